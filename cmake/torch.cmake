@@ -1,0 +1,20 @@
+# libtorch from the pinned torch wheel, imported by hand: find_package(Torch) of a CUDA wheel fails where no
+# CUDA toolkit is installed.
+file(GLOB default_torch ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+set(BOUGH_TORCH_DIR "${default_torch}" CACHE PATH "The folder of the torch wheel (site-packages/torch)")
+if(NOT EXISTS ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so)
+  message(FATAL_ERROR "torch not found in '${BOUGH_TORCH_DIR}': run scripts/setup, or set BOUGH_TORCH_DIR")
+endif()
+file(STRINGS ${BOUGH_TORCH_DIR}/version.py version_line REGEX "^__version__")
+if(NOT version_line MATCHES "2\\.11\\.")
+  message(FATAL_ERROR "torch 2.11 expected in ${BOUGH_TORCH_DIR}, found: ${version_line}")
+endif()
+
+add_library(bough_torch INTERFACE)
+target_include_directories(bough_torch SYSTEM INTERFACE
+  ${BOUGH_TORCH_DIR}/include ${BOUGH_TORCH_DIR}/include/torch/csrc/api/include)
+# at::parallel_for is only parallel in files compiled with OpenMP; at run time torch's own libgomp serves both.
+target_compile_options(bough_torch INTERFACE -fopenmp)
+target_link_options(bough_torch INTERFACE -Wl,-rpath,${BOUGH_TORCH_DIR}/lib -Wl,--no-as-needed)
+target_link_libraries(bough_torch INTERFACE
+  ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so ${BOUGH_TORCH_DIR}/lib/libc10.so ${BOUGH_TORCH_DIR}/lib/libgomp.so.1)

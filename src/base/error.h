@@ -1,0 +1,58 @@
+// Errors of the whole system.
+//
+// UserError   bad input or settings; nothing was changed. The message says what, where (file, line, key), got,
+//             expected, remedy. Exit code 2.
+// IoError     may succeed later (disk full, connection refused); whoever owns the retry retries with a bound.
+//             Exit code 3.
+// Interrupted the user asked to stop (Ctrl-C, SIGTERM); a checkpoint was written. Exit code 130.
+// BOUGH_CHECK an invariant of ours is broken: throws InternalError with the condition, the values and the
+//             source line. Exit code 3.
+//
+// Nothing below cli exits or prints; libraries throw these.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace bough {
+
+struct UserError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct IoError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct Interrupted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct InternalError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+// Concatenates its arguments with operator<<: g++ 12 has no <format>, and torch ships another fmt than spdlog.
+template <class... Args>
+std::string str(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+// At most `max_length` characters of untrusted text, on one line, control characters and bytes that are not
+// UTF-8 escaped: what an error message may quote of the input.
+std::string quoted(std::string_view text, size_t max_length = 80);
+
+// The candidate nearest to `name` by edit distance, or "" if none is near enough to be a typing error.
+std::string nearest(std::string_view name, const char* const* begin, const char* const* end);
+
+namespace internal {
+[[noreturn]] void check_failed(const char* condition, const char* file, int line, const std::string& message);
+}
+}  // namespace bough
+
+// BOUGH_CHECK(a == b, "a=", a, " b=", b)
+#define BOUGH_CHECK(condition, ...)                                                                        \
+  do {                                                                                                     \
+    if (!(condition)) ::bough::internal::check_failed(#condition, __FILE__, __LINE__, ::bough::str(__VA_ARGS__)); \
+  } while (0)
