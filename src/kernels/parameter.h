@@ -1,0 +1,37 @@
+// A trainable tensor and the gradient that our ops accumulate into.
+//
+// Parameters are not autograd inputs (libtorch's own path would round dW to bf16 at every tree node): the
+// backward of `linear`, `embedding`, `rms_norm` adds (beta = 1) into `main_grad`, in the accumulator type.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bough {
+
+// The accumulator type of a compute type: fp32 for fp32 and bf16, fp64 for fp64.
+inline at::ScalarType accumulator_type(at::ScalarType type) {
+  return type == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+struct Parameter {
+  // Projections that read the same input are stored as one matrix (q, k, v; gate and up): one product instead
+  // of three. Each keeps its Hugging Face name as a range of rows.
+  struct Part {
+    std::string name;
+    int64_t begin;  // rows [begin, end) of value
+    int64_t end;
+  };
+
+  at::Tensor value;      // fp32, bf16 or fp64, contiguous; [rows, columns] or [rows]
+  at::Tensor main_grad;  // accumulator type, value's shape; undefined until training asks for it
+  std::vector<Part> parts;
+
+  at::Tensor part_value(const Part& part) const { return value.narrow(0, part.begin, part.end - part.begin); }
+  at::Tensor part_grad(const Part& part) const { return main_grad.narrow(0, part.begin, part.end - part.begin); }
+};
+
+}  // namespace bough

@@ -1,0 +1,70 @@
+// A decoder: tokens in, final hidden states out. What a token attends to is not its business: training
+// answers with the tree's stack (train/), generation with a KV cache (rollout/), so that trainer, prefill and
+// decode run the same code.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "kernels/parameter.h"
+#include "models/config.h"
+
+namespace bough {
+
+class AttentionContext {
+ public:
+  virtual ~AttentionContext() = default;
+
+  // Attention of one layer over whatever the pass's tokens see. q_TNH, k_TGH, v_TGH: after q/k norm and rotary
+  // embedding, last dimension contiguous (they may be strided views). Returns o_TNH, same dtype. Called once a
+  // layer, in order of layers. Keys and values must be stored by the callee where later tokens need them.
+  virtual at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                            const at::Tensor& v_TGH) = 0;
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+
+  const ModelConfig& config() const { return config_; }
+  at::ScalarType dtype() const { return embedding().value.scalar_type(); }
+  at::Device device() const { return embedding().value.device(); }
+
+  // tokens_T, positions_T: int64 on the model's device, any tokens in any order (attention knows who sees whom).
+  // Returns the hidden states after the final norm, [T, D], model dtype. Under at::GradMode it records a graph
+  // for autograd whose backward adds to the parameters' main_grad.
+  virtual at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
+                             AttentionContext& attention) const = 0;
+
+  // Every parameter once, in a fixed order; tied weights once, under the embedding.
+  virtual std::vector<Parameter*> parameters() = 0;
+  virtual const Parameter& embedding() const = 0;  // [V, D]
+  virtual const Parameter& head() const = 0;       // [V, D]; the embedding itself where tied
+
+  // logits[R, V] = hidden_RD · head^T, model dtype; for generation (training goes through the fused head).
+  at::Tensor logits(const at::Tensor& hidden_RD) const;
+
+  // Allocates zeroed main_grads (accumulator type) where there are none.
+  void allocate_gradients();
+  void zero_gradients();
+
+ protected:
+  explicit Model(ModelConfig config) : config_(std::move(config)) {}
+  ModelConfig config_;
+};
+
+// An uninitialised model of this shape: weights allocated, not filled. Which class: models/registry.cpp.
+std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device = at::kCPU);
+
+// Normal(0, 0.02) matrices, ones for norms, zeros for biases, as transformers initialises; a function of the
+// seed only.
+void initialise(Model& model, uint64_t seed);
+
+// Loads a Hugging Face directory (config.json, model.safetensors or shards), converting to `dtype`.
+std::unique_ptr<Model> load_model(const std::filesystem::path& directory, at::ScalarType dtype,
+                                  at::Device device = at::kCPU);
+
+}  // namespace bough
