@@ -1,0 +1,79 @@
+// Text to token ids and back: byte-level byte pair encoding, read from tokenizer.json.
+//
+// The file is the one that Hugging Face's `tokenizers` writes for Qwen2, Qwen3, Llama 3, GPT-2 and their kin;
+// ids and decoded text equal that library's (0.23). Supported: model BPE over all bytes; normalizer none or
+// NFC; pre-tokenizer as pre_tokenizer.h lists; post-processor ByteLevel or one TemplateProcessing; decoder
+// ByteLevel; added tokens with every flag. Anything else in the file is a UserError that names it.
+//
+// The file's `truncation` and `padding` are not applied: lengths are the caller's business (transformers does
+// the same unless told otherwise).
+//
+// Encoding runs in three steps: added tokens are cut out of the text, what lies between is normalized and cut
+// into words, each word is merged by rank.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bough {
+
+class Tokenizer {
+ public:
+  // `file` is a tokenizer.json, or a directory that holds one. UserError if it is missing, not JSON, or asks
+  // for something unsupported.
+  static Tokenizer load(const std::filesystem::path& file);
+  // The same from the file's content; `name` is what error messages call it.
+  static Tokenizer from_json(std::string_view json_text, const std::string& name);
+
+  // Added tokens are recognised inside `text`, special ones too. `add_special_tokens` also applies the file's
+  // template (Llama 3: the begin-of-text token in front). UserError if `text` is not valid UTF-8.
+  std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const;
+
+  // The bytes of the tokens, with U+FFFD for what is not UTF-8. Ids that no token has give nothing (a model's
+  // embedding is often padded beyond its vocabulary).
+  std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
+
+  // One more than the largest id.
+  int64_t vocab_size() const;
+  // `token` as the file spells it: "Ġthe" for " the", or an added token's content.
+  std::optional<int32_t> token_to_id(std::string_view token) const;
+  // The bytes that a token stands for, perhaps part of a character; empty if no token has this id.
+  const std::string& id_to_bytes(int32_t id) const;
+  // An added token marked special; `decode` leaves these out.
+  bool is_special(int32_t id) const;
+
+ private:
+  struct Data;  // immutable but for a cache of words with its own locks: copies share it, threads may too
+  explicit Tokenizer(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
+  std::shared_ptr<const Data> data_;
+};
+
+// Decodes token by token. The pieces given out, `finish()` included, concatenate to Tokenizer::decode of all
+// ids; bytes of a character that is not complete yet are held back.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true)
+      : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
+  std::string push(int32_t id);
+  // What was held back, as U+FFFD, since it will not be completed. The decoder is then as new.
+  std::string finish();
+
+ private:
+  Tokenizer tokenizer_;
+  bool skip_special_tokens_;
+  std::string pending_;
+};
+
+// The tokenizer of `bough init`: a token for each byte (its id is the byte's value), <|endoftext|> 256,
+// <|im_start|> 257, <|im_end|> 258, no merges. transformers.AutoTokenizer loads a directory with both files.
+std::string byte_level_tokenizer_json();
+// Its tokenizer_config.json: ChatML as the chat template, <|im_end|> ends a turn, <|endoftext|> pads.
+std::string byte_level_tokenizer_config_json();
+
+}  // namespace bough
