@@ -1,0 +1,52 @@
+// Time as a thing that is given, so that tests of waiting and time limits need not wait.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+namespace bough {
+
+class Clock {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  using Duration = std::chrono::steady_clock::duration;
+
+  virtual ~Clock() = default;
+  virtual Time now() const = 0;
+  virtual void sleep_until(Time time) = 0;
+  void sleep_for(Duration duration) { sleep_until(now() + duration); }
+};
+
+class SteadyClock final : public Clock {
+ public:
+  Time now() const override { return std::chrono::steady_clock::now(); }
+  void sleep_until(Time time) override;
+};
+
+// Stands still until it is advanced. Starts at the epoch of steady_clock.
+class FakeClock final : public Clock {
+ public:
+  enum class Sleep {
+    kAdvances,  // sleep_until moves the clock itself: for tests of one thread
+    kWaits,     // sleep_until blocks until another thread has called advance
+  };
+  explicit FakeClock(Sleep sleep = Sleep::kAdvances) : sleep_(sleep) {}
+
+  Time now() const override;
+  void sleep_until(Time time) override;
+  void advance(Duration duration);
+  int num_sleeping() const;  // threads inside sleep_until
+
+ private:
+  const Sleep sleep_;
+  mutable std::mutex mutex_;
+  std::condition_variable advanced_;
+  Time now_{};
+  int num_sleeping_ = 0;
+};
+
+// Seconds since `start` on the steady clock.
+double seconds_since(Clock::Time start);
+
+}  // namespace bough

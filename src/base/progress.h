@@ -1,0 +1,44 @@
+// Progress of a long piece of work: a bar on a terminal, a plain line every so often when stderr is piped,
+// nothing when the log level is kSilent or the bar was made silent. Safe to advance from many threads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace bough {
+
+enum class ProgressStyle { kAutomatic, kBar, kLines, kSilent };
+
+class Progress {
+ public:
+  // `total` in `unit`s; 0 when it is not known (no percentage, no time left).
+  Progress(std::string what, int64_t total, std::string unit = "", ProgressStyle style = ProgressStyle::kAutomatic);
+  ~Progress();  // calls finish()
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // `note` is shown behind the numbers until the next one ("loss 0.31").
+  void advance(int64_t count = 1, const std::string& note = "");
+  void finish();  // removes the bar and leaves one line that says how much was done in what time
+
+  // The line shown now: "sft  37% [=====>      ] 370/1,000 steps  12.1/s  0:52 left  loss 0.31".
+  std::string line(double elapsed_seconds, int columns) const;
+
+ private:
+  void show_if_due(bool force);
+
+  const std::string what_;
+  const int64_t total_;
+  const std::string unit_;
+  const ProgressStyle style_;
+  const std::chrono::steady_clock::time_point start_;
+  mutable std::mutex mutex_;
+  std::chrono::steady_clock::time_point last_shown_;
+  int64_t done_ = 0;
+  std::string note_;
+  bool finished_ = false;
+};
+
+}  // namespace bough
