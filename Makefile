@@ -1,0 +1,53 @@
+# Everything a developer types. Each target does what it needs first: `make test` on a fresh machine is enough.
+#   ARGS="..." is passed on to scripts/test, scripts/lint, scripts/bundle and the programs of bench/.
+PRESET ?= release
+ARGS ?=
+.DEFAULT_GOAL := help
+.PHONY: help setup build test test-slow demo bench bundle format lint asan tsan clean distclean
+MAKEFLAGS += --no-print-directory
+
+help:  ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## system packages and .venv with pinned wheels
+	@scripts/setup --no-build
+
+build:  ## setup, then build PRESET (release: build/, debug|asan|tsan|bundle: build-NAME/)
+	@scripts/setup --preset $(PRESET)
+
+test: build  ## all tests; the last line counts them
+	@scripts/test --preset $(PRESET) $(ARGS)
+
+test-slow: build  ## the slow suite: whole runs, three seeds
+	@scripts/test --preset $(PRESET) --slow $(ARGS)
+
+demo: build  ## warm up a small model, train it, show what the tree saved
+	@scripts/demo $(ARGS)
+
+bench: build  ## the programs of bench/
+	@scripts/bench $(ARGS)
+
+bundle:  ## binaries and their libraries in .bundle/, to run beside any torch 2.11
+	@scripts/setup --preset bundle
+	@scripts/bundle $(ARGS)
+
+format:  ## clang-format, in place
+	@scripts/setup --no-build
+	@scripts/lint --fix-format
+
+lint: build  ## clang-format, clang-tidy on what changed (ARGS=--all: on everything), Python, documents
+	@scripts/lint $(ARGS)
+
+asan:  ## unit tests under the address and undefined-behaviour sanitizers
+	@scripts/setup --preset asan
+	@scripts/test --preset asan --unit $(ARGS)
+
+tsan:  ## unit tests of the rooms without torch under the thread sanitizer
+	@scripts/setup --preset tsan
+	@scripts/test --preset tsan --unit $(ARGS)
+
+clean:  ## what was built; .venv stays
+	rm -rf build build-debug build-asan build-tsan build-bundle .bundle
+
+distclean: clean  ## also .venv
+	rm -rf .venv
