@@ -1,0 +1,18 @@
+// y[r,o] = sum_i x[r,i] · weight[o,i] (+ bias[o]).
+//
+// Backward: d_x = d_y · weight (overwritten); weight.main_grad += d_yᵀ · x, bias.main_grad += sum_r d_y
+// (accumulated with beta = 1 in the accumulator type: summing bf16 gradients over a tree's passes would round
+// at each of them).
+#pragma once
+
+#include "kernels/parameter.h"
+
+namespace bough {
+
+// x: [R, I]; weight.value: [O, I]; bias null or [O]. Returns [R, O], x's dtype. Differentiable.
+at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias = nullptr);
+
+// main_grad_OI += d_y_ROᵀ · x_RI, products and sums in the accumulator type.
+void accumulate_weight_gradient(const at::Tensor& main_grad_OI, const at::Tensor& d_y_RO, const at::Tensor& x_RI);
+
+}  // namespace bough

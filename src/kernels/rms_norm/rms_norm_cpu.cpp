@@ -1,0 +1,62 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include "kernels/common/dispatch.h"
+#include "kernels/common/op.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rms_norm/rms_norm_isa.h"
+
+namespace bough {
+
+namespace {
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& weight_D, double eps) {
+  const int64_t width = x.size(-1);
+  const int64_t num_rows = width ? x.numel() / width : 0;
+  auto y = at::empty_like(x);
+  auto rstd = at::empty({num_rows}, x.options().dtype(accumulator_type(x.scalar_type())));
+  dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
+    using A = AccOf<T>;
+    T* y_data = mutable_data<T>(y);
+    A* rstd_data = mutable_data<A>(rstd);
+    at::parallel_for(0, num_rows, grain(width), [&](int64_t begin, int64_t end) {
+      BOUGH_ISA_CALL(rms_norm_rows, y_data + begin * width, rstd_data + begin, data<T>(x) + begin * width,
+                     data<T>(weight_D), end - begin, width, eps);
+    });
+  });
+  return {y, rstd};
+}
+
+at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
+                    const at::Tensor& d_weight_D) {
+  const int64_t width = x.size(-1);
+  const int64_t num_rows = rstd.numel();
+  auto d_x = at::empty_like(x);
+  dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
+    using A = AccOf<T>;
+    // Each part sums its rows' weight gradients by itself; the parts are then added in order.
+    const int64_t num_parts = std::clamp<int64_t>(num_rows / grain(width), 1, at::get_num_threads());
+    auto partial = at::zeros({num_parts, width}, rstd.options());
+    T* d_x_data = mutable_data<T>(d_x);
+    A* partial_data = mutable_data<A>(partial);
+    at::parallel_for(0, num_parts, 1, [&](int64_t first, int64_t last) {
+      for (int64_t part = first; part < last; ++part) {
+        const int64_t begin = num_rows * part / num_parts;
+        const int64_t end = num_rows * (part + 1) / num_parts;
+        BOUGH_ISA_CALL(rms_norm_backward_rows, d_x_data + begin * width, partial_data + part * width,
+                       data<T>(d_y) + begin * width, data<T>(x) + begin * width, data<T>(weight_D),
+                       data<A>(rstd) + begin, end - begin, width);
+      }
+    });
+    d_weight_D.add_(num_parts == 1 ? partial[0] : partial.sum(0));
+  });
+  return d_x;
+}
+}  // namespace
+
+}  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CPU, m) {
+  m.impl("rms_norm_forward", TORCH_FN(bough::rms_norm_forward_cpu));
+  m.impl("rms_norm_backward", TORCH_FN(bough::rms_norm_backward_cpu));
+}

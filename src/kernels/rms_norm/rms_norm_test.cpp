@@ -1,0 +1,43 @@
+#include "kernels/rms_norm/rms_norm.h"
+
+#include "kernels/common/kernel_test.h"
+
+namespace bough {
+namespace {
+
+TEST(RmsNorm, MatchesReferenceInEveryDtype) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 5}, {3, 7}, {65, 64}, {130, 512}}) {
+      auto x = random_tensor({rows, width}, type, 1);
+      Parameter weight = random_parameter({width}, type, 2);
+      const auto d_y = random_tensor({rows, width}, type, 3);
+      x.requires_grad_(true);
+      const auto y = rms_norm(x, weight, 1e-6);
+      y.backward(d_y);
+      const auto [y_ref, rstd] = rms_norm_forward_reference(x.detach(), weight.value, 1e-6);
+      auto d_weight = at::zeros_like(weight.main_grad);
+      const auto d_x_ref = rms_norm_backward_reference(d_y, x.detach(), weight.value, rstd, d_weight);
+      EXPECT_CLOSE(y, y_ref, type);
+      EXPECT_CLOSE(x.grad(), d_x_ref, type);
+      EXPECT_CLOSE(weight.main_grad, d_weight, type);
+    }
+}
+
+TEST(RmsNorm, BackwardIsTheDerivative) {
+  const auto x = random_tensor({4, 6}, at::kDouble, 1);
+  Parameter weight = random_parameter({6}, at::kDouble, 2);
+  check_gradient([&](const at::Tensor& input) { return rms_norm(input, weight, 1e-6); }, x);
+  check_parameter_gradient([&] { return rms_norm(x.detach().requires_grad_(true), weight, 1e-6); }, weight);
+}
+
+TEST(RmsNorm, GradientsAccumulate) {
+  const auto x = random_tensor({4, 6}, at::kDouble, 1);
+  Parameter weight = random_parameter({6}, at::kDouble, 2);
+  rms_norm(x.detach().requires_grad_(true), weight, 1e-6).sum().backward();
+  const auto once = weight.main_grad.clone();
+  rms_norm(x.detach().requires_grad_(true), weight, 1e-6).sum().backward();
+  EXPECT_TRUE(at::allclose(weight.main_grad, 2 * once, 1e-12, 1e-12));
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,32 @@
+#include "models/model.h"
+
+#include <ATen/ATen.h>
+
+namespace bough {
+
+at::Tensor Model::logits(const at::Tensor& hidden_RD) const { return at::mm(hidden_RD, head().value.t()); }
+
+void Model::allocate_gradients() {
+  for (Parameter* parameter : parameters())
+    if (!parameter->main_grad.defined())
+      parameter->main_grad = at::zeros_like(parameter->value, parameter->value.options().dtype(accumulator_type(dtype())));
+}
+
+void Model::zero_gradients() {
+  for (Parameter* parameter : parameters())
+    if (parameter->main_grad.defined()) parameter->main_grad.zero_();
+}
+
+void initialise(Model& model, uint64_t seed) {
+  constexpr double kInitializerRange = 0.02;  // transformers' initializer_range
+  auto generator = at::detail::createCPUGenerator(seed);
+  for (Parameter* parameter : model.parameters())
+    for (const auto& part : parameter->parts) {
+      auto value = parameter->part_value(part);
+      if (part.name.ends_with(".bias")) value.zero_();
+      else if (part.name.find("norm.weight") != std::string::npos) value.fill_(1);
+      else value.copy_(at::randn(value.sizes(), generator, at::TensorOptions().dtype(at::kFloat)) * kInitializerRange);
+    }
+}
+
+}  // namespace bough

@@ -1,0 +1,18 @@
+// Which class computes an architecture. A new one is a file beside decoder.cpp and a line here.
+#include "models/decoder.h"
+
+#include "base/error.h"
+
+namespace bough {
+
+std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device) {
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  switch (config.architecture) {
+    case Architecture::kQwen3:
+    case Architecture::kQwen2:
+    case Architecture::kLlama: return make_decoder(config, options);
+  }
+  BOUGH_CHECK(false, "architecture ", static_cast<int>(config.architecture));
+}
+
+}  // namespace bough
