@@ -1,0 +1,80 @@
+#include "algo/aggregation.h"
+
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+
+#include "algo/groups.h"
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+int64_t sum_of(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+std::vector<double> group_mean_weights(std::span<const int64_t> trained_tokens, std::span<const int64_t> groups) {
+  BOUGH_CHECK(groups.size() == trained_tokens.size(), "groups ", groups.size(), ", sequences ",
+              trained_tokens.size());
+  const std::vector<std::vector<int64_t>> members = members_by_group(groups);
+  std::vector<double> group_tokens(members.size(), 0.0);
+  int64_t num_groups = 0;
+  for (size_t g = 0; g < members.size(); ++g) {
+    for (const int64_t s : members[g]) group_tokens[g] += static_cast<double>(trained_tokens[s]);
+    num_groups += group_tokens[g] > 0.0;
+  }
+  std::vector<double> weights(trained_tokens.size(), 0.0);
+  for (size_t g = 0; g < members.size(); ++g)
+    for (const int64_t s : members[g])
+      if (trained_tokens[s] > 0) weights[s] = 1.0 / (static_cast<double>(num_groups) * group_tokens[g]);
+  return weights;
+}
+
+}  // namespace
+
+std::vector<double> sequence_weights(const AggregationSettings& settings, std::span<const int64_t> trained_tokens,
+                                     std::span<const int64_t> groups) {
+  const std::string& how = settings.loss_aggregation;
+  if (how == "group_mean") return group_mean_weights(trained_tokens, groups);
+  if (how != "token_mean" && how != "sequence_mean" && how != "constant_length")
+    throw UserError(str("setting loss_aggregation: got ", quoted(how),
+                        ", expected one of token_mean, sequence_mean, constant_length, group_mean"));
+  if (how == "constant_length" && settings.loss_constant_length <= 0)
+    throw UserError(str("setting loss_constant_length: got ", settings.loss_constant_length,
+                        ", expected tokens above 0 with loss_aggregation: constant_length (for instance "
+                        "gconfig.max_new_tokens)"));
+  int64_t num_sequences = 0;
+  for (const int64_t n : trained_tokens) {
+    BOUGH_CHECK(n >= 0, "trained tokens ", n);
+    num_sequences += n > 0;
+  }
+  const double total = static_cast<double>(sum_of(trained_tokens));
+  const double sequences = static_cast<double>(num_sequences);
+  std::vector<double> weights(trained_tokens.size(), 0.0);
+  for (size_t s = 0; s < weights.size(); ++s) {
+    if (trained_tokens[s] == 0) continue;
+    if (how == "token_mean") weights[s] = 1.0 / total;
+    else if (how == "sequence_mean") weights[s] = 1.0 / (sequences * static_cast<double>(trained_tokens[s]));
+    else weights[s] = 1.0 / (sequences * static_cast<double>(settings.loss_constant_length));
+  }
+  return weights;
+}
+
+at::Tensor expand_to_rows(std::span<const double> per_sequence, const at::Tensor& sequences_R,
+                          at::ScalarType dtype) {
+  BOUGH_CHECK(sequences_R.dim() == 1 && sequences_R.scalar_type() == at::kLong, "sequences_R must be int64 [R]");
+  const at::Tensor indices_R = sequences_R.cpu().contiguous();
+  const int64_t* indices = indices_R.const_data_ptr<int64_t>();
+  at::Tensor values_R = at::empty({indices_R.numel()}, at::kDouble);
+  double* values = values_R.mutable_data_ptr<double>();
+  for (int64_t r = 0; r < indices_R.numel(); ++r) {
+    BOUGH_CHECK(indices[r] >= 0 && indices[r] < static_cast<int64_t>(per_sequence.size()), "row ", r,
+                " belongs to sequence ", indices[r], " of ", per_sequence.size());
+    values[r] = per_sequence[indices[r]];
+  }
+  return values_R.to(dtype).to(sequences_R.device());
+}
+
+}  // namespace bough

@@ -1,0 +1,46 @@
+// Which sampled sequences are trained on. Each filter counts what it drops.
+//
+// Order: truncated samples first (a dropped one no longer counts in its group's mean), then groups. A group that
+// dropping left with a single sample is dropped with it: its advantage would have no baseline. Groups of one from
+// the start are untouched.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/settings.h"
+
+namespace bough {
+
+struct FilterSettings {
+  bool dynamic_sampling = false;
+  std::string truncated_samples = "keep";
+
+  template <class V>
+  void visit(V& v) {
+    v("dynamic_sampling", dynamic_sampling, "drop groups whose rewards are all equal: they teach nothing");
+    v("truncated_samples", truncated_samples,
+      "samples cut at the length limit: keep; mask (in the group's mean, not trained); drop",
+      one_of({"keep", "mask", "drop"}));
+  }
+};
+
+struct FilterResult {
+  std::vector<uint8_t> kept;     // [S] 1: in its group's advantages
+  std::vector<uint8_t> trained;  // [S] 1: kept, and its tokens enter the loss
+  int64_t truncated = 0;             // truncated samples seen
+  int64_t truncated_masked = 0;      // of these: not trained
+  int64_t truncated_dropped = 0;     // of these: removed
+  int64_t zero_std_groups = 0;       // groups of two or more with equal rewards, dropped or not
+  int64_t groups_dropped = 0;        // by dynamic sampling, or because one sample or none was left
+  int64_t sequences_dropped = 0;     // all that are not kept
+};
+
+// rewards, groups, truncated: [S]. Pass the rewards that advantages are computed from.
+// UserError: an unknown value of truncated_samples.
+FilterResult filter_sequences(const FilterSettings& settings, std::span<const double> rewards,
+                              std::span<const int64_t> groups, std::span<const uint8_t> truncated);
+
+}  // namespace bough

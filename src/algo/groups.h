@@ -1,0 +1,23 @@
+// Sequences by group, in order of first appearance: what advantages, filters and mini-batches all start from.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace bough {
+
+// One list of sequence indices (ascending) a distinct value of groups [S].
+inline std::vector<std::vector<int64_t>> members_by_group(std::span<const int64_t> groups) {
+  std::vector<std::vector<int64_t>> members;
+  std::unordered_map<int64_t, size_t> slot_of;
+  for (size_t s = 0; s < groups.size(); ++s) {
+    const auto [it, added] = slot_of.try_emplace(groups[s], members.size());
+    if (added) members.emplace_back();
+    members[it->second].push_back(static_cast<int64_t>(s));
+  }
+  return members;
+}
+
+}  // namespace bough

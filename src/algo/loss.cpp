@@ -1,0 +1,95 @@
+#include "algo/loss.h"
+
+#include <cmath>
+#include <iterator>
+
+#include "algo/policy_loss.h"
+#include "algo/sft_loss.h"
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+void check_rows_tensor(const LossRows& rows, const at::Tensor& tensor, const char* name, bool needed,
+                       at::ScalarType dtype) {
+  if (!tensor.defined()) {
+    BOUGH_CHECK(!needed, name, " is needed by this loss and undefined");
+    return;
+  }
+  BOUGH_CHECK(tensor.sizes() == rows.log_probs_R.sizes(), name, " has shape ", tensor.sizes(), ", log_probs_R ",
+              rows.log_probs_R.sizes());
+  BOUGH_CHECK(tensor.scalar_type() == dtype, name, " is ", tensor.scalar_type(), ", expected ", dtype);
+  BOUGH_CHECK(tensor.device() == rows.log_probs_R.device(), name, " is on ", tensor.device(), ", log_probs_R on ",
+              rows.log_probs_R.device());
+}
+
+void expect(bool holds, const char* key, double value, const char* expected) {
+  if (!holds || !std::isfinite(value))
+    throw UserError(str("setting ", key, ": got ", value, ", expected a number ", expected));
+}
+
+// Settings from a file are checked by their visitor; those that C++ or Python fill in, only here.
+void check_settings(const LossSettings& settings) {
+  const double higher = settings.eps_clip_higher.value_or(0.0);
+  const double c_clip = settings.c_clip.value_or(3.0);
+  const double cap = settings.behave_imp_weight_cap.value_or(5.0);
+  expect(settings.eps_clip >= 0.0 && settings.eps_clip <= 1.0, "eps_clip", settings.eps_clip, "from 0 to 1");
+  expect(higher >= 0.0, "eps_clip_higher", higher, "at least 0");
+  expect(c_clip > 1.0, "c_clip", c_clip, "above 1");
+  expect(cap > 0.0, "behave_imp_weight_cap", cap, "above 0");
+  expect(settings.entropy_coef >= 0.0, "entropy_coef", settings.entropy_coef, "at least 0");
+  expect(settings.kl_loss_coef >= 0.0, "kl_loss_coef", settings.kl_loss_coef, "at least 0");
+  if (settings.kl_loss_type != "k2" && settings.kl_loss_type != "k3")
+    throw UserError(str("setting kl_loss_type: got ", quoted(settings.kl_loss_type),
+                        ", expected k2 or k3 (k1 has no expected gradient in the loss)"));
+}
+
+template <class T>
+std::unique_ptr<Loss> make(const LossSettings& settings) {
+  return std::make_unique<T>(settings);
+}
+
+std::unique_ptr<Loss> make_sft(const LossSettings&) { return std::make_unique<SftLoss>(); }
+
+struct NamedLoss {
+  const char* name;
+  std::unique_ptr<Loss> (*make)(const LossSettings&);
+};
+// GRPO is PPO clip with group-relative advantages; those have a setting of their own.
+constexpr NamedLoss kLosses[] = {
+    {"ppo", make<PpoLoss>}, {"grpo", make<PpoLoss>}, {"pg", make<PolicyGradientLoss>}, {"sft", make_sft}};
+
+}  // namespace
+
+std::unique_ptr<Loss> make_loss(const LossSettings& settings) {
+  check_settings(settings);
+  const char* names[std::size(kLosses)];
+  std::string known;
+  for (size_t i = 0; i < std::size(kLosses); ++i) {
+    if (settings.loss == kLosses[i].name) return kLosses[i].make(settings);
+    names[i] = kLosses[i].name;
+    known += str(i ? ", " : "", names[i]);
+  }
+  const std::string near = nearest(settings.loss, std::begin(names), std::end(names));
+  throw UserError(str("setting loss: unknown loss ", quoted(settings.loss), ", expected one of ", known,
+                      near.empty() ? "" : str("; did you mean '", near, "'?")));
+}
+
+void check_rows(const Loss& loss, const LossRows& rows) {
+  const at::Tensor& log_probs_R = rows.log_probs_R;
+  BOUGH_CHECK(log_probs_R.defined() && log_probs_R.dim() == 1, "log_probs_R must be defined and have one dimension");
+  const at::ScalarType acc = log_probs_R.scalar_type();
+  BOUGH_CHECK(acc == at::kFloat || acc == at::kDouble, "log_probs_R is ", acc, ", expected fp32 or fp64");
+  const bool needs_proximal = loss.needs_proximal() && !rows.proximal_is_current;
+  check_rows_tensor(rows, rows.weights_R, "weights_R", true, acc);
+  check_rows_tensor(rows, rows.entropies_R, "entropies_R", loss.needs_entropy(), acc);
+  check_rows_tensor(rows, rows.advantages_R, "advantages_R", loss.needs_advantages(), acc);
+  check_rows_tensor(rows, rows.behaviour_log_probs_R, "behaviour_log_probs_R", loss.needs_behaviour(), acc);
+  check_rows_tensor(rows, rows.proximal_log_probs_R, "proximal_log_probs_R", needs_proximal, acc);
+  check_rows_tensor(rows, rows.reference_log_probs_R, "reference_log_probs_R", loss.needs_reference(), acc);
+  check_rows_tensor(rows, rows.versions_R, "versions_R", false, at::kInt);
+  check_rows_tensor(rows, rows.sequences_R, "sequences_R", !loss.token_separable(), at::kLong);
+}
+
+}  // namespace bough

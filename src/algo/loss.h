@@ -1,0 +1,80 @@
+// Losses: tensors in, a scalar and metrics out. A loss is a function of leaves only (log-probabilities and
+// entropies); it never sees the model or the tree. One row is one trained token of one sequence: a token that
+// three sequences share and train is three rows, whose gradients the executor adds.
+//
+// Denominators are not the loss's business: weights_R (aggregation.h) carries them, computed once for the whole
+// global batch, so that
+//     loss = sum over R of weights_R * per_token_R
+// and blocks, micro-batches and ranks just add. The equations are those of docs/algorithms.md.
+//
+// Extreme inputs: every log-ratio that is exponentiated is first clamped to +-kMaxLogRatio (as verl does), with
+// gradient 0 outside; so old log-probabilities of -inf, or ratios of e^80, give a finite loss and no NaN. A
+// current log-probability that is NaN stays NaN: the optimizer must see it and skip the step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "algo/loss_settings.h"
+#include "algo/weighted_sum.h"
+
+namespace bough {
+
+// e^20 = 4.9e8: far beyond any ratio that learning could use, and its square still fits fp32.
+inline constexpr double kMaxLogRatio = 20.0;
+
+// All [R], on one device, in one accumulator type (fp32 or fp64) unless said; undefined where unused.
+struct LossRows {
+  at::Tensor log_probs_R;            // log pi(y_t), current policy, at `temperature`; a leaf that requires grad
+  at::Tensor entropies_R;            // H of the distribution the token was drawn from; a leaf that requires grad
+  at::Tensor advantages_R;
+  at::Tensor behaviour_log_probs_R;  // log mu: under the policy that sampled the token, at `temperature`
+  at::Tensor proximal_log_probs_R;   // log pi_old: at the start of the update
+  at::Tensor reference_log_probs_R;  // log pi_ref
+  at::Tensor weights_R;              // 1 / denominator of the row: aggregation.h
+  at::Tensor versions_R;             // int32: weight version that sampled the token
+  at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
+
+  // One update a batch at eta = 0: pi_old is the current policy, detached, and no proximal walk was made
+  // (proximal_log_probs_R is then ignored).
+  bool proximal_is_current = false;
+};
+
+struct LossOutput {
+  at::Tensor loss;  // [] in the rows' type; differentiable in the two leaves; 0 for R = 0
+  // Under the names of docs/formats.md. loss/policy, loss/entropy, loss/kl are aggregated with weights_R, without
+  // their coefficients; the others are means or maxima over rows.
+  WeightedSums metrics;
+};
+
+class Loss {
+ public:
+  virtual ~Loss() = default;
+
+  // True: may be called with any subset of a batch's rows, those of one block. False: with all rows of whole
+  // sequences only.
+  virtual bool token_separable() const = 0;
+
+  // What a caller must provide beside log_probs_R and weights_R. A leaf that a loss does not need gets no
+  // gradient (autograd returns an undefined tensor for it), even if it is provided for the metrics.
+  virtual bool needs_advantages() const = 0;
+  virtual bool needs_behaviour() const = 0;
+  virtual bool needs_proximal() const = 0;  // proximal_log_probs_R, or proximal_is_current
+  virtual bool needs_reference() const = 0;
+  virtual bool needs_entropy() const = 0;
+
+  // InternalError where a needed tensor is missing or has another shape, type or device.
+  virtual LossOutput operator()(const LossRows& rows) const = 0;
+};
+
+// The loss named settings.loss. UserError: an unknown name (says the nearest), or impossible values.
+std::unique_ptr<Loss> make_loss(const LossSettings& settings);
+
+// What operator() checks first: shapes [R], types and devices of all that is defined, and that `loss` has what
+// it needs.
+void check_rows(const Loss& loss, const LossRows& rows);
+
+}  // namespace bough

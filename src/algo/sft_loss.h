@@ -1,0 +1,20 @@
+// Supervised fine-tuning: -log pi(y_t), aggregated by weights_R (token mean unless asked otherwise).
+#pragma once
+
+#include "algo/loss.h"
+
+namespace bough {
+
+class SftLoss : public Loss {
+ public:
+  bool token_separable() const override { return true; }
+  bool needs_advantages() const override { return false; }
+  bool needs_behaviour() const override { return false; }
+  bool needs_proximal() const override { return false; }
+  bool needs_reference() const override { return false; }
+  bool needs_entropy() const override { return false; }
+
+  LossOutput operator()(const LossRows& rows) const override;  // metric: loss/nll
+};
+
+}  // namespace bough
