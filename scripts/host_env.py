@@ -1,0 +1,33 @@
+"""Environment that this machine needs before torch is loaded. Used by scripts/ and tests/conftest.py."""
+
+import os
+
+CPUID_LEAF_OF_AMX_TILES = 0x1D
+
+
+def amx_is_half_virtualised(cpuinfo: str) -> bool:
+    """True where a hypervisor shows AMX in the feature flags but hides CPUID leaf 0x1D, which describes its tiles.
+
+    oneDNN then sets up tiles from zeros and dies of SIGILL in bf16 matrix products.
+    """
+    level, has_amx = None, False
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "cpuid level" and level is None:
+            level = int(value)
+        elif key.strip() == "flags":
+            has_amx = "amx_tile" in value.split()
+            break
+    return has_amx and level is not None and level < CPUID_LEAF_OF_AMX_TILES
+
+
+def host_environment() -> dict[str, str]:
+    """What to add to the environment of every program that multiplies matrices; empty on a sound machine."""
+    if "ONEDNN_MAX_CPU_ISA" in os.environ:
+        return {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            broken = amx_is_half_virtualised(file.read(65536))
+    except OSError:
+        broken = False
+    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"} if broken else {}

@@ -1,0 +1,101 @@
+"""Small random models as transformers writes them, the same for the same seed. For tests only."""
+
+from pathlib import Path
+from typing import Any
+
+# Sizes with no two alike, so that a swapped dimension cannot pass; head size is not width / heads where the
+# architecture allows that (Qwen3).
+_COMMON = {
+    "vocab_size": 311,
+    "hidden_size": 48,
+    "intermediate_size": 104,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False, "rope_theta": 1e6},
+    "qwen3_tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True, "rope_theta": 1e6},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False, "rope_theta": 1e6},
+    "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True, "rope_theta": 1e4},
+    "llama": {"model_type": "llama", "tie_word_embeddings": False, "rope_theta": 5e5},
+    "llama_tied": {"model_type": "llama", "tie_word_embeddings": True, "rope_theta": 5e5},
+}
+
+
+def make_tiny_model(architecture: str, seed: int = 0, **overrides: Any):
+    """A transformers model in fp32 and eval mode. Norm weights and biases are random too: transformers starts
+    them at 1 and 0, where a forgotten one would go unseen."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
+    # transformers 5 reads the rotary base from rope_parameters; checkpoints of before have rope_theta.
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:
+                    center = 0.0 if name.endswith(".bias") else 1.0
+                    parameter.copy_(center + 0.2 * torch.randn_like(parameter))
+                else:
+                    # Wide enough that the logits differ clearly between tokens.
+                    parameter.copy_(torch.randn_like(parameter) * (2.0 / parameter.shape[-1] ** 0.5))
+    return model
+
+
+def write_tiny_model(directory: Path, architecture: str, seed: int = 0, tokenizer: bool = True, **overrides: Any) -> None:
+    """Writes config.json, model.safetensors, generation_config.json and, if asked, a byte-level tokenizer.json."""
+    model = make_tiny_model(architecture, seed, **overrides)
+    model.save_pretrained(directory)
+    if tokenizer:
+        write_byte_tokenizer(directory, model.config.vocab_size)
+
+
+def write_byte_tokenizer(directory: Path, vocab_size: int) -> None:
+    """A byte-level BPE with ids for the 256 bytes, ChatML's special tokens and as many merges as `vocab_size` has
+    room for, all through the tokenizers library."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(specials) + len(letters):
+        raise ValueError(f"a byte-level vocabulary needs {len(specials) + len(letters)} ids, got {vocab_size}")
+    vocab = {token: index for index, token in enumerate(specials + letters)}
+    merges = []
+    for pair in [("t", "h"), ("i", "n"), ("Ġ", "th"), ("Ġ", "a"), ("e", "r"), ("Ġth", "e"), ("1", "2"), ("0", "0")]:
+        if len(vocab) < vocab_size:
+            merges.append(pair)
+            vocab["".join(pair)] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    # The regex of Qwen2 and Qwen3.
+    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+               r"|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = CHATML
+    fast.save_pretrained(directory)
+
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
