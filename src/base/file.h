@@ -85,8 +85,9 @@ class MappedFile {
 // Like mkdir -p. UserError when something on the way is a file or may not be written.
 void make_directories(const std::filesystem::path& path);
 
-// Removes a file or a folder with all in it; nothing happens if it is not there.
-void remove_all(const std::filesystem::path& path);
+// Removes a file or a folder with all in it; nothing happens if it is not there. (Not named as the standard one: a
+// call with a path would be ambiguous.)
+void remove_tree(const std::filesystem::path& path);
 
 // Makes a folder that was prepared as `temporary` appear as `final_path`, complete or not at all: flushes every
 // file in it to the disk, renames it, flushes the parent. A folder already at `final_path` is replaced.

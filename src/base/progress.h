@@ -23,7 +23,7 @@ class Progress {
   void advance(int64_t count = 1, const std::string& note = "");
   void finish();  // removes the bar and leaves one line that says how much was done in what time
 
-  // The line shown now: "sft  37% [=====>      ] 370/1,000 steps  12.1/s  0:52 left  loss 0.31".
+  // The line shown now: "sft  37% ━━━━━━━───── 370/1,000 steps  12.1/s  52 s left  loss 0.31".
   std::string line(double elapsed_seconds, int columns) const;
 
  private:

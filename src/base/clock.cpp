@@ -1,0 +1,42 @@
+#include "base/clock.h"
+
+#include <thread>
+
+namespace bough {
+
+void SteadyClock::sleep_until(Time time) { std::this_thread::sleep_until(time); }
+
+Clock::Time FakeClock::now() const {
+  const std::lock_guard lock(mutex_);
+  return now_;
+}
+
+void FakeClock::sleep_until(Time time) {
+  std::unique_lock lock(mutex_);
+  if (sleep_ == Sleep::kAdvances) {
+    if (time > now_) now_ = time;
+    return;
+  }
+  ++num_sleeping_;
+  advanced_.wait(lock, [&] { return now_ >= time; });
+  --num_sleeping_;
+}
+
+void FakeClock::advance(Duration duration) {
+  {
+    const std::lock_guard lock(mutex_);
+    now_ += duration;
+  }
+  advanced_.notify_all();
+}
+
+int FakeClock::num_sleeping() const {
+  const std::lock_guard lock(mutex_);
+  return num_sleeping_;
+}
+
+double seconds_since(Clock::Time start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace bough

@@ -1,0 +1,122 @@
+#include "base/json.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace bough {
+namespace {
+
+// Builds the value from the parser's events. nlohmann's own builder lets duplicate keys pass and any depth.
+class StrictBuilder final : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return put(nullptr); }
+  bool boolean(bool value) override { return put(value); }
+  bool number_integer(number_integer_t value) override { return put(value); }
+  bool number_unsigned(number_unsigned_t value) override { return put(value); }
+  bool number_float(number_float_t value, const string_t&) override { return put(value); }
+  bool string(string_t& value) override { return put(std::move(value)); }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(std::size_t) override { return open(Json::object()); }
+  bool start_array(std::size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    auto [slot, inserted] = stack_.back()->emplace(name, nullptr);
+    if (!inserted) return fail(str("key ", quoted(name), " is given twice in one object"));
+    slot_ = &*slot;
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
+    if (problem.empty()) {
+      // "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error …": keep what follows.
+      const std::string_view what = error.what();
+      const size_t column = what.find("column ");
+      const size_t colon = what.find(": ", column == std::string_view::npos ? 0 : column);
+      const std::string_view rest = colon == std::string_view::npos ? what : what.substr(colon + 2);
+      problem = rest.substr(rest.rfind("] ") == std::string_view::npos ? 0 : rest.rfind("] ") + 2);
+    }
+    problem_position = position;
+    return false;
+  }
+
+  Json root;
+  std::string problem;
+  std::size_t problem_position = 0;  // bytes read so far
+
+ private:
+  bool fail(std::string message) {
+    problem = std::move(message);
+    return false;
+  }
+  template <class T>
+  Json* place(T&& value) {
+    if (stack_.empty()) return &(root = Json(std::forward<T>(value)));
+    if (stack_.back()->is_array()) return &stack_.back()->emplace_back(std::forward<T>(value));
+    return &(*slot_ = Json(std::forward<T>(value)));
+  }
+  template <class T>
+  bool put(T&& value) {
+    place(std::forward<T>(value));
+    return true;
+  }
+  bool open(Json container) {
+    if (stack_.size() >= static_cast<size_t>(kMaxJsonDepth))
+      return fail(str("nested deeper than ", kMaxJsonDepth, " levels"));
+    stack_.push_back(place(std::move(container)));
+    return true;
+  }
+  bool close() {
+    stack_.pop_back();
+    return true;
+  }
+
+  std::vector<Json*> stack_;  // the open containers; only the innermost one grows, so the pointers stay valid
+  Json* slot_ = nullptr;      // where the value of the last key goes
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& source, int64_t first_line) {
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
+    throw UserError(str(source, ":", first_line, ": empty where a JSON value was expected"));
+  StrictBuilder builder;
+  if (Json::sax_parse(text, &builder)) return std::move(builder.root);
+  // The parser says how far it had read; the builder's own findings (duplicate keys, depth) know no position, so
+  // they get a line only where the text is one line.
+  std::string place = source;
+  if (builder.problem_position > 0) {
+    const std::string_view before = text.substr(0, std::min(builder.problem_position, text.size()));
+    const auto line = first_line + std::count(before.begin(), before.end(), '\n');
+    place += str(":", line, ":", before.size() - (before.rfind('\n') + 1));  // npos + 1 is 0
+  } else if (text.find('\n') == std::string_view::npos) {
+    place += str(":", first_line);
+  }
+  throw UserError(str(place, ": not valid JSON: ", builder.problem));
+}
+
+Json read_json(const std::filesystem::path& path) { return parse_json(read_file(path), path.string()); }
+
+void for_each_json_line(std::string_view text, const std::string& source,
+                        const std::function<void(Json value, int64_t line)>& use) {
+  int64_t line_number = 0;
+  while (!text.empty()) {
+    const size_t length = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, length);
+    text.remove_prefix(std::min(length + 1, text.size()));
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    use(parse_json(line, source, line_number), line_number);
+  }
+}
+
+std::string dump_line(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+std::string dump_pretty(const Json& value) {
+  return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace bough

@@ -1,0 +1,48 @@
+#include "base/signals.h"
+
+#include <unistd.h>
+
+#include <atomic>
+
+#include "base/error.h"
+
+namespace bough {
+namespace {
+// A signal handler is given nothing but the number: this state cannot be a member.
+std::atomic<int> received{0};
+std::atomic<bool> installed{false};
+static_assert(std::atomic<int>::is_always_lock_free, "the handler may only use lock-free state");
+
+void handle(int signal_number) {
+  const int before = received.exchange(signal_number);
+  // A second Ctrl-C, or a Ctrl-C after SIGTERM: the user does not want to wait for the checkpoint.
+  if (before != 0 && signal_number == SIGINT) ::_exit(130);
+}
+}  // namespace
+
+StopFlag::StopFlag() {
+  BOUGH_CHECK(!installed.exchange(true), "two StopFlags at a time");
+  received = 0;
+  struct sigaction action = {};
+  action.sa_handler = handle;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;  // a write to a checkpoint goes on instead of failing with EINTR
+  ::sigaction(SIGINT, &action, &old_interrupt_);
+  ::sigaction(SIGTERM, &action, &old_terminate_);
+}
+
+StopFlag::~StopFlag() {
+  ::sigaction(SIGINT, &old_interrupt_, nullptr);
+  ::sigaction(SIGTERM, &old_terminate_, nullptr);
+  installed = false;
+}
+
+bool StopFlag::requested() const { return received != 0; }
+
+int StopFlag::signal_number() const { return received; }
+
+void StopFlag::throw_if_requested() const {
+  if (requested()) throw Interrupted(received == SIGTERM ? "stopped by SIGTERM" : "stopped by Ctrl-C");
+}
+
+}  // namespace bough
