@@ -1,0 +1,237 @@
+#include "base/settings.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/format.h"
+
+namespace bough {
+
+// ---- Bytes ----
+
+namespace {
+struct Unit {
+  const char* name;
+  int64_t size;
+};
+constexpr Unit kUnits[] = {{"", 1},
+                           {"B", 1},
+                           {"KiB", int64_t{1} << 10},
+                           {"MiB", int64_t{1} << 20},
+                           {"GiB", int64_t{1} << 30},
+                           {"TiB", int64_t{1} << 40},
+                           {"kB", 1000},
+                           {"KB", 1000},
+                           {"MB", 1000'000},
+                           {"GB", 1000'000'000},
+                           {"TB", 1000'000'000'000}};
+}  // namespace
+
+Bytes Bytes::parse(std::string_view text) {
+  if (text == "auto") return {};
+  double number = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  std::string_view rest = text.substr(static_cast<size_t>(end - text.data()));
+  rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+  const auto* unit = std::find_if(std::begin(kUnits), std::end(kUnits), [&](const Unit& u) { return rest == u.name; });
+  if (code != std::errc() || unit == std::end(kUnits) || !(number >= 0))
+    throw UserError(str("got ", quoted(text), ", expected bytes such as 123, 512MiB, 40GiB, or auto"));
+  const double count = number * static_cast<double>(unit->size);
+  if (count >= 0x1p62) throw UserError(str("got ", quoted(text), ", expected less than 4 EiB"));
+  int64_t whole = 0;  // integers above 2^53 keep all their digits
+  const auto integer = std::from_chars(text.data(), end, whole);
+  if (integer.ec == std::errc() && integer.ptr == end) return {whole * unit->size};
+  return {std::llround(count)};
+}
+
+std::string Bytes::to_string() const {
+  if (is_auto()) return "auto";
+  for (int i = 5; i >= 2; --i)
+    if (count > 0 && count % kUnits[i].size == 0) return std::to_string(count / kUnits[i].size) + kUnits[i].name;
+  return std::to_string(count);
+}
+
+// ---- Constraints ----
+
+Constraint range(double low, double high) { return {.low = low, .high = high}; }
+Constraint at_least(double low) { return {.low = low}; }
+Constraint above(double low) { return {.low = low, .low_open = true}; }
+Constraint not_empty() { return {.not_empty = true}; }
+Constraint one_of(std::initializer_list<std::string> choices) { return {.choices = choices}; }
+Constraint aliased(std::initializer_list<std::string> choices,
+                   std::initializer_list<std::pair<std::string, std::string>> spellings) {
+  return {.choices = choices, .spellings = spellings};
+}
+
+std::string Constraint::describe() const {
+  std::string out;
+  for (const std::string& choice : choices) out += (out.empty() ? "" : " | ") + choice;
+  if (!out.empty()) return out;
+  const bool has_low = std::isfinite(low), has_high = std::isfinite(high);
+  if (has_low && has_high) {
+    if (low_open) return str("above ", format_shortest(low), ", at most ", format_shortest(high));
+    return str(format_shortest(low), " to ", format_shortest(high));
+  }
+  if (has_low) return str(low_open ? "above " : "at least ", format_shortest(low));
+  if (has_high) return "at most " + format_shortest(high);
+  return not_empty ? "not empty" : "";
+}
+
+namespace internal {
+
+SettingField& SettingCollector::add(const char* key, const char* help, Constraint constraint) {
+  for (const SettingField& field : out_) BOUGH_CHECK(field.key != key, "two settings named ", key);
+  SettingField& field = out_.emplace_back();
+  field.key = key;
+  field.help = help;
+  field.constraint = std::move(constraint);
+  return field;
+}
+
+std::string read_settings_file(const std::filesystem::path& path) { return read_file(path); }
+
+void check_settings(const SettingField& root, const std::string& source) {
+  for (const SettingField& field : root.fields) check_settings(field, source);
+  if (!root.check) return;
+  try {
+    root.check();
+  } catch (const UserError& error) {
+    throw UserError(str(source, ": ", root.key.empty() ? "" : root.key + ": ", error.what()));
+  }
+}
+
+// ---- Values as YAML ----
+
+namespace {
+
+// Text that YAML readers of both versions take for itself without quotes: not a number, a date, a boolean, null.
+bool is_plain(const std::string& text) {
+  static const char* const kWords[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
+  if (text.empty()) return false;
+  std::string lower;
+  for (const char c : text) {
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    const bool inner = (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '/' || c == '-' || c == '+';
+    if (!letter && !inner) return false;
+    lower += letter ? static_cast<char>(c | 0x20) : c;
+  }
+  const char first = lower[0];
+  if (first != '/' && first != '_' && !(first >= 'a' && first <= 'z')) return false;
+  return std::none_of(std::begin(kWords), std::end(kWords), [&](const char* word) { return lower == word; });
+}
+
+std::string number_text(double value) {
+  std::string text = format_shortest(value);
+  // YAML 1.1 readers take "1e-05" and "1" for a text and an integer: they want a point.
+  if (text.find('.') == std::string::npos) text.insert(std::min(text.find('e'), text.size()), ".0");
+  return text;
+}
+
+std::string value_text(const Json& value) {
+  if (value.is_null()) return "null";
+  if (value.is_number_float()) return number_text(value.get<double>());
+  if (value.is_string()) {
+    const auto& text = value.get_ref<const std::string&>();
+    // JSON's quoting is valid in YAML once everything beyond ASCII is escaped (YAML folds some of Unicode's breaks).
+    return is_plain(text) ? text : value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  }
+  if (value.is_array()) {
+    std::string out;
+    for (const Json& element : value) out += (out.empty() ? "" : ", ") + value_text(element);
+    return "[" + out + "]";
+  }
+  return value.dump();
+}
+
+std::string join_key(const std::string& prefix, const std::string& key) {
+  return prefix.empty() ? key : prefix + "." + key;
+}
+
+void append_yaml(const SettingField& group, int indent, std::string& out) {
+  for (const SettingField& field : group.fields) {
+    out.append(static_cast<size_t>(indent), ' ');
+    out += field.key + ":";
+    if (field.kind == SettingKind::kGroup) {
+      out += field.fields.empty() ? " {}\n" : "\n";
+      append_yaml(field, indent + 2, out);
+    } else {
+      out += " " + value_text(field.get()) + "\n";
+    }
+  }
+}
+
+using Leaves = std::vector<std::pair<std::string, const SettingField*>>;
+void append_leaves(const SettingField& group, const std::string& prefix, Leaves& out) {
+  for (const SettingField& field : group.fields) {
+    const std::string key = join_key(prefix, field.key);
+    if (field.kind == SettingKind::kGroup) append_leaves(field, key, out);
+    else out.emplace_back(key, &field);
+  }
+}
+
+Leaves leaves_of(const SettingField& root) {
+  Leaves out;
+  append_leaves(root, "", out);
+  return out;
+}
+}  // namespace
+
+std::string yaml_text(const SettingField& root) {
+  std::string out;
+  append_yaml(root, 0, out);
+  return out.empty() ? "{}\n" : out;
+}
+
+Json json_value(const SettingField& root) {
+  if (root.kind != SettingKind::kGroup) return root.get();
+  Json out = Json::object();
+  for (const SettingField& field : root.fields) out[field.key] = json_value(field);
+  return out;
+}
+
+std::string help_text(const SettingField& root) {
+  const Leaves leaves = leaves_of(root);
+  constexpr size_t kWidestColumn = 44;  // a key longer than that pushes its own line only
+  size_t width = 0;
+  std::vector<std::string> heads;
+  for (const auto& [key, field] : leaves) {
+    heads.push_back(key + ": " + value_text(field->get()));
+    if (heads.back().size() <= kWidestColumn) width = std::max(width, heads.back().size());
+  }
+  std::string out;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const SettingField& field = *leaves[i].second;
+    std::string limits = field.constraint.describe();
+    for (const auto& [spelling, choice] : field.constraint.spellings) limits += str("; ", spelling, " = ", choice);
+    heads[i].resize(std::max(width, heads[i].size()), ' ');
+    out += "  " + heads[i] + "  " + field.help + (limits.empty() ? "" : " (" + limits + ")") + "\n";
+  }
+  return out;
+}
+
+std::vector<SettingDifference> differences(const SettingField& left, const SettingField& right) {
+  const Leaves left_leaves = leaves_of(left), right_leaves = leaves_of(right);
+  BOUGH_CHECK(left_leaves.size() == right_leaves.size(), "settings of different types");
+  std::vector<SettingDifference> out;
+  for (size_t i = 0; i < left_leaves.size(); ++i) {
+    const Json a = left_leaves[i].second->get(), b = right_leaves[i].second->get();
+    if (a != b) out.push_back({left_leaves[i].first, value_text(a), value_text(b)});
+  }
+  return out;
+}
+
+std::vector<SettingRow> rows(const SettingField& root, const SettingField& defaults) {
+  const Leaves leaves = leaves_of(root), default_leaves = leaves_of(defaults);
+  std::vector<SettingRow> out;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const Json value = leaves[i].second->get();
+    out.push_back({leaves[i].first, value_text(value), leaves[i].second->help, value == default_leaves[i].second->get()});
+  }
+  return out;
+}
+
+}  // namespace internal
+}  // namespace bough
