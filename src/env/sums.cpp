@@ -1,0 +1,226 @@
+#include "env/sums.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "env/prompt.h"
+
+namespace bough {
+
+namespace {
+
+// One way to tell a chain of operations. {things} is a number with the object ("1 fig", "7 figs"), {objects} the
+// object in the plural, {a} and {b} the operands.
+struct Wording {
+  std::string_view start;           // the first number
+  std::string_view start_multiply;  // the first two numbers, when the first operation multiplies them
+  std::string_view add;
+  std::string_view subtract;
+  std::string_view end;
+};
+
+constexpr std::array<Wording, 6> kWordings = {{
+    {"{name} has {things}", "{name} has {a} bags of {b} {objects}", ", gets {b} more", ", loses {b}",
+     ". How many {objects} now?"},
+    {"{name} picks {things}", "{name} picks {b} {objects} on each of {a} days", ", then {b} more", ", then drops {b}",
+     ". How many {objects}?"},
+    {"A box holds {things}.", "{a} boxes hold {b} {objects} each.", " {name} adds {b}.", " {name} takes {b}.",
+     " How many {objects} now?"},
+    {"At home are {things}.", "At home are {a} bags of {b} {objects}.", " {name} brings {b}.", " {name} sells {b}.",
+     " How many {objects}?"},
+    {"{name}'s shop has {things}.", "{name}'s shop has {a} packs of {b} {objects}.", " It buys {b}.", " It sells {b}.",
+     " How many {objects} now?"},
+    {"{name} saves {things}.", "{name} saves {b} {objects} for {a} days.", " {name} wins {b}.", " {name} gives {b}.",
+     " What is the total?"},
+}};
+
+// Short: every byte of a question is a token of a byte-level model.
+constexpr std::array<std::string_view, 16> kNames = {"Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe",
+                                                     "Ben", "Ida", "Kim", "Ned", "Joy", "Ray", "Una", "Gus"};
+constexpr std::array<std::string_view, 16> kObjects = {"figs", "pens", "eggs", "keys", "cups", "nuts", "toys", "hats",
+                                                       "caps", "pins", "gems", "maps", "tags", "beads", "bolts", "dates"};
+
+// A setting that allows n problems finds each within a few draws; one that does not must not loop for ever.
+constexpr uint64_t kMaxAttempts = 20'000;
+constexpr uint64_t kDrawsPerAttempt = 64;  // a chain of 8 steps needs 3 + 2 * 8 + 1
+
+struct Step {
+  char operation;  // '+', '-', '*'
+  int64_t operand;
+};
+
+struct Chain {
+  int64_t first;
+  std::vector<Step> steps;
+};
+
+void replace(std::string& text, std::string_view hole, std::string_view value) {
+  for (size_t at = text.find(hole); at != std::string::npos; at = text.find(hole, at + value.size())) {
+    text.replace(at, hole.size(), value);
+  }
+}
+
+int64_t apply(int64_t value, const Step& step) {
+  return step.operation == '+' ? value + step.operand : step.operation == '-' ? value - step.operand : value * step.operand;
+}
+
+// The draws of one attempt at one problem.
+class Draws {
+ public:
+  Draws(const CounterRandom& random, uint64_t sequence, uint64_t attempt)
+      : random_(random), sequence_(sequence), position_(attempt * kDrawsPerAttempt) {}
+
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random_.below(static_cast<uint64_t>(high - low + 1), sequence_, position_++));
+  }
+  template <class List> const auto& one_of(const List& list) {
+    return list[static_cast<size_t>(between(0, static_cast<int64_t>(list.size()) - 1))];
+  }
+
+ private:
+  const CounterRandom& random_;
+  uint64_t sequence_;
+  uint64_t position_;
+};
+
+// nullopt: the chain came to where no operation is allowed (subtracting from too small a number).
+std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
+  Chain chain;
+  const int64_t num_steps = draws.between(settings.min_steps, settings.max_steps);
+  int64_t value = chain.first = draws.between(settings.min_operand, settings.max_operand);
+  for (int64_t i = 0; i < num_steps; ++i) {
+    std::vector<char> allowed;
+    for (const std::string& operation : settings.operations) {
+      if (operation == "add") allowed.push_back('+');
+      if (operation == "subtract" && value >= settings.min_operand) allowed.push_back('-');
+      if (operation == "multiply" && i == 0) allowed.push_back('*');
+    }
+    if (allowed.empty()) return std::nullopt;
+    Step step{draws.one_of(allowed), 0};
+    const int64_t highest = step.operation == '-' ? std::min(value, settings.max_operand) : settings.max_operand;
+    step.operand = draws.between(settings.min_operand, highest);
+    // "1 bags of 5 figs" would be wrong, and 1 figs: products are told with plurals only.
+    if (step.operation == '*' && (chain.first == 1 || step.operand == 1)) return std::nullopt;
+    value = apply(value, step);
+    chain.steps.push_back(step);
+  }
+  return chain;
+}
+
+std::string tell(const Wording& wording, const Chain& chain, std::string_view name, std::string_view objects) {
+  const bool product = chain.steps[0].operation == '*';
+  std::string text(product ? wording.start_multiply : wording.start);
+  replace(text, "{a}", std::to_string(chain.first));
+  replace(text, "{b}", std::to_string(chain.steps[0].operand));
+  const std::string_view counted = chain.first == 1 ? objects.substr(0, objects.size() - 1) : objects;
+  replace(text, "{things}", str(chain.first, " ", counted));
+  for (size_t i = product ? 1 : 0; i < chain.steps.size(); ++i) {
+    std::string clause(chain.steps[i].operation == '+' ? wording.add : wording.subtract);
+    replace(clause, "{b}", std::to_string(chain.steps[i].operand));
+    text += clause;
+  }
+  text += wording.end;
+  replace(text, "{name}", name);
+  replace(text, "{objects}", objects);
+  return text;
+}
+
+std::string work_out(const Chain& chain) {
+  std::string text;
+  int64_t value = chain.first;
+  for (const Step& step : chain.steps) {
+    const int64_t result = apply(value, step);
+    text += str(value, step.operation, step.operand, "=", result, " ");
+    value = result;
+  }
+  return text + str("#### ", value);
+}
+
+std::string skeleton_of(size_t wording, Chain chain) {
+  if (chain.steps[0].operation != '-' && chain.steps[0].operand < chain.first) {
+    std::swap(chain.first, chain.steps[0].operand);
+  }
+  std::string text = str(wording, ":", chain.first);
+  for (const Step& step : chain.steps) text += str(step.operation, step.operand);
+  return text;
+}
+
+std::optional<SumsProblem> draw_problem(Draws draws, Split split, const SumsSettings& settings) {
+  const auto wording = static_cast<size_t>(draws.between(0, kWordings.size() - 1));
+  const std::string_view name = draws.one_of(kNames);
+  const std::string_view objects = draws.one_of(kObjects);
+  const auto chain = draw_chain(draws, settings);
+  if (!chain) return std::nullopt;
+  SumsProblem problem;
+  problem.skeleton = skeleton_of(wording, *chain);
+  if (sums_split(problem.skeleton) != split) return std::nullopt;
+  problem.question = tell(kWordings[wording], *chain, name, objects);
+  problem.answer = work_out(*chain);
+  return problem;
+}
+
+}  // namespace
+
+void SumsSettings::check() const {
+  const auto ordered = [](const char* low_key, int64_t low, const char* high_key, int64_t high) {
+    if (low > high) throw UserError(str(low_key, ": got ", low, ", expected at most ", high_key, ", which is ", high));
+  };
+  ordered("min_operand", min_operand, "max_operand", max_operand);
+  ordered("min_steps", min_steps, "max_steps", max_steps);
+  const auto is_multiply = [](const std::string& operation) { return operation == "multiply"; };
+  if (operations.empty()) throw UserError("operations: got an empty list, expected add, subtract or multiply in it");
+  if (max_steps > 1 && std::all_of(operations.begin(), operations.end(), is_multiply)) {
+    throw UserError(str("operations: multiply is for the first step only, and max_steps is ", max_steps,
+                        "; add `add` or `subtract`, or set max_steps to 1"));
+  }
+}
+
+Split sums_split(const std::string& skeleton) {
+  const uint64_t bucket = stable_hash(skeleton.data(), skeleton.size()) % 50;
+  return bucket < 10 ? Split::test : bucket == 10 ? Split::example : Split::train;
+}
+
+std::vector<SumsProblem> make_sums(int64_t n, Split split, uint64_t seed, const SumsSettings& settings) {
+  settings.check();
+  if (n < 0) throw UserError(str("number of problems: got ", n, ", expected at least 0"));
+  const CounterRandom random(seed, Purpose::environment);
+  std::vector<SumsProblem> problems;
+  std::unordered_set<std::string> seen;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t sequence = (static_cast<uint64_t>(split) << 48) + static_cast<uint64_t>(i);
+    for (uint64_t attempt = 0; problems.size() == static_cast<size_t>(i); ++attempt) {
+      if (attempt == kMaxAttempts) {
+        throw UserError(str("sums: only ", i, " of ", n, " different problems found with max_operand ",
+                            settings.max_operand, " and max_steps ", settings.max_steps,
+                            "; ask for fewer, or raise max_operand or max_steps"));
+      }
+      auto problem = draw_problem(Draws(random, sequence, attempt), split, settings);
+      if (problem && seen.insert(problem->question).second) problems.push_back(std::move(*problem));
+    }
+  }
+  return problems;
+}
+
+void write_sums_dataset(const std::filesystem::path& path, int64_t n, Split split, uint64_t seed,
+                        const SumsSettings& settings) {
+  std::vector<WorkedExample> examples;
+  for (const SumsProblem& example : make_sums(settings.shots, Split::example, seed, settings)) {
+    examples.push_back({example.question, example.answer});
+  }
+  const PromptLayout layout;
+  std::string lines;
+  for (const SumsProblem& problem : make_sums(n, split, seed, settings)) {
+    Json record = {{"question", problem.question}, {"answer", problem.answer}};
+    if (!examples.empty()) record["prompt"] = plain_prompt(examples, render_question(problem.question, layout), layout);
+    lines += dump_line(record);
+    lines += '\n';
+  }
+  write_file_atomically(path, lines);
+}
+
+}  // namespace bough
