@@ -12,9 +12,11 @@ namespace bough {
 
 namespace {
 
-// log(a / b), clamped. Clamping passes no gradient outside, so exp of it never multiplies inf by 0.
+// log(a / b), clamped. Clamping passes no gradient outside, so exp of it never multiplies inf by 0. Two
+// probabilities that both underflowed to 0 count as equal: the floor keeps -inf - -inf from being NaN.
 at::Tensor log_ratio(const at::Tensor& log_a_R, const at::Tensor& log_b_R) {
-  return log_a_R.sub(log_b_R).clamp(-kMaxLogRatio, kMaxLogRatio);
+  constexpr double kFloor = -1e30;
+  return log_a_R.clamp_min(kFloor).sub(log_b_R.clamp_min(kFloor)).clamp(-kMaxLogRatio, kMaxLogRatio);
 }
 
 // The trainer's policy that is set against mu: pi_old, or where that is mu itself, the current one.

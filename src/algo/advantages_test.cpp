@@ -1,0 +1,129 @@
+#include "algo/advantages.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "base/error.h"
+
+namespace bough {
+namespace {
+
+template <class F>
+std::string user_error(const F& call) {
+  try {
+    call();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<double> advantages(const AdvantageSettings& settings, std::vector<double> rewards,
+                               std::vector<int64_t> groups) {
+  return compute_advantages(settings, rewards, groups);
+}
+
+// Straight from the equations, sequence by sequence, looking the others up by their group.
+double reference(const AdvantageSettings& settings, const std::vector<double>& rewards,
+                 const std::vector<int64_t>& groups, size_t i) {
+  double sum = 0, squares = 0, n = 0;
+  for (size_t j = 0; j < rewards.size(); ++j) {
+    if (groups[j] != groups[i]) continue;
+    sum += rewards[j], squares += rewards[j] * rewards[j], n += 1;
+  }
+  const double mean = sum / n;
+  if (settings.adv_estimator == "dr_grpo") return rewards[i] - mean;
+  if (settings.adv_estimator == "rloo") return rewards[i] - (sum - rewards[i]) / (n - 1);
+  const double variance = (squares - n * mean * mean) / (settings.std_unbiased ? n - 1 : n);
+  return (rewards[i] - mean) / (std::sqrt(variance) + settings.eps);
+}
+
+TEST(Advantages, EqualTheReferenceOnInterleavedGroups) {
+  std::mt19937_64 bits(1);
+  std::normal_distribution<double> normal;
+  std::vector<double> rewards;
+  std::vector<int64_t> groups;
+  for (int s = 0; s < 120; ++s) {
+    rewards.push_back(normal(bits));
+    groups.push_back(s < 20 ? s % 10 : static_cast<int64_t>(bits() % 10));  // two or more each
+  }
+  for (const AdvantageSettings& settings :
+       {AdvantageSettings{"grpo"}, AdvantageSettings{"grpo", false, 0.01}, AdvantageSettings{"dr_grpo"},
+        AdvantageSettings{"rloo"}}) {
+    const std::vector<double> got = compute_advantages(settings, rewards, groups);
+    ASSERT_EQ(got.size(), rewards.size());
+    for (size_t i = 0; i < rewards.size(); ++i)
+      EXPECT_NEAR(got[i], reference(settings, rewards, groups, i), 1e-11) << settings.adv_estimator << " " << i;
+  }
+}
+
+TEST(Advantages, HandValues) {
+  // Rewards 1, 0, 0, 1: mean 0.5, unbiased variance 1/3.
+  const std::vector<double> got = advantages({"grpo"}, {1, 0, 0, 1}, {4, 4, 4, 4});
+  EXPECT_NEAR(got[0], 0.5 / (std::sqrt(1.0 / 3.0) + 1e-6), 1e-15);
+  EXPECT_NEAR(got[1], -got[0], 1e-15);
+  EXPECT_NEAR(advantages({"grpo", false, 0.0}, {1, 0, 0, 1}, {4, 4, 4, 4})[0], 1.0, 1e-15);
+  EXPECT_NEAR(advantages({"rloo"}, {1, 0, 0}, {4, 4, 4})[1], -0.5, 1e-15);
+}
+
+TEST(Advantages, GroupsOfOneAndEqualRewards) {
+  EXPECT_EQ(advantages({"grpo", true, 0.5}, {3.0}, {0}), std::vector<double>{2.0});
+  EXPECT_EQ(advantages({"dr_grpo"}, {3.0}, {0}), std::vector<double>{0.0});
+  // The mean of seven times 0.1 rounds: the answer must be 0 all the same.
+  EXPECT_EQ(advantages({"grpo", true, 1e-6}, std::vector<double>(7, 0.1), std::vector<int64_t>(7, 2)),
+            std::vector<double>(7, 0.0));
+  EXPECT_TRUE(advantages({"grpo"}, {}, {}).empty());
+  EXPECT_NE(user_error([] { advantages({"rloo"}, {1, 2, 3}, {0, 0, 1}); }).find("n_samples"), std::string::npos);
+}
+
+TEST(Advantages, BadInputIsNamed) {
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const std::string message = user_error([&] { advantages({"grpo"}, {1.0, bad}, {0, 0}); });
+    EXPECT_NE(message.find("sequence 1"), std::string::npos) << message;
+    EXPECT_NE(user_error([&] { shape_rewards({}, std::vector<double>{0.0, 0.0, bad}); }).find("sequence 2"),
+              std::string::npos);
+  }
+  EXPECT_NE(user_error([] { advantages({"grop"}, {1.0}, {0}); }).find("did you mean 'grpo'"), std::string::npos);
+  EXPECT_THROW(advantages({"grpo"}, {1.0}, {}), InternalError);
+}
+
+TEST(Advantages, SettingsAreReadByTheirKeys) {
+  EXPECT_EQ(parse_settings<AdvantageSettings>("adv_estimator: rloo", "test").adv_estimator, "rloo");
+  EXPECT_THROW(parse_settings<AdvantageSettings>("adv_estimator: gae", "test"), UserError);
+  EXPECT_EQ(parse_settings<RewardSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias, -0.5);
+}
+
+TEST(Rewards, BiasThenScaleThenClip) {
+  RewardSettings settings;
+  settings.reward_bias = -0.5;
+  settings.reward_scaling = 10.0;
+  const std::vector<double> raw{1.0, 0.0, 100.0, -100.0};
+  EXPECT_EQ(shape_rewards(settings, raw), (std::vector<double>{5.0, -5.0, 20.0, -20.0}));
+}
+
+TEST(Rewards, OverlongPenaltyIsLinearInTheCache) {
+  EXPECT_EQ(overlong_penalty(80, 100, 20), 0.0);
+  EXPECT_EQ(overlong_penalty(81, 100, 20), -0.05);
+  EXPECT_EQ(overlong_penalty(95, 100, 20), -0.75);
+  EXPECT_EQ(overlong_penalty(100, 100, 20), -1.0);
+  EXPECT_EQ(overlong_penalty(130, 100, 20), -1.0);
+  EXPECT_EQ(overlong_penalty(100, 100, 0), 0.0);
+  EXPECT_EQ(overlong_penalty(101, 100, 0), -1.0);
+
+  RewardSettings settings;
+  settings.overlong_reward_penalty = true;
+  settings.overlong_tokens = 20;
+  settings.overlong_penalty_factor = 2.0;
+  settings.reward_bias = 1.0;
+  const std::vector<double> raw{1.0, 1.0};
+  const std::vector<int64_t> lengths{50, 90};
+  EXPECT_EQ(shape_rewards(settings, raw, lengths, 100), (std::vector<double>{2.0, 1.0}));
+  EXPECT_THROW(shape_rewards(settings, raw, lengths, 10), UserError);
+  EXPECT_THROW(shape_rewards(settings, raw, {}, 100), InternalError);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,396 @@
+#include "algo/loss.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "base/error.h"
+
+namespace bough {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// Rows as plain numbers: what the reference below reads, and what becomes tensors for the code under test.
+struct PlainRows {
+  std::vector<double> log_pi, entropy, advantage, log_mu, log_old, log_ref, weight;
+  bool has_old = true;      // a proximal walk was made
+  bool old_is_current = false;
+};
+
+struct Case {
+  const char* name;
+  LossSettings settings;
+  bool has_old = true;
+  bool old_is_current = false;
+};
+
+LossSettings settings_of(const std::function<void(LossSettings&)>& change) {
+  LossSettings settings;
+  change(settings);
+  return settings;
+}
+
+std::vector<Case> cases() {
+  const auto plain_ppo = [](LossSettings& s) { s.use_decoupled_loss = false; };
+  std::vector<Case> out;
+  out.push_back({"pg", settings_of([](LossSettings& s) { s.loss = "pg"; }), false});
+  out.push_back({"pg_kl_entropy", settings_of([](LossSettings& s) {
+                   s.loss = "pg", s.kl_loss_coef = 0.3, s.kl_loss_type = "k2", s.entropy_coef = 0.7;
+                 }), false});
+  out.push_back({"ppo_proximal", settings_of(plain_ppo)});
+  out.push_back({"ppo_behaviour", settings_of([](LossSettings& s) {
+                   s.use_decoupled_loss = s.recompute_logprob = false;
+                 }), false});
+  out.push_back({"ppo_current", settings_of(plain_ppo), false, true});
+  out.push_back({"ppo_dual_clip_higher", settings_of([](LossSettings& s) {
+                   s.use_decoupled_loss = false, s.eps_clip_higher = 0.28, s.c_clip = 1.5;
+                 })});
+  out.push_back({"ppo_kl_entropy", settings_of([](LossSettings& s) {
+                   s.use_decoupled_loss = false, s.kl_loss_coef = 0.2, s.entropy_coef = 0.05;
+                 })});
+  out.push_back({"decoupled", settings_of([](LossSettings& s) { s.behave_imp_weight_cap = 1.3; })});
+  out.push_back({"decoupled_no_cap", settings_of([](LossSettings& s) { s.behave_imp_weight_cap.reset(); })});
+  out.push_back({"decoupled_current_kl", settings_of([](LossSettings& s) {
+                   s.behave_imp_weight_cap = 1.3, s.kl_loss_coef = 0.4, s.entropy_coef = 0.1;
+                 }), false, true});
+  out.push_back({"sft", settings_of([](LossSettings& s) { s.loss = "sft"; }), false});
+  return out;
+}
+
+PlainRows random_rows(int seed, int num_rows, const Case& c) {
+  std::mt19937_64 bits(seed);
+  std::normal_distribution<double> normal;
+  PlainRows rows;
+  rows.has_old = c.has_old;
+  rows.old_is_current = c.old_is_current;
+  for (int r = 0; r < num_rows; ++r) {
+    const double log_pi = -std::abs(2.0 * normal(bits)) - 0.1;
+    rows.log_pi.push_back(log_pi);
+    rows.log_old.push_back(log_pi + 0.3 * normal(bits));
+    rows.log_mu.push_back(log_pi + 0.3 * normal(bits));
+    rows.log_ref.push_back(log_pi + 0.8 * normal(bits));
+    rows.entropy.push_back(std::abs(normal(bits)));
+    rows.advantage.push_back(r % 7 == 0 ? 0.0 : normal(bits));
+    rows.weight.push_back(0.01 + std::abs(normal(bits)));
+  }
+  return rows;
+}
+
+LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
+  const auto make = [&](const std::vector<double>& values) {
+    return at::tensor(at::ArrayRef<double>(values), at::kDouble).to(dtype);
+  };
+  LossRows out;
+  out.log_probs_R = make(rows.log_pi).requires_grad_(true);
+  out.entropies_R = make(rows.entropy).requires_grad_(true);
+  out.advantages_R = make(rows.advantage);
+  out.behaviour_log_probs_R = make(rows.log_mu);
+  if (rows.has_old) out.proximal_log_probs_R = make(rows.log_old);
+  out.reference_log_probs_R = make(rows.log_ref);
+  out.weights_R = make(rows.weight);
+  out.proximal_is_current = rows.old_is_current;
+  return out;
+}
+
+LossRows subset(const LossRows& rows, const std::vector<int64_t>& chosen) {
+  const at::Tensor index = at::tensor(at::ArrayRef<int64_t>(chosen), at::kLong);
+  const auto pick = [&](const at::Tensor& t) { return t.defined() ? t.detach().index_select(0, index) : t; };
+  LossRows out = rows;
+  out.log_probs_R = pick(rows.log_probs_R).requires_grad_(true);
+  out.entropies_R = pick(rows.entropies_R).requires_grad_(true);
+  out.advantages_R = pick(rows.advantages_R);
+  out.behaviour_log_probs_R = pick(rows.behaviour_log_probs_R);
+  out.proximal_log_probs_R = pick(rows.proximal_log_probs_R);
+  out.reference_log_probs_R = pick(rows.reference_log_probs_R);
+  out.weights_R = pick(rows.weights_R);
+  return out;
+}
+
+// One row's policy term by cases of the sign of A, where the code under test uses minima of both branches.
+// `frozen` is log pi wherever the equations stop the gradient.
+double reference_policy(const LossSettings& s, const PlainRows& rows, size_t r, double log_pi, double frozen,
+                        bool* clipped = nullptr) {
+  const double a = rows.advantage[r];
+  if (s.loss == "pg") return -a * log_pi;
+  const double log_old = rows.old_is_current ? frozen : rows.has_old ? rows.log_old[r] : rows.log_mu[r];
+  const double ratio = std::exp(log_pi - log_old);
+  const double top = 1.0 + (s.eps_clip_higher ? *s.eps_clip_higher : s.eps_clip);
+  double counted = ratio;
+  if (a > 0.0 && ratio > top) counted = top;
+  if (a < 0.0 && ratio < 1.0 - s.eps_clip) counted = 1.0 - s.eps_clip;
+  if (a < 0.0 && s.c_clip && ratio > *s.c_clip) counted = *s.c_clip;
+  if (clipped) *clipped = counted != ratio;
+  const double w = s.use_decoupled_loss ? std::exp(log_old - rows.log_mu[r]) : 1.0;
+  if (s.use_decoupled_loss && s.behave_imp_weight_cap && w > *s.behave_imp_weight_cap) return 0.0;
+  return -w * counted * a;
+}
+
+double reference_row(const LossSettings& s, const PlainRows& rows, size_t r, double log_pi, double entropy) {
+  if (s.loss == "sft") return -rows.weight[r] * log_pi;
+  const double d = rows.log_ref[r] - log_pi;
+  const double kl = s.kl_loss_type == "k2" ? d * d / 2.0 : std::exp(d) - d - 1.0;
+  return rows.weight[r] * (reference_policy(s, rows, r, log_pi, rows.log_pi[r]) + s.kl_loss_coef * kl -
+                           s.entropy_coef * entropy);
+}
+
+// Central differences are wrong across a kink: rows nearer than this to one are moved away.
+void avoid_kinks(const LossSettings& s, PlainRows& rows) {
+  const double top = 1.0 + (s.eps_clip_higher ? *s.eps_clip_higher : s.eps_clip);
+  for (size_t r = 0; r < rows.log_pi.size(); ++r) {
+    const double log_old = rows.has_old ? rows.log_old[r] : rows.log_mu[r];
+    const double ratio = std::exp(rows.log_pi[r] - log_old);
+    for (const double kink : {top, 1.0 - s.eps_clip, s.c_clip.value_or(top)})
+      if (std::abs(ratio - kink) < 1e-3) rows.log_pi[r] += 0.01;
+  }
+}
+
+double grad_at(const at::Tensor& leaf, int64_t r) {
+  return leaf.grad().defined() ? leaf.grad().to(at::kDouble).const_data_ptr<double>()[r] : 0.0;
+}
+
+TEST(Loss, ValueAndGradientEqualTheReference) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    PlainRows plain = random_rows(1, 300, c);
+    avoid_kinks(c.settings, plain);
+    const LossRows rows = tensors(plain);
+    const LossOutput out = (*make_loss(c.settings))(rows);
+    out.loss.backward();
+    double expected = 0.0;
+    const double h = 1e-5;
+    for (size_t r = 0; r < plain.log_pi.size(); ++r) {
+      const auto at_point = [&](double d_log_pi, double d_entropy) {
+        return reference_row(c.settings, plain, r, plain.log_pi[r] + d_log_pi, plain.entropy[r] + d_entropy);
+      };
+      expected += at_point(0, 0);
+      EXPECT_NEAR(grad_at(rows.log_probs_R, r), (at_point(h, 0) - at_point(-h, 0)) / (2 * h), 1e-8) << "row " << r;
+      EXPECT_NEAR(grad_at(rows.entropies_R, r), (at_point(0, h) - at_point(0, -h)) / (2 * h), 1e-8) << "row " << r;
+    }
+    EXPECT_NEAR(out.loss.item<double>(), expected, 1e-11);
+  }
+}
+
+TEST(Loss, MetricsEqualTheReference) {
+  for (const Case& c : cases()) {
+    if (c.settings.loss == "sft") continue;
+    SCOPED_TRACE(c.name);
+    const PlainRows plain = random_rows(2, 200, c);
+    const LossOutput out = (*make_loss(c.settings))(tensors(plain));
+    double policy = 0, kl = 0, entropy = 0, clipped = 0, approx_kl = 0, diff = 0, w_sum = 0, w_max = 0, masked = 0;
+    for (size_t r = 0; r < 200; ++r) {
+      bool cut = false;
+      const double log_pi = plain.log_pi[r];
+      policy += plain.weight[r] * reference_policy(c.settings, plain, r, log_pi, log_pi, &cut);
+      const double d = plain.log_ref[r] - log_pi;
+      kl += plain.weight[r] * (c.settings.kl_loss_type == "k2" ? d * d / 2.0 : std::exp(d) - d - 1.0);
+      entropy += plain.weight[r] * plain.entropy[r];
+      clipped += cut;
+      const double log_old = c.old_is_current ? log_pi : c.has_old ? plain.log_old[r] : plain.log_mu[r];
+      approx_kl += std::exp(log_pi - log_old) - 1.0 - (log_pi - log_old);
+      const double log_w = (c.has_old ? plain.log_old[r] : log_pi) - plain.log_mu[r];
+      diff += std::abs(log_w);
+      w_sum += std::exp(log_w);
+      w_max = std::max(w_max, std::exp(log_w));
+      const auto cap = c.settings.behave_imp_weight_cap;
+      masked += cap && std::exp(log_w) > *cap;
+    }
+    const auto value = [&](const char* name) { return out.metrics.at(name).value(); };
+    EXPECT_NEAR(value("loss/policy"), policy, 1e-11);
+    EXPECT_NEAR(value("loss/kl"), kl, 1e-11);
+    EXPECT_NEAR(value("loss/entropy"), entropy, 1e-11);
+    EXPECT_NEAR(value("policy/approx_kl"), approx_kl / 200, 1e-12);
+    EXPECT_NEAR(value("mismatch/logprob_abs_diff"), diff / 200, 1e-12);
+    EXPECT_NEAR(value("mismatch/importance_weight_mean"), w_sum / 200, 1e-12);
+    EXPECT_NEAR(value("mismatch/importance_weight_max"), w_max, 1e-12);
+    if (c.settings.loss == "ppo") {
+      EXPECT_NEAR(value("policy/clip_fraction"), clipped / 200, 1e-12);
+    }
+    if (c.settings.loss == "ppo" && c.settings.use_decoupled_loss) {
+      EXPECT_NEAR(value("mismatch/masked_fraction"), masked / 200, 1e-12);
+    } else {
+      EXPECT_EQ(out.metrics.count("mismatch/masked_fraction"), 0u);
+    }
+  }
+}
+
+TEST(Loss, AnySplitOfTheRowsAddsToTheSame) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const PlainRows plain = random_rows(3, 97, c);
+    const std::unique_ptr<Loss> loss = make_loss(c.settings);
+    ASSERT_TRUE(loss->token_separable());
+    const LossRows whole = tensors(plain);
+    const LossOutput expected = (*loss)(whole);
+    expected.loss.backward();
+
+    std::mt19937_64 bits(4);
+    std::vector<std::vector<int64_t>> parts(5);  // the last one stays empty
+    for (int64_t r = 0; r < 97; ++r) parts[bits() % 4].push_back(r);
+    double total = 0.0;
+    WeightedSums metrics;
+    for (const std::vector<int64_t>& part : parts) {
+      const LossRows rows = subset(whole, part);
+      const LossOutput out = (*loss)(rows);
+      out.loss.backward();
+      total += out.loss.item<double>();
+      merge(metrics, out.metrics);
+      for (size_t i = 0; i < part.size(); ++i) {
+        EXPECT_DOUBLE_EQ(grad_at(rows.log_probs_R, i), grad_at(whole.log_probs_R, part[i]));
+        EXPECT_DOUBLE_EQ(grad_at(rows.entropies_R, i), grad_at(whole.entropies_R, part[i]));
+      }
+    }
+    EXPECT_NEAR(total, expected.loss.item<double>(), 1e-12);
+    ASSERT_EQ(metrics.size(), expected.metrics.size());
+    for (const auto& [name, metric] : expected.metrics) EXPECT_NEAR(metrics.at(name).value(), metric.value(), 1e-12);
+  }
+}
+
+TEST(Loss, NoRowsGiveZeroAndFiniteMetrics) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const LossRows rows = tensors(random_rows(5, 0, c));
+    const LossOutput out = (*make_loss(c.settings))(rows);
+    EXPECT_EQ(out.loss.item<double>(), 0.0);
+    out.loss.backward();
+    EXPECT_EQ(rows.log_probs_R.grad().numel(), 0);
+    for (const auto& [name, metric] : out.metrics) EXPECT_EQ(metric.value(), 0.0) << name;
+  }
+}
+
+TEST(Loss, ExtremeRatiosGiveFiniteLossAndGradients) {
+  for (const Case& c : cases()) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      SCOPED_TRACE(c.name);
+      PlainRows plain;
+      plain.has_old = c.has_old;
+      plain.old_is_current = c.old_is_current;
+      for (const double advantage : {-1.0, 0.0, 1.0})
+        for (const double log_pi : {-200.0, -100.0, 0.0})
+          for (const double other : {-kInf, -180.0, -80.0, 0.0}) {
+            plain.log_pi.push_back(log_pi);
+            plain.advantage.push_back(advantage);
+            plain.log_mu.push_back(other);
+            plain.log_old.push_back(-80.0 - other / 2);
+            plain.log_ref.push_back(other);
+            plain.entropy.push_back(0.0);
+            plain.weight.push_back(1.0);
+          }
+      plain.log_old[0] = -kInf;
+      const LossRows rows = tensors(plain, dtype);
+      const LossOutput out = (*make_loss(c.settings))(rows);
+      out.loss.backward();
+      EXPECT_TRUE(std::isfinite(out.loss.item<double>()));
+      EXPECT_TRUE(rows.log_probs_R.grad().isfinite().all().item<bool>());
+      for (const auto& [name, metric] : out.metrics) EXPECT_TRUE(std::isfinite(metric.value())) << name;
+    }
+  }
+}
+
+TEST(Loss, ANaNLogProbIsNotHidden) {
+  const Case c = cases()[2];
+  PlainRows plain = random_rows(6, 4, c);
+  plain.log_pi[2] = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(std::isnan((*make_loss(c.settings))(tensors(plain)).loss.item<double>()));
+}
+
+TEST(Loss, Fp32IsCloseToFp64) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const PlainRows plain = random_rows(7, 100, c);
+    const double exact = (*make_loss(c.settings))(tensors(plain)).loss.item<double>();
+    const LossOutput out = (*make_loss(c.settings))(tensors(plain, at::kFloat));
+    EXPECT_EQ(out.loss.scalar_type(), at::kFloat);
+    double scale = 0.0;  // of the sum's terms: they cancel
+    for (size_t r = 0; r < 100; ++r)
+      scale += std::abs(reference_row(c.settings, plain, r, plain.log_pi[r], plain.entropy[r]));
+    EXPECT_NEAR(out.loss.item<double>(), exact, 1e-6 * scale);
+  }
+}
+
+TEST(Loss, HandValues) {
+  PlainRows plain{.log_pi = {std::log(0.6), std::log(0.6), std::log(0.1), std::log(0.8)},
+                  .entropy = {0, 0, 0, 0},
+                  .advantage = {2.0, -2.0, -2.0, -1.0},
+                  .log_mu = {std::log(0.4), std::log(0.4), std::log(0.4), std::log(0.1)},
+                  .log_old = {},
+                  .log_ref = {0, 0, 0, 0},
+                  .weight = {1, 10, 100, 1000},
+                  .has_old = false};
+  LossSettings settings;
+  settings.use_decoupled_loss = settings.recompute_logprob = false;
+  settings.c_clip = 3.0;
+  // Ratios 1.5, 1.5, 0.25, 8: clipped to 1.2; free; clipped to 0.8; dual clip at 3.
+  EXPECT_NEAR((*make_loss(settings))(tensors(plain)).loss.item<double>(), -2.4 + 10 * 3.0 + 100 * 1.6 + 1000 * 3.0,
+              1e-10);
+}
+
+TEST(Loss, WhatALossNeeds) {
+  LossSettings settings;
+  EXPECT_TRUE(make_loss(settings)->needs_proximal());
+  EXPECT_TRUE(make_loss(settings)->needs_behaviour());
+  EXPECT_FALSE(make_loss(settings)->needs_reference());
+  EXPECT_FALSE(make_loss(settings)->needs_entropy());
+  settings.use_decoupled_loss = false;
+  EXPECT_FALSE(make_loss(settings)->needs_behaviour());
+  settings.recompute_logprob = false;
+  settings.entropy_coef = settings.kl_loss_coef = 0.1;
+  EXPECT_FALSE(make_loss(settings)->needs_proximal());
+  EXPECT_TRUE(make_loss(settings)->needs_behaviour());
+  EXPECT_TRUE(make_loss(settings)->needs_reference());
+  EXPECT_TRUE(make_loss(settings)->needs_entropy());
+}
+
+TEST(Loss, RowsThatDoNotFitAreRefused) {
+  const Case c = cases()[2];
+  const std::unique_ptr<Loss> loss = make_loss(c.settings);
+  const auto refused = [&](const std::function<void(LossRows&)>& change) {
+    LossRows rows = tensors(random_rows(8, 5, c));
+    change(rows);
+    EXPECT_THROW((*loss)(rows), InternalError);
+  };
+  EXPECT_NO_THROW((*loss)(tensors(random_rows(8, 5, c))));
+  refused([](LossRows& rows) { rows.weights_R.reset(); });
+  refused([](LossRows& rows) { rows.proximal_log_probs_R.reset(); });
+  refused([](LossRows& rows) { rows.advantages_R = rows.advantages_R.slice(0, 1); });
+  refused([](LossRows& rows) { rows.behaviour_log_probs_R = rows.behaviour_log_probs_R.to(at::kFloat); });
+  refused([](LossRows& rows) { rows.versions_R = at::arange(5, at::kLong); });
+}
+
+std::string error_of(const LossSettings& settings) {
+  try {
+    make_loss(settings);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Loss, BadSettingsAreNamed) {
+  const auto message = [](const std::function<void(LossSettings&)>& change) { return error_of(settings_of(change)); };
+  EXPECT_NE(message([](LossSettings& s) { s.loss = "pppo"; }).find("did you mean 'ppo'"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.loss = ""; }).find("expected one of ppo, grpo, pg, sft"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.eps_clip = 1.5; }).find("eps_clip"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.c_clip = 0.5; }).find("c_clip"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.entropy_coef = std::nan(""); }).find("entropy_coef"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.kl_loss_type = "k1"; }).find("kl_loss_type"), std::string::npos);
+  EXPECT_EQ(message([](LossSettings& s) { s.loss = "grpo"; }), "");
+}
+
+TEST(Loss, SettingsAreReadByTheirKeys) {
+  const LossSettings settings = parse_settings<LossSettings>(
+      "{loss: grpo, eps_clip_higher: 0.28, behave_imp_weight_cap: null, use_decoupled_loss: false}", "test");
+  EXPECT_EQ(settings.loss, "ppo");
+  EXPECT_EQ(settings.eps_clip_higher, 0.28);
+  EXPECT_FALSE(settings.behave_imp_weight_cap.has_value());
+  EXPECT_FALSE(settings.use_decoupled_loss);
+  EXPECT_THROW(parse_settings<LossSettings>("eps_clip: 1.5", "test"), UserError);
+}
+
+}  // namespace
+}  // namespace bough
