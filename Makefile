@@ -1,4 +1,4 @@
-# Everything a developer types. Each target does what it needs first: `make test` on a fresh machine is enough.
+# Everything a developer types. A target does what it needs first: `make test` on a fresh machine is enough.
 #   ARGS="..." is passed on to scripts/test, scripts/lint, scripts/bundle and the programs of bench/.
 PRESET ?= release
 ARGS ?=

@@ -6,7 +6,7 @@ CPUID_LEAF_OF_AMX_TILES = 0x1D
 
 
 def amx_is_half_virtualised(cpuinfo: str) -> bool:
-    """True where a hypervisor shows AMX in the feature flags but hides CPUID leaf 0x1D, which describes its tiles.
+    """True where a hypervisor shows AMX in the feature flags but hides CPUID leaf 0x1D, which has the tiles.
 
     oneDNN then sets up tiles from zeros and dies of SIGILL in bf16 matrix products.
     """

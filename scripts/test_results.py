@@ -54,7 +54,9 @@ def _read_gtest_output(output: str) -> Counts:
     running = None
     for line in output.splitlines():
         # The mark may stand behind what the test itself printed without a line end.
-        match = re.search(r"\[( RUN      |       OK |  FAILED  |  SKIPPED )\] (\w+(?:/\w+)*\.\w+(?:/\w+)*)", line)
+        match = re.search(
+            r"\[( RUN      |       OK |  FAILED  |  SKIPPED )\] (\w+(?:/\w+)*\.\w+(?:/\w+)*)", line
+        )
         if not match:
             continue
         mark, name = match[1].strip(), match[2]

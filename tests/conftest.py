@@ -1,4 +1,4 @@
-"""What all Python tests share: the `bough` program, small random models, and an environment that torch survives."""
+"""What all Python tests share: the `bough` program, small random models, an environment torch survives."""
 
 import json
 import os
@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow suite runs as three seeds of whole runs; a marker on the file's name saves one on each test."""
+    """Files named test_slow_x.py are slow as a whole; elsewhere a test says so with pytest.mark.slow."""
     for item in items:
         if item.path.name.startswith("test_slow_"):
             item.add_marker(pytest.mark.slow)
@@ -57,21 +57,44 @@ class Bough:
         self.program = program
         self.cwd = cwd
 
-    def __call__(self, *arguments: Any, ok: bool = False, timeout: float = 300, stdin: str = "",
-                 env: dict[str, str] | None = None, cwd: Path | None = None) -> Result:
-        done = subprocess.run([str(self.program), *map(str, arguments)], input=stdin, capture_output=True, text=True,
-                              errors="replace", timeout=timeout, cwd=cwd or self.cwd, check=False,
-                              env={**os.environ, **(env or {})})
+    def __call__(
+        self,
+        *arguments: Any,
+        ok: bool = False,
+        timeout: float = 300,
+        stdin: str = "",
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Result:
+        done = subprocess.run(
+            [str(self.program), *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            cwd=cwd or self.cwd,
+            check=False,
+            env={**os.environ, **(env or {})},
+        )
         result = Result(done.returncode, done.stdout, done.stderr)
         if ok and done.returncode != 0:
             pytest.fail(f"bough {' '.join(map(str, arguments))}: {result}")
         return result
 
-    def start(self, *arguments: Any, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen:
+    def start(
+        self, *arguments: Any, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.Popen:
         """For tests that interrupt or kill a run. The caller ends the process."""
-        return subprocess.Popen([str(self.program), *map(str, arguments)], stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd or self.cwd,
-                                env={**os.environ, **(env or {})})
+        return subprocess.Popen(
+            [str(self.program), *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd or self.cwd,
+            env={**os.environ, **(env or {})},
+        )
 
 
 @pytest.fixture(scope="session")

@@ -55,8 +55,10 @@ def make_tiny_model(architecture: str, seed: int = 0, **overrides: Any):
     return model
 
 
-def write_tiny_model(directory: Path, architecture: str, seed: int = 0, tokenizer: bool = True, **overrides: Any) -> None:
-    """Writes config.json, model.safetensors, generation_config.json and, if asked, a byte-level tokenizer.json."""
+def write_tiny_model(
+    directory: Path, architecture: str, seed: int = 0, tokenizer: bool = True, **overrides: Any
+) -> None:
+    """Writes config.json, model.safetensors, generation_config.json and, if asked, tokenizer.json."""
     model = make_tiny_model(architecture, seed, **overrides)
     model.save_pretrained(directory)
     if tokenizer:
@@ -64,32 +66,49 @@ def write_tiny_model(directory: Path, architecture: str, seed: int = 0, tokenize
 
 
 def write_byte_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A byte-level BPE with ids for the 256 bytes, ChatML's special tokens and as many merges as `vocab_size` has
-    room for, all through the tokenizers library."""
+    """A byte-level BPE with ids for the 256 bytes, ChatML's special tokens and as many merges as `vocab_size`
+    has room for, all through the tokenizers library."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     specials = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(specials) + len(letters):
-        raise ValueError(f"a byte-level vocabulary needs {len(specials) + len(letters)} ids, got {vocab_size}")
+        raise ValueError(
+            f"a byte-level vocabulary needs {len(specials) + len(letters)} ids, got {vocab_size}"
+        )
     vocab = {token: index for index, token in enumerate(specials + letters)}
     merges = []
-    for pair in [("t", "h"), ("i", "n"), ("Ġ", "th"), ("Ġ", "a"), ("e", "r"), ("Ġth", "e"), ("1", "2"), ("0", "0")]:
+    for pair in [
+        ("t", "h"),
+        ("i", "n"),
+        ("Ġ", "th"),
+        ("Ġ", "a"),
+        ("e", "r"),
+        ("Ġth", "e"),
+        ("1", "2"),
+        ("0", "0"),
+    ]:
         if len(vocab) < vocab_size:
             merges.append(pair)
             vocab["".join(pair)] = len(vocab)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     # The regex of Qwen2 and Qwen3.
-    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-               r"|\s+(?!\S)|\s+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
     fast.chat_template = CHATML
     fast.save_pretrained(directory)
 

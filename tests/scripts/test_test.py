@@ -31,7 +31,8 @@ class Checkout:
         program.write_text(
             f"#!{sys.executable}\nimport os, signal, sys, time\n"
             f"path = [a for a in sys.argv if a.startswith('--gtest_output=json:')]\n"
-            f"if path and {text!r}: open(path[0].split(':', 1)[1], 'w').write({text!r})\n{body}\n")
+            f"if path and {text!r}: open(path[0].split(':', 1)[1], 'w').write({text!r})\n{body}\n"
+        )
         program.chmod(0o755)
 
     def pytest(self, path: str, text: str) -> None:
@@ -43,8 +44,13 @@ class Checkout:
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """Exit code, last line, everything printed."""
-        done = subprocess.run([ROOT / "scripts" / "test", "--root", self.root, *arguments], capture_output=True,
-                              text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [ROOT / "scripts" / "test", "--root", self.root, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert not done.stderr, done.stderr
         return done.returncode, done.stdout.splitlines()[-1], done.stdout
 
@@ -70,9 +76,15 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def test_sums_over_all_kinds_of_runners(checkout: Checkout):
     checkout.gtest("base", "", gtest_report("passed", "passed", "skipped", "disabled"))
-    checkout.pytest("tests/test_a.py", "import pytest\ndef test_1(): pass\ndef test_2(): pytest.skip()\n"
-                                       "@pytest.mark.slow\ndef test_3(): assert 0\n")
-    checkout.pytest("tests/parity/test_b.py", "import pytest\n@pytest.mark.parametrize('x', range(3))\ndef test_1(x): pass\n")
+    checkout.pytest(
+        "tests/test_a.py",
+        "import pytest\ndef test_1(): pass\ndef test_2(): pytest.skip()\n"
+        "@pytest.mark.slow\ndef test_3(): assert 0\n",
+    )
+    checkout.pytest(
+        "tests/parity/test_b.py",
+        "import pytest\n@pytest.mark.parametrize('x', range(3))\ndef test_1(x): pass\n",
+    )
     code, last, text = checkout.run()
     assert (code, last) == (0, "7 passed, 0 failed, 3 skipped"), text
     assert (checkout.root / "build/test-results/sum.txt").read_text() == last + "\n"
@@ -87,19 +99,29 @@ def test_goes_on_after_a_failure_and_shows_it(checkout: Checkout):
     checkout.documents("print('no such file'); sys.exit(1)")
     code, last, text = checkout.run()
     assert (code, last) == (1, "2 passed, 3 failed, 0 skipped"), text
-    assert "Suite.T0" in text and "Expected equality" in text and "assert 3 == 4" in text and "no such file" in text
+    assert (
+        "Suite.T0" in text
+        and "Expected equality" in text
+        and "assert 3 == 4" in text
+        and "no such file" in text
+    )
 
 
 def test_a_death_by_signal_counts_the_tests_before_it_and_one_failure(checkout: Checkout):
-    checkout.gtest("base", "print('[ RUN      ] A.B\\n[       OK ] A.B (1 ms)\\n[ RUN      ] A/C.D/0', flush=True)\n"
-                           "os.kill(os.getpid(), signal.SIGSEGV)")
+    checkout.gtest(
+        "base",
+        "print('[ RUN      ] A.B\\n[       OK ] A.B (1 ms)\\n[ RUN      ] A/C.D/0', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+    )
     code, last, text = checkout.run()
     assert (code, last) == (1, "2 passed, 1 failed, 0 skipped")  # the documents are the second that passed
     assert "died of SIGSEGV in A/C.D/0" in text
 
 
 def test_an_exit_code_without_a_failed_test_is_a_failure(checkout: Checkout):
-    checkout.gtest("base", "print('LeakSanitizer: detected memory leaks'); sys.exit(23)", gtest_report("passed"))
+    checkout.gtest(
+        "base", "print('LeakSanitizer: detected memory leaks'); sys.exit(23)", gtest_report("passed")
+    )
     code, last, text = checkout.run("base")
     assert (code, last) == (1, "1 passed, 1 failed, 0 skipped")
     assert "exit code 23" in text and "detected memory leaks" in text
@@ -107,7 +129,9 @@ def test_an_exit_code_without_a_failed_test_is_a_failure(checkout: Checkout):
 
 def test_a_hanging_runner_is_ended_with_its_children(checkout: Checkout):
     mark = checkout.root / "alive"
-    checkout.gtest("base", f"import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 4; touch {mark}'])\ntime.sleep(60)")
+    checkout.gtest(
+        "base", f"import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 4; touch {mark}'])\ntime.sleep(60)"
+    )
     started = time.monotonic()
     code, last, text = checkout.run("--timeout", "1", "base")
     assert (code, last) == (1, "0 passed, 1 failed, 0 skipped") and "longer than 1 s" in text
@@ -126,18 +150,25 @@ def test_nothing_to_run_is_a_failure(checkout: Checkout):
 
 def test_broken_python_test_files_are_failures(checkout: Checkout):
     checkout.pytest("tests/test_a.py", "import no_such_module\n")
-    checkout.pytest("tests/b/test_b.py", "import os, signal\ndef test_1(): pass\n"
-                                         "def test_2(): os.kill(os.getpid(), signal.SIGKILL)\n")
+    checkout.pytest(
+        "tests/b/test_b.py",
+        "import os, signal\ndef test_1(): pass\ndef test_2(): os.kill(os.getpid(), signal.SIGKILL)\n",
+    )
     code, last, _ = checkout.run("pytest")
     assert (code, last) == (1, "1 passed, 2 failed, 0 skipped")
 
 
 def test_the_slow_suite_runs_what_is_slow_and_nothing_else(checkout: Checkout):
-    checkout.gtest("base", "if '--gtest_list_tests' in sys.argv: print('Suite.\\n  Slow1')\n"
-                           "else: assert os.environ['BOUGH_SLOW'] == '1' and '--gtest_filter=*Slow*' in sys.argv",
-                   gtest_report("passed"))
+    checkout.gtest(
+        "base",
+        "if '--gtest_list_tests' in sys.argv: print('Suite.\\n  Slow1')\n"
+        "else: assert os.environ['BOUGH_SLOW'] == '1' and '--gtest_filter=*Slow*' in sys.argv",
+        gtest_report("passed"),
+    )
     checkout.gtest("tree", "if '--gtest_list_tests' not in sys.argv: sys.exit(1)", gtest_report("failed"))
-    checkout.pytest("tests/test_a.py", "import pytest\ndef test_1(): assert 0\n@pytest.mark.slow\ndef test_3(): pass\n")
+    checkout.pytest(
+        "tests/test_a.py", "import pytest\ndef test_1(): assert 0\n@pytest.mark.slow\ndef test_3(): pass\n"
+    )
     checkout.pytest("tests/b/test_b.py", "def test_1(): assert 0\n")
     code, last, text = checkout.run("--slow")
     assert (code, last) == (0, "2 passed, 0 failed, 0 skipped"), text
