@@ -1,0 +1,77 @@
+#include <ATen/ops/empty.h>
+
+#include "kernels/common/dispatch.h"
+#include "kernels/common/op.h"
+#include "kernels/log_prob/log_prob.h"
+#include "kernels/log_prob/log_prob_isa.h"
+#include "kernels/parameter.h"
+
+namespace bough {
+
+namespace {
+// logit at the label, widened.
+float load(const float* p) { return *p; }
+double load(const double* p) { return *p; }
+float load(const BFloat16Bits* p) { return c10::BFloat16(p->bits, c10::BFloat16::from_bits()); }
+void store(float* p, float value) { *p = value; }
+void store(double* p, double value) { *p = value; }
+void store(BFloat16Bits* p, float value) { p->bits = c10::BFloat16(value).x; }
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Tensor& logits_RV, const at::Tensor& labels_R,
+                                                                    double temperature) {
+  const int64_t width = logits_RV.size(1);
+  const auto options = logits_RV.options().dtype(accumulator_type(logits_RV.scalar_type()));
+  auto log_probs = at::empty({logits_RV.size(0)}, options);
+  auto lse = at::empty({logits_RV.size(0)}, options);
+  auto entropies = at::empty({logits_RV.size(0)}, options);
+  dispatch_float_types(logits_RV.scalar_type(), "log_prob", [&]<class T>() {
+    using A = AccOf<T>;
+    A *log_probs_data = mutable_data<A>(log_probs), *lse_data = mutable_data<A>(lse), *entropies_data = mutable_data<A>(entropies);
+    at::parallel_for(0, logits_RV.size(0), grain(4 * width), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T* row = data<T>(logits_RV) + r * width;
+        const A inverse = static_cast<A>(1 / temperature);
+        SoftmaxSums<A> sums;
+        BOUGH_ISA_CALL(softmax_sums_row, &sums, row, width, inverse);
+        const A log_sum = std::log(sums.sum);
+        lse_data[r] = sums.max + log_sum;
+        // z[label] - max - log sum: the difference first, so that a confident row loses nothing to cancellation.
+        log_probs_data[r] = (load(row + data<int64_t>(labels_R)[r]) * inverse - sums.max) - log_sum;
+        entropies_data[r] = log_sum - sums.dot / sums.sum;
+      }
+    });
+  });
+  return {log_probs, lse, entropies};
+}
+
+void log_prob_backward_cpu_(const at::Tensor& logits_RV, const at::Tensor& labels_R, const at::Tensor& lse,
+                            const at::Tensor& entropies, const at::Tensor& d_log_probs, const at::Tensor& d_entropies,
+                            double temperature) {
+  const int64_t width = logits_RV.size(1);
+  dispatch_float_types(logits_RV.scalar_type(), "log_prob", [&]<class T>() {
+    using A = AccOf<T>;
+    T* logits = mutable_data<T>(logits_RV);
+    at::parallel_for(0, logits_RV.size(0), grain(4 * width), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        T* row = logits + r * width;
+        const A inverse = static_cast<A>(1 / temperature);
+        const A d_log_prob = data<A>(d_log_probs)[r];
+        const A d_entropy = data<A>(d_entropies)[r];
+        const A entropy = data<A>(entropies)[r];
+        T* label = row + data<int64_t>(labels_R)[r];
+        const A log_p = load(label) * inverse - data<A>(lse)[r];
+        BOUGH_ISA_CALL(log_prob_backward_row, row, width, inverse, data<A>(lse)[r], entropy, d_log_prob, d_entropy);
+        // The label's element whole, rounded once: -expm1(log_p) = 1 - p without cancellation.
+        store(label, (d_log_prob * -std::expm1(log_p) - d_entropy * std::exp(log_p) * (log_p + entropy)) * inverse);
+      }
+    });
+  });
+}
+}  // namespace
+
+}  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CPU, m) {
+  m.impl("log_prob_forward", TORCH_FN(bough::log_prob_forward_cpu));
+  m.impl("log_prob_backward_", TORCH_FN(bough::log_prob_backward_cpu_));
+}

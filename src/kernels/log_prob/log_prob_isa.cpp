@@ -1,0 +1,40 @@
+#include "kernels/log_prob/log_prob_isa.h"
+
+#include "kernels/common/element.h"
+#include "kernels/common/exp.h"
+
+namespace bough::BOUGH_ISA {
+
+template <class T, class A>
+void softmax_sums_row(SoftmaxSums<A>* sums, const T* logits, int64_t width, A inverse_temperature) {
+  A max = load(logits);
+  for (int64_t v = 1; v < width; ++v) max = load(logits + v) > max ? load(logits + v) : max;
+  A sum = 0;
+  A dot = 0;
+  for (int64_t v = 0; v < width; ++v) {
+    const A z = (load(logits + v) - max) * inverse_temperature;
+    const A e = vector_exp(z);
+    sum += e;
+    dot += e * z;
+  }
+  *sums = {max * inverse_temperature, sum, dot};
+}
+
+template <class T, class A>
+void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A lse, A entropy, A d_log_prob, A d_entropy) {
+#pragma GCC ivdep
+  for (int64_t v = 0; v < width; ++v) {
+    const A log_p = load(logits + v) * inverse_temperature - lse;
+    const A p = vector_exp(log_p);
+    store(logits + v, -p * (d_log_prob + d_entropy * (log_p + entropy)) * inverse_temperature);
+  }
+}
+
+#define INSTANTIATE(T, A)                                                                  \
+  template void softmax_sums_row<T, A>(SoftmaxSums<A>*, const T*, int64_t, A);             \
+  template void log_prob_backward_row<T, A>(T*, int64_t, A, A, A, A, A);
+INSTANTIATE(float, float)
+INSTANTIATE(BFloat16Bits, float)
+INSTANTIATE(double, double)
+
+}  // namespace bough::BOUGH_ISA

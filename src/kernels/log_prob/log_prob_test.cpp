@@ -1,0 +1,63 @@
+#include "kernels/log_prob/log_prob.h"
+
+#include "kernels/common/kernel_test.h"
+
+namespace bough {
+namespace {
+
+at::Tensor labels_for(int64_t rows, int64_t width) { return (at::arange(rows, at::kLong) * 7 + 3).remainder(width); }
+
+TEST(LogProb, MatchesReferenceInEveryDtype) {
+  for (const auto type : kFloatTypes)
+    for (const double temperature : {0.7, 1.0, 1.3})
+      for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}}) {
+        const auto logits = random_tensor({rows, width}, type, 5) * 4;
+        const auto labels = labels_for(rows, width);
+        const auto acc = accumulator_type(type);
+        const auto out = log_prob_forward(logits, labels, temperature);
+        const auto expected = log_prob_forward_reference(logits, labels, temperature);
+        EXPECT_CLOSE(out.log_probs_R, expected.log_probs_R, acc);
+        EXPECT_CLOSE(out.lse_R, expected.lse_R, acc);
+        EXPECT_CLOSE(out.entropies_R, expected.entropies_R, acc);
+        const auto d_log_probs = random_tensor({rows}, acc, 6);
+        const auto d_entropies = random_tensor({rows}, acc, 7);
+        const auto d_logits = logits.clone(), d_logits_expected = logits.clone();
+        log_prob_backward_(d_logits, labels, out, d_log_probs, d_entropies, temperature);
+        log_prob_backward_reference_(d_logits_expected, labels, expected, d_log_probs, d_entropies, temperature);
+        EXPECT_CLOSE(d_logits, d_logits_expected, type);
+      }
+}
+
+TEST(LogProb, BackwardIsTheDerivative) {
+  const auto logits = random_tensor({3, 7}, at::kDouble, 5);
+  const auto labels = labels_for(3, 7);
+  const auto d_log_probs = random_tensor({3}, at::kDouble, 6);
+  const auto d_entropies = random_tensor({3}, at::kDouble, 7);
+  const auto objective = [&](const at::Tensor& x) {
+    const auto out = log_prob_forward(x, labels, 1.3);
+    return ((out.log_probs_R * d_log_probs).sum() + (out.entropies_R * d_entropies).sum()).item<double>();
+  };
+  const auto d = logits.clone();
+  log_prob_backward_(d, labels, log_prob_forward(logits, labels, 1.3), d_log_probs, d_entropies, 1.3);
+  for (int64_t i = 0; i < logits.numel(); ++i) {
+    auto above = logits.clone(), below = logits.clone();
+    above.view({-1})[i] += 1e-5;
+    below.view({-1})[i] -= 1e-5;
+    EXPECT_NEAR(d.view({-1})[i].item<double>(), (objective(above) - objective(below)) / 2e-5, 1e-8);
+  }
+}
+
+TEST(LogProb, ConfidentAndHopelessRowsStayFinite) {
+  const auto logits = at::tensor({100.0f, -100.0f, 0.0f, -100.0f, 100.0f, 0.0f}).view({2, 3});
+  const auto labels = at::zeros({2}, at::kLong);
+  const auto out = log_prob_forward(logits, labels, 1.0);
+  EXPECT_FLOAT_EQ(out.log_probs_R[0].item<float>(), 0.0f);
+  EXPECT_FLOAT_EQ(out.log_probs_R[1].item<float>(), -200.0f);
+  const auto d = logits.clone();
+  log_prob_backward_(d, labels, out, at::ones({2}), at::ones({2}), 1.0);
+  EXPECT_TRUE(d.isfinite().all().item<bool>());
+  EXPECT_FLOAT_EQ(d[1][0].item<float>(), 1.0f);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,64 @@
+#include "kernels/tree_attention/tree_attention.h"
+
+#include <torch/library.h>
+
+#include "base/error.h"
+#include "kernels/common/op.h"
+#include "kernels/parameter.h"
+
+TORCH_LIBRARY_FRAGMENT(bough, m) {
+  m.def(
+      "tree_attention_forward(Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack, Tensor end_local, "
+      "float scale) -> (Tensor, Tensor)");
+  m.def(
+      "tree_attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack, "
+      "Tensor end_local, Tensor o, Tensor lse, float scale, Tensor(a!) d_k_stack, Tensor(b!) d_v_stack) -> "
+      "(Tensor, Tensor, Tensor)");
+}
+
+namespace bough {
+
+namespace {
+using T = const at::Tensor&;
+
+void check(const TreeAttentionInput& in) {
+  BOUGH_CHECK(in.q_TNH.dim() == 3 && in.k_TGH.dim() == 3 && in.k_TGH.sizes() == in.v_TGH.sizes() &&
+                  in.k_stack_PGH.sizes() == in.v_stack_PGH.sizes() && in.q_TNH.size(0) == in.k_TGH.size(0) &&
+                  in.q_TNH.size(2) == in.k_TGH.size(2) && in.q_TNH.size(1) % in.k_TGH.size(1) == 0 &&
+                  in.k_stack_PGH.size(1) == in.k_TGH.size(1) && in.k_stack_PGH.size(2) == in.k_TGH.size(2),
+              "tree_attention: q ", in.q_TNH.sizes(), ", k ", in.k_TGH.sizes(), ", v ", in.v_TGH.sizes(), ", k_stack ",
+              in.k_stack_PGH.sizes(), ", v_stack ", in.v_stack_PGH.sizes());
+  BOUGH_CHECK(in.end_local.dim() == 1 && in.end_local.scalar_type() == at::kInt &&
+                  in.end_local.size(0) == in.k_stack_PGH.size(0) + in.q_TNH.size(0),
+              "tree_attention: end_local ", in.end_local.sizes(), " ", in.end_local.scalar_type());
+  for (T tensor : {in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH})
+    BOUGH_CHECK(tensor.is_contiguous() && tensor.scalar_type() == in.q_TNH.scalar_type() &&
+                    tensor.device() == in.q_TNH.device(),
+                "tree_attention: a tensor is not contiguous, or of another dtype or device than q");
+}
+}  // namespace
+
+TreeAttentionOutput tree_attention_forward(const TreeAttentionInput& in) {
+  check(in);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  static const auto op = find_op<std::tuple<at::Tensor, at::Tensor>(T, T, T, T, T, T, double)>("bough::tree_attention_forward");
+  auto [o, lse] = op.call(in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local, in.scale);
+  return {o, lse};
+}
+
+TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& in, const TreeAttentionOutput& out, T d_o_TNH,
+                                              T d_k_stack_PGH, T d_v_stack_PGH) {
+  check(in);
+  BOUGH_CHECK(d_k_stack_PGH.sizes() == in.k_stack_PGH.sizes() && d_v_stack_PGH.sizes() == in.k_stack_PGH.sizes() &&
+                  d_o_TNH.sizes() == in.q_TNH.sizes() && d_o_TNH.is_contiguous() && d_k_stack_PGH.is_contiguous() &&
+                  d_k_stack_PGH.scalar_type() == accumulator_type(in.q_TNH.scalar_type()),
+              "tree_attention: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(), " ", d_k_stack_PGH.scalar_type());
+  at::AutoDispatchBelowADInplaceOrView guard;
+  static const auto op = find_op<std::tuple<at::Tensor, at::Tensor, at::Tensor>(T, T, T, T, T, T, T, T, T, double, T, T)>(
+      "bough::tree_attention_backward");
+  auto [d_q, d_k, d_v] = op.call(d_o_TNH, in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local,
+                                 out.o_TNH, out.lse_TN, in.scale, d_k_stack_PGH, d_v_stack_PGH);
+  return {d_q, d_k, d_v};
+}
+
+}  // namespace bough
