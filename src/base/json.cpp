@@ -32,12 +32,13 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
     if (problem.empty()) {
-      // "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error …": keep what follows.
-      const std::string_view what = error.what();
+      // "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error …; last read: '…'": what
+      // is between the column and the quoted input, which may be of any length.
+      std::string_view what = error.what();
+      what = what.substr(0, what.find("; last read"));
       const size_t column = what.find("column ");
-      const size_t colon = what.find(": ", column == std::string_view::npos ? 0 : column);
-      const std::string_view rest = colon == std::string_view::npos ? what : what.substr(colon + 2);
-      problem = rest.substr(rest.rfind("] ") == std::string_view::npos ? 0 : rest.rfind("] ") + 2);
+      const size_t begin = column == std::string_view::npos ? what.find("] ") : what.find(": ", column);
+      problem = begin == std::string_view::npos ? what : what.substr(begin + 2);
     }
     problem_position = position;
     return false;
@@ -92,6 +93,8 @@ Json parse_json(std::string_view text, const std::string& source, int64_t first_
     const std::string_view before = text.substr(0, std::min(builder.problem_position, text.size()));
     const auto line = first_line + std::count(before.begin(), before.end(), '\n');
     place += str(":", line, ":", before.size() - (before.rfind('\n') + 1));  // npos + 1 is 0
+    constexpr size_t kShown = 30;
+    builder.problem += ", after " + quoted(before.substr(before.size() - std::min(before.size(), kShown)));
   } else if (text.find('\n') == std::string_view::npos) {
     place += str(":", first_line);
   }

@@ -123,6 +123,32 @@ bool is_plain(const std::string& text) {
   return std::none_of(std::begin(kWords), std::end(kWords), [&](const char* word) { return lower == word; });
 }
 
+// JSON's quoting is YAML's too, but for what YAML does not print: DEL, the C1 controls, Unicode's line breaks and the
+// byte order mark. (All beyond ASCII cannot be escaped: yaml-cpp refuses JSON's surrogate pairs.)
+std::string quoted_yaml(const Json& text) {
+  const std::string json = dump_line(text);
+  std::string out;
+  for (size_t i = 0; i < json.size();) {
+    const auto at = [&](size_t k) { return i + k < json.size() ? static_cast<unsigned char>(json[i + k]) : 0; };
+    unsigned code = 0;
+    size_t length = 1;
+    if (at(0) == 0x7F) code = 0x7F;
+    else if (at(0) == 0xC2 && at(1) < 0xA0) code = at(1), length = 2;
+    else if (at(0) == 0xE2 && at(1) == 0x80 && (at(2) == 0xA8 || at(2) == 0xA9))
+      code = 0x2000u | (at(2) - 0x80u), length = 3;
+    else if (at(0) == 0xEF && at(1) == 0xBB && at(2) == 0xBF) code = 0xFEFF, length = 3;
+    if (code == 0) {
+      out += json[i];
+    } else {
+      static const char* const kHex = "0123456789ABCDEF";
+      out += "\\u";
+      for (int shift = 12; shift >= 0; shift -= 4) out += kHex[code >> shift & 15];
+    }
+    i += length;
+  }
+  return out;
+}
+
 std::string number_text(double value) {
   std::string text = format_shortest(value);
   // YAML 1.1 readers take "1e-05" and "1" for a text and an integer: they want a point.
@@ -135,8 +161,7 @@ std::string value_text(const Json& value) {
   if (value.is_number_float()) return number_text(value.get<double>());
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
-    // JSON's quoting is valid in YAML once everything beyond ASCII is escaped (YAML folds some of Unicode's breaks).
-    return is_plain(text) ? text : value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+    return is_plain(text) ? text : quoted_yaml(value);
   }
   if (value.is_array()) {
     std::string out;

@@ -148,6 +148,20 @@ class Reader {
     }
   }
 
+  // The key that a spelled one stands for; aliases may name a key or a group on the way to it.
+  std::string canonical(const std::string& spelled) const {
+    std::string out;
+    for (size_t begin = 0; begin <= spelled.size();) {
+      const size_t end = std::min(spelled.find('.', begin), spelled.size());
+      out = join_key(out, spelled.substr(begin, end - begin));
+      for (const auto& [other, key] : aliases_)
+        if (out == other) out = key;
+      begin = end + 1;
+    }
+    return out;
+  }
+
+  // `key` is canonical but for its last word.
   void read_entry(const SettingField* group, std::string key, const std::string& spelled, const YAML::Node& value,
                   const std::string& place) {
     for (const auto& [other, canonical] : aliases_)
@@ -267,7 +281,7 @@ class Reader {
   throw UserError(str(source, known ? str(":", error.mark.line + 1) : "", ": not valid YAML: ", error.msg));
 }
 
-// Which root of a whole key can be written after "key=": texts are taken as they stand unless quoted.
+// What stands after "key=": texts are taken as they are unless quoted, all else is YAML.
 YAML::Node override_value(const SettingField* field, const std::string& text) {
   const bool is_text = field && field->kind == SettingKind::kText && field->shape != SettingShape::kList;
   const bool is_quoted = text.starts_with('"') || text.starts_with('\'');
@@ -305,11 +319,9 @@ void override_settings(SettingField& root, const SettingAliases& aliases, const 
     if (equals == std::string::npos || equals == 0)
       throw UserError(str("command line: got ", quoted(text), ", expected key=value, such as actor.eps_clip=0.2"));
     const std::string spelled = text.substr(0, equals);
-    std::string key = spelled;
-    for (const auto& [other, canonical] : aliases)
-      if (key == other) key = canonical;
     Reader reader(root, aliases);
     reader.source = "command line";
+    const std::string key = reader.canonical(spelled);
     try {
       const YAML::Node value = override_value(reader.find(key), text.substr(equals + 1));
       const size_t dot = key.rfind('.');
