@@ -1,0 +1,238 @@
+#include "rollout/embedded_engine.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "rollout/sampler.h"
+
+namespace bough {
+
+namespace {
+
+constexpr int64_t kAutoKvBytes = int64_t{4} << 30;  // what `kv_memory: auto` means
+constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // logits computed at once
+constexpr int kSampleBits = 20;  // a draw's sequence number: request id, then sample (below 2^20)
+
+int64_t page_budget(const ModelConfig& config, at::ScalarType dtype, const RolloutSettings& settings) {
+  const int64_t bytes = settings.kv_memory.is_auto() ? kAutoKvBytes : settings.kv_memory.count;
+  const int64_t page_bytes = KvStorage::bytes_per_page(config, dtype);
+  if (bytes < page_bytes) {
+    throw UserError(str("rollout.kv_memory: got ", settings.kv_memory.to_string(), ", but keys and values of ",
+                        kPageTokens, " tokens of this model take ", page_bytes, " bytes; raise it"));
+  }
+  return std::min<int64_t>(bytes / page_bytes, INT32_MAX / kPageTokens);
+}
+
+}  // namespace
+
+EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options)
+    : model_(model),
+      options_(std::move(options)),
+      version_(options_.version),
+      scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
+                 page_budget(model.config(), model.dtype(), options_.settings)),
+      storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()) {
+  for (const int32_t token : options_.stop_tokens) {
+    if (token < 0 || token >= model.config().vocab_size) {
+      throw UserError(str("stop token ", token, " of the model is outside its vocabulary of ",
+                          model.config().vocab_size, "; check eos_token_id in generation_config.json"));
+    }
+  }
+}
+
+void EmbeddedEngine::submit(GenerationRequest request) {
+  check_request(request, model_.config());
+  if (!request.stop_strings.empty() && !options_.token_bytes) {
+    throw UserError(str("request ", request.id, ": stop strings need a tokenizer, and the model directory has no "
+                        "tokenizer.json; use stop_token_ids"));
+  }
+  const auto prompt_length = static_cast<int64_t>(request.prompt_ids.size());
+  const int64_t longest =
+      std::min(prompt_length + request.max_new_tokens, model_.config().max_position_embeddings);
+  const int64_t needed = pages_for(longest) + 1;  // the prompt's last page, which the sample copies, is one more
+  if (needed > scheduler_.pool().max_pages()) {
+    throw UserError(str("request ", request.id, ": a sample of up to ", longest, " tokens needs ",
+                        needed * KvStorage::bytes_per_page(model_.config(), model_.dtype()),
+                        " bytes of keys and values; raise rollout.kv_memory (now ",
+                        options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
+  }
+  std::vector<int32_t> stop_tokens = request.stop_token_ids;
+  if (!request.ignore_eos) {
+    stop_tokens.insert(stop_tokens.end(), options_.stop_tokens.begin(), options_.stop_tokens.end());
+  }
+  std::sort(stop_tokens.begin(), stop_tokens.end());
+  stop_tokens.erase(std::unique(stop_tokens.begin(), stop_tokens.end()), stop_tokens.end());
+  scheduler_.add(std::move(request), std::move(stop_tokens));
+}
+
+std::vector<GenerationResult> EmbeddedEngine::step() {
+  const auto start = std::chrono::steady_clock::now();
+  if (!scheduler_.idle()) {
+    const at::NoGradGuard no_grad;
+    Pass pass = scheduler_.plan();
+    copy_pages(pass.page_copies);
+    const at::Tensor hidden_TD = pass.entries.empty() ? at::Tensor() : run_pass(pass);
+    scheduler_.commit(pass);
+    std::vector<std::pair<int32_t, int32_t>> page_copies;
+    const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
+    copy_pages(page_copies);
+    BOUGH_CHECK(!pass.entries.empty() || !started.empty(), "requests are in flight and nothing can be computed");
+    draw_from_prompts(started);
+    if (hidden_TD.defined()) draw_from_pass(pass, hidden_TD, started);
+    ++statistics_.steps;
+  }
+  statistics_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return std::exchange(finished_, {});
+}
+
+void EmbeddedEngine::copy_pages(std::vector<std::pair<int32_t, int32_t>>& pairs) {
+  storage_.reserve(scheduler_.pool().num_pages());
+  storage_.copy_pages(pairs);
+}
+
+// The final hidden states [T, D] of the pass's tokens.
+at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
+  std::vector<int64_t> tokens, positions;
+  std::vector<Segment> segments;
+  for (const PassEntry& entry : pass.entries) {
+    const auto& all = entry.tokens();
+    for (int64_t i = entry.begin; i < entry.begin + entry.count; ++i) {
+      tokens.push_back(all[static_cast<size_t>(i)]);
+      positions.push_back(i);
+    }
+    segments.push_back({entry.table().pages, entry.begin, entry.count});
+    const bool is_decode = entry.sample && entry.count == 1;
+    if (!is_decode) statistics_.prefill_tokens += entry.count;
+  }
+  PagedAttention attention(storage_, std::move(segments), options_.attention);
+  const at::Tensor tokens_T = at::tensor(tokens, at::kLong).to(model_.device());
+  const at::Tensor positions_T = at::tensor(positions, at::kLong).to(model_.device());
+  return model_.forward(tokens_T, positions_T, attention);
+}
+
+// Samples whose prompt was computed in an earlier step draw from its kept logits.
+void EmbeddedEngine::draw_from_prompts(const std::vector<ActiveSample*>& started) {
+  for (size_t i = 0; i < started.size();) {
+    ActiveRequest& request = *started[i]->request;
+    std::vector<std::pair<ActiveSample*, int64_t>> draws;
+    for (; i < started.size() && started[i]->request == &request; ++i) draws.emplace_back(started[i], 0);
+    if (!request.logits_1V.defined()) continue;  // its prompt ended in this pass
+    const at::Tensor logits_1V = request.logits_1V;
+    if (request.num_fresh == 0) request.logits_1V = at::Tensor();
+    draw(logits_1V, draws);
+  }
+}
+
+void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
+                                    const std::vector<ActiveSample*>& started) {
+  struct Row {
+    int64_t token;  // of the pass
+    const PassEntry* entry;
+  };
+  std::unordered_map<const ActiveRequest*, std::vector<ActiveSample*>> started_of;
+  for (ActiveSample* sample : started) started_of[sample->request].push_back(sample);
+  std::vector<Row> rows;
+  int64_t token = 0;
+  for (const PassEntry& entry : pass.entries) {
+    token += entry.count;
+    const bool is_needed = entry.sample || entry.request->num_fresh > 0 || started_of.count(entry.request) > 0;
+    if (entry.reaches_end() && is_needed) rows.push_back({token - 1, &entry});
+  }
+
+  const int64_t V = model_.config().vocab_size;
+  const auto chunk = static_cast<size_t>(
+      std::max<int64_t>(1, kLogitsBytes / (V * static_cast<int64_t>(c10::elementSize(model_.dtype())))));
+  for (size_t begin = 0; begin < rows.size(); begin += chunk) {
+    const size_t end = std::min(rows.size(), begin + chunk);
+    std::vector<int64_t> hidden_rows;
+    for (size_t i = begin; i < end; ++i) hidden_rows.push_back(rows[i].token);
+    const at::Tensor rows_R = at::tensor(hidden_rows, at::kLong).to(model_.device());
+    const at::Tensor logits_RV = model_.logits(hidden_TD.index_select(0, rows_R));
+    std::vector<std::pair<ActiveSample*, int64_t>> draws;
+    for (size_t i = begin; i < end; ++i) {
+      const PassEntry& entry = *rows[i].entry;
+      const auto row = static_cast<int64_t>(i - begin);
+      if (entry.sample) {
+        draws.emplace_back(entry.sample, row);
+        continue;
+      }
+      for (ActiveSample* sample : started_of[entry.request]) draws.emplace_back(sample, row);
+      if (entry.request->num_fresh > 0) entry.request->logits_1V = logits_RV.narrow(0, row, 1).clone();
+    }
+    draw(logits_RV, draws);
+  }
+}
+
+void EmbeddedEngine::draw(const at::Tensor& logits_RV,
+                          const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows) {
+  std::vector<DrawRequest> requests;
+  for (const auto& [sample, row] : samples_and_rows) {
+    const GenerationRequest& request = sample->request->request;
+    DrawRequest& draw = requests.emplace_back();
+    draw.row = row;
+    draw.temperature = request.temperature;
+    draw.top_k = request.top_k;
+    draw.top_p = request.top_p;
+    draw.greedy = request.greedy;
+    if (static_cast<int64_t>(sample->result.token_ids.size()) < request.min_new_tokens) {
+      draw.excluded = sample->request->stop_tokens;
+    }
+    const uint64_t sequence = (request.id << kSampleBits) | static_cast<uint64_t>(sample->index);
+    draw.uniform = CounterRandom(request.seed, Purpose::sample).uniform(sequence, sample->tokens.size());
+  }
+  std::vector<Draw> draws(requests.size());
+  draw_tokens(logits_RV, requests, draws);
+  for (size_t i = 0; i < draws.size(); ++i) {
+    append(*samples_and_rows[i].first, draws[i].token, draws[i].log_prob, draws[i].raw_log_prob);
+  }
+}
+
+void EmbeddedEngine::append(ActiveSample& sample, int32_t token, double log_prob, double raw_log_prob) {
+  ActiveRequest& active = *sample.request;
+  const GenerationRequest& request = active.request;
+  GeneratedSample& result = sample.result;
+  sample.tokens.push_back(token);
+  result.token_ids.push_back(token);
+  result.logprobs.push_back(static_cast<float>(log_prob));
+  result.raw_logprobs.push_back(static_cast<float>(raw_log_prob));
+  result.versions.push_back(version_);
+  ++statistics_.new_tokens;
+
+  const auto num_new = static_cast<int64_t>(result.token_ids.size());
+  const bool is_stop = std::binary_search(active.stop_tokens.begin(), active.stop_tokens.end(), token);
+  // The bytes are pushed before min_new_tokens too: a stop string may begin there.
+  const bool ends_stop_string = sample.stop_matcher && sample.stop_matcher->push(options_.token_bytes(token)) &&
+                                num_new >= request.min_new_tokens;
+  const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_position_embeddings;
+  if (is_stop) scheduler_.finish(sample, FinishReason::kStop);
+  else if (ends_stop_string) scheduler_.finish(sample, FinishReason::kStopString);
+  else if (num_new >= request.max_new_tokens || is_full) scheduler_.finish(sample, FinishReason::kLength);
+  else return;
+  if (active.num_done == request.n_samples) finished_.push_back(scheduler_.take(active));
+}
+
+bool EmbeddedEngine::cancel(uint64_t id) {
+  if (!scheduler_.cancel(id)) return false;
+  finished_.push_back(scheduler_.take(*scheduler_.find(id)));
+  return true;
+}
+
+void EmbeddedEngine::update_weights(int32_t version) {
+  version_ = version;
+  scheduler_.set_all_back();
+}
+
+EngineStatistics EmbeddedEngine::statistics() const {
+  EngineStatistics statistics = statistics_;
+  statistics.cached_tokens = scheduler_.cached_tokens();
+  statistics.preemptions = scheduler_.preemptions();
+  return statistics;
+}
+
+}  // namespace bough

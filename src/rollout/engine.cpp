@@ -1,0 +1,132 @@
+#include "rollout/engine.h"
+
+#include <cmath>
+#include <unordered_map>
+
+#include "base/error.h"
+
+namespace bough {
+
+const char* finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kStopString: return "stop_string";
+    case FinishReason::kCancelled: return "cancelled";
+  }
+  return "unknown";
+}
+
+std::vector<GenerationResult> Engine::drain() {
+  std::vector<GenerationResult> results;
+  while (!idle()) {
+    for (GenerationResult& result : step()) results.push_back(std::move(result));
+  }
+  return results;
+}
+
+std::vector<GenerationResult> Engine::generate(std::vector<GenerationRequest> requests) {
+  if (!idle()) throw UserError("generate: other requests are in flight; drain the engine first, or use submit");
+  std::unordered_map<uint64_t, size_t> index_of_id;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    index_of_id[requests[i].id] = i;
+  }
+  std::vector<uint64_t> submitted;
+  try {
+    for (GenerationRequest& request : requests) {
+      const uint64_t id = request.id;
+      submit(std::move(request));
+      submitted.push_back(id);
+    }
+  } catch (...) {  // all or none: what was queued before the bad one must not run later
+    for (const uint64_t id : submitted) cancel(id);
+    drain();
+    throw;
+  }
+  std::vector<GenerationResult> results(submitted.size());
+  for (GenerationResult& result : drain()) results[index_of_id.at(result.id)] = std::move(result);
+  return results;
+}
+
+GenerationRequest make_request(const GenerationSettings& settings, uint64_t id, std::vector<int32_t> prompt_ids,
+                               uint64_t seed) {
+  GenerationRequest request;
+  request.id = id;
+  request.prompt_ids = std::move(prompt_ids);
+  request.n_samples = settings.n_samples;
+  request.max_new_tokens = settings.max_new_tokens;
+  request.min_new_tokens = settings.min_new_tokens;
+  request.temperature = settings.temperature;
+  request.top_p = settings.top_p;
+  request.top_k = settings.top_k;
+  request.greedy = settings.greedy;
+  for (const int64_t token : settings.stop_token_ids) {
+    if (token < 0 || token > INT32_MAX) {
+      throw UserError(str("gconfig.stop_token_ids: ", token, " is not a token id; expected 0 to ", INT32_MAX));
+    }
+    request.stop_token_ids.push_back(static_cast<int32_t>(token));
+  }
+  request.stop_strings = settings.stop;
+  request.ignore_eos = settings.ignore_eos;
+  request.seed = seed;
+  return request;
+}
+
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(const GenerationRequest& request, const Args&... what) {
+  throw UserError(str("request ", request.id, ": ", what...));
+}
+
+void check_numbers(const GenerationRequest& request) {
+  if (request.id >= (uint64_t{1} << 44)) refuse(request, "id: expected a number below 2^44");
+  if (request.n_samples < 1 || request.n_samples > 100000) {
+    refuse(request, "n_samples: got ", request.n_samples, ", expected 1 to 100000");
+  }
+  if (request.max_new_tokens < 1) {
+    refuse(request, "max_new_tokens: got ", request.max_new_tokens, ", expected 1 or more");
+  }
+  if (request.min_new_tokens < 0 || request.min_new_tokens > request.max_new_tokens) {
+    refuse(request, "min_new_tokens: got ", request.min_new_tokens, ", expected 0 to max_new_tokens = ",
+           request.max_new_tokens);
+  }
+  if (!std::isfinite(request.temperature) || request.temperature < 0) {
+    refuse(request, "temperature: got ", request.temperature, ", expected 0 (greedy) or more");
+  }
+  if (!(request.top_p >= 0 && request.top_p <= 1)) {
+    refuse(request, "top_p: got ", request.top_p, ", expected 0 to 1");
+  }
+  if (request.top_k < 0) refuse(request, "top_k: got ", request.top_k, ", expected 0 (off) or more");
+}
+
+}  // namespace
+
+void check_request(const GenerationRequest& request, const ModelConfig& config) {
+  check_numbers(request);
+  const auto length = static_cast<int64_t>(request.prompt_ids.size());
+  if (length == 0) {
+    refuse(request, "the prompt is empty; a first token needs one to follow (the model's begin-of-text token, say)");
+  }
+  if (length >= config.max_position_embeddings) {
+    refuse(request, "the prompt has ", length, " tokens, and the model has ", config.max_position_embeddings,
+           " positions (max_position_embeddings): no room for a response; shorten the prompt");
+  }
+  for (int64_t i = 0; i < length; ++i) {
+    const int32_t token = request.prompt_ids[static_cast<size_t>(i)];
+    if (token < 0 || token >= config.vocab_size) {
+      refuse(request, "prompt token ", token, " at position ", i, " is outside the vocabulary of ",
+             config.vocab_size, "; was the prompt written with another tokenizer?");
+    }
+  }
+  for (const int32_t token : request.stop_token_ids) {
+    if (token < 0 || token >= config.vocab_size) {
+      refuse(request, "stop token ", token, " is outside the vocabulary of ", config.vocab_size);
+    }
+  }
+  for (const std::string& stop : request.stop_strings) {
+    if (stop.empty()) refuse(request, "an empty stop string would stop everywhere; remove it");
+  }
+}
+
+}  // namespace bough

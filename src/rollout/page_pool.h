@@ -1,0 +1,97 @@
+// Which page of the KV cache holds what: reference counts, and an index of prefixes that finds tokens whose keys
+// and values are computed already (between samples of a group, prompts with a common header, turns of an agent,
+// and a sample's own past after it was set back). No tensors here.
+//
+// A page holds the keys and values of kPageTokens consecutive tokens in every layer. A full page can be published
+// under the whole prefix that ends in it. Keys of the index are (serial of the page before, the page's tokens);
+// serials are never used twice, so a page whose predecessor was evicted can no longer be found, rather than be
+// found under another prefix. Pages that nobody holds but that are published stay, and are evicted least recently
+// released first when pages are needed. A holder always holds the whole prefix, and releases its end first.
+//
+// Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held; the
+// reference counts equal the number of tables that hold the page; the index and the pages' serials agree.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace bough {
+
+inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
+
+inline int64_t pages_for(int64_t num_tokens) { return (num_tokens + kPageTokens - 1) / kPageTokens; }
+
+// The pages of one sequence, in order; token t lies in pages[t / kPageTokens].
+struct PageTable {
+  std::vector<int32_t> pages;
+  int64_t num_published = 0;  // leading pages known to the index
+  uint64_t serial = 0;        // of the last of them; 0 before the first
+};
+
+class PagePool {
+ public:
+  // Pages are numbered 0 ... max_pages - 1 and handed out lowest first, so that storage can grow with use.
+  explicit PagePool(int64_t max_pages);
+
+  // Appends a page, held once, to `table`. False if every page is held. Recycles a cached page when a quarter of
+  // the pages in use are cached, else takes a new one while there is one.
+  bool append_page(PageTable& table);
+  // Makes `table` (empty) hold the longest published prefix of `tokens`, at most `max_tokens` of them. Returns the
+  // number of tokens covered.
+  int64_t match(std::span<const int32_t> tokens, int64_t max_tokens, PageTable& table);
+  // Number of tokens that match() would cover.
+  int64_t match_length(std::span<const int32_t> tokens, int64_t max_tokens) const;
+  // Makes `to` (empty) hold the published pages of `from` too.
+  void share(const PageTable& from, PageTable& to);
+  // Publishes the full pages among the first `num_tokens` tokens, whose keys and values are computed.
+  void publish(std::span<const int32_t> tokens, int64_t num_tokens, PageTable& table);
+  // Gives all of the table's pages back and empties it.
+  void release(PageTable& table);
+  // Nothing published remains: the weights have changed. Tables must have been released.
+  void forget_prefixes();
+
+  int64_t max_pages() const { return max_pages_; }
+  int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }  // ever handed out
+  int64_t num_held() const { return num_held_; }
+  int64_t num_cached() const { return static_cast<int64_t>(cached_.size()); }
+
+  // BOUGH_CHECK of the invariants; `tables` are all tables that hold pages.
+  void check_integrity(std::span<const PageTable* const> tables) const;
+
+ private:
+  struct Key {
+    uint64_t previous_serial = 0;
+    std::array<int32_t, kPageTokens> tokens = {};
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const;
+  };
+  struct Page {
+    int32_t references = 0;
+    uint64_t serial = 0;       // 0: not published
+    uint64_t released_at = 0;  // its key in cached_ while nobody holds it
+    Key key;
+  };
+
+  std::optional<int32_t> take();
+  void evict_oldest();
+  void hold(int32_t page);
+  static Key key_of(uint64_t previous_serial, std::span<const int32_t> tokens, int64_t page_index);
+
+  int64_t max_pages_;
+  int64_t num_held_ = 0;
+  uint64_t next_serial_ = 1;
+  uint64_t next_release_ = 1;
+  std::vector<Page> pages_;
+  std::vector<int32_t> free_;
+  std::map<uint64_t, int32_t> cached_;  // by time of release
+  std::unordered_map<Key, int32_t, KeyHash> index_;
+};
+
+}  // namespace bough

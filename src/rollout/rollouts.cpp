@@ -1,0 +1,34 @@
+#include "rollout/rollouts.h"
+
+#include "base/error.h"
+
+namespace bough {
+
+Rollout to_rollout(const GenerationResult& result, size_t index, const std::string& group) {
+  BOUGH_CHECK(index < result.samples.size(), "sample ", index, " of ", result.samples.size());
+  const GeneratedSample& sample = result.samples[index];
+  const size_t prompt_length = result.prompt_ids.size();
+  Rollout rollout;
+  rollout.group = group;
+  rollout.temperature = result.temperature;
+  rollout.input_ids = result.prompt_ids;
+  rollout.input_ids.insert(rollout.input_ids.end(), sample.token_ids.begin(), sample.token_ids.end());
+  rollout.loss_mask.assign(prompt_length, 0);
+  rollout.loss_mask.resize(rollout.input_ids.size(), 1);
+  rollout.logprobs.assign(prompt_length, 0.0f);
+  rollout.logprobs.insert(rollout.logprobs.end(), sample.logprobs.begin(), sample.logprobs.end());
+  rollout.versions.assign(prompt_length, -1);
+  rollout.versions.insert(rollout.versions.end(), sample.versions.begin(), sample.versions.end());
+  rollout.extra = Json::object();
+  rollout.extra["finish_reason"] = finish_reason_name(sample.finish_reason);
+  rollout.extra["raw_logprobs"] = sample.raw_logprobs;
+  return rollout;
+}
+
+std::vector<Rollout> to_rollouts(const GenerationResult& result, const std::string& group) {
+  std::vector<Rollout> rollouts;
+  for (size_t i = 0; i < result.samples.size(); ++i) rollouts.push_back(to_rollout(result, i, group));
+  return rollouts;
+}
+
+}  // namespace bough

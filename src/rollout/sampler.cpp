@@ -1,0 +1,325 @@
+#include "rollout/sampler.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+#include "rollout/simd.h"
+
+namespace bough {
+
+namespace {
+
+using simd::kLanes;
+
+// Sums and maxima are kept by block: the block with the drawn token is then found without a second pass.
+constexpr int64_t kBlock = 256;
+
+template <class T>
+BOUGH_INLINE void load_tail(typename simd::Types<T>::Vector& v, const T* p, int64_t count) {
+  using Acc = typename simd::Types<T>::Acc;
+  Acc lanes[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) {
+    lanes[i] = i < count ? simd::widen(p[i]) : -std::numeric_limits<Acc>::infinity();
+  }
+  simd::load(v, lanes);
+}
+
+template <class T>
+BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<T>::Acc* maxima) {
+  using Acc = typename simd::Types<T>::Acc;
+  using Vector = typename simd::Types<T>::Vector;
+  for (int64_t begin = 0; begin < size; begin += kBlock, ++maxima) {
+    const int64_t end = begin + kBlock < size ? begin + kBlock : size;
+    Vector maximum = Vector{} - std::numeric_limits<Acc>::infinity();
+    for (int64_t i = begin; i < end; i += kLanes) {
+      Vector x;
+      if (i + kLanes <= end) simd::load(x, row + i);
+      else load_tail(x, row + i, end - i);
+      maximum = maximum > x ? maximum : x;  // a NaN stays: it is found in the sums too
+    }
+    *maxima = simd::max_of(maximum);
+  }
+}
+
+// weights[i] = exp((row[i] - maximum) * inverse_temperature), up to the next multiple of kLanes; or only their sum.
+template <class T>
+BOUGH_INLINE void block_weights(const T* row, int64_t count, typename simd::Types<T>::Acc maximum,
+                                typename simd::Types<T>::Acc inverse_temperature,
+                                typename simd::Types<T>::Acc* weights, double* sum) {
+  using Vector = typename simd::Types<T>::Vector;
+  Vector total = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Vector x;
+    if (i + kLanes <= count) simd::load(x, row + i);
+    else load_tail(x, row + i, count - i);
+    x = (x - maximum) * inverse_temperature;
+    const Vector is_number = x == x ? Vector{} : x;  // exp_nonpositive maps NaN to 0: keep it visible in the sum
+    simd::exp_nonpositive(x);
+    x += is_number;
+    total += x;
+    if (weights) simd::store(weights + i, x);
+  }
+  *sum = static_cast<double>(simd::sum_of(total));
+}
+
+template <class T>
+BOUGH_INLINE void block_sums(const T* row, int64_t size, typename simd::Types<T>::Acc maximum,
+                             typename simd::Types<T>::Acc inverse_temperature, double* sums) {
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t count = size - begin < kBlock ? size - begin : kBlock;
+    block_weights<T>(row + begin, count, maximum, inverse_temperature, nullptr, sums++);
+  }
+}
+
+#define BOUGH_SAMPLER_LOOPS(T, ACC)                                                                            \
+  BOUGH_ON_BEST_ISA(find_maxima, (const T* row, int64_t size, ACC* maxima), (row, size, maxima), block_maxima<T>) \
+  BOUGH_ON_BEST_ISA(sum_blocks, (const T* row, int64_t size, ACC maximum, ACC inverse, double* sums),          \
+                    (row, size, maximum, inverse, sums), block_sums<T>)                                        \
+  BOUGH_ON_BEST_ISA(weigh, (const T* row, int64_t count, ACC maximum, ACC inverse, ACC* weights, double* sum), \
+                    (row, count, maximum, inverse, weights, sum), block_weights<T>)
+BOUGH_SAMPLER_LOOPS(float, float)
+BOUGH_SAMPLER_LOOPS(BFloat16Bits, float)
+BOUGH_SAMPLER_LOOPS(double, double)
+
+// Draws from one row; buffers are reused from draw to draw.
+template <class T>
+class RowSampler {
+ public:
+  using Acc = typename simd::Types<T>::Acc;
+
+  explicit RowSampler(int64_t vocabulary)
+      : size_(vocabulary), maxima_(num_blocks()), sums_(num_blocks()), weights_(kBlock) {}
+
+  Draw draw(const T* row, const DrawRequest& request) {
+    row_ = row;
+    request_ = &request;
+    const double temperature = request.temperature > 0 ? request.temperature : 1.0;
+    inverse_temperature_ = static_cast<Acc>(1.0 / temperature);
+    find_maxima(row, size_, maxima_.data());
+    maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
+    sum_blocks(row, size_, maximum_, Acc{1}, sums_.data());
+    const double raw_log_sum = log_sum();
+    double log_sum_at_temperature = raw_log_sum;
+    if (inverse_temperature_ != 1) {
+      sum_blocks(row, size_, maximum_, inverse_temperature_, sums_.data());
+      log_sum_at_temperature = log_sum();
+    }
+    Draw draw;
+    const bool cut = (request.top_k > 0 && request.top_k < size_) || request.top_p < 1;
+    if (request.greedy || request.temperature == 0) draw.token = most_likely();
+    else if (cut) draw.token = draw_from_cut();
+    else draw.token = draw_from_all();
+    const double below_maximum = static_cast<double>(simd::widen(row[draw.token])) - static_cast<double>(maximum_);
+    draw.log_prob = below_maximum / temperature - log_sum_at_temperature;
+    draw.raw_log_prob = below_maximum - raw_log_sum;
+    return draw;
+  }
+
+ private:
+  struct Candidate {
+    Acc logit;
+    int32_t token;
+    bool operator<(const Candidate& other) const {  // the more likely first
+      return logit != other.logit ? logit > other.logit : token < other.token;
+    }
+  };
+
+  size_t num_blocks() const { return static_cast<size_t>((size_ + kBlock - 1) / kBlock); }
+  bool is_excluded(int32_t token) const {
+    return std::binary_search(request_->excluded.begin(), request_->excluded.end(), token);
+  }
+
+  double log_sum() const {
+    double sum = 0;
+    for (const double block : sums_) sum += block;
+    if (!std::isfinite(sum) || !(sum > 0) || !std::isfinite(maximum_)) {
+      throw UserError(str("the model's logits are not finite (largest ", maximum_, ", sum of exponentials ", sum,
+                          "): the weights have diverged; go back to an earlier checkpoint or lower the learning rate"));
+    }
+    return std::log(sum);
+  }
+
+  // The weights of one block, 0 where excluded, in weights_; returns their number.
+  int64_t fill_weights(int64_t block) {
+    const int64_t begin = block * kBlock, count = std::min(kBlock, size_ - begin);
+    double sum;
+    weigh(row_ + begin, count, draw_maximum_, inverse_temperature_, weights_.data(), &sum);
+    const auto& excluded = request_->excluded;
+    for (auto it = std::lower_bound(excluded.begin(), excluded.end(), begin);
+         it != excluded.end() && *it < begin + count; ++it) {
+      weights_[static_cast<size_t>(*it - begin)] = 0;
+    }
+    return count;
+  }
+
+  // Maxima and sums without the excluded tokens, measured from the largest logit that is left: the others may lie so
+  // far below an excluded one that their exponentials would vanish.
+  void exclude() {
+    draw_maximum_ = maximum_;
+    const auto& excluded = request_->excluded;
+    if (excluded.empty()) return;
+    std::vector<int64_t> blocks;
+    for (const int32_t token : excluded) {
+      const int64_t block = token / kBlock;
+      if (!blocks.empty() && blocks.back() == block) continue;
+      blocks.push_back(block);
+      Acc& maximum = maxima_[static_cast<size_t>(block)] = -std::numeric_limits<Acc>::infinity();
+      for (int64_t i = block * kBlock; i < std::min(size_, (block + 1) * kBlock); ++i) {
+        if (!is_excluded(static_cast<int32_t>(i))) maximum = std::max(maximum, static_cast<Acc>(simd::widen(row_[i])));
+      }
+    }
+    draw_maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
+    if (!std::isfinite(draw_maximum_)) {
+      throw UserError("min_new_tokens excludes the stop tokens, and every other token has probability 0");
+    }
+    if (draw_maximum_ < maximum_) sum_blocks(row_, size_, draw_maximum_, inverse_temperature_, sums_.data());
+    for (const int64_t block : blocks) {
+      const int64_t count = fill_weights(block);
+      sums_[static_cast<size_t>(block)] = std::accumulate(weights_.begin(), weights_.begin() + count, 0.0);
+    }
+  }
+
+  int32_t most_likely() {
+    exclude();
+    const int64_t block = std::max_element(maxima_.begin(), maxima_.end()) - maxima_.begin();
+    for (int64_t i = block * kBlock;; ++i) {
+      const auto token = static_cast<int32_t>(i);
+      if (static_cast<Acc>(simd::widen(row_[i])) == draw_maximum_ && !is_excluded(token)) return token;
+    }
+  }
+
+  int32_t draw_from_all() {
+    exclude();
+    const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+    double target = request_->uniform * total;
+    size_t block = 0, last_possible = 0;
+    for (; block < sums_.size(); ++block) {
+      if (sums_[block] > 0) last_possible = block;
+      if (target < sums_[block]) break;
+      target -= sums_[block];
+    }
+    if (block == sums_.size()) block = last_possible;  // rounding: uniform is below 1
+    const int64_t count = fill_weights(static_cast<int64_t>(block));
+    int64_t last = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const double weight = static_cast<double>(weights_[static_cast<size_t>(i)]);
+      if (weight > 0) last = i;
+      if (target < weight) break;
+      target -= weight;
+    }
+    return static_cast<int32_t>(static_cast<int64_t>(block) * kBlock + last);
+  }
+
+  // A logit that every token of the cut reaches.
+  Acc cut_bound(double total) const {
+    Acc bound = -std::numeric_limits<Acc>::infinity();
+    const auto top_k = static_cast<size_t>(request_->top_k);
+    if (top_k > 0) {  // as many blocks have a maximum of at least this
+      if (top_k > maxima_.size()) return bound;
+      std::vector<Acc> maxima = maxima_;
+      std::nth_element(maxima.begin(), maxima.begin() + static_cast<int64_t>(top_k) - 1, maxima.end(),
+                       std::greater<Acc>());
+      return maxima[top_k - 1];
+    }
+    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. A little
+    // lower, since sums are rounded.
+    const double weight = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
+    if (weight > 0) bound = static_cast<Acc>(static_cast<double>(draw_maximum_) +
+                                             std::log(weight) / static_cast<double>(inverse_temperature_));
+    return std::min(bound, draw_maximum_);
+  }
+
+  int32_t draw_from_cut() {
+    exclude();
+    double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+    const Acc bound = cut_bound(total);
+    candidates_.clear();
+    for (size_t block = 0; block < maxima_.size(); ++block) {
+      if (maxima_[block] < bound) continue;
+      const int64_t begin = static_cast<int64_t>(block) * kBlock;
+      for (int64_t i = begin; i < std::min(size_, begin + kBlock); ++i) {
+        const Acc logit = static_cast<Acc>(simd::widen(row_[i]));
+        if (logit >= bound && !is_excluded(static_cast<int32_t>(i))) {
+          candidates_.push_back({logit, static_cast<int32_t>(i)});
+        }
+      }
+    }
+    const auto top_k = static_cast<size_t>(request_->top_k);
+    if (top_k > 0 && top_k < candidates_.size()) {
+      std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k), candidates_.end());
+      candidates_.resize(top_k);
+    }
+    std::sort(candidates_.begin(), candidates_.end());
+    const auto weight_of = [&](const Candidate& candidate) {
+      return std::exp(static_cast<double>(candidate.logit - draw_maximum_) * static_cast<double>(inverse_temperature_));
+    };
+    if (top_k > 0) {
+      total = 0;
+      for (const Candidate& candidate : candidates_) total += weight_of(candidate);
+    }
+    size_t num_kept = 0;
+    double mass = 0;
+    do {
+      mass += weight_of(candidates_[num_kept++]);
+    } while (num_kept < candidates_.size() && mass < request_->top_p * total);
+    double target = request_->uniform * mass;
+    size_t i = 0;
+    for (; i + 1 < num_kept; ++i) {
+      target -= weight_of(candidates_[i]);
+      if (target < 0) break;
+    }
+    return candidates_[i].token;
+  }
+
+  int64_t size_;
+  std::vector<Acc> maxima_;   // of blocks
+  std::vector<double> sums_;  // of blocks
+  std::vector<Acc> weights_;  // of one block
+  std::vector<Candidate> candidates_;
+  const T* row_ = nullptr;
+  const DrawRequest* request_ = nullptr;
+  Acc inverse_temperature_ = 1, maximum_ = 0, draw_maximum_ = 0;
+};
+
+template <class T>
+void draw_rows(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
+  const int64_t V = logits_RV.size(1);
+  const T* logits = static_cast<const T*>(logits_RV.const_data_ptr());
+  const int64_t grain = std::max<int64_t>(1, 16384 / V);
+  at::parallel_for(0, static_cast<int64_t>(requests.size()), grain, [&](int64_t begin, int64_t end) {
+    RowSampler<T> sampler(V);
+    for (int64_t i = begin; i < end; ++i) {
+      const DrawRequest& request = requests[static_cast<size_t>(i)];
+      draws[static_cast<size_t>(i)] = sampler.draw(logits + request.row * V, request);
+    }
+  });
+}
+
+}  // namespace
+
+void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
+  BOUGH_CHECK(logits_RV.dim() == 2 && logits_RV.size(1) > 0, "logits are ", logits_RV.sizes(), ", expected [R, V]");
+  BOUGH_CHECK(draws.size() == requests.size(), draws.size(), " draws for ", requests.size(), " requests");
+  for (const DrawRequest& request : requests) {
+    BOUGH_CHECK(request.row >= 0 && request.row < logits_RV.size(0), "row ", request.row, " of ", logits_RV.size(0));
+    BOUGH_CHECK(request.uniform > 0 && request.uniform < 1, "uniform=", request.uniform);
+    BOUGH_CHECK(request.excluded.empty() || (request.excluded.front() >= 0 &&
+                request.excluded.back() < logits_RV.size(1)), "an excluded token is outside the vocabulary");
+  }
+  const at::Tensor on_cpu = logits_RV.cpu().contiguous();
+  switch (on_cpu.scalar_type()) {
+    case at::kFloat: return draw_rows<float>(on_cpu, requests, draws);
+    case at::kDouble: return draw_rows<double>(on_cpu, requests, draws);
+    case at::kBFloat16: return draw_rows<BFloat16Bits>(on_cpu, requests, draws);
+    default: BOUGH_CHECK(false, "logits: expected fp32, bf16 or fp64, got ", on_cpu.scalar_type());
+  }
+}
+
+}  // namespace bough

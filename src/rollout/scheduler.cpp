@@ -1,0 +1,359 @@
+#include "rollout/scheduler.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+template <class T>
+void erase_value(std::deque<T*>& queue, const T* value) {
+  queue.erase(std::remove(queue.begin(), queue.end(), value), queue.end());
+}
+
+}  // namespace
+
+Scheduler::Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages)
+    : max_running_(max_running), prefill_chunk_tokens_(prefill_chunk_tokens), pool_(max_pages) {}
+
+void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens) {
+  const uint64_t id = request.id;
+  if (contains(id)) throw UserError(str("request ", id, ": a request with this id is in flight already"));
+  auto active = std::make_unique<ActiveRequest>();
+  active->request = std::move(request);
+  active->stop_tokens = std::move(stop_tokens);
+  active->num_fresh = active->request.n_samples;
+  for (int64_t i = 0; i < active->request.n_samples; ++i) {
+    ActiveSample& sample = active->samples.emplace_back();
+    sample.request = active.get();
+    sample.index = i;
+    if (!active->request.stop_strings.empty()) {
+      sample.stop_matcher = std::make_unique<StopMatcher>(&active->request.stop_strings);
+    }
+  }
+  waiting_.push_back(active.get());
+  requests_.emplace(id, std::move(active));
+}
+
+ActiveRequest* Scheduler::find(uint64_t id) {
+  const auto found = requests_.find(id);
+  return found == requests_.end() ? nullptr : found->second.get();
+}
+
+bool Scheduler::has_slot() const {
+  return static_cast<int64_t>(running_.size() + prefilling_.size()) < max_running_;
+}
+
+bool Scheduler::ensure_pages(PageTable& table, int64_t num_tokens) {
+  while (static_cast<int64_t>(table.pages.size()) < pages_for(num_tokens)) {
+    if (!pool_.append_page(table)) return false;
+  }
+  return true;
+}
+
+// The prompt's pages go back; it is computed again (or found in the index) when a sample needs it.
+void Scheduler::drop_prompt(ActiveRequest& request) {
+  pool_.release(request.prompt_table);
+  request.num_computed = 0;
+  request.logits_1V = at::Tensor();
+  if (request.prompt_state == ActiveRequest::PromptState::kPrefilling) erase_value(prefilling_, &request);
+  if (request.prompt_state == ActiveRequest::PromptState::kReady) erase_value(starting_, &request);
+  if (request.prompt_state != ActiveRequest::PromptState::kWaiting && request.num_fresh > 0) {
+    waiting_.push_front(&request);
+  }
+  request.prompt_state = ActiveRequest::PromptState::kWaiting;
+}
+
+bool Scheduler::reclaim_prompt(const ActiveRequest* except) {
+  for (auto it = prefilling_.rbegin(); it != prefilling_.rend(); ++it) {
+    if (*it == except) continue;
+    drop_prompt(**it);
+    return true;
+  }
+  for (auto it = starting_.rbegin(); it != starting_.rend(); ++it) {
+    if (*it == except || (*it)->num_running > 0) continue;
+    drop_prompt(**it);
+    return true;
+  }
+  for (const ActiveSample* sample : set_back_) {
+    ActiveRequest& request = *sample->request;
+    if (&request == except || request.num_running > 0 || request.prompt_table.pages.empty()) continue;
+    drop_prompt(request);
+    return true;
+  }
+  return false;
+}
+
+void Scheduler::set_back(ActiveSample& sample) {
+  erase_value(running_, &sample);
+  --sample.request->num_running;
+  pool_.release(sample.table);
+  sample.num_computed = 0;
+  sample.state = ActiveSample::State::kSetBack;
+  set_back_.push_front(&sample);
+}
+
+// The sample gets the prompt's pages, or, if the index knows more of its own past, those. False: no page left.
+bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies) {
+  ActiveRequest& request = *sample.request;
+  const int64_t prompt_length = request.prompt_length();
+  if (sample.state == ActiveSample::State::kFresh) sample.tokens = request.request.prompt_ids;
+  const auto size = static_cast<int64_t>(sample.tokens.size());
+  if (size > prompt_length && pool_.match_length(sample.tokens, size - 1) > prompt_length) {
+    sample.num_computed = pool_.match(sample.tokens, size - 1, sample.table);
+  } else {
+    pool_.share(request.prompt_table, sample.table);
+    if (prompt_length % kPageTokens != 0) {
+      if (!pool_.append_page(sample.table)) {
+        pool_.release(sample.table);
+        return false;
+      }
+      page_copies.emplace_back(request.prompt_table.pages.back(), sample.table.pages.back());
+    }
+    sample.num_computed = prompt_length;
+  }
+  if (sample.state == ActiveSample::State::kFresh) --request.num_fresh;
+  ++request.num_running;
+  sample.state = ActiveSample::State::kRunning;
+  running_.push_back(&sample);
+  return true;
+}
+
+bool Scheduler::should_wait_for_prefix(const ActiveRequest& request) const {
+  const auto& prompt = request.request.prompt_ids;
+  const int64_t known = pool_.match_length(prompt, request.prompt_length() - 1);
+  for (const ActiveRequest* other : prefilling_) {
+    const auto& theirs = other->request.prompt_ids;
+    const auto limit = static_cast<int64_t>(std::min(prompt.size() - 1, theirs.size()));
+    const auto end = std::mismatch(prompt.begin(), prompt.begin() + limit, theirs.begin()).first;
+    const int64_t common = (end - prompt.begin()) / kPageTokens * kPageTokens;
+    if (common > known) return true;
+  }
+  return false;
+}
+
+void Scheduler::plan_running(Pass& pass, int64_t& budget) {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    ActiveSample& sample = *running_[i];
+    int64_t count = static_cast<int64_t>(sample.tokens.size()) - sample.num_computed;
+    if (count > 1) {
+      count = std::min(count, budget);
+      budget -= count;
+    }
+    if (count == 0) continue;
+    bool present = true;
+    while (present && !ensure_pages(sample.table, sample.num_computed + count)) {
+      if (reclaim_prompt(sample.request)) continue;
+      ActiveSample& last = *running_.back();
+      present = &last != &sample;
+      BOUGH_CHECK(present || running_.size() > 1, "one sample alone does not fit into ", pool_.max_pages(), " pages");
+      set_back(last);
+      ++preemptions_;
+    }
+    if (present) pass.entries.push_back({&sample, sample.request, sample.num_computed, count});
+  }
+}
+
+bool Scheduler::add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& budget) {
+  const int64_t count = std::min(request.prompt_length() - request.num_computed, budget);
+  if (count == 0) return true;
+  while (!ensure_pages(request.prompt_table, request.num_computed + count)) {
+    // Only while the pass is empty: a prompt that is part of it must keep its pages.
+    if (pass.entries.empty() && reclaim_prompt(&request)) continue;
+    return false;
+  }
+  budget -= count;
+  pass.entries.push_back({nullptr, &request, request.num_computed, count});
+  return true;
+}
+
+void Scheduler::plan_prefill(Pass& pass, int64_t& budget) {
+  const std::vector<ActiveRequest*> prompts(prefilling_.begin(), prefilling_.end());
+  for (ActiveRequest* request : prompts) {
+    if (request->prompt_state != ActiveRequest::PromptState::kPrefilling) continue;  // reclaimed meanwhile
+    if (!add_prompt_chunk(*request, pass, budget)) drop_prompt(*request);
+  }
+}
+
+// False if it should not begin now.
+bool Scheduler::admit_prompt(ActiveRequest& request) {
+  if (should_wait_for_prefix(request)) return false;
+  const bool alone = running_.empty() && prefilling_.empty();
+  const int64_t needed = pages_for(request.prompt_length()) + 1 -
+                         pool_.match_length(request.request.prompt_ids, request.prompt_length() - 1) / kPageTokens;
+  if (!alone && pool_.max_pages() - pool_.num_held() < needed) return false;
+  request.num_computed =
+      pool_.match(request.request.prompt_ids, request.prompt_length() - 1, request.prompt_table);
+  cached_tokens_ += request.num_computed;
+  request.prompt_state = ActiveRequest::PromptState::kPrefilling;
+  prefilling_.push_back(&request);
+  erase_value(waiting_, &request);
+  return true;
+}
+
+void Scheduler::admit_set_back(Pass& pass, int64_t& budget) {
+  const std::vector<ActiveSample*> samples(set_back_.begin(), set_back_.end());
+  for (ActiveSample* sample : samples) {
+    if (budget == 0) return;
+    ActiveRequest& request = *sample->request;
+    if (request.prompt_state == ActiveRequest::PromptState::kWaiting && has_slot() && admit_prompt(request)) {
+      if (!add_prompt_chunk(request, pass, budget)) drop_prompt(request);
+    }
+    if (request.prompt_state != ActiveRequest::PromptState::kReady || !has_slot()) continue;
+    const auto size = static_cast<int64_t>(sample->tokens.size());
+    // Room for all its tokens and a page to go on with, or it would be set back again at once.
+    const int64_t needed = pages_for(size + kPageTokens) - request.prompt_table.num_published;
+    const bool alone = running_.empty() && prefilling_.empty();
+    if (!alone && pool_.max_pages() - pool_.num_held() < needed) return;
+    const size_t num_copies = pass.page_copies.size();
+    while (!fork(*sample, pass.page_copies)) {
+      if (!alone || !reclaim_prompt(&request)) return;
+    }
+    erase_value(set_back_, sample);
+    const int64_t count = std::min(size - sample->num_computed, budget);
+    while (!ensure_pages(sample->table, sample->num_computed + count)) {
+      if (alone && reclaim_prompt(&request)) continue;
+      pass.page_copies.resize(num_copies);
+      set_back(*sample);
+      return;
+    }
+    budget -= count;
+    pass.entries.push_back({sample, &request, sample->num_computed, count});
+  }
+}
+
+void Scheduler::admit_prompts(Pass& pass, int64_t& budget) {
+  if (budget == 0 || !has_slot()) return;
+  const std::vector<ActiveRequest*> requests(waiting_.begin(), waiting_.end());
+  for (ActiveRequest* request : requests) {
+    if (budget == 0 || !has_slot()) return;
+    if (request->prompt_state != ActiveRequest::PromptState::kWaiting || !admit_prompt(*request)) continue;
+    if (!add_prompt_chunk(*request, pass, budget)) {
+      drop_prompt(*request);
+      return;
+    }
+  }
+}
+
+Pass Scheduler::plan() {
+  Pass pass;
+  int64_t budget = prefill_chunk_tokens_;
+  plan_running(pass, budget);
+  plan_prefill(pass, budget);
+  admit_set_back(pass, budget);
+  // Samples of ready prompts start before further prompts are computed: those would only hold pages.
+  if (starting_.empty()) admit_prompts(pass, budget);
+  return pass;
+}
+
+void Scheduler::commit(const Pass& pass) {
+  for (const PassEntry& entry : pass.entries) {
+    const int64_t end = entry.begin + entry.count;
+    if (entry.sample) {
+      entry.sample->num_computed = end;
+      pool_.publish(entry.sample->tokens, end, entry.sample->table);
+      continue;
+    }
+    ActiveRequest& request = *entry.request;
+    request.num_computed = end;
+    pool_.publish(request.request.prompt_ids, end, request.prompt_table);
+    if (!entry.reaches_end()) continue;
+    request.prompt_state = ActiveRequest::PromptState::kReady;
+    erase_value(prefilling_, &request);
+    if (request.num_fresh > 0) starting_.push_back(&request);
+  }
+}
+
+std::vector<ActiveSample*> Scheduler::start_fresh(std::vector<std::pair<int32_t, int32_t>>& page_copies) {
+  std::vector<ActiveSample*> started;
+  while (!starting_.empty() && has_slot()) {
+    ActiveRequest& request = *starting_.front();
+    ActiveSample& sample = request.first_fresh();
+    if (!fork(sample, page_copies)) {
+      if (running_.empty() && reclaim_prompt(&request)) continue;
+      BOUGH_CHECK(!running_.empty(), "one sample alone does not fit into ", pool_.max_pages(), " pages");
+      break;
+    }
+    started.push_back(&sample);
+    if (request.num_fresh == 0) starting_.pop_front();
+  }
+  return started;
+}
+
+void Scheduler::finish(ActiveSample& sample, FinishReason reason) {
+  ActiveRequest& request = *sample.request;
+  BOUGH_CHECK(sample.state != ActiveSample::State::kDone, "sample ", sample.index, " ends twice");
+  if (sample.state == ActiveSample::State::kRunning) {
+    erase_value(running_, &sample);
+    --request.num_running;
+    pool_.release(sample.table);
+  }
+  if (sample.state == ActiveSample::State::kSetBack) erase_value(set_back_, &sample);
+  if (sample.state == ActiveSample::State::kFresh) --request.num_fresh;
+  sample.state = ActiveSample::State::kDone;
+  sample.result.finish_reason = reason;
+  ++request.num_done;
+}
+
+GenerationResult Scheduler::take(ActiveRequest& request) {
+  BOUGH_CHECK(request.num_done == request.request.n_samples, request.num_done, " of ", request.request.n_samples,
+              " samples are done");
+  drop_prompt(request);
+  erase_value(waiting_, &request);
+  GenerationResult result;
+  result.id = request.request.id;
+  result.prompt_ids = std::move(request.request.prompt_ids);
+  result.temperature = request.request.temperature > 0 ? request.request.temperature : 1.0;
+  result.metadata = std::move(request.request.metadata);
+  for (ActiveSample& sample : request.samples) result.samples.push_back(std::move(sample.result));
+  requests_.erase(result.id);
+  return result;
+}
+
+bool Scheduler::cancel(uint64_t id) {
+  ActiveRequest* request = find(id);
+  if (!request) return false;
+  for (ActiveSample& sample : request->samples) {
+    if (sample.state != ActiveSample::State::kDone) finish(sample, FinishReason::kCancelled);
+  }
+  return true;
+}
+
+void Scheduler::set_all_back() {
+  while (!running_.empty()) set_back(*running_.back());  // the first started is the first in the queue
+  while (!starting_.empty()) drop_prompt(*starting_.back());
+  while (!prefilling_.empty()) drop_prompt(*prefilling_.back());
+  for (auto& [id, request] : requests_) drop_prompt(*request);
+  pool_.forget_prefixes();
+}
+
+void Scheduler::check_integrity() const {
+  std::vector<const PageTable*> tables;
+  size_t num_running = 0, num_set_back = 0;
+  for (const auto& [id, request] : requests_) {
+    tables.push_back(&request->prompt_table);
+    int64_t fresh = 0, running = 0, done = 0;
+    for (const ActiveSample& sample : request->samples) {
+      tables.push_back(&sample.table);
+      fresh += sample.state == ActiveSample::State::kFresh;
+      running += sample.state == ActiveSample::State::kRunning;
+      done += sample.state == ActiveSample::State::kDone;
+      num_set_back += sample.state == ActiveSample::State::kSetBack;
+      BOUGH_CHECK(sample.state == ActiveSample::State::kRunning || sample.table.pages.empty(), "request ", id,
+                  ": sample ", sample.index, " holds pages and does not run");
+    }
+    num_running += static_cast<size_t>(running);
+    BOUGH_CHECK(fresh == request->num_fresh && running == request->num_running && done == request->num_done,
+                "request ", id, ": counts of samples are wrong");
+    BOUGH_CHECK(request->prompt_state != ActiveRequest::PromptState::kWaiting || request->prompt_table.pages.empty(),
+                "request ", id, ": a waiting prompt holds pages");
+  }
+  BOUGH_CHECK(num_running == running_.size() && num_set_back == set_back_.size(), "samples are lost");
+  BOUGH_CHECK(static_cast<int64_t>(running_.size()) <= max_running_, running_.size(), " samples run, ", max_running_,
+              " may");
+  pool_.check_integrity(tables);
+}
+
+}  // namespace bough

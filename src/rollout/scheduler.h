@@ -1,0 +1,135 @@
+// Who computes what in the next pass: requests, their samples, and the pages they hold. No model here.
+//
+// A request's prompt is computed once (a prefill in chunks, beginning after what the index of prefixes knows); then
+// its samples fork from it: they share its full pages and copy the last one if it is not full. A running sample
+// holds one of `max_running` slots. Its next pass computes the tokens it has drawn and not computed yet: one in
+// decode, more after it was set back (memory ran out, or the weights changed), when it waits for its prompt first.
+//
+//   request: waiting -> prefilling -> ready (back to waiting when its pages are taken or the weights change)
+//   sample:  fresh -> running <-> set back -> done
+//
+// A prompt waits while another one with a longer common prefix is being computed: it then finds the prefix.
+// When pages run out: first prompts give theirs back that are not finished or whose samples do not run, then the
+// samples that started last. check_request's caller makes sure that one sample alone always fits.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "rollout/engine.h"
+#include "rollout/page_pool.h"
+#include "rollout/stop_strings.h"
+
+namespace bough {
+
+struct ActiveRequest;
+
+struct ActiveSample {
+  enum class State { kFresh, kRunning, kSetBack, kDone };
+  ActiveRequest* request = nullptr;
+  int64_t index = 0;
+  State state = State::kFresh;
+  std::vector<int32_t> tokens;  // prompt and response, once started
+  PageTable table;
+  int64_t num_computed = 0;     // leading tokens whose keys and values are stored
+  GeneratedSample result;
+  std::unique_ptr<StopMatcher> stop_matcher;  // if the request has stop strings
+};
+
+struct ActiveRequest {
+  enum class PromptState { kWaiting, kPrefilling, kReady };
+  GenerationRequest request;
+  std::vector<int32_t> stop_tokens;  // sorted: the model's own and the request's
+  PromptState prompt_state = PromptState::kWaiting;
+  PageTable prompt_table;
+  int64_t num_computed = 0;          // of the prompt
+  at::Tensor logits_1V;              // after the prompt, while samples are fresh
+  std::deque<ActiveSample> samples;  // addresses stay
+  int64_t num_fresh = 0, num_running = 0, num_done = 0;
+
+  int64_t prompt_length() const { return static_cast<int64_t>(request.prompt_ids.size()); }
+  ActiveSample& first_fresh() { return samples[samples.size() - static_cast<size_t>(num_fresh)]; }
+};
+
+// Tokens begin ... begin + count - 1 of a sample, or of a request's prompt.
+struct PassEntry {
+  ActiveSample* sample = nullptr;  // null: the prompt
+  ActiveRequest* request = nullptr;
+  int64_t begin = 0, count = 0;
+
+  const PageTable& table() const { return sample ? sample->table : request->prompt_table; }
+  const std::vector<int32_t>& tokens() const { return sample ? sample->tokens : request->request.prompt_ids; }
+  bool reaches_end() const { return begin + count == static_cast<int64_t>(tokens().size()); }
+};
+
+struct Pass {
+  std::vector<PassEntry> entries;
+  std::vector<std::pair<int32_t, int32_t>> page_copies;  // to be made before the pass
+};
+
+class Scheduler {
+ public:
+  Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages);
+
+  // UserError if the id is in flight. The request has been checked.
+  void add(GenerationRequest request, std::vector<int32_t> stop_tokens);
+  bool contains(uint64_t id) const { return requests_.count(id) > 0; }
+
+  // The next pass; empty if nothing can be computed (nothing in flight, or only fresh samples of ready prompts).
+  Pass plan();
+  // The pass was computed: its pages are published, finished prompts become ready.
+  void commit(const Pass& pass);
+  // Fresh samples of ready prompts that start now; they draw from the prompt's logits. Appends the page copies
+  // that are to be made before the next pass.
+  std::vector<ActiveSample*> start_fresh(std::vector<std::pair<int32_t, int32_t>>& page_copies);
+  // The sample has ended: its pages and its slot are free.
+  void finish(ActiveSample& sample, FinishReason reason);
+  // Takes the request out once all its samples are done.
+  GenerationResult take(ActiveRequest& request);
+  // Ends its samples. False if there is no such request.
+  bool cancel(uint64_t id);
+  // The weights changed: nothing computed is valid any more.
+  void set_all_back();
+
+  bool idle() const { return requests_.empty(); }
+  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t cached_tokens() const { return cached_tokens_; }
+  int64_t preemptions() const { return preemptions_; }
+  const PagePool& pool() const { return pool_; }
+  ActiveRequest* find(uint64_t id);
+
+  void check_integrity() const;
+
+ private:
+  bool has_slot() const;
+  bool ensure_pages(PageTable& table, int64_t num_tokens);
+  bool reclaim_prompt(const ActiveRequest* except);
+  void drop_prompt(ActiveRequest& request);
+  void set_back(ActiveSample& sample);
+  bool fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies);
+  bool should_wait_for_prefix(const ActiveRequest& request) const;
+  void plan_running(Pass& pass, int64_t& budget);
+  void plan_prefill(Pass& pass, int64_t& budget);
+  void admit_set_back(Pass& pass, int64_t& budget);
+  void admit_prompts(Pass& pass, int64_t& budget);
+  bool admit_prompt(ActiveRequest& request);
+  bool add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& budget);
+
+  int64_t max_running_, prefill_chunk_tokens_;
+  PagePool pool_;
+  std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;
+  std::deque<ActiveRequest*> waiting_;      // with fresh samples, prompt not admitted; in order of submission
+  std::deque<ActiveRequest*> prefilling_;   // in order of admission
+  std::deque<ActiveRequest*> starting_;     // prompt ready, samples fresh
+  std::deque<ActiveSample*> running_;       // in order of start
+  std::deque<ActiveSample*> set_back_;
+  int64_t cached_tokens_ = 0, preemptions_ = 0;
+};
+
+}  // namespace bough

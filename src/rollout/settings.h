@@ -1,0 +1,61 @@
+// Settings of generation: `gconfig` (what a sample is) and `rollout` (how the engine runs), named as AReaL names
+// them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/settings.h"
+
+namespace bough {
+
+struct GenerationSettings {
+  int64_t n_samples = 1;
+  int64_t max_new_tokens = 256;
+  int64_t min_new_tokens = 0;
+  double temperature = 1.0;
+  double top_p = 1.0;
+  int64_t top_k = 0;
+  bool greedy = false;
+  std::vector<std::string> stop;
+  std::vector<int64_t> stop_token_ids;
+  bool ignore_eos = false;
+
+  template <class V>
+  void visit(V& v) {
+    v("n_samples", n_samples, "samples of each prompt (a group)", range(1, 100000));
+    v("max_new_tokens", max_new_tokens, "a sample ends after this many tokens", range(1, 100000000));
+    v("min_new_tokens", min_new_tokens, "no stop token is drawn before this many tokens", range(0, 100000000));
+    v("temperature", temperature, "logits are divided by it; 0 takes the most likely token", range(0.0, 100.0));
+    v("top_p", top_p, "draw from the most likely tokens that together have this probability", range(0.0, 1.0));
+    v("top_k", top_k, "draw from this many most likely tokens; 0: from all", range(0, 100000000));
+    v("greedy", greedy, "take the most likely token");
+    v("stop", stop, "strings that end a sample, across token borders");
+    v("stop_token_ids", stop_token_ids, "token ids that end a sample, besides the model's own");
+    v("ignore_eos", ignore_eos, "do not stop at the model's own stop tokens");
+  }
+  void check() const {
+    if (min_new_tokens > max_new_tokens) {
+      throw UserError(str("min_new_tokens is ", min_new_tokens, ", more than max_new_tokens, ", max_new_tokens));
+    }
+  }
+};
+
+struct RolloutSettings {
+  int64_t max_concurrent_rollouts = 128;
+  int64_t prefill_chunk_tokens = 512;
+  Bytes kv_memory = {};
+
+  template <class V>
+  void visit(V& v) {
+    v("max_concurrent_rollouts", max_concurrent_rollouts, "samples that are generated at once",
+      range(1, 1000000));
+    v("prefill_chunk_tokens", prefill_chunk_tokens,
+      "tokens of prompts computed in one pass, beside one token of each running sample", range(1, 1000000));
+    v("kv_memory", kv_memory, "bound on the keys and values kept by the embedded engine; auto: 4GiB");
+  }
+};
+
+}  // namespace bough

@@ -1,0 +1,157 @@
+// Sixteen lanes at a time, written with GCC's vector types: one source that becomes AVX-512, AVX2 or SSE2 by the
+// function it is inlined into. BOUGH_ON_BEST_ISA compiles a function body three times and picks at run time.
+// Nothing is passed by value between functions (the vectors' ABI differs between instruction sets).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/common/element_types.h"
+#include "kernels/common/isa.h"
+
+#define BOUGH_INLINE inline __attribute__((always_inline))
+
+// Defines void NAME##_avx512, _avx2, _baseline (PARAMETERS), each calling BODY, and NAME, which picks one of them.
+#define BOUGH_ON_BEST_ISA(NAME, PARAMETERS, ARGUMENTS, BODY)                                                  \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512cd,avx2,fma,bmi2,prefer-vector-width=512"))) \
+  static void NAME##_avx512 PARAMETERS { BODY ARGUMENTS; }                                                    \
+  __attribute__((target("avx2,fma,bmi2"))) static void NAME##_avx2 PARAMETERS { BODY ARGUMENTS; }             \
+  static void NAME##_baseline PARAMETERS { BODY ARGUMENTS; }                                                  \
+  static void NAME PARAMETERS {                                                                               \
+    switch (best_isa()) {                                                                                     \
+      case Isa::kAvx512: return NAME##_avx512 ARGUMENTS;                                                      \
+      case Isa::kAvx2: return NAME##_avx2 ARGUMENTS;                                                          \
+      case Isa::kBaseline: return NAME##_baseline ARGUMENTS;                                                  \
+    }                                                                                                         \
+  }
+
+namespace bough::simd {
+
+constexpr int64_t kLanes = 16;
+
+typedef float Float16 __attribute__((vector_size(64)));
+typedef int32_t Int16 __attribute__((vector_size(64)));
+typedef uint32_t UInt16 __attribute__((vector_size(64)));
+typedef uint16_t Half16 __attribute__((vector_size(32)));
+typedef double Double16 __attribute__((vector_size(128)));
+typedef int64_t Long16 __attribute__((vector_size(128)));
+
+// Element type -> accumulator, its vector, the vector of equally wide integers.
+template <class T>
+struct Types {
+  using Acc = float;
+  using Vector = Float16;
+  using Integers = Int16;
+};
+template <>
+struct Types<double> {
+  using Acc = double;
+  using Vector = Double16;
+  using Integers = Long16;
+};
+
+BOUGH_INLINE void load(Float16& v, const float* p) { std::memcpy(&v, p, sizeof v); }
+BOUGH_INLINE void load(Double16& v, const double* p) { std::memcpy(&v, p, sizeof v); }
+BOUGH_INLINE void load(Float16& v, const BFloat16Bits* p) {
+  Half16 half;
+  std::memcpy(&half, p, sizeof half);
+  const UInt16 bits = __builtin_convertvector(half, UInt16) << 16;
+  std::memcpy(&v, &bits, sizeof v);
+}
+template <class Vector, class A>
+BOUGH_INLINE void store(A* p, const Vector& v) { std::memcpy(p, &v, sizeof v); }
+
+BOUGH_INLINE float widen(float x) { return x; }
+BOUGH_INLINE double widen(double x) { return x; }
+BOUGH_INLINE float widen(BFloat16Bits x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+BOUGH_INLINE void narrow(float& y, float x) { y = x; }
+BOUGH_INLINE void narrow(double& y, double x) { y = x; }
+BOUGH_INLINE void narrow(BFloat16Bits& y, float x) {  // round to nearest even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+  y.bits = is_nan ? 0x7FC0u : static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// Lanes are folded in halves, the same order whatever the instruction set.
+template <class Vector>
+BOUGH_INLINE auto max_of(const Vector& v) {
+  auto lanes = v;
+  using A = std::remove_cvref_t<decltype(v[0])>;
+  A x[kLanes];
+  std::memcpy(x, &lanes, sizeof x);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) x[i] = x[i] < x[i + half] ? x[i + half] : x[i];
+  }
+  return x[0];
+}
+template <class Vector>
+BOUGH_INLINE auto sum_of(const Vector& v) {
+  using A = std::remove_cvref_t<decltype(v[0])>;
+  A x[kLanes];
+  std::memcpy(x, &v, sizeof x);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) x[i] += x[i + half];
+  }
+  return x[0];
+}
+
+// x <- exp(x) for x <= 0, error under 2 units in the last place; 0 below the exponent range (and at -infinity).
+// exp(x) = 2^n exp(r), |r| <= log(2) / 2, exp(r) by its Taylor polynomial; adding 1.5 * 2^(mantissa bits) rounds to
+// an integer and leaves it in the low bits.
+BOUGH_INLINE void exp_nonpositive(Float16& x) {
+  const Float16 smallest = Float16{} - 87.0f;
+  const Float16 clamped = x > smallest ? x : smallest;
+  const Float16 shifted = clamped * 1.44269504088896341f + 12582912.0f;
+  const Float16 n = shifted - 12582912.0f;
+  Float16 r = clamped - n * 0.693359375f;  // log(2) in two parts, the first exact when multiplied by n
+  r = r + n * 2.12194440e-4f;
+  Float16 p = r * (1.0f / 5040) + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  Int16 exponent;
+  std::memcpy(&exponent, &shifted, sizeof exponent);
+  exponent = (exponent - 0x4B400000 + 127) << 23;
+  Float16 scale;
+  std::memcpy(&scale, &exponent, sizeof scale);
+  x = x > smallest ? p * scale : Float16{};
+}
+BOUGH_INLINE void exp_nonpositive(Double16& x) {
+  const Double16 smallest = Double16{} - 708.0;
+  const Double16 clamped = x > smallest ? x : smallest;
+  const Double16 shifted = clamped * 1.4426950408889634074 + 6755399441055744.0;
+  const Double16 n = shifted - 6755399441055744.0;
+  Double16 r = clamped - n * 6.93147180369123816490e-01;
+  r = r - n * 1.90821492927058770002e-10;
+  Double16 p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  Long16 exponent;
+  std::memcpy(&exponent, &shifted, sizeof exponent);
+  exponent = (exponent - 0x4338000000000000 + 1023) << 52;
+  Double16 scale;
+  std::memcpy(&scale, &exponent, sizeof scale);
+  x = x > smallest ? p * scale : Double16{};
+}
+
+}  // namespace bough::simd
