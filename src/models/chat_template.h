@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
+
 namespace bough {
 
 struct ChatMessage {
@@ -42,9 +44,14 @@ class ChatTemplate {
 
  private:
   struct Program;
+  ChatTemplate(std::string_view source, Json variables, std::string name);
+  void check_is_chatml();
+  std::string run(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
+
   std::shared_ptr<const Program> program_;  // immutable: copies share it, threads may too
   std::string name_;
-  std::string default_system_;
+  std::string default_system_;  // the content alone
+  std::string default_block_;   // as rendered
 };
 
 // The Jinja source of plain ChatML, as `bough init` writes it.

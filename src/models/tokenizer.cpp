@@ -1,0 +1,289 @@
+#include "models/tokenizer.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "models/pre_tokenizer.h"
+#include "models/tokenizer_added.h"
+#include "models/tokenizer_bpe.h"
+#include "models/unicode_text.h"
+
+namespace bough {
+namespace {
+
+std::string shown(const Json& value) {
+  return bough::quoted(dump_line(value));
+}
+
+std::string type_of(const Json& description, const std::string& where, const char* part) {
+  if (!description.is_object() || !description.contains("type") || !description["type"].is_string())
+    throw UserError(str(where, ": ", part, ": expected an object with a type, got ", shown(description)));
+  return description["type"];
+}
+
+// Whether the normalizer is NFC (true) or none (false).
+bool read_normalizer(const Json& description, const std::string& where) {
+  if (description.is_null()) return false;
+  const std::string type = type_of(description, where, "normalizer");
+  if (type == "NFC") return true;
+  if (type != "Sequence" || !description.contains("normalizers") || !description["normalizers"].is_array())
+    throw UserError(
+        str(where, ": normalizer ", bough::quoted(type), " is not supported: only NFC, or none, is"));
+  bool nfc = false;
+  for (const Json& part : description["normalizers"]) nfc |= read_normalizer(part, where);
+  return nfc;
+}
+
+// What a template puts around the text.
+struct Template {
+  std::vector<int32_t> before, after;
+};
+
+// `single` of a TemplateProcessing: special tokens around one Sequence A.
+Template read_template(const Json& description, const std::string& where) {
+  const std::string in = where + ": post_processor TemplateProcessing";
+  Template result;
+  bool seen_text = false;
+  const Json single = description.value("single", Json());
+  if (!single.is_array()) throw UserError(str(in, ": expected a list `single`, got ", shown(single)));
+  for (const Json& part : single) {
+    const bool is_text = part.is_object() && part.contains("Sequence");
+    const bool is_token = part.is_object() && part.contains("SpecialToken");
+    if (is_text && part["Sequence"].value("id", Json()) == "A" && !seen_text) {
+      seen_text = true;
+      continue;
+    }
+    const Json name = is_token ? part["SpecialToken"].value("id", Json()) : Json();
+    const Json tokens = description.value("special_tokens", Json());
+    if (!name.is_string() || !tokens.is_object() || !tokens.contains(name.get<std::string>()))
+      throw UserError(
+          str(in, ": unsupported part ", shown(part), ": expected one Sequence A and special tokens"));
+    const Json ids = tokens[name.get<std::string>()].value("ids", Json());
+    if (!ids.is_array() ||
+        !std::all_of(ids.begin(), ids.end(), [](const Json& id) { return id.is_number_unsigned(); }))
+      throw UserError(str(in, ": special token ", shown(name), ": expected a list of ids, got ", shown(ids)));
+    for (const Json& id : ids) (seen_text ? result.after : result.before).push_back(id.get<int32_t>());
+  }
+  if (!seen_text) throw UserError(str(in, ": `single` has no Sequence A"));
+  return result;
+}
+
+void read_post_processor(const Json& description, const std::string& where, Template& out) {
+  if (description.is_null()) return;
+  const std::string type = type_of(description, where, "post_processor");
+  if (type == "ByteLevel") return;  // changes offsets only
+  if (type == "Sequence" && description.contains("processors") && description["processors"].is_array()) {
+    for (const Json& part : description["processors"]) read_post_processor(part, where, out);
+  } else if (type == "TemplateProcessing") {
+    if (!out.before.empty() || !out.after.empty())
+      throw UserError(str(where, ": post_processor: more than one TemplateProcessing is not supported"));
+    out = read_template(description, where);
+  } else {
+    throw UserError(
+        str(where, ": post_processor ", bough::quoted(type),
+            " is not supported. Supported are ByteLevel, TemplateProcessing and a Sequence of these"));
+  }
+}
+
+void check_decoder(const Json& description, const std::string& where) {
+  const std::string type = description.is_null() ? "none" : type_of(description, where, "decoder");
+  if (type != "ByteLevel")
+    throw UserError(str(where, ": decoder ", bough::quoted(type), " is not supported: only ByteLevel is"));
+}
+
+AddedToken read_added_token(const Json& entry, const std::string& where) {
+  AddedToken token;
+  if (!entry.is_object() || !entry.contains("content") || !entry["content"].is_string() ||
+      !entry.contains("id") || !entry["id"].is_number_unsigned() || entry["id"].get<uint64_t>() >= INT32_MAX)
+    throw UserError(
+        str(where, ": added_tokens: expected an object with `content` and `id`, got ", shown(entry)));
+  token.content = entry["content"];
+  token.id = entry["id"];
+  const auto flag = [&](const char* name, bool& value) {
+    const Json given = entry.value(name, Json(false));
+    if (!given.is_boolean())
+      throw UserError(str(where, ": added_tokens: ", name, " must be true or false in ", shown(entry)));
+    value = given;
+  };
+  flag("special", token.special);
+  flag("normalized", token.normalized);
+  flag("single_word", token.single_word);
+  flag("lstrip", token.lstrip);
+  flag("rstrip", token.rstrip);
+  return token;
+}
+
+}  // namespace
+
+struct Tokenizer::Data {
+  explicit Data(BytePairEncoder encoder) : encoder(std::move(encoder)) {}
+
+  // Texts are looked up by id when decoding; ids are dense, a few holes apart.
+  struct Token {
+    std::string bytes;
+    bool special = false;
+  };
+
+  void read_added_tokens(const Json& list, const std::string& where);
+  void set_token(int32_t id, std::string bytes, bool special);
+  void encode_text(std::string_view text, std::vector<int32_t>& ids) const;
+
+  BytePairEncoder encoder;
+  bool nfc = false;
+  PreTokenizer pre_tokenizer;
+  Template around;
+  AddedTokenFinder in_raw_text, in_normalized_text;
+  std::unordered_map<std::string, int32_t> added_ids;
+  std::vector<Token> tokens;
+};
+
+void Tokenizer::Data::set_token(int32_t id, std::string bytes, bool special) {
+  if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
+  tokens[id] = {std::move(bytes), special};
+}
+
+void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& where) {
+  if (list.is_null()) return;
+  if (!list.is_array()) throw UserError(str(where, ": added_tokens: expected a list, got ", shown(list)));
+  const auto& vocabulary = encoder.vocabulary();
+  std::unordered_map<std::string, bool> patterns[2];
+  int64_t next_id = static_cast<int64_t>(vocabulary.size());
+  std::vector<std::pair<AddedToken, std::string>> added;  // with what is searched for
+  for (const Json& entry : list) {
+    const AddedToken token = read_added_token(entry, where);
+    if (token.content.empty()) continue;
+    const auto known = vocabulary.find(token.content);
+    const int64_t id = known != vocabulary.end() ? known->second : next_id++;
+    // `tokenizers` numbers added tokens itself; a file that says otherwise would give other ids there.
+    if (token.id != id)
+      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " has id ", token.id,
+                          ", but ",
+                          known != vocabulary.end() ? "the vocabulary says " : "the next free one is ", id));
+    const std::string pattern = token.normalized && nfc ? unicode::nfc(token.content) : token.content;
+    if (!added_ids.emplace(token.content, token.id).second ||
+        !patterns[token.normalized].emplace(pattern, true).second)
+      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " is there twice"));
+    (token.normalized ? in_normalized_text : in_raw_text).add(pattern, token);
+    added.emplace_back(token, pattern);
+  }
+  for (const auto& [token, pattern] : added) {
+    if (token.id < static_cast<int64_t>(tokens.size()) && !vocabulary.contains(token.content) &&
+        !tokens[token.id].bytes.empty())
+      throw UserError(
+          str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content), " is taken"));
+    // `tokenizers` knows a special token by its content when decoding, but decodes the normalized one.
+    set_token(token.id, byte_level_decode(pattern), token.special && pattern == token.content);
+  }
+}
+
+Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& name) {
+  const Json file = parse_json(json_text, name);
+  if (!file.is_object() || !file.contains("model"))
+    throw UserError(
+        str(name, ": expected an object with `model`: not a tokenizer.json of the tokenizers library"));
+  auto data = std::make_shared<Data>(BytePairEncoder::from_json(file["model"], name));
+  data->nfc = read_normalizer(file.value("normalizer", Json()), name);
+  data->pre_tokenizer = PreTokenizer::from_json(file.value("pre_tokenizer", Json()), name);
+  read_post_processor(file.value("post_processor", Json()), name, data->around);
+  check_decoder(file.value("decoder", Json()), name);
+  // A vocabulary with one huge id must not make a table of that size.
+  const int64_t most_ids = 16 * static_cast<int64_t>(data->encoder.vocabulary().size()) + 65536;
+  for (const auto& [spelling, id] : data->encoder.vocabulary()) {
+    if (id >= most_ids)
+      throw UserError(
+          str(name, ": model: vocab: the id ", id, " of ", bough::quoted(spelling), " is out of proportion"));
+    data->set_token(id, byte_level_decode(spelling), false);
+  }
+  data->read_added_tokens(file.value("added_tokens", Json()), name);
+  for (const auto* ids : {&data->around.before, &data->around.after})
+    for (const int32_t id : *ids)
+      if (id < 0 || id >= static_cast<int64_t>(data->tokens.size()))
+        throw UserError(str(name, ": post_processor: no token has the id ", id));
+  return Tokenizer(std::move(data));
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& file) {
+  const std::filesystem::path path = std::filesystem::is_directory(file) ? file / "tokenizer.json" : file;
+  return from_json(read_file(path), path.string());
+}
+
+void Tokenizer::Data::encode_text(std::string_view text, std::vector<int32_t>& ids) const {
+  const auto words = [&](std::string_view stretch) {
+    pre_tokenizer.split(stretch, [&](std::string_view word) { encoder.encode(word, ids); });
+  };
+  const auto added = [&](const AddedToken& token) { ids.push_back(token.id); };
+  in_raw_text.split(
+      text,
+      [&](std::string_view stretch) {
+        if (nfc) in_normalized_text.split(unicode::nfc(stretch), words, added);
+        else in_normalized_text.split(stretch, words, added);
+      },
+      added);
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  if (const auto bad = unicode::find_invalid(text))
+    throw UserError(
+        str("text to encode: not valid UTF-8 at byte ", *bad, ": ", bough::quoted(text.substr(*bad, 16))));
+  std::vector<int32_t> ids;
+  ids.reserve(text.size() / 3 + 8);
+  if (add_special_tokens) ids = data_->around.before;
+  data_->encode_text(text, ids);
+  if (add_special_tokens) ids.insert(ids.end(), data_->around.after.begin(), data_->around.after.end());
+  return ids;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
+  std::string bytes;
+  for (const int32_t id : ids)
+    if (!skip_special_tokens || !is_special(id)) bytes += id_to_bytes(id);
+  return unicode::replace_invalid(bytes);
+}
+
+int64_t Tokenizer::vocab_size() const {
+  return static_cast<int64_t>(data_->tokens.size());
+}
+
+std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
+  const std::string key(token);
+  if (const auto added = data_->added_ids.find(key); added != data_->added_ids.end()) return added->second;
+  const auto& vocabulary = data_->encoder.vocabulary();
+  const auto known = vocabulary.find(key);
+  return known == vocabulary.end() ? std::nullopt : std::optional(known->second);
+}
+
+const std::string& Tokenizer::id_to_bytes(int32_t id) const {
+  static const std::string none;
+  return id >= 0 && id < vocab_size() ? data_->tokens[id].bytes : none;
+}
+
+bool Tokenizer::is_special(int32_t id) const {
+  return id >= 0 && id < vocab_size() && data_->tokens[id].special;
+}
+
+std::string StreamDecoder::push(int32_t id) {
+  if (skip_special_tokens_ && tokenizer_.is_special(id)) return "";
+  pending_ += tokenizer_.id_to_bytes(id);
+  // A character has at most four bytes: one that is not complete begins in the last three.
+  size_t complete = pending_.size();
+  for (size_t back = 1; back <= std::min<size_t>(3, pending_.size()); ++back) {
+    const size_t begin = pending_.size() - back;
+    if ((static_cast<unsigned char>(pending_[begin]) & 0xC0) == 0x80) continue;
+    if (unicode::decode(std::string_view(pending_).substr(begin)).truncated) complete = begin;
+    break;
+  }
+  const std::string text = unicode::replace_invalid(std::string_view(pending_).substr(0, complete));
+  pending_.erase(0, complete);
+  return text;
+}
+
+std::string StreamDecoder::finish() {
+  const std::string text = unicode::replace_invalid(pending_);
+  pending_.clear();
+  return text;
+}
+
+}  // namespace bough

@@ -1,0 +1,41 @@
+// UTF-8 and the few Unicode operations that the tokenizer needs. All texts are UTF-8.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace bough::unicode {
+
+struct Decoded {
+  char32_t code_point;  // U+FFFD where the bytes are not UTF-8
+  size_t length;        // bytes read; for invalid bytes the longest part that could have begun a character
+  bool valid;
+  bool truncated;  // invalid only because the text ends: more bytes could complete it
+};
+
+// The character at text[0]; `text` must not be empty.
+Decoded decode(std::string_view text);
+
+// Position of the first byte that is not UTF-8.
+std::optional<size_t> find_invalid(std::string_view text);
+
+// `text` with U+FFFD for every maximal part that is not UTF-8 (the Unicode standard's recommended practice,
+// and Rust's from_utf8_lossy).
+std::string replace_invalid(std::string_view text);
+
+void append(std::string& out, char32_t code_point);
+
+// Unicode White_Space.
+bool is_white_space(char32_t code_point);
+
+// NFC as `tokenizers` computes it. `text` must be valid.
+std::string nfc(std::string_view text);
+
+// `text`, same length, with every code point whose general category PCRE2 does not know, or knows otherwise than
+// `tokenizers`, replaced by one of the right category. Regular expressions that name no such code point match
+// alike on both. Empty if nothing had to be replaced. `text` must be valid.
+std::string with_stand_ins(std::string_view text);
+
+}  // namespace bough::unicode

@@ -1,0 +1,259 @@
+"""Our tokenizer and chat template against `tokenizers` and transformers, on files that these libraries write."""
+
+import functools
+import json
+import os
+import random
+import subprocess
+import unicodedata
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOL = Path(os.environ.get("BOUGH_BUILD_DIR", REPOSITORY / "build")) / "bin" / "tokenizer_tool"
+
+NUM_STRINGS = 10_000
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def ask(*requests):
+    """The tool's answers, one a request."""
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    done = subprocess.run([TOOL], input=lines, capture_output=True, text=True, check=True, encoding="utf-8")
+    answers = [json.loads(line) for line in done.stdout.split("\n") if line]
+    assert len(answers) == len(requests)
+    return answers
+
+
+# -- texts ----------------------------------------------------------------------------------------------------
+
+ASSIGNED = [c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+# Assigned after Unicode 14, known to `tokenizers`: letters, digits, marks and symbols of versions 15 and 16.
+NEWER = [*range(0x105C0, 0x105F4), *range(0x10D40, 0x10D50), 0x10D69, 0x10EFD, 0x897, *range(0x1C89, 0x1C8B),
+         *range(0x1E4D0, 0x1E4FA), 0x11F41, 0x11F42, *range(0x1FAF7, 0x1FAF9), *range(0x2EBF0, 0x2EC00), 0x1171E]  # fmt: skip
+ODD = "\u180e\u0085\u00a0\u200b\u200d\u2028\u3000\ufeff\x1c\x00\ufb01\u017f\u212a\u0130\u00df\u0149\u1e9e"
+MARKS = [c for c in ASSIGNED if unicodedata.category(chr(c)) in ("Mn", "Mc", "Me")]
+WORDS = "the quick brown fox jumps over lazy dogs don't we'll I'M it's you'D THEY'VE naïve Straße piña".split()
+CODE = ["def f(x):\n    return x**2", "for (int i = 0; i < n; ++i) {", "\t\tif x:\r\n\t\t\tpass\r\n", "a[i]->b != c;"]
+
+
+def pieces(rng):
+    """One random piece of text of a random kind."""
+    kind = rng.randrange(13)
+    if kind == 0:
+        return " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))
+    if kind == 1:
+        return rng.choice(CODE)
+    if kind == 2:
+        return str(rng.randrange(10 ** rng.randint(1, 12))) + rng.choice(["", ".5", "%", "٣٤", "Ⅷ", "½"])
+    if kind == 3:
+        return "".join(rng.choices([" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\n\n"], k=rng.randint(1, 6)))
+    if kind == 4:
+        return "".join(chr(rng.randint(0x4E00, 0x9FA5)) for _ in range(rng.randint(1, 8)))
+    if kind == 5:
+        return rng.choice(["👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪", "❤️", "☺", "🫠"])
+    if kind == 6:
+        return rng.choice("aeionuAEGJk") + "".join(chr(rng.choice(MARKS)) for _ in range(rng.randint(1, 4)))
+    if kind == 7:
+        return "".join(chr(rng.choice(ASSIGNED)) for _ in range(rng.randint(1, 6)))
+    if kind == 8:
+        return rng.choice(SPECIAL + ["<tool>", " word", "word", "strip", "<|im_", "|>", "café", "cafe\u0301", "swordword"])
+    if kind == 9:
+        return "".join(chr(rng.randint(0x20, 0x7E)) for _ in range(rng.randint(1, 10)))
+    if kind == 10:
+        return "".join(chr(rng.choice(NEWER)) for _ in range(rng.randint(1, 3)))
+    if kind == 11:
+        return "'" + rng.choice(["s", "S", "t", "re", "LL", "ve", "m", "D", "ſ", "x"]) + rng.choice(["", " ", "a"])
+    return rng.choice(ODD)
+
+
+def texts(seed, count):
+    rng = random.Random(seed)
+    return ["", " ", "\n"] + [
+        rng.choice(["", " "]).join(pieces(rng) for _ in range(rng.randint(1, 9))) for _ in range(count - 3)
+    ]
+
+
+# -- tokenizers -----------------------------------------------------------------------------------------------
+
+
+def trained(pre_tokenizer, vocab_size, normalizer=None, **model):
+    tokenizer = Tokenizer(models.BPE(**model))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts(7, 4000), trainer)
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def byte_level(use_regex=False, add_prefix_space=False):
+    return pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=use_regex)
+
+
+def split_by(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Split(Regex(pattern), behavior, invert)
+
+
+def qwen2():
+    tokenizer = trained(pre_tokenizers.Sequence([split_by(QWEN2), byte_level()]), 3000, normalizers.NFC())
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=False, special=False)])
+    return tokenizer
+
+
+def llama3():
+    tokenizer = trained(pre_tokenizers.Sequence([split_by(LLAMA3), byte_level()]), 4000)
+    tokenizer.model.ignore_merges = True
+    bos = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
+    template = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[bos])
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    return tokenizer
+
+
+@functools.cache
+def gpt2_file():
+    return trained(byte_level(use_regex=True), 2000).to_str()
+
+
+def gpt2():
+    return Tokenizer.from_str(gpt2_file())
+
+
+def gpt2_prefix_space():
+    tokenizer = trained(byte_level(use_regex=True, add_prefix_space=True), 2000)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")],
+    )
+    return tokenizer
+
+
+def flags():
+    """Added tokens with every flag, found before and after normalization."""
+    tokenizer = trained(pre_tokenizers.Sequence([split_by(QWEN2), byte_level()]), 2500, normalizers.NFC())
+    tokenizer.add_tokens(
+        [
+            AddedToken("word", single_word=True, normalized=False),
+            AddedToken("strip", lstrip=True, rstrip=True, normalized=False),
+            AddedToken("fox", lstrip=True, normalized=True),
+            AddedToken("cafe\u0301", normalized=True),
+            AddedToken("dogs", rstrip=True, normalized=True, single_word=True),
+            AddedToken("the quick", normalized=True),
+            AddedToken("é", normalized=False),
+        ]
+    )
+    return tokenizer
+
+
+def several_splits():
+    steps = [split_by(r"\p{N}{1,3}"), split_by(r"[一-龥぀-ゟ゠-ヿ]+"), pre_tokenizers.Digits(individual_digits=True)]
+    steps += [pre_tokenizers.Split("->", "merged_with_previous"), split_by(r"[\p{P}\p{S}]+", "merged_with_next")]
+    return trained(pre_tokenizers.Sequence([*steps, byte_level(use_regex=True)]), 2500)
+
+
+def removing_splits():
+    steps = [split_by(r"\s+", "removed"), split_by(r"\p{L}+|x*", "contiguous", invert=True)]
+    steps += [split_by(r"\p{Lu}", "merged_with_next"), pre_tokenizers.Digits(individual_digits=False)]
+    return trained(pre_tokenizers.Sequence([*steps, byte_level()]), 2500)
+
+
+def merges_as_text(tokenizer):
+    """The older form of the file: merges "a b"."""
+    content = json.loads(tokenizer.to_str())
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    return content
+
+
+MAKERS = [qwen2, llama3, gpt2, gpt2_prefix_space, flags, several_splits, removing_splits]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_ids_and_texts_equal(make, tmp_path):
+    theirs = make()
+    file = tmp_path / "tokenizer.json"
+    if make is gpt2:
+        file.write_text(json.dumps(merges_as_text(theirs)))
+    else:
+        theirs.save(str(file))
+    inputs = texts(11, NUM_STRINGS)
+    rng = random.Random(13)
+    size = theirs.get_vocab_size()
+    noise = [[rng.randrange(size + 5) for _ in range(rng.randint(0, 12))] for _ in range(2000)]
+    load = {"op": "load", "name": "t", "path": str(file)}
+    for add_special in (False, True):
+        requests = [{"op": "encode", "name": "t", "text": t, "add_special_tokens": add_special} for t in inputs]
+        loaded, *answers = ask(load, *requests)
+        assert loaded == {"vocab_size": size}
+        expected = [e.ids for e in theirs.encode_batch(inputs, add_special_tokens=add_special)]
+        wrong = [(t, a, e) for t, a, e in zip(inputs, answers, expected, strict=True) if a.get("ids") != e]
+        assert not wrong, f"{len(wrong)} of {len(inputs)}, the first: {wrong[0]}"
+    for skip in (False, True):
+        ids = expected + noise
+        requests = [{"op": "decode", "name": "t", "ids": i, "skip_special_tokens": skip} for i in ids]
+        answers = ask(load, *requests)[1:]
+        for one, answer in zip(ids, answers, strict=True):
+            text = theirs.decode(one, skip_special_tokens=skip)
+            assert answer == {"text": text, "streamed": text}, one
+
+
+def test_every_code_point(tmp_path):
+    """Alone, and between letters: what a code point's class and normal form depend on."""
+    theirs = qwen2()
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    # Planes 0, 1 and 14; of the ideographs in 2 and 3 some. The others hold nothing.
+    code_points = [*range(0xD800), *range(0xE000, 0x20000), *range(0x20000, 0x40000, 37), *range(0xE0000, 0xE0200)]
+    # A line break keeps neighbours apart, so that one text holds many cases.
+    inputs = []
+    for begin in range(0, len(code_points), 500):
+        chars = [chr(c) for c in code_points[begin : begin + 500]]
+        inputs.append("".join(f"a{c}1 {c}\u0301b\u0334{c} \n" for c in chars))
+    requests = [{"op": "encode", "name": "t", "text": t} for t in inputs]
+    answers = ask({"op": "load", "name": "t", "path": str(tmp_path)}, *requests)[1:]
+    for text, answer in zip(inputs, answers, strict=True):
+        assert answer["ids"] == theirs.encode(text, add_special_tokens=False).ids, hex(ord(text[1]))
+
+
+@pytest.mark.parametrize("char", ["a", " ", "\n", "1", "é", "字", "ab", "a ", "  \n"])
+def test_a_megabyte_of_one_word(char, tmp_path):
+    theirs = qwen2()
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    text = char * 1_000_000
+    load = {"op": "load", "name": "t", "path": str(tmp_path)}
+    assert ask(load, {"op": "encode", "name": "t", "text": text})[1]["ids"] == theirs.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "named"),
+    [
+        ("model", models.WordPiece({"a": 0}, unk_token="a"), "WordPiece"),
+        ("model", models.BPE({"a": 0}, []), "byte"),
+        ("normalizer", normalizers.Lowercase(), "Lowercase"),
+        ("normalizer", normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()]), "NFKC"),
+        ("pre_tokenizer", pre_tokenizers.Whitespace(), "Whitespace"),
+        ("pre_tokenizer", split_by("a"), "ByteLevel"),
+        ("pre_tokenizer", pre_tokenizers.Sequence([byte_level(), split_by("a")]), "after ByteLevel"),
+        ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"\w+"), byte_level()]), "the escape"),
+        ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"\p{Han}+"), byte_level()]), "Han"),
+        ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"^a"), byte_level()]), "anchor"),
+        ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"(?<=a)b"), byte_level()]), "a group"),
+        ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"[a-z&&[^b]]"), byte_level()]), "intersection"),
+        ("decoder", decoders.WordPiece(), "WordPiece"),
+        ("post_processor", processors.BertProcessing(("a", 0), ("b", 1)), "BertProcessing"),
+    ],
+)
+def test_unsupported_parts_are_refused_by_name(part, value, named, tmp_path):
+    tokenizer = gpt2()
+    setattr(tokenizer, part, value)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (answer,) = ask({"op": "load", "name": "t", "path": str(tmp_path)})
+    assert named in answer["error"] and "tokenizer.json" in answer["error"]
