@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <string_view>
@@ -52,19 +53,18 @@ TEST(Random, UniformAndNormalHaveTheirMoments) {
 
 TEST(Random, BelowIsUnbiased) {
   const CounterRandom random(2, Purpose::test);
-  // n just above 2^63: a plain remainder or product would make half of the results twice as likely; the fair chance
-  // of a result under 2^62 is one half (to 1e-18).
-  const uint64_t n = (1ull << 63) + 1;
-  int low = 0;
+  // n = 3/4 of 2^64: without drawing again, results divisible by 3 would come half of the time instead of a third.
+  const uint64_t n = 3ull << 62;
+  int divisible = 0;
   std::array<int, 5> counts = {};
   const int draws = 50'000;
   for (uint64_t i = 0; i < draws; ++i) {
     const uint64_t value = random.below(n, 0, i);
     ASSERT_LT(value, n);
-    low += value < (1ull << 62);
+    divisible += value % 3 == 0;
     ++counts[random.below(5, 1, i)];
   }
-  EXPECT_NEAR(low, draws / 2, 5 * std::sqrt(draws * 0.25));
+  EXPECT_NEAR(divisible, draws / 3.0, 5 * std::sqrt(draws * 2.0 / 9));
   for (const int count : counts) EXPECT_NEAR(count, draws / 5, 5 * std::sqrt(draws * 0.16));
   EXPECT_EQ(random.below(1, 3, 3), 0u);
 }

@@ -1,0 +1,143 @@
+#include "report/display.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "base/log.h"
+
+namespace bough {
+namespace {
+
+constexpr size_t kNumRows = 8;          // of the table: it must not fill a small terminal
+constexpr size_t kStepsForEstimate = 20;  // recent steps say more than early ones: completions grow
+constexpr int kBarColumns = 24;
+constexpr std::array<const char*, 8> kHeads = {"step",        "reward",   "accuracy", "length",
+                                               "compression", "tokens/s", "time",     "left"};
+constexpr std::array<int, 8> kWidths = {11, 8, 9, 8, 12, 9, 9, 10};
+
+std::optional<double> find(const MetricValues& values, const char* name) {
+  const auto it = values.find(name);
+  if (it == values.end() || !std::isfinite(it->second)) return {};
+  return it->second;
+}
+
+std::string fixed(double value, int decimals) {
+  std::array<char, 64> buffer;
+  if (std::abs(value) >= 1e9) return format_significant(value);
+  std::snprintf(buffer.data(), buffer.size(), "%.*f", decimals, value);
+  return buffer.data();
+}
+
+std::string right_aligned(const std::string& text, int width) {
+  return std::string(static_cast<size_t>(std::max(0, width - display_width(text))), ' ') + text;
+}
+
+std::string row_of(const auto& cells) {
+  std::string out;
+  for (size_t i = 0; i < kHeads.size(); ++i) out += right_aligned(cells[i], kWidths[i]);
+  return out;
+}
+
+DisplayStyle resolve(DisplayStyle style) {
+  if (style != DisplayStyle::kAutomatic) return style;
+  return stderr_is_terminal() ? DisplayStyle::kTable : DisplayStyle::kLines;
+}
+}  // namespace
+
+LiveDisplay::LiveDisplay(int64_t total_steps, const Clock& clock, DisplayStyle style)
+    : total_steps_(total_steps), clock_(clock), style_(resolve(style)), start_(clock.now()) {}
+
+LiveDisplay::~LiveDisplay() {
+  if (style_ != DisplayStyle::kTable) return;
+  show_status("");
+  if (last_rows_.empty()) return;
+  print_line(header());
+  for (const auto& row : last_rows_) print_line(row_of(row));
+}
+
+std::string LiveDisplay::header() { return row_of(kHeads); }
+
+std::string LiveDisplay::time_left(int64_t step) const {
+  if (step_seconds_.empty() || total_steps_ <= 0) return "–";
+  double sum = 0;
+  for (const double seconds : step_seconds_) sum += seconds;
+  const int64_t remaining = std::max<int64_t>(0, total_steps_ - step);
+  return format_duration(sum / static_cast<double>(step_seconds_.size()) * static_cast<double>(remaining));
+}
+
+std::vector<std::string> LiveDisplay::cells(int64_t step, const MetricValues& values) const {
+  const auto number = [&](const char* name, int decimals, const char* unit = "") {
+    const auto value = find(values, name);
+    return value ? fixed(*value, decimals) + unit : std::string("–");
+  };
+  const auto speed = find(values, "perf/generated_tokens_per_s"), seconds = find(values, "time/step");
+  return {total_steps_ > 0 ? str(step, "/", total_steps_) : str(step),
+          number("reward/mean", 3),
+          accuracy_ ? fixed(*accuracy_, 3) : "–",
+          number("rollout/length_mean", 1),
+          number("tree/compression", 2, "x"),
+          speed ? format_count(*speed) : "–",
+          seconds ? format_duration(*seconds) : "–",
+          time_left(step)};
+}
+
+void LiveDisplay::write(int64_t step, const MetricValues& values) {
+  if (const auto accuracy = find(values, "eval/avg_at_k")) accuracy_ = accuracy;
+  if (const auto seconds = find(values, "time/step")) {
+    step_seconds_.push_back(*seconds);
+    if (step_seconds_.size() > kStepsForEstimate) step_seconds_.pop_front();
+  }
+  last_step_ = step;
+  if (style_ == DisplayStyle::kLines) print_line(line(step, values));
+  if (style_ != DisplayStyle::kTable) return;
+  last_rows_.push_back(cells(step, values));
+  if (last_rows_.size() > kNumRows) last_rows_.pop_front();
+  refresh();
+}
+
+void LiveDisplay::set_activity(const std::string& activity) {
+  activity_ = activity;
+  if (style_ == DisplayStyle::kTable) refresh();
+}
+
+void LiveDisplay::refresh() { show_status(table(terminal_columns() - 1)); }
+
+std::string LiveDisplay::table(int columns) const {
+  std::string out = fit(header(), columns) + "\n";
+  for (const auto& row : last_rows_) out += fit(row_of(row), columns) + "\n";
+  std::string bar;
+  if (total_steps_ > 0) {
+    const double fraction = std::clamp(static_cast<double>(last_step_) / static_cast<double>(total_steps_), 0.0, 1.0);
+    for (int i = 0; i < kBarColumns; ++i) bar += i < static_cast<int>(fraction * kBarColumns) ? "━" : "─";
+    bar += str("  ", static_cast<int>(fraction * 100), "%  ");
+  }
+  const double elapsed = std::chrono::duration<double>(clock_.now() - start_).count();
+  bar += format_duration(elapsed) + " so far";
+  if (!activity_.empty()) bar += "  " + activity_;
+  return out + fit(bar, columns);
+}
+
+std::string LiveDisplay::line(int64_t step, const MetricValues& values) const {
+  const auto texts = cells(step, values);
+  std::string out = "step " + texts[0];
+  for (size_t i = 1; i < texts.size(); ++i)
+    if (texts[i] != "–") out += str("  ", kHeads[i], " ", texts[i]);
+  return out;
+}
+
+std::string settings_table(const std::vector<SettingRow>& rows, int columns) {
+  int width = 0;
+  for (const SettingRow& row : rows) width = std::max(width, display_width(row.key));
+  std::string out;
+  for (const SettingRow& row : rows) {
+    std::string text = (row.is_default ? "  " : "* ") + row.key;
+    text += std::string(static_cast<size_t>(width - display_width(row.key) + 2), ' ') + row.value;
+    out += fit(text, columns) + "\n";
+  }
+  return out;
+}
+
+}  // namespace bough
