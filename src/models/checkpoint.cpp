@@ -1,0 +1,359 @@
+#include "models/checkpoint.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <iomanip>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace bough {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
+constexpr const char* kGenerationConfig = "generation_config.json";
+
+// ---- loading ----
+
+// The tensors of a directory, wherever they are.
+struct StoredWeights {
+  std::vector<std::unique_ptr<SafetensorsFile>> files;
+  std::map<std::string, const SafetensorsFile*> where;  // tensor name -> its file
+};
+
+void add_file(StoredWeights& weights, const fs::path& path) {
+  weights.files.push_back(std::make_unique<SafetensorsFile>(path));
+  const SafetensorsFile* file = weights.files.back().get();
+  for (const auto& [name, entry] : file->entries()) {
+    const auto [other, is_new] = weights.where.emplace(name, file);
+    if (!is_new)
+      throw UserError(str(path.string(), ": got tensor ", quoted(name), ", which ",
+                          other->second->path().filename().string(), " has too; expected every tensor once"));
+  }
+}
+
+StoredWeights open_shards(const fs::path& directory) {
+  const fs::path index_path = directory / kIndex;
+  const Json index = read_json(index_path);
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (!index.is_object() || map == index.end() || !map->is_object())
+    throw UserError(
+        str(index_path.string(), ": got no object 'weight_map'; expected tensor names and their files"));
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map->items()) {
+    // A name with a folder in it could reach any file of the machine.
+    const bool plain = file.is_string() &&
+                       fs::path(file.get<std::string>()).filename() == file.get<std::string>() &&
+                       !file.get<std::string>().empty();
+    if (!plain)
+      throw UserError(str(index_path.string(), ": got ", quoted(dump_line(file)), " for tensor ",
+                          quoted(tensor), "; expected the name of a file beside it"));
+    names.insert(file.get<std::string>());
+  }
+  StoredWeights weights;
+  for (const std::string& name : names) {
+    if (!fs::exists(directory / name))
+      throw UserError(str(index_path.string(), ": got no file ", quoted(name), " beside it; expected all ",
+                          names.size(), " shards: copy or download it again"));
+    add_file(weights, directory / name);
+  }
+  for (const auto& [tensor, file] : map->items()) {
+    const auto found = weights.where.find(tensor);
+    if (found == weights.where.end() || found->second->path().filename() != file.get<std::string>())
+      throw UserError(str(index_path.string(), ": tensor ", quoted(tensor), " is not in ",
+                          quoted(file.get<std::string>()),
+                          "; expected it there: index and shards are of different checkpoints"));
+  }
+  return weights;
+}
+
+// As transformers chooses: the single file where there is one, else the index.
+StoredWeights open_weights(const fs::path& directory) {
+  StoredWeights weights;
+  if (fs::exists(directory / kSingle)) add_file(weights, directory / kSingle);
+  else if (fs::exists(directory / kIndex)) weights = open_shards(directory);
+  else
+    throw UserError(str(
+        directory.string(), ": got neither ", kSingle, " nor ", kIndex,
+        fs::exists(directory / "pytorch_model.bin")
+            ? " (pytorch_model.bin is not read: save the model with transformers, which writes safetensors)"
+            : "; expected a Hugging Face model's weights"));
+  return weights;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += str(text.size() > 1 ? ", " : "", size);
+  return text + "]";
+}
+
+bool is_float(at::ScalarType type) {
+  return type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
+bool may_be_ignored(const std::string& name, const SafetensorsEntry& entry, const ModelConfig& config) {
+  if (name.ends_with("rotary_emb.inv_freq")) return true;
+  return config.tie_word_embeddings && name == "lm_head.weight" &&
+         entry.shape == std::vector<int64_t>{config.vocab_size, config.hidden_size};
+}
+
+// A few of many, so that a wrong model does not print thousands of names.
+void append_some(std::string& message, const char* what, const std::vector<std::string>& items) {
+  constexpr size_t kShown = 5;
+  if (items.empty()) return;
+  message += str("\n  ", items.size(), " ", what, ": ");
+  for (size_t i = 0; i < std::min(items.size(), kShown); ++i) message += str(i > 0 ? ", " : "", items[i]);
+  if (items.size() > kShown) message += ", …";
+}
+
+// Compares what is stored with what the model has. Reads no tensor: it can run before memory is taken.
+void check_weights(const fs::path& directory, const StoredWeights& weights, Model& model) {
+  std::vector<std::string> missing, extra, wrong;
+  std::set<std::string> expected_names;
+  for (const Parameter* parameter : model.parameters()) {
+    for (const Parameter::Part& part : parameter->parts) {
+      expected_names.insert(part.name);
+      const auto found = weights.where.find(part.name);
+      if (found == weights.where.end()) {
+        missing.push_back(part.name);
+        continue;
+      }
+      const SafetensorsEntry& entry = found->second->entries().at(part.name);
+      std::vector<int64_t> expected = parameter->value.sizes().vec();
+      expected[0] = part.end - part.begin;
+      if (entry.shape != expected)
+        wrong.push_back(
+            str(part.name, " (got ", shape_text(entry.shape), ", expected ", shape_text(expected), ")"));
+      else if (!is_float(entry.dtype))
+        wrong.push_back(
+            str(part.name, " (got ", c10::toString(entry.dtype), ", expected a floating-point type)"));
+    }
+  }
+  for (const auto& [name, file] : weights.where)
+    if (!expected_names.contains(name) && !may_be_ignored(name, file->entries().at(name), model.config()))
+      extra.push_back(quoted(name));
+  if (missing.empty() && extra.empty() && wrong.empty()) return;
+  std::string message =
+      str(directory.string(), ": got weights that are not those of the model in config.json");
+  append_some(message, "missing", missing);
+  append_some(message, "of the wrong shape or type", wrong);
+  append_some(message, "extra", extra);
+  throw UserError(message +
+                  "\n  expected the config.json that was saved with these weights: copy both again");
+}
+
+void copy_weights(const StoredWeights& weights, Model& model) {
+  for (Parameter* parameter : model.parameters())
+    for (const Parameter::Part& part : parameter->parts)
+      parameter->part_value(part).copy_(weights.where.at(part.name)->tensor(part.name));
+}
+
+// ---- saving ----
+
+const char* dtype_text(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return "float64";
+    case at::kFloat: return "float32";
+    case at::kBFloat16: return "bfloat16";
+    case at::kHalf: return "float16";
+    default: BOUGH_CHECK(false, "a model cannot be stored as ", c10::toString(type));
+  }
+}
+
+const char* class_name(Architecture architecture) {
+  switch (architecture) {
+    case Architecture::kQwen3: return "Qwen3ForCausalLM";
+    case Architecture::kQwen2: return "Qwen2ForCausalLM";
+    case Architecture::kLlama: return "LlamaForCausalLM";
+  }
+  BOUGH_CHECK(false, "architecture ", static_cast<int>(architecture));
+}
+
+const char* model_type(Architecture architecture) {
+  switch (architecture) {
+    case Architecture::kQwen3: return "qwen3";
+    case Architecture::kQwen2: return "qwen2";
+    case Architecture::kLlama: return "llama";
+  }
+  BOUGH_CHECK(false, "architecture ", static_cast<int>(architecture));
+}
+
+// config.json as it was read, but for what saving decides.
+Json saved_config(const ModelConfig& config, at::ScalarType dtype) {
+  Json json =
+      config.source.is_object() && !config.source.empty() ? config.source : write_model_config(config);
+  json["architectures"] = Json::array({class_name(config.architecture)});
+  json["model_type"] = model_type(config.architecture);
+  if (json.contains("torch_dtype")) json["torch_dtype"] = dtype_text(dtype);
+  if (json.contains("dtype") || !json.contains("torch_dtype")) json["dtype"] = dtype_text(dtype);
+  return json;
+}
+
+std::vector<NamedTensors> split_into_shards(const NamedTensors& tensors, const SaveOptions& options) {
+  std::vector<NamedTensors> shards;
+  int64_t bytes = 0;
+  for (const auto& named : tensors) {
+    const int64_t size = stored_bytes(named.second, options.dtype);
+    if (shards.empty() || bytes + size > options.max_shard_bytes) shards.emplace_back(), bytes = 0;
+    shards.back().push_back(named);
+    bytes += size;
+  }
+  return shards;
+}
+
+std::string shard_name(size_t shard, size_t num_shards) {
+  if (num_shards == 1) return kSingle;
+  std::ostringstream name;
+  name << std::setfill('0') << "model-" << std::setw(5) << shard + 1 << "-of-" << std::setw(5) << num_shards
+       << ".safetensors";
+  return name.str();
+}
+
+Json make_index(const std::vector<NamedTensors>& shards, const SaveOptions& options) {
+  Json weight_map = Json::object();
+  int64_t total_bytes = 0;
+  int64_t total_parameters = 0;
+  for (size_t i = 0; i < shards.size(); ++i)
+    for (const auto& [name, tensor] : shards[i]) {
+      weight_map[name] = shard_name(i, shards.size());
+      total_bytes += stored_bytes(tensor, options.dtype);
+      total_parameters += tensor.numel();
+    }
+  return {{"metadata", {{"total_size", total_bytes}, {"total_parameters", total_parameters}}},
+          {"weight_map", weight_map}};
+}
+
+// What an earlier save in another number of shards left: it would be read instead, or lie there unused.
+void remove_stale_weights(const fs::path& directory, const std::set<std::string>& written) {
+  std::vector<fs::path> stale;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_weights =
+        name == kSingle || name == kIndex || (name.starts_with("model-") && name.ends_with(".safetensors"));
+    if (is_weights && !written.contains(name)) stale.push_back(entry.path());
+  }
+  for (const fs::path& path : stale) fs::remove(path);
+}
+
+void write_weights(const fs::path& directory, Model& model, const SaveOptions& options) {
+  const std::vector<NamedTensors> shards = split_into_shards(named_weights(model), options);
+  std::vector<std::unique_ptr<AtomicFile>> files;
+  std::set<std::string> written;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = shard_name(i, shards.size());
+    files.push_back(std::make_unique<AtomicFile>(directory / name));
+    write_safetensors(*files.back(), shards[i], options.dtype);
+    written.insert(name);
+  }
+  if (shards.size() > 1) {
+    files.push_back(std::make_unique<AtomicFile>(directory / kIndex));
+    files.back()->write(dump_pretty(make_index(shards, options)));
+    written.insert(kIndex);
+  }
+  for (const auto& file : files) file->commit();
+  remove_stale_weights(directory, written);
+}
+
+NamedTensors named_parts(Model& model, at::Tensor (Parameter::*part_of)(const Parameter::Part&) const) {
+  NamedTensors tensors;
+  for (const Parameter* parameter : model.parameters())
+    for (const Parameter::Part& part : parameter->parts)
+      tensors.emplace_back(part.name, (parameter->*part_of)(part));
+  return tensors;
+}
+
+}  // namespace
+
+void load_weights(const fs::path& directory, Model& model) {
+  const StoredWeights weights = open_weights(directory);
+  check_weights(directory, weights, model);
+  copy_weights(weights, model);
+}
+
+std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtype, at::Device device) {
+  const ModelConfig config = load_model_config(directory);
+  const StoredWeights weights = open_weights(directory);
+  // On the meta device a model has shapes and no memory: a config of a model a thousand times larger than its
+  // weights is an error, not an allocation.
+  check_weights(directory, weights, *make_model(config, dtype, at::kMeta));
+  std::unique_ptr<Model> model = make_model(config, dtype, device);
+  copy_weights(weights, *model);
+  return model;
+}
+
+NamedTensors named_weights(Model& model) {
+  return named_parts(model, &Parameter::part_value);
+}
+NamedTensors named_gradients(Model& model) {
+  return named_parts(model, &Parameter::part_grad);
+}
+
+void save_model(const fs::path& directory, Model& model, const SaveOptions& options) {
+  BOUGH_CHECK(options.max_shard_bytes > 0, "max_shard_bytes ", options.max_shard_bytes);
+  const Json config = saved_config(model.config(), options.dtype.value_or(model.dtype()));
+  make_directories(directory);
+  const auto copy_file = [&](const char* name) {
+    const fs::path source = options.copy_from / name;
+    if (options.copy_from.empty() || !fs::is_regular_file(source)) return;
+    if (fs::exists(directory / name) && fs::equivalent(source, directory / name)) return;
+    write_file_atomically(directory / name, read_file(source));
+  };
+  for (const char* name : kTokenizerFiles) copy_file(name);
+  if (options.generation_config.is_object())
+    write_file_atomically(directory / kGenerationConfig, dump_pretty(options.generation_config));
+  else copy_file(kGenerationConfig);
+  write_weights(directory, model, options);
+  write_file_atomically(directory / "config.json", dump_pretty(config));
+}
+
+Json write_model_config(const ModelConfig& config) {
+  Json json = {
+      {"architectures", Json::array({class_name(config.architecture)})},
+      {"model_type", model_type(config.architecture)},
+      {"dtype", config.torch_dtype},
+      {"vocab_size", config.vocab_size},
+      {"hidden_size", config.hidden_size},
+      {"intermediate_size", config.intermediate_size},
+      {"num_hidden_layers", config.num_layers},
+      {"num_attention_heads", config.num_heads},
+      {"num_key_value_heads", config.num_kv_heads},
+      {"head_dim", config.head_dim},
+      {"max_position_embeddings", config.max_position_embeddings},
+      {"rms_norm_eps", config.rms_norm_eps},
+      {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", config.rope_theta}}},
+      {"tie_word_embeddings", config.tie_word_embeddings},
+      {"hidden_act", "silu"},
+      {"attention_dropout", 0.0},
+      {"initializer_range", 0.02},
+      {"use_cache", true},
+      {"bos_token_id", nullptr},
+      {"eos_token_id", nullptr},
+      {"pad_token_id", nullptr},
+  };
+  if (config.architecture == Architecture::kLlama) {
+    json["attention_bias"] = config.qkv_bias;
+    json["mlp_bias"] = false;
+    json["pretraining_tp"] = 1;
+  } else {
+    if (config.architecture == Architecture::kQwen3) json["attention_bias"] = false;
+    json["use_sliding_window"] = false;
+    json["sliding_window"] = nullptr;
+    json["max_window_layers"] = config.num_layers;
+    json["layer_types"] = std::vector<std::string>(static_cast<size_t>(config.num_layers), "full_attention");
+  }
+  return json;
+}
+
+}  // namespace bough

@@ -1,0 +1,237 @@
+#include "models/config.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <initializer_list>
+#include <limits>
+
+#include "base/error.h"
+#include "models/checkpoint.h"
+
+namespace bough {
+namespace {
+
+// As transformers 5.17 writes it.
+Json qwen3() {
+  return Json::parse(R"({
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16", "attention_bias": false,
+    "attention_dropout": 0.0, "head_dim": 16, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02,
+    "intermediate_size": 48, "layer_types": ["full_attention", "full_attention"], "max_position_embeddings": 512,
+    "max_window_layers": 28, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    "sliding_window": null, "tie_word_embeddings": true, "use_cache": true, "use_sliding_window": false,
+    "vocab_size": 64, "eos_token_id": 3})");
+}
+// As transformers before 5 wrote it, without what may be missing.
+Json llama() {
+  return Json::parse(R"({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16", "hidden_act": "silu",
+    "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 512, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": null, "vocab_size": 64,
+    "attention_bias": true, "mlp_bias": false, "pretraining_tp": 1})");
+}
+Json qwen2() {
+  Json json = llama();
+  json["architectures"] = {"Qwen2ForCausalLM"};
+  json["model_type"] = "qwen2";
+  json["num_key_value_heads"] = 1;
+  json["sliding_window"] = 131072;  // Qwen2.5 names a window and does not use it
+  json["use_sliding_window"] = false;
+  json.erase("attention_bias");
+  return json;
+}
+
+std::string refusal(const Json& json) {
+  try {
+    parse_model_config(json, "dir/config.json");
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+std::string refusal_with(Json json, const char* key, Json value) {
+  json[key] = std::move(value);
+  return refusal(json);
+}
+void expect_names(const std::string& message, std::initializer_list<std::string> words) {
+  for (const std::string& word : words)
+    EXPECT_NE(message.find(word), std::string::npos) << "no <" << word << "> in: " << message;
+}
+
+TEST(ModelConfig, ReadsQwen3) {
+  const ModelConfig config = parse_model_config(qwen3(), "x");
+  EXPECT_EQ(config.architecture, Architecture::kQwen3);
+  EXPECT_EQ(config.vocab_size, 64);
+  EXPECT_EQ(config.hidden_size, 32);
+  EXPECT_EQ(config.intermediate_size, 48);
+  EXPECT_EQ(config.num_layers, 2);
+  EXPECT_EQ(config.num_heads, 4);
+  EXPECT_EQ(config.num_kv_heads, 2);
+  EXPECT_EQ(config.head_dim, 16);
+  EXPECT_EQ(config.max_position_embeddings, 512);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5);
+  EXPECT_EQ(config.rope_theta, 1e6);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_TRUE(config.qk_norm);
+  EXPECT_FALSE(config.qkv_bias);
+  EXPECT_EQ(config.torch_dtype, "bfloat16");
+  EXPECT_EQ(config.source, qwen3());
+}
+
+TEST(ModelConfig, ReadsLlamaOfOlderVersions) {
+  const ModelConfig config = parse_model_config(llama(), "x");
+  EXPECT_EQ(config.architecture, Architecture::kLlama);
+  EXPECT_EQ(config.num_kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 8);
+  EXPECT_EQ(config.rope_theta, 5e5);
+  EXPECT_FALSE(config.qk_norm);
+  EXPECT_TRUE(config.qkv_bias);
+  EXPECT_TRUE(config.output_bias);
+  EXPECT_FALSE(config.tie_word_embeddings);
+  EXPECT_EQ(config.torch_dtype, "float16");
+}
+
+TEST(ModelConfig, ReadsQwen2) {
+  const ModelConfig config = parse_model_config(qwen2(), "x");
+  EXPECT_EQ(config.architecture, Architecture::kQwen2);
+  EXPECT_TRUE(config.qkv_bias);
+  EXPECT_FALSE(config.output_bias);
+  EXPECT_EQ(config.num_kv_heads, 1);
+}
+
+TEST(ModelConfig, TakesTransformersDefaults) {
+  Json json = qwen3();
+  for (const char* key :
+       {"head_dim", "rope_parameters", "rms_norm_eps", "tie_word_embeddings", "architectures", "dtype"})
+    json.erase(key);
+  const ModelConfig config = parse_model_config(json, "x");
+  EXPECT_EQ(config.architecture, Architecture::kQwen3);  // by model_type
+  EXPECT_EQ(config.head_dim, 128);                       // Qwen3's, not width / heads
+  EXPECT_EQ(config.rope_theta, 1e4);
+  EXPECT_EQ(config.rms_norm_eps, 1e-6);
+  EXPECT_FALSE(config.tie_word_embeddings);
+  EXPECT_EQ(config.torch_dtype, "float32");
+  json["num_key_value_heads"] = nullptr;
+  EXPECT_EQ(parse_model_config(json, "x").num_kv_heads, 4);
+}
+
+// What would change the result is refused by its name.
+TEST(ModelConfig, RefusesByName) {
+  expect_names(refusal_with(qwen3(), "architectures", {"MistralForCausalLM"}),
+               {"dir/config.json", "architectures", "MistralForCausalLM", "Qwen3ForCausalLM"});
+  expect_names(refusal_with(qwen3(), "model_type", "qwen2"), {"model_type", "qwen2", "qwen3"});
+  Json json = llama();
+  json.erase("architectures");
+  expect_names(refusal_with(json, "model_type", "gemma"), {"model_type", "gemma"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}),
+               {"rope_scaling", "llama3", "not supported"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}), {"linear"});
+  expect_names(refusal_with(qwen3(), "rope_parameters", {{"rope_type", "yarn"}, {"factor", 4.0}}),
+               {"rope_parameters", "yarn"});
+  expect_names(
+      refusal_with(qwen3(), "rope_parameters", {{"rope_type", "default"}, {"mrope_section", {1, 2}}}),
+      {"mrope_section"});
+  expect_names(refusal_with(qwen3(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
+               {"full_attention"});
+  expect_names(refusal_with(llama(), "partial_rotary_factor", 0.5), {"partial_rotary_factor", "0.5"});
+  expect_names(refusal_with(qwen2(), "use_sliding_window", true), {"use_sliding_window", "sliding-window"});
+  expect_names(refusal_with(qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
+               {"layer_types", "sliding_attention", "layer 1"});
+  expect_names(refusal_with(qwen3(), "layer_types", {"full_attention"}), {"layer_types", "2 names"});
+  expect_names(refusal_with(qwen3(), "hidden_act", "gelu"), {"hidden_act", "gelu"});
+  expect_names(refusal_with(qwen3(), "attention_bias", true), {"attention_bias"});
+  expect_names(refusal_with(llama(), "mlp_bias", true), {"mlp_bias"});
+  expect_names(refusal_with(llama(), "attention_dropout", 0.1), {"attention_dropout", "0.1"});
+  expect_names(refusal_with(llama(), "quantization_config", {{"quant_method", "gptq"}}),
+               {"quantization_config"});
+  EXPECT_EQ(refusal_with(qwen3(), "something_new", 1), "(accepted)");
+  EXPECT_EQ(refusal_with(llama(), "rope_scaling", {{"rope_type", "default"}}), "(accepted)");
+}
+
+TEST(ModelConfig, RefusesImpossibleValues) {
+  for (const char* key :
+       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "max_position_embeddings"}) {
+    for (const Json& value : std::initializer_list<Json>{
+             0, -1, 2.5, "32", true, Json::array(), int64_t{1} << 40, std::numeric_limits<uint64_t>::max()})
+      expect_names(refusal_with(qwen3(), key, value), {"dir/config.json", key, "expected"});
+  }
+  for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                          "num_attention_heads", "num_key_value_heads"}) {
+    Json json = qwen3();
+    json.erase(key);
+    expect_names(refusal(json), {key, "nothing"});
+  }
+  expect_names(refusal_with(qwen3(), "num_key_value_heads", 3), {"num_key_value_heads", "3", "divisor", "4"});
+  expect_names(refusal_with(qwen3(), "head_dim", 15), {"head_dim", "15", "even"});
+  expect_names(refusal_with(llama(), "hidden_size", 33), {"num_attention_heads", "33"});
+  expect_names(refusal_with(qwen3(), "rms_norm_eps", -1e-6), {"rms_norm_eps"});
+  expect_names(refusal_with(llama(), "rope_theta", 0), {"rope_theta"});
+  expect_names(refusal_with(qwen3(), "rope_parameters", 3), {"rope_parameters"});
+  expect_names(refusal_with(qwen3(), "tie_word_embeddings", "yes"), {"tie_word_embeddings", "true or false"});
+  expect_names(refusal_with(qwen3(), "architectures", "Qwen3ForCausalLM"), {"architectures"});
+  expect_names(refusal_with(qwen3(), "hidden_act", 1), {"hidden_act"});
+  expect_names(refusal(Json::array()), {"dir/config.json", "object"});
+  EXPECT_LT(refusal_with(qwen3(), "hidden_size", std::string(100000, 'x')).size(), 400u);
+}
+
+TEST(ModelConfig, CountsParameters) {
+  ModelConfig config = parse_model_config(qwen3(), "x");
+  EXPECT_EQ(config.num_parameters(), 64 * 32 + 32 + 2 * (32 * 128 + 64 * 32 + 3 * 32 * 48 + 64 + 32));
+  config.tie_word_embeddings = false;
+  EXPECT_EQ(config.num_parameters(), 2 * 64 * 32 + 32 + 2 * (32 * 128 + 64 * 32 + 3 * 32 * 48 + 64 + 32));
+}
+
+TEST(ModelConfig, WrittenConfigReadsBack) {
+  for (const Json& json : {qwen3(), qwen2(), llama()}) {
+    const ModelConfig config = parse_model_config(json, "x");
+    const ModelConfig again = parse_model_config(write_model_config(config), "again");
+    EXPECT_EQ(again.architecture, config.architecture);
+    EXPECT_EQ(again.vocab_size, config.vocab_size);
+    EXPECT_EQ(again.num_parameters(), config.num_parameters());
+    EXPECT_EQ(again.num_kv_heads, config.num_kv_heads);
+    EXPECT_EQ(again.head_dim, config.head_dim);
+    EXPECT_EQ(again.max_position_embeddings, config.max_position_embeddings);
+    EXPECT_EQ(again.rms_norm_eps, config.rms_norm_eps);
+    EXPECT_EQ(again.rope_theta, config.rope_theta);
+    EXPECT_EQ(again.tie_word_embeddings, config.tie_word_embeddings);
+    EXPECT_EQ(again.qkv_bias, config.qkv_bias);
+    EXPECT_EQ(again.output_bias, config.output_bias);
+    EXPECT_EQ(again.torch_dtype, config.torch_dtype);
+  }
+}
+
+TEST(ModelConfig, LoadsFromDirectory) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "model_config_test";
+  std::filesystem::remove_all(folder);
+  EXPECT_THROW(load_model_config(folder), UserError);
+  std::filesystem::create_directories(folder);
+  EXPECT_THROW(load_model_config(folder), UserError);  // no config.json
+  const auto write = [&](const char* name, const std::string& text) { std::ofstream(folder / name) << text; };
+  write("config.json", "{\"vocab_size\": ");
+  EXPECT_THROW(load_model_config(folder), UserError);
+  write("config.json", qwen3().dump());
+  EXPECT_EQ(load_model_config(folder).vocab_size, 64);
+  EXPECT_THROW(load_model_config(folder / "config.json"), UserError);  // a file for a directory
+
+  EXPECT_EQ(load_stop_tokens(folder), std::vector<int32_t>{3});
+  write("generation_config.json", R"({"eos_token_id": [7, 8]})");
+  EXPECT_EQ(load_stop_tokens(folder), (std::vector<int32_t>{7, 8}));
+  write("generation_config.json", R"({"eos_token_id": null})");
+  EXPECT_EQ(load_stop_tokens(folder), std::vector<int32_t>{3});
+  for (const char* bad :
+       {"-1", "\"</s>\"", "[1, null]", "1.5", "99999999999", "18446744073709551615", "[[1]]"}) {
+    write("generation_config.json", str(R"({"eos_token_id": )", bad, "}"));
+    EXPECT_THROW(load_stop_tokens(folder), UserError) << bad;
+  }
+  write("generation_config.json", "{}");
+  Json no_stop = qwen3();
+  no_stop.erase("eos_token_id");
+  write("config.json", no_stop.dump());
+  EXPECT_TRUE(load_stop_tokens(folder).empty());
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace bough
