@@ -14,8 +14,8 @@ namespace {
 void check_finite(std::span<const double> rewards) {
   for (size_t s = 0; s < rewards.size(); ++s)
     if (!std::isfinite(rewards[s]))
-      throw UserError(str("reward of sequence ", s, " of ", rewards.size(), " (counted from 0): got ", rewards[s],
-                          ", expected a finite number; check the verifier or the rollout file"));
+      throw UserError(str("reward of sequence ", s, " of ", rewards.size(), " (counted from 0): got ",
+                          rewards[s], ", expected a finite number; check the verifier or the rollout file"));
 }
 
 // Rewards of one group in, its advantages out, in place.
@@ -53,8 +53,9 @@ void dr_grpo(const AdvantageSettings&, std::vector<double>& values) {
 
 void rloo(const AdvantageSettings&, std::vector<double>& values) {
   if (values.size() < 2)
-    throw UserError("adv_estimator rloo: a group has one sequence, expected two or more (its baseline is the mean "
-                    "of the others); raise gconfig.n_samples or choose another estimator");
+    throw UserError(
+        "adv_estimator rloo: a group has one sequence, expected two or more (its baseline is the mean "
+        "of the others); raise gconfig.n_samples or choose another estimator");
   const double count = static_cast<double>(values.size());
   const double mean = mean_of(values);
   // R_i - (n mean - R_i)/(n - 1) = (R_i - mean) n/(n - 1)
@@ -75,7 +76,8 @@ Estimator find_estimator(const std::string& name) {
   }
   const std::string near = nearest(name, std::begin(names), std::end(names));
   throw UserError(str("setting adv_estimator: unknown estimator ", quoted(name),
-                      ", expected one of grpo, dr_grpo, rloo", near.empty() ? "" : str("; did you mean '", near, "'?")));
+                      ", expected one of grpo, dr_grpo, rloo",
+                      near.empty() ? "" : str("; did you mean '", near, "'?")));
 }
 
 }  // namespace
@@ -93,16 +95,16 @@ std::vector<double> shape_rewards(const RewardSettings& settings, std::span<cons
     BOUGH_CHECK(response_lengths.size() == rewards.size(), "lengths ", response_lengths.size(), ", rewards ",
                 rewards.size());
     if (settings.overlong_tokens < 0 || settings.overlong_tokens > max_length)
-      throw UserError(str("setting overlong_tokens: got ", settings.overlong_tokens, ", expected 0 to ", max_length,
-                          " (the largest response length)"));
+      throw UserError(str("setting overlong_tokens: got ", settings.overlong_tokens, ", expected 0 to ",
+                          max_length, " (the largest response length)"));
   }
   std::vector<double> shaped(rewards.begin(), rewards.end());
   for (size_t s = 0; s < shaped.size(); ++s) {
     if (settings.overlong_reward_penalty)
       shaped[s] += settings.overlong_penalty_factor *
                    overlong_penalty(response_lengths[s], max_length, settings.overlong_tokens);
-    shaped[s] = std::clamp((shaped[s] + settings.reward_bias) * settings.reward_scaling, -settings.reward_clip,
-                           settings.reward_clip);
+    shaped[s] = std::clamp((shaped[s] + settings.reward_bias) * settings.reward_scaling,
+                           -settings.reward_clip, settings.reward_clip);
   }
   return shaped;
 }

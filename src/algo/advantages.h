@@ -1,6 +1,6 @@
 // Rewards to advantages, one number a sequence. Pure functions of the batch; everything in fp64.
 //   shaped  R = clip((R_raw + overlong penalty + bias) * scaling, -reward_clip, reward_clip)
-//   grpo    A_i = (R_i - mean_g) / (std_g + eps); equal rewards: 0; a group of one: R / (1 + eps), as verl has it
+//   grpo    A_i = (R_i - mean_g) / (std_g + eps); equal rewards: 0; a group of one: R / (1 + eps), as in verl
 //   dr_grpo A_i = R_i - mean_g                        (to be aggregated by constant_length)
 //   rloo    A_i = R_i - mean of the other n - 1       (a group of one is an error)
 #pragma once
@@ -48,18 +48,18 @@ struct RewardSettings {
 };
 
 // DAPO's soft overlong penalty of a response of `length` tokens: 0 up to max_length - cache, then linear to
-// -1 at max_length and beyond. cache = 0: a step at max_length (a response of exactly max_length loses nothing).
+// -1 at max_length and beyond. cache = 0: -1 beyond max_length only.
 double overlong_penalty(int64_t length, int64_t max_length, int64_t cache);
 
 // Shaped rewards [S]. `response_lengths` [S] and `max_length` (tokens a response may have) are read only with
-// overlong_reward_penalty. UserError: a reward that is not finite (names the sequence), or overlong_tokens not
-// in [0, max_length].
+// overlong_reward_penalty. UserError: a reward that is not finite (names the sequence), or overlong_tokens
+// outside [0, max_length].
 std::vector<double> shape_rewards(const RewardSettings& settings, std::span<const double> rewards,
                                   std::span<const int64_t> response_lengths = {}, int64_t max_length = 0);
 
 // Advantages [S] of (shaped) rewards [S]; sequences with equal groups[s] were sampled for one prompt and may
-// stand anywhere. UserError: a reward that is not finite (names the sequence); an unknown estimator; rloo with a
-// group of one.
+// stand anywhere. UserError: a reward that is not finite (names the sequence); an unknown estimator; rloo
+// with a group of one.
 std::vector<double> compute_advantages(const AdvantageSettings& settings, std::span<const double> rewards,
                                        std::span<const int64_t> groups);
 

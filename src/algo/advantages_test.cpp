@@ -50,13 +50,13 @@ TEST(Advantages, EqualTheReferenceOnInterleavedGroups) {
     rewards.push_back(normal(bits));
     groups.push_back(s < 20 ? s % 10 : static_cast<int64_t>(bits() % 10));  // two or more each
   }
-  for (const AdvantageSettings& settings :
-       {AdvantageSettings{"grpo"}, AdvantageSettings{"grpo", false, 0.01}, AdvantageSettings{"dr_grpo"},
-        AdvantageSettings{"rloo"}}) {
+  for (const AdvantageSettings& settings : {AdvantageSettings{"grpo"}, AdvantageSettings{"grpo", false, 0.01},
+                                            AdvantageSettings{"dr_grpo"}, AdvantageSettings{"rloo"}}) {
     const std::vector<double> got = compute_advantages(settings, rewards, groups);
     ASSERT_EQ(got.size(), rewards.size());
     for (size_t i = 0; i < rewards.size(); ++i)
-      EXPECT_NEAR(got[i], reference(settings, rewards, groups, i), 1e-11) << settings.adv_estimator << " " << i;
+      EXPECT_NEAR(got[i], reference(settings, rewards, groups, i), 1e-11)
+          << settings.adv_estimator << " " << i;
   }
 }
 
@@ -76,24 +76,31 @@ TEST(Advantages, GroupsOfOneAndEqualRewards) {
   EXPECT_EQ(advantages({"grpo", true, 1e-6}, std::vector<double>(7, 0.1), std::vector<int64_t>(7, 2)),
             std::vector<double>(7, 0.0));
   EXPECT_TRUE(advantages({"grpo"}, {}, {}).empty());
-  EXPECT_NE(user_error([] { advantages({"rloo"}, {1, 2, 3}, {0, 0, 1}); }).find("n_samples"), std::string::npos);
+  EXPECT_NE(user_error([] {
+              advantages({"rloo"}, {1, 2, 3}, {0, 0, 1});
+            }).find("n_samples"),
+            std::string::npos);
 }
 
 TEST(Advantages, BadInputIsNamed) {
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
     const std::string message = user_error([&] { advantages({"grpo"}, {1.0, bad}, {0, 0}); });
     EXPECT_NE(message.find("sequence 1"), std::string::npos) << message;
-    EXPECT_NE(user_error([&] { shape_rewards({}, std::vector<double>{0.0, 0.0, bad}); }).find("sequence 2"),
+    EXPECT_NE(user_error([&] {
+                shape_rewards({}, std::vector<double>{0.0, 0.0, bad});
+              }).find("sequence 2"),
               std::string::npos);
   }
-  EXPECT_NE(user_error([] { advantages({"grop"}, {1.0}, {0}); }).find("did you mean 'grpo'"), std::string::npos);
+  EXPECT_NE(user_error([] { advantages({"grop"}, {1.0}, {0}); }).find("did you mean 'grpo'"),
+            std::string::npos);
   EXPECT_THROW(advantages({"grpo"}, {1.0}, {}), InternalError);
 }
 
 TEST(Advantages, SettingsAreReadByTheirKeys) {
   EXPECT_EQ(parse_settings<AdvantageSettings>("adv_estimator: rloo", "test").adv_estimator, "rloo");
   EXPECT_THROW(parse_settings<AdvantageSettings>("adv_estimator: gae", "test"), UserError);
-  EXPECT_EQ(parse_settings<RewardSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias, -0.5);
+  EXPECT_EQ(parse_settings<RewardSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias,
+            -0.5);
 }
 
 TEST(Rewards, BiasThenScaleThenClip) {

@@ -15,7 +15,8 @@ int64_t sum_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-std::vector<double> group_mean_weights(std::span<const int64_t> trained_tokens, std::span<const int64_t> groups) {
+std::vector<double> group_mean_weights(std::span<const int64_t> trained_tokens,
+                                       std::span<const int64_t> groups) {
   BOUGH_CHECK(groups.size() == trained_tokens.size(), "groups ", groups.size(), ", sequences ",
               trained_tokens.size());
   const std::vector<std::vector<int64_t>> members = members_by_group(groups);
@@ -34,7 +35,8 @@ std::vector<double> group_mean_weights(std::span<const int64_t> trained_tokens, 
 
 }  // namespace
 
-std::vector<double> sequence_weights(const AggregationSettings& settings, std::span<const int64_t> trained_tokens,
+std::vector<double> sequence_weights(const AggregationSettings& settings,
+                                     std::span<const int64_t> trained_tokens,
                                      std::span<const int64_t> groups) {
   const std::string& how = settings.loss_aggregation;
   if (how == "group_mean") return group_mean_weights(trained_tokens, groups);
@@ -64,7 +66,8 @@ std::vector<double> sequence_weights(const AggregationSettings& settings, std::s
 
 at::Tensor expand_to_rows(std::span<const double> per_sequence, const at::Tensor& sequences_R,
                           at::ScalarType dtype) {
-  BOUGH_CHECK(sequences_R.dim() == 1 && sequences_R.scalar_type() == at::kLong, "sequences_R must be int64 [R]");
+  BOUGH_CHECK(sequences_R.dim() == 1 && sequences_R.scalar_type() == at::kLong,
+              "sequences_R must be int64 [R]");
   const at::Tensor indices_R = sequences_R.cpu().contiguous();
   const int64_t* indices = indices_R.const_data_ptr<int64_t>();
   at::Tensor values_R = at::empty({indices_R.numel()}, at::kDouble);

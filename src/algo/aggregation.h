@@ -3,10 +3,10 @@
 //
 // n_s: trained tokens of sequence s, counted over the whole global batch of one optimizer step (all ranks and
 // micro-batches) and before a correction masks anything: tokens that a correction sets to 0 stay counted.
-//   token_mean       1 / sum of n                                        DAPO
-//   sequence_mean    1 / (S n_s)                                         GRPO: mean of token means
-//   constant_length  1 / (S constant_length)                             Dr.GRPO: mean of sums over a constant
-//   group_mean       1 / (number of groups * trained tokens of s's group)  DAPO as printed
+//   token_mean       1 / sum of n                              DAPO
+//   sequence_mean    1 / (S n_s)                               GRPO: mean of token means
+//   constant_length  1 / (S constant_length)                   Dr.GRPO: mean of sums over a constant
+//   group_mean       1 / (groups * trained tokens of s's group)  DAPO as printed
 // S and the number of groups count what has a trained token: a sequence that trains nothing dilutes nothing.
 #pragma once
 
@@ -37,11 +37,12 @@ struct AggregationSettings {
 // One weight a sequence, [S]; 0 for a sequence without trained tokens. `groups` [S]: any ids; only group_mean
 // reads it, others take an empty span.
 // UserError: an unknown aggregation, or constant_length without a length above 0.
-std::vector<double> sequence_weights(const AggregationSettings& settings, std::span<const int64_t> trained_tokens,
+std::vector<double> sequence_weights(const AggregationSettings& settings,
+                                     std::span<const int64_t> trained_tokens,
                                      std::span<const int64_t> groups);
 
-// weights_R, in `like_R`'s type and on its device, from one value a sequence and each row's sequence (int64, on
-// the CPU). Also spreads per-sequence advantages. InternalError: an index outside [0, S).
+// One value a row, [R] in `dtype` on sequences_R's device, from one value a sequence and each row's sequence
+// (int64 [R]): weights_R, and per-sequence advantages. InternalError: an index outside [0, S).
 at::Tensor expand_to_rows(std::span<const double> per_sequence, const at::Tensor& sequences_R,
                           at::ScalarType dtype);
 

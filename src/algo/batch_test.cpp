@@ -26,7 +26,8 @@ Batch random_batch(int seed) {
     batch.groups.push_back(static_cast<int64_t>(bits() % 6) * 1000 - 7);
     batch.trained.push_back(s % 5 == 0 ? 0 : static_cast<int64_t>(bits() % 9));
     batch.values.emplace_back();
-    for (int64_t t = 0; t < batch.trained.back(); ++t) batch.values.back().push_back(bits() % 1000 / 100.0 - 5.0);
+    for (int64_t t = 0; t < batch.trained.back(); ++t)
+      batch.values.back().push_back(bits() % 1000 / 100.0 - 5.0);
   }
   return batch;
 }
@@ -87,7 +88,8 @@ TEST(Aggregation, ExpandsToRows) {
   const at::Tensor weights_R = expand_to_rows(weights, sequences_R, at::kFloat);
   EXPECT_EQ(weights_R.scalar_type(), at::kFloat);
   const std::vector<float> expected{0.5f, 0.5f, 0.25f, 0.25f, 0.5f};
-  EXPECT_EQ(std::vector<float>(weights_R.const_data_ptr<float>(), weights_R.const_data_ptr<float>() + 5), expected);
+  EXPECT_EQ(std::vector<float>(weights_R.const_data_ptr<float>(), weights_R.const_data_ptr<float>() + 5),
+            expected);
   EXPECT_EQ(expand_to_rows(weights, sequences_R.slice(0, 0, 0), at::kFloat).numel(), 0);
   EXPECT_THROW(expand_to_rows(weights, sequences_R.add(1), at::kFloat), InternalError);
   EXPECT_THROW(expand_to_rows(weights, sequences_R.sub(1), at::kFloat), InternalError);
@@ -142,7 +144,8 @@ TEST(Minibatches, KnownSplit) {
 
 TEST(WeightedSum, MergesByKind) {
   using Kind = WeightedSum::Kind;
-  WeightedSum mean_metric{Kind::mean, 6.0, 3.0}, sum_metric{Kind::sum, 6.0, 3.0}, max_metric{Kind::max, -6.0, 3.0};
+  WeightedSum mean_metric{Kind::mean, 6.0, 3.0}, sum_metric{Kind::sum, 6.0, 3.0},
+      max_metric{Kind::max, -6.0, 3.0};
   mean_metric.merge({Kind::mean, 4.0, 2.0});
   sum_metric.merge({Kind::sum, 4.0, 2.0});
   max_metric.merge({Kind::max, -7.0, 2.0});

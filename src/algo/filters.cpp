@@ -12,8 +12,8 @@ FilterResult filter_sequences(const FilterSettings& settings, std::span<const do
   const std::string& how = settings.truncated_samples;
   if (how != "keep" && how != "mask" && how != "drop")
     throw UserError(str("setting truncated_samples: got ", quoted(how), ", expected keep, mask or drop"));
-  BOUGH_CHECK(rewards.size() == groups.size() && truncated.size() == groups.size(), "rewards ", rewards.size(),
-              ", groups ", groups.size(), ", truncated ", truncated.size());
+  BOUGH_CHECK(rewards.size() == groups.size() && truncated.size() == groups.size(), "rewards ",
+              rewards.size(), ", groups ", groups.size(), ", truncated ", truncated.size());
   FilterResult result;
   result.kept.assign(groups.size(), 1);
   for (const std::vector<int64_t>& members : members_by_group(groups)) {

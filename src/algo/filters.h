@@ -1,8 +1,8 @@
 // Which sampled sequences are trained on. Each filter counts what it drops.
 //
-// Order: truncated samples first (a dropped one no longer counts in its group's mean), then groups. A group that
-// dropping left with a single sample is dropped with it: its advantage would have no baseline. Groups of one from
-// the start are untouched.
+// Order: truncated samples first (a dropped one no longer counts in its group's mean), then groups. A group
+// that dropping left with a single sample is dropped with it: its advantage would have no baseline. Groups of
+// one from the start are untouched.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,14 @@ struct FilterSettings {
 };
 
 struct FilterResult {
-  std::vector<uint8_t> kept;     // [S] 1: in its group's advantages
-  std::vector<uint8_t> trained;  // [S] 1: kept, and its tokens enter the loss
-  int64_t truncated = 0;             // truncated samples seen
-  int64_t truncated_masked = 0;      // of these: not trained
-  int64_t truncated_dropped = 0;     // of these: removed
-  int64_t zero_std_groups = 0;       // groups of two or more with equal rewards, dropped or not
-  int64_t groups_dropped = 0;        // by dynamic sampling, or because one sample or none was left
-  int64_t sequences_dropped = 0;     // all that are not kept
+  std::vector<uint8_t> kept;      // [S] 1: in its group's advantages
+  std::vector<uint8_t> trained;   // [S] 1: kept, and its tokens enter the loss
+  int64_t truncated = 0;          // truncated samples seen
+  int64_t truncated_masked = 0;   // of these: not trained
+  int64_t truncated_dropped = 0;  // of these: removed
+  int64_t zero_std_groups = 0;    // groups of two or more with equal rewards, dropped or not
+  int64_t groups_dropped = 0;     // by dynamic sampling, or because one sample or none was left
+  int64_t sequences_dropped = 0;  // all that are not kept
 };
 
 // rewards, groups, truncated: [S]. Pass the rewards that advantages are computed from.

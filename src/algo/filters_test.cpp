@@ -71,7 +71,8 @@ TEST(Filters, CountsAddUp) {
       truncated.push_back(bits() % 4 == 0);
     }
     const char* how[] = {"keep", "mask", "drop"};
-    const FilterResult result = filter_sequences({round % 2 == 0, how[round % 3]}, rewards, groups, truncated);
+    const FilterResult result =
+        filter_sequences({round % 2 == 0, how[round % 3]}, rewards, groups, truncated);
     int64_t not_kept = 0, only_masked = 0;
     for (size_t s = 0; s < groups.size(); ++s) {
       not_kept += !result.kept[s];
@@ -83,7 +84,9 @@ TEST(Filters, CountsAddUp) {
   }
 }
 
-TEST(Filters, UnknownValueIsAnError) { EXPECT_THROW(filter(false, "remove"), UserError); }
+TEST(Filters, UnknownValueIsAnError) {
+  EXPECT_THROW(filter(false, "remove"), UserError);
+}
 
 }  // namespace
 }  // namespace bough

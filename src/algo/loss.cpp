@@ -17,11 +17,11 @@ void check_rows_tensor(const LossRows& rows, const at::Tensor& tensor, const cha
     BOUGH_CHECK(!needed, name, " is needed by this loss and undefined");
     return;
   }
-  BOUGH_CHECK(tensor.sizes() == rows.log_probs_R.sizes(), name, " has shape ", tensor.sizes(), ", log_probs_R ",
-              rows.log_probs_R.sizes());
+  BOUGH_CHECK(tensor.sizes() == rows.log_probs_R.sizes(), name, " has shape ", tensor.sizes(),
+              ", log_probs_R ", rows.log_probs_R.sizes());
   BOUGH_CHECK(tensor.scalar_type() == dtype, name, " is ", tensor.scalar_type(), ", expected ", dtype);
-  BOUGH_CHECK(tensor.device() == rows.log_probs_R.device(), name, " is on ", tensor.device(), ", log_probs_R on ",
-              rows.log_probs_R.device());
+  BOUGH_CHECK(tensor.device() == rows.log_probs_R.device(), name, " is on ", tensor.device(),
+              ", log_probs_R on ", rows.log_probs_R.device());
 }
 
 void expect(bool holds, const char* key, double value, const char* expected) {
@@ -50,7 +50,9 @@ std::unique_ptr<Loss> make(const LossSettings& settings) {
   return std::make_unique<T>(settings);
 }
 
-std::unique_ptr<Loss> make_sft(const LossSettings&) { return std::make_unique<SftLoss>(); }
+std::unique_ptr<Loss> make_sft(const LossSettings&) {
+  return std::make_unique<SftLoss>();
+}
 
 struct NamedLoss {
   const char* name;
@@ -78,7 +80,8 @@ std::unique_ptr<Loss> make_loss(const LossSettings& settings) {
 
 void check_rows(const Loss& loss, const LossRows& rows) {
   const at::Tensor& log_probs_R = rows.log_probs_R;
-  BOUGH_CHECK(log_probs_R.defined() && log_probs_R.dim() == 1, "log_probs_R must be defined and have one dimension");
+  BOUGH_CHECK(log_probs_R.defined() && log_probs_R.dim() == 1,
+              "log_probs_R must be defined and have one dimension");
   const at::ScalarType acc = log_probs_R.scalar_type();
   BOUGH_CHECK(acc == at::kFloat || acc == at::kDouble, "log_probs_R is ", acc, ", expected fp32 or fp64");
   const bool needs_proximal = loss.needs_proximal() && !rows.proximal_is_current;

@@ -2,14 +2,14 @@
 // entropies); it never sees the model or the tree. One row is one trained token of one sequence: a token that
 // three sequences share and train is three rows, whose gradients the executor adds.
 //
-// Denominators are not the loss's business: weights_R (aggregation.h) carries them, computed once for the whole
-// global batch, so that
+// Denominators are not the loss's business: weights_R (aggregation.h) carries them, computed once for the
+// whole global batch, so that
 //     loss = sum over R of weights_R * per_token_R
 // and blocks, micro-batches and ranks just add. The equations are those of docs/algorithms.md.
 //
-// Extreme inputs: every log-ratio that is exponentiated is first clamped to +-kMaxLogRatio (as verl does), with
-// gradient 0 outside; so old log-probabilities of -inf, or ratios of e^80, give a finite loss and no NaN. A
-// current log-probability that is NaN stays NaN: the optimizer must see it and skip the step.
+// Extreme inputs: every log-ratio is first clamped to +-kMaxLogRatio (as verl does), with gradient 0 outside;
+// so old log-probabilities of -inf, or ratios of e^80, give a finite loss, no NaN. A current log-probability
+// that is NaN stays NaN: the optimizer must see it and skip the step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,8 +28,8 @@ inline constexpr double kMaxLogRatio = 20.0;
 
 // All [R], on one device, in one accumulator type (fp32 or fp64) unless said; undefined where unused.
 struct LossRows {
-  at::Tensor log_probs_R;            // log pi(y_t), current policy, at `temperature`; a leaf that requires grad
-  at::Tensor entropies_R;            // H of the distribution the token was drawn from; a leaf that requires grad
+  at::Tensor log_probs_R;  // log pi(y_t), current policy, at `temperature`; a leaf that requires grad
+  at::Tensor entropies_R;  // H of the distribution the token was drawn from; a leaf that requires grad
   at::Tensor advantages_R;
   at::Tensor behaviour_log_probs_R;  // log mu: under the policy that sampled the token, at `temperature`
   at::Tensor proximal_log_probs_R;   // log pi_old: at the start of the update
@@ -45,8 +45,8 @@ struct LossRows {
 
 struct LossOutput {
   at::Tensor loss;  // [] in the rows' type; differentiable in the two leaves; 0 for R = 0
-  // Under the names of docs/formats.md. loss/policy, loss/entropy, loss/kl are aggregated with weights_R, without
-  // their coefficients; the others are means or maxima over rows.
+  // Under the names of docs/formats.md. loss/policy, loss/entropy, loss/kl are aggregated with weights_R,
+  // without their coefficients; the others are means or maxima over rows.
   WeightedSums metrics;
 };
 
@@ -73,8 +73,8 @@ class Loss {
 // The loss named settings.loss. UserError: an unknown name (says the nearest), or impossible values.
 std::unique_ptr<Loss> make_loss(const LossSettings& settings);
 
-// What operator() checks first: shapes [R], types and devices of all that is defined, and that `loss` has what
-// it needs.
+// What operator() checks first: shapes [R], types and devices of all that is defined, and that `loss` has
+// what it needs.
 void check_rows(const Loss& loss, const LossRows& rows);
 
 }  // namespace bough

@@ -19,7 +19,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 // Rows as plain numbers: what the reference below reads, and what becomes tensors for the code under test.
 struct PlainRows {
   std::vector<double> log_pi, entropy, advantage, log_mu, log_old, log_ref, weight;
-  bool has_old = true;      // a proximal walk was made
+  bool has_old = true;  // a proximal walk was made
   bool old_is_current = false;
 };
 
@@ -42,11 +42,12 @@ std::vector<Case> cases() {
   out.push_back({"pg", settings_of([](LossSettings& s) { s.loss = "pg"; }), false});
   out.push_back({"pg_kl_entropy", settings_of([](LossSettings& s) {
                    s.loss = "pg", s.kl_loss_coef = 0.3, s.kl_loss_type = "k2", s.entropy_coef = 0.7;
-                 }), false});
+                 }),
+                 false});
   out.push_back({"ppo_proximal", settings_of(plain_ppo)});
-  out.push_back({"ppo_behaviour", settings_of([](LossSettings& s) {
-                   s.use_decoupled_loss = s.recompute_logprob = false;
-                 }), false});
+  out.push_back({"ppo_behaviour",
+                 settings_of([](LossSettings& s) { s.use_decoupled_loss = s.recompute_logprob = false; }),
+                 false});
   out.push_back({"ppo_current", settings_of(plain_ppo), false, true});
   out.push_back({"ppo_dual_clip_higher", settings_of([](LossSettings& s) {
                    s.use_decoupled_loss = false, s.eps_clip_higher = 0.28, s.c_clip = 1.5;
@@ -58,7 +59,8 @@ std::vector<Case> cases() {
   out.push_back({"decoupled_no_cap", settings_of([](LossSettings& s) { s.behave_imp_weight_cap.reset(); })});
   out.push_back({"decoupled_current_kl", settings_of([](LossSettings& s) {
                    s.behave_imp_weight_cap = 1.3, s.kl_loss_coef = 0.4, s.entropy_coef = 0.1;
-                 }), false, true});
+                 }),
+                 false, true});
   out.push_back({"sft", settings_of([](LossSettings& s) { s.loss = "sft"; }), false});
   return out;
 }
@@ -169,8 +171,10 @@ TEST(Loss, ValueAndGradientEqualTheReference) {
         return reference_row(c.settings, plain, r, plain.log_pi[r] + d_log_pi, plain.entropy[r] + d_entropy);
       };
       expected += at_point(0, 0);
-      EXPECT_NEAR(grad_at(rows.log_probs_R, r), (at_point(h, 0) - at_point(-h, 0)) / (2 * h), 1e-8) << "row " << r;
-      EXPECT_NEAR(grad_at(rows.entropies_R, r), (at_point(0, h) - at_point(0, -h)) / (2 * h), 1e-8) << "row " << r;
+      EXPECT_NEAR(grad_at(rows.log_probs_R, r), (at_point(h, 0) - at_point(-h, 0)) / (2 * h), 1e-8)
+          << "row " << r;
+      EXPECT_NEAR(grad_at(rows.entropies_R, r), (at_point(0, h) - at_point(0, -h)) / (2 * h), 1e-8)
+          << "row " << r;
     }
     EXPECT_NEAR(out.loss.item<double>(), expected, 1e-11);
   }
@@ -182,7 +186,8 @@ TEST(Loss, MetricsEqualTheReference) {
     SCOPED_TRACE(c.name);
     const PlainRows plain = random_rows(2, 200, c);
     const LossOutput out = (*make_loss(c.settings))(tensors(plain));
-    double policy = 0, kl = 0, entropy = 0, clipped = 0, approx_kl = 0, diff = 0, w_sum = 0, w_max = 0, masked = 0;
+    double policy = 0, kl = 0, entropy = 0, clipped = 0, approx_kl = 0, diff = 0, w_sum = 0, w_max = 0,
+           masked = 0;
     for (size_t r = 0; r < 200; ++r) {
       bool cut = false;
       const double log_pi = plain.log_pi[r];
@@ -247,7 +252,8 @@ TEST(Loss, AnySplitOfTheRowsAddsToTheSame) {
     }
     EXPECT_NEAR(total, expected.loss.item<double>(), 1e-12);
     ASSERT_EQ(metrics.size(), expected.metrics.size());
-    for (const auto& [name, metric] : expected.metrics) EXPECT_NEAR(metrics.at(name).value(), metric.value(), 1e-12);
+    for (const auto& [name, metric] : expected.metrics)
+      EXPECT_NEAR(metrics.at(name).value(), metric.value(), 1e-12);
   }
 }
 
@@ -326,8 +332,8 @@ TEST(Loss, HandValues) {
   settings.use_decoupled_loss = settings.recompute_logprob = false;
   settings.c_clip = 3.0;
   // Ratios 1.5, 1.5, 0.25, 8: clipped to 1.2; free; clipped to 0.8; dual clip at 3.
-  EXPECT_NEAR((*make_loss(settings))(tensors(plain)).loss.item<double>(), -2.4 + 10 * 3.0 + 100 * 1.6 + 1000 * 3.0,
-              1e-10);
+  EXPECT_NEAR((*make_loss(settings))(tensors(plain)).loss.item<double>(),
+              -2.4 + 10 * 3.0 + 100 * 1.6 + 1000 * 3.0, 1e-10);
 }
 
 TEST(Loss, WhatALossNeeds) {
@@ -372,12 +378,16 @@ std::string error_of(const LossSettings& settings) {
 }
 
 TEST(Loss, BadSettingsAreNamed) {
-  const auto message = [](const std::function<void(LossSettings&)>& change) { return error_of(settings_of(change)); };
+  const auto message = [](const std::function<void(LossSettings&)>& change) {
+    return error_of(settings_of(change));
+  };
   EXPECT_NE(message([](LossSettings& s) { s.loss = "pppo"; }).find("did you mean 'ppo'"), std::string::npos);
-  EXPECT_NE(message([](LossSettings& s) { s.loss = ""; }).find("expected one of ppo, grpo, pg, sft"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.loss = ""; }).find("expected one of ppo, grpo, pg, sft"),
+            std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.eps_clip = 1.5; }).find("eps_clip"), std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.c_clip = 0.5; }).find("c_clip"), std::string::npos);
-  EXPECT_NE(message([](LossSettings& s) { s.entropy_coef = std::nan(""); }).find("entropy_coef"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.entropy_coef = std::nan(""); }).find("entropy_coef"),
+            std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.kl_loss_type = "k1"; }).find("kl_loss_type"), std::string::npos);
   EXPECT_EQ(message([](LossSettings& s) { s.loss = "grpo"; }), "");
 }

@@ -10,7 +10,8 @@
 namespace bough {
 
 std::vector<std::vector<int64_t>> split_minibatches(std::span<const int64_t> groups,
-                                                    std::span<const int64_t> tokens, int64_t num_minibatches) {
+                                                    std::span<const int64_t> tokens,
+                                                    int64_t num_minibatches) {
   if (num_minibatches < 1)
     throw UserError(str("setting ppo_n_minibatches: got ", num_minibatches, ", expected 1 or more"));
   BOUGH_CHECK(groups.size() == tokens.size(), "groups ", groups.size(), ", tokens ", tokens.size());

@@ -7,9 +7,9 @@
 
 namespace bough {
 
-// Mini-batches as ascending lists of sequence indices; each sequence in exactly one, a group never split, none
-// empty. Groups go, heaviest first, to the mini-batch with the fewest tokens (then the fewest groups, then the
-// first): the heaviest mini-batch is at most 4/3 of the best possible (Graham 1969). Deterministic.
+// Mini-batches as ascending lists of sequence indices; each sequence in exactly one, a group never split,
+// none empty. Groups go, heaviest first, to the mini-batch with the fewest tokens (then the fewest groups,
+// then the first): the heaviest mini-batch is at most 4/3 of the best possible (Graham 1969). Deterministic.
 // A batch of fewer groups than num_minibatches (filters drop groups) gives one mini-batch a group; an empty
 // batch gives none.
 // groups, tokens: [S]. UserError: num_minibatches < 1.

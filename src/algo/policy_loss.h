@@ -33,7 +33,7 @@ class PolicyLoss : public Loss {
   virtual Term policy_term(const LossRows& rows) const = 0;
   virtual bool decoupled() const { return false; }
 
-  // log pi_old: the current policy detached, else the proximal policy, else the behaviour policy. No gradient.
+  // log pi_old: the current policy detached, else the proximal policy, else the behaviour policy.
   static at::Tensor old_log_probs(const LossRows& rows);
 
   const LossSettings settings_;
@@ -52,7 +52,7 @@ class PolicyGradientLoss : public PolicyLoss {
   Term policy_term(const LossRows& rows) const override;
 };
 
-// ppo: -min(r_t A, clip(r_t, 1 - eps_clip, 1 + eps_clip_higher) A), r_t = pi / pi_old; with c_clip, for A < 0,
+// ppo: -min(r_t A, clip(r_t, 1 - eps_clip, 1 + eps_clip_higher) A), r_t = pi / pi_old; with c_clip, for A < 0
 // at most -c_clip A. Decoupled where the settings say so; without recompute_logprob pi_old is mu.
 class PpoLoss : public PolicyLoss {
  public:
