@@ -1,0 +1,99 @@
+// The program that a reward worker runs: python3 -u -c <this> FILE FUNCTION. worker_protocol.h has the protocol.
+#pragma once
+
+namespace bough {
+
+inline constexpr char kPythonWorkerScript[] = R"PY(
+import importlib.machinery, importlib.util, inspect, json, math, os, reprlib, sys, traceback
+
+path, name = sys.argv[1], sys.argv[2]
+# The protocol moves to private descriptors before any code of the user runs: what that prints goes to stderr, and
+# what it reads from stdin is empty.
+requests = os.fdopen(os.dup(0), "rb")
+replies = os.fdopen(os.dup(1), "wb")
+null = os.open(os.devnull, os.O_RDONLY)
+os.dup2(null, 0)
+os.dup2(2, 1)
+
+
+def reply(**message):
+    replies.write(json.dumps(message).encode() + b"\n")
+    replies.flush()
+
+
+def describe(error):
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its message cannot be shown)"
+    text = text.encode("utf-8", "replace").decode()
+    if not isinstance(error, SyntaxError):  # which names file and line itself
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        if lines:
+            text += f" ({os.path.basename(path)}, line {lines[-1]})"
+    return f"{type(error).__name__}: {text[:1000]}"
+
+
+def load():
+    sys.path[0] = os.path.dirname(path)
+    module_name = os.path.splitext(os.path.basename(path))[0]
+    if module_name in sys.modules:  # such as json.py
+        module_name = "reward_" + module_name
+    loader = importlib.machinery.SourceFileLoader(module_name, path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(module_name, loader))
+    sys.modules[module_name] = module
+    loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise LookupError(f"no function {name!r} in it; it has: {', '.join(own) or 'none'}")
+    return function
+
+
+def accepted_names(function):
+    """The keyword arguments it takes; None if it takes any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+
+
+def call(function, names, request):
+    arguments = {**request["fields"], "prompt": request["prompt"], "completion": request["completion"]}
+    if names is not None:
+        arguments = {key: value for key, value in arguments.items() if key in names}
+    result = function(**arguments)
+    if isinstance(result, (str, bytes)) or not hasattr(result, "__float__"):
+        raise TypeError(f"{name} returned {reprlib.repr(result)} ({type(result).__name__}), expected a number")
+    reward = float(result)
+    if not math.isfinite(reward):
+        raise ValueError(f"{name} returned {reward}, expected a finite number")
+    return reward
+
+
+def main():
+    try:
+        function = load()
+        names = accepted_names(function)
+    except BaseException as error:
+        reply(ready=False, error=describe(error))
+        return
+    reply(ready=True)
+    for line in requests:
+        request = json.loads(line)
+        # SystemExit and KeyboardInterrupt, too: whatever the function does, the worker answers.
+        try:
+            reward = call(function, names, request)
+        except BaseException as error:
+            reply(id=request["id"], error=describe(error))
+        else:
+            reply(id=request["id"], reward=reward)
+
+
+main()
+)PY";
+
+}  // namespace bough
