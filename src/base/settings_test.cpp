@@ -219,6 +219,9 @@ TEST(Settings, PrintsShortNumbersThatYaml11ReadersTakeForNumbers) {
   EXPECT_NE(yaml.find("\n  lr: 1.0e-05\n"), std::string::npos) << yaml;
   EXPECT_NE(yaml.find("\nbudget: auto\n"), std::string::npos) << yaml;
   EXPECT_NE(yaml.find("\nlimit: null\n"), std::string::npos) << yaml;
+  // What other YAML readers refuse or fold when it stands there raw.
+  root.fileroot = "\x7f\u0085\u2028\ufeffé";
+  EXPECT_NE(settings_yaml(root).find("fileroot: \"\\u007F\\u0085\\u2028\\uFEFFé\"\n"), std::string::npos);
 }
 
 TEST(Settings, DifferencesJsonRowsAndHelp) {

@@ -1,0 +1,171 @@
+#include "report/chart.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "base/json.h"
+#include "report/html_text.h"
+
+namespace bough {
+namespace {
+
+// The picture's own units; the page scales it. Margins hold the labels.
+constexpr double kWidth = 560, kHeight = 250, kLeft = 58, kRight = 14, kTop = 12, kBottom = 36;
+constexpr size_t kMostPoints = 600;    // more than one a unit cannot be seen
+constexpr size_t kSmoothedFrom = 30;   // with fewer points the line itself is readable
+
+std::string number(double value) {
+  std::array<char, 32> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.1f", value);
+  return buffer.data();
+}
+
+struct Scale {
+  double low, high, from, to;
+  double operator()(double value) const { return from + (value - low) / (high - low) * (to - from); }
+};
+
+using Points = std::vector<std::pair<double, double>>;
+
+std::string path_of(const Points& points, const Scale& x, const Scale& y) {
+  std::string out;
+  for (const auto& [step, value] : points) out += str(out.empty() ? "M" : "L", number(x(step)), " ", number(y(value)));
+  return out;
+}
+
+// Mean of what is near: a window of a twelfth of the run, smaller at its ends so that they are not pulled inwards.
+Points running_mean(const Points& points) {
+  const auto size = static_cast<ptrdiff_t>(points.size()), reach = std::max<ptrdiff_t>(2, size / 24);
+  Points out;
+  for (ptrdiff_t i = 0; i < size; ++i) {
+    const ptrdiff_t near = std::min({reach, i, size - 1 - i});
+    double sum = 0;
+    for (ptrdiff_t k = i - near; k <= i + near; ++k) sum += points[static_cast<size_t>(k)].second;
+    out.emplace_back(points[static_cast<size_t>(i)].first, sum / static_cast<double>(2 * near + 1));
+  }
+  return out;
+}
+
+// The range of the axis: that of the values, opened a little, never empty.
+Scale value_scale(const Chart& chart) {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  for (const ChartSeries& series : chart.series)
+    for (const auto& [step, value] : series.points) low = std::min(low, value), high = std::max(high, value);
+  if (chart.from_zero) low = std::min(low, 0.0), high = std::max(high, 0.0);
+  if (high - low < 1e-12 * std::max(1.0, std::abs(high))) {
+    const double half = high == 0 ? 0.5 : std::abs(high) / 2;
+    if (!chart.from_zero || low != 0) low -= half;
+    high += half;
+  }
+  const double margin = (high - low) * 0.06;
+  if (!chart.from_zero || low != 0) low -= margin;
+  return {low, high + margin, kHeight - kBottom, kTop};
+}
+
+Scale step_scale(const Chart& chart) {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  for (const ChartSeries& series : chart.series)
+    for (const auto& [step, value] : series.points) low = std::min(low, step), high = std::max(high, step);
+  if (low == high) low -= 1, high += 1;
+  return {low, high, kLeft, kWidth - kRight};
+}
+
+std::string tick_label(double value, double step) {
+  if (std::abs(value) < step * 1e-9) return "0";
+  if (std::abs(value) >= 10'000) return format_count(value);
+  return format_significant(value, 4);
+}
+
+std::string axes(const Scale& x, const Scale& y) {
+  std::string out = "<g class=\"axes\">";
+  const auto values = axis_ticks(y.low, y.high, 5);
+  for (const double value : values)
+    out += str("<path class=\"grid\" d=\"M", number(kLeft), " ", number(y(value)), "H", number(kWidth - kRight),
+               "\"/><text class=\"y\" x=\"", number(kLeft - 8), "\" y=\"", number(y(value) + 4), "\">",
+               tick_label(value, y.high - y.low), "</text>");
+  for (const double step : axis_ticks(x.low, x.high, 6))
+    if (step == std::floor(step))  // there is no step 2.5
+      out += str("<text class=\"x\" x=\"", number(x(step)), "\" y=\"", number(kHeight - kBottom + 17), "\">",
+                 tick_label(step, x.high - x.low), "</text>");
+  out += str("<path class=\"base\" d=\"M", number(kLeft), " ", number(kHeight - kBottom), "H", number(kWidth - kRight),
+             "\"/><text class=\"x\" x=\"", number((kLeft + kWidth - kRight) / 2), "\" y=\"", number(kHeight - 4),
+             "\">step</text></g>");
+  return out;
+}
+
+// What the script needs to find the point under the pointer and to say its values.
+std::string hover_data(const Chart& chart, const std::vector<Points>& drawn, const Scale& x, const Scale& y) {
+  Json data = {{"unit", chart.unit}, {"series", Json::array()}};
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    Json points = Json::array();
+    for (const auto& [step, value] : drawn[i])
+      points.push_back({std::round(x(step) * 10) / 10, std::round(y(value) * 10) / 10, std::round(step),
+                        format_significant(value, 4)});
+    data["series"].push_back({{"name", chart.series[i].name}, {"points", points}});
+  }
+  return html_escape(dump_line(data));
+}
+}  // namespace
+
+std::vector<double> axis_ticks(double low, double high, int most) {
+  BOUGH_CHECK(low < high && most >= 1, "low=", low, " high=", high, " most=", most);
+  double unit = std::pow(10, std::floor(std::log10((high - low) / most)));
+  for (const double factor : {1.0, 2.0, 5.0, 10.0}) {
+    if ((high - low) / (unit * factor) > most) continue;
+    unit *= factor;
+    break;
+  }
+  std::vector<double> ticks;
+  // Multiples of an integer count: adding up would drift.
+  for (double k = std::ceil(low / unit - 1e-9); k * unit <= high + unit * 1e-9; ++k) ticks.push_back(k * unit);
+  return ticks;
+}
+
+Points thinned(const Points& points, size_t most) {
+  if (points.size() <= most) return points;
+  Points out;
+  for (size_t i = 0; i < most; ++i) {
+    const size_t begin = i * points.size() / most, end = (i + 1) * points.size() / most;
+    double step = 0, value = 0;
+    for (size_t k = begin; k < end; ++k) step += points[k].first, value += points[k].second;
+    out.emplace_back(step / static_cast<double>(end - begin), value / static_cast<double>(end - begin));
+  }
+  return out;
+}
+
+std::string chart_figure(const Chart& chart) {
+  BOUGH_CHECK(chart.series.size() <= 4, "series=", chart.series.size());
+  const bool has_points = std::any_of(chart.series.begin(), chart.series.end(),
+                                      [](const ChartSeries& series) { return !series.points.empty(); });
+  if (!has_points) return "";
+  const Scale x = step_scale(chart), y = value_scale(chart);
+  std::vector<Points> drawn;
+  for (const ChartSeries& series : chart.series) drawn.push_back(thinned(series.points, kMostPoints));
+
+  std::string legend, lines;
+  const bool smoothed = drawn.size() == 1 && drawn[0].size() >= kSmoothedFrom;
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    if (drawn.size() > 1)
+      legend += str("<span><i class=\"key c", i, "\"></i>", html_escape(chart.series[i].name), "</span>");
+    lines += str("<path class=\"line c", i, smoothed ? " pale" : "", "\" d=\"", path_of(drawn[i], x, y), "\"/>");
+    if (drawn[i].size() == 1)
+      lines += str("<circle class=\"dot c", i, "\" cx=\"", number(x(drawn[i][0].first)), "\" cy=\"",
+                   number(y(drawn[i][0].second)), "\" r=\"4\"/>");
+  }
+  if (smoothed) {
+    lines += str("<path class=\"line c0\" d=\"", path_of(running_mean(drawn[0]), x, y), "\"/>");
+    legend = "<span><i class=\"key c0 pale\"></i>each step</span><span><i class=\"key c0\"></i>running mean</span>";
+  }
+  const std::string title = html_escape(chart.title);
+  return str("<figure class=\"chart\" data-chart=\"", hover_data(chart, drawn, x, y), "\"><figcaption>", title,
+             chart.unit.empty() ? "" : str(" <small>", html_escape(chart.unit), "</small>"), "<span class=\"legend\">",
+             legend, "</span></figcaption><svg viewBox=\"0 0 ", kWidth, " ", kHeight, "\" role=\"img\" aria-label=\"",
+             title, " over steps\">", axes(x, y), lines, "<g class=\"hover\"></g></svg></figure>\n");
+}
+
+}  // namespace bough

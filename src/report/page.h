@@ -1,0 +1,9 @@
+// The style and the script of report.html. Both are constants of this program: nothing of a run is ever put into them.
+#pragma once
+
+namespace bough {
+
+extern const char* const kPageStyle;
+extern const char* const kPageScript;
+
+}  // namespace bough

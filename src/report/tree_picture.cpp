@@ -1,0 +1,141 @@
+#include "report/tree_picture.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "report/chart.h"
+#include "report/html_text.h"
+
+namespace bough {
+namespace {
+
+constexpr double kWidth = 1100, kHeight = 380, kLeft = 58, kTop = 6;  // the picture's own units
+constexpr double kGap = 1.5;             // between siblings that are wide enough to spare it
+constexpr double kNarrowest = 0.02;
+constexpr size_t kMostNodes = 20'000;    // about 2 MB of page
+
+std::string number(double value) {
+  std::array<char, 32> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.2f", value);
+  return buffer.data();
+}
+
+struct Placed {
+  size_t node;
+  double first;  // sequences to the left of it
+};
+
+// Checks the forest and gives every node its place: children follow each other from their parent's left edge.
+std::vector<Placed> place(const TreePicture& tree, int64_t& num_sequences, int64_t& depth) {
+  std::vector<Placed> placed;
+  std::vector<int64_t> next(tree.nodes.size(), 0);  // sequences of a node's children placed so far
+  num_sequences = 0;
+  depth = 1;
+  for (size_t i = 0; i < tree.nodes.size(); ++i) {
+    const TreePictureNode& node = tree.nodes[i];
+    BOUGH_CHECK(node.parent >= -1 && node.parent < static_cast<int64_t>(i), "node ", i, " parent ", node.parent);
+    BOUGH_CHECK(node.begin <= node.end && node.num_sequences > 0, "node ", i, " [", node.begin, ", ", node.end, ") x ",
+                node.num_sequences);
+    depth = std::max(depth, node.end);
+    if (node.parent < 0) {
+      BOUGH_CHECK(node.begin == 0, "root ", i, " begins at ", node.begin);
+      placed.push_back({i, static_cast<double>(num_sequences)});
+      num_sequences += node.num_sequences;
+      continue;
+    }
+    const auto p = static_cast<size_t>(node.parent);
+    BOUGH_CHECK(node.begin == tree.nodes[p].end, "node ", i, " begins at ", node.begin, ", its parent ends at ",
+                tree.nodes[p].end);
+    placed.push_back({i, placed[p].first + static_cast<double>(next[p])});
+    next[p] += node.num_sequences;
+    BOUGH_CHECK(next[p] <= tree.nodes[p].num_sequences, "children of node ", p, " hold ", next[p], " sequences of ",
+                tree.nodes[p].num_sequences);
+  }
+  return placed;
+}
+
+std::string rectangle(const char* kind, double x, double y, double width, double height) {
+  return str("<rect class=\"", kind, "\" x=\"", number(x), "\" y=\"", number(y), "\" width=\"", number(width),
+             "\" height=\"", number(height), "\"/>");
+}
+
+// One node: a rectangle for all of it, and one for each trained range on top.
+std::string node_group(const TreePictureNode& node, double first, double per_sequence, double per_token) {
+  const double whole = static_cast<double>(node.num_sequences) * per_sequence;
+  const double gap = whole > 4 * kGap ? kGap : whole / 5;
+  const double x = first * per_sequence, width = whole - gap;
+  const bool shared = node.num_sequences > 1;
+  const auto y = [&](int64_t position) { return static_cast<double>(position) * per_token; };
+  int64_t num_trained = 0;
+  std::string marks;
+  for (const auto& [begin, end] : node.trained) {
+    BOUGH_CHECK(begin >= node.begin && begin <= end && end <= node.end, "trained range [", begin, ", ", end,
+                ") outside of node [", node.begin, ", ", node.end, ")");
+    num_trained += end - begin;
+    marks += rectangle(shared ? "shared trained" : "single trained", x, y(begin), width, y(end) - y(begin));
+  }
+  return str("<g data-n=\"", node.begin, ",", node.end, ",", node.num_sequences, ",", num_trained, ",",
+             number(x), ",", number(whole), "\">",
+             rectangle(shared ? "shared" : "single", x, y(node.begin), width, y(node.end) - y(node.begin)), marks,
+             "</g>");
+}
+
+std::string depth_axis(int64_t depth, double per_token) {
+  std::string out = "<g class=\"axes\">";
+  for (const double tick : axis_ticks(0, static_cast<double>(depth), 6)) {
+    if (tick != static_cast<double>(static_cast<int64_t>(tick))) continue;
+    const double y = kTop + tick * per_token;
+    out += str("<path class=\"grid\" d=\"M", number(kLeft - 5), " ", number(y), "H", number(kWidth),
+               "\"/><text class=\"y\" x=\"", number(kLeft - 9), "\" y=\"", number(y + 4), "\">",
+               tick >= 10'000 ? format_count(tick) : format_significant(tick, 5), "</text>");
+  }
+  return out + "</g>";
+}
+
+std::string legend() {
+  return "<span class=\"legend\"><span><i class=\"box shared trained\"></i>shared, trained</span>"
+         "<span><i class=\"box shared\"></i>shared, not trained</span>"
+         "<span><i class=\"box single trained\"></i>one sequence, trained</span>"
+         "<span><i class=\"box single\"></i>one sequence, not trained</span></span>";
+}
+}  // namespace
+
+std::string tree_figure(const TreePicture& tree) {
+  if (tree.nodes.empty()) return "";
+  int64_t num_sequences = 0, depth = 0, unique_tokens = 0;
+  std::vector<Placed> placed = place(tree, num_sequences, depth);
+  for (const TreePictureNode& node : tree.nodes) unique_tokens += node.end - node.begin;
+
+  const double per_sequence = (kWidth - kLeft) / static_cast<double>(num_sequences);
+  const double per_token = (kHeight - 2 * kTop) / static_cast<double>(depth);
+  const auto sequences = [&](const Placed& p) { return tree.nodes[p.node].num_sequences; };
+  std::stable_sort(placed.begin(), placed.end(),
+                   [&](const Placed& a, const Placed& b) { return sequences(a) > sequences(b); });
+  size_t num_drawn = std::min(placed.size(), kMostNodes);
+  while (num_drawn > 0 && static_cast<double>(sequences(placed[num_drawn - 1])) * per_sequence < kNarrowest) --num_drawn;
+  placed.resize(num_drawn);
+
+  std::string nodes;
+  for (const Placed& p : placed) nodes += node_group(tree.nodes[p.node], p.first, per_sequence, per_token);
+  std::string summary = str(format_thousands(num_sequences), " sequences, ", format_thousands(unique_tokens),
+                            " tokens in the tree");
+  if (tree.num_tokens > 0 && unique_tokens > 0)
+    summary += str(" for ", format_thousands(tree.num_tokens), " in the batch: ",
+                   format_significant(static_cast<double>(tree.num_tokens) / static_cast<double>(unique_tokens), 3),
+                   "x compression");
+  if (num_drawn < tree.nodes.size())
+    summary += str("; ", format_thousands(static_cast<int64_t>(tree.nodes.size() - num_drawn)), " nodes too narrow to draw");
+  return str("<figure class=\"tree\"><figcaption>", html_escape(tree.title), " <small>", summary, "</small>", legend(),
+             "<button type=\"button\" class=\"whole\" hidden>show the whole tree</button></figcaption><svg viewBox=\"0 0 ",
+             kWidth, " ", kHeight, "\" role=\"img\" aria-label=\"Prefix tree of ", html_escape(tree.title),
+             ": width is sequences, height is depth in tokens\">", depth_axis(depth, per_token), "<svg x=\"", kLeft,
+             "\" y=\"", kTop, "\" width=\"", kWidth - kLeft, "\" height=\"", kHeight - 2 * kTop,
+             "\" preserveAspectRatio=\"none\" viewBox=\"0 0 ", kWidth - kLeft, " ", kHeight - 2 * kTop,
+             "\" class=\"nodes\">", nodes, "</svg></svg><p class=\"hint\">Height: depth in tokens. Width: sequences. Point at a "
+             "node to read it, click to zoom into its subtree.</p></figure>\n");
+}
+
+}  // namespace bough
