@@ -167,7 +167,7 @@ TEST_F(Safetensors, SurvivesEveryTruncationAndRandomDamage) {
   for (size_t length = 1; length < good.size(); ++length)
     EXPECT_NE(refusal(good.substr(0, length)), "(accepted)") << length;
   std::mt19937 random(5);
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 300; ++i) {
     std::string damaged = good;
     for (int k = 0; k < 2; ++k) damaged[random() % (damaged.size() - 60)] = static_cast<char>(random());
     const std::string message = refusal(damaged);

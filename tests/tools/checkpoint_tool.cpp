@@ -1,0 +1,75 @@
+// Model directories and rollout files for tests written in Python.
+//
+//   checkpoint_tool copy IN OUT [DTYPE [SHARD_BYTES]]   loads IN as DTYPE (fp32, bf16, fp64), saves it to OUT
+//   checkpoint_tool new qwen3|qwen2|llama OUT           a new model: config.json made here, initial weights
+//   checkpoint_tool rollouts IN OUT [VOCAB_SIZE]        reads a rollout file and writes it
+//
+// Errors go to stderr; exit codes are the program's: 2 bad input, 3 a failure at run time.
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "models/checkpoint.h"
+#include "tree/rollout_file.h"
+
+namespace {
+
+using namespace bough;
+
+const std::map<std::string, at::ScalarType> kDtypes = {
+    {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp64", at::kDouble}};
+const std::map<std::string, Architecture> kArchitectures = {
+    {"qwen3", Architecture::kQwen3}, {"qwen2", Architecture::kQwen2}, {"llama", Architecture::kLlama}};
+
+void copy(const std::vector<std::string>& arguments) {
+  const auto model = load_model(arguments[1], kDtypes.at(arguments.size() > 3 ? arguments[3] : "fp32"));
+  SaveOptions options{.copy_from = arguments[1]};
+  if (arguments.size() > 4) options.max_shard_bytes = std::stoll(arguments[4]);
+  save_model(arguments[2], *model, options);
+}
+
+void make_new(const std::vector<std::string>& arguments) {
+  ModelConfig config;
+  config.architecture = kArchitectures.at(arguments[1]);
+  config.vocab_size = 61;
+  config.hidden_size = 24;
+  config.intermediate_size = 40;
+  config.num_layers = 2;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = config.architecture == Architecture::kQwen3 ? 16 : 6;
+  config.max_position_embeddings = 128;
+  config.rope_theta = 12345;
+  config.tie_word_embeddings = true;
+  const auto model = make_model(parse_model_config(write_model_config(config), "new"), at::kFloat);
+  initialise(*model, 1);
+  save_model(arguments[2], *model);
+}
+
+void run(const std::vector<std::string>& arguments) {
+  const std::string command = arguments.size() > 2 ? arguments[0] : "";
+  if (command == "copy") copy(arguments);
+  else if (command == "new") make_new(arguments);
+  else if (command == "rollouts")
+    write_rollouts(
+        arguments[2],
+        read_rollouts(arguments[1], {.vocab_size = arguments.size() > 3 ? std::stoll(arguments[3]) : 0}));
+  else throw UserError("usage: checkpoint_tool copy|new|rollouts IN OUT ...");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run({argv + 1, argv + argc});
+  } catch (const UserError& error) {
+    std::cerr << error.what() << "\n";
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 3;
+  }
+  return 0;
+}
