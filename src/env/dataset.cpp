@@ -15,7 +15,7 @@ namespace {
 struct Record {
   enum class Kind { messages, prompt, question };
   Kind kind = Kind::question;
-  std::string where;              // "file:line"
+  std::string where;  // "file:line"
   std::string id;
   std::string text;               // of a prompt or question
   std::vector<Message> messages;  // of a conversation, without the answer
@@ -24,11 +24,13 @@ struct Record {
   Json fields;
 };
 
-std::string type_of(const Json& value) { 
-  return str(value.type_name(), " ", quoted(value.is_string() ? value.get<std::string>() : dump_line(value), 40));
+std::string type_of(const Json& value) {
+  return str(value.type_name(), " ",
+             quoted(value.is_string() ? value.get<std::string>() : dump_line(value), 40));
 }
 
-[[noreturn]] void wrong_type(const std::string& where, const std::string& field, const Json& got, const char* expected) {
+[[noreturn]] void wrong_type(const std::string& where, const std::string& field, const Json& got,
+                             const char* expected) {
   throw UserError(str(where, ": ", field, ": got ", type_of(got), ", expected ", expected));
 }
 
@@ -38,7 +40,8 @@ class LineReader {
       : settings_(settings), where_(std::move(where)), line_(std::move(line)) {}
 
   Record read(int64_t line_number) {
-    if (!line_.is_object()) wrong_type(where_, "the line", line_, "an object such as {\"question\": ..., \"answer\": ...}");
+    if (!line_.is_object())
+      wrong_type(where_, "the line", line_, "an object such as {\"question\": ..., \"answer\": ...}");
     Record record;
     record.where = where_;
     record.id = read_id(line_number);
@@ -49,9 +52,11 @@ class LineReader {
       if (!record.answer) record.answer = record.messages.back().content;
       record.messages.pop_back();
     }
-    if (record.kind == Record::Kind::messages && (record.messages.empty() || record.messages.back().role != "user")) {
-      throw UserError(str(where_, ": ", settings_.messages_key, ": expected a user message before the answer, got ",
-                          record.messages.empty() ? "none" : "a " + record.messages.back().role + " message"));
+    if (record.kind == Record::Kind::messages &&
+        (record.messages.empty() || record.messages.back().role != "user")) {
+      throw UserError(
+          str(where_, ": ", settings_.messages_key, ": expected a user message before the answer, got ",
+              record.messages.empty() ? "none" : "a " + record.messages.back().role + " message"));
     }
     record.fields = std::move(line_);
     return record;
@@ -84,7 +89,8 @@ class LineReader {
     for (const std::string& key : {settings_.messages_key, settings_.prompt_key, settings_.question_key}) {
       const Json* value = find(key);
       if (value == nullptr) continue;
-      const bool may_be_list = key != settings_.question_key;  // a list of messages as `prompt` is common, too
+      const bool may_be_list =
+          key != settings_.question_key;  // a list of messages as `prompt` is common, too
       if (may_be_list && value->is_array()) {
         record.kind = Record::Kind::messages;
         record.messages = read_messages(key, *value);
@@ -97,8 +103,8 @@ class LineReader {
       }
       return;
     }
-    throw UserError(str(where_, ": none of the fields ", settings_.messages_key, ", ", settings_.prompt_key, " and ",
-                        settings_.question_key, " is there (it has: ", keys(),
+    throw UserError(str(where_, ": none of the fields ", settings_.messages_key, ", ", settings_.prompt_key,
+                        " and ", settings_.question_key, " is there (it has: ", keys(),
                         "); name the right one by messages_key, prompt_key or question_key"));
   }
 
@@ -150,9 +156,10 @@ std::vector<Record> read_records(const DatasetSettings& settings, const std::str
 
 void require_answer(const Record& record, const DatasetSettings& settings) {
   if (record.answer) return;
-  throw UserError(str(record.where, ": ", settings.answer_key,
-                      " is missing; name its field by answer_key, or set answer_required: false if the reward "
-                      "does not need it"));
+  throw UserError(
+      str(record.where, ": ", settings.answer_key,
+          " is missing; name its field by answer_key, or set answer_required: false if the reward "
+          "does not need it"));
 }
 
 std::vector<WorkedExample> to_examples(std::span<const Record> records, const DatasetSettings& settings) {
@@ -182,13 +189,15 @@ Contents read_contents(const DatasetSettings& settings) {
     const std::string& path = settings.few_shot.path.empty() ? settings.path : settings.few_shot.path;
     const std::vector<Record> source = read_records(settings, path);
     if (source.size() < shots) {
-      throw UserError(str(path, ": few_shot.shots is ", shots, ", but the file has only ", source.size(), " records"));
+      throw UserError(
+          str(path, ": few_shot.shots is ", shots, ", but the file has only ", source.size(), " records"));
     }
     contents.examples = to_examples(std::span(source).first(shots), settings);
     std::unordered_set<std::string> asked;
     for (const WorkedExample& example : contents.examples) asked.insert(example.question);
     std::erase_if(records, [&](const Record& record) { return asked.contains(record.text); });
-    if (records.empty()) throw UserError(str(settings.path, ": nothing is left beside the worked examples of few_shot"));
+    if (records.empty())
+      throw UserError(str(settings.path, ": nothing is left beside the worked examples of few_shot"));
   }
   if (settings.max_problems > 0 && records.size() > static_cast<size_t>(settings.max_problems)) {
     records.resize(static_cast<size_t>(settings.max_problems));
@@ -198,7 +207,8 @@ Contents read_contents(const DatasetSettings& settings) {
 
 // Fills prompt or messages, the same way for problems and sft examples.
 template <class Target>
-void lay_out(const Record& record, const Contents& contents, const DatasetSettings& settings, Target& target) {
+void lay_out(const Record& record, const Contents& contents, const DatasetSettings& settings,
+             Target& target) {
   const PromptLayout& layout = settings.layout;
   if (record.kind == Record::Kind::messages) {
     target.messages = record.messages;
@@ -206,7 +216,8 @@ void lay_out(const Record& record, const Contents& contents, const DatasetSettin
     target.messages = conversation(contents.examples, record.text, layout);
   } else {
     const bool is_prompt = record.kind == Record::Kind::prompt;
-    target.prompt = plain_prompt(contents.examples, is_prompt ? record.text : render_question(record.text, layout), layout);
+    target.prompt = plain_prompt(contents.examples,
+                                 is_prompt ? record.text : render_question(record.text, layout), layout);
   }
 }
 
@@ -242,7 +253,8 @@ std::vector<SftExample> read_sft(const DatasetSettings& settings) {
     if (!example.messages.empty()) {
       example.messages.push_back({"assistant", record.completion ? *record.completion : *record.answer});
     } else {
-      example.completion = record.completion ? *record.completion : settings.layout.answer_prefix + *record.answer;
+      example.completion =
+          record.completion ? *record.completion : settings.layout.answer_prefix + *record.answer;
     }
     examples.push_back(std::move(example));
   }

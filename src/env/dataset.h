@@ -1,14 +1,16 @@
-// Data sets from the user's own JSON Lines, for reinforcement learning (problems) and for `bough sft` (examples).
+// Data sets from the user's own JSON Lines, for reinforcement learning (problems) and for `bough sft`
+// (examples).
 //
 // What a line may hold; the first of these that it has decides:
 //   messages             [{role, content}, ...]: a conversation
 //   prompt               a finished prompt, taken as it stands
 //   question             becomes a prompt by PromptLayout (prompt.h)
-// and with it `answer` (text or a number; GSM8K's end in "#### 42"). If a conversation ends with the assistant and
-// the line has no answer, that last message is the answer. Every other field is kept for the user's reward function.
+// and with it `answer` (text or a number; GSM8K's end in "#### 42"). If a conversation ends with the
+// assistant and the line has no answer, that last message is the answer. Every other field is kept for the
+// user's reward function.
 //
-// `format` says what a prompt or question becomes: plain text, or a conversation for the model's chat template.
-// Lines with `messages` are conversations in either case.
+// `format` says what a prompt or question becomes: plain text, or a conversation for the model's chat
+// template. Lines with `messages` are conversations in either case.
 //
 // Errors are UserErrors that begin with "file:line: " and name the field, what it got and what it expected.
 #pragma once
@@ -65,14 +67,15 @@ struct DatasetSettings {
     v("question_key", question_key, "field of the question", not_empty());
     v("answer_key", answer_key, "field of the gold answer", not_empty());
     v("completion_key", completion_key, "field of the completion, for sft", not_empty());
-    v("id_key", id_key, "field that names a problem; lines without it are named by their number", not_empty());
+    v("id_key", id_key, "field that names a problem; lines without it are named by their number",
+      not_empty());
     v("layout", layout, "how questions become prompts");
     v("few_shot", few_shot, "worked examples");
   }
 };
 
-// The problems of a file. Worked examples that come from the file itself are taken out of it; so is every record that
-// is one of the examples. UserError also where nothing is left.
+// The problems of a file. Worked examples that come from the file itself are taken out of it; so is every
+// record that is one of the examples. UserError also where nothing is left.
 Dataset read_dataset(const DatasetSettings& settings);
 
 // One example of supervised training: either a conversation that ends with the assistant, or a prompt and its
@@ -83,9 +86,9 @@ struct SftExample {
   std::string completion;
 };
 
-// The examples of a file: `messages`, `prompt` + `completion`, or `prompt`/`question` + `answer`. The prompt is the
-// one that read_dataset gives for the same settings, so that what is warmed up is what is then trained; an answer
-// gets layout.answer_prefix in front, a `completion` nothing.
+// The examples of a file: `messages`, `prompt` + `completion`, or `prompt`/`question` + `answer`. The prompt
+// is the one that read_dataset gives for the same settings, so that what is warmed up is what is then
+// trained; an answer gets layout.answer_prefix in front, a `completion` nothing.
 std::vector<SftExample> read_sft(const DatasetSettings& settings);
 
 }  // namespace bough

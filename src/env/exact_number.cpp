@@ -10,9 +10,15 @@ namespace {
 constexpr size_t kMaxQuotientDigits = 1000;  // a quotient is compared by an O(n^2) product: milliseconds
 constexpr size_t kMaxExponentDigits = 18;    // what surely fits int64_t, with room for the digits' count
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-bool digit_at(std::string_view text, size_t i) { return i < text.size() && is_digit(text[i]); }
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+bool digit_at(std::string_view text, size_t i) {
+  return i < text.size() && is_digit(text[i]);
+}
 
 // Length of the sign that begins at i, or 0.
 size_t sign_length(std::string_view text, size_t i) {
@@ -24,8 +30,8 @@ size_t sign_length(std::string_view text, size_t i) {
 size_t currency_length(std::string_view text, size_t i) {
   if (i >= text.size()) return 0;
   if (text[i] == '$') return 1;
-  if (text.substr(i, 2) == "\xC2\xA3") return 2;        // pound
-  return text.substr(i, 3) == "\xE2\x82\xAC" ? 3 : 0;   // euro
+  if (text.substr(i, 2) == "\xC2\xA3") return 2;       // pound
+  return text.substr(i, 3) == "\xE2\x82\xAC" ? 3 : 0;  // euro
 }
 
 // A sign after these is an operator or a hyphen, not part of the number.
@@ -90,7 +96,8 @@ Decimal normalised(bool negative, std::string digits, int64_t exponent) {
 std::optional<Decimal> parse_decimal(std::string_view text) {
   const size_t e = text.find_first_of("eE");
   const std::string_view mantissa = text.substr(0, e);
-  const auto exponent = e == std::string_view::npos ? std::optional<int64_t>(0) : parse_exponent(text.substr(e + 1));
+  const auto exponent =
+      e == std::string_view::npos ? std::optional<int64_t>(0) : parse_exponent(text.substr(e + 1));
   std::string digits;
   digits.reserve(mantissa.size());
   std::optional<size_t> point;
@@ -114,7 +121,8 @@ Decimal multiply(const Decimal& a, const Decimal& b) {
   for (size_t i = a.digits.size(); i-- > 0;) {
     uint32_t carry = 0;
     for (size_t j = b.digits.size(); j-- > 0;) {
-      const uint32_t value = columns[i + j + 1] + static_cast<uint32_t>(a.digits[i] - '0') * (b.digits[j] - '0') + carry;
+      const uint32_t value =
+          columns[i + j + 1] + static_cast<uint32_t>(a.digits[i] - '0') * (b.digits[j] - '0') + carry;
       columns[i + j + 1] = value % 10;
       carry = value / 10;
     }
@@ -128,8 +136,9 @@ Decimal multiply(const Decimal& a, const Decimal& b) {
 
 bool operator==(const ExactNumber& a, const ExactNumber& b) {
   if (a.denominator == b.denominator) return a.numerator == b.numerator;
-  // A quotient's parts are short, but the other side may be millions of digits. m = n / d with m terminating has
-  // fewer digits than n and 2.4 times those of d together (worst for d a power of two), so longer is not equal.
+  // A quotient's parts are short, but the other side may be millions of digits. m = n / d with m terminating
+  // has fewer digits than n and 2.4 times those of d together (worst for d a power of two), so longer is not
+  // equal.
   const auto too_long = [](const Decimal& d) { return d.digits.size() > 4 * kMaxQuotientDigits; };
   if (too_long(a.numerator) || too_long(b.numerator)) return false;
   return multiply(a.numerator, b.denominator) == multiply(b.numerator, a.denominator);
@@ -143,7 +152,9 @@ NumberSpan find_number(std::string_view text, size_t from, bool quotients) {
   size_t begin = point ? i - 1 : i;
   size_t end = skip_decimal(text, begin);
   // Backwards over "-$", "$-", "-", "$": never before `from`, which may be the end of the number before.
-  const auto take = [&](size_t length) { if (begin >= from + length) begin -= length; };
+  const auto take = [&](size_t length) {
+    if (begin >= from + length) begin -= length;
+  };
   const auto ends_with = [&](auto length_at) {
     for (const size_t length : {1, 2, 3})
       if (begin >= from + length && length_at(text, begin - length) == length) return length;
@@ -160,7 +171,8 @@ NumberSpan find_number(std::string_view text, size_t from, bool quotients) {
     take(length);
     if (!had_sign) take_sign();
   }
-  if (quotients && end + 1 < text.size() && text[end] == '/' && (digit_at(text, end + 1) || text[end + 1] == '.')) {
+  if (quotients && end + 1 < text.size() && text[end] == '/' &&
+      (digit_at(text, end + 1) || text[end + 1] == '.')) {
     const size_t denominator_end = skip_decimal(text, end + 1);
     if (denominator_end > end + 1) end = denominator_end;
   }
@@ -188,7 +200,8 @@ std::optional<ExactNumber> parse_number(std::string_view span) {
   if (slash == std::string_view::npos) return number;
   const auto denominator = parse_decimal(span.substr(slash + 1));
   if (!denominator || denominator->digits.empty()) return std::nullopt;
-  if (std::max(numerator->digits.size(), denominator->digits.size()) > kMaxQuotientDigits) return std::nullopt;
+  if (std::max(numerator->digits.size(), denominator->digits.size()) > kMaxQuotientDigits)
+    return std::nullopt;
   number.denominator = *denominator;
   return number;
 }

@@ -1,8 +1,8 @@
 // Exact rational numbers as people and models write them: "1,000", "-3.50", "$12", "2e3", "3/4".
 //
-// A number is kept as decimal digits and a power of ten, never as a double: 0.1 + 0.2 style rounding can neither
-// accept a wrong answer nor refuse a right one, and the time is linear in the text however hostile it is
-// ("1e999999999" is four digits here, not a billion zeros).
+// A number is kept as decimal digits and a power of ten, never as a double: 0.1 + 0.2 style rounding can
+// neither accept a wrong answer nor refuse a right one, and the time is linear in the text however hostile it
+// is ("1e999999999" is four digits here, not a billion zeros).
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ struct NumberSpan {
 //   quotient    "3/4", only where `quotients`
 NumberSpan find_number(std::string_view text, size_t from, bool quotients);
 
-// The value of a span that find_number returned. nullopt: a zero denominator, an exponent beyond 18 digits, or a
-// quotient of parts longer than 1,000 digits (they are compared by multiplication).
+// The value of a span that find_number returned. nullopt: a zero denominator, an exponent beyond 18 digits,
+// or a quotient of parts longer than 1,000 digits (they are compared by multiplication).
 std::optional<ExactNumber> parse_number(std::string_view span);
 
 }  // namespace bough

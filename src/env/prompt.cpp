@@ -10,7 +10,8 @@ constexpr std::string_view kHole = "{question}";
 
 void PromptLayout::check() const {
   if (question_template.find(kHole) == std::string::npos) {
-    throw UserError(str("question_template: got ", quoted(question_template), ", expected a text with {question} in it"));
+    throw UserError(
+        str("question_template: got ", quoted(question_template), ", expected a text with {question} in it"));
   }
 }
 
@@ -26,7 +27,8 @@ std::string render_question(std::string_view question, const PromptLayout& layou
   return out += pattern.substr(begin);
 }
 
-std::string plain_prompt(std::span<const WorkedExample> examples, std::string_view prompt, const PromptLayout& layout) {
+std::string plain_prompt(std::span<const WorkedExample> examples, std::string_view prompt,
+                         const PromptLayout& layout) {
   std::string out;
   for (const WorkedExample& example : examples) {
     out += example.is_prompt ? example.question : render_question(example.question, layout);

@@ -25,8 +25,10 @@ struct PromptLayout {
 
   template <class V>
   void visit(V& v) {
-    v("question_template", question_template, "what a question becomes in a plain prompt; contains {question}");
-    v("answer_prefix", answer_prefix, "between a plain prompt and its answer, in worked examples and sft records");
+    v("question_template", question_template,
+      "what a question becomes in a plain prompt; contains {question}");
+    v("answer_prefix", answer_prefix,
+      "between a plain prompt and its answer, in worked examples and sft records");
     v("separator", separator, "between a worked example's answer and what follows, in plain prompts");
     v("system", system, "system message of conversations; empty: none");
   }
@@ -43,10 +45,11 @@ struct WorkedExample {
 std::string render_question(std::string_view question, const PromptLayout& layout);
 
 // Examples and a finished prompt (render_question's result, or the user's own) as one text.
-std::string plain_prompt(std::span<const WorkedExample> examples, std::string_view prompt, const PromptLayout& layout);
+std::string plain_prompt(std::span<const WorkedExample> examples, std::string_view prompt,
+                         const PromptLayout& layout);
 
-// The same as a conversation: system message, a user and an assistant turn an example, the question. The questions
-// stand as they are: the chat template of the model does the rest.
+// The same as a conversation: system message, a user and an assistant turn an example, the question. The
+// questions stand as they are: the chat template of the model does the rest.
 std::vector<Message> conversation(std::span<const WorkedExample> examples, std::string_view question,
                                   const PromptLayout& layout);
 

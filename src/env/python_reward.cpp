@@ -59,12 +59,16 @@ PythonFunction parse_python_function(const std::string& specification) {
   const size_t colon = specification.rfind(':');
   const std::string name = colon == std::string::npos ? "" : specification.substr(colon + 1);
   if (colon == 0 || !is_identifier(name)) {
-    throw UserError(str("reward: got ", quoted(specification), ", expected FILE.py:FUNCTION such as my_reward.py:score"));
+    throw UserError(
+        str("reward: got ", quoted(specification), ", expected FILE.py:FUNCTION such as my_reward.py:score"));
   }
   const fs::path file = fs::absolute(specification.substr(0, colon));
   std::error_code ignored;
-  if (fs::is_directory(file, ignored)) throw UserError(str("reward: ", file.string(), " is a directory, expected a Python file"));
-  if (!fs::exists(file, ignored)) throw UserError(str("reward: no file ", file.string(), "; relative paths start at the working directory"));
+  if (fs::is_directory(file, ignored))
+    throw UserError(str("reward: ", file.string(), " is a directory, expected a Python file"));
+  if (!fs::exists(file, ignored))
+    throw UserError(
+        str("reward: no file ", file.string(), "; relative paths start at the working directory"));
   return {file.lexically_normal().string(), name};
 }
 
@@ -79,10 +83,12 @@ std::string find_python(const std::string& setting, const std::string& program) 
   fs::path folder = fs::path(program).parent_path();
   for (int level = 0; level < 4 && folder.has_relative_path(); ++level) {
     folder = folder.parent_path();
-    if (const fs::path candidate = folder / ".venv/bin/python3"; is_executable(candidate)) return candidate.string();
+    if (const fs::path candidate = folder / ".venv/bin/python3"; is_executable(candidate))
+      return candidate.string();
   }
   if (auto found = find_executable("python3")) return *found;
-  throw UserError("reward: a Python function needs python3, which is not on PATH; install it, or set BOUGH_PYTHON");
+  throw UserError(
+      "reward: a Python function needs python3, which is not on PATH; install it, or set BOUGH_PYTHON");
 }
 
 PythonReward::PythonReward(const std::string& specification, const RewardSettings& settings)
@@ -118,12 +124,14 @@ PythonReward::~PythonReward() {
 
 void PythonReward::wake() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_descriptor_, &one, sizeof one);  // full means awake already
+  [[maybe_unused]] const ssize_t written =
+      write(wake_descriptor_, &one, sizeof one);  // full means awake already
 }
 
 std::vector<RewardResult> PythonReward::score_all(std::span<const RewardRequest> requests) {
   if (requests.empty()) return {};
-  for (const RewardRequest& request : requests) BOUGH_CHECK(request.problem != nullptr, "of ", requests.size());
+  for (const RewardRequest& request : requests)
+    BOUGH_CHECK(request.problem != nullptr, "of ", requests.size());
   Batch batch{requests, std::vector<RewardResult>(requests.size())};
   std::unique_lock lock(mutex_);
   queue_.push_back(&batch);
@@ -185,7 +193,8 @@ void PythonReward::give_work() {
     }
     if (worker.state == Worker::State::starting) --waiting;
     if (worker.state != Worker::State::idle) continue;
-    const auto batch = std::find_if(queue_.begin(), queue_.end(), [](const Batch* b) { return b->next < b->requests.size(); });
+    const auto batch = std::find_if(queue_.begin(), queue_.end(),
+                                    [](const Batch* b) { return b->next < b->requests.size(); });
     if (batch == queue_.end()) return;
     worker.batch = *batch;
     worker.index = (*batch)->next++;
@@ -275,7 +284,8 @@ void PythonReward::check_deadline(Worker& worker) {
   if (worker.state == Worker::State::busy) {
     lose(worker, str("no result within ", settings_.timeout_seconds, " s (timeout_seconds)"));
   } else {
-    start_failed(worker, str("not loaded within ", settings_.startup_timeout_seconds, " s (startup_timeout_seconds)"));
+    start_failed(
+        worker, str("not loaded within ", settings_.startup_timeout_seconds, " s (startup_timeout_seconds)"));
   }
 }
 
@@ -317,7 +327,8 @@ void PythonReward::start_failed(Worker& worker, const std::string& why) {
     }
   }
   worker.given_up = true;
-  const bool none_left = std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.given_up; });
+  const bool none_left =
+      std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.given_up; });
   if (none_left) fail_what_waits("the worker could not be started again: " + why);
 }
 

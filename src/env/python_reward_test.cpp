@@ -16,7 +16,8 @@ using std::chrono::steady_clock;
 
 class PythonRewardFile : public testing::Test {
  protected:
-  PythonRewardFile() : folder_(std::filesystem::path(testing::TempDir()) / str("bough_python_reward_", getpid())) {
+  PythonRewardFile()
+      : folder_(std::filesystem::path(testing::TempDir()) / str("bough_python_reward_", getpid())) {
     std::filesystem::create_directories(folder_);
     settings_.workers = 2;
     settings_.timeout_seconds = 30;  // a machine under load must not turn slow calls into failed ones
@@ -33,7 +34,8 @@ class PythonRewardFile : public testing::Test {
   // One call a completion.
   std::vector<RewardResult> score(PythonReward& reward, const std::vector<std::string>& completions) {
     std::vector<RewardRequest> requests;
-    for (const std::string& completion : completions) requests.push_back({"the prompt", completion, &problem_});
+    for (const std::string& completion : completions)
+      requests.push_back({"the prompt", completion, &problem_});
     return reward.score_all(requests);
   }
   std::string error_of(const std::string& code) {
@@ -47,7 +49,8 @@ class PythonRewardFile : public testing::Test {
   void expect_failure(const RewardResult& result, const std::string& message) {
     EXPECT_TRUE(result.failed);
     EXPECT_EQ(result.reward, settings_.failure_reward);
-    EXPECT_NE(result.message.find(message), std::string::npos) << "got: " << result.message << "\nexpected: " << message;
+    EXPECT_NE(result.message.find(message), std::string::npos)
+        << "got: " << result.message << "\nexpected: " << message;
   }
 
   std::filesystem::path folder_;
@@ -58,7 +61,8 @@ class PythonRewardFile : public testing::Test {
 TEST_F(PythonRewardFile, GetsPromptCompletionAndFields) {
   const auto reward = load(
       "def score(prompt, completion, **fields):\n"
-      "    assert prompt == 'the prompt' and fields == {'answer': '#### 4', 'level': 3, 'tags': ['a', 'b']}, fields\n"
+      "    assert prompt == 'the prompt' and fields == {'answer': '#### 4', 'level': 3, 'tags': ['a', 'b']}, "
+      "fields\n"
       "    return len(completion) + 0.5\n");
   const auto results = score(*reward, {"abc", ""});
   EXPECT_FALSE(results[0].failed) << results[0].message;
@@ -79,8 +83,12 @@ TEST_F(PythonRewardFile, ResultsKeepTheOrderAndWorkersRunTogether) {
       "import os, time\n"
       "def score(completion, **_):\n"
       "    i = int(completion)\n"
-      "    open(f'" + folder_.string() + "/seen{i}', 'w').close()\n"
-      "    while i < 4 and not all(os.path.exists(f'" + folder_.string() + "/seen{j}') for j in range(4)):\n"
+      "    open(f'" +
+      folder_.string() +
+      "/seen{i}', 'w').close()\n"
+      "    while i < 4 and not all(os.path.exists(f'" +
+      folder_.string() +
+      "/seen{j}') for j in range(4)):\n"
       "        time.sleep(0.01)\n"
       "    time.sleep(0.05 * (4 - i) if i < 4 else 0)\n"
       "    return i\n");
@@ -120,7 +128,8 @@ TEST_F(PythonRewardFile, ExceptionsAreFailuresWithMessageAndLine) {
       "    if what == 'long': raise ValueError('x' * 10**7)\n"
       "    return 1\n"
       "def score(completion, **_): return helper(completion)\n");
-  const auto results = score(*reward, {"value", "exit", "interrupt", "odd", "surrogate", "deep", "long", "fine"});
+  const auto results =
+      score(*reward, {"value", "exit", "interrupt", "odd", "surrogate", "deep", "long", "fine"});
   expect_failure(results[0], "my_reward.py:score: ValueError: no number in it (my_reward.py, line 5)");
   expect_failure(results[1], "SystemExit: 3");
   expect_failure(results[2], "KeyboardInterrupt");
@@ -139,8 +148,8 @@ TEST_F(PythonRewardFile, OnlyFiniteNumbersAreRewards) {
       "class Scalar:\n"
       "    def __float__(self): return 0.25\n"
       "def score(completion, **_): return eval(completion)\n");
-  const auto results = score(*reward, {"True", "3", "Scalar()", "None", "'1'", "float('nan')", "float('-inf')",
-                                       "10**400", "[1]", "1j"});
+  const auto results = score(*reward, {"True", "3", "Scalar()", "None", "'1'", "float('nan')",
+                                       "float('-inf')", "10**400", "[1]", "1j"});
   EXPECT_EQ(results[0].reward, 1);
   EXPECT_EQ(results[1].reward, 3);
   EXPECT_EQ(results[2].reward, 0.25);
@@ -204,7 +213,8 @@ TEST_F(PythonRewardFile, WhatCannotBeLoadedIsTheUsersErrorAtTheStart) {
   };
   expect("def score(:\n", "SyntaxError: ");
   expect("def score(:\n", "line 1");
-  expect("x = 1\nimport no_such_module_here\n", "ModuleNotFoundError: No module named 'no_such_module_here' (my_reward.py, line 2)");
+  expect("x = 1\nimport no_such_module_here\n",
+         "ModuleNotFoundError: No module named 'no_such_module_here' (my_reward.py, line 2)");
   expect("def scored(): pass\nscore = 3\n", "LookupError: no function 'score' in it; it has: scored");
   expect("import sys\nsys.exit('not today')\n", "SystemExit: not today");
   expect("import os\nos._exit(5)\n", "the worker exited with status 5 while loading the file");
@@ -223,8 +233,10 @@ TEST_F(PythonRewardFile, WrongSpecificationsAreNamed) {
     return "no error";
   };
   const std::string file = (folder_ / "my_reward.py").string();
-  for (const std::string& wrong : {std::string("my_reward.py"), file, file + ":", std::string(":score"), file + ":1a", file + ":a b"}) {
-    EXPECT_NE(error(wrong).find("expected FILE.py:FUNCTION"), std::string::npos) << wrong << ": " << error(wrong);
+  for (const std::string& wrong :
+       {std::string("my_reward.py"), file, file + ":", std::string(":score"), file + ":1a", file + ":a b"}) {
+    EXPECT_NE(error(wrong).find("expected FILE.py:FUNCTION"), std::string::npos)
+        << wrong << ": " << error(wrong);
   }
   EXPECT_NE(error(folder_.string() + ":score").find("is a directory"), std::string::npos);
   EXPECT_NE(error("nowhere.py:score").find("no file"), std::string::npos);
@@ -235,12 +247,14 @@ TEST_F(PythonRewardFile, WrongSpecificationsAreNamed) {
 }
 
 TEST_F(PythonRewardFile, AFileBrokenUnderTheRunFailsCallsAndRecovers) {
-  const std::string good = "import os\ndef score(completion, **_):\n    if completion == 'exit': os._exit(1)\n    return 1\n";
+  const std::string good =
+      "import os\ndef score(completion, **_):\n    if completion == 'exit': os._exit(1)\n    return 1\n";
   const auto reward = load(good);
   write("raise RuntimeError('broken')\n");
   const auto broken = score(*reward, {"exit", "exit", "a", "b"});
   for (const size_t i : {0, 1}) expect_failure(broken[i], "the worker exited with status 1");
-  for (const size_t i : {2, 3}) expect_failure(broken[i], "the worker could not be started again: RuntimeError: broken");
+  for (const size_t i : {2, 3})
+    expect_failure(broken[i], "the worker could not be started again: RuntimeError: broken");
   write(good);
   EXPECT_EQ(score(*reward, {"a"})[0].reward, 1);
 }
@@ -274,14 +288,18 @@ TEST_F(PythonRewardFile, SeveralThreadsMayCall) {
 
 TEST_F(PythonRewardFile, SiblingModulesAndAwkwardNamesWork) {
   write("VALUE = 6\n", "helper_of_reward.py");
-  write("import helper_of_reward, dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\n"
-        "def score(**_): return A(helper_of_reward.VALUE).x\n", "json.py");
+  write(
+      "import helper_of_reward, dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\n"
+      "def score(**_): return A(helper_of_reward.VALUE).x\n",
+      "json.py");
   PythonReward reward((folder_ / "json.py").string() + ":score", settings_);
   const auto results = score(reward, {"a"});
   EXPECT_EQ(results[0].reward, 6) << results[0].message;
 }
 
-bool is_alive(pid_t pid) { return kill(pid, 0) == 0; }
+bool is_alive(pid_t pid) {
+  return kill(pid, 0) == 0;
+}
 
 TEST_F(PythonRewardFile, LeavesNoProcessBehind) {
   std::vector<pid_t> pids;
@@ -311,8 +329,12 @@ TEST_F(PythonRewardFile, WorkersDieWithTheirParent) {
   const std::string specification = write(
       "import os, time\n"
       "def score(completion, **_):\n"
-      "    with open('" + folder_.string() + "/pid.part', 'w') as f: f.write(str(os.getpid()))\n"
-      "    os.rename('" + folder_.string() + "/pid.part', '" + folder_.string() + "/pid')\n"
+      "    with open('" +
+      folder_.string() +
+      "/pid.part', 'w') as f: f.write(str(os.getpid()))\n"
+      "    os.rename('" +
+      folder_.string() + "/pid.part', '" + folder_.string() +
+      "/pid')\n"
       "    while True: pass\n");
   settings_.workers = 1;
   const pid_t child = fork();
@@ -322,7 +344,8 @@ TEST_F(PythonRewardFile, WorkersDieWithTheirParent) {
     _exit(0);
   }
   pid_t worker = 0;
-  while (!(std::ifstream(folder_ / "pid") >> worker)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  while (!(std::ifstream(folder_ / "pid") >> worker))
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_TRUE(is_alive(worker));
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);

@@ -1,4 +1,5 @@
-// The program that a reward worker runs: python3 -u -c <this> FILE FUNCTION. worker_protocol.h has the protocol.
+// The program that a reward worker runs: python3 -u -c <this> FILE FUNCTION. worker_protocol.h has the
+// protocol.
 #pragma once
 
 namespace bough {
@@ -7,8 +8,8 @@ inline constexpr char kPythonWorkerScript[] = R"PY(
 import importlib.machinery, importlib.util, inspect, json, math, os, reprlib, sys, traceback
 
 path, name = sys.argv[1], sys.argv[2]
-# The protocol moves to private descriptors before any code of the user runs: what that prints goes to stderr, and
-# what it reads from stdin is empty.
+# The protocol moves to private descriptors before any code of the user runs: what that prints goes to stderr,
+# and what it reads from stdin is empty.
 requests = os.fdopen(os.dup(0), "rb")
 replies = os.fdopen(os.dup(1), "wb")
 null = os.open(os.devnull, os.O_RDONLY)
@@ -28,7 +29,8 @@ def describe(error):
         text = "(its message cannot be shown)"
     text = text.encode("utf-8", "replace").decode()
     if not isinstance(error, SyntaxError):  # which names file and line itself
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == path]
         if lines:
             text += f" ({os.path.basename(path)}, line {lines[-1]})"
     return f"{type(error).__name__}: {text[:1000]}"
@@ -67,7 +69,8 @@ def call(function, names, request):
         arguments = {key: value for key, value in arguments.items() if key in names}
     result = function(**arguments)
     if isinstance(result, (str, bytes)) or not hasattr(result, "__float__"):
-        raise TypeError(f"{name} returned {reprlib.repr(result)} ({type(result).__name__}), expected a number")
+        kind = type(result).__name__
+        raise TypeError(f"{name} returned {reprlib.repr(result)} ({kind}), expected a number")
     reward = float(result)
     if not math.isfinite(reward):
         raise ValueError(f"{name} returned {reward}, expected a finite number")

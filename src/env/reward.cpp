@@ -32,13 +32,15 @@ void VerifierReward::check(const Dataset& dataset) const {
   }
 }
 
-std::unique_ptr<RewardFunction> make_reward(const std::string& specification, const RewardSettings& settings) {
+std::unique_ptr<RewardFunction> make_reward(const std::string& specification,
+                                            const RewardSettings& settings) {
   if (specification.empty()) return std::make_unique<VerifierReward>(settings);
   return std::make_unique<PythonReward>(specification, settings);
 }
 
 int64_t count_failures(std::span<const RewardResult> results) {
-  return std::count_if(results.begin(), results.end(), [](const RewardResult& result) { return result.failed; });
+  return std::count_if(results.begin(), results.end(),
+                       [](const RewardResult& result) { return result.failed; });
 }
 
 }  // namespace bough

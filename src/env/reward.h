@@ -3,8 +3,9 @@
 //   reward: ""                        the task's verifier of the final number (verifier.h)
 //   reward: my_reward.py:score        the user's Python function, in worker processes (python_reward.h)
 //
-// A reward that cannot be had (an exception, a hang, a result that is no finite number) is a failed one: it counts
-// as `failure_reward`, comes with a message, and the run goes on. Callers count failures as `reward/failures`.
+// A reward that cannot be had (an exception, a hang, a result that is no finite number) is a failed one: it
+// counts as `failure_reward`, comes with a message, and the run goes on. Callers count failures as
+// `reward/failures`.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@
 
 namespace bough {
 
-// What is scored. Refers to the caller's texts, which must live until the call returns. Not necessarily UTF-8: the
-// completion may have been cut inside a character.
+// What is scored. Refers to the caller's texts, which must live until the call returns. Not necessarily
+// UTF-8: the completion may have been cut inside a character.
 struct RewardRequest {
   std::string_view prompt;      // as the model saw it
   std::string_view completion;  // without the stop token
@@ -45,9 +46,10 @@ struct RewardSettings {
   template <class V>
   void visit(V& v) {
     v("workers", workers, "processes that run the user's reward function", range(1, 1024));
-    v("timeout_seconds", timeout_seconds, "limit of one call; a call beyond it fails and its worker is restarted",
-      range(0.001, 86400));
-    v("startup_timeout_seconds", startup_timeout_seconds, "limit of importing the user's file", range(0.1, 86400));
+    v("timeout_seconds", timeout_seconds,
+      "limit of one call; a call beyond it fails and its worker is restarted", range(0.001, 86400));
+    v("startup_timeout_seconds", startup_timeout_seconds, "limit of importing the user's file",
+      range(0.1, 86400));
     v("failure_reward", failure_reward, "reward of a call that failed");
     v("python", python, "interpreter; empty: $BOUGH_PYTHON, else .venv of the installation, else python3");
     v("verifier", verifier, "of the final number, where no function is given");
@@ -63,8 +65,8 @@ class RewardFunction {
 
   RewardResult score(const RewardRequest& request) { return score_all(std::span(&request, 1)).front(); }
 
-  // Throws UserError where this function could never score the data set (a gold that is no number), so that a run
-  // ends at its start and not after hours.
+  // Throws UserError where this function could never score the data set (a gold that is no number), so that a
+  // run ends at its start and not after hours.
   virtual void check(const Dataset& dataset) const {}
 };
 
@@ -80,8 +82,8 @@ class VerifierReward : public RewardFunction {
   double failure_reward_;
 };
 
-// By the setting `reward`: "" or FILE.py:FUNCTION. UserError: neither, or the file cannot be loaded; blocks until
-// every worker has imported it.
+// By the setting `reward`: "" or FILE.py:FUNCTION. UserError: neither, or the file cannot be loaded; blocks
+// until every worker has imported it.
 std::unique_ptr<RewardFunction> make_reward(const std::string& specification, const RewardSettings& settings);
 
 int64_t count_failures(std::span<const RewardResult> results);

@@ -13,7 +13,8 @@ TEST(VerifierReward, ScoresAgainstTheGold) {
   RewardSettings settings;
   settings.failure_reward = -2;
   VerifierReward reward(settings);
-  const std::vector<RewardRequest> requests = {{"", "#### 4", &four}, {"", "#### 5", &four}, {"", "Paris", &word}};
+  const std::vector<RewardRequest> requests = {
+      {"", "#### 4", &four}, {"", "#### 5", &four}, {"", "Paris", &word}};
   const auto results = reward.score_all(requests);
   EXPECT_EQ(results[0].reward, 1);
   EXPECT_EQ(results[1].reward, 0);

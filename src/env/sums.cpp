@@ -14,8 +14,8 @@ namespace bough {
 
 namespace {
 
-// One way to tell a chain of operations. {things} is a number with the object ("1 fig", "7 figs"), {objects} the
-// object in the plural, {a} and {b} the operands.
+// One way to tell a chain of operations. {things} is a number with the object ("1 fig", "7 figs"), {objects}
+// the object in the plural, {a} and {b} the operands.
 struct Wording {
   std::string_view start;           // the first number
   std::string_view start_multiply;  // the first two numbers, when the first operation multiplies them
@@ -27,23 +27,24 @@ struct Wording {
 constexpr std::array<Wording, 6> kWordings = {{
     {"{name} has {things}", "{name} has {a} bags of {b} {objects}", ", gets {b} more", ", loses {b}",
      ". How many {objects} now?"},
-    {"{name} picks {things}", "{name} picks {b} {objects} on each of {a} days", ", then {b} more", ", then drops {b}",
-     ". How many {objects}?"},
+    {"{name} picks {things}", "{name} picks {b} {objects} on each of {a} days", ", then {b} more",
+     ", then drops {b}", ". How many {objects}?"},
     {"A box holds {things}.", "{a} boxes hold {b} {objects} each.", " {name} adds {b}.", " {name} takes {b}.",
      " How many {objects} now?"},
-    {"At home are {things}.", "At home are {a} bags of {b} {objects}.", " {name} brings {b}.", " {name} sells {b}.",
-     " How many {objects}?"},
-    {"{name}'s shop has {things}.", "{name}'s shop has {a} packs of {b} {objects}.", " It buys {b}.", " It sells {b}.",
-     " How many {objects} now?"},
-    {"{name} saves {things}.", "{name} saves {b} {objects} for {a} days.", " {name} wins {b}.", " {name} gives {b}.",
-     " What is the total?"},
+    {"At home are {things}.", "At home are {a} bags of {b} {objects}.", " {name} brings {b}.",
+     " {name} sells {b}.", " How many {objects}?"},
+    {"{name}'s shop has {things}.", "{name}'s shop has {a} packs of {b} {objects}.", " It buys {b}.",
+     " It sells {b}.", " How many {objects} now?"},
+    {"{name} saves {things}.", "{name} saves {b} {objects} for {a} days.", " {name} wins {b}.",
+     " {name} gives {b}.", " What is the total?"},
 }};
 
 // Short: every byte of a question is a token of a byte-level model.
 constexpr std::array<std::string_view, 16> kNames = {"Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe",
                                                      "Ben", "Ida", "Kim", "Ned", "Joy", "Ray", "Una", "Gus"};
-constexpr std::array<std::string_view, 16> kObjects = {"figs", "pens", "eggs", "keys", "cups", "nuts", "toys", "hats",
-                                                       "caps", "pins", "gems", "maps", "tags", "beads", "bolts", "dates"};
+constexpr std::array<std::string_view, 16> kObjects = {"figs", "pens",  "eggs",  "keys", "cups", "nuts",
+                                                       "toys", "hats",  "caps",  "pins", "gems", "maps",
+                                                       "tags", "beads", "bolts", "dates"};
 
 // A setting that allows n problems finds each within a few draws; one that does not must not loop for ever.
 constexpr uint64_t kMaxAttempts = 20'000;
@@ -66,7 +67,9 @@ void replace(std::string& text, std::string_view hole, std::string_view value) {
 }
 
 int64_t apply(int64_t value, const Step& step) {
-  return step.operation == '+' ? value + step.operand : step.operation == '-' ? value - step.operand : value * step.operand;
+  return step.operation == '+'   ? value + step.operand
+         : step.operation == '-' ? value - step.operand
+                                 : value * step.operand;
 }
 
 // The draws of one attempt at one problem.
@@ -76,9 +79,11 @@ class Draws {
       : random_(random), sequence_(sequence), position_(attempt * kDrawsPerAttempt) {}
 
   int64_t between(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random_.below(static_cast<uint64_t>(high - low + 1), sequence_, position_++));
+    return low +
+           static_cast<int64_t>(random_.below(static_cast<uint64_t>(high - low + 1), sequence_, position_++));
   }
-  template <class List> const auto& one_of(const List& list) {
+  template <class List>
+  const auto& one_of(const List& list) {
     return list[static_cast<size_t>(between(0, static_cast<int64_t>(list.size()) - 1))];
   }
 
@@ -102,7 +107,8 @@ std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
     }
     if (allowed.empty()) return std::nullopt;
     Step step{draws.one_of(allowed), 0};
-    const int64_t highest = step.operation == '-' ? std::min(value, settings.max_operand) : settings.max_operand;
+    const int64_t highest =
+        step.operation == '-' ? std::min(value, settings.max_operand) : settings.max_operand;
     step.operand = draws.between(settings.min_operand, highest);
     // "1 bags of 5 figs" would be wrong, and 1 figs: products are told with plurals only.
     if (step.operation == '*' && (chain.first == 1 || step.operand == 1)) return std::nullopt;
@@ -112,7 +118,8 @@ std::optional<Chain> draw_chain(Draws& draws, const SumsSettings& settings) {
   return chain;
 }
 
-std::string tell(const Wording& wording, const Chain& chain, std::string_view name, std::string_view objects) {
+std::string tell(const Wording& wording, const Chain& chain, std::string_view name,
+                 std::string_view objects) {
   const bool product = chain.steps[0].operation == '*';
   std::string text(product ? wording.start_multiply : wording.start);
   replace(text, "{a}", std::to_string(chain.first));
@@ -168,12 +175,14 @@ std::optional<SumsProblem> draw_problem(Draws draws, Split split, const SumsSett
 
 void SumsSettings::check() const {
   const auto ordered = [](const char* low_key, int64_t low, const char* high_key, int64_t high) {
-    if (low > high) throw UserError(str(low_key, ": got ", low, ", expected at most ", high_key, ", which is ", high));
+    if (low > high)
+      throw UserError(str(low_key, ": got ", low, ", expected at most ", high_key, ", which is ", high));
   };
   ordered("min_operand", min_operand, "max_operand", max_operand);
   ordered("min_steps", min_steps, "max_steps", max_steps);
   const auto is_multiply = [](const std::string& operation) { return operation == "multiply"; };
-  if (operations.empty()) throw UserError("operations: got an empty list, expected add, subtract or multiply in it");
+  if (operations.empty())
+    throw UserError("operations: got an empty list, expected add, subtract or multiply in it");
   if (max_steps > 1 && std::all_of(operations.begin(), operations.end(), is_multiply)) {
     throw UserError(str("operations: multiply is for the first step only, and max_steps is ", max_steps,
                         "; add `add` or `subtract`, or set max_steps to 1"));
@@ -216,7 +225,8 @@ void write_sums_dataset(const std::filesystem::path& path, int64_t n, Split spli
   std::string lines;
   for (const SumsProblem& problem : make_sums(n, split, seed, settings)) {
     Json record = {{"question", problem.question}, {"answer", problem.answer}};
-    if (!examples.empty()) record["prompt"] = plain_prompt(examples, render_question(problem.question, layout), layout);
+    if (!examples.empty())
+      record["prompt"] = plain_prompt(examples, render_question(problem.question, layout), layout);
     lines += dump_line(record);
     lines += '\n';
   }

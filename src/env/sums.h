@@ -2,14 +2,14 @@
 //
 //   {"question": "Tom has 7 figs and gets 5 more. How many figs now?", "answer": "7+5=12 #### 12"}
 //
-// It is the smallest task that has all that RL on reasoning needs: a worked answer, a verifiable number, held-out
-// problems and a difficulty that is set. A byte-level model of a few layers learns the format and part of the
-// arithmetic within a minute of supervised warm-up; reward then moves with training.
+// It is the smallest task that has all that RL on reasoning needs: a worked answer, a verifiable number,
+// held-out problems and a difficulty that is set. A byte-level model of a few layers learns the format and
+// part of the arithmetic within a minute of supervised warm-up; reward then moves with training.
 //
-// A problem is a chain of operations on small whole numbers, told in one of several wordings about some name and
-// object. The splits are disjoint by construction: a hash of (wording, operations, operands) alone decides whether
-// a problem is train, test or a worked example. So no test question occurs in train, whatever the seeds, not even with
-// another name or other objects. (The sum 7+5 itself may: in another wording.)
+// A problem is a chain of operations on small whole numbers, told in one of several wordings about some name
+// and object. The splits are disjoint by construction: a hash of (wording, operations, operands) alone
+// decides whether a problem is train, test or a worked example. So no test question occurs in train, whatever
+// the seeds, not even with another name or other objects. (The sum 7+5 itself may: in another wording.)
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ struct SumsSettings {
     v("max_steps", max_steps, "most operations of a problem; uniform between the two", range(1, 8));
     v("operations", operations, "which ones; multiply only as the first of a problem",
       one_of({"add", "subtract", "multiply"}));
-    v("shots", shots, "worked examples in front of every question, the same for the whole data set", range(0, 64));
+    v("shots", shots, "worked examples in front of every question, the same for the whole data set",
+      range(0, 64));
   }
   void check() const;  // UserError: min above max, no operation, more than one step of multiply alone
 };
@@ -48,8 +49,9 @@ enum class Split { train, test, example };
 
 struct SumsProblem {
   std::string question;
-  std::string answer;    // "7+5=12 12-3=9 #### 9"
-  std::string skeleton;  // wording, operations and operands: what decides the split; 7+5 and 5+7 have the same
+  std::string answer;  // "7+5=12 12-3=9 #### 9"
+  std::string
+      skeleton;  // wording, operations and operands: what decides the split; 7+5 and 5+7 have the same
 };
 
 // The split of a skeleton: 20% test, 2% example, the rest train.
@@ -59,8 +61,9 @@ Split sums_split(const std::string& skeleton);
 // UserError when the settings do not allow n different problems. settings.shots plays no part.
 std::vector<SumsProblem> make_sums(int64_t n, Split split, uint64_t seed, const SumsSettings& settings);
 
-// Writes JSON Lines. Without shots: {"question", "answer"}. With shots: {"prompt", "question", "answer"}, the prompt
-// being the same worked examples for the whole file and then the question, in PromptLayout's defaults (prompt.h).
+// Writes JSON Lines. Without shots: {"question", "answer"}. With shots: {"prompt", "question", "answer"}, the
+// prompt being the same worked examples for the whole file and then the question, in PromptLayout's defaults
+// (prompt.h).
 void write_sums_dataset(const std::filesystem::path& path, int64_t n, Split split, uint64_t seed,
                         const SumsSettings& settings);
 

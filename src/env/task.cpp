@@ -62,7 +62,10 @@ size_t ProblemOrder::index_at(int64_t position) const {
 }
 
 Json ProblemOrder::save() const {
-  return {{"position", position_}, {"seed", seed_}, {"shuffle", shuffle_}, {"fingerprint", dataset_->fingerprint()}};
+  return {{"position", position_},
+          {"seed", seed_},
+          {"shuffle", shuffle_},
+          {"fingerprint", dataset_->fingerprint()}};
 }
 
 void ProblemOrder::restore(const Json& saved) {
@@ -76,7 +79,8 @@ void ProblemOrder::restore(const Json& saved) {
   }
   const Json position = saved.value("position", Json());
   if (!position.is_number_integer() || position.get<int64_t>() < 0) {
-    throw UserError(str(dataset_->source(), ": saved order of problems: position is ", quoted(position.dump()),
+    throw UserError(str(dataset_->source(), ": saved order of problems: position is ",
+                        quoted(position.dump()),
                         ", expected an integer of at least 0; the checkpoint is damaged"));
   }
   position_ = position.get<int64_t>();

@@ -1,8 +1,8 @@
 // What is asked: problems, the data set they form, and the order in which a run meets them.
 //
 // The order is a pure function of (data set's size, seed, position): position p is the problem number
-// p mod size of epoch p / size, and each epoch has its own random permutation. So a run that stopped anywhere needs
-// one integer to go on with the same problems.
+// p mod size of epoch p / size, and each epoch has its own random permutation. So a run that stopped anywhere
+// needs one integer to go on with the same problems.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,8 @@ class Dataset {
   std::span<const Problem> problems() const { return problems_; }
   const std::string& source() const { return source_; }
 
-  // A name for the content: equal for equal prompts, messages and answers in the same order, wherever the file lies.
+  // A name for the content: equal for equal prompts, messages and answers in the same order, wherever the
+  // file lies.
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
@@ -53,7 +54,8 @@ class Dataset {
   uint64_t fingerprint_ = 0;
 };
 
-// Deals the problems of a data set epoch by epoch. The data set must outlive it and must not be empty (UserError).
+// Deals the problems of a data set epoch by epoch. The data set must outlive it and must not be empty
+// (UserError).
 class ProblemOrder {
  public:
   ProblemOrder(const Dataset& dataset, uint64_t seed, bool shuffle = true);
@@ -65,8 +67,8 @@ class ProblemOrder {
   int64_t position() const { return position_; }
   int64_t epoch() const { return position_ / static_cast<int64_t>(dataset_->size()); }
 
-  // {position, seed, shuffle, fingerprint}. restore() throws a UserError where the data set is not the one saved, or
-  // seed or shuffle differ: the order would not be the same.
+  // {position, seed, shuffle, fingerprint}. restore() throws a UserError where the data set is not the one
+  // saved, or seed or shuffle differ: the order would not be the same.
   Json save() const;
   void restore(const Json& saved);
 

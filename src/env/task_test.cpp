@@ -94,7 +94,9 @@ TEST(ProblemOrder, RefusesAnotherOrder) {
   EXPECT_THROW(ProblemOrder(dataset, 5).restore(negative), UserError);
 }
 
-TEST(ProblemOrder, NeedsAProblem) { EXPECT_THROW(ProblemOrder(Dataset({}, "empty"), 1), UserError); }
+TEST(ProblemOrder, NeedsAProblem) {
+  EXPECT_THROW(ProblemOrder(Dataset({}, "empty"), 1), UserError);
+}
 
 }  // namespace
 }  // namespace bough

@@ -12,15 +12,17 @@ constexpr std::string_view kHashes = "####";
 constexpr std::string_view kBoxed = "\\boxed{";
 constexpr size_t kShown = 80;
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+char lower(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+}
 
 // Begin of what follows the last "answer is" or "answer:", in any case; npos if there is none.
 size_t after_answer_is(std::string_view text) {
   constexpr std::string_view kWord = "answer";
   for (size_t i = text.size(); i-- > 0;) {
     const auto continues = [&](std::string_view word, size_t at) {
-      return text.size() >= at + word.size() &&
-             std::equal(word.begin(), word.end(), text.begin() + at, [](char a, char b) { return a == lower(b); });
+      return text.size() >= at + word.size() && std::equal(word.begin(), word.end(), text.begin() + at,
+                                                           [](char a, char b) { return a == lower(b); });
     };
     if (!continues(kWord, i)) continue;
     for (const std::string_view link : {":", " is"})
@@ -51,7 +53,8 @@ size_t braced_length(std::string_view text) {
   return text.size();
 }
 
-// LaTeX of a number as plain text: \frac{a}{b} and \dfrac to a/b, "{,}" to ",", "\$" to "$", "\!" and "\," gone.
+// LaTeX of a number as plain text: \frac{a}{b} and \dfrac to a/b, "{,}" to ",", "\$" to "$", "\!" and "\,"
+// gone.
 std::string plain_latex(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -104,11 +107,13 @@ NumberVerifier::Answer NumberVerifier::find_answer(std::string_view text) const 
 
 ExactNumber NumberVerifier::gold(std::string_view answer, std::string_view where) const {
   const size_t hashes = answer.rfind(kHashes);
-  const std::string_view text = hashes == std::string_view::npos ? answer : answer.substr(hashes + kHashes.size());
+  const std::string_view text =
+      hashes == std::string_view::npos ? answer : answer.substr(hashes + kHashes.size());
   const NumberSpan span = find_number(text, 0, settings_.fractions);
   const auto number = span.length == 0 ? std::nullopt : parse_number(text.substr(span.begin, span.length));
   if (!number || find_number(text, span.begin + span.length, settings_.fractions).length != 0) {
-    throw UserError(str(where, ": the answer ", quoted(text), " is not one number, which the verifier of the final ",
+    throw UserError(str(where, ": the answer ", quoted(text),
+                        " is not one number, which the verifier of the final ",
                         "number needs; end the answer with '#### 42', or set reward: FILE.py:FUNCTION"));
   }
   return *number;

@@ -1,16 +1,16 @@
 // The verifier of the final number: is the last answer of a completion the gold number?
 //
-// Where the answer is looked for, the first of these that the completion has (the last occurrence of it, for a
-// model that corrects itself; a model that goes on to a next question needs a stop string):
+// Where the answer is looked for, the first of these that the completion has (the last occurrence of it, for
+// a model that corrects itself; a model that goes on to a next question needs a stop string):
 //   1. "#### 42"            GSM8K; up to the end of the line
 //   2. "\boxed{42}"         up to the matching brace; \frac{1}{2}, {,} and \$ are read
 //   3. "The answer is 42"   "answer is" or "answer:" in any case; up to the end of the sentence
 //   4. the last number      unless a marker is required
-// In 1-3 what follows the last '=' counts ("7 + 5 = 12"), then its first number. A marker without a number is no
-// answer: the verifier does not fall back to the next place, so nothing is gained by writing several.
+// In 1-3 what follows the last '=' counts ("7 + 5 = 12"), then its first number. A marker without a number is
+// no answer: the verifier does not fall back to the next place, so nothing is gained by writing several.
 //
-// Numbers are compared exactly (exact_number.h): 1,000 = 1000 = 1000.0 = 1e3, $-5 = -5, 1/2 = 0.5. A percent sign
-// or a unit after the number is ignored.
+// Numbers are compared exactly (exact_number.h): 1,000 = 1000 = 1000.0 = 1e3, $-5 = -5, 1/2 = 0.5. A percent
+// sign or a unit after the number is ignored.
 #pragma once
 
 #include <string>
@@ -42,8 +42,8 @@ class NumberVerifier {
  public:
   explicit NumberVerifier(const VerifierSettings& settings = {}) : settings_(settings) {}
 
-  // The gold of an answer text: what stands after its last "####" if it has one, else all of it. UserError if that
-  // is not one number; `where` names the record in the message.
+  // The gold of an answer text: what stands after its last "####" if it has one, else all of it. UserError if
+  // that is not one number; `where` names the record in the message.
   ExactNumber gold(std::string_view answer, std::string_view where) const;
 
   // Linear in the completion's length; never throws on content.

@@ -22,7 +22,10 @@ std::string encode_request(int64_t id, const RewardRequest& request) {
   fields.erase("prompt");
   fields.erase("completion");
   if (!fields.contains("answer")) fields["answer"] = request.problem->answer;
-  const Json line = {{"id", id}, {"prompt", request.prompt}, {"completion", request.completion}, {"fields", std::move(fields)}};
+  const Json line = {{"id", id},
+                     {"prompt", request.prompt},
+                     {"completion", request.completion},
+                     {"fields", std::move(fields)}};
   return dump_line(line) + "\n";
 }
 
@@ -46,7 +49,8 @@ WorkerReply parse_reply(std::string_view line) {
     return reply;
   }
   const auto reward = json.find("reward");
-  if (reward == json.end() || !reward->is_number() || !std::isfinite(reward->get<double>())) return malformed(line);
+  if (reward == json.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))
+    return malformed(line);
   reply.kind = WorkerReply::Kind::reward;
   reply.reward = reward->get<double>();
   return reply;

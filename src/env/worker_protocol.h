@@ -1,8 +1,8 @@
 // What Bough and a reward worker say to each other: one JSON object a line, UTF-8, over one stream socket.
 //
-//   worker: {"ready": true}                      the user's file is loaded       {"ready": false, "error": "..."}
+//   worker: {"ready": true}                the user's file is loaded   or   {"ready": false, "error": "..."}
 //   Bough:  {"id": 7, "prompt": "...", "completion": "...", "fields": {...}}
-//   worker: {"id": 7, "reward": 0.5}             or                              {"id": 7, "error": "..."}
+//   worker: {"id": 7, "reward": 0.5}                                    or   {"id": 7, "error": "..."}
 //
 // A worker has one request at a time. Pure functions: nothing here knows about processes.
 #pragma once
@@ -30,8 +30,8 @@ struct WorkerReply {
   std::string message;
 };
 
-// The request as a line with its line break. `fields` is the record without `prompt` and `completion`, which are
-// arguments of their own, and with `answer`. Bytes that are not UTF-8 become U+FFFD.
+// The request as a line with its line break. `fields` is the record without `prompt` and `completion`, which
+// are arguments of their own, and with `answer`. Bytes that are not UTF-8 become U+FFFD.
 std::string encode_request(int64_t id, const RewardRequest& request);
 
 // Never throws: a line that is not a reply gives `malformed`.

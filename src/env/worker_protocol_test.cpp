@@ -8,41 +8,45 @@ namespace {
 using Kind = WorkerReply::Kind;
 
 TEST(WorkerProtocol, RequestIsOneLineOfJson) {
-  Problem problem{"3", "", {}, "#### 4", {{"prompt", "raw"}, {"completion", "c"}, {"level", 2}, {"answer", 4}}};
+  Problem problem{
+      "3", "", {}, "#### 4", {{"prompt", "raw"}, {"completion", "c"}, {"level", 2}, {"answer", 4}}};
   const std::string line = encode_request(9, {"two\nlines", "cut \xE2\x82", &problem});
   ASSERT_EQ(line.find('\n'), line.size() - 1);
   const Json json = Json::parse(line);
-  EXPECT_EQ(json, Json({{"id", 9}, {"prompt", "two\nlines"}, {"completion", "cut \xEF\xBF\xBD"},
+  EXPECT_EQ(json, Json({{"id", 9},
+                        {"prompt", "two\nlines"},
+                        {"completion", "cut \xEF\xBF\xBD"},
                         {"fields", {{"level", 2}, {"answer", 4}}}}));
 }
 
 TEST(WorkerProtocol, AnswerComesFromTheProblemWhereTheRecordNamesItOtherwise) {
   Problem problem{"3", "", {}, "4", {{"Solution", "4"}}};
-  EXPECT_EQ(Json::parse(encode_request(0, {"", "", &problem}))["fields"], Json({{"answer", "4"}, {"Solution", "4"}}));
+  EXPECT_EQ(Json::parse(encode_request(0, {"", "", &problem}))["fields"],
+            Json({{"answer", "4"}, {"Solution", "4"}}));
 }
 
 TEST(WorkerProtocol, ReadsReplies) {
-  EXPECT_EQ(parse_reply("{\"ready\": true}").kind, Kind::ready);
-  const WorkerReply refused = parse_reply("{\"ready\": false, \"error\": \"no file\"}");
+  EXPECT_EQ(parse_reply(R"({"ready": true})").kind, Kind::ready);
+  const WorkerReply refused = parse_reply(R"({"ready": false, "error": "no file"})");
   EXPECT_EQ(refused.kind, Kind::refused);
   EXPECT_EQ(refused.message, "no file");
-  const WorkerReply reward = parse_reply("{\"id\": 7, \"reward\": -0.5}");
+  const WorkerReply reward = parse_reply(R"({"id": 7, "reward": -0.5})");
   EXPECT_EQ(reward.kind, Kind::reward);
   EXPECT_EQ(reward.id, 7);
   EXPECT_EQ(reward.reward, -0.5);
-  EXPECT_EQ(parse_reply("{\"id\": 7, \"reward\": 1}").reward, 1);
-  const WorkerReply failure = parse_reply("{\"id\": 8, \"error\": \"ValueError: x\"}");
+  EXPECT_EQ(parse_reply(R"({"id": 7, "reward": 1})").reward, 1);
+  const WorkerReply failure = parse_reply(R"({"id": 8, "error": "ValueError: x"})");
   EXPECT_EQ(failure.kind, Kind::failure);
   EXPECT_EQ(failure.id, 8);
   EXPECT_EQ(failure.message, "ValueError: x");
 }
 
 TEST(WorkerProtocol, WhatIsNoReplyIsMalformed) {
-  for (const char* line : {"", "hello", "[]", "7", "null", "{}", "{\"id\": 7}", "{\"id\": \"7\", \"reward\": 1}",
-                           "{\"id\": 7, \"reward\": NaN}", "{\"id\": 7, \"reward\": null}", "{\"id\": 7, \"reward\": 1e999}",
-                           "{\"id\": 7, \"reward\": \"1\"}", "{\"reward\": 1}", "{\"id\": 7, \"error\": 3}",
-                           "{\"ready\": 1}", "{\"ready\": false}", "{\"id\": 7, \"reward\": 1} x", "\xFF",
-                           "{\"id\": 1.5, \"reward\": 1}"}) {
+  for (const char* line :
+       {"", "hello", "[]", "7", "null", "{}", R"({"id": 7})", R"({"id": "7", "reward": 1})",
+        R"({"id": 7, "reward": NaN})", R"({"id": 7, "reward": null})", R"({"id": 7, "reward": 1e999})",
+        R"({"id": 7, "reward": "1"})", R"({"reward": 1})", R"({"id": 7, "error": 3})", R"({"ready": 1})",
+        R"({"ready": false})", R"({"id": 7, "reward": 1} x)", "\xFF", R"({"id": 1.5, "reward": 1})"}) {
     const WorkerReply reply = parse_reply(line);
     EXPECT_EQ(reply.kind, Kind::malformed) << line;
     EXPECT_FALSE(reply.message.empty());
