@@ -38,15 +38,15 @@ std::string path_of(const Points& points, const Scale& x, const Scale& y) {
   return out;
 }
 
-// Mean of what is near: a window of a twelfth of the run, smaller at its ends so that they are not pulled inwards.
+// Mean of what is near: a window of a twelfth of the run, cut off at its ends.
 Points running_mean(const Points& points) {
   const auto size = static_cast<ptrdiff_t>(points.size()), reach = std::max<ptrdiff_t>(2, size / 24);
   Points out;
   for (ptrdiff_t i = 0; i < size; ++i) {
-    const ptrdiff_t near = std::min({reach, i, size - 1 - i});
+    const ptrdiff_t begin = std::max<ptrdiff_t>(0, i - reach), end = std::min(size, i + reach + 1);
     double sum = 0;
-    for (ptrdiff_t k = i - near; k <= i + near; ++k) sum += points[static_cast<size_t>(k)].second;
-    out.emplace_back(points[static_cast<size_t>(i)].first, sum / static_cast<double>(2 * near + 1));
+    for (ptrdiff_t k = begin; k < end; ++k) sum += points[static_cast<size_t>(k)].second;
+    out.emplace_back(points[static_cast<size_t>(i)].first, sum / static_cast<double>(end - begin));
   }
   return out;
 }
@@ -122,7 +122,8 @@ std::vector<double> axis_ticks(double low, double high, int most) {
   }
   std::vector<double> ticks;
   // Multiples of an integer count: adding up would drift.
-  for (double k = std::ceil(low / unit - 1e-9); k * unit <= high + unit * 1e-9; ++k) ticks.push_back(k * unit);
+  for (double k = std::ceil(low / unit - 1e-9); k * unit <= high + unit * 1e-9; ++k)
+    ticks.push_back(k == 0 ? 0.0 : k * unit);  // never -0
   return ticks;
 }
 
@@ -147,25 +148,24 @@ std::string chart_figure(const Chart& chart) {
   std::vector<Points> drawn;
   for (const ChartSeries& series : chart.series) drawn.push_back(thinned(series.points, kMostPoints));
 
-  std::string legend, lines;
-  const bool smoothed = drawn.size() == 1 && drawn[0].size() >= kSmoothedFrom;
+  std::string legend, lines, means;
   for (size_t i = 0; i < drawn.size(); ++i) {
+    const bool smoothed = drawn[i].size() >= kSmoothedFrom;
     if (drawn.size() > 1)
       legend += str("<span><i class=\"key c", i, "\"></i>", html_escape(chart.series[i].name), "</span>");
+    else if (smoothed)
+      legend = "<span><i class=\"key c0 pale\"></i>each step</span><span><i class=\"key c0\"></i>running mean</span>";
     lines += str("<path class=\"line c", i, smoothed ? " pale" : "", "\" d=\"", path_of(drawn[i], x, y), "\"/>");
+    if (smoothed) means += str("<path class=\"line c", i, "\" d=\"", path_of(running_mean(drawn[i]), x, y), "\"/>");
     if (drawn[i].size() == 1)
       lines += str("<circle class=\"dot c", i, "\" cx=\"", number(x(drawn[i][0].first)), "\" cy=\"",
                    number(y(drawn[i][0].second)), "\" r=\"4\"/>");
-  }
-  if (smoothed) {
-    lines += str("<path class=\"line c0\" d=\"", path_of(running_mean(drawn[0]), x, y), "\"/>");
-    legend = "<span><i class=\"key c0 pale\"></i>each step</span><span><i class=\"key c0\"></i>running mean</span>";
   }
   const std::string title = html_escape(chart.title);
   return str("<figure class=\"chart\" data-chart=\"", hover_data(chart, drawn, x, y), "\"><figcaption>", title,
              chart.unit.empty() ? "" : str(" <small>", html_escape(chart.unit), "</small>"), "<span class=\"legend\">",
              legend, "</span></figcaption><svg viewBox=\"0 0 ", kWidth, " ", kHeight, "\" role=\"img\" aria-label=\"",
-             title, " over steps\">", axes(x, y), lines, "<g class=\"hover\"></g></svg></figure>\n");
+             title, " over steps\">", axes(x, y), lines, means, "<g class=\"hover\"></g></svg></figure>\n");
 }
 
 }  // namespace bough

@@ -20,7 +20,7 @@ struct Chart {
   bool from_zero = false;           // the value axis begins at 0: for amounts, not for losses
 };
 
-// A <figure> with title, legend (two series or more), axes and lines; "" when no series has a point. One series of
+// A <figure> with title, legend (two series or more), axes and lines; "" when no series has a point. A series of
 // many points is drawn pale, its running mean strong. The points travel along in data-chart for the page's script,
 // which shows values under the pointer; without script the chart is complete but for that.
 std::string chart_figure(const Chart& chart);

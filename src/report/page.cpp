@@ -7,12 +7,12 @@ namespace bough {
 const char* const kPageStyle = R"css(
 :root { color-scheme: light dark; --page: #f7f7f5; --card: #ffffff; --ink: #1d1d1b; --soft: #5d5c57; --faint: #8b8a84;
   --line: #e4e3de; --grid: #ecebe6; --c0: #2a78d6; --c1: #c2571a; --c2: #0f8a5f; --c3: #6a4fc0;
-  --shared-trained: #1f5fb4; --single-trained: #8db9ee; --shared: #77766f; --single: #cfcec8; --good: #0f7a4d;
+  --shared-trained: #1f5fb4; --single-trained: #93bdf0; --shared: #a3a29a; --single: #d9d8d2; --good: #0f7a4d;
   --bad: #b3261e; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #141413; --card: #1e1e1c; --ink: #f1f0ea; --soft: #b4b3ab; --faint: #86857e; --line: #33322f;
     --grid: #2a2a27; --c0: #5a9df0; --c1: #e58a4c; --c2: #3fb68a; --c3: #a48ff0; --shared-trained: #5a9df0;
-    --single-trained: #2b4f80; --shared: #96958c; --single: #45443f; --good: #56c596; --bad: #f2837b; } }
+    --single-trained: #2b4f80; --shared: #77766f; --single: #3d3c38; --good: #56c596; --bad: #f2837b; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI",
   sans-serif; }
