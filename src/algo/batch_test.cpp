@@ -139,6 +139,10 @@ TEST(Minibatches, KnownSplit) {
   const std::vector<int64_t> groups{7, 3, 7, 9, 5}, tokens{40, 60, 50, 50, 40};
   const std::vector<std::vector<int64_t>> expected{{0, 2, 4}, {1, 3}};
   EXPECT_EQ(split_minibatches(groups, tokens, 2), expected);
+  // In order of appearance the heavy last group would join the first.
+  const std::vector<int64_t> late_groups{5, 3, 7}, late_tokens{10, 10, 20};
+  const std::vector<std::vector<int64_t>> late_expected{{2}, {0, 1}};
+  EXPECT_EQ(split_minibatches(late_groups, late_tokens, 2), late_expected);
   EXPECT_THROW(split_minibatches(groups, tokens, 0), UserError);
 }
 

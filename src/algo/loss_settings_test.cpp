@@ -1,0 +1,71 @@
+#include "algo/loss_settings.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "algo/loss.h"
+#include "base/error.h"
+
+namespace bough {
+namespace {
+
+TEST(LossSettings, WhatALossNeeds) {
+  LossSettings settings;
+  EXPECT_TRUE(make_loss(settings)->needs_proximal());
+  EXPECT_TRUE(make_loss(settings)->needs_behaviour());
+  EXPECT_FALSE(make_loss(settings)->needs_reference());
+  EXPECT_FALSE(make_loss(settings)->needs_entropy());
+  settings.use_decoupled_loss = false;
+  EXPECT_FALSE(make_loss(settings)->needs_behaviour());
+  settings.recompute_logprob = false;
+  settings.entropy_coef = settings.kl_loss_coef = 0.1;
+  EXPECT_FALSE(make_loss(settings)->needs_proximal());
+  EXPECT_TRUE(make_loss(settings)->needs_behaviour());
+  EXPECT_TRUE(make_loss(settings)->needs_reference());
+  EXPECT_TRUE(make_loss(settings)->needs_entropy());
+}
+
+LossSettings settings_of(const std::function<void(LossSettings&)>& change) {
+  LossSettings settings;
+  change(settings);
+  return settings;
+}
+
+std::string error_of(const LossSettings& settings) {
+  try {
+    make_loss(settings);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LossSettings, BadSettingsAreNamed) {
+  const auto message = [](const std::function<void(LossSettings&)>& change) {
+    return error_of(settings_of(change));
+  };
+  EXPECT_NE(message([](LossSettings& s) { s.loss = "pppo"; }).find("did you mean 'ppo'"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.loss = ""; }).find("expected one of ppo, grpo, pg, sft"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.eps_clip = 1.5; }).find("eps_clip"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.c_clip = 0.5; }).find("c_clip"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.entropy_coef = std::nan(""); }).find("entropy_coef"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.kl_loss_type = "k1"; }).find("kl_loss_type"), std::string::npos);
+  EXPECT_EQ(message([](LossSettings& s) { s.loss = "grpo"; }), "");
+}
+
+TEST(LossSettings, SettingsAreReadByTheirKeys) {
+  const LossSettings settings = parse_settings<LossSettings>(
+      "{loss: grpo, eps_clip_higher: 0.28, behave_imp_weight_cap: null, use_decoupled_loss: false}", "test");
+  EXPECT_EQ(settings.loss, "ppo");
+  EXPECT_EQ(settings.eps_clip_higher, 0.28);
+  EXPECT_FALSE(settings.behave_imp_weight_cap.has_value());
+  EXPECT_FALSE(settings.use_decoupled_loss);
+  EXPECT_THROW(parse_settings<LossSettings>("eps_clip: 1.5", "test"), UserError);
+}
+
+}  // namespace
+}  // namespace bough
