@@ -4,7 +4,9 @@
 
 namespace bough {
 
-void SteadyClock::sleep_until(Time time) { std::this_thread::sleep_until(time); }
+void SteadyClock::sleep_until(Time time) {
+  std::this_thread::sleep_until(time);
+}
 
 Clock::Time FakeClock::now() const {
   const std::lock_guard lock(mutex_);

@@ -24,7 +24,9 @@ Leaf cpuid(uint32_t leaf, uint32_t subleaf) {
   return out;
 }
 
-bool bit(uint32_t word, int index) { return (word >> index) & 1; }
+bool bit(uint32_t word, int index) {
+  return (word >> index) & 1;
+}
 
 // Which register files the operating system saves (XCR0); 0 when it saves none by xsave.
 uint64_t saved_registers() {
@@ -34,15 +36,18 @@ uint64_t saved_registers() {
   return eax | static_cast<uint64_t>(edx) << 32;
 }
 
-// Leaf 0x1D, subleaf 1 describes palette 1: eax = bytes in all tiles and in one, ebx = bytes a row and number of
-// tiles, ecx = rows. Tiles that are reported must have sizes.
+// Leaf 0x1D, subleaf 1 describes palette 1: eax = bytes in all tiles and in one, ebx = bytes a row and number
+// of tiles, ecx = rows. Tiles that are reported must have sizes.
 bool tiles_described() {
   if (__get_cpuid_max(0, nullptr) < 0x1D) return false;
   const Leaf palette = cpuid(0x1D, 1);
-  return cpuid(0x1D, 0).eax >= 1 && palette.eax >> 16 != 0 && palette.ebx >> 16 != 0 && (palette.ecx & 0xFFFF) != 0;
+  return cpuid(0x1D, 0).eax >= 1 && palette.eax >> 16 != 0 && palette.ebx >> 16 != 0 &&
+         (palette.ecx & 0xFFFF) != 0;
 }
 
-bool tiles_reported() { return bit(cpuid(7, 0).edx, 24); }
+bool tiles_reported() {
+  return bit(cpuid(7, 0).edx, 24);
+}
 
 // Linux gives the 8 KiB of tile state only to processes that ask: ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA.
 bool tiles_permitted() {
@@ -53,14 +58,17 @@ bool tiles_permitted() {
 
 CpuFeatures cpu_features() {
   const uint64_t saved = saved_registers();
-  const bool saves_ymm = (saved & 0x6) == 0x6, saves_zmm = (saved & 0xE6) == 0xE6, saves_tiles = (saved >> 17 & 3) == 3;
+  const bool saves_ymm = (saved & 0x6) == 0x6, saves_zmm = (saved & 0xE6) == 0xE6,
+             saves_tiles = (saved >> 17 & 3) == 3;
   const Leaf basic = cpuid(1, 0), extended = cpuid(7, 0), more = cpuid(7, 1);
   CpuFeatures out;
-  out.avx2 = saves_ymm && bit(extended.ebx, 5) && bit(basic.ecx, 12) && bit(extended.ebx, 8) && bit(basic.ecx, 29);
-  out.avx512 = out.avx2 && saves_zmm && bit(extended.ebx, 16) && bit(extended.ebx, 17) && bit(extended.ebx, 28) &&
-               bit(extended.ebx, 30) && bit(extended.ebx, 31);
+  out.avx2 =
+      saves_ymm && bit(extended.ebx, 5) && bit(basic.ecx, 12) && bit(extended.ebx, 8) && bit(basic.ecx, 29);
+  out.avx512 = out.avx2 && saves_zmm && bit(extended.ebx, 16) && bit(extended.ebx, 17) &&
+               bit(extended.ebx, 28) && bit(extended.ebx, 30) && bit(extended.ebx, 31);
   out.avx512_bf16 = out.avx512 && bit(more.eax, 5);
-  out.amx_bf16 = saves_tiles && tiles_reported() && bit(extended.edx, 22) && tiles_described() && tiles_permitted();
+  out.amx_bf16 =
+      saves_tiles && tiles_reported() && bit(extended.edx, 22) && tiles_described() && tiles_permitted();
   return out;
 }
 
@@ -69,7 +77,9 @@ void apply_cpu_workarounds() {
   if (tiles_reported() && !tiles_described()) ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", 0);
 }
 #else
-CpuFeatures cpu_features() { return {}; }
+CpuFeatures cpu_features() {
+  return {};
+}
 void apply_cpu_workarounds() {}
 #endif
 

@@ -11,8 +11,11 @@ namespace {
 size_t utf8_length(std::string_view text, size_t i) {
   const auto byte = [&](size_t j) { return static_cast<unsigned char>(text[j]); };
   const unsigned char lead = byte(i);
-  const size_t length = lead < 0x80 ? 1 : lead >= 0xC2 && lead < 0xE0 ? 2 : lead >= 0xE0 && lead < 0xF0 ? 3
-                      : lead >= 0xF0 && lead < 0xF5 ? 4 : 0;
+  const size_t length = lead < 0x80                   ? 1
+                        : lead >= 0xC2 && lead < 0xE0 ? 2
+                        : lead >= 0xE0 && lead < 0xF0 ? 3
+                        : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                      : 0;
   if (length == 0 || i + length > text.size()) return 0;
   for (size_t j = 1; j < length; ++j)
     if ((byte(i + j) & 0xC0) != 0x80) return 0;
@@ -66,7 +69,8 @@ std::string nearest(std::string_view name, const char* const* begin, const char*
 
 namespace internal {
 void check_failed(const char* condition, const char* file, int line, const std::string& message) {
-  throw InternalError(str("internal error: ", condition, " does not hold (", message, ") at ", file, ":", line));
+  throw InternalError(
+      str("internal error: ", condition, " does not hold (", message, ") at ", file, ":", line));
 }
 }  // namespace internal
 }  // namespace bough

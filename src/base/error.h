@@ -1,6 +1,6 @@
 // Errors of the whole system.
 //
-// UserError   bad input or settings; nothing was changed. The message says what, where (file, line, key), got,
+// UserError bad input or settings; nothing was changed. The message says what, where (file, line, key), got,
 //             expected, remedy. Exit code 2.
 // IoError     may succeed later (disk full, connection refused); whoever owns the retry retries with a bound.
 //             Exit code 3.
@@ -31,7 +31,8 @@ struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// Concatenates its arguments with operator<<: g++ 12 has no <format>, and torch ships another fmt than spdlog.
+// Concatenates its arguments with operator<<: g++ 12 has no <format>, and torch ships another fmt than
+// spdlog.
 template <class... Args>
 std::string str(const Args&... args) {
   std::ostringstream out;
@@ -59,7 +60,8 @@ namespace internal {
 }  // namespace bough
 
 // BOUGH_CHECK(a == b, "a=", a, " b=", b)
-#define BOUGH_CHECK(condition, ...)                                                                        \
-  do {                                                                                                     \
-    if (!(condition)) ::bough::internal::check_failed(#condition, __FILE__, __LINE__, ::bough::str(__VA_ARGS__)); \
+#define BOUGH_CHECK(condition, ...)                                                               \
+  do {                                                                                            \
+    if (!(condition))                                                                             \
+      ::bough::internal::check_failed(#condition, __FILE__, __LINE__, ::bough::str(__VA_ARGS__)); \
   } while (0)

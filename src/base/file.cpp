@@ -20,26 +20,22 @@ namespace {
 
 // Throws for errno `code`: what the user can change is a UserError, what may pass is an IoError.
 [[noreturn]] void fail(const char* doing, const fs::path& path, int code) {
-  const std::string message = str("cannot ", doing, " ", quoted(path.string(), 300), ": ", std::strerror(code));
+  const std::string message =
+      str("cannot ", doing, " ", quoted(path.string(), 300), ": ", std::strerror(code));
   switch (code) {
     case ENOSPC:
     case EDQUOT:
       throw IoError(message + "; free some space (or raise the quota) and start the same command again");
-    case EFBIG:
-      throw IoError(message + "; the file size limit of this process (ulimit -f) is too low");
-    case ENOENT:
-      throw UserError(message + "; check the path");
+    case EFBIG: throw IoError(message + "; the file size limit of this process (ulimit -f) is too low");
+    case ENOENT: throw UserError(message + "; check the path");
     case EACCES:
     case EPERM:
-    case EROFS:
-      throw UserError(message + "; choose a path that this user may use");
+    case EROFS: throw UserError(message + "; choose a path that this user may use");
     case EISDIR:
     case ENOTDIR:
     case ELOOP:
-    case ENAMETOOLONG:
-      throw UserError(message);
-    default:
-      throw IoError(message);
+    case ENAMETOOLONG: throw UserError(message);
+    default: throw IoError(message);
   }
 }
 
@@ -73,7 +69,8 @@ int open_to_read(const fs::path& path, struct stat& status) {
     const int code = S_ISDIR(status.st_mode) ? EISDIR : errno;
     ::close(descriptor);
     if (code == EISDIR)
-      throw UserError(str("cannot read ", quoted(path.string(), 300), ": a folder, where a file was expected"));
+      throw UserError(
+          str("cannot read ", quoted(path.string(), 300), ": a folder, where a file was expected"));
     fail("read", path, code);
   }
   return descriptor;
@@ -93,7 +90,8 @@ void write_all(int descriptor, const void* data, size_t num_bytes, const fs::pat
 
 // Some file systems and devices have nothing to flush; that is no failure.
 void sync_descriptor(int descriptor, const fs::path& path) {
-  if (::fsync(descriptor) != 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP) fail("flush", path, errno);
+  if (::fsync(descriptor) != 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
+    fail("flush", path, errno);
 }
 
 void sync_path(const fs::path& path, int flags) {
@@ -145,7 +143,8 @@ AtomicFile::AtomicFile(const fs::path& path) : path_(path), target_(path) {
   struct stat status;
   const bool exists = ::stat(target_.c_str(), &status) == 0;
   if (path.empty() || !path.has_filename() || (exists && S_ISDIR(status.st_mode)))
-    throw UserError(str("cannot write ", quoted(path.string(), 300), ": a folder, where a file was expected"));
+    throw UserError(
+        str("cannot write ", quoted(path.string(), 300), ": a folder, where a file was expected"));
   if (exists && !S_ISREG(status.st_mode)) {
     descriptor_ = open_retrying(target_, O_WRONLY);
   } else {
@@ -159,7 +158,9 @@ AtomicFile::AtomicFile(const fs::path& path) : path_(path), target_(path) {
   if (exists && !temporary_.empty()) ::fchmod(descriptor_, status.st_mode & 07777);
 }
 
-AtomicFile::~AtomicFile() { discard(); }
+AtomicFile::~AtomicFile() {
+  discard();
+}
 
 void AtomicFile::discard() noexcept {
   if (descriptor_ < 0) return;
@@ -188,7 +189,9 @@ AppendFile::AppendFile(const fs::path& path, Durability durability) : path_(path
   if (descriptor_ < 0) fail("write", path, errno);
 }
 
-AppendFile::~AppendFile() { ::close(descriptor_); }
+AppendFile::~AppendFile() {
+  ::close(descriptor_);
+}
 
 void AppendFile::append(std::string_view text) {
   struct stat before;
@@ -203,12 +206,15 @@ void AppendFile::append(std::string_view text) {
   }
 }
 
-void AppendFile::sync() { sync_descriptor(descriptor_, path_); }
+void AppendFile::sync() {
+  sync_descriptor(descriptor_, path_);
+}
 
 MappedFile::MappedFile(const fs::path& path) {
   struct stat status;
   const Descriptor descriptor(open_to_read(path, status));
-  if (status.st_size == 0) throw UserError(str("cannot use ", quoted(path.string(), 300), ": the file is empty"));
+  if (status.st_size == 0)
+    throw UserError(str("cannot use ", quoted(path.string(), 300), ": the file is empty"));
   void* address = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
   if (address == MAP_FAILED) fail("map", path, errno);
   data_ = static_cast<const std::byte*>(address);
@@ -282,7 +288,8 @@ FolderLock::FolderLock(const fs::path& folder) {
   ::gethostname(host, HOST_NAME_MAX);
   const std::string holder = str("process ", ::getpid(), " on ", host);
   // Who holds it is for the message above only: a full disk must not stop a run here.
-  if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, holder.data(), holder.size(), 0) < 0) errno = 0;
+  if (::ftruncate(descriptor_, 0) != 0 || ::pwrite(descriptor_, holder.data(), holder.size(), 0) < 0)
+    errno = 0;
 }
 
 FolderLock::~FolderLock() {

@@ -1,7 +1,8 @@
 // Files that survive a full disk and a killed process.
 //
 // Errors: UserError where the path itself is wrong (missing, a directory, empty where content is needed, no
-// permission); IoError where the same call may succeed later (disk full, quota, read error). Both name the path.
+// permission); IoError where the same call may succeed later (disk full, quota, read error). Both name the
+// path.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +17,9 @@ namespace bough {
 // The whole content; an empty file gives "".
 std::string read_file(const std::filesystem::path& path);
 
-// Replaces `path` by `contents`: written aside in the same folder, flushed to the disk, renamed. When it throws,
-// what was at `path` is untouched and nothing is left beside it. A symbolic link is followed, the permissions of
-// an existing file are kept; a device (/dev/null) is written in place.
+// Replaces `path` by `contents`: written aside in the same folder, flushed to the disk, renamed. When it
+// throws, what was at `path` is untouched and nothing is left beside it. A symbolic link is followed, the
+// permissions of an existing file are kept; a device (/dev/null) is written in place.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
 // The same for content that is produced in pieces. Without commit() the destructor discards what was written.
@@ -85,12 +86,12 @@ class MappedFile {
 // Like mkdir -p. UserError when something on the way is a file or may not be written.
 void make_directories(const std::filesystem::path& path);
 
-// Removes a file or a folder with all in it; nothing happens if it is not there. (Not named as the standard one: a
-// call with a path would be ambiguous.)
+// Removes a file or a folder with all in it; nothing happens if it is not there. (Not named as the standard
+// one: a call with a path would be ambiguous.)
 void remove_tree(const std::filesystem::path& path);
 
-// Makes a folder that was prepared as `temporary` appear as `final_path`, complete or not at all: flushes every
-// file in it to the disk, renames it, flushes the parent. A folder already at `final_path` is replaced.
+// Makes a folder that was prepared as `temporary` appear as `final_path`, complete or not at all: flushes
+// every file in it to the disk, renames it, flushes the parent. A folder already at `final_path` is replaced.
 void publish_directory(const std::filesystem::path& temporary, const std::filesystem::path& final_path);
 
 // Only one process works in a run's folder: an advisory lock (flock) on <folder>/.lock, gone with its process

@@ -155,7 +155,8 @@ TEST_F(File, OneProcessHoldsAFolder) {
       const FolderLock second(folder_);
       FAIL() << "locked twice";
     } catch (const UserError& error) {
-      EXPECT_NE(std::string(error.what()).find(str("process ", ::getpid())), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(str("process ", ::getpid())), std::string::npos)
+          << error.what();
     }
   }
   const FolderLock again(folder_);

@@ -37,13 +37,18 @@ std::string with_unit(double value, double step, std::initializer_list<const cha
   return three_digits(value) + *unit;
 }
 
-std::string two_digits(int64_t value) { return (value < 10 ? "0" : "") + std::to_string(value); }
+std::string two_digits(int64_t value) {
+  return (value < 10 ? "0" : "") + std::to_string(value);
+}
 
 // Decodes one code point at text[i] and moves i behind it; a byte that is not UTF-8 counts as one character.
 char32_t next_code_point(std::string_view text, size_t& i) {
   const unsigned char lead = static_cast<unsigned char>(text[i++]);
   const int following = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC0 ? 1 : 0;
-  char32_t code = following == 3 ? lead & 0x07 : following == 2 ? lead & 0x0F : following == 1 ? lead & 0x1F : lead;
+  char32_t code = following == 3   ? lead & 0x07
+                  : following == 2 ? lead & 0x0F
+                  : following == 1 ? lead & 0x1F
+                                   : lead;
   for (int k = 0; k < following && i < text.size(); ++k) {
     const unsigned char byte = static_cast<unsigned char>(text[i]);
     if ((byte & 0xC0) != 0x80) break;
@@ -58,9 +63,9 @@ struct Interval {
 };
 // Coarse blocks of Unicode: enough to keep a table straight, not a full East Asian Width table.
 constexpr Interval kCombining[] = {{0x300, 0x36F}, {0x200B, 0x200F}, {0x20D0, 0x20FF}, {0xFE00, 0xFE0F}};
-constexpr Interval kWide[] = {{0x1100, 0x115F}, {0x2E80, 0xA4CF}, {0xAC00, 0xD7A3}, {0xF900, 0xFAFF},
-                              {0xFE30, 0xFE6F}, {0xFF00, 0xFF60}, {0xFFE0, 0xFFE6}, {0x1F300, 0x1FAFF},
-                              {0x20000, 0x3FFFD}};
+constexpr Interval kWide[] = {{0x1100, 0x115F}, {0x2E80, 0xA4CF},   {0xAC00, 0xD7A3},
+                              {0xF900, 0xFAFF}, {0xFE30, 0xFE6F},   {0xFF00, 0xFF60},
+                              {0xFFE0, 0xFFE6}, {0x1F300, 0x1FAFF}, {0x20000, 0x3FFFD}};
 
 int width_of(char32_t code) {
   const auto inside = [code](const Interval& i) { return code >= i.first && code <= i.last; };
@@ -73,7 +78,9 @@ std::string format_bytes(double num_bytes) {
   return with_unit(num_bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
 }
 
-std::string format_count(double count) { return with_unit(count, 1000, {"", "k", "M", "G", "T"}); }
+std::string format_count(double count) {
+  return with_unit(count, 1000, {"", "k", "M", "G", "T"});
+}
 
 std::string format_duration(double seconds) {
   if (!std::isfinite(seconds)) return "unknown";
@@ -97,7 +104,9 @@ std::string format_thousands(int64_t value) {
   return digits;
 }
 
-std::string format_significant(double value, int digits) { return print_number(value, digits, 'g'); }
+std::string format_significant(double value, int digits) {
+  return print_number(value, digits, 'g');
+}
 
 std::string format_shortest(double value) {
   std::array<char, 32> buffer;  // the longest is "-1.2345678901234567e-308", 24 characters

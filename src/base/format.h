@@ -7,16 +7,17 @@
 
 namespace bough {
 
-std::string format_bytes(double num_bytes);       // "512 B", "1.5 KiB", "40 GiB"
-std::string format_duration(double seconds);      // "85 µs", "12 ms", "3.2 s", "4:07", "1:02:09", "2 d 03:15"
-std::string format_count(double count);           // "987", "12.3k", "4.1M": tokens, parameters
-std::string format_thousands(int64_t value);      // "1,234,567"
+std::string format_bytes(double num_bytes);   // "512 B", "1.5 KiB", "40 GiB"
+std::string format_duration(double seconds);  // "85 µs", "12 ms", "3.2 s", "4:07", "1:02:09", "2 d 03:15"
+std::string format_count(double count);       // "987", "12.3k", "4.1M": tokens, parameters
+std::string format_thousands(int64_t value);  // "1,234,567"
 std::string format_significant(double value, int digits = 4);  // "0.03125", "1.2e-05", "nan"
 
 // The shortest text that reads back as exactly `value` ("1e-05", "0.1"); "nan", "inf", "-inf".
 std::string format_shortest(double value);
 
-// Columns a terminal needs for UTF-8 text: one a code point, 0 for combining marks and 2 for wide East Asian ones.
+// Columns a terminal needs for UTF-8 text: one a code point, 0 for combining marks and 2 for wide East Asian
+// ones.
 int display_width(std::string_view text);
 
 // The longest beginning of UTF-8 text that fits `columns`, ending in "…" where something was cut.

@@ -74,7 +74,8 @@ TEST(Error, ChecksThrowWithValues) {
     BOUGH_CHECK(a == 2, "a=", a);
     FAIL();
   } catch (const InternalError& error) {
-    EXPECT_NE(std::string(error.what()).find("a == 2 does not hold (a=1) at"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("a == 2 does not hold (a=1) at"), std::string::npos)
+        << error.what();
   }
 }
 

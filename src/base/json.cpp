@@ -30,10 +30,11 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
     slot_ = &*slot;
     return true;
   }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::json::exception& error) override {
     if (problem.empty()) {
-      // "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error …; last read: '…'": what
-      // is between the column and the quoted input, which may be of any length.
+      // "[json.exception.parse_error.101] parse error at line 1, column 8: syntax error …; last read: '…'":
+      // what is between the column and the quoted input, which may be of any length.
       std::string_view what = error.what();
       what = what.substr(0, what.find("; last read"));
       const size_t column = what.find("column ");
@@ -86,8 +87,8 @@ Json parse_json(std::string_view text, const std::string& source, int64_t first_
     throw UserError(str(source, ":", first_line, ": empty where a JSON value was expected"));
   StrictBuilder builder;
   if (Json::sax_parse(text, &builder)) return std::move(builder.root);
-  // The parser says how far it had read; the builder's own findings (duplicate keys, depth) know no position, so
-  // they get a line only where the text is one line.
+  // The parser says how far it had read; the builder's own findings (duplicate keys, depth) know no position,
+  // so they get a line only where the text is one line.
   std::string place = source;
   if (builder.problem_position > 0) {
     const std::string_view before = text.substr(0, std::min(builder.problem_position, text.size()));
@@ -101,7 +102,9 @@ Json parse_json(std::string_view text, const std::string& source, int64_t first_
   throw UserError(str(place, ": not valid JSON: ", builder.problem));
 }
 
-Json read_json(const std::filesystem::path& path) { return parse_json(read_file(path), path.string()); }
+Json read_json(const std::filesystem::path& path) {
+  return parse_json(read_file(path), path.string());
+}
 
 void for_each_json_line(std::string_view text, const std::string& source,
                         const std::function<void(Json value, int64_t line)>& use) {
@@ -116,7 +119,9 @@ void for_each_json_line(std::string_view text, const std::string& source,
   }
 }
 
-std::string dump_line(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string dump_line(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 std::string dump_pretty(const Json& value) {
   return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -1,8 +1,8 @@
 // JSON as the whole system sees it: nlohmann's value type, a strict reader and a safe one-line writer.
 //
 // The reader refuses what nlohmann lets pass: duplicate keys in one object and nesting deeper than
-// kMaxJsonDepth (walking such a value would overflow the stack). Numbers that no double holds (1e999), NaN and
-// invalid UTF-8 are errors of the parser itself.
+// kMaxJsonDepth (walking such a value would overflow the stack). Numbers that no double holds (1e999), NaN
+// and invalid UTF-8 are errors of the parser itself.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ using Json = nlohmann::json;
 
 inline constexpr int kMaxJsonDepth = 200;
 
-// Parses one JSON value. UserError: "<source>:<line>: ...", the first line of `text` being `first_line`; for JSON
-// Lines give the number of the line in its file.
+// Parses one JSON value. UserError: "<source>:<line>: ...", the first line of `text` being `first_line`; for
+// JSON Lines give the number of the line in its file.
 Json parse_json(std::string_view text, const std::string& source, int64_t first_line = 1);
 
 // Reads and parses a whole file. UserError: missing, a directory, empty, malformed.

@@ -24,7 +24,8 @@ void write_stderr(const std::string& text) {
   std::fflush(stderr);
 }
 
-// The last lines of the terminal: status blocks are erased before anything else is written, and drawn again after.
+// The last lines of the terminal: status blocks are erased before anything else is written, and drawn again
+// after.
 class Screen {
  public:
   void show(const std::string& block) {
@@ -79,7 +80,8 @@ struct Logging {
   spdlog::logger logger;
 };
 
-// stderr is one for the process, and so is this; never destroyed, so that threads may log while the process ends.
+// stderr is one for the process, and so is this; never destroyed, so that threads may log while the process
+// ends.
 Logging& logging() {
   static Logging* instance = new Logging;
   return *instance;
@@ -92,14 +94,22 @@ void write_log(spdlog::level::level_enum level, const std::string& message) {
 }
 }  // namespace
 
-void log_debug(const std::string& message) { write_log(spdlog::level::debug, message); }
-void log_info(const std::string& message) { write_log(spdlog::level::info, message); }
-void log_warning(const std::string& message) { write_log(spdlog::level::warn, message); }
-void log_error(const std::string& message) { write_log(spdlog::level::err, message); }
+void log_debug(const std::string& message) {
+  write_log(spdlog::level::debug, message);
+}
+void log_info(const std::string& message) {
+  write_log(spdlog::level::info, message);
+}
+void log_warning(const std::string& message) {
+  write_log(spdlog::level::warn, message);
+}
+void log_error(const std::string& message) {
+  write_log(spdlog::level::err, message);
+}
 
 void set_log_level(LogLevel level) {
-  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
-                                                   spdlog::level::err, spdlog::level::off};
+  constexpr spdlog::level::level_enum kLevels[] = {
+      spdlog::level::debug, spdlog::level::info, spdlog::level::warn, spdlog::level::err, spdlog::level::off};
   logging().console->set_level(kLevels[static_cast<int>(level)]);
 }
 
@@ -114,7 +124,8 @@ void set_log_file(const std::filesystem::path& path) {
   std::shared_ptr<spdlog::sinks::basic_file_sink_mt> file;
   if (!path.empty()) {
     if (std::filesystem::is_directory(path))
-      throw UserError(str("cannot write the log ", quoted(path.string(), 300), ": a folder, where a file was expected"));
+      throw UserError(
+          str("cannot write the log ", quoted(path.string(), 300), ": a folder, where a file was expected"));
     try {
       file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
     } catch (const spdlog::spdlog_ex&) {
@@ -141,8 +152,12 @@ int terminal_columns() {
   return 80;
 }
 
-void show_status(const std::string& block) { logging().screen.show(block); }
+void show_status(const std::string& block) {
+  logging().screen.show(block);
+}
 
-void print_line(const std::string& line) { logging().screen.print(line + "\n"); }
+void print_line(const std::string& line) {
+  logging().screen.print(line + "\n");
+}
 
 }  // namespace bough

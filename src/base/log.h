@@ -1,7 +1,7 @@
 // The log: lines on stderr and, when asked, in a file. Safe to call from any thread.
 //
-// Also the owner of the last lines of a terminal: a progress bar or a live table is a status block that log lines
-// push down instead of tearing apart.
+// Also the owner of the last lines of a terminal: a progress bar or a live table is a status block that log
+// lines push down instead of tearing apart.
 #pragma once
 
 #include <filesystem>
@@ -30,8 +30,8 @@ bool stderr_is_terminal();
 // Columns of the terminal behind stderr; 80 where that is not known.
 int terminal_columns();
 
-// Shows `block` (lines separated by \n, none longer than terminal_columns()) as the last lines of the terminal, in
-// place of the block before; "" removes it. Does nothing when stderr is not a terminal.
+// Shows `block` (lines separated by \n, none longer than terminal_columns()) as the last lines of the
+// terminal, in place of the block before; "" removes it. Does nothing when stderr is not a terminal.
 void show_status(const std::string& block);
 
 // Writes one plain line to stderr above the status block, without date or level.

@@ -34,7 +34,10 @@ TEST(StopFlag, TheFirstSignalOnlySetsIt) {
 TEST(StopFlag, StartsClearAndPutsHandlersBack) {
   struct sigaction before, after;
   ::sigaction(SIGINT, nullptr, &before);
-  { const StopFlag stop; ::raise(SIGINT); }
+  {
+    const StopFlag stop;
+    ::raise(SIGINT);
+  }
   ::sigaction(SIGINT, nullptr, &after);
   EXPECT_EQ(before.sa_handler, after.sa_handler);
   const StopFlag again;

@@ -22,10 +22,16 @@ ProgressStyle resolve(ProgressStyle style) {
 }  // namespace
 
 Progress::Progress(std::string what, int64_t total, std::string unit, ProgressStyle style)
-    : what_(std::move(what)), total_(total), unit_(std::move(unit)), style_(resolve(style)), start_(Clock::now()),
+    : what_(std::move(what)),
+      total_(total),
+      unit_(std::move(unit)),
+      style_(resolve(style)),
+      start_(Clock::now()),
       last_shown_(start_) {}
 
-Progress::~Progress() { finish(); }
+Progress::~Progress() {
+  finish();
+}
 
 void Progress::advance(int64_t count, const std::string& note) {
   const std::lock_guard lock(mutex_);
@@ -44,7 +50,8 @@ void Progress::show_if_due(bool force) {
   if (style_ == ProgressStyle::kSilent) return;
   const auto now = Clock::now();
   const bool bar = style_ == ProgressStyle::kBar;
-  if (!force && (finished_ || now - last_shown_ < (bar ? Clock::duration(kBarInterval) : kLineInterval))) return;
+  if (!force && (finished_ || now - last_shown_ < (bar ? Clock::duration(kBarInterval) : kLineInterval)))
+    return;
   last_shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   if (finished_) {
@@ -62,7 +69,8 @@ void Progress::show_if_due(bool force) {
 
 std::string Progress::line(double elapsed_seconds, int columns) const {
   const bool known = total_ > 0;
-  const double fraction = known ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0;
+  const double fraction =
+      known ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0;
   std::string out = what_ + "  ";
   if (known) {
     out += str(static_cast<int>(fraction * 100), "% ");
@@ -77,7 +85,8 @@ std::string Progress::line(double elapsed_seconds, int columns) const {
   if (elapsed_seconds > 0 && done_ > 0) {
     const double rate = static_cast<double>(done_) / elapsed_seconds;
     out += "  " + format_count(rate) + "/s";
-    if (known && done_ < total_) out += "  " + format_duration(static_cast<double>(total_ - done_) / rate) + " left";
+    if (known && done_ < total_)
+      out += "  " + format_duration(static_cast<double>(total_ - done_) / rate) + " left";
   }
   if (!note_.empty()) out += "  " + note_;
   return fit(out, columns);

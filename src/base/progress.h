@@ -14,7 +14,8 @@ enum class ProgressStyle { kAutomatic, kBar, kLines, kSilent };
 class Progress {
  public:
   // `total` in `unit`s; 0 when it is not known (no percentage, no time left).
-  Progress(std::string what, int64_t total, std::string unit = "", ProgressStyle style = ProgressStyle::kAutomatic);
+  Progress(std::string what, int64_t total, std::string unit = "",
+           ProgressStyle style = ProgressStyle::kAutomatic);
   ~Progress();  // calls finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

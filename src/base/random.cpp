@@ -25,16 +25,25 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<u
 }
 
 namespace {
-uint32_t low(uint64_t value) { return static_cast<uint32_t>(value); }
-uint32_t high(uint64_t value) { return static_cast<uint32_t>(value >> 32); }
-uint64_t join(uint32_t low_half, uint32_t high_half) { return low_half | static_cast<uint64_t>(high_half) << 32; }
+uint32_t low(uint64_t value) {
+  return static_cast<uint32_t>(value);
+}
+uint32_t high(uint64_t value) {
+  return static_cast<uint32_t>(value >> 32);
+}
+uint64_t join(uint32_t low_half, uint32_t high_half) {
+  return low_half | static_cast<uint64_t>(high_half) << 32;
+}
 
 // The middle of one of 2^52 equal cells of (0, 1): with 2^53 the last middle would round to 1.
-double open_unit(uint64_t bits) { return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52; }
+double open_unit(uint64_t bits) {
+  return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+}
 }  // namespace
 
 CounterRandom::CounterRandom(uint64_t seed, Purpose purpose) {
-  const auto mixed = philox4x32({low(seed), high(seed), static_cast<uint32_t>(purpose), 0}, {0x426F7567, 0x68});
+  const auto mixed =
+      philox4x32({low(seed), high(seed), static_cast<uint32_t>(purpose), 0}, {0x426F7567, 0x68});
   key_ = {mixed[0], mixed[1]};
 }
 
@@ -47,7 +56,9 @@ uint64_t CounterRandom::bits(uint64_t sequence, uint64_t position) const {
   return join(words[0], words[1]);
 }
 
-double CounterRandom::uniform(uint64_t sequence, uint64_t position) const { return open_unit(bits(sequence, position)); }
+double CounterRandom::uniform(uint64_t sequence, uint64_t position) const {
+  return open_unit(bits(sequence, position));
+}
 
 double CounterRandom::normal(uint64_t sequence, uint64_t position) const {
   const auto words = block(sequence, position);
@@ -57,9 +68,9 @@ double CounterRandom::normal(uint64_t sequence, uint64_t position) const {
 
 uint64_t CounterRandom::below(uint64_t n, uint64_t sequence, uint64_t position) const {
   BOUGH_CHECK(n > 0, "below(0)");
-  // Lemire's multiplication: of the 2^64 values, the lowest 2^64 mod n products would make some results likelier
-  // and are drawn again. A further draw comes from the other half of the block, then from the block of that value,
-  // which keeps the function pure.
+  // Lemire's multiplication: of the 2^64 values, the lowest 2^64 mod n products would make some results
+  // likelier and are drawn again. A further draw comes from the other half of the block, then from the block
+  // of that value, which keeps the function pure.
   auto words = block(sequence, position);
   const uint64_t unfair = (0 - n) % n;
   while (true) {
@@ -80,7 +91,8 @@ std::vector<size_t> CounterRandom::permutation(size_t n, uint64_t sequence) cons
 
 uint64_t stable_hash(const void* data, size_t num_bytes) {
   uint64_t hash = 0xCBF29CE484222325;  // offset and prime of 64-bit FNV-1a
-  for (size_t i = 0; i < num_bytes; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001B3;
+  for (size_t i = 0; i < num_bytes; ++i)
+    hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001B3;
   const auto mixed = philox4x32({low(hash), high(hash), 0, 0}, {0, 0});
   return join(mixed[0], mixed[1]);
 }

@@ -1,6 +1,6 @@
-// Random numbers as a pure function of (seed, purpose, sequence, position), so that what is drawn does not depend
-// on batching, thread count or restart. Philox4x32-10: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw,
-// "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Random numbers as a pure function of (seed, purpose, sequence, position), so that what is drawn does not
+// depend on batching, thread count or restart. Philox4x32-10: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E.
+// Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
 #include <array>
@@ -16,16 +16,16 @@ enum class Purpose : uint32_t { sample, shuffle, init, environment, evaluation, 
 // Ten rounds of Philox on a 128-bit counter under a 64-bit key.
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// Every draw is const: the same (sequence, position) gives the same number for ever. `sequence` names what the
-// draw belongs to (a rollout, a parameter, an epoch), `position` which draw of it.
-// Counter: position (64 bits), sequence (64 bits). Key: seed and purpose mixed by one Philox call.
+// Every draw is const: the same (sequence, position) gives the same number for ever. `sequence` names what
+// the draw belongs to (a rollout, a parameter, an epoch), `position` which draw of it. Counter: position (64
+// bits), sequence (64 bits). Key: seed and purpose mixed by one Philox call.
 class CounterRandom {
  public:
   CounterRandom(uint64_t seed, Purpose purpose);
 
-  uint64_t bits(uint64_t sequence, uint64_t position) const;     // 64 uniform bits
-  double uniform(uint64_t sequence, uint64_t position) const;    // in (0, 1): neither 0 nor 1
-  double normal(uint64_t sequence, uint64_t position) const;     // mean 0, variance 1 (Box-Muller)
+  uint64_t bits(uint64_t sequence, uint64_t position) const;               // 64 uniform bits
+  double uniform(uint64_t sequence, uint64_t position) const;              // in (0, 1): neither 0 nor 1
+  double normal(uint64_t sequence, uint64_t position) const;               // mean 0, variance 1 (Box-Muller)
   uint64_t below(uint64_t n, uint64_t sequence, uint64_t position) const;  // unbiased in [0, n); n > 0
 
   // A random order of 0 .. n-1 (Fisher-Yates on the draws of `sequence`).

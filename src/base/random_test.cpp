@@ -37,12 +37,14 @@ TEST(Random, UniformAndNormalHaveTheirMoments) {
   const int n = 200'000;
   double sum = 0, squares = 0, normal_sum = 0, normal_squares = 0, fourth = 0;
   for (int i = 0; i < n; ++i) {
-    const double u = random.uniform(1, static_cast<uint64_t>(i)), z = random.normal(2, static_cast<uint64_t>(i));
+    const double u = random.uniform(1, static_cast<uint64_t>(i)),
+                 z = random.normal(2, static_cast<uint64_t>(i));
     ASSERT_GT(u, 0.0);
     ASSERT_LT(u, 1.0);
     sum += u, squares += u * u, normal_sum += z, normal_squares += z * z, fourth += z * z * z * z;
   }
-  // Five standard errors of each mean: sd(u) = 0.289, sd(u^2) = 0.298, sd(z) = 1, sd(z^2) = 1.41, sd(z^4) = 9.8.
+  // Five standard errors of each mean: sd(u) = 0.289, sd(u^2) = 0.298, sd(z) = 1, sd(z^2) = 1.41, sd(z^4) =
+  // 9.8.
   const double error = 5 / std::sqrt(n);
   EXPECT_NEAR(sum / n, 0.5, 0.289 * error);
   EXPECT_NEAR(squares / n, 1.0 / 3, 0.298 * error);
@@ -53,7 +55,8 @@ TEST(Random, UniformAndNormalHaveTheirMoments) {
 
 TEST(Random, BelowIsUnbiased) {
   const CounterRandom random(2, Purpose::test);
-  // n = 3/4 of 2^64: without drawing again, results divisible by 3 would come half of the time instead of a third.
+  // n = 3/4 of 2^64: without drawing again, results divisible by 3 would come half of the time instead of a
+  // third.
   const uint64_t n = 3ull << 62;
   int divisible = 0;
   std::array<int, 5> counts = {};

@@ -33,10 +33,12 @@ constexpr Unit kUnits[] = {{"", 1},
 Bytes Bytes::parse(std::string_view text) {
   if (text == "auto") return {};
   double number = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  const auto [end, code] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
   std::string_view rest = text.substr(static_cast<size_t>(end - text.data()));
   rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
-  const auto* unit = std::find_if(std::begin(kUnits), std::end(kUnits), [&](const Unit& u) { return rest == u.name; });
+  const auto* unit =
+      std::find_if(std::begin(kUnits), std::end(kUnits), [&](const Unit& u) { return rest == u.name; });
   if (code != std::errc() || unit == std::end(kUnits) || !(number >= 0))
     throw UserError(str("got ", quoted(text), ", expected bytes such as 123, 512MiB, 40GiB, or auto"));
   const double count = number * static_cast<double>(unit->size);
@@ -50,17 +52,28 @@ Bytes Bytes::parse(std::string_view text) {
 std::string Bytes::to_string() const {
   if (is_auto()) return "auto";
   for (int i = 5; i >= 2; --i)
-    if (count > 0 && count % kUnits[i].size == 0) return std::to_string(count / kUnits[i].size) + kUnits[i].name;
+    if (count > 0 && count % kUnits[i].size == 0)
+      return std::to_string(count / kUnits[i].size) + kUnits[i].name;
   return std::to_string(count);
 }
 
 // ---- Constraints ----
 
-Constraint range(double low, double high) { return {.low = low, .high = high}; }
-Constraint at_least(double low) { return {.low = low}; }
-Constraint above(double low) { return {.low = low, .low_open = true}; }
-Constraint not_empty() { return {.not_empty = true}; }
-Constraint one_of(std::initializer_list<std::string> choices) { return {.choices = choices}; }
+Constraint range(double low, double high) {
+  return {.low = low, .high = high};
+}
+Constraint at_least(double low) {
+  return {.low = low};
+}
+Constraint above(double low) {
+  return {.low = low, .low_open = true};
+}
+Constraint not_empty() {
+  return {.not_empty = true};
+}
+Constraint one_of(std::initializer_list<std::string> choices) {
+  return {.choices = choices};
+}
 Constraint aliased(std::initializer_list<std::string> choices,
                    std::initializer_list<std::pair<std::string, std::string>> spellings) {
   return {.choices = choices, .spellings = spellings};
@@ -91,7 +104,9 @@ SettingField& SettingCollector::add(const char* key, const char* help, Constrain
   return field;
 }
 
-std::string read_settings_file(const std::filesystem::path& path) { return read_file(path); }
+std::string read_settings_file(const std::filesystem::path& path) {
+  return read_file(path);
+}
 
 void check_settings(const SettingField& root, const std::string& source) {
   for (const SettingField& field : root.fields) check_settings(field, source);
@@ -107,7 +122,8 @@ void check_settings(const SettingField& root, const std::string& source) {
 
 namespace {
 
-// Text that YAML readers of both versions take for itself without quotes: not a number, a date, a boolean, null.
+// Text that YAML readers of both versions take for itself without quotes: not a number, a date, a boolean,
+// null.
 bool is_plain(const std::string& text) {
   static const char* const kWords[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
   if (text.empty()) return false;
@@ -123,13 +139,15 @@ bool is_plain(const std::string& text) {
   return std::none_of(std::begin(kWords), std::end(kWords), [&](const char* word) { return lower == word; });
 }
 
-// JSON's quoting is YAML's too, but for what YAML does not print: DEL, the C1 controls, Unicode's line breaks and the
-// byte order mark. (All beyond ASCII cannot be escaped: yaml-cpp refuses JSON's surrogate pairs.)
+// JSON's quoting is YAML's too, but for what YAML does not print: DEL, the C1 controls, Unicode's line breaks
+// and the byte order mark. (All beyond ASCII cannot be escaped: yaml-cpp refuses JSON's surrogate pairs.)
 std::string quoted_yaml(const Json& text) {
   const std::string json = dump_line(text);
   std::string out;
   for (size_t i = 0; i < json.size();) {
-    const auto at = [&](size_t k) { return i + k < json.size() ? static_cast<unsigned char>(json[i + k]) : 0; };
+    const auto at = [&](size_t k) {
+      return i + k < json.size() ? static_cast<unsigned char>(json[i + k]) : 0;
+    };
     unsigned code = 0;
     size_t length = 1;
     if (at(0) == 0x7F) code = 0x7F;
@@ -230,7 +248,8 @@ std::string help_text(const SettingField& root) {
   for (size_t i = 0; i < leaves.size(); ++i) {
     const SettingField& field = *leaves[i].second;
     std::string limits = field.constraint.describe();
-    for (const auto& [spelling, choice] : field.constraint.spellings) limits += str("; ", spelling, " = ", choice);
+    for (const auto& [spelling, choice] : field.constraint.spellings)
+      limits += str("; ", spelling, " = ", choice);
     heads[i].resize(std::max(width, heads[i].size()), ' ');
     out += "  " + heads[i] + "  " + field.help + (limits.empty() ? "" : " (" + limits + ")") + "\n";
   }
@@ -253,7 +272,8 @@ std::vector<SettingRow> rows(const SettingField& root, const SettingField& defau
   std::vector<SettingRow> out;
   for (size_t i = 0; i < leaves.size(); ++i) {
     const Json value = leaves[i].second->get();
-    out.push_back({leaves[i].first, value_text(value), leaves[i].second->help, value == default_leaves[i].second->get()});
+    out.push_back({leaves[i].first, value_text(value), leaves[i].second->help,
+                   value == default_leaves[i].second->get()});
   }
   return out;
 }

@@ -11,13 +11,14 @@
 //     void check() const;  // optional: what one field cannot say alone; throws UserError
 //   };
 //
-// Fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, and structs with a
-// visit of their own. A root struct may accept other spellings of keys:
-//   static std::vector<std::pair<std::string, std::string>> aliases() { return {{"actor.path", "model.path"}}; }
+// Fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, and structs with
+// a visit of their own. A root struct may accept other spellings of keys:
+//   static SettingAliases aliases() { return {{"actor.path", "model.path"}}; }   // other spelling, key
 //
-// Every error is a UserError that begins with "file:line: " or "command line: " and names the key, what it got and
-// what it expected. Unknown keys come with the nearest known one, keys given twice with both lines. Numbers must be
-// finite. `null` (or nothing after the colon) empties an optional field and is an error elsewhere.
+// Every error is a UserError that begins with "file:line: " or "command line: " and names the key, what it
+// got and what it expected. Unknown keys come with the nearest known one, keys given twice with both lines.
+// Numbers must be finite. `null` (or nothing after the colon) empties an optional field and is an error
+// elsewhere.
 #pragma once
 
 #include <filesystem>
@@ -52,17 +53,18 @@ struct Bytes {
 struct Constraint {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
-  bool low_open = false;                                      // low itself is not allowed
-  bool not_empty = false;                                     // texts and lists
-  std::vector<std::string> choices;                           // texts: empty means any
-  std::vector<std::pair<std::string, std::string>> spellings;  // other words for a choice: {"disabled", "dense"}
+  bool low_open = false;             // low itself is not allowed
+  bool not_empty = false;            // texts and lists
+  std::vector<std::string> choices;  // texts: empty means any
+  std::vector<std::pair<std::string, std::string>>
+      spellings;  // other words for a choice: {"disabled", "dense"}
 
   std::string describe() const;  // "0 to 10", "at least 1", "constant | cosine"; "" when there is none
 };
 
 Constraint range(double low, double high);  // both included
 Constraint at_least(double low);
-Constraint above(double low);               // low not included
+Constraint above(double low);  // low not included
 Constraint one_of(std::initializer_list<std::string> choices);
 Constraint aliased(std::initializer_list<std::string> choices,
                    std::initializer_list<std::pair<std::string, std::string>> spellings);
@@ -73,20 +75,20 @@ enum class SettingShape { kSingle, kOptional, kList };
 
 // One field, or a group of fields, of one settings object; refers into that object.
 struct SettingField {
-  std::string key;         // its own name; the dotted key is made of those on the way
+  std::string key;  // its own name; the dotted key is made of those on the way
   std::string help;
   Constraint constraint;
   SettingKind kind = SettingKind::kGroup;
   SettingShape shape = SettingShape::kSingle;
-  std::function<Json()> get;              // bytes as their text; an empty optional as null
-  std::function<void(const Json&)> set;   // of the right type already
-  std::vector<SettingField> fields;       // of a group
-  std::function<void()> check;            // of a group, may be empty
+  std::function<Json()> get;             // bytes as their text; an empty optional as null
+  std::function<void(const Json&)> set;  // of the right type already
+  std::vector<SettingField> fields;      // of a group
+  std::function<void()> check;           // of a group, may be empty
 };
 
 struct SettingDifference {
-  std::string key;    // dotted
-  std::string left;   // values as in YAML
+  std::string key;   // dotted
+  std::string left;  // values as in YAML
   std::string right;
 };
 
@@ -101,16 +103,38 @@ using SettingAliases = std::vector<std::pair<std::string, std::string>>;
 
 namespace internal {
 
-template <class T> struct SettingType;  // a field of this type cannot be a setting
-template <> struct SettingType<bool> { static constexpr auto kind = SettingKind::kBool; };
-template <> struct SettingType<int64_t> { static constexpr auto kind = SettingKind::kInteger; };
-template <> struct SettingType<double> { static constexpr auto kind = SettingKind::kNumber; };
-template <> struct SettingType<std::string> { static constexpr auto kind = SettingKind::kText; };
-template <> struct SettingType<Bytes> { static constexpr auto kind = SettingKind::kBytes; };
+template <class T>
+struct SettingType;  // a field of this type cannot be a setting
+template <>
+struct SettingType<bool> {
+  static constexpr auto kind = SettingKind::kBool;
+};
+template <>
+struct SettingType<int64_t> {
+  static constexpr auto kind = SettingKind::kInteger;
+};
+template <>
+struct SettingType<double> {
+  static constexpr auto kind = SettingKind::kNumber;
+};
+template <>
+struct SettingType<std::string> {
+  static constexpr auto kind = SettingKind::kText;
+};
+template <>
+struct SettingType<Bytes> {
+  static constexpr auto kind = SettingKind::kBytes;
+};
 
-template <class T> Json setting_to_json(const T& value) { return value; }
-inline Json setting_to_json(const Bytes& value) { return value.to_string(); }
-template <class T> T setting_from_json(const Json& value) {
+template <class T>
+Json setting_to_json(const T& value) {
+  return value;
+}
+inline Json setting_to_json(const Bytes& value) {
+  return value.to_string();
+}
+template <class T>
+T setting_from_json(const Json& value) {
   if constexpr (std::is_same_v<T, Bytes>) return Bytes::parse(value.template get<std::string>());
   else return value.template get<T>();
 }
@@ -123,10 +147,11 @@ class SettingCollector {
   template <class T>
   void operator()(const char* key, T& value, const char* help, Constraint constraint = {}) {
     SettingField& field = add(key, help, std::move(constraint));
-    if constexpr (requires(SettingCollector& v) { value.visit(v); }) {
+    if constexpr (requires(SettingCollector & v) { value.visit(v); }) {
       SettingCollector inner(field.fields);
       value.visit(inner);
-      if constexpr (requires(const T& t) { t.check(); }) field.check = [&value] { std::as_const(value).check(); };
+      if constexpr (requires(const T& t) { t.check(); })
+        field.check = [&value] { std::as_const(value).check(); };
     } else {
       field.kind = SettingType<T>::kind;
       field.get = [&value] { return setting_to_json(value); };
@@ -151,7 +176,8 @@ class SettingCollector {
     field.shape = SettingShape::kList;
     field.get = [&value] {
       Json list = Json::array();
-      for (size_t i = 0; i < value.size(); ++i) list.push_back(setting_to_json(static_cast<const T&>(value[i])));
+      for (size_t i = 0; i < value.size(); ++i)
+        list.push_back(setting_to_json(static_cast<const T&>(value[i])));
       return list;
     };
     field.set = [&value](const Json& json) {
@@ -168,7 +194,8 @@ class SettingCollector {
 
 void read_settings(SettingField& root, const SettingAliases& aliases, const std::string& yaml,
                    const std::string& source);
-void override_settings(SettingField& root, const SettingAliases& aliases, const std::vector<std::string>& overrides);
+void override_settings(SettingField& root, const SettingAliases& aliases,
+                       const std::vector<std::string>& overrides);
 void check_settings(const SettingField& root, const std::string& source);
 std::string help_text(const SettingField& root);
 std::string yaml_text(const SettingField& root);
@@ -177,24 +204,28 @@ std::vector<SettingDifference> differences(const SettingField& left, const Setti
 std::vector<SettingRow> rows(const SettingField& root, const SettingField& defaults);
 std::string read_settings_file(const std::filesystem::path& path);
 
-template <class S> SettingAliases aliases_of() {
+template <class S>
+SettingAliases aliases_of() {
   if constexpr (requires { S::aliases(); }) return S::aliases();
   else return {};
 }
 }  // namespace internal
 
 // The fields of `settings`, which must outlive the result.
-template <class S> SettingField describe_settings(S& settings) {
+template <class S>
+SettingField describe_settings(S& settings) {
   std::vector<SettingField> holder;
   internal::SettingCollector collector(holder);
   collector("", settings, "");
   return std::move(holder.front());
 }
 
-// Defaults, then the YAML text, then the overrides, then every check(). An override is "dotted.key=value", the value
-// read as YAML; a text is taken as it stands unless it begins with a quotation mark. Later overrides win.
+// Defaults, then the YAML text, then the overrides, then every check(). An override is "dotted.key=value",
+// the value read as YAML; a text is taken as it stands unless it begins with a quotation mark. Later
+// overrides win.
 template <class S>
-S parse_settings(const std::string& yaml, const std::string& source, const std::vector<std::string>& overrides = {}) {
+S parse_settings(const std::string& yaml, const std::string& source,
+                 const std::vector<std::string>& overrides = {}) {
   S settings;
   SettingField root = describe_settings(settings);
   internal::read_settings(root, internal::aliases_of<S>(), yaml, source);
@@ -209,20 +240,31 @@ S load_settings(const std::filesystem::path& path, const std::vector<std::string
 }
 
 // One line a key: name, default, help, constraint; aliases are not listed.
-template <class S> std::string settings_help(S defaults = {}) { return internal::help_text(describe_settings(defaults)); }
+template <class S>
+std::string settings_help(S defaults = {}) {
+  return internal::help_text(describe_settings(defaults));
+}
 
 // YAML that parses back to the same settings, doubles to the last bit.
-template <class S> std::string settings_yaml(S settings) { return internal::yaml_text(describe_settings(settings)); }
+template <class S>
+std::string settings_yaml(S settings) {
+  return internal::yaml_text(describe_settings(settings));
+}
 
-template <class S> Json settings_json(S settings) { return internal::json_value(describe_settings(settings)); }
+template <class S>
+Json settings_json(S settings) {
+  return internal::json_value(describe_settings(settings));
+}
 
 // The keys in which two settings differ, with both values: what resuming a run reports.
-template <class S> std::vector<SettingDifference> settings_diff(S left, S right) {
+template <class S>
+std::vector<SettingDifference> settings_diff(S left, S right) {
   return internal::differences(describe_settings(left), describe_settings(right));
 }
 
 // Every setting with its value, for the table shown at start.
-template <class S> std::vector<SettingRow> settings_rows(S settings) {
+template <class S>
+std::vector<SettingRow> settings_rows(S settings) {
   S defaults;
   return internal::rows(describe_settings(settings), describe_settings(defaults));
 }

@@ -1,6 +1,6 @@
-// Settings from YAML text and from the command line. yaml-cpp lets pass what must be an error: keys given twice, an
-// empty value (whose mark is on the next line), text where a number belongs; all values are therefore read from the
-// scalars' text here, and places taken from keys.
+// Settings from YAML text and from the command line. yaml-cpp lets pass what must be an error: keys given
+// twice, an empty value (whose mark is on the next line), text where a number belongs; all values are
+// therefore read from the scalars' text here, and places taken from keys.
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -40,13 +40,16 @@ std::string expectation(const SettingField& field) {
   std::string out = field.shape == SettingShape::kList ? str("a list, each ", kind_name(field.kind))
                                                        : std::string(kind_name(field.kind));
   const std::string limits = field.constraint.describe();
-  if (!field.constraint.choices.empty()) out = (field.shape == SettingShape::kList ? "a list of " : "one of ") + limits;
+  if (!field.constraint.choices.empty())
+    out = (field.shape == SettingShape::kList ? "a list of " : "one of ") + limits;
   else if (!limits.empty()) out += ", " + limits;
   if (field.shape == SettingShape::kOptional) out += ", or null";
   return out;
 }
 
-bool is_quoted(const YAML::Node& node) { return node.Tag() == "!"; }
+bool is_quoted(const YAML::Node& node) {
+  return node.Tag() == "!";
+}
 
 bool is_null(const YAML::Node& node) {
   if (node.IsNull()) return true;
@@ -80,7 +83,8 @@ std::optional<int64_t> to_integer(std::string_view text) {
   if (code == std::errc() && end == text.data() + text.size()) return value;
   // 1e6 and 4096.0 are whole numbers too; beyond 2^53 a double no longer says which.
   const auto number = to_double(text);
-  if (number && *number == std::floor(*number) && std::abs(*number) < 0x1p53) return static_cast<int64_t>(*number);
+  if (number && *number == std::floor(*number) && std::abs(*number) < 0x1p53)
+    return static_cast<int64_t>(*number);
   return {};
 }
 
@@ -100,10 +104,12 @@ std::optional<Json> to_value(const SettingField& field, const YAML::Node& node) 
       if (text == "false" || text == "False" || text == "FALSE") return Json(false);
       return {};
     case SettingKind::kInteger:
-      if (const auto value = to_integer(text); value && inside(static_cast<double>(*value))) return Json(*value);
+      if (const auto value = to_integer(text); value && inside(static_cast<double>(*value)))
+        return Json(*value);
       return {};
     case SettingKind::kNumber:
-      if (const auto value = to_double(text); value && std::isfinite(*value) && inside(*value)) return Json(*value);
+      if (const auto value = to_double(text); value && std::isfinite(*value) && inside(*value))
+        return Json(*value);
       return {};
     case SettingKind::kText: {
       if (limits.not_empty && text.empty()) return {};
@@ -138,7 +144,8 @@ class Reader {
     std::map<std::string, std::string> seen;  // key -> place, of this mapping
     for (const auto& entry : node) {
       const std::string place = place_of(entry.first);
-      if (!entry.first.IsScalar()) throw UserError(str(place, ": a key must be a word, got ", shown(entry.first)));
+      if (!entry.first.IsScalar())
+        throw UserError(str(place, ": a key must be a word, got ", shown(entry.first)));
       const std::string& key = entry.first.Scalar();
       const std::string full_spelled = join_key(spelled, key);
       if (const auto [it, is_new] = seen.emplace(key, place); !is_new)
@@ -162,8 +169,8 @@ class Reader {
   }
 
   // `key` is canonical but for its last word.
-  void read_entry(const SettingField* group, std::string key, const std::string& spelled, const YAML::Node& value,
-                  const std::string& place) {
+  void read_entry(const SettingField* group, std::string key, const std::string& spelled,
+                  const YAML::Node& value, const std::string& place) {
     for (const auto& [other, canonical] : aliases_)
       if (key == other) key = canonical;
     SettingField* field = find(key);
@@ -172,7 +179,8 @@ class Reader {
     if (!is_group) return set(*field, key, spelled, value, place);
     if (is_null(value)) return;  // a group with everything commented out
     if (!value.IsMap())
-      throw UserError(str(place, ": ", quoted(spelled), ": got ", shown(value), ", expected a group of settings"));
+      throw UserError(
+          str(place, ": ", quoted(spelled), ": got ", shown(value), ", expected a group of settings"));
     read_group(field, value, key, spelled);
   }
 
@@ -205,7 +213,8 @@ class Reader {
            const std::string& place) {
     if (const auto [it, is_new] = given_.emplace(key, Given{place, spelled}); !is_new)
       throw UserError(str(place, ": ", quoted(spelled), " is given twice, first at ", it->second.place,
-                          it->second.key == spelled ? "" : " as " + quoted(it->second.key), "; remove one of them"));
+                          it->second.key == spelled ? "" : " as " + quoted(it->second.key),
+                          "; remove one of them"));
     const auto refuse = [&](const std::string& got) {
       throw UserError(str(place, ": ", quoted(spelled), ": got ", got, ", expected ", expectation(field)));
     };
@@ -225,7 +234,8 @@ class Reader {
     field.set(list);
   }
 
-  static void append_keys(const SettingField& group, const std::string& prefix, std::vector<std::string>& out) {
+  static void append_keys(const SettingField& group, const std::string& prefix,
+                          std::vector<std::string>& out) {
     for (const SettingField& field : group.fields) {
       out.push_back(join_key(prefix, field.key));
       append_keys(field, out.back(), out);
@@ -238,7 +248,8 @@ class Reader {
     return nearest(name, pointers.data(), pointers.data() + pointers.size());
   }
 
-  // The nearest key is looked for first among the siblings, then as the same name elsewhere, then over whole keys.
+  // The nearest key is looked for first among the siblings, then as the same name elsewhere, then over whole
+  // keys.
   [[noreturn]] void unknown(const SettingField* group, const std::string& key, const std::string& spelled,
                             const std::string& place) {
     const size_t dot = key.rfind('.');
@@ -300,10 +311,12 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
   std::vector<YAML::Node> documents;
   try {
     documents = YAML::LoadAll(yaml);
-    if (documents.size() > 1) throw UserError(str(source, ": ", documents.size(), " YAML documents, expected one"));
+    if (documents.size() > 1)
+      throw UserError(str(source, ": ", documents.size(), " YAML documents, expected one"));
     if (documents.empty() || is_null(documents[0])) return;  // all defaults
     if (!documents[0].IsMap())
-      throw UserError(str(source, ": got ", shown(documents[0]), ", expected settings as 'key: value' lines"));
+      throw UserError(
+          str(source, ": got ", shown(documents[0]), ", expected settings as 'key: value' lines"));
     Reader reader(root, aliases);
     reader.source = source;
     reader.has_lines = true;
@@ -313,11 +326,13 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
   }
 }
 
-void override_settings(SettingField& root, const SettingAliases& aliases, const std::vector<std::string>& overrides) {
+void override_settings(SettingField& root, const SettingAliases& aliases,
+                       const std::vector<std::string>& overrides) {
   for (const std::string& text : overrides) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0)
-      throw UserError(str("command line: got ", quoted(text), ", expected key=value, such as actor.eps_clip=0.2"));
+      throw UserError(
+          str("command line: got ", quoted(text), ", expected key=value, such as actor.eps_clip=0.2"));
     const std::string spelled = text.substr(0, equals);
     Reader reader(root, aliases);
     reader.source = "command line";

@@ -15,7 +15,8 @@ struct Optimizer {
   double lr = 1e-5;
   std::string schedule = "constant";
   std::optional<double> clip = 1.0;
-  template <class V> void visit(V& v) {
+  template <class V>
+  void visit(V& v) {
     v("lr", lr, "peak learning rate", range(0.0, 10.0));
     v("schedule", schedule, "shape after warm-up", one_of({"constant", "cosine"}));
     v("clip", clip, "global norm", above(0.0));
@@ -26,7 +27,10 @@ struct Optimizer {
 };
 struct Model {
   std::string path;
-  template <class V> void visit(V& v) { v("path", path, "a model's folder"); }
+  template <class V>
+  void visit(V& v) {
+    v("path", path, "a model's folder");
+  }
 };
 struct Root {
   int64_t seed = 1;
@@ -41,7 +45,8 @@ struct Root {
   Bytes budget;
   Model model;
   Optimizer optimizer;
-  template <class V> void visit(V& v) {
+  template <class V>
+  void visit(V& v) {
     v("seed", seed, "of all random draws", at_least(0));
     v("deterministic", deterministic, "same bits on CUDA");
     v("tree_training_mode", mode, "how trees are computed",
@@ -110,14 +115,16 @@ TEST(Settings, NothingGivenMeansDefaults) {
 }
 
 TEST(Settings, AliasesAreTheSameSetting) {
-  const Root root = parse("actor: {path: m, opt: {lr: 0.5}}\ncluster: {fileroot: /x}\ntree_training_mode: dta\n");
+  const Root root =
+      parse("actor: {path: m, opt: {lr: 0.5}}\ncluster: {fileroot: /x}\ntree_training_mode: dta\n");
   EXPECT_EQ(root.model.path, "m");
   EXPECT_EQ(root.optimizer.lr, 0.5);
   EXPECT_EQ(root.fileroot, "/x");
   EXPECT_EQ(root.mode, "path");
   EXPECT_EQ(parse("", {"actor.path=n", "actor.opt.lr=0.25"}).model.path, "n");
-  EXPECT_EQ(error_of("actor:\n  path: m\nmodel:\n  path: n\n"),
-            "run.yaml:4: 'model.path' is given twice, first at run.yaml:2 as 'actor.path'; remove one of them");
+  EXPECT_EQ(
+      error_of("actor:\n  path: m\nmodel:\n  path: n\n"),
+      "run.yaml:4: 'model.path' is given twice, first at run.yaml:2 as 'actor.path'; remove one of them");
 }
 
 TEST(Settings, ErrorsNameKeyLineGotAndExpected) {
@@ -132,7 +139,8 @@ TEST(Settings, ErrorsNameKeyLineGotAndExpected) {
       {"actor:\n  foo: 1\n", "run.yaml:2: unknown setting 'actor.foo'"},
       {"model:\n  xyzzyx: 1\n", "run.yaml:2: unknown setting 'model.xyzzyx'; known here: path"},
       {"seed: 1\n\nseed: 2\n", "run.yaml:3: 'seed' is given twice, first at run.yaml:1; remove one of them"},
-      {"model: {path: a}\nmodel: {}\n", "run.yaml:2: 'model' is given twice, first at run.yaml:1; remove one of them"},
+      {"model: {path: a}\nmodel: {}\n",
+       "run.yaml:2: 'model' is given twice, first at run.yaml:1; remove one of them"},
       {"seed: -1\n", "run.yaml:1: 'seed': got '-1', expected a whole number, at least 0"},
       {"seed: 1.5\n", "run.yaml:1: 'seed': got '1.5', expected a whole number, at least 0"},
       {"seed: '1'\n", "run.yaml:1: 'seed': got '1', expected a whole number, at least 0"},
@@ -144,31 +152,37 @@ TEST(Settings, ErrorsNameKeyLineGotAndExpected) {
       {"optimizer: {lr: .nan}\n", "run.yaml:1: 'optimizer.lr': got '.nan', expected a number, 0 to 10"},
       {"optimizer: {lr: 1e999}\n", "run.yaml:1: 'optimizer.lr': got '1e999', expected a number, 0 to 10"},
       {"optimizer: {lr: 11}\n", "run.yaml:1: 'optimizer.lr': got '11', expected a number, 0 to 10"},
-      {"optimizer: {clip: 0}\n", "run.yaml:1: 'optimizer.clip': got '0', expected a number, above 0, or null"},
+      {"optimizer: {clip: 0}\n",
+       "run.yaml:1: 'optimizer.clip': got '0', expected a number, above 0, or null"},
       {"optimizer: 3\n", "run.yaml:1: 'optimizer': got '3', expected a group of settings"},
       {"optimizer: {schedule: linear}\n",
        "run.yaml:1: 'optimizer.schedule': got 'linear', expected one of constant | cosine"},
-      {"sizes: [1, 2, x]\n", "run.yaml:1: 'sizes': got 'x' at position 2, expected a list, each a whole number, 0 to 100"},
+      {"sizes: [1, 2, x]\n",
+       "run.yaml:1: 'sizes': got 'x' at position 2, expected a list, each a whole number, 0 to 100"},
       {"sizes: 3\n", "run.yaml:1: 'sizes': got '3', expected a list, each a whole number, 0 to 100"},
       {"stop: []\n", "run.yaml:1: 'stop': got a list of 0, expected a list, each a text, not empty"},
-      {"budget: 40XB\n", "run.yaml:1: 'budget': got '40XB', expected bytes such as 123, 512MiB, 40GiB, or auto, at least 1024"},
-      {"budget: 100\n", "run.yaml:1: 'budget': got '100', expected bytes such as 123, 512MiB, 40GiB, or auto, at least 1024"},
+      {"budget: 40XB\n",
+       "run.yaml:1: 'budget': got '40XB', expected bytes such as 123, 512MiB, 40GiB, or auto, at least 1024"},
+      {"budget: 100\n",
+       "run.yaml:1: 'budget': got '100', expected bytes such as 123, 512MiB, 40GiB, or auto, at least 1024"},
       {"- a\n", "run.yaml: got a list of 1, expected settings as 'key: value' lines"},
       {"seed: 1\n---\nseed: 2\n", "run.yaml: 2 YAML documents, expected one"},
-      {"optimizer: {lr: 0, schedule: cosine}\n", "run.yaml: optimizer: a cosine of lr 0 does nothing; set lr"},
+      {"optimizer: {lr: 0, schedule: cosine}\n",
+       "run.yaml: optimizer: a cosine of lr 0 does nothing; set lr"},
   };
-  for (const Case& c : cases) EXPECT_EQ(error_of(c.yaml).substr(0, std::string(c.message).size()), c.message) << c.yaml;
+  for (const Case& c : cases)
+    EXPECT_EQ(error_of(c.yaml).substr(0, std::string(c.message).size()), c.message) << c.yaml;
   EXPECT_EQ(error_of("seed: 1\na: [1\nb: 2\n").substr(0, 11), "run.yaml:3:");
   // Whatever the bytes, an error and never another exception.
-  for (const std::string& yaml : {std::string(2000, '['), std::string("\0\1\2", 3), std::string("a: *x"), std::string("? [1]\n: 2"),
-                                  std::string("\xff\xfe seed")})
+  for (const std::string& yaml : {std::string(2000, '['), std::string("\0\1\2", 3), std::string("a: *x"),
+                                  std::string("? [1]\n: 2"), std::string("\xff\xfe seed")})
     EXPECT_NE(error_of(yaml), "no error");
 }
 
 TEST(Settings, OverridesWinAndTakeTextAsItStands) {
   const Root root = parse("seed: 3\noptimizer: {lr: 0.5, schedule: cosine}\n",
-                          {"seed=4", "seed=5", "optimizer.lr=1e-3", "sizes=[7]", "fileroot=a: *b #c", "model.path='x y'",
-                           "reward=", "optimizer={clip: 2}", "stop=['=', \"\\n\"]"});
+                          {"seed=4", "seed=5", "optimizer.lr=1e-3", "sizes=[7]", "fileroot=a: *b #c",
+                           "model.path='x y'", "reward=", "optimizer={clip: 2}", "stop=['=', \"\\n\"]"});
   EXPECT_EQ(root.seed, 5);
   EXPECT_EQ(root.optimizer.lr, 1e-3);
   EXPECT_EQ(root.optimizer.schedule, "cosine");
@@ -178,7 +192,8 @@ TEST(Settings, OverridesWinAndTakeTextAsItStands) {
   EXPECT_EQ(root.model.path, "x y");
   EXPECT_EQ(root.stop, (std::vector<std::string>{"=", "\n"}));
   EXPECT_FALSE(root.reward);
-  EXPECT_EQ(error_of("", {"seed"}), "command line: got 'seed', expected key=value, such as actor.eps_clip=0.2");
+  EXPECT_EQ(error_of("", {"seed"}),
+            "command line: got 'seed', expected key=value, such as actor.eps_clip=0.2");
   EXPECT_EQ(error_of("", {"optimizer.lrr=1"}),
             "command line: unknown setting 'optimizer.lrr'; did you mean 'optimizer.lr'?");
   EXPECT_EQ(error_of("", {"seed=x"}), "command line: 'seed': got 'x', expected a whole number, at least 0");
@@ -192,23 +207,27 @@ TEST(Settings, YamlRoundTripsExactly) {
     Root root;
     root.seed = static_cast<int64_t>(random.bits(i, 0) >> 1);
     root.optimizer.lr = random.uniform(i, 1) * std::pow(10.0, -static_cast<double>(random.below(300, i, 2)));
-    for (uint64_t k = 0; k < 3; ++k) root.ratios.push_back(random.normal(i, 3 + k) * std::pow(10.0, static_cast<double>(i) - 150));
+    for (uint64_t k = 0; k < 3; ++k)
+      root.ratios.push_back(random.normal(i, 3 + k) * std::pow(10.0, static_cast<double>(i) - 150));
     std::string text;
     for (uint64_t k = 0; k < random.below(12, i, 10); ++k) {
-      static const char* const kPieces[] = {":", " ", "#", "\n", "\"", "'", "\\", "é", "\u2028", "😀", "\x7f", "\t",
-                                            "0", "-", "null", "a", "{", "*", "\u0085", "%", "\x01", "e1"};
+      static const char* const kPieces[] = {":",      " ", "#",      "\n", "\"",   "'", "\\",   "é",
+                                            "\u2028", "😀", "\x7f",   "\t", "0",    "-", "null", "a",
+                                            "{",      "*", "\u0085", "%",  "\x01", "e1"};
       text += kPieces[random.below(std::size(kPieces), i, 20 + k)];
     }
     root.fileroot = text;
     root.reward = text;
     root.stop = {text + "x", "true"};
-    root.budget.count = random.below(2, i, 40) ? static_cast<int64_t>(random.bits(i, 41) >> 8) + 1024 : int64_t{3} << 30;
+    root.budget.count =
+        random.below(2, i, 40) ? static_cast<int64_t>(random.bits(i, 41) >> 8) + 1024 : int64_t{3} << 30;
     root.deterministic = i % 2 == 0;
     const std::string yaml = settings_yaml(root);
     const Root back = parse(yaml);
     const auto differences = settings_diff(root, back);
     ASSERT_TRUE(differences.empty()) << differences[0].key << ": " << differences[0].left << " became "
-                                     << differences[0].right << "\n" << yaml;
+                                     << differences[0].right << "\n"
+                                     << yaml;
     ASSERT_EQ(back.fileroot, text);
   }
 }
@@ -245,7 +264,8 @@ TEST(Settings, DifferencesJsonRowsAndHelp) {
   const std::string help = settings_help<Root>();
   EXPECT_NE(help.find("optimizer.lr: 1.0e-05"), std::string::npos) << help;
   EXPECT_NE(help.find("peak learning rate (0 to 10)\n"), std::string::npos) << help;
-  EXPECT_NE(help.find("(dense | packed | path; disabled = dense; sparse = packed; dta = path)"), std::string::npos);
+  EXPECT_NE(help.find("(dense | packed | path; disabled = dense; sparse = packed; dta = path)"),
+            std::string::npos);
 }
 
 TEST(Settings, AMissingFileIsAUserError) {

@@ -37,9 +37,13 @@ StopFlag::~StopFlag() {
   installed = false;
 }
 
-bool StopFlag::requested() const { return received != 0; }
+bool StopFlag::requested() const {
+  return received != 0;
+}
 
-int StopFlag::signal_number() const { return received; }
+int StopFlag::signal_number() const {
+  return received;
+}
 
 void StopFlag::throw_if_requested() const {
   if (requested()) throw Interrupted(received == SIGTERM ? "stopped by SIGTERM" : "stopped by Ctrl-C");

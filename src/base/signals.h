@@ -5,9 +5,9 @@
 
 namespace bough {
 
-// While an object of this type lives, the first SIGINT or SIGTERM only sets a flag, so that a checkpoint can be
-// written; a second SIGINT ends the process at once with exit code 130. The destructor puts the former handlers
-// back. One at a time: a second object is an InternalError.
+// While an object of this type lives, the first SIGINT or SIGTERM only sets a flag, so that a checkpoint can
+// be written; a second SIGINT ends the process at once with exit code 130. The destructor puts the former
+// handlers back. One at a time: a second object is an InternalError.
 class StopFlag {
  public:
   StopFlag();
@@ -16,7 +16,7 @@ class StopFlag {
   StopFlag& operator=(const StopFlag&) = delete;
 
   bool requested() const;
-  int signal_number() const;     // SIGINT, SIGTERM, or 0
+  int signal_number() const;        // SIGINT, SIGTERM, or 0
   void throw_if_requested() const;  // Interrupted
 
  private:

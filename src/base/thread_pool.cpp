@@ -47,10 +47,11 @@ void ThreadPool::work() {
 }
 
 namespace {
-// One parallel_for: the caller and its helpers take indices from `next` until none is left. Shared by all of them,
-// because a helper may begin only after the caller, having done everything itself, has returned.
+// One parallel_for: the caller and its helpers take indices from `next` until none is left. Shared by all of
+// them, because a helper may begin only after the caller, having done everything itself, has returned.
 struct Loop {
-  Loop(int64_t begin, int64_t end, const std::function<void(int64_t)>& body) : next(begin), end(end), body(body) {}
+  Loop(int64_t begin, int64_t end, const std::function<void(int64_t)>& body)
+      : next(begin), end(end), body(body) {}
 
   void run() {
     int64_t finished = 0;

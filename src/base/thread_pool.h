@@ -1,7 +1,7 @@
 // A fixed set of threads that run what is submitted, oldest first.
 //
-// One mutex guards the queue; workers wait on one condition variable that submit() and the destructor signal. The
-// destructor runs what is still queued, then joins: a future from submit() never breaks its promise.
+// One mutex guards the queue; workers wait on one condition variable that submit() and the destructor signal.
+// The destructor runs what is still queued, then joins: a future from submit() never breaks its promise.
 #pragma once
 
 #include <condition_variable>
@@ -36,9 +36,9 @@ class ThreadPool {
     return future;
   }
 
-  // Calls body(i) for begin <= i < end, on the pool and on the calling thread, and returns when all are done. The
-  // first exception is thrown again after that; indices not begun by then are left out. May be called from inside
-  // a task: the caller works through the indices itself when no thread is free.
+  // Calls body(i) for begin <= i < end, on the pool and on the calling thread, and returns when all are done.
+  // The first exception is thrown again after that; indices not begun by then are left out. May be called
+  // from inside a task: the caller works through the indices itself when no thread is free.
   void parallel_for(int64_t begin, int64_t end, const std::function<void(int64_t)>& body);
 
  private:

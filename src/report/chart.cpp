@@ -16,8 +16,8 @@ namespace {
 
 // The picture's own units; the page scales it. Margins hold the labels.
 constexpr double kWidth = 560, kHeight = 250, kLeft = 58, kRight = 14, kTop = 12, kBottom = 36;
-constexpr size_t kMostPoints = 600;    // more than one a unit cannot be seen
-constexpr size_t kSmoothedFrom = 30;   // with fewer points the line itself is readable
+constexpr size_t kMostPoints = 600;   // more than one a unit cannot be seen
+constexpr size_t kSmoothedFrom = 30;  // with fewer points the line itself is readable
 
 std::string number(double value) {
   std::array<char, 32> buffer;
@@ -34,7 +34,8 @@ using Points = std::vector<std::pair<double, double>>;
 
 std::string path_of(const Points& points, const Scale& x, const Scale& y) {
   std::string out;
-  for (const auto& [step, value] : points) out += str(out.empty() ? "M" : "L", number(x(step)), " ", number(y(value)));
+  for (const auto& [step, value] : points)
+    out += str(out.empty() ? "M" : "L", number(x(step)), " ", number(y(value)));
   return out;
 }
 
@@ -85,16 +86,16 @@ std::string axes(const Scale& x, const Scale& y) {
   std::string out = "<g class=\"axes\">";
   const auto values = axis_ticks(y.low, y.high, 5);
   for (const double value : values)
-    out += str("<path class=\"grid\" d=\"M", number(kLeft), " ", number(y(value)), "H", number(kWidth - kRight),
-               "\"/><text class=\"y\" x=\"", number(kLeft - 8), "\" y=\"", number(y(value) + 4), "\">",
-               tick_label(value, y.high - y.low), "</text>");
+    out += str("<path class=\"grid\" d=\"M", number(kLeft), " ", number(y(value)), "H",
+               number(kWidth - kRight), "\"/><text class=\"y\" x=\"", number(kLeft - 8), "\" y=\"",
+               number(y(value) + 4), "\">", tick_label(value, y.high - y.low), "</text>");
   for (const double step : axis_ticks(x.low, x.high, 6))
     if (step == std::floor(step))  // there is no step 2.5
       out += str("<text class=\"x\" x=\"", number(x(step)), "\" y=\"", number(kHeight - kBottom + 17), "\">",
                  tick_label(step, x.high - x.low), "</text>");
-  out += str("<path class=\"base\" d=\"M", number(kLeft), " ", number(kHeight - kBottom), "H", number(kWidth - kRight),
-             "\"/><text class=\"x\" x=\"", number((kLeft + kWidth - kRight) / 2), "\" y=\"", number(kHeight - 4),
-             "\">step</text></g>");
+  out += str("<path class=\"base\" d=\"M", number(kLeft), " ", number(kHeight - kBottom), "H",
+             number(kWidth - kRight), "\"/><text class=\"x\" x=\"", number((kLeft + kWidth - kRight) / 2),
+             "\" y=\"", number(kHeight - 4), "\">step</text></g>");
   return out;
 }
 
@@ -154,18 +155,23 @@ std::string chart_figure(const Chart& chart) {
     if (drawn.size() > 1)
       legend += str("<span><i class=\"key c", i, "\"></i>", html_escape(chart.series[i].name), "</span>");
     else if (smoothed)
-      legend = "<span><i class=\"key c0 pale\"></i>each step</span><span><i class=\"key c0\"></i>running mean</span>";
-    lines += str("<path class=\"line c", i, smoothed ? " pale" : "", "\" d=\"", path_of(drawn[i], x, y), "\"/>");
-    if (smoothed) means += str("<path class=\"line c", i, "\" d=\"", path_of(running_mean(drawn[i]), x, y), "\"/>");
+      legend =
+          "<span><i class=\"key c0 pale\"></i>each step</span><span><i class=\"key c0\"></i>running "
+          "mean</span>";
+    lines +=
+        str("<path class=\"line c", i, smoothed ? " pale" : "", "\" d=\"", path_of(drawn[i], x, y), "\"/>");
+    if (smoothed)
+      means += str("<path class=\"line c", i, "\" d=\"", path_of(running_mean(drawn[i]), x, y), "\"/>");
     if (drawn[i].size() == 1)
       lines += str("<circle class=\"dot c", i, "\" cx=\"", number(x(drawn[i][0].first)), "\" cy=\"",
                    number(y(drawn[i][0].second)), "\" r=\"4\"/>");
   }
   const std::string title = html_escape(chart.title);
-  return str("<figure class=\"chart\" data-chart=\"", hover_data(chart, drawn, x, y), "\"><figcaption>", title,
-             chart.unit.empty() ? "" : str(" <small>", html_escape(chart.unit), "</small>"), "<span class=\"legend\">",
-             legend, "</span></figcaption><svg viewBox=\"0 0 ", kWidth, " ", kHeight, "\" role=\"img\" aria-label=\"",
-             title, " over steps\">", axes(x, y), lines, means, "<g class=\"hover\"></g></svg></figure>\n");
+  return str("<figure class=\"chart\" data-chart=\"", hover_data(chart, drawn, x, y), "\"><figcaption>",
+             title, chart.unit.empty() ? "" : str(" <small>", html_escape(chart.unit), "</small>"),
+             "<span class=\"legend\">", legend, "</span></figcaption><svg viewBox=\"0 0 ", kWidth, " ",
+             kHeight, "\" role=\"img\" aria-label=\"", title, " over steps\">", axes(x, y), lines, means,
+             "<g class=\"hover\"></g></svg></figure>\n");
 }
 
 }  // namespace bough

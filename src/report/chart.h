@@ -20,15 +20,17 @@ struct Chart {
   bool from_zero = false;           // the value axis begins at 0: for amounts, not for losses
 };
 
-// A <figure> with title, legend (two series or more), axes and lines; "" when no series has a point. A series of
-// many points is drawn pale, its running mean strong. The points travel along in data-chart for the page's script,
-// which shows values under the pointer; without script the chart is complete but for that.
+// A <figure> with title, legend (two series or more), axes and lines; "" when no series has a point. A series
+// of many points is drawn pale, its running mean strong. The points travel along in data-chart for the page's
+// script, which shows values under the pointer; without script the chart is complete but for that.
 std::string chart_figure(const Chart& chart);
 
-// Round numbers (1, 2, 5 times a power of ten) that divide [low, high] into at most `most` parts; they lie inside.
+// Round numbers (1, 2, 5 times a power of ten) that divide [low, high] into at most `most` parts; they lie
+// inside.
 std::vector<double> axis_ticks(double low, double high, int most);
 
 // At most `most` points: means of equal runs of points where there are more.
-std::vector<std::pair<double, double>> thinned(const std::vector<std::pair<double, double>>& points, size_t most);
+std::vector<std::pair<double, double>> thinned(const std::vector<std::pair<double, double>>& points,
+                                               size_t most);
 
 }  // namespace bough

@@ -11,7 +11,7 @@
 namespace bough {
 namespace {
 
-constexpr size_t kNumRows = 8;          // of the table: it must not fill a small terminal
+constexpr size_t kNumRows = 8;            // of the table: it must not fill a small terminal
 constexpr size_t kStepsForEstimate = 20;  // recent steps say more than early ones: completions grow
 constexpr int kBarColumns = 24;
 constexpr std::array<const char*, 8> kHeads = {"step",        "reward",   "accuracy", "length",
@@ -58,7 +58,9 @@ LiveDisplay::~LiveDisplay() {
   for (const auto& row : last_rows_) print_line(row_of(row));
 }
 
-std::string LiveDisplay::header() { return row_of(kHeads); }
+std::string LiveDisplay::header() {
+  return row_of(kHeads);
+}
 
 std::string LiveDisplay::time_left(int64_t step) const {
   if (step_seconds_.empty() || total_steps_ <= 0) return "–";
@@ -103,14 +105,17 @@ void LiveDisplay::set_activity(const std::string& activity) {
   if (style_ == DisplayStyle::kTable) refresh();
 }
 
-void LiveDisplay::refresh() { show_status(table(terminal_columns() - 1)); }
+void LiveDisplay::refresh() {
+  show_status(table(terminal_columns() - 1));
+}
 
 std::string LiveDisplay::table(int columns) const {
   std::string out = fit(header(), columns) + "\n";
   for (const auto& row : last_rows_) out += fit(row_of(row), columns) + "\n";
   std::string bar;
   if (total_steps_ > 0) {
-    const double fraction = std::clamp(static_cast<double>(last_step_) / static_cast<double>(total_steps_), 0.0, 1.0);
+    const double fraction =
+        std::clamp(static_cast<double>(last_step_) / static_cast<double>(total_steps_), 0.0, 1.0);
     for (int i = 0; i < kBarColumns; ++i) bar += i < static_cast<int>(fraction * kBarColumns) ? "━" : "─";
     bar += str("  ", static_cast<int>(fraction * 100), "%  ");
   }

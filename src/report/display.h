@@ -1,5 +1,5 @@
-// What a person watches while a run goes on, on stderr: a small table that refreshes itself on a terminal, one plain
-// line a step when piped, nothing when silent.
+// What a person watches while a run goes on, on stderr: a small table that refreshes itself on a terminal,
+// one plain line a step when piped, nothing when silent.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,22 @@ namespace bough {
 
 enum class DisplayStyle { kAutomatic, kTable, kLines, kSilent };
 
-// Columns: step, reward, accuracy (the last evaluation), length, compression, tokens/s (generated), time, time left.
+// Columns: step, reward, accuracy (the last evaluation), length, compression, tokens/s (generated), time,
+// time left.
 class LiveDisplay final : public MetricsSink {
  public:
   // Steps run from first_step to total_steps, both counted; time left is that of the mean of the last steps.
   LiveDisplay(int64_t total_steps, const Clock& clock, DisplayStyle style = DisplayStyle::kAutomatic);
   ~LiveDisplay() override;  // leaves the table on the screen
 
-  // Values that a step does not have are shown as "–". A step of evaluation only (no reward) updates the accuracy.
+  // Values that a step does not have are shown as "–". A step of evaluation only (no reward) updates the
+  // accuracy.
   void write(int64_t step, const MetricValues& values) override;
 
   // What is going on between two steps: "rollout 37/128". Shown on a terminal only.
   void set_activity(const std::string& activity);
 
-  std::string table(int columns) const;                    // the block on a terminal
+  std::string table(int columns) const;  // the block on a terminal
   static std::string header();
   std::string line(int64_t step, const MetricValues& values) const;  // the line when piped
 
@@ -48,8 +50,8 @@ class LiveDisplay final : public MetricsSink {
   std::string activity_;
 };
 
-// Every setting as a line "key  value", those that differ from their defaults marked with "*", long values cut to
-// `columns`.
+// Every setting as a line "key value", those that differ from their defaults marked with "*", long values cut
+// to `columns`.
 std::string settings_table(const std::vector<SettingRow>& rows, int columns);
 
 }  // namespace bough

@@ -11,16 +11,17 @@
 namespace bough {
 namespace {
 
-const MetricValues kStep = {{"reward/mean", 0.41234},      {"rollout/length_mean", 87.25},
-                            {"tree/compression", 3.1},     {"perf/generated_tokens_per_s", 12345},
-                            {"time/step", 3.2},            {"eval/avg_at_k", 0.5}};
+const MetricValues kStep = {{"reward/mean", 0.41234},  {"rollout/length_mean", 87.25},
+                            {"tree/compression", 3.1}, {"perf/generated_tokens_per_s", 12345},
+                            {"time/step", 3.2},        {"eval/avg_at_k", 0.5}};
 
 TEST(LiveDisplay, ALineSaysWhatAStepHas) {
   FakeClock clock;
   LiveDisplay display(100, clock, DisplayStyle::kSilent);
   display.write(12, kStep);
   EXPECT_EQ(display.line(12, kStep),
-            "step 12/100  reward 0.412  accuracy 0.500  length 87.2  compression 3.10x  tokens/s 12.3k  time 3.2 s  left 4:42");
+            "step 12/100  reward 0.412  accuracy 0.500  length 87.2  compression 3.10x  tokens/s 12.3k  time "
+            "3.2 s  left 4:42");
   // The accuracy is that of the last evaluation; a value that is not a number is not shown.
   EXPECT_EQ(display.line(13, {{"reward/mean", NAN}}), "step 13/100  accuracy 0.500  left 4:38");
 }
@@ -41,7 +42,9 @@ TEST(LiveDisplay, TheTableKeepsTheLastRowsAndFits) {
   display.set_activity("rollout 37/128");
   const std::string table = display.table(80);
   EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 9);
-  EXPECT_NE(table.find("     50/100   0.412    0.500    87.2       3.10x    12.3k    3.2 s      2:40\n"), std::string::npos) << table;
+  EXPECT_NE(table.find("     50/100   0.412    0.500    87.2       3.10x    12.3k    3.2 s      2:40\n"),
+            std::string::npos)
+      << table;
   EXPECT_EQ(table.find("     42/100"), std::string::npos);
   EXPECT_NE(table.find("50%  1:15 so far  rollout 37/128"), std::string::npos) << table;
   std::istringstream narrow(display.table(40));
@@ -49,7 +52,10 @@ TEST(LiveDisplay, TheTableKeepsTheLastRowsAndFits) {
 }
 
 TEST(SettingsTable, MarksWhatDiffersFromTheDefaults) {
-  EXPECT_EQ(settings_table({{"seed", "1", "", true}, {"actor.lr", "1.0e-05", "", false}, {"path", std::string(50, 'p'), "", false}}, 30),
+  EXPECT_EQ(settings_table({{"seed", "1", "", true},
+                            {"actor.lr", "1.0e-05", "", false},
+                            {"path", std::string(50, 'p'), "", false}},
+                           30),
             "  seed      1\n* actor.lr  1.0e-05\n* path      " + std::string(17, 'p') + "…\n");
 }
 

@@ -15,9 +15,9 @@
 namespace bough {
 namespace {
 
-constexpr size_t kMostSamples = 60;        // of a table that somebody reads
-constexpr size_t kMostTextBytes = 6000;    // of one prompt or completion
-constexpr size_t kMostTokensShown = 400;   // where ids stand in for text
+constexpr size_t kMostSamples = 60;       // of a table that somebody reads
+constexpr size_t kMostTextBytes = 6000;   // of one prompt or completion
+constexpr size_t kMostTokensShown = 400;  // where ids stand in for text
 
 ChartSeries series_of(const std::vector<MetricRecord>& metrics, const std::string& metric, std::string name) {
   ChartSeries out{std::move(name), {}};
@@ -38,11 +38,22 @@ struct ChartPlan {
 const std::vector<ChartPlan>& main_charts() {
   static const std::vector<ChartPlan> plans = {
       {"Reward, mean", "", false, {{"reward/mean", "reward"}}},
-      {"Accuracy on held-out problems", "", false, {{"eval/avg_at_k", "avg@k"}, {"eval/pass_at_k", "pass@k"}}},
+      {"Accuracy on held-out problems",
+       "",
+       false,
+       {{"eval/avg_at_k", "avg@k"}, {"eval/pass_at_k", "pass@k"}}},
       {"Completion length, mean", "tokens", true, {{"rollout/length_mean", "length"}}},
-      {"Time of a step", "s", true, {{"time/step", "step"}, {"time/rollout", "rollout"}, {"time/train", "train"}}},
-      {"Compression by the tree", "x", false, {{"tree/compression", "tokens"}, {"tree/attention_compression", "attention"}}},
-      {"Tokens each second", "tokens/s", true,
+      {"Time of a step",
+       "s",
+       true,
+       {{"time/step", "step"}, {"time/rollout", "rollout"}, {"time/train", "train"}}},
+      {"Compression by the tree",
+       "x",
+       false,
+       {{"tree/compression", "tokens"}, {"tree/attention_compression", "attention"}}},
+      {"Tokens each second",
+       "tokens/s",
+       true,
        {{"perf/generated_tokens_per_s", "generated"}, {"perf/train_tokens_per_s", "trained (flat)"}}},
   };
   return plans;
@@ -67,7 +78,8 @@ std::string charts_section(const std::vector<MetricRecord>& metrics) {
   out += "</div>\n";
   if (others.empty()) return out;
   out += str("<details><summary>", others.size(), " more curves</summary><div class=\"charts\">\n");
-  for (const std::string& name : others) out += chart_figure({name, "", {series_of(metrics, name, name)}, false});
+  for (const std::string& name : others)
+    out += chart_figure({name, "", {series_of(metrics, name, name)}, false});
   return out + "</div></details>\n";
 }
 
@@ -93,15 +105,19 @@ std::string tiles(const ReportInput& input) {
     const size_t window = std::max<size_t>(1, list.size() / 10);
     out += tile("Reward", short_number(mean(list, list.size() - window, list.size())),
                 list.size() > 1 ? str("from ", short_number(mean(list, 0, window)), ", means of ", window,
-                                      window == 1 ? " step" : " steps") : "");
+                                      window == 1 ? " step" : " steps")
+                                : "");
   }
   if (const auto list = points("tree/compression"); !list.empty())
-    out += tile("Compression", short_number(mean(list, 0, list.size())) + "x", "tokens of the batch / of its tree");
+    out += tile("Compression", short_number(mean(list, 0, list.size())) + "x",
+                "tokens of the batch / of its tree");
   if (const auto list = points("rollout/length_mean"); !list.empty())
-    out += tile("Length", short_number(list.back().second), str("tokens, from ", short_number(list[0].second)));
+    out +=
+        tile("Length", short_number(list.back().second), str("tokens, from ", short_number(list[0].second)));
   if (const auto list = points("time/step"); !list.empty()) {
     const double whole = mean(list, 0, list.size()) * static_cast<double>(list.size());
-    out += tile("Time", format_duration(whole), format_duration(whole / static_cast<double>(list.size())) + " a step");
+    out += tile("Time", format_duration(whole),
+                format_duration(whole / static_cast<double>(list.size())) + " a step");
   }
   if (!input.metrics.empty()) out += tile("Steps", format_thousands(input.metrics.back().step), "");
   return out + "</div>\n";
@@ -110,21 +126,27 @@ std::string tiles(const ReportInput& input) {
 std::string samples_section(const std::vector<ReportSample>& samples) {
   std::string out = "<h2>Sample rollouts</h2>\n<div class=\"panel\">";
   if (samples.empty()) return out + "<p class=\"empty\">No rollouts were given to this report.</p></div>\n";
-  out += "<table><thead><tr><th class=\"number\">step</th><th class=\"number\">reward</th><th>prompt</th>"
-         "<th>completion</th></tr></thead><tbody>\n";
+  out +=
+      "<table><thead><tr><th class=\"number\">step</th><th class=\"number\">reward</th><th>prompt</th>"
+      "<th>completion</th></tr></thead><tbody>\n";
   for (size_t i = 0; i < std::min(samples.size(), kMostSamples); ++i) {
     const ReportSample& sample = samples[i];
-    out += str("<tr><td class=\"number\">", sample.step, "</td><td class=\"number ",
-               !sample.reward ? "" : *sample.reward > 0 ? "good" : "bad", "\">",
-               sample.reward ? format_significant(*sample.reward, 3) : "–", "</td><td class=\"text\"><pre>",
-               html_escape(cut_text(sample.prompt, kMostTextBytes)), "</pre></td><td class=\"text\"><pre>",
-               html_escape(cut_text(sample.completion, kMostTextBytes)), "</pre>",
-               sample.note.empty() ? "" : str("<div class=\"note\">", html_escape(cut_text(sample.note, 400)), "</div>"),
-               "</td></tr>\n");
+    out += str(
+        "<tr><td class=\"number\">", sample.step, "</td><td class=\"number ",
+        !sample.reward       ? ""
+        : *sample.reward > 0 ? "good"
+                             : "bad",
+        "\">", sample.reward ? format_significant(*sample.reward, 3) : "–", "</td><td class=\"text\"><pre>",
+        html_escape(cut_text(sample.prompt, kMostTextBytes)), "</pre></td><td class=\"text\"><pre>",
+        html_escape(cut_text(sample.completion, kMostTextBytes)), "</pre>",
+        sample.note.empty() ? ""
+                            : str("<div class=\"note\">", html_escape(cut_text(sample.note, 400)), "</div>"),
+        "</td></tr>\n");
   }
   out += "</tbody></table></div>\n";
   if (samples.size() > kMostSamples)
-    out += str("<p class=\"hint\">", kMostSamples, " of ", format_thousands(static_cast<int64_t>(samples.size())), " shown.</p>\n");
+    out += str("<p class=\"hint\">", kMostSamples, " of ",
+               format_thousands(static_cast<int64_t>(samples.size())), " shown.</p>\n");
   return out;
 }
 
@@ -156,7 +178,8 @@ ReportSample sample_of_rollout(const Json& line, int64_t step) {
   if (sample.prompt.empty()) sample.prompt = tokens_text(ids, mask, false);
   sample.completion = text({"completion", "response"}).value_or("");
   if (sample.completion.empty()) sample.completion = tokens_text(ids, mask, true);
-  if (const auto it = line.find("reward"); it != line.end() && it->is_number()) sample.reward = it->get<double>();
+  if (const auto it = line.find("reward"); it != line.end() && it->is_number())
+    sample.reward = it->get<double>();
   if (const auto answer = text({"answer"})) sample.note = "answer: " + *answer;
   return sample;
 }
@@ -164,7 +187,8 @@ ReportSample sample_of_rollout(const Json& line, int64_t step) {
 std::string html_report(const ReportInput& input) {
   const std::string title = html_escape(input.title);
   std::string body = str("<h1>", title, "</h1>\n<p class=\"subtitle\">Bough run report</p>\n");
-  if (input.metrics.empty()) body += "<div class=\"panel\"><p class=\"empty\">No step has been recorded yet.</p></div>\n";
+  if (input.metrics.empty())
+    body += "<div class=\"panel\"><p class=\"empty\">No step has been recorded yet.</p></div>\n";
   else body += tiles(input) + charts_section(input.metrics);
   if (!input.trees.empty()) {
     body += "<h2>Prefix trees</h2>\n";
@@ -172,19 +196,23 @@ std::string html_report(const ReportInput& input) {
   }
   body += samples_section(input.samples);
   if (!input.settings.empty())
-    body += str("<h2>Settings</h2>\n<div class=\"panel\"><pre class=\"settings\">", html_escape(input.settings), "</pre></div>\n");
-  return str("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-             "script-src 'unsafe-inline'\">\n<title>", title, "</title>\n<style>", kPageStyle, "</style>\n</head>\n<body>\n<main>\n",
-             body, "</main>\n<div id=\"tip\" hidden></div>\n<script>", kPageScript, "</script>\n</body>\n</html>\n");
+    body += str("<h2>Settings</h2>\n<div class=\"panel\"><pre class=\"settings\">",
+                html_escape(input.settings), "</pre></div>\n");
+  return str(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+      "script-src 'unsafe-inline'\">\n<title>",
+      title, "</title>\n<style>", kPageStyle, "</style>\n</head>\n<body>\n<main>\n", body,
+      "</main>\n<div id=\"tip\" hidden></div>\n<script>", kPageScript, "</script>\n</body>\n</html>\n");
 }
 
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
                                         std::vector<ReportSample> samples) {
   namespace fs = std::filesystem;
   if (!fs::is_directory(folder))
-    throw UserError(str("cannot report on ", quoted(folder.string(), 300), ": not a folder; give a run's folder"));
+    throw UserError(
+        str("cannot report on ", quoted(folder.string(), 300), ": not a folder; give a run's folder"));
   // "." and a slash at the end have no name of their own.
   fs::path full = fs::weakly_canonical(folder);
   if (!full.has_filename()) full = full.parent_path();

@@ -1,5 +1,6 @@
-// report.html of a run: one file, opens without a server, loads nothing from elsewhere (a Content-Security-Policy
-// inside the page forbids it), in light and dark. Whatever came from data, models or users is escaped.
+// report.html of a run: one file, opens without a server, loads nothing from elsewhere (a
+// Content-Security-Policy inside the page forbids it), in light and dark. Whatever came from data, models or
+// users is escaped.
 #pragma once
 
 #include <filesystem>
@@ -31,12 +32,13 @@ struct ReportInput {
 
 std::string html_report(const ReportInput& input);
 
-// A line of rollouts/step_N.jsonl.zst as a sample. Texts are the line's own fields `prompt` and `completion` (also
-// `response`), `answer` becomes the note; without texts the token ids stand in for them.
+// A line of rollouts/step_N.jsonl.zst as a sample. Texts are the line's own fields `prompt` and `completion`
+// (also `response`), `answer` becomes the note; without texts the token ids stand in for them.
 ReportSample sample_of_rollout(const Json& line, int64_t step);
 
-// Reads config.yaml and metrics.jsonl of a run's folder (either may be missing) and writes report.html beside them.
-// The folder's last two names are the title. UserError when `folder` is no folder, IoError on a full disk.
+// Reads config.yaml and metrics.jsonl of a run's folder (either may be missing) and writes report.html beside
+// them. The folder's last two names are the title. UserError when `folder` is no folder, IoError on a full
+// disk.
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
                                         std::vector<ReportSample> samples);
 

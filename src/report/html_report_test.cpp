@@ -48,8 +48,10 @@ ReportInput small_run(const std::string& untrusted) {
   input.title = untrusted;
   input.settings = "seed: 1 # " + untrusted;
   for (int64_t step = 1; step <= 40; ++step)
-    input.metrics.push_back({step, {{"reward/mean", 0.1 * static_cast<double>(step)}, {"eval/avg_at_k", 0.5}, {untrusted, 1.0}}});
-  input.trees.push_back({untrusted, {{-1, 0, 10, 2, {}}, {0, 10, 20, 1, {{10, 20}}}, {0, 10, 15, 1, {{10, 15}}}}, 35});
+    input.metrics.push_back(
+        {step, {{"reward/mean", 0.1 * static_cast<double>(step)}, {"eval/avg_at_k", 0.5}, {untrusted, 1.0}}});
+  input.trees.push_back(
+      {untrusted, {{-1, 0, 10, 2, {}}, {0, 10, 20, 1, {{10, 20}}}, {0, 10, 15, 1, {{10, 15}}}}, 35});
   input.samples.push_back({40, untrusted, untrusted, 1.0, untrusted});
   return input;
 }
@@ -65,7 +67,8 @@ TEST(HtmlReport, IsOneBalancedFileThatLoadsNothing) {
 }
 
 TEST(HtmlReport, EscapesWhateverIsUntrusted) {
-  const std::string attack = "\"'></pre></script><script>alert(1)</script><img src=x onerror=alert(1)>&\xff\x01";
+  const std::string attack =
+      "\"'></pre></script><script>alert(1)</script><img src=x onerror=alert(1)>&\xff\x01";
   const std::string html = html_report(small_run(attack)), harmless = html_report(small_run("plain"));
   EXPECT_EQ(unbalanced(html), "");
   EXPECT_EQ(count(html, "<script"), count(harmless, "<script"));
@@ -94,7 +97,8 @@ TEST(HtmlReport, LongTextsAndManySamplesAreCut) {
 }
 
 TEST(HtmlReport, SamplesComeFromRolloutLines) {
-  const ReportSample text = sample_of_rollout({{"prompt", "p"}, {"response", "r"}, {"reward", 0.5}, {"answer", 7}}, 3);
+  const ReportSample text =
+      sample_of_rollout({{"prompt", "p"}, {"response", "r"}, {"reward", 0.5}, {"answer", 7}}, 3);
   EXPECT_EQ(text.prompt, "p");
   EXPECT_EQ(text.completion, "r");
   EXPECT_EQ(text.reward, 0.5);
@@ -136,8 +140,10 @@ TEST(Chart, TicksAreRoundAndInside) {
       ASSERT_LE(tick, high + slack);
     }
     if (ticks.size() > 1) {
-      const double unit = ticks[1] - ticks[0], digits = unit / std::pow(10, std::floor(std::log10(unit * 1.0001)));
-      ASSERT_TRUE(std::abs(digits - 1) < 1e-3 || std::abs(digits - 2) < 1e-3 || std::abs(digits - 5) < 1e-3) << unit;
+      const double unit = ticks[1] - ticks[0],
+                   digits = unit / std::pow(10, std::floor(std::log10(unit * 1.0001)));
+      ASSERT_TRUE(std::abs(digits - 1) < 1e-3 || std::abs(digits - 2) < 1e-3 || std::abs(digits - 5) < 1e-3)
+          << unit;
     }
   }
 }
@@ -154,7 +160,9 @@ TEST(Chart, ThinsByMeans) {
 TEST(Chart, DrawsHigherValuesHigherAndInsideThePicture) {
   const std::string svg = chart_figure({"t", "", {{"s", {{1, 5}, {2, 7}, {3, -4}}}}, false});
   std::smatch match;
-  ASSERT_TRUE(std::regex_search(svg, match, std::regex("class=\"line c0\" d=\"M([0-9.]+) ([0-9.]+)L([0-9.]+) ([0-9.]+)L([0-9.]+) ([0-9.]+)\"")));
+  ASSERT_TRUE(std::regex_search(
+      svg, match,
+      std::regex("class=\"line c0\" d=\"M([0-9.]+) ([0-9.]+)L([0-9.]+) ([0-9.]+)L([0-9.]+) ([0-9.]+)\"")));
   const auto at = [&](size_t i) { return std::stod(match[i]); };
   EXPECT_LT(at(1), at(3));
   EXPECT_LT(at(3), at(5));
@@ -172,7 +180,8 @@ struct Rectangle {
 };
 std::vector<Rectangle> rectangles(const std::string& figure, const std::string& kind) {
   static const std::string number = "=\"(-?[0-9.]+)\"";
-  const std::regex pattern("<rect class=\"" + kind + "\" x" + number + " y" + number + " width" + number + " height" + number);
+  const std::regex pattern("<rect class=\"" + kind + "\" x" + number + " y" + number + " width" + number +
+                           " height" + number);
   std::vector<Rectangle> out;
   for (std::sregex_iterator it(figure.begin(), figure.end(), pattern), end; it != end; ++it)
     out.push_back({std::stod((*it)[1]), std::stod((*it)[2]), std::stod((*it)[3]), std::stod((*it)[4])});
@@ -181,10 +190,10 @@ std::vector<Rectangle> rectangles(const std::string& figure, const std::string& 
 
 TEST(TreePicture, WidthIsSequencesAndHeightIsTokens) {
   // Two trees: one of three sequences, of which one ends at the root; one of a single sequence.
-  const std::string figure = tree_figure({"t",
-                                          {{-1, 0, 10, 3, {{5, 10}}}, {0, 10, 40, 1, {}}, {0, 10, 20, 1, {}}, {-1, 0, 20, 1, {}}},
-                                          100});
-  const auto shared = rectangles(figure, "shared"), single = rectangles(figure, "single"), trained = rectangles(figure, "shared trained");
+  const std::string figure = tree_figure(
+      {"t", {{-1, 0, 10, 3, {{5, 10}}}, {0, 10, 40, 1, {}}, {0, 10, 20, 1, {}}, {-1, 0, 20, 1, {}}}, 100});
+  const auto shared = rectangles(figure, "shared"), single = rectangles(figure, "single"),
+             trained = rectangles(figure, "shared trained");
   ASSERT_EQ(shared.size(), 1u);
   ASSERT_EQ(single.size(), 3u);
   ASSERT_EQ(trained.size(), 1u);
@@ -195,7 +204,9 @@ TEST(TreePicture, WidthIsSequencesAndHeightIsTokens) {
   EXPECT_GT(single[1].x, single[0].x + single[0].width);
   EXPECT_NEAR(single[2].x / shared[0].width, 1, 0.01);
   EXPECT_NEAR(trained[0].y, shared[0].height / 2, 0.05);
-  EXPECT_NE(figure.find("4 sequences, 70 tokens in the tree for 100 in the batch: 1.43x compression"), std::string::npos) << figure;
+  EXPECT_NE(figure.find("4 sequences, 70 tokens in the tree for 100 in the batch: 1.43x compression"),
+            std::string::npos)
+      << figure;
   EXPECT_EQ(unbalanced(figure), "");
   EXPECT_EQ(tree_figure({}), "");
 }

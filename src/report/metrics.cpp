@@ -22,7 +22,8 @@ std::vector<Line> parse_lines(const std::string& text, const std::string& source
   for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     Json value = parse_json(std::string_view(text).substr(begin, end - begin), source, ++number);
     if (!value.is_object() || !value.contains("step") || !value["step"].is_number_integer())
-      throw UserError(str(source, ":", number, ": expected an object with an integer \"step\"; this is not a metrics file, "
+      throw UserError(str(source, ":", number,
+                          ": expected an object with an integer \"step\"; this is not a metrics file, "
                           "or it was damaged: move it away to go on without it"));
     lines.push_back({number, begin, end + 1, std::move(value)});
   }
@@ -61,7 +62,9 @@ void truncate_metrics_after(const std::filesystem::path& path, int64_t step) {
   if (keep < text.size()) write_file_atomically(path, std::string_view(text).substr(0, keep));
 }
 
-void Metrics::add(std::unique_ptr<MetricsSink> sink) { sinks_.push_back(std::move(sink)); }
+void Metrics::add(std::unique_ptr<MetricsSink> sink) {
+  sinks_.push_back(std::move(sink));
+}
 
 void Metrics::write(int64_t step, const MetricValues& values) {
   std::exception_ptr first;

@@ -43,7 +43,11 @@ TEST_F(MetricsFiles, StepFirstThenSortedKeys) {
 }
 
 TEST_F(MetricsFiles, EveryDoubleReadsBackExactly) {
-  const MetricValues values = {{"a", 1.0 / 3}, {"b", 5e-324}, {"c", 1.7976931348623157e308}, {"d", 0.1 + 0.2}, {"e", 12345678901234567}};
+  const MetricValues values = {{"a", 1.0 / 3},
+                               {"b", 5e-324},
+                               {"c", 1.7976931348623157e308},
+                               {"d", 0.1 + 0.2},
+                               {"e", 12345678901234567}};
   JsonlMetrics(path_).write(3, values);
   EXPECT_EQ(read_metrics(path_)[0].values, values);
 }
@@ -72,7 +76,8 @@ TEST_F(MetricsFiles, ATornLastLineIsNoRecordAndIsCut) {
 }
 
 TEST_F(MetricsFiles, DamageElsewhereIsAnErrorWithItsLine) {
-  for (const char* bad : {"{\"step\":1}\n{\"st\n{\"step\":3}\n", "{\"step\":1}\n[]\n", "{\"step\":1}\n{\"step\":1.5}\n"}) {
+  for (const char* bad :
+       {"{\"step\":1}\n{\"st\n{\"step\":3}\n", "{\"step\":1}\n[]\n", "{\"step\":1}\n{\"step\":1.5}\n"}) {
     write_file_atomically(path_, bad);
     try {
       read_metrics(path_);
@@ -110,7 +115,8 @@ TEST(Metrics, AFailingSinkDoesNotKeepTheOthersFromTheStep) {
 
 uint64_t fixed(std::string_view bytes, size_t at, int num_bytes) {
   uint64_t value = 0;
-  for (int i = num_bytes - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes.at(at + static_cast<size_t>(i)));
+  for (int i = num_bytes - 1; i >= 0; --i)
+    value = value << 8 | static_cast<unsigned char>(bytes.at(at + static_cast<size_t>(i)));
   return value;
 }
 
@@ -158,8 +164,8 @@ std::vector<std::string> records_of(const std::string& file) {
 }
 
 TEST(Tensorboard, Crc32cKnownAnswers) {
-  EXPECT_EQ(crc32c("123456789"), 0xE3069283u);                // the check value of CRC-32C
-  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);      // RFC 3720, B.4
+  EXPECT_EQ(crc32c("123456789"), 0xE3069283u);            // the check value of CRC-32C
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);  // RFC 3720, B.4
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62A8AB43u);
   EXPECT_EQ(masked_crc32c(""), 0xA282EAD8u);
 }
@@ -198,18 +204,20 @@ TEST_F(MetricsFiles, TensorboardFilesReadBack) {
 
 // TensorBoard's own reader, where it is installed for the python3 of the PATH.
 TEST_F(MetricsFiles, TensorboardItselfReadsThem) {
-  if (std::system("python3 -c 'import tensorboard' 2>/dev/null") != 0) GTEST_SKIP() << "tensorboard is not installed";
+  if (std::system("python3 -c 'import tensorboard' 2>/dev/null") != 0)
+    GTEST_SKIP() << "tensorboard is not installed";
   {
     TensorboardMetrics first(folder_, {.wall_time = [] { return 1700000000.0; }});
     for (int64_t step = 1; step <= 5; ++step) first.write(step, {{"reward/mean", 1.0}});
     TensorboardMetrics second(folder_, {.resumed_at = 4, .wall_time = [] { return 1700000100.0; }});
     for (int64_t step = 4; step <= 6; ++step) second.write(step, {{"reward/mean", 2.0}});
   }
-  write_file_atomically(folder_ / "read.py",
-                        "import sys\n"
-                        "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
-                        "a = EventAccumulator(sys.argv[1]); a.Reload()\n"
-                        "print([(s.step, s.value) for s in a.Scalars('reward/mean')])\n");
+  write_file_atomically(
+      folder_ / "read.py",
+      "import sys\n"
+      "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
+      "a = EventAccumulator(sys.argv[1]); a.Reload()\n"
+      "print([(s.step, s.value) for s in a.Scalars('reward/mean')])\n");
   const std::string command = "python3 " + (folder_ / "read.py").string() + " " + folder_.string() + " > " +
                               (folder_ / "out.txt").string() + " 2> " + (folder_ / "err.txt").string();
   ASSERT_EQ(std::system(command.c_str()), 0) << read_file(folder_ / "err.txt");

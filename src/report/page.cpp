@@ -2,19 +2,23 @@
 
 namespace bough {
 
-// Colours: one hue a series, told apart with red-green blindness too, each chosen for its own background; text never
-// wears them. The tree uses blue for what is trained and grey for what is not, strong for shared and pale for single.
+// Colours: one hue a series, told apart with red-green blindness too, each chosen for its own background;
+// text never wears them. The tree uses blue for what is trained and grey for what is not, strong for shared
+// and pale for single.
 const char* const kPageStyle = R"css(
-:root { color-scheme: light dark; --page: #f7f7f5; --card: #ffffff; --ink: #1d1d1b; --soft: #5d5c57; --faint: #8b8a84;
+:root { color-scheme: light dark; --page: #f7f7f5; --card: #ffffff; --ink: #1d1d1b; --soft: #5d5c57;
+  --faint: #8b8a84;
   --line: #e4e3de; --grid: #ecebe6; --c0: #2a78d6; --c1: #c2571a; --c2: #0f8a5f; --c3: #6a4fc0;
   --shared-trained: #1f5fb4; --single-trained: #93bdf0; --shared: #a3a29a; --single: #d9d8d2; --good: #0f7a4d;
   --bad: #b3261e; }
 @media (prefers-color-scheme: dark) {
-  :root { --page: #141413; --card: #1e1e1c; --ink: #f1f0ea; --soft: #b4b3ab; --faint: #86857e; --line: #33322f;
+  :root { --page: #141413; --card: #1e1e1c; --ink: #f1f0ea; --soft: #b4b3ab; --faint: #86857e;
+  --line: #33322f;
     --grid: #2a2a27; --c0: #5a9df0; --c1: #e58a4c; --c2: #3fb68a; --c3: #a48ff0; --shared-trained: #5a9df0;
     --single-trained: #2b4f80; --shared: #77766f; --single: #3d3c38; --good: #56c596; --bad: #f2837b; } }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI",
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI",
   sans-serif; }
 main { max-width: 1240px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 24px; margin: 0; font-weight: 650; letter-spacing: -0.01em; overflow-wrap: anywhere; }
@@ -39,16 +43,21 @@ text.y { text-anchor: end; } text.x { text-anchor: middle; }
 .line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); } .line.c2 { stroke: var(--c2); }
 .line.c3 { stroke: var(--c3); }
 .dot { stroke: var(--card); stroke-width: 2; }
-.dot.c0, .key.c0 { fill: var(--c0); background: var(--c0); } .dot.c1, .key.c1 { fill: var(--c1); background: var(--c1); }
-.dot.c2, .key.c2 { fill: var(--c2); background: var(--c2); } .dot.c3, .key.c3 { fill: var(--c3); background: var(--c3); }
+.dot.c0, .key.c0 { fill: var(--c0); background: var(--c0); } .dot.c1, .key.c1 { fill: var(--c1);
+  background: var(--c1); }
+.dot.c2, .key.c2 { fill: var(--c2); background: var(--c2); } .dot.c3, .key.c3 { fill: var(--c3);
+  background: var(--c3); }
 .hover path { stroke: var(--faint); stroke-dasharray: 3 3; }
 .legend { margin-left: auto; display: flex; flex-wrap: wrap; gap: 2px 14px; font-weight: 400; font-size: 13px;
   color: var(--soft); }
-.key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: 6px; vertical-align: middle; }
-.box { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; vertical-align: -1px; }
+.key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: 6px;
+  vertical-align: middle; }
+.box { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px;
+  vertical-align: -1px; }
 .tree { margin-bottom: 14px; } .tree svg { margin-top: 8px; overflow: hidden; }
 .nodes g { cursor: pointer; } .nodes g:hover { opacity: .78; }
-.shared { fill: var(--shared); background: var(--shared); } .single { fill: var(--single); background: var(--single); }
+.shared { fill: var(--shared); background: var(--shared); } .single { fill: var(--single);
+  background: var(--single); }
 .shared.trained { fill: var(--shared-trained); background: var(--shared-trained); }
 .single.trained { fill: var(--single-trained); background: var(--single-trained); }
 .hint { margin: 6px 0 4px; color: var(--faint); font-size: 13px; }
@@ -56,7 +65,8 @@ button { font: inherit; font-size: 13px; color: var(--ink); background: none; bo
   border-radius: 6px; padding: 1px 10px; cursor: pointer; }
 .panel { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th { text-align: left; font-weight: 600; color: var(--soft); padding: 9px 14px; border-bottom: 1px solid var(--line); }
+th { text-align: left; font-weight: 600; color: var(--soft); padding: 9px 14px;
+  border-bottom: 1px solid var(--line); }
 td { padding: 9px 14px; vertical-align: top; border-bottom: 1px solid var(--grid); }
 tr:last-child td { border-bottom: 0; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -68,8 +78,10 @@ pre { font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; whit
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); }
 summary { cursor: pointer; color: var(--soft); margin: 14px 0 12px; }
 .empty { color: var(--soft); padding: 14px 18px; margin: 0; }
-#tip { position: fixed; pointer-events: none; background: var(--card); color: var(--ink); border: 1px solid var(--line);
-  border-radius: 8px; padding: 7px 11px; font-size: 13px; box-shadow: 0 4px 18px rgb(0 0 0 / .16); white-space: pre;
+#tip { position: fixed; pointer-events: none; background: var(--card); color: var(--ink);
+  border: 1px solid var(--line);
+  border-radius: 8px; padding: 7px 11px; font-size: 13px; box-shadow: 0 4px 18px rgb(0 0 0 / .16);
+  white-space: pre;
   font-variant-numeric: tabular-nums; z-index: 2; }
 )css";
 
@@ -96,7 +108,8 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const clear = () => { hover.replaceChildren(); hideTip(); };
   svg.addEventListener("pointerleave", clear);
   svg.addEventListener("pointermove", event => {
-    const x = (event.clientX - svg.getBoundingClientRect().left) * svg.viewBox.baseVal.width / svg.clientWidth;
+    const left = svg.getBoundingClientRect().left;
+    const x = (event.clientX - left) * svg.viewBox.baseVal.width / svg.clientWidth;
     // A point of each series: that of the step nearest to the pointer over all series.
     let nearest = null;
     for (const series of data.series)
@@ -109,7 +122,8 @@ for (const figure of document.querySelectorAll("figure.chart")) {
       const point = series.points.find(candidate => candidate[2] === nearest[2]);
       if (!point) return;
       hover.append(svgNode("circle", {class: "dot c" + i, cx: point[0], cy: point[1], r: 4.5}));
-      text += "\n" + (data.series.length > 1 ? series.name + "  " : "") + point[3] + (data.unit ? " " + data.unit : "");
+      text += "\n" + (data.series.length > 1 ? series.name + "  " : "") + point[3];
+      if (data.unit) text += " " + data.unit;
     });
     showTip(event, text);
   });
@@ -124,8 +138,8 @@ for (const figure of document.querySelectorAll("figure.tree")) {
     const n = numbers(event.target);
     if (!n) return hideTip();
     const [begin, end, sequences, trained] = n;
-    showTip(event, `tokens ${begin} to ${end} (${end - begin})\n` +
-      (sequences === 1 ? "one sequence" : `shared by ${sequences} sequences`) + `\ntrained on ${trained} of them`);
+    const who = sequences === 1 ? "one sequence" : `shared by ${sequences} sequences`;
+    showTip(event, `tokens ${begin} to ${end} (${end - begin})\n${who}\n${trained} of the tokens trained`);
   });
   nodes.addEventListener("click", event => {
     const n = numbers(event.target);

@@ -1,4 +1,5 @@
-// The style and the script of report.html. Both are constants of this program: nothing of a run is ever put into them.
+// The style and the script of report.html. Both are constants of this program: nothing of a run is ever put
+// into them.
 #pragma once
 
 namespace bough {

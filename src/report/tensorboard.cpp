@@ -19,7 +19,8 @@ constexpr std::array<uint32_t, 256> make_crc_table() {
   std::array<uint32_t, 256> table = {};
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t crc = i;
-    for (int bit = 0; bit < 8; ++bit) crc = crc & 1 ? crc >> 1 ^ 0x82F63B78 : crc >> 1;  // the polynomial, reflected
+    for (int bit = 0; bit < 8; ++bit)
+      crc = crc & 1 ? crc >> 1 ^ 0x82F63B78 : crc >> 1;  // the polynomial, reflected
     table[i] = crc;
   }
   return table;
@@ -37,7 +38,9 @@ void append_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out += static_cast<char>((value & 0x7F) | 0x80);
   out += static_cast<char>(value);
 }
-void append_tag(std::string& out, int field, WireType type) { append_varint(out, static_cast<uint64_t>(field << 3 | type)); }
+void append_tag(std::string& out, int field, WireType type) {
+  append_varint(out, static_cast<uint64_t>(field << 3 | type));
+}
 void append_bytes(std::string& out, int field, std::string_view bytes) {
   append_tag(out, field, kBytes);
   append_varint(out, bytes.size());
@@ -71,7 +74,8 @@ std::string new_file_name(double wall_time) {
   static std::atomic<int> counter{0};  // two writers of one process in one second
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, HOST_NAME_MAX);
-  return str("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host, ".", ::getpid(), ".", counter++);
+  return str("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host, ".", ::getpid(), ".",
+             counter++);
 }
 
 TensorboardMetrics::Options with_clock(TensorboardMetrics::Options options) {
@@ -87,12 +91,17 @@ uint32_t crc32c(std::string_view bytes) {
 }
 
 // TFRecord's masking: a crc stored inside data that is itself summed would degrade the sum.
-uint32_t masked_crc32c(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u; }
+uint32_t masked_crc32c(std::string_view bytes) {
+  return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u;
+}
 
-TensorboardMetrics::TensorboardMetrics(const std::filesystem::path& folder) : TensorboardMetrics(folder, Options()) {}
+TensorboardMetrics::TensorboardMetrics(const std::filesystem::path& folder)
+    : TensorboardMetrics(folder, Options()) {}
 
 TensorboardMetrics::TensorboardMetrics(const std::filesystem::path& folder, Options options)
-    : options_(with_clock(std::move(options))), path_(folder / new_file_name(options_.wall_time())), file_(path_) {
+    : options_(with_clock(std::move(options))),
+      path_(folder / new_file_name(options_.wall_time())),
+      file_(path_) {
   std::string version = begin_event(options_.wall_time(), 0);
   append_bytes(version, 3, "brain.Event:2");
   std::string records = framed(version);

@@ -1,9 +1,9 @@
 // TensorBoard event files, written by hand: there is no writer for C++.
 //
-// A file is a row of TFRecords: length (uint64), masked crc32c of these 8 bytes, payload, masked crc32c of the
-// payload; integers little-endian. The payload is an Event message of tensorflow/core/util/event.proto: wall_time = 1
-// (double), step = 2 (int64), file_version = 3, summary = 5 {value = 1 {tag = 1, simple_value = 2 (float)}},
-// session_log = 7 {status = 1}.
+// A file is a row of TFRecords: length (uint64), masked crc32c of these 8 bytes, payload, masked crc32c of
+// the payload; integers little-endian. The payload is an Event message of tensorflow/core/util/event.proto:
+// wall_time = 1 (double), step = 2 (int64), file_version = 3, summary = 5 {value = 1 {tag = 1, simple_value =
+// 2 (float)}}, session_log = 7 {status = 1}.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace bough {
 class TensorboardMetrics final : public MetricsSink {
  public:
   struct Options {
-    // The first step this process writes, after a resume: TensorBoard then drops what older files of the folder
-    // hold from that step on.
+    // The first step this process writes, after a resume: TensorBoard then drops what older files of the
+    // folder hold from that step on.
     std::optional<int64_t> resumed_at;
     // Seconds since 1970; the system's clock when empty.
     std::function<double()> wall_time;

@@ -13,9 +13,9 @@ namespace bough {
 namespace {
 
 constexpr double kWidth = 1100, kHeight = 380, kLeft = 58, kTop = 6;  // the picture's own units
-constexpr double kGap = 1.5;             // between siblings that are wide enough to spare it
+constexpr double kGap = 1.5;  // between siblings that are wide enough to spare it
 constexpr double kNarrowest = 0.02;
-constexpr size_t kMostNodes = 20'000;    // about 2 MB of page
+constexpr size_t kMostNodes = 20'000;  // about 2 MB of page
 
 std::string number(double value) {
   std::array<char, 32> buffer;
@@ -36,9 +36,10 @@ std::vector<Placed> place(const TreePicture& tree, int64_t& num_sequences, int64
   depth = 1;
   for (size_t i = 0; i < tree.nodes.size(); ++i) {
     const TreePictureNode& node = tree.nodes[i];
-    BOUGH_CHECK(node.parent >= -1 && node.parent < static_cast<int64_t>(i), "node ", i, " parent ", node.parent);
-    BOUGH_CHECK(node.begin <= node.end && node.num_sequences > 0, "node ", i, " [", node.begin, ", ", node.end, ") x ",
-                node.num_sequences);
+    BOUGH_CHECK(node.parent >= -1 && node.parent < static_cast<int64_t>(i), "node ", i, " parent ",
+                node.parent);
+    BOUGH_CHECK(node.begin <= node.end && node.num_sequences > 0, "node ", i, " [", node.begin, ", ",
+                node.end, ") x ", node.num_sequences);
     depth = std::max(depth, node.end);
     if (node.parent < 0) {
       BOUGH_CHECK(node.begin == 0, "root ", i, " begins at ", node.begin);
@@ -47,12 +48,12 @@ std::vector<Placed> place(const TreePicture& tree, int64_t& num_sequences, int64
       continue;
     }
     const auto p = static_cast<size_t>(node.parent);
-    BOUGH_CHECK(node.begin == tree.nodes[p].end, "node ", i, " begins at ", node.begin, ", its parent ends at ",
-                tree.nodes[p].end);
+    BOUGH_CHECK(node.begin == tree.nodes[p].end, "node ", i, " begins at ", node.begin,
+                ", its parent ends at ", tree.nodes[p].end);
     placed.push_back({i, placed[p].first + static_cast<double>(next[p])});
     next[p] += node.num_sequences;
-    BOUGH_CHECK(next[p] <= tree.nodes[p].num_sequences, "children of node ", p, " hold ", next[p], " sequences of ",
-                tree.nodes[p].num_sequences);
+    BOUGH_CHECK(next[p] <= tree.nodes[p].num_sequences, "children of node ", p, " hold ", next[p],
+                " sequences of ", tree.nodes[p].num_sequences);
   }
   return placed;
 }
@@ -79,8 +80,8 @@ std::string node_group(const TreePictureNode& node, double first, double per_seq
   }
   return str("<g data-n=\"", node.begin, ",", node.end, ",", node.num_sequences, ",", num_trained, ",",
              number(x), ",", number(whole), "\">",
-             rectangle(shared ? "shared" : "single", x, y(node.begin), width, y(node.end) - y(node.begin)), marks,
-             "</g>");
+             rectangle(shared ? "shared" : "single", x, y(node.begin), width, y(node.end) - y(node.begin)),
+             marks, "</g>");
 }
 
 std::string depth_axis(int64_t depth, double per_token) {
@@ -115,7 +116,8 @@ std::string tree_figure(const TreePicture& tree) {
   std::stable_sort(placed.begin(), placed.end(),
                    [&](const Placed& a, const Placed& b) { return sequences(a) > sequences(b); });
   size_t num_drawn = std::min(placed.size(), kMostNodes);
-  while (num_drawn > 0 && static_cast<double>(sequences(placed[num_drawn - 1])) * per_sequence < kNarrowest) --num_drawn;
+  while (num_drawn > 0 && static_cast<double>(sequences(placed[num_drawn - 1])) * per_sequence < kNarrowest)
+    --num_drawn;
   placed.resize(num_drawn);
 
   std::string nodes;
@@ -123,18 +125,23 @@ std::string tree_figure(const TreePicture& tree) {
   std::string summary = str(format_thousands(num_sequences), " sequences, ", format_thousands(unique_tokens),
                             " tokens in the tree");
   if (tree.num_tokens > 0 && unique_tokens > 0)
-    summary += str(" for ", format_thousands(tree.num_tokens), " in the batch: ",
-                   format_significant(static_cast<double>(tree.num_tokens) / static_cast<double>(unique_tokens), 3),
-                   "x compression");
+    summary +=
+        str(" for ", format_thousands(tree.num_tokens), " in the batch: ",
+            format_significant(static_cast<double>(tree.num_tokens) / static_cast<double>(unique_tokens), 3),
+            "x compression");
   if (num_drawn < tree.nodes.size())
-    summary += str("; ", format_thousands(static_cast<int64_t>(tree.nodes.size() - num_drawn)), " nodes too narrow to draw");
-  return str("<figure class=\"tree\"><figcaption>", html_escape(tree.title), " <small>", summary, "</small>", legend(),
-             "<button type=\"button\" class=\"whole\" hidden>show the whole tree</button></figcaption><svg viewBox=\"0 0 ",
+    summary += str("; ", format_thousands(static_cast<int64_t>(tree.nodes.size() - num_drawn)),
+                   " nodes too narrow to draw");
+  return str("<figure class=\"tree\"><figcaption>", html_escape(tree.title), " <small>", summary, "</small>",
+             legend(),
+             "<button type=\"button\" class=\"whole\" hidden>show the whole tree</button></figcaption><svg "
+             "viewBox=\"0 0 ",
              kWidth, " ", kHeight, "\" role=\"img\" aria-label=\"Prefix tree of ", html_escape(tree.title),
-             ": width is sequences, height is depth in tokens\">", depth_axis(depth, per_token), "<svg x=\"", kLeft,
-             "\" y=\"", kTop, "\" width=\"", kWidth - kLeft, "\" height=\"", kHeight - 2 * kTop,
+             ": width is sequences, height is depth in tokens\">", depth_axis(depth, per_token), "<svg x=\"",
+             kLeft, "\" y=\"", kTop, "\" width=\"", kWidth - kLeft, "\" height=\"", kHeight - 2 * kTop,
              "\" preserveAspectRatio=\"none\" viewBox=\"0 0 ", kWidth - kLeft, " ", kHeight - 2 * kTop,
-             "\" class=\"nodes\">", nodes, "</svg></svg><p class=\"hint\">Height: depth in tokens. Width: sequences. Point at a "
+             "\" class=\"nodes\">", nodes,
+             "</svg></svg><p class=\"hint\">Height: depth in tokens. Width: sequences. Point at a "
              "node to read it, click to zoom into its subtree.</p></figure>\n");
 }
 
