@@ -103,11 +103,11 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
 // Conversations of every shape that is used: with and without a system message, one and several turns, to be
 // answered and complete. A template that passes may still treat other contents specially (<think>), as its
 // model expects.
-void ChatTemplate::check_is_chatml() {
+void ChatTemplate::check_is_chatml() try {
   const ChatMessage system{"system", "Sys."}, user{"user", "One."}, assistant{"assistant", "Two."},
       again{"user", "Three."};
   const auto expect = [&](std::span<const ChatMessage> messages, bool prompt, bool has_default) {
-    const std::string wanted = (has_default ? default_block_ : "") + chatml(messages, prompt);
+    const std::string wanted = str(has_default ? default_block_ : "", chatml(messages, prompt));
     const std::string got = run(messages, prompt);
     if (got == wanted) return;
     // Qwen3 puts an empty <think> block into an answer that ends the conversation.
@@ -135,6 +135,12 @@ void ChatTemplate::check_is_chatml() {
   expect(std::vector{system, user, assistant, again}, true, false);
   expect(std::vector{system, user, assistant, again, assistant, again}, true, false);
   expect(std::vector{system, user, assistant, again, assistant}, false, false);
+} catch (const UserError& error) {
+  const std::string_view message = error.what();
+  if (message.find("ChatML") != std::string_view::npos) throw;
+  throw UserError(str(message,
+                      ": a template that Bough cannot run. Only ChatML is supported; use plain prompts "
+                      "(`prompt` instead of `messages`)"));
 }
 
 std::string ChatTemplate::run(std::span<const ChatMessage> messages, bool add_generation_prompt) const {

@@ -66,6 +66,7 @@ class Machine {
   [[noreturn]] void unsupported(const std::string& what) const { fail(str(what, " is not supported")); }
 
   void run(const Statement& statement) {
+    if (++num_steps_ > kMostSteps) fail("takes too many steps");
     switch (statement.kind) {
       case Statement::Kind::kText: out_ += statement.text; break;
       case Statement::Kind::kOutput: out_ += printed(evaluate(statement.expressions[0])); break;
@@ -83,6 +84,7 @@ class Machine {
     if (items.is_discarded()) return;  // an undefined value is an empty list
     if (!items.is_array()) unsupported("a loop over something that is not a list");
     for (size_t i = 0; i < items.size(); ++i) {
+      num_steps_ += kStepsOfIteration;
       scopes_.emplace_back();
       scopes_.back()[statement.text] = items[i];
       scopes_.back()["loop"] = {{"index0", i},
@@ -180,9 +182,8 @@ class Machine {
     if (operation == "==") return equal(left, right);
     if (operation == "!=") return !equal(left, right);
     if (operation == "in") return contains(right, left);
-    if (operation == "~") return printed(left) + printed(right);
-    if (operation == "+" && left.is_string() && right.is_string())
-      return left.get<std::string>() + right.get<std::string>();
+    if (operation == "~" || (operation == "+" && left.is_string() && right.is_string()))
+      return concatenated(printed(left), printed(right));
     if (operation == "+" && left.is_array() && right.is_array()) {
       left.insert(left.end(), right.begin(), right.end());
       return left;
@@ -204,6 +205,11 @@ class Machine {
       return operation == "%" ? remainder : (a - remainder) / b;
     }
     fail(str("arithmetic that is not supported: ", a, " ", operation, " ", b));
+  }
+
+  std::string concatenated(std::string left, const std::string& right) const {
+    if (left.size() + right.size() > kLongestText) fail("makes a text that is too long");
+    return left += right;
   }
 
   static bool equal(const Json& a, const Json& b) {
@@ -333,7 +339,13 @@ class Machine {
     unsupported(str("the method ", bough::quoted(name)));
   }
 
+  // Bounds for templates of unknown origin, far beyond what a conversation needs.
+  static constexpr int64_t kMostSteps = 1'000'000;
+  static constexpr int64_t kStepsOfIteration = 10;  // what its `loop` costs
+  static constexpr size_t kLongestText = size_t{1} << 26;  // bytes
+
   const std::string& name_;
+  int64_t num_steps_ = 0;
   std::vector<std::map<std::string, Json>> scopes_;
   std::string out_;
 };

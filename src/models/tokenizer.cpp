@@ -155,6 +155,10 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
   for (const Json& entry : list) {
     const AddedToken token = read_added_token(entry, where);
     if (token.content.empty()) continue;
+    const std::string pattern = token.normalized && nfc ? unicode::nfc(token.content) : token.content;
+    if (!added_ids.emplace(token.content, token.id).second ||
+        !patterns[token.normalized].emplace(pattern, true).second)
+      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " is there twice"));
     const auto known = vocabulary.find(token.content);
     const int64_t id = known != vocabulary.end() ? known->second : next_id++;
     // `tokenizers` numbers added tokens itself; a file that says otherwise would give other ids there.
@@ -162,10 +166,6 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
       throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " has id ", token.id,
                           ", but ",
                           known != vocabulary.end() ? "the vocabulary says " : "the next free one is ", id));
-    const std::string pattern = token.normalized && nfc ? unicode::nfc(token.content) : token.content;
-    if (!added_ids.emplace(token.content, token.id).second ||
-        !patterns[token.normalized].emplace(pattern, true).second)
-      throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " is there twice"));
     (token.normalized ? in_normalized_text : in_raw_text).add(pattern, token);
     added.emplace_back(token, pattern);
   }

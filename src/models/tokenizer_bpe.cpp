@@ -214,8 +214,9 @@ void BytePairEncoder::read_merges(const Json& merges, const std::string& where) 
     if (left.empty() || right.empty())
       throw UserError(str(where, ": model: merge ", rank,
                           ": expected \"left right\" or [\"left\", \"right\"], got ", shown(merge)));
-    merges_->insert(id_of(left, rank), id_of(right, rank),
-                    {static_cast<int32_t>(rank), id_of(left + right, rank)});
+    const int32_t left_id = id_of(left, rank);
+    const int32_t right_id = id_of(right, rank);
+    merges_->insert(left_id, right_id, {static_cast<int32_t>(rank), id_of(left + right, rank)});
   }
 }
 
