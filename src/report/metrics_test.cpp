@@ -168,6 +168,7 @@ TEST(Tensorboard, Crc32cKnownAnswers) {
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);  // RFC 3720, B.4
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62A8AB43u);
   EXPECT_EQ(masked_crc32c(""), 0xA282EAD8u);
+  EXPECT_EQ(masked_crc32c("123456789"), 0xc78ab0e5u);  // ((c >> 15) | (c << 17)) + 0xa282ead8
 }
 
 TEST_F(MetricsFiles, TensorboardFilesReadBack) {

@@ -131,7 +131,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
 
 for (const figure of document.querySelectorAll("figure.tree")) {
   const nodes = figure.querySelector(".nodes"), whole = figure.querySelector(".whole");
-  const full = nodes.getAttribute("viewBox"), height = nodes.viewBox.baseVal.height;
+  const width = nodes.viewBox.baseVal.width, groups = [...nodes.children];
   const numbers = target => target.closest("[data-n]")?.dataset.n.split(",").map(Number);
   nodes.addEventListener("pointerleave", hideTip);
   nodes.addEventListener("pointermove", event => {
@@ -141,16 +141,22 @@ for (const figure of document.querySelectorAll("figure.tree")) {
     const who = sequences === 1 ? "one sequence" : `shared by ${sequences} sequences`;
     showTip(event, `tokens ${begin} to ${end} (${end - begin})\n${who}\n${trained} of the tokens trained`);
   });
+  // Lays the part [from, from + part) of the picture out over its whole width; the gaps keep their size.
+  const zoom = (from, part) => {
+    for (const group of groups) {
+      const n = numbers(group), wide = n[5] * width / part, gap = wide > 6 ? 1.5 : wide / 5;
+      for (const box of group.children) {
+        box.setAttribute("x", (n[4] - from) * width / part);
+        box.setAttribute("width", wide - gap);
+      }
+    }
+    whole.hidden = part === width;
+  };
   nodes.addEventListener("click", event => {
     const n = numbers(event.target);
-    if (!n) return;
-    nodes.setAttribute("viewBox", `${n[4]} 0 ${n[5]} ${height}`);
-    whole.hidden = false;
+    if (n) zoom(n[4], n[5]);
   });
-  whole.addEventListener("click", () => {
-    nodes.setAttribute("viewBox", full);
-    whole.hidden = true;
-  });
+  whole.addEventListener("click", () => zoom(0, width));
 }
 )js";
 

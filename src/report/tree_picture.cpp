@@ -17,9 +17,9 @@ constexpr double kGap = 1.5;  // between siblings that are wide enough to spare 
 constexpr double kNarrowest = 0.02;
 constexpr size_t kMostNodes = 20'000;  // about 2 MB of page
 
-std::string number(double value) {
+std::string number(double value, int decimals = 2) {
   std::array<char, 32> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.2f", value);
+  std::snprintf(buffer.data(), buffer.size(), "%.*f", decimals, value);
   return buffer.data();
 }
 
@@ -79,7 +79,7 @@ std::string node_group(const TreePictureNode& node, double first, double per_seq
     marks += rectangle(shared ? "shared trained" : "single trained", x, y(begin), width, y(end) - y(begin));
   }
   return str("<g data-n=\"", node.begin, ",", node.end, ",", node.num_sequences, ",", num_trained, ",",
-             number(x), ",", number(whole), "\">",
+             number(x, 5), ",", number(whole, 5), "\">",
              rectangle(shared ? "shared" : "single", x, y(node.begin), width, y(node.end) - y(node.begin)),
              marks, "</g>");
 }
