@@ -76,6 +76,12 @@ TEST(Tokenizer, MergesByRankThenFromTheLeft) {
   EXPECT_EQ(tokenizer.encode("aaab"), (std::vector<int32_t>{258, 257}));
 }
 
+// The merge of "ab" is queued first but outdated when its turn comes: "b" is part of "bc" by then.
+TEST(Tokenizer, OutdatedMergesAreNotApplied) {
+  const Tokenizer tokenizer = tokenizer_of(description({{"b", "c"}, {"a", "b"}, {"a", "bc"}}));
+  EXPECT_EQ(tokenizer.encode("abc"), (std::vector<int32_t>{258}));
+}
+
 TEST(Tokenizer, IgnoreMergesTakesWholeWords) {
   Json file = description({{"b", "c"}, {"a", "b"}, {"ab", "c"}});
   EXPECT_EQ(tokenizer_of(file).encode("abc"), (std::vector<int32_t>{'a', 256}));

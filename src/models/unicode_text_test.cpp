@@ -55,11 +55,11 @@ TEST(UnicodeText, NfcComposesAndReorders) {
   EXPECT_EQ(nfc("\u212B"), "\u00C5");
 }
 
-// U+0898 came with Unicode 14: for the NFC of `tokenizers` it is a starter, which keeps marks apart.
+// U+07FD came with Unicode 11 and goes below the letter, so an accent above composes across it; for the NFC of
+// `tokenizers` it is a starter, which keeps them apart.
 TEST(UnicodeText, NfcLeavesNewerMarksAlone) {
-  EXPECT_EQ(nfc("a\u0301\u0898"), "\u00E1\u0898");
-  EXPECT_EQ(nfc("a\u0898\u0301"), "a\u0898\u0301");
-  EXPECT_EQ(nfc("e\u0301\u0898e\u0301"), "\u00E9\u0898\u00E9");
+  EXPECT_EQ(nfc("e\u07FD\u0301"), "e\u07FD\u0301");
+  EXPECT_EQ(nfc("e\u0301\u07FDe\u0301"), "\u00E9\u07FD\u00E9");
 }
 
 TEST(UnicodeText, StandInsKeepTheLength) {
