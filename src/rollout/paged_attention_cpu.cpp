@@ -21,6 +21,9 @@ namespace {
 using simd::kLanes;
 static_assert(kLanes == kPageTokens);
 
+// Starting threads costs some 5 microseconds, in which one thread does about this many multiply-adds.
+constexpr int64_t kProductsWorthThreads = 200000;
+
 template <class T>
 struct LayerView {
   const T* q;        // token t, head n at q + t * q_stride_t + n * q_stride_n
@@ -207,8 +210,16 @@ void run_schedule(const LayerView<T>& layer, const AttentionSchedule& schedule) 
   for (const AttentionTask& task : schedule.tasks) max_rows = std::max<int64_t>(max_rows, task.row_end - task.row_begin);
   const int64_t max_entries = max_rows * (layer.N / layer.G);
   const int64_t num_units = static_cast<int64_t>(schedule.tasks.size()) * layer.G;
+  int64_t products = 0;  // multiply-adds of the scores; the values take as many
+  for (const AttentionTask& task : schedule.tasks) {
+    for (int32_t r = task.run_begin; r < task.run_end; ++r) {
+      const AttentionRun& run = schedule.runs[static_cast<size_t>(r)];
+      products += (run.row_end - run.row_begin) * (run.page_end - run.page_begin) * kPageTokens * layer.N * layer.H;
+    }
+  }
+  const int64_t num_threads = products < kProductsWorthThreads ? 1 : std::min<int64_t>(at::get_num_threads(), num_units);
   std::atomic<int64_t> next = 0;  // tasks differ in length: threads take the next one when they are free
-  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), num_units), 1, [&](int64_t, int64_t) {
+  at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
     std::vector<Acc> scratch(static_cast<size_t>(max_entries * (layer.H + layer.padded_H + kLanes + 1)));
     for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < num_units;) {
       const AttentionTask& task = schedule.tasks[static_cast<size_t>(unit / layer.G)];

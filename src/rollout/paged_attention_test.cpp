@@ -1,0 +1,186 @@
+#include "rollout/paged_attention.h"
+
+#include "rollout/rollout_test_util.h"
+
+namespace bough {
+namespace {
+
+struct Shape {
+  int64_t N, G, H;
+};
+
+// Sequences with shared pages, each with the keys and values of all its tokens; checks attention against a plain
+// softmax in fp64.
+class Fixture {
+ public:
+  Fixture(Shape shape, at::ScalarType dtype) : shape_(shape), dtype_(dtype), storage_(config_of(shape), dtype, at::kCPU, 200) {
+    storage_.reserve(200);
+    for (int64_t l = 0; l < 1; ++l) {  // slots nobody has written hold NaN
+      storage_.keys(l).fill_(NAN);
+      storage_.values(l).fill_(NAN);
+    }
+  }
+
+  static ModelConfig config_of(Shape shape) {
+    ModelConfig config;
+    config.num_layers = 1;
+    config.num_heads = shape.N;
+    config.num_kv_heads = shape.G;
+    config.head_dim = shape.H;
+    return config;
+  }
+
+  // A sequence of `length` tokens that shares the first `shared` pages (full ones) of sequence `parent`.
+  int64_t add_sequence(int64_t length, int64_t parent = -1, int64_t shared = 0) {
+    Sequence sequence;
+    sequence.k = random({length, shape_.G, shape_.H});
+    sequence.v = random({length, shape_.G, shape_.H});
+    if (parent >= 0) {
+      const Sequence& other = sequences_[static_cast<size_t>(parent)];
+      sequence.pages.assign(other.pages.begin(), other.pages.begin() + shared);
+      sequence.k.narrow(0, 0, shared * kPageTokens).copy_(other.k.narrow(0, 0, shared * kPageTokens));
+      sequence.v.narrow(0, 0, shared * kPageTokens).copy_(other.v.narrow(0, 0, shared * kPageTokens));
+    }
+    while (static_cast<int64_t>(sequence.pages.size()) < pages_for(length)) sequence.pages.push_back(next_page_++);
+    sequences_.push_back(std::move(sequence));
+    return static_cast<int64_t>(sequences_.size()) - 1;
+  }
+
+  struct Part {
+    int64_t sequence, begin, count;
+  };
+  // Output of one pass, and what it should be.
+  at::Tensor run(const std::vector<Part>& parts, AttentionPath path) {
+    std::vector<Segment> segments;
+    std::vector<at::Tensor> q, k, v;
+    for (const Part& part : parts) {
+      const Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      segments.push_back({sequence.pages, part.begin, part.count});
+      k.push_back(sequence.k.narrow(0, part.begin, part.count));
+      v.push_back(sequence.v.narrow(0, part.begin, part.count));
+      q.push_back(query(part));
+    }
+    // Strided views, as a model hands them over.
+    const auto qkv = at::cat({at::cat(q), at::cat(k), at::cat(v)}, 1);
+    PagedAttention attention(storage_, segments, path);
+    return attention.attend(0, qkv.narrow(1, 0, shape_.N), qkv.narrow(1, shape_.N, shape_.G),
+                            qkv.narrow(1, shape_.N + shape_.G, shape_.G));
+  }
+  at::Tensor expected(const std::vector<Part>& parts) {
+    std::vector<at::Tensor> o;
+    for (const Part& part : parts) {
+      const Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      const auto q = query(part).to(at::kDouble);
+      for (int64_t i = 0; i < part.count; ++i) {
+        const int64_t length = part.begin + i + 1, repeat = shape_.N / shape_.G;
+        const auto k = sequence.k.narrow(0, 0, length).to(at::kDouble).repeat_interleave(repeat, 1);
+        const auto v = sequence.v.narrow(0, 0, length).to(at::kDouble).repeat_interleave(repeat, 1);
+        const auto scores = (q[i].unsqueeze(0) * k).sum(-1) / std::sqrt(static_cast<double>(shape_.H));
+        o.push_back((at::softmax(scores, 0).unsqueeze(-1) * v).sum(0, true));
+      }
+    }
+    return at::cat(o);
+  }
+
+ private:
+  struct Sequence {
+    at::Tensor k, v;
+    std::vector<int32_t> pages;
+  };
+  at::Tensor random(at::IntArrayRef sizes, int64_t seed = -1) {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed >= 0 ? seed : 1000 + seed_++));
+    return at::randn(sizes, generator, at::TensorOptions().dtype(at::kDouble)).mul_(2).to(dtype_);
+  }
+  at::Tensor query(const Part& part) {
+    return random({300, shape_.N, shape_.H}, part.sequence).narrow(0, part.begin, part.count);
+  }
+
+  Shape shape_;
+  at::ScalarType dtype_;
+  KvStorage storage_;
+  std::vector<Sequence> sequences_;
+  int32_t next_page_ = 3;
+  int64_t seed_ = 0;
+};
+
+// Sums of up to 100 products of order 10, in the accumulator type; bf16 outputs are rounded once (2^-9).
+double tolerance(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-13 : dtype == at::kFloat ? 3e-5 : 2.5e-2;
+}
+
+std::vector<Fixture::Part> fill(Fixture& fixture, AttentionPath path) {
+  // A tree of pages: 0 is the root, 1-3 hang off it, 4-5 off 1; chunks of prefill beside decode.
+  const int64_t lengths[] = {70, 55, 90, 33, 81, 17};
+  fixture.add_sequence(70);
+  fixture.add_sequence(55, 0, 2);
+  fixture.add_sequence(90, 0, 4);
+  fixture.add_sequence(33, 0, 1);
+  fixture.add_sequence(81, 1, 3);
+  fixture.add_sequence(17, 1, 1);
+  for (int64_t s = 0; s < 6; ++s) {
+    fixture.run({{s, 0, 16}}, path);
+    if (s < 3) fixture.run({{s, 16, lengths[s] - 17}}, path);
+  }
+  return {{0, 69, 1}, {3, 16, 17}, {1, 54, 1}, {4, 16, 65}, {2, 89, 1}, {5, 16, 1}};
+}
+
+TEST(PagedAttention, EqualsSoftmaxOverTheSequence) {
+  for (const Shape shape : {Shape{4, 2, 12}, Shape{3, 3, 16}, Shape{8, 1, 64}, Shape{5, 1, 7}}) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      for (const auto path : {AttentionPath::kFastest, AttentionPath::kReference}) {
+        Fixture fixture(shape, dtype);
+        const auto parts = fill(fixture, path);
+        const auto got = fixture.run(parts, path).to(at::kDouble);
+        EXPECT_LT((got - fixture.expected(parts)).abs().max().item<double>(), tolerance(dtype))
+            << "N " << shape.N << " G " << shape.G << " H " << shape.H << " " << dtype << " path " << int(path);
+      }
+    }
+  }
+}
+
+TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
+  Fixture fixture({4, 2, 12}, at::kFloat);
+  const auto parts = fill(fixture, AttentionPath::kFastest);
+  const auto together = fixture.run(parts, AttentionPath::kFastest);
+  int64_t token = 0;
+  for (const auto& part : parts) {
+    for (int64_t i = 0; i < part.count; ++i, ++token) {
+      const auto alone = fixture.run({{part.sequence, part.begin + i, 1}}, AttentionPath::kFastest);
+      ASSERT_TRUE(at::equal(alone[0], together[token])) << "sequence " << part.sequence << ", token " << i;
+    }
+  }
+}
+
+TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
+  // 8 samples of one prompt of 4 full pages, each with two pages of its own.
+  std::vector<std::vector<int32_t>> tables;
+  for (int32_t s = 0; s < 8; ++s) tables.push_back({10, 11, 12, 13, 20 + 2 * s, 21 + 2 * s});
+  std::vector<Segment> segments;
+  for (const auto& table : tables) segments.push_back({table, 90, 1});
+  const AttentionSchedule schedule = schedule_attention(segments, 32);
+  ASSERT_EQ(schedule.tasks.size(), 1u);
+  int64_t pages_visited = 0, rows_times_pages = 0;
+  for (const AttentionRun& run : schedule.runs) {
+    pages_visited += run.page_end - run.page_begin;
+    rows_times_pages += (run.page_end - run.page_begin) * (run.row_end - run.row_begin);
+  }
+  EXPECT_EQ(pages_visited, 4 + 8 * 2);
+  EXPECT_EQ(rows_times_pages, 8 * 6);
+}
+
+TEST(PagedAttention, RefusesWrongShapes) {
+  KvStorage storage(Fixture::config_of({4, 2, 12}), at::kFloat, at::kCPU, 8);
+  storage.reserve(8);
+  const std::vector<int32_t> pages = {0};
+  PagedAttention attention(storage, {{pages, 0, 2}});
+  const auto q = at::zeros({2, 4, 12}), kv = at::zeros({2, 2, 12});
+  EXPECT_NO_THROW(attention.attend(0, q, kv, kv));
+  EXPECT_THROW(attention.attend(0, at::zeros({3, 4, 12}), kv, kv), InternalError);
+  EXPECT_THROW(attention.attend(0, q, at::zeros({2, 3, 12}), kv), InternalError);
+  EXPECT_THROW(attention.attend(0, q.to(at::kDouble), kv, kv), InternalError);
+  EXPECT_THROW(attention.attend(1, q, kv, kv), InternalError);
+  EXPECT_THROW(PagedAttention(storage, {{pages, 15, 2}}), InternalError) << "position 16 needs a second page";
+}
+
+}  // namespace
+}  // namespace bough

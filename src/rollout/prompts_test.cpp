@@ -1,0 +1,126 @@
+#include "rollout/prompts.h"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include "base/error.h"
+#include "rollout/rollouts.h"
+#include "rollout/stop_strings.h"
+
+namespace bough {
+namespace {
+
+class PromptsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = std::filesystem::temp_directory_path() /
+            str("bough_prompts_", ::getpid(), "_", ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  }
+  void TearDown() override { std::filesystem::remove_all(path_); }
+
+  std::vector<Prompt> read(const std::string& text, int64_t vocab_size = 0, bool with_tokenizer = true) {
+    std::ofstream(path_) << text;
+    PromptReadOptions options;
+    options.vocab_size = vocab_size;
+    if (with_tokenizer) {
+      options.encode = [](const std::string& s) { return std::vector<int32_t>(s.begin(), s.end()); };
+    }
+    return read_prompts(path_, options);
+  }
+  std::string refusal(const std::string& text, int64_t vocab_size = 0, bool with_tokenizer = true) {
+    try {
+      read(text, vocab_size, with_tokenizer);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  std::filesystem::path path_;
+};
+
+TEST_F(PromptsTest, ReadsTextAndIds) {
+  const auto prompts = read("{\"prompt\": \"AB\", \"group\": \"g\"}\n\n{\"input_ids\": [1, 0], \"id\": 7, \"answer\": \"x\"}\n"
+                            "{\"prompt\": \"C\"}");
+  ASSERT_EQ(prompts.size(), 3u);
+  EXPECT_EQ(prompts[0].input_ids, (std::vector<int32_t>{65, 66}));
+  EXPECT_EQ(prompts[0].group, "g");
+  EXPECT_EQ(prompts[1].input_ids, (std::vector<int32_t>{1, 0}));
+  EXPECT_EQ(prompts[1].group, "7");
+  EXPECT_EQ(prompts[1].extra, Json({{"answer", "x"}}));
+  EXPECT_EQ(prompts[2].group, "4") << "the line";
+}
+
+TEST_F(PromptsTest, ErrorsNameLineAndField) {
+  const struct {
+    const char* text;
+    const char* expected;
+  } cases[] = {
+      {"{\"prompt\": \"a\"}\n{\"prompt\": ", ":2: "},
+      {"[1]", ":1: expected an object"},
+      {"{\"text\": \"a\"}", "neither"},
+      {"{\"prompt\": \"a\", \"input_ids\": [1]}", "both"},
+      {"{\"prompt\": 3}", "prompt: expected a text"},
+      {"{\"prompt\": \"\"}", "prompt: is empty"},
+      {"{\"input_ids\": []}", "input_ids: is empty"},
+      {"{\"input_ids\": \"a\"}", "input_ids: expected a list"},
+      {"{\"input_ids\": [1, 100]}", "position 1: expected a token id from 0 to 99, got 100"},
+      {"{\"input_ids\": [-1]}", "position 0"},
+      {"{\"input_ids\": [1.5]}", "position 0"},
+      {"{\"input_ids\": [18446744073709551615]}", "position 0"},
+      {"{\"input_ids\": [1], \"group\": []}", "group: expected"},
+      {"\n\n", "no prompts"},
+  };
+  for (const auto& c : cases) {
+    const std::string message = refusal(c.text, 100);
+    EXPECT_NE(message.find(c.expected), std::string::npos) << c.text << " -> " << message;
+    EXPECT_NE(message.find(path_.string()), std::string::npos) << message;
+  }
+  EXPECT_NE(refusal("{\"prompt\": \"a\"}", 0, false).find("tokenizer.json"), std::string::npos);
+  std::filesystem::remove(path_);
+  EXPECT_THROW(read_prompts(path_, {}), UserError) << "missing";
+  std::filesystem::create_directory(path_);
+  EXPECT_THROW(read_prompts(path_, {}), UserError) << "a directory";
+}
+
+TEST(Rollouts, MaskIsOneExactlyOnTheResponse) {
+  GenerationResult result;
+  result.prompt_ids = {5, 6};
+  result.temperature = 0.7;
+  GeneratedSample& sample = result.samples.emplace_back();
+  sample.token_ids = {7, 8, 9};
+  sample.logprobs = {-1, -2, -3};
+  sample.raw_logprobs = {-4, -5, -6};
+  sample.versions = {3, 3, 4};
+  sample.finish_reason = FinishReason::kStopString;
+  const Rollout rollout = to_rollouts(result, "g").at(0);
+  EXPECT_EQ(rollout.group, "g");
+  EXPECT_EQ(rollout.temperature, 0.7);
+  EXPECT_EQ(rollout.input_ids, (std::vector<int32_t>{5, 6, 7, 8, 9}));
+  EXPECT_EQ(rollout.loss_mask, (std::vector<uint8_t>{0, 0, 1, 1, 1}));
+  EXPECT_EQ(rollout.logprobs, (std::vector<float>{0, 0, -1, -2, -3}));
+  EXPECT_EQ(rollout.versions, (std::vector<int32_t>{-1, -1, 3, 3, 4}));
+  EXPECT_EQ(rollout.extra["finish_reason"], "stop_string");
+  EXPECT_FALSE(rollout.reward.has_value());
+}
+
+TEST(StopMatcher, FindsMatchesThatEndInTheNewBytes) {
+  const std::vector<std::string> stops = {"abc", "b"};
+  StopMatcher matcher(&stops);
+  EXPECT_FALSE(matcher.push("xa"));
+  EXPECT_TRUE(matcher.push("b"));
+  EXPECT_FALSE(matcher.push("d")) << "a match that ended earlier is not found again";
+  EXPECT_FALSE(matcher.push("a"));
+  EXPECT_FALSE(matcher.push(""));
+  EXPECT_TRUE(matcher.push("bcde"));
+  const std::vector<std::string> one = {"\n\nQ"};
+  StopMatcher slow(&one);
+  for (const char c : std::string("\nQ\n\n\n")) EXPECT_FALSE(slow.push(std::string(1, c)));
+  EXPECT_TRUE(slow.push("Q"));
+}
+
+}  // namespace
+}  // namespace bough

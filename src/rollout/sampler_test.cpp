@@ -1,0 +1,230 @@
+#include "rollout/sampler.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "rollout/rollout_test_util.h"
+
+namespace bough {
+namespace {
+
+at::Tensor random_logits(int64_t rows, int64_t vocabulary, uint64_t seed, double scale = 2.0) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  return at::randn({rows, vocabulary}, generator, at::TensorOptions().dtype(at::kDouble)).mul_(scale);
+}
+
+Draw draw_one(const at::Tensor& logits, const DrawRequest& request) {
+  Draw draw;
+  draw_tokens(logits, {&request, 1}, {&draw, 1});
+  return draw;
+}
+
+// Probabilities that the draws should follow, by the definition in sampler.h: sorting everything.
+std::vector<double> expected_distribution(const at::Tensor& logits_V, const DrawRequest& request) {
+  const auto V = static_cast<size_t>(logits_V.size(0));
+  const double temperature = request.temperature;
+  std::vector<double> weights(V);
+  for (size_t i = 0; i < V; ++i) {
+    const bool excluded = std::count(request.excluded.begin(), request.excluded.end(), static_cast<int32_t>(i)) > 0;
+    weights[i] = excluded ? 0 : std::exp(logits_V[static_cast<int64_t>(i)].item<double>() / temperature);
+  }
+  std::vector<size_t> order(V);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
+  if (request.top_k > 0) {
+    for (size_t i = static_cast<size_t>(request.top_k); i < V; ++i) weights[order[i]] = 0;
+  }
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  double mass = 0;
+  for (const size_t i : order) {
+    if (mass >= request.top_p * total && mass > 0) weights[i] = 0;
+    mass += weights[i];
+  }
+  const double kept = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (double& weight : weights) weight /= kept;
+  return weights;
+}
+
+// Pearson's statistic over 100,000 draws; tokens expected fewer than 5 times are pooled.
+void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char* what) {
+  const int kDraws = 100000;
+  const CounterRandom random(17, Purpose::test);
+  std::vector<DrawRequest> requests(kDraws, request);
+  for (int i = 0; i < kDraws; ++i) requests[static_cast<size_t>(i)].uniform = random.uniform(0, static_cast<uint64_t>(i));
+  std::vector<Draw> draws(kDraws);
+  draw_tokens(logits_1V, requests, draws);
+  const auto expected = expected_distribution(logits_1V[0], request);
+  std::vector<double> counts(expected.size());
+  for (const Draw& draw : draws) ++counts[static_cast<size_t>(draw.token)];
+  double statistic = 0, pooled_count = 0, pooled_expected = 0;
+  int cells = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (expected[i] == 0) {
+      EXPECT_EQ(counts[i], 0) << what << ": token " << i << " is outside the cut";
+    } else if (expected[i] * kDraws < 5) {
+      pooled_count += counts[i];
+      pooled_expected += expected[i] * kDraws;
+    } else {
+      statistic += std::pow(counts[i] - expected[i] * kDraws, 2) / (expected[i] * kDraws);
+      ++cells;
+    }
+  }
+  if (pooled_expected >= 5) {
+    statistic += std::pow(pooled_count - pooled_expected, 2) / pooled_expected;
+    ++cells;
+  }
+  // Mean and deviation of chi-square with n degrees of freedom: n, sqrt(2 n); 4.5 deviations.
+  const double freedom = cells - 1;
+  EXPECT_LT(statistic, freedom + 4.5 * std::sqrt(2 * freedom)) << what << ", " << cells << " cells";
+}
+
+TEST(Sampler, DrawsFollowTheDistribution) {
+  const std::vector<int32_t> excluded = {0, 3, 299};
+  for (const int64_t vocabulary : {11, 300, 1000}) {
+    const auto logits = random_logits(1, vocabulary, 3);
+    DrawRequest request;
+    expect_follows(logits, request, "plain");
+    request.temperature = 0.7;
+    expect_follows(logits.to(at::kFloat), request, "temperature 0.7");
+    request.top_k = 5;
+    expect_follows(logits, request, "top_k 5");
+    request.top_p = 0.8;
+    expect_follows(logits, request, "top_k 5, top_p 0.8");
+    request.top_k = 0;
+    expect_follows(logits, request, "top_p 0.8");
+    if (vocabulary < 300) continue;
+    request.excluded = excluded;
+    expect_follows(logits, request, "top_p 0.8, excluded");
+    request.top_p = 1;
+    expect_follows(logits, request, "excluded");
+  }
+}
+
+TEST(Sampler, BlocksBehindTheFirstAreDrawnFromToo) {
+  // All the mass lies in the last of several blocks, at the end of a vocabulary that no block size divides.
+  auto logits = at::full({1, 2573}, -20.0, at::kDouble);
+  logits[0][2572] = 3.0;
+  logits[0][2500] = 3.0;
+  expect_follows(logits, {}, "two tokens");
+}
+
+TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
+  const std::vector<int32_t> excluded = {1};
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto logits = random_logits(6, 1234, 5).to(dtype);
+    for (const double temperature : {0.7, 1.0, 1.3}) {
+      for (int variant = 0; variant < 4; ++variant) {
+        DrawRequest request;
+        request.row = variant;
+        request.temperature = temperature;
+        request.uniform = 0.37;
+        if (variant == 1) request.top_k = 3;
+        if (variant == 2) request.top_p = 0.5;
+        if (variant == 3) request.excluded = excluded;
+        const Draw draw = draw_one(logits, request);
+        const auto row = logits[variant].to(at::kDouble);
+        const double tolerance = dtype == at::kDouble ? 1e-12 : 2e-6;  // a sum of 1,234 fp32 exponentials
+        EXPECT_NEAR(draw.log_prob, at::log_softmax(row / temperature, 0)[draw.token].item<double>(), tolerance);
+        EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(row, 0)[draw.token].item<double>(), tolerance);
+      }
+    }
+  }
+}
+
+TEST(Sampler, GreedyTakesTheLargestAndOfEqualOnesTheFirst) {
+  auto logits = random_logits(1, 3000, 7);
+  DrawRequest request;
+  request.temperature = 0;
+  EXPECT_EQ(draw_one(logits, request).token, logits[0].argmax().item<int64_t>());
+  logits[0][2900] = 50;
+  logits[0][611] = 50;
+  const Draw draw = draw_one(logits, request);
+  EXPECT_EQ(draw.token, 611);
+  EXPECT_EQ(draw.log_prob, draw.raw_log_prob) << "temperature 0 counts as 1";
+  const std::vector<int32_t> excluded = {611};
+  request.excluded = excluded;
+  EXPECT_EQ(draw_one(logits, request).token, 2900);
+  request.temperature = 2;
+  request.greedy = true;
+  const Draw warm = draw_one(logits, request);
+  EXPECT_EQ(warm.token, 2900);
+  EXPECT_NEAR(warm.log_prob, at::log_softmax(logits[0] / 2, 0)[2900].item<double>(), 1e-12);
+}
+
+TEST(Sampler, ACutKeepsTheMostLikely) {
+  const auto logits = at::log(at::tensor({0.1, 0.4, 0.1, 0.25, 0.15}, at::kDouble)).unsqueeze(0);
+  const auto reachable = [&](DrawRequest request) {
+    std::map<int32_t, int> tokens;
+    for (int i = 0; i < 1000; ++i) {
+      request.uniform = (i + 0.5) / 1000;
+      ++tokens[draw_one(logits, request).token];
+    }
+    std::vector<int32_t> ids;
+    for (const auto& [token, count] : tokens) ids.push_back(token);
+    return ids;
+  };
+  DrawRequest request;
+  request.top_k = 2;
+  EXPECT_EQ(reachable(request), (std::vector<int32_t>{1, 3}));
+  request.top_k = 4;
+  EXPECT_EQ(reachable(request), (std::vector<int32_t>{0, 1, 3, 4})) << "of equal logits the lower id";
+  request.top_k = 100;
+  EXPECT_EQ(reachable(request).size(), 5u);
+  request.top_k = 0;
+  request.top_p = 0.41;
+  EXPECT_EQ(reachable(request), (std::vector<int32_t>{1, 3})) << "the token that reaches top_p is kept";
+  request.top_p = 0;
+  EXPECT_EQ(reachable(request), (std::vector<int32_t>{1}));
+  request.top_k = 2;
+  request.top_p = 0.6;  // 0.4 / 0.65 of what top_k leaves
+  EXPECT_EQ(reachable(request), (std::vector<int32_t>{1}));
+}
+
+TEST(Sampler, WhatIsLeftAfterExclusionMayBeFarBelow) {
+  auto logits = at::full({1, 600}, -1000.0, at::kFloat);
+  logits[0][2] = 0.0;
+  logits[0][599] = -900.0;
+  const std::vector<int32_t> excluded = {2};
+  for (const double top_p : {1.0, 0.9}) {
+    DrawRequest request;
+    request.excluded = excluded;
+    request.top_p = top_p;
+    const Draw draw = draw_one(logits, request);
+    EXPECT_EQ(draw.token, 599);
+    EXPECT_NEAR(draw.log_prob, -900, 1e-3);
+  }
+}
+
+TEST(Sampler, LogitsThatAreNotNumbersAreRefused) {
+  for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    for (const int64_t where : {0, 255, 700}) {
+      auto logits = random_logits(1, 701, 9).to(at::kFloat);
+      logits[0][where] = bad;
+      const std::string message = message_of<UserError>([&] { draw_one(logits, {}); });
+      EXPECT_NE(message.find("not finite"), std::string::npos) << message;
+    }
+  }
+  auto masked = random_logits(1, 701, 9).to(at::kFloat);
+  masked[0][3] = -INFINITY;
+  EXPECT_NO_THROW(draw_one(masked, {}));
+  EXPECT_THROW(draw_one(at::full({1, 5}, -INFINITY, at::kFloat), {}), UserError);
+}
+
+TEST(Sampler, TheExtremesOfTheUniformNumberAreTokensOfTheSet) {
+  const auto logits = random_logits(1, 5000, 11, 8.0).to(at::kFloat);
+  for (const double uniform : {5e-324, 1e-300, 1.0 - 1.2e-16}) {
+    for (const double top_p : {1.0, 0.9}) {
+      DrawRequest request;
+      request.uniform = uniform;
+      request.top_p = top_p;
+      const Draw draw = draw_one(logits, request);
+      EXPECT_GE(draw.token, 0);
+      EXPECT_LT(draw.token, 5000);
+      EXPECT_TRUE(std::isfinite(draw.log_prob));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bough
