@@ -213,9 +213,7 @@ std::filesystem::path write_html_report(const std::filesystem::path& folder, std
   if (!fs::is_directory(folder))
     throw UserError(
         str("cannot report on ", quoted(folder.string(), 300), ": not a folder; give a run's folder"));
-  // "." and a slash at the end have no name of their own.
-  fs::path full = fs::weakly_canonical(folder);
-  if (!full.has_filename()) full = full.parent_path();
+  const fs::path full = fs::canonical(folder);  // "." and a slash at the end have no name of their own
   ReportInput input;
   input.title = str(full.parent_path().filename().string(), " / ", full.filename().string());
   if (fs::exists(folder / "config.yaml")) input.settings = read_file(folder / "config.yaml");
