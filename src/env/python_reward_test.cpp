@@ -194,6 +194,23 @@ TEST_F(PythonRewardFile, ADeadWorkerIsAFailureAndStartedAnew) {
   EXPECT_EQ(reward->num_restarts(), 3);
 }
 
+TEST_F(PythonRewardFile, AWorkerThatBreaksTheProtocolIsReplaced) {
+  const auto reward = load(
+      "import __main__\n"
+      "def score(completion, **_):\n"
+      "    if completion == 'endless':\n"
+      "        while True: __main__.replies.write(b'x' * 65536)\n"
+      "    if completion == 'other': __main__.reply(id=-1, reward=9)\n"
+      "    if completion == 'noise': __main__.replies.write(b'noise\\n')\n"
+      "    return 1\n");
+  const auto results = score(*reward, {"endless", "other", "noise", "a"});
+  expect_failure(results[0], "the worker's answer has no end");
+  expect_failure(results[1], "the worker answered what it was not asked");
+  expect_failure(results[2], "the worker answered 'noise', which is not a reply");
+  EXPECT_EQ(results[3].reward, 1);
+  EXPECT_EQ(reward->num_restarts(), 3);
+}
+
 TEST_F(PythonRewardFile, AWorkerThatDiesIdleCostsNothing) {
   settings_.workers = 1;
   const auto reward = load("import os\ndef score(completion, **_): return os.getpid()\n");
