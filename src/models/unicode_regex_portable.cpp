@@ -148,7 +148,10 @@ class Walk {
 
   void char_class() {
     take();
-    if (peek() == '^') take();
+    if (peek() == '^') {
+      if (ignore_case_depth_ > 0) refuse(1, "a negated class inside (?i:...)");
+      take();
+    }
     if (peek() == ']') refuse(1, "']' at the start of a class");
     char32_t previous = 0;  // the literal before, which a '-' makes the begin of a range
     while (peek() != ']') {
@@ -162,12 +165,14 @@ class Walk {
         const char32_t last = peek() == '\\' ? escape(true) : take();
         if (last < previous) refuse(1, "a range without an end");
         check_range(previous, last);
+        if (ignore_case_depth_ > 0 && last >= 0x80) refuse(1, "a letter outside ASCII inside (?i:...)");
         previous = 0;
         continue;
       }
       previous = escaped ? escape(true) : take();
       if (previous != 0) check_range(previous, previous);
-      if (ignore_case_depth_ > 0) refuse(1, "a class inside (?i:...)");
+      const bool plain = previous != 0 && previous < 0x80;
+      if (ignore_case_depth_ > 0 && !plain) refuse(1, "more than ASCII letters in a class inside (?i:...)");
     }
     take();
   }

@@ -49,27 +49,21 @@ TEST(UnicodeRegex, AcceptsPatternsOfKnownModels) {
        R"([一-龥぀-ゟ゠-ヿ]+)",
        R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)",
        R"('(?i:[sdmt]|ll)|a?+b*+c++|[\x{4E00}-\x{9FA5}\x41]|\P{L}|\p{^N}|[a-]|[-a])"}) {
-    if (std::string_view(pattern).find("(?i:[") != std::string_view::npos) continue;
     EXPECT_NO_THROW(Regex::compile(pattern, "test")) << pattern;
   }
 }
 
 TEST(UnicodeRegex, RefusesWhatCouldMeanSomethingElse) {
-  for (const char* pattern : {"^a",        "a$",          ".",
-                              R"(\w)",     R"(\W)",       R"(\b)",
-                              R"(\h)",     R"(\v)",       R"(\R)",
-                              R"(\X)",     R"(\1)",       R"(\k<a>)",
-                              R"(\A)",     R"(\p{Han})",  R"(\p{Alphabetic})",
-                              R"(\pL)",    R"(\p{L)",     R"(\x80)",
-                              R"(\x{110)", "[[:alpha:]]", "[a[b]]",
-                              "[a&&b]",    "[]a]",        "[a",
-                              "[b-a]",     "(?<=a)b",     "(?<n>a)",
-                              "(?i)a",     "(?#c)",       "(*FAIL)",
-                              "(a",        "a)",          "a{2}+",
-                              "a{2}?",     "a{,2}",       "a{x}",
-                              "{",         "(?i:ss)",     "(?i:é)",
-                              "(?i:[a])",  "\u1C89",      "[\u1C80-\u1D00]",
-                              "*a",        "a**b\\"}) {
+  for (const char* pattern : {"^a",           "a$",       ".",          R"(\w)",      R"(\W)",
+                              R"(\b)",        R"(\h)",    R"(\v)",      R"(\R)",      R"(\X)",
+                              R"(\1)",        R"(\k<a>)", R"(\A)",      R"(\p{Han})", R"(\p{Alphabetic})",
+                              R"(\pL)",       R"(\p{L)",  R"(\x80)",    R"(\x{110)",  "[[:alpha:]]",
+                              "[a[b]]",       "[a&&b]",   "[]a]",       "[a",         "[b-a]",
+                              "(?<=a)b",      "(?<n>a)",  "(?i)a",      "(?#c)",      "(*FAIL)",
+                              "(a",           "a)",       "a{2}+",      "a{2}?",      "a{,2}",
+                              "a{x}",         "{",        "(?i:ss)",    "(?i:é)",     "(?i:[^a])",
+                              R"((?i:[\s]))", "(?i:[é])", "(?i:[a-é])", "\u1C89",     "[\u1C80-\u1D00]",
+                              "*a",           "a**b\\"}) {
     EXPECT_THROW(Regex::compile(pattern, "test"), UserError) << pattern;
   }
 }

@@ -156,7 +156,8 @@ def flags():
 
 
 def several_splits():
-    steps = [split_by(r"\p{N}{1,3}"), split_by(r"[一-龥぀-ゟ゠-ヿ]+"), pre_tokenizers.Digits(individual_digits=True)]
+    steps = [split_by(r"'(?i:[sdmt]|ll|ve|re)"), split_by(r"\p{N}{1,3}")]
+    steps += [split_by(r"[一-龥぀-ゟ゠-ヿ]+"), pre_tokenizers.Digits(individual_digits=True)]
     steps += [pre_tokenizers.Split("->", "merged_with_previous"), split_by(r"[\p{P}\p{S}]+", "merged_with_next")]
     return trained(pre_tokenizers.Sequence([*steps, byte_level(use_regex=True)]), 2500)
 
