@@ -89,7 +89,8 @@ void ThreadPool::parallel_for(int64_t begin, int64_t end, const std::function<vo
   loop->run();
   std::unique_lock lock(loop->mutex);
   loop->done.wait(lock, [&] { return loop->num_finished == end - begin; });
-  if (loop->error) std::rethrow_exception(loop->error);
+  // Taken out, or a helper that drops the loop later would destroy the exception while the caller reads it.
+  if (const std::exception_ptr error = std::exchange(loop->error, nullptr)) std::rethrow_exception(error);
 }
 
 }  // namespace bough
