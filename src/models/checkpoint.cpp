@@ -247,7 +247,9 @@ void remove_stale_weights(const fs::path& directory, const std::set<std::string>
   for (const fs::path& path : stale) fs::remove(path);
 }
 
-void write_weights(const fs::path& directory, Model& model, const SaveOptions& options) {
+// All is written aside before anything is renamed.
+void write_config_and_weights(const fs::path& directory, const Json& config, Model& model,
+                              const SaveOptions& options) {
   const std::vector<NamedTensors> shards = split_into_shards(named_weights(model), options);
   std::vector<std::unique_ptr<AtomicFile>> files;
   std::set<std::string> written;
@@ -262,6 +264,8 @@ void write_weights(const fs::path& directory, Model& model, const SaveOptions& o
     files.back()->write(dump_pretty(make_index(shards, options)));
     written.insert(kIndex);
   }
+  files.push_back(std::make_unique<AtomicFile>(directory / "config.json"));
+  files.back()->write(dump_pretty(config));
   for (const auto& file : files) file->commit();
   remove_stale_weights(directory, written);
 }
@@ -314,8 +318,7 @@ void save_model(const fs::path& directory, Model& model, const SaveOptions& opti
   if (options.generation_config.is_object())
     write_file_atomically(directory / kGenerationConfig, dump_pretty(options.generation_config));
   else copy_file(kGenerationConfig);
-  write_weights(directory, model, options);
-  write_file_atomically(directory / "config.json", dump_pretty(config));
+  write_config_and_weights(directory, config, model, options);
 }
 
 Json write_model_config(const ModelConfig& config) {

@@ -28,9 +28,9 @@ struct SaveOptions {
   Json generation_config;           // an object: written instead of copy_from's
 };
 
-// Writes the directory, made if it is missing; other files in it stay. All weights are written aside before
-// the first is renamed: a full disk (IoError) leaves the weights that were there. A process killed between
-// two renames may leave a mixture; whoever must exclude that saves into a new folder and publishes it.
+// Writes the directory, made if it is missing; other files in it stay. Config and weights are written aside
+// before the first is renamed: a full disk (IoError) leaves the model that was there. A process killed
+// between two renames may leave a mixture; to exclude that, save into a new folder and publish it.
 void save_model(const std::filesystem::path& directory, Model& model, const SaveOptions& options = {});
 
 // Every tensor of the model under its Hugging Face name, as views of the parameters (or of their main_grads).

@@ -16,8 +16,9 @@ namespace {
 Json qwen3() {
   return Json::parse(R"({
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16",
-    "attention_bias": false, "attention_dropout": 0.0, "head_dim": 16, "hidden_act": "silu", "hidden_size": 32,
-    "initializer_range": 0.02, "intermediate_size": 48, "layer_types": ["full_attention", "full_attention"],
+    "attention_bias": false, "attention_dropout": 0.0, "head_dim": 16, "hidden_act": "silu",
+    "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
+    "layer_types": ["full_attention", "full_attention"],
     "max_position_embeddings": 512,
     "max_window_layers": 28, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
     "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
@@ -28,8 +29,9 @@ Json qwen3() {
 Json llama() {
   return Json::parse(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16",
-    "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 512, "num_attention_heads": 4,
-    "num_hidden_layers": 2, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": null,
+    "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 512,
+    "num_attention_heads": 4, "num_hidden_layers": 2, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "rope_scaling": null,
     "vocab_size": 64,
     "attention_bias": true, "mlp_bias": false, "pretraining_tp": 1})");
 }

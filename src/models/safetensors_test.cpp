@@ -104,6 +104,7 @@ TEST_F(Safetensors, ReadsUnalignedTensors) {
   std::ofstream(folder_ / "u.safetensors", std::ios::binary) << bytes;
   const SafetensorsFile file(folder_ / "u.safetensors");
   EXPECT_TRUE(at::equal(file.tensor("b"), at::tensor({1.5f, -2.0f})));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(file.tensor("b").data_ptr()) % sizeof(float), 0u);
 }
 
 TEST_F(Safetensors, RefusesDamagedHeaders) {

@@ -98,6 +98,14 @@ TEST_F(RolloutFile, ReadsEveryField) {
   EXPECT_TRUE(rollouts[1].extra.is_object());
 }
 
+// "Given, for no tokens" must not become "not given": the sequence would be refused when read again.
+TEST_F(RolloutFile, AdvantageOfAnEmptySequenceStaysGiven) {
+  const auto rollouts = read(R"({"input_ids": [], "loss_mask": [], "logprobs": [], "advantage": []})");
+  EXPECT_EQ(rollouts[0].advantage, std::vector<float>{0.0f});
+  write_rollouts(folder_ / "w.jsonl", rollouts);
+  EXPECT_EQ(read_rollouts(folder_ / "w.jsonl")[0].advantage, std::vector<float>{0.0f});
+}
+
 TEST_F(RolloutFile, PositionZeroIsNeverTrained) {
   Rollout rollout = read(with("loss_mask", "[1, 1, 0]"))[0];
   EXPECT_FALSE(rollout.trained(0));
