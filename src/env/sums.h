@@ -3,8 +3,8 @@
 //   {"question": "Tom has 7 figs and gets 5 more. How many figs now?", "answer": "7+5=12 #### 12"}
 //
 // It is the smallest task that has all that RL on reasoning needs: a worked answer, a verifiable number,
-// held-out problems and a difficulty that is set. A byte-level model of a few layers learns the format and
-// part of the arithmetic within a minute of supervised warm-up; reward then moves with training.
+// held-out problems and a difficulty that is set. Texts are short because every byte is a token of a
+// byte-level model.
 //
 // A problem is a chain of operations on small whole numbers, told in one of several wordings about some name
 // and object. The splits are disjoint by construction: a hash of (wording, operations, operands) alone
