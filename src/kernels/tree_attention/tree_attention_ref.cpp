@@ -65,8 +65,10 @@ TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput
   const auto acc = accumulator_type(in.q_TNH.scalar_type());
   const auto dense = compute(in);
   const auto d_o = heads_first(d_o_TNH, acc);
-  const auto d = (d_o * heads_first(out.o_TNH, acc)).sum(-1, true);
-  const auto d_scores = dense.probabilities * (at::bmm(d_o, dense.v.transpose(1, 2)) - d) * in.scale;
+  // D = d_o · o, as sum_j p_ij (d_o[i] · v[j]): a query that sees one key then gets a gradient of exactly 0.
+  const auto d_probabilities = at::bmm(d_o, dense.v.transpose(1, 2));
+  const auto d = (dense.probabilities * d_probabilities).sum(-1, true);
+  const auto d_scores = dense.probabilities * (d_probabilities - d) * in.scale;
   const auto d_q = at::bmm(d_scores, dense.k).transpose(0, 1).to(in.q_TNH.scalar_type()).contiguous();
   const int64_t num_groups = in.k_TGH.size(1);
   const int64_t num_stack = in.k_stack_PGH.size(0);

@@ -1,0 +1,201 @@
+#include "train/executor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "train/head.h"
+#include "train/kv_stack.h"
+#include "train/row_map.h"
+#include "train/tree_context.h"
+
+namespace bough {
+
+namespace {
+
+// The tensors of one pass that follow from the plan alone.
+struct PassInput {
+  at::Tensor tokens_T, positions_T;  // int64
+  at::Tensor end_local;              // int32 [P + T]
+};
+
+PassInput make_pass_input(const PrefixTree& tree, const Block& block, const std::vector<int32_t>& stack_tokens, at::Device device) {
+  std::vector<int64_t> tokens, positions, numbers;
+  tokens.reserve(block.num_tokens);
+  positions.reserve(block.num_tokens);
+  numbers.reserve(block.num_tokens);
+  for (const auto& range : block.ranges)
+    for (int32_t t = range.begin; t < range.end; ++t) {
+      tokens.push_back(tree.tokens[t]);
+      positions.push_back(tree.depth[t]);
+      numbers.push_back(t);
+    }
+  // end_local[j]: how many of the pass's tokens are numbered below the end of key j's subtree.
+  std::vector<int32_t> end_local(block.stack_rows + block.num_tokens);
+  const auto count_below = [&](int32_t end) {
+    if (block.ranges.size() == 1) return std::clamp<int32_t>(end - block.ranges[0].begin, 0, static_cast<int32_t>(block.num_tokens));
+    return static_cast<int32_t>(std::lower_bound(numbers.begin(), numbers.end(), end) - numbers.begin());
+  };
+  for (int64_t j = 0; j < block.stack_rows; ++j) end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
+  for (int64_t i = 0; i < block.num_tokens; ++i) end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
+  return {at::tensor(tokens, at::kLong).to(device), at::tensor(positions, at::kLong).to(device),
+          at::tensor(end_local, at::kInt).to(device)};
+}
+
+// One planned tree's walk.
+class Walk {
+ public:
+  Walk(Model& model, const ExecutorOptions& options, const PlannedTree& planned, const TrainBatch& batch, Head& head, bool backward)
+      : model_(model), options_(options), planned_(planned), rows_(make_row_map(planned, batch)), head_(head), backward_(backward),
+        stack_(model.config(), planned.stack_capacity, model.dtype(), model.device(), backward), open_(planned.blocks.size()) {}
+
+  void run() {
+    for (const auto& step : planned_.steps) {
+      if (!rows_.needed[step.block]) continue;
+      const auto& block = planned_.blocks[step.block];
+      switch (step.kind) {
+        case Step::Kind::kForward: forward(step.block, block); break;
+        case Step::Kind::kForwardBackward: leaf(step.block, block); break;
+        case Step::Kind::kBackward: backward(step.block, block); break;
+      }
+    }
+  }
+
+ private:
+  // What an interior block keeps while its descendants run.
+  struct Open {
+    at::Tensor exits_ED;    // final hidden states that other blocks' heads read
+    at::Tensor d_exits_ED;  // their gradients, accumulator type
+  };
+
+  void forward(int32_t index, const Block& block) {
+    at::NoGradGuard no_grad;
+    stack_.push(block.ranges[0].begin, block.ranges[0].end);
+    TreeContext context(make_pass(block, false));
+    const auto hidden_TD = run_model(block, context);
+    auto& open = open_[index];
+    const auto& exits = rows_.exits[index];
+    if (!exits.empty()) {
+      open.exits_ED = hidden_TD.index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
+      if (backward_) open.d_exits_ED = at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
+    }
+    if (!backward_) run_head(index, hidden_TD);
+  }
+
+  void leaf(int32_t index, const Block& block) {
+    at::AutoGradMode mode(backward_);
+    TreeContext context(make_pass(block, false));
+    const auto hidden_TD = run_model(block, context);
+    const auto d_hidden_TD = run_head(index, hidden_TD);
+    if (backward_) backpropagate(context, hidden_TD, d_hidden_TD);
+  }
+
+  void backward(int32_t index, const Block& block) {
+    if (backward_) {
+      at::AutoGradMode mode(true);
+      TreeContext context(make_pass(block, options_.verify_recompute));
+      const auto hidden_TD = run_model(block, context);
+      auto d_hidden_TD = run_head(index, hidden_TD);
+      if (auto& open = open_[index]; open.d_exits_ED.defined()) {
+        if (!d_hidden_TD.defined()) d_hidden_TD = at::zeros(hidden_TD.sizes(), open.d_exits_ED.options());
+        d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(hidden_TD.device()), open.d_exits_ED);
+      }
+      backpropagate(context, hidden_TD, d_hidden_TD);
+    }
+    open_[index] = {};
+    stack_.pop(block.num_tokens);
+  }
+
+  TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
+    BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0), "a block expects ", block.stack_rows,
+                " stack rows, the stack has ", stack_.num_rows());
+    input_ = make_pass_input(planned_.tree, block, stack_.tokens(), model_.device());
+    return {&stack_, block.stack_rows, block.interior, verify_recompute, input_.end_local,
+            1 / std::sqrt(static_cast<double>(model_.config().head_dim))};
+  }
+
+  at::Tensor run_model(const Block& block, TreeContext& context) {
+    return model_.forward(input_.tokens_T, input_.positions_T, context);
+  }
+
+  // Gradient of the block's own hidden states from its head rows, or undefined where it has none; what belongs to
+  // hidden states of blocks below is added there.
+  at::Tensor run_head(int32_t index, const at::Tensor& hidden_TD) {
+    const auto& rows = rows_.blocks[index];
+    if (rows.num_rows() == 0) return {};
+    std::vector<at::Tensor> sources = {hidden_TD.detach()};
+    for (const auto& outside : rows.outside) sources.push_back(open_[outside.block].exits_ED.narrow(0, outside.exit, 1));
+    const auto d_source_SD = head_.run(rows, sources.size() == 1 ? sources[0] : at::cat(sources));
+    if (!d_source_SD.defined()) return {};
+    const int64_t num_tokens = hidden_TD.size(0);
+    for (size_t i = 0; i < rows.outside.size(); ++i)
+      open_[rows.outside[i].block].d_exits_ED[rows.outside[i].exit].add_(d_source_SD[num_tokens + static_cast<int64_t>(i)]);
+    return d_source_SD.narrow(0, 0, num_tokens);
+  }
+
+  void backpropagate(const TreeContext& context, const at::Tensor& hidden_TD, const at::Tensor& d_hidden_TD) {
+    torch::autograd::variable_list roots, gradients;
+    if (d_hidden_TD.defined()) {
+      roots.push_back(hidden_TD);
+      gradients.push_back(d_hidden_TD.to(hidden_TD.scalar_type()));
+    }
+    for (const auto& anchor : context.anchors()) {
+      roots.push_back(anchor);
+      gradients.push_back(at::empty_like(anchor));
+    }
+    torch::autograd::backward(roots, gradients);
+  }
+
+  Model& model_;
+  const ExecutorOptions& options_;
+  const PlannedTree& planned_;
+  RowMap rows_;
+  Head& head_;
+  bool backward_;
+  KvStack stack_;
+  std::vector<Open> open_;  // by block
+  PassInput input_;
+};
+
+WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch, const Loss* loss,
+                const Seeds* seeds) {
+  WalkResult result;
+  const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
+  result.values = {at::zeros({batch.num_rows()}, type), at::zeros({batch.num_rows()}, type)};
+  Head head(model, batch, loss, seeds, options.head_chunk_rows, &result);
+  for (const auto& planned : plan.trees) Walk(model, options, planned, batch, head, loss || seeds).run();
+  return result;
+}
+
+}  // namespace
+
+Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
+
+RowValues Executor::forward(const Plan& plan, const TrainBatch& batch) {
+  return walk(model_, options_, plan, batch, nullptr, nullptr).values;
+}
+
+WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss) {
+  model_.allocate_gradients();
+  if (loss.token_separable()) return walk(model_, options_, plan, batch, &loss, nullptr);
+  // A loss that couples a sequence's tokens: values of the whole batch first, then their gradients as seeds.
+  auto rows = batch.fields;
+  auto values = forward(plan, batch);
+  rows.log_probs_R = values.log_probs_R.clone().requires_grad_(true);
+  rows.entropies_R = values.entropies_R.clone().requires_grad_(true);
+  at::AutoGradMode with_grad(true);
+  const auto out = loss(rows);
+  const auto gradients = torch::autograd::grad({out.loss}, {rows.log_probs_R, rows.entropies_R}, {}, std::nullopt, false,
+                                               /*allow_unused=*/true);
+  Seeds seeds{gradients[0], gradients[1]};
+  if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
+  auto result = walk(model_, options_, plan, batch, nullptr, &seeds);
+  result.loss = out.loss.item<double>();
+  result.metrics = out.metrics;
+  return result;
+}
+
+}  // namespace bough

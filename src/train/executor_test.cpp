@@ -1,0 +1,271 @@
+// The system oracle (engine.md 4): random trees through every plan against the flat batch.
+#include "train/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+
+#include <cstdlib>
+
+#include "base/error.h"
+#include "train/flat_reference.h"
+#include "tree/random_tree.h"
+
+namespace bough {
+namespace {
+
+constexpr int32_t kVocab = 50;
+
+ModelConfig random_config(uint64_t seed) {
+  ModelConfig config;
+  config.architecture = Architecture::kQwen3;
+  config.vocab_size = kVocab;
+  config.hidden_size = 24;
+  config.intermediate_size = 40;
+  config.num_layers = 2 + static_cast<int64_t>(seed % 2);
+  config.num_kv_heads = 1 + static_cast<int64_t>(seed / 2 % 2);
+  config.num_heads = config.num_kv_heads * (1 + static_cast<int64_t>(seed / 4 % 3));
+  config.head_dim = 8;
+  config.max_position_embeddings = 4096;
+  config.tie_word_embeddings = seed / 12 % 2 == 0;
+  config.qk_norm = seed % 3 == 0;
+  config.qkv_bias = seed % 3 == 1;
+  config.output_bias = seed % 3 == 2;
+  return config;
+}
+
+// Weights large enough that attention is far from uniform and norms matter.
+std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type) {
+  auto model = make_model(random_config(seed), type);
+  auto generator = at::detail::createCPUGenerator(seed);
+  for (Parameter* parameter : model->parameters()) {
+    const auto noise = at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble));
+    const bool norm = parameter->parts[0].name.find("norm.weight") != std::string::npos;
+    parameter->value.copy_(norm ? 1 + 0.3 * noise : 0.3 * noise);
+  }
+  return model;
+}
+
+struct RandomBatch {
+  std::vector<std::vector<int32_t>> sequences;
+  std::vector<std::vector<uint8_t>> masks;
+  TrainBatch batch;
+};
+
+// Masks in runs, so that blocks without a loss (prompts, tool outputs) occur between trained ones.
+std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_tokens) {
+  auto r = std::make_unique<RandomBatch>();
+  r->sequences = random_sequences(seed, max_tokens, kVocab);
+  std::mt19937_64 random(seed + 1000);
+  std::vector<std::span<const uint8_t>> spans;
+  for (const auto& sequence : r->sequences) {
+    std::vector<uint8_t> mask(sequence.size());
+    uint8_t value = random() % 2;
+    for (auto& m : mask) {
+      if (random() % 12 == 0) value ^= 1;
+      m = value;
+    }
+    if (random() % 8 == 0) std::fill(mask.begin(), mask.end(), 0);
+    r->masks.push_back(std::move(mask));
+  }
+  for (const auto& mask : r->masks) spans.emplace_back(mask);
+  r->batch = make_batch(as_spans(r->sequences), spans, seed % 2 ? 1.0 : 0.7);
+  const int64_t rows = r->batch.num_rows();
+  auto generator = at::detail::createCPUGenerator(seed);
+  const auto normal = [&] { return at::randn({rows}, generator, at::TensorOptions().dtype(at::kDouble)); };
+  r->batch.fields.advantages_R = normal();
+  r->batch.fields.behaviour_log_probs_R = -4 + 0.3 * normal();
+  r->batch.fields.proximal_log_probs_R = -4 + 0.3 * normal();
+  r->batch.fields.reference_log_probs_R = -4 + 0.3 * normal();
+  r->batch.fields.weights_R = at::full({rows}, 1.0 / std::max<int64_t>(1, rows), at::kDouble);
+  r->batch.fields.versions_R = at::zeros({rows}, at::kInt);
+  return r;
+}
+
+LossRows to_type(LossRows rows, at::ScalarType type) {
+  for (at::Tensor* field : {&rows.advantages_R, &rows.behaviour_log_probs_R, &rows.proximal_log_probs_R,
+                            &rows.reference_log_probs_R, &rows.weights_R})
+    *field = field->to(type);
+  return rows;
+}
+
+std::unique_ptr<Loss> full_loss() {
+  LossSettings settings;
+  settings.loss = "ppo";
+  settings.entropy_coef = 0.1;
+  settings.kl_loss_coef = 0.05;
+  return make_loss(settings);
+}
+
+// Largest over parameters of ||g - ref|| / max(||ref||, 1e-6 · sum over sequences of ||ref_seq||). A gradient that is
+// 0 by structure (attention over one key) has no scale of its own: beside fp64, where it must be 0, it is measured
+// against 1e-6 of the largest parameter's.
+double gradient_error(Model& model, FlatResult& flat) {
+  double largest = 0;
+  for (const auto& [name, gradient] : flat.gradients) largest = std::max(largest, gradient.norm().item<double>());
+  double worst = 0;
+  for (Parameter* parameter : model.parameters())
+    for (const auto& part : parameter->parts) {
+      const auto& reference = flat.gradients.at(part.name);
+      double scale = std::max(reference.norm().item<double>(), 1e-6 * flat.sequence_norms[part.name]);
+      if (model.dtype() != at::kDouble) scale = std::max(scale, 1e-6 * largest);
+      const double error = (parameter->part_grad(part).to(at::kDouble) - reference).norm().item<double>();
+      if (error > 0) worst = std::max(worst, scale > 0 ? error / scale : INFINITY);
+    }
+  return worst;
+}
+
+void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Plan& plan, const Loss& loss, const std::string& what) {
+  model.allocate_gradients();
+  model.zero_gradients();
+  Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true});
+  const auto result = executor.forward_backward(plan, r.batch, loss);
+  ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
+  if (r.batch.num_rows() > 0) {
+    ASSERT_LE((result.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10) << what;
+    ASSERT_LE((result.values.entropies_R - flat.entropies_R).abs().max().item<double>(), 1e-10) << what;
+  }
+  ASSERT_LE(gradient_error(model, flat), 1e-10) << what;
+}
+
+// Models this small run faster on one thread.
+const bool one_thread = (at::set_num_threads(1), true);
+
+int64_t num_trees() { return std::getenv("BOUGH_SLOW") ? 3000 : 300; }
+
+TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < num_trees(); ++seed) {
+    const int64_t max_tokens = seed % 50 == 0 ? 2000 : seed % 10 == 0 ? 500 : 100;
+    const auto r = random_batch(seed, max_tokens);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    std::mt19937_64 random(seed);
+    const int64_t limits[] = {1 + static_cast<int64_t>(random() % 8), 1 + static_cast<int64_t>(random() % max_tokens), 4096};
+    for (const char* strategy : {"dense", "path"})
+      for (const int64_t limit : limits) {
+        if (limit < 4 && max_tokens > 500) continue;
+        const auto plan = make_plan(strategy, r->batch.sequences, limit);
+        validate(plan, r->batch.sequences);
+        expect_exact(*model, flat, *r, plan, *loss, str(strategy, " seed ", seed, " B ", limit));
+        if (HasFatalFailure()) return;
+      }
+  }
+}
+
+TEST(Executor, OneTokenAPassIsExact) {
+  const auto loss = full_loss();
+  const auto r = random_batch(4, 120);
+  auto model = random_model(4, at::kDouble);
+  auto flat = FlatReference(*model).run(r->batch, *loss);
+  for (const char* strategy : {"dense", "path"})
+    expect_exact(*model, flat, *r, make_plan(strategy, r->batch.sequences, 1), *loss, strategy);
+}
+
+TEST(Executor, NestedPrefixesAreExact) {
+  std::vector<int32_t> longest(1100);
+  for (size_t i = 0; i < longest.size(); ++i) longest[i] = static_cast<int32_t>(i * 7 % kVocab);
+  RandomBatch r;
+  std::vector<std::span<const uint8_t>> masks;
+  for (size_t n = 1; n <= longest.size(); ++n) {
+    r.sequences.emplace_back(longest.begin(), longest.begin() + n);
+    r.masks.emplace_back(n, 0);
+    r.masks.back().back() = 1;
+  }
+  for (const auto& mask : r.masks) masks.emplace_back(mask);
+  r.batch = make_batch(as_spans(r.sequences), masks, 1.0);
+  r.batch.fields.advantages_R = at::ones({r.batch.num_rows()}, at::kDouble);
+  r.batch.fields.weights_R = at::full({r.batch.num_rows()}, 1.0 / 1099, at::kDouble);
+  LossSettings settings;
+  settings.loss = "pg";
+  const auto loss = make_loss(settings);
+  auto model = random_model(1, at::kDouble);
+  const auto plan = plan_path(r.batch.sequences, 100);
+  EXPECT_EQ(plan.trees[0].tree.num_tokens(), 1100);
+  // The same losses on one sequence that trains each token are the flat batch: each prefix trains its last token only.
+  RandomBatch whole;
+  whole.sequences = {longest};
+  whole.masks = {std::vector<uint8_t>(longest.size(), 1)};
+  whole.batch = make_batch(as_spans(whole.sequences), {std::span<const uint8_t>(whole.masks[0])}, 1.0);
+  whole.batch.fields = r.batch.fields;
+  whole.batch.fields.sequences_R = at::zeros({1099}, at::kLong);
+  auto flat = FlatReference(*model).run(whole.batch, *loss);
+  expect_exact(*model, flat, r, plan, *loss, "nested");
+}
+
+TEST(Executor, ForwardOnlyGivesTheSameValues) {
+  const auto loss = full_loss();
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto r = random_batch(seed, 200);
+    auto model = random_model(seed, at::kDouble);
+    const auto flat = FlatReference(*model).run(r->batch, *loss);
+    if (r->batch.num_rows() == 0) continue;
+    for (const char* strategy : {"dense", "path"}) {
+      const auto values = Executor(*model).forward(make_plan(strategy, r->batch.sequences, 16), r->batch);
+      EXPECT_LE((values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10);
+      EXPECT_LE((values.entropies_R - flat.entropies_R).abs().max().item<double>(), 1e-10);
+    }
+  }
+}
+
+// A loss that couples the tokens of a sequence: the square of its summed log-probabilities.
+class SquaredSequenceLoss : public Loss {
+ public:
+  bool token_separable() const override { return false; }
+  bool needs_advantages() const override { return false; }
+  bool needs_behaviour() const override { return false; }
+  bool needs_proximal() const override { return false; }
+  bool needs_reference() const override { return false; }
+  bool needs_entropy() const override { return false; }
+  LossOutput operator()(const LossRows& rows) const override {
+    if (rows.log_probs_R.numel() == 0) return {rows.log_probs_R.sum(), {}};
+    const auto sums = at::zeros({rows.sequences_R.max().item<int64_t>() + 1}, rows.log_probs_R.options())
+                          .index_add(0, rows.sequences_R, rows.log_probs_R);
+    return {sums.square().sum(), {}};
+  }
+};
+
+TEST(Executor, LossesThatCoupleTokensAreExact) {
+  const SquaredSequenceLoss loss;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto r = random_batch(seed, 200);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, loss);
+    for (const char* strategy : {"dense", "path"})
+      expect_exact(*model, flat, *r, make_plan(strategy, r->batch.sequences, 16), loss, str(strategy, " seed ", seed));
+  }
+}
+
+TEST(Executor, Fp32IsCloseToFp64) {
+  const auto loss = full_loss();
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    auto r = random_batch(seed, 300);
+    auto model = random_model(seed, at::kFloat);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    r->batch.fields = to_type(r->batch.fields, at::kFloat);
+    for (const char* strategy : {"dense", "path"}) {
+      model->allocate_gradients();
+      model->zero_gradients();
+      Executor(*model, {.verify_recompute = true}).forward_backward(make_plan(strategy, r->batch.sequences, 32), r->batch, *loss);
+      EXPECT_LE(gradient_error(*model, flat), 1e-5) << strategy << " seed " << seed;
+    }
+  }
+}
+
+TEST(Executor, NoTrainedTokenMeansNoLossAndNoGradient) {
+  RandomBatch r;
+  r.sequences = {{1, 2, 3}, {1, 2, 4}, {}};
+  r.masks = {{0, 0, 0}, {1, 0, 0}, {}};
+  r.batch = make_batch(as_spans(r.sequences), {r.masks[0], r.masks[1], r.masks[2]}, 1.0);
+  ASSERT_EQ(r.batch.num_rows(), 0);
+  r.batch.fields.advantages_R = r.batch.fields.weights_R = at::zeros({0}, at::kDouble);
+  LossSettings settings;
+  settings.loss = "pg";
+  auto model = random_model(1, at::kDouble);
+  const auto result = Executor(*model).forward_backward(plan_path(r.batch.sequences, 8), r.batch, *make_loss(settings));
+  EXPECT_EQ(result.loss, 0);
+  for (Parameter* parameter : model->parameters()) EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);
+}
+
+}  // namespace
+}  // namespace bough

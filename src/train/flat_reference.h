@@ -1,0 +1,130 @@
+// The flat batch, for tests: each sequence by itself through a decoder written in plain tensor ops under libtorch's
+// own autograd. Shares no kernel, tree or plan with the executor.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <map>
+#include <string>
+
+#include "models/model.h"
+#include "train/batch.h"
+
+namespace bough {
+
+struct FlatResult {
+  double loss = 0;
+  at::Tensor log_probs_R, entropies_R;                  // fp64
+  std::map<std::string, at::Tensor> gradients;          // by Hugging Face name, fp64
+  std::map<std::string, double> sequence_norms;         // sum over sequences of each one's gradient norm
+};
+
+class FlatReference {
+ public:
+  explicit FlatReference(Model& model) : config_(model.config()) {
+    for (Parameter* parameter : model.parameters())
+      for (const auto& part : parameter->parts)
+        weights_[part.name] = parameter->part_value(part).to(at::kDouble).clone().requires_grad_(true);
+  }
+
+  // Log-probabilities and entropies of tokens 1.. of a sequence, [n - 1] each, with a graph.
+  std::pair<at::Tensor, at::Tensor> sequence(const std::vector<int64_t>& ids, double temperature) const {
+    const int64_t n = static_cast<int64_t>(ids.size());
+    const auto tokens = at::tensor(ids, at::kLong);
+    auto x = weight("model.embed_tokens.weight").index_select(0, tokens);
+    const int64_t half = config_.head_dim / 2;
+    const auto frequency = at::pow(config_.rope_theta, -at::arange(half, at::kDouble) * 2 / config_.head_dim);
+    const auto angle = at::arange(n, at::kDouble).unsqueeze(1) * frequency;
+    const auto rotate = [&](const at::Tensor& y) {  // [n, heads, H]
+      const auto a = y.narrow(2, 0, half), b = y.narrow(2, half, half);
+      const auto c = angle.cos().unsqueeze(1), s = angle.sin().unsqueeze(1);
+      return at::cat({a * c - b * s, b * c + a * s}, 2);
+    };
+    const auto causal = at::ones({n, n}, at::kBool).tril();
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+      const auto h = norm(x, prefix + "input_layernorm.weight");
+      const auto project = [&](const std::string& name, int64_t heads) {
+        auto y = at::matmul(h, weight(prefix + "self_attn." + name + "_proj.weight").t());
+        if (config_.qkv_bias) y = y + weight(prefix + "self_attn." + name + "_proj.bias");
+        y = y.view({n, heads, config_.head_dim});
+        if (config_.qk_norm && name != "v") y = norm(y, prefix + "self_attn." + name + "_norm.weight");
+        return name == "v" ? y : rotate(y);
+      };
+      const int64_t repeat = config_.num_heads / config_.num_kv_heads;
+      const auto q = project("q", config_.num_heads).transpose(0, 1);
+      const auto k = project("k", config_.num_kv_heads).repeat_interleave(repeat, 1).transpose(0, 1);
+      const auto v = project("v", config_.num_kv_heads).repeat_interleave(repeat, 1).transpose(0, 1);
+      const auto scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(double(config_.head_dim));
+      const auto p = scores.masked_fill(causal.logical_not(), -INFINITY).softmax(-1);
+      const auto o = at::matmul(p, v).transpose(0, 1).reshape({n, -1});
+      auto attended = at::matmul(o, weight(prefix + "self_attn.o_proj.weight").t());
+      if (config_.output_bias) attended = attended + weight(prefix + "self_attn.o_proj.bias");
+      x = x + attended;
+      const auto m = norm(x, prefix + "post_attention_layernorm.weight");
+      const auto gate = at::matmul(m, weight(prefix + "mlp.gate_proj.weight").t());
+      const auto up = at::matmul(m, weight(prefix + "mlp.up_proj.weight").t());
+      x = x + at::matmul(gate * gate.sigmoid() * up, weight(prefix + "mlp.down_proj.weight").t());
+    }
+    x = norm(x, "model.norm.weight");
+    const auto& head = weight(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+    const auto log_p = (at::matmul(x, head.t()) / temperature).log_softmax(-1).narrow(0, 0, n - 1);
+    const auto log_probs = log_p.gather(1, tokens.narrow(0, 1, n - 1).unsqueeze(1)).squeeze(1);
+    return {log_probs, -(log_p.exp() * log_p).sum(-1)};
+  }
+
+  // Gradients of a token-separable loss, sequence by sequence.
+  FlatResult run(const TrainBatch& batch, const Loss& loss) {
+    FlatResult result;
+    std::vector<at::Tensor> log_probs_R, entropies_R;
+    for (auto& [name, w] : weights_) result.gradients[name] = at::zeros_like(w).detach();
+    for (size_t s = 0; s < batch.sequences.size(); ++s) {
+      const int64_t begin = batch.row_offset[s], count = batch.row_offset[s + 1] - begin;
+      if (count == 0) continue;
+      const auto [log_probs, entropies] = sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
+      const auto& positions = batch.trained_positions[s];
+      const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
+      auto rows = slice(batch.fields, begin, count);
+      rows.log_probs_R = log_probs.index_select(0, index);
+      rows.entropies_R = entropies.index_select(0, index);
+      log_probs_R.push_back(rows.log_probs_R.detach());
+      entropies_R.push_back(rows.entropies_R.detach());
+      const auto out = loss(rows);
+      result.loss += out.loss.item<double>();
+      for (auto& [name, w] : weights_) w.mutable_grad() = at::Tensor();
+      out.loss.backward();
+      for (auto& [name, w] : weights_) {
+        if (!w.grad().defined()) continue;
+        result.gradients[name] += w.grad();
+        result.sequence_norms[name] += w.grad().norm().item<double>();
+      }
+    }
+    if (!log_probs_R.empty()) result.log_probs_R = at::cat(log_probs_R), result.entropies_R = at::cat(entropies_R);
+    return result;
+  }
+
+ private:
+  static LossRows slice(const LossRows& all, int64_t begin, int64_t count) {
+    const auto pick = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, begin, count).to(x.is_floating_point() ? at::kDouble : x.scalar_type()) : x; };
+    LossRows rows;
+    rows.advantages_R = pick(all.advantages_R);
+    rows.behaviour_log_probs_R = pick(all.behaviour_log_probs_R);
+    rows.proximal_log_probs_R = pick(all.proximal_log_probs_R);
+    rows.reference_log_probs_R = pick(all.reference_log_probs_R);
+    rows.weights_R = pick(all.weights_R);
+    rows.versions_R = pick(all.versions_R);
+    rows.sequences_R = pick(all.sequences_R);
+    rows.proximal_is_current = all.proximal_is_current;
+    return rows;
+  }
+  const at::Tensor& weight(const std::string& name) const { return weights_.at(name); }
+  at::Tensor norm(const at::Tensor& x, const std::string& name) const {
+    return x / (x.square().mean(-1, true) + config_.rms_norm_eps).sqrt() * weight(name);
+  }
+
+  ModelConfig config_;
+  std::map<std::string, at::Tensor> weights_;
+};
+
+}  // namespace bough

@@ -1,0 +1,105 @@
+#include "train/head.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "base/error.h"
+#include "kernels/linear/linear.h"
+#include "kernels/log_prob/log_prob.h"
+
+namespace bough {
+
+namespace {
+at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
+  return at::tensor(at::ArrayRef<int64_t>(values.data() + begin, end - begin), at::kLong);
+}
+
+// The rows of a batch's fields that a chunk needs.
+LossRows select_rows(const LossRows& all, const at::Tensor& index) {
+  const auto pick = [&](const at::Tensor& field) { return field.defined() ? field.index_select(0, index) : field; };
+  LossRows rows;
+  rows.advantages_R = pick(all.advantages_R);
+  rows.behaviour_log_probs_R = pick(all.behaviour_log_probs_R);
+  rows.proximal_log_probs_R = pick(all.proximal_log_probs_R);
+  rows.reference_log_probs_R = pick(all.reference_log_probs_R);
+  rows.weights_R = pick(all.weights_R);
+  rows.versions_R = pick(all.versions_R);
+  rows.sequences_R = pick(all.sequences_R);
+  rows.proximal_is_current = all.proximal_is_current;
+  return rows;
+}
+}  // namespace
+
+Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
+           WalkResult* result)
+    : model_(model), batch_(batch), loss_(loss), seeds_(seeds), chunk_rows_(chunk_rows), result_(result) {
+  if (chunk_rows_ == 0)  // about 16 MiB of fp32 logits, but enough rows for an efficient product
+    chunk_rows_ = std::max<int64_t>(64, (int64_t{4} << 20) / model.config().vocab_size);
+}
+
+at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
+  at::NoGradGuard no_grad;
+  const auto& weight = model_.head();
+  const auto acc = accumulator_type(model_.dtype());
+  const bool backward = loss_ || seeds_;
+  at::Tensor d_source_SD = backward ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
+  for (int64_t begin = 0; begin < rows.num_rows(); begin += chunk_rows_) {
+    const int64_t end = std::min(rows.num_rows(), begin + chunk_rows_);
+    const auto sources = index_tensor(rows.sources, begin, end).to(source_SD.device());
+    const auto labels = index_tensor(rows.labels, begin, end).to(source_SD.device());
+    const auto hidden_RD = source_SD.index_select(0, sources);
+    const auto logits_RV = at::mm(hidden_RD, weight.value.t());
+    const auto out = log_prob_forward(logits_RV, labels, batch_.temperature);
+    auto seeds = chunk_seeds(rows, begin, end, out.log_probs_R.cpu(), out.entropies_R.cpu());
+    if (!backward) continue;
+    log_prob_backward_(logits_RV, labels, out, seeds.d_log_probs_R.to(source_SD.device()),
+                       seeds.d_entropies_R.to(source_SD.device()), batch_.temperature);
+    accumulate_weight_gradient(weight.main_grad, logits_RV, hidden_RD);
+    d_source_SD.index_add_(0, sources, at::mm(logits_RV, weight.value).to(acc));
+  }
+  return d_source_SD;
+}
+
+// Files the chunk's values under their loss rows and returns the gradients of its head rows: several sequences may
+// train one token, whose gradients add.
+Seeds Head::chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const at::Tensor& log_probs,
+                        const at::Tensor& entropies) {
+  const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
+  std::vector<int64_t> row_of;  // head row, within the chunk, of each loss row
+  row_of.reserve(loss_end - loss_begin);
+  for (int64_t r = begin; r < end; ++r) row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
+  const auto head_rows = index_tensor(row_of, 0, static_cast<int64_t>(row_of.size()));
+  const auto loss_rows = index_tensor(rows.loss_rows, loss_begin, loss_end);
+  auto log_probs_R = log_probs.index_select(0, head_rows);
+  auto entropies_R = entropies.index_select(0, head_rows);
+  result_->values.log_probs_R.index_copy_(0, loss_rows, log_probs_R);
+  result_->values.entropies_R.index_copy_(0, loss_rows, entropies_R);
+  if (!loss_ && !seeds_) return {};
+
+  at::Tensor d_log_probs_R, d_entropies_R;
+  if (seeds_) {
+    d_log_probs_R = seeds_->d_log_probs_R.index_select(0, loss_rows);
+    if (seeds_->d_entropies_R.defined()) d_entropies_R = seeds_->d_entropies_R.index_select(0, loss_rows);
+  } else {
+    at::AutoGradMode with_grad(true);
+    auto fields = select_rows(batch_.fields, loss_rows);
+    fields.log_probs_R = log_probs_R.requires_grad_(true);
+    fields.entropies_R = entropies_R.requires_grad_(true);
+    const auto out = (*loss_)(fields);
+    const auto gradients = torch::autograd::grad({out.loss}, {fields.log_probs_R, fields.entropies_R}, {}, std::nullopt, false,
+                                                 /*allow_unused=*/true);
+    d_log_probs_R = gradients[0];
+    d_entropies_R = gradients[1];
+    result_->loss += out.loss.item<double>();
+    merge(result_->metrics, out.metrics);
+  }
+  const auto add = [&](const at::Tensor& d) {
+    auto sum = at::zeros_like(log_probs);
+    if (d.defined()) sum.index_add_(0, head_rows, d);
+    return sum;
+  };
+  return {add(d_log_probs_R), add(d_entropies_R)};
+}
+
+}  // namespace bough
