@@ -1,5 +1,7 @@
 #include "rollout/embedded_engine.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <map>
 
@@ -7,6 +9,13 @@
 
 namespace bough {
 namespace {
+
+// These models are so small that threads only cost time (much of it where the machine is busy); one test asks for two.
+class OneThread : public ::testing::Environment {
+ public:
+  void SetUp() override { at::set_num_threads(1); }
+};
+const ::testing::Environment* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
 // A model that needs no weights: the next token is a function of the last one, whatever came before. Attention is
 // called all the same. token t is followed by t + 1 (modulo the vocabulary) with probability 1 - 1e-6 or so.
@@ -102,7 +111,7 @@ TEST(EmbeddedEngine, GreedyIsTheArgmaxOfAFullForward) {
   }
 }
 
-TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderOrMemory) {
+TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
   const auto model = small_model(at::kDouble, 5);
   EmbeddedEngine reference_engine(*model, engine_options());
   const auto reference = all_tokens(reference_engine.generate(mixed_requests()));
@@ -113,6 +122,11 @@ TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderOrMemory) {
       EXPECT_EQ(all_tokens(engine.generate(mixed_requests())), reference) << max_running << " at once, chunk " << chunk;
     }
   }
+  at::set_num_threads(2);
+  EmbeddedEngine two_threads(*model, engine_options());
+  EXPECT_EQ(all_tokens(two_threads.generate(mixed_requests())), reference) << "two threads";
+  at::set_num_threads(1);
+
   auto reversed = mixed_requests();
   std::reverse(reversed.begin(), reversed.end());
   EmbeddedEngine engine(*model, engine_options(5));

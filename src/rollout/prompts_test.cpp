@@ -59,7 +59,7 @@ TEST_F(PromptsTest, ErrorsNameLineAndField) {
     const char* text;
     const char* expected;
   } cases[] = {
-      {"{\"prompt\": \"a\"}\n{\"prompt\": ", ":2: "},
+      {"{\"prompt\": \"a\"}\n{\"prompt\": ", ":2:"},
       {"[1]", ":1: expected an object"},
       {"{\"text\": \"a\"}", "neither"},
       {"{\"prompt\": \"a\", \"input_ids\": [1]}", "both"},
@@ -67,7 +67,7 @@ TEST_F(PromptsTest, ErrorsNameLineAndField) {
       {"{\"prompt\": \"\"}", "prompt: is empty"},
       {"{\"input_ids\": []}", "input_ids: is empty"},
       {"{\"input_ids\": \"a\"}", "input_ids: expected a list"},
-      {"{\"input_ids\": [1, 100]}", "position 1: expected a token id from 0 to 99, got 100"},
+      {"{\"input_ids\": [1, 100]}", "position 1: expected a token id from 0 to 99, got '100'"},
       {"{\"input_ids\": [-1]}", "position 0"},
       {"{\"input_ids\": [1.5]}", "position 0"},
       {"{\"input_ids\": [18446744073709551615]}", "position 0"},
