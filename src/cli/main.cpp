@@ -1,2 +1,18 @@
-#include <cstdio>
-int main() { std::printf("bough 0.1.0\n"); }
+// The program `bough`: one command a cmd_*.cpp.
+#include <csignal>
+
+#include "base/cpu.h"
+#include "cli/command.h"
+
+int main(int argc, char** argv) {
+  bough::apply_cpu_workarounds();
+  // A worker or a server that hangs up is an error of one write, not the end of a run; print_text() puts the
+  // default back for readers of stdout that went away.
+  std::signal(SIGPIPE, SIG_IGN);
+  bough::CommandLine line;
+  bough::add_init_command(line);
+  bough::add_step_command(line);
+  bough::add_plan_command(line);
+  bough::add_rollout_command(line);
+  return line.run(argc, argv);
+}

@@ -1,0 +1,82 @@
+// What every command shares: how it is registered, how it prints, how it ends.
+//
+// A command is one cmd_x.cpp with one function `add_x_command(CommandLine&)`, declared below and called in
+// main.cpp. It registers options that live as long as the command line, and what runs:
+//
+//   void add_plan_command(CommandLine& line) {
+//     auto options = std::make_shared<PlanOptions>();
+//     CLI::App& command = line.add("plan", "what a rollout file shares", [options] { run(*options); });
+//     command.add_option("--rollouts", options->rollouts, "...")->required()->type_name("FILE");
+//     add_json_flag(command, options->json);
+//   }
+//
+// A command returns normally (exit code 0) or throws what base/error.h lists; it never exits or prints errors.
+// Results go to stdout through print_*(), everything else to stderr through base's log. With --json the one
+// line of print_json() is the last of stdout.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/json.h"
+
+namespace bough {
+
+inline constexpr const char* kVersion = "0.1.0";
+
+enum ExitCode : int {
+  kExitDone = 0,
+  kExitBadInput = 2,     // bad use or bad input: UserError, and whatever CLI11 refuses
+  kExitFailure = 3,      // at run time: IoError, InternalError, out of memory, libtorch's errors
+  kExitInterrupted = 130,
+};
+
+class CommandLine {
+ public:
+  CommandLine();
+
+  // `run` is called after the whole line was parsed.
+  CLI::App& add(const std::string& name, const std::string& description, std::function<void()> run);
+
+  // Parses, runs, maps what was thrown to an ExitCode with a message of a few lines on stderr. Never throws.
+  int run(int argc, const char* const* argv);
+
+ private:
+  void parse(int argc, const char* const* argv);
+
+  CLI::App app_;
+  std::string chosen_ = "bough";  // for messages: "bough step"
+  std::function<void()> action_;
+};
+
+void add_init_command(CommandLine& line);
+void add_step_command(CommandLine& line);
+void add_plan_command(CommandLine& line);
+void add_rollout_command(CommandLine& line);
+
+void add_json_flag(CLI::App& command, bool& json);
+
+// To stdout at once. IoError where stdout is full or closed; a reader that went away (SIGPIPE) ends the
+// process as that signal does.
+void print_text(std::string_view text);
+void print_json(const Json& object);  // one line
+// "name   value" lines, names padded to one width.
+void print_table(const std::vector<std::pair<std::string, std::string>>& rows);
+
+// UserError naming the option unless value >= low.
+void check_at_least(const std::string& option, int64_t value, int64_t low, const std::string& remedy = "");
+void check_at_least(const std::string& option, double value, double low, const std::string& remedy = "");
+
+// UserError unless the folder that `path` is to be written into exists and `path` is no folder: found before the
+// work whose result would be lost.
+void check_output_file(const std::string& option, const std::string& path);
+
+}  // namespace bough

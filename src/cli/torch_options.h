@@ -1,0 +1,35 @@
+// Options of the commands that compute: element type, threads, device.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cli/command.h"
+
+namespace bough {
+
+struct TorchOptions {
+  std::string dtype = "fp32";
+  std::optional<int64_t> threads;
+  std::string device = "cpu";
+};
+
+// --dtype, --threads, --device.
+void add_torch_options(CLI::App& command, TorchOptions& options);
+
+struct TorchSetup {
+  at::ScalarType dtype;
+  at::Device device;
+};
+
+// Checks the options and sets the number of threads. device cuda opens libbough_cuda.so beside the program or in
+// ../lib; UserError where it, or a GPU, is missing.
+TorchSetup set_up_torch(const TorchOptions& options);
+
+at::ScalarType parse_dtype(const std::string& name);  // fp32 | bf16 | fp64
+
+}  // namespace bough
