@@ -88,7 +88,7 @@ double overlong_penalty(int64_t length, int64_t max_length, int64_t cache) {
   return over >= cache ? -1.0 : -static_cast<double>(over) / static_cast<double>(cache);
 }
 
-std::vector<double> shape_rewards(const RewardSettings& settings, std::span<const double> rewards,
+std::vector<double> shape_rewards(const RewardShapingSettings& settings, std::span<const double> rewards,
                                   std::span<const int64_t> response_lengths, int64_t max_length) {
   check_finite(rewards);
   if (settings.overlong_reward_penalty) {

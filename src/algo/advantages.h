@@ -27,7 +27,7 @@ struct AdvantageSettings {
   }
 };
 
-struct RewardSettings {
+struct RewardShapingSettings {
   double reward_scaling = 1.0;
   double reward_bias = 0.0;
   double reward_clip = 20.0;
@@ -54,7 +54,7 @@ double overlong_penalty(int64_t length, int64_t max_length, int64_t cache);
 // Shaped rewards [S]. `response_lengths` [S] and `max_length` (tokens a response may have) are read only with
 // overlong_reward_penalty. UserError: a reward that is not finite (names the sequence), or overlong_tokens
 // outside [0, max_length].
-std::vector<double> shape_rewards(const RewardSettings& settings, std::span<const double> rewards,
+std::vector<double> shape_rewards(const RewardShapingSettings& settings, std::span<const double> rewards,
                                   std::span<const int64_t> response_lengths = {}, int64_t max_length = 0);
 
 // Advantages [S] of (shaped) rewards [S]; sequences with equal groups[s] were sampled for one prompt and may

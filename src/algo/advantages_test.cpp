@@ -99,12 +99,12 @@ TEST(Advantages, BadInputIsNamed) {
 TEST(Advantages, SettingsAreReadByTheirKeys) {
   EXPECT_EQ(parse_settings<AdvantageSettings>("adv_estimator: rloo", "test").adv_estimator, "rloo");
   EXPECT_THROW(parse_settings<AdvantageSettings>("adv_estimator: gae", "test"), UserError);
-  EXPECT_EQ(parse_settings<RewardSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias,
+  EXPECT_EQ(parse_settings<RewardShapingSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias,
             -0.5);
 }
 
 TEST(Rewards, BiasThenScaleThenClip) {
-  RewardSettings settings;
+  RewardShapingSettings settings;
   settings.reward_bias = -0.5;
   settings.reward_scaling = 10.0;
   const std::vector<double> raw{1.0, 0.0, 100.0, -100.0};
@@ -120,7 +120,7 @@ TEST(Rewards, OverlongPenaltyIsLinearInTheCache) {
   EXPECT_EQ(overlong_penalty(100, 100, 0), 0.0);
   EXPECT_EQ(overlong_penalty(101, 100, 0), -1.0);
 
-  RewardSettings settings;
+  RewardShapingSettings settings;
   settings.overlong_reward_penalty = true;
   settings.overlong_tokens = 20;
   settings.overlong_penalty_factor = 2.0;
