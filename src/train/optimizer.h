@@ -1,0 +1,103 @@
+// AdamW (Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization") over a model's parameters.
+//
+// State per parameter element, in the accumulator type (fp32 for bf16 and fp32 models, fp64 for fp64 ones): both
+// moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or fp64
+// value is its own master. So the optimizer takes 12, 8 or 16 bytes an element beside weights and main_grad.
+//
+// Norm weights and biases (parameters of one dimension) are not decayed.
+//
+// A step whose global gradient norm is not finite is skipped: weights, moments and the count of the bias
+// correction stay, the gradient is dropped, num_skipped() counts it. The schedule advances all the same (as in
+// AReaL): it follows the run's steps, whose number is planned, and ends with the run.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/settings.h"
+#include "models/model.h"
+#include "train/schedule.h"
+
+namespace bough {
+
+struct OptimizerSettings {
+  double lr = 1e-5;
+  double weight_decay = 0.01;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double gradient_clipping = 1.0;
+  std::string lr_scheduler_type = "constant";
+  double min_lr_ratio = 0.0;
+  double warmup_steps_proportion = 0.05;
+
+  template <class V>
+  void visit(V& v) {
+    v("lr", lr, "peak learning rate", range(0.0, 10.0));
+    v("weight_decay", weight_decay, "decoupled weight decay; none on norms and biases", range(0.0, 10.0));
+    v("beta1", beta1, "decay of the mean of gradients", range(0.0, 0.999999));
+    v("beta2", beta2, "decay of the mean of squared gradients", range(0.0, 0.9999999));
+    v("eps", eps, "added to the root of the second moment", above(0.0));
+    v("gradient_clipping", gradient_clipping, "largest global gradient norm; 0: no clipping", at_least(0.0));
+    v("lr_scheduler_type", lr_scheduler_type, "shape after warm-up", one_of({"constant", "linear", "cosine"}));
+    v("min_lr_ratio", min_lr_ratio, "learning rate at the end, over the peak", range(0.0, 1.0));
+    v("warmup_steps_proportion", warmup_steps_proportion, "part of all steps over which lr rises to its peak",
+      range(0.0, 1.0));
+  }
+};
+
+// The schedule of a run of `total_steps` optimizer steps; warm-up is rounded to whole steps.
+Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps);
+
+class Optimizer {
+ public:
+  // Allocates its state, and the model's main_grads where there are none. The model must outlive it. Masters
+  // start as the model's values: load weights first. total_steps >= 0: optimizer steps of the whole run.
+  Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps);
+
+  struct Report {
+    double grad_norm;  // global, before clipping; may be infinite or NaN where skipped
+    double lr;         // the schedule's value for this step, skipped or not
+    bool skipped;
+  };
+
+  // One update from main_grad, which is zero afterwards. The norm is summed in fp64 in a fixed order.
+  Report step();
+
+  int64_t num_steps() const { return num_steps_; }      // calls of step(), skipped ones too
+  int64_t num_skipped() const { return num_skipped_; }
+  const OptimizerSettings& settings() const { return settings_; }
+
+  // <directory>/optimizer.safetensors: under each part's Hugging Face name with the suffix .exp_avg,
+  // .exp_avg_sq and, for bf16 models, .master; the counts are in its metadata. Restoring it, and the model's
+  // weights where they are their own masters, goes on bit for bit.
+  void save(const std::filesystem::path& directory) const;
+  // UserError names what is damaged or of another model; optimizer and model are then unchanged. For bf16
+  // models it also sets the model's values, from the masters.
+  void load(const std::filesystem::path& directory);
+
+  // Sizes, dtypes, counts. O(parameters).
+  void check_integrity() const;
+
+ private:
+  struct State {
+    Parameter* parameter;
+    bool decayed;
+    at::Tensor master;  // undefined where the value is its own master
+    at::Tensor exp_avg, exp_avg_sq;
+  };
+  double gradient_norm() const;
+
+  Model* model_;
+  OptimizerSettings settings_;
+  Schedule schedule_;
+  std::vector<State> states_;
+  int64_t num_steps_ = 0;
+  int64_t num_skipped_ = 0;
+};
+
+}  // namespace bough
