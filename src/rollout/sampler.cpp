@@ -20,6 +20,8 @@ using simd::kLanes;
 
 // Sums and maxima are kept by block: the block with the drawn token is then found without a second pass.
 constexpr int64_t kBlock = 256;
+// Buckets of logits between the largest and the smallest that top_p can keep.
+constexpr int64_t kBuckets = 1024;
 
 template <class T>
 BOUGH_INLINE void load_tail(typename simd::Types<T>::Vector& v, const T* p, int64_t count) {
@@ -35,6 +37,7 @@ template <class T>
 BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<T>::Acc* maxima) {
   using Acc = typename simd::Types<T>::Acc;
   using Vector = typename simd::Types<T>::Vector;
+  using Integers = typename simd::Types<T>::Integers;
   for (int64_t begin = 0; begin < size; begin += kBlock, ++maxima) {
     const int64_t end = begin + kBlock < size ? begin + kBlock : size;
     Vector maximum = Vector{} - std::numeric_limits<Acc>::infinity();
@@ -42,7 +45,7 @@ BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<
       Vector x;
       if (i + kLanes <= end) simd::load(x, row + i);
       else load_tail(x, row + i, end - i);
-      maximum = maximum > x ? maximum : x;  // a NaN stays: it is found in the sums too
+      simd::raise_to<Integers>(maximum, x);  // a NaN may pass: it is found in the sums
     }
     *maxima = simd::max_of(maximum);
   }
@@ -54,15 +57,19 @@ BOUGH_INLINE void block_weights(const T* row, int64_t count, typename simd::Type
                                 typename simd::Types<T>::Acc inverse_temperature,
                                 typename simd::Types<T>::Acc* weights, double* sum) {
   using Vector = typename simd::Types<T>::Vector;
+  using Integers = typename simd::Types<T>::Integers;
   Vector total = {};
   for (int64_t i = 0; i < count; i += kLanes) {
     Vector x;
     if (i + kLanes <= count) simd::load(x, row + i);
     else load_tail(x, row + i, count - i);
     x = (x - maximum) * inverse_temperature;
-    const Vector is_number = x == x ? Vector{} : x;  // exp_nonpositive maps NaN to 0: keep it visible in the sum
+    Vector nan = {};  // exp_nonpositive may map NaN to 0: keep it visible in the sum
+    Integers is_nan;
+    simd::nan_mask(is_nan, x);
+    simd::replace(nan, is_nan, x);
     simd::exp_nonpositive(x);
-    x += is_number;
+    x += nan;
     total += x;
     if (weights) simd::store(weights + i, x);
   }
@@ -112,9 +119,9 @@ class RowSampler {
       log_sum_at_temperature = log_sum();
     }
     Draw draw;
-    const bool cut = (request.top_k > 0 && request.top_k < size_) || request.top_p < 1;
     if (request.greedy || request.temperature == 0) draw.token = most_likely();
-    else if (cut) draw.token = draw_from_cut();
+    else if (request.top_k > 0 && request.top_k < size_) draw.token = draw_from_top_k();
+    else if (request.top_p < 1) draw.token = draw_from_top_p();
     else draw.token = draw_from_all();
     const double below_maximum = static_cast<double>(simd::widen(row[draw.token])) - static_cast<double>(maximum_);
     draw.log_prob = below_maximum / temperature - log_sum_at_temperature;
@@ -129,6 +136,11 @@ class RowSampler {
     bool operator<(const Candidate& other) const {  // the more likely first
       return logit != other.logit ? logit > other.logit : token < other.token;
     }
+  };
+  struct Weighted {
+    Candidate candidate;
+    double weight;
+    bool operator<(const Weighted& other) const { return candidate < other.candidate; }
   };
 
   size_t num_blocks() const { return static_cast<size_t>((size_ + kBlock - 1) / kBlock); }
@@ -217,72 +229,115 @@ class RowSampler {
     return static_cast<int32_t>(static_cast<int64_t>(block) * kBlock + last);
   }
 
-  // A logit that every token of the cut reaches.
-  Acc cut_bound(double total) const {
-    Acc bound = -std::numeric_limits<Acc>::infinity();
+  // A logit that the top_k largest reach: as many blocks have a maximum of at least this.
+  Acc top_k_bound() const {
     const auto top_k = static_cast<size_t>(request_->top_k);
-    if (top_k > 0) {  // as many blocks have a maximum of at least this
-      if (top_k > maxima_.size()) return bound;
-      std::vector<Acc> maxima = maxima_;
-      std::nth_element(maxima.begin(), maxima.begin() + static_cast<int64_t>(top_k) - 1, maxima.end(),
-                       std::greater<Acc>());
-      return maxima[top_k - 1];
-    }
-    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. A little
-    // lower, since sums are rounded.
-    const double weight = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
-    if (weight > 0) bound = static_cast<Acc>(static_cast<double>(draw_maximum_) +
-                                             std::log(weight) / static_cast<double>(inverse_temperature_));
-    return std::min(bound, draw_maximum_);
+    if (top_k > maxima_.size()) return -std::numeric_limits<Acc>::infinity();
+    std::vector<Acc> maxima = maxima_;
+    std::nth_element(maxima.begin(), maxima.begin() + static_cast<int64_t>(top_k) - 1, maxima.end(),
+                     std::greater<Acc>());
+    return maxima[top_k - 1];
   }
 
-  int32_t draw_from_cut() {
-    exclude();
-    double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-    const Acc bound = cut_bound(total);
-    candidates_.clear();
+  // Calls use(candidate, weight) for the tokens with a logit of at least `bound`, in order of id, until it returns
+  // true. Weights are 0 where excluded.
+  template <class Use>
+  void for_each_above(Acc bound, Use&& use) {
     for (size_t block = 0; block < maxima_.size(); ++block) {
       if (maxima_[block] < bound) continue;
-      const int64_t begin = static_cast<int64_t>(block) * kBlock;
-      for (int64_t i = begin; i < std::min(size_, begin + kBlock); ++i) {
-        const Acc logit = static_cast<Acc>(simd::widen(row_[i]));
-        if (logit >= bound && !is_excluded(static_cast<int32_t>(i))) {
-          candidates_.push_back({logit, static_cast<int32_t>(i)});
-        }
+      const int64_t begin = static_cast<int64_t>(block) * kBlock, count = fill_weights(static_cast<int64_t>(block));
+      for (int64_t i = 0; i < count; ++i) {
+        const Acc logit = static_cast<Acc>(simd::widen(row_[begin + i]));
+        if (logit < bound) continue;
+        if (use(Candidate{logit, static_cast<int32_t>(begin + i)}, weights_[static_cast<size_t>(i)])) return;
       }
     }
-    const auto top_k = static_cast<size_t>(request_->top_k);
-    if (top_k > 0 && top_k < candidates_.size()) {
-      std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k), candidates_.end());
-      candidates_.resize(top_k);
-    }
-    std::sort(candidates_.begin(), candidates_.end());
-    const auto weight_of = [&](const Candidate& candidate) {
-      return std::exp(static_cast<double>(candidate.logit - draw_maximum_) * static_cast<double>(inverse_temperature_));
-    };
-    if (top_k > 0) {
-      total = 0;
-      for (const Candidate& candidate : candidates_) total += weight_of(candidate);
-    }
+  }
+
+  // Few tokens: sorted, drawn in order of probability.
+  int32_t draw_from_top_k() {
+    exclude();
+    candidates_.clear();
+    for_each_above(top_k_bound(), [&](const Candidate& candidate, Acc weight) {
+      if (!is_excluded(candidate.token)) candidates_.push_back({candidate, static_cast<double>(weight)});
+      return false;
+    });
+    const auto top_k = std::min(static_cast<size_t>(request_->top_k), candidates_.size());
+    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k), candidates_.end());
+    candidates_.resize(top_k);
+    double total = 0;
+    for (const Weighted& candidate : candidates_) total += candidate.weight;
     size_t num_kept = 0;
     double mass = 0;
     do {
-      mass += weight_of(candidates_[num_kept++]);
-    } while (num_kept < candidates_.size() && mass < request_->top_p * total);
+      mass += candidates_[num_kept++].weight;
+    } while (num_kept < top_k && mass < request_->top_p * total);
     double target = request_->uniform * mass;
     size_t i = 0;
     for (; i + 1 < num_kept; ++i) {
-      target -= weight_of(candidates_[i]);
+      target -= candidates_[i].weight;
       if (target < 0) break;
     }
-    return candidates_[i].token;
+    return candidates_[i].candidate.token;
+  }
+
+  // Perhaps many tokens: a histogram of mass over the logits says in which narrow bucket the cut falls; only that
+  // bucket is sorted. Drawn in order of id.
+  int32_t draw_from_top_p() {
+    exclude();
+    const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. A little
+    // lower, since sums are rounded.
+    const double weight_bound = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
+    const Acc bound = std::min(draw_maximum_, static_cast<Acc>(static_cast<double>(draw_maximum_) +
+                                                               std::log(weight_bound) /
+                                                                   static_cast<double>(inverse_temperature_)));
+    const Acc scale = bound < draw_maximum_ ? static_cast<Acc>(kBuckets) / (draw_maximum_ - bound) : Acc{0};
+    const auto bucket_of = [&](const Candidate& candidate) {
+      return std::min(kBuckets - 1, static_cast<int64_t>((draw_maximum_ - candidate.logit) * scale));
+    };
+    masses_.assign(kBuckets, 0.0);
+    for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
+      if (weight > 0) masses_[static_cast<size_t>(bucket_of(candidate))] += static_cast<double>(weight);
+      return false;
+    });
+    const double wanted = request_->top_p * total;
+    double mass = 0;  // of the buckets above the one with the cut
+    int64_t cut = 0;
+    while (masses_[static_cast<size_t>(cut)] == 0) ++cut;  // the first holds the most likely token
+    for (int64_t next = cut; next < kBuckets && mass + masses_[static_cast<size_t>(cut)] < wanted; ++next) {
+      if (next == cut || masses_[static_cast<size_t>(next)] == 0) continue;
+      mass += masses_[static_cast<size_t>(cut)];
+      cut = next;
+    }
+    candidates_.clear();
+    for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
+      if (weight > 0 && bucket_of(candidate) == cut) candidates_.push_back({candidate, static_cast<double>(weight)});
+      return false;
+    });
+    std::sort(candidates_.begin(), candidates_.end());
+    size_t num_kept = 0;
+    do {
+      mass += candidates_[num_kept++].weight;
+    } while (num_kept < candidates_.size() && mass < wanted);
+    const Candidate last_kept = candidates_[num_kept - 1].candidate;
+    double target = request_->uniform * mass;
+    int32_t token = last_kept.token;
+    for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
+      if (!(weight > 0) || last_kept < candidate) return false;
+      token = candidate.token;
+      target -= static_cast<double>(weight);
+      return target < 0;
+    });
+    return token;
   }
 
   int64_t size_;
   std::vector<Acc> maxima_;   // of blocks
   std::vector<double> sums_;  // of blocks
   std::vector<Acc> weights_;  // of one block
-  std::vector<Candidate> candidates_;
+  std::vector<Weighted> candidates_;
+  std::vector<double> masses_;  // of buckets of logits, the largest first
   const T* row_ = nullptr;
   const DrawRequest* request_ = nullptr;
   Acc inverse_temperature_ = 1, maximum_ = 0, draw_maximum_ = 0;

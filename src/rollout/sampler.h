@@ -5,10 +5,10 @@
 // logits rank by lower id. The log-probabilities returned are of the whole distribution: nothing excluded, no top_k,
 // no top_p.
 //
-// Which token: inverse of the cumulative distribution at `uniform`, tokens in order of id, or of probability when
-// top_k or top_p cut. A draw depends on its own row and numbers only. Sums are taken in fp64 over fp32 (fp64 for fp64
-// logits) exponentials. Without a cut nothing is sorted; with one, only tokens that can be in the cut: a bound from
-// block maxima (top_k) or from the total mass (top_p) excludes the others.
+// Which token: inverse of the cumulative distribution at `uniform`, tokens in order of id, or of probability where
+// top_k cuts. A draw depends on its own row and numbers only. Sums are taken in fp64 over fp32 (fp64 for fp64 logits)
+// exponentials. The vocabulary is never sorted: a bound from block maxima (top_k) or from the total mass (top_p)
+// excludes most tokens, and a histogram finds where top_p cuts.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -102,12 +102,51 @@ BOUGH_INLINE auto sum_of(const Vector& v) {
   return x[0];
 }
 
+// Comparisons of vectors wider than the machine's become scalar code (GCC 12), so these are made of bits: all ones in
+// the lanes whose sign is set, and a choice by such a mask.
+BOUGH_INLINE void sign_mask(Int16& mask, const Float16& x) {
+  std::memcpy(&mask, &x, sizeof mask);
+  mask >>= 31;
+}
+BOUGH_INLINE void sign_mask(Long16& mask, const Double16& x) {
+  std::memcpy(&mask, &x, sizeof mask);
+  mask >>= 63;
+}
+// x <- mask ? other : x
+template <class Vector, class Integers>
+BOUGH_INLINE void replace(Vector& x, const Integers& mask, const Vector& other) {
+  Integers mine, theirs;
+  std::memcpy(&mine, &x, sizeof mine);
+  std::memcpy(&theirs, &other, sizeof theirs);
+  mine = (mine & ~mask) | (theirs & mask);
+  std::memcpy(&x, &mine, sizeof x);
+}
+// x <- max(x, other); of equal infinities that infinity
+template <class Integers, class Vector>
+BOUGH_INLINE void raise_to(Vector& x, const Vector& other) {
+  Integers mask;
+  sign_mask(mask, Vector(x - other));
+  replace(x, mask, other);
+}
+// All ones where x is not a number.
+BOUGH_INLINE void nan_mask(Int16& mask, const Float16& x) {
+  std::memcpy(&mask, &x, sizeof mask);
+  mask = (0x7F800000 - (mask & 0x7FFFFFFF)) >> 31;
+}
+BOUGH_INLINE void nan_mask(Long16& mask, const Double16& x) {
+  std::memcpy(&mask, &x, sizeof mask);
+  mask = (0x7FF0000000000000 - (mask & 0x7FFFFFFFFFFFFFFF)) >> 63;
+}
+
 // x <- exp(x) for x <= 0, error under 2 units in the last place; 0 below the exponent range (and at -infinity).
 // exp(x) = 2^n exp(r), |r| <= log(2) / 2, exp(r) by its Taylor polynomial; adding 1.5 * 2^(mantissa bits) rounds to
 // an integer and leaves it in the low bits.
 BOUGH_INLINE void exp_nonpositive(Float16& x) {
   const Float16 smallest = Float16{} - 87.0f;
-  const Float16 clamped = x > smallest ? x : smallest;
+  Int16 vanishes;
+  sign_mask(vanishes, Float16(x - smallest));
+  Float16 clamped = x;
+  replace(clamped, vanishes, smallest);
   const Float16 shifted = clamped * 1.44269504088896341f + 12582912.0f;
   const Float16 n = shifted - 12582912.0f;
   Float16 r = clamped - n * 0.693359375f;  // log(2) in two parts, the first exact when multiplied by n
@@ -124,11 +163,15 @@ BOUGH_INLINE void exp_nonpositive(Float16& x) {
   exponent = (exponent - 0x4B400000 + 127) << 23;
   Float16 scale;
   std::memcpy(&scale, &exponent, sizeof scale);
-  x = x > smallest ? p * scale : Float16{};
+  x = p * scale;
+  replace(x, vanishes, Float16{});
 }
 BOUGH_INLINE void exp_nonpositive(Double16& x) {
   const Double16 smallest = Double16{} - 708.0;
-  const Double16 clamped = x > smallest ? x : smallest;
+  Long16 vanishes;
+  sign_mask(vanishes, Double16(x - smallest));
+  Double16 clamped = x;
+  replace(clamped, vanishes, smallest);
   const Double16 shifted = clamped * 1.4426950408889634074 + 6755399441055744.0;
   const Double16 n = shifted - 6755399441055744.0;
   Double16 r = clamped - n * 6.93147180369123816490e-01;
@@ -151,7 +194,8 @@ BOUGH_INLINE void exp_nonpositive(Double16& x) {
   exponent = (exponent - 0x4338000000000000 + 1023) << 52;
   Double16 scale;
   std::memcpy(&scale, &exponent, sizeof scale);
-  x = x > smallest ? p * scale : Double16{};
+  x = p * scale;
+  replace(x, vanishes, Double16{});
 }
 
 }  // namespace bough::simd
