@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/isa.h"
+
+namespace bough {
+// The numbers of one update, the same for all elements; computed in fp64, rounded to the accumulator type.
+template <class A>
+struct AdamwScalars {
+  A gradient_scale;
+  A beta1, one_minus_beta1;
+  A beta2, one_minus_beta2;
+  A decay;             // 1 - lr · weight_decay
+  A step_size;         // lr / (1 - beta1^step)
+  A inverse_variance;  // 1 / (1 - beta2^step)
+  A eps;
+};
+}  // namespace bough
+
+// `size` elements. master == nullptr: value is of type A and its own master.
+BOUGH_ISA_DECLARE(template <class T, class A> void adamw_elements(T* value, A* master, A* exp_avg,
+                                                                  A* exp_avg_sq, A* gradient, int64_t size,
+                                                                  const AdamwScalars<A>& scalars))
