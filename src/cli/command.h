@@ -61,6 +61,11 @@ void add_init_command(CommandLine& line);
 void add_step_command(CommandLine& line);
 void add_plan_command(CommandLine& line);
 void add_rollout_command(CommandLine& line);
+void add_train_command(CommandLine& line);
+void add_sft_command(CommandLine& line);
+void add_eval_command(CommandLine& line);
+void add_data_command(CommandLine& line);
+void add_report_command(CommandLine& line);
 
 void add_json_flag(CLI::App& command, bool& json);
 

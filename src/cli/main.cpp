@@ -14,5 +14,10 @@ int main(int argc, char** argv) {
   bough::add_step_command(line);
   bough::add_plan_command(line);
   bough::add_rollout_command(line);
+  bough::add_train_command(line);
+  bough::add_sft_command(line);
+  bough::add_eval_command(line);
+  bough::add_data_command(line);
+  bough::add_report_command(line);
   return line.run(argc, argv);
 }

@@ -1,0 +1,107 @@
+// `bough eval`: accuracy of a model on a data set.
+#include "base/error.h"
+#include "base/format.h"
+#include "base/progress.h"
+#include "base/signals.h"
+#include "cli/command.h"
+#include "cli/torch_options.h"
+#include "control/evaluation.h"
+#include "models/checkpoint.h"
+#include "rollout/embedded_engine.h"
+
+namespace bough {
+
+namespace {
+
+struct EvalOptions {
+  std::string model;
+  DatasetSettings dataset;
+  std::string reward;
+  RewardSettings reward_service;
+  GenerationSettings generation = {.n_samples = 1, .max_new_tokens = 256, .temperature = 0};
+  RolloutSettings rollout;
+  int64_t seed = 1;
+  TorchOptions torch;
+  bool json = false;
+};
+
+void check_options(EvalOptions options) {
+  check_at_least("--k", options.generation.n_samples, 1);
+  check_at_least("--max-new-tokens", options.generation.max_new_tokens, 1);
+  check_at_least("--temperature", options.generation.temperature, 0);
+  internal::check_settings(describe_settings(options.dataset), "command line");
+  internal::check_settings(describe_settings(options.rollout), "command line");
+  check_at_least("--seed", options.seed, 0);
+  if (options.generation.n_samples > 1 && options.generation.temperature == 0) {
+    throw UserError("--k above 1 with --temperature 0: all samples would be the same; give a temperature");
+  }
+}
+
+void print_result(const EvaluationResult& result) {
+  print_table({{"accuracy", describe(result)},
+               {str("pass@", result.k), format_significant(result.pass_at_k, 4)},
+               {"reward, mean", format_significant(result.reward_mean, 4)},
+               {"length, mean", str(format_significant(result.length_mean, 4), " tokens")},
+               {"truncated", format_significant(result.truncated_fraction, 3)},
+               {"rewards failed", format_thousands(result.failures)},
+               {"time", format_duration(result.seconds)}});
+}
+
+void run_eval(const EvalOptions& options) {
+  check_options(options);
+  const TorchSetup setup = set_up_torch(options.torch);
+  const Dataset dataset = read_dataset(options.dataset);
+  const PromptEncoder encoder = PromptEncoder::from_directory(options.model);
+  const auto reward = make_reward(options.reward, options.reward_service);
+  reward->check(dataset);
+  const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+  EmbeddedEngineOptions engine_options;
+  engine_options.settings = options.rollout;
+  engine_options.stop_tokens = load_stop_tokens(options.model);
+  engine_options.token_bytes = [&](int32_t id) { return encoder.tokenizer().id_to_bytes(id); };
+  EmbeddedEngine engine(*model, engine_options);
+
+  const StopFlag stop;
+  Progress progress("eval", static_cast<int64_t>(dataset.size()), "problems");
+  EvaluationOptions evaluation;
+  evaluation.gconfig = options.generation;
+  evaluation.seed = static_cast<uint64_t>(options.seed);
+  evaluation.sampling.samples_in_flight = 2 * options.rollout.max_concurrent_rollouts;
+  evaluation.sampling.stop = [&stop] { return stop.requested(); };
+  evaluation.sampling.on_progress = [&](int64_t, int64_t) { progress.advance(); };
+  const auto result = evaluate(engine, dataset, encoder, *reward, evaluation);
+  progress.finish();
+  if (!result) throw Interrupted("evaluation stopped");
+  if (options.json) print_json(to_json(*result));
+  else print_result(*result);
+}
+
+}  // namespace
+
+void add_eval_command(CommandLine& line) {
+  auto options = std::make_shared<EvalOptions>();
+  options->dataset.shuffle = false;
+  CLI::App& command = line.add("eval", "Accuracy of a model on problems: avg@k, pass@k, 95% interval",
+                               [options] { run_eval(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
+  command.add_option("--data", options->dataset.path, "JSON Lines of problems")->required()->type_name("FILE");
+  command.add_option("--format", options->dataset.format, "text | chat: what a question becomes", true);
+  command.add_option("--shots", options->dataset.few_shot.shots, "Worked examples in front of every question");
+  command.add_option("--shots-from", options->dataset.few_shot.path, "Take them from the head of this file")
+      ->type_name("FILE");
+  command.add_option("--limit", options->dataset.max_problems, "Only the first so many problems");
+  command.add_option("--reward", options->reward, "FILE.py:FUNCTION (default: the verifier of the final number)");
+  command.add_option("--k", options->generation.n_samples, "Samples of each problem");
+  command.add_option("--temperature", options->generation.temperature, "0: the most likely token");
+  command.add_option("--max-new-tokens", options->generation.max_new_tokens, "A sample ends after this many tokens");
+  command.add_option("--stop", options->generation.stop, "A string that ends a sample; may be given often")
+      ->type_size(1)
+      ->allow_extra_args(false)
+      ->type_name("TEXT");
+  command.add_option("--seed", options->seed, "Draws are a function of it");
+  command.add_option("--max-concurrent", options->rollout.max_concurrent_rollouts, "Samples generated at once");
+  add_torch_options(command, options->torch);
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

@@ -1,0 +1,150 @@
+// `bough init`: a new small model directory that Bough and transformers load.
+#include <filesystem>
+#include <optional>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/format.h"
+#include "cli/command.h"
+#include "cli/torch_options.h"
+#include "models/checkpoint.h"
+#include "models/tokenizer.h"
+
+namespace bough {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Ids of byte_level_tokenizer_json().
+constexpr int64_t kPadToken = 256;
+constexpr int64_t kStopToken = 258;
+constexpr int64_t kTokenizerSize = 259;
+
+struct InitOptions {
+  std::string directory;
+  std::string arch = "qwen3";
+  int64_t hidden_size = 256;
+  int64_t layers = 4;
+  int64_t heads = 8;
+  int64_t kv_heads = 4;
+  std::optional<int64_t> head_dim;           // hidden_size / heads
+  std::optional<int64_t> intermediate_size;  // three times hidden_size, as SwiGLU models of this size have it
+  int64_t vocab_size = 272;                  // the tokenizer's 259, rounded up to a multiple of 16
+  int64_t max_positions = 32768;
+  bool tie = false;
+  int64_t seed = 1;
+  std::string dtype = "fp32";
+  bool force = false;
+  bool json = false;
+};
+
+const char* class_of(const std::string& arch) {
+  if (arch == "qwen3") return "Qwen3ForCausalLM";
+  if (arch == "qwen2") return "Qwen2ForCausalLM";
+  if (arch == "llama") return "LlamaForCausalLM";
+  throw UserError(str("--arch: got ", quoted(arch), ", expected qwen3, qwen2 or llama"));
+}
+
+void check_sizes(const InitOptions& options) {
+  check_at_least("--hidden-size", options.hidden_size, 1);
+  check_at_least("--layers", options.layers, 1);
+  check_at_least("--heads", options.heads, 1);
+  check_at_least("--kv-heads", options.kv_heads, 1);
+  if (options.head_dim) check_at_least("--head-dim", *options.head_dim, 1);
+  if (options.intermediate_size) check_at_least("--intermediate-size", *options.intermediate_size, 1);
+  check_at_least("--max-positions", options.max_positions, 1);
+  check_at_least("--seed", options.seed, 0);
+  check_at_least("--vocab-size", options.vocab_size, kTokenizerSize, "the byte-level tokenizer has that many tokens");
+  if (!options.head_dim && options.hidden_size % options.heads != 0)
+    throw UserError(str("--hidden-size ", options.hidden_size, " is no multiple of --heads ", options.heads,
+                        "; change one of them, or give --head-dim"));
+}
+
+// As the user would have written it, then read like any other: one place knows what is possible.
+ModelConfig make_config(const InitOptions& options) {
+  const Json asked = {
+      {"architectures", Json::array({class_of(options.arch)})},
+      {"model_type", options.arch},
+      {"vocab_size", options.vocab_size},
+      {"hidden_size", options.hidden_size},
+      {"intermediate_size", options.intermediate_size.value_or(3 * options.hidden_size)},
+      {"num_hidden_layers", options.layers},
+      {"num_attention_heads", options.heads},
+      {"num_key_value_heads", options.kv_heads},
+      {"head_dim", options.head_dim.value_or(options.hidden_size / options.heads)},
+      {"max_position_embeddings", options.max_positions},
+      {"rms_norm_eps", 1e-6},
+      {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}}},
+      {"tie_word_embeddings", options.tie},
+      {"hidden_act", "silu"},
+  };
+  ModelConfig config = parse_model_config(asked, "bough init");
+  config.source = write_model_config(config);
+  config.source["eos_token_id"] = kStopToken;
+  config.source["pad_token_id"] = kPadToken;
+  return config;
+}
+
+void check_directory(const InitOptions& options) {
+  std::error_code error;
+  if (options.directory.empty()) throw UserError("DIR: the folder's name is empty");
+  const fs::path path = options.directory;
+  if (fs::exists(path, error) && !fs::is_directory(path, error))
+    throw UserError(str("DIR: ", quoted(options.directory), " is a file; name a folder"));
+  if (!options.force && fs::is_directory(path, error) && !fs::is_empty(path, error))
+    throw UserError(str("DIR: ", quoted(options.directory),
+                        " is not empty; name a new folder, or give --force to replace the model in it"));
+}
+
+void run_init(const InitOptions& options) {
+  check_sizes(options);
+  const at::ScalarType dtype = parse_dtype(options.dtype);
+  check_directory(options);
+  const ModelConfig config = make_config(options);
+  const std::unique_ptr<Model> model = make_model(config, dtype);
+  initialise(*model, static_cast<uint64_t>(options.seed));
+  SaveOptions save;
+  save.generation_config = {{"eos_token_id", kStopToken}, {"pad_token_id", kPadToken}, {"do_sample", true}};
+  // The tokenizer first and the weights last: a folder that has weights has all.
+  make_directories(options.directory);
+  write_file_atomically(fs::path(options.directory) / "tokenizer.json", byte_level_tokenizer_json());
+  write_file_atomically(fs::path(options.directory) / "tokenizer_config.json", byte_level_tokenizer_config_json());
+  save_model(options.directory, *model, save);
+  const int64_t parameters = config.num_parameters();
+  if (options.json) {
+    print_json({{"model", options.directory}, {"architecture", options.arch}, {"parameters", parameters}});
+  } else {
+    print_table({{"model", options.directory},
+                 {"parameters", format_thousands(parameters)},
+                 {"shape", str(options.arch, ", ", options.layers, " layers of width ", options.hidden_size, ", ",
+                               options.heads, " heads, vocabulary ", options.vocab_size)}});
+  }
+}
+
+}  // namespace
+
+void add_init_command(CommandLine& line) {
+  auto options = std::make_shared<InitOptions>();
+  CLI::App& command = line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
+                               [options] { run_init(*options); });
+  command.add_option("directory", options->directory, "The folder to make")->required()->type_name("DIR");
+  command.add_option("--arch", options->arch, "qwen3 | qwen2 | llama");
+  command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
+  command.add_option("--layers", options->layers, "Decoder layers");
+  command.add_option("--heads", options->heads, "Query heads");
+  command.add_option("--kv-heads", options->kv_heads, "Key and value heads; divides --heads");
+  command.add_option("--head-dim", options->head_dim, "Size of a head (default: hidden size / heads)")->type_name("INT");
+  command.add_option("--intermediate-size", options->intermediate_size,
+                     "Width of the feed-forward part (default: 3 x hidden size)")
+      ->type_name("INT");
+  command.add_option("--vocab-size", options->vocab_size, "Rows of the embedding, at least 259");
+  command.add_option("--max-positions", options->max_positions, "Longest sequence");
+  command.add_flag("--tie", options->tie, "Use the embedding as the head");
+  command.add_option("--seed", options->seed, "Weights are a function of it");
+  command.add_option("--dtype", options->dtype, "fp32 | bf16: what weights are stored in");
+  command.add_flag("--force", options->force, "Replace the model in a folder that is not empty");
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

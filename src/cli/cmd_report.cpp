@@ -1,0 +1,22 @@
+// `bough report`: report.html of a run, again.
+#include "cli/command.h"
+#include "control/run_folder.h"
+
+namespace bough {
+
+void add_report_command(CommandLine& line) {
+  struct ReportOptions {
+    std::string run;
+    bool json = false;
+  };
+  auto options = std::make_shared<ReportOptions>();
+  CLI::App& command = line.add("report", "Rebuild report.html of a run's folder", [options] {
+    const std::string report = RunFolder::write_report(options->run).string();
+    if (options->json) print_json({{"report", report}});
+    else print_table({{"report", report}});
+  });
+  command.add_option("run", options->run, "The run's folder")->required()->type_name("RUN");
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

@@ -1,0 +1,157 @@
+// `bough rollout`: prompts to a rollout file.
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "base/progress.h"
+#include "base/signals.h"
+#include "cli/command.h"
+#include "cli/torch_options.h"
+#include "models/checkpoint.h"
+#include "models/tokenizer.h"
+#include "rollout/embedded_engine.h"
+#include "rollout/prompts.h"
+#include "rollout/rollouts.h"
+
+namespace bough {
+
+namespace {
+
+struct RolloutOptions {
+  std::string model, prompts, out;
+  GenerationSettings generation;
+  RolloutSettings engine;
+  std::string kv_memory = "auto";
+  int64_t seed = 1;
+  TorchOptions torch;
+  bool json = false;
+};
+
+void check_options(RolloutOptions& options) {
+  const GenerationSettings& g = options.generation;
+  check_at_least("--n-samples", g.n_samples, 1);
+  check_at_least("--max-new-tokens", g.max_new_tokens, 1);
+  check_at_least("--min-new-tokens", g.min_new_tokens, 0);
+  check_at_least("--temperature", g.temperature, 0, "0 takes the most likely token");
+  check_at_least("--top-p", g.top_p, 0);
+  check_at_least("--top-k", g.top_k, 0, "0 draws from all tokens");
+  check_at_least("--seed", options.seed, 0);
+  check_at_least("--max-concurrent", options.engine.max_concurrent_rollouts, 1);
+  if (g.min_new_tokens > g.max_new_tokens)
+    throw UserError(str("--min-new-tokens: got ", g.min_new_tokens, ", expected at most --max-new-tokens, ",
+                        g.max_new_tokens));
+  try {
+    options.engine.kv_memory = Bytes::parse(options.kv_memory);
+  } catch (const UserError& error) {
+    throw UserError(str("--kv-memory: ", error.what()));
+  }
+  check_output_file("--out", options.out);
+}
+
+// The tokenizer where the directory has one: prompts as input_ids need none.
+std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(std::filesystem::path(directory) / "tokenizer.json", ignored)) return {};
+  return Tokenizer::load(directory);
+}
+
+// All groups in the order of the prompts. Steps stop between passes on Ctrl-C: nothing is written then.
+std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std::vector<Prompt>& prompts) {
+  const StopFlag stop;
+  for (size_t i = 0; i < prompts.size(); ++i)
+    engine.submit(make_request(options.generation, i, prompts[i].input_ids, static_cast<uint64_t>(options.seed)));
+  std::vector<std::vector<Rollout>> groups(prompts.size());
+  Progress progress("rollout", static_cast<int64_t>(prompts.size()), "prompts");
+  while (!engine.idle()) {
+    if (stop.requested()) throw Interrupted(str("interrupted; ", quoted(options.out), " was not written"));
+    for (const GenerationResult& result : engine.step()) {
+      auto& group = groups[result.id];
+      group = to_rollouts(result, prompts[result.id].group);
+      // The prompt's other fields (an answer, say) go with its rollouts; what the engine says of a sample wins.
+      for (Rollout& rollout : group) {
+        Json extra = prompts[result.id].extra;
+        extra.update(rollout.extra);
+        rollout.extra = std::move(extra);
+      }
+      progress.advance();
+    }
+  }
+  std::vector<Rollout> rollouts;
+  for (auto& group : groups)
+    for (Rollout& rollout : group) rollouts.push_back(std::move(rollout));
+  return rollouts;
+}
+
+void run_rollout(RolloutOptions options) {
+  check_options(options);
+  const TorchSetup setup = set_up_torch(options.torch);
+  const ModelConfig config = load_model_config(options.model);
+  const std::optional<Tokenizer> tokenizer = load_tokenizer(options.model);
+  PromptReadOptions read{.vocab_size = config.vocab_size};
+  EmbeddedEngineOptions engine_options{.settings = options.engine, .stop_tokens = load_stop_tokens(options.model)};
+  if (tokenizer) {
+    read.encode = [&](const std::string& text) { return tokenizer->encode(text); };
+    engine_options.token_bytes = [&](int32_t id) { return tokenizer->id_to_bytes(id); };
+  }
+  std::vector<Prompt> prompts = read_prompts(options.prompts, read);
+  const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+
+  EmbeddedEngine engine(*model, engine_options);
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<Rollout> rollouts = generate(engine, options, prompts);
+  const double seconds = seconds_since(start);
+  write_rollouts(options.out, rollouts);
+  const EngineStatistics statistics = engine.statistics();
+  const double rate = static_cast<double>(statistics.new_tokens) / std::max(seconds, 1e-9);
+  if (options.json) {
+    print_json({{"sequences", rollouts.size()},
+                {"new_tokens", statistics.new_tokens},
+                {"seconds", seconds},
+                {"new_tokens_per_second", rate},
+                {"prefill_tokens", statistics.prefill_tokens},
+                {"cached_tokens", statistics.cached_tokens}});
+  } else {
+    print_table({{"sequences", str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
+                                   format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
+                 {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds), ", ",
+                                    format_count(rate), " a second")},
+                 {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
+                                       format_thousands(statistics.cached_tokens), " found computed")}});
+  }
+}
+
+}  // namespace
+
+void add_rollout_command(CommandLine& line) {
+  auto options = std::make_shared<RolloutOptions>();
+  GenerationSettings& generation = options->generation;
+  CLI::App& command = line.add("rollout", "Samples of each prompt of a file, as a rollout file",
+                               [options] { run_rollout(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
+  command.add_option("--prompts", options->prompts, "JSON Lines with `prompt` text or `input_ids`")
+      ->required()
+      ->type_name("FILE");
+  command.add_option("--out", options->out, "Rollout file to write, .jsonl or .jsonl.zst")->required()->type_name("FILE");
+  command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
+  command.add_option("--max-new-tokens", generation.max_new_tokens, "A sample ends after this many tokens");
+  command.add_option("--min-new-tokens", generation.min_new_tokens, "Stop tokens are not drawn before this many");
+  command.add_option("--temperature", generation.temperature, "Logits are divided by it; 0: the most likely token");
+  command.add_option("--top-p", generation.top_p, "Draw from the most likely tokens with this probability together");
+  command.add_option("--top-k", generation.top_k, "Draw from this many most likely tokens; 0: all");
+  command.add_option("--stop", generation.stop, "A string that ends a sample; may be given often")
+      ->type_size(1)
+      ->allow_extra_args(false)
+      ->type_name("TEXT");
+  command.add_flag("--ignore-eos", generation.ignore_eos, "The model's own stop tokens do not stop");
+  command.add_option("--seed", options->seed, "Draws are a function of it");
+  command.add_option("--max-concurrent", options->engine.max_concurrent_rollouts, "Samples generated at once");
+  command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values, 4GiB")->type_name("BYTES");
+  add_torch_options(command, options->torch);
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

@@ -1,0 +1,116 @@
+// `bough sft`: supervised fine-tuning of a model directory into another.
+#include "base/error.h"
+#include "base/file.h"
+#include "base/format.h"
+#include "base/signals.h"
+#include "cli/command.h"
+#include "cli/torch_options.h"
+#include "control/sft.h"
+
+namespace bough {
+
+namespace {
+
+struct SftCommand {
+  std::vector<std::string> arguments;  // CONFIG, if the first has no '='; then key=value
+  std::string model, data, out, shots_from;
+  std::optional<int64_t> epochs, batch_size, max_steps, seed, shots;
+  std::optional<double> lr;
+  TorchOptions torch;
+  bool list_settings = false;
+  bool json = false;
+};
+
+// Flags are settings by a shorter name: they win over the file and over key=value.
+std::vector<std::string> overrides_of(const SftCommand& command, const std::vector<std::string>& given) {
+  std::vector<std::string> overrides = given;
+  const auto add_text = [&](const char* key, const std::string& value) {
+    if (!value.empty()) overrides.push_back(str(key, "=", value));
+  };
+  const auto add_number = [&](const char* key, const auto& value) {
+    if (value) overrides.push_back(str(key, "=", *value));
+  };
+  add_text("model.path", command.model);
+  add_text("train_dataset.path", command.data);
+  add_text("out", command.out);
+  add_text("train_dataset.few_shot.path", command.shots_from);
+  add_number("train_dataset.few_shot.shots", command.shots);
+  add_number("epochs", command.epochs);
+  add_number("train_dataset.batch_size", command.batch_size);
+  add_number("max_steps", command.max_steps);
+  add_number("seed", command.seed);
+  if (command.lr) add_text("optimizer.lr", format_shortest(*command.lr));
+  add_text("dtype", command.torch.dtype);
+  add_text("device", command.torch.device);
+  return overrides;
+}
+
+SftSettings settings_of(const SftCommand& command) {
+  std::vector<std::string> overrides = command.arguments;
+  std::string config;
+  if (!overrides.empty() && overrides.front().find('=') == std::string::npos) {
+    config = overrides.front();
+    overrides.erase(overrides.begin());
+  }
+  overrides = overrides_of(command, overrides);
+  return config.empty() ? parse_settings<SftSettings>("", "command line", overrides)
+                        : load_settings<SftSettings>(config, overrides);
+}
+
+void run_command(const SftCommand& command) {
+  if (command.list_settings) {
+    print_text(settings_help<SftSettings>());
+    return;
+  }
+  const SftSettings settings = settings_of(command);
+  TorchOptions torch = command.torch;
+  torch.dtype = settings.dtype;
+  torch.device = settings.device;
+  set_up_torch(torch);
+  make_directories(settings.out);  // before the work that would be lost
+  const StopFlag stop;
+  SftOptions options;
+  options.stop = [&stop] { return stop.requested(); };
+  const SftSummary summary = run_sft(settings, options);
+  if (command.json) {
+    Json object = to_json(summary);
+    object["model"] = settings.out;
+    print_json(object);
+    return;
+  }
+  print_table({{"model", settings.out},
+               {"examples", format_thousands(summary.examples)},
+               {"steps", format_thousands(summary.steps)},
+               {"loss", str(format_significant(summary.first_loss, 3), " -> ",
+                            format_significant(summary.last_loss, 3), " nats a token")},
+               {"compression", str(format_significant(summary.compression, 3), "x")},
+               {"time", format_duration(summary.seconds)}});
+}
+
+}  // namespace
+
+void add_sft_command(CommandLine& line) {
+  auto options = std::make_shared<SftCommand>();
+  options->torch = {.dtype = "", .threads = {}, .device = ""};
+  CLI::App& command = line.add("sft", "Supervised fine-tuning on prompts and completions, questions and answers, or chats",
+                               [options] { run_command(*options); });
+  command.add_option("arguments", options->arguments, "A YAML file of settings, if any, then key=value")
+      ->type_name("[CONFIG] [key=value ...]");
+  command.add_option("--model", options->model, "Hugging Face directory to start from")->type_name("DIR");
+  command.add_option("--data", options->data, "JSON Lines")->type_name("FILE");
+  command.add_option("--out", options->out, "Folder for the trained model")->type_name("DIR");
+  command.add_option("--shots", options->shots, "Worked examples in front of every question");
+  command.add_option("--shots-from", options->shots_from, "Take them from the head of this file")->type_name("FILE");
+  command.add_option("--epochs", options->epochs, "Passes over the data");
+  command.add_option("--batch-size", options->batch_size, "Examples of a step");
+  command.add_option("--lr", options->lr, "Peak learning rate");
+  command.add_option("--max-steps", options->max_steps, "Stop after this many steps");
+  command.add_option("--seed", options->seed, "Of the order of examples");
+  command.add_option("--dtype", options->torch.dtype, "fp32 | bf16 | fp64");
+  command.add_option("--device", options->torch.device, "cpu | cuda");
+  command.add_option("--threads", options->torch.threads, "Threads to compute with (default: all cores)");
+  command.add_flag("--settings", options->list_settings, "List every setting with its default, and do nothing");
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

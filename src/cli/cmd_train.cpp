@@ -1,0 +1,88 @@
+// `bough train`: reinforcement learning, the whole loop.
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "base/signals.h"
+#include "cli/command.h"
+#include "cli/torch_options.h"
+#include "control/run.h"
+#include "control/run_folder.h"
+
+namespace bough {
+
+namespace {
+
+struct TrainOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  bool list_settings = false;
+  bool json = false;
+};
+
+std::string percent(double fraction) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.1f%%", 100 * fraction);
+  return buffer;
+}
+
+std::string describe(const Accuracy& accuracy) {
+  return str(percent(accuracy.avg_at_k), "  (95%: ", percent(accuracy.low), " to ", percent(accuracy.high),
+             ", step ", accuracy.step, ")");
+}
+
+void print_summary(const RunSummary& summary) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  if (summary.before) rows.emplace_back("accuracy before", describe(*summary.before));
+  if (summary.after && summary.after->step > 0) rows.emplace_back("accuracy after", describe(*summary.after));
+  rows.emplace_back("steps", format_thousands(summary.steps));
+  if (summary.compression > 0) {
+    rows.emplace_back("compression",
+                      str(format_significant(summary.compression, 3), "x: tokens of a batch over those computed"));
+  }
+  if (const auto& comparison = summary.comparison; comparison && comparison->seconds > 0) {
+    rows.emplace_back("gradient of a batch",
+                      str(format_duration(comparison->seconds), " with the tree, ",
+                          format_duration(comparison->dense_seconds), " dense: ",
+                          format_significant(comparison->dense_seconds / comparison->seconds, 3), "x (median of ",
+                          comparison->num_batches, comparison->num_batches == 1 ? " batch)" : " batches)"));
+  }
+  rows.emplace_back("model", summary.model);
+  rows.emplace_back("report", summary.report);
+  print_table(rows);
+}
+
+void run_train(const TrainOptions& options) {
+  if (options.list_settings) {
+    print_text(settings_help<RunSettings>());
+    return;
+  }
+  if (options.config.empty()) throw UserError("CONFIG is missing: a YAML file of settings; --settings lists them");
+  const RunSettings settings = load_settings<RunSettings>(options.config, options.overrides);
+  TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
+  if (settings.threads > 0) torch.threads = settings.threads;
+  set_up_torch(torch);
+  const StopFlag stop;
+  if (!options.json) print_line(settings_table(settings_rows(settings), terminal_columns()));
+  RunOptions run;
+  run.stop = [&stop] { return stop.requested(); };
+  const RunSummary summary = run_training(settings, run);
+  if (options.json) print_json(to_json(summary));
+  else print_summary(summary);
+}
+
+}  // namespace
+
+void add_train_command(CommandLine& line) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App& command = line.add("train", "Reinforcement learning: samples, rewards, updates; resumes where it stopped",
+                               [options] { run_train(*options); });
+  command.add_option("config", options->config, "YAML file of settings")->type_name("CONFIG");
+  command.add_option("overrides", options->overrides, "Settings that win over the file's: actor.optimizer.lr=1e-4")
+      ->type_name("key=value");
+  command.add_flag("--settings", options->list_settings, "List every setting with its default, and do nothing");
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

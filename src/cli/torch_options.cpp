@@ -1,0 +1,67 @@
+#include "cli/torch_options.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+
+#include <filesystem>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+// More threads than any machine has: a mistyped number, refused before OpenMP tries to start them.
+constexpr int64_t kMaxThreads = 4096;
+
+// CUDA kernels live in a library of their own, opened only here, so that all else runs without a driver.
+void open_cuda_library() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path folder = program.parent_path();
+  for (const fs::path& path : {folder / "libbough_cuda.so", folder.parent_path() / "lib" / "libbough_cuda.so"}) {
+    if (!fs::exists(path, error)) continue;
+    if (!dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) throw UserError(str("--device cuda: ", dlerror()));
+    if (!at::hasCUDA()) throw UserError("--device cuda: no GPU that the driver knows; use --device cpu");
+    return;
+  }
+  throw UserError(str("--device cuda: libbough_cuda.so is neither in ", quoted(folder.string()), " nor in ",
+                      quoted((folder.parent_path() / "lib").string()),
+                      "; it is built where nvcc is installed. Use --device cpu"));
+}
+
+}  // namespace
+
+void add_torch_options(CLI::App& command, TorchOptions& options) {
+  command.add_option("--dtype", options.dtype, "fp32 | bf16 | fp64: what weights and activations are computed in");
+  command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")->type_name("N");
+  command.add_option("--device", options.device, "cpu | cuda");
+}
+
+at::ScalarType parse_dtype(const std::string& name) {
+  if (name == "fp32") return at::kFloat;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp64") return at::kDouble;
+  throw UserError(str("--dtype: got ", quoted(name), ", expected fp32, bf16 or fp64"));
+}
+
+TorchSetup set_up_torch(const TorchOptions& options) {
+  TorchSetup setup{parse_dtype(options.dtype), at::kCPU};
+  if (options.threads) {
+    check_at_least("--threads", *options.threads, 1, "leave it out for all cores");
+    if (*options.threads > kMaxThreads)
+      throw UserError(str("--threads: got ", *options.threads, ", expected at most ", kMaxThreads));
+    at::set_num_threads(static_cast<int>(*options.threads));
+  }
+  if (options.device == "cuda") {
+    open_cuda_library();
+    setup.device = at::kCUDA;
+  } else if (options.device != "cpu") {
+    throw UserError(str("--device: got ", quoted(options.device), ", expected cpu or cuda"));
+  }
+  return setup;
+}
+
+}  // namespace bough
