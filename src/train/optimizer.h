@@ -20,6 +20,7 @@
 
 #include "base/settings.h"
 #include "models/model.h"
+#include "models/safetensors.h"
 #include "train/schedule.h"
 
 namespace bough {
@@ -43,7 +44,8 @@ struct OptimizerSettings {
     v("beta2", beta2, "decay of the mean of squared gradients", range(0.0, 0.9999999));
     v("eps", eps, "added to the root of the second moment", above(0.0));
     v("gradient_clipping", gradient_clipping, "largest global gradient norm; 0: no clipping", at_least(0.0));
-    v("lr_scheduler_type", lr_scheduler_type, "shape after warm-up", one_of({"constant", "linear", "cosine"}));
+    v("lr_scheduler_type", lr_scheduler_type, "shape after warm-up",
+      one_of({"constant", "linear", "cosine"}));
     v("min_lr_ratio", min_lr_ratio, "learning rate at the end, over the peak", range(0.0, 1.0));
     v("warmup_steps_proportion", warmup_steps_proportion, "part of all steps over which lr rises to its peak",
       range(0.0, 1.0));
@@ -68,7 +70,7 @@ class Optimizer {
   // One update from main_grad, which is zero afterwards. The norm is summed in fp64 in a fixed order.
   Report step();
 
-  int64_t num_steps() const { return num_steps_; }      // calls of step(), skipped ones too
+  int64_t num_steps() const { return num_steps_; }  // calls of step(), skipped ones too
   int64_t num_skipped() const { return num_skipped_; }
   const OptimizerSettings& settings() const { return settings_; }
 
@@ -80,7 +82,7 @@ class Optimizer {
   // models it also sets the model's values, from the masters.
   void load(const std::filesystem::path& directory);
 
-  // Sizes, dtypes, counts. O(parameters).
+  // Sizes, dtypes, counts, and that values are their masters rounded. O(elements).
   void check_integrity() const;
 
  private:
@@ -91,6 +93,7 @@ class Optimizer {
     at::Tensor exp_avg, exp_avg_sq;
   };
   double gradient_norm() const;
+  NamedTensors named_state() const;  // views of everything that is saved
 
   Model* model_;
   OptimizerSettings settings_;
