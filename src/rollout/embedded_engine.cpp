@@ -199,8 +199,8 @@ void EmbeddedEngine::append(ActiveSample& sample, int32_t token, double log_prob
   GeneratedSample& result = sample.result;
   sample.tokens.push_back(token);
   result.token_ids.push_back(token);
-  result.logprobs.push_back(static_cast<float>(log_prob));
-  result.raw_logprobs.push_back(static_cast<float>(raw_log_prob));
+  result.logprobs.push_back(log_prob);
+  result.raw_logprobs.push_back(raw_log_prob);
   result.versions.push_back(version_);
   ++statistics_.new_tokens;
 

@@ -86,8 +86,7 @@ TEST(EmbeddedEngine, LogProbabilitiesEqualAFullForward) {
         options.attention = path;
         EmbeddedEngine engine(*model, options);
         for (const GenerationResult& result : engine.generate(mixed_requests(temperature))) {
-          // In fp64 what is left is the rounding of the result to float: logprobs up to -20 or so.
-          EXPECT_LT(largest_log_prob_error(*model, result, temperature), dtype == at::kDouble ? 1.1e-6 : 1e-4)
+          EXPECT_LT(largest_log_prob_error(*model, result, temperature), dtype == at::kDouble ? 1e-9 : 1e-4)
               << "temperature " << temperature << ", request " << result.id << ", " << dtype;
         }
       }
@@ -306,7 +305,7 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
     for (size_t i = 0; i < sample.token_ids.size(); ++i) {
       const auto& log_probs = static_cast<int64_t>(i) < first_new ? old_log_probs : new_log_probs;
       EXPECT_EQ(sample.versions[i], static_cast<int64_t>(i) < first_new ? 0 : 5);
-      EXPECT_NEAR(sample.logprobs[i], log_probs[36 + static_cast<int64_t>(i)][sample.token_ids[i]].item<double>(), 2e-6);
+      EXPECT_NEAR(sample.logprobs[i], log_probs[36 + static_cast<int64_t>(i)][sample.token_ids[i]].item<double>(), 1e-9);
     }
   }
   // The prompt once, and of each sample what it had drawn.

@@ -51,8 +51,8 @@ const char* finish_reason_name(FinishReason reason);  // stop, length, stop_stri
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
   // log softmax(logits / temperature): before top-p, top-k and min_new_tokens. Temperature 0 counts as 1 here.
-  std::vector<float> logprobs;
-  std::vector<float> raw_logprobs;         // log softmax(logits)
+  std::vector<double> logprobs;
+  std::vector<double> raw_logprobs;        // log softmax(logits)
   std::vector<int32_t> versions;           // of the weights that drew the token
   FinishReason finish_reason = FinishReason::kLength;
 };

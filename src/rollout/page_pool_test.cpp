@@ -42,10 +42,12 @@ TEST(PagePool, FindsThePublishedPrefixWhileHeldAndAfter) {
 TEST(PagePool, OtherTokensBeforeAPageAreAnotherPrefix) {
   PagePool pool(16);
   auto tokens = tokens_of(32);
-  PageTable table;
+  PageTable table, other;
   compute(pool, tokens, table);
   tokens[3] += 1;  // the second page's tokens are the same
   EXPECT_EQ(pool.match_length(tokens, 32), 0);
+  compute(pool, {tokens.begin(), tokens.begin() + kPageTokens}, other);
+  EXPECT_EQ(pool.match_length(tokens, 32), 16) << "though a page with the second page's tokens is published";
 }
 
 TEST(PagePool, APageBehindAnEvictedOneIsNotFound) {

@@ -16,7 +16,7 @@ Rollout to_rollout(const GenerationResult& result, size_t index, const std::stri
   rollout.loss_mask.assign(prompt_length, 0);
   rollout.loss_mask.resize(rollout.input_ids.size(), 1);
   rollout.logprobs.assign(prompt_length, 0.0f);
-  rollout.logprobs.insert(rollout.logprobs.end(), sample.logprobs.begin(), sample.logprobs.end());
+  for (const double log_prob : sample.logprobs) rollout.logprobs.push_back(static_cast<float>(log_prob));
   rollout.versions.assign(prompt_length, -1);
   rollout.versions.insert(rollout.versions.end(), sample.versions.begin(), sample.versions.end());
   rollout.extra = Json::object();

@@ -182,6 +182,20 @@ TEST(Sampler, ACutKeepsTheMostLikely) {
   EXPECT_EQ(reachable(request), (std::vector<int32_t>{1}));
 }
 
+TEST(Sampler, TopPCutsAmongNearlyEqualLogits) {
+  // All in one bucket of the histogram; the 33 largest of 64 are the fewest with more than half of the mass.
+  const auto logits = at::arange(64, at::TensorOptions().dtype(at::kDouble)).mul_(1e-6).unsqueeze(0);
+  std::map<int32_t, int> tokens;
+  for (int i = 0; i < 1000; ++i) {
+    DrawRequest request;
+    request.top_p = 0.51;
+    request.uniform = (i + 0.5) / 1000;
+    ++tokens[draw_one(logits, request).token];
+  }
+  EXPECT_EQ(tokens.size(), 33u);
+  EXPECT_EQ(tokens.begin()->first, 31);
+}
+
 TEST(Sampler, WhatIsLeftAfterExclusionMayBeFarBelow) {
   auto logits = at::full({1, 600}, -1000.0, at::kFloat);
   logits[0][2] = 0.0;
