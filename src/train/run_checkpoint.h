@@ -46,12 +46,13 @@ void save_run_checkpoint(const std::filesystem::path& run_dir, int64_t step, Mod
 // of the highest step; none: nullopt. UserError where `latest` is no checkpoint's name or names none that is there.
 std::optional<RunCheckpoint> find_latest_checkpoint(const std::filesystem::path& run_dir);
 
-// To be called at the start of a run that writes: removes what an interrupted save left behind.
+// Settles what an interrupted save left behind: removes what is unfinished, puts back what was being replaced. A
+// run that writes calls it first of all, before find_latest_checkpoint.
 void clean_run_checkpoints(const std::filesystem::path& run_dir);
 
 // Restores model and optimizer (made for the same model and dtype) and returns the controller's state.
 // UserError names the file that is missing, damaged or of another run, and other checkpoints to go back to.
-// An error in state.json or in a header is found before anything is changed.
+// After an error model and optimizer may be restored in part: they are of no use any more.
 Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer);
 
 }  // namespace bough
