@@ -46,13 +46,13 @@ void add_data_command(CommandLine& line) {
                                [options] { run_data(*options); });
   command.add_option("task", options->task, "sums")->required()->type_name("TASK");
   command.add_option("--out", options->out, "File to write")->required()->type_name("FILE");
-  command.add_option("-n,--count", options->n, "Problems", true);
-  command.add_option("--split", options->split, "train | test | example", true);
-  command.add_option("--seed", options->seed, "Problems are a function of it", true);
-  command.add_option("--min-operand", options->sums.min_operand, "Smallest number in a question", true);
-  command.add_option("--max-operand", options->sums.max_operand, "Largest number in a question", true);
-  command.add_option("--min-steps", options->sums.min_steps, "Fewest operations of a problem", true);
-  command.add_option("--max-steps", options->sums.max_steps, "Most operations of a problem", true);
+  command.add_option("-n,--count", options->n, "Problems");
+  command.add_option("--split", options->split, "train | test | example");
+  command.add_option("--seed", options->seed, "Problems are a function of it");
+  command.add_option("--min-operand", options->sums.min_operand, "Smallest number in a question");
+  command.add_option("--max-operand", options->sums.max_operand, "Largest number in a question");
+  command.add_option("--min-steps", options->sums.min_steps, "Fewest operations of a problem");
+  command.add_option("--max-steps", options->sums.max_steps, "Most operations of a problem");
   command.add_option("--operations", options->sums.operations, "add | subtract | multiply; may be given often")
       ->type_size(1)
       ->allow_extra_args(false);

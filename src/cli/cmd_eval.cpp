@@ -85,7 +85,7 @@ void add_eval_command(CommandLine& line) {
                                [options] { run_eval(*options); });
   command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
   command.add_option("--data", options->dataset.path, "JSON Lines of problems")->required()->type_name("FILE");
-  command.add_option("--format", options->dataset.format, "text | chat: what a question becomes", true);
+  command.add_option("--format", options->dataset.format, "text | chat: what a question becomes");
   command.add_option("--shots", options->dataset.few_shot.shots, "Worked examples in front of every question");
   command.add_option("--shots-from", options->dataset.few_shot.path, "Take them from the head of this file")
       ->type_name("FILE");

@@ -1,0 +1,66 @@
+// Accuracy on problems that are not trained on.
+//
+//   avg@k   share of all samples, k a problem, that are right
+//   pass@k  share of problems of which at least one sample is right
+//
+// A sample is right if its reward is at least kRightReward. The same (seed, problem, sample) draws the same numbers
+// at every evaluation, so two evaluations differ by the weights alone.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "control/prompt_encoder.h"
+#include "control/sampling.h"
+#include "env/reward.h"
+#include "report/metrics.h"
+#include "rollout/engine.h"
+
+namespace bough {
+
+// The verifier gives 1 or 0; a user's function may give parts of a point for form, which is not being right.
+inline constexpr double kRightReward = 0.5;
+
+struct Interval {
+  double low = 0, high = 1;
+};
+
+// Wilson's score interval of a proportion at 95%, from `rate` of n >= 1 independent trials. Inside [0, 1], sensible
+// at 0 and 1 too (E. B. Wilson, JASA 22, 1927).
+Interval wilson_interval(double rate, int64_t n);
+
+struct EvaluationResult {
+  int64_t num_problems = 0;
+  int64_t k = 1;
+  double avg_at_k = 0;
+  double pass_at_k = 0;
+  double reward_mean = 0;
+  Interval interval;          // of avg_at_k. Samples of one problem are not independent: n is the problems
+  double length_mean = 0;     // generated tokens of a sample
+  double truncated_fraction = 0;
+  int64_t failures = 0;       // rewards that could not be had
+  int64_t new_tokens = 0;
+  double seconds = 0;
+};
+
+MetricValues to_metrics(const EvaluationResult& result);  // eval/*
+Json to_json(const EvaluationResult& result);
+std::string describe(const EvaluationResult& result);     // "34.2% (30.1 to 38.5) of 512 problems"
+
+struct EvaluationOptions {
+  GenerationSettings gconfig;  // n_samples is k; temperature 0 is greedy
+  uint64_t seed = 0;
+  SamplingOptions sampling;
+};
+
+// nullopt: stopped. The data set must not be empty. Leaves the engine idle.
+std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const PromptEncoder& encoder,
+                                         RewardFunction& reward, const EvaluationOptions& options);
+
+// Text of a generated sample: without its stop token, and without the stop string that ended it and what follows.
+std::string completion_text(const PromptEncoder& encoder, const GeneratedSample& sample,
+                            const std::vector<std::string>& stop_strings);
+
+}  // namespace bough

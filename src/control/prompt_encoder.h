@@ -1,0 +1,52 @@
+// From problems and examples to token ids, by the model's own tokenizer and, for conversations, its chat template.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/dataset.h"
+#include "env/task.h"
+#include "models/chat_template.h"
+#include "models/tokenizer.h"
+
+namespace bough {
+
+struct EncodedPrompt {
+  std::string text;  // as the model sees it
+  std::vector<int32_t> ids;
+};
+
+// One sequence of supervised training: tokens, and a 1 for each that is learned.
+struct EncodedExample {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> loss_mask;
+};
+
+class PromptEncoder {
+ public:
+  explicit PromptEncoder(Tokenizer tokenizer, std::optional<ChatTemplate> chat_template = {});
+
+  // Tokenizer and, if there is a usable one, chat template of a model directory. UserError: no tokenizer.json.
+  static PromptEncoder from_directory(const std::filesystem::path& directory);
+
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+
+  // UserError: a conversation, and the model has no usable chat template; an empty prompt. Names the problem.
+  EncodedPrompt encode(const Problem& problem) const;
+
+  // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of a
+  // conversation only the last message is learned, up to the end of its turn. Prompt and completion are encoded
+  // apart, as they are when the model generates. UserError: see encode().
+  EncodedExample encode(const SftExample& example, std::optional<int32_t> stop_token) const;
+
+ private:
+  const ChatTemplate& chat_template() const;
+
+  Tokenizer tokenizer_;
+  std::optional<ChatTemplate> chat_template_;
+  std::string no_template_;  // why there is none
+};
+
+}  // namespace bough

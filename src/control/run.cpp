@@ -1,0 +1,309 @@
+#include "control/run.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "control/controller.h"
+#include "control/evaluation.h"
+#include "control/run_folder.h"
+#include "control/scalar_type.h"
+#include "models/checkpoint.h"
+#include "rollout/embedded_engine.h"
+
+namespace bough {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
+  if (settings.total_train_steps > 0) return settings.total_train_steps;
+  const auto size = static_cast<int64_t>(problems.size());
+  const int64_t batch = settings.train_dataset.batch_size;
+  return (settings.total_train_epochs * size + batch - 1) / batch;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// All parts of a run, in the order in which they depend on each other.
+class Run {
+ public:
+  Run(const RunSettings& settings, const RunOptions& options);
+
+  RunSummary work();
+
+ private:
+  std::unique_ptr<Model> make_reference() const;
+  std::unique_ptr<EmbeddedEngine> make_engine() const;
+  void resume();
+  void evaluate_at_start();
+  bool evaluation_due(int64_t step) const;
+  std::optional<EvaluationResult> evaluate_now();
+  void finish_step(StepRecord record);
+  bool checkpoint_due(int64_t step) const;
+  void checkpoint();
+  Json thread_state() const;
+  [[noreturn]] void interrupt();
+  std::optional<Comparison> compare();
+  RunSummary summarise();
+  bool stopping() const { return options_.stop && options_.stop(); }
+
+  const RunSettings settings_;
+  const RunOptions options_;
+  SteadyClock clock_;
+  at::Device device_;
+  Dataset problems_;
+  Dataset valid_;
+  PromptEncoder encoder_;
+  std::unique_ptr<RewardFunction> reward_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Model> reference_;
+  const int64_t total_steps_;
+  Trainer trainer_;
+  std::unique_ptr<EmbeddedEngine> engine_;
+  Controller controller_;
+  RunFolder folder_;
+  LiveDisplay display_;
+  std::unique_ptr<Metrics> metrics_;
+  Clock::Time last_checkpoint_;
+  int64_t checkpointed_step_ = -1;
+};
+
+Run::Run(const RunSettings& settings, const RunOptions& options)
+    : settings_(settings),
+      options_(options),
+      device_(settings.device == "cuda" ? at::kCUDA : at::kCPU),
+      problems_(read_dataset(settings.train_dataset)),
+      valid_(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
+      encoder_(PromptEncoder::from_directory(settings.model.path)),
+      reward_(make_reward(settings.reward, settings.reward_service)),
+      model_(load_model(settings.model.path, scalar_type_of(settings.dtype), device_)),
+      reference_(make_reference()),
+      total_steps_(planned_steps(settings, problems_)),
+      trainer_(*model_, reference_.get(), settings.actor, total_steps_, clock_),
+      engine_(make_engine()),
+      controller_({settings_, problems_, encoder_, *engine_, *reward_, trainer_, clock_}),
+      folder_(settings),
+      display_(total_steps_, clock_, options.display),
+      last_checkpoint_(clock_.now()) {
+  reward_->check(problems_);
+  if (valid_.size() > 0) reward_->check(valid_);
+  resume();
+  metrics_ = folder_.open_metrics();
+}
+
+std::unique_ptr<Model> Run::make_reference() const {
+  if (settings_.actor.loss.kl_loss_coef == 0.0) return nullptr;
+  const std::string& path = settings_.ref.path.empty() ? settings_.model.path : settings_.ref.path;
+  return load_model(path, scalar_type_of(settings_.dtype), device_);
+}
+
+std::unique_ptr<EmbeddedEngine> Run::make_engine() const {
+  EmbeddedEngineOptions options;
+  options.settings = settings_.rollout;
+  options.stop_tokens = load_stop_tokens(settings_.model.path);
+  options.token_bytes = [&tokenizer = encoder_.tokenizer()](int32_t id) { return tokenizer.id_to_bytes(id); };
+  return std::make_unique<EmbeddedEngine>(*model_, std::move(options));
+}
+
+// Threads decide the order in which sums are taken, and with it the last bits.
+Json Run::thread_state() const {
+  return {{"threads", at::get_num_threads()}};
+}
+
+void Run::resume() {
+  if (!folder_.checkpoint()) return;
+  const Json state = load_run_checkpoint(*folder_.checkpoint(), *model_, trainer_.optimizer());
+  controller_.restore(state.at("controller"));
+  checkpointed_step_ = controller_.num_steps();
+  if (state.value("environment", Json()) != thread_state()) {
+    log_warning(str("the run was computed with ", state.value("environment", Json()).value("threads", 0),
+                    " threads, this process has ", at::get_num_threads(),
+                    ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads to change that"));
+  }
+  log_info(str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", controller_.num_steps(), " of ",
+               total_steps_));
+}
+
+bool Run::evaluation_due(int64_t step) const {
+  if (valid_.size() == 0) return false;
+  const EvaluatorSettings& evaluator = settings_.evaluator;
+  return (evaluator.freq_steps > 0 && step % evaluator.freq_steps == 0) ||
+         (evaluator.at_end && step == total_steps_);
+}
+
+std::optional<EvaluationResult> Run::evaluate_now() {
+  EvaluationOptions options;
+  options.gconfig = settings_.gconfig;
+  options.gconfig.n_samples = settings_.evaluator.n_samples;
+  options.gconfig.temperature = settings_.evaluator.temperature;
+  options.gconfig.top_p = 1.0;
+  options.gconfig.top_k = 0;
+  options.seed = static_cast<uint64_t>(settings_.seed);
+  options.sampling.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts;
+  options.sampling.stop = options_.stop;
+  options.sampling.on_progress = [&](int64_t done, int64_t total) {
+    display_.set_activity(str("evaluation ", done, "/", total));
+  };
+  return evaluate(*engine_, valid_, encoder_, *reward_, options);
+}
+
+void Run::evaluate_at_start() {
+  const auto records = read_metrics(folder_.path() / "metrics.jsonl");
+  const bool done = !records.empty() && records.front().step == 0;
+  if (controller_.num_steps() > 0 || done || !settings_.evaluator.at_start || valid_.size() == 0) return;
+  const auto result = evaluate_now();
+  if (!result) interrupt();
+  const MetricValues values = to_metrics(*result);
+  metrics_->write(0, values);
+  display_.write(0, values);
+}
+
+bool Run::checkpoint_due(int64_t step) const {
+  const SaverSettings& saver = settings_.saver;
+  if (step == total_steps_ || (saver.freq_steps > 0 && step % saver.freq_steps == 0)) return true;
+  const double minutes = std::chrono::duration<double>(clock_.now() - last_checkpoint_).count() / 60;
+  return saver.freq_minutes > 0 && minutes >= saver.freq_minutes;
+}
+
+void Run::checkpoint() {
+  if (checkpointed_step_ == controller_.num_steps()) return;
+  const Json state = {{"controller", controller_.save()}, {"environment", thread_state()}};
+  save_run_checkpoint(folder_.path(), controller_.num_steps(), *model_, trainer_.optimizer(), state,
+                      {.source_model = settings_.model.path, .keep_last = settings_.saver.keep});
+  checkpointed_step_ = controller_.num_steps();
+  last_checkpoint_ = clock_.now();
+  RunFolder::write_report(folder_.path());
+}
+
+void Run::interrupt() {
+  checkpoint();
+  throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_, "; checkpoint in ",
+                        folder_.path().string(), ". The same command goes on from there"));
+}
+
+// Metrics and rollouts first, the checkpoint last: what a checkpoint covers is complete.
+void Run::finish_step(StepRecord record) {
+  if (settings_.saver.rollouts || settings_.compare_dense > 0)
+    write_rollouts(folder_.rollout_file(record.step), record.batch.rollouts);
+  if (evaluation_due(record.step)) {
+    if (const auto result = evaluate_now()) record.metrics.merge(to_metrics(*result));
+  }
+  metrics_->write(record.step, record.metrics);
+  display_.write(record.step, record.metrics);
+  if (checkpoint_due(record.step)) {
+    display_.set_activity("checkpoint");
+    checkpoint();
+  }
+}
+
+RunSummary Run::work() {
+  evaluate_at_start();
+  while (controller_.num_steps() < total_steps_) {
+    auto record = controller_.step(options_.stop, [&](const std::string& what) { display_.set_activity(what); });
+    if (record) finish_step(std::move(*record));
+    if (stopping()) interrupt();
+  }
+  checkpoint();
+  display_.set_activity("");
+  return summarise();
+}
+
+// Gradients of the last batches with and without sharing, in turns; the first of each is not counted, because it
+// also warms caches up.
+std::optional<Comparison> Run::compare() {
+  constexpr int kRepeats = 3;
+  const std::vector<int64_t> steps = folder_.steps_with_rollouts();
+  if (settings_.compare_dense == 0 || steps.empty()) return {};
+  Comparison out;
+  out.num_batches = std::min(settings_.compare_dense, static_cast<int64_t>(steps.size()));
+  std::vector<double> shared, dense;
+  for (int64_t i = 0; i < out.num_batches; ++i) {
+    display_.set_activity(str("comparison with dense ", i + 1, "/", out.num_batches));
+    ScoredBatch batch;
+    batch.rollouts = read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
+    for (size_t s = 0; s < batch.rollouts.size(); ++s) {
+      const Rollout& rollout = batch.rollouts[s];
+      batch.groups.push_back(static_cast<int64_t>(s) / settings_.gconfig.n_samples);
+      batch.advantages.push_back(rollout.advantage.empty() ? 0.0 : rollout.advantage.front());
+      batch.trained.push_back(rollout.extra.value("trained", true));
+    }
+    for (int repeat = 0; repeat <= kRepeats; ++repeat) {
+      if (stopping()) return {};
+      const double with = trainer_.time_gradient(batch, settings_.actor.strategy());
+      const double without = trainer_.time_gradient(batch, "dense");
+      if (repeat == 0) continue;
+      shared.push_back(with);
+      dense.push_back(without);
+    }
+  }
+  display_.set_activity("");
+  out.seconds = median(shared);
+  out.dense_seconds = median(dense);
+  return out;
+}
+
+RunSummary Run::summarise() {
+  RunSummary summary;
+  summary.folder = folder_.path().string();
+  summary.steps = controller_.num_steps();
+  double compression = 0;
+  int64_t num_compressions = 0;
+  for (const MetricRecord& record : read_metrics(folder_.path() / "metrics.jsonl")) {
+    if (const auto it = record.values.find("tree/compression"); it != record.values.end()) {
+      compression += it->second;
+      ++num_compressions;
+    }
+    if (!record.values.contains("eval/avg_at_k")) continue;
+    const auto value = [&](const char* name, double missing) {
+      const auto it = record.values.find(name);
+      return it == record.values.end() ? missing : it->second;
+    };
+    const Accuracy accuracy{record.step, value("eval/avg_at_k", 0), value("eval/avg_at_k_low", 0),
+                            value("eval/avg_at_k_high", 1)};
+    if (!summary.before) summary.before = accuracy;
+    summary.after = accuracy;
+  }
+  if (num_compressions > 0) summary.compression = compression / static_cast<double>(num_compressions);
+  summary.comparison = compare();
+  summary.report = RunFolder::write_report(folder_.path()).string();
+  if (const auto checkpoint = find_latest_checkpoint(folder_.path()))
+    summary.model = checkpoint->model_directory().string();
+  return summary;
+}
+
+}  // namespace
+
+RunSummary run_training(const RunSettings& settings, const RunOptions& options) {
+  if (settings.threads > 0) at::set_num_threads(static_cast<int>(settings.threads));
+  return Run(settings, options).work();
+}
+
+Json to_json(const RunSummary& summary) {
+  Json out = {{"folder", summary.folder},
+              {"report", summary.report},
+              {"model", summary.model},
+              {"steps", summary.steps},
+              {"compression", summary.compression}};
+  const auto accuracy = [](const std::optional<Accuracy>& value) -> Json {
+    if (!value) return nullptr;
+    return {{"step", value->step}, {"avg_at_k", value->avg_at_k}, {"interval", {value->low, value->high}}};
+  };
+  out["before"] = accuracy(summary.before);
+  out["after"] = accuracy(summary.after);
+  if (summary.comparison) {
+    out["seconds"] = summary.comparison->seconds;
+    out["dense_seconds"] = summary.comparison->dense_seconds;
+  }
+  return out;
+}
+
+}  // namespace bough

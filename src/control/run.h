@@ -1,0 +1,45 @@
+// A whole run: builds the parts that the settings name, resumes, loops, evaluates, checkpoints, reports.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "base/json.h"
+#include "control/run_settings.h"
+#include "report/display.h"
+
+namespace bough {
+
+struct RunOptions {
+  DisplayStyle display = DisplayStyle::kAutomatic;
+  std::function<bool()> stop;  // asked to stop: a checkpoint is written, then Interrupted is thrown
+};
+
+struct Accuracy {
+  int64_t step = 0;
+  double avg_at_k = 0, low = 0, high = 1;  // with its 95% interval
+};
+
+struct Comparison {
+  int64_t num_batches = 0;
+  double seconds = 0;        // of the gradient of one batch as it is trained, median
+  double dense_seconds = 0;  // the same without sharing
+};
+
+struct RunSummary {
+  std::string folder;
+  std::string report;
+  std::string model;  // of the last checkpoint: a Hugging Face directory
+  int64_t steps = 0;
+  std::optional<Accuracy> before, after;  // first and last evaluation of the run
+  double compression = 0;                 // mean over steps: flat tokens over tree tokens
+  std::optional<Comparison> comparison;
+};
+
+// UserError, IoError; Interrupted after the checkpoint.
+RunSummary run_training(const RunSettings& settings, const RunOptions& options);
+
+Json to_json(const RunSummary& summary);
+
+}  // namespace bough

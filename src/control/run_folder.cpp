@@ -1,0 +1,139 @@
+#include "control/run_folder.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "control/tree_view.h"
+#include "report/html_report.h"
+#include "report/tensorboard.h"
+
+namespace bough {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRolloutsPrefix = "step_";
+constexpr const char* kRolloutsSuffix = ".jsonl.zst";
+constexpr size_t kSamplesOfAStep = 12;  // in the report: enough to see what the model writes
+
+// 7 of "step_7.jsonl.zst".
+std::optional<int64_t> step_of(const std::string& name) {
+  const std::string_view prefix = kRolloutsPrefix, suffix = kRolloutsSuffix;
+  if (!name.starts_with(prefix) || !name.ends_with(suffix)) return {};
+  const std::string digits = name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || end != digits.data() + digits.size()) return {};
+  return step;
+}
+
+std::vector<int64_t> list_rollouts(const fs::path& run) {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run / "rollouts", error))
+    if (const auto step = step_of(entry.path().filename().string())) steps.push_back(*step);
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+fs::path rollouts_path(const fs::path& run, int64_t step) {
+  return run / "rollouts" / str(kRolloutsPrefix, step, kRolloutsSuffix);
+}
+
+}  // namespace
+
+fs::path run_folder_of(const RunSettings& settings) {
+  return fs::path(settings.fileroot) / settings.experiment_name / settings.trial_name;
+}
+
+std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
+                                                      const fs::path& config_file) {
+  std::vector<SettingDifference> harmless;
+  std::string refused;
+  for (const SettingDifference& difference : settings_diff(saved, now)) {
+    if (is_harmless_change(difference.key)) harmless.push_back(difference);
+    else refused += str("\n  ", difference.key, ": was ", quoted(difference.left), ", now ", quoted(difference.right));
+  }
+  if (!refused.empty()) {
+    throw UserError(str(config_file.string(), ": this run was begun with other settings:", refused,
+                        "\nPut them back to go on with the run, or give another trial_name=... to begin a new one"));
+  }
+  return harmless;
+}
+
+RunFolder::RunFolder(const RunSettings& settings) : path_(run_folder_of(settings)) {
+  make_directories(path_);
+  lock_.emplace(path_);
+  checkpoint_ = find_latest_checkpoint(path_);
+  const fs::path config = path_ / "config.yaml";
+  if (checkpoint_ && fs::exists(config)) {
+    const auto harmless = check_resumed_settings(load_settings<RunSettings>(config), settings, config);
+    for (const SettingDifference& difference : harmless) {
+      log_info(str(difference.key, " is now ", quoted(difference.right), ", was ", quoted(difference.left)));
+    }
+  }
+  clean_run_checkpoints(path_);
+  cut_after(checkpoint_ ? checkpoint_->step : -1);
+  make_directories(path_ / "rollouts");
+  write_file_atomically(config, settings_yaml(settings));
+  set_log_file(path_ / "log.txt");
+}
+
+RunFolder::~RunFolder() {
+  set_log_file("");
+}
+
+void RunFolder::cut_after(int64_t step) {
+  truncate_metrics_after(path_ / "metrics.jsonl", step);
+  for (const int64_t later : steps_with_rollouts())
+    if (later > step) remove_tree(rollout_file(later));
+  if (step >= 0) return;
+  std::vector<fs::path> events;
+  for (const auto& entry : fs::directory_iterator(path_))
+    if (entry.path().filename().string().starts_with("events.")) events.push_back(entry.path());
+  for (const fs::path& file : events) remove_tree(file);
+}
+
+fs::path RunFolder::rollout_file(int64_t step) const {
+  return rollouts_path(path_, step);
+}
+
+std::vector<int64_t> RunFolder::steps_with_rollouts() const {
+  return list_rollouts(path_);
+}
+
+std::unique_ptr<Metrics> RunFolder::open_metrics() const {
+  auto metrics = std::make_unique<Metrics>();
+  metrics->add(std::make_unique<JsonlMetrics>(path_ / "metrics.jsonl"));
+  TensorboardMetrics::Options options;
+  if (checkpoint_) options.resumed_at = checkpoint_->step + 1;
+  metrics->add(std::make_unique<TensorboardMetrics>(path_, options));
+  return metrics;
+}
+
+fs::path RunFolder::write_report(const fs::path& folder) {
+  std::vector<TreePicture> trees;
+  std::vector<ReportSample> samples;
+  const std::vector<int64_t> steps = list_rollouts(folder);
+  std::vector<int64_t> shown;
+  if (!steps.empty()) shown.push_back(steps.front());
+  if (steps.size() > 1) shown.push_back(steps.back());
+  for (const int64_t step : shown) {
+    RolloutReadOptions any;
+    any.require_reward_or_advantage = false;
+    const std::vector<Rollout> rollouts = read_rollouts(rollouts_path(folder, step), any);
+    std::vector<TokenSpan> sequences;
+    for (const Rollout& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
+    trees.push_back(tree_picture(build_prefix_tree(sequences), rollouts, str("step ", step)));
+    // Spread over the batch, so that several groups are seen.
+    const size_t stride = std::max<size_t>(1, rollouts.size() / kSamplesOfAStep);
+    for (size_t i = 0; i < rollouts.size(); i += stride)
+      samples.push_back(sample_of_rollout(rollout_to_json(rollouts[i]), step));
+  }
+  return write_html_report(folder, std::move(trees), std::move(samples));
+}
+
+}  // namespace bough

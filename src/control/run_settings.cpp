@@ -1,0 +1,63 @@
+#include "control/run_settings.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace bough {
+
+void EvaluatorSettings::check() const {
+  if (n_samples > 1 && temperature == 0.0) {
+    throw UserError(str("evaluator.temperature is 0 with evaluator.n_samples ", n_samples,
+                        ": all samples would be the same; set a temperature, or n_samples to 1"));
+  }
+}
+
+void RunSettings::check() const {
+  const auto require = [](const std::string& value, const char* key) {
+    if (value.empty()) throw UserError(str(key, " is missing; give it in the file or as ", key, "=..."));
+  };
+  require(model.path, "model.path");
+  require(train_dataset.path, "train_dataset.path");
+  for (const auto& [key, name] : {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
+    if (name->find('/') != std::string::npos || *name == "." || *name == "..") {
+      throw UserError(str(key, ": got ", quoted(*name), ", expected the name of one folder; use fileroot for a path"));
+    }
+  }
+  if (gconfig.temperature == 0.0 || gconfig.greedy) {
+    throw UserError("gconfig.temperature: training needs samples that differ, got greedy sampling; expected a "
+                    "temperature above 0 (evaluation has its own, evaluator.temperature)");
+  }
+  if (actor.advantages.adv_estimator == "rloo" && gconfig.n_samples < 2) {
+    throw UserError("actor.adv_estimator: rloo needs gconfig.n_samples of 2 or more");
+  }
+  if (actor.loss.loss == "sft") {
+    throw UserError("actor.loss: sft has no place in reinforcement learning; expected ppo or pg (see `bough sft`)");
+  }
+}
+
+SettingAliases RunSettings::aliases() {
+  return {
+      {"actor.path", "model.path"},
+      {"ref.model.path", "ref.path"},
+      {"cluster.fileroot", "fileroot"},
+      {"recover.freq_steps", "saver.freq_steps"},
+      {"actor.group_size", "gconfig.n_samples"},
+      {"total_train_n_steps", "total_train_steps"},
+      {"actor.temperature", "gconfig.temperature"},
+      {"actor.dtype", "dtype"},
+  };
+}
+
+bool is_harmless_change(const std::string& key) {
+  static constexpr std::array<std::string_view, 14> kHarmless = {
+      "experiment_name",   "trial_name",        "fileroot",         "total_train_steps",
+      "total_train_epochs", "compare_dense",    "saver.freq_steps", "saver.freq_minutes",
+      "saver.keep",        "saver.rollouts",    "evaluator.freq_steps", "evaluator.at_start",
+      "evaluator.at_end",  "threads"};
+  return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
+}
+
+}  // namespace bough

@@ -1,0 +1,163 @@
+// Everything a run is made of, as its YAML file has it (docs/formats.md). Names as AReaL has them, where it has
+// them; its own spellings are accepted as aliases.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "algo/advantages.h"
+#include "algo/aggregation.h"
+#include "algo/filters.h"
+#include "algo/loss_settings.h"
+#include "base/settings.h"
+#include "env/dataset.h"
+#include "env/reward.h"
+#include "rollout/settings.h"
+#include "train/optimizer.h"
+
+namespace bough {
+
+struct ModelSettings {
+  std::string path;
+
+  template <class V>
+  void visit(V& v) {
+    v("path", path, "a Hugging Face directory");
+  }
+};
+
+struct MicroBatchSettings {
+  int64_t max_tokens_per_mb = 4096;
+
+  template <class V>
+  void visit(V& v) {
+    v("max_tokens_per_mb", max_tokens_per_mb, "tokens of one pass through the model (B)", range(1, 1'000'000'000));
+  }
+};
+
+struct ActorSettings {
+  std::string tree_training_mode = "auto";
+  MicroBatchSettings mb_spec;
+  OptimizerSettings optimizer;
+  LossSettings loss;
+  AggregationSettings aggregation;
+  AdvantageSettings advantages;
+  RewardShapingSettings shaping;
+  FilterSettings filters;
+  int64_t ppo_n_minibatches = 1;
+
+  template <class V>
+  void visit(V& v) {
+    v("tree_training_mode", tree_training_mode,
+      "how a batch goes through the model: dense (nothing shared), path (each shared token once), or auto",
+      aliased({"auto", "dense", "path"}, {{"disabled", "dense"}, {"dta", "path"}}));
+    v("mb_spec", mb_spec, "micro-batches");
+    v("optimizer", optimizer, "AdamW");
+    v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
+      range(1, 10'000));
+    loss.visit(v);
+    aggregation.visit(v);
+    advantages.visit(v);
+    shaping.visit(v);
+    filters.visit(v);
+  }
+
+  // The plan's strategy: auto is path.
+  std::string strategy() const { return tree_training_mode == "auto" ? "path" : tree_training_mode; }
+};
+
+struct EvaluatorSettings {
+  int64_t freq_steps = 0;
+  bool at_start = true;
+  bool at_end = true;
+  int64_t n_samples = 1;
+  double temperature = 0.0;
+
+  template <class V>
+  void visit(V& v) {
+    v("freq_steps", freq_steps, "evaluate every so many steps; 0: not between start and end", at_least(0));
+    v("at_start", at_start, "evaluate before the first step");
+    v("at_end", at_end, "evaluate after the last step");
+    v("n_samples", n_samples, "samples of each problem (k of avg@k and pass@k)", range(1, 10'000));
+    v("temperature", temperature, "of these samples; 0: the most likely token, with n_samples 1",
+      range(0.0, 100.0));
+  }
+  void check() const;  // UserError: several samples without a temperature would all be the same
+};
+
+struct SaverSettings {
+  int64_t freq_steps = 0;
+  double freq_minutes = 10;
+  int64_t keep = 2;
+  bool rollouts = true;
+
+  template <class V>
+  void visit(V& v) {
+    v("freq_steps", freq_steps, "a checkpoint every so many steps; 0: by time only", at_least(0));
+    v("freq_minutes", freq_minutes, "and whenever this time has passed since the last; 0: by steps only",
+      at_least(0.0));
+    v("keep", keep, "newest checkpoints kept", range(1, 1'000'000));
+    v("rollouts", rollouts, "keep what each step was trained on, as rollouts/step_N.jsonl.zst");
+  }
+};
+
+struct RunSettings {
+  std::string experiment_name = "experiment";
+  std::string trial_name = "trial0";
+  std::string fileroot = "runs";
+  int64_t seed = 1;
+  std::string device = "cpu";
+  std::string dtype = "fp32";
+  int64_t threads = 0;
+  std::string reward;
+  RewardSettings reward_service;
+  ModelSettings model;
+  ModelSettings ref;
+  DatasetSettings train_dataset;
+  DatasetSettings valid_dataset = {.path = "", .shuffle = false};
+  GenerationSettings gconfig = {.n_samples = 8};
+  RolloutSettings rollout;
+  ActorSettings actor;
+  EvaluatorSettings evaluator;
+  SaverSettings saver;
+  int64_t total_train_steps = 0;
+  int64_t total_train_epochs = 1;
+  int64_t compare_dense = 0;
+
+  template <class V>
+  void visit(V& v) {
+    v("experiment_name", experiment_name, "the run's folder is <fileroot>/<experiment_name>/<trial_name>",
+      not_empty());
+    v("trial_name", trial_name, "another name is another run", not_empty());
+    v("fileroot", fileroot, "where runs go", not_empty());
+    v("seed", seed, "of every random draw", range(0, 1e15));
+    v("device", device, "what trains and generates", one_of({"cpu", "cuda"}));
+    v("dtype", dtype, "element type of the model; gradients and the optimizer are fp32, or fp64",
+      aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
+    v("threads", threads, "threads that compute; 0: one a core", range(0, 4096));
+    v("reward", reward, "FILE.py:FUNCTION; empty: the verifier of the final number");
+    v("reward_service", reward_service, "how rewards are computed");
+    v("model", model, "what is trained");
+    v("ref", ref, "the reference of the KL term; empty: the model as it was before the first step");
+    v("train_dataset", train_dataset, "problems to train on");
+    v("valid_dataset", valid_dataset, "problems to evaluate on, never trained on; empty path: no evaluation");
+    v("gconfig", gconfig, "what a sample is");
+    v("rollout", rollout, "how samples are generated");
+    v("actor", actor, "how the model is trained");
+    v("evaluator", evaluator, "when and how the model is evaluated");
+    v("saver", saver, "checkpoints");
+    v("total_train_steps", total_train_steps, "steps of the run; 0: by epochs", at_least(0));
+    v("total_train_epochs", total_train_epochs, "passes over the training problems, where total_train_steps is 0",
+      at_least(1));
+    v("compare_dense", compare_dense,
+      "after training, time this many of the last batches with and without the tree; 0: do not", range(0, 100));
+  }
+  void check() const;
+  static SettingAliases aliases();
+};
+
+// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, or where it
+// is found, but not what a step computes.
+bool is_harmless_change(const std::string& key);
+
+}  // namespace bough

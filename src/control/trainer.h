@@ -1,0 +1,71 @@
+// One batch of scored rollouts to one update of the weights: plan, gradients, optimizer, one or several mini-batches.
+//
+// pi_old (algorithms.md): with one mini-batch it is the current policy, detached, and costs nothing; with several
+// its log-probabilities are computed for the whole batch before the first, and stay.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/run_settings.h"
+#include "report/metrics.h"
+#include "train/executor.h"
+#include "train/optimizer.h"
+#include "tree/rollout_file.h"
+
+namespace bough {
+
+// All [S]. Sequences that are not trained take no part in anything.
+struct ScoredBatch {
+  std::vector<Rollout> rollouts;
+  std::vector<int64_t> groups;
+  std::vector<double> advantages;
+  std::vector<uint8_t> trained;
+};
+
+class BatchTrainer {
+ public:
+  virtual ~BatchTrainer() = default;
+
+  // Updates the weights. Metrics under the names of docs/formats.md. A batch without a trained token changes
+  // nothing.
+  virtual MetricValues train(const ScoredBatch& batch) = 0;
+};
+
+class Trainer final : public BatchTrainer {
+ public:
+  // model, and reference where the loss needs one, must outlive it. `total_steps`: calls of train() planned for the
+  // whole run, which the learning rate's schedule follows.
+  Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps, const Clock& clock);
+
+  MetricValues train(const ScoredBatch& batch) override;
+
+  // Seconds that gradient of the whole batch takes under `strategy`; weights and optimizer stay as they are,
+  // gradients are zero afterwards.
+  double time_gradient(const ScoredBatch& batch, const std::string& strategy);
+
+  Optimizer& optimizer() { return optimizer_; }
+  bool needs_reference() const { return loss_->needs_reference(); }
+
+ private:
+  struct MiniBatch;
+  MiniBatch make_mini_batch(const ScoredBatch& batch, const std::vector<int64_t>& members) const;
+  void fill_fixed_fields(MiniBatch& mini, bool proximal_is_current);
+  Plan plan_of(const MiniBatch& mini, const std::string& strategy) const;
+
+  Model& model_;
+  Model* reference_;
+  const ActorSettings settings_;
+  std::unique_ptr<Loss> loss_;
+  Optimizer optimizer_;
+  Executor executor_;
+  const Clock& clock_;
+};
+
+// Metrics tree/* of a batch: what its prefix tree shares and what the plan recomputes.
+MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans);
+
+}  // namespace bough
