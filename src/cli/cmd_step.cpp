@@ -16,6 +16,7 @@
 #include "cli/rollout_batch.h"
 #include "cli/step_costs.h"
 #include "cli/torch_options.h"
+#include "kernels/common/cpu_allocator.h"
 #include "models/checkpoint.h"
 #include "train/executor.h"
 
@@ -120,6 +121,8 @@ StepReport take_step(const StepOptions& options, Model& model, const RolloutBatc
 
   Executor executor(model);
   model.allocate_gradients();
+  const int64_t weights_and_gradients = cpu_allocated_bytes();
+  reset_cpu_peak_bytes();
   for (int64_t i = 0; i <= options.repeat; ++i) {  // the first is the warm-up
     const auto start = std::chrono::steady_clock::now();
     model.zero_gradients();
@@ -131,6 +134,7 @@ StepReport take_step(const StepOptions& options, Model& model, const RolloutBatc
     report.num_trained = batch.num_rows();
     report.simulation = simulate(plan);
   }
+  report.peak_bytes = cpu_peak_bytes() - weights_and_gradients;
   std::sort(report.seconds.begin(), report.seconds.end());
   return report;
 }

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "kernels/common/cpu_allocator.h"
 
 namespace bough {
 
@@ -48,6 +49,7 @@ at::ScalarType parse_dtype(const std::string& name) {
 }
 
 TorchSetup set_up_torch(const TorchOptions& options) {
+  install_cpu_allocator();
   TorchSetup setup{parse_dtype(options.dtype), at::kCPU};
   if (options.threads) {
     check_at_least("--threads", *options.threads, 1, "leave it out for all cores");

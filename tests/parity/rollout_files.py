@@ -1,0 +1,111 @@
+"""Random rollout files and what transformers makes of them: shared by the parity tests of `bough step`."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def random_rollouts(seed: int, vocab: int, max_sequences: int = 7, longest_piece: int = 16) -> list[dict[str, Any]]:
+    """Sequences that fork older ones at random positions: some empty, equal, or prefixes of others; losses on shared
+    tokens, tokens without loss, advantages by sequence and by token, and sequences that train nothing."""
+    draw = random.Random(seed)
+    rollouts: list[dict[str, Any]] = []
+    for index in range(draw.randint(2, max_sequences)):
+        ids: list[int] = []
+        if rollouts and draw.random() < 0.85:
+            base = draw.choice(rollouts)["input_ids"]
+            ids = base[: draw.randint(0, len(base))]
+        ids = ids + [draw.randrange(vocab) for _ in range(draw.choice([0, 1, draw.randint(1, longest_piece)]))]
+        mask = [int(draw.random() < 0.6) for _ in ids] if draw.random() < 0.9 else [0] * len(ids)
+        if index == 0:
+            # Where nothing is predicted from two tokens or more, the gradients of q and k are rounding errors.
+            ids = [draw.randrange(vocab) for _ in range(draw.randint(4, longest_piece))]
+            mask = [1] * len(ids)
+        advantage = [draw.gauss(0, 1) for _ in ids] if ids and draw.random() < 0.5 else draw.gauss(0, 1)
+        rollouts.append(
+            {
+                "group": str(index % 2),
+                "input_ids": ids,
+                "loss_mask": mask,
+                "logprobs": [-6 * draw.random() * m for m in mask],
+                "advantage": advantage,
+            }
+        )
+    return rollouts
+
+
+def write_rollouts(path: Path, rollouts: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(rollout) + "\n" for rollout in rollouts))
+    return path
+
+
+def log_probs(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """log p(ids[1:]), as transformers computes it for the sequence by itself."""
+    logits = model(torch.tensor([ids]), use_cache=False).logits[0] / temperature
+    return logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
+
+
+def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[float, dict, dict]:
+    """Loss, gradients by name and, for the tolerance, each parameter's sum over sequences of gradient norms: every
+    sequence by itself through transformers, under its own autograd."""
+    count = sum(sum(r["loss_mask"][1:]) for r in rollouts)
+    total = 0.0
+    gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    norms = dict.fromkeys(gradients, 0.0)
+    for rollout in rollouts:
+        if not any(rollout["loss_mask"][1:]):
+            continue
+        mask = torch.tensor(rollout["loss_mask"][1:], dtype=torch.bool)
+        current = log_probs(model, rollout["input_ids"])[mask]
+        # The file's numbers pass through fp32, which is what a rollout holds.
+        advantage = torch.tensor(rollout["advantage"], dtype=torch.float32).to(current.dtype)
+        advantage = advantage[1:][mask] if advantage.dim() else advantage.expand(len(current))
+        if loss == "pg":
+            per_token = -advantage * current
+        else:
+            behaviour = torch.tensor(rollout["logprobs"][1:], dtype=torch.float32).to(current.dtype)[mask]
+            ratio = (current - behaviour).exp()
+            per_token = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        value = per_token.sum() / count
+        model.zero_grad()
+        value.backward()
+        total += value.item()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] += parameter.grad
+                norms[name] += parameter.grad.norm().item()
+    return total, gradients, norms
+
+
+def gradient_error(got: torch.Tensor, expected: torch.Tensor, norm_sum: float) -> float:
+    """||g - ref|| / max(||ref||, 1e-6 x sum over sequences of ||ref_seq||); absolute where nothing trains."""
+    scale = max(expected.norm().item(), 1e-6 * norm_sum)
+    return (got - expected).norm().item() / (scale or 1.0)
+
+
+def compute_in_double(monkeypatch) -> None:
+    """transformers casts RMSNorm and rotary angles to fp32 even in an fp64 model: 3e-7 in gradients. Its own formulas
+    without the casts."""
+    from transformers.models.llama import modeling_llama
+    from transformers.models.qwen2 import modeling_qwen2
+    from transformers.models.qwen3 import modeling_qwen3
+
+    def norm(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    def rotary(self, x, position_ids):
+        head_dim = getattr(self.config, "head_dim", None) or (
+            self.config.hidden_size // self.config.num_attention_heads
+        )
+        theta = self.config.rope_parameters["rope_theta"]
+        frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angles = position_ids[..., None].double() * frequency
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+    for module, name in ((modeling_qwen3, "Qwen3"), (modeling_qwen2, "Qwen2"), (modeling_llama, "Llama")):
+        monkeypatch.setattr(getattr(module, name + "RMSNorm"), "forward", norm)
+        monkeypatch.setattr(getattr(module, name + "RotaryEmbedding"), "forward", rotary)
