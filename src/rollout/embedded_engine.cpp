@@ -15,7 +15,7 @@ namespace bough {
 
 namespace {
 
-constexpr int64_t kAutoKvBytes = int64_t{4} << 30;  // what `kv_memory: auto` means
+constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // what `kv_memory: auto` means
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // logits computed at once
 constexpr int kSampleBits = 20;  // a draw's sequence number: request id, then sample (below 2^20)
 
@@ -23,8 +23,9 @@ int64_t page_budget(const ModelConfig& config, at::ScalarType dtype, const Rollo
   const int64_t bytes = settings.kv_memory.is_auto() ? kAutoKvBytes : settings.kv_memory.count;
   const int64_t page_bytes = KvStorage::bytes_per_page(config, dtype);
   if (bytes < page_bytes) {
-    throw UserError(str("rollout.kv_memory: got ", settings.kv_memory.to_string(), ", but keys and values of ",
-                        kPageTokens, " tokens of this model take ", page_bytes, " bytes; raise it"));
+    throw UserError(str("rollout.kv_memory: got ", settings.kv_memory.to_string(),
+                        ", but keys and values of ", kPageTokens, " tokens of this model take ", page_bytes,
+                        " bytes; raise it"));
   }
   return std::min<int64_t>(bytes / page_bytes, INT32_MAX / kPageTokens);
 }
@@ -49,13 +50,15 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
 void EmbeddedEngine::submit(GenerationRequest request) {
   check_request(request, model_.config());
   if (!request.stop_strings.empty() && !options_.token_bytes) {
-    throw UserError(str("request ", request.id, ": stop strings need a tokenizer, and the model directory has no "
+    throw UserError(str("request ", request.id,
+                        ": stop strings need a tokenizer, and the model directory has no "
                         "tokenizer.json; use stop_token_ids"));
   }
   const auto prompt_length = static_cast<int64_t>(request.prompt_ids.size());
   const int64_t longest =
       std::min(prompt_length + request.max_new_tokens, model_.config().max_position_embeddings);
-  const int64_t needed = pages_for(longest) + 1;  // the prompt's last page, which the sample copies, is one more
+  const int64_t needed =
+      pages_for(longest) + 1;  // the prompt's last page, which the sample copies, is one more
   if (needed > scheduler_.pool().max_pages()) {
     throw UserError(str("request ", request.id, ": a sample of up to ", longest, " tokens needs ",
                         needed * KvStorage::bytes_per_page(model_.config(), model_.dtype()),
@@ -82,7 +85,8 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
     std::vector<std::pair<int32_t, int32_t>> page_copies;
     const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
     copy_pages(page_copies);
-    BOUGH_CHECK(!pass.entries.empty() || !started.empty(), "requests are in flight and nothing can be computed");
+    BOUGH_CHECK(!pass.entries.empty() || !started.empty(),
+                "requests are in flight and nothing can be computed");
     draw_from_prompts(started);
     if (hidden_TD.defined()) draw_from_pass(pass, hidden_TD, started);
     ++statistics_.steps;
@@ -141,7 +145,8 @@ void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_T
   int64_t token = 0;
   for (const PassEntry& entry : pass.entries) {
     token += entry.count;
-    const bool is_needed = entry.sample || entry.request->num_fresh > 0 || started_of.count(entry.request) > 0;
+    const bool is_needed =
+        entry.sample || entry.request->num_fresh > 0 || started_of.count(entry.request) > 0;
     if (entry.reaches_end() && is_needed) rows.push_back({token - 1, &entry});
   }
 
@@ -207,7 +212,8 @@ void EmbeddedEngine::append(ActiveSample& sample, int32_t token, double log_prob
   const auto num_new = static_cast<int64_t>(result.token_ids.size());
   const bool is_stop = std::binary_search(active.stop_tokens.begin(), active.stop_tokens.end(), token);
   // The bytes are pushed before min_new_tokens too: a stop string may begin there.
-  const bool ends_stop_string = sample.stop_matcher && sample.stop_matcher->push(options_.token_bytes(token)) &&
+  const bool ends_stop_string = sample.stop_matcher &&
+                                sample.stop_matcher->push(options_.token_bytes(token)) &&
                                 num_new >= request.min_new_tokens;
   const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_position_embeddings;
   if (is_stop) scheduler_.finish(sample, FinishReason::kStop);

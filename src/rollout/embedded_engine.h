@@ -1,11 +1,12 @@
-// The engine in the trainer's own process, over the trainer's own weights: publication is a new version number.
+// The engine in the trainer's own process, over the trainer's own weights: publication is a new version
+// number.
 //
-// One step(): plan a pass (scheduler.h), run the model over it with attention to the pages (paged_attention.h), take
-// the logits of the tokens that end a prompt or a sample, draw (sampler.h), append. Finished samples leave and
-// waiting ones join at every step.
+// One step(): plan a pass (scheduler.h), run the model over it with attention to the pages
+// (paged_attention.h), take the logits of the tokens that end a prompt or a sample, draw (sampler.h), append.
+// Finished samples leave and waiting ones join at every step.
 //
-// Memory: keys and values in pages, bounded by RolloutSettings::kv_memory and reused from step to step; logits in
-// chunks of rows. The model must outlive the engine and must not be trained while step() runs; call
+// Memory: keys and values in pages, bounded by RolloutSettings::kv_memory and reused from step to step;
+// logits in chunks of rows. The model must outlive the engine and must not be trained while step() runs; call
 // update_weights() after every change of the weights.
 #pragma once
 
@@ -27,7 +28,7 @@ struct EmbeddedEngineOptions {
   std::vector<int32_t> stop_tokens;  // the model's own (load_stop_tokens)
   // The bytes a token stands for (Tokenizer::id_to_bytes); needed by requests with stop strings.
   std::function<std::string(int32_t)> token_bytes;
-  int32_t version = 0;               // of the weights as they are now
+  int32_t version = 0;  // of the weights as they are now
   AttentionPath attention = AttentionPath::kFastest;
 };
 
@@ -36,8 +37,8 @@ class EmbeddedEngine : public Engine {
   // UserError if the memory setting does not hold a single page, or a stop token is outside the vocabulary.
   EmbeddedEngine(const Model& model, EmbeddedEngineOptions options);
 
-  // Also a UserError: a request of which one sample alone could outgrow the memory setting; an id in flight; stop
-  // strings without token_bytes.
+  // Also a UserError: a request of which one sample alone could outgrow the memory setting; an id in flight;
+  // stop strings without token_bytes.
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }
@@ -50,9 +51,11 @@ class EmbeddedEngine : public Engine {
 
  private:
   at::Tensor run_pass(const Pass& pass);
-  void draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD, const std::vector<ActiveSample*>& started);
+  void draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
+                      const std::vector<ActiveSample*>& started);
   void draw_from_prompts(const std::vector<ActiveSample*>& started);
-  void draw(const at::Tensor& logits_RV, const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
+  void draw(const at::Tensor& logits_RV,
+            const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
   void append(ActiveSample& sample, int32_t token, double log_prob, double raw_log_prob);
   void copy_pages(std::vector<std::pair<int32_t, int32_t>>& pairs);
 

@@ -10,21 +10,24 @@
 namespace bough {
 namespace {
 
-// These models are so small that threads only cost time (much of it where the machine is busy); one test asks for two.
+// These models are so small that threads only cost time (much of it where the machine is busy); one test asks
+// for two.
 class OneThread : public ::testing::Environment {
  public:
   void SetUp() override { at::set_num_threads(1); }
 };
 const ::testing::Environment* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
-// A model that needs no weights: the next token is a function of the last one, whatever came before. Attention is
-// called all the same. token t is followed by t + 1 (modulo the vocabulary) with probability 1 - 1e-6 or so.
+// A model that needs no weights: the next token is a function of the last one, whatever came before.
+// Attention is called all the same. token t is followed by t + 1 (modulo the vocabulary) with probability 1 -
+// 1e-6 or so.
 class CountingModel : public Model {
  public:
   explicit CountingModel(ModelConfig config) : Model(std::move(config)) {
     weights_.value = at::eye(config_.vocab_size, at::kFloat).mul_(20.0);
   }
-  at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor&, AttentionContext& attention) const override {
+  at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor&,
+                     AttentionContext& attention) const override {
     ++num_passes;
     largest_pass = std::max(largest_pass, tokens_T.size(0));
     const int64_t T = tokens_T.size(0);
@@ -69,7 +72,8 @@ std::vector<GenerationRequest> mixed_requests(double temperature = 1.0) {
   for (uint64_t i = 0; i < 6; ++i) {
     auto prompt = random_tokens(10 + i, lengths[i], 97);
     if (i >= 4) prompt.insert(prompt.begin(), header.begin(), header.end());
-    auto request = request_of(100 + i, prompt, 1 + static_cast<int64_t>(i) % 4, 20 + 3 * static_cast<int64_t>(i));
+    auto request =
+        request_of(100 + i, prompt, 1 + static_cast<int64_t>(i) % 4, 20 + 3 * static_cast<int64_t>(i));
     request.temperature = temperature;
     request.seed = 7;
     requests.push_back(std::move(request));
@@ -104,7 +108,8 @@ TEST(EmbeddedEngine, GreedyIsTheArgmaxOfAFullForward) {
       tokens.insert(tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
       const auto best = full_logits(*model, tokens).argmax(-1);
       for (size_t i = 0; i < sample.token_ids.size(); ++i) {
-        ASSERT_EQ(best[static_cast<int64_t>(result.prompt_ids.size() + i) - 1].item<int64_t>(), sample.token_ids[i]);
+        ASSERT_EQ(best[static_cast<int64_t>(result.prompt_ids.size() + i) - 1].item<int64_t>(),
+                  sample.token_ids[i]);
       }
     }
   }
@@ -118,7 +123,8 @@ TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
   for (const int64_t max_running : {1, 3, 11}) {
     for (const int64_t chunk : {1, 7, 300}) {
       EmbeddedEngine engine(*model, engine_options(max_running, chunk));
-      EXPECT_EQ(all_tokens(engine.generate(mixed_requests())), reference) << max_running << " at once, chunk " << chunk;
+      EXPECT_EQ(all_tokens(engine.generate(mixed_requests())), reference)
+          << max_running << " at once, chunk " << chunk;
     }
   }
   at::set_num_threads(2);
@@ -161,7 +167,8 @@ TEST(EmbeddedEngine, APromptIsComputedOnceForItsGroupAndACommonHeaderOnce) {
   std::vector<GenerationRequest> requests;
   for (uint64_t i = 0; i < 4; ++i) {
     auto prompt = header;
-    for (int32_t j = 0; j < 9; ++j) prompt.push_back(static_cast<int32_t>((i * 11 + static_cast<uint64_t>(j)) % 50));
+    for (int32_t j = 0; j < 9; ++j)
+      prompt.push_back(static_cast<int32_t>((i * 11 + static_cast<uint64_t>(j)) % 50));
     requests.push_back(request_of(i, prompt, 8, 5));
   }
   engine.generate(std::move(requests));
@@ -216,7 +223,8 @@ TEST(EmbeddedEngine, StopsAtStopTokensAndLengths) {
   config.max_position_embeddings = 8;
   const CountingModel short_model(config);
   EmbeddedEngine short_engine(short_model, engine_options());
-  const auto full = short_engine.generate({request_of(1, {1, 2, 3}, 1, 100), request_of(2, {1, 2, 3, 4, 5, 6, 7}, 1, 9)});
+  const auto full =
+      short_engine.generate({request_of(1, {1, 2, 3}, 1, 100), request_of(2, {1, 2, 3, 4, 5, 6, 7}, 1, 9)});
   EXPECT_EQ(full[0].samples[0].token_ids.size(), 5u) << "positions 3 to 7";
   EXPECT_EQ(full[1].samples[0].token_ids.size(), 1u);
 }
@@ -255,7 +263,8 @@ TEST(EmbeddedEngine, RequestsThatCannotBeServedAreRefused) {
   EXPECT_NE(refusal(request_of(1, {}, 1, 5)).find("empty"), std::string::npos);
   EXPECT_NE(refusal(request_of(1, {1, 50}, 1, 5)).find("position 1"), std::string::npos);
   EXPECT_NE(refusal(request_of(1, {-1}, 1, 5)).find("vocabulary"), std::string::npos);
-  EXPECT_NE(refusal(request_of(1, std::vector<int32_t>(256, 1), 1, 5)).find("256 positions"), std::string::npos);
+  EXPECT_NE(refusal(request_of(1, std::vector<int32_t>(256, 1), 1, 5)).find("256 positions"),
+            std::string::npos);
   EXPECT_NE(refusal(request_of(1, {1}, 0, 5)).find("n_samples"), std::string::npos);
   EXPECT_NE(refusal(request_of(1, {1}, 1, 0)).find("max_new_tokens"), std::string::npos);
   EXPECT_NE(refusal(request_of(1, {1}, 1, 100)).find("kv_memory"), std::string::npos);
@@ -275,7 +284,8 @@ TEST(EmbeddedEngine, RequestsThatCannotBeServedAreRefused) {
   EXPECT_TRUE(engine.idle()) << "nothing was queued";
   EXPECT_THROW(engine.generate({request_of(1, {1}, 1, 5), request_of(2, {}, 1, 5)}), UserError);
   EXPECT_TRUE(engine.idle()) << "nor by generate";
-  EXPECT_THROW(engine.generate({request_of(1, {1}, 1, 5), request_of(1, {2}, 1, 5)}), UserError) << "the same id";
+  EXPECT_THROW(engine.generate({request_of(1, {1}, 1, 5), request_of(1, {2}, 1, 5)}), UserError)
+      << "the same id";
   options.settings.kv_memory.count = 10;
   EXPECT_THROW(EmbeddedEngine(model, options), UserError);
 }
@@ -295,7 +305,8 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
   ASSERT_EQ(results.size(), 1u);
   EXPECT_EQ(engine.version(), 5);
   for (const GeneratedSample& sample : results[0].samples) {
-    const auto first_new = std::find(sample.versions.begin(), sample.versions.end(), 5) - sample.versions.begin();
+    const auto first_new =
+        std::find(sample.versions.begin(), sample.versions.end(), 5) - sample.versions.begin();
     EXPECT_GE(first_new, 8);
     EXPECT_LE(first_new, 10);
     std::vector<int32_t> tokens = results[0].prompt_ids;
@@ -305,7 +316,8 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
     for (size_t i = 0; i < sample.token_ids.size(); ++i) {
       const auto& log_probs = static_cast<int64_t>(i) < first_new ? old_log_probs : new_log_probs;
       EXPECT_EQ(sample.versions[i], static_cast<int64_t>(i) < first_new ? 0 : 5);
-      EXPECT_NEAR(sample.logprobs[i], log_probs[36 + static_cast<int64_t>(i)][sample.token_ids[i]].item<double>(), 1e-9);
+      EXPECT_NEAR(sample.logprobs[i],
+                  log_probs[36 + static_cast<int64_t>(i)][sample.token_ids[i]].item<double>(), 1e-9);
     }
   }
   // The prompt once, and of each sample what it had drawn.
@@ -325,7 +337,8 @@ TEST(EmbeddedEngine, CancelReturnsWhatIsThere) {
   ASSERT_EQ(now.size(), 1u);
   EXPECT_EQ(now[0].id, 1u);
   EXPECT_EQ(now[0].samples.size(), 5u);
-  for (const GeneratedSample& sample : now[0].samples) EXPECT_EQ(sample.finish_reason, FinishReason::kCancelled);
+  for (const GeneratedSample& sample : now[0].samples)
+    EXPECT_EQ(sample.finish_reason, FinishReason::kCancelled);
   EXPECT_EQ(now[0].samples[0].token_ids.size(), 4u);
   EXPECT_EQ(now[0].samples[4].token_ids.size(), 0u) << "three at once: the last never began";
   const auto rest = engine.drain();
@@ -353,7 +366,8 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
   for (uint64_t i = 0; i < 3000; ++i) {
     const uint64_t choice = random.below(20, 0, i);
     if (choice < 5 && expected.size() < 10) {
-      auto prompt = random_tokens(random.below(3, 1, i), 1 + static_cast<int64_t>(random.below(90, 2, i)), 50);
+      auto prompt =
+          random_tokens(random.below(3, 1, i), 1 + static_cast<int64_t>(random.below(90, 2, i)), 50);
       auto request = request_of(next_id, prompt, 1 + static_cast<int64_t>(random.below(5, 3, i)),
                                 1 + static_cast<int64_t>(random.below(60, 4, i)));
       request.temperature = 4;

@@ -26,7 +26,8 @@ std::vector<GenerationResult> Engine::drain() {
 }
 
 std::vector<GenerationResult> Engine::generate(std::vector<GenerationRequest> requests) {
-  if (!idle()) throw UserError("generate: other requests are in flight; drain the engine first, or use submit");
+  if (!idle())
+    throw UserError("generate: other requests are in flight; drain the engine first, or use submit");
   std::unordered_map<uint64_t, size_t> index_of_id;
   for (size_t i = 0; i < requests.size(); ++i) {
     index_of_id[requests[i].id] = i;
@@ -48,8 +49,8 @@ std::vector<GenerationResult> Engine::generate(std::vector<GenerationRequest> re
   return results;
 }
 
-GenerationRequest make_request(const GenerationSettings& settings, uint64_t id, std::vector<int32_t> prompt_ids,
-                               uint64_t seed) {
+GenerationRequest make_request(const GenerationSettings& settings, uint64_t id,
+                               std::vector<int32_t> prompt_ids, uint64_t seed) {
   GenerationRequest request;
   request.id = id;
   request.prompt_ids = std::move(prompt_ids);
@@ -62,7 +63,8 @@ GenerationRequest make_request(const GenerationSettings& settings, uint64_t id, 
   request.greedy = settings.greedy;
   for (const int64_t token : settings.stop_token_ids) {
     if (token < 0 || token > INT32_MAX) {
-      throw UserError(str("gconfig.stop_token_ids: ", token, " is not a token id; expected 0 to ", INT32_MAX));
+      throw UserError(
+          str("gconfig.stop_token_ids: ", token, " is not a token id; expected 0 to ", INT32_MAX));
     }
     request.stop_token_ids.push_back(static_cast<int32_t>(token));
   }
@@ -88,8 +90,8 @@ void check_numbers(const GenerationRequest& request) {
     refuse(request, "max_new_tokens: got ", request.max_new_tokens, ", expected 1 or more");
   }
   if (request.min_new_tokens < 0 || request.min_new_tokens > request.max_new_tokens) {
-    refuse(request, "min_new_tokens: got ", request.min_new_tokens, ", expected 0 to max_new_tokens = ",
-           request.max_new_tokens);
+    refuse(request, "min_new_tokens: got ", request.min_new_tokens,
+           ", expected 0 to max_new_tokens = ", request.max_new_tokens);
   }
   if (!std::isfinite(request.temperature) || request.temperature < 0) {
     refuse(request, "temperature: got ", request.temperature, ", expected 0 (greedy) or more");
@@ -106,7 +108,8 @@ void check_request(const GenerationRequest& request, const ModelConfig& config) 
   check_numbers(request);
   const auto length = static_cast<int64_t>(request.prompt_ids.size());
   if (length == 0) {
-    refuse(request, "the prompt is empty; a first token needs one to follow (the model's begin-of-text token, say)");
+    refuse(request,
+           "the prompt is empty; a first token needs one to follow (the model's begin-of-text token, say)");
   }
   if (length >= config.max_position_embeddings) {
     refuse(request, "the prompt has ", length, " tokens, and the model has ", config.max_position_embeddings,

@@ -1,17 +1,16 @@
-// What generates: requests in, finished groups of samples out. The embedded engine (embedded_engine.h) shares the
-// trainer's process and weights; engines behind HTTP implement the same interface.
+// What generates: requests in, finished groups of samples out. The embedded engine (embedded_engine.h) shares
+// the trainer's process and weights; engines behind HTTP implement the same interface.
 //
-// A request's life: submit() checks and queues it. Each step() may admit waiting requests, advances every running
-// sample by one token, and returns the requests whose samples have all ended. The order of results is the order
-// in which requests finish.
+// A request's life: submit() checks and queues it. Each step() may admit waiting requests, advances every
+// running sample by one token, and returns the requests whose samples have all ended. The order of results is
+// the order in which requests finish.
 //
 // Who blocks: step() for one pass of the model, drain() and generate() until nothing is left; nothing else.
-// Who mutates: all calls come from one thread at a time; the engine owns no thread of its own.
-// Weights: update_weights(v) says that the model's weights are now version v. Samples in flight are not thrown
-// away: they keep their tokens, each with the log-probabilities and the version that it was drawn with, and go on
-// under the new weights, their keys and values recomputed.
-// What an interrupted request returns: cancel() ends its unfinished samples where they stand, finish reason
-// `cancelled`; the next step() returns the request.
+// Who mutates: all calls come from one thread at a time; the engine owns no thread of its own. Weights:
+// update_weights(v) says that the model's weights are now version v. Samples in flight are not thrown away:
+// they keep their tokens, each with the log-probabilities and the version that it was drawn with, and go on
+// under the new weights, their keys and values recomputed. What an interrupted request returns: cancel() ends
+// its unfinished samples where they stand, finish reason `cancelled`; the next step() returns the request.
 #pragma once
 
 #include <cstdint>
@@ -28,62 +27,63 @@ struct GenerationRequest {
   // Chosen by the caller, below 2^44, unique among the requests in flight. Draws are a function of (seed, id,
   // sample, position) and the logits: not of other requests, the order of submission or a restart.
   uint64_t id = 0;
-  std::vector<int32_t> prompt_ids;         // at least one token
+  std::vector<int32_t> prompt_ids;  // at least one token
   int64_t n_samples = 1;
   int64_t max_new_tokens = 256;
-  int64_t min_new_tokens = 0;              // before it stop tokens are not drawn, stop strings not looked for
-  double temperature = 1.0;                // 0: greedy
+  int64_t min_new_tokens = 0;  // before it stop tokens are not drawn, stop strings not looked for
+  double temperature = 1.0;    // 0: greedy
   double top_p = 1.0;
-  int64_t top_k = 0;                       // 0: off. With top_p: top_k first, top_p of what is left
+  int64_t top_k = 0;  // 0: off. With top_p: top_k first, top_p of what is left
   bool greedy = false;
-  std::vector<int32_t> stop_token_ids;     // besides the engine's own (the model's stop tokens)
-  std::vector<std::string> stop_strings;   // looked for in the response's bytes
-  bool ignore_eos = false;                 // the model's stop tokens are ordinary tokens; stop_token_ids still stop
+  std::vector<int32_t> stop_token_ids;    // besides the engine's own (the model's stop tokens)
+  std::vector<std::string> stop_strings;  // looked for in the response's bytes
+  bool ignore_eos = false;  // the model's stop tokens are ordinary tokens; stop_token_ids still stop
   uint64_t seed = 0;
-  Json metadata;                           // handed back untouched
+  Json metadata;  // handed back untouched
 };
 
 enum class FinishReason { kStop, kLength, kStopString, kCancelled };
 const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
 
-// All vectors have one entry for each generated token. A stop token is the last token of its sample; a stop string
-// ends the sample with the token that completed it.
+// All vectors have one entry for each generated token. A stop token is the last token of its sample; a stop
+// string ends the sample with the token that completed it.
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
-  // log softmax(logits / temperature): before top-p, top-k and min_new_tokens. Temperature 0 counts as 1 here.
+  // log softmax(logits / temperature): before top-p, top-k and min_new_tokens. Temperature 0 counts as 1
+  // here.
   std::vector<double> logprobs;
-  std::vector<double> raw_logprobs;        // log softmax(logits)
-  std::vector<int32_t> versions;           // of the weights that drew the token
+  std::vector<double> raw_logprobs;  // log softmax(logits)
+  std::vector<int32_t> versions;     // of the weights that drew the token
   FinishReason finish_reason = FinishReason::kLength;
 };
 
 struct GenerationResult {
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;
-  double temperature = 1.0;                // as the log-probabilities were taken: 1 where the request's was 0
-  std::vector<GeneratedSample> samples;    // n_samples of them, in order
+  double temperature = 1.0;              // as the log-probabilities were taken: 1 where the request's was 0
+  std::vector<GeneratedSample> samples;  // n_samples of them, in order
   Json metadata;
 };
 
 struct EngineStatistics {
-  int64_t new_tokens = 0;                  // drawn
-  int64_t prefill_tokens = 0;              // computed to fill keys and values, recomputation included
-  int64_t cached_tokens = 0;               // prompt tokens found computed already, for another request
-  int64_t preemptions = 0;                 // samples set back because memory ran out
+  int64_t new_tokens = 0;      // drawn
+  int64_t prefill_tokens = 0;  // computed to fill keys and values, recomputation included
+  int64_t cached_tokens = 0;   // prompt tokens found computed already, for another request
+  int64_t preemptions = 0;     // samples set back because memory ran out
   int64_t steps = 0;
-  double seconds = 0;                      // inside step()
+  double seconds = 0;  // inside step()
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
 
-  // UserError if the request cannot be served (empty prompt, ids outside the vocabulary, longer than the model's
-  // positions, ...); nothing is queued then.
+  // UserError if the request cannot be served (empty prompt, ids outside the vocabulary, longer than the
+  // model's positions, ...); nothing is queued then.
   virtual void submit(GenerationRequest request) = 0;
   // Finished requests; empty if none finished in this step, or if there is nothing to do.
   virtual std::vector<GenerationResult> step() = 0;
-  virtual bool idle() const = 0;           // nothing waits, runs, or is to be returned
+  virtual bool idle() const = 0;  // nothing waits, runs, or is to be returned
   // False if no such request is in flight.
   virtual bool cancel(uint64_t id) = 0;
   virtual void update_weights(int32_t version) = 0;
@@ -97,8 +97,8 @@ class Engine {
 };
 
 // A request with these settings; prompt, id, seed are the caller's.
-GenerationRequest make_request(const GenerationSettings& settings, uint64_t id, std::vector<int32_t> prompt_ids,
-                               uint64_t seed);
+GenerationRequest make_request(const GenerationSettings& settings, uint64_t id,
+                               std::vector<int32_t> prompt_ids, uint64_t seed);
 
 // UserError naming the request, the field, got, expected, remedy.
 void check_request(const GenerationRequest& request, const ModelConfig& config);

@@ -20,8 +20,8 @@ KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device
       values_(static_cast<size_t>(config.num_layers)) {}
 
 int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype) {
-  return config.num_layers * config.num_kv_heads * kPageTokens * (config.head_dim + padded_head_dim(config.head_dim)) *
-         static_cast<int64_t>(c10::elementSize(dtype));
+  return config.num_layers * config.num_kv_heads * kPageTokens *
+         (config.head_dim + padded_head_dim(config.head_dim)) * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
 void KvStorage::reserve(int64_t num_pages) {

@@ -1,7 +1,7 @@
 // Keys and values in pages of kPageTokens tokens, for every layer, in the model's dtype on its device.
 //
-// Page p, layer l: keys [G, H, kPageTokens] (transposed: one vector holds a page's keys at one h), values
-// [G, kPageTokens, padded H] (padded with zeros to a multiple of kPageTokens, so that loops over h need no tail).
+// Page p, layer l: keys [G, H, kPageTokens] (transposed: one vector holds a page's keys at one h), values [G,
+// kPageTokens, padded H] (padded with zeros to a multiple of kPageTokens, so that loops over h need no tail).
 // Slots that no token has been written to hold anything, NaN included: readers mask by length.
 //
 // Memory grows by doubling, up to `max_pages`, and is never given back: a steady state allocates nothing.
@@ -31,8 +31,10 @@ class KvStorage {
   // Copies whole pages, (from, to) each, in every layer.
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);
 
-  at::Tensor& keys(int64_t layer) { return keys_[static_cast<size_t>(layer)]; }      // [pages, G, H, 16]
-  at::Tensor& values(int64_t layer) { return values_[static_cast<size_t>(layer)]; }  // [pages, G, 16, padded H]
+  at::Tensor& keys(int64_t layer) { return keys_[static_cast<size_t>(layer)]; }  // [pages, G, H, 16]
+  at::Tensor& values(int64_t layer) {
+    return values_[static_cast<size_t>(layer)];
+  }  // [pages, G, 16, padded H]
   int64_t num_layers() const { return static_cast<int64_t>(keys_.size()); }
   int64_t num_kv_heads() const { return num_kv_heads_; }
   int64_t head_dim() const { return head_dim_; }

@@ -19,7 +19,8 @@ PagePool::PagePool(int64_t max_pages) : max_pages_(max_pages) {
   BOUGH_CHECK(max_pages > 0 && max_pages <= INT32_MAX, "max_pages=", max_pages);
 }
 
-PagePool::Key PagePool::key_of(uint64_t previous_serial, std::span<const int32_t> tokens, int64_t page_index) {
+PagePool::Key PagePool::key_of(uint64_t previous_serial, std::span<const int32_t> tokens,
+                               int64_t page_index) {
   Key key;
   key.previous_serial = previous_serial;
   std::copy_n(tokens.begin() + page_index * kPageTokens, kPageTokens, key.tokens.begin());
@@ -166,14 +167,17 @@ void PagePool::check_integrity(std::span<const PageTable* const> tables) const {
     num_held += page.references > 0;
     num_published += page.serial != 0;
     const bool cached = page.references == 0 && page.serial != 0;
-    BOUGH_CHECK(is_free[i] == (page.references == 0 && page.serial == 0), "page ", i, " is free and used, or lost");
+    BOUGH_CHECK(is_free[i] == (page.references == 0 && page.serial == 0), "page ", i,
+                " is free and used, or lost");
     if (cached) {
       const auto entry = cached_.find(page.released_at);
-      BOUGH_CHECK(entry != cached_.end() && entry->second == static_cast<int32_t>(i), "page ", i, " is not cached");
+      BOUGH_CHECK(entry != cached_.end() && entry->second == static_cast<int32_t>(i), "page ", i,
+                  " is not cached");
     }
     if (page.serial != 0) {
       const auto entry = index_.find(page.key);
-      BOUGH_CHECK(entry != index_.end() && entry->second == static_cast<int32_t>(i), "page ", i, " is not indexed");
+      BOUGH_CHECK(entry != index_.end() && entry->second == static_cast<int32_t>(i), "page ", i,
+                  " is not indexed");
     }
   }
   BOUGH_CHECK(num_held == num_held_, "num_held=", num_held_, ", counted ", num_held);

@@ -1,15 +1,16 @@
-// Which page of the KV cache holds what: reference counts, and an index of prefixes that finds tokens whose keys
-// and values are computed already (between samples of a group, prompts with a common header, turns of an agent,
-// and a sample's own past after it was set back). No tensors here.
+// Which page of the KV cache holds what: reference counts, and an index of prefixes that finds tokens whose
+// keys and values are computed already (between samples of a group, prompts with a common header, turns of an
+// agent, and a sample's own past after it was set back). No tensors here.
 //
-// A page holds the keys and values of kPageTokens consecutive tokens in every layer. A full page can be published
-// under the whole prefix that ends in it. Keys of the index are (serial of the page before, the page's tokens);
-// serials are never used twice, so a page whose predecessor was evicted can no longer be found, rather than be
-// found under another prefix. Pages that nobody holds but that are published stay, and are evicted least recently
-// released first when pages are needed. A holder always holds the whole prefix, and releases its end first.
+// A page holds the keys and values of kPageTokens consecutive tokens in every layer. A full page can be
+// published under the whole prefix that ends in it. Keys of the index are (serial of the page before, the
+// page's tokens); serials are never used twice, so a page whose predecessor was evicted can no longer be
+// found, rather than be found under another prefix. Pages that nobody holds but that are published stay, and
+// are evicted least recently released first when pages are needed. A holder always holds the whole prefix,
+// and releases its end first.
 //
-// Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held; the
-// reference counts equal the number of tables that hold the page; the index and the pages' serials agree.
+// Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held;
+// the reference counts equal the number of tables that hold the page; the index and the pages' serials agree.
 #pragma once
 
 #include <array>
@@ -24,7 +25,9 @@ namespace bough {
 
 inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
 
-inline int64_t pages_for(int64_t num_tokens) { return (num_tokens + kPageTokens - 1) / kPageTokens; }
+inline int64_t pages_for(int64_t num_tokens) {
+  return (num_tokens + kPageTokens - 1) / kPageTokens;
+}
 
 // The pages of one sequence, in order; token t lies in pages[t / kPageTokens].
 struct PageTable {
@@ -38,11 +41,11 @@ class PagePool {
   // Pages are numbered 0 ... max_pages - 1 and handed out lowest first, so that storage can grow with use.
   explicit PagePool(int64_t max_pages);
 
-  // Appends a page, held once, to `table`. False if every page is held. Recycles a cached page when a quarter of
-  // the pages in use are cached, else takes a new one while there is one.
+  // Appends a page, held once, to `table`. False if every page is held. Recycles a cached page when a quarter
+  // of the pages in use are cached, else takes a new one while there is one.
   bool append_page(PageTable& table);
-  // Makes `table` (empty) hold the longest published prefix of `tokens`, at most `max_tokens` of them. Returns the
-  // number of tokens covered.
+  // Makes `table` (empty) hold the longest published prefix of `tokens`, at most `max_tokens` of them.
+  // Returns the number of tokens covered.
   int64_t match(std::span<const int32_t> tokens, int64_t max_tokens, PageTable& table);
   // Number of tokens that match() would cover.
   int64_t match_length(std::span<const int32_t> tokens, int64_t max_tokens) const;

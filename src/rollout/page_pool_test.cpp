@@ -90,7 +90,8 @@ TEST(PagePool, RandomOperationsKeepItsInvariants) {
       std::vector<int32_t> tokens;
       const uint64_t length = 1 + random.below(90, 1, step);
       for (uint64_t i = 0; i < length; ++i) {
-        tokens.push_back(static_cast<int32_t>(i < 32 ? i + random.below(2, 2, step) : random.below(2, 3 + i / 16, step)));
+        tokens.push_back(
+            static_cast<int32_t>(i < 32 ? i + random.below(2, 2, step) : random.below(2, 3 + i / 16, step)));
       }
       PageTable& table = tables.emplace_back();
       pool.match(tokens, static_cast<int64_t>(length) - 1, table);

@@ -10,8 +10,8 @@ namespace bough {
 
 namespace {
 
-// Rows [begin, end) of the task that starts at row `origin` agree on pages below `page` and are sorted by their
-// tables. Emits the runs of what follows; recursion is at most as deep as there are rows.
+// Rows [begin, end) of the task that starts at row `origin` agree on pages below `page` and are sorted by
+// their tables. Emits the runs of what follows; recursion is at most as deep as there are rows.
 void emit_runs(AttentionSchedule& schedule, int32_t origin, int32_t begin, int32_t end, size_t page) {
   const auto& rows = schedule.rows;
   while (begin < end && rows[static_cast<size_t>(begin)].pages.size() == page) ++begin;  // these are done
@@ -21,8 +21,8 @@ void emit_runs(AttentionSchedule& schedule, int32_t origin, int32_t begin, int32
   size_t common = page;
   while (common < first.size() && common < last.size() && first[common] == last[common]) ++common;
   if (common > page) {
-    schedule.runs.push_back({begin - origin, end - origin, static_cast<int32_t>(page), static_cast<int32_t>(common),
-                             first});
+    schedule.runs.push_back(
+        {begin - origin, end - origin, static_cast<int32_t>(page), static_cast<int32_t>(common), first});
     emit_runs(schedule, origin, begin, end, common);
     return;
   }
@@ -83,9 +83,11 @@ PagedAttention::PagedAttention(KvStorage& storage, std::vector<Segment> segments
     : storage_(storage), segments_(std::move(segments)), path_(path) {
   int64_t num_decode = 0;
   for (const Segment& segment : segments_) {
-    BOUGH_CHECK(segment.count > 0 && segment.begin >= 0, "segment of ", segment.count, " tokens at ", segment.begin);
-    BOUGH_CHECK(pages_for(segment.begin + segment.count) <= static_cast<int64_t>(segment.pages.size()), "position ",
-                segment.begin + segment.count - 1, " lies beyond ", segment.pages.size(), " pages");
+    BOUGH_CHECK(segment.count > 0 && segment.begin >= 0, "segment of ", segment.count, " tokens at ",
+                segment.begin);
+    BOUGH_CHECK(pages_for(segment.begin + segment.count) <= static_cast<int64_t>(segment.pages.size()),
+                "position ", segment.begin + segment.count - 1, " lies beyond ", segment.pages.size(),
+                " pages");
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
       slots_.push_back(segment.pages[static_cast<size_t>(i / kPageTokens)] * kPageTokens + i % kPageTokens);
     }
@@ -104,11 +106,12 @@ void PagedAttention::check_shapes(int64_t layer, const at::Tensor& q_TNH, const 
                                   const at::Tensor& v_TGH) const {
   const int64_t G = storage_.num_kv_heads(), H = storage_.head_dim();
   BOUGH_CHECK(layer >= 0 && layer < storage_.num_layers(), "layer ", layer, " of ", storage_.num_layers());
-  BOUGH_CHECK(q_TNH.dim() == 3 && q_TNH.size(0) == num_tokens_ && q_TNH.size(1) % G == 0 && q_TNH.size(2) == H,
-              "q is ", q_TNH.sizes(), ", expected [", num_tokens_, ", multiple of ", G, ", ", H, "]");
+  BOUGH_CHECK(
+      q_TNH.dim() == 3 && q_TNH.size(0) == num_tokens_ && q_TNH.size(1) % G == 0 && q_TNH.size(2) == H,
+      "q is ", q_TNH.sizes(), ", expected [", num_tokens_, ", multiple of ", G, ", ", H, "]");
   for (const at::Tensor* x : {&k_TGH, &v_TGH}) {
-    BOUGH_CHECK(x->dim() == 3 && x->size(0) == num_tokens_ && x->size(1) == G && x->size(2) == H, "k or v is ",
-                x->sizes(), ", expected [", num_tokens_, ", ", G, ", ", H, "]");
+    BOUGH_CHECK(x->dim() == 3 && x->size(0) == num_tokens_ && x->size(1) == G && x->size(2) == H,
+                "k or v is ", x->sizes(), ", expected [", num_tokens_, ", ", G, ", ", H, "]");
   }
   for (const at::Tensor* x : {&q_TNH, &k_TGH, &v_TGH}) {
     BOUGH_CHECK(x->stride(2) == 1 && x->scalar_type() == storage_.keys(0).scalar_type() &&

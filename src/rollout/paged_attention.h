@@ -1,12 +1,14 @@
-// Attention of one generation pass over keys and values in pages: decode and chunked prefill mixed, grouped heads.
+// Attention of one generation pass over keys and values in pages: decode and chunked prefill mixed, grouped
+// heads.
 //
 //   o[t, n] = sum_j p_j v_j,  p = softmax_j(q[t, n] . k_j / sqrt(H)),  j = 0 ... position of t, same sequence
 //
-// Scores, softmax and sums are in the accumulator type (fp32 for fp32 and bf16, fp64 for fp64), and o is rounded
-// once. Keys of a sequence are visited in ascending order, a page at a time, with a running maximum and sum (online
-// softmax), so a token's result does not depend on what else is in the pass, on chunk borders or on thread count.
-// On the CPU, pages that several sequences hold are read once for all of them: their queries go through the page
-// together and part where their tables part, each taking its running state along (no merge is needed).
+// Scores, softmax and sums are in the accumulator type (fp32 for fp32 and bf16, fp64 for fp64), and o is
+// rounded once. Keys of a sequence are visited in ascending order, a page at a time, with a running maximum
+// and sum (online softmax), so a token's result does not depend on what else is in the pass, on chunk borders
+// or on thread count. On the CPU, pages that several sequences hold are read once for all of them: their
+// queries go through the page together and part where their tables part, each taking its running state along
+// (no merge is needed).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,15 +22,16 @@
 
 namespace bough {
 
-// Tokens at positions begin ... begin + count - 1 of one sequence, whose pages are `pages` (room for all of them).
-// Keys and values of the positions before `begin` are stored already.
+// Tokens at positions begin ... begin + count - 1 of one sequence, whose pages are `pages` (room for all of
+// them). Keys and values of the positions before `begin` are stored already.
 struct Segment {
   std::span<const int32_t> pages;
   int64_t begin = 0;
   int64_t count = 0;
 };
 
-// What a thread does at once: rows (query tokens) and the pages they visit, in order. Not a concept of callers.
+// What a thread does at once: rows (query tokens) and the pages they visit, in order. Not a concept of
+// callers.
 struct AttentionRow {
   int64_t token = 0;  // of the pass
   int64_t limit = 0;  // sees positions below it; at least one of every page it visits
@@ -55,16 +58,19 @@ enum class AttentionPath { kFastest, kReference };  // kReference: tensor ops, a
 
 class PagedAttention : public AttentionContext {
  public:
-  // The pass's tokens are those of the segments, in order. Storage and page tables must outlive this object and
-  // not change while a pass runs.
-  PagedAttention(KvStorage& storage, std::vector<Segment> segments, AttentionPath path = AttentionPath::kFastest);
+  // The pass's tokens are those of the segments, in order. Storage and page tables must outlive this object
+  // and not change while a pass runs.
+  PagedAttention(KvStorage& storage, std::vector<Segment> segments,
+                 AttentionPath path = AttentionPath::kFastest);
 
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
 
  private:
-  void check_shapes(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH, const at::Tensor& v_TGH) const;
-  at::Tensor attend_cpu(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH, const at::Tensor& v_TGH);
+  void check_shapes(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH) const;
+  at::Tensor attend_cpu(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                        const at::Tensor& v_TGH);
   at::Tensor attend_reference(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                               const at::Tensor& v_TGH);
 

@@ -1,7 +1,7 @@
-// Loops of paged attention on the CPU. A task's rows times the heads of one key/value head are its "entries"; each
-// has a running maximum, a running sum (a vector, folded at the end) and a running output. Four entries go through
-// a page together, so that each load of the page serves four products; an entry's operations and their order are
-// the same however many neighbours it has.
+// Loops of paged attention on the CPU. A task's rows times the heads of one key/value head are its "entries";
+// each has a running maximum, a running sum (a vector, folded at the end) and a running output. Four entries
+// go through a page together, so that each load of the page serves four products; an entry's operations and
+// their order are the same however many neighbours it has.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
@@ -26,11 +26,11 @@ constexpr int64_t kProductsWorthThreads = 200000;
 
 template <class T>
 struct LayerView {
-  const T* q;        // token t, head n at q + t * q_stride_t + n * q_stride_n
+  const T* q;  // token t, head n at q + t * q_stride_t + n * q_stride_n
   int64_t q_stride_t, q_stride_n;
-  T* o;              // [T, N, H]
-  const T* keys;     // [pages, G, H, 16]
-  const T* values;   // [pages, G, 16, padded H]
+  T* o;             // [T, N, H]
+  const T* keys;    // [pages, G, H, 16]
+  const T* values;  // [pages, G, 16, padded H]
   int64_t N, G, H, padded_H;
 };
 
@@ -49,8 +49,8 @@ struct TaskView {
 
 // One page, B entries: scores, running maximum and sum, weighted values.
 template <int B, class T>
-BOUGH_INLINE void visit_page(const LayerView<T>& layer, const TaskView<T>& task, int64_t entry, const int64_t* counts,
-                             const T* keys, const T* values) {
+BOUGH_INLINE void visit_page(const LayerView<T>& layer, const TaskView<T>& task, int64_t entry,
+                             const int64_t* counts, const T* keys, const T* values) {
   using Acc = typename simd::Types<T>::Acc;
   using Vector = typename simd::Types<T>::Vector;
   using Integers = typename simd::Types<T>::Integers;
@@ -189,7 +189,8 @@ void store_tokens(at::Tensor& keys, at::Tensor& values, const at::Tensor& k_TGH,
   const int64_t v_stride_t = v_TGH.stride(0), v_stride_g = v_TGH.stride(1);
   at::parallel_for(0, k_TGH.size(0), 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t page = slots[static_cast<size_t>(t)] / kPageTokens, place = slots[static_cast<size_t>(t)] % kPageTokens;
+      const int64_t page = slots[static_cast<size_t>(t)] / kPageTokens,
+                    place = slots[static_cast<size_t>(t)] % kPageTokens;
       for (int64_t g = 0; g < G; ++g) {
         const T* k = k_data + t * k_stride_t + g * k_stride_g;
         const T* v = v_data + t * v_stride_t + g * v_stride_g;
@@ -207,17 +208,20 @@ template <class T>
 void run_schedule(const LayerView<T>& layer, const AttentionSchedule& schedule) {
   using Acc = typename simd::Types<T>::Acc;
   int64_t max_rows = 0;
-  for (const AttentionTask& task : schedule.tasks) max_rows = std::max<int64_t>(max_rows, task.row_end - task.row_begin);
+  for (const AttentionTask& task : schedule.tasks)
+    max_rows = std::max<int64_t>(max_rows, task.row_end - task.row_begin);
   const int64_t max_entries = max_rows * (layer.N / layer.G);
   const int64_t num_units = static_cast<int64_t>(schedule.tasks.size()) * layer.G;
   int64_t products = 0;  // multiply-adds of the scores; the values take as many
   for (const AttentionTask& task : schedule.tasks) {
     for (int32_t r = task.run_begin; r < task.run_end; ++r) {
       const AttentionRun& run = schedule.runs[static_cast<size_t>(r)];
-      products += (run.row_end - run.row_begin) * (run.page_end - run.page_begin) * kPageTokens * layer.N * layer.H;
+      products +=
+          (run.row_end - run.row_begin) * (run.page_end - run.page_begin) * kPageTokens * layer.N * layer.H;
     }
   }
-  const int64_t num_threads = products < kProductsWorthThreads ? 1 : std::min<int64_t>(at::get_num_threads(), num_units);
+  const int64_t num_threads =
+      products < kProductsWorthThreads ? 1 : std::min<int64_t>(at::get_num_threads(), num_units);
   std::atomic<int64_t> next = 0;  // tasks differ in length: threads take the next one when they are free
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
     std::vector<Acc> scratch(static_cast<size_t>(max_entries * (layer.H + layer.padded_H + kLanes + 1)));

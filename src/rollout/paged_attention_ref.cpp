@@ -41,8 +41,8 @@ at::Tensor PagedAttention::attend_reference(int64_t layer, const at::Tensor& q_T
     size_t last = first;
     for (; last < segments_.size() && segments_[last].count == count; ++last) {
       const int64_t needed = pages_for(segments_[last].begin + count);
-      const int64_t bytes = static_cast<int64_t>(last - first + 1) * std::max(num_pages, needed) * kPageTokens * G * H *
-                            2 * static_cast<int64_t>(c10::elementSize(acc));
+      const int64_t bytes = static_cast<int64_t>(last - first + 1) * std::max(num_pages, needed) *
+                            kPageTokens * G * H * 2 * static_cast<int64_t>(c10::elementSize(acc));
       if (last > first && bytes > kGatherBytes) break;
       num_pages = std::max(num_pages, needed);
     }
@@ -63,16 +63,25 @@ at::Tensor PagedAttention::attend_reference(int64_t layer, const at::Tensor& q_T
     const at::Tensor hidden_ScK = key_K.unsqueeze(0).unsqueeze(0) > query_Sc.unsqueeze(2);
     const at::Tensor unused_SK = key_K.unsqueeze(0) >= begin_S.unsqueeze(1) + count;
 
-    const at::Tensor k_SGHK = keys.index_select(0, table).view({S, num_pages, G, H, kPageTokens})
-                                  .permute({0, 2, 3, 1, 4}).reshape({S, G, H, K}).to(acc);
-    const at::Tensor v_SGKH = values.index_select(0, table).view({S, num_pages, G, kPageTokens, H})
-                                  .permute({0, 2, 1, 3, 4}).reshape({S, G, K, H}).to(acc)
+    const at::Tensor k_SGHK = keys.index_select(0, table)
+                                  .view({S, num_pages, G, H, kPageTokens})
+                                  .permute({0, 2, 3, 1, 4})
+                                  .reshape({S, G, H, K})
+                                  .to(acc);
+    const at::Tensor v_SGKH = values.index_select(0, table)
+                                  .view({S, num_pages, G, kPageTokens, H})
+                                  .permute({0, 2, 1, 3, 4})
+                                  .reshape({S, G, K, H})
+                                  .to(acc)
                                   .masked_fill(unused_SK.view({S, 1, K, 1}), 0.0);
     const at::Tensor q = q_TNH.narrow(0, static_cast<int64_t>(token), S * count)
-                             .reshape({S, count, G, N / G, H}).permute({0, 2, 3, 1, 4})
-                             .reshape({S, G, N / G * count, H}).to(acc);
+                             .reshape({S, count, G, N / G, H})
+                             .permute({0, 2, 3, 1, 4})
+                             .reshape({S, G, N / G * count, H})
+                             .to(acc);
     at::Tensor scores = at::matmul(q, k_SGHK).mul_(1.0 / std::sqrt(static_cast<double>(H)));
-    scores = scores.view({S, G, N / G, count, K}).masked_fill(hidden_ScK.view({S, 1, 1, count, K}), -INFINITY);
+    scores =
+        scores.view({S, G, N / G, count, K}).masked_fill(hidden_ScK.view({S, 1, 1, count, K}), -INFINITY);
     const at::Tensor p = at::softmax(scores, -1).view({S, G, N / G * count, K});
     const at::Tensor o = at::matmul(p, v_SGKH).view({S, G, N / G, count, H}).permute({0, 3, 1, 2, 4});
     o_TNH.narrow(0, static_cast<int64_t>(token), S * count).copy_(o.reshape({S * count, N, H}));

@@ -9,11 +9,12 @@ struct Shape {
   int64_t N, G, H;
 };
 
-// Sequences with shared pages, each with the keys and values of all its tokens; checks attention against a plain
-// softmax in fp64.
+// Sequences with shared pages, each with the keys and values of all its tokens; checks attention against a
+// plain softmax in fp64.
 class Fixture {
  public:
-  Fixture(Shape shape, at::ScalarType dtype) : shape_(shape), dtype_(dtype), storage_(config_of(shape), dtype, at::kCPU, 200) {
+  Fixture(Shape shape, at::ScalarType dtype)
+      : shape_(shape), dtype_(dtype), storage_(config_of(shape), dtype, at::kCPU, 200) {
     storage_.reserve(200);
     for (int64_t l = 0; l < 1; ++l) {  // slots nobody has written hold NaN
       storage_.keys(l).fill_(NAN);
@@ -41,7 +42,8 @@ class Fixture {
       sequence.k.narrow(0, 0, shared * kPageTokens).copy_(other.k.narrow(0, 0, shared * kPageTokens));
       sequence.v.narrow(0, 0, shared * kPageTokens).copy_(other.v.narrow(0, 0, shared * kPageTokens));
     }
-    while (static_cast<int64_t>(sequence.pages.size()) < pages_for(length)) sequence.pages.push_back(next_page_++);
+    while (static_cast<int64_t>(sequence.pages.size()) < pages_for(length))
+      sequence.pages.push_back(next_page_++);
     sequences_.push_back(std::move(sequence));
     return static_cast<int64_t>(sequences_.size()) - 1;
   }
@@ -132,7 +134,8 @@ TEST(PagedAttention, EqualsSoftmaxOverTheSequence) {
         const auto parts = fill(fixture, path);
         const auto got = fixture.run(parts, path).to(at::kDouble);
         EXPECT_LT((got - fixture.expected(parts)).abs().max().item<double>(), tolerance(dtype))
-            << "N " << shape.N << " G " << shape.G << " H " << shape.H << " " << dtype << " path " << int(path);
+            << "N " << shape.N << " G " << shape.G << " H " << shape.H << " " << dtype << " path "
+            << int(path);
       }
     }
   }

@@ -8,7 +8,8 @@ namespace bough {
 namespace {
 
 std::vector<int32_t> parse_ids(const Json& ids, const std::string& where, int64_t vocab_size) {
-  if (!ids.is_array()) throw UserError(str(where, "input_ids: expected a list of token ids, got ", ids.type_name()));
+  if (!ids.is_array())
+    throw UserError(str(where, "input_ids: expected a list of token ids, got ", ids.type_name()));
   std::vector<int32_t> tokens;
   tokens.reserve(ids.size());
   const int64_t end = vocab_size > 0 ? vocab_size : int64_t{INT32_MAX};
@@ -16,8 +17,9 @@ std::vector<int32_t> parse_ids(const Json& ids, const std::string& where, int64_
     const Json& id = ids[i];
     const bool is_valid = id.is_number_unsigned() ? id.get<uint64_t>() < static_cast<uint64_t>(end) : false;
     if (!is_valid) {
-      throw UserError(str(where, "input_ids, position ", i, ": expected a token id from 0 to ", end - 1, ", got ",
-                          quoted(dump_line(id)), vocab_size > 0 ? " (does the tokenizer belong to the model?)" : ""));
+      throw UserError(str(where, "input_ids, position ", i, ": expected a token id from 0 to ", end - 1,
+                          ", got ", quoted(dump_line(id)),
+                          vocab_size > 0 ? " (does the tokenizer belong to the model?)" : ""));
     }
     tokens.push_back(static_cast<int32_t>(id.get<uint64_t>()));
   }
@@ -38,7 +40,8 @@ std::string parse_group(Json& line, const std::string& where, int64_t line_numbe
   return std::to_string(line_number);
 }
 
-Prompt parse_prompt(Json line, const std::string& where, int64_t line_number, const PromptReadOptions& options) {
+Prompt parse_prompt(Json line, const std::string& where, int64_t line_number,
+                    const PromptReadOptions& options) {
   if (!line.is_object()) {
     throw UserError(str(where, "expected an object such as {\"prompt\": \"...\"}, got ", line.type_name()));
   }
@@ -56,13 +59,15 @@ Prompt parse_prompt(Json line, const std::string& where, int64_t line_number, co
     const Json& text = line["prompt"];
     if (!text.is_string()) throw UserError(str(where, "prompt: expected a text, got ", text.type_name()));
     if (!options.encode) {
-      throw UserError(str(where, "prompt: text needs the model's tokenizer.json, which is missing; give input_ids"));
+      throw UserError(
+          str(where, "prompt: text needs the model's tokenizer.json, which is missing; give input_ids"));
     }
     prompt.input_ids = options.encode(text.get<std::string>());
     line.erase("prompt");
   }
   if (prompt.input_ids.empty()) {
-    throw UserError(str(where, has_ids ? "input_ids" : "prompt", ": is empty; generation needs at least one token"));
+    throw UserError(
+        str(where, has_ids ? "input_ids" : "prompt", ": is empty; generation needs at least one token"));
   }
   prompt.extra = std::move(line);
   return prompt;
@@ -76,7 +81,8 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& path, const Prompt
     prompts.push_back(parse_prompt(std::move(line), str(path.string(), ":", number, ": "), number, options));
   });
   if (prompts.empty()) {
-    throw UserError(str(path.string(), ": no prompts; expected one JSON object a line, {\"prompt\": \"...\"} or "
+    throw UserError(str(path.string(),
+                        ": no prompts; expected one JSON object a line, {\"prompt\": \"...\"} or "
                         "{\"input_ids\": [...]}"));
   }
   return prompts;

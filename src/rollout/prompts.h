@@ -24,8 +24,9 @@ struct PromptReadOptions {
   int64_t vocab_size = 0;  // ids must be below it; 0: not checked
 };
 
-// UserError names file, line and field: malformed JSON, both or neither of prompt and input_ids, a wrong type, an
-// empty prompt, an id outside the vocabulary (with its position), a file without prompts, a directory.
+// UserError names file, line and field: malformed JSON, both or neither of prompt and input_ids, a wrong
+// type, an empty prompt, an id outside the vocabulary (with its position), a file without prompts, a
+// directory.
 std::vector<Prompt> read_prompts(const std::filesystem::path& path, const PromptReadOptions& options);
 
 }  // namespace bough

@@ -17,7 +17,8 @@ class PromptsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     path_ = std::filesystem::temp_directory_path() /
-            str("bough_prompts_", ::getpid(), "_", ::testing::UnitTest::GetInstance()->current_test_info()->name());
+            str("bough_prompts_", ::getpid(), "_",
+                ::testing::UnitTest::GetInstance()->current_test_info()->name());
   }
   void TearDown() override { std::filesystem::remove_all(path_); }
 
@@ -43,8 +44,9 @@ class PromptsTest : public ::testing::Test {
 };
 
 TEST_F(PromptsTest, ReadsTextAndIds) {
-  const auto prompts = read("{\"prompt\": \"AB\", \"group\": \"g\"}\n\n{\"input_ids\": [1, 0], \"id\": 7, \"answer\": \"x\"}\n"
-                            "{\"prompt\": \"C\"}");
+  const auto prompts = read(
+      "{\"prompt\": \"AB\", \"group\": \"g\"}\n\n{\"input_ids\": [1, 0], \"id\": 7, \"answer\": \"x\"}\n"
+      "{\"prompt\": \"C\"}");
   ASSERT_EQ(prompts.size(), 3u);
   EXPECT_EQ(prompts[0].input_ids, (std::vector<int32_t>{65, 66}));
   EXPECT_EQ(prompts[0].group, "g");

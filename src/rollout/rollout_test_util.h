@@ -44,7 +44,8 @@ inline ModelConfig small_config(int64_t vocabulary = 97) {
 }
 
 // Random weights, matrices ten times larger than a fresh model's: distributions that are far from uniform.
-inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed, const ModelConfig& config = small_config()) {
+inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed,
+                                          const ModelConfig& config = small_config()) {
   auto model = make_model(config, dtype);
   initialise(*model, seed);
   for (Parameter* parameter : model->parameters()) {
@@ -56,7 +57,8 @@ inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed, c
 // Every token of one sequence sees itself and those before it: softmax over all keys, with a mask.
 class FullAttention : public AttentionContext {
  public:
-  at::Tensor attend(int64_t, const at::Tensor& q_TNH, const at::Tensor& k_TGH, const at::Tensor& v_TGH) override {
+  at::Tensor attend(int64_t, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH) override {
     const auto acc = accumulator_type(q_TNH.scalar_type());
     const int64_t repeat = q_TNH.size(1) / k_TGH.size(1), length = q_TNH.size(0);
     const auto q = q_TNH.to(acc).transpose(0, 1);
@@ -77,8 +79,8 @@ inline at::Tensor full_logits(const Model& model, const std::vector<int32_t>& to
   return model.logits(hidden_TD).to(at::kDouble);
 }
 
-// Largest difference between what the engine says of a sample and a full forward, over all tokens and both kinds of
-// log-probability. Infinite if a list has the wrong length.
+// Largest difference between what the engine says of a sample and a full forward, over all tokens and both
+// kinds of log-probability. Infinite if a list has the wrong length.
 inline double largest_log_prob_error(const Model& model, const GenerationResult& result, double temperature) {
   double worst = 0;
   for (const GeneratedSample& sample : result.samples) {
@@ -86,7 +88,8 @@ inline double largest_log_prob_error(const Model& model, const GenerationResult&
     tokens.insert(tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
     const auto logits = full_logits(model, tokens);
     const auto at_temperature = at::log_softmax(logits / temperature, -1), raw = at::log_softmax(logits, -1);
-    if (sample.logprobs.size() != sample.token_ids.size() || sample.raw_logprobs.size() != sample.token_ids.size() ||
+    if (sample.logprobs.size() != sample.token_ids.size() ||
+        sample.raw_logprobs.size() != sample.token_ids.size() ||
         sample.versions.size() != sample.token_ids.size()) {
       return INFINITY;
     }
@@ -105,7 +108,8 @@ inline std::vector<int32_t> random_tokens(uint64_t seed, int64_t length, int64_t
   const CounterRandom random(seed, Purpose::test);
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i < length; ++i) {
-    tokens.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(vocabulary), 0, static_cast<uint64_t>(i))));
+    tokens.push_back(
+        static_cast<int32_t>(random.below(static_cast<uint64_t>(vocabulary), 0, static_cast<uint64_t>(i))));
   }
   return tokens;
 }
@@ -117,7 +121,8 @@ inline EmbeddedEngineOptions engine_options(int64_t max_running = 64, int64_t ch
   return options;
 }
 
-inline GenerationRequest request_of(uint64_t id, std::vector<int32_t> prompt, int64_t n_samples, int64_t max_new_tokens) {
+inline GenerationRequest request_of(uint64_t id, std::vector<int32_t> prompt, int64_t n_samples,
+                                    int64_t max_new_tokens) {
   GenerationRequest request;
   request.id = id;
   request.prompt_ids = std::move(prompt);

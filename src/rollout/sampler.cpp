@@ -51,7 +51,8 @@ BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<
   }
 }
 
-// weights[i] = exp((row[i] - maximum) * inverse_temperature), up to the next multiple of kLanes; or only their sum.
+// weights[i] = exp((row[i] - maximum) * inverse_temperature), up to the next multiple of kLanes; or only
+// their sum.
 template <class T>
 BOUGH_INLINE void block_weights(const T* row, int64_t count, typename simd::Types<T>::Acc maximum,
                                 typename simd::Types<T>::Acc inverse_temperature,
@@ -85,11 +86,13 @@ BOUGH_INLINE void block_sums(const T* row, int64_t size, typename simd::Types<T>
   }
 }
 
-#define BOUGH_SAMPLER_LOOPS(T, ACC)                                                                            \
-  BOUGH_ON_BEST_ISA(find_maxima, (const T* row, int64_t size, ACC* maxima), (row, size, maxima), block_maxima<T>) \
-  BOUGH_ON_BEST_ISA(sum_blocks, (const T* row, int64_t size, ACC maximum, ACC inverse, double* sums),          \
-                    (row, size, maximum, inverse, sums), block_sums<T>)                                        \
-  BOUGH_ON_BEST_ISA(weigh, (const T* row, int64_t count, ACC maximum, ACC inverse, ACC* weights, double* sum), \
+#define BOUGH_SAMPLER_LOOPS(T, ACC)                                                                     \
+  BOUGH_ON_BEST_ISA(find_maxima, (const T* row, int64_t size, ACC* maxima), (row, size, maxima),        \
+                    block_maxima<T>)                                                                    \
+  BOUGH_ON_BEST_ISA(sum_blocks, (const T* row, int64_t size, ACC maximum, ACC inverse, double* sums),   \
+                    (row, size, maximum, inverse, sums), block_sums<T>)                                 \
+  BOUGH_ON_BEST_ISA(weigh,                                                                              \
+                    (const T* row, int64_t count, ACC maximum, ACC inverse, ACC* weights, double* sum), \
                     (row, count, maximum, inverse, weights, sum), block_weights<T>)
 BOUGH_SAMPLER_LOOPS(float, float)
 BOUGH_SAMPLER_LOOPS(BFloat16Bits, float)
@@ -123,7 +126,8 @@ class RowSampler {
     else if (request.top_k > 0 && request.top_k < size_) draw.token = draw_from_top_k();
     else if (request.top_p < 1) draw.token = draw_from_top_p();
     else draw.token = draw_from_all();
-    const double below_maximum = static_cast<double>(simd::widen(row[draw.token])) - static_cast<double>(maximum_);
+    const double below_maximum =
+        static_cast<double>(simd::widen(row[draw.token])) - static_cast<double>(maximum_);
     draw.log_prob = below_maximum / temperature - log_sum_at_temperature;
     draw.raw_log_prob = below_maximum - raw_log_sum;
     return draw;
@@ -152,8 +156,9 @@ class RowSampler {
     double sum = 0;
     for (const double block : sums_) sum += block;
     if (!std::isfinite(sum) || !(sum > 0) || !std::isfinite(maximum_)) {
-      throw UserError(str("the model's logits are not finite (largest ", maximum_, ", sum of exponentials ", sum,
-                          "): the weights have diverged; go back to an earlier checkpoint or lower the learning rate"));
+      throw UserError(
+          str("the model's logits are not finite (largest ", maximum_, ", sum of exponentials ", sum,
+              "): the weights have diverged; go back to an earlier checkpoint or lower the learning rate"));
     }
     return std::log(sum);
   }
@@ -171,8 +176,8 @@ class RowSampler {
     return count;
   }
 
-  // Maxima and sums without the excluded tokens, measured from the largest logit that is left: the others may lie so
-  // far below an excluded one that their exponentials would vanish.
+  // Maxima and sums without the excluded tokens, measured from the largest logit that is left: the others may
+  // lie so far below an excluded one that their exponentials would vanish.
   void exclude() {
     draw_maximum_ = maximum_;
     const auto& excluded = request_->excluded;
@@ -184,7 +189,8 @@ class RowSampler {
       blocks.push_back(block);
       Acc& maximum = maxima_[static_cast<size_t>(block)] = -std::numeric_limits<Acc>::infinity();
       for (int64_t i = block * kBlock; i < std::min(size_, (block + 1) * kBlock); ++i) {
-        if (!is_excluded(static_cast<int32_t>(i))) maximum = std::max(maximum, static_cast<Acc>(simd::widen(row_[i])));
+        if (!is_excluded(static_cast<int32_t>(i)))
+          maximum = std::max(maximum, static_cast<Acc>(simd::widen(row_[i])));
       }
     }
     draw_maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
@@ -239,13 +245,14 @@ class RowSampler {
     return maxima[top_k - 1];
   }
 
-  // Calls use(candidate, weight) for the tokens with a logit of at least `bound`, in order of id, until it returns
-  // true. Weights are 0 where excluded.
+  // Calls use(candidate, weight) for the tokens with a logit of at least `bound`, in order of id, until it
+  // returns true. Weights are 0 where excluded.
   template <class Use>
   void for_each_above(Acc bound, Use&& use) {
     for (size_t block = 0; block < maxima_.size(); ++block) {
       if (maxima_[block] < bound) continue;
-      const int64_t begin = static_cast<int64_t>(block) * kBlock, count = fill_weights(static_cast<int64_t>(block));
+      const int64_t begin = static_cast<int64_t>(block) * kBlock,
+                    count = fill_weights(static_cast<int64_t>(block));
       for (int64_t i = 0; i < count; ++i) {
         const Acc logit = static_cast<Acc>(simd::widen(row_[begin + i]));
         if (logit < bound) continue;
@@ -263,7 +270,8 @@ class RowSampler {
       return false;
     });
     const auto top_k = std::min(static_cast<size_t>(request_->top_k), candidates_.size());
-    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k), candidates_.end());
+    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k),
+                      candidates_.end());
     candidates_.resize(top_k);
     double total = 0;
     for (const Weighted& candidate : candidates_) total += candidate.weight;
@@ -281,17 +289,17 @@ class RowSampler {
     return candidates_[i].candidate.token;
   }
 
-  // Perhaps many tokens: a histogram of mass over the logits says in which narrow bucket the cut falls; only that
-  // bucket is sorted. Drawn in order of id.
+  // Perhaps many tokens: a histogram of mass over the logits says in which narrow bucket the cut falls; only
+  // that bucket is sorted. Drawn in order of id.
   int32_t draw_from_top_p() {
     exclude();
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. A little
-    // lower, since sums are rounded.
+    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. A
+    // little lower, since sums are rounded.
     const double weight_bound = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
-    const Acc bound = std::min(draw_maximum_, static_cast<Acc>(static_cast<double>(draw_maximum_) +
-                                                               std::log(weight_bound) /
-                                                                   static_cast<double>(inverse_temperature_)));
+    const Acc bound = std::min(
+        draw_maximum_, static_cast<Acc>(static_cast<double>(draw_maximum_) +
+                                        std::log(weight_bound) / static_cast<double>(inverse_temperature_)));
     const Acc scale = bound < draw_maximum_ ? static_cast<Acc>(kBuckets) / (draw_maximum_ - bound) : Acc{0};
     const auto bucket_of = [&](const Candidate& candidate) {
       return std::min(kBuckets - 1, static_cast<int64_t>((draw_maximum_ - candidate.logit) * scale));
@@ -312,7 +320,8 @@ class RowSampler {
     }
     candidates_.clear();
     for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
-      if (weight > 0 && bucket_of(candidate) == cut) candidates_.push_back({candidate, static_cast<double>(weight)});
+      if (weight > 0 && bucket_of(candidate) == cut)
+        candidates_.push_back({candidate, static_cast<double>(weight)});
       return false;
     });
     std::sort(candidates_.begin(), candidates_.end());
@@ -360,13 +369,16 @@ void draw_rows(const at::Tensor& logits_RV, std::span<const DrawRequest> request
 }  // namespace
 
 void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
-  BOUGH_CHECK(logits_RV.dim() == 2 && logits_RV.size(1) > 0, "logits are ", logits_RV.sizes(), ", expected [R, V]");
+  BOUGH_CHECK(logits_RV.dim() == 2 && logits_RV.size(1) > 0, "logits are ", logits_RV.sizes(),
+              ", expected [R, V]");
   BOUGH_CHECK(draws.size() == requests.size(), draws.size(), " draws for ", requests.size(), " requests");
   for (const DrawRequest& request : requests) {
-    BOUGH_CHECK(request.row >= 0 && request.row < logits_RV.size(0), "row ", request.row, " of ", logits_RV.size(0));
+    BOUGH_CHECK(request.row >= 0 && request.row < logits_RV.size(0), "row ", request.row, " of ",
+                logits_RV.size(0));
     BOUGH_CHECK(request.uniform > 0 && request.uniform < 1, "uniform=", request.uniform);
-    BOUGH_CHECK(request.excluded.empty() || (request.excluded.front() >= 0 &&
-                request.excluded.back() < logits_RV.size(1)), "an excluded token is outside the vocabulary");
+    BOUGH_CHECK(request.excluded.empty() ||
+                    (request.excluded.front() >= 0 && request.excluded.back() < logits_RV.size(1)),
+                "an excluded token is outside the vocabulary");
   }
   const at::Tensor on_cpu = logits_RV.cpu().contiguous();
   switch (on_cpu.scalar_type()) {

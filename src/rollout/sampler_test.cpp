@@ -26,7 +26,8 @@ std::vector<double> expected_distribution(const at::Tensor& logits_V, const Draw
   const double temperature = request.temperature;
   std::vector<double> weights(V);
   for (size_t i = 0; i < V; ++i) {
-    const bool excluded = std::count(request.excluded.begin(), request.excluded.end(), static_cast<int32_t>(i)) > 0;
+    const bool excluded =
+        std::count(request.excluded.begin(), request.excluded.end(), static_cast<int32_t>(i)) > 0;
     weights[i] = excluded ? 0 : std::exp(logits_V[static_cast<int64_t>(i)].item<double>() / temperature);
   }
   std::vector<size_t> order(V);
@@ -51,7 +52,8 @@ void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char
   const int kDraws = 100000;
   const CounterRandom random(17, Purpose::test);
   std::vector<DrawRequest> requests(kDraws, request);
-  for (int i = 0; i < kDraws; ++i) requests[static_cast<size_t>(i)].uniform = random.uniform(0, static_cast<uint64_t>(i));
+  for (int i = 0; i < kDraws; ++i)
+    requests[static_cast<size_t>(i)].uniform = random.uniform(0, static_cast<uint64_t>(i));
   std::vector<Draw> draws(kDraws);
   draw_tokens(logits_1V, requests, draws);
   const auto expected = expected_distribution(logits_1V[0], request);
@@ -126,7 +128,8 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
         const Draw draw = draw_one(logits, request);
         const auto row = logits[variant].to(at::kDouble);
         const double tolerance = dtype == at::kDouble ? 1e-12 : 2e-6;  // a sum of 1,234 fp32 exponentials
-        EXPECT_NEAR(draw.log_prob, at::log_softmax(row / temperature, 0)[draw.token].item<double>(), tolerance);
+        EXPECT_NEAR(draw.log_prob, at::log_softmax(row / temperature, 0)[draw.token].item<double>(),
+                    tolerance);
         EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(row, 0)[draw.token].item<double>(), tolerance);
       }
     }

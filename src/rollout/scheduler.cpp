@@ -95,7 +95,8 @@ void Scheduler::set_back(ActiveSample& sample) {
   set_back_.push_front(&sample);
 }
 
-// The sample gets the prompt's pages, or, if the index knows more of its own past, those. False: no page left.
+// The sample gets the prompt's pages, or, if the index knows more of its own past, those. False: no page
+// left.
 bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies) {
   ActiveRequest& request = *sample.request;
   const int64_t prompt_length = request.prompt_length();
@@ -148,7 +149,8 @@ void Scheduler::plan_running(Pass& pass, int64_t& budget) {
       if (reclaim_prompt(sample.request)) continue;
       ActiveSample& last = *running_.back();
       present = &last != &sample;
-      BOUGH_CHECK(present || running_.size() > 1, "one sample alone does not fit into ", pool_.max_pages(), " pages");
+      BOUGH_CHECK(present || running_.size() > 1, "one sample alone does not fit into ", pool_.max_pages(),
+                  " pages");
       set_back(last);
       ++preemptions_;
     }
@@ -181,8 +183,9 @@ void Scheduler::plan_prefill(Pass& pass, int64_t& budget) {
 bool Scheduler::admit_prompt(ActiveRequest& request) {
   if (should_wait_for_prefix(request)) return false;
   const bool alone = running_.empty() && prefilling_.empty();
-  const int64_t needed = pages_for(request.prompt_length()) + 1 -
-                         pool_.match_length(request.request.prompt_ids, request.prompt_length() - 1) / kPageTokens;
+  const int64_t needed =
+      pages_for(request.prompt_length()) + 1 -
+      pool_.match_length(request.request.prompt_ids, request.prompt_length() - 1) / kPageTokens;
   if (!alone && pool_.max_pages() - pool_.num_held() < needed) return false;
   request.num_computed =
       pool_.match(request.request.prompt_ids, request.prompt_length() - 1, request.prompt_table);
@@ -298,8 +301,8 @@ void Scheduler::finish(ActiveSample& sample, FinishReason reason) {
 }
 
 GenerationResult Scheduler::take(ActiveRequest& request) {
-  BOUGH_CHECK(request.num_done == request.request.n_samples, request.num_done, " of ", request.request.n_samples,
-              " samples are done");
+  BOUGH_CHECK(request.num_done == request.request.n_samples, request.num_done, " of ",
+              request.request.n_samples, " samples are done");
   drop_prompt(request);
   erase_value(waiting_, &request);
   GenerationResult result;
@@ -347,12 +350,13 @@ void Scheduler::check_integrity() const {
     num_running += static_cast<size_t>(running);
     BOUGH_CHECK(fresh == request->num_fresh && running == request->num_running && done == request->num_done,
                 "request ", id, ": counts of samples are wrong");
-    BOUGH_CHECK(request->prompt_state != ActiveRequest::PromptState::kWaiting || request->prompt_table.pages.empty(),
-                "request ", id, ": a waiting prompt holds pages");
+    BOUGH_CHECK(
+        request->prompt_state != ActiveRequest::PromptState::kWaiting || request->prompt_table.pages.empty(),
+        "request ", id, ": a waiting prompt holds pages");
   }
   BOUGH_CHECK(num_running == running_.size() && num_set_back == set_back_.size(), "samples are lost");
-  BOUGH_CHECK(static_cast<int64_t>(running_.size()) <= max_running_, running_.size(), " samples run, ", max_running_,
-              " may");
+  BOUGH_CHECK(static_cast<int64_t>(running_.size()) <= max_running_, running_.size(), " samples run, ",
+              max_running_, " may");
   pool_.check_integrity(tables);
 }
 

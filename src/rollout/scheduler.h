@@ -1,16 +1,17 @@
 // Who computes what in the next pass: requests, their samples, and the pages they hold. No model here.
 //
-// A request's prompt is computed once (a prefill in chunks, beginning after what the index of prefixes knows); then
-// its samples fork from it: they share its full pages and copy the last one if it is not full. A running sample
-// holds one of `max_running` slots. Its next pass computes the tokens it has drawn and not computed yet: one in
-// decode, more after it was set back (memory ran out, or the weights changed), when it waits for its prompt first.
+// A request's prompt is computed once (a prefill in chunks, beginning after what the index of prefixes
+// knows); then its samples fork from it: they share its full pages and copy the last one if it is not full. A
+// running sample holds one of `max_running` slots. Its next pass computes the tokens it has drawn and not
+// computed yet: one in decode, more after it was set back (memory ran out, or the weights changed), when it
+// waits for its prompt first.
 //
 //   request: waiting -> prefilling -> ready (back to waiting when its pages are taken or the weights change)
 //   sample:  fresh -> running <-> set back -> done
 //
 // A prompt waits while another one with a longer common prefix is being computed: it then finds the prefix.
-// When pages run out: first prompts give theirs back that are not finished or whose samples do not run, then the
-// samples that started last. check_request's caller makes sure that one sample alone always fits.
+// When pages run out: first prompts give theirs back that are not finished or whose samples do not run, then
+// the samples that started last. check_request's caller makes sure that one sample alone always fits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +38,7 @@ struct ActiveSample {
   State state = State::kFresh;
   std::vector<int32_t> tokens;  // prompt and response, once started
   PageTable table;
-  int64_t num_computed = 0;     // leading tokens whose keys and values are stored
+  int64_t num_computed = 0;  // leading tokens whose keys and values are stored
   GeneratedSample result;
   std::unique_ptr<StopMatcher> stop_matcher;  // if the request has stop strings
 };
@@ -81,12 +82,13 @@ class Scheduler {
   void add(GenerationRequest request, std::vector<int32_t> stop_tokens);
   bool contains(uint64_t id) const { return requests_.count(id) > 0; }
 
-  // The next pass; empty if nothing can be computed (nothing in flight, or only fresh samples of ready prompts).
+  // The next pass; empty if nothing can be computed (nothing in flight, or only fresh samples of ready
+  // prompts).
   Pass plan();
   // The pass was computed: its pages are published, finished prompts become ready.
   void commit(const Pass& pass);
-  // Fresh samples of ready prompts that start now; they draw from the prompt's logits. Appends the page copies
-  // that are to be made before the next pass.
+  // Fresh samples of ready prompts that start now; they draw from the prompt's logits. Appends the page
+  // copies that are to be made before the next pass.
   std::vector<ActiveSample*> start_fresh(std::vector<std::pair<int32_t, int32_t>>& page_copies);
   // The sample has ended: its pages and its slot are free.
   void finish(ActiveSample& sample, FinishReason reason);
@@ -124,10 +126,10 @@ class Scheduler {
   int64_t max_running_, prefill_chunk_tokens_;
   PagePool pool_;
   std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;
-  std::deque<ActiveRequest*> waiting_;      // with fresh samples, prompt not admitted; in order of submission
-  std::deque<ActiveRequest*> prefilling_;   // in order of admission
-  std::deque<ActiveRequest*> starting_;     // prompt ready, samples fresh
-  std::deque<ActiveSample*> running_;       // in order of start
+  std::deque<ActiveRequest*> waiting_;     // with fresh samples, prompt not admitted; in order of submission
+  std::deque<ActiveRequest*> prefilling_;  // in order of admission
+  std::deque<ActiveRequest*> starting_;    // prompt ready, samples fresh
+  std::deque<ActiveSample*> running_;      // in order of start
   std::deque<ActiveSample*> set_back_;
   int64_t cached_tokens_ = 0, preemptions_ = 0;
 };

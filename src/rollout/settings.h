@@ -1,5 +1,5 @@
-// Settings of generation: `gconfig` (what a sample is) and `rollout` (how the engine runs), named as AReaL names
-// them.
+// Settings of generation: `gconfig` (what a sample is) and `rollout` (how the engine runs), named as AReaL
+// names them.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,12 @@ struct GenerationSettings {
   void visit(V& v) {
     v("n_samples", n_samples, "samples of each prompt (a group)", range(1, 100000));
     v("max_new_tokens", max_new_tokens, "a sample ends after this many tokens", range(1, 100000000));
-    v("min_new_tokens", min_new_tokens, "no stop token is drawn before this many tokens", range(0, 100000000));
-    v("temperature", temperature, "logits are divided by it; 0 takes the most likely token", range(0.0, 100.0));
-    v("top_p", top_p, "draw from the most likely tokens that together have this probability", range(0.0, 1.0));
+    v("min_new_tokens", min_new_tokens, "no stop token is drawn before this many tokens",
+      range(0, 100000000));
+    v("temperature", temperature, "logits are divided by it; 0 takes the most likely token",
+      range(0.0, 100.0));
+    v("top_p", top_p, "draw from the most likely tokens that together have this probability",
+      range(0.0, 1.0));
     v("top_k", top_k, "draw from this many most likely tokens; 0: from all", range(0, 100000000));
     v("greedy", greedy, "take the most likely token");
     v("stop", stop, "strings that end a sample, across token borders");
@@ -38,7 +41,8 @@ struct GenerationSettings {
   }
   void check() const {
     if (min_new_tokens > max_new_tokens) {
-      throw UserError(str("min_new_tokens is ", min_new_tokens, ", more than max_new_tokens, ", max_new_tokens));
+      throw UserError(
+          str("min_new_tokens is ", min_new_tokens, ", more than max_new_tokens, ", max_new_tokens));
     }
   }
 };

@@ -1,6 +1,6 @@
-// Sixteen lanes at a time, written with GCC's vector types: one source that becomes AVX-512, AVX2 or SSE2 by the
-// function it is inlined into. BOUGH_ON_BEST_ISA compiles a function body three times and picks at run time.
-// Nothing is passed by value between functions (the vectors' ABI differs between instruction sets).
+// Sixteen lanes at a time, written with GCC's vector types: one source that becomes AVX-512, AVX2 or SSE2 by
+// the function it is inlined into. BOUGH_ON_BEST_ISA compiles a function body three times and picks at run
+// time. Nothing is passed by value between functions (the vectors' ABI differs between instruction sets).
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,26 @@
 
 #define BOUGH_INLINE inline __attribute__((always_inline))
 
-// Defines void NAME##_avx512, _avx2, _baseline (PARAMETERS), each calling BODY, and NAME, which picks one of them.
-#define BOUGH_ON_BEST_ISA(NAME, PARAMETERS, ARGUMENTS, BODY)                                                  \
-  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512cd,avx2,fma,bmi2,prefer-vector-width=512"))) \
-  static void NAME##_avx512 PARAMETERS { BODY ARGUMENTS; }                                                    \
-  __attribute__((target("avx2,fma,bmi2"))) static void NAME##_avx2 PARAMETERS { BODY ARGUMENTS; }             \
-  static void NAME##_baseline PARAMETERS { BODY ARGUMENTS; }                                                  \
-  static void NAME PARAMETERS {                                                                               \
-    switch (best_isa()) {                                                                                     \
-      case Isa::kAvx512: return NAME##_avx512 ARGUMENTS;                                                      \
-      case Isa::kAvx2: return NAME##_avx2 ARGUMENTS;                                                          \
-      case Isa::kBaseline: return NAME##_baseline ARGUMENTS;                                                  \
-    }                                                                                                         \
+// Defines void NAME##_avx512, _avx2, _baseline (PARAMETERS), each calling BODY, and NAME, which picks one of
+// them.
+#define BOUGH_ON_BEST_ISA(NAME, PARAMETERS, ARGUMENTS, BODY)                                             \
+  __attribute__((target(                                                                                 \
+      "avx512f,avx512bw,avx512vl,avx512dq,avx512cd,avx2,fma,bmi2,prefer-vector-width=512"))) static void \
+      NAME##_avx512 PARAMETERS {                                                                         \
+    BODY ARGUMENTS;                                                                                      \
+  }                                                                                                      \
+  __attribute__((target("avx2,fma,bmi2"))) static void NAME##_avx2 PARAMETERS {                          \
+    BODY ARGUMENTS;                                                                                      \
+  }                                                                                                      \
+  static void NAME##_baseline PARAMETERS {                                                               \
+    BODY ARGUMENTS;                                                                                      \
+  }                                                                                                      \
+  static void NAME PARAMETERS {                                                                          \
+    switch (best_isa()) {                                                                                \
+      case Isa::kAvx512: return NAME##_avx512 ARGUMENTS;                                                 \
+      case Isa::kAvx2: return NAME##_avx2 ARGUMENTS;                                                     \
+      case Isa::kBaseline: return NAME##_baseline ARGUMENTS;                                             \
+    }                                                                                                    \
   }
 
 namespace bough::simd {
@@ -51,8 +59,12 @@ struct Types<double> {
   using Integers = Long16;
 };
 
-BOUGH_INLINE void load(Float16& v, const float* p) { std::memcpy(&v, p, sizeof v); }
-BOUGH_INLINE void load(Double16& v, const double* p) { std::memcpy(&v, p, sizeof v); }
+BOUGH_INLINE void load(Float16& v, const float* p) {
+  std::memcpy(&v, p, sizeof v);
+}
+BOUGH_INLINE void load(Double16& v, const double* p) {
+  std::memcpy(&v, p, sizeof v);
+}
 BOUGH_INLINE void load(Float16& v, const BFloat16Bits* p) {
   Half16 half;
   std::memcpy(&half, p, sizeof half);
@@ -60,18 +72,28 @@ BOUGH_INLINE void load(Float16& v, const BFloat16Bits* p) {
   std::memcpy(&v, &bits, sizeof v);
 }
 template <class Vector, class A>
-BOUGH_INLINE void store(A* p, const Vector& v) { std::memcpy(p, &v, sizeof v); }
+BOUGH_INLINE void store(A* p, const Vector& v) {
+  std::memcpy(p, &v, sizeof v);
+}
 
-BOUGH_INLINE float widen(float x) { return x; }
-BOUGH_INLINE double widen(double x) { return x; }
+BOUGH_INLINE float widen(float x) {
+  return x;
+}
+BOUGH_INLINE double widen(double x) {
+  return x;
+}
 BOUGH_INLINE float widen(BFloat16Bits x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
-BOUGH_INLINE void narrow(float& y, float x) { y = x; }
-BOUGH_INLINE void narrow(double& y, double x) { y = x; }
+BOUGH_INLINE void narrow(float& y, float x) {
+  y = x;
+}
+BOUGH_INLINE void narrow(double& y, double x) {
+  y = x;
+}
 BOUGH_INLINE void narrow(BFloat16Bits& y, float x) {  // round to nearest even; NaN stays NaN
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -102,8 +124,8 @@ BOUGH_INLINE auto sum_of(const Vector& v) {
   return x[0];
 }
 
-// Comparisons of vectors wider than the machine's become scalar code (GCC 12), so these are made of bits: all ones in
-// the lanes whose sign is set, and a choice by such a mask.
+// Comparisons of vectors wider than the machine's become scalar code (GCC 12), so these are made of bits: all
+// ones in the lanes whose sign is set, and a choice by such a mask.
 BOUGH_INLINE void sign_mask(Int16& mask, const Float16& x) {
   std::memcpy(&mask, &x, sizeof mask);
   mask >>= 31;
@@ -138,9 +160,9 @@ BOUGH_INLINE void nan_mask(Long16& mask, const Double16& x) {
   mask = (0x7FF0000000000000 - (mask & 0x7FFFFFFFFFFFFFFF)) >> 63;
 }
 
-// x <- exp(x) for x <= 0, error under 2 units in the last place; 0 below the exponent range (and at -infinity).
-// exp(x) = 2^n exp(r), |r| <= log(2) / 2, exp(r) by its Taylor polynomial; adding 1.5 * 2^(mantissa bits) rounds to
-// an integer and leaves it in the low bits.
+// x <- exp(x) for x <= 0, error under 2 units in the last place; 0 below the exponent range (and at
+// -infinity). exp(x) = 2^n exp(r), |r| <= log(2) / 2, exp(r) by its Taylor polynomial; adding 1.5 *
+// 2^(mantissa bits) rounds to an integer and leaves it in the low bits.
 BOUGH_INLINE void exp_nonpositive(Float16& x) {
   const Float16 smallest = Float16{} - 87.0f;
   Int16 vanishes;
