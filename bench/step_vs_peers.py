@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""How long is one gradient step, beside a dense Hugging Face trainer and AReaL-DTA's engine?
+
+Runs `bough step` and the yardstick's peer_step.py on the same generated rollout sets and the same weights,
+interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough is faster:
+`path` against AReaL-DTA, `dense` against transformers' dense step. Every measurement is a process of its own,
+with one uncounted warm-up inside. A contender whose loss is not Bough's computed something else: a failure.
+
+Needs the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick) and, for AReaL-DTA, AREAL_DTA_DIR;
+what is missing is said and left out. Results go to a table on stdout and to --out as JSON.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+from host_env import host_environment  # noqa: E402
+
+VOCAB = 4096
+SETS = {
+    "group": "--shape group --n 8 --plen 512 --rlen 128 --prompts 2",
+    "agentic": "--shape agentic --n 8 --plen 512 --turns 8 --rlen 96",
+    "agentic_leaf": "--shape agentic_leaf --n 16 --plen 768 --turns 12 --rlen 64",
+    "flat": "--shape flat --n 8 --plen 128 --rlen 256",
+}
+# The same shapes at a size that takes seconds: does everything run?
+SMOKE_SETS = {
+    "group": "--shape group --n 4 --plen 48 --rlen 16 --prompts 2",
+    "agentic": "--shape agentic --n 3 --plen 48 --turns 3 --rlen 16",
+    "agentic_leaf": "--shape agentic_leaf --n 4 --plen 48 --turns 3 --rlen 16",
+    "flat": "--shape flat --n 3 --plen 24 --rlen 32",
+}
+TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+# Of the loss, over the log of the vocabulary, which is what a log-probability is of order of.
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
+# Bough's contender, its peer.
+PAIRS = [("path", "dta"), ("dense", "transformers")]
+
+
+@dataclasses.dataclass
+class Bench:
+    """What all runs share."""
+
+    args: argparse.Namespace
+    folder: Path  # generated sets and the model
+    yardstick: Path
+    environment: dict
+
+    def run(self, command):
+        """The JSON object that the command prints last; what it says on stderr only when it fails."""
+        done = subprocess.run(
+            [str(word) for word in command], env=self.environment, capture_output=True, text=True, check=False
+        )
+        lines = done.stdout.strip().splitlines()
+        if done.returncode != 0 or not lines or not lines[-1].startswith("{"):
+            raise SystemExit(
+                f"step_vs_peers: exit code {done.returncode} from\n  {' '.join(map(str, command))}\n"
+                f"{done.stderr[-2000:]}"
+            )
+        return json.loads(lines[-1])
+
+    def python(self, script, *words):
+        return [self.args.python, self.yardstick / script, *words]
+
+    def make_set(self, name, options):
+        path = self.folder / f"{name}.jsonl"
+        command = self.python("workload.py", *options.split(), "--vocab", VOCAB, "--seed", 0, "--out", path)
+        subprocess.run([str(word) for word in command], env=self.environment, check=True, capture_output=True)
+        return path
+
+    def make_model(self):
+        """The peers' own random weights, the same in every process because they are seeded."""
+        rollouts = self.make_set("model", SMOKE_SETS["flat"])
+        path = self.folder / "model"
+        self.run(
+            self.python("peer_step.py", rollouts, "--peer", "dense", "--dtype", "float32", "--warm", 0)
+            + ["--model", self.args.shape, "--vocab", VOCAB, "--save-model", path]
+        )
+        return path
+
+    def measure(self, contender, model, rollouts, dtype):
+        """Seconds and loss of one run."""
+        if contender in ("path", "dense"):
+            report = self.run(
+                [self.args.bough, "step", "--model", model, "--rollouts", rollouts, "--mode", contender]
+                + ["--dtype", dtype, "--threads", self.args.threads, "--repeat", 1, "--json"]
+            )
+            return report["seconds_per_step"], report["loss"]
+        peer = {"transformers": "dense", "dta": "dta"}[contender]
+        report = self.run(
+            self.python("peer_step.py", rollouts, "--peer", peer, "--dtype", TORCH_DTYPES[dtype])
+            + ["--model", self.args.shape, "--vocab", VOCAB]
+        )
+        return report["s"], report["loss"]
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="\n".join(__doc__.splitlines()[2:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
+    parser.add_argument(
+        "--shape", default="small", choices=["tiny", "small", "0.6b"], help="the model's (small)"
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny sets and model, one round: does it run?")
+    parser.add_argument("--threads", type=int, default=2, help="Bough's; the peers are fixed to 2")
+    parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
+    parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python")
+    parser.add_argument("--out", type=Path, default=ROOT / "build/bench/step_vs_peers.json")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds: got {args.rounds}, expected at least 1")
+    if args.smoke:
+        args.shape, args.rounds = "tiny", 1
+    return args
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure_all(bench, sets, contenders):
+    """{(set, dtype): {contender: [(seconds, loss), ...]}}; a round runs every contender once."""
+    model = bench.make_model()
+    paths = {name: bench.make_set(name, sets[name]) for name in bench.args.sets}
+    results = {
+        (name, dtype): {contender: [] for contender in contenders}
+        for name in bench.args.sets
+        for dtype in bench.args.dtypes
+    }
+    for number in range(1, bench.args.rounds + 1):
+        for (name, dtype), by_contender in results.items():
+            for contender in contenders:
+                by_contender[contender].append(bench.measure(contender, model, paths[name], dtype))
+            line = "  ".join(f"{contender} {runs[-1][0]:.3f}" for contender, runs in by_contender.items())
+            say(f"round {number}/{bench.args.rounds}  {name} {dtype}: {line}")
+    return results
+
+
+def summarise(results):
+    """One row a set and dtype: medians, spreads and ratios of seconds, and whose loss is off."""
+    rows = []
+    for (name, dtype), by_contender in results.items():
+        row = {"set": name, "dtype": dtype, "contenders": {}, "ratios": {}, "wrong_losses": []}
+        for contender, runs in by_contender.items():
+            seconds = [run[0] for run in runs]
+            loss = runs[0][1]
+            row["contenders"][contender] = {
+                "median_s": statistics.median(seconds),
+                "min_s": min(seconds),
+                "max_s": max(seconds),
+                "loss": loss,
+            }
+            if not abs(loss - by_contender["path"][0][1]) <= LOSS_TOLERANCE[dtype] * math.log(VOCAB):
+                row["wrong_losses"].append(contender)
+        for ours, peer in PAIRS:
+            if peer in by_contender:
+                median = {c: row["contenders"][c]["median_s"] for c in (ours, peer)}
+                row["ratios"][f"{peer}/{ours}"] = median[peer] / median[ours]
+        rows.append(row)
+    return rows
+
+
+def table(rows):
+    """Seconds as median (min-max), then the ratios."""
+    contenders = list(rows[0]["contenders"])
+    ratios = list(rows[0]["ratios"])
+    lines = [["set", "dtype", *contenders, *ratios]]
+    for row in rows:
+        cells = [row["set"], row["dtype"]]
+        for contender in contenders:
+            entry = row["contenders"][contender]
+            cells.append(f"{entry['median_s']:.3f} ({entry['min_s']:.3f}-{entry['max_s']:.3f})")
+        cells += [f"{row['ratios'][ratio]:.2f}" for ratio in ratios]
+        lines.append(cells)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def main():
+    args = parse_arguments()
+    yardstick = Path(os.environ.get("BOUGH_YARDSTICK", ROOT.parent / "shared/yardstick"))
+    if not (yardstick / "peer_step.py").is_file():
+        print(f"step_vs_peers: left out: no peer_step.py in {yardstick} (BOUGH_YARDSTICK names its folder)")
+        return 0
+    if not args.bough.is_file():
+        raise SystemExit(f"step_vs_peers: no program at {args.bough}: run `make build` or give --bough")
+    contenders = ["path", "dense", "transformers"]
+    if os.environ.get("AREAL_DTA_DIR"):
+        contenders.insert(1, "dta")
+    else:
+        say("step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout")
+    with tempfile.TemporaryDirectory(prefix="step_vs_peers_") as folder:
+        bench = Bench(args, Path(folder), yardstick, {**os.environ, **host_environment()})
+        rows = summarise(measure_all(bench, SMOKE_SETS if args.smoke else SETS, contenders))
+    print("seconds a step, median (min-max); ratios above 1: Bough is faster")
+    print(table(rows))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    report = {
+        "time": time.strftime("%FT%TZ", time.gmtime()),
+        "shape": args.shape,
+        "rounds": args.rounds,
+        "cpus": os.cpu_count(),
+        "rows": rows,
+    }
+    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"written to {args.out}")
+    wrong = [row for row in rows if row["wrong_losses"]]
+    for row in wrong:
+        others = ", ".join(row["wrong_losses"])
+        say(f"step_vs_peers: {row['set']} {row['dtype']}: not the loss of path: {others}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
