@@ -1,0 +1,160 @@
+"""Logits and log-probabilities of random models against transformers in fp32, every position, to 1e-4; and what
+`bough init` writes, loaded by transformers."""
+
+import json
+import os
+import random
+import subprocess
+
+import pytest
+import torch
+from rollout_files import compute_in_double, log_probs
+from safetensors.torch import load_file
+from tiny_models import write_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ARCHITECTURES = ["qwen3", "qwen3_tied", "qwen2", "qwen2_tied", "llama", "llama_tied"]
+
+
+@pytest.fixture
+def logits(build_dir, tmp_path):
+    """`logits(directory, dtype, sequences)`: the model's logits, a tensor [tokens, V] for each sequence."""
+    program = build_dir / "bin" / "logits_tool"
+    if not os.access(program, os.X_OK):
+        pytest.fail(f"{program} is not built: run `make build`")
+
+    def get(directory, dtype, sequences):
+        out = tmp_path / "logits.safetensors"
+        lines = "".join(" ".join(map(str, ids)) + "\n" for ids in sequences)
+        done = subprocess.run([program, directory, dtype, out], input=lines, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        tensors = load_file(out)
+        return [tensors[str(i)] for i in range(len(sequences))]
+
+    return get
+
+
+def random_sequences(seed: int, vocab: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(vocab) for _ in range(length)] for length in (1, 2, 17, 64, 300)]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_in_fp32(logits, tiny_models, architecture):
+    model = AutoModelForCausalLM.from_pretrained(tiny_models(architecture), dtype=torch.float32)
+    sequences = random_sequences(1, model.config.vocab_size)
+    for ids, ours in zip(sequences, logits(tiny_models(architecture), "fp32", sequences), strict=True):
+        with torch.no_grad():
+            theirs = model(torch.tensor([ids])).logits[0]
+        assert ours.shape == theirs.shape
+        # Wide enough that a shuffled vocabulary or a wrong position could not pass.
+        assert theirs.std() > 0.5
+        assert (ours - theirs).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+def test_logits_in_fp64(logits, tiny_models, monkeypatch, architecture):
+    compute_in_double(monkeypatch)
+    model = AutoModelForCausalLM.from_pretrained(
+        tiny_models(architecture), dtype=torch.float64, attn_implementation="sdpa"
+    )
+    sequences = random_sequences(2, model.config.vocab_size)
+    for ids, ours in zip(sequences, logits(tiny_models(architecture), "fp64", sequences), strict=True):
+        with torch.no_grad():
+            assert (ours - model(torch.tensor([ids])).logits[0]).abs().max() < 1e-10
+
+
+def test_far_positions(logits, tmp_path):
+    """Rotary angles at thousands of radians, where fp32 has few digits left for them."""
+    write_tiny_model(tmp_path / "model", "llama", max_position_embeddings=8192, num_hidden_layers=1)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    ids = random.Random(5).choices(range(311), k=5000)
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids])).logits[0]
+    (ours,) = logits(tmp_path / "model", "fp32", [ids])
+    assert (ours - theirs).abs().max() < 1e-3  # angles differ in their last fp32 digit: 5,000 x 6e-8
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_rollout_log_probs(bough, tiny_models, tmp_path, temperature):
+    """What `bough rollout` writes is what transformers gives the tokens that were drawn, and `bough step` too."""
+    directory = tiny_models("qwen3")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    prompts = "".join(json.dumps({"input_ids": [7, 8, 9, 100 + i]}) + "\n" for i in range(3))
+    (tmp_path / "prompts.jsonl").write_text(prompts)
+    report = bough(
+        "rollout", "--model", directory, "--prompts", "prompts.jsonl", "--out", "out.jsonl", "--n-samples", 4,
+        "--max-new-tokens", 40, "--min-new-tokens", 10, "--temperature", temperature, "--top-p", 0.9, "--seed", 3,
+        "--json", ok=True,
+    )  # fmt: skip
+    rollouts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 12
+    assert report.json["new_tokens"] == sum(sum(r["loss_mask"]) for r in rollouts)
+    assert len({tuple(r["input_ids"]) for r in rollouts}) == 12
+    for rollout in rollouts:
+        ids, start = rollout["input_ids"], rollout["loss_mask"].index(1)
+        assert len(ids) - start >= 10
+        with torch.no_grad():
+            expected = log_probs(model, ids, temperature)
+            raw = log_probs(model, ids)
+        got = torch.tensor(rollout["logprobs"])
+        assert (got[start:] - expected[start - 1 :]).abs().max() < 1e-4
+        assert (got[:start] == 0).all()
+        assert (torch.tensor(rollout["raw_logprobs"]) - raw[start - 1 :]).abs().max() < 1e-4
+    # The trainer's: the mean of minus log-probabilities, which advantage 1 makes the loss.
+    with open(tmp_path / "train.jsonl", "w") as file:
+        file.writelines(json.dumps(rollout | {"advantage": 1.0}) + "\n" for rollout in rollouts)
+    step = bough("step", "--model", directory, "--rollouts", "train.jsonl", "--json", ok=True)
+    flat = [lp for r in rollouts for lp, m in zip(r["logprobs"], r["loss_mask"], strict=True) if m]
+    assert step.json["loss"] == pytest.approx(-sum(flat) / len(flat), abs=1e-4)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen2", "llama"])
+def test_init_is_loaded_by_transformers(bough, logits, tmp_path, arch):
+    shape = ("--hidden-size", 48, "--layers", 2, "--heads", 6, "--kv-heads", 2, "--intermediate-size", 80)
+    made = bough("init", "model", "--arch", arch, *shape, "--vocab-size", 300, "--seed", 7, "--json", ok=True)
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(loading.values()), loading
+    assert model.config.model_type == arch
+    assert sum(p.numel() for p in model.parameters()) == made.json["parameters"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = "Hello, wörld 12\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    assert chat == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    ids = tokenizer(text)["input_ids"]
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids])).logits[0]
+    (ours,) = logits(tmp_path / "model", "fp32", [ids])
+    assert (ours - theirs).abs().max() < 1e-5
+    # A function of the seed.
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    bough("init", "same", "--arch", arch, *shape, "--vocab-size", 300, "--seed", 7, ok=True)
+    bough("init", "other", "--arch", arch, *shape, "--vocab-size", 300, "--seed", 8, ok=True)
+    same, other = (load_file(tmp_path / name / "model.safetensors") for name in ("same", "other"))
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert not torch.equal(weights["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_init_tied_in_bf16(bough, tmp_path):
+    bough("init", "model", "--tie", "--dtype", "bf16", "--head-dim", 64, ok=True)
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    assert "lm_head.weight" not in weights
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert model.config.head_dim == 64
+
+
+def test_init_keeps_what_is_there(bough, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    refused = bough("init", "model")
+    assert refused.returncode == 2 and "--force" in refused.stderr
+    assert [p.name for p in (tmp_path / "model").iterdir()] == ["notes.txt"]
+    bough("init", "model", "--force", ok=True)
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
