@@ -1,0 +1,58 @@
+#include "control/prompt_encoder.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "control/control_test_util.h"
+
+namespace bough {
+namespace {
+
+std::string learned(const EncodedExample& example) {
+  std::string text;
+  for (size_t i = 0; i < example.ids.size(); ++i)
+    if (example.loss_mask[i]) text += example.ids[i] < 256 ? std::string(1, static_cast<char>(example.ids[i])) : "!";
+  return text;
+}
+
+TEST(PromptEncoder, LearnsTheCompletionAndItsEnd) {
+  const PromptEncoder encoder = testing::byte_level_encoder();
+  SftExample example;
+  example.prompt = "Q: 1+1\nA:";
+  example.completion = " 2";
+  EXPECT_EQ(learned(encoder.encode(example, 258)), " 2!");
+  EXPECT_EQ(learned(encoder.encode(example, std::nullopt)), " 2");
+  const EncodedExample encoded = encoder.encode(example, 258);
+  EXPECT_EQ(encoded.ids.size(), encoded.loss_mask.size());
+  // The tokens before what is learned are those that the model is asked with.
+  Problem problem;
+  problem.prompt = example.prompt;
+  const EncodedPrompt prompt = encoder.encode(problem);
+  EXPECT_TRUE(std::equal(prompt.ids.begin(), prompt.ids.end(), encoded.ids.begin()));
+}
+
+TEST(PromptEncoder, OfAConversationTheLastTurnIsLearnedUpToItsEnd) {
+  const PromptEncoder encoder = testing::byte_level_encoder();
+  SftExample example;
+  example.messages = {{"user", "1+1"}, {"assistant", "2"}, {"user", "2+2"}, {"assistant", "4"}};
+  EXPECT_EQ(learned(encoder.encode(example, 258)), "4!");
+}
+
+TEST(PromptEncoder, SaysWhatIsMissing) {
+  const PromptEncoder plain(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"));
+  Problem chat;
+  chat.messages = {{"user", "hello"}};
+  EXPECT_THROW(plain.encode(chat), UserError);
+  EXPECT_NO_THROW(testing::byte_level_encoder().encode(chat));
+  Problem empty;
+  empty.id = "p7";
+  try {
+    plain.encode(empty);
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("p7"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace bough
