@@ -1,10 +1,3 @@
-// These files are compiled with -ffast-math, under which the compiler replaces fp32 square roots and divisions
-// by estimates with one Newton step. The estimate of a denormal's root (the second moment of gradients near
-// 1e-20) is not finite on every CPU, and would poison the weight; nothing here needs reordering either.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-fast-math", "no-math-errno")
-#endif
-
 #include "kernels/adamw/adamw_isa.h"
 
 #include "kernels/common/element.h"
