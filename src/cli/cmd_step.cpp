@@ -19,6 +19,7 @@
 #include "kernels/common/cpu_allocator.h"
 #include "models/checkpoint.h"
 #include "train/executor.h"
+#include "train/memory.h"
 
 namespace bough {
 
@@ -89,7 +90,7 @@ Sizing choose_pass_size(const StepOptions& options, const ModelConfig& config, a
                         const std::vector<TokenSpan>& sequences) {
   const std::string strategy = strategy_of(options.mode);
   const auto estimate = [&](int64_t max_tokens) {
-    return estimate_peak_bytes(config, dtype, simulate(make_plan(strategy, sequences, max_tokens)));
+    return estimate_memory(config, dtype, simulate(make_plan(strategy, sequences, max_tokens))).total();
   };
   const std::optional<int64_t> budget = parse_memory(options.memory);
   Sizing sizing{options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass), 0};

@@ -1,7 +1,5 @@
-// What a training step costs, from shapes alone: operations for the work ratio W, bytes for --memory.
+// What a training step costs, from shapes alone: operations for the work ratio W.
 #pragma once
-
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
@@ -18,11 +16,5 @@ inline constexpr int64_t kDefaultMaxTokensPerPass = 1024;
 // Multiply-adds of the forward pass, counted twice each. Backward is twice that for each of the three terms, so
 // ratios of steps are ratios of these.
 WorkModel work_model(const ModelConfig& config);
-
-// Peak bytes over weights and gradients of executing a plan: the stack (keys and values in `dtype`, their gradients
-// in the accumulator type) for its deepest chain, and the activations that autograd keeps of its largest pass.
-// Chunks of logits, workspaces and gradients in flight are not counted: the real peak is somewhat above, so what
-// does not fit this surely does not fit.
-int64_t estimate_peak_bytes(const ModelConfig& config, at::ScalarType dtype, const Simulation& simulation);
 
 }  // namespace bough

@@ -31,11 +31,12 @@ LossRows select_rows(const LossRows& all, const at::Tensor& index) {
 }
 }  // namespace
 
+int64_t head_chunk_rows(int64_t vocab_size) { return std::max<int64_t>(64, (int64_t{4} << 20) / vocab_size); }
+
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
            WalkResult* result)
     : model_(model), batch_(batch), loss_(loss), seeds_(seeds), chunk_rows_(chunk_rows), result_(result) {
-  if (chunk_rows_ == 0)  // about 16 MiB of fp32 logits, but enough rows for an efficient product
-    chunk_rows_ = std::max<int64_t>(64, (int64_t{4} << 20) / model.config().vocab_size);
+  if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size);
 }
 
 at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {

@@ -15,6 +15,9 @@ struct Seeds {
   at::Tensor d_log_probs_R, d_entropies_R;  // [R] of the batch, accumulator type; entropies may be undefined
 };
 
+// Rows of a chunk of logits where none are asked for: about 16 MiB in fp32, but enough for an efficient product.
+int64_t head_chunk_rows(int64_t vocab_size);
+
 class Head {
  public:
   // `loss` (token-separable) or `seeds`, or neither for a forward-only walk. `result` gets values of every row,
