@@ -1,14 +1,14 @@
 // AdamW (Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization") over a model's parameters.
 //
-// State per parameter element, in the accumulator type (fp32 for bf16 and fp32 models, fp64 for fp64 ones): both
-// moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or fp64
-// value is its own master. So the optimizer takes 12, 8 or 16 bytes an element beside weights and main_grad.
+// State per parameter element, in the accumulator type (fp32 for bf16 and fp32 models, fp64 for fp64 ones):
+// both moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or
+// fp64 value is its own master. So the optimizer takes 12, 8 or 16 bytes an element beside weights and main_grad.
 //
 // Norm weights and biases (parameters of one dimension) are not decayed.
 //
 // A step whose global gradient norm is not finite is skipped: weights, moments and the count of the bias
-// correction stay, the gradient is dropped, num_skipped() counts it. The schedule advances all the same (as in
-// AReaL): it follows the run's steps, whose number is planned, and ends with the run.
+// correction stay, the gradient is dropped, num_skipped() counts it. The schedule advances all the same (as
+// in AReaL): it follows the run's steps, whose number is planned, and ends with the run.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// A model of a few thousand weights, for tests of what does not care for the architecture: optimizer, checkpoints.
+// A model of a few thousand weights, for tests of what does not care for the architecture.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -72,7 +72,7 @@ TEST(Adamw, ReferenceFollowsTheFormula) {
   }
 }
 
-// Second moments from nothing to denormal to huge: estimated square roots (-mrecip) would fail on some of these.
+// Second moments from nothing to denormal to huge: estimated square roots (-mrecip) fail on some of these.
 TEST(Adamw, EveryMagnitudeOfGradientStaysFinite) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     std::vector<double> gradients = {0};
