@@ -2,7 +2,7 @@
 //
 // State per parameter element, in the accumulator type (fp32 for bf16 and fp32 models, fp64 for fp64 ones):
 // both moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or
-// fp64 value is its own master. So the optimizer takes 12, 8 or 16 bytes an element beside weights and main_grad.
+// fp64 value is its own master. So it takes 12 (bf16), 8 or 16 bytes an element beside weights and main_grad.
 //
 // Norm weights and biases (parameters of one dimension) are not decayed.
 //
