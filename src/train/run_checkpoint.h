@@ -46,8 +46,8 @@ void save_run_checkpoint(const std::filesystem::path& run_dir, int64_t step, Mod
 // one of the highest step; none: nullopt. UserError where `latest` names no checkpoint that is there.
 std::optional<RunCheckpoint> find_latest_checkpoint(const std::filesystem::path& run_dir);
 
-// Settles what an interrupted save left behind: removes what is unfinished, puts back what was replaced. A run
-// that writes calls it first of all, before find_latest_checkpoint.
+// Settles what an interrupted save left behind: removes what is unfinished, puts back what was replaced.
+// A run that writes calls it first of all, before find_latest_checkpoint.
 void clean_run_checkpoints(const std::filesystem::path& run_dir);
 
 // Restores model and optimizer (made for the same model and dtype) and returns the controller's state.
