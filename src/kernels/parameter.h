@@ -31,7 +31,9 @@ struct Parameter {
   std::vector<Part> parts;
 
   at::Tensor part_value(const Part& part) const { return value.narrow(0, part.begin, part.end - part.begin); }
-  at::Tensor part_grad(const Part& part) const { return main_grad.narrow(0, part.begin, part.end - part.begin); }
+  at::Tensor part_grad(const Part& part) const {
+    return main_grad.narrow(0, part.begin, part.end - part.begin);
+  }
 };
 
 }  // namespace bough

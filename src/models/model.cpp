@@ -4,12 +4,15 @@
 
 namespace bough {
 
-at::Tensor Model::logits(const at::Tensor& hidden_RD) const { return at::mm(hidden_RD, head().value.t()); }
+at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
+  return at::mm(hidden_RD, head().value.t());
+}
 
 void Model::allocate_gradients() {
   for (Parameter* parameter : parameters())
     if (!parameter->main_grad.defined())
-      parameter->main_grad = at::zeros_like(parameter->value, parameter->value.options().dtype(accumulator_type(dtype())));
+      parameter->main_grad =
+          at::zeros_like(parameter->value, parameter->value.options().dtype(accumulator_type(dtype())));
 }
 
 void Model::zero_gradients() {
@@ -25,7 +28,9 @@ void initialise(Model& model, uint64_t seed) {
       auto value = parameter->part_value(part);
       if (part.name.ends_with(".bias")) value.zero_();
       else if (part.name.find("norm.weight") != std::string::npos) value.fill_(1);
-      else value.copy_(at::randn(value.sizes(), generator, at::TensorOptions().dtype(at::kFloat)) * kInitializerRange);
+      else
+        value.copy_(at::randn(value.sizes(), generator, at::TensorOptions().dtype(at::kFloat)) *
+                    kInitializerRange);
     }
 }
 

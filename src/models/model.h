@@ -57,7 +57,8 @@ class Model {
 };
 
 // An uninitialised model of this shape: weights allocated, not filled. Which class: models/registry.cpp.
-std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device = at::kCPU);
+std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
+                                  at::Device device = at::kCPU);
 
 // Normal(0, 0.02) matrices, ones for norms, zeros for biases, as transformers initialises; a function of the
 // seed only.

@@ -6,17 +6,18 @@
 
 namespace bough {
 
-TrainBatch make_batch(const std::vector<TokenSpan>& sequences, const std::vector<std::span<const uint8_t>>& loss_masks,
-                      double temperature) {
-  BOUGH_CHECK(sequences.size() == loss_masks.size(), "sequences ", sequences.size(), ", masks ", loss_masks.size());
+TrainBatch make_batch(const std::vector<TokenSpan>& sequences,
+                      const std::vector<std::span<const uint8_t>>& loss_masks, double temperature) {
+  BOUGH_CHECK(sequences.size() == loss_masks.size(), "sequences ", sequences.size(), ", masks ",
+              loss_masks.size());
   TrainBatch batch;
   batch.sequences = sequences;
   batch.temperature = temperature;
   batch.row_offset.push_back(0);
   std::vector<int64_t> row_sequences;
   for (size_t s = 0; s < sequences.size(); ++s) {
-    BOUGH_CHECK(sequences[s].size() == loss_masks[s].size(), "sequence ", s, " has ", sequences[s].size(), " tokens, its mask ",
-                loss_masks[s].size());
+    BOUGH_CHECK(sequences[s].size() == loss_masks[s].size(), "sequence ", s, " has ", sequences[s].size(),
+                " tokens, its mask ", loss_masks[s].size());
     std::vector<int32_t> positions;
     for (size_t i = 1; i < sequences[s].size(); ++i)
       if (loss_masks[s][i]) positions.push_back(static_cast<int32_t>(i));

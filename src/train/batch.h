@@ -11,10 +11,10 @@
 namespace bough {
 
 struct TrainBatch {
-  std::vector<TokenSpan> sequences;       // not owned
+  std::vector<TokenSpan> sequences;                     // not owned
   std::vector<std::vector<int32_t>> trained_positions;  // of each sequence, ascending, all > 0: its loss rows
-  std::vector<int64_t> row_offset;        // [S + 1]: rows of sequence s are [row_offset[s], row_offset[s + 1])
-  double temperature = 1;                 // the head divides logits by it
+  std::vector<int64_t> row_offset;  // [S + 1]: rows of sequence s are [row_offset[s], row_offset[s + 1])
+  double temperature = 1;           // the head divides logits by it
   // Fields of all rows on the CPU, accumulator type; log_probs_R and entropies_R are the executor's.
   LossRows fields;
 
@@ -23,7 +23,7 @@ struct TrainBatch {
 
 // Sequences with their masks (position 0 is ignored: it has no prediction); fields other than sequences_R are left
 // undefined.
-TrainBatch make_batch(const std::vector<TokenSpan>& sequences, const std::vector<std::span<const uint8_t>>& loss_masks,
-                      double temperature);
+TrainBatch make_batch(const std::vector<TokenSpan>& sequences,
+                      const std::vector<std::span<const uint8_t>>& loss_masks, double temperature);
 
 }  // namespace bough

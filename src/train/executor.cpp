@@ -22,7 +22,8 @@ struct PassInput {
   at::Tensor end_local;              // int32 [P + T]
 };
 
-PassInput make_pass_input(const PrefixTree& tree, const Block& block, const std::vector<int32_t>& stack_tokens, at::Device device) {
+PassInput make_pass_input(const PrefixTree& tree, const Block& block,
+                          const std::vector<int32_t>& stack_tokens, at::Device device) {
   std::vector<int64_t> tokens, positions, numbers;
   tokens.reserve(block.num_tokens);
   positions.reserve(block.num_tokens);
@@ -36,11 +37,14 @@ PassInput make_pass_input(const PrefixTree& tree, const Block& block, const std:
   // end_local[j]: how many of the pass's tokens are numbered below the end of key j's subtree.
   std::vector<int32_t> end_local(block.stack_rows + block.num_tokens);
   const auto count_below = [&](int32_t end) {
-    if (block.ranges.size() == 1) return std::clamp<int32_t>(end - block.ranges[0].begin, 0, static_cast<int32_t>(block.num_tokens));
+    if (block.ranges.size() == 1)
+      return std::clamp<int32_t>(end - block.ranges[0].begin, 0, static_cast<int32_t>(block.num_tokens));
     return static_cast<int32_t>(std::lower_bound(numbers.begin(), numbers.end(), end) - numbers.begin());
   };
-  for (int64_t j = 0; j < block.stack_rows; ++j) end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
-  for (int64_t i = 0; i < block.num_tokens; ++i) end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
+  for (int64_t j = 0; j < block.stack_rows; ++j)
+    end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
+  for (int64_t i = 0; i < block.num_tokens; ++i)
+    end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
   return {at::tensor(tokens, at::kLong).to(device), at::tensor(positions, at::kLong).to(device),
           at::tensor(end_local, at::kInt).to(device)};
 }
@@ -48,9 +52,16 @@ PassInput make_pass_input(const PrefixTree& tree, const Block& block, const std:
 // One planned tree's walk.
 class Walk {
  public:
-  Walk(Model& model, const ExecutorOptions& options, const PlannedTree& planned, const TrainBatch& batch, Head& head, bool backward)
-      : model_(model), options_(options), planned_(planned), rows_(make_row_map(planned, batch)), head_(head), backward_(backward),
-        stack_(model.config(), planned.stack_capacity, model.dtype(), model.device(), backward), open_(planned.blocks.size()) {}
+  Walk(Model& model, const ExecutorOptions& options, const PlannedTree& planned, const TrainBatch& batch,
+       Head& head, bool backward)
+      : model_(model),
+        options_(options),
+        planned_(planned),
+        rows_(make_row_map(planned, batch)),
+        head_(head),
+        backward_(backward),
+        stack_(model.config(), planned.stack_capacity, model.dtype(), model.device(), backward),
+        open_(planned.blocks.size()) {}
 
   void run() {
     for (const auto& step : planned_.steps) {
@@ -80,7 +91,9 @@ class Walk {
     const auto& exits = rows_.exits[index];
     if (!exits.empty()) {
       open.exits_ED = hidden_TD.index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
-      if (backward_) open.d_exits_ED = at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
+      if (backward_)
+        open.d_exits_ED =
+            at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
     }
     if (!backward_) run_head(index, hidden_TD);
   }
@@ -101,7 +114,8 @@ class Walk {
       auto d_hidden_TD = run_head(index, hidden_TD);
       if (auto& open = open_[index]; open.d_exits_ED.defined()) {
         if (!d_hidden_TD.defined()) d_hidden_TD = at::zeros(hidden_TD.sizes(), open.d_exits_ED.options());
-        d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(hidden_TD.device()), open.d_exits_ED);
+        d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(hidden_TD.device()),
+                               open.d_exits_ED);
       }
       backpropagate(context, hidden_TD, d_hidden_TD);
     }
@@ -110,11 +124,11 @@ class Walk {
   }
 
   TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
-    BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0), "a block expects ", block.stack_rows,
-                " stack rows, the stack has ", stack_.num_rows());
+    BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
+                "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
     input_ = make_pass_input(planned_.tree, block, stack_.tokens(), model_.device());
-    return {&stack_, block.stack_rows, block.interior, verify_recompute, input_.end_local,
-            1 / std::sqrt(static_cast<double>(model_.config().head_dim))};
+    return {&stack_,          block.stack_rows, block.interior,
+            verify_recompute, input_.end_local, 1 / std::sqrt(static_cast<double>(model_.config().head_dim))};
   }
 
   at::Tensor run_model(const Block& block, TreeContext& context) {
@@ -127,12 +141,14 @@ class Walk {
     const auto& rows = rows_.blocks[index];
     if (rows.num_rows() == 0) return {};
     std::vector<at::Tensor> sources = {hidden_TD.detach()};
-    for (const auto& outside : rows.outside) sources.push_back(open_[outside.block].exits_ED.narrow(0, outside.exit, 1));
+    for (const auto& outside : rows.outside)
+      sources.push_back(open_[outside.block].exits_ED.narrow(0, outside.exit, 1));
     const auto d_source_SD = head_.run(rows, sources.size() == 1 ? sources[0] : at::cat(sources));
     if (!d_source_SD.defined()) return {};
     const int64_t num_tokens = hidden_TD.size(0);
     for (size_t i = 0; i < rows.outside.size(); ++i)
-      open_[rows.outside[i].block].d_exits_ED[rows.outside[i].exit].add_(d_source_SD[num_tokens + static_cast<int64_t>(i)]);
+      open_[rows.outside[i].block].d_exits_ED[rows.outside[i].exit].add_(
+          d_source_SD[num_tokens + static_cast<int64_t>(i)]);
     return d_source_SD.narrow(0, 0, num_tokens);
   }
 
@@ -160,8 +176,8 @@ class Walk {
   PassInput input_;
 };
 
-WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch, const Loss* loss,
-                const Seeds* seeds) {
+WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
+                const Loss* loss, const Seeds* seeds) {
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
   result.values = {at::zeros({batch.num_rows()}, type), at::zeros({batch.num_rows()}, type)};
@@ -188,8 +204,9 @@ WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch,
   rows.entropies_R = values.entropies_R.clone().requires_grad_(true);
   at::AutoGradMode with_grad(true);
   const auto out = loss(rows);
-  const auto gradients = torch::autograd::grad({out.loss}, {rows.log_probs_R, rows.entropies_R}, {}, std::nullopt, false,
-                                               /*allow_unused=*/true);
+  const auto gradients =
+      torch::autograd::grad({out.loss}, {rows.log_probs_R, rows.entropies_R}, {}, std::nullopt, false,
+                            /*allow_unused=*/true);
   Seeds seeds{gradients[0], gradients[1]};
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
   auto result = walk(model_, options_, plan, batch, nullptr, &seeds);

@@ -22,7 +22,7 @@
 namespace bough {
 
 struct ExecutorOptions {
-  int64_t head_chunk_rows = 0;    // 0: by the vocabulary, so that a chunk of logits takes about 16 MiB in fp32
+  int64_t head_chunk_rows = 0;  // 0: by the vocabulary, so that a chunk of logits takes about 16 MiB in fp32
   bool verify_recompute = false;  // compare every recompute with its first forward, bit for bit
 };
 
@@ -31,9 +31,9 @@ struct RowValues {
 };
 
 struct WalkResult {
-  double loss = 0;        // summed over blocks; its denominators are in the batch's weights
-  WeightedSums metrics;   // the loss's
-  RowValues values;       // of every row
+  double loss = 0;       // summed over blocks; its denominators are in the batch's weights
+  WeightedSums metrics;  // the loss's
+  RowValues values;      // of every row
 };
 
 class Executor {

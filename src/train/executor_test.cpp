@@ -102,7 +102,8 @@ std::unique_ptr<Loss> full_loss() {
 // the terms that cancel: below 1e-12 of the largest parameter's gradient, that one is the scale.
 double gradient_error(Model& model, FlatResult& flat) {
   double largest = 0;
-  for (const auto& [name, gradient] : flat.gradients) largest = std::max(largest, gradient.norm().item<double>());
+  for (const auto& [name, gradient] : flat.gradients)
+    largest = std::max(largest, gradient.norm().item<double>());
   double worst = 0;
   for (Parameter* parameter : model.parameters())
     for (const auto& part : parameter->parts) {
@@ -115,7 +116,8 @@ double gradient_error(Model& model, FlatResult& flat) {
   return worst;
 }
 
-void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Plan& plan, const Loss& loss, const std::string& what) {
+void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Plan& plan, const Loss& loss,
+                  const std::string& what) {
   model.allocate_gradients();
   model.zero_gradients();
   Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true});
@@ -131,7 +133,9 @@ void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Pl
 // Models this small run faster on one thread.
 const bool one_thread = (at::set_num_threads(1), true);
 
-int64_t num_trees() { return std::getenv("BOUGH_SLOW") ? 3000 : 300; }
+int64_t num_trees() {
+  return std::getenv("BOUGH_SLOW") ? 3000 : 300;
+}
 
 TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
   const auto loss = full_loss();
@@ -141,7 +145,8 @@ TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
     auto model = random_model(seed, at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, *loss);
     std::mt19937_64 random(seed);
-    const int64_t limits[] = {1 + static_cast<int64_t>(random() % 8), 1 + static_cast<int64_t>(random() % max_tokens), 4096};
+    const int64_t limits[] = {1 + static_cast<int64_t>(random() % 8),
+                              1 + static_cast<int64_t>(random() % max_tokens), 4096};
     for (const char* strategy : {"dense", "path"})
       for (const int64_t limit : limits) {
         if (limit < 4 && max_tokens > 500) continue;
@@ -232,7 +237,8 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
     auto model = random_model(seed, at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, loss);
     for (const char* strategy : {"dense", "path"})
-      expect_exact(*model, flat, *r, make_plan(strategy, r->batch.sequences, 16), loss, str(strategy, " seed ", seed));
+      expect_exact(*model, flat, *r, make_plan(strategy, r->batch.sequences, 16), loss,
+                   str(strategy, " seed ", seed));
   }
 }
 
@@ -247,7 +253,8 @@ TEST(Executor, Fp32IsCloseToFp64) {
     for (const char* strategy : {"dense", "path"}) {
       model->allocate_gradients();
       model->zero_gradients();
-      Executor(*model, {.verify_recompute = true}).forward_backward(make_plan(strategy, r->batch.sequences, 32), r->batch, *loss);
+      Executor(*model, {.verify_recompute = true})
+          .forward_backward(make_plan(strategy, r->batch.sequences, 32), r->batch, *loss);
       EXPECT_LE(gradient_error(*model, flat), 1e-5) << strategy << " seed " << seed;
     }
   }
@@ -263,9 +270,11 @@ TEST(Executor, NoTrainedTokenMeansNoLossAndNoGradient) {
   LossSettings settings;
   settings.loss = "pg";
   auto model = random_model(1, at::kDouble);
-  const auto result = Executor(*model).forward_backward(plan_path(r.batch.sequences, 8), r.batch, *make_loss(settings));
+  const auto result =
+      Executor(*model).forward_backward(plan_path(r.batch.sequences, 8), r.batch, *make_loss(settings));
   EXPECT_EQ(result.loss, 0);
-  for (Parameter* parameter : model->parameters()) EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);
+  for (Parameter* parameter : model->parameters())
+    EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);
 }
 
 }  // namespace

@@ -15,9 +15,9 @@ namespace bough {
 
 struct FlatResult {
   double loss = 0;
-  at::Tensor log_probs_R, entropies_R;                  // fp64
-  std::map<std::string, at::Tensor> gradients;          // by Hugging Face name, fp64
-  std::map<std::string, double> sequence_norms;         // sum over sequences of each one's gradient norm
+  at::Tensor log_probs_R, entropies_R;           // fp64
+  std::map<std::string, at::Tensor> gradients;   // by Hugging Face name, fp64
+  std::map<std::string, double> sequence_norms;  // sum over sequences of each one's gradient norm
 };
 
 class FlatReference {
@@ -82,7 +82,8 @@ class FlatReference {
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
       const int64_t begin = batch.row_offset[s], count = batch.row_offset[s + 1] - begin;
       if (count == 0) continue;
-      const auto [log_probs, entropies] = sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
+      const auto [log_probs, entropies] =
+          sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
       const auto& positions = batch.trained_positions[s];
       const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
       auto rows = slice(batch.fields, begin, count);
@@ -100,13 +101,17 @@ class FlatReference {
         result.sequence_norms[name] += w.grad().norm().item<double>();
       }
     }
-    if (!log_probs_R.empty()) result.log_probs_R = at::cat(log_probs_R), result.entropies_R = at::cat(entropies_R);
+    if (!log_probs_R.empty())
+      result.log_probs_R = at::cat(log_probs_R), result.entropies_R = at::cat(entropies_R);
     return result;
   }
 
  private:
   static LossRows slice(const LossRows& all, int64_t begin, int64_t count) {
-    const auto pick = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, begin, count).to(x.is_floating_point() ? at::kDouble : x.scalar_type()) : x; };
+    const auto pick = [&](const at::Tensor& x) {
+      return x.defined() ? x.narrow(0, begin, count).to(x.is_floating_point() ? at::kDouble : x.scalar_type())
+                         : x;
+    };
     LossRows rows;
     rows.advantages_R = pick(all.advantages_R);
     rows.behaviour_log_probs_R = pick(all.behaviour_log_probs_R);

@@ -17,7 +17,9 @@ at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64
 
 // The rows of a batch's fields that a chunk needs.
 LossRows select_rows(const LossRows& all, const at::Tensor& index) {
-  const auto pick = [&](const at::Tensor& field) { return field.defined() ? field.index_select(0, index) : field; };
+  const auto pick = [&](const at::Tensor& field) {
+    return field.defined() ? field.index_select(0, index) : field;
+  };
   LossRows rows;
   rows.advantages_R = pick(all.advantages_R);
   rows.behaviour_log_probs_R = pick(all.behaviour_log_probs_R);
@@ -31,10 +33,12 @@ LossRows select_rows(const LossRows& all, const at::Tensor& index) {
 }
 }  // namespace
 
-int64_t head_chunk_rows(int64_t vocab_size) { return std::max<int64_t>(64, (int64_t{4} << 20) / vocab_size); }
+int64_t head_chunk_rows(int64_t vocab_size) {
+  return std::max<int64_t>(64, (int64_t{4} << 20) / vocab_size);
+}
 
-Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
-           WalkResult* result)
+Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
+           int64_t chunk_rows, WalkResult* result)
     : model_(model), batch_(batch), loss_(loss), seeds_(seeds), chunk_rows_(chunk_rows), result_(result) {
   if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size);
 }
@@ -44,7 +48,8 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
   const auto& weight = model_.head();
   const auto acc = accumulator_type(model_.dtype());
   const bool backward = loss_ || seeds_;
-  at::Tensor d_source_SD = backward ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
+  at::Tensor d_source_SD =
+      backward ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
   for (int64_t begin = 0; begin < rows.num_rows(); begin += chunk_rows_) {
     const int64_t end = std::min(rows.num_rows(), begin + chunk_rows_);
     const auto sources = index_tensor(rows.sources, begin, end).to(source_SD.device());
@@ -69,7 +74,8 @@ Seeds Head::chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const
   const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
   std::vector<int64_t> row_of;  // head row, within the chunk, of each loss row
   row_of.reserve(loss_end - loss_begin);
-  for (int64_t r = begin; r < end; ++r) row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
+  for (int64_t r = begin; r < end; ++r)
+    row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
   const auto head_rows = index_tensor(row_of, 0, static_cast<int64_t>(row_of.size()));
   const auto loss_rows = index_tensor(rows.loss_rows, loss_begin, loss_end);
   auto log_probs_R = log_probs.index_select(0, head_rows);
@@ -88,8 +94,9 @@ Seeds Head::chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const
     fields.log_probs_R = log_probs_R.requires_grad_(true);
     fields.entropies_R = entropies_R.requires_grad_(true);
     const auto out = (*loss_)(fields);
-    const auto gradients = torch::autograd::grad({out.loss}, {fields.log_probs_R, fields.entropies_R}, {}, std::nullopt, false,
-                                                 /*allow_unused=*/true);
+    const auto gradients =
+        torch::autograd::grad({out.loss}, {fields.log_probs_R, fields.entropies_R}, {}, std::nullopt, false,
+                              /*allow_unused=*/true);
     d_log_probs_R = gradients[0];
     d_entropies_R = gradients[1];
     result_->loss += out.loss.item<double>();

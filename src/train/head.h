@@ -30,7 +30,8 @@ class Head {
   at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD);
 
  private:
-  Seeds chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const at::Tensor& log_probs, const at::Tensor& entropies);
+  Seeds chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const at::Tensor& log_probs,
+                    const at::Tensor& entropies);
 
   const Model& model_;
   const TrainBatch& batch_;

@@ -17,19 +17,30 @@ namespace bough {
 
 class KvStack {
  public:
-  KvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device, bool with_gradients);
+  KvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device,
+          bool with_gradients);
 
   int64_t num_rows() const { return static_cast<int64_t>(tokens_.size()); }
-  const std::vector<int32_t>& tokens() const { return tokens_; }  // tree tokens of the rows, one path from the root
+  const std::vector<int32_t>& tokens() const {
+    return tokens_;
+  }  // tree tokens of the rows, one path from the root
 
   // Reserves rows for these tokens on top and zeroes their gradients.
   void push(int32_t first_token, int32_t end_token);
   void pop(int64_t num_rows);
 
-  at::Tensor k(int64_t layer, int64_t begin, int64_t count) const { return k_[layer].narrow(0, begin, count); }
-  at::Tensor v(int64_t layer, int64_t begin, int64_t count) const { return v_[layer].narrow(0, begin, count); }
-  at::Tensor d_k(int64_t layer, int64_t begin, int64_t count) const { return d_k_[layer].narrow(0, begin, count); }
-  at::Tensor d_v(int64_t layer, int64_t begin, int64_t count) const { return d_v_[layer].narrow(0, begin, count); }
+  at::Tensor k(int64_t layer, int64_t begin, int64_t count) const {
+    return k_[layer].narrow(0, begin, count);
+  }
+  at::Tensor v(int64_t layer, int64_t begin, int64_t count) const {
+    return v_[layer].narrow(0, begin, count);
+  }
+  at::Tensor d_k(int64_t layer, int64_t begin, int64_t count) const {
+    return d_k_[layer].narrow(0, begin, count);
+  }
+  at::Tensor d_v(int64_t layer, int64_t begin, int64_t count) const {
+    return d_v_[layer].narrow(0, begin, count);
+  }
 
  private:
   int64_t capacity_;

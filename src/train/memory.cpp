@@ -7,7 +7,8 @@
 
 namespace bough {
 
-MemoryEstimate estimate_memory(const ModelConfig& config, at::ScalarType dtype, const Simulation& simulation) {
+MemoryEstimate estimate_memory(const ModelConfig& config, at::ScalarType dtype,
+                               const Simulation& simulation) {
   const int64_t element = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t accumulator = static_cast<int64_t>(c10::elementSize(accumulator_type(dtype)));
   const int64_t width = config.hidden_size;

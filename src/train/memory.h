@@ -11,7 +11,7 @@
 namespace bough {
 
 struct MemoryEstimate {
-  int64_t stack = 0;        // keys and values of the deepest chain, and their gradients in the accumulator type
+  int64_t stack = 0;  // keys and values of the deepest chain, and their gradients in the accumulator type
   int64_t activations = 0;  // what autograd keeps of the largest pass
   int64_t temporaries = 0;  // gradients in flight, attention's tiles, one chunk of the head: an upper bound
   int64_t total() const { return stack + activations + temporaries; }

@@ -62,7 +62,8 @@ TEST(Memory, MeasuredPeakStaysBelowTheEstimateAndFallsWithThePassSize) {
       const int64_t rows = batch.num_rows() * 2 * 4 + std::min<int64_t>(limit, 512) * 8 * 64 * 4;
       const int64_t peak = cpu_peak_bytes() - before;
       EXPECT_LE(peak, estimate.total() + rows) << c10::toString(type) << " B " << limit;
-      EXPECT_GE(peak, estimate.stack + estimate.activations / 2) << "an estimate that says nothing, B " << limit;
+      EXPECT_GE(peak, estimate.stack + estimate.activations / 2)
+          << "an estimate that says nothing, B " << limit;
       EXPECT_LT(peak, larger_pass) << "B " << limit;
       larger_pass = peak;
     }

@@ -41,7 +41,8 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
   const auto has_rows = [&](int32_t t) { return by_token.begin[t + 1] > by_token.begin[t]; };
   const size_t num_blocks = planned.blocks.size();
   std::vector<int32_t> block_of(tree.num_tokens()), local(tree.num_tokens());
-  RowMap map{std::vector<BlockRows>(num_blocks), std::vector<std::vector<int64_t>>(num_blocks), std::vector<bool>(num_blocks)};
+  RowMap map{std::vector<BlockRows>(num_blocks), std::vector<std::vector<int64_t>>(num_blocks),
+             std::vector<bool>(num_blocks)};
   for (size_t b = 0; b < num_blocks; ++b) {
     int32_t index = 0;
     for (const auto& range : planned.blocks[b].ranges) {
@@ -78,7 +79,8 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
         } else {
           if (last_outside != p) rows.outside.push_back({block_of[p], exit_of[p]});
           last_outside = p;
-          rows.sources.push_back(planned.blocks[b].num_tokens + static_cast<int64_t>(rows.outside.size()) - 1);
+          rows.sources.push_back(planned.blocks[b].num_tokens + static_cast<int64_t>(rows.outside.size()) -
+                                 1);
         }
         rows.labels.push_back(tree.tokens[t]);
         rows.loss_rows.insert(rows.loss_rows.end(), by_token.rows.begin() + by_token.begin[t],

@@ -15,8 +15,8 @@ struct BlockRows {
     int32_t block;  // an interior block below
     int32_t exit;   // index into its exits
   };
-  std::vector<int64_t> labels;      // token ids
-  std::vector<int64_t> sources;     // < num_tokens: own; else num_tokens + index into `outside`
+  std::vector<int64_t> labels;   // token ids
+  std::vector<int64_t> sources;  // < num_tokens: own; else num_tokens + index into `outside`
   std::vector<Outside> outside;
   std::vector<int64_t> loss_begin;  // [rows + 1]: the loss rows of row r are loss_rows[loss_begin[r] ..]
   std::vector<int64_t> loss_rows;   // of the batch

@@ -11,28 +11,36 @@ namespace bough {
 namespace {
 using Pass = TreeContext::Pass;
 
-TreeAttentionInput make_input(const Pass& pass, int64_t layer, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  return {q, k, v, pass.stack->k(layer, 0, pass.stack_rows), pass.stack->v(layer, 0, pass.stack_rows), pass.end_local, pass.scale};
+TreeAttentionInput make_input(const Pass& pass, int64_t layer, const at::Tensor& q, const at::Tensor& k,
+                              const at::Tensor& v) {
+  return {q,
+          k,
+          v,
+          pass.stack->k(layer, 0, pass.stack_rows),
+          pass.stack->v(layer, 0, pass.stack_rows),
+          pass.end_local,
+          pass.scale};
 }
 
 void write_rows(const Pass& pass, int64_t layer, const at::Tensor& k, const at::Tensor& v) {
   auto k_rows = pass.stack->k(layer, pass.stack_rows, k.size(0));
   auto v_rows = pass.stack->v(layer, pass.stack_rows, v.size(0));
   if (pass.verify_recompute)
-    BOUGH_CHECK(at::equal(k_rows, k) && at::equal(v_rows, v), "a recompute differs from its first forward, layer ", layer,
-                ", stack row ", pass.stack_rows);
+    BOUGH_CHECK(at::equal(k_rows, k) && at::equal(v_rows, v),
+                "a recompute differs from its first forward, layer ", layer, ", stack row ", pass.stack_rows);
   k_rows.copy_(k);
   v_rows.copy_(v);
 }
 
 struct AttendFunction : torch::autograd::Function<AttendFunction> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const Pass* pass, int64_t layer) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const Pass* pass, int64_t layer) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto out = tree_attention_forward(make_input(*pass, layer, q, k, v));
     if (pass->interior) write_rows(*pass, layer, k, v);
     context->save_for_backward({q, k, v, out.o_TNH, out.lse_TN});
-    context->saved_data["pass"] = reinterpret_cast<int64_t>(pass);  // the executor keeps it until backward is done
+    context->saved_data["pass"] =
+        reinterpret_cast<int64_t>(pass);  // the executor keeps it until backward is done
     context->saved_data["layer"] = layer;
     context->set_materialize_grads(false);
     return {out.o_TNH, at::empty({0}, q.options())};
@@ -46,8 +54,9 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     TreeAttentionGradient d;
     // In the last layer of a pass without a loss of its own, only the anchor led here.
     if (d_outputs[0].defined())
-      d = tree_attention_backward(make_input(pass, layer, q, k, saved[2]), {saved[3], saved[4]}, d_outputs[0].contiguous(),
-                                  pass.stack->d_k(layer, 0, pass.stack_rows), pass.stack->d_v(layer, 0, pass.stack_rows));
+      d = tree_attention_backward(make_input(pass, layer, q, k, saved[2]), {saved[3], saved[4]},
+                                  d_outputs[0].contiguous(), pass.stack->d_k(layer, 0, pass.stack_rows),
+                                  pass.stack->d_v(layer, 0, pass.stack_rows));
     if (pass.interior) {
       const auto d_k = pass.stack->d_k(layer, pass.stack_rows, k.size(0));
       const auto d_v = pass.stack->d_v(layer, pass.stack_rows, k.size(0));
@@ -60,8 +69,10 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
 };
 }  // namespace
 
-at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH, const at::Tensor& v_TGH) {
-  const auto outputs = AttendFunction::apply(q_TNH.contiguous(), k_TGH.contiguous(), v_TGH.contiguous(), &pass_, layer);
+at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                               const at::Tensor& v_TGH) {
+  const auto outputs =
+      AttendFunction::apply(q_TNH.contiguous(), k_TGH.contiguous(), v_TGH.contiguous(), &pass_, layer);
   anchors_.push_back(outputs[1]);
   return outputs[0];
 }

@@ -17,16 +17,17 @@ class TreeContext : public AttentionContext {
  public:
   struct Pass {
     KvStack* stack;
-    int64_t stack_rows;       // P: keys and values below the pass
-    bool interior;            // writes its rows at [stack_rows, stack_rows + T)
-    bool verify_recompute;    // what is written must be what stands there, bit for bit
-    at::Tensor end_local;     // int32 [P + T]: kernels/tree_attention
+    int64_t stack_rows;     // P: keys and values below the pass
+    bool interior;          // writes its rows at [stack_rows, stack_rows + T)
+    bool verify_recompute;  // what is written must be what stands there, bit for bit
+    at::Tensor end_local;   // int32 [P + T]: kernels/tree_attention
     double scale;
   };
 
   explicit TreeContext(Pass pass) : pass_(std::move(pass)) {}
 
-  at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH, const at::Tensor& v_TGH) override;
+  at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH) override;
 
   // One empty tensor a layer, to be passed to backward as roots beside the hidden states.
   const std::vector<at::Tensor>& anchors() const { return anchors_; }

@@ -11,7 +11,8 @@ namespace {
 
 void check_pass_size(int64_t max_tokens_per_pass) {
   if (max_tokens_per_pass < 1)
-    throw UserError(str("max_tokens_per_mb: got ", max_tokens_per_pass, ", expected at least 1 token a pass"));
+    throw UserError(
+        str("max_tokens_per_mb: got ", max_tokens_per_pass, ", expected at least 1 token a pass"));
 }
 
 std::vector<int64_t> all_sequences(const PrefixTree& tree) {
@@ -23,7 +24,8 @@ std::vector<int64_t> all_sequences(const PrefixTree& tree) {
 // Appends blocks and steps in the order of a walk; keeps the chain of open interior blocks.
 class PlanBuilder {
  public:
-  PlanBuilder(PlannedTree& planned, int64_t max_tokens_per_pass) : planned_(planned), limit_(max_tokens_per_pass) {}
+  PlanBuilder(PlannedTree& planned, int64_t max_tokens_per_pass)
+      : planned_(planned), limit_(max_tokens_per_pass) {}
 
   int64_t stack_rows() const { return stack_rows_; }
   size_t num_open() const { return open_.size(); }
@@ -36,7 +38,7 @@ class PlanBuilder {
     for (int64_t i = 0; i < num_chunks; ++i) {
       const TokenRange range{static_cast<int32_t>(begin + count * i / num_chunks),
                              static_cast<int32_t>(begin + count * (i + 1) / num_chunks)};
-      is_leaf && i == num_chunks - 1 ? add_leaf({range}) : push({range});
+      is_leaf&& i == num_chunks - 1 ? add_leaf({range}) : push({range});
     }
   }
 
@@ -79,9 +81,9 @@ class PlanBuilder {
 // A stretch of the tree between branch points: tokens [begin, end), each but the last with exactly one child.
 struct Stretch {
   int32_t begin, end;
-  int32_t parent;                  // -1 below the virtual root
-  std::vector<int32_t> children;   // in the order they are visited
-  int64_t tail = 0;                // Algorithm 1: depth of the leaf visited last
+  int32_t parent;                 // -1 below the virtual root
+  std::vector<int32_t> children;  // in the order they are visited
+  int64_t tail = 0;               // Algorithm 1: depth of the leaf visited last
   bool is_leaf() const { return children.empty(); }
 };
 
@@ -93,8 +95,11 @@ std::vector<Stretch> make_stretches(const PrefixTree& tree, std::vector<int32_t>
   const int64_t count = tree.num_tokens();
   std::vector<int32_t> stretch_of_end(count, -1);
   for (int32_t t = 0; t < count;) {
-    int32_t end = t + 1;  // the next token continues the stretch iff it is the only child: its subtree is all there is
-    while (end < tree.subtree_end[t] && tree.parent[end] == end - 1 && tree.subtree_end[end] == tree.subtree_end[end - 1]) ++end;
+    int32_t end =
+        t + 1;  // the next token continues the stretch iff it is the only child: its subtree is all there is
+    while (end < tree.subtree_end[t] && tree.parent[end] == end - 1 &&
+           tree.subtree_end[end] == tree.subtree_end[end - 1])
+      ++end;
     const int32_t parent = tree.parent[t] < 0 ? -1 : stretch_of_end[tree.parent[t]];
     const int32_t index = static_cast<int32_t>(stretches.size());
     stretch_of_end[end - 1] = index;
@@ -165,14 +170,16 @@ Plan plan_path(const std::vector<TokenSpan>& sequences, int64_t max_tokens_per_p
     const auto& stretch = stretches[index];
     builder.close_to(num_open);
     builder.add_run(stretch.begin, stretch.end, stretch.is_leaf());
-    for (auto it = stretch.children.rbegin(); it != stretch.children.rend(); ++it) todo.push_back({*it, builder.num_open()});
+    for (auto it = stretch.children.rbegin(); it != stretch.children.rend(); ++it)
+      todo.push_back({*it, builder.num_open()});
   }
   builder.close_to(0);
   plan.trees.push_back(std::move(planned));
   return plan;
 }
 
-Plan make_plan(std::string_view strategy, const std::vector<TokenSpan>& sequences, int64_t max_tokens_per_pass) {
+Plan make_plan(std::string_view strategy, const std::vector<TokenSpan>& sequences,
+               int64_t max_tokens_per_pass) {
   if (strategy == "dense") return plan_dense(sequences, max_tokens_per_pass);
   if (strategy == "path") return plan_path(sequences, max_tokens_per_pass);
   throw UserError(str("tree_training_mode: got ", quoted(strategy), ", expected dense or path"));
@@ -187,22 +194,25 @@ void validate_tree(const PlannedTree& planned, int64_t max_tokens_per_pass) {
     const auto& block = planned.blocks[b];
     int64_t count = 0;
     int32_t previous_end = -1;
-    BOUGH_CHECK(!block.interior || block.ranges.size() == 1, "interior block ", b, " has ", block.ranges.size(), " ranges");
+    BOUGH_CHECK(!block.interior || block.ranges.size() == 1, "interior block ", b, " has ",
+                block.ranges.size(), " ranges");
     for (const auto& range : block.ranges) {
-      BOUGH_CHECK(range.begin >= previous_end && range.begin < range.end && range.end <= tree.num_tokens(), "block ", b, " range ",
-                  range.begin, " to ", range.end);
+      BOUGH_CHECK(range.begin >= previous_end && range.begin < range.end && range.end <= tree.num_tokens(),
+                  "block ", b, " range ", range.begin, " to ", range.end);
       previous_end = range.end;
       for (int32_t t = range.begin; t < range.end; ++t) {
         BOUGH_CHECK(block_of[t] < 0, "token ", t, " lies in blocks ", block_of[t], " and ", b);
-        BOUGH_CHECK(!block.interior || t == range.begin || tree.parent[t] == t - 1, "interior block ", b, " branches at token ", t);
+        BOUGH_CHECK(!block.interior || t == range.begin || tree.parent[t] == t - 1, "interior block ", b,
+                    " branches at token ", t);
         block_of[t] = static_cast<int32_t>(b);
         ++count;
       }
     }
-    BOUGH_CHECK(count == block.num_tokens && count <= max_tokens_per_pass, "block ", b, " has ", count, " tokens, says ",
-                block.num_tokens, ", limit ", max_tokens_per_pass);
+    BOUGH_CHECK(count == block.num_tokens && count <= max_tokens_per_pass, "block ", b, " has ", count,
+                " tokens, says ", block.num_tokens, ", limit ", max_tokens_per_pass);
   }
-  for (int64_t t = 0; t < tree.num_tokens(); ++t) BOUGH_CHECK(block_of[t] >= 0, "token ", t, " lies in no block");
+  for (int64_t t = 0; t < tree.num_tokens(); ++t)
+    BOUGH_CHECK(block_of[t] >= 0, "token ", t, " lies in no block");
 
   std::vector<int32_t> open;
   std::vector<int32_t> on_stack;  // tokens
@@ -210,34 +220,40 @@ void validate_tree(const PlannedTree& planned, int64_t max_tokens_per_pass) {
   for (const auto& step : planned.steps) {
     const auto& block = planned.blocks[step.block];
     if (step.kind == Step::Kind::kBackward) {
-      BOUGH_CHECK(!open.empty() && open.back() == step.block, "block ", step.block, " is closed out of order");
+      BOUGH_CHECK(!open.empty() && open.back() == step.block, "block ", step.block,
+                  " is closed out of order");
       open.pop_back();
       on_stack.resize(on_stack.size() - block.num_tokens);
       done[step.block] = true;
       continue;
     }
-    BOUGH_CHECK(!done[step.block] && block.interior == (step.kind == Step::Kind::kForward), "block ", step.block, " runs again, or as another kind");
-    BOUGH_CHECK(block.above == (open.empty() ? -1 : open.back()) && block.stack_rows == static_cast<int64_t>(on_stack.size()),
-                "block ", step.block, " expects ", block.stack_rows, " rows below it, the stack has ", on_stack.size());
+    BOUGH_CHECK(!done[step.block] && block.interior == (step.kind == Step::Kind::kForward), "block ",
+                step.block, " runs again, or as another kind");
+    BOUGH_CHECK(block.above == (open.empty() ? -1 : open.back()) &&
+                    block.stack_rows == static_cast<int64_t>(on_stack.size()),
+                "block ", step.block, " expects ", block.stack_rows, " rows below it, the stack has ",
+                on_stack.size());
     for (const auto& range : block.ranges)
       for (int32_t t = range.begin; t < range.end; ++t) {
         const int32_t p = tree.parent[t];
         if (p < 0 || block_of[p] == step.block) continue;
         // A path's depth is its row: the stack is one path from the root.
-        BOUGH_CHECK(tree.depth[p] < static_cast<int32_t>(on_stack.size()) && on_stack[tree.depth[p]] == p, "token ", t,
-                    " of block ", step.block, " hangs off token ", p, ", which is not on the stack");
+        BOUGH_CHECK(tree.depth[p] < static_cast<int32_t>(on_stack.size()) && on_stack[tree.depth[p]] == p,
+                    "token ", t, " of block ", step.block, " hangs off token ", p,
+                    ", which is not on the stack");
       }
     if (step.kind == Step::Kind::kForwardBackward) {
       done[step.block] = true;
       continue;
     }
     const auto& range = block.ranges[0];
-    BOUGH_CHECK(tree.depth[range.begin] == static_cast<int32_t>(on_stack.size()), "interior block ", step.block, " begins at depth ",
-                tree.depth[range.begin], ", the stack has ", on_stack.size(), " rows");
+    BOUGH_CHECK(tree.depth[range.begin] == static_cast<int32_t>(on_stack.size()), "interior block ",
+                step.block, " begins at depth ", tree.depth[range.begin], ", the stack has ", on_stack.size(),
+                " rows");
     open.push_back(step.block);
     for (int32_t t = range.begin; t < range.end; ++t) on_stack.push_back(t);
-    BOUGH_CHECK(static_cast<int64_t>(on_stack.size()) <= planned.stack_capacity, "stack of ", on_stack.size(), " rows, capacity ",
-                planned.stack_capacity);
+    BOUGH_CHECK(static_cast<int64_t>(on_stack.size()) <= planned.stack_capacity, "stack of ", on_stack.size(),
+                " rows, capacity ", planned.stack_capacity);
   }
   BOUGH_CHECK(open.empty(), open.size(), " blocks are never closed");
   BOUGH_CHECK(std::all_of(done.begin(), done.end(), [](bool d) { return d; }), "a block never runs backward");
@@ -256,7 +272,8 @@ void validate(const Plan& plan, const std::vector<TokenSpan>& sequences) {
     planned.tree.check_integrity(own);
     validate_tree(planned, plan.max_tokens_per_pass);
   }
-  for (size_t s = 0; s < ends.size(); ++s) BOUGH_CHECK(ends[s] == 1, "sequence ", s, " ends in ", ends[s], " trees");
+  for (size_t s = 0; s < ends.size(); ++s)
+    BOUGH_CHECK(ends[s] == 1, "sequence ", s, " ends in ", ends[s], " trees");
 }
 
 Simulation simulate(const Plan& plan) {
@@ -266,7 +283,8 @@ Simulation simulate(const Plan& plan) {
     for (const auto& step : planned.steps) {
       const auto& block = planned.blocks[step.block];
       ++result.num_passes;
-      (step.kind == Step::Kind::kBackward ? result.tokens_recomputed : result.tokens_forwarded) += block.num_tokens;
+      (step.kind == Step::Kind::kBackward ? result.tokens_recomputed : result.tokens_forwarded) +=
+          block.num_tokens;
       result.peak_pass_tokens = std::max(result.peak_pass_tokens, block.num_tokens);
     }
   }

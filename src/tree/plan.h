@@ -23,9 +23,9 @@ struct TokenRange {
 
 struct Block {
   bool interior = false;
-  int32_t above = -1;               // the interior block whose rows end where this one's keys begin; -1 at the bottom
-  int64_t stack_rows = 0;           // P: rows of the stack below this block
-  std::vector<TokenRange> ranges;   // its tokens, in pre-order; an interior block has one range
+  int32_t above = -1;      // the interior block whose rows end where this one's keys begin; -1 at the bottom
+  int64_t stack_rows = 0;  // P: rows of the stack below this block
+  std::vector<TokenRange> ranges;  // its tokens, in pre-order; an interior block has one range
   int64_t num_tokens = 0;
 };
 
@@ -41,10 +41,10 @@ struct Step {
 
 struct PlannedTree {
   PrefixTree tree;
-  std::vector<int64_t> sequences;   // the batch's index of each of the tree's sequences
+  std::vector<int64_t> sequences;  // the batch's index of each of the tree's sequences
   std::vector<Block> blocks;
   std::vector<Step> steps;
-  int64_t stack_capacity = 0;       // rows of the deepest chain of interior blocks
+  int64_t stack_capacity = 0;  // rows of the deepest chain of interior blocks
 };
 
 struct Plan {
@@ -63,7 +63,8 @@ Plan plan_dense(const std::vector<TokenSpan>& sequences, int64_t max_tokens_per_
 Plan plan_path(const std::vector<TokenSpan>& sequences, int64_t max_tokens_per_pass);
 
 // By name: dense | path. UserError for another one.
-Plan make_plan(std::string_view strategy, const std::vector<TokenSpan>& sequences, int64_t max_tokens_per_pass);
+Plan make_plan(std::string_view strategy, const std::vector<TokenSpan>& sequences,
+               int64_t max_tokens_per_pass);
 
 // Throws InternalError unless each sequence ends in exactly one tree and is spelled there, each token lies in one
 // block of at most B tokens, and the steps forward each block before it is read and backpropagate it once.
@@ -71,11 +72,11 @@ void validate(const Plan& plan, const std::vector<TokenSpan>& sequences);
 
 // What a plan would do, without a model.
 struct Simulation {
-  int64_t num_passes = 0;             // forward and backward of a leaf counted as one, an interior block as two
-  int64_t tokens_forwarded = 0;       // first forwards
+  int64_t num_passes = 0;        // forward and backward of a leaf counted as one, an interior block as two
+  int64_t tokens_forwarded = 0;  // first forwards
   int64_t tokens_recomputed = 0;
-  int64_t peak_stack_tokens = 0;      // keys and values held
-  int64_t peak_pass_tokens = 0;       // activations held
+  int64_t peak_stack_tokens = 0;  // keys and values held
+  int64_t peak_pass_tokens = 0;   // activations held
 };
 Simulation simulate(const Plan& plan);
 

@@ -78,14 +78,14 @@ struct Node {
   int32_t source;
   int64_t begin, end;
   int32_t parent;
-  int64_t weight = 0;          // tokens of its subtree
-  int32_t num_sequences = 0;   // through it
-  int64_t first_token = 0;     // in pre-order
+  int64_t weight = 0;         // tokens of its subtree
+  int32_t num_sequences = 0;  // through it
+  int64_t first_token = 0;    // in pre-order
 };
 
 struct CompressedTrie {
-  std::vector<Node> nodes;               // a parent may stand after its children (a node is split from above)
-  std::vector<int32_t> end_node;         // of each sequence; -1 for an empty one
+  std::vector<Node> nodes;        // a parent may stand after its children (a node is split from above)
+  std::vector<int32_t> end_node;  // of each sequence; -1 for an empty one
 };
 
 CompressedTrie build_trie(const std::vector<TokenSpan>& sequences, const LcpSorter& sorted) {
@@ -102,7 +102,8 @@ CompressedTrie build_trie(const std::vector<TokenSpan>& sequences, const LcpSort
       // the old one as its end keeps it as the lower part.
       const int32_t lower = path.back();
       const int32_t upper = static_cast<int32_t>(trie.nodes.size());
-      trie.nodes.push_back({trie.nodes[lower].source, trie.nodes[lower].begin, shared, trie.nodes[lower].parent});
+      trie.nodes.push_back(
+          {trie.nodes[lower].source, trie.nodes[lower].begin, shared, trie.nodes[lower].parent});
       trie.nodes[lower].begin = shared;
       trie.nodes[lower].parent = upper;
       path.back() = upper;
@@ -161,7 +162,8 @@ std::vector<int32_t> preorder(CompressedTrie& trie, bool heaviest_first) {
   if (!heaviest_first) return walk;
   for (int32_t n = -1; n < count; ++n) {
     const auto list = children(n);
-    std::stable_sort(list.begin(), list.end(), [&](int32_t a, int32_t b) { return nodes[a].weight > nodes[b].weight; });
+    std::stable_sort(list.begin(), list.end(),
+                     [&](int32_t a, int32_t b) { return nodes[a].weight > nodes[b].weight; });
   }
   walk.clear();
   open.assign(children(-1).rbegin(), children(-1).rend());
@@ -192,12 +194,15 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
   tree.subtree_end.resize(total);
   tree.num_sequences.resize(total);
   tree.chain_begin.resize(total);
-  const auto last_token = [&](int32_t n) { return static_cast<int32_t>(nodes[n].first_token + nodes[n].end - nodes[n].begin - 1); };
+  const auto last_token = [&](int32_t n) {
+    return static_cast<int32_t>(nodes[n].first_token + nodes[n].end - nodes[n].begin - 1);
+  };
   for (const int32_t n : walk) {
     const auto& node = nodes[n];
     const int32_t begin = static_cast<int32_t>(node.first_token);
     const int32_t length = static_cast<int32_t>(node.end - node.begin);
-    std::memcpy(tree.tokens.data() + begin, sequences[node.source].data() + node.begin, length * sizeof(int32_t));
+    std::memcpy(tree.tokens.data() + begin, sequences[node.source].data() + node.begin,
+                length * sizeof(int32_t));
     const int32_t above = node.parent < 0 ? -1 : last_token(node.parent);
     const int32_t chain = above >= 0 && above == begin - 1 ? tree.chain_begin[above] : begin;
     for (int32_t i = 0; i < length; ++i) {
@@ -244,19 +249,23 @@ void PrefixTree::check_integrity(const std::vector<TokenSpan>& sequences) const 
     const int32_t p = parent[t];
     BOUGH_CHECK(p < t && p >= -1, "token ", t, " has parent ", p);
     BOUGH_CHECK(depth[t] == (p < 0 ? 0 : depth[p] + 1), "token ", t, " at depth ", depth[t]);
-    BOUGH_CHECK(subtree_end[t] > t && subtree_end[t] <= (p < 0 ? count : subtree_end[p]), "token ", t, " ends at ", subtree_end[t]);
-    BOUGH_CHECK(num_sequences[t] >= 1 && (p < 0 || num_sequences[t] <= num_sequences[p]), "token ", t, " has ", num_sequences[t],
-                " sequences");
-    BOUGH_CHECK(chain_begin[t] == (p >= 0 && p == t - 1 ? chain_begin[p] : t), "token ", t, " in chain ", chain_begin[t]);
+    BOUGH_CHECK(subtree_end[t] > t && subtree_end[t] <= (p < 0 ? count : subtree_end[p]), "token ", t,
+                " ends at ", subtree_end[t]);
+    BOUGH_CHECK(num_sequences[t] >= 1 && (p < 0 || num_sequences[t] <= num_sequences[p]), "token ", t,
+                " has ", num_sequences[t], " sequences");
+    BOUGH_CHECK(chain_begin[t] == (p >= 0 && p == t - 1 ? chain_begin[p] : t), "token ", t, " in chain ",
+                chain_begin[t]);
   }
-  BOUGH_CHECK(sequences.size() == sequence_end.size(), "sequences ", sequences.size(), ", ends ", sequence_end.size());
+  BOUGH_CHECK(sequences.size() == sequence_end.size(), "sequences ", sequences.size(), ", ends ",
+              sequence_end.size());
   for (size_t s = 0; s < sequences.size(); ++s) {
     const auto tokens_of_path = path(s);
-    BOUGH_CHECK(tokens_of_path.size() == sequences[s].size(), "sequence ", s, " of ", sequences[s].size(), " tokens has a path of ",
-                tokens_of_path.size());
+    BOUGH_CHECK(tokens_of_path.size() == sequences[s].size(), "sequence ", s, " of ", sequences[s].size(),
+                " tokens has a path of ", tokens_of_path.size());
     for (size_t i = 0; i < tokens_of_path.size(); ++i)
-      BOUGH_CHECK(tokens[tokens_of_path[i]] == sequences[s][i] && depth[tokens_of_path[i]] == static_cast<int32_t>(i), "sequence ", s,
-                  " position ", i);
+      BOUGH_CHECK(
+          tokens[tokens_of_path[i]] == sequences[s][i] && depth[tokens_of_path[i]] == static_cast<int32_t>(i),
+          "sequence ", s, " position ", i);
   }
 }
 
@@ -296,12 +305,14 @@ double work_ratio(const PrefixTree& tree, const std::vector<uint8_t>& trained, c
     const auto path = tree.path(s);
     for (size_t i = 0; i < path.size(); ++i) {
       const bool row = i > 0 && trained[tree.sequence_offset[s] + i];
-      flat += work.flops_per_token + work.flops_per_pair * static_cast<double>(i + 1) + (row ? work.flops_per_head_row : 0);
+      flat += work.flops_per_token + work.flops_per_pair * static_cast<double>(i + 1) +
+              (row ? work.flops_per_head_row : 0);
       if (row) trained_in_tree[path[i]] = 1;
     }
   }
   for (int64_t t = 0; t < tree.num_tokens(); ++t)
-    shared += work.flops_per_token + work.flops_per_pair * (tree.depth[t] + 1.0) + (trained_in_tree[t] ? work.flops_per_head_row : 0);
+    shared += work.flops_per_token + work.flops_per_pair * (tree.depth[t] + 1.0) +
+              (trained_in_tree[t] ? work.flops_per_head_row : 0);
   return shared > 0 ? flat / shared : 1;
 }
 

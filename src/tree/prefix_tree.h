@@ -20,20 +20,21 @@ using TokenSpan = std::span<const int32_t>;
 
 struct PrefixTree {
   // Per token, in pre-order; T = num_tokens().
-  std::vector<int32_t> tokens;         // token ids
-  std::vector<int32_t> parent;         // -1 below the virtual root
-  std::vector<int32_t> depth;          // = position id; 0 below the virtual root
+  std::vector<int32_t> tokens;  // token ids
+  std::vector<int32_t> parent;  // -1 below the virtual root
+  std::vector<int32_t> depth;   // = position id; 0 below the virtual root
   std::vector<int32_t> subtree_end;
   std::vector<int32_t> num_sequences;  // sequences that run through the token
-  std::vector<int32_t> chain_begin;    // first token of the run of consecutive numbers, each the parent of the next,
-                                       // that the token lies in
+  std::vector<int32_t>
+      chain_begin;  // first token of the run of consecutive numbers, each the parent of the next,
+                    // that the token lies in
   // Per sequence of the batch, in its order.
   std::vector<int32_t> sequence_end;     // the sequence's last token; -1 for an empty one
   std::vector<int64_t> sequence_offset;  // [S + 1]: where the sequence starts in the flat batch
 
-  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }        // T
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }                 // T
   int64_t num_sequences_total() const { return static_cast<int64_t>(sequence_end.size()); }  // S
-  int64_t num_flat_tokens() const { return sequence_offset.back(); }                // N
+  int64_t num_flat_tokens() const { return sequence_offset.back(); }                         // N
 
   // The token of each position of sequence s, in order.
   std::vector<int32_t> path(int64_t sequence) const;
@@ -51,17 +52,17 @@ PrefixTree build_flat_forest(const std::vector<TokenSpan>& sequences);
 
 struct TreeStatistics {
   int64_t num_sequences = 0;
-  int64_t num_flat_tokens = 0;          // N
-  int64_t num_tree_tokens = 0;          // T
-  double compression = 1;               // C = N / T
-  double space_saving = 0;              // 1 - 1/C
-  double attention_compression = 1;     // visible pairs of the flat batch over those of the tree
-  double tree_token_ratio = 1;          // T / N (AReaL's name)
-  double potential_overlap_ratio = 0;   // POR = 1 - T / N (Tree Training, section 2.1)
-  int64_t longest_path = 0;             // tokens
+  int64_t num_flat_tokens = 0;         // N
+  int64_t num_tree_tokens = 0;         // T
+  double compression = 1;              // C = N / T
+  double space_saving = 0;             // 1 - 1/C
+  double attention_compression = 1;    // visible pairs of the flat batch over those of the tree
+  double tree_token_ratio = 1;         // T / N (AReaL's name)
+  double potential_overlap_ratio = 0;  // POR = 1 - T / N (Tree Training, section 2.1)
+  int64_t longest_path = 0;            // tokens
   int64_t num_leaves = 0;
-  int64_t num_branch_points = 0;        // tokens with two or more children
-  double mean_depth = 0;                // of a tree token
+  int64_t num_branch_points = 0;  // tokens with two or more children
+  double mean_depth = 0;          // of a tree token
 };
 TreeStatistics compute_statistics(const PrefixTree& tree);
 

@@ -10,7 +10,8 @@ namespace bough {
 namespace {
 
 TEST(PrefixTree, SmallExampleIsNumberedInPreorderHeaviestFirst) {
-  const std::vector<std::vector<int32_t>> sequences = {{1, 2, 3}, {1, 2, 4, 5, 6}, {1, 2}, {7}, {}, {1, 2, 3}};
+  const std::vector<std::vector<int32_t>> sequences = {{1, 2, 3}, {1, 2, 4, 5, 6}, {1, 2}, {7},
+                                                       {},        {1, 2, 3}};
   const auto spans = as_spans(sequences);
   const auto tree = build_prefix_tree(spans);
   tree.check_integrity(spans);

@@ -16,7 +16,8 @@ inline std::vector<TokenSpan> as_spans(const std::vector<std::vector<int32_t>>& 
 
 // At most `max_tokens` distinct tokens of a vocabulary of `vocab`: sequences fork older ones at random positions;
 // some are empty, some equal, some prefixes of others, some share nothing.
-inline std::vector<std::vector<int32_t>> random_sequences(uint64_t seed, int64_t max_tokens, int32_t vocab = 50) {
+inline std::vector<std::vector<int32_t>> random_sequences(uint64_t seed, int64_t max_tokens,
+                                                          int32_t vocab = 50) {
   std::mt19937_64 random(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
   const int64_t longest_piece = 1 + below(std::max<int64_t>(1, max_tokens / 3));

@@ -13,9 +13,9 @@
 namespace bough {
 
 namespace {
-constexpr size_t kAlignment = 64;         // a cache line, and the widest vector
-constexpr size_t kHeader = 64;            // before each block; keeps the alignment
-constexpr size_t kSmallest = 64 << 10;    // below it malloc does not map pages anew
+constexpr size_t kAlignment = 64;       // a cache line, and the widest vector
+constexpr size_t kHeader = 64;          // before each block; keeps the alignment
+constexpr size_t kSmallest = 64 << 10;  // below it malloc does not map pages anew
 constexpr int kClassesPerDoubling = 8;
 
 struct Header {
@@ -32,7 +32,8 @@ size_t class_capacity(size_t bytes) {
 
 size_t class_index(size_t capacity) {
   const size_t doubling = std::bit_width(capacity) - 1;
-  return doubling * kClassesPerDoubling + (capacity - std::bit_floor(capacity)) / (std::bit_floor(capacity) / kClassesPerDoubling);
+  return doubling * kClassesPerDoubling +
+         (capacity - std::bit_floor(capacity)) / (std::bit_floor(capacity) / kClassesPerDoubling);
 }
 
 class KeepingAllocator final : public c10::Allocator {
@@ -42,7 +43,9 @@ class KeepingAllocator final : public c10::Allocator {
     return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
-  void copy_data(void* target, const void* source, size_t count) const override { std::memcpy(target, source, count); }
+  void copy_data(void* target, const void* source, size_t count) const override {
+    std::memcpy(target, source, count);
+  }
 
   int64_t allocated() {
     std::lock_guard lock(mutex_);
@@ -123,10 +126,20 @@ class KeepingAllocator final : public c10::Allocator {
 };
 }  // namespace
 
-void install_cpu_allocator() { c10::SetCPUAllocator(&KeepingAllocator::instance(), /*priority=*/100); }
-int64_t cpu_allocated_bytes() { return KeepingAllocator::instance().allocated(); }
-int64_t cpu_peak_bytes() { return KeepingAllocator::instance().peak(); }
-void reset_cpu_peak_bytes() { KeepingAllocator::instance().reset_peak(); }
-void release_kept_cpu_blocks() { KeepingAllocator::instance().release(); }
+void install_cpu_allocator() {
+  c10::SetCPUAllocator(&KeepingAllocator::instance(), /*priority=*/100);
+}
+int64_t cpu_allocated_bytes() {
+  return KeepingAllocator::instance().allocated();
+}
+int64_t cpu_peak_bytes() {
+  return KeepingAllocator::instance().peak();
+}
+void reset_cpu_peak_bytes() {
+  KeepingAllocator::instance().reset_peak();
+}
+void release_kept_cpu_blocks() {
+  KeepingAllocator::instance().release();
+}
 
 }  // namespace bough

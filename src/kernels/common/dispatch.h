@@ -35,6 +35,8 @@ void dispatch_float_types(at::ScalarType type, const char* op, Function&& functi
 }
 
 // Rows a thread should at least have: below it a thread's start costs more than its work.
-inline int64_t grain(int64_t elements_per_row) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, elements_per_row)); }
+inline int64_t grain(int64_t elements_per_row) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, elements_per_row));
+}
 
 }  // namespace bough

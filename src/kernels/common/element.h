@@ -20,8 +20,12 @@ struct Accumulator<double> {
 template <class T>
 using Acc = typename Accumulator<T>::type;
 
-static inline float load(const float* p) { return *p; }
-static inline double load(const double* p) { return *p; }
+static inline float load(const float* p) {
+  return *p;
+}
+static inline double load(const double* p) {
+  return *p;
+}
 static inline float load(const BFloat16Bits* p) {
   const uint32_t bits = static_cast<uint32_t>(p->bits) << 16;
   float value;
@@ -29,8 +33,12 @@ static inline float load(const BFloat16Bits* p) {
   return value;
 }
 
-static inline void store(float* p, float value) { *p = value; }
-static inline void store(double* p, double value) { *p = value; }
+static inline void store(float* p, float value) {
+  *p = value;
+}
+static inline void store(double* p, double value) {
+  *p = value;
+}
 static inline void store(BFloat16Bits* p, float value) {  // round to nearest even; NaN stays NaN
   uint32_t bits;
   std::memcpy(&bits, &value, 4);

@@ -13,6 +13,10 @@ BOUGH_SIMD double exp(double) noexcept(true);
 }
 
 namespace bough::BOUGH_ISA {
-static inline float vector_exp(float x) { return ::expf(x); }
-static inline double vector_exp(double x) { return ::exp(x); }
+static inline float vector_exp(float x) {
+  return ::expf(x);
+}
+static inline double vector_exp(double x) {
+  return ::exp(x);
+}
 }  // namespace bough::BOUGH_ISA

@@ -12,7 +12,8 @@ Isa detect() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
     isa = Isa::kAvx2;
   if (isa == Isa::kAvx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd"))
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512cd"))
     isa = Isa::kAvx512;
   const char* limit = std::getenv("BOUGH_MAX_ISA");
   if (limit && !std::strcmp(limit, "baseline")) return Isa::kBaseline;

@@ -17,22 +17,22 @@ Isa best_isa();
 
 }  // namespace bough
 
-#define BOUGH_ISA_DECLARE(...)      \
-  namespace bough::baseline {          \
-  __VA_ARGS__;                         \
-  }                                    \
-  namespace bough::avx2 {              \
-  __VA_ARGS__;                         \
-  }                                    \
-  namespace bough::avx512 {            \
-  __VA_ARGS__;                         \
+#define BOUGH_ISA_DECLARE(...) \
+  namespace bough::baseline {  \
+  __VA_ARGS__;                 \
+  }                            \
+  namespace bough::avx2 {      \
+  __VA_ARGS__;                 \
+  }                            \
+  namespace bough::avx512 {    \
+  __VA_ARGS__;                 \
   }
 
-#define BOUGH_ISA_CALL(function, ...)                                                  \
-  do {                                                                                 \
-    switch (::bough::best_isa()) {                                                     \
-      case ::bough::Isa::kAvx512: ::bough::avx512::function(__VA_ARGS__); break;       \
-      case ::bough::Isa::kAvx2: ::bough::avx2::function(__VA_ARGS__); break;           \
-      case ::bough::Isa::kBaseline: ::bough::baseline::function(__VA_ARGS__); break;   \
-    }                                                                                  \
+#define BOUGH_ISA_CALL(function, ...)                                                \
+  do {                                                                               \
+    switch (::bough::best_isa()) {                                                   \
+      case ::bough::Isa::kAvx512: ::bough::avx512::function(__VA_ARGS__); break;     \
+      case ::bough::Isa::kAvx2: ::bough::avx2::function(__VA_ARGS__); break;         \
+      case ::bough::Isa::kBaseline: ::bough::baseline::function(__VA_ARGS__); break; \
+    }                                                                                \
   } while (0)

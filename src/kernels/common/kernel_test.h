@@ -35,18 +35,20 @@ inline double tolerance(at::ScalarType type) {
 
 inline double relative_error(const at::Tensor& got, const at::Tensor& expected) {
   const auto reference = expected.detach().to(at::kDouble);
-  const double scale = std::max(reference.numel() ? reference.abs().max().item<double>() : 0.0, 0.1);  // inputs are of order 1
+  const double scale =
+      std::max(reference.numel() ? reference.abs().max().item<double>() : 0.0, 0.1);  // inputs are of order 1
   return got.numel() ? (got.detach().to(at::kDouble) - reference).abs().max().item<double>() / scale : 0.0;
 }
 
-#define EXPECT_CLOSE(got, expected, type)                                                        \
-  do {                                                                                           \
-    ASSERT_EQ((got).sizes(), (expected).sizes());                                                \
+#define EXPECT_CLOSE(got, expected, type)                                                               \
+  do {                                                                                                  \
+    ASSERT_EQ((got).sizes(), (expected).sizes());                                                       \
     EXPECT_LE(::bough::relative_error(got, expected), ::bough::tolerance(type)) << c10::toString(type); \
   } while (0)
 
 // Compares the gradient of sum(function(x) · w), w random, with central differences. fp64.
-inline void check_gradient(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& at_x) {
+inline void check_gradient(const std::function<at::Tensor(const at::Tensor&)>& function,
+                           const at::Tensor& at_x) {
   auto x = at_x.detach().clone().requires_grad_(true);
   const auto y = function(x);
   const auto w = random_tensor(y.sizes(), at::kDouble, 99);
@@ -62,7 +64,8 @@ inline void check_gradient(const std::function<at::Tensor(const at::Tensor&)>& f
     const double below = (function(probe) * w).sum().item<double>();
     flat[i] = value;
     const double numeric = (above - below) / (2 * step);
-    ASSERT_NEAR(x.grad().view({-1})[i].item<double>(), numeric, 1e-7 * std::max(1.0, std::abs(numeric))) << "element " << i;
+    ASSERT_NEAR(x.grad().view({-1})[i].item<double>(), numeric, 1e-7 * std::max(1.0, std::abs(numeric)))
+        << "element " << i;
   }
 }
 
@@ -82,7 +85,8 @@ inline void check_parameter_gradient(const std::function<at::Tensor()>& function
     const double below = (function().detach() * w).sum().item<double>();
     flat[i] = value;
     const double numeric = (above - below) / (2 * step);
-    ASSERT_NEAR(gradient.view({-1})[i].item<double>(), numeric, 1e-7 * std::max(1.0, std::abs(numeric))) << "element " << i;
+    ASSERT_NEAR(gradient.view({-1})[i].item<double>(), numeric, 1e-7 * std::max(1.0, std::abs(numeric)))
+        << "element " << i;
   }
 }
 

@@ -3,9 +3,9 @@
 // device; a CPU or CUDA kernel takes precedence where there is one.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
 namespace bough {

@@ -27,7 +27,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight) {
   BOUGH_CHECK(tokens_T.dim() == 1 && tokens_T.scalar_type() == at::kLong && weight.value.dim() == 2,
-              "embedding: tokens ", tokens_T.sizes(), " ", tokens_T.scalar_type(), ", weight ", weight.value.sizes());
+              "embedding: tokens ", tokens_T.sizes(), " ", tokens_T.scalar_type(), ", weight ",
+              weight.value.sizes());
   return EmbeddingFunction::apply(graph_root(tokens_T.device()), tokens_T, weight);
 }
 

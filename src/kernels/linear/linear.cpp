@@ -9,7 +9,8 @@ namespace bough {
 
 namespace {
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter& weight, const Parameter* bias) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter& weight,
+                            const Parameter* bias) {
     at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x});
     context->saved_data["weight"] = weight.value;
@@ -31,7 +32,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 };
 }  // namespace
 
-void accumulate_weight_gradient(const at::Tensor& main_grad_OI, const at::Tensor& d_y_RO, const at::Tensor& x_RI) {
+void accumulate_weight_gradient(const at::Tensor& main_grad_OI, const at::Tensor& d_y_RO,
+                                const at::Tensor& x_RI) {
   const auto acc = main_grad_OI.scalar_type();
   main_grad_OI.addmm_(d_y_RO.to(acc).t(), x_RI.to(acc));
 }

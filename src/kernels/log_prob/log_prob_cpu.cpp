@@ -10,14 +10,27 @@ namespace bough {
 
 namespace {
 // logit at the label, widened.
-float load(const float* p) { return *p; }
-double load(const double* p) { return *p; }
-float load(const BFloat16Bits* p) { return c10::BFloat16(p->bits, c10::BFloat16::from_bits()); }
-void store(float* p, float value) { *p = value; }
-void store(double* p, double value) { *p = value; }
-void store(BFloat16Bits* p, float value) { p->bits = c10::BFloat16(value).x; }
+float load(const float* p) {
+  return *p;
+}
+double load(const double* p) {
+  return *p;
+}
+float load(const BFloat16Bits* p) {
+  return c10::BFloat16(p->bits, c10::BFloat16::from_bits());
+}
+void store(float* p, float value) {
+  *p = value;
+}
+void store(double* p, double value) {
+  *p = value;
+}
+void store(BFloat16Bits* p, float value) {
+  p->bits = c10::BFloat16(value).x;
+}
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Tensor& logits_RV, const at::Tensor& labels_R,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Tensor& logits_RV,
+                                                                    const at::Tensor& labels_R,
                                                                     double temperature) {
   const int64_t width = logits_RV.size(1);
   const auto options = logits_RV.options().dtype(accumulator_type(logits_RV.scalar_type()));
@@ -26,7 +39,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Te
   auto entropies = at::empty({logits_RV.size(0)}, options);
   dispatch_float_types(logits_RV.scalar_type(), "log_prob", [&]<class T>() {
     using A = AccOf<T>;
-    A *log_probs_data = mutable_data<A>(log_probs), *lse_data = mutable_data<A>(lse), *entropies_data = mutable_data<A>(entropies);
+    A *log_probs_data = mutable_data<A>(log_probs), *lse_data = mutable_data<A>(lse),
+      *entropies_data = mutable_data<A>(entropies);
     at::parallel_for(0, logits_RV.size(0), grain(4 * width), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const T* row = data<T>(logits_RV) + r * width;
@@ -45,8 +59,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Te
 }
 
 void log_prob_backward_cpu_(const at::Tensor& logits_RV, const at::Tensor& labels_R, const at::Tensor& lse,
-                            const at::Tensor& entropies, const at::Tensor& d_log_probs, const at::Tensor& d_entropies,
-                            double temperature) {
+                            const at::Tensor& entropies, const at::Tensor& d_log_probs,
+                            const at::Tensor& d_entropies, double temperature) {
   const int64_t width = logits_RV.size(1);
   dispatch_float_types(logits_RV.scalar_type(), "log_prob", [&]<class T>() {
     using A = AccOf<T>;
@@ -60,9 +74,11 @@ void log_prob_backward_cpu_(const at::Tensor& logits_RV, const at::Tensor& label
         const A entropy = data<A>(entropies)[r];
         T* label = row + data<int64_t>(labels_R)[r];
         const A log_p = load(label) * inverse - data<A>(lse)[r];
-        BOUGH_ISA_CALL(log_prob_backward_row, row, width, inverse, data<A>(lse)[r], entropy, d_log_prob, d_entropy);
+        BOUGH_ISA_CALL(log_prob_backward_row, row, width, inverse, data<A>(lse)[r], entropy, d_log_prob,
+                       d_entropy);
         // The label's element whole, rounded once: -expm1(log_p) = 1 - p without cancellation.
-        store(label, (d_log_prob * -std::expm1(log_p) - d_entropy * std::exp(log_p) * (log_p + entropy)) * inverse);
+        store(label,
+              (d_log_prob * -std::expm1(log_p) - d_entropy * std::exp(log_p) * (log_p + entropy)) * inverse);
       }
     });
   });

@@ -21,7 +21,8 @@ void softmax_sums_row(SoftmaxSums<A>* sums, const T* logits, int64_t width, A in
 }
 
 template <class T, class A>
-void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A lse, A entropy, A d_log_prob, A d_entropy) {
+void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A lse, A entropy, A d_log_prob,
+                           A d_entropy) {
 #pragma GCC ivdep
   for (int64_t v = 0; v < width; ++v) {
     const A log_p = load(logits + v) * inverse_temperature - lse;
@@ -30,8 +31,8 @@ void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A ls
   }
 }
 
-#define INSTANTIATE(T, A)                                                                  \
-  template void softmax_sums_row<T, A>(SoftmaxSums<A>*, const T*, int64_t, A);             \
+#define INSTANTIATE(T, A)                                                      \
+  template void softmax_sums_row<T, A>(SoftmaxSums<A>*, const T*, int64_t, A); \
   template void log_prob_backward_row<T, A>(T*, int64_t, A, A, A, A, A);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)

@@ -5,12 +5,15 @@
 namespace bough {
 namespace {
 
-at::Tensor labels_for(int64_t rows, int64_t width) { return (at::arange(rows, at::kLong) * 7 + 3).remainder(width); }
+at::Tensor labels_for(int64_t rows, int64_t width) {
+  return (at::arange(rows, at::kLong) * 7 + 3).remainder(width);
+}
 
 TEST(LogProb, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
     for (const double temperature : {0.7, 1.0, 1.3})
-      for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}}) {
+      for (const auto& [rows, width] :
+           std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}}) {
         const auto logits = random_tensor({rows, width}, type, 5);
         const auto labels = labels_for(rows, width);
         const auto acc = accumulator_type(type);
@@ -23,7 +26,8 @@ TEST(LogProb, MatchesReferenceInEveryDtype) {
         const auto d_entropies = random_tensor({rows}, acc, 7);
         const auto d_logits = logits.clone(), d_logits_expected = logits.clone();
         log_prob_backward_(d_logits, labels, out, d_log_probs, d_entropies, temperature);
-        log_prob_backward_reference_(d_logits_expected, labels, expected, d_log_probs, d_entropies, temperature);
+        log_prob_backward_reference_(d_logits_expected, labels, expected, d_log_probs, d_entropies,
+                                     temperature);
         EXPECT_CLOSE(d_logits, d_logits_expected, type);
       }
 }

@@ -27,20 +27,24 @@ struct QkvLayout {
 struct RotaryTable {
   at::Tensor cos, sin;
 };
-RotaryTable make_rotary_table(const at::Tensor& positions_T, int64_t head_dim, double theta, at::ScalarType acc);
+RotaryTable make_rotary_table(const at::Tensor& positions_T, int64_t head_dim, double theta,
+                              at::ScalarType acc);
 
 // qkv: [T, (N + 2G) · H] contiguous: q's heads, then k's, then v's. q_norm, k_norm: [H] or null (both or none).
 // Returns q_TNH, k_TGH, v_TGH, contiguous. Differentiable.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary(const at::Tensor& qkv, const QkvLayout& layout,
-                                                              const RotaryTable& rotary, const Parameter* q_norm,
+                                                              const RotaryTable& rotary,
+                                                              const Parameter* q_norm,
                                                               const Parameter* k_norm, double eps);
 
 // Reference, in tensor ops, any device; undefined norms where the model has none.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_reference(
-    const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, const std::optional<at::Tensor>& q_norm,
-    const std::optional<at::Tensor>& k_norm, int64_t num_heads, int64_t num_kv_heads, double eps);
-at::Tensor qk_norm_rotary_backward_reference(const at::Tensor& d_q, const at::Tensor& d_k, const at::Tensor& d_v,
-                                             const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
+    const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
+    const std::optional<at::Tensor>& q_norm, const std::optional<at::Tensor>& k_norm, int64_t num_heads,
+    int64_t num_kv_heads, double eps);
+at::Tensor qk_norm_rotary_backward_reference(const at::Tensor& d_q, const at::Tensor& d_k,
+                                             const at::Tensor& d_v, const at::Tensor& qkv,
+                                             const at::Tensor& cos, const at::Tensor& sin,
                                              const std::optional<at::Tensor>& q_norm,
                                              const std::optional<at::Tensor>& k_norm,
                                              const std::optional<at::Tensor>& d_q_norm,

@@ -27,9 +27,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
       const A* c = data<A>(cos) + begin * head_dim / 2;
       const A* s = data<A>(sin) + begin * head_dim / 2;
       BOUGH_ISA_CALL(norm_rotate_rows, q_data + begin * num_heads * head_dim, rows, c, s,
-                     q_norm ? data<T>(*q_norm) : nullptr, eps, HeadRows{end - begin, num_heads, head_dim, stride});
-      BOUGH_ISA_CALL(norm_rotate_rows, k_data + begin * num_kv_heads * head_dim, rows + num_heads * head_dim, c, s,
-                     k_norm ? data<T>(*k_norm) : nullptr, eps, HeadRows{end - begin, num_kv_heads, head_dim, stride});
+                     q_norm ? data<T>(*q_norm) : nullptr, eps,
+                     HeadRows{end - begin, num_heads, head_dim, stride});
+      BOUGH_ISA_CALL(norm_rotate_rows, k_data + begin * num_kv_heads * head_dim, rows + num_heads * head_dim,
+                     c, s, k_norm ? data<T>(*k_norm) : nullptr, eps,
+                     HeadRows{end - begin, num_kv_heads, head_dim, stride});
       const int64_t v_width = num_kv_heads * head_dim;
       for (int64_t t = 0; t < end - begin; ++t)
         std::memcpy(v_data + (begin + t) * v_width, rows + t * stride + (num_heads + num_kv_heads) * head_dim,
@@ -42,7 +44,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
 at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& d_k, const at::Tensor& d_v,
                                        const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
                                        const OptionalTensor& q_norm, const OptionalTensor& k_norm,
-                                       const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm, double eps) {
+                                       const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm,
+                                       double eps) {
   const int64_t num_tokens = qkv.size(0);
   const int64_t head_dim = 2 * cos.size(1);
   const int64_t stride = qkv.size(1);
@@ -50,7 +53,8 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
   const int64_t num_kv_heads = d_k.size(1);
   auto d_qkv = at::empty_like(qkv);
   const int64_t num_parts = std::clamp<int64_t>(num_tokens / grain(stride), 1, at::get_num_threads());
-  auto partial = at::zeros({num_parts, 3, head_dim}, cos.options());  // d_q_norm, d_k_norm, scratch of each part
+  auto partial =
+      at::zeros({num_parts, 3, head_dim}, cos.options());  // d_q_norm, d_k_norm, scratch of each part
   dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
     using A = AccOf<T>;
     T* d_qkv_data = mutable_data<T>(d_qkv);
@@ -66,11 +70,13 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
         const A* s = data<A>(sin) + begin * head_dim / 2;
         const int64_t k_offset = num_heads * head_dim;
         const int64_t v_offset = (num_heads + num_kv_heads) * head_dim;
-        BOUGH_ISA_CALL(norm_rotate_backward_rows, d_rows, sums, sums + 2 * head_dim, data<T>(d_q) + begin * k_offset, rows,
-                       c, s, q_norm ? data<T>(*q_norm) : nullptr, eps, HeadRows{end - begin, num_heads, head_dim, stride});
+        BOUGH_ISA_CALL(norm_rotate_backward_rows, d_rows, sums, sums + 2 * head_dim,
+                       data<T>(d_q) + begin * k_offset, rows, c, s, q_norm ? data<T>(*q_norm) : nullptr, eps,
+                       HeadRows{end - begin, num_heads, head_dim, stride});
         BOUGH_ISA_CALL(norm_rotate_backward_rows, d_rows + k_offset, sums + head_dim, sums + 2 * head_dim,
                        data<T>(d_k) + begin * num_kv_heads * head_dim, rows + k_offset, c, s,
-                       k_norm ? data<T>(*k_norm) : nullptr, eps, HeadRows{end - begin, num_kv_heads, head_dim, stride});
+                       k_norm ? data<T>(*k_norm) : nullptr, eps,
+                       HeadRows{end - begin, num_kv_heads, head_dim, stride});
         const int64_t v_width = num_kv_heads * head_dim;
         for (int64_t t = begin; t < end; ++t)
           std::memcpy(d_qkv_data + t * stride + v_offset, data<T>(d_v) + t * v_width, v_width * sizeof(T));

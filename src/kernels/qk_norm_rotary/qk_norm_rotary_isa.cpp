@@ -13,7 +13,8 @@ static inline A inverse_rms(const T* x, int64_t width, double eps) {
 }
 
 template <class T, class A>
-void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight, double eps, const HeadRows& rows) {
+void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight, double eps,
+                      const HeadRows& rows) {
   const int64_t half = rows.head_dim / 2;
   for (int64_t t = 0; t < rows.num_rows; ++t, qkv += rows.qkv_stride, cos += half, sin += half) {
     const T* x = qkv;
@@ -43,11 +44,12 @@ void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* w
 // Forward was y = rotate(x · rstd · w); now the rotation is turned around into `g` = d(x · rstd · w), and then
 // d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
 template <class T, class A>
-void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos, const A* sin,
-                               const T* weight, double eps, const HeadRows& rows) {
+void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
+                               const A* sin, const T* weight, double eps, const HeadRows& rows) {
   const int64_t width = rows.head_dim;
   const int64_t half = width / 2;
-  for (int64_t t = 0; t < rows.num_rows; ++t, qkv += rows.qkv_stride, d_qkv += rows.qkv_stride, cos += half, sin += half) {
+  for (int64_t t = 0; t < rows.num_rows;
+       ++t, qkv += rows.qkv_stride, d_qkv += rows.qkv_stride, cos += half, sin += half) {
     for (int64_t h = 0; h < rows.num_heads; ++h, d_y += width) {
       const T* x = qkv + h * width;
       T* d_x = d_qkv + h * width;
@@ -77,10 +79,10 @@ void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const 
   }
 }
 
-#define INSTANTIATE(T, A)                                                                                          \
-  template void norm_rotate_rows<T, A>(T*, const T*, const A*, const A*, const T*, double, const HeadRows&);       \
-  template void norm_rotate_backward_rows<T, A>(T*, A*, A*, const T*, const T*, const A*, const A*, const T*, double, \
-                                                const HeadRows&);
+#define INSTANTIATE(T, A)                                                                                    \
+  template void norm_rotate_rows<T, A>(T*, const T*, const A*, const A*, const T*, double, const HeadRows&); \
+  template void norm_rotate_backward_rows<T, A>(T*, A*, A*, const T*, const T*, const A*, const A*,          \
+                                                const T*, double, const HeadRows&);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)
 INSTANTIATE(double, double)

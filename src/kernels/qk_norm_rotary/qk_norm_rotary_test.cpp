@@ -17,21 +17,22 @@ TEST(QkNormRotary, MatchesReferenceInEveryDtype) {
       auto qkv = random_tensor({70, kLayout.width()}, type, 1).requires_grad_(true);
       Parameter q_norm = random_parameter({16}, type, 2), k_norm = random_parameter({16}, type, 3);
       const auto rotary = table(70, accumulator_type(type));
-      const auto [q, k, v] =
-          qk_norm_rotary(qkv, kLayout, rotary, with_norm ? &q_norm : nullptr, with_norm ? &k_norm : nullptr, 1e-6);
+      const auto [q, k, v] = qk_norm_rotary(qkv, kLayout, rotary, with_norm ? &q_norm : nullptr,
+                                            with_norm ? &k_norm : nullptr, 1e-6);
       const auto d_q = random_tensor({70, 4, 16}, type, 4), d_k = random_tensor({70, 2, 16}, type, 5),
                  d_v = random_tensor({70, 2, 16}, type, 6);
       torch::autograd::backward({q, k, v}, {d_q, d_k, d_v});
       using Optional = std::optional<at::Tensor>;
       const auto norm = [&](const Parameter& p) { return with_norm ? Optional(p.value) : std::nullopt; };
-      const auto [q_ref, k_ref, v_ref] = qk_norm_rotary_forward_reference(qkv.detach(), rotary.cos, rotary.sin, norm(q_norm),
-                                                                          norm(k_norm), 4, 2, 1e-6);
+      const auto [q_ref, k_ref, v_ref] = qk_norm_rotary_forward_reference(
+          qkv.detach(), rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), 4, 2, 1e-6);
       EXPECT_CLOSE(q, q_ref, type);
       EXPECT_CLOSE(k, k_ref, type);
       EXPECT_CLOSE(v, v_ref, type);
       auto d_q_norm = at::zeros_like(q_norm.main_grad), d_k_norm = at::zeros_like(k_norm.main_grad);
-      const auto d_qkv = qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv.detach(), rotary.cos, rotary.sin, norm(q_norm),
-                                                           norm(k_norm), Optional(d_q_norm), Optional(d_k_norm), 1e-6);
+      const auto d_qkv =
+          qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv.detach(), rotary.cos, rotary.sin, norm(q_norm),
+                                            norm(k_norm), Optional(d_q_norm), Optional(d_k_norm), 1e-6);
       EXPECT_CLOSE(qkv.grad(), d_qkv, type);
       EXPECT_CLOSE(q_norm.main_grad, d_q_norm, type);
       EXPECT_CLOSE(k_norm.main_grad, d_k_norm, type);

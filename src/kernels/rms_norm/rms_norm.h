@@ -15,7 +15,8 @@ namespace bough {
 at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, double eps);
 
 // Reference, in tensor ops, any device. Returns y and rstd[rows] (accumulator type).
-std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D, double eps);
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D,
+                                                              double eps);
 at::Tensor rms_norm_backward_reference(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
                                        const at::Tensor& rstd, const at::Tensor& d_weight_D);
 

@@ -10,7 +10,8 @@
 namespace bough {
 
 namespace {
-std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& weight_D, double eps) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& weight_D,
+                                                        double eps) {
   const int64_t width = x.size(-1);
   const int64_t num_rows = width ? x.numel() / width : 0;
   auto y = at::empty_like(x);
@@ -27,8 +28,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, con
   return {y, rstd};
 }
 
-at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D, const at::Tensor& rstd,
-                    const at::Tensor& d_weight_D) {
+at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
+                                 const at::Tensor& rstd, const at::Tensor& d_weight_D) {
   const int64_t width = x.size(-1);
   const int64_t num_rows = rstd.numel();
   auto d_x = at::empty_like(x);

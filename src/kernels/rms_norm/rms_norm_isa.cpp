@@ -9,8 +9,9 @@ void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows,
   for (int64_t r = 0; r < num_rows; ++r, x += width, y += width) {
     A sum = 0;
     for (int64_t d = 0; d < width; ++d) sum += load(x + d) * load(x + d);
-    const A scale = A(1) / (sizeof(A) == 8 ? __builtin_sqrt(sum / width + eps)
-                                           : __builtin_sqrtf(static_cast<float>(sum / width + static_cast<A>(eps))));
+    const A scale =
+        A(1) / (sizeof(A) == 8 ? __builtin_sqrt(sum / width + eps)
+                               : __builtin_sqrtf(static_cast<float>(sum / width + static_cast<A>(eps))));
     rstd[r] = scale;
     for (int64_t d = 0; d < width; ++d) store(y + d, load(x + d) * scale * load(weight + d));
   }
@@ -36,7 +37,8 @@ void rms_norm_backward_rows(T* d_x, A* d_weight, const T* d_y, const T* x, const
 
 #define INSTANTIATE(T, A)                                                                             \
   template void rms_norm_rows<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, double);            \
-  template void rms_norm_backward_rows<T, A>(T*, A*, const T*, const T*, const T*, const A*, int64_t, int64_t);
+  template void rms_norm_backward_rows<T, A>(T*, A*, const T*, const T*, const T*, const A*, int64_t, \
+                                             int64_t);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)
 INSTANTIATE(double, double)

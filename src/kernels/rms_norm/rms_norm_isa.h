@@ -7,6 +7,6 @@
 // Rows of `width` elements. A is the accumulator type; d_weight[width] is added to.
 BOUGH_ISA_DECLARE(template <class T, class A> void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight,
                                                                  int64_t num_rows, int64_t width, double eps))
-BOUGH_ISA_DECLARE(template <class T, class A> void rms_norm_backward_rows(T* d_x, A* d_weight, const T* d_y, const T* x,
-                                                                          const T* weight, const A* rstd,
-                                                                          int64_t num_rows, int64_t width))
+BOUGH_ISA_DECLARE(template <class T, class A>
+                  void rms_norm_backward_rows(T* d_x, A* d_weight, const T* d_y, const T* x, const T* weight,
+                                              const A* rstd, int64_t num_rows, int64_t width))

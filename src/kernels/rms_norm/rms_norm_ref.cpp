@@ -5,7 +5,8 @@
 
 namespace bough {
 
-std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D, double eps) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D,
+                                                              double eps) {
   const auto acc = accumulator_type(x.scalar_type());
   const auto wide = x.to(acc);
   const auto rstd = (wide.square().mean(-1) + eps).rsqrt();

@@ -7,7 +7,8 @@ namespace {
 
 TEST(RmsNorm, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
-    for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 5}, {3, 7}, {65, 64}, {130, 512}}) {
+    for (const auto& [rows, width] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 5}, {3, 7}, {65, 64}, {130, 512}}) {
       auto x = random_tensor({rows, width}, type, 1);
       Parameter weight = random_parameter({width}, type, 2);
       const auto d_y = random_tensor({rows, width}, type, 3);

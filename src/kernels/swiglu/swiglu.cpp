@@ -21,7 +21,8 @@ struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
-    static const auto op = find_op<at::Tensor(const at::Tensor&, const at::Tensor&)>("bough::swiglu_backward");
+    static const auto op =
+        find_op<at::Tensor(const at::Tensor&, const at::Tensor&)>("bough::swiglu_backward");
     return {op.call(d_outputs[0].contiguous(), context->get_saved_variables()[0])};
   }
 };

@@ -15,7 +15,8 @@ at::Tensor swiglu_forward_cpu(const at::Tensor& gate_up_TF2) {
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
     T* y = mutable_data<T>(y_TF);
     at::parallel_for(0, y_TF.size(0), grain(2 * width), [&](int64_t begin, int64_t end) {
-      BOUGH_ISA_CALL(swiglu_rows, y + begin * width, data<T>(gate_up_TF2) + 2 * begin * width, end - begin, width);
+      BOUGH_ISA_CALL(swiglu_rows, y + begin * width, data<T>(gate_up_TF2) + 2 * begin * width, end - begin,
+                     width);
     });
   });
   return y_TF;

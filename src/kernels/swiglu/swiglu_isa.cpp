@@ -34,8 +34,8 @@ void swiglu_backward_rows(T* d_gate_up, const T* d_y, const T* gate_up, int64_t 
   }
 }
 
-#define INSTANTIATE(T)                                                       \
-  template void swiglu_rows<T>(T*, const T*, int64_t, int64_t);              \
+#define INSTANTIATE(T)                                          \
+  template void swiglu_rows<T>(T*, const T*, int64_t, int64_t); \
   template void swiglu_backward_rows<T>(T*, const T*, const T*, int64_t, int64_t);
 INSTANTIATE(float)
 INSTANTIATE(BFloat16Bits)

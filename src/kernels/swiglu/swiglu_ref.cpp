@@ -16,7 +16,8 @@ at::Tensor swiglu_backward_reference(const at::Tensor& d_y_TF, const at::Tensor&
   const auto parts = gate_up_TF2.to(acc).chunk(2, -1);
   const auto d_y = d_y_TF.to(acc);
   const auto s = parts[0].sigmoid();
-  return at::cat({d_y * parts[1] * s * (1 + parts[0] * (1 - s)), d_y * parts[0] * s}, -1).to(gate_up_TF2.scalar_type());
+  return at::cat({d_y * parts[1] * s * (1 + parts[0] * (1 - s)), d_y * parts[0] * s}, -1)
+      .to(gate_up_TF2.scalar_type());
 }
 
 }  // namespace bough

@@ -8,7 +8,8 @@
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def(
-      "tree_attention_forward(Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack, Tensor end_local, "
+      "tree_attention_forward(Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack, Tensor "
+      "end_local, "
       "float scale) -> (Tensor, Tensor)");
   m.def(
       "tree_attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack, "
@@ -26,8 +27,8 @@ void check(const TreeAttentionInput& in) {
                   in.k_stack_PGH.sizes() == in.v_stack_PGH.sizes() && in.q_TNH.size(0) == in.k_TGH.size(0) &&
                   in.q_TNH.size(2) == in.k_TGH.size(2) && in.q_TNH.size(1) % in.k_TGH.size(1) == 0 &&
                   in.k_stack_PGH.size(1) == in.k_TGH.size(1) && in.k_stack_PGH.size(2) == in.k_TGH.size(2),
-              "tree_attention: q ", in.q_TNH.sizes(), ", k ", in.k_TGH.sizes(), ", v ", in.v_TGH.sizes(), ", k_stack ",
-              in.k_stack_PGH.sizes(), ", v_stack ", in.v_stack_PGH.sizes());
+              "tree_attention: q ", in.q_TNH.sizes(), ", k ", in.k_TGH.sizes(), ", v ", in.v_TGH.sizes(),
+              ", k_stack ", in.k_stack_PGH.sizes(), ", v_stack ", in.v_stack_PGH.sizes());
   BOUGH_CHECK(in.end_local.dim() == 1 && in.end_local.scalar_type() == at::kInt &&
                   in.end_local.size(0) == in.k_stack_PGH.size(0) + in.q_TNH.size(0),
               "tree_attention: end_local ", in.end_local.sizes(), " ", in.end_local.scalar_type());
@@ -41,23 +42,28 @@ void check(const TreeAttentionInput& in) {
 TreeAttentionOutput tree_attention_forward(const TreeAttentionInput& in) {
   check(in);
   at::AutoDispatchBelowADInplaceOrView guard;
-  static const auto op = find_op<std::tuple<at::Tensor, at::Tensor>(T, T, T, T, T, T, double)>("bough::tree_attention_forward");
-  auto [o, lse] = op.call(in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local, in.scale);
+  static const auto op =
+      find_op<std::tuple<at::Tensor, at::Tensor>(T, T, T, T, T, T, double)>("bough::tree_attention_forward");
+  auto [o, lse] =
+      op.call(in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local, in.scale);
   return {o, lse};
 }
 
-TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& in, const TreeAttentionOutput& out, T d_o_TNH,
-                                              T d_k_stack_PGH, T d_v_stack_PGH) {
+TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& in, const TreeAttentionOutput& out,
+                                              T d_o_TNH, T d_k_stack_PGH, T d_v_stack_PGH) {
   check(in);
-  BOUGH_CHECK(d_k_stack_PGH.sizes() == in.k_stack_PGH.sizes() && d_v_stack_PGH.sizes() == in.k_stack_PGH.sizes() &&
-                  d_o_TNH.sizes() == in.q_TNH.sizes() && d_o_TNH.is_contiguous() && d_k_stack_PGH.is_contiguous() &&
+  BOUGH_CHECK(d_k_stack_PGH.sizes() == in.k_stack_PGH.sizes() &&
+                  d_v_stack_PGH.sizes() == in.k_stack_PGH.sizes() && d_o_TNH.sizes() == in.q_TNH.sizes() &&
+                  d_o_TNH.is_contiguous() && d_k_stack_PGH.is_contiguous() &&
                   d_k_stack_PGH.scalar_type() == accumulator_type(in.q_TNH.scalar_type()),
-              "tree_attention: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(), " ", d_k_stack_PGH.scalar_type());
+              "tree_attention: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(), " ",
+              d_k_stack_PGH.scalar_type());
   at::AutoDispatchBelowADInplaceOrView guard;
-  static const auto op = find_op<std::tuple<at::Tensor, at::Tensor, at::Tensor>(T, T, T, T, T, T, T, T, T, double, T, T)>(
-      "bough::tree_attention_backward");
-  auto [d_q, d_k, d_v] = op.call(d_o_TNH, in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local,
-                                 out.o_TNH, out.lse_TN, in.scale, d_k_stack_PGH, d_v_stack_PGH);
+  static const auto op =
+      find_op<std::tuple<at::Tensor, at::Tensor, at::Tensor>(T, T, T, T, T, T, T, T, T, double, T, T)>(
+          "bough::tree_attention_backward");
+  auto [d_q, d_k, d_v] = op.call(d_o_TNH, in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH,
+                                 in.end_local, out.o_TNH, out.lse_TN, in.scale, d_k_stack_PGH, d_v_stack_PGH);
   return {d_q, d_k, d_v};
 }
 

@@ -21,10 +21,10 @@
 namespace bough {
 
 struct TreeAttentionInput {
-  at::Tensor q_TNH, k_TGH, v_TGH;        // the pass; contiguous; N a multiple of G
-  at::Tensor k_stack_PGH, v_stack_PGH;   // rows 0..P-1 of the stack, contiguous; P may be 0
-  at::Tensor end_local;                  // int32 [P + T], q's device
-  double scale;                          // usually 1/sqrt(H)
+  at::Tensor q_TNH, k_TGH, v_TGH;       // the pass; contiguous; N a multiple of G
+  at::Tensor k_stack_PGH, v_stack_PGH;  // rows 0..P-1 of the stack, contiguous; P may be 0
+  at::Tensor end_local;                 // int32 [P + T], q's device
+  double scale;                         // usually 1/sqrt(H)
 };
 
 struct TreeAttentionOutput {
@@ -33,22 +33,25 @@ struct TreeAttentionOutput {
 };
 
 struct TreeAttentionGradient {
-  at::Tensor d_q_TNH;            // q's dtype
-  at::Tensor d_k_TGH, d_v_TGH;   // accumulator type: the caller adds what descendants sent before it rounds
+  at::Tensor d_q_TNH;           // q's dtype
+  at::Tensor d_k_TGH, d_v_TGH;  // accumulator type: the caller adds what descendants sent before it rounds
 };
 
 // Checks shapes, dtypes and devices, then calls the kernel of q's device through torch's dispatcher.
 TreeAttentionOutput tree_attention_forward(const TreeAttentionInput& input);
 
 // d_k_stack_PGH, d_v_stack_PGH: accumulator type, added to.
-TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& input, const TreeAttentionOutput& output,
-                                              const at::Tensor& d_o_TNH, const at::Tensor& d_k_stack_PGH,
+TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& input,
+                                              const TreeAttentionOutput& output, const at::Tensor& d_o_TNH,
+                                              const at::Tensor& d_k_stack_PGH,
                                               const at::Tensor& d_v_stack_PGH);
 
 // Reference: one dense masked softmax in the accumulator type; any device and dtype; memory N · T · (P + T).
 TreeAttentionOutput tree_attention_forward_reference(const TreeAttentionInput& input);
-TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput& input, const TreeAttentionOutput& output,
-                                                        const at::Tensor& d_o_TNH, const at::Tensor& d_k_stack_PGH,
+TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput& input,
+                                                        const TreeAttentionOutput& output,
+                                                        const at::Tensor& d_o_TNH,
+                                                        const at::Tensor& d_k_stack_PGH,
                                                         const at::Tensor& d_v_stack_PGH);
 
 }  // namespace bough

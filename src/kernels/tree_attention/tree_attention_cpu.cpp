@@ -15,7 +15,9 @@ namespace {
 constexpr int64_t kTile = 128;
 constexpr float kOne = 1.0f;
 
-int64_t padded(int64_t rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : kTile; }
+int64_t padded(int64_t rows) {
+  return rows <= 32 ? 32 : rows <= 64 ? 64 : kTile;
+}
 
 // dst[m,n] (+)= a[m,k] · b[k,n], all dense row-major fp32.
 void product(float* dst, const float* a, const float* b, int64_t m, int64_t n, int64_t k, bool accumulate) {
@@ -48,8 +50,11 @@ struct Shape {
   int64_t k_stride() const { return num_groups * head_dim; }
 
   explicit Shape(const TreeAttentionInput& in)
-      : num_queries(in.q_TNH.size(0)), num_heads(in.q_TNH.size(1)), num_groups(in.k_TGH.size(1)),
-        head_dim(in.q_TNH.size(2)), num_stack(in.k_stack_PGH.size(0)) {}
+      : num_queries(in.q_TNH.size(0)),
+        num_heads(in.q_TNH.size(1)),
+        num_groups(in.k_TGH.size(1)),
+        head_dim(in.q_TNH.size(2)),
+        num_stack(in.k_stack_PGH.size(0)) {}
 };
 
 // Keys in tiles that do not straddle stack and pass, with the span of their ends: what decides whether a tile of
@@ -79,7 +84,8 @@ bool any_visible(const Shape& shape, const KeyTile& tile, const Range& queries) 
 
 TileMask make_mask(const Shape& shape, const KeyTile& tile, const Range& queries, const int32_t* end_local) {
   const int64_t first_key = tile.keys.begin - shape.num_stack;
-  const bool all_visible = tile.keys.end - 1 - shape.num_stack <= queries.begin && queries.end <= tile.min_end;
+  const bool all_visible =
+      tile.keys.end - 1 - shape.num_stack <= queries.begin && queries.end <= tile.min_end;
   return {queries.begin, first_key, end_local + tile.keys.begin, all_visible};
 }
 
@@ -92,8 +98,8 @@ const T* key_rows(const KeyTile& tile, const Shape& shape, const T* stack, const
 }
 
 template <class T>
-void forward_tile(const TreeAttentionInput& in, const Shape& shape, const std::vector<KeyTile>& key_tiles, int64_t group,
-                  Range queries, T* o_data, float* lse_data) {
+void forward_tile(const TreeAttentionInput& in, const Shape& shape, const std::vector<KeyTile>& key_tiles,
+                  int64_t group, Range queries, T* o_data, float* lse_data) {
   const int64_t heads = shape.heads_per_group();
   const int64_t width = shape.head_dim;
   const int64_t rows = padded(queries.size());
@@ -108,22 +114,23 @@ void forward_tile(const TreeAttentionInput& in, const Shape& shape, const std::v
   std::fill(row_max, row_max + heads * rows, -std::numeric_limits<float>::infinity());
   const T* q_data = data<T>(in.q_TNH) + queries.begin * shape.q_stride() + group * heads * width;
   for (int64_t h = 0; h < heads; ++h)
-    BOUGH_ISA_CALL(load_tile, q + h * rows * width, q_data + h * width, queries.size(), rows, width, shape.q_stride(),
-                   static_cast<float>(in.scale));
+    BOUGH_ISA_CALL(load_tile, q + h * rows * width, q_data + h * width, queries.size(), rows, width,
+                   shape.q_stride(), static_cast<float>(in.scale));
   const int32_t* end_local = data<int32_t>(in.end_local);
   for (const auto& tile : key_tiles) {
     if (!any_visible(shape, tile, queries)) continue;
     const int64_t keys = padded(tile.keys.size());
     const auto mask = make_mask(shape, tile, queries, end_local);
-    BOUGH_ISA_CALL(load_tile_transposed, k_transposed, key_rows(tile, shape, data<T>(in.k_stack_PGH), data<T>(in.k_TGH), group),
-                   tile.keys.size(), keys, width, shape.k_stride(), 1.0f);
+    BOUGH_ISA_CALL(load_tile_transposed, k_transposed,
+                   key_rows(tile, shape, data<T>(in.k_stack_PGH), data<T>(in.k_TGH), group), tile.keys.size(),
+                   keys, width, shape.k_stride(), 1.0f);
     BOUGH_ISA_CALL(load_tile, v, key_rows(tile, shape, data<T>(in.v_stack_PGH), data<T>(in.v_TGH), group),
                    tile.keys.size(), keys, width, shape.k_stride(), 1.0f);
     for (int64_t h = 0; h < heads; ++h) {
       float* o_h = o + h * rows * width;
       product(scores, q + h * rows * width, k_transposed, rows, keys, width, false);
-      BOUGH_ISA_CALL(online_softmax_tile, scores, queries.size(), tile.keys.size(), keys, mask, row_max + h * rows,
-                     row_sum + h * rows, o_h, width);
+      BOUGH_ISA_CALL(online_softmax_tile, scores, queries.size(), tile.keys.size(), keys, mask,
+                     row_max + h * rows, row_sum + h * rows, o_h, width);
       product(o_h, scores, v, rows, width, keys, true);
     }
   }
@@ -132,7 +139,8 @@ void forward_tile(const TreeAttentionInput& in, const Shape& shape, const std::v
     BOUGH_ISA_CALL(finish_tile, o_data + queries.begin * shape.q_stride() + head * width, shape.q_stride(),
                    o + h * rows * width, row_sum + h * rows, queries.size(), width);
     for (int64_t i = 0; i < queries.size(); ++i)
-      lse_data[(queries.begin + i) * shape.num_heads + head] = row_max[h * rows + i] + std::log(row_sum[h * rows + i]);
+      lse_data[(queries.begin + i) * shape.num_heads + head] =
+          row_max[h * rows + i] + std::log(row_sum[h * rows + i]);
   }
 }
 
@@ -149,7 +157,8 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Te
   auto lse = at::empty({shape.num_queries, shape.num_heads}, q.options().dtype(at::kFloat));
   const auto key_tiles = make_key_tiles(shape, data<int32_t>(end_local));
   // Small passes are cut into smaller query tiles where there would not be a task for every thread.
-  const int64_t tile = shape.num_queries * shape.num_groups >= kTile * at::get_num_threads() ? kTile : kTile / 4;
+  const int64_t tile =
+      shape.num_queries * shape.num_groups >= kTile * at::get_num_threads() ? kTile : kTile / 4;
   const int64_t query_tiles = (shape.num_queries + tile - 1) / tile;
   const auto run = [&]<class T>() {
     T* o_data = mutable_data<T>(o);
@@ -157,8 +166,8 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Te
     at::parallel_for(0, query_tiles * shape.num_groups, 1, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first = task / shape.num_groups * tile;
-        forward_tile<T>(in, shape, key_tiles, task % shape.num_groups, {first, std::min(shape.num_queries, first + tile)},
-                        o_data, lse_data);
+        forward_tile<T>(in, shape, key_tiles, task % shape.num_groups,
+                        {first, std::min(shape.num_queries, first + tile)}, o_data, lse_data);
       }
     });
   };
@@ -170,7 +179,8 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Te
 struct QueryTile {
   Range queries;
   int64_t rows;  // padded
-  float *q, *q_transposed, *d_o, *d_o_transposed, *lse, *dots;  // [rows, H] [H, rows] [rows, H] [H, rows] [rows] [rows]
+  float *q, *q_transposed, *d_o, *d_o_transposed, *lse,
+      *dots;  // [rows, H] [H, rows] [rows, H] [H, rows] [rows] [rows]
 };
 
 class QueryTiles {
@@ -193,7 +203,14 @@ class QueryTiles {
     const int64_t rows = padded(queries.size());
     float* base = storage_.data_ptr<float>() + head * floats_per_head_ + offsets_[index];
     const int64_t block = rows * shape_.head_dim;
-    return {queries, rows, base, base + block, base + 2 * block, base + 3 * block, base + 4 * block, base + 4 * block + rows};
+    return {queries,
+            rows,
+            base,
+            base + block,
+            base + 2 * block,
+            base + 3 * block,
+            base + 4 * block,
+            base + 4 * block + rows};
   }
 
  private:
@@ -206,8 +223,8 @@ class QueryTiles {
 };
 
 template <class T>
-void load_query_tile(const TreeAttentionInput& in, const Shape& shape, const QueryTile& tile, int64_t head, const T* d_o_data,
-                     const T* o_data, const float* lse_data) {
+void load_query_tile(const TreeAttentionInput& in, const Shape& shape, const QueryTile& tile, int64_t head,
+                     const T* d_o_data, const T* o_data, const float* lse_data) {
   const int64_t width = shape.head_dim;
   const int64_t offset = tile.queries.begin * shape.q_stride() + head * width;
   const int64_t count = tile.queries.size();
@@ -215,11 +232,13 @@ void load_query_tile(const TreeAttentionInput& in, const Shape& shape, const Que
   const T* q = data<T>(in.q_TNH) + offset;
   const T* d_o = d_o_data + offset;
   BOUGH_ISA_CALL(load_tile, tile.q, q, count, tile.rows, width, stride, 1.0f);
-  BOUGH_ISA_CALL(load_tile_transposed, tile.q_transposed, q, count, tile.rows, width, stride, static_cast<float>(in.scale));
+  BOUGH_ISA_CALL(load_tile_transposed, tile.q_transposed, q, count, tile.rows, width, stride,
+                 static_cast<float>(in.scale));
   BOUGH_ISA_CALL(load_tile, tile.d_o, d_o, count, tile.rows, width, stride, 1.0f);
   BOUGH_ISA_CALL(load_tile_transposed, tile.d_o_transposed, d_o, count, tile.rows, width, stride, 1.0f);
   BOUGH_ISA_CALL(row_dots, tile.dots, d_o, o_data + offset, count, width, stride);
-  for (int64_t i = 0; i < count; ++i) tile.lse[i] = lse_data[(tile.queries.begin + i) * shape.num_heads + head];
+  for (int64_t i = 0; i < count; ++i)
+    tile.lse[i] = lse_data[(tile.queries.begin + i) * shape.num_heads + head];
 }
 
 struct KeyGradients {
@@ -228,8 +247,9 @@ struct KeyGradients {
 
 // One task: the key tiles [begin, end) of one group. Adds to its own d_q[heads of the group][query tiles][rows][H].
 template <class T>
-void backward_task(const TreeAttentionInput& in, const Shape& shape, const std::vector<KeyTile>& key_tiles, Range tiles,
-                   int64_t group, const QueryTiles& query_tiles, const KeyGradients& gradients, float* d_q) {
+void backward_task(const TreeAttentionInput& in, const Shape& shape, const std::vector<KeyTile>& key_tiles,
+                   Range tiles, int64_t group, const QueryTiles& query_tiles, const KeyGradients& gradients,
+                   float* d_q) {
   const int64_t width = shape.head_dim;
   const int64_t heads = shape.heads_per_group();
   const int32_t* end_local = data<int32_t>(in.end_local);
@@ -244,10 +264,10 @@ void backward_task(const TreeAttentionInput& in, const Shape& shape, const std::
   for (int64_t t = tiles.begin; t < tiles.end; ++t) {
     const auto& tile = key_tiles[t];
     const int64_t keys = padded(tile.keys.size());
-    BOUGH_ISA_CALL(load_tile, k, key_rows(tile, shape, data<T>(in.k_stack_PGH), data<T>(in.k_TGH), group), tile.keys.size(),
-                   keys, width, shape.k_stride(), 1.0f);
-    BOUGH_ISA_CALL(load_tile, v, key_rows(tile, shape, data<T>(in.v_stack_PGH), data<T>(in.v_TGH), group), tile.keys.size(),
-                   keys, width, shape.k_stride(), 1.0f);
+    BOUGH_ISA_CALL(load_tile, k, key_rows(tile, shape, data<T>(in.k_stack_PGH), data<T>(in.k_TGH), group),
+                   tile.keys.size(), keys, width, shape.k_stride(), 1.0f);
+    BOUGH_ISA_CALL(load_tile, v, key_rows(tile, shape, data<T>(in.v_stack_PGH), data<T>(in.v_TGH), group),
+                   tile.keys.size(), keys, width, shape.k_stride(), 1.0f);
     std::fill(d_k, d_k + 2 * kTile * width, 0.0f);
     for (int64_t h = 0; h < heads; ++h) {
       float* d_q_tile = d_q + h * query_tiles.rows_per_head() * width;
@@ -256,8 +276,9 @@ void backward_task(const TreeAttentionInput& in, const Shape& shape, const std::
         if (any_visible(shape, tile, q.queries)) {
           product(scores, k, q.q_transposed, keys, q.rows, width, false);
           product(d_scores, v, q.d_o_transposed, keys, q.rows, width, false);
-          BOUGH_ISA_CALL(softmax_backward_tile, scores, d_scores, q.queries.size(), q.rows, tile.keys.size(), keys,
-                         make_mask(shape, tile, q.queries, end_local), q.lse, q.dots, static_cast<float>(in.scale));
+          BOUGH_ISA_CALL(softmax_backward_tile, scores, d_scores, q.queries.size(), q.rows, tile.keys.size(),
+                         keys, make_mask(shape, tile, q.queries, end_local), q.lse, q.dots,
+                         static_cast<float>(in.scale));
           product(d_v, scores, q.d_o, keys, width, q.rows, true);
           product(d_k, d_scores, q.q, keys, width, q.rows, true);
           BOUGH_ISA_CALL(transpose_tile, transposed, d_scores, keys, q.rows);
@@ -284,8 +305,8 @@ void backward_task(const TreeAttentionInput& in, const Shape& shape, const std::
 }
 
 template <class T>
-void store_query_gradient(at::Tensor& d_q, const Shape& shape, const QueryTiles& query_tiles, const at::Tensor& partial,
-                          int64_t num_chunks) {
+void store_query_gradient(at::Tensor& d_q, const Shape& shape, const QueryTiles& query_tiles,
+                          const at::Tensor& partial, int64_t num_chunks) {
   T* out = mutable_data<T>(d_q);
   const int64_t width = shape.head_dim;
   const int64_t per_head = query_tiles.rows_per_head() * width;
@@ -299,16 +320,16 @@ void store_query_gradient(at::Tensor& d_q, const Shape& shape, const QueryTiles&
         std::copy(source, source + width, row.begin());
         for (int64_t chunk = 1; chunk < num_chunks; ++chunk)
           for (int64_t d = 0; d < width; ++d) row[d] += source[chunk * shape.num_heads * per_head + d];
-        BOUGH_ISA_CALL(finish_tile, out + t * shape.q_stride() + head * width, width, row.data(), &kOne, 1, width);
+        BOUGH_ISA_CALL(finish_tile, out + t * shape.q_stride() + head * width, width, row.data(), &kOne, 1,
+                       width);
       }
   });
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k,
-                                                            const at::Tensor& v, const at::Tensor& k_stack,
-                                                            const at::Tensor& v_stack, const at::Tensor& end_local,
-                                                            const at::Tensor& o, const at::Tensor& lse, double scale,
-                                                            const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(
+    const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& k_stack, const at::Tensor& v_stack, const at::Tensor& end_local, const at::Tensor& o,
+    const at::Tensor& lse, double scale, const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
   const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
   if (q.scalar_type() == at::kDouble || !has_brgemm()) {
     auto d = tree_attention_backward_reference(in, {o, lse}, d_o, d_k_stack, d_v_stack);
@@ -323,17 +344,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(const at::Tensor& d_
   // A task is a chunk of one group's key tiles, with query gradients of its own: more chunks than needed to feed
   // the threads would only cost memory.
   const int64_t num_tiles = static_cast<int64_t>(key_tiles.size());
-  const int64_t num_chunks = std::clamp<int64_t>((at::get_num_threads() + shape.num_groups - 1) / shape.num_groups, 1, num_tiles);
-  const auto partial = at::zeros({num_chunks, shape.num_heads, query_tiles.rows_per_head(), shape.head_dim}, d_k.options());
-  const KeyGradients gradients{mutable_data<float>(d_k), mutable_data<float>(d_v), mutable_data<float>(d_k_stack),
-                               mutable_data<float>(d_v_stack)};
+  const int64_t num_chunks =
+      std::clamp<int64_t>((at::get_num_threads() + shape.num_groups - 1) / shape.num_groups, 1, num_tiles);
+  const auto partial =
+      at::zeros({num_chunks, shape.num_heads, query_tiles.rows_per_head(), shape.head_dim}, d_k.options());
+  const KeyGradients gradients{mutable_data<float>(d_k), mutable_data<float>(d_v),
+                               mutable_data<float>(d_k_stack), mutable_data<float>(d_v_stack)};
   float* partial_data = mutable_data<float>(partial);
   const auto run = [&]<class T>() {
     at::parallel_for(0, shape.num_heads * query_tiles.per_head(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t head = task / query_tiles.per_head();
-        load_query_tile<T>(in, shape, query_tiles.tile(head, task % query_tiles.per_head()), head, data<T>(d_o), data<T>(o),
-                           data<float>(lse));
+        load_query_tile<T>(in, shape, query_tiles.tile(head, task % query_tiles.per_head()), head,
+                           data<T>(d_o), data<T>(o), data<float>(lse));
       }
     });
     at::parallel_for(0, shape.num_groups * num_chunks, 1, [&](int64_t begin, int64_t end) {

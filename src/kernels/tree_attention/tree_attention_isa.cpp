@@ -10,15 +10,16 @@ constexpr float kMinusInfinity = -__builtin_huge_valf();
 }
 
 template <class T>
-void load_tile(float* dst, const T* src, int64_t num_rows, int64_t padded_rows, int64_t width, int64_t stride, float factor) {
+void load_tile(float* dst, const T* src, int64_t num_rows, int64_t padded_rows, int64_t width, int64_t stride,
+               float factor) {
   for (int64_t r = 0; r < num_rows; ++r, dst += width, src += stride)
     for (int64_t d = 0; d < width; ++d) dst[d] = load(src + d) * factor;
   for (int64_t i = 0; i < (padded_rows - num_rows) * width; ++i) dst[i] = 0;
 }
 
 template <class T>
-void load_tile_transposed(float* dst, const T* src, int64_t num_rows, int64_t padded_rows, int64_t width, int64_t stride,
-                          float factor) {
+void load_tile_transposed(float* dst, const T* src, int64_t num_rows, int64_t padded_rows, int64_t width,
+                          int64_t stride, float factor) {
   for (int64_t d = 0; d < width; ++d) {
     float* row = dst + d * padded_rows;
     for (int64_t r = 0; r < num_rows; ++r) row[r] = load(src + r * stride + d) * factor;
@@ -33,8 +34,8 @@ void transpose_tile(float* dst, const float* src, int64_t rows, int64_t columns)
       for (int64_t r = 0; r < kBlock; ++r) dst[c * rows + r0 + r] = src[(r0 + r) * columns + c];
 }
 
-void online_softmax_tile(float* scores, int64_t num_queries, int64_t num_keys, int64_t padded_keys, const TileMask& mask,
-                         float* row_max, float* row_sum, float* o, int64_t head_dim) {
+void online_softmax_tile(float* scores, int64_t num_queries, int64_t num_keys, int64_t padded_keys,
+                         const TileMask& mask, float* row_max, float* row_sum, float* o, int64_t head_dim) {
   for (int64_t i = 0; i < num_queries; ++i, scores += padded_keys, o += head_dim) {
     float tile_max = kMinusInfinity;
     if (mask.all_visible) {
@@ -68,7 +69,8 @@ void online_softmax_tile(float* scores, int64_t num_queries, int64_t num_keys, i
 }
 
 template <class T>
-void finish_tile(T* out, int64_t out_stride, const float* o, const float* row_sum, int64_t num_queries, int64_t head_dim) {
+void finish_tile(T* out, int64_t out_stride, const float* o, const float* row_sum, int64_t num_queries,
+                 int64_t head_dim) {
   for (int64_t i = 0; i < num_queries; ++i, out += out_stride, o += head_dim) {
     const float inverse = 1.0f / row_sum[i];
     for (int64_t d = 0; d < head_dim; ++d) store(out + d, o[d] * inverse);
@@ -86,8 +88,8 @@ void row_dots(float* sums, const T* d_o, const T* o, int64_t num_rows, int64_t w
 
 // Forward was p = exp(scores - lse); now dS = p · (d_p - D) · scale.
 void softmax_backward_tile(float* scores, float* d_probabilities, int64_t num_queries, int64_t padded_queries,
-                           int64_t num_keys, int64_t padded_keys, const TileMask& mask, const float* lse, const float* dots,
-                           float scale) {
+                           int64_t num_keys, int64_t padded_keys, const TileMask& mask, const float* lse,
+                           const float* dots, float scale) {
   for (int64_t j = 0; j < num_keys; ++j, scores += padded_queries, d_probabilities += padded_queries) {
     if (mask.all_visible) {
 #pragma GCC ivdep
@@ -97,8 +99,9 @@ void softmax_backward_tile(float* scores, float* d_probabilities, int64_t num_qu
         d_probabilities[i] = p * (d_probabilities[i] - dots[i]) * scale;
       }
     } else {
-      const int32_t first = static_cast<int32_t>(mask.first_key + j - mask.first_query);  // queries i >= first
-      const int32_t end = static_cast<int32_t>(mask.end_local[j] - mask.first_query);     // queries i < end
+      const int32_t first =
+          static_cast<int32_t>(mask.first_key + j - mask.first_query);                 // queries i >= first
+      const int32_t end = static_cast<int32_t>(mask.end_local[j] - mask.first_query);  // queries i < end
 #pragma GCC ivdep
       for (int64_t i = 0; i < num_queries; ++i) {
         const bool visible = (static_cast<int32_t>(i) >= first) & (static_cast<int32_t>(i) < end);
@@ -112,10 +115,10 @@ void softmax_backward_tile(float* scores, float* d_probabilities, int64_t num_qu
   for (int64_t i = 0; i < (padded_keys - num_keys) * padded_queries; ++i) scores[i] = d_probabilities[i] = 0;
 }
 
-#define INSTANTIATE(T)                                                                                         \
-  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t, float);                     \
-  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t, float);          \
-  template void finish_tile<T>(T*, int64_t, const float*, const float*, int64_t, int64_t);                     \
+#define INSTANTIATE(T)                                                                                \
+  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t, float);            \
+  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t, float); \
+  template void finish_tile<T>(T*, int64_t, const float*, const float*, int64_t, int64_t);            \
   template void row_dots<T>(float*, const T*, const T*, int64_t, int64_t, int64_t);
 INSTANTIATE(float)
 INSTANTIATE(BFloat16Bits)

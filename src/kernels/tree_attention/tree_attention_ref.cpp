@@ -14,7 +14,9 @@ struct Dense {
   at::Tensor lse;            // [N, T]
 };
 
-at::Tensor heads_first(const at::Tensor& x, at::ScalarType acc) { return x.to(acc).transpose(0, 1); }
+at::Tensor heads_first(const at::Tensor& x, at::ScalarType acc) {
+  return x.to(acc).transpose(0, 1);
+}
 
 Dense compute(const TreeAttentionInput& in) {
   const auto acc = accumulator_type(in.q_TNH.scalar_type());
@@ -43,12 +45,12 @@ std::tuple<at::Tensor, at::Tensor> forward_op(const at::Tensor& q, const at::Ten
   return {out.o_TNH, out.lse_TN};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k,
-                                                           const at::Tensor& v, const at::Tensor& k_stack,
-                                                           const at::Tensor& v_stack, const at::Tensor& end_local,
-                                                           const at::Tensor& o, const at::Tensor& lse, double scale,
-                                                           const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
-  const auto d = tree_attention_backward_reference({q, k, v, k_stack, v_stack, end_local, scale}, {o, lse}, d_o, d_k_stack, d_v_stack);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
+    const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& k_stack, const at::Tensor& v_stack, const at::Tensor& end_local, const at::Tensor& o,
+    const at::Tensor& lse, double scale, const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
+  const auto d = tree_attention_backward_reference({q, k, v, k_stack, v_stack, end_local, scale}, {o, lse},
+                                                   d_o, d_k_stack, d_v_stack);
   return {d.d_q_TNH, d.d_k_TGH, d.d_v_TGH};
 }
 }  // namespace
@@ -59,8 +61,10 @@ TreeAttentionOutput tree_attention_forward_reference(const TreeAttentionInput& i
   return {o.transpose(0, 1).to(in.q_TNH.scalar_type()).contiguous(), dense.lse.t().contiguous()};
 }
 
-TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput& in, const TreeAttentionOutput& out,
-                                                        const at::Tensor& d_o_TNH, const at::Tensor& d_k_stack_PGH,
+TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput& in,
+                                                        const TreeAttentionOutput& out,
+                                                        const at::Tensor& d_o_TNH,
+                                                        const at::Tensor& d_k_stack_PGH,
                                                         const at::Tensor& d_v_stack_PGH) {
   const auto acc = accumulator_type(in.q_TNH.scalar_type());
   const auto dense = compute(in);
@@ -72,15 +76,17 @@ TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput
   const auto d_q = at::bmm(d_scores, dense.k).transpose(0, 1).to(in.q_TNH.scalar_type()).contiguous();
   const int64_t num_groups = in.k_TGH.size(1);
   const int64_t num_stack = in.k_stack_PGH.size(0);
-  const auto by_group = [&](const at::Tensor& x) {  // [N, K, H] -> [K, G, H], summed over the group's query heads
-    return x.view({num_groups, -1, x.size(1), x.size(2)}).sum(1).transpose(0, 1);
-  };
+  const auto by_group =
+      [&](const at::Tensor& x) {  // [N, K, H] -> [K, G, H], summed over the group's query heads
+        return x.view({num_groups, -1, x.size(1), x.size(2)}).sum(1).transpose(0, 1);
+      };
   const auto d_k = by_group(at::bmm(d_scores.transpose(1, 2), dense.q));
   const auto d_v = by_group(at::bmm(dense.probabilities.transpose(1, 2), d_o));
   const int64_t num_tokens = in.q_TNH.size(0);
   d_k_stack_PGH.add_(d_k.narrow(0, 0, num_stack));
   d_v_stack_PGH.add_(d_v.narrow(0, 0, num_stack));
-  return {d_q, d_k.narrow(0, num_stack, num_tokens).contiguous(), d_v.narrow(0, num_stack, num_tokens).contiguous()};
+  return {d_q, d_k.narrow(0, num_stack, num_tokens).contiguous(),
+          d_v.narrow(0, num_stack, num_tokens).contiguous()};
 }
 
 }  // namespace bough

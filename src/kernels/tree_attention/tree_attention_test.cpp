@@ -42,11 +42,17 @@ struct Random {
 Random random_case(const Case& c, at::ScalarType type, unsigned seed) {
   std::mt19937 random(seed);
   const auto ends = random_ends(c.num_stack, c.num_tokens, random);
-  const auto tensor = [&](at::IntArrayRef sizes, uint64_t s) { return random_tensor(sizes, type, seed * 10 + s); };
+  const auto tensor = [&](at::IntArrayRef sizes, uint64_t s) {
+    return random_tensor(sizes, type, seed * 10 + s);
+  };
   Random r;
-  r.in = {tensor({c.num_tokens, c.num_heads, c.head_dim}, 1), tensor({c.num_tokens, c.num_groups, c.head_dim}, 2),
-          tensor({c.num_tokens, c.num_groups, c.head_dim}, 3), tensor({c.num_stack, c.num_groups, c.head_dim}, 4),
-          tensor({c.num_stack, c.num_groups, c.head_dim}, 5), at::tensor(ends, at::kInt), 1 / std::sqrt(double(c.head_dim))};
+  r.in = {tensor({c.num_tokens, c.num_heads, c.head_dim}, 1),
+          tensor({c.num_tokens, c.num_groups, c.head_dim}, 2),
+          tensor({c.num_tokens, c.num_groups, c.head_dim}, 3),
+          tensor({c.num_stack, c.num_groups, c.head_dim}, 4),
+          tensor({c.num_stack, c.num_groups, c.head_dim}, 5),
+          at::tensor(ends, at::kInt),
+          1 / std::sqrt(double(c.head_dim))};
   r.d_o = tensor({c.num_tokens, c.num_heads, c.head_dim}, 6);
   r.d_k_stack = random_tensor(r.in.k_stack_PGH.sizes(), accumulator_type(type), 7);
   r.d_v_stack = random_tensor(r.in.k_stack_PGH.sizes(), accumulator_type(type), 8);
@@ -56,8 +62,8 @@ Random random_case(const Case& c, at::ScalarType type, unsigned seed) {
 TEST(TreeAttention, MatchesReferenceInEveryDtype) {
   unsigned seed = 1;
   for (const auto type : kFloatTypes)
-    for (const Case& c : {Case{0, 1, 2, 1, 8}, Case{5, 1, 4, 2, 16}, Case{0, 70, 4, 4, 32}, Case{300, 40, 4, 2, 64},
-                          Case{130, 300, 6, 2, 64}, Case{17, 129, 8, 1, 128}}) {
+    for (const Case& c : {Case{0, 1, 2, 1, 8}, Case{5, 1, 4, 2, 16}, Case{0, 70, 4, 4, 32},
+                          Case{300, 40, 4, 2, 64}, Case{130, 300, 6, 2, 64}, Case{17, 129, 8, 1, 128}}) {
       auto r = random_case(c, type, ++seed);
       const auto out = tree_attention_forward(r.in);
       const auto expected = tree_attention_forward_reference(r.in);
