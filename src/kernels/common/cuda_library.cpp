@@ -1,0 +1,46 @@
+#include "kernels/common/cuda_library.h"
+
+#include <ATen/Context.h>
+#include <dlfcn.h>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace fs = std::filesystem;
+
+namespace {
+constexpr const char* kName = "libbough_cuda.so";
+
+fs::path program_folder() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).parent_path();
+}
+}  // namespace
+
+fs::path find_cuda_library() {
+  const fs::path folder = program_folder();
+  std::error_code error;
+  for (const fs::path& path : {folder / kName, folder.parent_path() / "lib" / kName})
+    if (fs::is_regular_file(path, error)) return path;
+  return {};
+}
+
+void open_cuda_library() {
+  const fs::path path = find_cuda_library();
+  if (path.empty())
+    throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()), " nor in ",
+                        quoted((program_folder().parent_path() / "lib").string()),
+                        "; it is built where nvcc is installed. Build it there, or use device cpu"));
+  // Global, so that what is opened after it finds the same libtorch_cuda; never closed.
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    const char* reason = dlerror();
+    throw UserError(str("device cuda: cannot open ", quoted(path.string()), ": ", reason ? reason : "no reason given",
+                        ". The torch of this machine must be a CUDA build; or use device cpu"));
+  }
+  if (!at::hasCUDA())
+    throw UserError("device cuda: found no GPU, expected one that the NVIDIA driver knows (nvidia-smi lists it); "
+                    "install the driver, or use device cpu");
+}
+
+}  // namespace bough

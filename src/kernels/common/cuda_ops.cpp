@@ -1,0 +1,286 @@
+// libbough_cuda.so: the CUDA kernels as torch ops. It links libtorch_cuda and is opened at run time
+// (cuda_library.h); ops without a kernel here run their reference, written in tensor ops, on the device.
+//
+// Every op runs on the current stream of its tensors' device, and nothing waits for the device.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <optional>
+#include <tuple>
+
+#include "kernels/adamw/adamw_cuda.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/log_prob/log_prob_cuda.h"
+#include "kernels/parameter.h"
+#include "kernels/qk_norm_rotary/qk_norm_rotary_cuda.h"
+#include "kernels/rms_norm/rms_norm_cuda.h"
+#include "kernels/sum_of_squares/sum_of_squares_cuda.h"
+#include "kernels/swiglu/swiglu_cuda.h"
+
+namespace bough {
+
+namespace {
+using Tensor = const at::Tensor&;
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Makes the tensors' device the current one, and checks that all are there: a kernel that reads an address of
+// another memory stops the whole process's use of the device, with an error that names another place.
+class Launch {
+ public:
+  Launch(const char* op, at::TensorList tensors) : guard_(tensors.front().device()) {
+    for (Tensor tensor : tensors)
+      BOUGH_CHECK(tensor.device() == tensors.front().device() && tensor.is_contiguous(), op, ": a tensor of ",
+                  tensor.sizes(), " on ", tensor.device().str(), tensor.is_contiguous() ? "" : ", not contiguous",
+                  "; expected contiguous ones on ", tensors.front().device().str());
+    stream_ = c10::cuda::getCurrentCUDAStream().stream();
+  }
+
+  CudaStream stream() const { return stream_; }
+
+ private:
+  c10::cuda::CUDAGuard guard_;
+  CudaStream stream_;
+};
+
+template <class T>
+const T* optional_data(const OptionalTensor& tensor) {
+  return tensor ? data<T>(*tensor) : nullptr;
+}
+template <class T>
+T* optional_mutable_data(const OptionalTensor& tensor) {
+  return tensor ? mutable_data<T>(*tensor) : nullptr;
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward(Tensor x, Tensor weight_D, double eps) {
+  const Launch launch("rms_norm", {x, weight_D});
+  const int64_t width = x.size(-1);
+  const int64_t num_rows = width ? x.numel() / width : 0;
+  auto y = at::empty_like(x);
+  auto rstd = at::empty({num_rows}, x.options().dtype(accumulator_type(x.scalar_type())));
+  dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
+    rms_norm_forward_cuda(mutable_data<T>(y), mutable_data<AccOf<T>>(rstd), data<T>(x), data<T>(weight_D), num_rows,
+                          width, eps, launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {y, rstd};
+}
+
+at::Tensor rms_norm_backward(Tensor d_y, Tensor x, Tensor weight_D, Tensor rstd, Tensor d_weight_D) {
+  const Launch launch("rms_norm", {d_y, x, weight_D, rstd, d_weight_D});
+  const int64_t num_rows = rstd.numel();
+  auto d_x = at::empty_like(x);
+  auto partial = at::empty({rms_norm_num_parts(num_rows), x.size(-1)}, rstd.options());
+  dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
+    using A = AccOf<T>;
+    rms_norm_backward_cuda(RmsNormBackward<T, A>{.d_x = mutable_data<T>(d_x),
+                                                 .d_weight = mutable_data<A>(d_weight_D),
+                                                 .partial = mutable_data<A>(partial),
+                                                 .d_y = data<T>(d_y),
+                                                 .x = data<T>(x),
+                                                 .weight = data<T>(weight_D),
+                                                 .rstd = data<A>(rstd),
+                                                 .num_rows = num_rows,
+                                                 .width = x.size(-1)},
+                           launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return d_x;
+}
+
+at::Tensor swiglu_forward(Tensor gate_up_TF2) {
+  const Launch launch("swiglu", {gate_up_TF2});
+  const int64_t width = gate_up_TF2.size(1) / 2;
+  auto y_TF = at::empty({gate_up_TF2.size(0), width}, gate_up_TF2.options());
+  dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
+    swiglu_forward_cuda(mutable_data<T>(y_TF), data<T>(gate_up_TF2), y_TF.size(0), width, launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return y_TF;
+}
+
+at::Tensor swiglu_backward(Tensor d_y_TF, Tensor gate_up_TF2) {
+  const Launch launch("swiglu", {d_y_TF, gate_up_TF2});
+  auto d_gate_up_TF2 = at::empty_like(gate_up_TF2);
+  dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
+    swiglu_backward_cuda(mutable_data<T>(d_gate_up_TF2), data<T>(d_y_TF), data<T>(gate_up_TF2), d_y_TF.size(0),
+                         d_y_TF.size(1), launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return d_gate_up_TF2;
+}
+
+template <class T>
+QkNormRotaryInput<T, AccOf<T>> qk_input(Tensor qkv, Tensor cos, Tensor sin, const OptionalTensor& q_norm,
+                                        const OptionalTensor& k_norm, double eps) {
+  return {.qkv = data<T>(qkv),
+          .cos = data<AccOf<T>>(cos),
+          .sin = data<AccOf<T>>(sin),
+          .q_norm = optional_data<T>(q_norm),
+          .k_norm = optional_data<T>(k_norm),
+          .num_tokens = qkv.size(0),
+          .head_dim = 2 * cos.size(1),
+          .eps = eps};
+}
+
+std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors, std::initializer_list<OptionalTensor> optional) {
+  for (const auto& tensor : optional)
+    if (tensor) tensors.push_back(*tensor);
+  return tensors;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward(Tensor qkv, Tensor cos, Tensor sin,
+                                                                      const OptionalTensor& q_norm,
+                                                                      const OptionalTensor& k_norm, int64_t num_heads,
+                                                                      int64_t num_kv_heads, double eps) {
+  const Launch launch("qk_norm_rotary", with_defined({qkv, cos, sin}, {q_norm, k_norm}));
+  const int64_t head_dim = 2 * cos.size(1);
+  auto q = at::empty({qkv.size(0), num_heads, head_dim}, qkv.options());
+  auto k = at::empty({qkv.size(0), num_kv_heads, head_dim}, qkv.options());
+  auto v = at::empty_like(k);
+  dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
+    auto input = qk_input<T>(qkv, cos, sin, q_norm, k_norm, eps);
+    input.num_heads = num_heads;
+    input.num_kv_heads = num_kv_heads;
+    qk_norm_rotary_forward_cuda(input, mutable_data<T>(q), mutable_data<T>(k), mutable_data<T>(v), launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {q, k, v};
+}
+
+at::Tensor qk_norm_rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qkv, Tensor cos, Tensor sin,
+                                   const OptionalTensor& q_norm, const OptionalTensor& k_norm,
+                                   const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm, double eps) {
+  const Launch launch("qk_norm_rotary",
+                      with_defined({qkv, cos, sin, d_q, d_k, d_v}, {q_norm, k_norm, d_q_norm, d_k_norm}));
+  const int64_t head_dim = 2 * cos.size(1);
+  const int64_t num_heads = d_q.size(1);
+  const int64_t num_kv_heads = d_k.size(1);
+  auto d_qkv = at::empty_like(qkv);
+  OptionalTensor partial;
+  if (q_norm) {
+    const int64_t limit = qk_norm_rotary_max_head_dim(static_cast<int64_t>(cos.element_size()));
+    BOUGH_CHECK(d_q_norm && d_k_norm && head_dim <= limit, "qk_norm_rotary: head_dim ", head_dim, " of at most ",
+                limit, ", gradients of the norms ", d_q_norm ? "given" : "missing");
+    partial = at::empty({qk_norm_rotary_num_parts(qkv.size(0), num_heads, num_kv_heads), 2, head_dim}, cos.options());
+  }
+  dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
+    using A = AccOf<T>;
+    auto input = qk_input<T>(qkv, cos, sin, q_norm, k_norm, eps);
+    input.num_heads = num_heads;
+    input.num_kv_heads = num_kv_heads;
+    qk_norm_rotary_backward_cuda(input,
+                                 QkNormRotaryGradient<T, A>{.d_q = data<T>(d_q),
+                                                            .d_k = data<T>(d_k),
+                                                            .d_v = data<T>(d_v),
+                                                            .d_qkv = mutable_data<T>(d_qkv),
+                                                            .d_q_norm = optional_mutable_data<A>(d_q_norm),
+                                                            .d_k_norm = optional_mutable_data<A>(d_k_norm),
+                                                            .partial = optional_mutable_data<A>(partial)},
+                                 launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return d_qkv;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward(Tensor logits_RV, Tensor labels_R, double temperature) {
+  const Launch launch("log_prob", {logits_RV, labels_R});
+  const auto options = logits_RV.options().dtype(accumulator_type(logits_RV.scalar_type()));
+  auto log_probs = at::empty({logits_RV.size(0)}, options);
+  auto lse = at::empty_like(log_probs);
+  auto entropies = at::empty_like(log_probs);
+  dispatch_float_types(logits_RV.scalar_type(), "log_prob", [&]<class T>() {
+    using A = AccOf<T>;
+    log_prob_forward_cuda(LogProbForward<T, A>{.log_probs = mutable_data<A>(log_probs),
+                                               .lse = mutable_data<A>(lse),
+                                               .entropies = mutable_data<A>(entropies),
+                                               .logits = data<T>(logits_RV),
+                                               .labels = data<int64_t>(labels_R),
+                                               .num_rows = logits_RV.size(0),
+                                               .width = logits_RV.size(1),
+                                               .temperature = temperature},
+                          launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {log_probs, lse, entropies};
+}
+
+void log_prob_backward(Tensor logits_RV, Tensor labels_R, Tensor lse, Tensor entropies, Tensor d_log_probs,
+                       Tensor d_entropies, double temperature) {
+  const Launch launch("log_prob", {logits_RV, labels_R, lse, entropies, d_log_probs, d_entropies});
+  dispatch_float_types(logits_RV.scalar_type(), "log_prob", [&]<class T>() {
+    using A = AccOf<T>;
+    log_prob_backward_cuda(LogProbBackward<T, A>{.logits = mutable_data<T>(logits_RV),
+                                                 .labels = data<int64_t>(labels_R),
+                                                 .lse = data<A>(lse),
+                                                 .entropies = data<A>(entropies),
+                                                 .d_log_probs = data<A>(d_log_probs),
+                                                 .d_entropies = data<A>(d_entropies),
+                                                 .num_rows = logits_RV.size(0),
+                                                 .width = logits_RV.size(1),
+                                                 .temperature = temperature},
+                           launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+at::Tensor sum_of_squares(Tensor x) {
+  const Launch launch("sum_of_squares", {x});
+  const auto options = x.options().dtype(at::kDouble);
+  auto result = at::empty({}, options);
+  auto partial = at::empty({sum_of_squares_num_parts(x.numel())}, options);
+  dispatch_float_types(x.scalar_type(), "sum_of_squares", [&]<class T>() {
+    sum_of_squares_cuda(mutable_data<double>(result), mutable_data<double>(partial), data<T>(x), x.numel(),
+                        launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return result;
+}
+
+void adamw_op(Tensor value, const OptionalTensor& master, Tensor exp_avg, Tensor exp_avg_sq, Tensor gradient,
+              double lr, double beta1, double beta2, double eps, double weight_decay, double gradient_scale,
+              int64_t step) {
+  const Launch launch("adamw", with_defined({value, exp_avg, exp_avg_sq, gradient}, {master}));
+  dispatch_float_types(value.scalar_type(), "adamw", [&]<class T>() {
+    using A = AccOf<T>;
+    const auto round = [](double x) { return static_cast<A>(x); };
+    const AdamwScalars<A> scalars{.gradient_scale = round(gradient_scale),
+                                  .beta1 = round(beta1),
+                                  .one_minus_beta1 = round(1 - beta1),
+                                  .beta2 = round(beta2),
+                                  .one_minus_beta2 = round(1 - beta2),
+                                  .decay = round(1 - lr * weight_decay),
+                                  .step_size = round(lr / (1 - std::pow(beta1, step))),
+                                  .inverse_variance = round(1 / (1 - std::pow(beta2, step))),
+                                  .eps = round(eps)};
+    adamw_cuda(AdamwArrays<T, A>{.value = mutable_data<T>(value),
+                                 .master = optional_mutable_data<A>(master),
+                                 .exp_avg = mutable_data<A>(exp_avg),
+                                 .exp_avg_sq = mutable_data<A>(exp_avg_sq),
+                                 .gradient = mutable_data<A>(gradient),
+                                 .size = value.numel()},
+               scalars, launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+}  // namespace
+
+}  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CUDA, m) {
+  m.impl("rms_norm_forward", TORCH_FN(bough::rms_norm_forward));
+  m.impl("rms_norm_backward", TORCH_FN(bough::rms_norm_backward));
+  m.impl("swiglu_forward", TORCH_FN(bough::swiglu_forward));
+  m.impl("swiglu_backward", TORCH_FN(bough::swiglu_backward));
+  m.impl("qk_norm_rotary_forward", TORCH_FN(bough::qk_norm_rotary_forward));
+  m.impl("qk_norm_rotary_backward", TORCH_FN(bough::qk_norm_rotary_backward));
+  m.impl("log_prob_forward", TORCH_FN(bough::log_prob_forward));
+  m.impl("log_prob_backward_", TORCH_FN(bough::log_prob_backward));
+  m.impl("sum_of_squares", TORCH_FN(bough::sum_of_squares));
+  m.impl("adamw_", TORCH_FN(bough::adamw_op));
+}

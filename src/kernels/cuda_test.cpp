@@ -1,0 +1,214 @@
+// Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <vector>
+
+#include "base/error.h"
+#include "kernels/adamw/adamw.h"
+#include "kernels/common/cuda_library.h"
+#include "kernels/common/kernel_test.h"
+#include "kernels/log_prob/log_prob.h"
+#include "kernels/qk_norm_rotary/qk_norm_rotary.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/sum_of_squares/sum_of_squares.h"
+#include "kernels/swiglu/swiglu.h"
+
+namespace bough {
+namespace {
+
+// The first difference between two runs on the same input, or "": sums have a fixed order.
+#define EXPECT_SAME_BITS(a, b) EXPECT_TRUE((a).equal(b))
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (find_cuda_library().empty()) GTEST_SKIP() << "libbough_cuda.so was not built";
+    try {
+      open_cuda_library();
+    } catch (const UserError& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+};
+
+at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
+
+Parameter on_gpu(const Parameter& parameter) {
+  return {.value = on_gpu(parameter.value), .main_grad = on_gpu(parameter.main_grad), .parts = {}};
+}
+
+// Widths with and without 16-byte packs, rows fewer and more than a first stage's parts, and a row whose sums do
+// not fit shared memory.
+const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 5},     {3, 7},      {65, 64}, {130, 512},
+                                                          {9000, 48}, {70, 1023}, {3, 16384}};
+
+TEST_F(Cuda, RmsNorm) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [rows, width] : kShapes) {
+      const auto x = random_tensor({rows, width}, type, 1), d_y = random_tensor({rows, width}, type, 3);
+      const Parameter weight = random_parameter({width}, type, 2);
+      const auto [y, rstd] = rms_norm_forward_reference(x, weight.value, 1e-6);
+      auto d_weight = weight.main_grad.clone();
+      const auto d_x = rms_norm_backward_reference(d_y, x, weight.value, rstd, d_weight);
+      std::vector<at::Tensor> gradients;
+      for (int run = 0; run < 2; ++run) {
+        const Parameter weight_gpu = on_gpu(weight);
+        auto x_gpu = on_gpu(x).requires_grad_(true);
+        const auto y_gpu = rms_norm(x_gpu, weight_gpu, 1e-6);
+        y_gpu.backward(on_gpu(d_y));
+        EXPECT_CLOSE(y_gpu.cpu(), y, type);
+        EXPECT_CLOSE(x_gpu.grad().cpu(), d_x, type);
+        EXPECT_CLOSE(weight_gpu.main_grad.cpu(), d_weight, type);
+        gradients.push_back(weight_gpu.main_grad);
+      }
+      EXPECT_SAME_BITS(gradients[0], gradients[1]);
+    }
+}
+
+TEST_F(Cuda, Swiglu) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [rows, width] : kShapes) {
+      const auto x = random_tensor({rows, 2 * width}, type, 1) * 5, d_y = random_tensor({rows, width}, type, 2);
+      auto x_gpu = on_gpu(x).requires_grad_(true);
+      const auto y_gpu = swiglu(x_gpu);
+      y_gpu.backward(on_gpu(d_y));
+      EXPECT_CLOSE(y_gpu.cpu(), swiglu_forward_reference(x), type);
+      EXPECT_CLOSE(x_gpu.grad().cpu(), swiglu_backward_reference(d_y, x), type);
+    }
+}
+
+void check_qk_norm_rotary(at::ScalarType type, const QkvLayout& layout, int64_t num_tokens, bool with_norm) {
+  using Optional = std::optional<at::Tensor>;
+  const int64_t n = layout.num_heads, g = layout.num_kv_heads, h = layout.head_dim;
+  const auto rotary = make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, h, 1e4, accumulator_type(type));
+  const auto qkv = random_tensor({num_tokens, layout.width()}, type, 1);
+  const Parameter q_norm = random_parameter({h}, type, 2), k_norm = random_parameter({h}, type, 3);
+  const auto norm = [&](const Parameter& p) { return with_norm ? Optional(p.value) : std::nullopt; };
+  const auto d_q = random_tensor({num_tokens, n, h}, type, 4), d_k = random_tensor({num_tokens, g, h}, type, 5),
+             d_v = random_tensor({num_tokens, g, h}, type, 6);
+  const auto [q, k, v] = qk_norm_rotary_forward_reference(qkv, rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), n, g,
+                                                          1e-6);
+  auto d_q_norm = at::zeros_like(q_norm.main_grad), d_k_norm = at::zeros_like(k_norm.main_grad);
+  const auto d_qkv = qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv, rotary.cos, rotary.sin, norm(q_norm),
+                                                       norm(k_norm), Optional(d_q_norm), Optional(d_k_norm), 1e-6);
+
+  const Parameter q_norm_gpu = on_gpu(q_norm), k_norm_gpu = on_gpu(k_norm);
+  auto qkv_gpu = on_gpu(qkv).requires_grad_(true);
+  const auto [q_gpu, k_gpu, v_gpu] =
+      qk_norm_rotary(qkv_gpu, layout, {on_gpu(rotary.cos), on_gpu(rotary.sin)}, with_norm ? &q_norm_gpu : nullptr,
+                     with_norm ? &k_norm_gpu : nullptr, 1e-6);
+  torch::autograd::backward({q_gpu, k_gpu, v_gpu}, {on_gpu(d_q), on_gpu(d_k), on_gpu(d_v)});
+  EXPECT_CLOSE(q_gpu.cpu(), q, type);
+  EXPECT_CLOSE(k_gpu.cpu(), k, type);
+  EXPECT_CLOSE(v_gpu.cpu(), v, type);
+  EXPECT_CLOSE(qkv_gpu.grad().cpu(), d_qkv, type);
+  EXPECT_CLOSE(q_norm_gpu.main_grad.cpu(), d_q_norm, type);
+  EXPECT_CLOSE(k_norm_gpu.main_grad.cpu(), d_k_norm, type);
+}
+
+TEST_F(Cuda, QkNormRotary) {
+  for (const auto type : kFloatTypes)
+    for (const bool with_norm : {false, true}) {
+      check_qk_norm_rotary(type, {4, 2, 16}, 70, with_norm);
+      check_qk_norm_rotary(type, {3, 1, 6}, 5, with_norm);       // halves of odd length
+      check_qk_norm_rotary(type, {16, 8, 128}, 600, with_norm);  // all parts of the first stage
+      check_qk_norm_rotary(type, {2, 1, 1024}, 33, with_norm);   // fewer warps a block
+    }
+}
+
+TEST_F(Cuda, LogProb) {
+  for (const auto type : kFloatTypes)
+    for (const double temperature : {0.7, 1.0, 1.3})
+      for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}, {3, 50001}}) {
+        const auto acc = accumulator_type(type);
+        const auto logits = random_tensor({rows, width}, type, 5);
+        const auto labels = (at::arange(rows, at::kLong) * 7 + 3).remainder(width);
+        const auto d_log_probs = random_tensor({rows}, acc, 6), d_entropies = random_tensor({rows}, acc, 7);
+        const auto expected = log_prob_forward_reference(logits, labels, temperature);
+        const auto d_expected = logits.clone();
+        log_prob_backward_reference_(d_expected, labels, expected, d_log_probs, d_entropies, temperature);
+        const auto d_gpu = on_gpu(logits), labels_gpu = on_gpu(labels);
+        const auto out = log_prob_forward(d_gpu, labels_gpu, temperature);
+        EXPECT_CLOSE(out.log_probs_R.cpu(), expected.log_probs_R, acc);
+        EXPECT_CLOSE(out.lse_R.cpu(), expected.lse_R, acc);
+        EXPECT_CLOSE(out.entropies_R.cpu(), expected.entropies_R, acc);
+        EXPECT_SAME_BITS(log_prob_forward(d_gpu, labels_gpu, temperature).lse_R, out.lse_R);
+        log_prob_backward_(d_gpu, labels_gpu, out, on_gpu(d_log_probs), on_gpu(d_entropies), temperature);
+        EXPECT_CLOSE(d_gpu.cpu(), d_expected, type);
+      }
+}
+
+TEST_F(Cuda, ConfidentAndHopelessRowsStayFinite) {
+  const auto logits = on_gpu(at::tensor({100.0f, -100.0f, 0.0f, -100.0f, 100.0f, 0.0f}).view({2, 3}));
+  const auto labels = on_gpu(at::zeros({2}, at::kLong)), ones = on_gpu(at::ones({2}));
+  const auto out = log_prob_forward(logits, labels, 1.0);
+  EXPECT_FLOAT_EQ(out.log_probs_R[0].item<float>(), 0.0f);
+  EXPECT_FLOAT_EQ(out.log_probs_R[1].item<float>(), -200.0f);
+  log_prob_backward_(logits, labels, out, ones, ones, 1.0);
+  EXPECT_TRUE(logits.isfinite().all().item<bool>());
+  EXPECT_FLOAT_EQ(logits[1][0].item<float>(), 1.0f);
+}
+
+TEST_F(Cuda, SumOfSquares) {
+  for (const auto type : kFloatTypes)
+    for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{37}, kSumOfSquaresBlock, 3 * kSumOfSquaresBlock + 5,
+                               1100 * kSumOfSquaresBlock}) {  // more parts than the last block has threads
+      const auto x = random_tensor({size}, type, 7);
+      const auto sum = sum_of_squares(on_gpu(x));
+      EXPECT_NEAR(sum.item<double>(), sum_of_squares_reference(x).item<double>(), 1e-13 * static_cast<double>(size));
+      EXPECT_SAME_BITS(sum_of_squares(on_gpu(x)), sum);
+    }
+}
+
+TEST_F(Cuda, Adamw) {
+  constexpr AdamwStep kStep{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1,
+                            .gradient_scale = 0.7, .step = 3};
+  for (const auto type : kFloatTypes)
+    for (const int64_t size : {1, 17, 40'000}) {
+      const auto acc = accumulator_type(type);
+      const AdamwState expected{.value = random_tensor({size}, type, 1),
+                                .master = type == acc ? at::Tensor() : random_tensor({size}, acc, 1),
+                                .exp_avg = random_tensor({size}, acc, 2),
+                                .exp_avg_sq = random_tensor({size}, acc, 3).square(),
+                                .gradient = random_tensor({size}, acc, 4)};
+      const AdamwState got{on_gpu(expected.value), on_gpu(expected.master), on_gpu(expected.exp_avg),
+                           on_gpu(expected.exp_avg_sq), on_gpu(expected.gradient)};
+      adamw_reference(expected, kStep);
+      adamw(got, kStep);
+      EXPECT_CLOSE(got.exp_avg.cpu(), expected.exp_avg, acc);
+      EXPECT_CLOSE(got.exp_avg_sq.cpu(), expected.exp_avg_sq, acc);
+      EXPECT_CLOSE(got.value.cpu(), expected.value, type);
+      EXPECT_EQ(got.gradient.count_nonzero().item<int64_t>(), 0);
+      if (type == acc) continue;
+      EXPECT_CLOSE(got.master.cpu(), expected.master, acc);
+      EXPECT_TRUE(got.value.equal(got.master.to(type)));
+    }
+}
+
+// A tensor left on the host is named, not read by the device.
+TEST_F(Cuda, TensorsOfTwoDevicesAreRefused) {
+  const auto x = on_gpu(random_tensor({4, 8}, at::kFloat, 1));
+  EXPECT_THROW(rms_norm(x, random_parameter({8}, at::kFloat, 2), 1e-6), InternalError);
+}
+
+// Needs no GPU: the library opens, registers its kernels, and says what is missing.
+TEST(CudaLibrary, OpensWithoutAGpu) {
+  if (find_cuda_library().empty()) GTEST_SKIP() << "libbough_cuda.so was not built";
+  try {
+    open_cuda_library();
+    EXPECT_TRUE(at::hasCUDA());
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("no GPU"), std::string::npos) << error.what();
+  }
+  for (const char* name : {"rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward",
+                           "qk_norm_rotary_forward", "qk_norm_rotary_backward", "log_prob_forward",
+                           "log_prob_backward_", "sum_of_squares", "adamw_"}) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("bough::") + name).c_str(), "");
+    EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace bough
