@@ -128,7 +128,7 @@ void add_init_command(CommandLine& line) {
   auto options = std::make_shared<InitOptions>();
   CLI::App& command = line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
                                [options] { run_init(*options); });
-  command.add_option("directory", options->directory, "The folder to make")->required()->type_name("DIR");
+  command.add_option("DIR", options->directory, "The folder to make")->required()->type_name("");
   command.add_option("--arch", options->arch, "qwen3 | qwen2 | llama");
   command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
   command.add_option("--layers", options->layers, "Decoder layers");

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "base/signals.h"
 #include "cli/command.h"
@@ -65,6 +66,8 @@ std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std
   for (size_t i = 0; i < prompts.size(); ++i)
     engine.submit(make_request(options.generation, i, prompts[i].input_ids, static_cast<uint64_t>(options.seed)));
   std::vector<std::vector<Rollout>> groups(prompts.size());
+  log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples of ",
+               format_thousands(static_cast<int64_t>(prompts.size())), " prompts"));
   Progress progress("rollout", static_cast<int64_t>(prompts.size()), "prompts");
   while (!engine.idle()) {
     if (stop.requested()) throw Interrupted(str("interrupted; ", quoted(options.out), " was not written"));
@@ -79,6 +82,7 @@ std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std
       }
       progress.advance();
     }
+    progress.advance(0, str(format_thousands(engine.statistics().new_tokens), " tokens"));
   }
   std::vector<Rollout> rollouts;
   for (auto& group : groups)

@@ -224,8 +224,9 @@ void add_step_command(CommandLine& line) {
       ->type_name("B");
   command.add_option("--memory", options->memory,
                      "Budget over weights and gradients, 40GiB: passes shrink to fit,\n"
-                     "or the step is refused. Counted: keys, values and their gradients\n"
-                     "of the longest path, and activations of one pass")
+                     "or the step is refused with what would do. Bounded: keys, values\n"
+                     "and their gradients of the longest path, activations and\n"
+                     "temporaries of one pass")
       ->type_name("BYTES");
   command.add_option("--loss", options->loss,
                      "pg: minus the mean of advantage x log-probability |\n"

@@ -163,7 +163,8 @@ def test_memory_budget(bough, tiny_models, tmp_path):
     budget = int(0.8 * free["estimated_bytes"])
     smaller, _ = step(bough, tiny_models("qwen3"), path, "--memory", budget)
     assert smaller["max_tokens_per_mb"] < free["max_tokens_per_mb"]
-    assert smaller["estimated_bytes"] <= budget
+    assert smaller["peak_bytes"] <= smaller["estimated_bytes"] <= budget
+    assert 0 < smaller["peak_bytes"] < free["peak_bytes"]
     assert smaller["loss"] == pytest.approx(free["loss"], rel=1e-4)
     refused = bough("step", "--model", tiny_models("qwen3"), "--rollouts", path, "--memory", "1KiB")
     assert refused.returncode == 2
