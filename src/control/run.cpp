@@ -47,6 +47,7 @@ class Run {
   void evaluate_at_start();
   bool evaluation_due(int64_t step) const;
   std::optional<EvaluationResult> evaluate_now();
+  void publish_metrics(int64_t step, const MetricValues& values);
   void finish_step(StepRecord record);
   bool checkpoint_due(int64_t step) const;
   void checkpoint();
@@ -163,8 +164,7 @@ void Run::evaluate_at_start() {
   const auto result = evaluate_now();
   if (!result) interrupt();
   const MetricValues values = to_metrics(*result);
-  metrics_->write(0, values);
-  display_.write(0, values);
+  publish_metrics(0, values);
 }
 
 bool Run::checkpoint_due(int64_t step) const {
@@ -190,6 +190,12 @@ void Run::interrupt() {
                         folder_.path().string(), ". The same command goes on from there"));
 }
 
+void Run::publish_metrics(int64_t step, const MetricValues& values) {
+  metrics_->write(step, values);
+  display_.write(step, values);
+  log_debug(display_.line(step, values));  // for log.txt; people see the display
+}
+
 // Metrics and rollouts first, the checkpoint last: what a checkpoint covers is complete.
 void Run::finish_step(StepRecord record) {
   if (settings_.saver.rollouts || settings_.compare_dense > 0)
@@ -197,8 +203,7 @@ void Run::finish_step(StepRecord record) {
   if (evaluation_due(record.step)) {
     if (const auto result = evaluate_now()) record.metrics.merge(to_metrics(*result));
   }
-  metrics_->write(record.step, record.metrics);
-  display_.write(record.step, record.metrics);
+  publish_metrics(record.step, record.metrics);
   if (checkpoint_due(record.step)) {
     display_.set_activity("checkpoint");
     checkpoint();

@@ -1,0 +1,229 @@
+"""Whole runs of `bough train` on a model of a few thousand weights."""
+
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from run_util import (
+    ENVIRONMENT,
+    comparable_metrics,
+    final_state,
+    last_checkpoint,
+    read_metrics,
+    write_experiment,
+)
+
+
+def wait_for_steps(run: Path, steps: int, process, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.jsonl").exists() and len(read_metrics(run)) > steps:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"no {steps} steps in {seconds} s; exit code {process.poll()}: {process.communicate()}")
+
+
+def test_a_run_leaves_what_the_formats_promise(bough):
+    config = write_experiment(bough)
+    result = bough("train", config, "compare_dense=1", "--json", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/trial0"
+    assert result.json["steps"] == 7
+    assert result.json["folder"] == "runs/tiny/trial0"
+    assert result.json["compression"] > 1
+    assert result.json["seconds"] > 0 and result.json["dense_seconds"] > 0
+    assert [result.json[when]["step"] for when in ("before", "after")] == [0, 7]
+    for name in ("config.yaml", "log.txt", "report.html", "latest"):
+        assert (run / name).stat().st_size > 0, name
+    assert list(run.glob("events.*"))
+    assert sorted(file.name for file in (run / "rollouts").iterdir()) == [
+        f"step_{step}.jsonl.zst" for step in range(1, 8)
+    ]
+    assert sorted(folder.name for folder in (run / "checkpoints").iterdir()) == ["step_6", "step_7"]
+    records = read_metrics(run)
+    assert [record["step"] for record in records] == list(range(8))
+    assert [record["step"] for record in records if "eval/avg_at_k" in record] == [0, 4, 7]
+    expected = {
+        "reward/mean", "reward/std", "reward/failures", "loss/policy", "policy/clip_fraction", "policy/approx_kl",
+        "optim/grad_norm", "optim/lr", "optim/skipped_steps", "rollout/length_mean",
+        "rollout/truncated_fraction", "rollout/zero_std_groups", "mismatch/logprob_abs_diff",
+        "mismatch/importance_weight_mean", "mismatch/masked_fraction", "staleness/mean", "staleness/max",
+        "tree/compression", "tree/attention_compression", "tree/recomputed_fraction", "time/step",
+        "time/rollout", "time/train", "time/publish", "perf/train_tokens_per_s", "perf/unique_tokens_per_s",
+        "perf/generated_tokens_per_s", "memory/peak",
+    }  # fmt: skip
+    assert expected <= records[1].keys()
+    # Rollout and trainer compute the same log-probabilities.
+    assert all(record["mismatch/logprob_abs_diff"] < 1e-4 for record in records[1:])
+
+
+def test_the_saved_rollouts_are_a_rollout_file(bough):
+    config = write_experiment(bough)
+    bough("train", config, "total_train_steps=1", ok=True, env=ENVIRONMENT)
+    file = "runs/tiny/trial0/rollouts/step_1.jsonl.zst"
+    plan = bough("plan", "--rollouts", file, "--json", ok=True, env=ENVIRONMENT)
+    assert plan.json is not None
+    step = bough("step", "--model", "base", "--rollouts", file, "--json", ok=True, env=ENVIRONMENT)
+    assert step.json["tokens"] > step.json["tree_tokens"]
+
+
+def test_the_same_seed_gives_the_same_metrics_and_weights(bough):
+    config = write_experiment(bough)
+    runs = []
+    for trial in ("first", "second"):
+        bough("train", config, f"trial_name={trial}", ok=True, env=ENVIRONMENT)
+        runs.append(bough.cwd / "runs/tiny" / trial)
+    assert comparable_metrics(runs[0]) == comparable_metrics(runs[1])
+    assert final_state(runs[0]) == final_state(runs[1])
+    bough("train", config, "trial_name=other", "seed=2", ok=True, env=ENVIRONMENT)
+    assert comparable_metrics(runs[0]) != comparable_metrics(bough.cwd / "runs/tiny/other")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
+    config = write_experiment(bough, **{"actor.ppo_n_minibatches": 2, "saver.freq_steps": 1})
+    started = time.monotonic()
+    bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
+    seconds = time.monotonic() - started
+    moments = random.Random(seed)
+    kills = 0
+    for _ in range(5):
+        process = bough.start("train", config, "trial_name=killed", env=ENVIRONMENT)
+        try:
+            # Early enough that not every process gets to the end, late enough that some get on.
+            process.wait(timeout=moments.uniform(0.1, 0.7) * seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kills += 1
+        process.communicate()
+    assert kills > 0
+    bough("train", config, "trial_name=killed", ok=True, env=ENVIRONMENT)
+    whole, killed = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/killed"
+    assert final_state(whole) == final_state(killed)
+    assert comparable_metrics(whole) == comparable_metrics(killed)
+    assert sorted(f.name for f in (whole / "rollouts").iterdir()) == sorted(
+        f.name for f in (killed / "rollouts").iterdir()
+    )
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_a_checkpoint_and_goes_on(bough, which):
+    config = write_experiment(bough, **{"saver.freq_steps": 0, "total_train_steps": 12})
+    bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/stopped"
+    process = bough.start("train", config, "trial_name=stopped", env=ENVIRONMENT)
+    wait_for_steps(run, 3, process)
+    process.send_signal(which)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    done = len(read_metrics(run)) - 1
+    assert 3 <= done < 12
+    assert last_checkpoint(run).name == f"step_{done}"
+    assert "same command" in errors
+    bough("train", config, "trial_name=stopped", ok=True, env=ENVIRONMENT)
+    assert final_state(run) == final_state(bough.cwd / "runs/tiny/whole")
+
+
+def test_a_finished_run_started_again_says_so_and_trains_nothing(bough):
+    config = write_experiment(bough)
+    first = bough("train", config, "--json", ok=True, env=ENVIRONMENT)
+    before = comparable_metrics(bough.cwd / "runs/tiny/trial0")
+    again = bough("train", config, "--json", ok=True, env=ENVIRONMENT)
+    assert comparable_metrics(bough.cwd / "runs/tiny/trial0") == before
+    assert again.json == first.json
+
+
+def test_other_settings_are_refused_by_name_and_longer_runs_are_not(bough):
+    config = write_experiment(bough)
+    bough("train", config, "total_train_steps=2", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/trial0"
+    before = final_state(run)
+    refused = bough("train", config, "actor.optimizer.lr=0.5", "seed=3", env=ENVIRONMENT)
+    assert refused.returncode == 2
+    for part in ("actor.optimizer.lr", "seed", "0.5", "trial_name"):
+        assert part in refused.stderr
+    assert "terminate called" not in refused.stderr
+    assert final_state(run) == before
+    longer = bough("train", config, "total_train_steps=4", "--json", ok=True, env=ENVIRONMENT)
+    assert longer.json["steps"] == 4
+
+
+def test_two_processes_do_not_share_a_run(bough):
+    config = write_experiment(bough, **{"total_train_steps": 2000, "evaluator.at_start": False})
+    process = bough.start("train", config, env=ENVIRONMENT)
+    try:
+        wait_for_steps(bough.cwd / "runs/tiny/trial0", 1, process)
+        second = bough("train", config, env=ENVIRONMENT)
+        assert second.returncode == 2, str(second)
+        assert str(process.pid) in second.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_model_of_transformers_with_the_users_own_data_and_reward(bough, tiny_models):
+    """The README's way with one's own model, a GSM8K-format file and a reward in Python."""
+    (bough.cwd / "gsm8k.jsonl").write_text(
+        "".join(
+            f'{{"question": "Natalia sold {n} clips and then half as many. How many?", '
+            f'"answer": "She sold {n}/2 = <<{n}/2={n // 2}>>{n // 2}.\\n#### {n + n // 2}"}}\n'
+            for n in range(2, 42, 2)
+        )
+    )
+    (bough.cwd / "my_reward.py").write_text(
+        "def score(prompt, completion, answer, **fields):\n"
+        "    assert 'Natalia' in prompt and answer.split()[-1].isdigit() and 'question' in fields\n"
+        "    if completion.startswith('~'):\n"
+        "        raise ValueError('no tilde, please')\n"
+        "    return len(set(completion)) / 10\n"
+    )
+    config = write_experiment(
+        bough,
+        **{
+            "model.path": str(tiny_models("qwen3")),
+            "train_dataset.path": "gsm8k.jsonl",
+            "train_dataset.format": "chat",
+            "valid_dataset.path": "gsm8k.jsonl",
+            "valid_dataset.format": "chat",
+            "valid_dataset.max_problems": 4,
+            "reward": "my_reward.py:score",
+            "total_train_steps": 3,
+        },
+    )
+    result = bough("train", config, "--json", ok=True, env=ENVIRONMENT)
+    records = read_metrics(bough.cwd / "runs/tiny/trial0")
+    assert all(record["reward/mean"] > 0 for record in records[1:])
+    assert all(record["mismatch/logprob_abs_diff"] < 1e-4 for record in records[1:])
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = bough.cwd / result.json["model"]
+    trained = AutoModelForCausalLM.from_pretrained(model)
+    before = AutoModelForCausalLM.from_pretrained(tiny_models("qwen3"))
+    assert any(not (a == b).all() for a, b in zip(trained.parameters(), before.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained(model)("Natalia").input_ids
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("actr.lr=1", ["actr", "actor"]),
+        ("gconfig.n_samples=0", ["gconfig.n_samples", "0"]),
+        ("model.path=nowhere", ["nowhere"]),
+        ("train_dataset.path=nowhere.jsonl", ["nowhere.jsonl"]),
+        ("reward=nowhere.py:score", ["nowhere.py"]),
+        ("gconfig.temperature=0", ["gconfig.temperature"]),
+        ("valid_dataset.path=base", ["base"]),
+        ("total_train_steps", ["total_train_steps"]),
+    ],
+)
+def test_bad_settings_end_with_a_message_before_anything_is_made(bough, override, words):
+    config = write_experiment(bough)
+    result = bough("train", config, override, env=ENVIRONMENT)
+    assert result.returncode == 2, str(result)
+    for word in words:
+        assert word in result.stderr
+    assert "terminate called" not in result.stderr
+    assert not (bough.cwd / "runs/tiny/trial0/metrics.jsonl").exists()
