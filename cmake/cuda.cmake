@@ -1,27 +1,30 @@
 # libbough_cuda.so: the CUDA kernels, compiled where nvcc is found, never required. The program opens it at run time
 # (src/kernels/common/cuda_library.h), so nothing links it and no part of CUDA is needed to start.
-set(BOUGH_HAS_CUDA OFF)
-if(BOUGH_CUDA AND NOT BOUGH_SANITIZE)  # no sanitizer checks device code, and this one would only slow its build
-  include(CheckLanguage)
-  set(CMAKE_CUDA_STANDARD 20)
-  # Ampere by machine code, and by PTX what comes after it; Hopper by the code of its own architecture.
-  set(CMAKE_CUDA_ARCHITECTURES 80 90a-real CACHE STRING "GPUs to compile for, as CMake writes them")
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    enable_language(CUDA)
-    set(BOUGH_HAS_CUDA ON)
-  endif()
-endif()
-if(NOT BOUGH_HAS_CUDA)
-  message(STATUS "No CUDA library: ${CMAKE_CURRENT_LIST_FILE} found no nvcc, or BOUGH_CUDA is off")
+if(NOT BOUGH_CUDA OR BOUGH_SANITIZE)  # sanitizers check host code only
   return()
 endif()
-
-# One CUDA runtime in the process: the wheel's, which libtorch_cuda opens, not the toolkit's.
-get_filename_component(site_packages ${BOUGH_TORCH_DIR} DIRECTORY)
-file(GLOB cudart ${site_packages}/nvidia/cu13/lib/libcudart.so.*)
-if(NOT cudart)
-  message(FATAL_ERROR "no libcudart.so in ${site_packages}/nvidia/cu13/lib: run scripts/setup, or set BOUGH_CUDA=OFF")
+if(NOT EXISTS ${BOUGH_TORCH_DIR}/lib/libtorch_cuda.so)
+  message(STATUS "No CUDA library: ${BOUGH_TORCH_DIR} is a torch without CUDA")
+  return()
+endif()
+include(CheckLanguage)
+# Machine code for A100 and H100; later GPUs compile the PTX of the former when the library is opened.
+set(CMAKE_CUDA_ARCHITECTURES 80 90a-real CACHE STRING "GPUs to compile for, as CMake writes them")
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(STATUS "No CUDA library: no nvcc on the PATH or in CMAKE_CUDA_COMPILER")
+  return()
+endif()
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)
+# What nvcc compiles calls the CUDA runtime of its own major version; the process has the wheel's.
+file(STRINGS ${BOUGH_TORCH_DIR}/version.py cuda_line REGEX "^cuda: ")
+string(REGEX MATCH "[0-9]+" torch_cuda_major "${cuda_line}")
+string(REGEX MATCH "^[0-9]+" nvcc_major "${CMAKE_CUDA_COMPILER_VERSION}")
+if(NOT nvcc_major EQUAL torch_cuda_major)
+  message(WARNING "No CUDA library: ${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}, "
+    "the torch wheel of CUDA ${torch_cuda_major}; install nvcc ${torch_cuda_major} and set CMAKE_CUDA_COMPILER")
+  return()
 endif()
 
 # The kernels do not include torch, and take nvcc's own headers of CUDA; nvcc does not know the options that are
@@ -32,8 +35,12 @@ target_include_directories(bough_cuda_kernels PRIVATE ${CMAKE_SOURCE_DIR}/src)
 set_target_properties(bough_cuda_kernels PROPERTIES
   COMPILE_OPTIONS "-O3;--expt-relaxed-constexpr;-Xcompiler=-Wall" CUDA_RUNTIME_LIBRARY Shared)
 
+# One CUDA runtime in the process: the wheel's, which libtorch_cuda brings. It is not linked here: its folder is
+# found through libtorch_cuda alone, so the library also opens beside a torch that lies elsewhere than where it was
+# built. Its headers are the wheel's too.
+get_filename_component(site_packages ${BOUGH_TORCH_DIR} DIRECTORY)
 add_library(bough_cuda SHARED ${CMAKE_SOURCE_DIR}/src/kernels/common/cuda_ops.cpp $<TARGET_OBJECTS:bough_cuda_kernels>)
 set_target_properties(bough_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
 target_include_directories(bough_cuda SYSTEM PRIVATE ${site_packages}/nvidia/cu13/include)
 target_link_libraries(bough_cuda PRIVATE
-  bough_kernels ${BOUGH_TORCH_DIR}/lib/libtorch_cuda.so ${BOUGH_TORCH_DIR}/lib/libc10_cuda.so ${cudart})
+  bough_kernels ${BOUGH_TORCH_DIR}/lib/libtorch_cuda.so ${BOUGH_TORCH_DIR}/lib/libc10_cuda.so)
