@@ -33,7 +33,9 @@ class Cuda : public testing::Test {
   }
 };
 
-at::Tensor on_gpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
+at::Tensor on_gpu(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kCUDA) : x;
+}
 
 Parameter on_gpu(const Parameter& parameter) {
   return {.value = on_gpu(parameter.value), .main_grad = on_gpu(parameter.main_grad), .parts = {}};
@@ -41,7 +43,7 @@ Parameter on_gpu(const Parameter& parameter) {
 
 // Widths with and without 16-byte packs, rows fewer and more than a first stage's parts, and a row whose sums do
 // not fit shared memory.
-const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 5},     {3, 7},      {65, 64}, {130, 512},
+const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 5},     {3, 7},     {65, 64},  {130, 512},
                                                           {9000, 48}, {70, 1023}, {3, 16384}};
 
 TEST_F(Cuda, RmsNorm) {
@@ -70,7 +72,8 @@ TEST_F(Cuda, RmsNorm) {
 TEST_F(Cuda, Swiglu) {
   for (const auto type : kFloatTypes)
     for (const auto& [rows, width] : kShapes) {
-      const auto x = random_tensor({rows, 2 * width}, type, 1) * 5, d_y = random_tensor({rows, width}, type, 2);
+      const auto x = random_tensor({rows, 2 * width}, type, 1) * 5,
+                 d_y = random_tensor({rows, width}, type, 2);
       auto x_gpu = on_gpu(x).requires_grad_(true);
       const auto y_gpu = swiglu(x_gpu);
       y_gpu.backward(on_gpu(d_y));
@@ -82,23 +85,26 @@ TEST_F(Cuda, Swiglu) {
 void check_qk_norm_rotary(at::ScalarType type, const QkvLayout& layout, int64_t num_tokens, bool with_norm) {
   using Optional = std::optional<at::Tensor>;
   const int64_t n = layout.num_heads, g = layout.num_kv_heads, h = layout.head_dim;
-  const auto rotary = make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, h, 1e4, accumulator_type(type));
+  const auto rotary =
+      make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, h, 1e4, accumulator_type(type));
   const auto qkv = random_tensor({num_tokens, layout.width()}, type, 1);
   const Parameter q_norm = random_parameter({h}, type, 2), k_norm = random_parameter({h}, type, 3);
   const auto norm = [&](const Parameter& p) { return with_norm ? Optional(p.value) : std::nullopt; };
-  const auto d_q = random_tensor({num_tokens, n, h}, type, 4), d_k = random_tensor({num_tokens, g, h}, type, 5),
+  const auto d_q = random_tensor({num_tokens, n, h}, type, 4),
+             d_k = random_tensor({num_tokens, g, h}, type, 5),
              d_v = random_tensor({num_tokens, g, h}, type, 6);
-  const auto [q, k, v] = qk_norm_rotary_forward_reference(qkv, rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), n, g,
-                                                          1e-6);
+  const auto [q, k, v] =
+      qk_norm_rotary_forward_reference(qkv, rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), n, g, 1e-6);
   auto d_q_norm = at::zeros_like(q_norm.main_grad), d_k_norm = at::zeros_like(k_norm.main_grad);
-  const auto d_qkv = qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv, rotary.cos, rotary.sin, norm(q_norm),
-                                                       norm(k_norm), Optional(d_q_norm), Optional(d_k_norm), 1e-6);
+  const auto d_qkv =
+      qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv, rotary.cos, rotary.sin, norm(q_norm),
+                                        norm(k_norm), Optional(d_q_norm), Optional(d_k_norm), 1e-6);
 
   const Parameter q_norm_gpu = on_gpu(q_norm), k_norm_gpu = on_gpu(k_norm);
   auto qkv_gpu = on_gpu(qkv).requires_grad_(true);
   const auto [q_gpu, k_gpu, v_gpu] =
-      qk_norm_rotary(qkv_gpu, layout, {on_gpu(rotary.cos), on_gpu(rotary.sin)}, with_norm ? &q_norm_gpu : nullptr,
-                     with_norm ? &k_norm_gpu : nullptr, 1e-6);
+      qk_norm_rotary(qkv_gpu, layout, {on_gpu(rotary.cos), on_gpu(rotary.sin)},
+                     with_norm ? &q_norm_gpu : nullptr, with_norm ? &k_norm_gpu : nullptr, 1e-6);
   torch::autograd::backward({q_gpu, k_gpu, v_gpu}, {on_gpu(d_q), on_gpu(d_k), on_gpu(d_v)});
   EXPECT_CLOSE(q_gpu.cpu(), q, type);
   EXPECT_CLOSE(k_gpu.cpu(), k, type);
@@ -121,7 +127,8 @@ TEST_F(Cuda, QkNormRotary) {
 TEST_F(Cuda, LogProb) {
   for (const auto type : kFloatTypes)
     for (const double temperature : {0.7, 1.0, 1.3})
-      for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}, {3, 50001}}) {
+      for (const auto& [rows, width] :
+           std::vector<std::pair<int64_t, int64_t>>{{1, 2}, {5, 33}, {40, 4096}, {3, 50001}}) {
         const auto acc = accumulator_type(type);
         const auto logits = random_tensor({rows, width}, type, 5);
         const auto labels = (at::arange(rows, at::kLong) * 7 + 3).remainder(width);
@@ -153,18 +160,25 @@ TEST_F(Cuda, ConfidentAndHopelessRowsStayFinite) {
 
 TEST_F(Cuda, SumOfSquares) {
   for (const auto type : kFloatTypes)
-    for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{37}, kSumOfSquaresBlock, 3 * kSumOfSquaresBlock + 5,
-                               1100 * kSumOfSquaresBlock}) {  // more parts than the last block has threads
+    for (const int64_t size :
+         {int64_t{0}, int64_t{1}, int64_t{37}, kSumOfSquaresBlock, 3 * kSumOfSquaresBlock + 5,
+          1100 * kSumOfSquaresBlock}) {  // more parts than the last block has threads
       const auto x = random_tensor({size}, type, 7);
       const auto sum = sum_of_squares(on_gpu(x));
-      EXPECT_NEAR(sum.item<double>(), sum_of_squares_reference(x).item<double>(), 1e-13 * static_cast<double>(size));
+      EXPECT_NEAR(sum.item<double>(), sum_of_squares_reference(x).item<double>(),
+                  1e-13 * static_cast<double>(size));
       EXPECT_SAME_BITS(sum_of_squares(on_gpu(x)), sum);
     }
 }
 
 TEST_F(Cuda, Adamw) {
-  constexpr AdamwStep kStep{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1,
-                            .gradient_scale = 0.7, .step = 3};
+  constexpr AdamwStep kStep{.lr = 0.01,
+                            .beta1 = 0.9,
+                            .beta2 = 0.99,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .gradient_scale = 0.7,
+                            .step = 3};
   for (const auto type : kFloatTypes)
     for (const int64_t size : {1, 17, 40'000}) {
       const auto acc = accumulator_type(type);
@@ -205,7 +219,8 @@ TEST(CudaLibrary, OpensWithoutAGpu) {
   for (const char* name : {"rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward",
                            "qk_norm_rotary_forward", "qk_norm_rotary_backward", "log_prob_forward",
                            "log_prob_backward_", "sum_of_squares", "adamw_"}) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("bough::") + name).c_str(), "");
+    const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow((std::string("bough::") + name).c_str(), "");
     EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;
   }
 }

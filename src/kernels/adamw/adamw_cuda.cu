@@ -11,7 +11,8 @@ constexpr int kThreads = 256;
 template <class T, class A, int kPack>
 __global__ void adamw_kernel(AdamwArrays<T, A> a, AdamwScalars<A> s) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kPack;
-  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kPack; i < a.size; i += step) {
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kPack; i < a.size;
+       i += step) {
     A w[kPack], m[kPack], v[kPack], g[kPack];
     if (a.master == nullptr) {
       load(w, a.value + i);
@@ -42,8 +43,8 @@ template <class T, class A>
 void adamw_cuda(const AdamwArrays<T, A>& a, const AdamwScalars<A>& scalars, CudaStream stream) {
   if (a.size == 0) return;
   constexpr int kArrayPack = kFullPack<A>;  // the accumulators' arrays are the wide ones
-  const bool packs =
-      fits_packs(a.size, kArrayPack, a.value, a.master, a.exp_avg, a.exp_avg_sq, a.gradient);  // null is aligned
+  const bool packs = fits_packs(a.size, kArrayPack, a.value, a.master, a.exp_avg, a.exp_avg_sq,
+                                a.gradient);  // null is aligned
   with_pack<kArrayPack>(packs, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const int64_t blocks = std::min(divide_up(a.size, kThreads * kPack), kMaxBlocks);

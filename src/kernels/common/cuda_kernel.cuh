@@ -20,12 +20,22 @@ constexpr int kWarp = 32;
 constexpr int kMaxWarps = 32;  // of a block: 1024 threads
 constexpr int64_t kMaxBlocks = 65535;
 
-__device__ inline float widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
-__device__ inline float widen(BFloat16Bits x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+__device__ inline float widen(float x) {
+  return x;
+}
+__device__ inline double widen(double x) {
+  return x;
+}
+__device__ inline float widen(BFloat16Bits x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
 
-__device__ inline void round_to(float* p, float x) { *p = x; }
-__device__ inline void round_to(double* p, double x) { *p = x; }
+__device__ inline void round_to(float* p, float x) {
+  *p = x;
+}
+__device__ inline void round_to(double* p, double x) {
+  *p = x;
+}
 __device__ inline void round_to(BFloat16Bits* p, float x) {
   p->bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
@@ -70,7 +80,9 @@ void with_pack(bool fits, Function&& function) {
   }
 }
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 // Whole warps, enough for one pack a thread, at most `limit`.
 inline int threads_for(int64_t num_packs, int limit) {
@@ -119,7 +131,8 @@ __global__ void add_parts_kernel(A* out, const A* partial, int64_t num_parts, in
 
 // partial: [num_parts] rows of `width` elements, `stride` elements from one to the next.
 template <class A>
-void add_parts(A* out, const A* partial, int64_t num_parts, int64_t width, int64_t stride, cudaStream_t stream) {
+void add_parts(A* out, const A* partial, int64_t num_parts, int64_t width, int64_t stride,
+               cudaStream_t stream) {
   const dim3 threads(kWarp, kPartLanes);
   const auto blocks = static_cast<unsigned>(divide_up(width, kWarp));
   add_parts_kernel<<<blocks, threads, 0, stream>>>(out, partial, num_parts, width, stride);

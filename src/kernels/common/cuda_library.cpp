@@ -29,18 +29,20 @@ fs::path find_cuda_library() {
 void open_cuda_library() {
   const fs::path path = find_cuda_library();
   if (path.empty())
-    throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()), " nor in ",
-                        quoted((program_folder().parent_path() / "lib").string()),
+    throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()),
+                        " nor in ", quoted((program_folder().parent_path() / "lib").string()),
                         "; it is built where nvcc is installed. Build it there, or use device cpu"));
   // Global, so that what is opened after it finds the same libtorch_cuda; never closed.
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     const char* reason = dlerror();
-    throw UserError(str("device cuda: cannot open ", quoted(path.string()), ": ", reason ? reason : "no reason given",
+    throw UserError(str("device cuda: cannot open ", quoted(path.string()), ": ",
+                        reason ? reason : "no reason given",
                         ". The torch of this machine must be a CUDA build; or use device cpu"));
   }
   if (!at::hasCUDA())
-    throw UserError("device cuda: found no GPU, expected one that the NVIDIA driver knows (nvidia-smi lists it); "
-                    "install the driver, or use device cpu");
+    throw UserError(
+        "device cuda: found no GPU, expected one that the NVIDIA driver knows (nvidia-smi lists it); "
+        "install the driver, or use device cpu");
 }
 
 }  // namespace bough

@@ -36,8 +36,9 @@ class Launch {
   Launch(const char* op, at::TensorList tensors) : guard_(tensors.front().device()) {
     for (Tensor tensor : tensors)
       BOUGH_CHECK(tensor.device() == tensors.front().device() && tensor.is_contiguous(), op, ": a tensor of ",
-                  tensor.sizes(), " on ", tensor.device().str(), tensor.is_contiguous() ? "" : ", not contiguous",
-                  "; expected contiguous ones on ", tensors.front().device().str());
+                  tensor.sizes(), " on ", tensor.device().str(),
+                  tensor.is_contiguous() ? "" : ", not contiguous", "; expected contiguous ones on ",
+                  tensors.front().device().str());
     stream_ = c10::cuda::getCurrentCUDAStream().stream();
   }
 
@@ -64,8 +65,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(Tensor x, Tensor weight_D, d
   auto y = at::empty_like(x);
   auto rstd = at::empty({num_rows}, x.options().dtype(accumulator_type(x.scalar_type())));
   dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
-    rms_norm_forward_cuda(mutable_data<T>(y), mutable_data<AccOf<T>>(rstd), data<T>(x), data<T>(weight_D), num_rows,
-                          width, eps, launch.stream());
+    rms_norm_forward_cuda(mutable_data<T>(y), mutable_data<AccOf<T>>(rstd), data<T>(x), data<T>(weight_D),
+                          num_rows, width, eps, launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return {y, rstd};
@@ -108,8 +109,8 @@ at::Tensor swiglu_backward(Tensor d_y_TF, Tensor gate_up_TF2) {
   const Launch launch("swiglu", {d_y_TF, gate_up_TF2});
   auto d_gate_up_TF2 = at::empty_like(gate_up_TF2);
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
-    swiglu_backward_cuda(mutable_data<T>(d_gate_up_TF2), data<T>(d_y_TF), data<T>(gate_up_TF2), d_y_TF.size(0),
-                         d_y_TF.size(1), launch.stream());
+    swiglu_backward_cuda(mutable_data<T>(d_gate_up_TF2), data<T>(d_y_TF), data<T>(gate_up_TF2),
+                         d_y_TF.size(0), d_y_TF.size(1), launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return d_gate_up_TF2;
@@ -128,7 +129,8 @@ QkNormRotaryInput<T, AccOf<T>> qk_input(Tensor qkv, Tensor cos, Tensor sin, cons
           .eps = eps};
 }
 
-std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors, std::initializer_list<OptionalTensor> optional) {
+std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors,
+                                     std::initializer_list<OptionalTensor> optional) {
   for (const auto& tensor : optional)
     if (tensor) tensors.push_back(*tensor);
   return tensors;
@@ -136,8 +138,9 @@ std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors, std::initi
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward(Tensor qkv, Tensor cos, Tensor sin,
                                                                       const OptionalTensor& q_norm,
-                                                                      const OptionalTensor& k_norm, int64_t num_heads,
-                                                                      int64_t num_kv_heads, double eps) {
+                                                                      const OptionalTensor& k_norm,
+                                                                      int64_t num_heads, int64_t num_kv_heads,
+                                                                      double eps) {
   const Launch launch("qk_norm_rotary", with_defined({qkv, cos, sin}, {q_norm, k_norm}));
   const int64_t head_dim = 2 * cos.size(1);
   auto q = at::empty({qkv.size(0), num_heads, head_dim}, qkv.options());
@@ -147,7 +150,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward(Tensor qkv
     auto input = qk_input<T>(qkv, cos, sin, q_norm, k_norm, eps);
     input.num_heads = num_heads;
     input.num_kv_heads = num_kv_heads;
-    qk_norm_rotary_forward_cuda(input, mutable_data<T>(q), mutable_data<T>(k), mutable_data<T>(v), launch.stream());
+    qk_norm_rotary_forward_cuda(input, mutable_data<T>(q), mutable_data<T>(k), mutable_data<T>(v),
+                                launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return {q, k, v};
@@ -155,7 +159,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward(Tensor qkv
 
 at::Tensor qk_norm_rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qkv, Tensor cos, Tensor sin,
                                    const OptionalTensor& q_norm, const OptionalTensor& k_norm,
-                                   const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm, double eps) {
+                                   const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm,
+                                   double eps) {
   const Launch launch("qk_norm_rotary",
                       with_defined({qkv, cos, sin, d_q, d_k, d_v}, {q_norm, k_norm, d_q_norm, d_k_norm}));
   const int64_t head_dim = 2 * cos.size(1);
@@ -165,9 +170,10 @@ at::Tensor qk_norm_rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qk
   OptionalTensor partial;
   if (q_norm) {
     const int64_t limit = qk_norm_rotary_max_head_dim(static_cast<int64_t>(cos.element_size()));
-    BOUGH_CHECK(d_q_norm && d_k_norm && head_dim <= limit, "qk_norm_rotary: head_dim ", head_dim, " of at most ",
-                limit, ", gradients of the norms ", d_q_norm ? "given" : "missing");
-    partial = at::empty({qk_norm_rotary_num_parts(qkv.size(0), num_heads, num_kv_heads), 2, head_dim}, cos.options());
+    BOUGH_CHECK(d_q_norm && d_k_norm && head_dim <= limit, "qk_norm_rotary: head_dim ", head_dim,
+                " of at most ", limit, ", gradients of the norms ", d_q_norm ? "given" : "missing");
+    partial = at::empty({qk_norm_rotary_num_parts(qkv.size(0), num_heads, num_kv_heads), 2, head_dim},
+                        cos.options());
   }
   dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
     using A = AccOf<T>;
@@ -188,7 +194,8 @@ at::Tensor qk_norm_rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qk
   return d_qkv;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward(Tensor logits_RV, Tensor labels_R, double temperature) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward(Tensor logits_RV, Tensor labels_R,
+                                                                double temperature) {
   const Launch launch("log_prob", {logits_RV, labels_R});
   const auto options = logits_RV.options().dtype(accumulator_type(logits_RV.scalar_type()));
   auto log_probs = at::empty({logits_RV.size(0)}, options);

@@ -77,7 +77,8 @@ __global__ void forward_kernel(LogProbForward<T, A> in, A inverse_temperature) {
     if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = sums;
     __syncthreads();
     if (threadIdx.x != 0) continue;
-    for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) sums = merge(sums, scratch[warp], inverse_temperature);
+    for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp)
+      sums = merge(sums, scratch[warp], inverse_temperature);
     const A max = sums.max * inverse_temperature;
     const A log_sum = log(sums.sum);
     in.lse[r] = max + log_sum;
@@ -136,8 +137,8 @@ void log_prob_backward_cuda(const LogProbBackward<T, A>& in, CudaStream stream) 
   });
 }
 
-#define INSTANTIATE(T, A)                                                              \
-  template void log_prob_forward_cuda<T, A>(const LogProbForward<T, A>&, CudaStream);  \
+#define INSTANTIATE(T, A)                                                             \
+  template void log_prob_forward_cuda<T, A>(const LogProbForward<T, A>&, CudaStream); \
   template void log_prob_backward_cuda<T, A>(const LogProbBackward<T, A>&, CudaStream);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)

@@ -50,7 +50,8 @@ __device__ A inverse_rms(const T* x, int64_t width, A eps) {
 }
 
 template <class T, class A, int kPack>
-__device__ void norm_rotate(T* y, const T* x, const A* cos, const A* sin, const T* weight, int64_t head_dim, A eps) {
+__device__ void norm_rotate(T* y, const T* x, const A* cos, const A* sin, const T* weight, int64_t head_dim,
+                            A eps) {
   const int64_t half = head_dim / 2;
   const A scale = weight == nullptr ? A(1) : inverse_rms<T, A, kPack>(x, head_dim, eps);
   for (int64_t d = threadIdx.x % kWarp * kPack; d < half; d += kWarp * kPack) {
@@ -99,8 +100,8 @@ __global__ void forward_kernel(QkNormRotaryInput<T, A> in, T* q, T* k, T* v) {
 
 // The rotation turned around, at places d and half + d of a head.
 template <class T, class A, int kPack>
-__device__ void unrotate(A (&first)[kPack], A (&second)[kPack], const T* d_y, const A* cos, const A* sin, int64_t half,
-                         int64_t d) {
+__device__ void unrotate(A (&first)[kPack], A (&second)[kPack], const T* d_y, const A* cos, const A* sin,
+                         int64_t half, int64_t d) {
   A c[kPack], s[kPack];
   load(first, d_y + d);
   load(second, d_y + half + d);
@@ -126,8 +127,8 @@ __device__ void unrotate_head(T* d_x, const T* d_y, const A* cos, const A* sin, 
 
 // Places `at` of the norm's backward, g of the unrotated gradient: d_x = rstd · (g·w - x · mean), d_w += g · x · rstd.
 template <class T, class A, int kPack>
-__device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, const T* weight, int64_t at, A scale,
-                              A mean) {
+__device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, const T* weight, int64_t at,
+                              A scale, A mean) {
   A x_d[kPack], w_d[kPack], sum_d[kPack];
   load(x_d, x + at);
   load(w_d, weight + at);
@@ -200,8 +201,9 @@ __global__ void backward_kernel(QkNormRotaryInput<T, A> in, QkNormRotaryGradient
     if (in.q_norm == nullptr) {
       unrotate_head<T, A, kPack>(d_x, d_y, cos, sin, half);
     } else {
-      norm_unrotate_head<T, A, kPack>(d_x, sums + head.kind * in.head_dim, d_y, in.qkv + item * in.head_dim, cos, sin,
-                                      head.kind == 0 ? in.q_norm : in.k_norm, half, static_cast<A>(in.eps));
+      norm_unrotate_head<T, A, kPack>(d_x, sums + head.kind * in.head_dim, d_y, in.qkv + item * in.head_dim,
+                                      cos, sin, head.kind == 0 ? in.q_norm : in.k_norm, half,
+                                      static_cast<A>(in.eps));
     }
   }
   if (in.q_norm == nullptr) return;
@@ -224,12 +226,15 @@ int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t 
   return std::clamp<int64_t>(divide_up(num_tokens * (num_heads + 2 * num_kv_heads), 64), 1, 1024);
 }
 
-int64_t qk_norm_rotary_max_head_dim(int64_t accumulator_bytes) { return kSharedBytes / (2 * accumulator_bytes); }
+int64_t qk_norm_rotary_max_head_dim(int64_t accumulator_bytes) {
+  return kSharedBytes / (2 * accumulator_bytes);
+}
 
 template <class T, class A>
 void qk_norm_rotary_forward_cuda(const QkNormRotaryInput<T, A>& in, T* q, T* k, T* v, CudaStream stream) {
   if (num_items(in) == 0) return;
-  const bool packs = fits_packs(in.head_dim / 2, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm, q, k, v);
+  const bool packs =
+      fits_packs(in.head_dim / 2, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm, q, k, v);
   with_pack<kPairPack>(packs, [&](auto pack) {
     const int64_t blocks = std::min(divide_up(num_items(in), kWarps), kMaxBlocks);
     forward_kernel<T, A, decltype(pack)::value>
@@ -245,21 +250,21 @@ void qk_norm_rotary_backward_cuda(const QkNormRotaryInput<T, A>& in, const QkNor
   const bool with_norm = in.q_norm != nullptr;
   const int64_t warp_bytes = with_norm ? 2 * in.head_dim * static_cast<int64_t>(sizeof(A)) : 0;
   const int64_t warps = with_norm ? std::clamp<int64_t>(kSharedBytes / warp_bytes, 1, kWarps) : kWarps;
-  const bool packs = fits_packs(in.head_dim / 2, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm, out.d_q,
-                                out.d_k, out.d_v, out.d_qkv);
+  const bool packs = fits_packs(in.head_dim / 2, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm,
+                                out.d_q, out.d_k, out.d_v, out.d_qkv);
   with_pack<kPairPack>(packs, [&](auto pack) {
     backward_kernel<T, A, decltype(pack)::value>
-        <<<static_cast<unsigned>(num_parts), static_cast<unsigned>(warps * kWarp), warps * warp_bytes, stream>>>(in,
-                                                                                                             out);
+        <<<static_cast<unsigned>(num_parts), static_cast<unsigned>(warps * kWarp), warps * warp_bytes,
+           stream>>>(in, out);
   });
   if (!with_norm) return;
   add_parts(out.d_q_norm, out.partial, num_parts, in.head_dim, 2 * in.head_dim, stream);
   add_parts(out.d_k_norm, out.partial + in.head_dim, num_parts, in.head_dim, 2 * in.head_dim, stream);
 }
 
-#define INSTANTIATE(T, A)                                                                                       \
-  template void qk_norm_rotary_forward_cuda<T, A>(const QkNormRotaryInput<T, A>&, T*, T*, T*, CudaStream);      \
-  template void qk_norm_rotary_backward_cuda<T, A>(const QkNormRotaryInput<T, A>&,                              \
+#define INSTANTIATE(T, A)                                                                                  \
+  template void qk_norm_rotary_forward_cuda<T, A>(const QkNormRotaryInput<T, A>&, T*, T*, T*, CudaStream); \
+  template void qk_norm_rotary_backward_cuda<T, A>(const QkNormRotaryInput<T, A>&,                         \
                                                    const QkNormRotaryGradient<T, A>&, CudaStream);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)

@@ -10,12 +10,12 @@ namespace bough {
 
 template <class T, class A>
 struct QkNormRotaryInput {
-  const T* qkv;               // [num_tokens, (N + 2G) · head_dim]
-  const A *cos, *sin;         // [num_tokens, head_dim / 2]
-  const T *q_norm, *k_norm;   // [head_dim], both or none
+  const T* qkv;              // [num_tokens, (N + 2G) · head_dim]
+  const A *cos, *sin;        // [num_tokens, head_dim / 2]
+  const T *q_norm, *k_norm;  // [head_dim], both or none
   int64_t num_tokens;
-  int64_t num_heads;          // N
-  int64_t num_kv_heads;       // G
+  int64_t num_heads;     // N
+  int64_t num_kv_heads;  // G
   int64_t head_dim;
   double eps;
 };
@@ -26,9 +26,9 @@ void qk_norm_rotary_forward_cuda(const QkNormRotaryInput<T, A>& input, T* q, T* 
 template <class T, class A>
 struct QkNormRotaryGradient {
   const T *d_q, *d_k, *d_v;
-  T* d_qkv;                   // overwritten
-  A *d_q_norm, *d_k_norm;     // [head_dim], added to; null without norms
-  A* partial;                 // scratch [qk_norm_rotary_num_parts(...), 2, head_dim]; null without norms
+  T* d_qkv;                // overwritten
+  A *d_q_norm, *d_k_norm;  // [head_dim], added to; null without norms
+  A* partial;              // scratch [qk_norm_rotary_num_parts(...), 2, head_dim]; null without norms
 };
 
 // A function of the sizes alone, so that the order of the sums is the same on every device.
@@ -38,7 +38,7 @@ int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t 
 int64_t qk_norm_rotary_max_head_dim(int64_t accumulator_bytes);
 
 template <class T, class A>
-void qk_norm_rotary_backward_cuda(const QkNormRotaryInput<T, A>& input, const QkNormRotaryGradient<T, A>& gradient,
-                                  CudaStream stream);
+void qk_norm_rotary_backward_cuda(const QkNormRotaryInput<T, A>& input,
+                                  const QkNormRotaryGradient<T, A>& gradient, CudaStream stream);
 
 }  // namespace bough

@@ -12,7 +12,8 @@ constexpr int kThreads = 256;
 constexpr int64_t kSharedBytes = 47 * 1024;
 
 template <class T, class A, int kPack>
-__global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width, A eps) {
+__global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                               A eps) {
   __shared__ A scratch[kMaxWarps];
   const int64_t first = threadIdx.x * kPack;
   const int64_t step = blockDim.x * kPack;
@@ -88,11 +89,13 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
 }  // namespace
 
 // At least 8 rows a part, or the second stage costs as much as the first; 512 parts fill the largest devices.
-int64_t rms_norm_num_parts(int64_t num_rows) { return std::clamp<int64_t>(divide_up(num_rows, 8), 1, 512); }
+int64_t rms_norm_num_parts(int64_t num_rows) {
+  return std::clamp<int64_t>(divide_up(num_rows, 8), 1, 512);
+}
 
 template <class T, class A>
-void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width, double eps,
-                           CudaStream stream) {
+void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                           double eps, CudaStream stream) {
   if (num_rows == 0) return;
   with_pack<kFullPack<T>>(fits_packs(width, kFullPack<T>, y, x, weight), [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
@@ -117,8 +120,9 @@ void rms_norm_backward_cuda(const RmsNormBackward<T, A>& in, CudaStream stream) 
   add_parts(in.d_weight, in.partial, num_parts, in.width, in.width, stream);
 }
 
-#define INSTANTIATE(T, A)                                                                                    \
-  template void rms_norm_forward_cuda<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, double, CudaStream); \
+#define INSTANTIATE(T, A)                                                                         \
+  template void rms_norm_forward_cuda<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, double, \
+                                            CudaStream);                                          \
   template void rms_norm_backward_cuda<T, A>(const RmsNormBackward<T, A>&, CudaStream);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)

@@ -9,14 +9,14 @@
 namespace bough {
 
 template <class T, class A>
-void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width, double eps,
-                           CudaStream stream);
+void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                           double eps, CudaStream stream);
 
 template <class T, class A>
 struct RmsNormBackward {
-  T* d_x;        // overwritten
-  A* d_weight;   // [width], added to
-  A* partial;    // scratch [rms_norm_num_parts(num_rows), width]
+  T* d_x;       // overwritten
+  A* d_weight;  // [width], added to
+  A* partial;   // scratch [rms_norm_num_parts(num_rows), width]
   const T* d_y;
   const T* x;
   const T* weight;

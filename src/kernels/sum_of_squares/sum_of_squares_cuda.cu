@@ -38,7 +38,9 @@ __global__ void last_kernel(double* result, const double* partial, int64_t num_p
 }
 }  // namespace
 
-int64_t sum_of_squares_num_parts(int64_t size) { return divide_up(size, kPartElements); }
+int64_t sum_of_squares_num_parts(int64_t size) {
+  return divide_up(size, kPartElements);
+}
 
 template <class T>
 void sum_of_squares_cuda(double* result, double* partial, const T* x, int64_t size, CudaStream stream) {
