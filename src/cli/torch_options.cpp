@@ -1,13 +1,10 @@
 #include "cli/torch_options.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <dlfcn.h>
-
-#include <filesystem>
 
 #include "base/error.h"
 #include "kernels/common/cpu_allocator.h"
+#include "kernels/common/cuda_library.h"
 
 namespace bough {
 
@@ -16,28 +13,13 @@ namespace {
 // More threads than any machine has: a mistyped number, refused before OpenMP tries to start them.
 constexpr int64_t kMaxThreads = 4096;
 
-// CUDA kernels live in a library of their own, opened only here, so that all else runs without a driver.
-void open_cuda_library() {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  const fs::path folder = program.parent_path();
-  for (const fs::path& path : {folder / "libbough_cuda.so", folder.parent_path() / "lib" / "libbough_cuda.so"}) {
-    if (!fs::exists(path, error)) continue;
-    if (!dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) throw UserError(str("--device cuda: ", dlerror()));
-    if (!at::hasCUDA()) throw UserError("--device cuda: no GPU that the driver knows; use --device cpu");
-    return;
-  }
-  throw UserError(str("--device cuda: libbough_cuda.so is neither in ", quoted(folder.string()), " nor in ",
-                      quoted((folder.parent_path() / "lib").string()),
-                      "; it is built where nvcc is installed. Use --device cpu"));
-}
-
 }  // namespace
 
 void add_torch_options(CLI::App& command, TorchOptions& options) {
-  command.add_option("--dtype", options.dtype, "fp32 | bf16 | fp64: what weights and activations are computed in");
-  command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")->type_name("N");
+  command.add_option("--dtype", options.dtype,
+                     "fp32 | bf16 | fp64: what weights and activations are computed in");
+  command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")
+      ->type_name("N");
   command.add_option("--device", options.device, "cpu | cuda");
 }
 
