@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -83,24 +82,19 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(bough):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
-    config = write_experiment(bough, **{"actor.ppo_n_minibatches": 2, "saver.freq_steps": 1})
-    started = time.monotonic()
+    config = write_experiment(bough, **{"actor.ppo_n_minibatches": 2, "saver.freq_steps": 1, "total_train_steps": 20})
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
-    seconds = time.monotonic() - started
-    moments = random.Random(seed)
-    kills = 0
-    for _ in range(5):
-        process = bough.start("train", config, "trial_name=killed", env=ENVIRONMENT)
-        try:
-            # Early enough that not every process gets to the end, late enough that some get on.
-            process.wait(timeout=moments.uniform(0.1, 0.7) * seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            kills += 1
-        process.communicate()
-    assert kills > 0
-    bough("train", config, "trial_name=killed", ok=True, env=ENVIRONMENT)
     whole, killed = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/killed"
+    moments = random.Random(seed)
+    for kill in range(4):
+        process = bough.start("train", config, "trial_name=killed", env=ENVIRONMENT)
+        # By progress, not by the clock, which says little on a busy machine; then somewhere inside a step.
+        wait_for_steps(killed, kill + moments.randrange(2), process)
+        time.sleep(moments.uniform(0, 0.1))
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+    bough("train", config, "trial_name=killed", ok=True, env=ENVIRONMENT)
     assert final_state(whole) == final_state(killed)
     assert comparable_metrics(whole) == comparable_metrics(killed)
     assert sorted(f.name for f in (whole / "rollouts").iterdir()) == sorted(
