@@ -1,8 +1,8 @@
 // How a question becomes a prompt: the plain layout, or a conversation, with worked examples in front.
 //
-//   Q: worked question        \
-//   A: its answer              }  the same for every problem of a data set: one long shared prefix
-//                             /
+//   Q: worked question   |
+//   A: its answer        |  the same for every problem of a data set: one long shared prefix
+//                        |
 //   Q: the question
 //   A:
 #pragma once
