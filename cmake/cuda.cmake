@@ -1,5 +1,5 @@
-# libbough_cuda.so: the CUDA kernels, compiled where nvcc is found, never required. The program opens it at run time
-# (src/kernels/common/cuda_library.h), so nothing links it and no part of CUDA is needed to start.
+# libbough_cuda.so: the CUDA kernels, compiled where nvcc is found, never required. The program opens it at
+# run time (src/kernels/common/cuda_library.h), so nothing links it and no part of CUDA is needed to start.
 if(NOT BOUGH_CUDA OR BOUGH_SANITIZE)  # sanitizers check host code only
   return()
 endif()
@@ -23,23 +23,24 @@ string(REGEX MATCH "[0-9]+" torch_cuda_major "${cuda_line}")
 string(REGEX MATCH "^[0-9]+" nvcc_major "${CMAKE_CUDA_COMPILER_VERSION}")
 if(NOT nvcc_major EQUAL torch_cuda_major)
   message(WARNING "No CUDA library: ${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}, "
-    "the torch wheel of CUDA ${torch_cuda_major}; install nvcc ${torch_cuda_major} and set CMAKE_CUDA_COMPILER")
+    "the torch wheel of CUDA ${torch_cuda_major}; install nvcc ${torch_cuda_major}, set CMAKE_CUDA_COMPILER")
   return()
 endif()
 
-# The kernels do not include torch, and take nvcc's own headers of CUDA; nvcc does not know the options that are
-# set for all C++ files.
+# The kernels do not include torch, and take nvcc's own headers of CUDA; nvcc does not know the options that
+# are set for all C++ files.
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cu)
 add_library(bough_cuda_kernels OBJECT ${cuda_sources})
 target_include_directories(bough_cuda_kernels PRIVATE ${CMAKE_SOURCE_DIR}/src)
 set_target_properties(bough_cuda_kernels PROPERTIES
   COMPILE_OPTIONS "-O3;--expt-relaxed-constexpr;-Xcompiler=-Wall" CUDA_RUNTIME_LIBRARY Shared)
 
-# One CUDA runtime in the process: the wheel's, which libtorch_cuda brings. It is not linked here: its folder is
-# found through libtorch_cuda alone, so the library also opens beside a torch that lies elsewhere than where it was
-# built. Its headers are the wheel's too.
+# One CUDA runtime in the process: the wheel's, which libtorch_cuda brings. It is not linked here: its folder
+# is found through libtorch_cuda alone, so the library also opens beside a torch that lies elsewhere than
+# where it was built. Its headers are the wheel's too.
 get_filename_component(site_packages ${BOUGH_TORCH_DIR} DIRECTORY)
-add_library(bough_cuda SHARED ${CMAKE_SOURCE_DIR}/src/kernels/common/cuda_ops.cpp $<TARGET_OBJECTS:bough_cuda_kernels>)
+add_library(bough_cuda SHARED
+  ${CMAKE_SOURCE_DIR}/src/kernels/common/cuda_ops.cpp $<TARGET_OBJECTS:bough_cuda_kernels>)
 set_target_properties(bough_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
 target_include_directories(bough_cuda SYSTEM PRIVATE ${site_packages}/nvidia/cu13/include)
 target_link_libraries(bough_cuda PRIVATE

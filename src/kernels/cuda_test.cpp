@@ -18,7 +18,7 @@
 namespace bough {
 namespace {
 
-// The first difference between two runs on the same input, or "": sums have a fixed order.
+// Two runs on the same input: sums have a fixed order.
 #define EXPECT_SAME_BITS(a, b) EXPECT_TRUE((a).equal(b))
 
 class Cuda : public testing::Test {
@@ -41,8 +41,8 @@ Parameter on_gpu(const Parameter& parameter) {
   return {.value = on_gpu(parameter.value), .main_grad = on_gpu(parameter.main_grad), .parts = {}};
 }
 
-// Widths with and without 16-byte packs, rows fewer and more than a first stage's parts, and a row whose sums do
-// not fit shared memory.
+// Widths with and without 16-byte packs, rows fewer and more than a first stage's parts, and a row whose sums
+// do not fit shared memory.
 const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 5},     {3, 7},     {65, 64},  {130, 512},
                                                           {9000, 48}, {70, 1023}, {3, 16384}};
 

@@ -1,9 +1,9 @@
-// What the CUDA kernels share: packs of elements, sums in a fixed order, sizes of a launch. No torch here, so that
-// a kernel compiles in seconds.
+// What the CUDA kernels share: packs of elements, sums in a fixed order, sizes of a launch. No torch here, so
+// that a kernel compiles in seconds.
 //
-// Elements are loaded and stored in packs of up to 16 bytes where the row length and the addresses allow it, else
-// one by one (kPack = 1); loads widen to the accumulator type A, stores round once. No atomics anywhere: the same
-// input gives the same bits.
+// Elements are loaded and stored in packs of up to 16 bytes where the row length and the addresses allow it,
+// else one by one (kPack = 1); loads widen to the accumulator type A, stores round once. No atomics anywhere:
+// the same input gives the same bits.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -109,8 +109,8 @@ __device__ inline A block_sum(A x, A* scratch) {
   return sum;
 }
 
-// Second stage of a sum over rows: out[d] += sum of partial[p][d] over the parts p. Blocks of 32 x 8 threads: each
-// of the eight adds every eighth part, then the eight are added in order.
+// Second stage of a sum over rows: out[d] += sum of partial[p][d] over the parts p. Blocks of 32 x 8 threads:
+// each of the eight adds every eighth part, then the eight are added in order.
 constexpr int kPartLanes = 8;
 
 template <class A>

@@ -1,6 +1,6 @@
-// One warp a head of a token at a time: a head's elements are next to each other in qkv, and a lane holds the same
-// places of both halves, so the rotation needs no exchange. Backward sums the norms' gradients in two stages: each
-// warp over its heads, the warps of a block in order, then all blocks in order.
+// One warp a head of a token at a time: a head's elements are next to each other in qkv, and a lane holds the
+// same places of both halves, so the rotation needs no exchange. Backward sums the norms' gradients in two
+// stages: each warp over its heads, the warps of a block in order, then all blocks in order.
 #include "kernels/qk_norm_rotary/qk_norm_rotary_cuda.h"
 
 #include "kernels/common/cuda_kernel.cuh"
@@ -125,7 +125,8 @@ __device__ void unrotate_head(T* d_x, const T* d_y, const A* cos, const A* sin, 
   }
 }
 
-// Places `at` of the norm's backward, g of the unrotated gradient: d_x = rstd · (g·w - x · mean), d_w += g · x · rstd.
+// Places `at` of the norm's backward, g of the unrotated gradient: d_x = rstd · (g·w - x · mean), d_w += g ·
+// x · rstd.
 template <class T, class A, int kPack>
 __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, const T* weight, int64_t at,
                               A scale, A mean) {
@@ -221,7 +222,8 @@ int64_t num_items(const QkNormRotaryInput<T, A>& in) {
 }
 }  // namespace
 
-// At least 64 heads a part, or the second stage costs as much as the first; 1024 parts fill the largest devices.
+// At least 64 heads a part, or the second stage costs as much as the first; 1024 parts fill the largest
+// devices.
 int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
   return std::clamp<int64_t>(divide_up(num_tokens * (num_heads + 2 * num_kv_heads), 64), 1, 1024);
 }

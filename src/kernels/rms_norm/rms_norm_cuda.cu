@@ -38,8 +38,8 @@ __global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64
   }
 }
 
-// Forward was y = x · rstd · w; now, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)), and each thread
-// adds d_y · x · rstd to the sums of its own columns.
+// Forward was y = x · rstd · w; now, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)), and each
+// thread adds d_y · x · rstd to the sums of its own columns.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
   extern __shared__ __align__(16) unsigned char shared[];

@@ -26,7 +26,8 @@ __global__ void forward_kernel(T* y, const T* gate_up, int64_t num_rows, int64_t
   }
 }
 
-// Forward was y = g · s · u with s = sigmoid(g); now d_g = d_y · u · s · (1 + g · (1 - s)), d_u = d_y · g · s.
+// Forward was y = g · s · u with s = sigmoid(g); now d_g = d_y · u · s · (1 + g · (1 - s)), d_u = d_y · g ·
+// s.
 template <class T, int kPack>
 __global__ void backward_kernel(T* d_gate_up, const T* d_y, const T* gate_up, int64_t num_rows,
                                 int64_t width) {
