@@ -30,6 +30,18 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
+// What a kill left of files that were being written aside (base/file.h): ".NAME.….tmp". The run's lock is held, so
+// nobody else is writing them.
+void remove_leftovers(const fs::path& folder) {
+  std::error_code missing;  // a new run has no folder yet
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(folder, missing)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".") && name.ends_with(".tmp")) leftovers.push_back(entry.path());
+  }
+  for (const fs::path& file : leftovers) remove_tree(file);
+}
+
 std::vector<int64_t> list_rollouts(const fs::path& run) {
   std::vector<int64_t> steps;
   std::error_code error;
@@ -87,6 +99,8 @@ RunFolder::~RunFolder() {
 }
 
 void RunFolder::cut_after(int64_t step) {
+  remove_leftovers(path_);
+  remove_leftovers(path_ / "rollouts");
   truncate_metrics_after(path_ / "metrics.jsonl", step);
   for (const int64_t later : steps_with_rollouts())
     if (later > step) remove_tree(rollout_file(later));
