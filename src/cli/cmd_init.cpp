@@ -55,7 +55,8 @@ void check_sizes(const InitOptions& options) {
   if (options.intermediate_size) check_at_least("--intermediate-size", *options.intermediate_size, 1);
   check_at_least("--max-positions", options.max_positions, 1);
   check_at_least("--seed", options.seed, 0);
-  check_at_least("--vocab-size", options.vocab_size, kTokenizerSize, "the byte-level tokenizer has that many tokens");
+  check_at_least("--vocab-size", options.vocab_size, kTokenizerSize,
+                 "the byte-level tokenizer has that many tokens");
   if (!options.head_dim && options.hidden_size % options.heads != 0)
     throw UserError(str("--hidden-size ", options.hidden_size, " is no multiple of --heads ", options.heads,
                         "; change one of them, or give --head-dim"));
@@ -109,7 +110,8 @@ void run_init(const InitOptions& options) {
   // The tokenizer first and the weights last: a folder that has weights has all.
   make_directories(options.directory);
   write_file_atomically(fs::path(options.directory) / "tokenizer.json", byte_level_tokenizer_json());
-  write_file_atomically(fs::path(options.directory) / "tokenizer_config.json", byte_level_tokenizer_config_json());
+  write_file_atomically(fs::path(options.directory) / "tokenizer_config.json",
+                        byte_level_tokenizer_config_json());
   save_model(options.directory, *model, save);
   const int64_t parameters = config.num_parameters();
   if (options.json) {
@@ -117,8 +119,8 @@ void run_init(const InitOptions& options) {
   } else {
     print_table({{"model", options.directory},
                  {"parameters", format_thousands(parameters)},
-                 {"shape", str(options.arch, ", ", options.layers, " layers of width ", options.hidden_size, ", ",
-                               options.heads, " heads, vocabulary ", options.vocab_size)}});
+                 {"shape", str(options.arch, ", ", options.layers, " layers of width ", options.hidden_size,
+                               ", ", options.heads, " heads, vocabulary ", options.vocab_size)}});
   }
 }
 
@@ -126,17 +128,20 @@ void run_init(const InitOptions& options) {
 
 void add_init_command(CommandLine& line) {
   auto options = std::make_shared<InitOptions>();
-  CLI::App& command = line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
-                               [options] { run_init(*options); });
+  CLI::App& command =
+      line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
+               [options] { run_init(*options); });
   command.add_option("DIR", options->directory, "The folder to make")->required()->type_name("");
   command.add_option("--arch", options->arch, "qwen3 | qwen2 | llama");
   command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
   command.add_option("--layers", options->layers, "Decoder layers");
   command.add_option("--heads", options->heads, "Query heads");
   command.add_option("--kv-heads", options->kv_heads, "Key and value heads; divides --heads");
-  command.add_option("--head-dim", options->head_dim, "Size of a head (default: hidden size / heads)")->type_name("INT");
-  command.add_option("--intermediate-size", options->intermediate_size,
-                     "Width of the feed-forward part (default: 3 x hidden size)")
+  command.add_option("--head-dim", options->head_dim, "Size of a head (default: hidden size / heads)")
+      ->type_name("INT");
+  command
+      .add_option("--intermediate-size", options->intermediate_size,
+                  "Width of the feed-forward part (default: 3 x hidden size)")
       ->type_name("INT");
   command.add_option("--vocab-size", options->vocab_size, "Rows of the embedding, at least 259");
   command.add_option("--max-positions", options->max_positions, "Longest sequence");

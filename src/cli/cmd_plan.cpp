@@ -36,7 +36,8 @@ Json plan_json(const PlanCost& plan) {
           {"peak_pass_tokens", s.peak_pass_tokens}};
 }
 
-void print_json_report(const PlanOptions& options, const TreeStatistics& tree, const std::vector<PlanCost>& plans) {
+void print_json_report(const PlanOptions& options, const TreeStatistics& tree,
+                       const std::vector<PlanCost>& plans) {
   Json plan_list = Json::array();
   for (const PlanCost& plan : plans) plan_list.push_back(plan_json(plan));
   print_json({{"sequences", tree.num_sequences},
@@ -67,13 +68,15 @@ void print_plan_table(int64_t max_tokens, const std::vector<PlanCost>& plans) {
   std::string text = str("\nplans with passes of at most ", format_thousands(max_tokens), " tokens:\n");
   for (const Row& row : rows) {
     text += row[0] + std::string(8 - row[0].size(), ' ');
-    for (size_t i = 1; i < row.size(); ++i) text += std::string(14 - std::min<size_t>(13, row[i].size()), ' ') + row[i];
+    for (size_t i = 1; i < row.size(); ++i)
+      text += std::string(14 - std::min<size_t>(13, row[i].size()), ' ') + row[i];
     text += "\n";
   }
   print_text(text);
 }
 
-void print_readable_report(const PlanOptions& options, const TreeStatistics& tree, const std::vector<PlanCost>& plans) {
+void print_readable_report(const PlanOptions& options, const TreeStatistics& tree,
+                           const std::vector<PlanCost>& plans) {
   print_table({{"sequences", format_thousands(tree.num_sequences)},
                {"tokens", format_thousands(tree.num_flat_tokens)},
                {"tree tokens", format_thousands(tree.num_tree_tokens)},
@@ -106,10 +109,13 @@ void add_plan_command(CommandLine& line) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App& command = line.add("plan", "What a rollout file shares, and what each strategy would cost",
                                [options] { run_plan(*options); });
-  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")->required()->type_name("FILE");
+  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
+      ->required()
+      ->type_name("FILE");
   command.add_option("--max-tokens-per-mb", options->max_tokens_per_mb, "Tokens of one pass at most")
       ->type_name("B");
-  command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")->type_name("FILE");
+  command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
+      ->type_name("FILE");
   add_json_flag(command, options->json);
 }
 

@@ -64,7 +64,8 @@ std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
 std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std::vector<Prompt>& prompts) {
   const StopFlag stop;
   for (size_t i = 0; i < prompts.size(); ++i)
-    engine.submit(make_request(options.generation, i, prompts[i].input_ids, static_cast<uint64_t>(options.seed)));
+    engine.submit(
+        make_request(options.generation, i, prompts[i].input_ids, static_cast<uint64_t>(options.seed)));
   std::vector<std::vector<Rollout>> groups(prompts.size());
   log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples of ",
                format_thousands(static_cast<int64_t>(prompts.size())), " prompts"));
@@ -74,7 +75,8 @@ std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std
     for (const GenerationResult& result : engine.step()) {
       auto& group = groups[result.id];
       group = to_rollouts(result, prompts[result.id].group);
-      // The prompt's other fields (an answer, say) go with its rollouts; what the engine says of a sample wins.
+      // The prompt's other fields (an answer, say) go with its rollouts; what the engine says of a sample
+      // wins.
       for (Rollout& rollout : group) {
         Json extra = prompts[result.id].extra;
         extra.update(rollout.extra);
@@ -96,7 +98,8 @@ void run_rollout(RolloutOptions options) {
   const ModelConfig config = load_model_config(options.model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(options.model);
   PromptReadOptions read{.vocab_size = config.vocab_size};
-  EmbeddedEngineOptions engine_options{.settings = options.engine, .stop_tokens = load_stop_tokens(options.model)};
+  EmbeddedEngineOptions engine_options{.settings = options.engine,
+                                       .stop_tokens = load_stop_tokens(options.model)};
   if (tokenizer) {
     read.encode = [&](const std::string& text) { return tokenizer->encode(text); };
     engine_options.token_bytes = [&](int32_t id) { return tokenizer->id_to_bytes(id); };
@@ -119,10 +122,11 @@ void run_rollout(RolloutOptions options) {
                 {"prefill_tokens", statistics.prefill_tokens},
                 {"cached_tokens", statistics.cached_tokens}});
   } else {
-    print_table({{"sequences", str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
-                                   format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
-                 {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds), ", ",
-                                    format_count(rate), " a second")},
+    print_table({{"sequences",
+                  str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
+                      format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
+                 {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds),
+                                    ", ", format_count(rate), " a second")},
                  {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
                                        format_thousands(statistics.cached_tokens), " found computed")}});
   }
@@ -139,12 +143,17 @@ void add_rollout_command(CommandLine& line) {
   command.add_option("--prompts", options->prompts, "JSON Lines with `prompt` text or `input_ids`")
       ->required()
       ->type_name("FILE");
-  command.add_option("--out", options->out, "Rollout file to write, .jsonl or .jsonl.zst")->required()->type_name("FILE");
+  command.add_option("--out", options->out, "Rollout file to write, .jsonl or .jsonl.zst")
+      ->required()
+      ->type_name("FILE");
   command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
   command.add_option("--max-new-tokens", generation.max_new_tokens, "A sample ends after this many tokens");
-  command.add_option("--min-new-tokens", generation.min_new_tokens, "Stop tokens are not drawn before this many");
-  command.add_option("--temperature", generation.temperature, "Logits are divided by it; 0: the most likely token");
-  command.add_option("--top-p", generation.top_p, "Draw from the most likely tokens with this probability together");
+  command.add_option("--min-new-tokens", generation.min_new_tokens,
+                     "Stop tokens are not drawn before this many");
+  command.add_option("--temperature", generation.temperature,
+                     "Logits are divided by it; 0: the most likely token");
+  command.add_option("--top-p", generation.top_p,
+                     "Draw from the most likely tokens with this probability together");
   command.add_option("--top-k", generation.top_k, "Draw from this many most likely tokens; 0: all");
   command.add_option("--stop", generation.stop, "A string that ends a sample; may be given often")
       ->type_size(1)
@@ -152,7 +161,8 @@ void add_rollout_command(CommandLine& line) {
       ->type_name("TEXT");
   command.add_flag("--ignore-eos", generation.ignore_eos, "The model's own stop tokens do not stop");
   command.add_option("--seed", options->seed, "Draws are a function of it");
-  command.add_option("--max-concurrent", options->engine.max_concurrent_rollouts, "Samples generated at once");
+  command.add_option("--max-concurrent", options->engine.max_concurrent_rollouts,
+                     "Samples generated at once");
   command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values, 4GiB")->type_name("BYTES");
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);

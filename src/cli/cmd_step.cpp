@@ -53,7 +53,8 @@ struct StepReport {
 };
 
 std::unique_ptr<Loss> make_step_loss(const std::string& name) {
-  if (name != "pg" && name != "grpo") throw UserError(str("--loss: got ", quoted(name), ", expected pg or grpo"));
+  if (name != "pg" && name != "grpo")
+    throw UserError(str("--loss: got ", quoted(name), ", expected pg or grpo"));
   LossSettings settings;
   settings.loss = name == "pg" ? "pg" : "ppo";
   // The clip is against the policy that sampled the tokens: a single step has no other.
@@ -85,7 +86,8 @@ struct Sizing {
   int64_t estimated_bytes;
 };
 
-// The bound on a pass that fits the budget. A bound the user chose stays; the default is halved until it fits.
+// The bound on a pass that fits the budget. A bound the user chose stays; the default is halved until it
+// fits.
 Sizing choose_pass_size(const StepOptions& options, const ModelConfig& config, at::ScalarType dtype,
                         const std::vector<TokenSpan>& sequences) {
   const std::string strategy = strategy_of(options.mode);
@@ -96,21 +98,24 @@ Sizing choose_pass_size(const StepOptions& options, const ModelConfig& config, a
   Sizing sizing{options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass), 0};
   sizing.estimated_bytes = estimate(sizing.max_tokens_per_pass);
   if (!budget) return sizing;
-  while (!options.max_tokens_per_mb && sizing.estimated_bytes > *budget && sizing.max_tokens_per_pass > kSmallestPass) {
+  while (!options.max_tokens_per_mb && sizing.estimated_bytes > *budget &&
+         sizing.max_tokens_per_pass > kSmallestPass) {
     sizing.max_tokens_per_pass /= 2;
     sizing.estimated_bytes = estimate(sizing.max_tokens_per_pass);
   }
   if (sizing.estimated_bytes <= *budget) return sizing;
   const bool can_shrink = sizing.max_tokens_per_pass > kSmallestPass;
-  throw UserError(str("--memory ", quoted(options.memory), " does not hold keys, values and activations of this batch: ",
-                      "--mode ", strategy, " with passes of ", sizing.max_tokens_per_pass, " tokens needs ",
-                      sizing.estimated_bytes, " bytes (", format_bytes(static_cast<double>(sizing.estimated_bytes)), ")",
-                      can_shrink ? str("; with --max-tokens-per-mb ", kSmallestPass, " ", estimate(kSmallestPass),
-                                       " bytes would do")
-                                 : "; that is the smallest that would do"));
+  throw UserError(str(
+      "--memory ", quoted(options.memory), " does not hold keys, values and activations of this batch: ",
+      "--mode ", strategy, " with passes of ", sizing.max_tokens_per_pass, " tokens needs ",
+      sizing.estimated_bytes, " bytes (", format_bytes(static_cast<double>(sizing.estimated_bytes)), ")",
+      can_shrink
+          ? str("; with --max-tokens-per-mb ", kSmallestPass, " ", estimate(kSmallestPass), " bytes would do")
+          : "; that is the smallest that would do"));
 }
 
-StepReport take_step(const StepOptions& options, Model& model, const RolloutBatch& rollouts, const Loss& loss) {
+StepReport take_step(const StepOptions& options, Model& model, const RolloutBatch& rollouts,
+                     const Loss& loss) {
   StepReport report;
   report.mode = strategy_of(options.mode);
   const Sizing sizing = choose_pass_size(options, model.config(), model.dtype(), rollouts.sequences);
@@ -169,22 +174,24 @@ void print_report(const StepOptions& options, const StepReport& report) {
                 {"repeat", options.repeat}});
     return;
   }
-  const std::string spread = options.repeat == 1 ? ""
-                                                 : str(" (", format_duration(report.seconds.front()), " to ",
-                                                       format_duration(report.seconds.back()), ", ", options.repeat,
-                                                       " times)");
-  print_table({{"step", format_duration(median(report.seconds)) + spread},
-               {"loss", format_shortest(report.loss)},
-               {"tokens", str(format_thousands(tree.num_flat_tokens), " in ", format_thousands(tree.num_sequences),
-                              " sequences, ", format_thousands(report.num_trained), " trained")},
-               {"tree tokens", str(format_thousands(tree.num_tree_tokens), ", compression ",
-                                   format_significant(tree.compression), ", work ratio ",
-                                   format_significant(report.work_ratio))},
-               {"passes", str(format_thousands(report.simulation.num_passes), " of at most ",
-                              format_thousands(report.max_tokens_per_pass), " tokens (", report.mode, "), ",
-                              format_thousands(report.simulation.tokens_recomputed), " tokens recomputed")},
-               {"peak memory", str(format_bytes(static_cast<double>(report.peak_bytes)), " over weights and gradients")},
-               {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads")}});
+  const std::string spread =
+      options.repeat == 1 ? ""
+                          : str(" (", format_duration(report.seconds.front()), " to ",
+                                format_duration(report.seconds.back()), ", ", options.repeat, " times)");
+  print_table(
+      {{"step", format_duration(median(report.seconds)) + spread},
+       {"loss", format_shortest(report.loss)},
+       {"tokens", str(format_thousands(tree.num_flat_tokens), " in ", format_thousands(tree.num_sequences),
+                      " sequences, ", format_thousands(report.num_trained), " trained")},
+       {"tree tokens",
+        str(format_thousands(tree.num_tree_tokens), ", compression ", format_significant(tree.compression),
+            ", work ratio ", format_significant(report.work_ratio))},
+       {"passes", str(format_thousands(report.simulation.num_passes), " of at most ",
+                      format_thousands(report.max_tokens_per_pass), " tokens (", report.mode, "), ",
+                      format_thousands(report.simulation.tokens_recomputed), " tokens recomputed")},
+       {"peak memory",
+        str(format_bytes(static_cast<double>(report.peak_bytes)), " over weights and gradients")},
+       {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads")}});
 }
 
 void run_step(const StepOptions& options) {
@@ -210,23 +217,29 @@ void run_step(const StepOptions& options) {
 
 void add_step_command(CommandLine& line) {
   auto options = std::make_shared<StepOptions>();
-  CLI::App& command =
-      line.add("step", "The gradient of one training step on a rollout file, timed", [options] { run_step(*options); });
+  CLI::App& command = line.add("step", "The gradient of one training step on a rollout file, timed",
+                               [options] { run_step(*options); });
   command.add_option("--model", options->model, "Hugging Face directory; its weights are not changed")
       ->required()
       ->type_name("DIR");
-  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")->required()->type_name("FILE");
-  command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")->type_name("FILE");
-  command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted")->type_name("K");
+  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
+      ->required()
+      ->type_name("FILE");
+  command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
+      ->type_name("FILE");
+  command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted")
+      ->type_name("K");
   command.add_option("--mode", options->mode, "dense | path | auto (path)");
-  command.add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
-                     str("Tokens of one pass at most (default: ", kDefaultMaxTokensPerPass, ")"))
+  command
+      .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
+                  str("Tokens of one pass at most (default: ", kDefaultMaxTokensPerPass, ")"))
       ->type_name("B");
-  command.add_option("--memory", options->memory,
-                     "Budget over weights and gradients, 40GiB: passes shrink to fit,\n"
-                     "or the step is refused with what would do. Bounded: keys, values\n"
-                     "and their gradients of the longest path, activations and\n"
-                     "temporaries of one pass")
+  command
+      .add_option("--memory", options->memory,
+                  "Budget over weights and gradients, 40GiB: passes shrink to fit,\n"
+                  "or the step is refused with what would do. Bounded: keys, values\n"
+                  "and their gradients of the longest path, activations and\n"
+                  "temporaries of one pass")
       ->type_name("BYTES");
   command.add_option("--loss", options->loss,
                      "pg: minus the mean of advantage x log-probability |\n"

@@ -77,18 +77,21 @@ std::string full_name(const CLI::App& command) {
 }  // namespace
 
 CommandLine::CommandLine()
-    : app_("RL post-training of language models over prefix trees: what rollouts share is computed once.", "bough") {
+    : app_("RL post-training of language models over prefix trees: what rollouts share is computed once.",
+           "bough") {
   app_.set_version_flag("--version", std::string("bough ") + kVersion, "Print the version");
   app_.set_help_flag("-h,--help", "Print this help");
   app_.option_defaults()->always_capture_default();  // help shows them
   app_.get_formatter()->column_width(36);
   app_.get_formatter()->label("SUBCOMMAND", "COMMAND");
   app_.get_formatter()->label("Subcommands", "Commands");
-  app_.footer("`bough COMMAND --help` says more.\n"
-              "Exit codes: 0 done, 2 bad use or bad input, 3 a failure at run time, 130 interrupted.");
+  app_.footer(
+      "`bough COMMAND --help` says more.\n"
+      "Exit codes: 0 done, 2 bad use or bad input, 3 a failure at run time, 130 interrupted.");
 }
 
-CLI::App& CommandLine::add(const std::string& name, const std::string& description, std::function<void()> run) {
+CLI::App& CommandLine::add(const std::string& name, const std::string& description,
+                           std::function<void()> run) {
   CLI::App* command = app_.add_subcommand(name, description);
   command->callback([this, run = std::move(run)] { action_ = run; });
   return *command;
@@ -101,8 +104,9 @@ void CommandLine::parse(int argc, const char* const* argv) {
     const auto names = command_names(app_);
     if (std::find(names.begin(), names.end(), first) == names.end()) {
       const std::string near = nearest_of(first, names);
-      throw UserError(str("unknown command ", quoted(first),
-                          near.empty() ? str("; one of: ", joined(names)) : str("; did you mean ", near, "?")));
+      throw UserError(
+          str("unknown command ", quoted(first),
+              near.empty() ? str("; one of: ", joined(names)) : str("; did you mean ", near, "?")));
     }
   }
   try {
@@ -145,7 +149,8 @@ int CommandLine::run(int argc, const char* const* argv) {
   } catch (const Interrupted& error) {
     return fail(kExitInterrupted, error.what());
   } catch (const c10::Error& error) {
-    // libtorch says "not enough memory" with the error type of everything else; its stack trace is for nobody here.
+    // libtorch says "not enough memory" with the error type of everything else; its stack trace is for nobody
+    // here.
     return fail(kExitFailure, error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     return fail(kExitFailure, "out of memory");
@@ -189,23 +194,26 @@ void print_table(const std::vector<std::pair<std::string, std::string>>& rows) {
 
 void check_at_least(const std::string& option, int64_t value, int64_t low, const std::string& remedy) {
   if (value >= low) return;
-  throw UserError(str(option, ": got ", value, ", expected at least ", low, remedy.empty() ? "" : "; ", remedy));
+  throw UserError(
+      str(option, ": got ", value, ", expected at least ", low, remedy.empty() ? "" : "; ", remedy));
 }
 
 void check_at_least(const std::string& option, double value, double low, const std::string& remedy) {
   if (value >= low) return;  // false for NaN
-  throw UserError(str(option, ": got ", value, ", expected at least ", low, remedy.empty() ? "" : "; ", remedy));
+  throw UserError(
+      str(option, ": got ", value, ", expected at least ", low, remedy.empty() ? "" : "; ", remedy));
 }
 
 void check_output_file(const std::string& option, const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   if (path.empty()) throw UserError(str(option, ": the file's name is empty"));
-  if (fs::is_directory(path, ignored)) throw UserError(str(option, ": ", quoted(path), " is a folder; name a file"));
+  if (fs::is_directory(path, ignored))
+    throw UserError(str(option, ": ", quoted(path), " is a folder; name a file"));
   const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
   if (!fs::is_directory(folder, ignored))
-    throw UserError(str(option, ": ", quoted(path), " cannot be written: there is no folder ", quoted(folder.string()),
-                        "; make it first"));
+    throw UserError(str(option, ": ", quoted(path), " cannot be written: there is no folder ",
+                        quoted(folder.string()), "; make it first"));
 }
 
 }  // namespace bough

@@ -10,9 +10,9 @@
 //     add_json_flag(command, options->json);
 //   }
 //
-// A command returns normally (exit code 0) or throws what base/error.h lists; it never exits or prints errors.
-// Results go to stdout through print_*(), everything else to stderr through base's log. With --json the one
-// line of print_json() is the last of stdout.
+// A command returns normally (exit code 0) or throws what base/error.h lists; it never exits or prints
+// errors. Results go to stdout through print_*(), everything else to stderr through base's log. With --json
+// the one line of print_json() is the last of stdout.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -34,8 +34,8 @@ inline constexpr const char* kVersion = "0.1.0";
 
 enum ExitCode : int {
   kExitDone = 0,
-  kExitBadInput = 2,     // bad use or bad input: UserError, and whatever CLI11 refuses
-  kExitFailure = 3,      // at run time: IoError, InternalError, out of memory, libtorch's errors
+  kExitBadInput = 2,  // bad use or bad input: UserError, and whatever CLI11 refuses
+  kExitFailure = 3,   // at run time: IoError, InternalError, out of memory, libtorch's errors
   kExitInterrupted = 130,
 };
 
@@ -80,8 +80,8 @@ void print_table(const std::vector<std::pair<std::string, std::string>>& rows);
 void check_at_least(const std::string& option, int64_t value, int64_t low, const std::string& remedy = "");
 void check_at_least(const std::string& option, double value, double low, const std::string& remedy = "");
 
-// UserError unless the folder that `path` is to be written into exists and `path` is no folder: found before the
-// work whose result would be lost.
+// UserError unless the folder that `path` is to be written into exists and `path` is no folder: found before
+// the work whose result would be lost.
 void check_output_file(const std::string& option, const std::string& path);
 
 }  // namespace bough

@@ -34,7 +34,8 @@ std::vector<std::vector<double>> rollout_advantages(const std::vector<Rollout>& 
     if (!rollouts[s].reward) continue;
     rewarded.push_back(s);
     rewards.push_back(*rollouts[s].reward);
-    groups.push_back(group_ids.try_emplace(rollouts[s].group, static_cast<int64_t>(group_ids.size())).first->second);
+    groups.push_back(
+        group_ids.try_emplace(rollouts[s].group, static_cast<int64_t>(group_ids.size())).first->second);
   }
   const std::vector<double> from_rewards = compute_advantages(AdvantageSettings{}, rewards, groups);
   std::vector<std::vector<double>> advantages(rollouts.size());

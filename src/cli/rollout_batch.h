@@ -27,8 +27,8 @@ struct RolloutBatch {
   std::vector<uint8_t> trained_flags() const;  // one a flat token, sequence after sequence; position 0 is 0
 };
 
-// The advantage of every token of every sequence, [S][1 or tokens]: the file's where it gives one, else GRPO's from
-// the rewards of the sequence's group (algorithms in algo/advantages.h).
+// The advantage of every token of every sequence, [S][1 or tokens]: the file's where it gives one, else
+// GRPO's from the rewards of the sequence's group (algorithms in algo/advantages.h).
 std::vector<std::vector<double>> rollout_advantages(const std::vector<Rollout>& rollouts);
 
 // With advantages, behaviour log-probabilities and weights of the mean over all trained tokens, in `type`

@@ -10,7 +10,8 @@ WorkModel work_model(const ModelConfig& config) {
   WorkModel work;
   work.flops_per_token = 2.0 * static_cast<double>(config.num_layers * per_layer);
   work.flops_per_head_row = 2.0 * static_cast<double>(config.hidden_size * config.vocab_size);
-  work.flops_per_pair = 4.0 * static_cast<double>(config.num_layers * query);  // scores, then their sum of values
+  work.flops_per_pair =
+      4.0 * static_cast<double>(config.num_layers * query);  // scores, then their sum of values
   return work;
 }
 

@@ -9,12 +9,12 @@
 
 namespace bough {
 
-// B where the user gives none. On a CPU passes of a few hundred tokens stay in cache, and more of them cost little
-// but the reading and writing of all parameter gradients once a pass; on a GPU a later issue's cost model chooses.
+// B where the user gives none. Smaller passes stay in cache and hold less memory, but what a path has beyond
+// one pass is computed forward twice; a thousand tokens hold most responses in one pass.
 inline constexpr int64_t kDefaultMaxTokensPerPass = 1024;
 
-// Multiply-adds of the forward pass, counted twice each. Backward is twice that for each of the three terms, so
-// ratios of steps are ratios of these.
+// Multiply-adds of the forward pass, counted twice each. Backward is twice that for each of the three terms,
+// so ratios of steps are ratios of these.
 WorkModel work_model(const ModelConfig& config);
 
 }  // namespace bough

@@ -26,9 +26,9 @@ struct TorchSetup {
   at::Device device;
 };
 
-// Checks the options, sets the number of threads and installs the counting allocator: call it before the first
-// tensor. device cuda opens libbough_cuda.so beside the program or in
-// ../lib; UserError where it, or a GPU, is missing.
+// Checks the options, sets the number of threads and installs the counting allocator: call it before the
+// first tensor. device cuda opens libbough_cuda.so beside the program or in ../lib; UserError where it, or a
+// GPU, is missing.
 TorchSetup set_up_torch(const TorchOptions& options);
 
 at::ScalarType parse_dtype(const std::string& name);  // fp32 | bf16 | fp64

@@ -48,9 +48,9 @@ TreePicture tree_picture(const PrefixTree& tree, const RolloutBatch& batch, cons
 }
 
 std::string tree_page(const PrefixTree& tree, const RolloutBatch& batch, const std::string& title) {
-  return "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>" + html_escape(title) + "</title><style>" +
-         kPageStyle + "</style><main>" + tree_figure(tree_picture(tree, batch, title)) + "</main><script>" +
-         kPageScript + "</script></html>\n";
+  return "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>" + html_escape(title) +
+         "</title><style>" + kPageStyle + "</style><main>" + tree_figure(tree_picture(tree, batch, title)) +
+         "</main><script>" + kPageScript + "</script></html>\n";
 }
 
 }  // namespace bough

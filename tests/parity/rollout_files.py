@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 
-def random_rollouts(seed: int, vocab: int, max_sequences: int = 7, longest_piece: int = 16) -> list[dict[str, Any]]:
-    """Sequences that fork older ones at random positions: some empty, equal, or prefixes of others; losses on shared
-    tokens, tokens without loss, advantages by sequence and by token, and sequences that train nothing."""
+def random_rollouts(
+    seed: int, vocab: int, max_sequences: int = 7, longest_piece: int = 16
+) -> list[dict[str, Any]]:
+    """Sequences that fork older ones at random positions: some empty, equal, or prefixes of others; losses on
+    shared tokens, tokens without loss, advantages by sequence and by token, sequences that train nothing."""
     draw = random.Random(seed)
     rollouts: list[dict[str, Any]] = []
     for index in range(draw.randint(2, max_sequences)):
@@ -18,10 +20,11 @@ def random_rollouts(seed: int, vocab: int, max_sequences: int = 7, longest_piece
         if rollouts and draw.random() < 0.85:
             base = draw.choice(rollouts)["input_ids"]
             ids = base[: draw.randint(0, len(base))]
-        ids = ids + [draw.randrange(vocab) for _ in range(draw.choice([0, 1, draw.randint(1, longest_piece)]))]
+        extra = draw.choice([0, 1, draw.randint(1, longest_piece)])
+        ids = ids + [draw.randrange(vocab) for _ in range(extra)]
         mask = [int(draw.random() < 0.6) for _ in ids] if draw.random() < 0.9 else [0] * len(ids)
         if index == 0:
-            # Where nothing is predicted from two tokens or more, the gradients of q and k are rounding errors.
+            # Where nothing is predicted from two tokens or more, gradients of q and k are rounding errors.
             ids = [draw.randrange(vocab) for _ in range(draw.randint(4, longest_piece))]
             mask = [1] * len(ids)
         advantage = [draw.gauss(0, 1) for _ in ids] if ids and draw.random() < 0.5 else draw.gauss(0, 1)
@@ -49,8 +52,8 @@ def log_probs(model, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
 
 
 def flat_gradients(model, rollouts: list[dict[str, Any]], loss: str) -> tuple[float, dict, dict]:
-    """Loss, gradients by name and, for the tolerance, each parameter's sum over sequences of gradient norms: every
-    sequence by itself through transformers, under its own autograd."""
+    """Loss, gradients by name and, for the tolerance, each parameter's sum over sequences of gradient norms:
+    every sequence by itself through transformers, under its own autograd."""
     count = sum(sum(r["loss_mask"][1:]) for r in rollouts)
     total = 0.0
     gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -87,8 +90,8 @@ def gradient_error(got: torch.Tensor, expected: torch.Tensor, norm_sum: float) -
 
 
 def compute_in_double(monkeypatch) -> None:
-    """transformers casts RMSNorm and rotary angles to fp32 even in an fp64 model: 3e-7 in gradients. Its own formulas
-    without the casts."""
+    """transformers casts RMSNorm and rotary angles to fp32 even in an fp64 model: 3e-7 in gradients. Its own
+    formulas without the casts."""
     from transformers.models.llama import modeling_llama
     from transformers.models.qwen2 import modeling_qwen2
     from transformers.models.qwen3 import modeling_qwen3

@@ -1,5 +1,5 @@
-"""Logits and log-probabilities of random models against transformers in fp32, every position, to 1e-4; and what
-`bough init` writes, loaded by transformers."""
+"""Logits and log-probabilities of random models against transformers in fp32, every position, to 1e-4; and
+what `bough init` writes, loaded by transformers."""
 
 import json
 import os
@@ -26,7 +26,8 @@ def logits(build_dir, tmp_path):
     def get(directory, dtype, sequences):
         out = tmp_path / "logits.safetensors"
         lines = "".join(" ".join(map(str, ids)) + "\n" for ids in sequences)
-        done = subprocess.run([program, directory, dtype, out], input=lines, text=True, capture_output=True, check=False)
+        command = [program, directory, dtype, out]
+        done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
         tensors = load_file(out)
         return [tensors[str(i)] for i in range(len(sequences))]
@@ -77,15 +78,15 @@ def test_far_positions(logits, tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_rollout_log_probs(bough, tiny_models, tmp_path, temperature):
-    """What `bough rollout` writes is what transformers gives the tokens that were drawn, and `bough step` too."""
+    """What `bough rollout` writes is what transformers, and `bough step`, give the tokens that were drawn."""
     directory = tiny_models("qwen3")
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     prompts = "".join(json.dumps({"input_ids": [7, 8, 9, 100 + i]}) + "\n" for i in range(3))
     (tmp_path / "prompts.jsonl").write_text(prompts)
     report = bough(
         "rollout", "--model", directory, "--prompts", "prompts.jsonl", "--out", "out.jsonl", "--n-samples", 4,
-        "--max-new-tokens", 40, "--min-new-tokens", 10, "--temperature", temperature, "--top-p", 0.9, "--seed", 3,
-        "--json", ok=True,
+        "--max-new-tokens", 40, "--min-new-tokens", 10, "--temperature", temperature, "--top-p", 0.9,
+        "--seed", 3, "--json", ok=True,
     )  # fmt: skip
     rollouts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(rollouts) == 12
@@ -123,7 +124,8 @@ def test_init_is_loaded_by_transformers(bough, logits, tmp_path, arch):
     text = "Hello, wörld 12\n"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    turns = [{"role": "user", "content": "Hi"}]
+    chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert chat == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     ids = tokenizer(text)["input_ids"]
     with torch.no_grad():

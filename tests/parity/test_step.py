@@ -1,4 +1,4 @@
-"""`bough step` against transformers: the gradient of every parameter, the loss, each sequence run by itself there."""
+"""`bough step` against transformers, which runs each sequence by itself: loss and every gradient."""
 
 import json
 
@@ -24,7 +24,8 @@ def step(bough, model, rollouts, *arguments, grads=None):
     """The JSON of `bough step` and, where asked, the gradients by name."""
     if grads is not None:
         arguments = (*arguments, "--grads", grads)
-    result = bough("step", "--model", model, "--rollouts", rollouts, "--json", "--threads", 1, *arguments, ok=True)
+    fixed = ("--model", model, "--rollouts", rollouts, "--json", "--threads", 1)
+    result = bough("step", *fixed, *arguments, ok=True)
     return result.json, load_file(grads) if grads is not None else None
 
 
@@ -59,14 +60,16 @@ def test_rewards_become_group_advantages(bough, tiny_models, tmp_path):
         del rollout["advantage"]
         rollout["reward"] = reward
     directory = tiny_models("qwen3")
-    from_rewards, _ = step(bough, directory, write_rollouts(tmp_path / "a.jsonl", rollouts), "--dtype", "fp64")
+    path = write_rollouts(tmp_path / "a.jsonl", rollouts)
+    from_rewards, _ = step(bough, directory, path, "--dtype", "fp64")
     for rollout in rollouts:
         mine = [r for r, other in zip(rewards, rollouts, strict=True) if other["group"] == rollout["group"]]
         mean = sum(mine) / len(mine)
         std = (sum((r - mean) ** 2 for r in mine) / (len(mine) - 1)) ** 0.5
         rollout["advantage"] = (rollout["reward"] - mean) / (std + 1e-6)
     given, _ = step(bough, directory, write_rollouts(tmp_path / "b.jsonl", rollouts), "--dtype", "fp64")
-    assert from_rewards["loss"] == pytest.approx(given["loss"], rel=1e-6)  # a file's advantage is an fp32 number
+    # A file's advantage is an fp32 number.
+    assert from_rewards["loss"] == pytest.approx(given["loss"], rel=1e-6)
     assert abs(given["loss"]) > 1e-3
 
 
@@ -74,12 +77,14 @@ def test_temperature_divides_the_logits(bough, tiny_models, tmp_path):
     directory = tiny_models("qwen3")
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ids = [5, 6, 7, 200, 9]
-    rollout = {"input_ids": ids, "loss_mask": [0, 1, 1, 1, 1], "logprobs": [0, -1, -1, -1, -1], "advantage": 1.0}
+    rollout = {"input_ids": ids, "loss_mask": [0, 1, 1, 1, 1], "logprobs": [0, -1, -1, -1, -1]}
+    rollout["advantage"] = 1.0
     for temperature in (0.7, 1.3):
         path = write_rollouts(tmp_path / "rollouts.jsonl", [rollout | {"temperature": temperature}])
         report, _ = step(bough, directory, path)
         with torch.no_grad():
-            assert report["loss"] == pytest.approx(-log_probs(model, ids, temperature).mean().item(), abs=1e-5)
+            expected = -log_probs(model, ids, temperature).mean().item()
+        assert report["loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_nested_prefixes(bough, tiny_models, tmp_path):
@@ -87,15 +92,15 @@ def test_nested_prefixes(bough, tiny_models, tmp_path):
     draw = torch.Generator().manual_seed(0)
     chain = torch.randint(311, (1100,), generator=draw).tolist()
     rollouts = [
-        {"input_ids": chain[: i + 1], "loss_mask": [0] * i + [1], "logprobs": [0.0] * (i + 1), "advantage": 1.0}
-        for i in range(len(chain))
+        {"input_ids": chain[:n], "loss_mask": [0] * (n - 1) + [1], "logprobs": [0.0] * n, "advantage": 1.0}
+        for n in range(1, len(chain) + 1)
     ]
     directory = tiny_models("qwen3")
     path = write_rollouts(tmp_path / "nested.jsonl", rollouts)
     report, got = step(bough, directory, path, "--mode", "path", grads=tmp_path / "g.safetensors")
     assert report["tokens"] == 1100 * 1101 // 2
     assert report["tree_tokens"] == 1100
-    # Every token of the chain is trained once, by the sequence that ends there: the loss of the longest sequence.
+    # Every token of the chain is trained once, by the sequence that ends there: as the longest one would.
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     loss = -log_probs(model, chain).mean()
     loss.backward()

@@ -1,6 +1,7 @@
 // Logits of whole sequences, for tests that compare them with transformers'.
-//   logits_tool MODEL DTYPE OUT.safetensors < sequences       one sequence a line: token ids with blanks between
-// writes one tensor [tokens, V] a sequence, named by its number.
+//   logits_tool MODEL DTYPE OUT.safetensors < sequences
+// reads one sequence a line, token ids with blanks between, and writes one
+// tensor [tokens, V] a sequence, named by its number.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
