@@ -42,8 +42,9 @@ void run_data(DataOptions options) {
 
 void add_data_command(CommandLine& line) {
   auto options = std::make_shared<DataOptions>();
-  CLI::App& command = line.add("data", "Problems of a built-in task (sums) as JSON Lines; splits are disjoint",
-                               [options] { run_data(*options); });
+  CLI::App& command =
+      line.add("data", "Problems of a built-in task (sums) as JSON Lines; splits are disjoint",
+               [options] { run_data(*options); });
   command.add_option("task", options->task, "sums")->required()->type_name("TASK");
   command.add_option("--out", options->out, "File to write")->required()->type_name("FILE");
   command.add_option("-n,--count", options->n, "Problems");
@@ -53,7 +54,8 @@ void add_data_command(CommandLine& line) {
   command.add_option("--max-operand", options->sums.max_operand, "Largest number in a question");
   command.add_option("--min-steps", options->sums.min_steps, "Fewest operations of a problem");
   command.add_option("--max-steps", options->sums.max_steps, "Most operations of a problem");
-  command.add_option("--operations", options->sums.operations, "add | subtract | multiply; may be given often")
+  command
+      .add_option("--operations", options->sums.operations, "add | subtract | multiply; may be given often")
       ->type_size(1)
       ->allow_extra_args(false);
   add_json_flag(command, options->json);

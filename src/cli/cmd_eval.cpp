@@ -84,22 +84,28 @@ void add_eval_command(CommandLine& line) {
   CLI::App& command = line.add("eval", "Accuracy of a model on problems: avg@k, pass@k, 95% interval",
                                [options] { run_eval(*options); });
   command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
-  command.add_option("--data", options->dataset.path, "JSON Lines of problems")->required()->type_name("FILE");
+  command.add_option("--data", options->dataset.path, "JSON Lines of problems")
+      ->required()
+      ->type_name("FILE");
   command.add_option("--format", options->dataset.format, "text | chat: what a question becomes");
-  command.add_option("--shots", options->dataset.few_shot.shots, "Worked examples in front of every question");
+  command.add_option("--shots", options->dataset.few_shot.shots,
+                     "Worked examples in front of every question");
   command.add_option("--shots-from", options->dataset.few_shot.path, "Take them from the head of this file")
       ->type_name("FILE");
   command.add_option("--limit", options->dataset.max_problems, "Only the first so many problems");
-  command.add_option("--reward", options->reward, "FILE.py:FUNCTION (default: the verifier of the final number)");
+  command.add_option("--reward", options->reward,
+                     "FILE.py:FUNCTION (default: the verifier of the final number)");
   command.add_option("--k", options->generation.n_samples, "Samples of each problem");
   command.add_option("--temperature", options->generation.temperature, "0: the most likely token");
-  command.add_option("--max-new-tokens", options->generation.max_new_tokens, "A sample ends after this many tokens");
+  command.add_option("--max-new-tokens", options->generation.max_new_tokens,
+                     "A sample ends after this many tokens");
   command.add_option("--stop", options->generation.stop, "A string that ends a sample; may be given often")
       ->type_size(1)
       ->allow_extra_args(false)
       ->type_name("TEXT");
   command.add_option("--seed", options->seed, "Draws are a function of it");
-  command.add_option("--max-concurrent", options->rollout.max_concurrent_rollouts, "Samples generated at once");
+  command.add_option("--max-concurrent", options->rollout.max_concurrent_rollouts,
+                     "Samples generated at once");
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);
 }

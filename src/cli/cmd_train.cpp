@@ -38,15 +38,16 @@ void print_summary(const RunSummary& summary) {
   if (summary.after && summary.after->step > 0) rows.emplace_back("accuracy after", describe(*summary.after));
   rows.emplace_back("steps", format_thousands(summary.steps));
   if (summary.compression > 0) {
-    rows.emplace_back("compression",
-                      str(format_significant(summary.compression, 3), "x: tokens of a batch over those computed"));
+    rows.emplace_back("compression", str(format_significant(summary.compression, 3),
+                                         "x: tokens of a batch over those computed"));
   }
   if (const auto& comparison = summary.comparison; comparison && comparison->seconds > 0) {
     rows.emplace_back("gradient of a batch",
                       str(format_duration(comparison->seconds), " with the tree, ",
-                          format_duration(comparison->dense_seconds), " dense: ",
-                          format_significant(comparison->dense_seconds / comparison->seconds, 3), "x (median of ",
-                          comparison->num_batches, comparison->num_batches == 1 ? " batch)" : " batches)"));
+                          format_duration(comparison->dense_seconds),
+                          " dense: ", format_significant(comparison->dense_seconds / comparison->seconds, 3),
+                          "x (median of ", comparison->num_batches,
+                          comparison->num_batches == 1 ? " batch)" : " batches)"));
   }
   rows.emplace_back("model", summary.model);
   rows.emplace_back("report", summary.report);
@@ -58,7 +59,8 @@ void run_train(const TrainOptions& options) {
     print_text(settings_help<RunSettings>());
     return;
   }
-  if (options.config.empty()) throw UserError("CONFIG is missing: a YAML file of settings; --settings lists them");
+  if (options.config.empty())
+    throw UserError("CONFIG is missing: a YAML file of settings; --settings lists them");
   const RunSettings settings = load_settings<RunSettings>(options.config, options.overrides);
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
   if (settings.threads > 0) torch.threads = settings.threads;
@@ -76,12 +78,16 @@ void run_train(const TrainOptions& options) {
 
 void add_train_command(CommandLine& line) {
   auto options = std::make_shared<TrainOptions>();
-  CLI::App& command = line.add("train", "Reinforcement learning: samples, rewards, updates; resumes where it stopped",
-                               [options] { run_train(*options); });
+  CLI::App& command =
+      line.add("train", "Reinforcement learning: samples, rewards, updates; resumes where it stopped",
+               [options] { run_train(*options); });
   command.add_option("config", options->config, "YAML file of settings")->type_name("CONFIG");
-  command.add_option("overrides", options->overrides, "Settings that win over the file's: actor.optimizer.lr=1e-4")
+  command
+      .add_option("overrides", options->overrides,
+                  "Settings that win over the file's: actor.optimizer.lr=1e-4")
       ->type_name("key=value");
-  command.add_flag("--settings", options->list_settings, "List every setting with its default, and do nothing");
+  command.add_flag("--settings", options->list_settings,
+                   "List every setting with its default, and do nothing");
   add_json_flag(command, options->json);
 }
 

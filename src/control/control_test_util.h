@@ -1,5 +1,5 @@
-// Fakes for tests of the control room: an engine without a model, a reward without workers, a trainer that only
-// looks. For tests only.
+// Fakes for tests of the control room: an engine without a model, a reward without workers, a trainer that
+// only looks. For tests only.
 #pragma once
 
 #include <chrono>
@@ -18,8 +18,8 @@
 
 namespace bough::testing {
 
-// Finishes one request a step, the last submitted first. Each sample is one digit, a function of (seed, id, sample),
-// and the byte-level tokenizer's stop token.
+// Finishes one request a step, the last submitted first. Each sample is one digit, a function of (seed, id,
+// sample), and the byte-level tokenizer's stop token.
 class FakeEngine final : public Engine {
  public:
   static constexpr int32_t kStop = 258;
@@ -41,9 +41,11 @@ class FakeEngine final : public Engine {
     samples_in_flight_ -= request.n_samples;
     GenerationResult result{request.id, request.prompt_ids, request.temperature, {}, {}};
     for (int64_t i = 0; i < request.n_samples; ++i) {
-      const auto draw = CounterRandom(request.seed, Purpose::test).below(10, request.id, static_cast<uint64_t>(i));
+      const auto draw =
+          CounterRandom(request.seed, Purpose::test).below(10, request.id, static_cast<uint64_t>(i));
       const auto digit = static_cast<int32_t>('0' + draw);
-      GeneratedSample sample{{digit, kStop}, {-1.f, -0.5f}, {-1.f, -0.5f}, {version_, version_}, FinishReason::kStop};
+      GeneratedSample sample{
+          {digit, kStop}, {-1.f, -0.5f}, {-1.f, -0.5f}, {version_, version_}, FinishReason::kStop};
       statistics_.new_tokens += 2;
       result.samples.push_back(std::move(sample));
     }

@@ -36,8 +36,8 @@ Moments moments(const std::vector<double>& values) {
 
 // What one step drew, sample by sample.
 struct Controller::Sampled {
-  std::vector<const Problem*> problems;  // [groups]
-  std::vector<std::string> prompts;      // [groups]
+  std::vector<const Problem*> problems;   // [groups]
+  std::vector<std::string> prompts;       // [groups]
   std::vector<GenerationResult> results;  // [groups]
   // [S]
   std::vector<int64_t> groups;
@@ -50,9 +50,11 @@ struct Controller::Sampled {
 
 Controller::Controller(const ControllerParts& parts)
     : parts_(parts),
-      order_(parts.problems, static_cast<uint64_t>(parts.settings.seed), parts.settings.train_dataset.shuffle) {}
+      order_(parts.problems, static_cast<uint64_t>(parts.settings.seed),
+             parts.settings.train_dataset.shuffle) {}
 
-std::optional<Controller::Sampled> Controller::sample(const std::function<bool()>& stop, const Activity& activity) {
+std::optional<Controller::Sampled> Controller::sample(const std::function<bool()>& stop,
+                                                      const Activity& activity) {
   const RunSettings& settings = parts_.settings;
   Sampled sampled;
   std::vector<GenerationRequest> requests;
@@ -158,8 +160,8 @@ ScoredBatch Controller::make_scored_batch(Sampled sampled, MetricValues& metrics
 
 std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, const Activity& activity) {
   const Clock::Time start = parts_.clock.now();
-  // A fresh engine, whatever ran before: its cached prompts would change how passes are composed, and with it the
-  // last bits of the logits.
+  // A fresh engine, whatever ran before: its cached prompts would change how passes are composed, and with it
+  // the last bits of the logits.
   parts_.engine.update_weights(static_cast<int32_t>(num_steps_));
   const EngineStatistics before = parts_.engine.statistics();
   auto sampled = sample(stop, activity);
@@ -190,9 +192,8 @@ std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, co
   metrics["time/publish"] = seconds_between(trained_at, end);
   metrics["time/step"] = seconds_between(start, end);
   metrics.try_emplace("time/train", seconds_between(scored_at, trained_at));
-  metrics["perf/generated_tokens_per_s"] =
-      static_cast<double>(after.new_tokens - before.new_tokens) /
-      std::max(1e-9, seconds_between(start, sampled_at));
+  metrics["perf/generated_tokens_per_s"] = static_cast<double>(after.new_tokens - before.new_tokens) /
+                                           std::max(1e-9, seconds_between(start, sampled_at));
   metrics["rollout/new_tokens"] = static_cast<double>(after.new_tokens - before.new_tokens);
   metrics["rollout/prefill_tokens"] = static_cast<double>(after.prefill_tokens - before.prefill_tokens);
   metrics["memory/peak"] = static_cast<double>(peak_process_memory());

@@ -7,10 +7,11 @@
 //   │      Engine::update_weights(version + 1)  ◀── weights ◀── BatchTrainer::train ◀┘     │
 //   └──────────────────────────────────────────────────────────────────────────────────────┘
 //
-// The engine shares the trainer's weights, so publishing is saying their new version number; the engine is idle by
-// then. The stop flag is looked at between two passes of the engine: a stop before training begins abandons the step
-// (the controller's state is as before it, the step will be drawn again, the same); once training has begun the step
-// is finished. What step n draws is a function of (seed, n, weights), not of what the process did before.
+// The engine shares the trainer's weights, so publishing is saying their new version number; the engine is
+// idle by then. The stop flag is looked at between two passes of the engine: a stop before training begins
+// abandons the step (the controller's state is as before it, the step will be drawn again, the same); once
+// training has begun the step is finished. What step n draws is a function of (seed, n, weights), not of what
+// the process did before.
 //
 // State that outlives the process: save()/restore(), beside weights and optimizer.
 #pragma once

@@ -20,7 +20,9 @@ class ControllerTest : public ::testing::Test {
     settings_.gconfig.n_samples = 8;
     settings_.seed = 5;
   }
-  Controller controller() { return Controller({settings_, problems_, encoder_, engine_, reward_, trainer_, clock_}); }
+  Controller controller() {
+    return Controller({settings_, problems_, encoder_, engine_, reward_, trainer_, clock_});
+  }
 
   std::vector<uint64_t> submitted_ids() const {
     std::vector<uint64_t> ids;
@@ -53,7 +55,8 @@ TEST_F(ControllerTest, AStepTrainsOnWholeGroupsWithTheirAdvantages) {
       EXPECT_EQ(batch.groups[static_cast<size_t>(i)], group);
       sum += batch.advantages[static_cast<size_t>(i)];
       prompts.insert(rollout.extra.at("prompt"));
-      // The reward is that of this very completion: results came back in another order than they were asked for.
+      // The reward is that of this very completion: results came back in another order than they were asked
+      // for.
       const int digit = rollout.extra.at("completion").get<std::string>().back() - '0';
       EXPECT_EQ(rollout.reward, digit % 2 == 0 ? 1.0 : 0.0);
       EXPECT_EQ(str("Q", rollout.extra.at("answer").get<std::string>(), " "), rollout.extra.at("prompt"));
@@ -114,7 +117,8 @@ TEST_F(ControllerTest, AStopDuringTheRolloutAbandonsTheStepAndItIsDrawnAgainTheS
   ASSERT_TRUE(never_stopped.step());
   ASSERT_EQ(trainer_.batches.size(), 2u);
   for (size_t i = 0; i < 24; ++i)
-    EXPECT_EQ(rollout_to_json(trainer_.batches[0].rollouts[i]), rollout_to_json(trainer_.batches[1].rollouts[i]));
+    EXPECT_EQ(rollout_to_json(trainer_.batches[0].rollouts[i]),
+              rollout_to_json(trainer_.batches[1].rollouts[i]));
 }
 
 TEST_F(ControllerTest, ARestoredControllerGoesOnWhereTheOtherStood) {
@@ -129,7 +133,8 @@ TEST_F(ControllerTest, ARestoredControllerGoesOnWhereTheOtherStood) {
   ASSERT_TRUE(record);
   EXPECT_EQ(record->step, 2);
   for (size_t i = 0; i < 24; ++i)
-    EXPECT_EQ(rollout_to_json(trainer_.batches[1].rollouts[i]), rollout_to_json(trainer_.batches[2].rollouts[i]));
+    EXPECT_EQ(rollout_to_json(trainer_.batches[1].rollouts[i]),
+              rollout_to_json(trainer_.batches[2].rollouts[i]));
 }
 
 TEST_F(ControllerTest, AnotherDataSetIsRefusedOnResume) {

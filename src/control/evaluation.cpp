@@ -49,7 +49,8 @@ Json to_json(const EvaluationResult& result) {
 std::string describe(const EvaluationResult& result) {
   char buffer[128];
   std::snprintf(buffer, sizeof buffer, "%.1f%% (95%%: %.1f to %.1f) of %lld problems", 100 * result.avg_at_k,
-                100 * result.interval.low, 100 * result.interval.high, static_cast<long long>(result.num_problems));
+                100 * result.interval.low, 100 * result.interval.high,
+                static_cast<long long>(result.num_problems));
   return buffer;
 }
 

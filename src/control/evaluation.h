@@ -3,8 +3,8 @@
 //   avg@k   share of all samples, k a problem, that are right
 //   pass@k  share of problems of which at least one sample is right
 //
-// A sample is right if its reward is at least kRightReward. The same (seed, problem, sample) draws the same numbers
-// at every evaluation, so two evaluations differ by the weights alone.
+// A sample is right if its reward is at least kRightReward. The same (seed, problem, sample) draws the same
+// numbers at every evaluation, so two evaluations differ by the weights alone.
 #pragma once
 
 #include <functional>
@@ -27,8 +27,8 @@ struct Interval {
   double low = 0, high = 1;
 };
 
-// Wilson's score interval of a proportion at 95%, from `rate` of n >= 1 independent trials. Inside [0, 1], sensible
-// at 0 and 1 too (E. B. Wilson, JASA 22, 1927).
+// Wilson's score interval of a proportion at 95%, from `rate` of n >= 1 independent trials. Inside [0, 1],
+// sensible at 0 and 1 too (E. B. Wilson, JASA 22, 1927).
 Interval wilson_interval(double rate, int64_t n);
 
 struct EvaluationResult {
@@ -37,17 +37,17 @@ struct EvaluationResult {
   double avg_at_k = 0;
   double pass_at_k = 0;
   double reward_mean = 0;
-  Interval interval;          // of avg_at_k. Samples of one problem are not independent: n is the problems
-  double length_mean = 0;     // generated tokens of a sample
+  Interval interval;       // of avg_at_k. Samples of one problem are not independent: n is the problems
+  double length_mean = 0;  // generated tokens of a sample
   double truncated_fraction = 0;
-  int64_t failures = 0;       // rewards that could not be had
+  int64_t failures = 0;  // rewards that could not be had
   int64_t new_tokens = 0;
   double seconds = 0;
 };
 
 MetricValues to_metrics(const EvaluationResult& result);  // eval/*
 Json to_json(const EvaluationResult& result);
-std::string describe(const EvaluationResult& result);     // "34.2% (30.1 to 38.5) of 512 problems"
+std::string describe(const EvaluationResult& result);  // "34.2% (30.1 to 38.5) of 512 problems"
 
 struct EvaluationOptions {
   GenerationSettings gconfig;  // n_samples is k; temperature 0 is greedy
@@ -59,7 +59,8 @@ struct EvaluationOptions {
 std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const PromptEncoder& encoder,
                                          RewardFunction& reward, const EvaluationOptions& options);
 
-// Text of a generated sample: without its stop token, and without the stop string that ended it and what follows.
+// Text of a generated sample: without its stop token, and without the stop string that ended it and what
+// follows.
 std::string completion_text(const PromptEncoder& encoder, const GeneratedSample& sample,
                             const std::vector<std::string>& stop_strings);
 

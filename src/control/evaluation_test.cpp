@@ -71,15 +71,17 @@ TEST(Evaluate, Stops) {
   FakeReward reward;
   EvaluationOptions options;
   options.sampling.stop = [] { return true; };
-  EXPECT_FALSE(evaluate(engine, testing::numbered_problems(5), testing::byte_level_encoder(), reward, options));
+  EXPECT_FALSE(
+      evaluate(engine, testing::numbered_problems(5), testing::byte_level_encoder(), reward, options));
 }
 
 TEST(CompletionText, EndsBeforeStopTokensAndStopStrings) {
   const PromptEncoder encoder = testing::byte_level_encoder();
   EXPECT_EQ(completion_text(encoder, {{'4', '2', 258}, {}, {}, {}, FinishReason::kStop}, {}), "42");
   EXPECT_EQ(completion_text(encoder, {{'4', '2'}, {}, {}, {}, FinishReason::kLength}, {"2"}), "42");
-  EXPECT_EQ(completion_text(encoder, {{'4', '\n', 'Q', ':'}, {}, {}, {}, FinishReason::kStopString}, {"Q:", "\n"}),
-            "4");
+  EXPECT_EQ(
+      completion_text(encoder, {{'4', '\n', 'Q', ':'}, {}, {}, {}, FinishReason::kStopString}, {"Q:", "\n"}),
+      "4");
 }
 
 }  // namespace

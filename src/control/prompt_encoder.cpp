@@ -61,12 +61,14 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
     const std::string prompt = chat_template().render(std::span(chat).first(chat.size() - 1), true);
     const std::string all = chat_template().render(chat, false);
     if (!all.starts_with(prompt)) {
-      throw UserError("the chat template writes a finished conversation differently from a prompt and its answer: "
-                      "such a template cannot be trained on; use prompt and completion instead");
+      throw UserError(
+          "the chat template writes a finished conversation differently from a prompt and its answer: "
+          "such a template cannot be trained on; use prompt and completion instead");
     }
     std::string answer = all.substr(prompt.size());
     // What follows the end of the turn is never generated.
-    if (const size_t end = answer.rfind(kEndOfTurn); end != std::string::npos) answer.resize(end + kEndOfTurn.size());
+    if (const size_t end = answer.rfind(kEndOfTurn); end != std::string::npos)
+      answer.resize(end + kEndOfTurn.size());
     out.ids = tokenizer_.encode(prompt);
     completion = tokenizer_.encode(answer);
   }

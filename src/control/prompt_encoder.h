@@ -1,4 +1,5 @@
-// From problems and examples to token ids, by the model's own tokenizer and, for conversations, its chat template.
+// From problems and examples to token ids, by the model's own tokenizer and, for conversations, its chat
+// template.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +29,8 @@ class PromptEncoder {
  public:
   explicit PromptEncoder(Tokenizer tokenizer, std::optional<ChatTemplate> chat_template = {});
 
-  // Tokenizer and, if there is a usable one, chat template of a model directory. UserError: no tokenizer.json.
+  // Tokenizer and, if there is a usable one, chat template of a model directory. UserError: no
+  // tokenizer.json.
   static PromptEncoder from_directory(const std::filesystem::path& directory);
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
@@ -36,9 +38,9 @@ class PromptEncoder {
   // UserError: a conversation, and the model has no usable chat template; an empty prompt. Names the problem.
   EncodedPrompt encode(const Problem& problem) const;
 
-  // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of a
-  // conversation only the last message is learned, up to the end of its turn. Prompt and completion are encoded
-  // apart, as they are when the model generates. UserError: see encode().
+  // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of
+  // a conversation only the last message is learned, up to the end of its turn. Prompt and completion are
+  // encoded apart, as they are when the model generates. UserError: see encode().
   EncodedExample encode(const SftExample& example, std::optional<int32_t> stop_token) const;
 
  private:

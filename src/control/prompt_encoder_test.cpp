@@ -11,7 +11,8 @@ namespace {
 std::string learned(const EncodedExample& example) {
   std::string text;
   for (size_t i = 0; i < example.ids.size(); ++i)
-    if (example.loss_mask[i]) text += example.ids[i] < 256 ? std::string(1, static_cast<char>(example.ids[i])) : "!";
+    if (example.loss_mask[i])
+      text += example.ids[i] < 256 ? std::string(1, static_cast<char>(example.ids[i])) : "!";
   return text;
 }
 

@@ -126,12 +126,13 @@ void Run::resume() {
   controller_.restore(state.at("controller"));
   checkpointed_step_ = controller_.num_steps();
   if (state.value("environment", Json()) != thread_state()) {
-    log_warning(str("the run was computed with ", state.value("environment", Json()).value("threads", 0),
-                    " threads, this process has ", at::get_num_threads(),
-                    ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads to change that"));
+    log_warning(
+        str("the run was computed with ", state.value("environment", Json()).value("threads", 0),
+            " threads, this process has ", at::get_num_threads(),
+            ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads to change that"));
   }
-  log_info(str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", controller_.num_steps(), " of ",
-               total_steps_));
+  log_info(str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", controller_.num_steps(),
+               " of ", total_steps_));
 }
 
 bool Run::evaluation_due(int64_t step) const {
@@ -186,8 +187,9 @@ void Run::checkpoint() {
 
 void Run::interrupt() {
   checkpoint();
-  throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_, "; checkpoint in ",
-                        folder_.path().string(), ". The same command goes on from there"));
+  throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_,
+                        "; checkpoint in ", folder_.path().string(),
+                        ". The same command goes on from there"));
 }
 
 void Run::publish_metrics(int64_t step, const MetricValues& values) {
@@ -213,7 +215,8 @@ void Run::finish_step(StepRecord record) {
 RunSummary Run::work() {
   evaluate_at_start();
   while (controller_.num_steps() < total_steps_) {
-    auto record = controller_.step(options_.stop, [&](const std::string& what) { display_.set_activity(what); });
+    auto record =
+        controller_.step(options_.stop, [&](const std::string& what) { display_.set_activity(what); });
     if (record) finish_step(std::move(*record));
     if (stopping()) interrupt();
   }
@@ -222,8 +225,8 @@ RunSummary Run::work() {
   return summarise();
 }
 
-// Gradients of the last batches with and without sharing, in turns; the first of each is not counted, because it
-// also warms caches up.
+// Gradients of the last batches with and without sharing, in turns; the first of each is not counted, because
+// it also warms caches up.
 std::optional<Comparison> Run::compare() {
   constexpr int kRepeats = 3;
   const std::vector<int64_t> steps = folder_.steps_with_rollouts();

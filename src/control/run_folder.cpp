@@ -30,8 +30,8 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
-// What a kill left of files that were being written aside (base/file.h): ".NAME.….tmp". The run's lock is held, so
-// nobody else is writing them.
+// What a kill left of files that were being written aside (base/file.h): ".NAME.….tmp". The run's lock is
+// held, so nobody else is writing them.
 void remove_leftovers(const fs::path& folder) {
   std::error_code missing;  // a new run has no folder yet
   std::vector<fs::path> leftovers;
@@ -67,11 +67,14 @@ std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, 
   std::string refused;
   for (const SettingDifference& difference : settings_diff(saved, now)) {
     if (is_harmless_change(difference.key)) harmless.push_back(difference);
-    else refused += str("\n  ", difference.key, ": was ", quoted(difference.left), ", now ", quoted(difference.right));
+    else
+      refused +=
+          str("\n  ", difference.key, ": was ", quoted(difference.left), ", now ", quoted(difference.right));
   }
   if (!refused.empty()) {
-    throw UserError(str(config_file.string(), ": this run was begun with other settings:", refused,
-                        "\nPut them back to go on with the run, or give another trial_name=... to begin a new one"));
+    throw UserError(
+        str(config_file.string(), ": this run was begun with other settings:", refused,
+            "\nPut them back to go on with the run, or give another trial_name=... to begin a new one"));
   }
   return harmless;
 }

@@ -1,8 +1,8 @@
 // A run's folder (docs/formats.md) and what starting again in it means.
 //
 // Begin afresh: there is no complete checkpoint. Whatever an earlier, killed process left is removed.
-// Resume: what was written after the last complete checkpoint is cut off (metrics, rollouts; TensorBoard is told to
-// forget it), because it will be written again.
+// Resume: what was written after the last complete checkpoint is cut off (metrics, rollouts; TensorBoard is
+// told to forget it), because it will be written again.
 #pragma once
 
 #include <filesystem>
@@ -19,17 +19,18 @@
 
 namespace bough {
 
-std::filesystem::path run_folder_of(const RunSettings& settings);  // <fileroot>/<experiment_name>/<trial_name>
+std::filesystem::path run_folder_of(
+    const RunSettings& settings);  // <fileroot>/<experiment_name>/<trial_name>
 
-// UserError that lists every setting that differs from the saved ones and may not (is_harmless_change), with both
-// values and the remedy. Returns the harmless ones that differ.
+// UserError that lists every setting that differs from the saved ones and may not (is_harmless_change), with
+// both values and the remedy. Returns the harmless ones that differ.
 std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
                                                       const std::filesystem::path& config_file);
 
 class RunFolder {
  public:
-  // Makes the folder, locks it (UserError where another process holds it), finds the last checkpoint, checks the
-  // settings against those saved, cuts off what came after it, and saves the settings. Opens log.txt.
+  // Makes the folder, locks it (UserError where another process holds it), finds the last checkpoint, checks
+  // the settings against those saved, cuts off what came after it, and saves the settings. Opens log.txt.
   explicit RunFolder(const RunSettings& settings);
   ~RunFolder();  // closes log.txt
 

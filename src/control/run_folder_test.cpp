@@ -129,9 +129,9 @@ TEST(RunSettingsTest, AcceptsTheNamesOfAReaL) {
 
 TEST(RunSettingsTest, RefusesWhatCannotLearn) {
   const std::string base = "model: {path: m}\ntrain_dataset: {path: d}\n";
-  for (const char* more : {"gconfig: {temperature: 0}", "gconfig: {greedy: true}", "actor: {loss: sft}",
-                           "trial_name: a/b", "evaluator: {n_samples: 4}",
-                           "actor: {adv_estimator: rloo}\ngconfig: {n_samples: 1}"}) {
+  for (const char* more :
+       {"gconfig: {temperature: 0}", "gconfig: {greedy: true}", "actor: {loss: sft}", "trial_name: a/b",
+        "evaluator: {n_samples: 4}", "actor: {adv_estimator: rloo}\ngconfig: {n_samples: 1}"}) {
     EXPECT_THROW(parse_settings<RunSettings>(base + more, "c.yaml"), UserError) << more;
   }
   EXPECT_NO_THROW(parse_settings<RunSettings>(base, "c.yaml"));

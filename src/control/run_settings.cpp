@@ -21,20 +21,24 @@ void RunSettings::check() const {
   };
   require(model.path, "model.path");
   require(train_dataset.path, "train_dataset.path");
-  for (const auto& [key, name] : {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
+  for (const auto& [key, name] :
+       {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
     if (name->find('/') != std::string::npos || *name == "." || *name == "..") {
-      throw UserError(str(key, ": got ", quoted(*name), ", expected the name of one folder; use fileroot for a path"));
+      throw UserError(
+          str(key, ": got ", quoted(*name), ", expected the name of one folder; use fileroot for a path"));
     }
   }
   if (gconfig.temperature == 0.0 || gconfig.greedy) {
-    throw UserError("gconfig.temperature: training needs samples that differ, got greedy sampling; expected a "
-                    "temperature above 0 (evaluation has its own, evaluator.temperature)");
+    throw UserError(
+        "gconfig.temperature: training needs samples that differ, got greedy sampling; expected a "
+        "temperature above 0 (evaluation has its own, evaluator.temperature)");
   }
   if (actor.advantages.adv_estimator == "rloo" && gconfig.n_samples < 2) {
     throw UserError("actor.adv_estimator: rloo needs gconfig.n_samples of 2 or more");
   }
   if (actor.loss.loss == "sft") {
-    throw UserError("actor.loss: sft has no place in reinforcement learning; expected ppo or pg (see `bough sft`)");
+    throw UserError(
+        "actor.loss: sft has no place in reinforcement learning; expected ppo or pg (see `bough sft`)");
   }
 }
 
@@ -52,11 +56,20 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 14> kHarmless = {
-      "experiment_name",   "trial_name",        "fileroot",         "total_train_steps",
-      "total_train_epochs", "compare_dense",    "saver.freq_steps", "saver.freq_minutes",
-      "saver.keep",        "saver.rollouts",    "evaluator.freq_steps", "evaluator.at_start",
-      "evaluator.at_end",  "threads"};
+  static constexpr std::array<std::string_view, 14> kHarmless = {"experiment_name",
+                                                                 "trial_name",
+                                                                 "fileroot",
+                                                                 "total_train_steps",
+                                                                 "total_train_epochs",
+                                                                 "compare_dense",
+                                                                 "saver.freq_steps",
+                                                                 "saver.freq_minutes",
+                                                                 "saver.keep",
+                                                                 "saver.rollouts",
+                                                                 "evaluator.freq_steps",
+                                                                 "evaluator.at_start",
+                                                                 "evaluator.at_end",
+                                                                 "threads"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }
 

@@ -1,5 +1,5 @@
-// Everything a run is made of, as its YAML file has it (docs/formats.md). Names as AReaL has them, where it has
-// them; its own spellings are accepted as aliases.
+// Everything a run is made of, as its YAML file has it (docs/formats.md). Names as AReaL has them, where it
+// has them; its own spellings are accepted as aliases.
 #pragma once
 
 #include <string>
@@ -31,7 +31,8 @@ struct MicroBatchSettings {
 
   template <class V>
   void visit(V& v) {
-    v("max_tokens_per_mb", max_tokens_per_mb, "tokens of one pass through the model (B)", range(1, 1'000'000'000));
+    v("max_tokens_per_mb", max_tokens_per_mb, "tokens of one pass through the model (B)",
+      range(1, 1'000'000'000));
   }
 };
 
@@ -147,17 +148,18 @@ struct RunSettings {
     v("evaluator", evaluator, "when and how the model is evaluated");
     v("saver", saver, "checkpoints");
     v("total_train_steps", total_train_steps, "steps of the run; 0: by epochs", at_least(0));
-    v("total_train_epochs", total_train_epochs, "passes over the training problems, where total_train_steps is 0",
-      at_least(1));
+    v("total_train_epochs", total_train_epochs,
+      "passes over the training problems, where total_train_steps is 0", at_least(1));
     v("compare_dense", compare_dense,
-      "after training, time this many of the last batches with and without the tree; 0: do not", range(0, 100));
+      "after training, time this many of the last batches with and without the tree; 0: do not",
+      range(0, 100));
   }
   void check() const;
   static SettingAliases aliases();
 };
 
-// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, or where it
-// is found, but not what a step computes.
+// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, or
+// where it is found, but not what a step computes.
 bool is_harmless_change(const std::string& key);
 
 }  // namespace bough

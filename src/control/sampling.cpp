@@ -7,7 +7,8 @@
 
 namespace bough {
 
-std::optional<std::vector<GenerationResult>> sample_all(Engine& engine, std::vector<GenerationRequest> requests,
+std::optional<std::vector<GenerationResult>> sample_all(Engine& engine,
+                                                        std::vector<GenerationRequest> requests,
                                                         const SamplingOptions& options) {
   const auto total = static_cast<int64_t>(requests.size());
   std::vector<GenerationResult> results(requests.size());
@@ -34,7 +35,8 @@ std::optional<std::vector<GenerationResult>> sample_all(Engine& engine, std::vec
       }
       for (GenerationResult& result : engine.step()) {
         const auto found = index_of_id.find(result.id);
-        BOUGH_CHECK(found != index_of_id.end(), "the engine returned request ", result.id, ", which nobody submitted");
+        BOUGH_CHECK(found != index_of_id.end(), "the engine returned request ", result.id,
+                    ", which nobody submitted");
         samples_in_flight -= static_cast<int64_t>(result.samples.size());
         results[found->second] = std::move(result);
         index_of_id.erase(found);

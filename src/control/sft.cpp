@@ -25,7 +25,8 @@ class Sft {
 
  private:
   void encode_examples();
-  // The examples of a step: epoch after epoch, each in its own order; the last batch of an epoch may be smaller.
+  // The examples of a step: epoch after epoch, each in its own order; the last batch of an epoch may be
+  // smaller.
   std::vector<const EncodedExample*> batch_of(int64_t step);
   double train(const std::vector<const EncodedExample*>& examples);
 
@@ -63,7 +64,9 @@ void Sft::encode_examples() {
   const std::vector<int32_t> stop_tokens = load_stop_tokens(settings_.model.path);
   std::optional<int32_t> stop_token;
   if (!stop_tokens.empty()) stop_token = stop_tokens.front();
-  else log_warning(str(settings_.model.path, ": the model has no stop token: it will not learn where answers end"));
+  else
+    log_warning(
+        str(settings_.model.path, ": the model has no stop token: it will not learn where answers end"));
   for (const SftExample& example : read_sft(settings_.train_dataset)) {
     examples_.push_back(encoder.encode(example, stop_token));
     const auto length = static_cast<int64_t>(examples_.back().ids.size());
@@ -85,7 +88,8 @@ std::vector<const EncodedExample*> Sft::batch_of(int64_t step) {
   const auto batch = static_cast<size_t>(settings_.train_dataset.batch_size);
   const size_t begin = static_cast<size_t>(step % steps_per_epoch_) * batch;
   std::vector<const EncodedExample*> out;
-  for (size_t i = begin; i < std::min(begin + batch, order_.size()); ++i) out.push_back(&examples_[order_[i]]);
+  for (size_t i = begin; i < std::min(begin + batch, order_.size()); ++i)
+    out.push_back(&examples_[order_[i]]);
   return out;
 }
 
@@ -98,7 +102,8 @@ double Sft::train(const std::vector<const EncodedExample*>& examples) {
   }
   TrainBatch batch = make_batch(sequences, masks, 1.0);
   std::vector<int64_t> trained;
-  for (const auto& positions : batch.trained_positions) trained.push_back(static_cast<int64_t>(positions.size()));
+  for (const auto& positions : batch.trained_positions)
+    trained.push_back(static_cast<int64_t>(positions.size()));
   batch.fields.weights_R = expand_to_rows(sequence_weights(AggregationSettings{}, trained, {}),
                                           batch.fields.sequences_R, accumulator_type(model_->dtype()));
   const std::string strategy = settings_.tree_training_mode == "auto" ? "path" : settings_.tree_training_mode;
@@ -127,7 +132,8 @@ SftSummary Sft::work() {
                       options_.show_progress ? ProgressStyle::kAutomatic : ProgressStyle::kSilent);
     for (int64_t step = 0; step < total_steps_; ++step) {
       if (options_.stop && options_.stop()) {
-        throw Interrupted(str("sft stopped after step ", step, " of ", total_steps_, "; nothing was written"));
+        throw Interrupted(
+            str("sft stopped after step ", step, " of ", total_steps_, "; nothing was written"));
       }
       losses.push_back(train(batch_of(step)));
       progress.advance(1, str("loss ", format_significant(losses.back(), 3)));

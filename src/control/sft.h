@@ -1,5 +1,5 @@
-// Supervised fine-tuning: the mean of -log pi over the tokens of completions, batches as prefix trees too (a header
-// of worked examples that all prompts share is computed once a batch).
+// Supervised fine-tuning: the mean of -log pi over the tokens of completions, batches as prefix trees too (a
+// header of worked examples that all prompts share is computed once a batch).
 #pragma once
 
 #include <functional>
@@ -56,8 +56,8 @@ struct SftOptions {
   bool show_progress = true;
 };
 
-// Trains and writes the Hugging Face directory `out`. UserError: see read_sft; a sequence longer than the model's
-// positions; nothing to learn.
+// Trains and writes the Hugging Face directory `out`. UserError: see read_sft; a sequence longer than the
+// model's positions; nothing to learn.
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
 
 Json to_json(const SftSummary& summary);

@@ -39,9 +39,9 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
 
 struct Trainer::MiniBatch {
   TrainBatch batch;
-  std::vector<int64_t> groups;      // [S]
-  std::vector<double> advantages;   // [S]
-  std::vector<float> behaviour;     // [R]
+  std::vector<int64_t> groups;     // [S]
+  std::vector<double> advantages;  // [S]
+  std::vector<float> behaviour;    // [R]
 };
 
 Trainer::Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps,
@@ -56,7 +56,8 @@ Trainer::Trainer(Model& model, Model* reference, const ActorSettings& settings, 
   BOUGH_CHECK(!loss_->needs_reference() || reference_, "the loss needs a reference model");
 }
 
-Trainer::MiniBatch Trainer::make_mini_batch(const ScoredBatch& batch, const std::vector<int64_t>& members) const {
+Trainer::MiniBatch Trainer::make_mini_batch(const ScoredBatch& batch,
+                                            const std::vector<int64_t>& members) const {
   MiniBatch mini;
   std::vector<TokenSpan> sequences;
   std::vector<std::span<const uint8_t>> masks;
@@ -143,7 +144,8 @@ MetricValues Trainer::train(const ScoredBatch& batch) {
   values["optim/skipped_steps"] = static_cast<double>(optimizer_.num_skipped());
 
   std::vector<TokenSpan> sequences;
-  for (const int64_t index : kept) sequences.emplace_back(batch.rollouts[static_cast<size_t>(index)].input_ids);
+  for (const int64_t index : kept)
+    sequences.emplace_back(batch.rollouts[static_cast<size_t>(index)].input_ids);
   const PrefixTree tree = build_prefix_tree(sequences);
   std::vector<const Plan*> plan_pointers;
   for (const Plan& plan : plans) plan_pointers.push_back(&plan);

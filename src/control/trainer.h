@@ -1,7 +1,8 @@
-// One batch of scored rollouts to one update of the weights: plan, gradients, optimizer, one or several mini-batches.
+// One batch of scored rollouts to one update of the weights: plan, gradients, optimizer, one or several
+// mini-batches.
 //
-// pi_old (algorithms.md): with one mini-batch it is the current policy, detached, and costs nothing; with several
-// its log-probabilities are computed for the whole batch before the first, and stay.
+// pi_old (algorithms.md): with one mini-batch it is the current policy, detached, and costs nothing; with
+// several its log-probabilities are computed for the whole batch before the first, and stay.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +38,10 @@ class BatchTrainer {
 
 class Trainer final : public BatchTrainer {
  public:
-  // model, and reference where the loss needs one, must outlive it. `total_steps`: calls of train() planned for the
-  // whole run, which the learning rate's schedule follows.
-  Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps, const Clock& clock);
+  // model, and reference where the loss needs one, must outlive it. `total_steps`: calls of train() planned
+  // for the whole run, which the learning rate's schedule follows.
+  Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps,
+          const Clock& clock);
 
   MetricValues train(const ScoredBatch& batch) override;
 

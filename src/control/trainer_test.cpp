@@ -45,7 +45,8 @@ std::vector<at::Tensor> values_of(Model& model) {
 
 double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, a[i].sub(b[i]).abs().max().item<double>());
+  for (size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, a[i].sub(b[i]).abs().max().item<double>());
   return largest;
 }
 
@@ -102,7 +103,8 @@ TEST(Trainer, TheReferenceOfTheKlTermIsTheOneGiven) {
   const SteadyClock clock;
   ActorSettings settings = settings_with("path");
   settings.loss.kl_loss_coef = 0.1;
-  const auto model = small_model(at::kDouble), same = small_model(at::kDouble), other = small_model(at::kDouble, 1);
+  const auto model = small_model(at::kDouble), same = small_model(at::kDouble),
+             other = small_model(at::kDouble, 1);
   const auto copy = small_model(at::kDouble);
   Trainer near(*model, same.get(), settings, 10, clock), far(*copy, other.get(), settings, 10, clock);
   EXPECT_NEAR(near.train(batch_of(2)).at("loss/kl"), 0, 1e-12);
@@ -117,7 +119,8 @@ TEST(Trainer, TimingAGradientLeavesNothingBehind) {
   EXPECT_GT(trainer.time_gradient(batch_of(2), "path"), 0);
   EXPECT_GT(trainer.time_gradient(batch_of(2), "dense"), 0);
   EXPECT_EQ(largest_difference(before, values_of(*model)), 0);
-  for (Parameter* parameter : model->parameters()) EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);
+  for (Parameter* parameter : model->parameters())
+    EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);
 }
 
 }  // namespace

@@ -4,7 +4,8 @@
 
 namespace bough {
 
-TreePicture tree_picture(const PrefixTree& tree, std::span<const Rollout> rollouts, const std::string& title) {
+TreePicture tree_picture(const PrefixTree& tree, std::span<const Rollout> rollouts,
+                         const std::string& title) {
   BOUGH_CHECK(tree.num_sequences_total() == static_cast<int64_t>(rollouts.size()), "tree of ",
               tree.num_sequences_total(), " sequences, rollouts ", rollouts.size());
   std::vector<uint8_t> trained(static_cast<size_t>(tree.num_tokens()));
@@ -17,7 +18,8 @@ TreePicture tree_picture(const PrefixTree& tree, std::span<const Rollout> rollou
   std::vector<int64_t> node_of(trained.size());
   for (size_t t = 0; t < trained.size(); ++t) {
     const int32_t parent = tree.parent[t], depth = tree.depth[t];
-    // Where as many sequences run through a token as through its parent, the parent has no other child and no end.
+    // Where as many sequences run through a token as through its parent, the parent has no other child and no
+    // end.
     if (parent >= 0 && tree.num_sequences[t] == tree.num_sequences[static_cast<size_t>(parent)]) {
       node_of[t] = node_of[static_cast<size_t>(parent)];
     } else {

@@ -10,8 +10,8 @@
 
 namespace bough {
 
-// One node a run of tokens that the same sequences share; `tree` is of the rollouts' input_ids, in their order. A
-// token counts as trained where any sequence trains it.
+// One node a run of tokens that the same sequences share; `tree` is of the rollouts' input_ids, in their
+// order. A token counts as trained where any sequence trains it.
 TreePicture tree_picture(const PrefixTree& tree, std::span<const Rollout> rollouts, const std::string& title);
 
 }  // namespace bough

@@ -45,7 +45,8 @@ def test_a_run_leaves_what_the_formats_promise(bough):
     assert [record["step"] for record in records] == list(range(8))
     assert [record["step"] for record in records if "eval/avg_at_k" in record] == [0, 4, 7]
     expected = {
-        "reward/mean", "reward/std", "reward/failures", "loss/policy", "policy/clip_fraction", "policy/approx_kl",
+        "reward/mean", "reward/std", "reward/failures",
+        "loss/policy", "policy/clip_fraction", "policy/approx_kl",
         "optim/grad_norm", "optim/lr", "optim/skipped_steps", "rollout/length_mean",
         "rollout/truncated_fraction", "rollout/zero_std_groups", "mismatch/logprob_abs_diff",
         "mismatch/importance_weight_mean", "mismatch/masked_fraction", "staleness/mean", "staleness/max",
@@ -82,7 +83,9 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(bough):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
-    config = write_experiment(bough, **{"actor.ppo_n_minibatches": 2, "saver.freq_steps": 1, "total_train_steps": 20})
+    config = write_experiment(
+        bough, **{"actor.ppo_n_minibatches": 2, "saver.freq_steps": 1, "total_train_steps": 20}
+    )
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
     whole, killed = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/killed"
     moments = random.Random(seed)

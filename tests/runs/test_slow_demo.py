@@ -1,0 +1,40 @@
+"""The demo's settings with three seeds: does training learn what it promises to?"""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_demo_halves_what_is_missing(bough_program, tmp_path, seed):
+    done = subprocess.run(
+        [ROOT / "scripts/demo", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+        env={
+            **os.environ,
+            "BOUGH": str(bough_program),
+            "DEMO_DIR": str(tmp_path / "demo"),
+            "DEMO_SEED": str(seed),
+        },
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    before, after = summary["before"], summary["after"]
+    assert 0.2 <= before["avg_at_k"] <= 0.5, summary
+    assert after["avg_at_k"] >= before["avg_at_k"] + 0.5 * (1 - before["avg_at_k"]), summary
+    assert after["interval"][0] > before["interval"][1], summary
+    assert summary["compression"] > 2
+    assert summary["seconds"] < summary["dense_seconds"]
+    assert Path(ROOT / summary["report"]).stat().st_size > 0
+    settings = (ROOT / "configs/sums.yaml").read_text()
+    assert int(re.search(r"n_samples: (\d+)", settings)[1]) >= 8
+    assert sum(1 for _ in (tmp_path / "demo/test.jsonl").open()) >= 500
