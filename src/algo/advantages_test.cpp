@@ -99,8 +99,9 @@ TEST(Advantages, BadInputIsNamed) {
 TEST(Advantages, SettingsAreReadByTheirKeys) {
   EXPECT_EQ(parse_settings<AdvantageSettings>("adv_estimator: rloo", "test").adv_estimator, "rloo");
   EXPECT_THROW(parse_settings<AdvantageSettings>("adv_estimator: gae", "test"), UserError);
-  EXPECT_EQ(parse_settings<RewardShapingSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias,
-            -0.5);
+  EXPECT_EQ(
+      parse_settings<RewardShapingSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias,
+      -0.5);
 }
 
 TEST(Rewards, BiasThenScaleThenClip) {

@@ -341,7 +341,7 @@ class Machine {
 
   // Bounds for templates of unknown origin, far beyond what a conversation needs.
   static constexpr int64_t kMostSteps = 1'000'000;
-  static constexpr int64_t kStepsOfIteration = 10;  // what its `loop` costs
+  static constexpr int64_t kStepsOfIteration = 10;         // what its `loop` costs
   static constexpr size_t kLongestText = size_t{1} << 26;  // bytes
 
   const std::string& name_;

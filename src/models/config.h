@@ -18,13 +18,13 @@ enum class Architecture { kQwen3, kQwen2, kLlama };
 
 struct ModelConfig {
   Architecture architecture = Architecture::kQwen3;
-  int64_t vocab_size = 0;           // V
-  int64_t hidden_size = 0;          // D
-  int64_t intermediate_size = 0;    // F
-  int64_t num_layers = 0;           // L
-  int64_t num_heads = 0;            // N, query heads
-  int64_t num_kv_heads = 0;         // G
-  int64_t head_dim = 0;             // H
+  int64_t vocab_size = 0;         // V
+  int64_t hidden_size = 0;        // D
+  int64_t intermediate_size = 0;  // F
+  int64_t num_layers = 0;         // L
+  int64_t num_heads = 0;          // N, query heads
+  int64_t num_kv_heads = 0;       // G
+  int64_t head_dim = 0;           // H
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 1e4;
@@ -33,9 +33,9 @@ struct ModelConfig {
   bool output_bias = false;          // Llama with attention_bias: o_proj too
   bool qk_norm = false;              // Qwen3: RMSNorm over each head of q and k, before the rotary embedding
   std::string torch_dtype = "float32";  // what the checkpoint says it is stored in (dtype or torch_dtype)
-  Json source;                       // config.json as read, so that saving changes nothing else
+  Json source;                          // config.json as read, so that saving changes nothing else
 
-  int64_t num_parameters() const;    // tied weights once
+  int64_t num_parameters() const;  // tied weights once
 };
 
 // Reads and checks config.json. UserError names file, key, got, expected, remedy.

@@ -121,8 +121,11 @@ LLAMA3 = (
 NOT_CHATML = {
     "llama3": LLAMA3,
     "no_line_break": PLAIN.replace("+ '<|im_end|>' + '\n'", "+ '<|im_end|>'"),
-    "drops_system": "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}" + PLAIN,
-    "answer_changed": PLAIN.replace("message['role'] + ", "message['role'] + ('x' if loop.index0 == 3 else '') + "),
+    "drops_system": "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}"
+    + PLAIN,
+    "answer_changed": PLAIN.replace(
+        "message['role'] + ", "message['role'] + ('x' if loop.index0 == 3 else '') + "
+    ),
     "prompt_always": PLAIN.replace("if add_generation_prompt", "if true"),
     "macro": "{% macro m(x) %}{{ x }}{% endmacro %}" + PLAIN,
     "unknown_filter": PLAIN.replace("message['content']", "message['content'] | upper"),
@@ -133,7 +136,11 @@ NOT_CHATML = {
 
 
 def write(directory, template):
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": template}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": template,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
 
 
@@ -144,7 +151,15 @@ def tokenizer(tmp_path_factory):
     return transformers.AutoTokenizer.from_pretrained(directory)
 
 
-CONTENTS = ["Hi.", "", " spaced \n", "a\n\nb", "<think>\nwhy\n</think>\n\nso", "<tool>1</tool>", "\u3000é👍 '\"{{ x }}"]
+CONTENTS = [
+    "Hi.",
+    "",
+    " spaced \n",
+    "a\n\nb",
+    "<think>\nwhy\n</think>\n\nso",
+    "<tool>1</tool>",
+    "\u3000é👍 '\"{{ x }}",
+]
 
 
 def conversations(seed, count):
@@ -153,7 +168,10 @@ def conversations(seed, count):
         roles = rng.choice([[], ["system"]]) + ["user", "assistant"] * rng.randint(1, 4)
         roles = roles[: len(roles) - rng.randint(0, 1)]
         yield [{"role": role, "content": rng.choice(CONTENTS)} for role in roles]
-    yield [{"role": role, "content": rng.choice(CONTENTS)} for role in ["user", "assistant", "assistant", "system"]]
+    yield [
+        {"role": role, "content": rng.choice(CONTENTS)}
+        for role in ["user", "assistant", "assistant", "system"]
+    ]
 
 
 @pytest.mark.parametrize("name", CHATML)

@@ -9,15 +9,23 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = Path(os.environ.get("BOUGH_BUILD_DIR", REPOSITORY / "build")) / "bin" / "tokenizer_tool"
 
 NUM_STRINGS = 10_000
-QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
@@ -39,8 +47,15 @@ NEWER = [*range(0x105C0, 0x105F4), *range(0x10D40, 0x10D50), 0x10D69, 0x10EFD, 0
          *range(0x1E4D0, 0x1E4FA), 0x11F41, 0x11F42, *range(0x1FAF7, 0x1FAF9), *range(0x2EBF0, 0x2EC00), 0x1171E]  # fmt: skip
 ODD = "\u180e\u0085\u00a0\u200b\u200d\u2028\u3000\ufeff\x1c\x00\ufb01\u017f\u212a\u0130\u00df\u0149\u1e9e"
 MARKS = [c for c in ASSIGNED if unicodedata.category(chr(c)) in ("Mn", "Mc", "Me")]
-WORDS = "the quick brown fox jumps over lazy dogs don't we'll I'M it's you'D THEY'VE naïve Straße piña".split()
-CODE = ["def f(x):\n    return x**2", "for (int i = 0; i < n; ++i) {", "\t\tif x:\r\n\t\t\tpass\r\n", "a[i]->b != c;"]
+WORDS = (
+    "the quick brown fox jumps over lazy dogs don't we'll I'M it's you'D THEY'VE naïve Straße piña".split()
+)
+CODE = [
+    "def f(x):\n    return x**2",
+    "for (int i = 0; i < n; ++i) {",
+    "\t\tif x:\r\n\t\t\tpass\r\n",
+    "a[i]->b != c;",
+]
 
 
 def pieces(rng):
@@ -53,7 +68,9 @@ def pieces(rng):
     if kind == 2:
         return str(rng.randrange(10 ** rng.randint(1, 12))) + rng.choice(["", ".5", "%", "٣٤", "Ⅷ", "½"])
     if kind == 3:
-        return "".join(rng.choices([" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\n\n"], k=rng.randint(1, 6)))
+        return "".join(
+            rng.choices([" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\n\n"], k=rng.randint(1, 6))
+        )
     if kind == 4:
         return "".join(chr(rng.randint(0x4E00, 0x9FA5)) for _ in range(rng.randint(1, 8)))
     if kind == 5:
@@ -63,13 +80,19 @@ def pieces(rng):
     if kind == 7:
         return "".join(chr(rng.choice(ASSIGNED)) for _ in range(rng.randint(1, 6)))
     if kind == 8:
-        return rng.choice(SPECIAL + ["<tool>", " word", "word", "strip", "<|im_", "|>", "café", "cafe\u0301", "swordword"])
+        return rng.choice(
+            SPECIAL + ["<tool>", " word", "word", "strip", "<|im_", "|>", "café", "cafe\u0301", "swordword"]
+        )
     if kind == 9:
         return "".join(chr(rng.randint(0x20, 0x7E)) for _ in range(rng.randint(1, 10)))
     if kind == 10:
         return "".join(chr(rng.choice(NEWER)) for _ in range(rng.randint(1, 3)))
     if kind == 11:
-        return "'" + rng.choice(["s", "S", "t", "re", "LL", "ve", "m", "D", "ſ", "x"]) + rng.choice(["", " ", "a"])
+        return (
+            "'"
+            + rng.choice(["s", "S", "t", "re", "LL", "ve", "m", "D", "ſ", "x"])
+            + rng.choice(["", " ", "a"])
+        )
     return rng.choice(ODD)
 
 
@@ -158,7 +181,10 @@ def flags():
 def several_splits():
     steps = [split_by(r"'(?i:[sdmt]|ll|ve|re)"), split_by(r"\p{N}{1,3}")]
     steps += [split_by(r"[一-龥぀-ゟ゠-ヿ]+"), pre_tokenizers.Digits(individual_digits=True)]
-    steps += [pre_tokenizers.Split("->", "merged_with_previous"), split_by(r"[\p{P}\p{S}]+", "merged_with_next")]
+    steps += [
+        pre_tokenizers.Split("->", "merged_with_previous"),
+        split_by(r"[\p{P}\p{S}]+", "merged_with_next"),
+    ]
     return trained(pre_tokenizers.Sequence([*steps, byte_level(use_regex=True)]), 2500)
 
 
@@ -192,7 +218,9 @@ def test_ids_and_texts_equal(make, tmp_path):
     noise = [[rng.randrange(size + 5) for _ in range(rng.randint(0, 12))] for _ in range(2000)]
     load = {"op": "load", "name": "t", "path": str(file)}
     for add_special in (False, True):
-        requests = [{"op": "encode", "name": "t", "text": t, "add_special_tokens": add_special} for t in inputs]
+        requests = [
+            {"op": "encode", "name": "t", "text": t, "add_special_tokens": add_special} for t in inputs
+        ]
         loaded, *answers = ask(load, *requests)
         assert loaded == {"vocab_size": size}
         expected = [e.ids for e in theirs.encode_batch(inputs, add_special_tokens=add_special)]
@@ -212,7 +240,12 @@ def test_every_code_point(tmp_path):
     theirs = qwen2()
     theirs.save(str(tmp_path / "tokenizer.json"))
     # Planes 0, 1 and 14; of the ideographs in 2 and 3 some. The others hold nothing.
-    code_points = [*range(0xD800), *range(0xE000, 0x20000), *range(0x20000, 0x40000, 37), *range(0xE0000, 0xE0200)]
+    code_points = [
+        *range(0xD800),
+        *range(0xE000, 0x20000),
+        *range(0x20000, 0x40000, 37),
+        *range(0xE0000, 0xE0200),
+    ]
     # A line break keeps neighbours apart, so that one text holds many cases.
     inputs = []
     for begin in range(0, len(code_points), 500):
