@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <random>
 
 #include "tree/random_tree.h"
 
@@ -61,12 +64,67 @@ TEST(PrefixTree, VisibilityIsAncestry) {
 }
 
 TEST(PrefixTree, OrderOfTheBatchDoesNotMatter) {
-  auto sequences = random_sequences(9, 500);
-  const auto tree = build_prefix_tree(as_spans(sequences));
-  std::reverse(sequences.begin(), sequences.end());
-  const auto reversed = build_prefix_tree(as_spans(sequences));
-  EXPECT_EQ(tree.tokens, reversed.tokens);
-  EXPECT_EQ(tree.subtree_end, reversed.subtree_end);
+  std::mt19937_64 random(9);
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    auto sequences = random_sequences(seed, 500, /*vocab=*/seed % 2 ? 50 : 2);
+    std::sort(sequences.begin(), sequences.end());
+    const auto tree = build_prefix_tree(as_spans(sequences));
+    std::vector<size_t> order(sequences.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<TokenSpan> shuffled;
+    for (const size_t s : order) shuffled.emplace_back(sequences[s]);
+    const auto other = build_prefix_tree(shuffled);
+    ASSERT_EQ(tree.tokens, other.tokens) << "seed " << seed;
+    ASSERT_EQ(tree.parent, other.parent);
+    ASSERT_EQ(tree.depth, other.depth);
+    ASSERT_EQ(tree.subtree_end, other.subtree_end);
+    ASSERT_EQ(tree.num_sequences, other.num_sequences);
+    ASSERT_EQ(tree.chain_begin, other.chain_begin);
+    for (size_t i = 0; i < order.size(); ++i) ASSERT_EQ(other.sequence_end[i], tree.sequence_end[order[i]]);
+  }
+}
+
+// Prefixes that end around the runs of tokens that are compared at once.
+TEST(PrefixTree, PrefixesOfEveryLengthAroundARunAreFound) {
+  for (const int32_t length : {1, 2, 63, 64, 65, 66, 127, 128, 129, 193})
+    for (const int32_t fork : {0, 1, 62, 63, 64, 65, 66, 127, 128, 129, 192}) {
+      if (fork > length) continue;
+      const std::vector<int32_t> base(length, 7);
+      auto other = base;
+      other.resize(fork);
+      const auto prefix = other;
+      other.insert(other.end(), 70, -3);
+      const std::vector<TokenSpan> spans = {base, other, prefix, base};
+      const auto tree = build_prefix_tree(spans);
+      tree.check_integrity(spans);
+      ASSERT_EQ(tree.num_tokens(), length + 70) << length << " " << fork;
+    }
+}
+
+TEST(PrefixTree, HostileBatches) {
+  const auto build = [](const std::vector<TokenSpan>& spans) {
+    const auto tree = build_prefix_tree(spans);
+    tree.check_integrity(spans);
+    return tree;
+  };
+  EXPECT_EQ(build({}).num_tokens(), 0);
+  const std::vector<int32_t> none;
+  EXPECT_EQ(build(std::vector<TokenSpan>(1000, none)).num_tokens(), 0);
+  const std::vector<int32_t> some(20, 3);
+  const auto equal = build(std::vector<TokenSpan>(100'000, some));
+  EXPECT_EQ(equal.num_tokens(), 20);
+  EXPECT_EQ(equal.num_sequences[19], 100'000);
+  const std::vector<int32_t> long_one(1'000'000, 3);
+  EXPECT_EQ(build({long_one}).num_tokens(), 1'000'000);
+  std::vector<int32_t> singles(100'000);
+  std::iota(singles.begin(), singles.end(), 0);
+  std::vector<TokenSpan> one_each;
+  for (const auto& token : singles) one_each.emplace_back(&token, 1);
+  EXPECT_EQ(build(one_each).num_tokens(), 100'000);
+  std::vector<TokenSpan> nested;
+  for (size_t n = 1100; n >= 1; --n) nested.emplace_back(long_one.data(), n);
+  EXPECT_EQ(build(nested).num_tokens(), 1100);
 }
 
 TEST(PrefixTree, DeepNestingNeedsNoRecursion) {

@@ -1,0 +1,144 @@
+// How fast is the planning of a batch: prefix tree, plans, packing, load balance, on one core?
+//
+//   bench/tree_build [largest number of tokens, default 10000000]
+//
+// Medians and best of several builds. Shapes as training batches have them: `group` (prompts with 16
+// samples each), `agentic` (conversations that fork older ones at a turn and train every turn's own prefix), `flat`
+// (nothing shared) and `nested` (every prefix of one sequence). Sequences come shuffled, as a replay buffer hands
+// them over.
+//
+// Build:
+//   g++ -std=c++20 -O3 -DNDEBUG -Isrc bench/tree_build.cpp build/libbough_tree.a build/libbough_base.a \
+//       -lspdlog -lfmt -o build/bin/tree_build
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tree/plan.h"
+#include "tree/prefix_tree.h"
+
+namespace {
+
+using bough::TokenSpan;
+using Batch = std::vector<std::vector<int32_t>>;
+
+struct Random {
+  std::mt19937_64 engine{1};
+  int64_t below(int64_t n) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(n)); }
+  int64_t around(int64_t mean) {
+    return std::max<int64_t>(
+        4, std::lround(std::normal_distribution<double>(double(mean), double(mean) / 4)(engine)));
+  }
+  void append(std::vector<int32_t>& to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to.push_back(static_cast<int32_t>(5 + below(32000)));
+  }
+};
+
+Batch group(int64_t num_tokens, int64_t prompt, int64_t samples, int64_t response) {
+  Random random;
+  Batch batch;
+  for (int64_t tokens = 0; tokens < num_tokens;) {
+    std::vector<int32_t> head;
+    random.append(head, prompt);
+    for (int64_t i = 0; i < samples; ++i) {
+      batch.push_back(head);
+      random.append(batch.back(), random.around(response));
+      tokens += static_cast<int64_t>(batch.back().size());
+    }
+  }
+  return batch;
+}
+
+Batch agentic(int64_t num_tokens, int64_t prompt, int64_t rollouts, int64_t turns, int64_t turn_length) {
+  Random random;
+  Batch batch;
+  for (int64_t tokens = 0; tokens < num_tokens;) {
+    std::vector<int32_t> head;
+    random.append(head, prompt);
+    std::vector<Batch> conversations;
+    for (int64_t i = 0; i < rollouts; ++i) {
+      Batch conversation;
+      if (!conversations.empty() && random.below(100) < 70) {
+        const auto& base = conversations[random.below(static_cast<int64_t>(conversations.size()))];
+        conversation.assign(base.begin(), base.begin() + random.below(static_cast<int64_t>(base.size())));
+      }
+      while (static_cast<int64_t>(conversation.size()) < turns)
+        random.append(conversation.emplace_back(), random.around(turn_length));
+      auto sequence = head;
+      for (const auto& turn : conversation) {
+        sequence.insert(sequence.end(), turn.begin(), turn.end());
+        batch.push_back(sequence);
+        tokens += static_cast<int64_t>(sequence.size());
+      }
+      conversations.push_back(std::move(conversation));
+    }
+  }
+  return batch;
+}
+
+Batch nested(int64_t num_tokens) {
+  Random random;
+  std::vector<int32_t> longest;
+  random.append(longest, static_cast<int64_t>(std::sqrt(2.0 * static_cast<double>(num_tokens))));
+  Batch batch;
+  for (size_t n = 1; n <= longest.size(); ++n) batch.emplace_back(longest.begin(), longest.begin() + n);
+  return batch;
+}
+
+struct Timing {
+  double median_ms, best_ms;
+};
+
+Timing measure(const std::function<void()>& work, int repeat) {
+  std::vector<double> times;
+  for (int i = 0; i < repeat; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    times.push_back(
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times[0]};
+}
+
+void report(const char* shape, Batch batch) {
+  Random random;
+  std::shuffle(batch.begin(), batch.end(), random.engine);
+  const std::vector<TokenSpan> spans(batch.begin(), batch.end());
+  const auto statistics = bough::compute_statistics(bough::build_prefix_tree(spans));
+  const int repeat = statistics.num_flat_tokens > 20'000'000 ? 3 : 9;
+  const auto row = [&](const char* what, const std::function<void()>& work) {
+    const auto timing = measure(work, repeat);
+    std::printf("%-8s %9ld tokens %9ld in the tree %7ld sequences  %-14s median %8.2f ms  best %8.2f ms\n",
+                shape, statistics.num_flat_tokens, statistics.num_tree_tokens, statistics.num_sequences, what,
+                timing.median_ms, timing.best_ms);
+    std::fflush(stdout);
+  };
+  row("prefix tree", [&] { bough::build_prefix_tree(spans); });
+  if (statistics.num_flat_tokens > 3'000'000) return;
+  row("plan_path", [&] { bough::plan_path(spans, 2048); });
+  row("plan_dense", [&] { bough::plan_dense(spans, 8192); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t largest = argc > 1 ? std::atoll(argv[1]) : 10'000'000;
+  for (int64_t tokens = 1'000'000; tokens <= largest; tokens *= 10) {
+    report("group", group(tokens, 512, 16, 256));
+    report("agentic", agentic(tokens, 512, 16, 16, 128));
+    report("flat", group(tokens, 244, 1, 1));
+    report("nested", nested(tokens));
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  std::printf("peak resident memory %.2f GiB, the batches included\n", double(usage.ru_maxrss) / (1 << 20));
+}
