@@ -1,0 +1,102 @@
+#include "tree/branch_tree.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace bough {
+
+namespace {
+
+// One past the last token of the stretch that begins at t. A later token e belongs to it iff the numbers between are
+// a chain (depths grow with them) and none has another child (subtrees end together); both then hold for all tokens
+// before e, so that the end is found by doubling and halving.
+int32_t stretch_end(const PrefixTree& tree, int32_t t) {
+  const int32_t limit = tree.subtree_end[t];
+  const auto belongs = [&](int32_t e) {
+    return tree.subtree_end[e] == limit && tree.depth[e] - tree.depth[t] == e - t;
+  };
+  int32_t inside = t, step = 1;
+  while (inside + step < limit && belongs(inside + step)) {
+    inside += step;
+    step *= 2;
+  }
+  for (; step > 0; step /= 2)
+    if (inside + step < limit && belongs(inside + step)) inside += step;
+  return inside + 1;
+}
+
+}  // namespace
+
+BranchTree::BranchTree(const PrefixTree& tree) {
+  std::vector<int32_t> open;  // nodes whose subtree is not finished
+  for (int32_t t = 0; t < tree.num_tokens();) {
+    const int32_t end = stretch_end(tree, t);
+    while (!open.empty() && tree.subtree_end[nodes[open.back()].begin] <= t) open.pop_back();
+    const int32_t parent = open.empty() ? -1 : open.back();
+    if (parent >= 0) ++nodes[parent].num_children;
+    open.push_back(size());
+    nodes.push_back({t, end, parent, tree.depth[end - 1] + 1});
+    t = end;
+  }
+  child_begin_.assign(nodes.size() + 3, 0);
+  child_list_.resize(nodes.size());
+  for (const auto& node : nodes) ++child_begin_[node.parent + 3];
+  std::partial_sum(child_begin_.begin(), child_begin_.end(), child_begin_.begin());
+  for (int32_t n = 0; n < size(); ++n) child_list_[child_begin_[nodes[n].parent + 2]++] = n;
+
+  std::vector<int32_t> first_leaf(nodes.size());
+  for (int32_t n = size() - 1; n >= 0; --n) first_leaf[n] = nodes[n].is_leaf() ? n : first_leaf[n + 1];
+  sequence_leaf.reserve(tree.sequence_end.size());
+  for (const int32_t token : tree.sequence_end) {
+    if (token < 0) {
+      sequence_leaf.push_back(-1);
+      continue;
+    }
+    const auto after = std::upper_bound(nodes.begin(), nodes.end(), token,
+                                        [](int32_t t, const BranchNode& node) { return t < node.begin; });
+    sequence_leaf.push_back(first_leaf[after - nodes.begin() - 1]);
+  }
+}
+
+std::span<int32_t> BranchTree::children(int32_t n) {
+  return std::span(child_list_).subspan(child_begin_[n + 1], child_begin_[n + 2] - child_begin_[n + 1]);
+}
+
+std::span<const int32_t> BranchTree::children(int32_t n) const {
+  return std::span(child_list_).subspan(child_begin_[n + 1], child_begin_[n + 2] - child_begin_[n + 1]);
+}
+
+void BranchTree::sort_lexicographically(const PrefixTree& tree) {
+  for (int32_t n = -1; n < size(); ++n)
+    std::ranges::sort(children(n), {}, [&](int32_t child) { return tree.tokens[nodes[child].begin]; });
+}
+
+std::vector<LeafVisit> BranchTree::visit() const {
+  std::vector<LeafVisit> visits;
+  std::vector<int32_t> todo;
+  const auto open = [&](int32_t n) {
+    const auto list = children(n);
+    todo.insert(todo.end(), list.rbegin(), list.rend());
+  };
+  open(-1);
+  int32_t lcp = 0;
+  bool descending = true;  // from the first node after a leaf down to the next leaf
+  while (!todo.empty()) {
+    const int32_t n = todo.back();
+    todo.pop_back();
+    if (!descending) lcp = nodes[n].parent < 0 ? 0 : nodes[nodes[n].parent].depth;
+    descending = !nodes[n].is_leaf();
+    if (nodes[n].is_leaf()) visits.push_back({n, nodes[n].depth, lcp});
+    else open(n);
+  }
+  return visits;
+}
+
+std::vector<std::vector<int64_t>> BranchTree::sequences_of_leaves() const {
+  std::vector<std::vector<int64_t>> result(nodes.size());
+  for (size_t s = 0; s < sequence_leaf.size(); ++s)
+    if (sequence_leaf[s] >= 0) result[sequence_leaf[s]].push_back(static_cast<int64_t>(s));
+  return result;
+}
+
+}  // namespace bough
