@@ -52,6 +52,8 @@ void add_data_command(CommandLine& line) {
   command.add_option("--seed", options->seed, "Problems are a function of it");
   command.add_option("--min-operand", options->sums.min_operand, "Smallest number in a question");
   command.add_option("--max-operand", options->sums.max_operand, "Largest number in a question");
+  command.add_option("--slips", options->sums.slips,
+                     "Share of worked answers whose result is a little off: imperfect demonstrations");
   command.add_option("--min-steps", options->sums.min_steps, "Fewest operations of a problem");
   command.add_option("--max-steps", options->sums.max_steps, "Most operations of a problem");
   command

@@ -137,11 +137,14 @@ std::string tell(const Wording& wording, const Chain& chain, std::string_view na
   return text;
 }
 
-std::string work_out(const Chain& chain) {
+// `slip` is added to the last result, or taken off where that would make it negative.
+std::string work_out(const Chain& chain, int64_t slip) {
   std::string text;
   int64_t value = chain.first;
-  for (const Step& step : chain.steps) {
-    const int64_t result = apply(value, step);
+  for (size_t i = 0; i < chain.steps.size(); ++i) {
+    const Step& step = chain.steps[i];
+    int64_t result = apply(value, step);
+    if (i + 1 == chain.steps.size()) result += result + slip < 0 ? -slip : slip;
     text += str(value, step.operation, step.operand, "=", result, " ");
     value = result;
   }
@@ -157,7 +160,17 @@ std::string skeleton_of(size_t wording, Chain chain) {
   return text;
 }
 
-std::optional<SumsProblem> draw_problem(Draws draws, Split split, const SumsSettings& settings) {
+// How far problem number `sequence` is off. From draws of its own: the questions do not depend on the slips.
+int64_t draw_slip(const CounterRandom& random, uint64_t sequence, double share) {
+  constexpr int64_t kLargest = 3;
+  const uint64_t own = sequence + (uint64_t{1} << 60);
+  if (random.uniform(own, 0) >= share) return 0;
+  const int64_t size = 1 + static_cast<int64_t>(random.below(kLargest, own, 1));
+  return random.below(2, own, 2) ? size : -size;
+}
+
+std::optional<SumsProblem> draw_problem(Draws draws, Split split, const SumsSettings& settings,
+                                        int64_t slip) {
   const auto wording = static_cast<size_t>(draws.between(0, kWordings.size() - 1));
   const std::string_view name = draws.one_of(kNames);
   const std::string_view objects = draws.one_of(kObjects);
@@ -167,7 +180,7 @@ std::optional<SumsProblem> draw_problem(Draws draws, Split split, const SumsSett
   problem.skeleton = skeleton_of(wording, *chain);
   if (sums_split(problem.skeleton) != split) return std::nullopt;
   problem.question = tell(kWordings[wording], *chain, name, objects);
-  problem.answer = work_out(*chain);
+  problem.answer = work_out(*chain, slip);
   return problem;
 }
 
@@ -202,13 +215,14 @@ std::vector<SumsProblem> make_sums(int64_t n, Split split, uint64_t seed, const 
   std::unordered_set<std::string> seen;
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t sequence = (static_cast<uint64_t>(split) << 48) + static_cast<uint64_t>(i);
+    const int64_t slip = draw_slip(random, sequence, settings.slips);
     for (uint64_t attempt = 0; problems.size() == static_cast<size_t>(i); ++attempt) {
       if (attempt == kMaxAttempts) {
         throw UserError(str("sums: only ", i, " of ", n, " different problems found with max_operand ",
                             settings.max_operand, " and max_steps ", settings.max_steps,
                             "; ask for fewer, or raise max_operand or max_steps"));
       }
-      auto problem = draw_problem(Draws(random, sequence, attempt), split, settings);
+      auto problem = draw_problem(Draws(random, sequence, attempt), split, settings, slip);
       if (problem && seen.insert(problem->question).second) problems.push_back(std::move(*problem));
     }
   }

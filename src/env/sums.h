@@ -29,6 +29,7 @@ struct SumsSettings {
   int64_t max_steps = 1;
   std::vector<std::string> operations = {"add", "subtract"};
   int64_t shots = 0;
+  double slips = 0;
 
   template <class V>
   void visit(V& v) {
@@ -38,6 +39,9 @@ struct SumsSettings {
     v("max_steps", max_steps, "most operations of a problem; uniform between the two", range(1, 8));
     v("operations", operations, "which ones; multiply only as the first of a problem",
       one_of({"add", "subtract", "multiply"}));
+    v("slips", slips,
+      "share of worked answers whose last result is off by one to three: demonstrations as imperfect as text is",
+      range(0.0, 1.0));
     v("shots", shots, "worked examples in front of every question, the same for the whole data set",
       range(0, 64));
   }
@@ -49,7 +53,7 @@ enum class Split { train, test, example };
 
 struct SumsProblem {
   std::string question;
-  std::string answer;  // "7+5=12 12-3=9 #### 9"
+  std::string answer;  // "7+5=12 12-3=9 #### 9"; wrong where settings.slips has it so
   std::string
       skeleton;  // wording, operations and operands: what decides the split; 7+5 and 5+7 have the same
 };

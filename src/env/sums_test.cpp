@@ -124,6 +124,25 @@ TEST(Sums, KeepsToTheOperandsAndSteps) {
   }
 }
 
+TEST(Sums, SlipsMakeTheirShareOfAnswersWrongAndChangeNothingElse) {
+  SumsSettings settings;
+  settings.max_steps = 2;
+  const auto right = make_sums(2000, Split::train, 1, settings);
+  settings.slips = 0.6;
+  const auto slipped = make_sums(2000, Split::train, 1, settings);
+  int wrong = 0;
+  for (size_t i = 0; i < right.size(); ++i) {
+    EXPECT_EQ(slipped[i].question, right[i].question);
+    const auto number = [](const std::string& answer) { return std::stoi(answer.substr(answer.find("####") + 5)); };
+    const int off = number(slipped[i].answer) - number(right[i].answer);
+    EXPECT_LE(std::abs(off), 3);
+    EXPECT_GE(number(slipped[i].answer), 0);
+    EXPECT_EQ(off == 0, slipped[i].answer == right[i].answer);
+    wrong += off != 0;
+  }
+  EXPECT_NEAR(wrong / 2000.0, 0.6, 0.04);
+}
+
 TEST(Sums, RefusesWhatCannotBe) {
   SumsSettings settings;
   settings.max_operand = 1;
