@@ -122,21 +122,20 @@ TEST(DtaSchedule, CountsAreThoseOfTheReleasedCode) {
   }
 }
 
-// Chunks of any size: interior tokens are cached once in either order, but in fewer passes. Small chunks: less is
-// cached, too.
-TEST(DtaSchedule, BackwardOrderCachesInFewerPassesAndFewerTokens) {
+// What Algorithm 1 saves is passes: without a limit on chunks interior tokens are cached once in either order.
+TEST(DtaSchedule, BackwardOrderCachesInFewerPasses) {
   int64_t passes[2] = {}, recomputed[2] = {};
-  for (uint64_t seed = 0; seed < 100; ++seed) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto tree = build_prefix_tree(as_spans(random_sequences(seed, 500)));
     for (const auto order : {DtaOrder::kBackward, DtaOrder::kLexicographic}) {
-      const auto index = static_cast<size_t>(order);
       const auto schedule = simulate_dta(tree, {.order = order});
-      passes[index] += std::ranges::count(schedule.passes, Kind::kForward, &DtaPass::kind);
-      recomputed[index] += simulate_dta(tree, {.block_size = 32, .order = order}).tokens_recomputed;
+      passes[static_cast<size_t>(order)] +=
+          std::ranges::count(schedule.passes, Kind::kForward, &DtaPass::kind);
+      recomputed[static_cast<size_t>(order)] += schedule.tokens_recomputed;
     }
   }
-  EXPECT_LT(passes[0], passes[1]);
-  EXPECT_LT(recomputed[0], recomputed[1]);
+  EXPECT_LT(1.4 * passes[0], passes[1]);
+  EXPECT_EQ(recomputed[0], recomputed[1]);
 }
 
 TEST(DtaSchedule, EmptyAndDeepBatches) {
