@@ -1,4 +1,4 @@
-// How fast is the planning of a batch: prefix tree, plans, packing, load balance, on one core?
+// How fast are the prefix tree of a batch, its packing, its load balance and DTA's schedule, on one core?
 //
 //   bench/tree_build [largest number of tokens, default 10000000]
 //
@@ -22,7 +22,9 @@
 #include <string>
 #include <vector>
 
-#include "tree/plan.h"
+#include "tree/dta_schedule.h"
+#include "tree/load_balance.h"
+#include "tree/packing.h"
 #include "tree/prefix_tree.h"
 
 namespace {
@@ -124,8 +126,12 @@ void report(const char* shape, Batch batch) {
   };
   row("prefix tree", [&] { bough::build_prefix_tree(spans); });
   if (statistics.num_flat_tokens > 3'000'000) return;
-  row("plan_path", [&] { bough::plan_path(spans, 2048); });
-  row("plan_dense", [&] { bough::plan_dense(spans, 8192); });
+  const auto tree = bough::build_prefix_tree(spans);
+  const int64_t capacity = std::max<int64_t>(8192, statistics.longest_path);
+  row("pack", [&] { bough::pack(tree, capacity); });
+  row("first fit", [&] { bough::pack_first_fit_decreasing(tree, capacity); });
+  row("balance", [&] { bough::balance_load(tree, 8, {1, 1e-4}); });
+  row("dta schedule", [&] { bough::simulate_dta(tree, {.block_size = 2048}); });
 }
 
 }  // namespace

@@ -50,7 +50,8 @@ Packing pack_single_path(const PrefixTree& tree, int64_t capacity);
 std::optional<Packing> pack_exact(const PrefixTree& tree, int64_t capacity, int64_t max_states = 2000);
 
 // ERR: the part of the batch's tokens that is not computed (section 3.1); at most POR, which is that of one bin of
-// unlimited capacity (TreeStatistics::potential_overlap_ratio). 0 for no tokens.
+// unlimited capacity (TreeStatistics::potential_overlap_ratio). 1 / (1 - ERR) is the effective compression that DTA
+// (section 5.3) gives for split trees. 0 for no tokens.
 double effective_reuse_ratio(const Packing& packing, const PrefixTree& tree);
 
 }  // namespace bough
