@@ -65,8 +65,8 @@ std::unique_ptr<Loss> make_step_loss(const std::string& name) {
 
 std::string strategy_of(const std::string& mode) {
   if (mode == "auto") return "path";
-  if (mode == "dense" || mode == "path") return mode;
-  throw UserError(str("--mode: got ", quoted(mode), ", expected dense, path or auto"));
+  if (mode == "dense" || mode == "packed" || mode == "path" || mode == "blocks") return mode;
+  throw UserError(str("--mode: got ", quoted(mode), ", expected auto, dense, packed, path or blocks"));
 }
 
 // The memory budget in bytes, or nothing where there is none.
@@ -92,7 +92,7 @@ Sizing choose_pass_size(const StepOptions& options, const ModelConfig& config, a
                         const std::vector<TokenSpan>& sequences) {
   const std::string strategy = strategy_of(options.mode);
   const auto estimate = [&](int64_t max_tokens) {
-    return estimate_memory(config, dtype, simulate(make_plan(strategy, sequences, max_tokens))).total();
+    return estimate_memory(config, dtype, simulate(make_plan(strategy, {.sequences = sequences, .max_tokens_per_pass = max_tokens}))).total();
   };
   const std::optional<int64_t> budget = parse_memory(options.memory);
   Sizing sizing{options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass), 0};
@@ -133,7 +133,7 @@ StepReport take_step(const StepOptions& options, Model& model, const RolloutBatc
     const auto start = std::chrono::steady_clock::now();
     model.zero_gradients();
     const TrainBatch batch = make_train_batch(rollouts, accumulator_type(model.dtype()));
-    const Plan plan = make_plan(report.mode, rollouts.sequences, report.max_tokens_per_pass);
+    const Plan plan = make_plan(report.mode, plan_request(batch, report.max_tokens_per_pass));
     const WalkResult result = executor.forward_backward(plan, batch, loss);
     if (i > 0) report.seconds.push_back(seconds_since(start));
     report.loss = result.loss;

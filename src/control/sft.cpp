@@ -107,12 +107,12 @@ double Sft::train(const std::vector<const EncodedExample*>& examples) {
   batch.fields.weights_R = expand_to_rows(sequence_weights(AggregationSettings{}, trained, {}),
                                           batch.fields.sequences_R, accumulator_type(model_->dtype()));
   const std::string strategy = settings_.tree_training_mode == "auto" ? "path" : settings_.tree_training_mode;
-  const Plan plan = make_plan(strategy, sequences, settings_.mb_spec.max_tokens_per_mb);
+  const Plan plan = make_plan(strategy, plan_request(batch, settings_.mb_spec.max_tokens_per_mb));
   const WalkResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {
-    flat_tokens_ += planned.tree.num_flat_tokens();
-    tree_tokens_ += planned.tree.num_tokens();
+    flat_tokens_ += planned.tree->num_flat_tokens();
+    tree_tokens_ += planned.tree->num_tokens();
   }
   trained_tokens_ += batch.num_rows();
   return result.loss;

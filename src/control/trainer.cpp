@@ -78,7 +78,7 @@ Trainer::MiniBatch Trainer::make_mini_batch(const ScoredBatch& batch,
 }
 
 Plan Trainer::plan_of(const MiniBatch& mini, const std::string& strategy) const {
-  return make_plan(strategy, mini.batch.sequences, settings_.mb_spec.max_tokens_per_mb);
+  return make_plan(strategy, plan_request(mini.batch, settings_.mb_spec.max_tokens_per_mb));
 }
 
 // All fields that do not change while the batch is trained on.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "algo/loss.h"
-#include "tree/prefix_tree.h"
+#include "tree/plan.h"
 
 namespace bough {
 
@@ -25,5 +25,8 @@ struct TrainBatch {
 // undefined.
 TrainBatch make_batch(const std::vector<TokenSpan>& sequences,
                       const std::vector<std::span<const uint8_t>>& loss_masks, double temperature);
+
+// What make_plan needs of the batch; memory and costs are the caller's to add. The spans are the batch's own.
+PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
 
 }  // namespace bough

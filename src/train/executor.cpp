@@ -78,30 +78,42 @@ class Walk {
  private:
   // What an interior block keeps while its descendants run.
   struct Open {
+    // Keep::kActivations: the graph of its first forward.
+    std::unique_ptr<TreeContext> context;
+    at::Tensor hidden_TD;
+    std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
     at::Tensor exits_ED;    // final hidden states that other blocks' heads read
     at::Tensor d_exits_ED;  // their gradients, accumulator type
   };
 
   void forward(int32_t index, const Block& block) {
-    at::NoGradGuard no_grad;
+    const bool with_graph = backward_ && block.keep == Keep::kActivations;
+    at::AutoGradMode mode(with_graph);
     stack_.push(block.ranges[0].begin, block.ranges[0].end);
-    TreeContext context(make_pass(block, false));
-    const auto hidden_TD = run_model(block, context);
     auto& open = open_[index];
+    auto pass = make_pass(block, false);
+    if (backward_ && block.keep == Keep::kAttention) pass.keep_outputs = &open.attention_outputs;
+    auto context = std::make_unique<TreeContext>(std::move(pass));
+    const auto hidden_TD = run_model(*context);
     const auto& exits = rows_.exits[index];
     if (!exits.empty()) {
-      open.exits_ED = hidden_TD.index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
+      open.exits_ED =
+          hidden_TD.detach().index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
       if (backward_)
         open.d_exits_ED =
             at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
     }
     if (!backward_) run_head(index, hidden_TD);
+    if (with_graph) {
+      open.context = std::move(context);
+      open.hidden_TD = hidden_TD;
+    }
   }
 
   void leaf(int32_t index, const Block& block) {
     at::AutoGradMode mode(backward_);
     TreeContext context(make_pass(block, false));
-    const auto hidden_TD = run_model(block, context);
+    const auto hidden_TD = run_model(context);
     const auto d_hidden_TD = run_head(index, hidden_TD);
     if (backward_) backpropagate(context, hidden_TD, d_hidden_TD);
   }
@@ -109,29 +121,36 @@ class Walk {
   void backward(int32_t index, const Block& block) {
     if (backward_) {
       at::AutoGradMode mode(true);
-      TreeContext context(make_pass(block, options_.verify_recompute));
-      const auto hidden_TD = run_model(block, context);
-      auto d_hidden_TD = run_head(index, hidden_TD);
-      if (auto& open = open_[index]; open.d_exits_ED.defined()) {
-        if (!d_hidden_TD.defined()) d_hidden_TD = at::zeros(hidden_TD.sizes(), open.d_exits_ED.options());
-        d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(hidden_TD.device()),
+      auto& open = open_[index];
+      if (!open.hidden_TD.defined()) recompute(open, block);
+      auto d_hidden_TD = run_head(index, open.hidden_TD);
+      if (open.d_exits_ED.defined()) {
+        if (!d_hidden_TD.defined()) d_hidden_TD = at::zeros(open.hidden_TD.sizes(), open.d_exits_ED.options());
+        d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(d_hidden_TD.device()),
                                open.d_exits_ED);
       }
-      backpropagate(context, hidden_TD, d_hidden_TD);
+      backpropagate(*open.context, open.hidden_TD, d_hidden_TD);
     }
     open_[index] = {};
     stack_.pop(block.num_tokens);
   }
 
+  void recompute(Open& open, const Block& block) {
+    auto pass = make_pass(block, options_.verify_recompute);
+    if (block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
+    open.context = std::make_unique<TreeContext>(std::move(pass));
+    open.hidden_TD = run_model(*open.context);
+  }
+
   TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
     BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
-    input_ = make_pass_input(planned_.tree, block, stack_.tokens(), model_.device());
+    input_ = make_pass_input(*planned_.tree, block, stack_.tokens(), model_.device());
     return {&stack_,          block.stack_rows, block.interior,
             verify_recompute, input_.end_local, 1 / std::sqrt(static_cast<double>(model_.config().head_dim))};
   }
 
-  at::Tensor run_model(const Block& block, TreeContext& context) {
+  at::Tensor run_model(TreeContext& context) {
     return model_.forward(input_.tokens_T, input_.positions_T, context);
   }
 

@@ -15,6 +15,7 @@ namespace bough {
 namespace {
 
 constexpr int32_t kVocab = 50;
+constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
 
 ModelConfig random_config(uint64_t seed) {
   ModelConfig config;
@@ -147,11 +148,14 @@ TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
     std::mt19937_64 random(seed);
     const int64_t limits[] = {1 + static_cast<int64_t>(random() % 8),
                               1 + static_cast<int64_t>(random() % max_tokens), 4096};
-    for (const char* strategy : {"dense", "path"})
+    for (const char* strategy : kStrategies)
       for (const int64_t limit : limits) {
         if (limit < 4 && max_tokens > 500) continue;
-        const auto plan = make_plan(strategy, r->batch.sequences, limit);
+        auto plan = make_plan(strategy, plan_request(r->batch, limit));
         validate(plan, r->batch.sequences);
+        for (auto& planned : plan.trees)  // whatever is kept, gradients are the same
+          for (auto& block : planned.blocks)
+            if (block.interior) block.keep = static_cast<Keep>(random() % 3);
         expect_exact(*model, flat, *r, plan, *loss, str(strategy, " seed ", seed, " B ", limit));
         if (HasFatalFailure()) return;
       }
@@ -163,8 +167,8 @@ TEST(Executor, OneTokenAPassIsExact) {
   const auto r = random_batch(4, 120);
   auto model = random_model(4, at::kDouble);
   auto flat = FlatReference(*model).run(r->batch, *loss);
-  for (const char* strategy : {"dense", "path"})
-    expect_exact(*model, flat, *r, make_plan(strategy, r->batch.sequences, 1), *loss, strategy);
+  for (const char* strategy : kStrategies)
+    expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 1)), *loss, strategy);
 }
 
 TEST(Executor, NestedPrefixesAreExact) {
@@ -185,8 +189,8 @@ TEST(Executor, NestedPrefixesAreExact) {
   settings.loss = "pg";
   const auto loss = make_loss(settings);
   auto model = random_model(1, at::kDouble);
-  const auto plan = plan_path(r.batch.sequences, 100);
-  EXPECT_EQ(plan.trees[0].tree.num_tokens(), 1100);
+  const auto plan = make_plan("path", plan_request(r.batch, 100));
+  EXPECT_EQ(plan.trees[0].tree->num_tokens(), 1100);
   // The same losses on one sequence that trains each token are the flat batch: each prefix trains its last token only.
   RandomBatch whole;
   whole.sequences = {longest};
@@ -205,8 +209,8 @@ TEST(Executor, ForwardOnlyGivesTheSameValues) {
     auto model = random_model(seed, at::kDouble);
     const auto flat = FlatReference(*model).run(r->batch, *loss);
     if (r->batch.num_rows() == 0) continue;
-    for (const char* strategy : {"dense", "path"}) {
-      const auto values = Executor(*model).forward(make_plan(strategy, r->batch.sequences, 16), r->batch);
+    for (const char* strategy : kStrategies) {
+      const auto values = Executor(*model).forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch);
       EXPECT_LE((values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10);
       EXPECT_LE((values.entropies_R - flat.entropies_R).abs().max().item<double>(), 1e-10);
     }
@@ -236,8 +240,8 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
     const auto r = random_batch(seed, 200);
     auto model = random_model(seed, at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, loss);
-    for (const char* strategy : {"dense", "path"})
-      expect_exact(*model, flat, *r, make_plan(strategy, r->batch.sequences, 16), loss,
+    for (const char* strategy : kStrategies)
+      expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), loss,
                    str(strategy, " seed ", seed));
   }
 }
@@ -250,11 +254,11 @@ TEST(Executor, Fp32IsCloseToFp64) {
     auto model = random_model(seed, at::kFloat, 0.15);
     auto flat = FlatReference(*model).run(r->batch, *loss);
     r->batch.fields = to_type(r->batch.fields, at::kFloat);
-    for (const char* strategy : {"dense", "path"}) {
+    for (const char* strategy : kStrategies) {
       model->allocate_gradients();
       model->zero_gradients();
       Executor(*model, {.verify_recompute = true})
-          .forward_backward(make_plan(strategy, r->batch.sequences, 32), r->batch, *loss);
+          .forward_backward(make_plan(strategy, plan_request(r->batch, 32)), r->batch, *loss);
       EXPECT_LE(gradient_error(*model, flat), 1e-5) << strategy << " seed " << seed;
     }
   }
@@ -271,7 +275,7 @@ TEST(Executor, NoTrainedTokenMeansNoLossAndNoGradient) {
   settings.loss = "pg";
   auto model = random_model(1, at::kDouble);
   const auto result =
-      Executor(*model).forward_backward(plan_path(r.batch.sequences, 8), r.batch, *make_loss(settings));
+      Executor(*model).forward_backward(make_plan("path", plan_request(r.batch, 8)), r.batch, *make_loss(settings));
   EXPECT_EQ(result.loss, 0);
   for (Parameter* parameter : model->parameters())
     EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);

@@ -53,7 +53,7 @@ TEST(Memory, MeasuredPeakStaysBelowTheEstimateAndFallsWithThePassSize) {
     batch.fields.weights_R = at::ones({batch.num_rows()}, at::kFloat);
     int64_t larger_pass = INT64_MAX;
     for (const int64_t limit : {512, 128, 32}) {
-      const auto plan = plan_path(spans, limit);
+      const auto plan = make_plan("path", plan_request(batch, limit));
       const auto estimate = estimate_memory(config, type, simulate(plan));
       const int64_t before = cpu_allocated_bytes();
       reset_cpu_peak_bytes();

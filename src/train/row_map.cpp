@@ -15,7 +15,7 @@ struct TokenRows {
 };
 
 TokenRows rows_by_token(const PlannedTree& planned, const TrainBatch& batch) {
-  const auto& tree = planned.tree;
+  const auto& tree = *planned.tree;
   TokenRows result{std::vector<int64_t>(tree.num_tokens() + 1, 0), {}};
   const auto for_each = [&](const auto& visit) {
     for (size_t i = 0; i < planned.sequences.size(); ++i) {
@@ -36,7 +36,7 @@ TokenRows rows_by_token(const PlannedTree& planned, const TrainBatch& batch) {
 }  // namespace
 
 RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
-  const auto& tree = planned.tree;
+  const auto& tree = *planned.tree;
   const auto by_token = rows_by_token(planned, batch);
   const auto has_rows = [&](int32_t t) { return by_token.begin[t + 1] > by_token.begin[t]; };
   const size_t num_blocks = planned.blocks.size();
@@ -57,6 +57,9 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
       for (const auto& range : planned.blocks[b].ranges)
         if (by_token.begin[range.end] > by_token.begin[range.begin]) map.needed[b] = true;
   }
+  // What runs on top of a block needs its rows on the stack.
+  for (size_t b = num_blocks; b-- > 0;)
+    if (map.needed[b] && planned.blocks[b].above >= 0) map.needed[planned.blocks[b].above] = true;
   std::vector<int32_t> exit_of(tree.num_tokens(), -1);
   for (int32_t t = 0; t < tree.num_tokens(); ++t) {
     const int32_t p = tree.parent[t];

@@ -27,7 +27,7 @@ struct RowMap {
   std::vector<BlockRows> blocks;
   // Of each interior block: its tokens (as local rows) whose hidden states other blocks' heads read.
   std::vector<std::vector<int64_t>> exits;
-  // Whether the block or anything that hangs off it trains a token. A block that does not is never run.
+  // Whether the block, or anything that runs on top of it, trains a token. A block that does not is never run.
   std::vector<bool> needed;
 };
 

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
-#include "kernels/tree_attention/tree_attention.h"
 
 namespace bough {
 
@@ -32,11 +31,22 @@ void write_rows(const Pass& pass, int64_t layer, const at::Tensor& k, const at::
   v_rows.copy_(v);
 }
 
+TreeAttentionOutput attention_output(const Pass& pass, int64_t layer, const at::Tensor& q,
+                                     const at::Tensor& k, const at::Tensor& v) {
+  if (!pass.kept_outputs) return tree_attention_forward(make_input(pass, layer, q, k, v));
+  const auto& kept = (*pass.kept_outputs)[layer];
+  if (pass.verify_recompute)
+    BOUGH_CHECK(at::equal(kept.o_TNH, tree_attention_forward(make_input(pass, layer, q, k, v)).o_TNH),
+                "a recompute differs from its first forward in attention's output, layer ", layer);
+  return kept;
+}
+
 struct AttendFunction : torch::autograd::Function<AttendFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const Pass* pass, int64_t layer) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto out = tree_attention_forward(make_input(*pass, layer, q, k, v));
+    const auto out = attention_output(*pass, layer, q, k, v);
+    if (pass->keep_outputs) pass->keep_outputs->push_back(out);
     if (pass->interior) write_rows(*pass, layer, k, v);
     context->save_for_backward({q, k, v, out.o_TNH, out.lse_TN});
     context->saved_data["pass"] =

@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "kernels/tree_attention/tree_attention.h"
 #include "models/model.h"
 #include "train/kv_stack.h"
 
@@ -22,6 +23,10 @@ class TreeContext : public AttentionContext {
     bool verify_recompute;  // what is written must be what stands there, bit for bit
     at::Tensor end_local;   // int32 [P + T]: kernels/tree_attention
     double scale;
+    // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them from there
+    // instead of computing them again. Either may be null.
+    std::vector<TreeAttentionOutput>* keep_outputs = nullptr;
+    const std::vector<TreeAttentionOutput>* kept_outputs = nullptr;
   };
 
   explicit TreeContext(Pass pass) : pass_(std::move(pass)) {}

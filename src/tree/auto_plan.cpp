@@ -1,0 +1,139 @@
+// make_plan: the pass size, what is kept, and the choice between strategies.
+#include <algorithm>
+#include <functional>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "tree/strategies.h"
+
+namespace bough {
+
+namespace {
+
+// Smaller passes cost more in overhead than their memory is worth.
+constexpr int64_t kSmallestPass = 16;
+
+struct Candidate {
+  Plan plan;
+  Simulation simulation;
+};
+
+// B, then powers of two below it.
+std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
+  std::vector<int64_t> sizes = {max_tokens_per_pass};
+  int64_t size = kSmallestPass;
+  while (size * 2 < max_tokens_per_pass) size *= 2;
+  for (; size >= kSmallestPass && size < max_tokens_per_pass; size /= 2) sizes.push_back(size);
+  return sizes;
+}
+
+class Planner {
+ public:
+  explicit Planner(const PlanRequest& request) : request_(request) {}
+
+  // The plan of least predicted time; without a cost model the one of B tokens a pass.
+  Plan best(const std::vector<std::string_view>& strategies) {
+    if (!request_.costs) return make(strategies.front(), request_.max_tokens_per_pass);
+    std::optional<Candidate> best;
+    int64_t smallest = std::numeric_limits<int64_t>::max();
+    std::optional<UserError> refused;
+    for (const auto strategy : strategies)
+      for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
+        try {
+          Plan plan = make(strategy, size);
+          auto simulation = simulate(plan, request_.costs);
+          smallest = std::min(smallest, simulation.peak_bytes);
+          if (request_.memory_bytes && simulation.peak_bytes > *request_.memory_bytes) continue;
+          if (!best || simulation.seconds < best->simulation.seconds)
+            best = Candidate{std::move(plan), simulation};
+        } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
+          if (!refused) refused = error;
+        }
+      }
+    if (best) return std::move(best->plan);
+    if (smallest == std::numeric_limits<int64_t>::max()) throw *refused;
+    throw UserError(str(
+        "memory: got ", format_bytes(static_cast<double>(*request_.memory_bytes)), " (",
+        *request_.memory_bytes, " bytes) over weights and gradients, too little for this batch by strategy ",
+        strategies.size() > 1 ? "auto" : std::string(strategies.front()), "; ", smallest, " bytes (",
+        format_bytes(static_cast<double>(smallest)), ") would do, in smaller passes than these none"));
+  }
+
+ private:
+  const IndexedTree& whole() {
+    if (!whole_)
+      whole_ = index_tree(build_prefix_tree(request_.sequences), all_sequences(request_), request_);
+    return *whole_;
+  }
+
+  Plan make(std::string_view strategy, int64_t size) {
+    Plan plan = strategy == "dense"    ? plan_dense(request_, size)
+                : strategy == "packed" ? plan_packed(request_, whole(), size)
+                : strategy == "path"   ? plan_path(request_, whole(), size)
+                                       : plan_blocks(request_, whole(), size);
+    if (request_.costs && strategy == "blocks") choose_what_is_kept(plan, *request_.costs, budget(plan));
+    return plan;
+  }
+
+  // Bytes that the plan may hold: what was given, or what one pass of B tokens takes.
+  int64_t budget(const Plan& plan) const {
+    if (request_.memory_bytes) return *request_.memory_bytes;
+    const auto& costs = *request_.costs;
+    const int64_t size = request_.max_tokens_per_pass;
+    int64_t stack_rows = 0;
+    for (const auto& planned : plan.trees) stack_rows = std::max(stack_rows, planned.stack_capacity);
+    return stack_rows * costs.stack_row_bytes() + size * costs.activation_bytes() +
+           costs.temporary_bytes({plan.max_tokens_per_pass, stack_rows, 0, plan.max_tokens_per_pass});
+  }
+
+  const PlanRequest& request_;
+  std::optional<IndexedTree> whole_;
+};
+
+}  // namespace
+
+// Children before parents: a block near the leaves opens once for each of many chains, one near the root for all of
+// them together, so memory spent lower down saves more recomputation.
+void choose_what_is_kept(Plan& plan, const CostModel& costs, int64_t budget) {
+  for (auto& planned : plan.trees) {
+    const int64_t room = budget - planned.stack_capacity * costs.stack_row_bytes();
+    std::vector<int64_t> held(planned.blocks.size() + 1,
+                              0);  // while what hangs off the block runs; [0]: the root
+    for (auto i = static_cast<int32_t>(planned.blocks.size()) - 1; i >= 0; --i) {
+      auto& block = planned.blocks[i];
+      if (!block.needed) continue;
+      const int64_t activations = block.num_tokens * costs.activation_bytes();
+      const int64_t pass = activations + costs.temporary_bytes(block.shape());
+      int64_t total = pass;
+      if (block.interior) {
+        const int64_t attention = block.num_tokens * costs.attention_bytes();
+        const int64_t below = held[i + 1];
+        const auto with = [&](int64_t kept) { return std::max(below + kept, pass); };
+        block.keep = with(activations) <= room                   ? Keep::kActivations
+                     : std::max(below, pass) + attention <= room ? Keep::kAttention
+                                                                 : Keep::kKeysValues;
+        const int64_t kept = block.keep == Keep::kActivations ? activations
+                             : block.keep == Keep::kAttention ? attention
+                                                              : 0;
+        total = (block.keep == Keep::kAttention ? std::max(below, pass) + kept : with(kept)) +
+                block.num_exits * costs.exit_bytes();
+      }
+      held[block.above + 1] = std::max(held[block.above + 1], total);
+    }
+  }
+}
+
+Plan make_plan(std::string_view strategy, const PlanRequest& request) {
+  if (request.max_tokens_per_pass < 1)
+    throw UserError(
+        str("max_tokens_per_mb: got ", request.max_tokens_per_pass, ", expected at least 1 token a pass"));
+  BOUGH_CHECK(!request.memory_bytes || request.costs, "a memory budget needs a cost model");
+  Planner planner(request);
+  if (strategy == "auto") return planner.best({"blocks", "packed", "dense"});
+  for (const char* known : {"dense", "packed", "path", "blocks"})
+    if (strategy == known) return planner.best({known});
+  throw UserError(str("tree_training_mode: got ", quoted(std::string(strategy)),
+                      ", expected auto, dense, packed, path or blocks"));
+}
+
+}  // namespace bough

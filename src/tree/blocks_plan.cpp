@@ -1,0 +1,229 @@
+// `blocks`: leaf blocks are forests filled up from all along the stack; interior blocks hold through-tokens only.
+//
+// With passes of b tokens, a token is *big* if more than b tokens hang off it (itself counted); big tokens are closed
+// upwards and become interior blocks. What hangs off them are *pieces*: subtrees of at most b tokens, whole. The walk
+// goes down runs of big tokens, which are cut only where two or more big children part (fewer than T/b times) and into
+// even chunks of at most b. A piece can run at any time while the token it hangs off lies on the stack, so it waits:
+// when an interior block is about to close, its own pieces must run, and the room their passes leave is filled with
+// the largest pieces that wait further down the stack. Passes are nearly full on any tree of short segments, where a
+// walk path by path starves the device.
+#include <algorithm>
+#include <compare>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "tree/root_split.h"
+#include "tree/strategies.h"
+
+namespace bough {
+
+namespace {
+
+class BlocksWalk {
+ public:
+  BlocksWalk(const IndexedTree& whole, int64_t limit)
+      : whole_(whole),
+        tree_(*whole.tree),
+        limit_(static_cast<int32_t>(std::min<int64_t>(limit, std::numeric_limits<int32_t>::max()))),
+        stretches_(make_stretches(tree_)),
+        builder_(whole, limit) {}
+
+  PlannedTree run() {
+    waiting_at_.resize(1);
+    idle_at_.resize(1);
+    std::vector<Visit> todo;
+    descend(stretches_.roots, todo);
+    while (!todo.empty()) {
+      const auto visit = todo.back();
+      todo.pop_back();
+      close_to(visit.num_open);
+      go_down(visit.stretch, todo);
+    }
+    close_to(0);
+    flush(0);
+    return builder_.finish();
+  }
+
+ private:
+  struct Visit {
+    int32_t stretch;
+    size_t num_open;  // blocks open above it
+  };
+  struct Attached {
+    int32_t token;  // what the piece hangs off
+    TokenRange range;
+  };
+  struct BySize {
+    int32_t size, piece;
+    auto operator<=>(const BySize&) const = default;
+  };
+
+  bool is_big(const Stretch& stretch) const {
+    return tree_.subtree_end[stretch.begin] - stretch.begin > limit_;
+  }
+
+  // Small children wait at the current level; big ones are to be visited, the first of them next.
+  void descend(const std::vector<int32_t>& children, std::vector<Visit>& todo) {
+    for (auto it = children.rbegin(); it != children.rend(); ++it) {
+      const auto& child = stretches_.list[*it];
+      if (is_big(child)) todo.push_back({*it, builder_.num_open()});
+      else wait(builder_.num_open(), {child.begin, tree_.subtree_end[child.begin]});
+    }
+  }
+
+  void wait(size_t level, TokenRange range) {
+    const auto piece = static_cast<int32_t>(pieces_.size());
+    pieces_.push_back(range);
+    if (whole_.num_trained(range) == 0) {
+      idle_at_[level].push_back({range.size(), piece});
+      return;
+    }
+    waiting_at_[level].push_back(piece);
+    waiting_.insert({range.size(), piece});
+  }
+
+  // Pushes the run of big tokens that begins at this stretch, up to where it ends or parts.
+  void go_down(int32_t index, std::vector<Visit>& todo) {
+    const int32_t run_begin = stretches_.list[index].begin;
+    int32_t run_end;
+    std::vector<Attached> attached;
+    const std::vector<int32_t> none;
+    const std::vector<int32_t>* parting = &none;
+    for (;;) {
+      const auto& stretch = stretches_.list[index];
+      const int32_t subtree_end = tree_.subtree_end[stretch.begin];
+      run_end = std::min<int64_t>(stretch.end, subtree_end - limit_);
+      if (run_end < stretch.end) {  // the rest of the stretch and all that hangs off it is one piece
+        attached.push_back({run_end - 1, {run_end, subtree_end}});
+        break;
+      }
+      int32_t num_big = 0;
+      for (const int32_t child : stretch.children) num_big += is_big(stretches_.list[child]);
+      if (num_big != 1) {
+        parting = &stretch.children;
+        break;
+      }
+      // The big child is the heaviest, hence the first: its tokens follow on.
+      for (size_t i = 1; i < stretch.children.size(); ++i) {
+        const auto& child = stretches_.list[stretch.children[i]];
+        attached.push_back({stretch.end - 1, {child.begin, tree_.subtree_end[child.begin]}});
+      }
+      index = stretch.children.front();
+    }
+    push_run(run_begin, run_end, attached);
+    descend(*parting, todo);
+  }
+
+  void push_run(int32_t begin, int32_t end, const std::vector<Attached>& attached) {
+    size_t level = builder_.num_open() + 1;
+    builder_.add_run(begin, end, /*is_leaf=*/false);
+    waiting_at_.resize(builder_.num_open() + 1);
+    idle_at_.resize(builder_.num_open() + 1);
+    for (const auto& piece : attached) {  // in the order of their tokens
+      while (builder_.open_range(level - 1).end <= piece.token) ++level;
+      wait(level, piece.range);
+    }
+  }
+
+  void close_to(size_t count) {
+    while (builder_.num_open() > count) {
+      flush(builder_.num_open());
+      waiting_at_.pop_back();
+      idle_at_.pop_back();
+      builder_.close_to(builder_.num_open() - 1);
+    }
+  }
+
+  struct Bin {
+    int32_t room;
+    std::vector<TokenRange> ranges;
+  };
+
+  // Runs what still waits at the level on top: best-fit decreasing, then the largest that fit from further down.
+  // Pieces that train nothing are never run: they have blocks of their own, so that nothing waits on them.
+  void flush(size_t level) {
+    std::vector<BySize> own;
+    for (const int32_t piece : waiting_at_[level])
+      if (const BySize key{pieces_[piece].size(), piece}; waiting_.erase(key)) own.push_back(key);
+    for (auto& bin : pack(own)) {
+      for (;;) {
+        auto it = waiting_.upper_bound({bin.room, std::numeric_limits<int32_t>::max()});
+        if (it == waiting_.begin()) break;
+        --it;
+        bin.room -= it->size;
+        bin.ranges.push_back(pieces_[it->piece]);
+        waiting_.erase(it);
+      }
+      builder_.add_leaf(joined(std::move(bin.ranges)));
+    }
+    for (auto& bin : pack(idle_at_[level])) builder_.add_leaf(joined(std::move(bin.ranges)));
+    idle_at_[level].clear();
+  }
+
+  std::vector<Bin> pack(std::vector<BySize> own) const {
+    std::stable_sort(own.begin(), own.end(), [](auto a, auto b) { return a.size > b.size; });
+    std::vector<Bin> bins;
+    std::multimap<int32_t, size_t> by_room;
+    for (const auto& [size, piece] : own) {
+      size_t bin = bins.size();
+      if (const auto it = by_room.lower_bound(size); it != by_room.end()) {
+        bin = it->second;
+        by_room.erase(it);
+      } else {
+        bins.push_back({limit_, {}});
+      }
+      bins[bin].room -= size;
+      bins[bin].ranges.push_back(pieces_[piece]);
+      by_room.insert({bins[bin].room, bin});
+    }
+    return bins;
+  }
+
+  // In pre-order, neighbours as one.
+  static std::vector<TokenRange> joined(std::vector<TokenRange> ranges) {
+    std::sort(ranges.begin(), ranges.end(), [](auto a, auto b) { return a.begin < b.begin; });
+    std::vector<TokenRange> result;
+    for (const auto range : ranges) {
+      if (!result.empty() && result.back().end == range.begin) result.back().end = range.end;
+      else result.push_back(range);
+    }
+    return result;
+  }
+
+  const IndexedTree& whole_;
+  const PrefixTree& tree_;
+  int32_t limit_;
+  Stretches stretches_;
+  PlanBuilder builder_;
+  std::vector<TokenRange> pieces_;
+  std::set<BySize> waiting_;
+  // By the number of blocks open up to the one that the piece hangs off; 0: the virtual root.
+  std::vector<std::vector<int32_t>> waiting_at_;
+  std::vector<std::vector<BySize>> idle_at_;  // likewise, pieces that train nothing
+};
+
+}  // namespace
+
+Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass) {
+  Plan plan{"blocks", max_tokens_per_pass, {}};
+  std::vector<std::vector<int64_t>> groups;
+  if (request.costs)
+    groups = split_short_roots(whole, *request.costs, max_tokens_per_pass, request.max_tokens_per_pass);
+  if (groups.size() <= 1) {
+    plan.trees.push_back(BlocksWalk(whole, max_tokens_per_pass).run());
+    return plan;
+  }
+  for (auto& group : groups) {
+    std::vector<TokenSpan> sequences;
+    for (int64_t& index : group) {
+      index = whole.sequences[index];
+      sequences.push_back(request.sequences[index]);
+    }
+    const auto indexed = index_tree(build_prefix_tree(sequences), group, request);
+    plan.trees.push_back(BlocksWalk(indexed, max_tokens_per_pass).run());
+  }
+  return plan;
+}
+
+}  // namespace bough

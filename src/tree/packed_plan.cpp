@@ -1,0 +1,23 @@
+// `packed`: trees of at most B tokens, one pass each (papers/tree-training.txt, section 2.2).
+#include "tree/packing.h"
+#include "tree/strategies.h"
+
+namespace bough {
+
+Plan plan_packed(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass) {
+  Plan plan{"packed", max_tokens_per_pass, {}};
+  const Packing packing = pack(*whole.tree, max_tokens_per_pass);
+  for (const auto& bin : packing.bins) {
+    std::vector<TokenSpan> sequences;
+    for (const int64_t s : bin.sequences) sequences.push_back(request.sequences[s]);
+    const auto indexed =
+        packing.bins.size() == 1 ? whole : index_tree(build_prefix_tree(sequences), bin.sequences, request);
+    PlanBuilder builder(indexed, max_tokens_per_pass);
+    if (const auto count = static_cast<int32_t>(indexed.tree->num_tokens()); count > 0)
+      builder.add_leaf({{0, count}});
+    plan.trees.push_back(builder.finish());
+  }
+  return plan;
+}
+
+}  // namespace bough

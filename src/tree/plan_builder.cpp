@@ -1,0 +1,159 @@
+#include "tree/plan_builder.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace bough {
+
+std::vector<int64_t> all_sequences(const PlanRequest& request) {
+  std::vector<int64_t> indices(request.sequences.size());
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
+namespace {
+
+// Flags of tree tokens that some sequence trains.
+std::vector<uint8_t> trained_tokens(const PrefixTree& tree, const std::vector<int64_t>& sequences,
+                                    const PlanRequest& request) {
+  std::vector<uint8_t> flags(tree.num_tokens(), 0);
+  if (request.trained.empty()) {
+    for (int64_t t = 0; t < tree.num_tokens(); ++t) flags[t] = tree.parent[t] >= 0;
+    return flags;
+  }
+  std::vector<int64_t> offsets(request.sequences.size() + 1, 0);
+  for (size_t s = 0; s < request.sequences.size(); ++s)
+    offsets[s + 1] = offsets[s] + static_cast<int64_t>(request.sequences[s].size());
+  BOUGH_CHECK(offsets.back() == static_cast<int64_t>(request.trained.size()), "the batch has ",
+              offsets.back(), " tokens, but ", request.trained.size(), " flags say what trains");
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const uint8_t* own = request.trained.data() + offsets[sequences[i]];
+    // From the end to the root, a run of consecutive numbers at a time.
+    for (int32_t t = tree.sequence_end[i]; t >= 0;) {
+      const int32_t begin = tree.chain_begin[t];
+      const int32_t shift = tree.depth[begin] - begin;
+      for (; t >= begin; --t) flags[t] |= own[t + shift] != 0 && tree.parent[t] >= 0;
+      t = tree.parent[begin];
+    }
+  }
+  return flags;
+}
+
+}  // namespace
+
+IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request) {
+  IndexedTree indexed;
+  const auto trained = trained_tokens(tree, sequences, request);
+  const int64_t count = tree.num_tokens();
+  indexed.pairs_before.resize(count + 1);
+  indexed.trained_before.resize(count + 1);
+  for (int64_t t = 0; t < count; ++t) {
+    indexed.pairs_before[t + 1] = indexed.pairs_before[t] + tree.depth[t] + 1;
+    indexed.trained_before[t + 1] = indexed.trained_before[t] + trained[t];
+  }
+  indexed.tree = std::make_shared<const PrefixTree>(std::move(tree));
+  indexed.sequences = std::move(sequences);
+  return indexed;
+}
+
+Stretches make_stretches(const PrefixTree& tree) {
+  Stretches result;
+  auto& stretches = result.list;
+  const auto count = static_cast<int32_t>(tree.num_tokens());
+  std::vector<int32_t> open;  // stretches on the path to t
+  for (int32_t t = 0; t < count;) {
+    // The next token continues the stretch iff it is the only child: its subtree is all there is.
+    int32_t end = t + 1;
+    while (end < tree.subtree_end[t] && tree.parent[end] == end - 1 &&
+           tree.subtree_end[end] == tree.subtree_end[end - 1])
+      ++end;
+    while (!open.empty() && tree.subtree_end[stretches[open.back()].begin] <= t) open.pop_back();
+    const int32_t parent = open.empty() ? -1 : open.back();
+    const auto index = static_cast<int32_t>(stretches.size());
+    stretches.push_back({t, end, parent, {}});
+    (parent < 0 ? result.roots : stretches[parent].children).push_back(index);
+    open.push_back(index);
+    t = end;
+  }
+  return result;
+}
+
+PlanBuilder::PlanBuilder(const IndexedTree& indexed, int64_t max_tokens_per_pass)
+    : indexed_(indexed), limit_(max_tokens_per_pass) {
+  planned_.tree = indexed.tree;
+  planned_.sequences = indexed.sequences;
+}
+
+void PlanBuilder::add_run(int32_t begin, int32_t end, bool is_leaf) {
+  const int64_t count = end - begin;
+  const int64_t num_chunks = (count + limit_ - 1) / limit_;
+  for (int64_t i = 0; i < num_chunks; ++i) {
+    const TokenRange range{static_cast<int32_t>(begin + count * i / num_chunks),
+                           static_cast<int32_t>(begin + count * (i + 1) / num_chunks)};
+    if (is_leaf && i == num_chunks - 1) add_leaf({range});
+    else push(range);
+  }
+}
+
+void PlanBuilder::add_leaf(std::vector<TokenRange> ranges) {
+  const int32_t block = add_block(false, std::move(ranges));
+  planned_.steps.push_back({Step::Kind::kForwardBackward, block});
+}
+
+void PlanBuilder::close_to(size_t count) {
+  while (open_.size() > count) {
+    const int32_t block = open_.back();
+    open_.pop_back();
+    stack_rows_ -= planned_.blocks[block].num_tokens;
+    planned_.steps.push_back({Step::Kind::kBackward, block});
+  }
+}
+
+PlannedTree PlanBuilder::finish() {
+  close_to(0);
+  return std::move(planned_);
+}
+
+void PlanBuilder::push(TokenRange range) {
+  const int32_t block = add_block(true, {range});
+  planned_.steps.push_back({Step::Kind::kForward, block});
+  open_.push_back(block);
+  stack_rows_ += range.size();
+  planned_.stack_capacity = std::max(planned_.stack_capacity, stack_rows_);
+}
+
+int32_t PlanBuilder::add_block(bool interior, std::vector<TokenRange> ranges) {
+  const auto& tree = *indexed_.tree;
+  Block block;
+  block.interior = interior;
+  block.above = top();
+  block.stack_rows = stack_rows_;
+  block.needed = false;
+  for (const auto& range : ranges) {
+    block.num_tokens += range.size();
+    block.num_pairs += indexed_.num_pairs(range);
+    block.num_head_rows += indexed_.num_trained(range);
+    // Of a leaf block all that can train lies in it; of an interior one below its first token.
+    const int32_t end = interior ? tree.subtree_end[range.begin] : range.end;
+    block.needed |= indexed_.num_trained({range.begin, end}) > 0;
+  }
+  if (interior) {
+    // A token's hidden state leaves the block through each child that trains and lies elsewhere.
+    const auto [begin, end] = ranges.front();
+    for (int32_t t = begin; t < end; ++t) {
+      bool leaves = false;
+      int32_t child = t + 1;
+      if (child < end) child = tree.subtree_end[child];  // the block's own continuation
+      for (; child < tree.subtree_end[t] && !leaves; child = tree.subtree_end[child])
+        leaves = indexed_.trains(child);
+      block.num_exits += leaves;
+    }
+  }
+  block.ranges = std::move(ranges);
+  planned_.blocks.push_back(std::move(block));
+  return static_cast<int32_t>(planned_.blocks.size()) - 1;
+}
+
+}  // namespace bough

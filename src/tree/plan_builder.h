@@ -1,0 +1,75 @@
+// What the strategies share: costs of token ranges, the tree as stretches, and the walk that becomes a plan.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tree/plan.h"
+
+namespace bough {
+
+// A tree of (a part of) the batch with running sums over its tokens.
+struct IndexedTree {
+  std::shared_ptr<const PrefixTree> tree;
+  std::vector<int64_t> sequences;       // the batch's index of each of the tree's sequences
+  std::vector<int64_t> pairs_before;    // [T + 1]: sum of depth + 1 over tokens below t
+  std::vector<int32_t> trained_before;  // [T + 1]: tokens below t that some sequence trains
+
+  int64_t num_pairs(TokenRange range) const { return pairs_before[range.end] - pairs_before[range.begin]; }
+  int64_t num_trained(TokenRange range) const {
+    return trained_before[range.end] - trained_before[range.begin];
+  }
+  bool trains(int32_t token) const { return trained_before[token + 1] > trained_before[token]; }
+};
+
+// `tree` was built from the request's sequences at these indices, in this order.
+IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request);
+
+std::vector<int64_t> all_sequences(const PlanRequest& request);
+
+// Tokens between branch points: [begin, end), each but the last with exactly one child.
+struct Stretch {
+  int32_t begin, end;
+  int32_t parent;                 // -1 below the virtual root
+  std::vector<int32_t> children;  // in pre-order
+  bool is_leaf() const { return children.empty(); }
+};
+
+struct Stretches {
+  std::vector<Stretch> list;  // in pre-order: parents before children
+  std::vector<int32_t> roots;
+};
+Stretches make_stretches(const PrefixTree& tree);
+
+// Appends blocks and steps in the order of a walk; keeps the chain of open interior blocks.
+class PlanBuilder {
+ public:
+  PlanBuilder(const IndexedTree& indexed, int64_t max_tokens_per_pass);
+
+  int64_t stack_rows() const { return stack_rows_; }
+  size_t num_open() const { return open_.size(); }
+  TokenRange open_range(size_t index) const { return planned_.blocks[open_[index]].ranges.front(); }
+  int32_t top() const { return open_.empty() ? -1 : open_.back(); }
+
+  // Tokens [begin, end) in even chunks of at most B. With `is_leaf` the last chunk is a leaf block; all others are
+  // pushed and stay open.
+  void add_run(int32_t begin, int32_t end, bool is_leaf);
+
+  void add_leaf(std::vector<TokenRange> ranges);  // in pre-order
+
+  // Closes open blocks, last first, until `count` are left.
+  void close_to(size_t count);
+  PlannedTree finish();  // with all closed
+
+ private:
+  void push(TokenRange range);
+  int32_t add_block(bool interior, std::vector<TokenRange> ranges);
+
+  const IndexedTree& indexed_;
+  PlannedTree planned_;
+  int64_t limit_;
+  std::vector<int32_t> open_;
+  int64_t stack_rows_ = 0;
+};
+
+}  // namespace bough

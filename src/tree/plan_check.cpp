@@ -1,0 +1,191 @@
+// validate and simulate: what a plan must be, and what it would do.
+#include <algorithm>
+
+#include "base/error.h"
+#include "tree/plan.h"
+
+namespace bough {
+
+namespace {
+
+void validate_tree(const PlannedTree& planned, int64_t max_tokens_per_pass) {
+  const auto& tree = *planned.tree;
+  std::vector<int32_t> block_of(tree.num_tokens(), -1);
+  for (size_t b = 0; b < planned.blocks.size(); ++b) {
+    const auto& block = planned.blocks[b];
+    int64_t count = 0;
+    int32_t previous_end = -1;
+    BOUGH_CHECK(!block.interior || block.ranges.size() == 1, "interior block ", b, " has ",
+                block.ranges.size(), " ranges");
+    for (const auto& range : block.ranges) {
+      BOUGH_CHECK(range.begin >= previous_end && range.begin < range.end && range.end <= tree.num_tokens(),
+                  "block ", b, " range ", range.begin, " to ", range.end);
+      previous_end = range.end;
+      for (int32_t t = range.begin; t < range.end; ++t) {
+        BOUGH_CHECK(block_of[t] < 0, "token ", t, " lies in blocks ", block_of[t], " and ", b);
+        BOUGH_CHECK(!block.interior || t == range.begin || tree.parent[t] == t - 1, "interior block ", b,
+                    " branches at token ", t);
+        block_of[t] = static_cast<int32_t>(b);
+        ++count;
+      }
+    }
+    BOUGH_CHECK(count == block.num_tokens && count <= max_tokens_per_pass, "block ", b, " has ", count,
+                " tokens, says ", block.num_tokens, ", limit ", max_tokens_per_pass);
+  }
+  for (int64_t t = 0; t < tree.num_tokens(); ++t)
+    BOUGH_CHECK(block_of[t] >= 0, "token ", t, " lies in no block");
+
+  std::vector<int32_t> open;
+  std::vector<int32_t> on_stack;  // tokens
+  std::vector<bool> done(planned.blocks.size(), false);
+  for (const auto& step : planned.steps) {
+    const auto& block = planned.blocks[step.block];
+    if (step.kind == Step::Kind::kBackward) {
+      BOUGH_CHECK(!open.empty() && open.back() == step.block, "block ", step.block,
+                  " is closed out of order");
+      open.pop_back();
+      on_stack.resize(on_stack.size() - block.num_tokens);
+      done[step.block] = true;
+      continue;
+    }
+    BOUGH_CHECK(!done[step.block] && block.interior == (step.kind == Step::Kind::kForward), "block ",
+                step.block, " runs again, or as another kind");
+    BOUGH_CHECK(block.above == (open.empty() ? -1 : open.back()) &&
+                    block.stack_rows == static_cast<int64_t>(on_stack.size()),
+                "block ", step.block, " expects ", block.stack_rows, " rows below it, the stack has ",
+                on_stack.size());
+    for (const auto& range : block.ranges)
+      for (int32_t t = range.begin; t < range.end; ++t) {
+        const int32_t p = tree.parent[t];
+        if (p < 0 || block_of[p] == step.block) continue;
+        // A path's depth is its row: the stack is one path from the root.
+        BOUGH_CHECK(tree.depth[p] < static_cast<int32_t>(on_stack.size()) && on_stack[tree.depth[p]] == p,
+                    "token ", t, " of block ", step.block, " hangs off token ", p,
+                    ", which is not on the stack");
+      }
+    if (step.kind == Step::Kind::kForwardBackward) {
+      done[step.block] = true;
+      continue;
+    }
+    const auto& range = block.ranges[0];
+    BOUGH_CHECK(tree.depth[range.begin] == static_cast<int32_t>(on_stack.size()), "interior block ",
+                step.block, " begins at depth ", tree.depth[range.begin], ", the stack has ", on_stack.size(),
+                " rows");
+    open.push_back(step.block);
+    for (int32_t t = range.begin; t < range.end; ++t) on_stack.push_back(t);
+    BOUGH_CHECK(static_cast<int64_t>(on_stack.size()) <= planned.stack_capacity, "stack of ", on_stack.size(),
+                " rows, capacity ", planned.stack_capacity);
+  }
+  BOUGH_CHECK(open.empty(), open.size(), " blocks are never closed");
+  BOUGH_CHECK(std::all_of(done.begin(), done.end(), [](bool d) { return d; }), "a block never runs backward");
+}
+
+}  // namespace
+
+void validate(const Plan& plan, const std::vector<TokenSpan>& sequences) {
+  std::vector<int32_t> ends(sequences.size(), 0);
+  for (const auto& planned : plan.trees) {
+    std::vector<TokenSpan> own;
+    for (const int64_t s : planned.sequences) {
+      ++ends[s];
+      own.push_back(sequences[s]);
+    }
+    planned.tree->check_integrity(own);
+    validate_tree(planned, plan.max_tokens_per_pass);
+  }
+  for (size_t s = 0; s < ends.size(); ++s)
+    BOUGH_CHECK(ends[s] == 1, "sequence ", s, " ends in ", ends[s], " trees");
+}
+
+namespace {
+
+// Steps in turn, with what is held beside the stack.
+class Simulator {
+ public:
+  Simulator(const CostModel* costs, Simulation& result) : costs_(costs), result_(result) {}
+
+  void run(const PlannedTree& planned) {
+    result_.peak_stack_tokens = std::max(result_.peak_stack_tokens, planned.stack_capacity);
+    stack_bytes_ = costs_ ? planned.stack_capacity * costs_->stack_row_bytes() : 0;
+    for (const auto& step : planned.steps) {
+      const auto& block = planned.blocks[step.block];
+      if (!block.needed) continue;
+      ++result_.num_passes;
+      result_.peak_pass_tokens = std::max(result_.peak_pass_tokens, block.num_tokens);
+      if (step.kind == Step::Kind::kForward) forward(block);
+      else if (step.kind == Step::Kind::kForwardBackward) leaf(block);
+      else backward(block);
+    }
+  }
+
+ private:
+  void forward(const Block& block) {
+    result_.tokens_forwarded += block.num_tokens;
+    const bool all = block.keep == Keep::kActivations;
+    if (all) kept_tokens_ += block.num_tokens;
+    hold(0);
+    if (!costs_) return;
+    result_.seconds += costs_->forward_seconds(block.shape());
+    kept_bytes_ += kept_of(block);
+    hold_bytes(costs_->temporary_bytes(block.shape()));
+  }
+
+  void leaf(const Block& block) {
+    result_.tokens_forwarded += block.num_tokens;
+    hold(block.num_tokens);
+    if (!costs_) return;
+    const auto shape = block.shape();
+    result_.seconds += costs_->forward_seconds(shape) + costs_->backward_seconds(shape) + head_seconds(shape);
+    hold_bytes(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape));
+  }
+
+  void backward(const Block& block) {
+    const auto shape = block.shape();
+    const bool all = block.keep == Keep::kActivations;
+    if (!all) result_.tokens_recomputed += block.num_tokens;
+    hold(all ? 0 : block.num_tokens);
+    if (all) kept_tokens_ -= block.num_tokens;
+    if (!costs_) return;
+    if (!all) result_.seconds += costs_->forward_seconds(shape);
+    if (block.keep == Keep::kAttention) result_.seconds -= costs_->attention_forward_seconds(shape);
+    result_.seconds += costs_->backward_seconds(shape) + head_seconds(shape);
+    hold_bytes((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape));
+    kept_bytes_ -= kept_of(block);
+  }
+
+  double head_seconds(const PassShape& shape) const {
+    return shape.head_rows == 0 ? 0
+                                : costs_->head_forward_seconds(shape) + costs_->head_backward_seconds(shape);
+  }
+
+  int64_t kept_of(const Block& block) const {
+    int64_t bytes = block.num_exits * costs_->exit_bytes();
+    if (block.keep == Keep::kActivations) bytes += block.num_tokens * costs_->activation_bytes();
+    if (block.keep == Keep::kAttention) bytes += block.num_tokens * costs_->attention_bytes();
+    return bytes;
+  }
+
+  void hold(int64_t pass_tokens) {
+    result_.peak_kept_tokens = std::max(result_.peak_kept_tokens, kept_tokens_ + pass_tokens);
+  }
+  void hold_bytes(int64_t pass_bytes) {
+    result_.peak_bytes = std::max(result_.peak_bytes, stack_bytes_ + kept_bytes_ + pass_bytes);
+  }
+
+  const CostModel* costs_;
+  Simulation& result_;
+  int64_t stack_bytes_ = 0;
+  int64_t kept_bytes_ = 0;
+  int64_t kept_tokens_ = 0;
+};
+
+}  // namespace
+
+Simulation simulate(const Plan& plan, const CostModel* costs) {
+  Simulation result;
+  Simulator simulator(costs, result);
+  for (const auto& planned : plan.trees) simulator.run(planned);
+  return result;
+}
+
+}  // namespace bough

@@ -1,0 +1,139 @@
+#include "tree/root_split.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace bough {
+
+namespace {
+
+class RootSplitter {
+ public:
+  RootSplitter(const IndexedTree& whole, const CostModel& costs, int64_t limit, int64_t held)
+      : tree_(*whole.tree),
+        costs_(costs),
+        limit_(limit),
+        held_(held),
+        stretches_(make_stretches(tree_)),
+        by_end_(tree_.sequence_end.size()) {
+    std::iota(by_end_.begin(), by_end_.end(), 0);
+    std::stable_sort(by_end_.begin(), by_end_.end(),
+                     [&](int64_t a, int64_t b) { return tree_.sequence_end[a] < tree_.sequence_end[b]; });
+  }
+
+  std::vector<std::vector<int64_t>> run() {
+    std::vector<int64_t> rest = ending_in({-1, 0});  // empty sequences
+    for (const int32_t root : stretches_.roots) {
+      const auto& stretch = stretches_.list[root];
+      if (is_big(stretch, 0) && is_worth_repeating(stretch, 0)) open_.push_back({root, 0});
+      else append(rest, ending_in(subtree(stretch)));
+    }
+    while (!open_.empty()) {
+      const auto [index, above] = open_.back();
+      open_.pop_back();
+      split(stretches_.list[index], above);
+    }
+    if (!rest.empty() || groups_.empty()) groups_.insert(groups_.begin(), std::move(rest));
+    return std::move(groups_);
+  }
+
+ private:
+  struct Root {
+    int32_t stretch;
+    int64_t above;  // tokens of the path that the tree repeats
+  };
+
+  TokenRange subtree(const Stretch& stretch) const {
+    return {stretch.begin, tree_.subtree_end[stretch.begin]};
+  }
+  bool is_big(const Stretch& stretch, int64_t above) const {
+    return above + subtree(stretch).size() > limit_;
+  }
+
+  // Sequences that end at tokens of the range.
+  std::vector<int64_t> ending_in(TokenRange range) const {
+    const auto below = [&](int64_t s, int32_t token) { return tree_.sequence_end[s] < token; };
+    return {std::lower_bound(by_end_.begin(), by_end_.end(), range.begin, below),
+            std::lower_bound(by_end_.begin(), by_end_.end(), range.end, below)};
+  }
+
+  static void append(std::vector<int64_t>& to, const std::vector<int64_t>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  }
+
+  // What hangs off the stretch in as few groups as fit a pass together with the path; a big child is a group.
+  std::vector<std::vector<int32_t>> groups_of(const Stretch& stretch, int64_t path) const {
+    std::vector<std::vector<int32_t>> groups;
+    std::vector<std::pair<int64_t, size_t>> rooms;  // of groups of small children
+    for (const int32_t child : stretch.children) {  // heaviest first
+      const int64_t size = subtree(stretches_.list[child]).size();
+      size_t group = groups.size();
+      if (!is_big(stretches_.list[child], path)) {
+        const auto room = std::find_if(rooms.begin(), rooms.end(), [&](auto& r) { return r.first >= size; });
+        if (room != rooms.end()) {
+          group = room->second;
+          room->first -= size;
+        } else {
+          rooms.emplace_back(limit_ - path - size, group);
+        }
+      }
+      if (group == groups.size()) groups.emplace_back();
+      groups[group].push_back(child);
+    }
+    return groups;
+  }
+
+  // Whether the path down to the stretch's end costs less in every group below it than in a pass of its own.
+  bool is_worth_repeating(const Stretch& stretch, int64_t above) const {
+    const int64_t path = above + stretch.end - stretch.begin;
+    // The most that repeating can save is two passes' fixed costs: a long path is not looked at more closely.
+    if (stretch.children.size() < 2 || path >= limit_ || path * 4 > limit_) return false;
+    const auto shape = [&](int64_t tokens) { return PassShape{tokens, 0, tokens * (tokens + 1) / 2, 0}; };
+    const double again = path + limit_ <= held_ ? 0 : costs_.forward_seconds(shape(path));
+    const double own_pass =
+        costs_.forward_seconds(shape(path)) + costs_.backward_seconds(shape(path)) + again;
+    const auto both = [&](int64_t tokens) {
+      return costs_.forward_seconds(shape(tokens)) + costs_.backward_seconds(shape(tokens));
+    };
+    const double in_a_group = both(limit_) - both(limit_ - path);  // beside what is in the pass anyway
+    if (in_a_group * 2 >= own_pass) return false;
+    return in_a_group * static_cast<double>(groups_of(stretch, path).size()) < own_pass;
+  }
+
+  void split(const Stretch& stretch, int64_t above) {
+    const int64_t path = above + stretch.end - stretch.begin;
+    auto own = ending_in({stretch.begin, stretch.end});
+    for (const auto& group : groups_of(stretch, path)) {
+      const auto& first = stretches_.list[group.front()];
+      if (is_big(first, path) && is_worth_repeating(first, path)) {
+        open_.push_back({group.front(), path});
+        continue;
+      }
+      std::vector<int64_t> sequences = std::move(own);
+      own.clear();
+      for (const int32_t child : group) append(sequences, ending_in(subtree(stretches_.list[child])));
+      groups_.push_back(std::move(sequences));
+    }
+    if (own.empty()) return;
+    if (groups_.empty()) groups_.emplace_back();
+    append(groups_.back(), own);
+  }
+
+  const PrefixTree& tree_;
+  const CostModel& costs_;
+  int64_t limit_;
+  int64_t held_;
+  Stretches stretches_;
+  std::vector<int64_t> by_end_;  // sequences by the token they end at
+  std::vector<Root> open_;
+  std::vector<std::vector<int64_t>> groups_;
+};
+
+}  // namespace
+
+std::vector<std::vector<int64_t>> split_short_roots(const IndexedTree& whole, const CostModel& costs,
+                                                    int64_t max_tokens_per_pass, int64_t max_tokens_held) {
+  return RootSplitter(whole, costs, max_tokens_per_pass, max_tokens_held).run();
+}
+
+}  // namespace bough
