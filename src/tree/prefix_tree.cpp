@@ -1,5 +1,7 @@
 #include "tree/prefix_tree.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -179,6 +181,19 @@ std::vector<int32_t> preorder(CompressedTrie& trie, bool heaviest_first) {
   return walk;
 }
 
+// Reserves, and asks for pages of 2 MiB where the system leaves that to programs: first touches of 4 KiB pages are
+// half of the time of a large batch. A hint; nothing depends on it.
+void reserve_in_large_pages(std::vector<int32_t>& column, int64_t count) {
+  column.reserve(count);
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kLargePage = uintptr_t{2} << 20;
+  const auto data = reinterpret_cast<uintptr_t>(column.data());
+  const uintptr_t begin = (data + kLargePage - 1) / kLargePage * kLargePage;
+  const uintptr_t end = (data + column.capacity() * sizeof(int32_t)) / kLargePage * kLargePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie, bool heaviest_first) {
   const auto walk = preorder(trie, heaviest_first);
   auto& nodes = trie.nodes;
@@ -193,7 +208,7 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
   PrefixTree tree;
   for (auto* column :
        {&tree.tokens, &tree.parent, &tree.depth, &tree.subtree_end, &tree.num_sequences, &tree.chain_begin})
-    column->reserve(total);
+    reserve_in_large_pages(*column, total);
   const auto last_token = [&](int32_t n) {
     return static_cast<int32_t>(nodes[n].first_token + nodes[n].end - nodes[n].begin - 1);
   };
