@@ -1,4 +1,4 @@
-// How fast are the prefix tree of a batch, its packing, its load balance and DTA's schedule, on one core?
+// How fast are the prefix tree of a batch, its packing, load balance and plans (which build their tree), on one core?
 //
 //   bench/tree_build [largest number of tokens, default 10000000]
 //
@@ -25,6 +25,7 @@
 #include "tree/dta_schedule.h"
 #include "tree/load_balance.h"
 #include "tree/packing.h"
+#include "tree/plan.h"
 #include "tree/prefix_tree.h"
 
 namespace {
@@ -132,6 +133,11 @@ void report(const char* shape, Batch batch) {
   row("first fit", [&] { bough::pack_first_fit_decreasing(tree, capacity); });
   row("balance", [&] { bough::balance_load(tree, 8, {1, 1e-4}); });
   row("dta schedule", [&] { bough::simulate_dta(tree, {.block_size = 2048}); });
+  bough::PlanRequest request;
+  request.sequences = spans;
+  request.max_tokens_per_pass = capacity;
+  for (const char* strategy : {"dense", "packed", "path", "blocks"})
+    row(strategy, [&] { bough::make_plan(strategy, request); });
 }
 
 }  // namespace
