@@ -33,10 +33,6 @@ LossRows select_rows(const LossRows& all, const at::Tensor& index) {
 }
 }  // namespace
 
-int64_t head_chunk_rows(int64_t vocab_size) {
-  return std::max<int64_t>(64, (int64_t{4} << 20) / vocab_size);
-}
-
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
            int64_t chunk_rows, WalkResult* result)
     : model_(model), batch_(batch), loss_(loss), seeds_(seeds), chunk_rows_(chunk_rows), result_(result) {

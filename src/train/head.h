@@ -7,6 +7,7 @@
 #include "models/model.h"
 #include "train/executor.h"
 #include "train/row_map.h"
+#include "tree/cost_model.h"
 
 namespace bough {
 
@@ -14,9 +15,6 @@ namespace bough {
 struct Seeds {
   at::Tensor d_log_probs_R, d_entropies_R;  // [R] of the batch, accumulator type; entropies may be undefined
 };
-
-// Rows of a chunk of logits where none are asked for: about 16 MiB in fp32, but enough for an efficient product.
-int64_t head_chunk_rows(int64_t vocab_size);
 
 class Head {
  public:
