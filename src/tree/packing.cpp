@@ -25,7 +25,8 @@ void check_capacity(const PrefixTree& tree, int64_t capacity) {
 }
 
 Packing to_packing(const BranchTree& branches, std::vector<LeafBin> bins, int64_t capacity) {
-  std::ranges::sort(bins, {}, [](const LeafBin& bin) { return *std::ranges::min_element(bin.leaves); });
+  for (auto& bin : bins) std::ranges::nth_element(bin.leaves, bin.leaves.begin());  // the first leaf in front
+  std::ranges::sort(bins, {}, [](const LeafBin& bin) { return bin.leaves.front(); });
   Packing packing;
   packing.bins.resize(bins.size());
   std::vector<int32_t> bin_of_leaf(branches.nodes.size(), -1);

@@ -38,7 +38,7 @@ Packing pack(const PrefixTree& tree, int64_t capacity);
 Packing pack_depth_first(const PrefixTree& tree, int64_t capacity);
 
 // Sequences by length, longest first, each into the first bin it fits into (AReaL: areal-tree-training-docs.txt;
-// equal lengths in the batch's order). For comparison.
+// equal lengths in the batch's order). For comparison: O(S · bins) where bins look as if they had room and have not.
 Packing pack_first_fit_decreasing(const PrefixTree& tree, int64_t capacity);
 
 // The dynamic program of section 2.2.1: each bin shares one path, from the root to the node chosen for it, and repeats

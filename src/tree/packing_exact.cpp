@@ -91,8 +91,9 @@ class ExactProgram {
   }
 
  private:
-  // Enough for any tree within max_states_ that is met; bounds the time on others.
-  static constexpr int64_t kInsertionsPerState = 1000;
+  // Bins compared. Enough for any tree within max_states_ that is met; bounds the time on others, and the depth of
+  // join_all: a state of k bins took k² / 2 of it.
+  static constexpr int64_t kWorkPerState = 200'000;
 
   bool join_children(int32_t n) {
     auto& states = states_[n];
@@ -100,7 +101,6 @@ class ExactProgram {
     shared_ = branches_.nodes[n].depth;
     for (const int32_t child : branches_.children(n)) {
       results_.clear();
-      insertions_ = 0;
       for (const auto& left : states)
         for (const auto& right : states_[child]) {
           joined_ = left;
@@ -117,9 +117,9 @@ class ExactProgram {
   // would have been joined below, where it saves more. Undominated ones go to results_.
   bool join_all(const State& left, const State& right, size_t next) {
     if (next == right.bins.size()) {
+      work_ += std::ssize(joined_.bins) * (1 + std::ssize(results_));
       insert_undominated(results_, joined_);
-      return static_cast<int64_t>(results_.size()) <= max_states_ &&
-             ++insertions_ <= kInsertionsPerState * max_states_;
+      return std::ssize(results_) <= max_states_ && work_ <= kWorkPerState * max_states_;
     }
     const auto& bin = right.bins[next];
     joined_.bins.push_back(bin);
@@ -148,15 +148,18 @@ class ExactProgram {
     }
     all.sort();
     std::vector<LeafBin> bins;
+    std::multimap<int64_t, size_t> by_room;  // best fit
     for (auto& bin : all.bins) {
-      const auto found = std::ranges::find_if(
-          bins, [&](const LeafBin& other) { return other.num_tokens + bin.num_tokens <= capacity_; });
-      if (found == bins.end()) {
-        bins.push_back(std::move(bin));
+      size_t target = bins.size();
+      if (const auto found = by_room.lower_bound(bin.num_tokens); found != by_room.end()) {
+        target = found->second;
+        by_room.erase(found);
+        bins[target].num_tokens += bin.num_tokens;
+        bins[target].leaves.insert(bins[target].leaves.end(), bin.leaves.begin(), bin.leaves.end());
       } else {
-        found->num_tokens += bin.num_tokens;
-        found->leaves.insert(found->leaves.end(), bin.leaves.begin(), bin.leaves.end());
+        bins.push_back(std::move(bin));
       }
+      by_room.insert({capacity_ - bins[target].num_tokens, target});
     }
     return bins;
   }
@@ -165,7 +168,7 @@ class ExactProgram {
   int64_t capacity_, max_states_;
   std::vector<std::vector<State>> states_;  // of each node
   int64_t shared_ = 0;                      // L(u) of the node whose children are joined
-  int64_t insertions_ = 0;
+  int64_t work_ = 0;
   std::vector<State> results_;
   State joined_;
   std::vector<bool> taken_;  // which bins of the left state are joined already
