@@ -1,14 +1,20 @@
-// `bough plan`: what a rollout file shares, what each strategy would cost, and the picture of its tree.
+// `bough plan`: what a rollout file shares, what each strategy would cost on a device, and the picture of its tree.
+// Needs neither weights nor the device.
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/format.h"
+#include "base/settings.h"
 #include "cli/command.h"
+#include "cli/plan_costs.h"
 #include "cli/rollout_batch.h"
-#include "cli/step_costs.h"
+#include "cli/torch_options.h"
 #include "cli/tree_page.h"
+#include "models/model_shape.h"
+#include "tree/load_balance.h"
 #include "tree/plan.h"
 
 namespace bough {
@@ -16,103 +22,269 @@ namespace bough {
 namespace {
 
 struct PlanOptions {
-  std::string rollouts, html;
-  int64_t max_tokens_per_mb = kDefaultMaxTokensPerPass;
+  std::string rollouts, html, svg;
+  std::string model, shape;
+  std::string device = "cpu";
+  std::string dtype;
+  std::string memory;
+  int64_t ranks = 1;
+  std::optional<int64_t> max_tokens_per_mb;
   bool json = false;
 };
 
-struct PlanCost {
+struct StrategyCost {
   std::string strategy;
+  std::string error;  // why it cannot be had; then the rest says nothing
+  std::string chosen;
+  int64_t pass_tokens = 0;
   Simulation simulation;
+  bool fits = true;  // the device's memory, beside weights and gradients
 };
 
-Json plan_json(const PlanCost& plan) {
-  const Simulation& s = plan.simulation;
-  return {{"strategy", plan.strategy},
-          {"passes", s.num_passes},
-          {"tokens_forwarded", s.tokens_forwarded},
-          {"tokens_recomputed", s.tokens_recomputed},
-          {"peak_stack_tokens", s.peak_stack_tokens},
-          {"peak_pass_tokens", s.peak_pass_tokens}};
-}
+struct RankCost {
+  int64_t tree_tokens = 0;
+  double seconds = 0;
+};
 
-void print_json_report(const PlanOptions& options, const TreeStatistics& tree,
-                       const std::vector<PlanCost>& plans) {
-  Json plan_list = Json::array();
-  for (const PlanCost& plan : plans) plan_list.push_back(plan_json(plan));
-  print_json({{"sequences", tree.num_sequences},
-              {"tokens", tree.num_flat_tokens},
-              {"tree_tokens", tree.num_tree_tokens},
-              {"compression", tree.compression},
-              {"attention_compression", tree.attention_compression},
-              {"space_saving", tree.space_saving},
-              {"tree_token_ratio", tree.tree_token_ratio},
-              {"potential_overlap_ratio", tree.potential_overlap_ratio},
-              {"longest_path", tree.longest_path},
-              {"mean_depth", tree.mean_depth},
-              {"leaves", tree.num_leaves},
-              {"branch_points", tree.num_branch_points},
-              {"max_tokens_per_mb", options.max_tokens_per_mb},
-              {"plans", plan_list}});
-}
+// Everything the reports say.
+struct PlanReport {
+  TreeStatistics tree;
+  double work_ratio = 1;
+  int64_t max_tokens_per_mb = 0;
+  std::vector<StrategyCost> strategies;
+  std::vector<RankCost> ranks;
 
-void print_plan_table(int64_t max_tokens, const std::vector<PlanCost>& plans) {
-  using Row = std::array<std::string, 6>;
-  std::vector<Row> rows = {{"plan", "passes", "forwarded", "recomputed", "stack tokens", "pass tokens"}};
-  for (const PlanCost& plan : plans) {
-    const Simulation& s = plan.simulation;
-    rows.push_back({plan.strategy, format_thousands(s.num_passes), format_thousands(s.tokens_forwarded),
-                    format_thousands(s.tokens_recomputed), format_thousands(s.peak_stack_tokens),
-                    format_thousands(s.peak_pass_tokens)});
+  const StrategyCost& of(std::string_view strategy) const {
+    return *std::find_if(strategies.begin(), strategies.end(),
+                         [&](const StrategyCost& cost) { return cost.strategy == strategy; });
   }
-  std::string text = str("\nplans with passes of at most ", format_thousands(max_tokens), " tokens:\n");
+};
+
+CostModel cost_model_of(const PlanOptions& options) {
+  if (!options.model.empty() && !options.shape.empty())
+    throw UserError("--model and --shape both say which model; give one of them");
+  const std::string dtype = !options.dtype.empty()    ? options.dtype
+                            : options.device == "cpu" ? "fp32"
+                                                      : "bf16";
+  const at::ScalarType type = parse_dtype(dtype);
+  ModelShape shape = options.model.empty()
+                         ? named_model_shape(options.shape.empty() ? "qwen3-0.6b" : options.shape, dtype)
+                         : model_shape(load_model_config(options.model), type);
+  return CostModel(device_profile(options.device, dtype), std::move(shape));
+}
+
+StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, bool memory_given) {
+  StrategyCost cost{.strategy = strategy};
+  try {
+    const Plan plan = make_plan(strategy, request);
+    cost.chosen = plan.strategy;
+    cost.pass_tokens = plan.max_tokens_per_pass;
+    cost.simulation = simulate(plan, request.costs);
+  } catch (const UserError& error) {
+    if (strategy == "auto" && memory_given) throw;  // no plan at all fits
+    cost.error = error.what();
+  }
+  const auto& shape = request.costs->shape();
+  const int64_t state = shape.num_parameters() * (shape.element_bytes + shape.accumulator_bytes);
+  cost.fits = state + cost.simulation.peak_bytes <= request.costs->device().memory_bytes;
+  return cost;
+}
+
+std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whole, int64_t num_ranks) {
+  const auto& shape = whole.costs->shape();
+  std::vector<RankCost> costs;
+  for (const auto& share :
+       balance_load(tree, num_ranks,
+                    {.per_token = shape.linear_flops_per_token(), .per_pair = shape.flops_per_pair()})) {
+    PlanRequest request = whole;
+    request.sequences.clear();
+    request.trained.clear();
+    for (const int64_t s : share.sequences) {
+      request.sequences.push_back(whole.sequences[s]);
+      const auto begin = whole.trained.begin() + tree.sequence_offset[s];
+      request.trained.insert(request.trained.end(), begin, begin + whole.sequences[s].size());
+    }
+    costs.push_back({share.num_tokens, simulate(make_plan("auto", request), whole.costs).seconds});
+  }
+  return costs;
+}
+
+Json report_json(const PlanReport& report) {
+  Json strategies = Json::object();
+  for (const StrategyCost& cost : report.strategies) {
+    if (!cost.error.empty()) {
+      strategies[cost.strategy] = {{"error", cost.error}};
+      continue;
+    }
+    const Simulation& s = cost.simulation;
+    strategies[cost.strategy] = {{"passes", s.num_passes},
+                                 {"max_tokens_per_pass", cost.pass_tokens},
+                                 {"tokens_forwarded", s.tokens_forwarded},
+                                 {"tokens_recomputed", s.tokens_recomputed},
+                                 {"peak_stack_tokens", s.peak_stack_tokens},
+                                 {"peak_pass_tokens", s.peak_pass_tokens},
+                                 {"predicted_seconds", s.seconds},
+                                 {"predicted_peak_bytes", s.peak_bytes},
+                                 {"fits_device", cost.fits}};
+  }
+  Json ranks = Json::array();
+  for (const RankCost& rank : report.ranks)
+    ranks.push_back({{"tree_tokens", rank.tree_tokens}, {"predicted_seconds", rank.seconds}});
+  const TreeStatistics& tree = report.tree;
+  return {{"num_sequences", tree.num_sequences},
+          {"tokens", tree.num_flat_tokens},
+          {"tree_tokens", tree.num_tree_tokens},
+          {"compression", tree.compression},
+          {"work_ratio", report.work_ratio},
+          {"attention_compression", tree.attention_compression},
+          {"por", tree.potential_overlap_ratio},
+          {"longest_path", tree.longest_path},
+          {"mean_depth", tree.mean_depth},
+          {"leaves", tree.num_leaves},
+          {"branch_points", tree.num_branch_points},
+          {"max_tokens_per_mb", report.max_tokens_per_mb},
+          {"chosen", report.of("auto").chosen},
+          {"strategies", strategies},
+          {"ranks", ranks}};
+}
+
+std::string strategy_table(const PlanReport& report) {
+  using Row = std::array<std::string, 8>;
+  std::vector<Row> rows = {{"strategy", "passes", "of at most", "forwarded", "recomputed", "seconds",
+                            "peak memory", "over dense"}};
+  const StrategyCost& dense = report.of("dense");
+  std::string notes;
+  for (const StrategyCost& cost : report.strategies) {
+    if (!cost.error.empty()) {
+      rows.push_back({cost.strategy, "-", "-", "-", "-", "-", "-", "-"});
+      notes += str(cost.strategy, ": ", cost.error, "\n");
+      continue;
+    }
+    const Simulation& s = cost.simulation;
+    rows.push_back(
+        {cost.strategy, format_thousands(s.num_passes), format_thousands(cost.pass_tokens),
+         format_thousands(s.tokens_forwarded), format_thousands(s.tokens_recomputed),
+         format_significant(s.seconds, 3),
+         str(format_bytes(static_cast<double>(s.peak_bytes)), cost.fits ? "" : " (!)"),
+         dense.error.empty() ? str(format_significant(dense.simulation.seconds / s.seconds, 3), "x") : "-"});
+    if (!cost.fits && notes.find("(!)") == std::string::npos)
+      notes += "(!) more than the device holds beside weights and gradients\n";
+  }
+  std::array<size_t, 8> widths{};
+  for (const Row& row : rows)
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  std::string text;
   for (const Row& row : rows) {
-    text += row[0] + std::string(8 - row[0].size(), ' ');
-    for (size_t i = 1; i < row.size(); ++i)
-      text += std::string(14 - std::min<size_t>(13, row[i].size()), ' ') + row[i];
+    text += row[0] + std::string(widths[0] - row[0].size(), ' ');
+    for (size_t i = 1; i < row.size(); ++i) text += std::string(widths[i] - row[i].size() + 2, ' ') + row[i];
     text += "\n";
   }
-  print_text(text);
+  return text + notes;
 }
 
-void print_readable_report(const PlanOptions& options, const TreeStatistics& tree,
-                           const std::vector<PlanCost>& plans) {
+std::string choice(const PlanReport& report) {
+  const StrategyCost& chosen = report.of("auto");
+  const StrategyCost& dense = report.of("dense");
+  std::string text = str("auto takes ", chosen.chosen, " with passes of at most ",
+                         format_thousands(chosen.pass_tokens), " tokens: the least predicted time");
+  if (dense.error.empty())
+    text += str(", ", format_significant(dense.simulation.seconds / chosen.simulation.seconds, 3),
+                "x faster than dense; the work allows ", format_significant(report.work_ratio, 3),
+                "x, compression is ", format_significant(report.tree.compression, 3));
+  return text + "\n";
+}
+
+std::string rank_table(const std::vector<RankCost>& ranks) {
+  double sum = 0, largest = 0;
+  std::string text = str("\nover ", ranks.size(), " ranks:\n");
+  for (size_t k = 0; k < ranks.size(); ++k) {
+    text += str("rank ", k, "  ", format_thousands(ranks[k].tree_tokens), " tree tokens, ",
+                format_significant(ranks[k].seconds, 3), " s\n");
+    sum += ranks[k].seconds;
+    largest = std::max(largest, ranks[k].seconds);
+  }
+  if (largest > 0)
+    text += str("balance ", format_significant(100 * sum / static_cast<double>(ranks.size()) / largest, 3),
+                "%: mean over slowest\n");
+  return text;
+}
+
+void print_readable_report(const PlanReport& report, const CostModel& costs) {
+  const TreeStatistics& tree = report.tree;
   print_table({{"sequences", format_thousands(tree.num_sequences)},
                {"tokens", format_thousands(tree.num_flat_tokens)},
                {"tree tokens", format_thousands(tree.num_tree_tokens)},
                {"compression", format_significant(tree.compression)},
+               {"work ratio", str(format_significant(report.work_ratio), ": the speed-up that can be had")},
                {"attention compression", format_significant(tree.attention_compression)},
                {"space saving", str(format_significant(100 * tree.space_saving, 3), "%")},
                {"longest path", str(format_thousands(tree.longest_path), " tokens")},
                {"leaves", format_thousands(tree.num_leaves)},
-               {"branch points", format_thousands(tree.num_branch_points)}});
-  print_plan_table(options.max_tokens_per_mb, plans);
+               {"branch points", format_thousands(tree.num_branch_points)},
+               {"model", str(costs.shape().name, ", ", costs.device().dtype)},
+               {"device", str(costs.device().name, ": ", costs.device().source)}});
+  print_text(str("\none gradient step, predicted, with at most ", format_thousands(report.max_tokens_per_mb),
+                 " tokens' activations held:\n", strategy_table(report), "\n", choice(report)));
+  if (report.ranks.size() > 1) print_text(rank_table(report.ranks));
 }
 
 void run_plan(const PlanOptions& options) {
-  check_at_least("--max-tokens-per-mb", options.max_tokens_per_mb, 1, "a pass holds at least one token");
+  if (options.max_tokens_per_mb)
+    check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
+  check_at_least("--ranks", options.ranks, 1);
   if (!options.html.empty()) check_output_file("--html", options.html);
+  const auto memory = parse_memory("--memory", options.memory);
   const RolloutBatch batch(read_rollouts(options.rollouts, {.require_reward_or_advantage = false}));
+  const CostModel costs = cost_model_of(options);
   const PrefixTree tree = build_prefix_tree(batch.sequences);
-  std::vector<PlanCost> plans;
-  for (const char* strategy : {"dense", "path"})
-    plans.push_back({strategy, simulate(make_plan(strategy, batch.sequences, options.max_tokens_per_mb))});
+  const PlanRequest request{
+      .sequences = batch.sequences,
+      .trained = batch.trained_flags(),
+      .max_tokens_per_pass = options.max_tokens_per_mb.value_or(
+          options.device == "cpu" ? kDefaultMaxTokensPerPass : kDefaultMaxTokensPerPassOfGpu),
+      .memory_bytes = memory,
+      .costs = &costs};
+  PlanReport report{.tree = compute_statistics(tree),
+                    .work_ratio = work_ratio(tree, request.trained, work_model(costs.shape())),
+                    .max_tokens_per_mb = request.max_tokens_per_pass};
+  for (const char* strategy : {"dense", "packed", "path", "blocks", "auto"})
+    report.strategies.push_back(cost_of(strategy, request, memory.has_value()));
+  report.ranks = rank_costs(tree, request, options.ranks);
   if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, batch, options.rollouts));
-  const TreeStatistics statistics = compute_statistics(tree);
-  if (options.json) print_json_report(options, statistics, plans);
-  else print_readable_report(options, statistics, plans);
+  if (options.json) print_json(report_json(report));
+  else print_readable_report(report, costs);
 }
 
 }  // namespace
 
 void add_plan_command(CommandLine& line) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App& command = line.add("plan", "What a rollout file shares, and what each strategy would cost",
-                               [options] { run_plan(*options); });
+  CLI::App& command =
+      line.add("plan", "What a rollout file shares, and what each strategy would cost on a device",
+               [options] { run_plan(*options); });
   command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
       ->required()
       ->type_name("FILE");
-  command.add_option("--max-tokens-per-mb", options->max_tokens_per_mb, "Tokens of one pass at most")
+  command.add_option("--model", options->model, "Hugging Face directory; its config.json alone is read")
+      ->type_name("DIR");
+  command
+      .add_option("--shape", options->shape,
+                  "small | qwen3-0.6b | qwen3-1.7b | qwen3-4b | qwen3-8b | qwen3-14b\n(default: qwen3-0.6b)")
+      ->type_name("NAME");
+  command
+      .add_option("--device", options->device,
+                  "cpu: this one, measured once | h100 | h200 | a100: published rates")
+      ->type_name("NAME");
+  command.add_option("--dtype", options->dtype, "fp32 | bf16 (default: fp32 on the CPU, else bf16)");
+  command
+      .add_option("--memory", options->memory,
+                  "Budget over weights and gradients, 40GiB; a batch that no plan fits is refused")
+      ->type_name("BYTES");
+  command.add_option("--ranks", options->ranks, "Balance the batch over so many devices")->type_name("K");
+  command
+      .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
+                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,
+                      " on the CPU, else ", kDefaultMaxTokensPerPassOfGpu, ")"))
       ->type_name("B");
   command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
       ->type_name("FILE");

@@ -13,20 +13,17 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "cli/command.h"
+#include "cli/plan_costs.h"
 #include "cli/rollout_batch.h"
-#include "cli/step_costs.h"
 #include "cli/torch_options.h"
 #include "kernels/common/cpu_allocator.h"
 #include "models/checkpoint.h"
+#include "models/model_shape.h"
 #include "train/executor.h"
-#include "train/memory.h"
 
 namespace bough {
 
 namespace {
-
-// Passes below this cost more in overhead than their memory is worth: the least that --memory falls back to.
-constexpr int64_t kSmallestPass = 16;
 
 struct StepOptions {
   std::string model, rollouts, grads;
@@ -42,7 +39,6 @@ struct StepOptions {
 struct StepReport {
   std::vector<double> seconds;  // one a counted repetition, ascending
   int64_t peak_bytes = 0;
-  int64_t estimated_bytes = 0;
   double loss = 0;
   int64_t num_trained = 0;
   double work_ratio = 1;
@@ -63,67 +59,26 @@ std::unique_ptr<Loss> make_step_loss(const std::string& name) {
   return make_loss(settings);
 }
 
-std::string strategy_of(const std::string& mode) {
-  if (mode == "auto") return "path";
-  if (mode == "dense" || mode == "packed" || mode == "path" || mode == "blocks") return mode;
+void check_mode(const std::string& mode) {
+  for (const char* known : {"auto", "dense", "packed", "path", "blocks"})
+    if (mode == known) return;
   throw UserError(str("--mode: got ", quoted(mode), ", expected auto, dense, packed, path or blocks"));
-}
-
-// The memory budget in bytes, or nothing where there is none.
-std::optional<int64_t> parse_memory(const std::string& text) {
-  if (text.empty()) return {};
-  try {
-    const Bytes bytes = Bytes::parse(text);
-    if (bytes.is_auto()) return {};
-    return bytes.count;
-  } catch (const UserError& error) {
-    throw UserError(str("--memory: ", error.what()));
-  }
-}
-
-struct Sizing {
-  int64_t max_tokens_per_pass;
-  int64_t estimated_bytes;
-};
-
-// The bound on a pass that fits the budget. A bound the user chose stays; the default is halved until it
-// fits.
-Sizing choose_pass_size(const StepOptions& options, const ModelConfig& config, at::ScalarType dtype,
-                        const std::vector<TokenSpan>& sequences) {
-  const std::string strategy = strategy_of(options.mode);
-  const auto estimate = [&](int64_t max_tokens) {
-    return estimate_memory(config, dtype, simulate(make_plan(strategy, {.sequences = sequences, .max_tokens_per_pass = max_tokens}))).total();
-  };
-  const std::optional<int64_t> budget = parse_memory(options.memory);
-  Sizing sizing{options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass), 0};
-  sizing.estimated_bytes = estimate(sizing.max_tokens_per_pass);
-  if (!budget) return sizing;
-  while (!options.max_tokens_per_mb && sizing.estimated_bytes > *budget &&
-         sizing.max_tokens_per_pass > kSmallestPass) {
-    sizing.max_tokens_per_pass /= 2;
-    sizing.estimated_bytes = estimate(sizing.max_tokens_per_pass);
-  }
-  if (sizing.estimated_bytes <= *budget) return sizing;
-  const bool can_shrink = sizing.max_tokens_per_pass > kSmallestPass;
-  throw UserError(str(
-      "--memory ", quoted(options.memory), " does not hold keys, values and activations of this batch: ",
-      "--mode ", strategy, " with passes of ", sizing.max_tokens_per_pass, " tokens needs ",
-      sizing.estimated_bytes, " bytes (", format_bytes(static_cast<double>(sizing.estimated_bytes)), ")",
-      can_shrink
-          ? str("; with --max-tokens-per-mb ", kSmallestPass, " ", estimate(kSmallestPass), " bytes would do")
-          : "; that is the smallest that would do"));
 }
 
 StepReport take_step(const StepOptions& options, Model& model, const RolloutBatch& rollouts,
                      const Loss& loss) {
   StepReport report;
-  report.mode = strategy_of(options.mode);
-  const Sizing sizing = choose_pass_size(options, model.config(), model.dtype(), rollouts.sequences);
-  report.max_tokens_per_pass = sizing.max_tokens_per_pass;
-  report.estimated_bytes = sizing.estimated_bytes;
+  const CostModel costs(device_profile(options.torch.device, options.torch.dtype),
+                        model_shape(model.config(), model.dtype()));
   const PrefixTree tree = build_prefix_tree(rollouts.sequences);
   report.statistics = compute_statistics(tree);
-  report.work_ratio = work_ratio(tree, rollouts.trained_flags(), work_model(model.config()));
+  report.work_ratio = work_ratio(tree, rollouts.trained_flags(), work_model(costs.shape()));
+  const auto plan_of = [&](const TrainBatch& batch) {
+    PlanRequest request = plan_request(batch, options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass));
+    request.costs = &costs;
+    request.memory_bytes = parse_memory("--memory", options.memory);
+    return make_plan(options.mode, request);
+  };
 
   Executor executor(model);
   model.allocate_gradients();
@@ -133,12 +88,14 @@ StepReport take_step(const StepOptions& options, Model& model, const RolloutBatc
     const auto start = std::chrono::steady_clock::now();
     model.zero_gradients();
     const TrainBatch batch = make_train_batch(rollouts, accumulator_type(model.dtype()));
-    const Plan plan = make_plan(report.mode, plan_request(batch, report.max_tokens_per_pass));
+    const Plan plan = plan_of(batch);
     const WalkResult result = executor.forward_backward(plan, batch, loss);
     if (i > 0) report.seconds.push_back(seconds_since(start));
     report.loss = result.loss;
     report.num_trained = batch.num_rows();
-    report.simulation = simulate(plan);
+    report.mode = plan.strategy;
+    report.max_tokens_per_pass = plan.max_tokens_per_pass;
+    report.simulation = simulate(plan, &costs);
   }
   report.peak_bytes = cpu_peak_bytes() - weights_and_gradients;
   std::sort(report.seconds.begin(), report.seconds.end());
@@ -157,7 +114,8 @@ void print_report(const StepOptions& options, const StepReport& report) {
                 {"seconds_min", report.seconds.front()},
                 {"seconds_max", report.seconds.back()},
                 {"peak_bytes", report.peak_bytes},
-                {"estimated_bytes", report.estimated_bytes},
+                {"predicted_peak_bytes", report.simulation.peak_bytes},
+                {"predicted_seconds", report.simulation.seconds},
                 {"loss", report.loss},
                 {"sequences", tree.num_sequences},
                 {"tokens", tree.num_flat_tokens},
@@ -190,7 +148,8 @@ void print_report(const StepOptions& options, const StepReport& report) {
                       format_thousands(report.max_tokens_per_pass), " tokens (", report.mode, "), ",
                       format_thousands(report.simulation.tokens_recomputed), " tokens recomputed")},
        {"peak memory",
-        str(format_bytes(static_cast<double>(report.peak_bytes)), " over weights and gradients")},
+        str(format_bytes(static_cast<double>(report.peak_bytes)), " over weights and gradients, predicted ",
+            format_bytes(static_cast<double>(report.simulation.peak_bytes)))},
        {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads")}});
 }
 
@@ -198,8 +157,8 @@ void run_step(const StepOptions& options) {
   check_at_least("--repeat", options.repeat, 1);
   if (options.max_tokens_per_mb)
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
-  strategy_of(options.mode);
-  parse_memory(options.memory);
+  check_mode(options.mode);
+  parse_memory("--memory", options.memory);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
   const std::unique_ptr<Loss> loss = make_step_loss(options.loss);
   const TorchSetup setup = set_up_torch(options.torch);
@@ -229,17 +188,16 @@ void add_step_command(CommandLine& line) {
       ->type_name("FILE");
   command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted")
       ->type_name("K");
-  command.add_option("--mode", options->mode, "dense | path | auto (path)");
+  command.add_option("--mode", options->mode,
+                     "auto: the least predicted time | dense | packed | path | blocks");
   command
       .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
-                  str("Tokens of one pass at most (default: ", kDefaultMaxTokensPerPass, ")"))
+                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass, ")"))
       ->type_name("B");
   command
       .add_option("--memory", options->memory,
-                  "Budget over weights and gradients, 40GiB: passes shrink to fit,\n"
-                  "or the step is refused with what would do. Bounded: keys, values\n"
-                  "and their gradients of the longest path, activations and\n"
-                  "temporaries of one pass")
+                  "Budget over weights and gradients, 40GiB: the plan keeps within it, or the\n"
+                  "step is refused with what would do")
       ->type_name("BYTES");
   command.add_option("--loss", options->loss,
                      "pg: minus the mean of advantage x log-probability |\n"

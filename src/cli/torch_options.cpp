@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
 
@@ -21,6 +22,17 @@ void add_torch_options(CLI::App& command, TorchOptions& options) {
   command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")
       ->type_name("N");
   command.add_option("--device", options.device, "cpu | cuda");
+}
+
+std::optional<int64_t> parse_memory(const std::string& option, const std::string& text) {
+  if (text.empty()) return {};
+  try {
+    const Bytes bytes = Bytes::parse(text);
+    if (bytes.is_auto()) return {};
+    return bytes.count;
+  } catch (const UserError& error) {
+    throw UserError(str(option, ": ", error.what()));
+  }
 }
 
 at::ScalarType parse_dtype(const std::string& name) {

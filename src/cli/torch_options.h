@@ -31,6 +31,9 @@ struct TorchSetup {
 // GPU, is missing.
 TorchSetup set_up_torch(const TorchOptions& options);
 
+// A budget in bytes ("40GiB"), or nothing for "" and "auto". UserError naming the option.
+std::optional<int64_t> parse_memory(const std::string& option, const std::string& text);
+
 at::ScalarType parse_dtype(const std::string& name);  // fp32 | bf16 | fp64
 
 }  // namespace bough

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "control/controller.h"
 #include "control/evaluation.h"
+#include "control/plan_costs.h"
 #include "control/run_folder.h"
 #include "control/scalar_type.h"
 #include "models/checkpoint.h"
@@ -97,6 +98,7 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       last_checkpoint_(clock_.now()) {
   reward_->check(problems_);
   if (valid_.size() > 0) reward_->check(valid_);
+  trainer_.use_costs(run_costs(folder_.path(), settings_.calibration, *model_));
   resume();
   metrics_ = folder_.open_metrics();
 }
@@ -246,7 +248,7 @@ std::optional<Comparison> Run::compare() {
     }
     for (int repeat = 0; repeat <= kRepeats; ++repeat) {
       if (stopping()) return {};
-      const double with = trainer_.time_gradient(batch, settings_.actor.strategy());
+      const double with = trainer_.time_gradient(batch, settings_.actor.tree_training_mode);
       const double without = trainer_.time_gradient(batch, "dense");
       if (repeat == 0) continue;
       shared.push_back(with);

@@ -122,9 +122,9 @@ TEST(RunSettingsTest, AcceptsTheNamesOfAReaL) {
       "c.yaml");
   EXPECT_EQ(settings.model.path, "m");
   EXPECT_EQ(settings.fileroot, "here");
-  EXPECT_EQ(settings.actor.strategy(), "path");
+  EXPECT_EQ(settings.actor.tree_training_mode, "path");
   EXPECT_FALSE(settings.actor.loss.use_decoupled_loss);
-  EXPECT_EQ(parse_settings<RunSettings>(settings_yaml(settings), "again").actor.strategy(), "path");
+  EXPECT_EQ(parse_settings<RunSettings>(settings_yaml(settings), "again").actor.tree_training_mode, "path");
 }
 
 TEST(RunSettingsTest, RefusesWhatCannotLearn) {

@@ -28,11 +28,14 @@ struct ModelSettings {
 
 struct MicroBatchSettings {
   int64_t max_tokens_per_mb = 4096;
+  Bytes memory;
 
   template <class V>
   void visit(V& v) {
-    v("max_tokens_per_mb", max_tokens_per_mb, "tokens of one pass through the model (B)",
+    v("max_tokens_per_mb", max_tokens_per_mb, "tokens whose activations are held at once (B)",
       range(1, 1'000'000'000));
+    v("memory", memory,
+      "bytes over weights and gradients, 40GiB: plans keep within; auto: what B tokens take");
   }
 };
 
@@ -50,8 +53,9 @@ struct ActorSettings {
   template <class V>
   void visit(V& v) {
     v("tree_training_mode", tree_training_mode,
-      "how a batch goes through the model: dense (nothing shared), path (each shared token once), or auto",
-      aliased({"auto", "dense", "path"}, {{"disabled", "dense"}, {"dta", "path"}}));
+      "how a batch goes through the model: auto (the least predicted time), or dense, packed, path, blocks",
+      aliased({"auto", "dense", "packed", "path", "blocks"},
+              {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
@@ -62,9 +66,6 @@ struct ActorSettings {
     shaping.visit(v);
     filters.visit(v);
   }
-
-  // The plan's strategy: auto is path.
-  std::string strategy() const { return tree_training_mode == "auto" ? "path" : tree_training_mode; }
 };
 
 struct EvaluatorSettings {
@@ -124,6 +125,7 @@ struct RunSettings {
   int64_t total_train_steps = 0;
   int64_t total_train_epochs = 1;
   int64_t compare_dense = 0;
+  std::string calibration;
 
   template <class V>
   void visit(V& v) {
@@ -150,6 +152,8 @@ struct RunSettings {
     v("total_train_steps", total_train_steps, "steps of the run; 0: by epochs", at_least(0));
     v("total_train_epochs", total_train_epochs,
       "passes over the training problems, where total_train_steps is 0", at_least(1));
+    v("calibration", calibration,
+      "a calibration.json to make plans from; empty: this machine's, measured once, saved with the run");
     v("compare_dense", compare_dense,
       "after training, time this many of the last batches with and without the tree; 0: do not",
       range(0, 100));

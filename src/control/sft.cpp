@@ -9,8 +9,10 @@
 #include "base/progress.h"
 #include "base/random.h"
 #include "control/prompt_encoder.h"
+#include "control/plan_costs.h"
 #include "control/scalar_type.h"
 #include "models/checkpoint.h"
+#include "models/model_shape.h"
 #include "train/executor.h"
 
 namespace bough {
@@ -34,6 +36,7 @@ class Sft {
   const SftOptions& options_;
   std::vector<EncodedExample> examples_;
   std::unique_ptr<Model> model_;
+  CostModel costs_;
   int64_t steps_per_epoch_ = 0;
   int64_t total_steps_ = 0;
   std::unique_ptr<Loss> loss_;
@@ -47,7 +50,8 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
     : settings_(settings),
       options_(options),
       model_(load_model(settings.model.path, scalar_type_of(settings.dtype),
-                        settings.device == "cuda" ? at::kCUDA : at::kCPU)) {
+                        settings.device == "cuda" ? at::kCUDA : at::kCPU)),
+      costs_(profile_of(*model_), model_shape(model_->config(), model_->dtype())) {
   encode_examples();
   const auto count = static_cast<int64_t>(examples_.size());
   const int64_t batch = settings.train_dataset.batch_size;
@@ -106,8 +110,10 @@ double Sft::train(const std::vector<const EncodedExample*>& examples) {
     trained.push_back(static_cast<int64_t>(positions.size()));
   batch.fields.weights_R = expand_to_rows(sequence_weights(AggregationSettings{}, trained, {}),
                                           batch.fields.sequences_R, accumulator_type(model_->dtype()));
-  const std::string strategy = settings_.tree_training_mode == "auto" ? "path" : settings_.tree_training_mode;
-  const Plan plan = make_plan(strategy, plan_request(batch, settings_.mb_spec.max_tokens_per_mb));
+  PlanRequest request = plan_request(batch, settings_.mb_spec.max_tokens_per_mb);
+  request.costs = &costs_;
+  if (const Bytes& memory = settings_.mb_spec.memory; !memory.is_auto()) request.memory_bytes = memory.count;
+  const Plan plan = make_plan(settings_.tree_training_mode, request);
   const WalkResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {

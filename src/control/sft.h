@@ -34,8 +34,9 @@ struct SftSettings {
     v("device", device, "what trains", one_of({"cpu", "cuda"}));
     v("dtype", dtype, "element type of the model",
       aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
-    v("tree_training_mode", tree_training_mode, "dense, path or auto",
-      aliased({"auto", "dense", "path"}, {{"disabled", "dense"}, {"dta", "path"}}));
+    v("tree_training_mode", tree_training_mode, "auto, dense, packed, path or blocks",
+      aliased({"auto", "dense", "packed", "path", "blocks"},
+              {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
   }

@@ -78,7 +78,13 @@ Trainer::MiniBatch Trainer::make_mini_batch(const ScoredBatch& batch,
 }
 
 Plan Trainer::plan_of(const MiniBatch& mini, const std::string& strategy) const {
-  return make_plan(strategy, plan_request(mini.batch, settings_.mb_spec.max_tokens_per_mb));
+  PlanRequest request = plan_request(mini.batch, settings_.mb_spec.max_tokens_per_mb);
+  if (costs_) {
+    request.costs = &*costs_;
+    if (const Bytes& memory = settings_.mb_spec.memory; !memory.is_auto())
+      request.memory_bytes = memory.count;
+  }
+  return make_plan(strategy, request);
 }
 
 // All fields that do not change while the batch is trained on.
@@ -95,12 +101,12 @@ void Trainer::fill_fixed_fields(MiniBatch& mini, bool proximal_is_current) {
   fields.proximal_is_current = proximal_is_current;
   if (!proximal_is_current && loss_->needs_proximal()) {
     fields.proximal_log_probs_R =
-        executor_.forward(plan_of(mini, settings_.strategy()), mini.batch).log_probs_R;
+        executor_.forward(plan_of(mini, settings_.tree_training_mode), mini.batch).log_probs_R;
   }
   if (loss_->needs_reference()) {
     Executor reference(*reference_);
     fields.reference_log_probs_R =
-        reference.forward(plan_of(mini, settings_.strategy()), mini.batch).log_probs_R;
+        reference.forward(plan_of(mini, settings_.tree_training_mode), mini.batch).log_probs_R;
   }
 }
 
@@ -129,10 +135,12 @@ MetricValues Trainer::train(const ScoredBatch& batch) {
 
   std::vector<Plan> plans;
   WeightedSums sums;
-  double grad_norm = 0, lr = 0;
+  double grad_norm = 0, lr = 0, gradient_seconds = 0;
   for (MiniBatch& mini : minis) {
-    plans.push_back(plan_of(mini, settings_.strategy()));
+    plans.push_back(plan_of(mini, settings_.tree_training_mode));
+    const Clock::Time planned = clock_.now();
     const WalkResult result = executor_.forward_backward(plans.back(), mini.batch, *loss_);
+    gradient_seconds += seconds_between(planned, clock_.now());
     merge(sums, result.metrics);
     const Optimizer::Report report = optimizer_.step();
     grad_norm += report.grad_norm / static_cast<double>(minis.size());
@@ -149,7 +157,7 @@ MetricValues Trainer::train(const ScoredBatch& batch) {
   const PrefixTree tree = build_prefix_tree(sequences);
   std::vector<const Plan*> plan_pointers;
   for (const Plan& plan : plans) plan_pointers.push_back(&plan);
-  values.merge(tree_metrics(tree, plan_pointers));
+  values.merge(tree_metrics(tree, plan_pointers, costs_ ? &*costs_ : nullptr, gradient_seconds));
   const double seconds = std::max(1e-9, seconds_between(start, clock_.now()));
   values["time/train"] = seconds;
   values["perf/train_tokens_per_s"] = static_cast<double>(tree.num_flat_tokens()) / seconds;
@@ -172,11 +180,15 @@ double Trainer::time_gradient(const ScoredBatch& batch, const std::string& strat
   return seconds;
 }
 
-MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans) {
+MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
+                          const CostModel* costs, double seconds) {
   const TreeStatistics statistics = compute_statistics(tree);
-  int64_t forwarded = 0, recomputed = 0;
+  int64_t forwarded = 0, recomputed = 0, peak_bytes = 0;
+  double predicted = 0;
   for (const Plan* plan : plans) {
-    const Simulation simulation = simulate(*plan);
+    const Simulation simulation = simulate(*plan, costs);
+    predicted += simulation.seconds;
+    peak_bytes = std::max(peak_bytes, simulation.peak_bytes);
     forwarded += simulation.tokens_forwarded;
     recomputed += simulation.tokens_recomputed;
   }
@@ -185,6 +197,8 @@ MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>
   values["tree/attention_compression"] = statistics.attention_compression;
   values["tree/recomputed_fraction"] =
       forwarded > 0 ? static_cast<double>(recomputed) / static_cast<double>(forwarded) : 0.0;
+  if (costs) values["memory/predicted"] = static_cast<double>(peak_bytes);
+  if (costs && seconds > 0) values["tree/predicted_over_measured"] = predicted / seconds;
   return values;
 }
 

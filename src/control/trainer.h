@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ class Trainer final : public BatchTrainer {
   // gradients are zero afterwards.
   double time_gradient(const ScoredBatch& batch, const std::string& strategy);
 
+  // What plans are made from; without it `auto` is `blocks` with passes of B tokens.
+  void use_costs(CostModel costs) { costs_ = std::move(costs); }
+
   Optimizer& optimizer() { return optimizer_; }
   bool needs_reference() const { return loss_->needs_reference(); }
 
@@ -65,9 +69,12 @@ class Trainer final : public BatchTrainer {
   Optimizer optimizer_;
   Executor executor_;
   const Clock& clock_;
+  std::optional<CostModel> costs_;
 };
 
-// Metrics tree/* of a batch: what its prefix tree shares and what the plan recomputes.
-MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans);
+// Metrics tree/* of a batch: what its prefix tree shares and what the plans recompute. With a cost model, also what
+// they were predicted to take over the `seconds` they took.
+MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
+                          const CostModel* costs = nullptr, double seconds = 0);
 
 }  // namespace bough

@@ -52,11 +52,11 @@ class Planner {
       }
     if (best) return std::move(best->plan);
     if (smallest == std::numeric_limits<int64_t>::max()) throw *refused;
-    throw UserError(str(
-        "memory: got ", format_bytes(static_cast<double>(*request_.memory_bytes)), " (",
-        *request_.memory_bytes, " bytes) over weights and gradients, too little for this batch by strategy ",
-        strategies.size() > 1 ? "auto" : std::string(strategies.front()), "; ", smallest, " bytes (",
-        format_bytes(static_cast<double>(smallest)), ") would do, in smaller passes than these none"));
+    throw UserError(str("memory: got ", format_bytes(static_cast<double>(*request_.memory_bytes)), " (",
+                        *request_.memory_bytes,
+                        " bytes) over weights and gradients, too little for this batch by strategy ",
+                        strategies.size() > 1 ? "auto" : std::string(strategies.front()), "; ", smallest,
+                        " bytes (", format_bytes(static_cast<double>(smallest)), ") would do"));
   }
 
  private:
@@ -95,28 +95,39 @@ class Planner {
 // Children before parents: a block near the leaves opens once for each of many chains, one near the root for all of
 // them together, so memory spent lower down saves more recomputation.
 void choose_what_is_kept(Plan& plan, const CostModel& costs, int64_t budget) {
+  int64_t num_loss_rows = 0;
+  for (const auto& planned : plan.trees)
+    for (const auto& block : planned.blocks) num_loss_rows += block.num_loss_rows;
+  budget -= num_loss_rows * costs.row_bytes();
   for (auto& planned : plan.trees) {
+    auto& blocks = planned.blocks;
     const int64_t room = budget - planned.stack_capacity * costs.stack_row_bytes();
-    std::vector<int64_t> held(planned.blocks.size() + 1,
-                              0);  // while what hangs off the block runs; [0]: the root
-    for (auto i = static_cast<int32_t>(planned.blocks.size()) - 1; i >= 0; --i) {
-      auto& block = planned.blocks[i];
+    // By block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those, while what hangs
+    // off it runs.
+    std::vector<int64_t> exits(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
+    for (size_t i = 0; i < blocks.size(); ++i)
+      exits[i + 1] = exits[blocks[i].above + 1] + blocks[i].num_exits * costs.exit_bytes();
+    for (size_t i = blocks.size(); i-- > 0;) {
+      auto& block = blocks[i];
       if (!block.needed) continue;
       const int64_t activations = block.num_tokens * costs.activation_bytes();
+      const int64_t attention = block.num_tokens * costs.attention_bytes();
       const int64_t pass = activations + costs.temporary_bytes(block.shape());
+      // With the block's exits, which end with it: above it they are part of what is held.
+      const int64_t below = held[i + 1];
       int64_t total = pass;
       if (block.interior) {
-        const int64_t attention = block.num_tokens * costs.attention_bytes();
-        const int64_t below = held[i + 1];
-        const auto with = [&](int64_t kept) { return std::max(below + kept, pass); };
-        block.keep = with(activations) <= room                   ? Keep::kActivations
-                     : std::max(below, pass) + attention <= room ? Keep::kAttention
-                                                                 : Keep::kKeysValues;
-        const int64_t kept = block.keep == Keep::kActivations ? activations
-                             : block.keep == Keep::kAttention ? attention
-                                                              : 0;
-        total = (block.keep == Keep::kAttention ? std::max(below, pass) + kept : with(kept)) +
-                block.num_exits * costs.exit_bytes();
+        const int64_t with_activations = std::max(below + activations, pass);
+        const int64_t with_attention = std::max(below, pass) + attention;
+        total = std::max(below, pass);
+        if (with_activations + exits[i + 1] <= room) {
+          block.keep = Keep::kActivations;
+          total = with_activations;
+        } else if (with_attention + exits[i + 1] <= room) {
+          block.keep = Keep::kAttention;
+          total = with_attention;
+        }
+        total += block.num_exits * costs.exit_bytes();
       }
       held[block.above + 1] = std::max(held[block.above + 1], total);
     }

@@ -26,19 +26,18 @@ class BlocksWalk {
       : whole_(whole),
         tree_(*whole.tree),
         limit_(static_cast<int32_t>(std::min<int64_t>(limit, std::numeric_limits<int32_t>::max()))),
-        stretches_(make_stretches(tree_)),
         builder_(whole, limit) {}
 
   PlannedTree run() {
     waiting_at_.resize(1);
     idle_at_.resize(1);
     std::vector<Visit> todo;
-    descend(stretches_.roots, todo);
+    descend(-1, todo);
     while (!todo.empty()) {
       const auto visit = todo.back();
       todo.pop_back();
       close_to(visit.num_open);
-      go_down(visit.stretch, todo);
+      go_down(visit.node, todo);
     }
     close_to(0);
     flush(0);
@@ -47,7 +46,7 @@ class BlocksWalk {
 
  private:
   struct Visit {
-    int32_t stretch;
+    int32_t node;
     size_t num_open;  // blocks open above it
   };
   struct Attached {
@@ -59,16 +58,19 @@ class BlocksWalk {
     auto operator<=>(const BySize&) const = default;
   };
 
-  bool is_big(const Stretch& stretch) const {
-    return tree_.subtree_end[stretch.begin] - stretch.begin > limit_;
+  const BranchNode& node(int32_t index) const { return whole_.branches.nodes[index]; }
+  TokenRange subtree(int32_t index) const {
+    return {node(index).begin, tree_.subtree_end[node(index).begin]};
   }
+  bool is_big(int32_t index) const { return subtree(index).size() > limit_; }
 
-  // Small children wait at the current level; big ones are to be visited, the first of them next.
-  void descend(const std::vector<int32_t>& children, std::vector<Visit>& todo) {
+  // Small children of a node (-1: the virtual root) wait at the current level; big ones are to be visited, the first of
+  // them next.
+  void descend(int32_t index, std::vector<Visit>& todo) {
+    const auto children = whole_.branches.children(index);
     for (auto it = children.rbegin(); it != children.rend(); ++it) {
-      const auto& child = stretches_.list[*it];
-      if (is_big(child)) todo.push_back({*it, builder_.num_open()});
-      else wait(builder_.num_open(), {child.begin, tree_.subtree_end[child.begin]});
+      if (is_big(*it)) todo.push_back({*it, builder_.num_open()});
+      else wait(builder_.num_open(), subtree(*it));
     }
   }
 
@@ -83,36 +85,29 @@ class BlocksWalk {
     waiting_.insert({range.size(), piece});
   }
 
-  // Pushes the run of big tokens that begins at this stretch, up to where it ends or parts.
+  // Pushes the run of big tokens that begins at this node, up to where it ends or parts.
   void go_down(int32_t index, std::vector<Visit>& todo) {
-    const int32_t run_begin = stretches_.list[index].begin;
+    const int32_t run_begin = node(index).begin;
     int32_t run_end;
     std::vector<Attached> attached;
-    const std::vector<int32_t> none;
-    const std::vector<int32_t>* parting = &none;
+    bool parts = false;
     for (;;) {
-      const auto& stretch = stretches_.list[index];
-      const int32_t subtree_end = tree_.subtree_end[stretch.begin];
-      run_end = std::min<int64_t>(stretch.end, subtree_end - limit_);
-      if (run_end < stretch.end) {  // the rest of the stretch and all that hangs off it is one piece
+      const int32_t subtree_end = subtree(index).end;
+      const int32_t end = node(index).end;
+      run_end = std::min(end, subtree_end - limit_);
+      if (run_end < end) {  // the rest of the node and all that hangs off it is one piece
         attached.push_back({run_end - 1, {run_end, subtree_end}});
         break;
       }
-      int32_t num_big = 0;
-      for (const int32_t child : stretch.children) num_big += is_big(stretches_.list[child]);
-      if (num_big != 1) {
-        parting = &stretch.children;
-        break;
-      }
+      const auto children = whole_.branches.children(index);
+      parts = std::count_if(children.begin(), children.end(), [&](int32_t c) { return is_big(c); }) != 1;
+      if (parts) break;
       // The big child is the heaviest, hence the first: its tokens follow on.
-      for (size_t i = 1; i < stretch.children.size(); ++i) {
-        const auto& child = stretches_.list[stretch.children[i]];
-        attached.push_back({stretch.end - 1, {child.begin, tree_.subtree_end[child.begin]}});
-      }
-      index = stretch.children.front();
+      for (const int32_t child : children.subspan(1)) attached.push_back({end - 1, subtree(child)});
+      index = children.front();
     }
     push_run(run_begin, run_end, attached);
-    descend(*parting, todo);
+    if (parts) descend(index, todo);
   }
 
   void push_run(int32_t begin, int32_t end, const std::vector<Attached>& attached) {
@@ -194,7 +189,6 @@ class BlocksWalk {
   const IndexedTree& whole_;
   const PrefixTree& tree_;
   int32_t limit_;
-  Stretches stretches_;
   PlanBuilder builder_;
   std::vector<TokenRange> pieces_;
   std::set<BySize> waiting_;

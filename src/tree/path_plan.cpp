@@ -35,19 +35,16 @@ namespace {
 // Children in the order of Algorithm 1 reversed: internal ones first, those of larger tail before, so that short
 // leaves come last, when nothing above needs to be forwarded again for them. A tail is the depth of the leaf that is
 // visited last.
-void order_for_backward(const PrefixTree& tree, Stretches& stretches) {
-  auto& list = stretches.list;
-  std::vector<int64_t> tail(list.size());
-  const auto order = [&](std::vector<int32_t>& children) {
+void order_for_backward(BranchTree& branches) {
+  const auto& nodes = branches.nodes;
+  std::vector<int64_t> tail(nodes.size());
+  for (int32_t n = branches.size() - 1; n >= -1; --n) {
+    const auto children = branches.children(n);
     std::stable_sort(children.begin(), children.end(), [&](int32_t a, int32_t b) {
-      return list[a].is_leaf() != list[b].is_leaf() ? !list[a].is_leaf() : tail[a] > tail[b];
+      return nodes[a].is_leaf() != nodes[b].is_leaf() ? !nodes[a].is_leaf() : tail[a] > tail[b];
     });
-  };
-  for (auto i = static_cast<int32_t>(list.size()) - 1; i >= 0; --i) {
-    order(list[i].children);
-    tail[i] = list[i].is_leaf() ? tree.depth[list[i].end - 1] + 1 : tail[list[i].children.back()];
+    if (n >= 0) tail[n] = nodes[n].is_leaf() ? nodes[n].depth : tail[children.back()];
   }
-  order(stretches.roots);
 }
 
 }  // namespace
@@ -55,22 +52,23 @@ void order_for_backward(const PrefixTree& tree, Stretches& stretches) {
 Plan plan_path(const PlanRequest&, const IndexedTree& whole, int64_t max_tokens_per_pass) {
   Plan plan{"path", max_tokens_per_pass, {}};
   PlanBuilder builder(whole, max_tokens_per_pass);
-  auto stretches = make_stretches(*whole.tree);
-  order_for_backward(*whole.tree, stretches);
+  auto branches = whole.branches;
+  order_for_backward(branches);
   struct Visit {
-    int32_t stretch;
+    int32_t node;
     size_t num_open;  // blocks open above it
   };
-  std::vector<Visit> todo;
-  for (auto it = stretches.roots.rbegin(); it != stretches.roots.rend(); ++it) todo.push_back({*it, 0});
+  std::vector<Visit> todo = {{-1, 0}};
   while (!todo.empty()) {
     const auto [index, num_open] = todo.back();
     todo.pop_back();
-    const auto& stretch = stretches.list[index];
     builder.close_to(num_open);
-    builder.add_run(stretch.begin, stretch.end, stretch.is_leaf());
-    for (auto it = stretch.children.rbegin(); it != stretch.children.rend(); ++it)
-      todo.push_back({*it, builder.num_open()});
+    if (index >= 0) {
+      const auto& node = branches.nodes[index];
+      builder.add_run(node.begin, node.end, node.is_leaf());
+    }
+    const auto children = branches.children(index);
+    for (auto it = children.rbegin(); it != children.rend(); ++it) todo.push_back({*it, builder.num_open()});
   }
   plan.trees.push_back(builder.finish());
   return plan;

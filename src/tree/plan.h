@@ -38,12 +38,23 @@ struct Block {
   int64_t stack_rows = 0;  // P: rows of the stack below this block
   std::vector<TokenRange> ranges;  // its tokens, in pre-order; an interior block has one range
   int64_t num_tokens = 0;
-  int64_t num_pairs = 0;      // (query, key) pairs that attention visits: each token sees its whole path
-  int64_t num_head_rows = 0;  // its tokens that some sequence trains
-  int64_t num_exits = 0;      // its tokens whose hidden states other blocks' heads read; interior blocks
-  bool needed = true;         // it, or something that hangs off it, trains a token; else it is never run
+  int64_t num_pairs = 0;        // (query, key) pairs that attention visits: each token sees its whole path
+  int64_t num_stack_pairs = 0;  // of these, those with a key on the stack
+  int64_t num_pieces = 0;       // runs of consecutive tokens, each the parent of the next
+  int64_t num_head_rows = 0;    // its tokens that some sequence trains
+  int64_t num_loss_rows = 0;    // the same, once for each sequence that trains the token
+  int64_t num_exits = 0;        // its tokens whose hidden states other blocks' heads read; interior blocks
+  bool needed = true;           // it, or something that hangs off it, trains a token; else it is never run
 
-  PassShape shape() const { return {num_tokens, stack_rows, num_pairs, num_head_rows}; }
+  PassShape shape() const {
+    return {.tokens = num_tokens,
+            .stack_rows = stack_rows,
+            .pairs = num_pairs,
+            .head_rows = num_head_rows,
+            .stack_pairs = num_stack_pairs,
+            .pieces = num_pieces,
+            .loss_rows = num_loss_rows};
+  }
 };
 
 struct Step {

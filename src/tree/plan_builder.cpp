@@ -15,14 +15,16 @@ std::vector<int64_t> all_sequences(const PlanRequest& request) {
 
 namespace {
 
-// Flags of tree tokens that some sequence trains.
-std::vector<uint8_t> trained_tokens(const PrefixTree& tree, const std::vector<int64_t>& sequences,
+// Of each tree token, how many sequences train it.
+std::vector<int32_t> trained_counts(const PrefixTree& tree, const std::vector<int64_t>& sequences,
                                     const PlanRequest& request) {
-  std::vector<uint8_t> flags(tree.num_tokens(), 0);
   if (request.trained.empty()) {
-    for (int64_t t = 0; t < tree.num_tokens(); ++t) flags[t] = tree.parent[t] >= 0;
-    return flags;
+    auto counts = tree.num_sequences;
+    for (int64_t t = 0; t < tree.num_tokens(); ++t)
+      if (tree.parent[t] < 0) counts[t] = 0;
+    return counts;
   }
+  std::vector<int32_t> counts(tree.num_tokens(), 0);
   std::vector<int64_t> offsets(request.sequences.size() + 1, 0);
   for (size_t s = 0; s < request.sequences.size(); ++s)
     offsets[s + 1] = offsets[s] + static_cast<int64_t>(request.sequences[s].size());
@@ -34,50 +36,31 @@ std::vector<uint8_t> trained_tokens(const PrefixTree& tree, const std::vector<in
     for (int32_t t = tree.sequence_end[i]; t >= 0;) {
       const int32_t begin = tree.chain_begin[t];
       const int32_t shift = tree.depth[begin] - begin;
-      for (; t >= begin; --t) flags[t] |= own[t + shift] != 0 && tree.parent[t] >= 0;
+      for (; t >= begin; --t) counts[t] += own[t + shift] != 0 && tree.parent[t] >= 0;
       t = tree.parent[begin];
     }
   }
-  return flags;
+  return counts;
 }
 
 }  // namespace
 
 IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request) {
-  IndexedTree indexed;
-  const auto trained = trained_tokens(tree, sequences, request);
+  IndexedTree indexed{nullptr, std::move(sequences), BranchTree(tree), {}, {}, {}, {}};
+  const auto trained = trained_counts(tree, indexed.sequences, request);
   const int64_t count = tree.num_tokens();
   indexed.pairs_before.resize(count + 1);
   indexed.trained_before.resize(count + 1);
+  indexed.rows_before.resize(count + 1);
+  indexed.starts_before.resize(count + 1);
   for (int64_t t = 0; t < count; ++t) {
     indexed.pairs_before[t + 1] = indexed.pairs_before[t] + tree.depth[t] + 1;
-    indexed.trained_before[t + 1] = indexed.trained_before[t] + trained[t];
+    indexed.trained_before[t + 1] = indexed.trained_before[t] + (trained[t] > 0);
+    indexed.rows_before[t + 1] = indexed.rows_before[t] + trained[t];
+    indexed.starts_before[t + 1] = indexed.starts_before[t] + (tree.parent[t] != t - 1 || t == 0);
   }
   indexed.tree = std::make_shared<const PrefixTree>(std::move(tree));
-  indexed.sequences = std::move(sequences);
   return indexed;
-}
-
-Stretches make_stretches(const PrefixTree& tree) {
-  Stretches result;
-  auto& stretches = result.list;
-  const auto count = static_cast<int32_t>(tree.num_tokens());
-  std::vector<int32_t> open;  // stretches on the path to t
-  for (int32_t t = 0; t < count;) {
-    // The next token continues the stretch iff it is the only child: its subtree is all there is.
-    int32_t end = t + 1;
-    while (end < tree.subtree_end[t] && tree.parent[end] == end - 1 &&
-           tree.subtree_end[end] == tree.subtree_end[end - 1])
-      ++end;
-    while (!open.empty() && tree.subtree_end[stretches[open.back()].begin] <= t) open.pop_back();
-    const int32_t parent = open.empty() ? -1 : open.back();
-    const auto index = static_cast<int32_t>(stretches.size());
-    stretches.push_back({t, end, parent, {}});
-    (parent < 0 ? result.roots : stretches[parent].children).push_back(index);
-    open.push_back(index);
-    t = end;
-  }
-  return result;
 }
 
 PlanBuilder::PlanBuilder(const IndexedTree& indexed, int64_t max_tokens_per_pass)
@@ -135,6 +118,13 @@ int32_t PlanBuilder::add_block(bool interior, std::vector<TokenRange> ranges) {
     block.num_tokens += range.size();
     block.num_pairs += indexed_.num_pairs(range);
     block.num_head_rows += indexed_.num_trained(range);
+    block.num_loss_rows += indexed_.rows_before[range.end] - indexed_.rows_before[range.begin];
+    block.num_pieces += 1 + indexed_.starts_before[range.end] - indexed_.starts_before[range.begin + 1];
+    // Each subtree of the range hangs off the stack: its tokens see all rows down to there.
+    for (int32_t t = range.begin, end; t < range.end; t = end) {
+      end = std::min(tree.subtree_end[t], range.end);
+      block.num_stack_pairs += int64_t{end - t} * tree.depth[t];
+    }
     // Of a leaf block all that can train lies in it; of an interior one below its first token.
     const int32_t end = interior ? tree.subtree_end[range.begin] : range.end;
     block.needed |= indexed_.num_trained({range.begin, end}) > 0;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "tree/branch_tree.h"
 #include "tree/plan.h"
 
 namespace bough {
@@ -11,9 +12,13 @@ namespace bough {
 // A tree of (a part of) the batch with running sums over its tokens.
 struct IndexedTree {
   std::shared_ptr<const PrefixTree> tree;
-  std::vector<int64_t> sequences;       // the batch's index of each of the tree's sequences
+  std::vector<int64_t> sequences;  // the batch's index of each of the tree's sequences
+  BranchTree branches;
   std::vector<int64_t> pairs_before;    // [T + 1]: sum of depth + 1 over tokens below t
   std::vector<int32_t> trained_before;  // [T + 1]: tokens below t that some sequence trains
+  std::vector<int64_t> rows_before;     // [T + 1]: the same, once for each sequence that trains the token
+  std::vector<int32_t>
+      starts_before;  // [T + 1]: tokens below t that are not the child of the token before them
 
   int64_t num_pairs(TokenRange range) const { return pairs_before[range.end] - pairs_before[range.begin]; }
   int64_t num_trained(TokenRange range) const {
@@ -26,20 +31,6 @@ struct IndexedTree {
 IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request);
 
 std::vector<int64_t> all_sequences(const PlanRequest& request);
-
-// Tokens between branch points: [begin, end), each but the last with exactly one child.
-struct Stretch {
-  int32_t begin, end;
-  int32_t parent;                 // -1 below the virtual root
-  std::vector<int32_t> children;  // in pre-order
-  bool is_leaf() const { return children.empty(); }
-};
-
-struct Stretches {
-  std::vector<Stretch> list;  // in pre-order: parents before children
-  std::vector<int32_t> roots;
-};
-Stretches make_stretches(const PrefixTree& tree);
 
 // Appends blocks and steps in the order of a walk; keeps the chain of open interior blocks.
 class PlanBuilder {

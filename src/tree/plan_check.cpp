@@ -104,12 +104,18 @@ class Simulator {
  public:
   Simulator(const CostModel* costs, Simulation& result) : costs_(costs), result_(result) {}
 
+  // What the whole walk holds: rows of the batch's loss.
+  void finish() {
+    if (costs_) result_.peak_bytes += num_loss_rows_ * costs_->row_bytes();
+  }
+
   void run(const PlannedTree& planned) {
     result_.peak_stack_tokens = std::max(result_.peak_stack_tokens, planned.stack_capacity);
     stack_bytes_ = costs_ ? planned.stack_capacity * costs_->stack_row_bytes() : 0;
     for (const auto& step : planned.steps) {
       const auto& block = planned.blocks[step.block];
       if (!block.needed) continue;
+      if (step.kind != Step::Kind::kForward) num_loss_rows_ += block.num_loss_rows;
       ++result_.num_passes;
       result_.peak_pass_tokens = std::max(result_.peak_pass_tokens, block.num_tokens);
       if (step.kind == Step::Kind::kForward) forward(block);
@@ -177,6 +183,7 @@ class Simulator {
   int64_t stack_bytes_ = 0;
   int64_t kept_bytes_ = 0;
   int64_t kept_tokens_ = 0;
+  int64_t num_loss_rows_ = 0;
 };
 
 }  // namespace
@@ -185,6 +192,7 @@ Simulation simulate(const Plan& plan, const CostModel* costs) {
   Simulation result;
   Simulator simulator(costs, result);
   for (const auto& planned : plan.trees) simulator.run(planned);
+  simulator.finish();
   return result;
 }
 

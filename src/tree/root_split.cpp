@@ -14,7 +14,7 @@ class RootSplitter {
         costs_(costs),
         limit_(limit),
         held_(held),
-        stretches_(make_stretches(tree_)),
+        branches_(whole.branches),
         by_end_(tree_.sequence_end.size()) {
     std::iota(by_end_.begin(), by_end_.end(), 0);
     std::stable_sort(by_end_.begin(), by_end_.end(),
@@ -23,15 +23,15 @@ class RootSplitter {
 
   std::vector<std::vector<int64_t>> run() {
     std::vector<int64_t> rest = ending_in({-1, 0});  // empty sequences
-    for (const int32_t root : stretches_.roots) {
-      const auto& stretch = stretches_.list[root];
-      if (is_big(stretch, 0) && is_worth_repeating(stretch, 0)) open_.push_back({root, 0});
-      else append(rest, ending_in(subtree(stretch)));
+    for (const int32_t root : branches_.children(-1)) {
+      const auto& node = branches_.nodes[root];
+      if (is_big(node, 0) && is_worth_repeating(node, 0)) open_.push_back({root, 0});
+      else append(rest, ending_in(subtree(node)));
     }
     while (!open_.empty()) {
       const auto [index, above] = open_.back();
       open_.pop_back();
-      split(stretches_.list[index], above);
+      split(branches_.nodes[index], above);
     }
     if (!rest.empty() || groups_.empty()) groups_.insert(groups_.begin(), std::move(rest));
     return std::move(groups_);
@@ -39,16 +39,15 @@ class RootSplitter {
 
  private:
   struct Root {
-    int32_t stretch;
+    int32_t node;
     int64_t above;  // tokens of the path that the tree repeats
   };
 
-  TokenRange subtree(const Stretch& stretch) const {
-    return {stretch.begin, tree_.subtree_end[stretch.begin]};
+  TokenRange subtree(const BranchNode& node) const { return {node.begin, tree_.subtree_end[node.begin]}; }
+  std::span<const int32_t> children_of(const BranchNode& node) const {
+    return branches_.children(static_cast<int32_t>(&node - branches_.nodes.data()));
   }
-  bool is_big(const Stretch& stretch, int64_t above) const {
-    return above + subtree(stretch).size() > limit_;
-  }
+  bool is_big(const BranchNode& node, int64_t above) const { return above + subtree(node).size() > limit_; }
 
   // Sequences that end at tokens of the range.
   std::vector<int64_t> ending_in(TokenRange range) const {
@@ -61,14 +60,14 @@ class RootSplitter {
     to.insert(to.end(), from.begin(), from.end());
   }
 
-  // What hangs off the stretch in as few groups as fit a pass together with the path; a big child is a group.
-  std::vector<std::vector<int32_t>> groups_of(const Stretch& stretch, int64_t path) const {
+  // What hangs off the node in as few groups as fit a pass together with the path; a big child is a group.
+  std::vector<std::vector<int32_t>> groups_of(const BranchNode& node, int64_t path) const {
     std::vector<std::vector<int32_t>> groups;
-    std::vector<std::pair<int64_t, size_t>> rooms;  // of groups of small children
-    for (const int32_t child : stretch.children) {  // heaviest first
-      const int64_t size = subtree(stretches_.list[child]).size();
+    std::vector<std::pair<int64_t, size_t>> rooms;   // of groups of small children
+    for (const int32_t child : children_of(node)) {  // heaviest first
+      const int64_t size = subtree(branches_.nodes[child]).size();
       size_t group = groups.size();
-      if (!is_big(stretches_.list[child], path)) {
+      if (!is_big(branches_.nodes[child], path)) {
         const auto room = std::find_if(rooms.begin(), rooms.end(), [&](auto& r) { return r.first >= size; });
         if (room != rooms.end()) {
           group = room->second;
@@ -83,11 +82,11 @@ class RootSplitter {
     return groups;
   }
 
-  // Whether the path down to the stretch's end costs less in every group below it than in a pass of its own.
-  bool is_worth_repeating(const Stretch& stretch, int64_t above) const {
-    const int64_t path = above + stretch.end - stretch.begin;
+  // Whether the path down to the node's end costs less in every group below it than in a pass of its own.
+  bool is_worth_repeating(const BranchNode& node, int64_t above) const {
+    const int64_t path = above + node.end - node.begin;
     // The most that repeating can save is two passes' fixed costs: a long path is not looked at more closely.
-    if (stretch.children.size() < 2 || path >= limit_ || path * 4 > limit_) return false;
+    if (node.num_children < 2 || path >= limit_ || path * 4 > limit_) return false;
     const auto shape = [&](int64_t tokens) { return PassShape{tokens, 0, tokens * (tokens + 1) / 2, 0}; };
     const double again = path + limit_ <= held_ ? 0 : costs_.forward_seconds(shape(path));
     const double own_pass =
@@ -97,21 +96,21 @@ class RootSplitter {
     };
     const double in_a_group = both(limit_) - both(limit_ - path);  // beside what is in the pass anyway
     if (in_a_group * 2 >= own_pass) return false;
-    return in_a_group * static_cast<double>(groups_of(stretch, path).size()) < own_pass;
+    return in_a_group * static_cast<double>(groups_of(node, path).size()) < own_pass;
   }
 
-  void split(const Stretch& stretch, int64_t above) {
-    const int64_t path = above + stretch.end - stretch.begin;
-    auto own = ending_in({stretch.begin, stretch.end});
-    for (const auto& group : groups_of(stretch, path)) {
-      const auto& first = stretches_.list[group.front()];
+  void split(const BranchNode& node, int64_t above) {
+    const int64_t path = above + node.end - node.begin;
+    auto own = ending_in({node.begin, node.end});
+    for (const auto& group : groups_of(node, path)) {
+      const auto& first = branches_.nodes[group.front()];
       if (is_big(first, path) && is_worth_repeating(first, path)) {
         open_.push_back({group.front(), path});
         continue;
       }
       std::vector<int64_t> sequences = std::move(own);
       own.clear();
-      for (const int32_t child : group) append(sequences, ending_in(subtree(stretches_.list[child])));
+      for (const int32_t child : group) append(sequences, ending_in(subtree(branches_.nodes[child])));
       groups_.push_back(std::move(sequences));
     }
     if (own.empty()) return;
@@ -123,7 +122,7 @@ class RootSplitter {
   const CostModel& costs_;
   int64_t limit_;
   int64_t held_;
-  Stretches stretches_;
+  const BranchTree& branches_;
   std::vector<int64_t> by_end_;  // sequences by the token they end at
   std::vector<Root> open_;
   std::vector<std::vector<int64_t>> groups_;

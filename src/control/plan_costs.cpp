@@ -1,0 +1,32 @@
+#include "control/plan_costs.h"
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "control/scalar_type.h"
+#include "models/model_shape.h"
+#include "train/profile_cache.h"
+
+namespace bough {
+
+DeviceProfile profile_of(const Model& model) {
+  if (model.device().is_cuda())
+    return built_in_profile("h100", model.dtype() == at::kBFloat16 ? "bf16" : "fp32");
+  return cached_cpu_profile(model.dtype());
+}
+
+CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model) {
+  const auto file = folder / "calibration.json";
+  const bool begun = std::filesystem::exists(file);
+  const std::filesystem::path source = begun ? file : std::filesystem::path(from);
+  const DeviceProfile profile =
+      source.empty() ? profile_of(model) : DeviceProfile::from_json(read_json(source), source.string());
+  const ModelShape shape = model_shape(model.config(), model.dtype());
+  if (profile.dtype != name_of(model.dtype()))
+    throw UserError(str(source.string(), ": measured in ", profile.dtype, ", but the model computes in ",
+                        name_of(model.dtype()), "; take a calibration of that type, or none"));
+  if (!begun) write_file_atomically(file, dump_pretty(profile.to_json()));
+  return CostModel(profile, shape);
+}
+
+}  // namespace bough

@@ -1,0 +1,170 @@
+#include "train/calibrate.h"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "kernels/common/cpu_allocator.h"
+#include "models/model_shape.h"
+#include "train/calibration_cells.h"
+#include "tree/attention_work.h"
+
+namespace bough {
+
+namespace {
+
+int64_t physical_memory_bytes() {
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+// What a fit reads: the forward or the backward times of cells.
+struct Side {
+  bool backward;
+  double operator()(const Cell& cell) const {
+    return backward ? Cell::backward_seconds(cell) : Cell::forward_seconds(cell);
+  }
+};
+
+class AttentionFit {
+ public:
+  // `constant`: seconds of the smallest call, which are counted with the layer.
+  AttentionFit(const DeviceProfile& profile, const CalibrationCells& cells, double constant, Side side)
+      : profile_(profile), cells_{&cells.narrow, &cells.wide}, constant_(constant), side_(side) {}
+
+  AttentionCost run() const {
+    AttentionCost cost;
+    const auto& sizes = cells_[0]->sizes;
+    cost.score_flops = score_flops();
+    cost.overhead_keys = {};
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      double per_flop = 1;
+      std::vector<double> overheads;
+      for (const auto* cells : cells_) {
+        const double key = seconds_per_key(*cells, i);
+        per_flop *= key / (4.0 * static_cast<double>(cells->head_dim) + cost.score_flops);
+        const double path_keys = (side_(cells->path[i]) - constant_) / (key * static_cast<double>(cells->num_heads));
+        overheads.push_back((path_keys - path_work(*cells, i, 0)) / static_cast<double>(sizes[i]));
+        const double piece_keys =
+            (side_(cells->pieces[i]) - constant_) / (key * static_cast<double>(cells->num_heads));
+        overheads.push_back((piece_keys - piece_work(*cells, i)) / static_cast<double>(sizes[i]));
+      }
+      cost.by_queries.sizes.push_back(sizes[i]);
+      cost.by_queries.values.push_back(std::sqrt(per_flop) * static_cast<double>(sizes[i]));
+      cost.overhead_keys.sizes.push_back(sizes[i]);
+      cost.overhead_keys.values.push_back(
+          std::max(0.0, std::accumulate(overheads.begin(), overheads.end(), 0.0) / 4));
+    }
+    return cost;
+  }
+
+ private:
+  double path_work(const AttentionCells& cells, size_t i, int64_t stack_rows) const {
+    const auto tokens = static_cast<double>(cells.sizes[i]);
+    return work({cells.sizes[i], static_cast<double>(stack_rows), (tokens + 1) / 2, 1, cells.num_kv_heads});
+  }
+  double piece_work(const AttentionCells& cells, size_t i) const {
+    const int64_t piece = std::min(cells.sizes[i], AttentionCells::kPieceTokens);
+    return work({cells.sizes[i], 0, static_cast<double>(piece + 1) / 2, cells.sizes[i] / piece, cells.num_kv_heads});
+  }
+  double work(const AttentionPass& pass) const {
+    return attention_work(profile_.attention, profile_.threads, pass, side_.backward);
+  }
+
+  // Seconds of one head for one (query, key) pair: what a stack costs beyond the pass itself.
+  double seconds_per_key(const AttentionCells& cells, size_t i) const {
+    const double keys = path_work(cells, i, AttentionCells::kStackRows) - path_work(cells, i, 0);
+    return std::max(1e-13, (side_(cells.stack[i]) - side_(cells.path[i])) /
+                               (keys * static_cast<double>(cells.num_heads)));
+  }
+
+  // Seconds of a key = a (4 head_dim + score_flops), from the two head sizes, in passes that fill their tiles.
+  double score_flops() const {
+    std::vector<double> estimates;
+    const auto &narrow = *cells_[0], &wide = *cells_[1];
+    for (size_t i = 0; i < narrow.sizes.size(); ++i) {
+      if (narrow.sizes[i] < 128) continue;
+      const double a = seconds_per_key(narrow, i), b = seconds_per_key(wide, i);
+      const double per_flop = (b - a) / (4.0 * static_cast<double>(wide.head_dim - narrow.head_dim));
+      estimates.push_back(per_flop > 0 ? a / per_flop - 4.0 * static_cast<double>(narrow.head_dim) : 0);
+    }
+    return std::max(0.0, median(estimates));
+  }
+
+  const DeviceProfile& profile_;
+  std::array<const AttentionCells*, 2> cells_;
+  double constant_;
+  Side side_;
+};
+
+// Seconds of a whole pass that nothing else explains, as seconds of one element a token.
+CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side side) {
+  CostCurve curve;
+  for (size_t i = 0; i < cells.sizes.size(); ++i) {
+    PassShape pass;
+    pass.tokens = cells.sizes[i];
+    pass.pairs = pass.tokens * (pass.tokens + 1) / 2;
+    pass.head_rows = 1;
+    const double explained = side.backward ? model.backward_seconds(pass) + model.head_backward_seconds(pass)
+                                      : model.forward_seconds(pass) + model.head_forward_seconds(pass);
+    curve.sizes.push_back(cells.sizes[i]);
+    curve.values.push_back(std::max(0.0, side(cells.cells[i]) - explained) / model.shape().elements_per_token());
+  }
+  return curve;
+}
+
+CostCurve fit_work(const WorkCells& cells, double constant, Side side) {
+  CostCurve curve;
+  for (size_t i = 0; i < cells.sizes.size(); ++i) {
+    const double seconds = side(cells.cells[i]);
+    curve.sizes.push_back(cells.sizes[i]);
+    curve.values.push_back(std::max(0.1 * seconds, seconds - constant) / cells.flops);
+  }
+  return curve;
+}
+
+}  // namespace
+
+DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effort) {
+  install_cpu_allocator();
+  DeviceProfile profile;
+  profile.name = "cpu";
+  profile.dtype = dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64";
+  profile.memory_bytes = physical_memory_bytes();
+  profile.threads = at::get_num_threads();
+  profile.attention = dtype != at::kDouble && cpu_features().avx512 ? DeviceProfile::Attention::kTiles
+                                                                    : DeviceProfile::Attention::kReference;
+  {
+    CalibrationCells cells(dtype, effort.largest_pass, profile.attention);
+    const int rounds = cells.measure(effort);
+    const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head, double& per_layer,
+                         double& per_pass) {
+      attention = AttentionFit(profile, cells, side(cells.tiny_attention), side).run();
+      linear = fit_work(cells.linear, side(cells.tiny_linear), side);
+      head = fit_work(cells.head, 0, side);
+      const double shallow = side(cells.tiny_shallow);
+      per_layer = std::max(0.0, (side(cells.tiny_deep) - shallow) /
+                                    (CalibrationCells::kDeep - CalibrationCells::kShallow));
+      per_pass = std::max(0.0, shallow - CalibrationCells::kShallow * per_layer);
+    };
+    fit({false}, profile.attention_forward, profile.linear_forward, profile.head_forward,
+        profile.seconds_per_layer_forward, profile.seconds_per_pass_forward);
+    fit({true}, profile.attention_backward, profile.linear_backward, profile.head_backward,
+        profile.seconds_per_layer_backward, profile.seconds_per_pass_backward);
+    profile.elementwise_forward = profile.elementwise_backward = {{1}, {0.0}};
+    const CostModel model(profile, model_shape(cells.config(), dtype));
+    profile.elementwise_forward = fit_elementwise(cells.passes, model, {false});
+    profile.elementwise_backward = fit_elementwise(cells.passes, model, {true});
+    profile.source = str("measured on this machine, ", profile.threads, " threads, ", rounds, " rounds");
+  }
+  release_kept_cpu_blocks();
+  profile.check_integrity();
+  return profile;
+}
+
+}  // namespace bough

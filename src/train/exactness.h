@@ -1,0 +1,137 @@
+// The system oracle's parts (engine.md 4): random models and batches, and a plan's result against the flat batch's. For
+// tests only.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "train/executor.h"
+#include "train/flat_reference.h"
+#include "tree/random_tree.h"
+
+namespace bough {
+
+inline constexpr int32_t kVocab = 50;
+
+inline ModelConfig random_config(uint64_t seed) {
+  ModelConfig config;
+  config.architecture = Architecture::kQwen3;
+  config.vocab_size = kVocab;
+  config.hidden_size = 24;
+  config.intermediate_size = 40;
+  config.num_layers = 2 + static_cast<int64_t>(seed % 2);
+  config.num_kv_heads = 1 + static_cast<int64_t>(seed / 2 % 2);
+  config.num_heads = config.num_kv_heads * (1 + static_cast<int64_t>(seed / 4 % 3));
+  config.head_dim = 8;
+  config.max_position_embeddings = 4096;
+  config.tie_word_embeddings = seed / 12 % 2 == 0;
+  config.qk_norm = seed % 3 == 0;
+  config.qkv_bias = seed % 3 == 1;
+  config.output_bias = seed % 3 == 2;
+  return config;
+}
+
+// Weights large enough that attention is far from uniform and norms matter.
+inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, double scale = 0.3) {
+  auto model = make_model(random_config(seed), type);
+  auto generator = at::detail::createCPUGenerator(seed);
+  for (Parameter* parameter : model->parameters()) {
+    const auto noise = at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble));
+    const bool norm = parameter->parts[0].name.find("norm.weight") != std::string::npos;
+    parameter->value.copy_(norm ? 1 + scale * noise : scale * noise);
+  }
+  return model;
+}
+
+struct RandomBatch {
+  std::vector<std::vector<int32_t>> sequences;
+  std::vector<std::vector<uint8_t>> masks;
+  TrainBatch batch;
+};
+
+// Masks in runs, so that blocks without a loss (prompts, tool outputs) occur between trained ones.
+inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_tokens) {
+  auto r = std::make_unique<RandomBatch>();
+  r->sequences = random_sequences(seed, max_tokens, kVocab);
+  std::mt19937_64 random(seed + 1000);
+  std::vector<std::span<const uint8_t>> spans;
+  for (const auto& sequence : r->sequences) {
+    std::vector<uint8_t> mask(sequence.size());
+    uint8_t value = random() % 2;
+    for (auto& m : mask) {
+      if (random() % 12 == 0) value ^= 1;
+      m = value;
+    }
+    if (random() % 8 == 0) std::fill(mask.begin(), mask.end(), 0);
+    r->masks.push_back(std::move(mask));
+  }
+  for (const auto& mask : r->masks) spans.emplace_back(mask);
+  r->batch = make_batch(as_spans(r->sequences), spans, seed % 2 ? 1.0 : 0.7);
+  const int64_t rows = r->batch.num_rows();
+  auto generator = at::detail::createCPUGenerator(seed);
+  const auto normal = [&] { return at::randn({rows}, generator, at::TensorOptions().dtype(at::kDouble)); };
+  r->batch.fields.advantages_R = normal();
+  r->batch.fields.behaviour_log_probs_R = -4 + 0.3 * normal();
+  r->batch.fields.proximal_log_probs_R = -4 + 0.3 * normal();
+  r->batch.fields.reference_log_probs_R = -4 + 0.3 * normal();
+  r->batch.fields.weights_R = at::full({rows}, 1.0 / std::max<int64_t>(1, rows), at::kDouble);
+  r->batch.fields.versions_R = at::zeros({rows}, at::kInt);
+  return r;
+}
+
+inline LossRows to_type(LossRows rows, at::ScalarType type) {
+  for (at::Tensor* field : {&rows.advantages_R, &rows.behaviour_log_probs_R, &rows.proximal_log_probs_R,
+                            &rows.reference_log_probs_R, &rows.weights_R})
+    *field = field->to(type);
+  return rows;
+}
+
+inline std::unique_ptr<Loss> full_loss() {
+  LossSettings settings;
+  settings.loss = "ppo";
+  settings.entropy_coef = 0.1;
+  settings.kl_loss_coef = 0.05;
+  return make_loss(settings);
+}
+
+// Largest over parameters of ||g - ref|| / max(||ref||, 1e-6 · sum over sequences of ||ref_seq||). Where a gradient is
+// next to 0 by structure (attention over one key, over equal values, or saturated) the flat batch, too, holds mostly
+// rounding errors of the terms that cancel: the scale is at least 1e-6 of the largest parameter's gradient, which at
+// 1e-10 allows an error of 1e-16 of that one, half a unit in its last place.
+inline double gradient_error(Model& model, FlatResult& flat) {
+  double largest = 0;
+  for (const auto& [name, gradient] : flat.gradients)
+    largest = std::max(largest, gradient.norm().item<double>());
+  double worst = 0;
+  for (Parameter* parameter : model.parameters())
+    for (const auto& part : parameter->parts) {
+      const auto& reference = flat.gradients.at(part.name);
+      const double scale =
+          std::max({reference.norm().item<double>(), 1e-6 * flat.sequence_norms[part.name], 1e-6 * largest});
+      const double error = (parameter->part_grad(part).to(at::kDouble) - reference).norm().item<double>();
+      if (error > 0) worst = std::max(worst, scale > 0 ? error / scale : INFINITY);
+    }
+  return worst;
+}
+
+inline void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Plan& plan,
+                         const Loss& loss, const std::string& what) {
+  model.allocate_gradients();
+  model.zero_gradients();
+  Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true});
+  const auto result = executor.forward_backward(plan, r.batch, loss);
+  ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
+  if (r.batch.num_rows() > 0) {
+    ASSERT_LE((result.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10) << what;
+    ASSERT_LE((result.values.entropies_R - flat.entropies_R).abs().max().item<double>(), 1e-10) << what;
+  }
+  ASSERT_LE(gradient_error(model, flat), 1e-10) << what;
+}
+
+}  // namespace bough
