@@ -9,9 +9,8 @@
 // Build:
 //   g++ -std=c++20 -O2 -Isrc bench/plan_tables.cpp build/libbough_{tree,base}.a -lspdlog -lfmt -o build/bin/plan_tables
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
-#include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
