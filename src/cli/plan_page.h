@@ -1,0 +1,15 @@
+// The picture of a plan: its trees and blocks as report/plan_picture.h draws them.
+#pragma once
+
+#include <string>
+
+#include "report/plan_picture.h"
+#include "tree/plan.h"
+
+namespace bough {
+
+// One node a run of tokens that the same sequences share and one block holds; blocks in the order of their forward
+// passes.
+PlanPicture plan_picture(const Plan& plan, const std::string& headline);
+
+}  // namespace bough
