@@ -10,6 +10,7 @@
 #include "base/settings.h"
 #include "cli/command.h"
 #include "cli/plan_costs.h"
+#include "cli/plan_page.h"
 #include "cli/rollout_batch.h"
 #include "cli/torch_options.h"
 #include "cli/tree_page.h"
@@ -107,6 +108,14 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
     costs.push_back({share.num_tokens, simulate(make_plan("auto", request), whole.costs).seconds});
   }
   return costs;
+}
+
+PlanPicture picture_of(const Plan& plan, const CostModel& costs) {
+  const Simulation s = simulate(plan, &costs);
+  return plan_picture(
+      plan, str(plan.strategy, ": ", format_thousands(s.num_passes), " passes of at most ",
+                format_thousands(plan.max_tokens_per_pass), " tokens, ", format_thousands(s.tokens_forwarded),
+                " tokens forwarded, ", format_thousands(s.tokens_recomputed), " recomputed"));
 }
 
 Json report_json(const PlanReport& report) {
@@ -233,6 +242,7 @@ void run_plan(const PlanOptions& options) {
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
   check_at_least("--ranks", options.ranks, 1);
   if (!options.html.empty()) check_output_file("--html", options.html);
+  if (!options.svg.empty()) check_output_file("--svg", options.svg);
   const auto memory = parse_memory("--memory", options.memory);
   const RolloutBatch batch(read_rollouts(options.rollouts, {.require_reward_or_advantage = false}));
   const CostModel costs = cost_model_of(options);
@@ -250,6 +260,8 @@ void run_plan(const PlanOptions& options) {
   for (const char* strategy : {"dense", "packed", "path", "blocks", "auto"})
     report.strategies.push_back(cost_of(strategy, request, memory.has_value()));
   report.ranks = rank_costs(tree, request, options.ranks);
+  if (!options.svg.empty())
+    write_file_atomically(options.svg, plan_svg(picture_of(make_plan("auto", request), costs)));
   if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, batch, options.rollouts));
   if (options.json) print_json(report_json(report));
   else print_readable_report(report, costs);
@@ -287,6 +299,8 @@ void add_plan_command(CommandLine& line) {
                       " on the CPU, else ", kDefaultMaxTokensPerPassOfGpu, ")"))
       ->type_name("B");
   command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
+      ->type_name("FILE");
+  command.add_option("--svg", options->svg, "Write the picture of the chosen plan, coloured by block")
       ->type_name("FILE");
   add_json_flag(command, options->json);
 }

@@ -10,6 +10,7 @@
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/format.h"
 #include "kernels/common/cpu_allocator.h"
 #include "models/model_shape.h"
 #include "train/calibration_cells.h"
@@ -26,8 +27,9 @@ int64_t physical_memory_bytes() {
 // What a fit reads: the forward or the backward times of cells.
 struct Side {
   bool backward;
+  double disturbance;
   double operator()(const Cell& cell) const {
-    return backward ? Cell::backward_seconds(cell) : Cell::forward_seconds(cell);
+    return disturbance * (backward ? Cell::backward_seconds(cell) : Cell::forward_seconds(cell));
   }
 };
 
@@ -48,7 +50,8 @@ class AttentionFit {
       for (const auto* cells : cells_) {
         const double key = seconds_per_key(*cells, i);
         per_flop *= key / (4.0 * static_cast<double>(cells->head_dim) + cost.score_flops);
-        const double path_keys = (side_(cells->path[i]) - constant_) / (key * static_cast<double>(cells->num_heads));
+        const double path_keys =
+            (side_(cells->path[i]) - constant_) / (key * static_cast<double>(cells->num_heads));
         overheads.push_back((path_keys - path_work(*cells, i, 0)) / static_cast<double>(sizes[i]));
         const double piece_keys =
             (side_(cells->pieces[i]) - constant_) / (key * static_cast<double>(cells->num_heads));
@@ -70,7 +73,8 @@ class AttentionFit {
   }
   double piece_work(const AttentionCells& cells, size_t i) const {
     const int64_t piece = std::min(cells.sizes[i], AttentionCells::kPieceTokens);
-    return work({cells.sizes[i], 0, static_cast<double>(piece + 1) / 2, cells.sizes[i] / piece, cells.num_kv_heads});
+    return work(
+        {cells.sizes[i], 0, static_cast<double>(piece + 1) / 2, cells.sizes[i] / piece, cells.num_kv_heads});
   }
   double work(const AttentionPass& pass) const {
     return attention_work(profile_.attention, profile_.threads, pass, side_.backward);
@@ -111,9 +115,10 @@ CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side s
     pass.pairs = pass.tokens * (pass.tokens + 1) / 2;
     pass.head_rows = 1;
     const double explained = side.backward ? model.backward_seconds(pass) + model.head_backward_seconds(pass)
-                                      : model.forward_seconds(pass) + model.head_forward_seconds(pass);
+                                           : model.forward_seconds(pass) + model.head_forward_seconds(pass);
     curve.sizes.push_back(cells.sizes[i]);
-    curve.values.push_back(std::max(0.0, side(cells.cells[i]) - explained) / model.shape().elements_per_token());
+    curve.values.push_back(std::max(0.0, side(cells.cells[i]) - explained) /
+                           model.shape().elements_per_token());
   }
   return curve;
 }
@@ -142,25 +147,28 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
   {
     CalibrationCells cells(dtype, effort.largest_pass, profile.attention);
     const int rounds = cells.measure(effort);
-    const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head, double& per_layer,
-                         double& per_pass) {
+    const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
+                         double& per_layer, double& per_pass) {
       attention = AttentionFit(profile, cells, side(cells.tiny_attention), side).run();
       linear = fit_work(cells.linear, side(cells.tiny_linear), side);
       head = fit_work(cells.head, 0, side);
       const double shallow = side(cells.tiny_shallow);
-      per_layer = std::max(0.0, (side(cells.tiny_deep) - shallow) /
-                                    (CalibrationCells::kDeep - CalibrationCells::kShallow));
+      per_layer = std::max(
+          0.0, (side(cells.tiny_deep) - shallow) / (CalibrationCells::kDeep - CalibrationCells::kShallow));
       per_pass = std::max(0.0, shallow - CalibrationCells::kShallow * per_layer);
     };
-    fit({false}, profile.attention_forward, profile.linear_forward, profile.head_forward,
+    const Side forward{false, cells.disturbance()}, backward{true, cells.disturbance()};
+    fit(forward, profile.attention_forward, profile.linear_forward, profile.head_forward,
         profile.seconds_per_layer_forward, profile.seconds_per_pass_forward);
-    fit({true}, profile.attention_backward, profile.linear_backward, profile.head_backward,
+    fit(backward, profile.attention_backward, profile.linear_backward, profile.head_backward,
         profile.seconds_per_layer_backward, profile.seconds_per_pass_backward);
     profile.elementwise_forward = profile.elementwise_backward = {{1}, {0.0}};
     const CostModel model(profile, model_shape(cells.config(), dtype));
-    profile.elementwise_forward = fit_elementwise(cells.passes, model, {false});
-    profile.elementwise_backward = fit_elementwise(cells.passes, model, {true});
-    profile.source = str("measured on this machine, ", profile.threads, " threads, ", rounds, " rounds");
+    profile.elementwise_forward = fit_elementwise(cells.passes, model, forward);
+    profile.elementwise_backward = fit_elementwise(cells.passes, model, backward);
+    profile.source =
+        str("measured on this machine, ", profile.threads, " threads, ", rounds, " rounds, disturbances ",
+            format_significant(100 * (cells.disturbance() - 1), 2), "%");
   }
   release_kept_cpu_blocks();
   profile.check_integrity();

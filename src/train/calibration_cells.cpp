@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "algo/loss.h"
 #include "base/clock.h"
@@ -88,12 +89,12 @@ struct PathBatch {
   TrainBatch batch;
   Plan plan;
 
-  PathBatch(int64_t count, int64_t vocab) {
+  PathBatch(int64_t count, int64_t vocab, at::ScalarType dtype) {
     for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(i * 7919 % vocab));
     std::vector<uint8_t> mask(count, 0);
     mask.back() = 1;
     batch = make_batch({tokens}, {mask}, 1.0);
-    batch.fields.advantages_R = batch.fields.weights_R = at::ones({1});
+    batch.fields.advantages_R = batch.fields.weights_R = at::ones({1}, accumulator_type(dtype));
     plan = make_plan("path", plan_request(batch, count));
   }
 };
@@ -110,13 +111,14 @@ ForwardBackward time_pass(Model& model, const PathBatch& path, const Loss& loss)
 Cell tiny_pass(at::ScalarType dtype, int layers) {
   const auto config = shape_of(16, layers, 2, 1, 16, 16, 64);
   std::shared_ptr<Model> model = filled_model(config, dtype);
-  auto path = std::make_shared<PathBatch>(2, config.vocab_size);
+  auto path = std::make_shared<PathBatch>(2, config.vocab_size, dtype);
   return {[model, path, loss = policy_gradient()] { return time_pass(*model, *path, *loss); },
           /*backward_includes_forward=*/true};
 }
 
 // Through `linear` of each matrix, from inputs of their own.
-ForwardBackward time_linear(const Parameter* const* matrices, size_t count, const std::vector<at::Tensor>& inputs) {
+ForwardBackward time_linear(const Parameter* const* matrices, size_t count,
+                            const std::vector<at::Tensor>& inputs) {
   torch::autograd::variable_list outputs, gradients;
   outputs.reserve(count);
   const Time begin = now();
@@ -128,8 +130,8 @@ ForwardBackward time_linear(const Parameter* const* matrices, size_t count, cons
   return {forward, between(middle, now())};
 }
 
-std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matrices, size_t count, int64_t tokens,
-                                      at::ScalarType dtype) {
+std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matrices, size_t count,
+                                      int64_t tokens, at::ScalarType dtype) {
   std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < count; ++i)
     inputs.push_back(values({tokens, matrices[i]->value.size(1)}, dtype).requires_grad_(true));
@@ -149,10 +151,11 @@ at::Tensor ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
 Cell attention_cell(const AttentionCells& kind, at::ScalarType dtype, int64_t tokens, int64_t stack_rows,
                     int64_t piece) {
   const int64_t groups = kind.num_kv_heads, width = kind.head_dim;
-  TreeAttentionInput in{values({tokens, kind.num_heads, width}, dtype), values({tokens, groups, width}, dtype),
-                        values({tokens, groups, width}, dtype),         values({stack_rows, groups, width}, dtype),
-                        values({stack_rows, groups, width}, dtype),     ends(tokens, stack_rows, piece),
-                        1 / std::sqrt(static_cast<double>(width))};
+  TreeAttentionInput in{
+      values({tokens, kind.num_heads, width}, dtype), values({tokens, groups, width}, dtype),
+      values({tokens, groups, width}, dtype),         values({stack_rows, groups, width}, dtype),
+      values({stack_rows, groups, width}, dtype),     ends(tokens, stack_rows, piece),
+      1 / std::sqrt(static_cast<double>(width))};
   const auto d_k = at::zeros(in.k_stack_PGH.sizes(), accumulator_type(dtype));
   return {[in, d_k, d_v = d_k.clone(), d_o = values(in.q_TNH.sizes(), dtype)] {
     const at::NoGradGuard no_grad;
@@ -217,7 +220,8 @@ struct CalibrationCells::Models {
   size_t next() { return turn = (turn + 1) % copies.size(); }
 };
 
-CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass, DeviceProfile::Attention attention)
+CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
+                                   DeviceProfile::Attention attention)
     : dtype_(dtype), models_(std::make_unique<Models>()) {
   const auto config = shape_of(384, 2, 8, 4, 48, 1024, 2048);
   for (size_t i = 0; i < Models::kCopies; ++i) {
@@ -253,6 +257,7 @@ CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass, D
   tiny_attention_shape.num_kv_heads = 1;
   tiny_attention_shape.head_dim = 16;
   tiny_attention = attention_cell(tiny_attention_shape, dtype, 2, 0, 2);
+  all_ = list();
 }
 
 CalibrationCells::~CalibrationCells() = default;
@@ -262,7 +267,7 @@ const ModelConfig& CalibrationCells::config() const {
 }
 
 Cell CalibrationCells::pass_cell(int64_t tokens) {
-  auto path = std::make_shared<PathBatch>(tokens, config().vocab_size);
+  auto path = std::make_shared<PathBatch>(tokens, config().vocab_size, dtype_);
   return {[this, path] { return time_pass(*models_->copies[models_->next()], *path, *models_->loss); },
           /*backward_includes_forward=*/true};
 }
@@ -295,7 +300,7 @@ Cell CalibrationCells::head_cell(int64_t rows) {
   }};
 }
 
-std::vector<Cell*> CalibrationCells::all() {
+std::vector<Cell*> CalibrationCells::list() {
   std::vector<Cell*> cells = {&tiny_linear, &tiny_attention, &tiny_shallow, &tiny_deep};
   const auto add = [&](std::vector<Cell>& more) {
     for (auto& cell : more) cells.push_back(&cell);
@@ -309,14 +314,24 @@ std::vector<Cell*> CalibrationCells::all() {
   return cells;
 }
 
+double CalibrationCells::disturbance() const {
+  double total = 0, undisturbed = 0;
+  for (const Cell* cell : all_)
+    for (const auto* runs : {&cell->forward, &cell->backward}) {
+      total += std::accumulate(runs->begin(), runs->end(), 0.0);
+      undisturbed += lower_quartile(*runs) * static_cast<double>(runs->size());
+    }
+  return undisturbed > 0 ? total / undisturbed : 1;
+}
+
 int CalibrationCells::measure(const CalibrationEffort& effort) {
-  const auto cells = all();
   const Time begin = now();
   // The first run of a size compiles its kernels (oneDNN) and faults its memory in.
-  for (Cell* cell : cells) add_turn(*cell, false);
+  for (Cell* cell : all_) add_turn(*cell, false);
   int rounds = 0;
-  while (rounds < effort.min_rounds || (rounds < effort.max_rounds && seconds_since(begin) < effort.seconds)) {
-    for (Cell* cell : cells) add_turn(*cell, true);
+  while (rounds < effort.min_rounds ||
+         (rounds < effort.max_rounds && seconds_since(begin) < effort.seconds)) {
+    for (Cell* cell : all_) add_turn(*cell, true);
     ++rounds;
   }
   return rounds;

@@ -53,10 +53,15 @@ class CalibrationCells {
   static constexpr int kShallow = 1, kDeep = 9;  // layers of the tiny models
 
   CalibrationCells(at::ScalarType dtype, int64_t largest_pass, DeviceProfile::Attention attention);
+  CalibrationCells(const CalibrationCells&) = delete;
   ~CalibrationCells();
 
   // Runs all cells in turns; returns how many turns were counted.
   int measure(const CalibrationEffort& effort);
+
+  // All runs' seconds over what they would have been at their lower quartiles: disturbances make a walk of many
+  // passes longer by this, whichever pass they hit.
+  double disturbance() const;
 
   const ModelConfig& config() const;  // of the decoder behind `passes`
 
@@ -72,10 +77,11 @@ class CalibrationCells {
   Cell pass_cell(int64_t tokens);
   Cell linear_cell(int64_t tokens);
   Cell head_cell(int64_t rows);
-  std::vector<Cell*> all();
+  std::vector<Cell*> list();
 
   at::ScalarType dtype_;
   std::unique_ptr<Models> models_;
+  std::vector<Cell*> all_;
 };
 
 }  // namespace bough

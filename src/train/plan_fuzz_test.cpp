@@ -24,8 +24,8 @@ std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request
     return make_plan(strategy, request);
   } catch (const UserError& error) {
     const std::string message = error.what();
-    if (message.find("memory: got ") == std::string::npos) throw;
-    const size_t at = message.find("; ") + 2;
+    if (message.find("memory (") == std::string::npos) throw;
+    const size_t at = message.find("would do is ") + 12;
     request.memory_bytes = std::stoll(message.substr(at));
     EXPECT_NO_THROW(make_plan(strategy, request)) << message;
     return {};

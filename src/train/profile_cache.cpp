@@ -7,8 +7,11 @@
 #include <fstream>
 #include <optional>
 
+#include "base/clock.h"
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/format.h"
 #include "base/log.h"
 #include "train/calibrate.h"
 
@@ -18,44 +21,73 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Raised whenever kernels or the cost model change what is measured.
-constexpr int kVersion = 1;
+// Raised whenever kernels, the executor or the cost model change what is measured or what it means.
+constexpr int64_t kVersion = 1;
 
 fs::path from_environment(const char* name) {
   const char* value = std::getenv(name);
   return value ? fs::path(value) : fs::path();
 }
 
-// "intel-r-xeon-r-platinum-8480": of /proc/cpuinfo, as a file's name.
-std::string cpu_name() {
+// "Intel(R) Xeon(R) Processor"; "cpu" where the system does not say.
+std::string model_name() {
   std::ifstream info("/proc/cpuinfo");
-  std::string line, name;
-  while (std::getline(info, line))
-    if (line.starts_with("model name")) break;
-  for (const char c : line.substr(std::min(line.size(), line.find(':') + 1))) {
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name"))
+      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  return "cpu";
+}
+
+// As a part of a file's name: letters, digits and single dashes.
+std::string plain(const std::string& text) {
+  std::string name;
+  for (const char c : text)
     if (std::isalnum(static_cast<unsigned char>(c)))
       name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     else if (!name.empty() && name.back() != '-') name += '-';
-  }
   while (name.ends_with('-')) name.pop_back();
-  return name.empty() ? "cpu" : name.substr(0, 80);
+  return name.substr(0, 120);
 }
 
-const char* short_name(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? "bf16" : dtype == at::kDouble ? "fp64" : "fp32";
+// The key is also in the file: names are shortened.
+Json to_json(const ProfileKey& key) {
+  return {{"version", kVersion}, {"cpu", key.cpu}, {"threads", key.threads}, {"dtype", key.dtype}};
 }
 
-std::optional<DeviceProfile> read_profile(const fs::path& file) {
+std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey& key) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) return {};
   try {
-    if (!fs::exists(file)) return {};
-    return DeviceProfile::from_json(read_json(file), file.string());
+    const Json json = read_json(file);
+    if (!json.is_object() || json.value("measured_for", Json()) != to_json(key)) {
+      log_info(str(file.string(), " is of another version or processor"));
+      return {};
+    }
+    return DeviceProfile::from_json(json.value("profile", Json()), str(file.string(), ": profile"));
   } catch (const std::exception& error) {
-    log_warning(str(error.what(), "; it is measured again"));
+    log_warning(str(error.what(), "; measured again"));
     return {};
   }
 }
 
+void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProfile& profile) {
+  try {
+    make_directories(file.parent_path());
+    write_file_atomically(file,
+                          dump_pretty({{"measured_for", to_json(key)}, {"profile", profile.to_json()}}));
+  } catch (const std::exception& error) {
+    log_warning(str("the measurement is not kept for later runs: ", error.what()));
+  }
+}
+
 }  // namespace
+
+ProfileKey this_cpu(at::ScalarType dtype) {
+  return {str(model_name(), ", ", describe(cpu_features())), at::get_num_threads(),
+          dtype == at::kBFloat16 ? "bf16"
+          : dtype == at::kDouble ? "fp64"
+                                 : "fp32"};
+}
 
 fs::path cache_folder() {
   if (const auto own = from_environment("BOUGH_CACHE"); !own.empty()) return own;
@@ -64,23 +96,23 @@ fs::path cache_folder() {
   return {};
 }
 
-DeviceProfile cached_cpu_profile(at::ScalarType dtype) {
-  const fs::path folder = cache_folder();
-  const fs::path file = folder / str("profile-v", kVersion, "-", cpu_name(), "-", at::get_num_threads(),
-                                     "-threads-", short_name(dtype), ".json");
+DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
+                             const std::function<DeviceProfile()>& measure) {
+  const fs::path file =
+      folder / str("profile-", plain(key.cpu), "-", key.threads, "-threads-", plain(key.dtype), ".json");
   if (!folder.empty())
-    if (auto profile = read_profile(file)) return *std::move(profile);
-  log_info(str("measuring this CPU once, for plans: ", short_name(dtype), ", ", at::get_num_threads(),
-               " threads, some seconds"));
-  const DeviceProfile profile = calibrate_cpu(dtype);
-  if (folder.empty()) return profile;
-  try {
-    make_directories(folder);
-    write_file_atomically(file, dump_pretty(profile.to_json()));
-  } catch (const std::exception& error) {
-    log_warning(str("the measurement is not kept for later runs: ", error.what()));
-  }
+    if (auto profile = read_profile(file, key)) return *std::move(profile);
+  log_info(str("measuring this CPU once, for plans (", key.cpu, "; ", key.threads, " threads, ", key.dtype,
+               "): about 7 s"));
+  const auto begin = std::chrono::steady_clock::now();
+  DeviceProfile profile = measure();
+  log_info(str("measured in ", format_duration(seconds_since(begin))));
+  if (!folder.empty()) write_profile(file, key, profile);
   return profile;
+}
+
+DeviceProfile cached_cpu_profile(at::ScalarType dtype) {
+  return cached_profile(cache_folder(), this_cpu(dtype), [dtype] { return calibrate_cpu(dtype); });
 }
 
 }  // namespace bough

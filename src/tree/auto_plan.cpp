@@ -52,11 +52,11 @@ class Planner {
       }
     if (best) return std::move(best->plan);
     if (smallest == std::numeric_limits<int64_t>::max()) throw *refused;
-    throw UserError(str("memory: got ", format_bytes(static_cast<double>(*request_.memory_bytes)), " (",
-                        *request_.memory_bytes,
-                        " bytes) over weights and gradients, too little for this batch by strategy ",
-                        strategies.size() > 1 ? "auto" : std::string(strategies.front()), "; ", smallest,
-                        " bytes (", format_bytes(static_cast<double>(smallest)), ") would do"));
+    throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
+                        " bytes over weights and gradients, too little for this batch by strategy ",
+                        strategies.size() > 1 ? "auto" : std::string(strategies.front()),
+                        "; the smallest that would do is ", smallest, " bytes (",
+                        format_bytes(static_cast<double>(smallest)), ")"));
   }
 
  private:

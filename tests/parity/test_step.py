@@ -148,33 +148,38 @@ def test_what_is_printed(bough, tiny_models, tmp_path):
     report, _ = step(bough, tiny_models("qwen2"), path, "--repeat", 3)
     assert report["seconds_min"] <= report["seconds_per_step"] <= report["seconds_max"]
     assert report["compression"] == pytest.approx(report["tokens"] / report["tree_tokens"])
-    assert report["work_ratio"] >= 1 and report["passes"] >= 1 and report["mode"] == "path"
+    assert report["work_ratio"] >= 1 and report["passes"] >= 1 and report["mode"] in ("dense", "packed", "blocks")
     readable = bough("step", "--model", tiny_models("qwen2"), "--rollouts", path, ok=True)
     for word in ("step", "loss", "compression", "passes", "peak memory"):
         assert word in readable.stdout
     plan = bough("plan", "--rollouts", path, "--json", "--html", tmp_path / "tree.html", ok=True)
     assert len(plan.stdout.splitlines()) == 1
     assert plan.json["tree_tokens"] == report["tree_tokens"]
-    assert [p["strategy"] for p in plan.json["plans"]] == ["dense", "path"]
-    assert plan.json["plans"][1]["tokens_forwarded"] == plan.json["tree_tokens"]
-    assert plan.json["plans"][0]["tokens_forwarded"] == plan.json["tokens"]
+    strategies = plan.json["strategies"]
+    assert sorted(strategies) == ["auto", "blocks", "dense", "packed", "path"]
+    assert strategies["path"]["tokens_forwarded"] <= plan.json["tree_tokens"]
+    assert strategies["dense"]["tokens_forwarded"] <= plan.json["tokens"]
+    assert strategies["auto"]["predicted_seconds"] == min(
+        s["predicted_seconds"] for s in strategies.values() if "error" not in s
+    )
+    assert plan.json["chosen"] in strategies and len(plan.json["ranks"]) == 1
     assert "<svg" in (tmp_path / "tree.html").read_text()
 
 
 def test_memory_budget(bough, tiny_models, tmp_path):
-    """A budget shrinks the passes, or is refused with a number of bytes that does."""
+    """A budget is kept, or refused with a number of bytes that does."""
     path = write_rollouts(tmp_path / "rollouts.jsonl", random_rollouts(7, 311, longest_piece=200))
     free, _ = step(bough, tiny_models("qwen3"), path)
-    budget = int(0.8 * free["estimated_bytes"])
+    budget = int(0.6 * free["predicted_peak_bytes"])
     smaller, _ = step(bough, tiny_models("qwen3"), path, "--memory", budget)
-    assert smaller["max_tokens_per_mb"] < free["max_tokens_per_mb"]
-    assert smaller["peak_bytes"] <= smaller["estimated_bytes"] <= budget
+    assert smaller["peak_bytes"] <= 1.1 * smaller["predicted_peak_bytes"]
+    assert smaller["predicted_peak_bytes"] <= budget
     assert 0 < smaller["peak_bytes"] < free["peak_bytes"]
     assert smaller["loss"] == pytest.approx(free["loss"], rel=1e-4)
     refused = bough("step", "--model", tiny_models("qwen3"), "--rollouts", path, "--memory", "1KiB")
     assert refused.returncode == 2
-    smallest = int(next(w for w in refused.stderr.split("needs ")[1].split() if w.isdigit()))
+    smallest = int(refused.stderr.split("would do is ")[1].split()[0])
     report, _ = step(bough, tiny_models("qwen3"), path, "--memory", smallest)
-    assert report["estimated_bytes"] == smallest
+    assert report["predicted_peak_bytes"] == smallest
     below = bough("step", "--model", tiny_models("qwen3"), "--rollouts", path, "--memory", smallest - 1)
     assert below.returncode == 2 and json.dumps(smallest) in below.stderr
