@@ -3,8 +3,8 @@
 
 Runs `bough step` and the yardstick's peer_step.py on the same generated rollout sets and the same weights,
 interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough is faster:
-`path` against AReaL-DTA, `dense` against transformers' dense step. Every measurement is a process of its own,
-with one uncounted warm-up inside. A contender whose loss is not Bough's computed something else: a failure.
+`auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against `dense`. Every
+measurement is a process of its own, with one uncounted warm-up inside. A contender whose loss is not Bough's computed something else: a failure.
 
 Needs the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick) and, for AReaL-DTA, AREAL_DTA_DIR;
 what is missing is said and left out. Results go to a table on stdout and to --out as JSON.
@@ -43,8 +43,9 @@ SMOKE_SETS = {
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # Of the loss, over the log of the vocabulary, which is what a log-probability is of order of.
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
-# Bough's contender, its peer.
-PAIRS = [("path", "dta"), ("dense", "transformers")]
+CONTENDERS = ["auto", "path", "dta", "dense", "transformers"]
+# Bough's contender, what it is held against.
+PAIRS = [("auto", "dta"), ("path", "dta"), ("dense", "transformers"), ("auto", "dense")]
 
 
 @dataclasses.dataclass
@@ -90,7 +91,7 @@ class Bench:
 
     def measure(self, contender, model, rollouts, dtype):
         """Seconds and loss of one run."""
-        if contender in ("path", "dense"):
+        if contender in ("auto", "path", "dense"):
             report = self.run(
                 [self.args.bough, "step", "--model", model, "--rollouts", rollouts, "--mode", contender]
                 + ["--dtype", dtype, "--threads", self.args.threads, "--repeat", 1, "--json"]
@@ -112,6 +113,7 @@ def parse_arguments():
     )
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
     parser.add_argument(
         "--shape", default="small", choices=["tiny", "small", "0.6b"], help="the model's (small)"
@@ -156,6 +158,7 @@ def summarise(results):
     rows = []
     for (name, dtype), by_contender in results.items():
         row = {"set": name, "dtype": dtype, "contenders": {}, "ratios": {}, "wrong_losses": []}
+        expected = next(iter(by_contender.values()))[0][1]
         for contender, runs in by_contender.items():
             seconds = [run[0] for run in runs]
             loss = runs[0][1]
@@ -165,10 +168,10 @@ def summarise(results):
                 "max_s": max(seconds),
                 "loss": loss,
             }
-            if not abs(loss - by_contender["path"][0][1]) <= LOSS_TOLERANCE[dtype] * math.log(VOCAB):
+            if not abs(loss - expected) <= LOSS_TOLERANCE[dtype] * math.log(VOCAB):
                 row["wrong_losses"].append(contender)
         for ours, peer in PAIRS:
-            if peer in by_contender:
+            if ours in by_contender and peer in by_contender:
                 median = {c: row["contenders"][c]["median_s"] for c in (ours, peer)}
                 row["ratios"][f"{peer}/{ours}"] = median[peer] / median[ours]
         rows.append(row)
@@ -201,10 +204,9 @@ def main():
         return 0
     if not args.bough.is_file():
         raise SystemExit(f"step_vs_peers: no program at {args.bough}: run `make build` or give --bough")
-    contenders = ["path", "dense", "transformers"]
-    if os.environ.get("AREAL_DTA_DIR"):
-        contenders.insert(1, "dta")
-    else:
+    contenders = args.contenders
+    if "dta" in contenders and not os.environ.get("AREAL_DTA_DIR"):
+        contenders.remove("dta")
         say("step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout")
     with tempfile.TemporaryDirectory(prefix="step_vs_peers_") as folder:
         bench = Bench(args, Path(folder), yardstick, {**os.environ, **host_environment()})
@@ -224,7 +226,7 @@ def main():
     wrong = [row for row in rows if row["wrong_losses"]]
     for row in wrong:
         others = ", ".join(row["wrong_losses"])
-        say(f"step_vs_peers: {row['set']} {row['dtype']}: not the loss of path: {others}")
+        say(f"step_vs_peers: {row['set']} {row['dtype']}: not the loss of {args.contenders[0]}: {others}")
     return 1 if wrong else 0
 
 
