@@ -4,7 +4,8 @@
 Runs `bough step` and the yardstick's peer_step.py on the same generated rollout sets and the same weights,
 interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough is faster:
 `auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against `dense`. Every
-measurement is a process of its own, with one uncounted warm-up inside. A contender whose loss is not Bough's computed something else: a failure.
+measurement is a process of its own, with one uncounted warm-up inside. A contender whose loss is not Bough's
+computed something else: a failure.
 
 Needs the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick) and, for AReaL-DTA, AREAL_DTA_DIR;
 what is missing is said and left out. Results go to a table on stdout and to --out as JSON.

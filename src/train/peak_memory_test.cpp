@@ -75,7 +75,9 @@ class Steps {
     for (auto* field :
          {&batch.fields.advantages_R, &batch.fields.behaviour_log_probs_R, &batch.fields.weights_R})
       *field = at::ones({batch.num_rows()}, type);
-    const auto plan = make_plan(strategy, plan_request(batch, limit));
+    auto request = plan_request(batch, limit);
+    request.costs = &costs_;
+    const auto plan = make_plan(strategy, request);
     Executor(*model_).forward_backward(plan, batch, *loss_);
     const auto measured = static_cast<double>(cpu_peak_bytes() - before);
     return static_cast<double>(simulate(plan, &costs_).peak_bytes) / measured;
@@ -87,10 +89,10 @@ class Steps {
   std::unique_ptr<Loss> loss_;
 };
 
-// Measured at most 1.1 x predicted, and predicted no more than 10% above what is needed.
+// Required are 1.1 x above and below; what is left of that is for other numbers of threads.
 void expect_near(double ratio) {
-  EXPECT_GT(ratio, 1 / 1.1);
-  EXPECT_LT(ratio, 1.1);
+  EXPECT_GT(ratio, 0.98);
+  EXPECT_LT(ratio, 1.09);
 }
 
 TEST(PeakMemory, AsPredictedForPassesStacksVocabulariesAndTypes) {
@@ -98,9 +100,9 @@ TEST(PeakMemory, AsPredictedForPassesStacksVocabulariesAndTypes) {
     for (const int64_t vocab : {500, 20000}) {
       Steps steps(config_of(64, 3, 192, vocab), dtype);
       for (const bool train_trunk : {false, true}) {
-        const Sequences sequences(600, 8, 300, train_trunk, vocab);
-        for (const char* strategy : {"path", "dense"})
-          for (const int64_t limit : {2048, 512, 100, 32}) {
+        const Sequences sequences(600, 3, 100, train_trunk, vocab);
+        for (const char* strategy : {"path", "dense", "blocks"})
+          for (const int64_t limit : {2048, 300, 40}) {
             SCOPED_TRACE(testing::Message()
                          << c10::toString(dtype) << " vocabulary " << vocab << " " << strategy << " B "
                          << limit << (train_trunk ? ", trunk trained" : ""));
@@ -112,11 +114,11 @@ TEST(PeakMemory, AsPredictedForPassesStacksVocabulariesAndTypes) {
 
 TEST(PeakMemory, OfALongStack) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    Steps steps(config_of(64, 2, 192, 500), dtype);
+    Steps steps(config_of(32, 2, 96, 500), dtype);
     for (const bool train_trunk : {false, true})
       for (const int64_t limit : {2048, 256}) {
         SCOPED_TRACE(testing::Message() << c10::toString(dtype) << " B " << limit << train_trunk);
-        expect_near(steps.ratio(Sequences(4096, 3, 100, train_trunk, 500), "path", limit));
+        expect_near(steps.ratio(Sequences(4096, 2, 100, train_trunk, 500), "path", limit));
       }
   }
 }
