@@ -66,8 +66,13 @@ class Planner {
     return *whole_;
   }
 
+  const IndexedTree& flat() {
+    if (!flat_) flat_ = index_tree(build_flat_forest(request_.sequences), all_sequences(request_), request_);
+    return *flat_;
+  }
+
   Plan make(std::string_view strategy, int64_t size) {
-    Plan plan = strategy == "dense"    ? plan_dense(request_, size)
+    Plan plan = strategy == "dense"    ? plan_dense(flat(), size)
                 : strategy == "packed" ? plan_packed(request_, whole(), size)
                 : strategy == "path"   ? plan_path(request_, whole(), size)
                                        : plan_blocks(request_, whole(), size);
@@ -87,7 +92,7 @@ class Planner {
   }
 
   const PlanRequest& request_;
-  std::optional<IndexedTree> whole_;
+  std::optional<IndexedTree> whole_, flat_;
 };
 
 }  // namespace

@@ -214,7 +214,7 @@ Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t m
       index = whole.sequences[index];
       sequences.push_back(request.sequences[index]);
     }
-    const auto indexed = index_tree(build_prefix_tree(sequences), group, request);
+    const auto indexed = index_tree(build_prefix_tree(sequences), group, request, whole.tree.get());
     plan.trees.push_back(BlocksWalk(indexed, max_tokens_per_pass).run());
   }
   return plan;

@@ -10,8 +10,9 @@ Plan plan_packed(const PlanRequest& request, const IndexedTree& whole, int64_t m
   for (const auto& bin : packing.bins) {
     std::vector<TokenSpan> sequences;
     for (const int64_t s : bin.sequences) sequences.push_back(request.sequences[s]);
-    const auto indexed =
-        packing.bins.size() == 1 ? whole : index_tree(build_prefix_tree(sequences), bin.sequences, request);
+    const auto indexed = packing.bins.size() == 1 ? whole
+                                                  : index_tree(build_prefix_tree(sequences), bin.sequences,
+                                                               request, whole.tree.get());
     PlanBuilder builder(indexed, max_tokens_per_pass);
     if (const auto count = static_cast<int32_t>(indexed.tree->num_tokens()); count > 0)
       builder.add_leaf({{0, count}});

@@ -5,11 +5,10 @@
 
 namespace bough {
 
-Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass) {
+Plan plan_dense(const IndexedTree& flat, int64_t max_tokens_per_pass) {
   Plan plan{"dense", max_tokens_per_pass, {}};
-  const auto indexed = index_tree(build_flat_forest(request.sequences), all_sequences(request), request);
-  const auto& tree = *indexed.tree;
-  PlanBuilder builder(indexed, max_tokens_per_pass);
+  const auto& tree = *flat.tree;
+  PlanBuilder builder(flat, max_tokens_per_pass);
   TokenRange pass{0, 0};
   const auto flush = [&] {
     if (pass.size() > 0) builder.add_leaf({pass});

@@ -15,9 +15,9 @@ std::vector<int64_t> all_sequences(const PlanRequest& request) {
 
 namespace {
 
-// Of each tree token, how many sequences train it.
+// Of each tree token, how many sequences train it. offsets: of all the batch's sequences.
 std::vector<int32_t> trained_counts(const PrefixTree& tree, const std::vector<int64_t>& sequences,
-                                    const PlanRequest& request) {
+                                    const PlanRequest& request, const std::vector<int64_t>& offsets) {
   if (request.trained.empty()) {
     auto counts = tree.num_sequences;
     for (int64_t t = 0; t < tree.num_tokens(); ++t)
@@ -25,9 +25,6 @@ std::vector<int32_t> trained_counts(const PrefixTree& tree, const std::vector<in
     return counts;
   }
   std::vector<int32_t> counts(tree.num_tokens(), 0);
-  std::vector<int64_t> offsets(request.sequences.size() + 1, 0);
-  for (size_t s = 0; s < request.sequences.size(); ++s)
-    offsets[s + 1] = offsets[s] + static_cast<int64_t>(request.sequences[s].size());
   BOUGH_CHECK(offsets.back() == static_cast<int64_t>(request.trained.size()), "the batch has ",
               offsets.back(), " tokens, but ", request.trained.size(), " flags say what trains");
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -45,9 +42,11 @@ std::vector<int32_t> trained_counts(const PrefixTree& tree, const std::vector<in
 
 }  // namespace
 
-IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request) {
+IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request,
+                       const PrefixTree* whole) {
   IndexedTree indexed{nullptr, std::move(sequences), BranchTree(tree), {}, {}, {}, {}};
-  const auto trained = trained_counts(tree, indexed.sequences, request);
+  const auto trained =
+      trained_counts(tree, indexed.sequences, request, (whole ? *whole : tree).sequence_offset);
   const int64_t count = tree.num_tokens();
   indexed.pairs_before.resize(count + 1);
   indexed.trained_before.resize(count + 1);

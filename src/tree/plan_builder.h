@@ -28,7 +28,9 @@ struct IndexedTree {
 };
 
 // `tree` was built from the request's sequences at these indices, in this order.
-IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request);
+// `whole`: the tree of all sequences, where this one is of some: offsets are not summed again for each of many trees.
+IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request,
+                       const PrefixTree* whole = nullptr);
 
 std::vector<int64_t> all_sequences(const PlanRequest& request);
 

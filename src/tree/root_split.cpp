@@ -1,6 +1,7 @@
 #include "tree/root_split.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace bough {
@@ -63,18 +64,18 @@ class RootSplitter {
   // What hangs off the node in as few groups as fit a pass together with the path; a big child is a group.
   std::vector<std::vector<int32_t>> groups_of(const BranchNode& node, int64_t path) const {
     std::vector<std::vector<int32_t>> groups;
-    std::vector<std::pair<int64_t, size_t>> rooms;   // of groups of small children
+    std::multimap<int64_t, size_t> by_room;          // groups of small children; best fit
     for (const int32_t child : children_of(node)) {  // heaviest first
       const int64_t size = subtree(branches_.nodes[child]).size();
       size_t group = groups.size();
       if (!is_big(branches_.nodes[child], path)) {
-        const auto room = std::find_if(rooms.begin(), rooms.end(), [&](auto& r) { return r.first >= size; });
-        if (room != rooms.end()) {
-          group = room->second;
-          room->first -= size;
-        } else {
-          rooms.emplace_back(limit_ - path - size, group);
+        int64_t room = limit_ - path;
+        if (const auto found = by_room.lower_bound(size); found != by_room.end()) {
+          room = found->first;
+          group = found->second;
+          by_room.erase(found);
         }
+        by_room.insert({room - size, group});
       }
       if (group == groups.size()) groups.emplace_back();
       groups[group].push_back(child);
