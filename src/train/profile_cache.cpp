@@ -2,7 +2,10 @@
 
 #include <ATen/Parallel.h>
 
+#include <time.h>
+
 #include <cctype>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
@@ -23,6 +26,9 @@ namespace fs = std::filesystem;
 
 // Raised whenever kernels, the executor or the cost model change what is measured or what it means.
 constexpr int64_t kVersion = 1;
+
+// How long a measurement on a busy machine is good for.
+constexpr std::chrono::minutes kProvisional{10};
 
 fs::path from_environment(const char* name) {
   const char* value = std::getenv(name);
@@ -63,6 +69,11 @@ std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey
       log_info(str(file.string(), " is of another version or processor"));
       return {};
     }
+    const auto age = fs::file_time_type::clock::now() - fs::last_write_time(file);
+    if (json.value("provisional", false) && age > kProvisional) {
+      log_info(str(file.string(), " was measured while other programs were busy"));
+      return {};
+    }
     return DeviceProfile::from_json(json.value("profile", Json()), str(file.string(), ": profile"));
   } catch (const std::exception& error) {
     log_warning(str(error.what(), "; measured again"));
@@ -70,11 +81,24 @@ std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey
   }
 }
 
-void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProfile& profile) {
+// The measuring thread computes all the time, or waits for threads that do: without a core for it the rates are those
+// of what other programs left. Such a measurement is not kept for long.
+constexpr double kLeastShare = 0.8;
+constexpr double kShortest = 0.2;  // seconds, below which shares mean nothing
+
+double thread_cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProfile& profile,
+                   bool provisional) {
   try {
     make_directories(file.parent_path());
-    write_file_atomically(file,
-                          dump_pretty({{"measured_for", to_json(key)}, {"profile", profile.to_json()}}));
+    write_file_atomically(file, dump_pretty({{"measured_for", to_json(key)},
+                                             {"provisional", provisional},
+                                             {"profile", profile.to_json()}}));
   } catch (const std::exception& error) {
     log_warning(str("the measurement is not kept for later runs: ", error.what()));
   }
@@ -105,9 +129,20 @@ DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
   log_info(str("measuring this CPU once, for plans (", key.cpu, "; ", key.threads, " threads, ", key.dtype,
                "): about 7 s"));
   const auto begin = std::chrono::steady_clock::now();
+  const double cpu_begin = thread_cpu_seconds();
   DeviceProfile profile = measure();
-  log_info(str("measured in ", format_duration(seconds_since(begin))));
-  if (!folder.empty()) write_profile(file, key, profile);
+  const double seconds = seconds_since(begin);
+  const double share = (thread_cpu_seconds() - cpu_begin) / std::max(seconds, 1e-9);
+  if (seconds > kShortest && share < kLeastShare) {
+    log_warning(str(
+        "measured in ", format_duration(seconds), ", with a core for ", format_significant(100 * share, 2),
+        "% of that: other programs were busy. Gradients are right all the same, but plans may not be "
+        "the fastest; measured again in ten minutes, when it is needed"));
+    if (!folder.empty()) write_profile(file, key, profile, true);
+    return profile;
+  }
+  log_info(str("measured in ", format_duration(seconds)));
+  if (!folder.empty()) write_profile(file, key, profile, false);
   return profile;
 }
 

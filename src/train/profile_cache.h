@@ -25,7 +25,8 @@ std::filesystem::path cache_folder();
 
 // The profile that the folder holds for the key; else what `measure` returns, which is then written there, whole or
 // not at all. The log says what is measured and why. A file that is unreadable or of another version is measured again
-// and replaced; a folder that cannot be written is a warning; an empty one stands for no cache.
+// and replaced; a folder that cannot be written is a warning; an empty one stands for no cache. What was measured while
+// other programs kept the cores busy is a warning, and good for ten minutes.
 DeviceProfile cached_profile(const std::filesystem::path& folder, const ProfileKey& key,
                              const std::function<DeviceProfile()>& measure);
 

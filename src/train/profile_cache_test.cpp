@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -65,6 +67,22 @@ TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
   EXPECT_EQ(get(key_).name, "measurement 1");
   // The same file's name, another processor: what is read says for whom it was measured.
   EXPECT_EQ(get({"Some(R) CPU @ 3 GHz. avx2", key_.threads, key_.dtype}).name, "measurement 5");
+}
+
+TEST_F(ProfileCache, WhatABusyMachineMeasuredIsGoodForTenMinutes) {
+  const auto get_busy = [&] {
+    return cached_profile(folder_, key_, [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the thread has no core
+      ++measurements_;
+      return built_in_profile("h100", "bf16");
+    });
+  };
+  get_busy();
+  get_busy();
+  EXPECT_EQ(measurements_, 1);
+  fs::last_write_time(only_file(), fs::last_write_time(only_file()) - std::chrono::minutes(11));
+  get_busy();
+  EXPECT_EQ(measurements_, 2);
 }
 
 TEST_F(ProfileCache, WhatIsDamagedOrOldIsMeasuredAgain) {

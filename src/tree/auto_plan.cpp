@@ -13,6 +13,8 @@ namespace {
 // Smaller passes cost more in overhead than their memory is worth.
 constexpr int64_t kSmallestPass = 16;
 
+constexpr int kWorseInARow = 2;
+
 struct Candidate {
   Plan plan;
   Simulation simulation;
@@ -37,19 +39,28 @@ class Planner {
     std::optional<Candidate> best;
     int64_t smallest = std::numeric_limits<int64_t>::max();
     std::optional<UserError> refused;
-    for (const auto strategy : strategies)
+    for (const auto strategy : strategies) {
+      // From large passes to small ones, until these only cost more: time by pass size has one minimum, but for
+      // small steps where the number of passes jumps.
+      double least = std::numeric_limits<double>::infinity();
+      int num_worse = 0;
       for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
+        if (num_worse == kWorseInARow) break;
         try {
           Plan plan = make(strategy, size);
           auto simulation = simulate(plan, request_.costs);
           smallest = std::min(smallest, simulation.peak_bytes);
           if (request_.memory_bytes && simulation.peak_bytes > *request_.memory_bytes) continue;
+          num_worse = simulation.seconds < least ? 0 : num_worse + 1;
+          least = std::min(least, simulation.seconds);
           if (!best || simulation.seconds < best->simulation.seconds)
             best = Candidate{std::move(plan), simulation};
         } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
           if (!refused) refused = error;
+          break;  // smaller passes hold no longer path
         }
       }
+    }
     if (best) return std::move(best->plan);
     if (smallest == std::numeric_limits<int64_t>::max()) throw *refused;
     throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
