@@ -5,8 +5,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <cstdlib>
-
 #include "base/error.h"
 #include "train/exactness.h"
 
@@ -18,13 +16,9 @@ constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
 // Models this small run faster on one thread.
 const bool one_thread = (at::set_num_threads(1), true);
 
-int64_t num_trees() {
-  return std::getenv("BOUGH_SLOW") ? 3000 : 300;
-}
-
-TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
+void expect_every_plan_exact(int64_t begin, int64_t end) {
   const auto loss = full_loss();
-  for (int64_t seed = 0; seed < num_trees(); ++seed) {
+  for (int64_t seed = begin; seed < end; ++seed) {
     const int64_t max_tokens = seed % 50 == 0 ? 2000 : seed % 10 == 0 ? 500 : 100;
     const auto r = random_batch(seed, max_tokens);
     auto model = random_model(seed, at::kDouble);
@@ -41,9 +35,18 @@ TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
           for (auto& block : planned.blocks)
             if (block.interior) block.keep = static_cast<Keep>(random() % 3);
         expect_exact(*model, flat, *r, plan, *loss, str(strategy, " seed ", seed, " B ", limit));
-        if (HasFatalFailure()) return;
+        if (::testing::Test::HasFatalFailure()) return;
       }
   }
+}
+
+TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
+  expect_every_plan_exact(0, 300);
+}
+
+TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
+  if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
+  expect_every_plan_exact(300, 3000);
 }
 
 TEST(Executor, OneTokenAPassIsExact) {

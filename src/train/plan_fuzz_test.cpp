@@ -4,8 +4,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <cstdlib>
-
 #include "base/error.h"
 #include "models/model_shape.h"
 #include "train/exactness.h"
@@ -13,10 +11,6 @@
 
 namespace bough {
 namespace {
-
-int64_t num_cases() {
-  return std::getenv("BOUGH_SLOW") ? 10'000 : 500;
-}
 
 // A plan of the request, or nothing where it is refused for memory; then what the refusal asks for must do.
 std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request) {
@@ -32,11 +26,11 @@ std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request
   }
 }
 
-TEST(PlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {
+void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
   at::set_num_threads(1);
   const auto loss = full_loss();
   int num_refused = 0;
-  for (int64_t seed = 0; seed < num_cases(); ++seed) {
+  for (int64_t seed = begin; seed < end; ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed) + 5);
     const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
     const int64_t max_tokens = 10 + below(100);
@@ -61,7 +55,7 @@ TEST(PlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {
     const std::string what =
         str("seed ", seed, " ", strategy, " B ", limit, " memory ", request.memory_bytes.value_or(-1));
     const auto plan = plan_within(strategy, request);
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
     if (!plan) {
       ++num_refused;
       continue;
@@ -71,10 +65,19 @@ TEST(PlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {
       ASSERT_LE(simulate(*plan, &costs).peak_bytes, *request.memory_bytes) << what;
     }
     expect_exact(*model, flat, *r, *plan, *loss, what);
-    if (HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
   EXPECT_GT(num_refused, 0);
-  EXPECT_LT(num_refused, num_cases() / 4);
+  EXPECT_LT(num_refused, (end - begin) / 4);
+}
+
+TEST(PlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {
+  expect_valid_within_memory_and_exact(0, 500);
+}
+
+TEST(SlowPlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {
+  if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
+  expect_valid_within_memory_and_exact(500, 10'000);
 }
 
 }  // namespace
