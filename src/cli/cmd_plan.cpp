@@ -36,8 +36,7 @@ struct PlanOptions {
 struct StrategyCost {
   std::string strategy;
   std::string error;  // why it cannot be had; then the rest says nothing
-  std::string chosen;
-  int64_t pass_tokens = 0;
+  Plan plan;
   Simulation simulation;
   bool fits = true;  // the device's memory, beside weights and gradients
 };
@@ -77,17 +76,14 @@ CostModel cost_model_of(const PlanOptions& options) {
 StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, bool memory_given) {
   StrategyCost cost{.strategy = strategy};
   try {
-    const Plan plan = make_plan(strategy, request);
-    cost.chosen = plan.strategy;
-    cost.pass_tokens = plan.max_tokens_per_pass;
-    cost.simulation = simulate(plan, request.costs);
+    cost.plan = make_plan(strategy, request);
+    cost.simulation = simulate(cost.plan, request.costs);
   } catch (const UserError& error) {
     if (strategy == "auto" && memory_given) throw;  // no plan at all fits
     cost.error = error.what();
   }
   const auto& shape = request.costs->shape();
-  const int64_t state = shape.num_parameters() * (shape.element_bytes + shape.accumulator_bytes);
-  cost.fits = state + cost.simulation.peak_bytes <= request.costs->device().memory_bytes;
+  cost.fits = shape.parameter_bytes() + cost.simulation.peak_bytes <= request.costs->device().memory_bytes;
   return cost;
 }
 
@@ -110,8 +106,9 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
   return costs;
 }
 
-PlanPicture picture_of(const Plan& plan, const CostModel& costs) {
-  const Simulation s = simulate(plan, &costs);
+PlanPicture picture_of(const StrategyCost& cost) {
+  const Plan& plan = cost.plan;
+  const Simulation& s = cost.simulation;
   return plan_picture(
       plan, str(plan.strategy, ": ", format_thousands(s.num_passes), " passes of at most ",
                 format_thousands(plan.max_tokens_per_pass), " tokens, ", format_thousands(s.tokens_forwarded),
@@ -127,7 +124,7 @@ Json report_json(const PlanReport& report) {
     }
     const Simulation& s = cost.simulation;
     strategies[cost.strategy] = {{"passes", s.num_passes},
-                                 {"max_tokens_per_pass", cost.pass_tokens},
+                                 {"max_tokens_per_pass", cost.plan.max_tokens_per_pass},
                                  {"tokens_forwarded", s.tokens_forwarded},
                                  {"tokens_recomputed", s.tokens_recomputed},
                                  {"peak_stack_tokens", s.peak_stack_tokens},
@@ -152,7 +149,7 @@ Json report_json(const PlanReport& report) {
           {"leaves", tree.num_leaves},
           {"branch_points", tree.num_branch_points},
           {"max_tokens_per_mb", report.max_tokens_per_mb},
-          {"chosen", report.of("auto").chosen},
+          {"chosen", report.of("auto").plan.strategy},
           {"strategies", strategies},
           {"ranks", ranks}};
 }
@@ -171,7 +168,7 @@ std::string strategy_table(const PlanReport& report) {
     }
     const Simulation& s = cost.simulation;
     rows.push_back(
-        {cost.strategy, format_thousands(s.num_passes), format_thousands(cost.pass_tokens),
+        {cost.strategy, format_thousands(s.num_passes), format_thousands(cost.plan.max_tokens_per_pass),
          format_thousands(s.tokens_forwarded), format_thousands(s.tokens_recomputed),
          format_significant(s.seconds, 3),
          str(format_bytes(static_cast<double>(s.peak_bytes)), cost.fits ? "" : " (!)"),
@@ -194,8 +191,9 @@ std::string strategy_table(const PlanReport& report) {
 std::string choice(const PlanReport& report) {
   const StrategyCost& chosen = report.of("auto");
   const StrategyCost& dense = report.of("dense");
-  std::string text = str("auto takes ", chosen.chosen, " with passes of at most ",
-                         format_thousands(chosen.pass_tokens), " tokens: the least predicted time");
+  std::string text =
+      str("auto takes ", chosen.plan.strategy, " with passes of at most ",
+          format_thousands(chosen.plan.max_tokens_per_pass), " tokens: the least predicted time");
   if (dense.error.empty())
     text += str(", ", format_significant(dense.simulation.seconds / chosen.simulation.seconds, 3),
                 "x faster than dense; the work allows ", format_significant(report.work_ratio, 3),
@@ -260,8 +258,7 @@ void run_plan(const PlanOptions& options) {
   for (const char* strategy : {"dense", "packed", "path", "blocks", "auto"})
     report.strategies.push_back(cost_of(strategy, request, memory.has_value()));
   report.ranks = rank_costs(tree, request, options.ranks);
-  if (!options.svg.empty())
-    write_file_atomically(options.svg, plan_svg(picture_of(make_plan("auto", request), costs)));
+  if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
   if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, batch, options.rollouts));
   if (options.json) print_json(report_json(report));
   else print_readable_report(report, costs);

@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "control/scalar_type.h"
 #include "models/model_shape.h"
 #include "train/profile_cache.h"
 
@@ -22,11 +21,19 @@ CostModel run_costs(const std::filesystem::path& folder, const std::string& from
   const DeviceProfile profile =
       source.empty() ? profile_of(model) : DeviceProfile::from_json(read_json(source), source.string());
   const ModelShape shape = model_shape(model.config(), model.dtype());
-  if (profile.dtype != name_of(model.dtype()))
+  if (profile.dtype != dtype_name(model.dtype()))
     throw UserError(str(source.string(), ": measured in ", profile.dtype, ", but the model computes in ",
-                        name_of(model.dtype()), "; take a calibration of that type, or none"));
+                        dtype_name(model.dtype()), "; take a calibration of that type, or none"));
   if (!begun) write_file_atomically(file, dump_pretty(profile.to_json()));
   return CostModel(profile, shape);
+}
+
+PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
+                         const CostModel* costs) {
+  PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
+  request.costs = costs;
+  if (costs && !settings.memory.is_auto()) request.memory_bytes = settings.memory.count;
+  return request;
 }
 
 }  // namespace bough

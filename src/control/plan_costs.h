@@ -4,7 +4,9 @@
 #include <filesystem>
 #include <string>
 
+#include "control/run_settings.h"
 #include "models/model.h"
+#include "train/batch.h"
 #include "tree/cost_model.h"
 
 namespace bough {
@@ -16,5 +18,9 @@ DeviceProfile profile_of(const Model& model);
 // empty); else profile_of(model), saved. So plans of a run, and of one resumed, are a function of its batches alone.
 // UserError: `from` is missing, malformed, or of another element type than the model.
 CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model);
+
+// What make_plan needs of a batch under a run's settings; the memory budget counts where there are costs. Not owned:
+// the batch's sequences, the costs.
+PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings, const CostModel* costs);
 
 }  // namespace bough

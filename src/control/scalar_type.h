@@ -12,8 +12,4 @@ inline at::ScalarType scalar_type_of(const std::string& dtype) {
   return dtype == "bf16" ? at::kBFloat16 : dtype == "fp64" ? at::kDouble : at::kFloat;
 }
 
-inline std::string name_of(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? "bf16" : dtype == at::kDouble ? "fp64" : "fp32";
-}
-
 }  // namespace bough

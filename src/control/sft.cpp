@@ -8,8 +8,8 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/random.h"
-#include "control/prompt_encoder.h"
 #include "control/plan_costs.h"
+#include "control/prompt_encoder.h"
 #include "control/scalar_type.h"
 #include "models/checkpoint.h"
 #include "models/model_shape.h"
@@ -110,10 +110,7 @@ double Sft::train(const std::vector<const EncodedExample*>& examples) {
     trained.push_back(static_cast<int64_t>(positions.size()));
   batch.fields.weights_R = expand_to_rows(sequence_weights(AggregationSettings{}, trained, {}),
                                           batch.fields.sequences_R, accumulator_type(model_->dtype()));
-  PlanRequest request = plan_request(batch, settings_.mb_spec.max_tokens_per_mb);
-  request.costs = &costs_;
-  if (const Bytes& memory = settings_.mb_spec.memory; !memory.is_auto()) request.memory_bytes = memory.count;
-  const Plan plan = make_plan(settings_.tree_training_mode, request);
+  const Plan plan = make_plan(settings_.tree_training_mode, plan_request(batch, settings_.mb_spec, &costs_));
   const WalkResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {

@@ -9,6 +9,7 @@
 
 #include "algo/minibatches.h"
 #include "base/error.h"
+#include "control/plan_costs.h"
 
 namespace bough {
 
@@ -78,13 +79,7 @@ Trainer::MiniBatch Trainer::make_mini_batch(const ScoredBatch& batch,
 }
 
 Plan Trainer::plan_of(const MiniBatch& mini, const std::string& strategy) const {
-  PlanRequest request = plan_request(mini.batch, settings_.mb_spec.max_tokens_per_mb);
-  if (costs_) {
-    request.costs = &*costs_;
-    if (const Bytes& memory = settings_.mb_spec.memory; !memory.is_auto())
-      request.memory_bytes = memory.count;
-  }
-  return make_plan(strategy, request);
+  return make_plan(strategy, plan_request(mini.batch, settings_.mb_spec, costs_ ? &*costs_ : nullptr));
 }
 
 // All fields that do not change while the batch is trained on.

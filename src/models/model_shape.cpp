@@ -4,9 +4,13 @@
 
 namespace bough {
 
-ModelShape model_shape(const ModelConfig& config, at::ScalarType dtype) {
+const char* dtype_name(at::ScalarType dtype) {
   BOUGH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, "a model of ",
               c10::toString(dtype));
+  return dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64";
+}
+
+ModelShape model_shape(const ModelConfig& config, at::ScalarType dtype) {
   ModelShape shape;
   shape.name = "model";
   shape.num_layers = config.num_layers;
@@ -20,7 +24,7 @@ ModelShape model_shape(const ModelConfig& config, at::ScalarType dtype) {
   shape.qk_norm = config.qk_norm;
   shape.qkv_bias = config.qkv_bias;
   shape.output_bias = config.output_bias;
-  set_dtype(shape, dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64");
+  set_dtype(shape, dtype_name(dtype));
   return shape;
 }
 

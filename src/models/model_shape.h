@@ -8,6 +8,9 @@
 
 namespace bough {
 
+// fp32, bf16 or fp64: as settings, profiles and reports name it. InternalError for another one.
+const char* dtype_name(at::ScalarType dtype);
+
 // dtype: fp32, bf16 or fp64, of weights and activations.
 ModelShape model_shape(const ModelConfig& config, at::ScalarType dtype);
 

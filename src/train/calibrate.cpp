@@ -139,7 +139,7 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
   install_cpu_allocator();
   DeviceProfile profile;
   profile.name = "cpu";
-  profile.dtype = dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64";
+  profile.dtype = dtype_name(dtype);
   profile.memory_bytes = physical_memory_bytes();
   profile.threads = at::get_num_threads();
   profile.attention = dtype != at::kDouble && cpu_features().avx512 ? DeviceProfile::Attention::kTiles

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "models/model_shape.h"
 #include "train/calibrate.h"
 
 namespace bough {
@@ -107,10 +108,7 @@ void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProf
 }  // namespace
 
 ProfileKey this_cpu(at::ScalarType dtype) {
-  return {str(model_name(), ", ", describe(cpu_features())), at::get_num_threads(),
-          dtype == at::kBFloat16 ? "bf16"
-          : dtype == at::kDouble ? "fp64"
-                                 : "fp32"};
+  return {str(model_name(), ", ", describe(cpu_features())), at::get_num_threads(), dtype_name(dtype)};
 }
 
 fs::path cache_folder() {

@@ -1,6 +1,6 @@
 // make_plan: the pass size, what is kept, and the choice between strategies.
 #include <algorithm>
-#include <functional>
+#include <limits>
 
 #include "base/error.h"
 #include "base/format.h"
@@ -85,7 +85,7 @@ class Planner {
   Plan make(std::string_view strategy, int64_t size) {
     Plan plan = strategy == "dense"    ? plan_dense(flat(), size)
                 : strategy == "packed" ? plan_packed(request_, whole(), size)
-                : strategy == "path"   ? plan_path(request_, whole(), size)
+                : strategy == "path"   ? plan_path(whole(), size)
                                        : plan_blocks(request_, whole(), size);
     if (request_.costs && strategy == "blocks") choose_what_is_kept(plan, *request_.costs, budget(plan));
     return plan;

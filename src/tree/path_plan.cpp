@@ -48,7 +48,7 @@ void order_for_backward(BranchTree& branches) {
 
 }  // namespace
 
-Plan plan_path(const PlanRequest&, const IndexedTree& whole, int64_t max_tokens_per_pass) {
+Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass) {
   Plan plan{"path", max_tokens_per_pass, {}};
   PlanBuilder builder(whole, max_tokens_per_pass);
   auto branches = whole.branches;

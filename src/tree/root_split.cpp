@@ -87,7 +87,7 @@ class RootSplitter {
   bool is_worth_repeating(const BranchNode& node, int64_t above) const {
     const int64_t path = above + node.end - node.begin;
     // The most that repeating can save is two passes' fixed costs: a long path is not looked at more closely.
-    if (node.num_children < 2 || path >= limit_ || path * 4 > limit_) return false;
+    if (node.num_children < 2 || path * 4 > limit_) return false;
     const auto shape = [&](int64_t tokens) { return PassShape{tokens, 0, tokens * (tokens + 1) / 2, 0}; };
     const double again = path + limit_ <= held_ ? 0 : costs_.forward_seconds(shape(path));
     const double own_pass =

@@ -7,7 +7,7 @@ namespace bough {
 
 Plan plan_dense(const IndexedTree& flat, int64_t max_tokens_per_pass);  // of build_flat_forest
 Plan plan_packed(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass);
-Plan plan_path(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass);
+Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass);
 
 // Lets interior blocks keep attention's outputs, or all activations, where the plan's peak stays within `budget`
