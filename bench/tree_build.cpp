@@ -2,18 +2,19 @@
 //
 //   bench/tree_build [largest number of tokens, default 10000000]
 //
-// Medians and best of several builds. Shapes as training batches have them: `group` (prompts with 16
+// CPU time, medians and best of several builds. Shapes as training batches have them: `group` (prompts with 16
 // samples each), `agentic` (conversations that fork older ones at a turn and train every turn's own prefix), `flat`
-// (nothing shared) and `nested` (every prefix of one sequence). Sequences come shuffled, as a replay buffer hands
-// them over.
+// (nothing shared), `varied` (the same, of many lengths, so that packing has something to do) and `nested` (every prefix
+// of one sequence). Sequences come shuffled, as a replay buffer hands them over. `auto B` prices its candidates with the
+// built-in profile of an H100 and the shape "small".
 //
 // Build:
-//   g++ -std=c++20 -O3 -DNDEBUG -Isrc bench/tree_build.cpp build/libbough_tree.a build/libbough_base.a \
+//   g++ -std=c++20 -O2 -DNDEBUG -Isrc bench/tree_build.cpp build/libbough_tree.a build/libbough_base.a \
 //       -lspdlog -lfmt -o build/bin/tree_build
 #include <sys/resource.h>
+#include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "tree/cost_model.h"
 #include "tree/dta_schedule.h"
 #include "tree/load_balance.h"
 #include "tree/packing.h"
@@ -96,6 +98,12 @@ Batch nested(int64_t num_tokens) {
   return batch;
 }
 
+double cpu_milliseconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) / 1e6;
+}
+
 struct Timing {
   double median_ms, best_ms;
 };
@@ -103,10 +111,9 @@ struct Timing {
 Timing measure(const std::function<void()>& work, int repeat) {
   std::vector<double> times;
   for (int i = 0; i < repeat; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = cpu_milliseconds();
     work();
-    times.push_back(
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+    times.push_back(cpu_milliseconds() - begin);
   }
   std::sort(times.begin(), times.end());
   return {times[times.size() / 2], times[0]};
@@ -138,6 +145,13 @@ void report(const char* shape, Batch batch) {
   request.max_tokens_per_pass = capacity;
   for (const char* strategy : {"dense", "packed", "path", "blocks"})
     row(strategy, [&] { bough::make_plan(strategy, request); });
+  const bough::CostModel costs(bough::built_in_profile("h100", "bf16"),
+                               bough::named_model_shape("small", "bf16"));
+  request.costs = &costs;
+  for (const int64_t size : {256, 1024, 4096, 16384}) {
+    request.max_tokens_per_pass = size;
+    row(("auto " + std::to_string(size)).c_str(), [&] { bough::make_plan("auto", request); });
+  }
 }
 
 }  // namespace
@@ -148,6 +162,7 @@ int main(int argc, char** argv) {
     report("group", group(tokens, 512, 16, 256));
     report("agentic", agentic(tokens, 512, 16, 16, 128));
     report("flat", group(tokens, 244, 1, 1));
+    report("varied", group(tokens, 4, 1, 240));
     report("nested", nested(tokens));
   }
   rusage usage{};

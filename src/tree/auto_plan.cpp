@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/format.h"
+#include "tree/outline.h"
 #include "tree/strategies.h"
 
 namespace bough {
@@ -15,9 +16,16 @@ constexpr int64_t kSmallestPass = 16;
 
 constexpr int kWorseInARow = 2;
 
+// `auto` leaves out `dense` where the flat batch is more than so many times the tree: `blocks` fills passes of the same
+// size and repeats each token at most once, and a flat tree of nested prefixes would take gigabytes, if memory for a few
+// exits were short.
+constexpr int64_t kMostFlat = 16;
+
 struct Candidate {
-  Plan plan;
+  std::string_view strategy;
+  int64_t size;
   Simulation simulation;
+  std::optional<Plan> plan;  // where it had to be built to be priced
 };
 
 // B, then powers of two below it.
@@ -40,6 +48,9 @@ class Planner {
     int64_t smallest = std::numeric_limits<int64_t>::max();
     std::optional<UserError> refused;
     for (const auto strategy : strategies) {
+      if (strategy == "dense" && strategies.size() > 1 &&
+          whole().tree->num_flat_tokens() > kMostFlat * whole().tree->num_tokens())
+        continue;
       // From large passes to small ones, until these only cost more: time by pass size has one minimum, but for
       // small steps where the number of passes jumps.
       double least = std::numeric_limits<double>::infinity();
@@ -47,21 +58,20 @@ class Planner {
       for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
         if (num_worse == kWorseInARow) break;
         try {
-          Plan plan = make(strategy, size);
-          auto simulation = simulate(plan, request_.costs);
+          auto candidate = price(strategy, size);
+          const auto& simulation = candidate.simulation;
           smallest = std::min(smallest, simulation.peak_bytes);
           if (request_.memory_bytes && simulation.peak_bytes > *request_.memory_bytes) continue;
           num_worse = simulation.seconds < least ? 0 : num_worse + 1;
           least = std::min(least, simulation.seconds);
-          if (!best || simulation.seconds < best->simulation.seconds)
-            best = Candidate{std::move(plan), simulation};
+          if (!best || simulation.seconds < best->simulation.seconds) best = std::move(candidate);
         } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
           if (!refused) refused = error;
           break;  // smaller passes hold no longer path
         }
       }
     }
-    if (best) return std::move(best->plan);
+    if (best) return best->plan ? std::move(*best->plan) : make(best->strategy, best->size);
     if (smallest == std::numeric_limits<int64_t>::max()) throw *refused;
     throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
                         " bytes over weights and gradients, too little for this batch by strategy ",
@@ -82,11 +92,22 @@ class Planner {
     return *flat_;
   }
 
+  Candidate price(std::string_view strategy, int64_t size) {
+    if (strategy == "dense") return {strategy, size, simulate_dense(request_, size), {}};
+    if (strategy == "packed") {
+      const Packing packing = pack(*whole().tree, whole().branches, size);
+      return {strategy, size, simulate_packed(request_, whole(), packing), {}};
+    }
+    Plan plan = make(strategy, size);
+    const auto simulation = simulate(plan, request_.costs);
+    return {strategy, size, simulation, std::move(plan)};
+  }
+
   Plan make(std::string_view strategy, int64_t size) {
     Plan plan = strategy == "dense"    ? plan_dense(flat(), size)
                 : strategy == "packed" ? plan_packed(request_, whole(), size)
                 : strategy == "path"   ? plan_path(whole(), size)
-                                       : plan_blocks(request_, whole(), size);
+                                       : plan_blocks(request_, whole(), size, parts_);
     if (request_.costs && strategy == "blocks") choose_what_is_kept(plan, *request_.costs, budget(plan));
     return plan;
   }
@@ -104,6 +125,7 @@ class Planner {
 
   const PlanRequest& request_;
   std::optional<IndexedTree> whole_, flat_;
+  PartTrees parts_;
 };
 
 }  // namespace

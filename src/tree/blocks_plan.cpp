@@ -199,7 +199,17 @@ class BlocksWalk {
 
 }  // namespace
 
-Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass) {
+const IndexedTree& PartTrees::get(std::vector<int64_t> part, const PlanRequest& request,
+                                  const IndexedTree& whole) {
+  if (auto found = last_.extract(part)) return own_.insert(std::move(found)).position->second;
+  std::vector<TokenSpan> sequences;
+  for (const int64_t index : part) sequences.push_back(request.sequences[index]);
+  auto indexed = index_tree(build_prefix_tree(sequences), part, request, whole.tree.get());
+  return own_.emplace(std::move(part), std::move(indexed)).first->second;
+}
+
+Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass,
+                 PartTrees& parts) {
   Plan plan{"blocks", max_tokens_per_pass, {}};
   std::vector<std::vector<int64_t>> groups;
   if (request.costs)
@@ -208,14 +218,10 @@ Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t m
     plan.trees.push_back(BlocksWalk(whole, max_tokens_per_pass).run());
     return plan;
   }
+  parts.begin_plan();
   for (auto& group : groups) {
-    std::vector<TokenSpan> sequences;
-    for (int64_t& index : group) {
-      index = whole.sequences[index];
-      sequences.push_back(request.sequences[index]);
-    }
-    const auto indexed = index_tree(build_prefix_tree(sequences), group, request, whole.tree.get());
-    plan.trees.push_back(BlocksWalk(indexed, max_tokens_per_pass).run());
+    for (int64_t& index : group) index = whole.sequences[index];
+    plan.trees.push_back(BlocksWalk(parts.get(std::move(group), request, whole), max_tokens_per_pass).run());
   }
   return plan;
 }

@@ -68,9 +68,9 @@ class BruteForce {
     shape.tokens += range.size();
     shape.pairs += indexed.num_pairs(range);
     shape.stack_pairs += int64_t{range.size()} * indexed.tree->depth[range.begin];
-    shape.pieces += 1 + indexed.starts_before[range.end] - indexed.starts_before[range.begin + 1];
+    shape.pieces += indexed.num_pieces(range);
     shape.head_rows += indexed.num_trained(range);
-    shape.loss_rows += indexed.rows_before[range.end] - indexed.rows_before[range.begin];
+    shape.loss_rows += indexed.num_rows(range);
   }
 
   double one_tree(unsigned set) const {
@@ -180,9 +180,10 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
     const auto costs = test_costs(static_cast<double>(random() % 100));
     const PlanRequest request{.sequences = spans, .max_tokens_per_pass = limit, .costs = &costs};
     const auto whole = index_tree(build_prefix_tree(spans), all_sequences(request), request);
+    PartTrees parts;
     double ours = INFINITY;
     for (const int64_t size : {limit, limit / 2, limit / 4}) {
-      const auto plan = plan_blocks(request, whole, size);
+      const auto plan = plan_blocks(request, whole, size, parts);
       validate(plan, spans);
       ours = std::min(ours, simulate(plan, &costs).seconds);
     }

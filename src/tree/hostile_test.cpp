@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "tree/branch_tree.h"
+#include "tree/cost_model.h"
 #include "tree/dta_schedule.h"
 #include "tree/load_balance.h"
 #include "tree/packing.h"
@@ -168,6 +169,74 @@ void expect_plan(const char* strategy, const Hostile& batch, int64_t bound, bool
   if (is_validated) validate(plan, batch.sequences);
 }
 
+struct Priced {
+  bool is_validated = true;
+  bool has_budgets = true;
+  std::vector<uint8_t> trained = {};
+};
+
+// What blocks and auto do where they may choose the pass size, and price dense and packed: within a few times what the
+// tree and the sequences' names take, though a flat batch of nested prefixes or a comb is thousands of times the tree.
+void expect_priced(const Hostile& batch, int64_t bound, const Priced& options = {}) {
+  SCOPED_TRACE(str(batch.name, ", passes of up to ", bound));
+  const CostModel costs(built_in_profile("h100", "bf16"), named_model_shape("small", "bf16"));
+  PlanRequest request;
+  request.sequences = batch.sequences;
+  request.trained = options.trained;
+  request.max_tokens_per_pass = bound;
+  request.costs = &costs;
+  const int64_t num_tokens = std::min(batch.num_flat_tokens(), 4 * batch.expected_tree_tokens);
+  const auto simulated = [&](const char* strategy) {
+    SCOPED_TRACE(strategy);
+    std::optional<Plan> plan;
+    std::optional<UserError> refused;
+    const auto grown = peak_growth([&] {
+      try {
+        plan = make_plan(strategy, request);
+      } catch (const UserError& error) {
+        refused = error;
+      }
+    });
+    if (grown) {
+      EXPECT_LE(*grown, 192 * num_tokens + 1536 * std::ssize(batch.sequences) + (32 << 20));
+    }
+    if (refused) throw *refused;
+    const Size size = size_of(*plan);
+    const auto simulation = simulate(*plan, &costs);
+    EXPECT_LE(plan->max_tokens_per_pass, bound);
+    EXPECT_LE(simulation.peak_pass_tokens, plan->max_tokens_per_pass);
+    EXPECT_LE(simulation.peak_stack_tokens, batch.longest());
+    EXPECT_LE(simulation.num_passes, size.steps);
+    EXPECT_LE(size.steps, 2 * size.blocks);
+    EXPECT_TRUE(std::isfinite(simulation.seconds));
+    if (options.is_validated) validate(*plan, batch.sequences);
+    return simulation;
+  };
+  const auto blocks = simulated("blocks"), best = simulated("auto");
+  EXPECT_LE(best.seconds, blocks.seconds);
+  if (best.num_passes == 0 || !options.has_budgets) return;
+
+  // Within a budget, or refused; what the refusal says would do does.
+  for (const int64_t budget : {best.peak_bytes, best.peak_bytes / 2, int64_t{1}}) {
+    SCOPED_TRACE(str("budget ", budget));
+    request.memory_bytes = budget;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        EXPECT_LE(simulated("auto").peak_bytes, *request.memory_bytes);
+        break;
+      } catch (const UserError& error) {
+        EXPECT_LT(budget, best.peak_bytes);
+        EXPECT_EQ(attempt, 0) << error.what();
+        const std::string text = error.what(), before = "the smallest that would do is ";
+        const size_t at = text.find(before);
+        ASSERT_NE(at, std::string::npos) << text;
+        request.memory_bytes = std::stoll(text.substr(at + before.size()));
+        EXPECT_GT(*request.memory_bytes, budget);
+      }
+    }
+  }
+}
+
 void expect_packings(const Hostile& batch, const PrefixTree& tree, int64_t capacity) {
   const std::pair<const char*, Packing (*)(const PrefixTree&, int64_t)> packers[] = {
       {"pack", pack},
@@ -313,6 +382,51 @@ TEST(Hostile, FlagsOverManyTrees) {
   const std::vector<uint8_t> trained(batch->num_flat_tokens(), 1);
   for (const char* strategy : {"dense", "packed", "path", "blocks"})
     expect_plan(strategy, *batch, 16, true, trained);
+}
+
+// With a cost model.
+
+TEST(Hostile, PricedNestedPrefixes) {
+  const auto batch = nested(10'000 / kShrink);
+  for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound, {.is_validated = false});
+  const auto few = nested(1'000 / kShrink);
+  expect_priced(*few, 64, {.trained = std::vector<uint8_t>(few->num_flat_tokens(), 1)});
+}
+
+TEST(Hostile, PricedSequenceOfAMillionTokens) {
+  const auto batch = one_long(1'000'000 / kShrink);
+  for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound);
+}
+
+TEST(Hostile, PricedEqualSequences) {
+  const auto batch = equal(100'000 / kShrink, 20);
+  for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound);
+}
+
+TEST(Hostile, PricedDistinctSequences) {
+  const auto batch = distinct(100'000 / kShrink, 8);
+  for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound, {.has_budgets = false});
+}
+
+TEST(Hostile, PricedDistinctSequencesWithFlagsAndBudgets) {
+  const auto batch = distinct(20'000 / kShrink, 8);
+  std::vector<uint8_t> trained(batch->num_flat_tokens());
+  for (size_t i = 0; i < trained.size(); ++i) trained[i] = i % 3 == 0;
+  for (const int64_t bound : {16, 1024}) expect_priced(*batch, bound, {.trained = trained});
+}
+
+TEST(Hostile, PricedEmptyAndOneTokenSequences) {
+  for (const int64_t bound : {16, 1024}) {
+    expect_priced(*equal(100'000 / kShrink, 0), bound);
+    expect_priced(*equal(100'000 / kShrink, 1), bound);
+    expect_priced(*distinct(100'000 / kShrink, 1), bound);
+  }
+}
+
+TEST(Hostile, PricedComb) {
+  expect_priced(*comb(50'000 / kShrink), 1024, {.is_validated = false, .has_budgets = false});
+  expect_priced(*comb(10'000 / kShrink), 1024, {.is_validated = false});
+  expect_priced(*comb(2'000 / kShrink), 16);
 }
 
 }  // namespace

@@ -140,7 +140,11 @@ void sort_deepest_first(BranchTree& branches) {
 
 Packing pack(const PrefixTree& tree, int64_t capacity) {
   internal::check_capacity(tree, capacity);
-  const BranchTree branches(tree);
+  return pack(tree, BranchTree(tree), capacity);
+}
+
+Packing pack(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
+  internal::check_capacity(tree, capacity);
   return internal::to_packing(branches, BestFit(branches, capacity).run(), capacity);
 }
 

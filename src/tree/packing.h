@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "tree/prefix_tree.h"
+#include "tree/branch_tree.h"
 
 namespace bough {
 
@@ -32,6 +32,7 @@ struct Packing {
 // most move, since bins of one branch that did not fit together below its end do not above it. 1.0002 of the
 // optimum in the mean over random trees of up to 8 nodes, 1.15 at worst (packing_test.cpp).
 Packing pack(const PrefixTree& tree, int64_t capacity);
+Packing pack(const PrefixTree& tree, const BranchTree& branches, int64_t capacity);  // of that tree
 
 // Tree Training's heuristic (section 2.2, end): depth first, deepest leaves first, so that leaves of similar depth
 // stand together, and a new traversal whenever the next leaf does not fit. O(S log S).

@@ -103,7 +103,8 @@ struct PlanRequest {
 //           backward at once, where DTA forwards it twice.
 //   blocks  the general form: leaf blocks are forests, filled up to the pass size from all along the stack; interior
 //           blocks keep what the memory allows; short common paths are replicated where a pass of their own costs more.
-//   auto    the one of least predicted time within the memory; `blocks` where there is no cost model.
+//   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left out where
+//           the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
 // UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the strategy (with the smallest that
 // would do).
 Plan make_plan(std::string_view strategy, const PlanRequest& request);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "tree/large_pages.h"
 
 namespace bough {
 
@@ -18,12 +19,6 @@ namespace {
 // Of each tree token, how many sequences train it. offsets: of all the batch's sequences.
 std::vector<int32_t> trained_counts(const PrefixTree& tree, const std::vector<int64_t>& sequences,
                                     const PlanRequest& request, const std::vector<int64_t>& offsets) {
-  if (request.trained.empty()) {
-    auto counts = tree.num_sequences;
-    for (int64_t t = 0; t < tree.num_tokens(); ++t)
-      if (tree.parent[t] < 0) counts[t] = 0;
-    return counts;
-  }
   std::vector<int32_t> counts(tree.num_tokens(), 0);
   BOUGH_CHECK(offsets.back() == static_cast<int64_t>(request.trained.size()), "the batch has ",
               offsets.back(), " tokens, but ", request.trained.size(), " flags say what trains");
@@ -33,7 +28,7 @@ std::vector<int32_t> trained_counts(const PrefixTree& tree, const std::vector<in
     for (int32_t t = tree.sequence_end[i]; t >= 0;) {
       const int32_t begin = tree.chain_begin[t];
       const int32_t shift = tree.depth[begin] - begin;
-      for (; t >= begin; --t) counts[t] += own[t + shift] != 0 && tree.parent[t] >= 0;
+      for (; t >= begin; --t) counts[t] += own[t + shift] != 0;
       t = tree.parent[begin];
     }
   }
@@ -44,19 +39,24 @@ std::vector<int32_t> trained_counts(const PrefixTree& tree, const std::vector<in
 
 IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request,
                        const PrefixTree* whole) {
-  IndexedTree indexed{nullptr, std::move(sequences), BranchTree(tree), {}, {}, {}, {}};
-  const auto trained =
-      trained_counts(tree, indexed.sequences, request, (whole ? *whole : tree).sequence_offset);
+  IndexedTree indexed{nullptr, std::move(sequences), BranchTree(tree), nullptr};
+  std::vector<int32_t> counts;
+  if (!request.trained.empty())
+    counts = trained_counts(tree, indexed.sequences, request, (whole ? *whole : tree).sequence_offset);
+  const std::vector<int32_t>& trained = request.trained.empty() ? tree.num_sequences : counts;
   const int64_t count = tree.num_tokens();
-  indexed.pairs_before.resize(count + 1);
-  indexed.trained_before.resize(count + 1);
-  indexed.rows_before.resize(count + 1);
-  indexed.starts_before.resize(count + 1);
+  indexed.before = std::make_unique_for_overwrite<IndexedTree::Sums[]>(count + 1);
+  ask_for_large_pages(indexed.before.get(), (count + 1) * sizeof(IndexedTree::Sums));
+  IndexedTree::Sums sums{0, 0, 0, 0};
+  indexed.before[0] = sums;
   for (int64_t t = 0; t < count; ++t) {
-    indexed.pairs_before[t + 1] = indexed.pairs_before[t] + tree.depth[t] + 1;
-    indexed.trained_before[t + 1] = indexed.trained_before[t] + (trained[t] > 0);
-    indexed.rows_before[t + 1] = indexed.rows_before[t] + trained[t];
-    indexed.starts_before[t + 1] = indexed.starts_before[t] + (tree.parent[t] != t - 1 || t == 0);
+    const int32_t parent = tree.parent[t];
+    const int32_t rows = parent < 0 ? 0 : trained[t];  // a sequence's first token never trains
+    sums.pairs += tree.depth[t] + 1;
+    sums.rows += rows;
+    sums.trained += rows > 0;
+    sums.starts += parent != t - 1 || t == 0;
+    indexed.before[t + 1] = sums;
   }
   indexed.tree = std::make_shared<const PrefixTree>(std::move(tree));
   return indexed;
@@ -117,8 +117,8 @@ int32_t PlanBuilder::add_block(bool interior, std::vector<TokenRange> ranges) {
     block.num_tokens += range.size();
     block.num_pairs += indexed_.num_pairs(range);
     block.num_head_rows += indexed_.num_trained(range);
-    block.num_loss_rows += indexed_.rows_before[range.end] - indexed_.rows_before[range.begin];
-    block.num_pieces += 1 + indexed_.starts_before[range.end] - indexed_.starts_before[range.begin + 1];
+    block.num_loss_rows += indexed_.num_rows(range);
+    block.num_pieces += indexed_.num_pieces(range);
     // Each subtree of the range hangs off the stack: its tokens see all rows down to there.
     for (int32_t t = range.begin, end; t < range.end; t = end) {
       end = std::min(tree.subtree_end[t], range.end);

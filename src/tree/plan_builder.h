@@ -14,17 +14,24 @@ struct IndexedTree {
   std::shared_ptr<const PrefixTree> tree;
   std::vector<int64_t> sequences;  // the batch's index of each of the tree's sequences
   BranchTree branches;
-  std::vector<int64_t> pairs_before;    // [T + 1]: sum of depth + 1 over tokens below t
-  std::vector<int32_t> trained_before;  // [T + 1]: tokens below t that some sequence trains
-  std::vector<int64_t> rows_before;     // [T + 1]: the same, once for each sequence that trains the token
-  std::vector<int32_t>
-      starts_before;  // [T + 1]: tokens below t that are not the child of the token before them
+  struct Sums {
+    int64_t pairs;    // depth + 1
+    int64_t rows;     // sequences that train the token
+    int32_t trained;  // tokens that some sequence trains
+    int32_t starts;   // tokens that are not the child of the token before them
+  };
+  std::unique_ptr<Sums[]> before;  // [T + 1]: over tokens below t
 
-  int64_t num_pairs(TokenRange range) const { return pairs_before[range.end] - pairs_before[range.begin]; }
+  int64_t num_pairs(TokenRange range) const { return before[range.end].pairs - before[range.begin].pairs; }
+  int64_t num_rows(TokenRange range) const { return before[range.end].rows - before[range.begin].rows; }
   int64_t num_trained(TokenRange range) const {
-    return trained_before[range.end] - trained_before[range.begin];
+    return before[range.end].trained - before[range.begin].trained;
   }
-  bool trains(int32_t token) const { return trained_before[token + 1] > trained_before[token]; }
+  int64_t num_pieces(
+      TokenRange range) const {  // of at least one token; runs, each token the parent of the next
+    return 1 + before[range.end].starts - before[range.begin + 1].starts;
+  }
+  bool trains(int32_t token) const { return before[token + 1].trained > before[token].trained; }
 };
 
 // `tree` was built from the request's sequences at these indices, in this order.

@@ -1,4 +1,4 @@
-// validate and simulate: what a plan must be, and what it would do.
+// validate: what a plan must be.
 #include <algorithm>
 
 #include "base/error.h"
@@ -95,105 +95,6 @@ void validate(const Plan& plan, const std::vector<TokenSpan>& sequences) {
   }
   for (size_t s = 0; s < ends.size(); ++s)
     BOUGH_CHECK(ends[s] == 1, "sequence ", s, " ends in ", ends[s], " trees");
-}
-
-namespace {
-
-// Steps in turn, with what is held beside the stack.
-class Simulator {
- public:
-  Simulator(const CostModel* costs, Simulation& result) : costs_(costs), result_(result) {}
-
-  // What the whole walk holds: rows of the batch's loss.
-  void finish() {
-    if (costs_) result_.peak_bytes += num_loss_rows_ * costs_->row_bytes();
-  }
-
-  void run(const PlannedTree& planned) {
-    result_.peak_stack_tokens = std::max(result_.peak_stack_tokens, planned.stack_capacity);
-    stack_bytes_ = costs_ ? planned.stack_capacity * costs_->stack_row_bytes() : 0;
-    for (const auto& step : planned.steps) {
-      const auto& block = planned.blocks[step.block];
-      if (!block.needed) continue;
-      if (step.kind != Step::Kind::kForward) num_loss_rows_ += block.num_loss_rows;
-      ++result_.num_passes;
-      result_.peak_pass_tokens = std::max(result_.peak_pass_tokens, block.num_tokens);
-      if (step.kind == Step::Kind::kForward) forward(block);
-      else if (step.kind == Step::Kind::kForwardBackward) leaf(block);
-      else backward(block);
-    }
-  }
-
- private:
-  void forward(const Block& block) {
-    result_.tokens_forwarded += block.num_tokens;
-    const bool all = block.keep == Keep::kActivations;
-    if (all) kept_tokens_ += block.num_tokens;
-    hold(0);
-    if (!costs_) return;
-    result_.seconds += costs_->forward_seconds(block.shape());
-    kept_bytes_ += kept_of(block);
-    hold_bytes(costs_->temporary_bytes(block.shape()));
-  }
-
-  void leaf(const Block& block) {
-    result_.tokens_forwarded += block.num_tokens;
-    hold(block.num_tokens);
-    if (!costs_) return;
-    const auto shape = block.shape();
-    result_.seconds += costs_->forward_seconds(shape) + costs_->backward_seconds(shape) + head_seconds(shape);
-    hold_bytes(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape));
-  }
-
-  void backward(const Block& block) {
-    const auto shape = block.shape();
-    const bool all = block.keep == Keep::kActivations;
-    if (!all) result_.tokens_recomputed += block.num_tokens;
-    hold(all ? 0 : block.num_tokens);
-    if (all) kept_tokens_ -= block.num_tokens;
-    if (!costs_) return;
-    if (!all) result_.seconds += costs_->forward_seconds(shape);
-    if (block.keep == Keep::kAttention) result_.seconds -= costs_->attention_forward_seconds(shape);
-    result_.seconds += costs_->backward_seconds(shape) + head_seconds(shape);
-    hold_bytes((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape));
-    kept_bytes_ -= kept_of(block);
-  }
-
-  double head_seconds(const PassShape& shape) const {
-    return shape.head_rows == 0 ? 0
-                                : costs_->head_forward_seconds(shape) + costs_->head_backward_seconds(shape);
-  }
-
-  int64_t kept_of(const Block& block) const {
-    int64_t bytes = block.num_exits * costs_->exit_bytes();
-    if (block.keep == Keep::kActivations) bytes += block.num_tokens * costs_->activation_bytes();
-    if (block.keep == Keep::kAttention) bytes += block.num_tokens * costs_->attention_bytes();
-    return bytes;
-  }
-
-  void hold(int64_t pass_tokens) {
-    result_.peak_kept_tokens = std::max(result_.peak_kept_tokens, kept_tokens_ + pass_tokens);
-  }
-  void hold_bytes(int64_t pass_bytes) {
-    result_.peak_bytes = std::max(result_.peak_bytes, stack_bytes_ + kept_bytes_ + pass_bytes);
-  }
-
-  const CostModel* costs_;
-  Simulation& result_;
-  int64_t stack_bytes_ = 0;
-  int64_t kept_bytes_ = 0;
-  int64_t kept_tokens_ = 0;
-  int64_t num_loss_rows_ = 0;
-};
-
-}  // namespace
-
-Simulation simulate(const Plan& plan, const CostModel* costs) {
-  Simulation result;
-  Simulator simulator(costs, result);
-  for (const auto& planned : plan.trees) simulator.run(planned);
-  simulator.finish();
-  return result;
 }
 
 }  // namespace bough

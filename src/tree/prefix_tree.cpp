@@ -1,12 +1,11 @@
 #include "tree/prefix_tree.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "base/error.h"
+#include "tree/large_pages.h"
 
 namespace bough {
 
@@ -181,19 +180,6 @@ std::vector<int32_t> preorder(CompressedTrie& trie, bool heaviest_first) {
   return walk;
 }
 
-// Reserves, and asks for pages of 2 MiB where the system leaves that to programs: first touches of 4 KiB pages are
-// half of the time of a large batch. A hint; nothing depends on it.
-void reserve_in_large_pages(std::vector<int32_t>& column, int64_t count) {
-  column.reserve(count);
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kLargePage = uintptr_t{2} << 20;
-  const auto data = reinterpret_cast<uintptr_t>(column.data());
-  const uintptr_t begin = (data + kLargePage - 1) / kLargePage * kLargePage;
-  const uintptr_t end = (data + column.capacity() * sizeof(int32_t)) / kLargePage * kLargePage;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
 PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie, bool heaviest_first) {
   const auto walk = preorder(trie, heaviest_first);
   auto& nodes = trie.nodes;
@@ -202,9 +188,7 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
     nodes[n].first_token = total;
     total += nodes[n].end - nodes[n].begin;
   }
-  if (total > INT32_MAX)
-    throw UserError(str("the batch has ", total, " distinct tokens; a prefix tree holds at most ", INT32_MAX,
-                        ": train on fewer sequences at once"));
+  check_tree_size(total);
   PrefixTree tree;
   for (auto* column :
        {&tree.tokens, &tree.parent, &tree.depth, &tree.subtree_end, &tree.num_sequences, &tree.chain_begin})
@@ -240,6 +224,12 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
 }
 
 }  // namespace
+
+void check_tree_size(int64_t num_tokens) {
+  if (num_tokens > INT32_MAX)
+    throw UserError(str("the batch has ", num_tokens, " distinct tokens; a prefix tree holds at most ",
+                        INT32_MAX, ": train on fewer sequences at once"));
+}
 
 PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences) {
   const LcpSorter sorter(sequences);

@@ -47,6 +47,9 @@ struct PrefixTree {
 // together; one that is a prefix of another ends inside the tree.
 PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences);
 
+// UserError for more tokens than a tree can number.
+void check_tree_size(int64_t num_tokens);
+
 // The same structure with nothing shared: each sequence hangs off the root by itself, in the batch's order.
 PrefixTree build_flat_forest(const std::vector<TokenSpan>& sequences);
 

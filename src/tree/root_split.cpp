@@ -11,24 +11,22 @@ namespace {
 class RootSplitter {
  public:
   RootSplitter(const IndexedTree& whole, const CostModel& costs, int64_t limit, int64_t held)
-      : tree_(*whole.tree),
-        costs_(costs),
-        limit_(limit),
-        held_(held),
-        branches_(whole.branches),
-        by_end_(tree_.sequence_end.size()) {
-    std::iota(by_end_.begin(), by_end_.end(), 0);
-    std::stable_sort(by_end_.begin(), by_end_.end(),
-                     [&](int64_t a, int64_t b) { return tree_.sequence_end[a] < tree_.sequence_end[b]; });
-  }
+      : tree_(*whole.tree), costs_(costs), limit_(limit), held_(held), branches_(whole.branches) {}
 
   std::vector<std::vector<int64_t>> run() {
-    std::vector<int64_t> rest = ending_in({-1, 0});  // empty sequences
+    std::vector<int32_t> kept;  // roots that are not repeated
     for (const int32_t root : branches_.children(-1)) {
       const auto& node = branches_.nodes[root];
       if (is_big(node, 0) && is_worth_repeating(node, 0)) open_.push_back({root, 0});
-      else append(rest, ending_in(subtree(node)));
+      else kept.push_back(root);
     }
+    if (open_.empty()) return {};
+    by_end_.resize(tree_.sequence_end.size());
+    std::iota(by_end_.begin(), by_end_.end(), 0);
+    std::stable_sort(by_end_.begin(), by_end_.end(),
+                     [&](int64_t a, int64_t b) { return tree_.sequence_end[a] < tree_.sequence_end[b]; });
+    std::vector<int64_t> rest = ending_in({-1, 0});  // empty sequences
+    for (const int32_t root : kept) append(rest, ending_in(subtree(branches_.nodes[root])));
     while (!open_.empty()) {
       const auto [index, above] = open_.back();
       open_.pop_back();

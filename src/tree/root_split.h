@@ -9,7 +9,7 @@
 namespace bough {
 
 // Groups of sequences (indices into the tree's), each to be planned as a tree of its own with passes of at most
-// `max_tokens_per_pass`; together they are all sequences. One group where nothing is worth repeating.
+// `max_tokens_per_pass`; together they are all sequences. None where nothing is worth repeating.
 std::vector<std::vector<int64_t>> split_short_roots(const IndexedTree& whole, const CostModel& costs,
                                                     int64_t max_tokens_per_pass, int64_t max_tokens_held);
 
