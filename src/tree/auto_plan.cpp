@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "tree/outline.h"
+#include "tree/simulator.h"
 #include "tree/strategies.h"
 
 namespace bough {
@@ -99,7 +100,7 @@ class Planner {
       return {strategy, size, simulate_packed(request_, whole(), packing), {}};
     }
     Plan plan = make(strategy, size);
-    const auto simulation = simulate(plan, request_.costs);
+    const auto simulation = simulate(plan, request_.costs, request_.memory_bytes);
     return {strategy, size, simulation, std::move(plan)};
   }
 

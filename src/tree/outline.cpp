@@ -54,7 +54,7 @@ constexpr auto kLeaf = Step::Kind::kForwardBackward;
 class DenseOutline {
  public:
   DenseOutline(const PlanRequest& request, int64_t limit)
-      : flags_(request), limit_(limit), simulator_(request.costs) {}
+      : flags_(request), limit_(limit), simulator_(request.costs, request.memory_bytes) {}
 
   Simulation run() {
     check_tree_size(flags_.num_flat_tokens());
@@ -163,7 +163,7 @@ Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pas
 
 Simulation simulate_packed(const PlanRequest& request, const IndexedTree& whole, const Packing& packing) {
   const auto& nodes = whole.branches.nodes;
-  Simulator simulator(request.costs);
+  Simulator simulator(request.costs, request.memory_bytes);
   TrainedRows rows(request, whole);
   std::vector<int32_t> last_bin(nodes.size(), -1);
   for (size_t b = 0; b < packing.bins.size(); ++b) {

@@ -31,9 +31,9 @@ void Simulator::forward(const Block& block) {
   if (all) kept_tokens_ += block.num_tokens;
   hold(0);
   if (!costs_) return;
-  result_.seconds += costs_->forward_seconds(block.shape());
+  const auto shape = block.shape();
   kept_bytes_ += kept_of(block);
-  hold_bytes(costs_->temporary_bytes(block.shape()));
+  if (fits(costs_->temporary_bytes(shape))) result_.seconds += costs_->forward_seconds(shape);
 }
 
 void Simulator::leaf(const Block& block) {
@@ -41,21 +41,22 @@ void Simulator::leaf(const Block& block) {
   hold(block.num_tokens);
   if (!costs_) return;
   const auto shape = block.shape();
-  result_.seconds += costs_->forward_seconds(shape) + costs_->backward_seconds(shape) + head_seconds(shape);
-  hold_bytes(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape));
+  if (fits(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape)))
+    result_.seconds += costs_->forward_seconds(shape) + costs_->backward_seconds(shape) + head_seconds(shape);
 }
 
 void Simulator::backward(const Block& block) {
-  const auto shape = block.shape();
   const bool all = block.keep == Keep::kActivations;
   if (!all) result_.tokens_recomputed += block.num_tokens;
   hold(all ? 0 : block.num_tokens);
   if (all) kept_tokens_ -= block.num_tokens;
   if (!costs_) return;
-  if (!all) result_.seconds += costs_->forward_seconds(shape);
-  if (block.keep == Keep::kAttention) result_.seconds -= costs_->attention_forward_seconds(shape);
-  result_.seconds += costs_->backward_seconds(shape) + head_seconds(shape);
-  hold_bytes((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape));
+  const auto shape = block.shape();
+  if (fits((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape))) {
+    if (!all) result_.seconds += costs_->forward_seconds(shape);
+    if (block.keep == Keep::kAttention) result_.seconds -= costs_->attention_forward_seconds(shape);
+    result_.seconds += costs_->backward_seconds(shape) + head_seconds(shape);
+  }
   kept_bytes_ -= kept_of(block);
 }
 
@@ -75,17 +76,22 @@ void Simulator::hold(int64_t pass_tokens) {
   result_.peak_kept_tokens = std::max(result_.peak_kept_tokens, kept_tokens_ + pass_tokens);
 }
 
-void Simulator::hold_bytes(int64_t pass_bytes) {
+bool Simulator::fits(int64_t pass_bytes) {
   result_.peak_bytes = std::max(result_.peak_bytes, stack_bytes_ + kept_bytes_ + pass_bytes);
+  return result_.peak_bytes <= budget_;
 }
 
-Simulation simulate(const Plan& plan, const CostModel* costs) {
-  Simulator simulator(costs);
+Simulation simulate(const Plan& plan, const CostModel* costs, std::optional<int64_t> budget) {
+  Simulator simulator(costs, budget);
   for (const auto& planned : plan.trees) {
     simulator.begin_tree(planned.stack_capacity);
     for (const auto& step : planned.steps) simulator.step(step.kind, planned.blocks[step.block]);
   }
   return simulator.finish();
+}
+
+Simulation simulate(const Plan& plan, const CostModel* costs) {
+  return simulate(plan, costs, std::nullopt);
 }
 
 }  // namespace bough

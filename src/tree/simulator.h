@@ -2,13 +2,18 @@
 // for those that are priced before they are built (outline.h).
 #pragma once
 
+#include <limits>
+
 #include "tree/plan.h"
 
 namespace bough {
 
 class Simulator {
  public:
-  explicit Simulator(const CostModel* costs) : costs_(costs) {}
+  // budget: once the peak is over so many bytes, seconds are not summed any further: nobody asks what a plan that does
+  // not fit would take.
+  explicit Simulator(const CostModel* costs, std::optional<int64_t> budget = {})
+      : costs_(costs), budget_(budget.value_or(std::numeric_limits<int64_t>::max())) {}
 
   void begin_tree(int64_t stack_capacity);
   void step(Step::Kind kind, const Block& block);  // the block's ranges are not looked at
@@ -21,14 +26,17 @@ class Simulator {
   double head_seconds(const PassShape& shape) const;
   int64_t kept_of(const Block& block) const;
   void hold(int64_t pass_tokens);
-  void hold_bytes(int64_t pass_bytes);
+  bool fits(int64_t pass_bytes);  // with these held for a pass
 
   const CostModel* costs_;
+  int64_t budget_;
   Simulation result_;
   int64_t stack_bytes_ = 0;
   int64_t kept_bytes_ = 0;
   int64_t kept_tokens_ = 0;
   int64_t num_loss_rows_ = 0;
 };
+
+Simulation simulate(const Plan& plan, const CostModel* costs, std::optional<int64_t> budget);
 
 }  // namespace bough
