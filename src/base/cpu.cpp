@@ -62,13 +62,14 @@ CpuFeatures cpu_features() {
              saves_tiles = (saved >> 17 & 3) == 3;
   const Leaf basic = cpuid(1, 0), extended = cpuid(7, 0), more = cpuid(7, 1);
   CpuFeatures out;
+  const Leaf vendor = cpuid(0, 0);
+  out.intel = vendor.ebx == 0x756E6547 && vendor.edx == 0x49656E69 && vendor.ecx == 0x6C65746E;
   out.avx2 =
       saves_ymm && bit(extended.ebx, 5) && bit(basic.ecx, 12) && bit(extended.ebx, 8) && bit(basic.ecx, 29);
   out.avx512 = out.avx2 && saves_zmm && bit(extended.ebx, 16) && bit(extended.ebx, 17) &&
                bit(extended.ebx, 28) && bit(extended.ebx, 30) && bit(extended.ebx, 31);
   out.avx512_bf16 = out.avx512 && bit(more.eax, 5);
-  out.amx_bf16 =
-      saves_tiles && tiles_reported() && bit(extended.edx, 22) && tiles_described() && tiles_permitted();
+  out.amx_bf16 = saves_tiles && tiles_reported() && bit(extended.edx, 22) && tiles_permitted();
   return out;
 }
 

@@ -6,11 +6,11 @@
 namespace bough {
 
 struct CpuFeatures {
+  bool intel = false;        // GenuineIntel; not a feature: describe() leaves it out
   bool avx2 = false;         // with FMA and BMI2: x86-64-v3
   bool avx512 = false;       // F, BW, CD, DQ, VL: x86-64-v4
   bool avx512_bf16 = false;  // dot products of bf16 pairs
-  bool amx_bf16 =
-      false;  // tile products of bf16 that really run: reported, described and permitted by the kernel
+  bool amx_bf16 = false;     // products of bf16 tiles: reported, and permitted by the kernel
 };
 
 // Of the processor this runs on; all false on other architectures. A feature counts only when the operating

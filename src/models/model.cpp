@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include "kernels/matrix_product/matrix_product.h"
+
 namespace bough {
 
 at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
-  return at::mm(hidden_RD, head().value.t());
+  return matrix_product(hidden_RD, head().value.t());
 }
 
 void Model::allocate_gradients() {

@@ -12,6 +12,8 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "kernels/common/cpu_allocator.h"
+#include "kernels/common/isa.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "models/model_shape.h"
 #include "train/calibration_cells.h"
 #include "tree/attention_work.h"
@@ -135,15 +137,22 @@ CostCurve fit_work(const WorkCells& cells, double constant, Side side) {
 
 }  // namespace
 
+void describe_cpu_kernels(DeviceProfile& profile, at::ScalarType dtype) {
+  using Attention = DeviceProfile::Attention;
+  const bool amx = dtype == at::kBFloat16 && has_tiles(dtype);
+  const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
+  profile.attention = amx ? Attention::kAmxTiles : tiles ? Attention::kTiles : Attention::kReference;
+  profile.packs_factors = amx || (dtype != at::kDouble && products_are_ours(at::kFloat));
+  profile.threads = at::get_num_threads();
+}
+
 DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effort) {
   install_cpu_allocator();
   DeviceProfile profile;
   profile.name = "cpu";
   profile.dtype = dtype_name(dtype);
   profile.memory_bytes = physical_memory_bytes();
-  profile.threads = at::get_num_threads();
-  profile.attention = dtype != at::kDouble && cpu_features().avx512 ? DeviceProfile::Attention::kTiles
-                                                                    : DeviceProfile::Attention::kReference;
+  describe_cpu_kernels(profile, dtype);
   {
     CalibrationCells cells(dtype, effort.largest_pass, profile.attention);
     const int rounds = cells.measure(effort);

@@ -23,6 +23,9 @@
 
 namespace bough {
 
+// Fills in how this CPU computes dtype: attention, packs_factors, threads.
+void describe_cpu_kernels(DeviceProfile& profile, at::ScalarType dtype);
+
 // How long: at least `min_rounds` turns, then until `seconds` have passed, or `max_rounds`.
 struct CalibrationEffort {
   double seconds = 6;

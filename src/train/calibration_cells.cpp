@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "kernels/tree_attention/tree_attention.h"
 #include "train/calibrate.h"
 #include "train/executor.h"
@@ -290,12 +291,12 @@ Cell CalibrationCells::head_cell(int64_t rows) {
     const at::NoGradGuard no_grad;
     const Parameter& weight = models_->copies[models_->next()]->head();
     const Time begin = now();
-    const auto logits_RV = at::mm(hidden_RD, weight.value.t());
+    const auto logits_RV = matrix_product(hidden_RD, weight.value.t());
     const auto out = log_prob_forward(logits_RV, labels, 1.0);
     const Time middle = now();
     log_prob_backward_(logits_RV, labels, out, seeds, seeds, 1.0);
-    accumulate_weight_gradient(weight.main_grad, logits_RV, hidden_RD);
-    const auto d_hidden_RD = at::mm(logits_RV, weight.value).to(accumulator_type(dtype_));
+    add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
+    const auto d_hidden_RD = matrix_product(logits_RV, weight.value).to(accumulator_type(dtype_));
     return ForwardBackward{between(begin, middle), between(middle, now())};
   }};
 }

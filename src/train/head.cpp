@@ -5,8 +5,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "base/error.h"
-#include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/matrix_product/matrix_product.h"
 
 namespace bough {
 
@@ -51,14 +51,14 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
     const auto sources = index_tensor(rows.sources, begin, end).to(source_SD.device());
     const auto labels = index_tensor(rows.labels, begin, end).to(source_SD.device());
     const auto hidden_RD = source_SD.index_select(0, sources);
-    const auto logits_RV = at::mm(hidden_RD, weight.value.t());
+    const auto logits_RV = matrix_product(hidden_RD, weight.value.t());
     const auto out = log_prob_forward(logits_RV, labels, batch_.temperature);
     auto seeds = chunk_seeds(rows, begin, end, out.log_probs_R.cpu(), out.entropies_R.cpu());
     if (!backward) continue;
     log_prob_backward_(logits_RV, labels, out, seeds.d_log_probs_R.to(source_SD.device()),
                        seeds.d_entropies_R.to(source_SD.device()), batch_.temperature);
-    accumulate_weight_gradient(weight.main_grad, logits_RV, hidden_RD);
-    d_source_SD.index_add_(0, sources, at::mm(logits_RV, weight.value).to(acc));
+    add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
+    d_source_SD.index_add_(0, sources, matrix_product(logits_RV, weight.value).to(acc));
   }
   return d_source_SD;
 }

@@ -4,9 +4,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "base/cpu.h"
 #include "kernels/common/cpu_allocator.h"
 #include "models/model_shape.h"
+#include "train/calibrate.h"
 #include "train/executor.h"
 
 namespace bough {
@@ -16,9 +16,7 @@ namespace {
 CostModel costs_of(const ModelConfig& config, at::ScalarType dtype) {
   auto profile = built_in_profile("a100", dtype == at::kBFloat16 ? "bf16" : "fp32");
   if (dtype == at::kDouble) profile.dtype = "fp64";
-  profile.threads = at::get_num_threads();
-  profile.attention = dtype != at::kDouble && cpu_features().avx512 ? DeviceProfile::Attention::kTiles
-                                                                    : DeviceProfile::Attention::kReference;
+  describe_cpu_kernels(profile, dtype);
   return {profile, model_shape(config, dtype)};
 }
 

@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t kTile = 128;
 using Kind = DeviceProfile::Attention;
 
-int64_t padded(int64_t rows) {
+int64_t padded(Kind kind, int64_t rows) {
+  if (kind == Kind::kAmxTiles) return (rows + 31) / 32 * 32;
   const int64_t rest = rows % kTile;
   return rows - rest + (rest == 0 ? 0 : rest <= 32 ? 32 : rest <= 64 ? 64 : kTile);
 }
@@ -21,14 +22,14 @@ int64_t divide_up(int64_t a, int64_t b) {
 
 // Keys of the tiles that the queries before `end` see. Pieces begin anywhere in a tile, so that their queries see
 // one tile more than those of a path.
-double tile_keys(const AttentionPass& pass, int64_t end) {
-  const auto path = static_cast<double>(padded(end));
+double tile_keys(Kind kind, const AttentionPass& pass, int64_t end) {
+  const auto path = static_cast<double>(padded(kind, end));
   const double own = pass.pieces > 1 ? std::min(path, pass.own_keys + 1.5 * kTile) : path;
-  return own + (pass.stack_keys > 0 ? static_cast<double>(padded(std::llround(pass.stack_keys))) : 0);
+  return own + (pass.stack_keys > 0 ? static_cast<double>(padded(kind, std::llround(pass.stack_keys))) : 0);
 }
 
 // Tasks are tiles of queries times groups, tiles first, a contiguous share for each thread.
-double forward_tiles(int64_t threads, const AttentionPass& pass) {
+double forward_tiles(Kind kind, int64_t threads, const AttentionPass& pass) {
   const int64_t groups = pass.num_kv_heads;
   const int64_t tile = pass.queries * groups >= kTile * threads ? kTile : kTile / 4;
   const int64_t tasks = divide_up(pass.queries, tile) * groups;
@@ -40,7 +41,7 @@ double forward_tiles(int64_t threads, const AttentionPass& pass) {
     for (int64_t i = begin / groups; i * groups < end; ++i) {
       const int64_t last = std::min(pass.queries, (i + 1) * tile);
       const int64_t count = std::min(end, (i + 1) * groups) - std::max(begin, i * groups);
-      work += static_cast<double>(count * padded(last - i * tile)) * tile_keys(pass, last);
+      work += static_cast<double>(count * padded(kind, last - i * tile)) * tile_keys(kind, pass, last);
     }
     busiest = std::max(busiest, work);
   }
@@ -48,11 +49,11 @@ double forward_tiles(int64_t threads, const AttentionPass& pass) {
 }
 
 // Tasks are shares of a group's keys, as many as there are threads for.
-double backward_tiles(int64_t threads, const AttentionPass& pass) {
+double backward_tiles(Kind kind, int64_t threads, const AttentionPass& pass) {
   double work = 0;
   for (int64_t begin = 0; begin < pass.queries; begin += kTile) {
     const int64_t end = std::min(pass.queries, begin + kTile);
-    work += static_cast<double>(padded(end - begin)) * tile_keys(pass, end);
+    work += static_cast<double>(padded(kind, end - begin)) * tile_keys(kind, pass, end);
   }
   const auto keys = static_cast<int64_t>(pass.stack_keys) + pass.queries;
   const int64_t shares =
@@ -64,14 +65,16 @@ double backward_tiles(int64_t threads, const AttentionPass& pass) {
 }  // namespace
 
 int64_t attention_rows(Kind kind, int64_t queries) {
-  return kind == Kind::kTiles ? padded(queries) : queries;
+  return kind == Kind::kTiles || kind == Kind::kAmxTiles ? padded(kind, queries) : queries;
 }
 
 double attention_work(Kind kind, int64_t threads, const AttentionPass& pass, bool backward) {
   if (pass.queries == 0) return 0;
   const auto queries = static_cast<double>(pass.queries);
   switch (kind) {
-    case Kind::kTiles: return backward ? backward_tiles(threads, pass) : forward_tiles(threads, pass);
+    case Kind::kTiles:
+    case Kind::kAmxTiles:
+      return backward ? backward_tiles(kind, threads, pass) : forward_tiles(kind, threads, pass);
     case Kind::kReference: return queries * (pass.stack_keys + queries);
     case Kind::kFused: break;
   }

@@ -17,13 +17,14 @@ struct AttentionPass {
 };
 
 // (query, key) pairs of one head in the time that they take: those of the busiest thread times the number of threads.
-//   kTiles      as kernels/tree_attention/tree_attention_cpu.cpp cuts and spreads its work
+//   kTiles, kAmxTiles  as kernels/tree_attention/tree_attention_cpu.cpp cuts and spreads its work
 //   kReference  all queries times all keys
 //   kFused      the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces straddle tiles
 double attention_work(DeviceProfile::Attention kind, int64_t threads, const AttentionPass& pass,
                       bool backward);
 
-// Queries that the kernel computes for a pass of so many: kTiles pads the last tile to 32, 64 or 128.
+// Queries that the kernel computes for a pass of so many: kTiles pads the last tile to 32, 64 or 128,
+// kAmxTiles to a multiple of 32.
 int64_t attention_rows(DeviceProfile::Attention kind, int64_t queries);
 
 }  // namespace bough

@@ -196,6 +196,44 @@ int64_t CostModel::row_bytes() const {
   return 6 * shape_.accumulator_bytes + 8;
 }
 
+// As kernels/matrix_product/matrix_product_cpu.cpp allocates, in elements: fp32 panels of 32 columns and a depth of
+// 256, one a thread; bf16 ones of the whole depth, up to 512 KiB of them, and one block of 32 rows.
+int64_t CostModel::tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t columns) const {
+  const int64_t panels = (columns + 31) / 32;
+  const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <
+                     static_cast<double>(512 << 10);
+  const int64_t threads = alone ? 1 : device_.threads;
+  if (!amx) return threads * std::min<int64_t>(depth, 256) * 32 * shape_.accumulator_bytes;
+  const int64_t block = (depth + 31) / 32 * 32 * 32 * shape_.element_bytes;
+  const int64_t share = panels >= threads ? (panels + threads - 1) / threads : panels;
+  return threads * (std::min(share, std::max<int64_t>(1, (512 << 10) / block)) + 1) * block;
+}
+
+int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) const {
+  const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
+  const bool ours = device_.packs_factors && (amx || shape_.element_bytes == shape_.accumulator_bytes);
+  if (!ours) return 0;
+  // Rows that do not end at a tile's are packed.
+  const int64_t packed = amx && depth % 32 != 0 ? std::min<int64_t>((rows + 31) / 32 * 32, 1024) *
+                                                      ((depth + 31) / 32 * 32) * shape_.element_bytes
+                                                : 0;
+  return packed + tile_bytes(amx, rows, depth, columns);
+}
+
+// d_yᵀ is packed, 1,024 rows and a part of the depth at a time; without tiles of bf16 both factors are widened.
+int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_t inputs) const {
+  const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
+  const int64_t accumulator = shape_.accumulator_bytes;
+  int64_t bytes = 0;
+  if (!amx && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
+  if (device_.packs_factors) {
+    const int64_t depth = amx ? std::min<int64_t>((tokens + 31) / 32 * 32, 2048) : std::min<int64_t>(tokens, 256);
+    const int64_t rows = std::min<int64_t>((outputs + 31) / 32 * 32, 1024);
+    bytes += rows * depth * (amx ? shape_.element_bytes : accumulator) + tile_bytes(amx, rows, depth, inputs);
+  }
+  return bytes;
+}
+
 int64_t CostModel::head_temporary_bytes(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t width = shape_.hidden_size, vocab = shape_.vocab_size;
@@ -204,27 +242,30 @@ int64_t CostModel::head_temporary_bytes(const PassShape& pass) const {
   // The hidden states again where others are appended to them.
   const int64_t sources = pass.stack_rows > 0 ? pass.tokens * width * element : 0;
   const int64_t logits = rows * ((vocab + width) * element + 5 * accumulator + 16);
-  // The loss and its graph hold tens of tensors of loss rows; then, in bf16, both factors of the weight's gradient
-  // are widened; then the rows' own gradients.
+  // The loss and its graph hold tens of tensors of loss rows; then the weight's gradient; then the rows' own.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
   const int64_t chunk_loss_rows = (loss_rows * rows + pass.head_rows - 1) / pass.head_rows;
   const int64_t loss = chunk_loss_rows * (24 * accumulator + 24);
-  const int64_t widened = element < accumulator ? rows * (vocab + width) * accumulator : 0;
-  const int64_t gradients = rows * width * (element < accumulator ? element + accumulator : element);
-  return sources + logits + std::max({loss, widened, gradients});
+  const int64_t weight = weight_gradient_bytes(rows, vocab, width);
+  const int64_t gradients = rows * width * element + std::max(product_bytes(rows, vocab, width),
+                                                              element < accumulator ? rows * width * accumulator : 0);
+  return sources + logits + std::max({product_bytes(rows, width, vocab), loss, weight, gradients});
 }
 
 int64_t CostModel::mlp_temporary_bytes(const PassShape& pass) const {
-  const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
+  const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
-  const bool widens = element < accumulator;
-  // Per token, beside the residual's gradient: through `down`, through SwiGLU (whose output is freed by then), and
-  // through gate and up (whose values are freed, too).
-  const int64_t down = std::max(inner * element, widens ? (width + inner) * accumulator : 0);
-  const int64_t swiglu = 2 * inner * element;
+  const int64_t tokens = pass.tokens;
+  // Beside the residual's gradient: through `down`, through SwiGLU (whose output is freed by then), and through gate
+  // and up (whose values are freed, too).
+  const int64_t down = std::max(tokens * inner * element + product_bytes(tokens, width, inner),
+                                weight_gradient_bytes(tokens, width, inner));
+  const int64_t swiglu = tokens * 2 * inner * element;
   const int64_t gate_up =
-      -inner * element + std::max(width * element, widens ? (2 * inner + width) * accumulator : 0);
-  return pass.tokens * (width * element + std::max({down, swiglu, gate_up}));
+      std::max(tokens * width * element + product_bytes(tokens, 2 * inner, width),
+               weight_gradient_bytes(tokens, 2 * inner, width)) -
+      tokens * inner * element;
+  return tokens * width * element + std::max({down, swiglu, gate_up});
 }
 
 int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
@@ -237,12 +278,15 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
                                       (element < accumulator ? 2 * key * element : 0));
   int64_t workspace = 0;
   switch (device_.attention) {
-    case DeviceProfile::Attention::kTiles: {
+    case DeviceProfile::Attention::kTiles:
+    case DeviceProfile::Attention::kAmxTiles: {
       // Queries and their gradients in two layouts each, two scalars a row, and a partial sum of d_q for each
       // share of a group's keys.
+      const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
       const int64_t shares = (device_.threads + shape_.num_kv_heads - 1) / shape_.num_kv_heads;
-      workspace = attention_rows(device_.attention, tokens) * ((4 + shares) * query + 2 * shape_.num_heads) *
-                  accumulator;
+      const int64_t row = amx ? shape_.num_heads * ((shape_.head_dim + 31) / 32 * 32) : query;
+      workspace = attention_rows(device_.attention, tokens) *
+                  (4 * row * (amx ? element : accumulator) + (shares * row + 2 * shape_.num_heads) * accumulator);
       break;
     }
     case DeviceProfile::Attention::kReference: {

@@ -25,7 +25,7 @@ double CostCurve::at(int64_t size) const {
 
 namespace {
 
-constexpr const char* kAttentionNames[] = {"tiles", "reference", "fused"};
+constexpr const char* kAttentionNames[] = {"tiles", "amx_tiles", "reference", "fused"};
 
 // Every member under its key, for writing, reading and checking alike.
 template <class Profile, class Visitor>
@@ -36,6 +36,7 @@ void visit(Profile& p, Visitor&& v) {
   v("memory_bytes", p.memory_bytes);
   v("threads", p.threads);
   v("attention", p.attention);
+  v("packs_factors", p.packs_factors);
   v("launches_overlap", p.launches_overlap);
   v("linear_forward", p.linear_forward);
   v("linear_backward", p.linear_backward);
@@ -99,7 +100,7 @@ class Reader {
   void operator()(const char* key, DeviceProfile::Attention& value) const {
     const auto name = find(key, &Json::is_string, "text").get<std::string>();
     const auto* found = std::find(std::begin(kAttentionNames), std::end(kAttentionNames), name);
-    require(found != std::end(kAttentionNames), key, "tiles, reference or fused");
+    require(found != std::end(kAttentionNames), key, "tiles, amx_tiles, reference or fused");
     value = static_cast<DeviceProfile::Attention>(found - std::begin(kAttentionNames));
   }
   void operator()(const char* key, CostCurve& curve) const {

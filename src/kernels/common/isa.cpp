@@ -27,4 +27,12 @@ Isa best_isa() {
   return isa;
 }
 
+bool amx_allowed() {
+  static const bool allowed = [] {
+    const char* limit = std::getenv("BOUGH_MAX_ISA");
+    return !limit || !*limit || !std::strcmp(limit, "amx");
+  }();
+  return allowed;
+}
+
 }  // namespace bough

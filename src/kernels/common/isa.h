@@ -12,8 +12,11 @@ namespace bough {
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
 // The best instruction set that this CPU has and the environment variable BOUGH_MAX_ISA (baseline, avx2,
-// avx512) allows.
+// avx512, amx) allows.
 Isa best_isa();
+
+// Whether BOUGH_MAX_ISA allows AMX tiles beside AVX-512. Whether the CPU has them: cpu_features().
+bool amx_allowed();
 
 }  // namespace bough
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
+#include "kernels/matrix_product/matrix_product.h"
 
 namespace bough {
 
@@ -16,27 +17,21 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     context->saved_data["weight"] = weight.value;
     context->saved_data["main_grad"] = weight.main_grad;
     if (bias) context->saved_data["bias_grad"] = bias->main_grad;
-    return bias ? at::addmm(bias->value, x, weight.value.t()) : at::mm(x, weight.value.t());
+    return matrix_product(x, weight.value.t(), bias ? std::optional(bias->value) : std::nullopt);
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto d_y = d_outputs[0].contiguous();
     const auto x = context->get_saved_variables()[0];
-    accumulate_weight_gradient(context->saved_data["main_grad"].toTensor(), d_y, x);
+    add_matrix_product_(context->saved_data["main_grad"].toTensor(), d_y.t(), x);
     if (const auto bias = context->saved_data.find("bias_grad"); bias != context->saved_data.end()) {
       const auto bias_grad = bias->second.toTensor();
       bias_grad.add_(at::sum(d_y, {0}, false, bias_grad.scalar_type()));
     }
-    return {at::mm(d_y, context->saved_data["weight"].toTensor()), {}, {}};
+    return {matrix_product(d_y, context->saved_data["weight"].toTensor()), {}, {}};
   }
 };
 }  // namespace
-
-void accumulate_weight_gradient(const at::Tensor& main_grad_OI, const at::Tensor& d_y_RO,
-                                const at::Tensor& x_RI) {
-  const auto acc = main_grad_OI.scalar_type();
-  main_grad_OI.addmm_(d_y_RO.to(acc).t(), x_RI.to(acc));
-}
 
 at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias) {
   BOUGH_CHECK(x_RI.dim() == 2 && weight.value.dim() == 2 && x_RI.size(1) == weight.value.size(1) &&

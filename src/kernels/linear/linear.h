@@ -12,8 +12,4 @@ namespace bough {
 // x: [R, I]; weight.value: [O, I]; bias null or [O]. Returns [R, O], x's dtype. Differentiable.
 at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias = nullptr);
 
-// main_grad_OI += d_y_ROᵀ · x_RI, products and sums in the accumulator type.
-void accumulate_weight_gradient(const at::Tensor& main_grad_OI, const at::Tensor& d_y_RO,
-                                const at::Tensor& x_RI);
-
 }  // namespace bough

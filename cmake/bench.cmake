@@ -1,0 +1,25 @@
+# Each bench/x.cpp is a program build/bench/x, built by the target `bench` alone; bench/kernels/x.cpp by Google
+# Benchmark, where that is installed.
+add_custom_target(bench)
+function(bough_bench source)
+  cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
+  cmake_path(GET source STEM name)
+  add_executable(${name}_bench EXCLUDE_FROM_ALL ${source})
+  set_target_properties(${name}_bench PROPERTIES
+    OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+  target_link_libraries(${name}_bench PRIVATE ${ARG_LIBS})
+  add_dependencies(bench ${name}_bench)
+endfunction()
+
+if(BOUGH_TORCH_ROOMS)
+  file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*.cpp)
+  foreach(source ${bench_sources})
+    bough_bench(${source} LIBS bough_train)
+  endforeach()
+  file(GLOB kernel_bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/kernels/*.cpp)
+  if(benchmark_FOUND)
+    foreach(source ${kernel_bench_sources})
+      bough_bench(${source} LIBS bough_kernels benchmark::benchmark)
+    endforeach()
+  endif()
+endif()

@@ -1,0 +1,38 @@
+// Matrix products of the linear layers and the head.
+//
+//   matrix_product:       c[m,n]  = sum_k a[m,k] · b[k,n] (+ bias[n])     overwritten, a's dtype, rounded once
+//   add_matrix_product_:  c[m,n] += sum_k a[m,k] · b[k,n]                 accumulated in c's dtype, the accumulator type
+//
+// Products and sums are of the accumulator type. Rows or columns of a and b are contiguous: a weight's transposed
+// view is as good as the weight. bf16 is computed here on a CPU with AMX tiles, fp32 on one with AVX-512 that is not
+// Intel's (MKL reaches half of such a CPU's rate); all else is libtorch's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace bough {
+
+// a: [M, K]; b: [K, N], a's dtype (fp32, bf16, fp64) and device; bias: none or [N], a's dtype. Returns [M, N].
+at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                  const std::optional<at::Tensor>& bias_N = std::nullopt);
+
+// c: [M, N] contiguous, accumulator type of a and b.
+void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
+
+// Whether products of that type on this CPU are computed here.
+bool products_are_ours(at::ScalarType type);
+
+// What is computed here, for tests and measurements: fp32 and bf16 on a CPU that has_tiles() for them.
+bool has_tiles(at::ScalarType type);
+at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                                const std::optional<at::Tensor>& bias_N = std::nullopt);
+void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
+
+// Reference: libtorch's products; any device and dtype.
+at::Tensor matrix_product_reference(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                            const std::optional<at::Tensor>& bias_N);
+void add_matrix_product_reference_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
+
+}  // namespace bough

@@ -1,0 +1,201 @@
+// bf16 products by AMX tiles: 16 x 32 of A times 32 x 16 of B, summed in fp32 (Intel SDM, TDPBF16PS).
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels/matrix_product/matrix_product_tiles.h"
+
+namespace bough::amx {
+
+namespace {
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kTileStride = 64;
+
+// The compiler does not know that the tile intrinsics read memory: what they read is constant or was written by the
+// caller, in another file.
+struct TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {kTileStride, kTileStride, kTileStride, kTileStride,
+                            kTileStride, kTileStride, kTileStride, kTileStride};
+  uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
+};
+constexpr TileConfig kEightFullTiles;
+static_assert(sizeof(TileConfig) == 64);
+
+// Rows of 16 dwords become columns.
+inline void transpose_16x16(__m512i r[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+inline __mmask32 first(int64_t count) {
+  return count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
+}
+
+// One 16 x 16 matrix of dwords, each two neighbours of a row: row i = source[i * stride .. + 31].
+inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride, int64_t rows,
+                      __mmask32 columns) {
+  for (int64_t i = 0; i < kTileRows; ++i)
+    r[i] = i < rows ? _mm512_maskz_loadu_epi16(columns, source + i * stride) : _mm512_setzero_si512();
+}
+
+// Two rows of 32, interleaved: low holds (a0 b0 a1 b1 ... a15 b15), high the rest.
+inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
+  const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
+                                              7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i second_half = _mm512_add_epi16(first_half, _mm512_set1_epi16(16));
+  low = _mm512_permutex2var_epi16(a, first_half, b);
+  high = _mm512_permutex2var_epi16(a, second_half, b);
+}
+}  // namespace
+
+void begin_tiles() {
+  _tile_loadconfig(&kEightFullTiles);
+}
+
+void end_tiles() {
+  _tile_release();
+}
+
+void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride, bool transposed,
+                int64_t depth, int64_t columns) {
+  auto* out = reinterpret_cast<char*>(panel);
+  for (int64_t k = 0; k < depth; k += kDepth, out += 2 * kTileBytes) {
+    const int64_t left = depth - k;
+    if (transposed) {
+      for (int64_t half = 0; half < 2; ++half) {
+        __m512i r[16];
+        load_rows(r, source + half * 16 * stride + k, stride, columns - half * 16, first(left));
+        transpose_16x16(r);
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(out + half * kTileBytes + i * kTileStride, r[i]);
+      }
+    } else {
+      const BFloat16Bits* rows = source + k * stride;
+      for (int64_t pair = 0; pair < 16; ++pair) {
+        const __m512i zero = _mm512_setzero_si512();
+        const __m512i even = 2 * pair < left
+                                 ? _mm512_maskz_loadu_epi16(first(columns), rows + 2 * pair * stride)
+                                 : zero;
+        const __m512i odd = 2 * pair + 1 < left
+                                ? _mm512_maskz_loadu_epi16(first(columns), rows + (2 * pair + 1) * stride)
+                                : zero;
+        __m512i low, high;
+        interleave(even, odd, low, high);
+        _mm512_store_si512(out + pair * kTileStride, low);
+        _mm512_store_si512(out + kTileBytes + pair * kTileStride, high);
+      }
+    }
+  }
+}
+
+void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride, bool transposed, int64_t rows,
+                int64_t depth) {
+  auto* out = reinterpret_cast<char*>(block);
+  for (int64_t k = 0; k < depth; k += kDepth, out += 2 * kTileBytes) {
+    const int64_t left = depth - k;
+    if (!transposed) {
+      for (int64_t i = 0; i < kBlockRows; ++i)
+        _mm512_store_si512(out + i * kTileStride,
+                           i < rows ? _mm512_maskz_loadu_epi16(first(left), source + i * stride + k)
+                                    : _mm512_setzero_si512());
+      continue;
+    }
+    __m512i low[16], high[16];
+    for (int64_t pair = 0; pair < 16; ++pair) {
+      const BFloat16Bits* at = source + (k + 2 * pair) * stride;
+      const __m512i zero = _mm512_setzero_si512();
+      const __m512i even = 2 * pair < left ? _mm512_maskz_loadu_epi16(first(rows), at) : zero;
+      const __m512i odd = 2 * pair + 1 < left ? _mm512_maskz_loadu_epi16(first(rows), at + stride) : zero;
+      interleave(even, odd, low[pair], high[pair]);
+    }
+    transpose_16x16(low);
+    transpose_16x16(high);
+    for (int i = 0; i < 16; ++i) {
+      _mm512_store_si512(out + i * kTileStride, low[i]);
+      _mm512_store_si512(out + kTileBytes + i * kTileStride, high[i]);
+    }
+  }
+}
+
+void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride, int64_t rows,
+               int64_t width, int64_t rows_padded) {
+  for (int64_t i = 0; i < rows_padded; ++i)
+    for (int64_t column = 0; column < dst_stride; column += 32) {
+      const int64_t left = i < rows && width > column ? width - column : 0;
+      _mm512_store_si512(dst + i * dst_stride + column,
+                         _mm512_maskz_loadu_epi16(first(left), source + i * stride + column));
+    }
+}
+
+void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
+                    bool packed, const BFloat16Bits* panel, int64_t depth) {
+  const int64_t stride = c_stride * 4;
+  auto* c_low = reinterpret_cast<char*>(c);
+  char* c_high = c_low + kTileRows * stride;
+  if (accumulate) {
+    _tile_loadd(0, c_low, stride);
+    _tile_loadd(1, c_low + kTileStride, stride);
+    _tile_loadd(2, c_high, stride);
+    _tile_loadd(3, c_high + kTileStride, stride);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const int64_t row = packed ? kTileStride : a_stride * 2;
+  const int64_t step = packed ? 2 * kTileBytes : kTileStride;
+  const auto* a_low = reinterpret_cast<const char*>(a);
+  const char* a_high = a_low + (packed ? kTileBytes : kTileRows * row);
+  const auto* b = reinterpret_cast<const char*>(panel);
+  for (int64_t k = 0; k < depth; k += kDepth) {
+    _tile_loadd(6, b, kTileStride);
+    _tile_loadd(4, a_low, row);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + kTileBytes, kTileStride);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a_high, row);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    a_low += step;
+    a_high += step;
+    b += 2 * kTileBytes;
+  }
+  _tile_stored(0, c_low, stride);
+  _tile_stored(1, c_low + kTileStride, stride);
+  _tile_stored(2, c_high, stride);
+  _tile_stored(3, c_high + kTileStride, stride);
+}
+
+void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const __m512 low = _mm512_load_ps(block + i * kPanelColumns);
+    const __m512 high = _mm512_load_ps(block + i * kPanelColumns + 16);
+    const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+    _mm512_mask_storeu_epi16(c + i * c_stride, first(columns), both);
+  }
+}
+
+}  // namespace bough::amx

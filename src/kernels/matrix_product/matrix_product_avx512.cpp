@@ -1,0 +1,131 @@
+// fp32 products: 12 x 32 of C in 24 registers, a row of B in two, each element of A broadcast.
+#include <immintrin.h>
+
+#include "kernels/matrix_product/matrix_product_tiles.h"
+
+namespace bough::avx512 {
+
+namespace {
+inline __mmask16 first(int64_t count) {
+  return count >= 16 ? static_cast<__mmask16>(0xFFFF)
+                     : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
+}
+
+inline void transpose_16x16(__m512 r[16]) {
+  __m512 t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+template <int kRows, bool kPacked>
+void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
+                   const float* panel, int64_t columns, int64_t depth) {
+  __m512 sum[kRows][2];
+  const __mmask16 low = first(columns), high = first(columns - 16);
+  for (int i = 0; i < kRows; ++i) {
+    if (accumulate) {
+      sum[i][0] = _mm512_maskz_loadu_ps(low, c + i * c_stride);
+      sum[i][1] = _mm512_maskz_loadu_ps(high, c + i * c_stride + 16);
+    } else {
+      sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    }
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    const __m512 b_low = _mm512_load_ps(panel), b_high = _mm512_load_ps(panel + 16);
+    panel += kPanelColumns;
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+      const __m512 value = _mm512_set1_ps(kPacked ? a[i] : a[i * a_stride]);
+      sum[i][0] = _mm512_fmadd_ps(value, b_low, sum[i][0]);
+      sum[i][1] = _mm512_fmadd_ps(value, b_high, sum[i][1]);
+    }
+    a += kPacked ? kBlockRows : 1;
+  }
+  for (int i = 0; i < kRows; ++i) {
+    _mm512_mask_storeu_ps(c + i * c_stride, low, sum[i][0]);
+    _mm512_mask_storeu_ps(c + i * c_stride + 16, high, sum[i][1]);
+  }
+}
+
+template <bool kPacked>
+void multiply(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
+              const float* panel, int64_t rows, int64_t columns, int64_t depth) {
+  switch (rows) {
+#define BOUGH_ROWS(n) \
+  case n: return multiply_rows<n, kPacked>(c, c_stride, accumulate, a, a_stride, panel, columns, depth);
+    BOUGH_ROWS(1)
+    BOUGH_ROWS(2)
+    BOUGH_ROWS(3)
+    BOUGH_ROWS(4)
+    BOUGH_ROWS(5)
+    BOUGH_ROWS(6)
+    BOUGH_ROWS(7)
+    BOUGH_ROWS(8)
+    BOUGH_ROWS(9)
+    BOUGH_ROWS(10)
+    BOUGH_ROWS(11)
+    BOUGH_ROWS(12)
+#undef BOUGH_ROWS
+  }
+}
+}  // namespace
+
+void pack_panel(float* panel, const float* source, int64_t stride, bool transposed, int64_t depth,
+                int64_t columns) {
+  if (!transposed) {
+    const __mmask16 low = first(columns), high = first(columns - 16);
+    for (int64_t k = 0; k < depth; ++k) {
+      _mm512_store_ps(panel + k * kPanelColumns, _mm512_maskz_loadu_ps(low, source + k * stride));
+      _mm512_store_ps(panel + k * kPanelColumns + 16, _mm512_maskz_loadu_ps(high, source + k * stride + 16));
+    }
+    return;
+  }
+  for (int64_t k = 0; k < depth; k += 16) {
+    const __mmask16 columns_of_k = first(depth - k);
+    const int64_t count = depth - k < 16 ? depth - k : 16;
+    for (int64_t half = 0; half < 2; ++half) {
+      __m512 r[16];
+      for (int64_t i = 0; i < 16; ++i)
+        r[i] = half * 16 + i < columns
+                   ? _mm512_maskz_loadu_ps(columns_of_k, source + (half * 16 + i) * stride + k)
+                   : _mm512_setzero_ps();
+      transpose_16x16(r);
+      for (int64_t i = 0; i < count; ++i) _mm512_store_ps(panel + (k + i) * kPanelColumns + half * 16, r[i]);
+    }
+  }
+}
+
+void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows, int64_t depth) {
+  const __mmask16 mask = first(rows);
+  for (int64_t k = 0; k < depth; ++k)
+    _mm512_mask_storeu_ps(block + k * kBlockRows, first(kBlockRows),
+                          _mm512_maskz_loadu_ps(mask, source + k * stride));
+}
+
+void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride, bool packed,
+                    const float* panel, int64_t rows, int64_t columns, int64_t depth) {
+  packed ? multiply<true>(c, c_stride, accumulate, a, a_stride, panel, rows, columns, depth)
+         : multiply<false>(c, c_stride, accumulate, a, a_stride, panel, rows, columns, depth);
+}
+
+}  // namespace bough::avx512

@@ -1,0 +1,388 @@
+// Panels of 32 columns of B are packed by the thread that owns them, a group of panels that fits the nearer cache
+// at a time; then blocks of rows of A pass over the group, read where they lie if they can be:
+//
+//   for each group of panels of this thread:  pack them
+//     for each block of rows:                 (pack it, if A is transposed: before, all threads together)
+//       for each panel of the group:          c block = or += a block · panel
+//
+// Few rows against a transposed B (a decoding step against a weight) are computed as cᵀ = bᵀ·aᵀ, so that the weight
+// is the operand that is read where it lies, once.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/cpu.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/op.h"
+#include "kernels/matrix_product/matrix_product.h"
+#include "kernels/matrix_product/matrix_product_tiles.h"
+
+namespace bough {
+
+namespace {
+constexpr int64_t kFewRows = 16;
+constexpr int64_t kPackedRows = 1024;  // of a transposed A, at a time
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+template <class T>
+struct Factor {
+  const T* data;
+  int64_t stride;
+  bool transposed;  // element [i][j] at data[j * stride + i], else at data[i * stride + j]
+
+  Factor rows_from(int64_t i) const { return {data + (transposed ? i : i * stride), stride, transposed}; }
+  Factor columns_from(int64_t j) const { return {data + (transposed ? j * stride : j), stride, transposed}; }
+  Factor transpose() const { return {data, stride, !transposed}; }
+};
+
+template <class T>
+struct Product {
+  int64_t m, n, k;
+  Factor<T> a, b;
+  void* c;  // T, or float where it accumulates
+  int64_t c_stride;
+  bool c_transposed = false;  // c is [n, m] in memory
+  bool accumulate = false;
+  const T* bias = nullptr;  // of n, or of m where c is transposed
+};
+
+struct Fp32Tiles {
+  using Element = float;
+  static constexpr int64_t kRows = avx512::kBlockRows;
+  static constexpr int64_t kDepth = 1;
+  // One panel of that depth fits the first-level cache; sums are kept in C between passes.
+  static constexpr int64_t kDepthPerPass = 256;
+  static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
+  static void begin() {}
+  static void end() {}
+  static void pack_panel(float* panel, const Factor<float>& b, int64_t depth, int64_t columns) {
+    avx512::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
+  }
+  static bool must_pack(const Factor<float>& a, int64_t) { return a.transposed; }
+  static void pack_block(float* block, const Factor<float>& a, int64_t rows, int64_t depth) {
+    avx512::pack_transposed_block(block, a.data, a.stride, rows, depth);
+  }
+  static bool takes_partial_rows() { return true; }
+  static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
+                       const float* panel, int64_t rows, int64_t columns, int64_t depth) {
+    avx512::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, rows, columns, depth);
+  }
+  static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; ++i)
+      std::copy(block + i * kPanelColumns, block + i * kPanelColumns + columns, c + i * stride);
+  }
+};
+
+struct AmxTiles {
+  using Element = BFloat16Bits;
+  static constexpr int64_t kRows = amx::kBlockRows;
+  static constexpr int64_t kDepth = amx::kDepth;
+  // Of an accumulated C: bf16 ones are rounded once.
+  static constexpr int64_t kDepthPerPass = 2048;
+  // A part of what CPUs with AMX have as second-level cache, beside a block of A and of C.
+  static constexpr int64_t kGroupBytes = 512 << 10;
+  static void begin() { amx::begin_tiles(); }
+  static void end() { amx::end_tiles(); }
+  static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
+    amx::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
+  }
+  static bool must_pack(const Factor<Element>& a, int64_t depth) { return a.transposed || depth % kDepth != 0; }
+  static void pack_block(Element* block, const Factor<Element>& a, int64_t rows, int64_t depth) {
+    amx::pack_block(block, a.data, a.stride, a.transposed, rows, depth);
+  }
+  static bool takes_partial_rows() { return false; }
+  static void multiply(float* c, int64_t stride, bool accumulate, const Factor<Element>& a, bool packed,
+                       const Element* panel, int64_t, int64_t, int64_t depth) {
+    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth);
+  }
+  static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+    amx::store_block(c, stride, block, rows, columns);
+  }
+};
+
+float widen(float value) {
+  return value;
+}
+float widen(BFloat16Bits value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, 4);
+  return wide;
+}
+
+// Rows [row_begin, row_end) of c, from a depth of p.k; packed_a: blocks of those rows, or null.
+template <class Tiles>
+class Worker {
+ public:
+  using T = typename Tiles::Element;
+  Worker(const Product<T>& product, int64_t row_begin, int64_t row_end, const T* packed_a)
+      : p_(product), row_begin_(row_begin), row_end_(row_end), packed_a_(packed_a) {}
+
+  // Panels [first, last); `workspace` of workspace_elements(last - first).
+  void run(int64_t first, int64_t last, T* workspace) {
+    const int64_t group = panel_group(p_, last - first);
+    T* edge = workspace + group * panel_elements(p_);
+    const int64_t edge_row = row_end_ - (row_end_ - row_begin_) % Tiles::kRows;
+    const bool pack_edge = !packed_a_ && !Tiles::takes_partial_rows() && edge_row < row_end_;
+    if (pack_edge) Tiles::pack_block(edge, p_.a.rows_from(edge_row), row_end_ - edge_row, p_.k);
+    for (int64_t begin = first; begin < last; begin += group) {
+      const int64_t end = std::min(last, begin + group);
+      for (int64_t panel = begin; panel < end; ++panel)
+        Tiles::pack_panel(workspace + (panel - begin) * panel_elements(p_),
+                          p_.b.columns_from(panel * kPanelColumns), p_.k, columns_of(panel));
+      for (int64_t row = row_begin_; row < row_end_; row += Tiles::kRows) {
+        Factor<T> a = p_.a.rows_from(row);
+        bool packed = false;
+        if (packed_a_) {
+          a = {packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_), 0, false};
+          packed = true;
+        } else if (pack_edge && row == edge_row) {
+          a = {edge, 0, false};
+          packed = true;
+        }
+        for (int64_t panel = begin; panel < end; ++panel)
+          block(row, panel, a, packed, workspace + (panel - begin) * panel_elements(p_));
+      }
+    }
+  }
+
+  static int64_t rounded_depth(const Product<T>& p) { return ceil_div(p.k, Tiles::kDepth) * Tiles::kDepth; }
+  static int64_t panel_elements(const Product<T>& p) { return rounded_depth(p) * kPanelColumns; }
+  static int64_t block_elements(const Product<T>& p) { return rounded_depth(p) * Tiles::kRows; }
+  static int64_t panel_group(const Product<T>& p, int64_t panels) {
+    const int64_t fit = Tiles::kGroupBytes / (panel_elements(p) * static_cast<int64_t>(sizeof(T)));
+    return std::clamp<int64_t>(fit, 1, panels);
+  }
+  // Of one thread: its panels, and the last rows of A where they must be padded (tree/cost_model.cpp counts them).
+  static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
+    return panel_group(p, panels) * panel_elements(p) + (Tiles::takes_partial_rows() ? 0 : block_elements(p));
+  }
+
+ private:
+  int64_t columns_of(int64_t panel) const { return std::min(kPanelColumns, p_.n - panel * kPanelColumns); }
+
+  void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b) {
+    const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
+    const int64_t column = panel * kPanelColumns, columns = columns_of(panel);
+    const bool whole = Tiles::takes_partial_rows() || (rows == Tiles::kRows && columns == kPanelColumns);
+    if constexpr (std::is_same_v<T, float>) {
+      if (!p_.c_transposed && !p_.bias) {
+        float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
+        if (p_.accumulate) prefetch(c, rows);
+        Tiles::multiply(c, p_.c_stride, p_.accumulate, a, packed, b, rows, columns, p_.k);
+        return;
+      }
+    }
+    if (p_.accumulate && whole) {
+      float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
+      prefetch(c, rows);
+      Tiles::multiply(c, p_.c_stride, true, a, packed, b, rows, columns, p_.k);
+      return;
+    }
+    alignas(64) std::array<float, Tiles::kRows * kPanelColumns> sums;
+    if (p_.accumulate || p_.bias) load(sums.data(), row, rows, column, columns);
+    Tiles::multiply(sums.data(), kPanelColumns, p_.accumulate || p_.bias, a, packed, b, rows, columns, p_.k);
+    store(sums.data(), row, rows, column, columns);
+  }
+
+  // The next block's, while this one is computed: c is larger than any cache.
+  void prefetch(const float* c, int64_t rows) const {
+    for (int64_t i = 0; i < rows; ++i) {
+      __builtin_prefetch(c + i * p_.c_stride + kPanelColumns, 1);
+      __builtin_prefetch(c + i * p_.c_stride + kPanelColumns + 16, 1);
+    }
+  }
+
+  void load(float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
+    std::fill(sums, sums + Tiles::kRows * kPanelColumns, 0.0f);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j)
+        sums[i * kPanelColumns + j] = p_.accumulate
+                                          ? static_cast<const float*>(p_.c)[(row + i) * p_.c_stride + column + j]
+                                          : widen(p_.bias[p_.c_transposed ? row + i : column + j]);
+  }
+
+  void store(const float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
+    if (p_.accumulate) {
+      for (int64_t i = 0; i < rows; ++i)
+        std::copy(sums + i * kPanelColumns, sums + i * kPanelColumns + columns,
+                  static_cast<float*>(p_.c) + (row + i) * p_.c_stride + column);
+    } else if (!p_.c_transposed) {
+      Tiles::store(static_cast<T*>(p_.c) + row * p_.c_stride + column, p_.c_stride, sums, rows, columns);
+    } else {
+      alignas(64) std::array<float, Tiles::kRows * kPanelColumns> turned;
+      for (int64_t j = 0; j < columns; ++j) {
+        for (int64_t i = 0; i < rows; ++i) turned[i] = sums[i * kPanelColumns + j];
+        for (int64_t i = rows; i < kPanelColumns; ++i) turned[i] = 0;
+        Tiles::store(static_cast<T*>(p_.c) + (column + j) * p_.c_stride + row, p_.c_stride, turned.data(), 1,
+                     rows);
+      }
+    }
+  }
+
+  const Product<T>& p_;
+  int64_t row_begin_, row_end_;
+  const T* packed_a_;
+};
+
+template <class T>
+at::Tensor workspace(int64_t elements) {
+  return at::empty({elements * static_cast<int64_t>(sizeof(T))}, at::kByte);
+}
+
+// Splits panels between the threads, or rows where there are too few panels.
+template <class Tiles>
+void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int64_t row_end) {
+  using T = typename Tiles::Element;
+  using Work = Worker<Tiles>;
+  const int64_t blocks = ceil_div(row_end - row_begin, Tiles::kRows);
+  at::Tensor packed;
+  const T* packed_a = nullptr;
+  if (Tiles::must_pack(p.a, p.k)) {
+    packed = workspace<T>(blocks * Work::block_elements(p));
+    T* blocks_data = static_cast<T*>(packed.mutable_data_ptr());
+    packed_a = blocks_data;
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = row_begin + i * Tiles::kRows;
+        Tiles::pack_block(blocks_data + i * Work::block_elements(p), p.a.rows_from(row),
+                          std::min(Tiles::kRows, row_end - row), p.k);
+      }
+    });
+  }
+  const int64_t panels = ceil_div(p.n, kPanelColumns);
+  const auto run = [&](int64_t first_block, int64_t last_block, int64_t first_panel, int64_t last_panel) {
+    const auto space = workspace<T>(Work::workspace_elements(p, last_panel - first_panel));
+    const int64_t begin = row_begin + first_block * Tiles::kRows;
+    const int64_t end = std::min(row_end, row_begin + last_block * Tiles::kRows);
+    Tiles::begin();
+    Work(p, begin, end, packed_a ? packed_a + first_block * Work::block_elements(p) : nullptr)
+        .run(first_panel, last_panel, static_cast<T*>(space.mutable_data_ptr()));
+    Tiles::end();
+  };
+  // A thread's start costs about as much as this many multiply-adds.
+  constexpr double kMultipliesPerThread = 256 << 10;
+  const double multiplies =
+      static_cast<double>(row_end - row_begin) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  if (multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1)
+    run(0, blocks, 0, panels);
+  else if (panels >= at::get_num_threads())
+    at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) { run(0, blocks, begin, end); });
+  else
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
+}
+
+template <class Tiles>
+void multiply(const Product<typename Tiles::Element>& product) {
+  const int64_t row_step = Tiles::must_pack(product.a, product.k) ? kPackedRows / Tiles::kRows * Tiles::kRows
+                                                                   : product.m;
+  constexpr bool sums_in_c = std::is_same_v<typename Tiles::Element, float>;
+  const bool whole = !product.accumulate && (!sums_in_c || product.c_transposed);
+  const int64_t depth_step = whole ? product.k : Tiles::kDepthPerPass;
+  for (int64_t row = 0; row < product.m; row += row_step)
+    for (int64_t depth = 0; depth < product.k; depth += depth_step) {
+      auto part = product;
+      part.a = product.a.columns_from(depth);
+      part.b = product.b.rows_from(depth);
+      part.k = std::min(depth_step, product.k - depth);
+      if (depth > 0) part.accumulate = true;
+      if (depth > 0) part.bias = nullptr;
+      run_rows<Tiles>(part, row, std::min(product.m, row + row_step));
+    }
+}
+
+bool has_amx() {
+  static const bool has = best_isa() == Isa::kAvx512 && amx_allowed() && cpu_features().amx_bf16 &&
+                          cpu_features().avx512_bf16;
+  return has;
+}
+
+// Strides must step over whole rows: a view of one row or column has any.
+at::Tensor with_unit_stride(const at::Tensor& x) {
+  const bool rows = x.stride(1) == 1 && x.stride(0) >= x.size(1);
+  const bool columns = x.stride(0) == 1 && x.stride(1) >= x.size(0);
+  return rows || columns ? x : x.contiguous();
+}
+
+template <class T>
+Factor<T> factor(const at::Tensor& x) {
+  const bool rows = x.stride(1) == 1 && x.stride(0) >= x.size(1);
+  return {data<T>(x), rows ? x.stride(0) : x.stride(1), !rows};
+}
+
+template <class Function>
+void with_tiles(at::ScalarType type, Function&& function) {
+  type == at::kFloat ? function.template operator()<Fp32Tiles>() : function.template operator()<AmxTiles>();
+}
+
+at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                              const std::optional<at::Tensor>& bias_N) {
+  return products_are_ours(a_MK.scalar_type()) ? matrix_product_tiles(a_MK, b_KN, bias_N)
+                                           : matrix_product_reference(a_MK, b_KN, bias_N);
+}
+
+void add_matrix_product_cpu_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  if (products_are_ours(a_MK.scalar_type()))
+    add_matrix_product_tiles_(c_MN, a_MK, b_KN);
+  else if (a_MK.scalar_type() != c_MN.scalar_type() && products_are_ours(c_MN.scalar_type()))
+    add_matrix_product_tiles_(c_MN, a_MK.to(c_MN.scalar_type()), b_KN.to(c_MN.scalar_type()));
+  else
+    add_matrix_product_reference_(c_MN, a_MK, b_KN);
+}
+}  // namespace
+
+bool has_tiles(at::ScalarType type) {
+  return (type == at::kFloat && best_isa() == Isa::kAvx512) || (type == at::kBFloat16 && has_amx());
+}
+
+bool products_are_ours(at::ScalarType type) {
+  // Intel's own library is at the rate of Intel's processors in fp32, at half of others'.
+  static const bool fp32 = !cpu_features().intel;
+  return has_tiles(type) && (type != at::kFloat || fp32);
+}
+
+at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                                const std::optional<at::Tensor>& bias_N) {
+  if (a_MK.numel() == 0 || b_KN.numel() == 0) return matrix_product_reference(a_MK, b_KN, bias_N);
+  const auto a = with_unit_stride(a_MK), b = with_unit_stride(b_KN);
+  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+  auto c = at::empty({m, n}, a.options());
+  with_tiles(a.scalar_type(), [&]<class Tiles>() {
+    using T = typename Tiles::Element;
+    Product<T> product{m, n, k, factor<T>(a), factor<T>(b), mutable_data<T>(c), n};
+    if (bias_N) product.bias = data<T>(*bias_N);
+    if (m <= kFewRows && product.b.transposed && !Tiles::must_pack(product.b.transpose(), k)) {
+      std::swap(product.m, product.n);
+      std::swap(product.a, product.b);
+      product.a = product.a.transpose();
+      product.b = product.b.transpose();
+      product.c_transposed = true;
+    }
+    multiply<Tiles>(product);
+  });
+  return c;
+}
+
+void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  if (a_MK.numel() == 0 || b_KN.numel() == 0) return;
+  const auto a = with_unit_stride(a_MK), b = with_unit_stride(b_KN);
+  with_tiles(a.scalar_type(), [&]<class Tiles>() {
+    using T = typename Tiles::Element;
+    Product<T> product{a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_MN),
+                       c_MN.size(1)};
+    product.accumulate = true;
+    multiply<Tiles>(product);
+  });
+}
+
+}  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CPU, m) {
+  m.impl("matrix_product", TORCH_FN(bough::matrix_product_cpu));
+  m.impl("add_matrix_product_", TORCH_FN(bough::add_matrix_product_cpu_));
+}

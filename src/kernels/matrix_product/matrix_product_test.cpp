@@ -1,0 +1,111 @@
+#include "kernels/matrix_product/matrix_product.h"
+
+#include "kernels/common/kernel_test.h"
+
+namespace bough {
+namespace {
+
+struct Shape {
+  int64_t m, n, k;
+};
+// Whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one element.
+const Shape kShapes[] = {{64, 64, 64},  {1, 96, 64},   {12, 32, 33},    {16, 100, 96}, {17, 40, 96},
+                         {33, 31, 32},  {45, 65, 130}, {1100, 70, 40},  {96, 33, 2100}, {1, 1, 1},
+                         {300, 200, 7}, {5, 1000, 96}, {31, 257, 1030}};
+
+// [rows, columns], as such or as the transposed view of its transpose; padded: a part of a wider matrix.
+at::Tensor operand(int64_t rows, int64_t columns, at::ScalarType type, uint64_t seed, bool transposed,
+                   bool padded) {
+  const int64_t outer = transposed ? columns : rows, inner = transposed ? rows : columns;
+  const auto whole = random_tensor({outer, inner + (padded ? 3 : 0)}, type, seed);
+  const auto part = whole.narrow(1, padded ? 1 : 0, inner);
+  return transposed ? part.t() : part;
+}
+
+// Errors of a sum of k products of order one grow like sqrt(k); tolerance() is relative to the largest element,
+// which is of that order, too.
+void expect_product(const at::Tensor& got, const at::Tensor& a, const at::Tensor& b, at::ScalarType type,
+                    const at::Tensor& start) {
+  EXPECT_CLOSE(got, start + at::mm(a.to(at::kDouble), b.to(at::kDouble)), type);
+}
+
+TEST(MatrixProduct, EqualsTheProductInFp64) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [m, n, k] : kShapes)
+      for (int variant = 0; variant < 8; ++variant) {
+        SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k << ", variant " << variant);
+        const auto a = operand(m, k, type, 1, variant & 1, variant & 4);
+        const auto b = operand(k, n, type, 2, variant & 2, variant & 4);
+        const auto bias = random_tensor({n}, type, 3);
+        const auto zero = at::zeros({m, n}, at::kDouble);
+        const auto got = matrix_product(a, b);
+        EXPECT_EQ(got.scalar_type(), type);
+        expect_product(got, a, b, type, zero);
+        expect_product(matrix_product(a, b, bias), a, b, type, zero + bias.to(at::kDouble));
+        if (!has_tiles(type)) continue;
+        expect_product(matrix_product_tiles(a, b), a, b, type, zero);
+        expect_product(matrix_product_tiles(a, b, bias), a, b, type, zero + bias.to(at::kDouble));
+      }
+}
+
+TEST(MatrixProduct, AddsInTheAccumulatorType) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [m, n, k] : kShapes)
+      for (int variant = 0; variant < 4; ++variant) {
+        SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k << ", variant " << variant);
+        const auto a = operand(m, k, type, 1, variant & 1, false);
+        const auto b = operand(k, n, type, 2, variant & 2, false);
+        const auto acc = accumulator_type(type);
+        const auto c = random_tensor({m, n}, acc, 3);
+        const auto start = c.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+        add_matrix_product_(c, a, b);
+        // Products of bf16 are exact in fp32: the sum may not err by more than one of fp32.
+        expect_product(c, a, b, acc, start);
+        if (!has_tiles(type)) continue;
+        c.copy_(start);
+        add_matrix_product_tiles_(c, a, b);
+        expect_product(c, a, b, acc, start);
+      }
+}
+
+TEST(MatrixProduct, ARowDoesNotDependOnItsNeighbours) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    if (!has_tiles(type)) continue;  // libtorch's products promise no such thing
+    const auto a = random_tensor({70, 96}, type, 1);
+    const auto b = random_tensor({130, 96}, type, 2).t();
+    const auto whole = matrix_product_tiles(a, b);
+    for (const int64_t rows : {1, 13, 40})
+      EXPECT_TRUE(at::equal(matrix_product_tiles(a.narrow(0, 20, rows), b), whole.narrow(0, 20, rows)))
+          << rows << " rows, " << c10::toString(type);
+  }
+}
+
+TEST(MatrixProduct, NothingIsAnEmptySum) {
+  const auto a = at::empty({3, 0}), b = at::empty({0, 4});
+  EXPECT_TRUE(at::equal(matrix_product(a, b), at::zeros({3, 4})));
+  const auto c = at::ones({3, 4});
+  add_matrix_product_(c, a, b);
+  EXPECT_TRUE(at::equal(c, at::ones({3, 4})));
+  EXPECT_EQ(matrix_product(at::empty({0, 5}), at::ones({5, 2})).size(0), 0);
+}
+
+TEST(MatrixProduct, InfinitiesStayWhereTheyAre) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    if (!has_tiles(type)) continue;
+    at::Tensor a = at::ones({40, 33}, type);
+    a[7][3] = std::numeric_limits<float>::infinity();
+    const at::Tensor c = matrix_product_tiles(a, at::ones({33, 35}, type));
+    EXPECT_EQ(at::sum(at::isinf(c)).item<int64_t>(), 35);
+    EXPECT_EQ(at::sum(at::isnan(c)).item<int64_t>(), 0);
+  }
+}
+
+TEST(MatrixProduct, RefusesOtherShapes) {
+  EXPECT_THROW(matrix_product(at::ones({2, 3}), at::ones({2, 3})), std::exception);
+  EXPECT_THROW(matrix_product(at::ones({2, 3}), at::ones({3, 2}, at::kBFloat16)), std::exception);
+  EXPECT_THROW(add_matrix_product_(at::ones({2, 2}, at::kBFloat16), at::ones({2, 3}), at::ones({3, 2})),
+               std::exception);
+}
+
+}  // namespace
+}  // namespace bough
