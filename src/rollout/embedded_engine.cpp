@@ -87,8 +87,8 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
     copy_pages(page_copies);
     BOUGH_CHECK(!pass.entries.empty() || !started.empty(),
                 "requests are in flight and nothing can be computed");
-    draw_from_prompts(started);
-    if (hidden_TD.defined()) draw_from_pass(pass, hidden_TD, started);
+    const std::vector<ActiveSample*> waiting = draw_from_prompts(started);
+    if (hidden_TD.defined()) draw_from_pass(pass, hidden_TD, waiting);
     ++statistics_.steps;
   }
   statistics_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -120,33 +120,39 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
   return model_.forward(tokens_T, positions_T, attention);
 }
 
-// Samples whose prompt was computed in an earlier step draw from its kept logits.
-void EmbeddedEngine::draw_from_prompts(const std::vector<ActiveSample*>& started) {
+// Samples whose prompt was computed in an earlier step draw from its kept logits. Returns the others, whose prompt
+// ended in this pass; those that have drawn may be gone with their request.
+std::vector<ActiveSample*> EmbeddedEngine::draw_from_prompts(const std::vector<ActiveSample*>& started) {
+  std::vector<ActiveSample*> waiting;
   for (size_t i = 0; i < started.size();) {
     ActiveRequest& request = *started[i]->request;
     std::vector<std::pair<ActiveSample*, int64_t>> draws;
     for (; i < started.size() && started[i]->request == &request; ++i) draws.emplace_back(started[i], 0);
-    if (!request.logits_1V.defined()) continue;  // its prompt ended in this pass
+    if (!request.logits_1V.defined()) {
+      for (const auto& [sample, row] : draws) waiting.push_back(sample);
+      continue;
+    }
     const at::Tensor logits_1V = request.logits_1V;
     if (request.num_fresh == 0) request.logits_1V = at::Tensor();
     draw(logits_1V, draws);
   }
+  return waiting;
 }
 
 void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
-                                    const std::vector<ActiveSample*>& started) {
+                                    const std::vector<ActiveSample*>& waiting) {
   struct Row {
     int64_t token;  // of the pass
     const PassEntry* entry;
   };
-  std::unordered_map<const ActiveRequest*, std::vector<ActiveSample*>> started_of;
-  for (ActiveSample* sample : started) started_of[sample->request].push_back(sample);
+  std::unordered_map<const ActiveRequest*, std::vector<ActiveSample*>> waiting_of;
+  for (ActiveSample* sample : waiting) waiting_of[sample->request].push_back(sample);
   std::vector<Row> rows;
   int64_t token = 0;
   for (const PassEntry& entry : pass.entries) {
     token += entry.count;
     const bool is_needed =
-        entry.sample || entry.request->num_fresh > 0 || started_of.count(entry.request) > 0;
+        entry.sample || entry.request->num_fresh > 0 || waiting_of.count(entry.request) > 0;
     if (entry.reaches_end() && is_needed) rows.push_back({token - 1, &entry});
   }
 
@@ -167,7 +173,7 @@ void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_T
         draws.emplace_back(entry.sample, row);
         continue;
       }
-      for (ActiveSample* sample : started_of[entry.request]) draws.emplace_back(sample, row);
+      for (ActiveSample* sample : waiting_of[entry.request]) draws.emplace_back(sample, row);
       if (entry.request->num_fresh > 0) entry.request->logits_1V = logits_RV.narrow(0, row, 1).clone();
     }
     draw(logits_RV, draws);

@@ -52,8 +52,8 @@ class EmbeddedEngine : public Engine {
  private:
   at::Tensor run_pass(const Pass& pass);
   void draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
-                      const std::vector<ActiveSample*>& started);
-  void draw_from_prompts(const std::vector<ActiveSample*>& started);
+                      const std::vector<ActiveSample*>& waiting);
+  std::vector<ActiveSample*> draw_from_prompts(const std::vector<ActiveSample*>& started);
   void draw(const at::Tensor& logits_RV,
             const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
   void append(ActiveSample& sample, int32_t token, double log_prob, double raw_log_prob);
