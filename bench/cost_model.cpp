@@ -1,6 +1,6 @@
 // Does the cost model predict what a gradient step takes? Predicted over measured seconds and peak bytes.
 //
-//   bench/cost_model [fp32|bf16] [random trees, default 50] [ROLLOUTS.jsonl ...]
+//   build/bench/cost_model [fp32|bf16] [random trees, default 50] [ROLLOUTS.jsonl ...]
 //
 // Calibrates this machine (train/calibrate.h: other shapes, other trees), then runs gradient steps of the shape
 // `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and on the rollout files (the yardstick's
@@ -9,12 +9,6 @@
 // quantiles of |predicted / measured - 1|. Needs a machine that does nothing else: chrt -r 5 where others work on it.
 // It calibrates again every twelve trees, since a shared machine's speed drifts by a tenth within minutes;
 // BOUGH_CALIBRATION=FILE takes a profile (calibration.json of a run) instead.
-//
-// Build (after scripts/build):
-//   g++ -std=c++20 -O2 -DNDEBUG -fopenmp -Isrc -isystem $TORCH/include -isystem $TORCH/include/torch/csrc/api/include \
-//       bench/cost_model.cpp build/libbough_{train,algo,models,tree,base}.a build/lib/libbough_kernels.so \
-//       $TORCH/lib/lib{torch_cpu,c10}.so $TORCH/lib/libgomp.so.1 -lspdlog -lfmt -lyaml-cpp -lzstd -lpcre2-8 -lutf8proc \
-//       -Wl,-rpath,$PWD/build/lib:$TORCH/lib -o build/bin/cost_model
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

@@ -1,13 +1,10 @@
 // What do plans save on the sets that the papers on tree training measure? Their tables again, theirs beside ours.
 //
-//   bench/plan_tables [sharing | splitting | schedule | strategies | balance | overlap | exact ...]   default: all
+//   build/bench/plan_tables [sharing | splitting | schedule | strategies | balance | overlap | exact ...]   default: all
 //
 // papers: AReaL-DTA (arXiv 2602.00482v2: Figures 1 and 5 to 9, Table 3, section 5.3) and Tree Training (arXiv
 // 2511.00413: sections 2.2 and 3.1, Figure 8). Sets of the same shapes are made (bench/paper_sets.h); all numbers are
 // counts, the same on every machine. docs/plans.md explains them.
-//
-// Build:
-//   g++ -std=c++20 -O2 -Isrc bench/plan_tables.cpp build/libbough_{tree,base}.a -lspdlog -lfmt -o build/bin/plan_tables
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

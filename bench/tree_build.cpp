@@ -1,6 +1,6 @@
 // How fast are the prefix tree of a batch, its packing, load balance and plans (which build their tree), on one core?
 //
-//   bench/tree_build [largest number of tokens, default 10000000]
+//   build/bench/tree_build [largest number of tokens, default 10000000]
 //
 // CPU time, medians and best of several builds. Shapes as training batches have them: `group` (prompts with 16
 // samples each), `agentic` (conversations that fork older ones at a turn and train every turn's own prefix), `flat`
@@ -11,10 +11,6 @@
 // Ten times the tokens take 12 to 15 times as long from 10 M to 100 M, on memory that is already mapped: each token's 24
 // bytes and the prefixes to compare leave the cache, and sorting S sequences takes S log S steps (12.4 times as many).
 // Memory fresh from the system adds the kernel's clearing of 2.4 GB, which is no part of the algorithm.
-//
-// Build:
-//   g++ -std=c++20 -O2 -DNDEBUG -Isrc bench/tree_build.cpp build/libbough_tree.a build/libbough_base.a \
-//       -lspdlog -lfmt -o build/bin/tree_build
 #include <sys/resource.h>
 #include <time.h>
 

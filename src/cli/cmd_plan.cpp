@@ -253,7 +253,7 @@ void run_plan(const PlanOptions& options) {
       .memory_bytes = memory,
       .costs = &costs};
   PlanReport report{.tree = compute_statistics(tree),
-                    .work_ratio = work_ratio(tree, request.trained, work_model(costs.shape())),
+                    .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
                     .max_tokens_per_mb = request.max_tokens_per_pass};
   for (const char* strategy : {"dense", "packed", "path", "blocks", "auto"})
     report.strategies.push_back(cost_of(strategy, request, memory.has_value()));

@@ -1,13 +1,9 @@
 // `bough step`: the gradient of one training step on a rollout file, timed. Weights are not changed.
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 
-#include "algo/loss.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
@@ -15,11 +11,10 @@
 #include "cli/command.h"
 #include "cli/plan_costs.h"
 #include "cli/rollout_batch.h"
+#include "cli/step_timing.h"
 #include "cli/torch_options.h"
-#include "kernels/common/cpu_allocator.h"
 #include "models/checkpoint.h"
 #include "models/model_shape.h"
-#include "train/executor.h"
 
 namespace bough {
 
@@ -36,120 +31,49 @@ struct StepOptions {
   bool json = false;
 };
 
-struct StepReport {
-  std::vector<double> seconds;  // one a counted repetition, ascending
-  int64_t peak_bytes = 0;
-  double loss = 0;
-  int64_t num_trained = 0;
-  double work_ratio = 1;
-  TreeStatistics statistics;
-  Simulation simulation;
-  std::string mode;
-  int64_t max_tokens_per_pass = 0;
-};
-
-std::unique_ptr<Loss> make_step_loss(const std::string& name) {
-  if (name != "pg" && name != "grpo")
-    throw UserError(str("--loss: got ", quoted(name), ", expected pg or grpo"));
-  LossSettings settings;
-  settings.loss = name == "pg" ? "pg" : "ppo";
-  // The clip is against the policy that sampled the tokens: a single step has no other.
-  settings.use_decoupled_loss = false;
-  settings.recompute_logprob = false;
-  return make_loss(settings);
-}
-
-void check_mode(const std::string& mode) {
-  for (const char* known : {"auto", "dense", "packed", "path", "blocks"})
-    if (mode == known) return;
-  throw UserError(str("--mode: got ", quoted(mode), ", expected auto, dense, packed, path or blocks"));
-}
-
-StepReport take_step(const StepOptions& options, Model& model, const RolloutBatch& rollouts,
-                     const Loss& loss) {
-  StepReport report;
-  const CostModel costs(device_profile(options.torch.device, options.torch.dtype),
-                        model_shape(model.config(), model.dtype()));
-  const PrefixTree tree = build_prefix_tree(rollouts.sequences);
-  report.statistics = compute_statistics(tree);
-  report.work_ratio = work_ratio(tree, rollouts.trained_flags(), work_model(costs.shape()));
-  const auto plan_of = [&](const TrainBatch& batch) {
-    PlanRequest request = plan_request(batch, options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass));
-    request.costs = &costs;
-    request.memory_bytes = parse_memory("--memory", options.memory);
-    return make_plan(options.mode, request);
-  };
-
-  Executor executor(model);
-  model.allocate_gradients();
-  const int64_t weights_and_gradients = cpu_allocated_bytes();
-  reset_cpu_peak_bytes();
-  for (int64_t i = 0; i <= options.repeat; ++i) {  // the first is the warm-up
-    const auto start = std::chrono::steady_clock::now();
-    model.zero_gradients();
-    const TrainBatch batch = make_train_batch(rollouts, accumulator_type(model.dtype()));
-    const Plan plan = plan_of(batch);
-    const WalkResult result = executor.forward_backward(plan, batch, loss);
-    if (i > 0) report.seconds.push_back(seconds_since(start));
-    report.loss = result.loss;
-    report.num_trained = batch.num_rows();
-    report.mode = plan.strategy;
-    report.max_tokens_per_pass = plan.max_tokens_per_pass;
-    report.simulation = simulate(plan, &costs);
-  }
-  report.peak_bytes = cpu_peak_bytes() - weights_and_gradients;
-  std::sort(report.seconds.begin(), report.seconds.end());
-  return report;
-}
-
-double median(const std::vector<double>& ascending) {
-  const size_t middle = ascending.size() / 2;
-  return ascending.size() % 2 ? ascending[middle] : (ascending[middle - 1] + ascending[middle]) / 2;
-}
-
-void print_report(const StepOptions& options, const StepReport& report) {
-  const auto& tree = report.statistics;
+void print_report(const StepOptions& options, const StepTimer& step, const TreeStatistics& tree,
+                  double work_ratio) {
+  const auto [least, most] = std::minmax_element(step.seconds().begin(), step.seconds().end());
+  const Simulation& simulation = step.simulation();
   if (options.json) {
-    print_json({{"seconds_per_step", median(report.seconds)},
-                {"seconds_min", report.seconds.front()},
-                {"seconds_max", report.seconds.back()},
-                {"peak_bytes", report.peak_bytes},
-                {"predicted_peak_bytes", report.simulation.peak_bytes},
-                {"predicted_seconds", report.simulation.seconds},
-                {"loss", report.loss},
+    print_json({{"seconds_per_step", step.median_seconds()},
+                {"seconds_min", *least},
+                {"seconds_max", *most},
+                {"peak_bytes", step.peak_bytes()},
+                {"predicted_peak_bytes", simulation.peak_bytes},
+                {"predicted_seconds", simulation.seconds},
+                {"loss", step.loss()},
                 {"sequences", tree.num_sequences},
                 {"tokens", tree.num_flat_tokens},
                 {"tree_tokens", tree.num_tree_tokens},
-                {"trained_tokens", report.num_trained},
+                {"trained_tokens", step.num_trained()},
                 {"compression", tree.compression},
-                {"work_ratio", report.work_ratio},
-                {"mode", report.mode},
-                {"max_tokens_per_mb", report.max_tokens_per_pass},
-                {"passes", report.simulation.num_passes},
-                {"tokens_recomputed", report.simulation.tokens_recomputed},
+                {"work_ratio", work_ratio},
+                {"mode", step.strategy()},
+                {"max_tokens_per_mb", step.max_tokens_per_pass()},
+                {"passes", simulation.num_passes},
+                {"tokens_recomputed", simulation.tokens_recomputed},
                 {"dtype", options.torch.dtype},
                 {"threads", at::get_num_threads()},
                 {"repeat", options.repeat}});
     return;
   }
-  const std::string spread =
-      options.repeat == 1 ? ""
-                          : str(" (", format_duration(report.seconds.front()), " to ",
-                                format_duration(report.seconds.back()), ", ", options.repeat, " times)");
+  const std::string spread = options.repeat == 1 ? ""
+                                                 : str(" (", format_duration(*least), " to ",
+                                                       format_duration(*most), ", ", options.repeat, " times)");
   print_table(
-      {{"step", format_duration(median(report.seconds)) + spread},
-       {"loss", format_shortest(report.loss)},
+      {{"step", format_duration(step.median_seconds()) + spread},
+       {"loss", format_shortest(step.loss())},
        {"tokens", str(format_thousands(tree.num_flat_tokens), " in ", format_thousands(tree.num_sequences),
-                      " sequences, ", format_thousands(report.num_trained), " trained")},
-       {"tree tokens",
-        str(format_thousands(tree.num_tree_tokens), ", compression ", format_significant(tree.compression),
-            ", work ratio ", format_significant(report.work_ratio))},
-       {"passes", str(format_thousands(report.simulation.num_passes), " of at most ",
-                      format_thousands(report.max_tokens_per_pass), " tokens (", report.mode, "), ",
-                      format_thousands(report.simulation.tokens_recomputed), " tokens recomputed")},
+                      " sequences, ", format_thousands(step.num_trained()), " trained")},
+       {"tree tokens", str(format_thousands(tree.num_tree_tokens), ", compression ",
+                           format_significant(tree.compression), ", work ratio ", format_significant(work_ratio))},
+       {"passes", str(format_thousands(simulation.num_passes), " of at most ",
+                      format_thousands(step.max_tokens_per_pass()), " tokens (", step.strategy(), "), ",
+                      format_thousands(simulation.tokens_recomputed), " tokens recomputed")},
        {"peak memory",
-        str(format_bytes(static_cast<double>(report.peak_bytes)), " over weights and gradients, predicted ",
-            format_bytes(static_cast<double>(report.simulation.peak_bytes)))},
+        str(format_bytes(static_cast<double>(step.peak_bytes())), " over weights and gradients, predicted ",
+            format_bytes(static_cast<double>(simulation.peak_bytes)))},
        {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads")}});
 }
 
@@ -157,7 +81,7 @@ void run_step(const StepOptions& options) {
   check_at_least("--repeat", options.repeat, 1);
   if (options.max_tokens_per_mb)
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
-  check_mode(options.mode);
+  check_mode("--mode", options.mode);
   parse_memory("--memory", options.memory);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
   const std::unique_ptr<Loss> loss = make_step_loss(options.loss);
@@ -167,9 +91,17 @@ void run_step(const StepOptions& options) {
   const ModelConfig config = load_model_config(options.model);
   const RolloutBatch rollouts(read_rollouts(options.rollouts, {.vocab_size = config.vocab_size}));
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  const StepReport report = take_step(options, *model, rollouts, *loss);
+  const CostModel costs(device_profile(options.torch.device, options.torch.dtype),
+                        model_shape(model->config(), model->dtype()));
+  const PrefixTree tree = build_prefix_tree(rollouts.sequences);
+  StepTimer step(*model, rollouts, *loss, costs,
+                 {options.mode, options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass),
+                  parse_memory("--memory", options.memory)});
+  step.run(/*counted=*/false);
+  for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
   if (!options.grads.empty()) write_safetensors(options.grads, named_gradients(*model));
-  print_report(options, report);
+  print_report(options, step, compute_statistics(tree),
+               count_work(tree, rollouts.trained_flags(), work_model(costs.shape())).ratio());
 }
 
 }  // namespace

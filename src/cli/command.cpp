@@ -92,8 +92,15 @@ CommandLine::CommandLine()
 
 CLI::App& CommandLine::add(const std::string& name, const std::string& description,
                            std::function<void()> run) {
-  CLI::App* command = app_.add_subcommand(name, description);
-  command->callback([this, run = std::move(run)] { action_ = run; });
+  return add(app_, name, description, std::move(run));
+}
+
+CLI::App& CommandLine::add(CLI::App& parent, const std::string& name, const std::string& description,
+                           std::function<void()> run) {
+  CLI::App* command = parent.add_subcommand(name, description);
+  command->callback([this, command, run = std::move(run)] {
+    if (command->get_subcommands().empty()) action_ = run;
+  });
   return *command;
 }
 

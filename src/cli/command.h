@@ -43,8 +43,10 @@ class CommandLine {
  public:
   CommandLine();
 
-  // `run` is called after the whole line was parsed.
+  // `run` is called after the whole line was parsed; of `bench step` that of `step`.
   CLI::App& add(const std::string& name, const std::string& description, std::function<void()> run);
+  CLI::App& add(CLI::App& parent, const std::string& name, const std::string& description,
+                std::function<void()> run);
 
   // Parses, runs, maps what was thrown to an ExitCode with a message of a few lines on stderr. Never throws.
   int run(int argc, const char* const* argv);
@@ -65,6 +67,7 @@ void add_train_command(CommandLine& line);
 void add_sft_command(CommandLine& line);
 void add_eval_command(CommandLine& line);
 void add_data_command(CommandLine& line);
+void add_bench_command(CommandLine& line);
 void add_report_command(CommandLine& line);
 
 void add_json_flag(CLI::App& command, bool& json);

@@ -29,9 +29,8 @@ int64_t physical_memory_bytes() {
 // What a fit reads: the forward or the backward times of cells.
 struct Side {
   bool backward;
-  double disturbance;
   double operator()(const Cell& cell) const {
-    return disturbance * (backward ? Cell::backward_seconds(cell) : Cell::forward_seconds(cell));
+    return backward ? Cell::backward_seconds(cell) : Cell::forward_seconds(cell);
   }
 };
 
@@ -125,6 +124,19 @@ CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side s
   return curve;
 }
 
+// Seconds of a layer's products that do not grow with its matrices, from two widths at the same number of tokens: at
+// least what they take in the tiny models.
+double linear_constant(const CalibrationCells& cells, Side side) {
+  const double tiny = side(cells.tiny_linear);
+  const auto& sizes = cells.linear.sizes;
+  const auto found = std::find(sizes.begin(), sizes.end(), CalibrationCells::kHalfTokens);
+  if (found == sizes.end()) return tiny;
+  const double whole = side(cells.linear.cells[static_cast<size_t>(found - sizes.begin())]);
+  const double half = side(cells.half_linear);
+  const double ratio = cells.linear.flops / cells.half_linear_flops;
+  return std::clamp((ratio * half - whole) / (ratio - 1), tiny, std::max(tiny, half));
+}
+
 CostCurve fit_work(const WorkCells& cells, double constant, Side side) {
   CostCurve curve;
   for (size_t i = 0; i < cells.sizes.size(); ++i) {
@@ -159,14 +171,16 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
     const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
                          double& per_layer, double& per_pass) {
       attention = AttentionFit(profile, cells, side(cells.tiny_attention), side).run();
-      linear = fit_work(cells.linear, side(cells.tiny_linear), side);
+      const double call = linear_constant(cells, side);
+      linear = fit_work(cells.linear, call, side);
       head = fit_work(cells.head, 0, side);
       const double shallow = side(cells.tiny_shallow);
       per_layer = std::max(
           0.0, (side(cells.tiny_deep) - shallow) / (CalibrationCells::kDeep - CalibrationCells::kShallow));
       per_pass = std::max(0.0, shallow - CalibrationCells::kShallow * per_layer);
+      per_layer += call - side(cells.tiny_linear);
     };
-    const Side forward{false, cells.disturbance()}, backward{true, cells.disturbance()};
+    const Side forward{false}, backward{true};
     fit(forward, profile.attention_forward, profile.linear_forward, profile.head_forward,
         profile.seconds_per_layer_forward, profile.seconds_per_pass_forward);
     fit(backward, profile.attention_backward, profile.linear_backward, profile.head_backward,

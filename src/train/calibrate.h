@@ -13,8 +13,8 @@
 //   constants    passes of two tokens through models of width 16
 //
 // All of it is measured in turns, several times, so that a burst of other programs' work falls on one sample of
-// many, and lower quartiles are taken, since disturbances only add. On a machine whose cores are busy all the time the
-// curves are still those of what is left of it.
+// many, and medians are taken. On a machine whose cores are busy all the time the curves are those of what is left
+// of it.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -21,12 +21,6 @@ namespace bough {
 
 namespace {
 
-double ranked(std::vector<double> values, size_t rank) {
-  if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(rank), values.end());
-  return values[rank];
-}
-
 // Runs of a small cell follow each other within a turn, as many as fit this time: its caches are then as warm as in
 // a walk.
 constexpr double kTurnSeconds = 0.012;
@@ -192,21 +186,18 @@ void add_turn(Cell& cell, bool counted) {
 }  // namespace
 
 double median(std::vector<double> values) {
-  const size_t rank = values.size() / 2;
-  return ranked(std::move(values), rank);
-}
-
-double lower_quartile(std::vector<double> values) {
-  const size_t rank = values.size() / 4;
-  return ranked(std::move(values), rank);
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 double Cell::forward_seconds(const Cell& cell) {
-  return lower_quartile(cell.forward);
+  return median(cell.forward);
 }
 
 double Cell::backward_seconds(const Cell& cell) {
-  const double seconds = lower_quartile(cell.backward);
+  const double seconds = median(cell.backward);
   return cell.backward_includes_forward ? std::max(0.0, seconds - forward_seconds(cell)) : seconds;
 }
 
@@ -252,6 +243,13 @@ CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
   auto matrices = layer_matrices(*tiny);
   tiny_linear.run = [tiny, matrices, inputs = linear_inputs(matrices, matrices.size(), 2, dtype)] {
     return time_linear(matrices.data(), matrices.size(), inputs);
+  };
+  std::shared_ptr<Model> half = filled_model(shape_of(192, 1, 8, 4, 24, 512, 64), dtype);
+  auto half_matrices = layer_matrices(*half);
+  for (const auto* matrix : half_matrices) half_linear_flops += 2.0 * static_cast<double>(matrix->value.numel());
+  half_linear.run = [half, half_matrices,
+                     inputs = linear_inputs(half_matrices, half_matrices.size(), kHalfTokens, dtype)] {
+    return time_linear(half_matrices.data(), half_matrices.size(), inputs);
   };
   AttentionCells tiny_attention_shape;
   tiny_attention_shape.num_heads = 2;
@@ -302,7 +300,8 @@ Cell CalibrationCells::head_cell(int64_t rows) {
 }
 
 std::vector<Cell*> CalibrationCells::list() {
-  std::vector<Cell*> cells = {&tiny_linear, &tiny_attention, &tiny_shallow, &tiny_deep};
+  std::vector<Cell*> cells = {&tiny_linear, &half_linear, &tiny_attention, &tiny_shallow,
+                              &tiny_deep};
   const auto add = [&](std::vector<Cell>& more) {
     for (auto& cell : more) cells.push_back(&cell);
   };
@@ -320,7 +319,7 @@ double CalibrationCells::disturbance() const {
   for (const Cell* cell : all_)
     for (const auto* runs : {&cell->forward, &cell->backward}) {
       total += std::accumulate(runs->begin(), runs->end(), 0.0);
-      undisturbed += lower_quartile(*runs) * static_cast<double>(runs->size());
+      undisturbed += median(*runs) * static_cast<double>(runs->size());
     }
   return undisturbed > 0 ? total / undisturbed : 1;
 }

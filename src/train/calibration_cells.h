@@ -16,8 +16,6 @@ namespace bough {
 struct CalibrationEffort;
 
 double median(std::vector<double> values);  // 0 of none
-// What a quarter of the values stay below: disturbances only ever add time.
-double lower_quartile(std::vector<double> values);
 
 struct ForwardBackward {
   double forward, backward;  // seconds
@@ -59,8 +57,7 @@ class CalibrationCells {
   // Runs all cells in turns; returns how many turns were counted.
   int measure(const CalibrationEffort& effort);
 
-  // All runs' seconds over what they would have been at their lower quartiles: disturbances make a walk of many
-  // passes longer by this, whichever pass they hit.
+  // All runs' seconds over what they would have been at their medians: what other programs cost.
   double disturbance() const;
 
   const ModelConfig& config() const;  // of the decoder behind `passes`
@@ -70,6 +67,11 @@ class CalibrationCells {
   WorkCells head;
   AttentionCells narrow, wide;
   Cell tiny_linear, tiny_attention;  // of one layer of the tiny models, two tokens
+  // Of one layer of half the width, kHalfTokens tokens: beside `linear` it shows what calls cost whatever their size,
+  // threads included, which the tiny models do not start.
+  static constexpr int64_t kHalfTokens = 16;
+  Cell half_linear;
+  double half_linear_flops = 0;  // of a token, forward
   Cell tiny_shallow, tiny_deep;      // whole passes
 
  private:

@@ -306,22 +306,22 @@ TreeStatistics compute_statistics(const PrefixTree& tree) {
   return s;
 }
 
-double work_ratio(const PrefixTree& tree, const std::vector<uint8_t>& trained, const WorkModel& work) {
-  double flat = 0, shared = 0;
+StepWork count_work(const PrefixTree& tree, const std::vector<uint8_t>& trained, const WorkModel& work) {
+  StepWork sum;
   std::vector<uint8_t> trained_in_tree(tree.num_tokens(), 0);
   for (int64_t s = 0; s < tree.num_sequences_total(); ++s) {
     const auto path = tree.path(s);
     for (size_t i = 0; i < path.size(); ++i) {
       const bool row = i > 0 && trained[tree.sequence_offset[s] + i];
-      flat += work.flops_per_token + work.flops_per_pair * static_cast<double>(i + 1) +
+      sum.flat += work.flops_per_token + work.flops_per_pair * static_cast<double>(i + 1) +
               (row ? work.flops_per_head_row : 0);
       if (row) trained_in_tree[path[i]] = 1;
     }
   }
   for (int64_t t = 0; t < tree.num_tokens(); ++t)
-    shared += work.flops_per_token + work.flops_per_pair * (tree.depth[t] + 1.0) +
+    sum.tree += work.flops_per_token + work.flops_per_pair * (tree.depth[t] + 1.0) +
               (trained_in_tree[t] ? work.flops_per_head_row : 0);
-  return shared > 0 ? flat / shared : 1;
+  return sum;
 }
 
 }  // namespace bough

@@ -69,13 +69,17 @@ struct TreeStatistics {
 };
 TreeStatistics compute_statistics(const PrefixTree& tree);
 
-// FLOPs per token, head row and visible pair, for the work ratio W = dense FLOPs / tree FLOPs.
+// FLOPs per token, head row and visible pair.
 struct WorkModel {
   double flops_per_token = 1;
   double flops_per_head_row = 0;
   double flops_per_pair = 0;
 };
+struct StepWork {
+  double flat = 0, tree = 0;  // of the flat batch, of what is shared computed once; a WorkModel's units
+  double ratio() const { return tree > 0 ? flat / tree : 1; }  // W
+};
 // trained: one flag a flat token, sequence after sequence; position 0 never counts.
-double work_ratio(const PrefixTree& tree, const std::vector<uint8_t>& trained, const WorkModel& work);
+StepWork count_work(const PrefixTree& tree, const std::vector<uint8_t>& trained, const WorkModel& work);
 
 }  // namespace bough

@@ -1,0 +1,258 @@
+// `bough bench step`: what every strategy takes for a rollout file, beside the time that the work needs at least.
+//
+// The lower bound: the FLOPs of one gradient step over the tree (linear layers of each token, the head of each trained
+// one, attention of each visible pair; backward twice forward), at the best rate of a matrix product that was measured
+// in the same run at the model's own shapes.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "cli/command.h"
+#include "cli/op_times.h"
+#include "cli/plan_costs.h"
+#include "cli/rollout_batch.h"
+#include "cli/step_timing.h"
+#include "cli/torch_options.h"
+#include "kernels/matrix_product/matrix_product.h"
+#include "models/checkpoint.h"
+#include "models/model_shape.h"
+#include "tree/rollout_file.h"
+
+namespace bough {
+
+namespace {
+
+struct BenchOptions {
+  std::string model, rollouts;
+  int64_t repeat = 3;
+  TorchOptions torch;
+  std::vector<std::string> modes = {"auto", "dense", "packed", "path", "blocks"};
+  std::optional<int64_t> max_tokens_per_mb;
+  std::string memory;
+  std::string loss = "pg";
+  bool json = false;
+};
+
+// FLOP/s of x·Wᵀ: the best of the layers' matrices and numbers of rows, each the best of several runs.
+double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype) {
+  const std::pair<int64_t, int64_t> matrices[] = {
+      {shape.hidden_size, shape.query_width() + 2 * shape.key_width()},
+      {shape.hidden_size, 2 * shape.intermediate_size},
+      {shape.intermediate_size, shape.hidden_size}};
+  double best = 0;
+  for (const auto& [inputs, outputs] : matrices)
+    for (const int64_t rows : {256, 1024, 4096}) {
+      const auto x = at::empty({rows, inputs}, at::kFloat).uniform_(-1, 1).to(dtype);
+      const auto w = at::empty({outputs, inputs}, at::kFloat).uniform_(-1, 1).to(dtype);
+      for (int i = 0; i < 8; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        const auto y = matrix_product(x, w.t());
+        const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(inputs * outputs);
+        best = std::max(best, flops / seconds_since(start));
+      }
+    }
+  return best;
+}
+
+struct Bound {
+  double rate = 0;     // FLOP/s
+  double seconds = 0;  // of a gradient step over the tree
+  double dense_seconds = 0;
+};
+
+struct Line {
+  std::string mode;
+  std::unique_ptr<StepTimer> timer;
+  std::string error;  // where the plan cannot be had
+};
+
+// What ops of a step are called in the table: kernels by their folder, libtorch's together by name.
+std::string op_group(const std::string& op) {
+  if (op == "bough::matrix_product" || op == "bough::add_matrix_product_") return "matrix products";
+  if (!op.starts_with("bough::")) return "libtorch: " + op.substr(op.find("::") == std::string::npos ? 0 : op.find("::") + 2);
+  std::string name = op.substr(7);
+  for (const char* suffix : {"_forward", "_backward_", "_backward"})
+    if (name.ends_with(suffix)) {
+      name.resize(name.size() - std::string_view(suffix).size());
+      break;
+    }
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return name;
+}
+
+// Shares of one step, largest first; what no op took is "between ops".
+std::vector<std::pair<std::string, double>> op_shares(StepTimer& timer) {
+  const auto start = std::chrono::steady_clock::now();
+  std::map<std::string, double> groups;
+  {
+    OpTimes times;
+    timer.run(/*counted=*/false);
+    for (const auto& [op, seconds] : times.seconds()) groups[op_group(op)] += seconds;
+  }
+  const double total = seconds_since(start);
+  double inside = 0;
+  for (const auto& [group, seconds] : groups) inside += seconds;
+  std::vector<std::pair<std::string, double>> shares(groups.begin(), groups.end());
+  shares.emplace_back("between ops", std::max(0.0, total - inside));
+  for (auto& [group, seconds] : shares) seconds /= total;
+  std::sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  return shares;
+}
+
+Json line_json(const Line& line, const TreeStatistics& tree, const Bound& bound) {
+  if (!line.timer) return {{"error", line.error}};
+  const StepTimer& step = *line.timer;
+  const double seconds = step.median_seconds();
+  return {{"strategy", step.strategy()},
+          {"max_tokens_per_mb", step.max_tokens_per_pass()},
+          {"passes", step.simulation().num_passes},
+          {"tokens_recomputed", step.simulation().tokens_recomputed},
+          {"seconds_per_step", seconds},
+          {"predicted_seconds", step.simulation().seconds},
+          {"tokens_per_second", static_cast<double>(tree.num_flat_tokens) / seconds},
+          {"tree_tokens_per_second", static_cast<double>(tree.num_tree_tokens) / seconds},
+          {"bound_fraction", bound.seconds / seconds},
+          {"peak_bytes", step.peak_bytes()},
+          {"predicted_peak_bytes", step.simulation().peak_bytes}};
+}
+
+std::string line_text(const Line& line, const TreeStatistics& tree, const Bound& bound, double dense_seconds) {
+  if (!line.timer) return line.error;
+  const StepTimer& step = *line.timer;
+  const double seconds = step.median_seconds();
+  const auto per_second = [&](int64_t tokens) {
+    return format_thousands(std::llround(static_cast<double>(tokens) / seconds));
+  };
+  std::string text =
+      str(format_duration(seconds), ", ", format_significant(100 * bound.seconds / seconds, 2), "% of the bound");
+  if (dense_seconds > 0) text += str(", ", format_significant(dense_seconds / seconds, 3), "x dense");
+  return text + str("; ", per_second(tree.num_flat_tokens), " tokens/s flat, ", per_second(tree.num_tree_tokens),
+                    " unique; ", step.simulation().num_passes, " passes of ", step.max_tokens_per_pass(), "; ",
+                    format_bytes(static_cast<double>(step.peak_bytes())), ", predicted ",
+                    format_bytes(static_cast<double>(step.simulation().peak_bytes)));
+}
+
+void run_bench_step(const BenchOptions& options) {
+  check_at_least("--repeat", options.repeat, 1);
+  if (options.max_tokens_per_mb)
+    check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
+  for (const auto& mode : options.modes) check_mode("--modes", mode);
+  const auto memory = parse_memory("--memory", options.memory);
+  const std::unique_ptr<Loss> loss = make_step_loss(options.loss);
+  const TorchSetup setup = set_up_torch(options.torch);
+  const ModelConfig config = load_model_config(options.model);
+  const RolloutBatch rollouts(read_rollouts(options.rollouts, {.vocab_size = config.vocab_size}));
+  const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+  const CostModel costs(device_profile(options.torch.device, options.torch.dtype),
+                        model_shape(model->config(), model->dtype()));
+  const PrefixTree tree = build_prefix_tree(rollouts.sequences);
+  const TreeStatistics statistics = compute_statistics(tree);
+  const StepWork work = count_work(tree, rollouts.trained_flags(), work_model(costs.shape()));
+
+  std::vector<Line> lines;
+  for (const auto& mode : options.modes) {
+    Line line{mode, nullptr, ""};
+    auto timer = std::make_unique<StepTimer>(
+        *model, rollouts, *loss, costs,
+        StepPlan{mode, options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass), memory});
+    try {
+      timer->run(/*counted=*/false);
+      line.timer = std::move(timer);
+    } catch (const UserError& error) {
+      line.error = error.what();
+    }
+    lines.push_back(std::move(line));
+  }
+  Bound bound;
+  for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
+    bound.rate = std::max(bound.rate, matrix_product_rate(costs.shape(), setup.dtype));
+    for (auto& line : lines)
+      if (line.timer) line.timer->run(/*counted=*/true);
+  }
+  constexpr double kForwardAndBackward = 3;
+  bound.seconds = kForwardAndBackward * work.tree / bound.rate;
+  bound.dense_seconds = kForwardAndBackward * work.flat / bound.rate;
+  std::vector<std::pair<std::string, double>> shares;
+  const auto first = std::find_if(lines.begin(), lines.end(), [](const Line& line) { return line.timer != nullptr; });
+  if (first != lines.end()) shares = op_shares(*first->timer);
+
+  if (options.json) {
+    Json strategies = Json::object(), ops = Json::object();
+    for (const auto& line : lines) strategies[line.mode] = line_json(line, statistics, bound);
+    for (const auto& [op, share] : shares) ops[op] = share;
+    print_json({{"tokens", statistics.num_flat_tokens},
+                {"tree_tokens", statistics.num_tree_tokens},
+                {"compression", statistics.compression},
+                {"work_ratio", work.ratio()},
+                {"flops", kForwardAndBackward * work.tree},
+                {"matrix_product_flops_per_second", bound.rate},
+                {"bound_seconds", bound.seconds},
+                {"dense_bound_seconds", bound.dense_seconds},
+                {"strategies", strategies},
+                {"ops", ops},
+                {"ops_of", first != lines.end() ? first->mode : ""},
+                {"dtype", options.torch.dtype},
+                {"threads", at::get_num_threads()},
+                {"repeat", options.repeat}});
+    return;
+  }
+  print_table({{"tokens", str(format_thousands(statistics.num_flat_tokens), ", of the tree ",
+                              format_thousands(statistics.num_tree_tokens))},
+               {"compression", format_significant(statistics.compression)},
+               {"work ratio", str(format_significant(work.ratio()), ": the speed-up over dense that can be had")},
+               {"matrix products", str(format_significant(bound.rate / 1e9, 3), " GFLOP/s, measured")},
+               {"lower bound", str(format_duration(bound.seconds), " with the tree, ",
+                                   format_duration(bound.dense_seconds), " dense")},
+               {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads, medians of ",
+                                   options.repeat, " in turns")}});
+  const auto dense = std::find_if(lines.begin(), lines.end(),
+                                  [](const Line& line) { return line.mode == "dense" && line.timer; });
+  const double dense_seconds = dense == lines.end() ? 0 : dense->timer->median_seconds();
+  print_text("\n");
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const auto& line : lines)
+    rows.emplace_back(line.mode, line_text(line, statistics, bound, dense_seconds));
+  print_table(rows);
+  if (first == lines.end()) return;
+  print_text(str("\nwhere the time of ", first->mode, " goes:\n"));
+  rows.clear();
+  for (const auto& [op, share] : shares)
+    if (share >= 0.005) rows.emplace_back(op, str(format_significant(100 * share, 2), "%"));
+  print_table(rows);
+}
+
+}  // namespace
+
+void add_bench_command(CommandLine& line) {
+  CLI::App& bench = line.add("bench", "Measures this machine on your own data", [] {
+    throw UserError("what to measure is missing: bough bench step");
+  });
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App& command = line.add(bench, "step", "The gradient of a rollout file by every strategy, against the bound",
+                               [options] { run_bench_step(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory; its weights are not changed")
+      ->required()
+      ->type_name("DIR");
+  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
+      ->required()
+      ->type_name("FILE");
+  command.add_option("--repeat", options->repeat, "Counted repetitions of each, in turns")->type_name("K");
+  command.add_option("--modes", options->modes, "Which; of the first the time by op is shown")->type_name("MODE ...");
+  command
+      .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
+                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass, ")"))
+      ->type_name("B");
+  command.add_option("--memory", options->memory, "Budget over weights and gradients, 40GiB")->type_name("BYTES");
+  command.add_option("--loss", options->loss, "pg | grpo, as `bough step` has them");
+  add_torch_options(command, options->torch);
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

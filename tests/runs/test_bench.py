@@ -1,0 +1,77 @@
+"""`bough bench step`: what it prints of a rollout file. Not how fast anything is."""
+
+import json
+import random
+
+import pytest
+
+STRATEGIES = ["auto", "dense", "packed", "path", "blocks"]
+
+
+@pytest.fixture
+def rollouts(tmp_path):
+    """Two groups of three samples: a prompt of 24 tokens, answers of 12."""
+    draw = random.Random(1)
+    path = tmp_path / "rollouts.jsonl"
+    with path.open("w") as file:
+        for group in range(2):
+            prompt = [draw.randrange(300) for _ in range(24)]
+            for sample in range(3):
+                ids = prompt + [draw.randrange(300) for _ in range(12)]
+                mask = [0] * 24 + [1] * 12
+                rollout = {"group": str(group), "input_ids": ids, "loss_mask": mask, "advantage": sample - 1.0}
+                file.write(json.dumps(rollout) + "\n")
+    return path
+
+
+def test_every_strategy_stands_beside_the_bound(bough, tiny_models, rollouts):
+    options = ("--model", tiny_models("qwen3"), "--rollouts", rollouts, "--repeat", 2, "--threads", 1)
+    report = bough("bench", "step", *options, "--json", ok=True).json
+    assert report["tokens"] == 216
+    # The tree: two prompts and six answers; first tokens may agree.
+    assert report["tree_tokens"] <= 2 * 24 + 6 * 12
+    assert 1 < report["work_ratio"] < report["compression"] * 1.01
+    assert report["bound_seconds"] == pytest.approx(
+        report["flops"] / report["matrix_product_flops_per_second"]
+    )
+    assert report["dense_bound_seconds"] == pytest.approx(report["bound_seconds"] * report["work_ratio"])
+    assert list(report["strategies"]) == sorted(STRATEGIES)
+    for strategy in report["strategies"].values():
+        assert strategy["seconds_per_step"] > 0
+        assert strategy["bound_fraction"] == pytest.approx(
+            report["bound_seconds"] / strategy["seconds_per_step"]
+        )
+        assert strategy["tokens_per_second"] == pytest.approx(216 / strategy["seconds_per_step"])
+        assert strategy["peak_bytes"] > 0
+    assert report["ops_of"] == "auto"
+    assert sum(report["ops"].values()) == pytest.approx(1, abs=0.01)
+    assert {"matrix products", "tree attention", "swiglu", "log prob", "between ops"} <= report["ops"].keys()
+
+    text = bough("bench", "step", *options, "--modes", "path", "dense", ok=True).stdout
+    assert "lower bound" in text and "% of the bound" in text and "x dense" in text
+    assert "where the time of path goes" in text and "matrix products" in text
+
+
+def test_a_strategy_that_cannot_be_had_says_why(bough, tiny_models, rollouts):
+    report = bough(
+        "bench", "step", "--model", tiny_models("qwen3"), "--rollouts", rollouts, "--repeat", 1,
+        "--modes", "path", "packed", "--max-tokens-per-mb", 20, "--json", ok=True,
+    ).json  # fmt: skip
+    assert "36 tokens" in report["strategies"]["packed"]["error"]
+    assert report["strategies"]["path"]["seconds_per_step"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["bench"], "bough bench step"),
+        (["bench", "stop"], "unexpected argument 'stop'"),
+        (["bench", "step"], "--model"),
+        (["bench", "step", "--model", "m", "--rollouts", "r", "--modes", "fast"], "--modes: got 'fast'"),
+        (["bench", "step", "--model", "m", "--rollouts", "r", "--repeat", "0"], "--repeat: got 0"),
+    ],
+)
+def test_bad_use_is_named(bough, arguments, words):
+    result = bough(*arguments)
+    assert result.returncode == 2, result
+    assert words in result.stderr.replace('"', "'"), result
