@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include <chrono>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -19,13 +20,15 @@ struct Call : at::ObserverContext {
   Time start = std::chrono::steady_clock::now();
 };
 
-std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction&) {
+// Autograd's own entries around the ops of a backward node are no ops.
+std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction& function) {
+  if (std::string_view(function.name()).starts_with("autograd::")) return nullptr;
   ++depth;
   return std::make_unique<Call>();
 }
 
 void end_op(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (--depth > 0 || !current) return;
+  if (!context || --depth > 0 || !current) return;
   const auto taken = std::chrono::steady_clock::now() - static_cast<Call*>(context)->start;
   (*current)[function.name()] += std::chrono::duration<double>(taken).count();
 }

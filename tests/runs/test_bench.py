@@ -19,7 +19,8 @@ def rollouts(tmp_path):
             for sample in range(3):
                 ids = prompt + [draw.randrange(300) for _ in range(12)]
                 mask = [0] * 24 + [1] * 12
-                rollout = {"group": str(group), "input_ids": ids, "loss_mask": mask, "advantage": sample - 1.0}
+                rollout = {"group": str(group), "input_ids": ids, "loss_mask": mask}
+                rollout |= {"logprobs": [-1.0 * trained for trained in mask], "advantage": sample - 1.0}
                 file.write(json.dumps(rollout) + "\n")
     return path
 
