@@ -40,7 +40,8 @@ void run(benchmark::State& state, const Case& c) {
     const size_t i = turn++ % kWeights;
     switch (c.form) {
       case Form::kForward:
-        benchmark::DoNotOptimize(c.ours ? matrix_product_tiles(x, weights[i].t()) : at::mm(x, weights[i].t()));
+        benchmark::DoNotOptimize(c.ours ? matrix_product_tiles(x, weights[i].t())
+                                        : at::mm(x, weights[i].t()));
         break;
       case Form::kInputGradient:
         benchmark::DoNotOptimize(c.ours ? matrix_product_tiles(d_y, weights[i]) : at::mm(d_y, weights[i]));
@@ -51,8 +52,8 @@ void run(benchmark::State& state, const Case& c) {
     }
   }
   const double flops = 2.0 * static_cast<double>(c.tokens * c.inputs * c.outputs);
-  state.counters["FLOP/s"] = benchmark::Counter(flops * static_cast<double>(state.iterations()),
-                                                benchmark::Counter::kIsRate);
+  state.counters["FLOP/s"] =
+      benchmark::Counter(flops * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 }  // namespace
@@ -77,9 +78,15 @@ int main(int argc, char** argv) {
             if (ours && !has_tiles(type)) continue;
             Case c{std::string(matrix.name) + "/" + form_name + "/" + (type == at::kFloat ? "fp32" : "bf16") +
                        "/" + std::to_string(tokens) + (ours ? "/ours" : "/aten"),
-                   tokens, matrix.inputs, matrix.outputs, form, type, ours};
-            benchmark::RegisterBenchmark(c.name.c_str(), [c](benchmark::State& state) { run(state, c); })
-                ->UseRealTime();
+                   tokens,
+                   matrix.inputs,
+                   matrix.outputs,
+                   form,
+                   type,
+                   ours};
+            benchmark::RegisterBenchmark(c.name.c_str(), [c](benchmark::State& state) {
+              run(state, c);
+            })->UseRealTime();
           }
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();

@@ -76,7 +76,8 @@ struct Line {
 // What ops of a step are called in the table: kernels by their folder, libtorch's together by name.
 std::string op_group(const std::string& op) {
   if (op == "bough::matrix_product" || op == "bough::add_matrix_product_") return "matrix products";
-  if (!op.starts_with("bough::")) return "libtorch: " + op.substr(op.find("::") == std::string::npos ? 0 : op.find("::") + 2);
+  if (!op.starts_with("bough::"))
+    return "libtorch: " + op.substr(op.find("::") == std::string::npos ? 0 : op.find("::") + 2);
   std::string name = op.substr(7);
   for (const char* suffix : {"_forward", "_backward_", "_backward"})
     if (name.ends_with(suffix)) {
@@ -123,18 +124,20 @@ Json line_json(const Line& line, const TreeStatistics& tree, const Bound& bound)
           {"predicted_peak_bytes", step.simulation().peak_bytes}};
 }
 
-std::string line_text(const Line& line, const TreeStatistics& tree, const Bound& bound, double dense_seconds) {
+std::string line_text(const Line& line, const TreeStatistics& tree, const Bound& bound,
+                      double dense_seconds) {
   if (!line.timer) return line.error;
   const StepTimer& step = *line.timer;
   const double seconds = step.median_seconds();
   const auto per_second = [&](int64_t tokens) {
     return format_thousands(std::llround(static_cast<double>(tokens) / seconds));
   };
-  std::string text =
-      str(format_duration(seconds), ", ", format_significant(100 * bound.seconds / seconds, 2), "% of the bound");
+  std::string text = str(format_duration(seconds), ", ", format_significant(100 * bound.seconds / seconds, 2),
+                         "% of the bound");
   if (dense_seconds > 0) text += str(", ", format_significant(dense_seconds / seconds, 3), "x dense");
-  return text + str("; ", per_second(tree.num_flat_tokens), " tokens/s flat, ", per_second(tree.num_tree_tokens),
-                    " unique; ", step.simulation().num_passes, " passes of ", step.max_tokens_per_pass(), "; ",
+  return text + str("; ", per_second(tree.num_flat_tokens), " tokens/s flat, ",
+                    per_second(tree.num_tree_tokens), " unique; ", step.simulation().num_passes,
+                    " passes of ", step.max_tokens_per_pass(), "; ",
                     format_bytes(static_cast<double>(step.peak_bytes())), ", predicted ",
                     format_bytes(static_cast<double>(step.simulation().peak_bytes)));
 }
@@ -180,7 +183,8 @@ void run_bench_step(const BenchOptions& options) {
   bound.seconds = kForwardAndBackward * work.tree / bound.rate;
   bound.dense_seconds = kForwardAndBackward * work.flat / bound.rate;
   std::vector<std::pair<std::string, double>> shares;
-  const auto first = std::find_if(lines.begin(), lines.end(), [](const Line& line) { return line.timer != nullptr; });
+  const auto first =
+      std::find_if(lines.begin(), lines.end(), [](const Line& line) { return line.timer != nullptr; });
   if (first != lines.end()) shares = op_shares(*first->timer);
 
   if (options.json) {
@@ -203,20 +207,22 @@ void run_bench_step(const BenchOptions& options) {
                 {"repeat", options.repeat}});
     return;
   }
-  print_table({{"tokens", str(format_thousands(statistics.num_flat_tokens), ", of the tree ",
-                              format_thousands(statistics.num_tree_tokens))},
-               {"compression", format_significant(statistics.compression)},
-               {"work ratio", str(format_significant(work.ratio()), ": the speed-up over dense that can be had")},
-               {"matrix products", str(format_significant(bound.rate / 1e9, 3), " GFLOP/s, measured")},
-               {"lower bound", str(format_duration(bound.seconds), " with the tree, ",
-                                   format_duration(bound.dense_seconds), " dense")},
-               {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads, medians of ",
-                                   options.repeat, " in turns")}});
+  print_table(
+      {{"tokens", str(format_thousands(statistics.num_flat_tokens), ", of the tree ",
+                      format_thousands(statistics.num_tree_tokens))},
+       {"compression", format_significant(statistics.compression)},
+       {"work ratio", str(format_significant(work.ratio()), ": the speed-up over dense that can be had")},
+       {"matrix products", str(format_significant(bound.rate / 1e9, 3), " GFLOP/s, measured")},
+       {"lower bound", str(format_duration(bound.seconds), " with the tree, ",
+                           format_duration(bound.dense_seconds), " dense")},
+       {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads, medians of ",
+                           options.repeat, " in turns")}});
   const auto dense = std::find_if(lines.begin(), lines.end(),
                                   [](const Line& line) { return line.mode == "dense" && line.timer; });
   const double dense_seconds = dense == lines.end() ? 0 : dense->timer->median_seconds();
   print_text("\n");
   std::vector<std::pair<std::string, std::string>> rows;
+  rows.reserve(lines.size());
   for (const auto& line : lines)
     rows.emplace_back(line.mode, line_text(line, statistics, bound, dense_seconds));
   print_table(rows);
@@ -231,12 +237,12 @@ void run_bench_step(const BenchOptions& options) {
 }  // namespace
 
 void add_bench_command(CommandLine& line) {
-  CLI::App& bench = line.add("bench", "Measures this machine on your own data", [] {
-    throw UserError("what to measure is missing: bough bench step");
-  });
+  CLI::App& bench = line.add("bench", "Measures this machine on your own data",
+                             [] { throw UserError("what to measure is missing: bough bench step"); });
   auto options = std::make_shared<BenchOptions>();
-  CLI::App& command = line.add(bench, "step", "The gradient of a rollout file by every strategy, against the bound",
-                               [options] { run_bench_step(*options); });
+  CLI::App& command =
+      line.add(bench, "step", "The gradient of a rollout file by every strategy, against the bound",
+               [options] { run_bench_step(*options); });
   command.add_option("--model", options->model, "Hugging Face directory; its weights are not changed")
       ->required()
       ->type_name("DIR");
@@ -244,12 +250,14 @@ void add_bench_command(CommandLine& line) {
       ->required()
       ->type_name("FILE");
   command.add_option("--repeat", options->repeat, "Counted repetitions of each, in turns")->type_name("K");
-  command.add_option("--modes", options->modes, "Which; of the first the time by op is shown")->type_name("MODE ...");
+  command.add_option("--modes", options->modes, "Which; of the first the time by op is shown")
+      ->type_name("MODE ...");
   command
       .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
                   str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass, ")"))
       ->type_name("B");
-  command.add_option("--memory", options->memory, "Budget over weights and gradients, 40GiB")->type_name("BYTES");
+  command.add_option("--memory", options->memory, "Budget over weights and gradients, 40GiB")
+      ->type_name("BYTES");
   command.add_option("--loss", options->loss, "pg | grpo, as `bough step` has them");
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);

@@ -58,16 +58,18 @@ void print_report(const StepOptions& options, const StepTimer& step, const TreeS
                 {"repeat", options.repeat}});
     return;
   }
-  const std::string spread = options.repeat == 1 ? ""
-                                                 : str(" (", format_duration(*least), " to ",
-                                                       format_duration(*most), ", ", options.repeat, " times)");
+  const std::string spread = options.repeat == 1
+                                 ? ""
+                                 : str(" (", format_duration(*least), " to ", format_duration(*most), ", ",
+                                       options.repeat, " times)");
   print_table(
       {{"step", format_duration(step.median_seconds()) + spread},
        {"loss", format_shortest(step.loss())},
        {"tokens", str(format_thousands(tree.num_flat_tokens), " in ", format_thousands(tree.num_sequences),
                       " sequences, ", format_thousands(step.num_trained()), " trained")},
-       {"tree tokens", str(format_thousands(tree.num_tree_tokens), ", compression ",
-                           format_significant(tree.compression), ", work ratio ", format_significant(work_ratio))},
+       {"tree tokens",
+        str(format_thousands(tree.num_tree_tokens), ", compression ", format_significant(tree.compression),
+            ", work ratio ", format_significant(work_ratio))},
        {"passes", str(format_thousands(simulation.num_passes), " of at most ",
                       format_thousands(step.max_tokens_per_pass()), " tokens (", step.strategy(), "), ",
                       format_thousands(simulation.tokens_recomputed), " tokens recomputed")},

@@ -16,7 +16,9 @@ class OpTimes {
   OpTimes(const OpTimes&) = delete;
   OpTimes& operator=(const OpTimes&) = delete;
 
-  const std::map<std::string, double>& seconds() const { return seconds_; }  // "bough::swiglu_forward" -> seconds
+  const std::map<std::string, double>& seconds() const {
+    return seconds_;
+  }  // "bough::swiglu_forward" -> seconds
 
  private:
   std::map<std::string, double> seconds_;

@@ -28,7 +28,12 @@ std::unique_ptr<Loss> make_step_loss(const std::string& name) {
 
 StepTimer::StepTimer(Model& model, const RolloutBatch& rollouts, const Loss& loss, const CostModel& costs,
                      StepPlan plan)
-    : model_(model), rollouts_(rollouts), loss_(loss), costs_(costs), plan_(std::move(plan)), executor_(model) {
+    : model_(model),
+      rollouts_(rollouts),
+      loss_(loss),
+      costs_(costs),
+      plan_(std::move(plan)),
+      executor_(model) {
   model_.allocate_gradients();
 }
 

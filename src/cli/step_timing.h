@@ -30,7 +30,8 @@ std::unique_ptr<Loss> make_step_loss(const std::string& name);
 class StepTimer {
  public:
   // All must outlive it. Allocates the gradients.
-  StepTimer(Model& model, const RolloutBatch& rollouts, const Loss& loss, const CostModel& costs, StepPlan plan);
+  StepTimer(Model& model, const RolloutBatch& rollouts, const Loss& loss, const CostModel& costs,
+            StepPlan plan);
 
   // From the batch to the gradient, planning included.
   void run(bool counted);
@@ -40,7 +41,7 @@ class StepTimer {
   int64_t peak_bytes() const { return peak_bytes_; }  // over weights and gradients; of all runs
   double loss() const { return loss_value_; }
   int64_t num_trained() const { return num_trained_; }
-  const std::string& strategy() const { return strategy_; }              // what was taken
+  const std::string& strategy() const { return strategy_; }             // what was taken
   int64_t max_tokens_per_pass() const { return max_tokens_per_pass_; }  // of the plan taken
   const Simulation& simulation() const { return simulation_; }
 

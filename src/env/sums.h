@@ -40,7 +40,8 @@ struct SumsSettings {
     v("operations", operations, "which ones; multiply only as the first of a problem",
       one_of({"add", "subtract", "multiply"}));
     v("slips", slips,
-      "share of worked answers whose last result is off by one to three: demonstrations as imperfect as text is",
+      "share of worked answers whose last result is off by one to three: demonstrations as imperfect as text "
+      "is",
       range(0.0, 1.0));
     v("shots", shots, "worked examples in front of every question, the same for the whole data set",
       range(0, 64));

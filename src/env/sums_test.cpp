@@ -133,7 +133,9 @@ TEST(Sums, SlipsMakeTheirShareOfAnswersWrongAndChangeNothingElse) {
   int wrong = 0;
   for (size_t i = 0; i < right.size(); ++i) {
     EXPECT_EQ(slipped[i].question, right[i].question);
-    const auto number = [](const std::string& answer) { return std::stoi(answer.substr(answer.find("####") + 5)); };
+    const auto number = [](const std::string& answer) {
+      return std::stoi(answer.substr(answer.find("####") + 5));
+    };
     const int off = number(slipped[i].answer) - number(right[i].answer);
     EXPECT_LE(std::abs(off), 3);
     EXPECT_GE(number(slipped[i].answer), 0);
@@ -164,7 +166,7 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
   write_sums_dataset(path, 20, Split::test, 1, settings);
   const auto problems = make_sums(20, Split::test, 1, settings);
   size_t count = 0;
-  for_each_json_line(read_file(path), path.string(), [&](Json record, int64_t line) {
+  for_each_json_line(read_file(path), path.string(), [&](const Json& record, int64_t line) {
     EXPECT_EQ(record, Json({{"question", problems[count].question}, {"answer", problems[count].answer}}));
     ++count;
   });
@@ -173,7 +175,7 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
   settings.shots = 3;
   write_sums_dataset(path, 20, Split::test, 1, settings);
   std::string prefix;
-  for_each_json_line(read_file(path), path.string(), [&](Json record, int64_t line) {
+  for_each_json_line(read_file(path), path.string(), [&](const Json& record, int64_t line) {
     const std::string prompt = record.at("prompt");
     const std::string question = str("Q: ", record.at("question").get<std::string>(), "\nA:");
     ASSERT_TRUE(prompt.ends_with(question)) << prompt;

@@ -30,7 +30,8 @@ TrainBatch make_batch(const std::vector<TokenSpan>& sequences,
 }
 
 PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass) {
-  PlanRequest request{.sequences = batch.sequences, .trained = {}, .max_tokens_per_pass = max_tokens_per_pass};
+  PlanRequest request{
+      .sequences = batch.sequences, .trained = {}, .max_tokens_per_pass = max_tokens_per_pass};
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const size_t begin = request.trained.size();
     request.trained.resize(begin + batch.sequences[s].size(), 0);

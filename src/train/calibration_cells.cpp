@@ -246,7 +246,8 @@ CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
   };
   std::shared_ptr<Model> half = filled_model(shape_of(192, 1, 8, 4, 24, 512, 64), dtype);
   auto half_matrices = layer_matrices(*half);
-  for (const auto* matrix : half_matrices) half_linear_flops += 2.0 * static_cast<double>(matrix->value.numel());
+  for (const auto* matrix : half_matrices)
+    half_linear_flops += 2.0 * static_cast<double>(matrix->value.numel());
   half_linear.run = [half, half_matrices,
                      inputs = linear_inputs(half_matrices, half_matrices.size(), kHalfTokens, dtype)] {
     return time_linear(half_matrices.data(), half_matrices.size(), inputs);
@@ -300,8 +301,7 @@ Cell CalibrationCells::head_cell(int64_t rows) {
 }
 
 std::vector<Cell*> CalibrationCells::list() {
-  std::vector<Cell*> cells = {&tiny_linear, &half_linear, &tiny_attention, &tiny_shallow,
-                              &tiny_deep};
+  std::vector<Cell*> cells = {&tiny_linear, &half_linear, &tiny_attention, &tiny_shallow, &tiny_deep};
   const auto add = [&](std::vector<Cell>& more) {
     for (auto& cell : more) cells.push_back(&cell);
   };

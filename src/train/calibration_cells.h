@@ -72,7 +72,7 @@ class CalibrationCells {
   static constexpr int64_t kHalfTokens = 16;
   Cell half_linear;
   double half_linear_flops = 0;  // of a token, forward
-  Cell tiny_shallow, tiny_deep;      // whole passes
+  Cell tiny_shallow, tiny_deep;  // whole passes
 
  private:
   struct Models;

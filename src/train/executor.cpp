@@ -82,8 +82,8 @@ class Walk {
     std::unique_ptr<TreeContext> context;
     at::Tensor hidden_TD;
     std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
-    at::Tensor exits_ED;    // final hidden states that other blocks' heads read
-    at::Tensor d_exits_ED;  // their gradients, accumulator type
+    at::Tensor exits_ED;                                 // final hidden states that other blocks' heads read
+    at::Tensor d_exits_ED;                               // their gradients, accumulator type
   };
 
   void forward(int32_t index, const Block& block) {
@@ -97,8 +97,7 @@ class Walk {
     const auto hidden_TD = run_model(*context);
     const auto& exits = rows_.exits[index];
     if (!exits.empty()) {
-      open.exits_ED =
-          hidden_TD.detach().index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
+      open.exits_ED = hidden_TD.detach().index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
       if (backward_)
         open.d_exits_ED =
             at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
@@ -125,7 +124,8 @@ class Walk {
       if (!open.hidden_TD.defined()) recompute(open, block);
       auto d_hidden_TD = run_head(index, open.hidden_TD);
       if (open.d_exits_ED.defined()) {
-        if (!d_hidden_TD.defined()) d_hidden_TD = at::zeros(open.hidden_TD.sizes(), open.d_exits_ED.options());
+        if (!d_hidden_TD.defined())
+          d_hidden_TD = at::zeros(open.hidden_TD.sizes(), open.d_exits_ED.options());
         d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(d_hidden_TD.device()),
                                open.d_exits_ED);
       }

@@ -152,7 +152,8 @@ double CostModel::backward_seconds(const PassShape& pass) const {
 
 double CostModel::head_seconds(const CostCurve& curve, int64_t rows) const {
   const int64_t chunk = head_chunk_rows(shape_.vocab_size);
-  double seconds = static_cast<double>(rows / chunk) * curve.at(chunk);
+  const int64_t whole = rows / chunk;
+  double seconds = static_cast<double>(whole) * curve.at(chunk);
   if (rows % chunk > 0) seconds += curve.at(rows % chunk);
   return seconds * shape_.flops_per_head_row();
 }
@@ -227,7 +228,8 @@ int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_
   int64_t bytes = 0;
   if (!amx && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
   if (device_.packs_factors) {
-    const int64_t depth = amx ? std::min<int64_t>((tokens + 31) / 32 * 32, 2048) : std::min<int64_t>(tokens, 256);
+    const int64_t depth =
+        amx ? std::min<int64_t>((tokens + 31) / 32 * 32, 2048) : std::min<int64_t>(tokens, 256);
     const int64_t rows = std::min<int64_t>((outputs + 31) / 32 * 32, 1024);
     bytes += rows * depth * (amx ? shape_.element_bytes : accumulator) + tile_bytes(amx, rows, depth, inputs);
   }
@@ -247,8 +249,9 @@ int64_t CostModel::head_temporary_bytes(const PassShape& pass) const {
   const int64_t chunk_loss_rows = (loss_rows * rows + pass.head_rows - 1) / pass.head_rows;
   const int64_t loss = chunk_loss_rows * (24 * accumulator + 24);
   const int64_t weight = weight_gradient_bytes(rows, vocab, width);
-  const int64_t gradients = rows * width * element + std::max(product_bytes(rows, vocab, width),
-                                                              element < accumulator ? rows * width * accumulator : 0);
+  const int64_t gradients =
+      rows * width * element +
+      std::max(product_bytes(rows, vocab, width), element < accumulator ? rows * width * accumulator : 0);
   return sources + logits + std::max({product_bytes(rows, width, vocab), loss, weight, gradients});
 }
 
@@ -261,10 +264,9 @@ int64_t CostModel::mlp_temporary_bytes(const PassShape& pass) const {
   const int64_t down = std::max(tokens * inner * element + product_bytes(tokens, width, inner),
                                 weight_gradient_bytes(tokens, width, inner));
   const int64_t swiglu = tokens * 2 * inner * element;
-  const int64_t gate_up =
-      std::max(tokens * width * element + product_bytes(tokens, 2 * inner, width),
-               weight_gradient_bytes(tokens, 2 * inner, width)) -
-      tokens * inner * element;
+  const int64_t gate_up = std::max(tokens * width * element + product_bytes(tokens, 2 * inner, width),
+                                   weight_gradient_bytes(tokens, 2 * inner, width)) -
+                          tokens * inner * element;
   return tokens * width * element + std::max({down, swiglu, gate_up});
 }
 
@@ -285,8 +287,9 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
       const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
       const int64_t shares = (device_.threads + shape_.num_kv_heads - 1) / shape_.num_kv_heads;
       const int64_t row = amx ? shape_.num_heads * ((shape_.head_dim + 31) / 32 * 32) : query;
-      workspace = attention_rows(device_.attention, tokens) *
-                  (4 * row * (amx ? element : accumulator) + (shares * row + 2 * shape_.num_heads) * accumulator);
+      workspace =
+          attention_rows(device_.attention, tokens) *
+          (4 * row * (amx ? element : accumulator) + (shares * row + 2 * shape_.num_heads) * accumulator);
       break;
     }
     case DeviceProfile::Attention::kReference: {

@@ -314,13 +314,13 @@ StepWork count_work(const PrefixTree& tree, const std::vector<uint8_t>& trained,
     for (size_t i = 0; i < path.size(); ++i) {
       const bool row = i > 0 && trained[tree.sequence_offset[s] + i];
       sum.flat += work.flops_per_token + work.flops_per_pair * static_cast<double>(i + 1) +
-              (row ? work.flops_per_head_row : 0);
+                  (row ? work.flops_per_head_row : 0);
       if (row) trained_in_tree[path[i]] = 1;
     }
   }
   for (int64_t t = 0; t < tree.num_tokens(); ++t)
     sum.tree += work.flops_per_token + work.flops_per_pair * (tree.depth[t] + 1.0) +
-              (trained_in_tree[t] ? work.flops_per_head_row : 0);
+                (trained_in_tree[t] ? work.flops_per_head_row : 0);
   return sum;
 }
 

@@ -1,5 +1,5 @@
-"""Damaged model directories and rollout files, through a whole process: a message of a few lines that names the
-file, exit code 2 or 3, nothing damaged, never a signal or `terminate called`."""
+"""Damaged model directories and rollout files, through a whole process: a message of a few lines that names
+the file, exit code 2 or 3, nothing damaged, never a signal or `terminate called`."""
 
 import json
 import os
@@ -158,7 +158,7 @@ def test_directories(tool, model, tmp_path):
 
 
 def full_disk():
-    """In the child: files stop growing at 50 kB, as on a full disk; the signal for it is not what a disk sends."""
+    """In the child: files stop growing at 50 kB, as on a full disk, without the signal that a limit sends."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 

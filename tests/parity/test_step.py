@@ -148,7 +148,11 @@ def test_what_is_printed(bough, tiny_models, tmp_path):
     report, _ = step(bough, tiny_models("qwen2"), path, "--repeat", 3)
     assert report["seconds_min"] <= report["seconds_per_step"] <= report["seconds_max"]
     assert report["compression"] == pytest.approx(report["tokens"] / report["tree_tokens"])
-    assert report["work_ratio"] >= 1 and report["passes"] >= 1 and report["mode"] in ("dense", "packed", "blocks")
+    assert (
+        report["work_ratio"] >= 1
+        and report["passes"] >= 1
+        and report["mode"] in ("dense", "packed", "blocks")
+    )
     readable = bough("step", "--model", tiny_models("qwen2"), "--rollouts", path, ok=True)
     for word in ("step", "loss", "compression", "passes", "peak memory"):
         assert word in readable.stdout

@@ -1,4 +1,4 @@
-"""Our tokenizer and chat template against `tokenizers` and transformers, on files that these libraries write."""
+"""Our tokenizer and chat template against `tokenizers` and transformers, on files that these write."""
 
 import functools
 import json
@@ -39,7 +39,7 @@ def ask(*requests):
     return answers
 
 
-# -- texts ----------------------------------------------------------------------------------------------------
+# -- texts ---------------------------------------------------------------------------------------------
 
 ASSIGNED = [c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
 # Assigned after Unicode 14, known to `tokenizers`: letters, digits, marks and symbols of versions 15 and 16.
@@ -103,7 +103,7 @@ def texts(seed, count):
     ]
 
 
-# -- tokenizers -----------------------------------------------------------------------------------------------
+# -- tokenizers ----------------------------------------------------------------------------------------
 
 
 def trained(pre_tokenizer, vocab_size, normalizer=None, **model):

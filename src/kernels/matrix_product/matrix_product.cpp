@@ -19,11 +19,13 @@ void check_factors(const char* op, const at::Tensor& a, const at::Tensor& b) {
 }
 }  // namespace
 
-at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const std::optional<at::Tensor>& bias_N) {
+at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                          const std::optional<at::Tensor>& bias_N) {
   check_factors("matrix_product", a_MK, b_KN);
   BOUGH_CHECK(!bias_N || (bias_N->is_contiguous() && bias_N->numel() == b_KN.size(1) &&
                           bias_N->scalar_type() == a_MK.scalar_type()),
-              "matrix_product: bias ", bias_N->sizes(), " ", bias_N->scalar_type(), " for ", b_KN.size(1), " columns");
+              "matrix_product: bias ", bias_N->sizes(), " ", bias_N->scalar_type(), " for ", b_KN.size(1),
+              " columns");
   static const auto op =
       find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&)>(
           "bough::matrix_product");
@@ -34,8 +36,8 @@ void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const a
   check_factors("add_matrix_product_", a_MK, b_KN);
   BOUGH_CHECK(c_MN.dim() == 2 && c_MN.is_contiguous() && c_MN.size(0) == a_MK.size(0) &&
                   c_MN.size(1) == b_KN.size(1) && c_MN.scalar_type() == accumulator_type(a_MK.scalar_type()),
-              "add_matrix_product_: c ", c_MN.sizes(), " ", c_MN.scalar_type(), " for a ", a_MK.sizes(), ", b ",
-              b_KN.sizes());
+              "add_matrix_product_: c ", c_MN.sizes(), " ", c_MN.scalar_type(), " for a ", a_MK.sizes(),
+              ", b ", b_KN.sizes());
   static const auto op =
       find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&)>("bough::add_matrix_product_");
   op.call(c_MN, a_MK, b_KN);

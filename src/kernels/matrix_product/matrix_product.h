@@ -16,7 +16,7 @@ namespace bough {
 
 // a: [M, K]; b: [K, N], a's dtype (fp32, bf16, fp64) and device; bias: none or [N], a's dtype. Returns [M, N].
 at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                  const std::optional<at::Tensor>& bias_N = std::nullopt);
+                          const std::optional<at::Tensor>& bias_N = std::nullopt);
 
 // c: [M, N] contiguous, accumulator type of a and b.
 void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
@@ -32,7 +32,7 @@ void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, c
 
 // Reference: libtorch's products; any device and dtype.
 at::Tensor matrix_product_reference(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                            const std::optional<at::Tensor>& bias_N);
+                                    const std::optional<at::Tensor>& bias_N);
 void add_matrix_product_reference_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 }  // namespace bough

@@ -63,8 +63,8 @@ inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride,
 
 // Two rows of 32, interleaved: low holds (a0 b0 a1 b1 ... a15 b15), high the rest.
 inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
-  const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
-                                              7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                              39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m512i second_half = _mm512_add_epi16(first_half, _mm512_set1_epi16(16));
   low = _mm512_permutex2var_epi16(a, first_half, b);
   high = _mm512_permutex2var_epi16(a, second_half, b);
@@ -95,9 +95,8 @@ void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride,
       const BFloat16Bits* rows = source + k * stride;
       for (int64_t pair = 0; pair < 16; ++pair) {
         const __m512i zero = _mm512_setzero_si512();
-        const __m512i even = 2 * pair < left
-                                 ? _mm512_maskz_loadu_epi16(first(columns), rows + 2 * pair * stride)
-                                 : zero;
+        const __m512i even =
+            2 * pair < left ? _mm512_maskz_loadu_epi16(first(columns), rows + 2 * pair * stride) : zero;
         const __m512i odd = 2 * pair + 1 < left
                                 ? _mm512_maskz_loadu_epi16(first(columns), rows + (2 * pair + 1) * stride)
                                 : zero;
@@ -110,8 +109,8 @@ void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride,
   }
 }
 
-void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride, bool transposed, int64_t rows,
-                int64_t depth) {
+void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride, bool transposed,
+                int64_t rows, int64_t depth) {
   auto* out = reinterpret_cast<char*>(block);
   for (int64_t k = 0; k < depth; k += kDepth, out += 2 * kTileBytes) {
     const int64_t left = depth - k;
@@ -139,8 +138,8 @@ void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride,
   }
 }
 
-void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride, int64_t rows,
-               int64_t width, int64_t rows_padded) {
+void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride,
+               int64_t rows, int64_t width, int64_t rows_padded) {
   for (int64_t i = 0; i < rows_padded; ++i)
     for (int64_t column = 0; column < dst_stride; column += 32) {
       const int64_t left = i < rows && width > column ? width - column : 0;

@@ -122,8 +122,8 @@ void pack_transposed_block(float* block, const float* source, int64_t stride, in
                           _mm512_maskz_loadu_ps(mask, source + k * stride));
 }
 
-void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride, bool packed,
-                    const float* panel, int64_t rows, int64_t columns, int64_t depth) {
+void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
+                    bool packed, const float* panel, int64_t rows, int64_t columns, int64_t depth) {
   packed ? multiply<true>(c, c_stride, accumulate, a, a_stride, panel, rows, columns, depth)
          : multiply<false>(c, c_stride, accumulate, a, a_stride, panel, rows, columns, depth);
 }

@@ -91,7 +91,9 @@ struct AmxTiles {
   static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
     amx::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
   }
-  static bool must_pack(const Factor<Element>& a, int64_t depth) { return a.transposed || depth % kDepth != 0; }
+  static bool must_pack(const Factor<Element>& a, int64_t depth) {
+    return a.transposed || depth % kDepth != 0;
+  }
   static void pack_block(Element* block, const Factor<Element>& a, int64_t rows, int64_t depth) {
     amx::pack_block(block, a.data, a.stride, a.transposed, rows, depth);
   }
@@ -202,9 +204,9 @@ class Worker {
     std::fill(sums, sums + Tiles::kRows * kPanelColumns, 0.0f);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j)
-        sums[i * kPanelColumns + j] = p_.accumulate
-                                          ? static_cast<const float*>(p_.c)[(row + i) * p_.c_stride + column + j]
-                                          : widen(p_.bias[p_.c_transposed ? row + i : column + j]);
+        sums[i * kPanelColumns + j] =
+            p_.accumulate ? static_cast<const float*>(p_.c)[(row + i) * p_.c_stride + column + j]
+                          : widen(p_.bias[p_.c_transposed ? row + i : column + j]);
   }
 
   void store(const float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
@@ -269,18 +271,16 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
   constexpr double kMultipliesPerThread = 256 << 10;
   const double multiplies =
       static_cast<double>(row_end - row_begin) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  if (multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1)
-    run(0, blocks, 0, panels);
+  if (multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1) run(0, blocks, 0, panels);
   else if (panels >= at::get_num_threads())
     at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) { run(0, blocks, begin, end); });
-  else
-    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
+  else at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
 }
 
 template <class Tiles>
 void multiply(const Product<typename Tiles::Element>& product) {
-  const int64_t row_step = Tiles::must_pack(product.a, product.k) ? kPackedRows / Tiles::kRows * Tiles::kRows
-                                                                   : product.m;
+  const int64_t row_step =
+      Tiles::must_pack(product.a, product.k) ? kPackedRows / Tiles::kRows * Tiles::kRows : product.m;
   constexpr bool sums_in_c = std::is_same_v<typename Tiles::Element, float>;
   const bool whole = !product.accumulate && (!sums_in_c || product.c_transposed);
   const int64_t depth_step = whole ? product.k : Tiles::kDepthPerPass;
@@ -297,8 +297,8 @@ void multiply(const Product<typename Tiles::Element>& product) {
 }
 
 bool has_amx() {
-  static const bool has = best_isa() == Isa::kAvx512 && amx_allowed() && cpu_features().amx_bf16 &&
-                          cpu_features().avx512_bf16;
+  static const bool has =
+      best_isa() == Isa::kAvx512 && amx_allowed() && cpu_features().amx_bf16 && cpu_features().avx512_bf16;
   return has;
 }
 
@@ -323,16 +323,14 @@ void with_tiles(at::ScalarType type, Function&& function) {
 at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
                               const std::optional<at::Tensor>& bias_N) {
   return products_are_ours(a_MK.scalar_type()) ? matrix_product_tiles(a_MK, b_KN, bias_N)
-                                           : matrix_product_reference(a_MK, b_KN, bias_N);
+                                               : matrix_product_reference(a_MK, b_KN, bias_N);
 }
 
 void add_matrix_product_cpu_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  if (products_are_ours(a_MK.scalar_type()))
-    add_matrix_product_tiles_(c_MN, a_MK, b_KN);
+  if (products_are_ours(a_MK.scalar_type())) add_matrix_product_tiles_(c_MN, a_MK, b_KN);
   else if (a_MK.scalar_type() != c_MN.scalar_type() && products_are_ours(c_MN.scalar_type()))
     add_matrix_product_tiles_(c_MN, a_MK.to(c_MN.scalar_type()), b_KN.to(c_MN.scalar_type()));
-  else
-    add_matrix_product_reference_(c_MN, a_MK, b_KN);
+  else add_matrix_product_reference_(c_MN, a_MK, b_KN);
 }
 }  // namespace
 
@@ -373,8 +371,8 @@ void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, c
   const auto a = with_unit_stride(a_MK), b = with_unit_stride(b_KN);
   with_tiles(a.scalar_type(), [&]<class Tiles>() {
     using T = typename Tiles::Element;
-    Product<T> product{a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_MN),
-                       c_MN.size(1)};
+    Product<T> product{
+        a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_MN), c_MN.size(1)};
     product.accumulate = true;
     multiply<Tiles>(product);
   });

@@ -6,13 +6,12 @@
 namespace bough {
 
 at::Tensor matrix_product_reference(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                            const std::optional<at::Tensor>& bias_N) {
+                                    const std::optional<at::Tensor>& bias_N) {
   return bias_N ? at::addmm(*bias_N, a_MK, b_KN) : at::mm(a_MK, b_KN);
 }
 
 void add_matrix_product_reference_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  at::Tensor sum = c_MN;
-  sum.addmm_(a_MK.to(c_MN.scalar_type()), b_KN.to(c_MN.scalar_type()));
+  c_MN.addmm_(a_MK.to(c_MN.scalar_type()), b_KN.to(c_MN.scalar_type()));
 }
 
 }  // namespace bough

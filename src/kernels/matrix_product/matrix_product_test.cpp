@@ -9,8 +9,8 @@ struct Shape {
   int64_t m, n, k;
 };
 // Whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one element.
-const Shape kShapes[] = {{64, 64, 64},  {1, 96, 64},   {12, 32, 33},    {16, 100, 96}, {17, 40, 96},
-                         {33, 31, 32},  {45, 65, 130}, {1100, 70, 40},  {96, 33, 2100}, {1, 1, 1},
+const Shape kShapes[] = {{64, 64, 64},  {1, 96, 64},   {12, 32, 33},   {16, 100, 96},  {17, 40, 96},
+                         {33, 31, 32},  {45, 65, 130}, {1100, 70, 40}, {96, 33, 2100}, {1, 1, 1},
                          {300, 200, 7}, {5, 1000, 96}, {31, 257, 1030}};
 
 // [rows, columns], as such or as the transposed view of its transpose; padded: a part of a wider matrix.

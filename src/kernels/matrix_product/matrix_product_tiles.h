@@ -25,8 +25,8 @@ void pack_panel(float* panel, const float* source, int64_t stride, bool transpos
 // Up to 12 rows of a[m][k] = source[k * stride + m], padded with zeros.
 void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows, int64_t depth);
 // c[rows][columns] = or += a·b. packed: a is a packed block, else rows of `a_stride`.
-void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride, bool packed,
-                    const float* panel, int64_t rows, int64_t columns, int64_t depth);
+void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
+                    bool packed, const float* panel, int64_t rows, int64_t columns, int64_t depth);
 }  // namespace avx512
 
 namespace amx {
@@ -40,12 +40,12 @@ void end_tiles();
 void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t depth, int64_t columns);
 // Up to 32 rows, padded with zeros to 32 and to a multiple of 32 of k. a[m][k] as pack_panel's b[k][n].
-void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride, bool transposed, int64_t rows,
-                int64_t depth);
+void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride, bool transposed,
+                int64_t rows, int64_t depth);
 // dst[rows_padded][dst_stride]: `rows` rows of `width`, the rest of each and further rows zeros; dst_stride a
 // multiple of 32, at least width.
-void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride, int64_t rows,
-               int64_t width, int64_t rows_padded);
+void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride,
+               int64_t rows, int64_t width, int64_t rows_padded);
 // c[32][32] = or += a·b. packed: a is a packed block, else 32 rows of `a_stride`, depth a multiple of 32.
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
                     bool packed, const BFloat16Bits* panel, int64_t depth);

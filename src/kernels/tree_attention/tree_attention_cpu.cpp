@@ -17,7 +17,8 @@ namespace bough {
 
 namespace {
 constexpr int64_t kTile = 128;
-constexpr int64_t kSlice = 32;  // rows of a tile whose scores are in flight at once: they stay in the nearest cache
+constexpr int64_t kSlice =
+    32;  // rows of a tile whose scores are in flight at once: they stay in the nearest cache
 constexpr float kOne = 1.0f;
 
 struct Range {
@@ -102,7 +103,8 @@ void forward_tile(const TreeAttentionInput& in, const Shape& shape, const std::v
   const T* q_data = data<T>(in.q_TNH) + queries.begin * shape.q_stride() + group * heads * shape.head_dim;
   for (int64_t h = 0; h < heads; ++h)
     Engine::load_left(q + h * rows * width,
-                      Rows<T>{q_data + h * shape.head_dim, queries.size(), shape.head_dim, shape.q_stride()}, rows);
+                      Rows<T>{q_data + h * shape.head_dim, queries.size(), shape.head_dim, shape.q_stride()},
+                      rows);
   const int32_t* end_local = data<int32_t>(in.end_local);
   for (const auto& tile : key_tiles) {
     if (!any_visible(shape, tile, queries)) continue;
@@ -171,7 +173,7 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Te
 template <class Tile>
 struct QueryTile {
   Range queries;
-  int64_t rows;  // padded
+  int64_t rows;                                   // padded
   Tile *q, *q_transposed, *d_o, *d_o_transposed;  // right factors: [rows, H], [H, rows], the same of d_o
   float *lse, *dots;                              // [rows]
 };
@@ -184,7 +186,8 @@ class QueryTiles {
       : shape_(shape),
         width_(Engine::padded_width(shape.head_dim)),
         per_head_((shape.num_queries + kTile - 1) / kTile),
-        rows_per_head_(Engine::padded_rows(shape.num_queries - (per_head_ - 1) * kTile) + (per_head_ - 1) * kTile) {
+        rows_per_head_(Engine::padded_rows(shape.num_queries - (per_head_ - 1) * kTile) +
+                       (per_head_ - 1) * kTile) {
     const auto bytes = static_cast<int64_t>(sizeof(Tile));
     tiles_ = at::empty({shape.num_heads * rows_per_head_ * 4 * width_ * bytes}, at::kByte);
     scalars_ = at::empty({shape.num_heads * rows_per_head_ * 2}, at::kFloat);
@@ -232,8 +235,8 @@ struct KeyGradients {
 };
 
 // Rows of one key tile's gradients: added to the stack's, or written to the pass's own.
-void store_key_gradients(const Shape& shape, const KeyTile& tile, int64_t group, int64_t width, const float* d_k,
-                         const float* d_v, const KeyGradients& gradients) {
+void store_key_gradients(const Shape& shape, const KeyTile& tile, int64_t group, int64_t width,
+                         const float* d_k, const float* d_v, const KeyGradients& gradients) {
   const bool on_stack = tile.keys.begin < shape.num_stack;
   const int64_t row = on_stack ? tile.keys.begin : tile.keys.begin - shape.num_stack;
   for (int64_t j = 0; j < tile.keys.size(); ++j) {

@@ -59,7 +59,8 @@ struct Fp32Engine {
     at::native::cpublas::brgemm(s.m, s.n, s.k, s.k, s.n, s.n, accumulate, left, right, c, /*is_vnni=*/false);
   }
   // c += leftᵀ · right; left: [k, m].
-  static void multiply_turned(float* c, const float* left, float* scratch, const float* right, ProductShape s) {
+  static void multiply_turned(float* c, const float* left, float* scratch, const float* right,
+                              ProductShape s) {
     BOUGH_ISA_CALL(transpose_tile, scratch, left, s.k, s.m);
     multiply(c, scratch, right, s, true);
   }
@@ -110,7 +111,8 @@ struct AmxEngine {
   static void multiply(float* c, const Tile* left, const Tile* right, ProductShape s, bool accumulate) {
     for (int64_t m = 0; m < s.m; m += amx::kBlockRows)
       for (int64_t n = 0; n < s.n; n += kPanelColumns)
-        amx::multiply_block(c + m * s.n + n, s.n, accumulate, left + m * s.k, s.k, false, right + n * s.k, s.k);
+        amx::multiply_block(c + m * s.n + n, s.n, accumulate, left + m * s.k, s.k, false, right + n * s.k,
+                            s.k);
   }
   static void multiply_turned(float* c, const Tile* left, Tile* scratch, const Tile* right, ProductShape s) {
     for (int64_t m = 0; m < s.m; m += amx::kBlockRows) {
@@ -128,12 +130,10 @@ template <class Function>
 bool with_engine(at::ScalarType type, Function&& function) {
   if (type == at::kBFloat16 && AmxEngine::available())
     function.template operator()<AmxEngine, BFloat16Bits>();
-  else if (type == at::kFloat && Fp32Engine::available())
-    function.template operator()<Fp32Engine, float>();
+  else if (type == at::kFloat && Fp32Engine::available()) function.template operator()<Fp32Engine, float>();
   else if (type == at::kBFloat16 && Fp32Engine::available())
     function.template operator()<Fp32Engine, BFloat16Bits>();
-  else
-    return false;
+  else return false;
   return true;
 }
 

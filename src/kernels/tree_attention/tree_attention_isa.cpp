@@ -10,7 +10,8 @@ constexpr float kMinusInfinity = -__builtin_huge_valf();
 }
 
 template <class T>
-void load_tile(float* dst, const T* src, int64_t num_rows, int64_t padded_rows, int64_t width, int64_t stride) {
+void load_tile(float* dst, const T* src, int64_t num_rows, int64_t padded_rows, int64_t width,
+               int64_t stride) {
   for (int64_t r = 0; r < num_rows; ++r, dst += width, src += stride)
     for (int64_t d = 0; d < width; ++d) dst[d] = load(src + d);
   for (int64_t i = 0; i < (padded_rows - num_rows) * width; ++i) dst[i] = 0;
@@ -47,8 +48,8 @@ static inline float largest(const float* values, int64_t count) {
 
 template <class P>
 void online_softmax_tile(float* scores, P* probabilities, int64_t num_queries, int64_t num_keys,
-                         int64_t padded_keys, const TileMask& mask, float scale, float* row_max, float* row_sum,
-                         float* o, int64_t width) {
+                         int64_t padded_keys, const TileMask& mask, float scale, float* row_max,
+                         float* row_sum, float* o, int64_t width) {
   for (int64_t i = 0; i < num_queries; ++i, scores += padded_keys, probabilities += padded_keys, o += width) {
     if (!mask.all_visible) {
       const int32_t query = static_cast<int32_t>(mask.first_query + i);
@@ -139,15 +140,17 @@ void softmax_backward_tile(const float* scores, const float* d_probabilities, P*
   }
 }
 
-#define INSTANTIATE(T)                                                                                       \
-  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);                          \
-  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);               \
-  template void online_softmax_tile<T>(float*, T*, int64_t, int64_t, int64_t, const TileMask&, float,        \
-                                       float*, float*, float*, int64_t);                                     \
-  template void softmax_backward_tile<T>(const float*, const float*, T*, T*, int64_t, int64_t, int64_t,      \
-                                         int64_t, const TileMask&, const float*, const float*, float);       \
-  template void finish_tile<T>(T*, int64_t, const float*, int64_t, const float*, int64_t, int64_t);          \
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
+#define INSTANTIATE(T)                                                                                  \
+  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);                     \
+  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);          \
+  template void online_softmax_tile<T>(float*, T*, int64_t, int64_t, int64_t, const TileMask&, float,   \
+                                       float*, float*, float*, int64_t);                                \
+  template void softmax_backward_tile<T>(const float*, const float*, T*, T*, int64_t, int64_t, int64_t, \
+                                         int64_t, const TileMask&, const float*, const float*, float);  \
+  template void finish_tile<T>(T*, int64_t, const float*, int64_t, const float*, int64_t, int64_t);     \
   template void row_dots<T>(float*, const T*, const T*, int64_t, int64_t, int64_t);
+// NOLINTEND(bugprone-macro-parentheses)
 INSTANTIATE(float)
 INSTANTIATE(BFloat16Bits)
 
