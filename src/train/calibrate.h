@@ -10,7 +10,8 @@
 //   head         chunks of logits, log-probabilities, their gradients
 //   elementwise  what is left of a whole pass through the executor: norms, rotary embedding, SwiGLU, residuals,
 //                memory that the caches do not hold
-//   constants    passes of two tokens through models of width 16
+//   constants    passes of two tokens through models of width 16; what a layer's products cost whatever their size,
+//                from two widths at 16 tokens
 //
 // All of it is measured in turns, several times, so that a burst of other programs' work falls on one sample of
 // many, and medians are taken. On a machine whose cores are busy all the time the curves are those of what is left
