@@ -7,37 +7,24 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <optional>
+#include <cmath>
+#include <map>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "cli/command.h"
 #include "cli/op_times.h"
-#include "cli/plan_costs.h"
-#include "cli/rollout_batch.h"
 #include "cli/step_timing.h"
-#include "cli/torch_options.h"
 #include "kernels/matrix_product/matrix_product.h"
-#include "models/checkpoint.h"
-#include "models/model_shape.h"
-#include "tree/rollout_file.h"
 
 namespace bough {
 
 namespace {
 
-struct BenchOptions {
-  std::string model, rollouts;
-  int64_t repeat = 3;
-  TorchOptions torch;
+struct Options : StepOptions {
   std::vector<std::string> modes = {"auto", "dense", "packed", "path", "blocks"};
-  std::optional<int64_t> max_tokens_per_mb;
-  std::string memory;
-  std::string loss = "pg";
-  bool json = false;
 };
 
 // FLOP/s of x·Wᵀ: the best of the layers' matrices and numbers of rows, each the best of several runs.
@@ -142,29 +129,16 @@ std::string line_text(const Line& line, const TreeStatistics& tree, const Bound&
                     format_bytes(static_cast<double>(step.simulation().peak_bytes)));
 }
 
-void run_bench_step(const BenchOptions& options) {
-  check_at_least("--repeat", options.repeat, 1);
-  if (options.max_tokens_per_mb)
-    check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
+void run_bench_step(const Options& options) {
   for (const auto& mode : options.modes) check_mode("--modes", mode);
-  const auto memory = parse_memory("--memory", options.memory);
-  const std::unique_ptr<Loss> loss = make_step_loss(options.loss);
-  const TorchSetup setup = set_up_torch(options.torch);
-  const ModelConfig config = load_model_config(options.model);
-  const RolloutBatch rollouts(read_rollouts(options.rollouts, {.vocab_size = config.vocab_size}));
-  const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  const CostModel costs(device_profile(options.torch.device, options.torch.dtype),
-                        model_shape(model->config(), model->dtype()));
-  const PrefixTree tree = build_prefix_tree(rollouts.sequences);
-  const TreeStatistics statistics = compute_statistics(tree);
-  const StepWork work = count_work(tree, rollouts.trained_flags(), work_model(costs.shape()));
+  const StepInput input = load_step(options);
+  const TreeStatistics& statistics = input.statistics;
+  const StepWork& work = input.work;
 
   std::vector<Line> lines;
   for (const auto& mode : options.modes) {
     Line line{mode, nullptr, ""};
-    auto timer = std::make_unique<StepTimer>(
-        *model, rollouts, *loss, costs,
-        StepPlan{mode, options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass), memory});
+    auto timer = std::make_unique<StepTimer>(input, mode);
     try {
       timer->run(/*counted=*/false);
       line.timer = std::move(timer);
@@ -175,7 +149,7 @@ void run_bench_step(const BenchOptions& options) {
   }
   Bound bound;
   for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
-    bound.rate = std::max(bound.rate, matrix_product_rate(costs.shape(), setup.dtype));
+    bound.rate = std::max(bound.rate, matrix_product_rate(input.costs.shape(), input.model->dtype()));
     for (auto& line : lines)
       if (line.timer) line.timer->run(/*counted=*/true);
   }
@@ -239,28 +213,14 @@ void run_bench_step(const BenchOptions& options) {
 void add_bench_command(CommandLine& line) {
   CLI::App& bench = line.add("bench", "Measures this machine on your own data",
                              [] { throw UserError("what to measure is missing: bough bench step"); });
-  auto options = std::make_shared<BenchOptions>();
+  auto options = std::make_shared<Options>();
+  options->repeat = 3;
   CLI::App& command =
       line.add(bench, "step", "The gradient of a rollout file by every strategy, against the bound",
                [options] { run_bench_step(*options); });
-  command.add_option("--model", options->model, "Hugging Face directory; its weights are not changed")
-      ->required()
-      ->type_name("DIR");
-  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
-      ->required()
-      ->type_name("FILE");
-  command.add_option("--repeat", options->repeat, "Counted repetitions of each, in turns")->type_name("K");
-  command.add_option("--modes", options->modes, "Which; of the first the time by op is shown")
+  add_step_options(command, *options);
+  command.add_option("--modes", options->modes, "Which, in turns; of the first the time by op is shown")
       ->type_name("MODE ...");
-  command
-      .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
-                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass, ")"))
-      ->type_name("B");
-  command.add_option("--memory", options->memory, "Budget over weights and gradients, 40GiB")
-      ->type_name("BYTES");
-  command.add_option("--loss", options->loss, "pg | grpo, as `bough step` has them");
-  add_torch_options(command, options->torch);
-  add_json_flag(command, options->json);
 }
 
 }  // namespace bough

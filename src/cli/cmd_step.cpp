@@ -2,39 +2,27 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "base/error.h"
 #include "base/format.h"
-#include "base/log.h"
-#include "base/settings.h"
 #include "cli/command.h"
-#include "cli/plan_costs.h"
-#include "cli/rollout_batch.h"
 #include "cli/step_timing.h"
-#include "cli/torch_options.h"
 #include "models/checkpoint.h"
-#include "models/model_shape.h"
 
 namespace bough {
 
 namespace {
 
-struct StepOptions {
-  std::string model, rollouts, grads;
-  int64_t repeat = 1;
-  TorchOptions torch;
+struct Options : StepOptions {
+  std::string grads;
   std::string mode = "auto";
-  std::optional<int64_t> max_tokens_per_mb;
-  std::string memory;
-  std::string loss = "pg";
-  bool json = false;
 };
 
-void print_report(const StepOptions& options, const StepTimer& step, const TreeStatistics& tree,
-                  double work_ratio) {
+void print_report(const Options& options, const StepTimer& step, const StepInput& input) {
   const auto [least, most] = std::minmax_element(step.seconds().begin(), step.seconds().end());
   const Simulation& simulation = step.simulation();
+  const TreeStatistics& tree = input.statistics;
+  const double work_ratio = input.work.ratio();
   if (options.json) {
     print_json({{"seconds_per_step", step.median_seconds()},
                 {"seconds_min", *least},
@@ -79,65 +67,28 @@ void print_report(const StepOptions& options, const StepTimer& step, const TreeS
        {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads")}});
 }
 
-void run_step(const StepOptions& options) {
-  check_at_least("--repeat", options.repeat, 1);
-  if (options.max_tokens_per_mb)
-    check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
+void run_step(const Options& options) {
   check_mode("--mode", options.mode);
-  parse_memory("--memory", options.memory);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
-  const std::unique_ptr<Loss> loss = make_step_loss(options.loss);
-  const TorchSetup setup = set_up_torch(options.torch);
-
-  // The rollouts first: they are quickly found wrong, weights take long to load.
-  const ModelConfig config = load_model_config(options.model);
-  const RolloutBatch rollouts(read_rollouts(options.rollouts, {.vocab_size = config.vocab_size}));
-  const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  const CostModel costs(device_profile(options.torch.device, options.torch.dtype),
-                        model_shape(model->config(), model->dtype()));
-  const PrefixTree tree = build_prefix_tree(rollouts.sequences);
-  StepTimer step(*model, rollouts, *loss, costs,
-                 {options.mode, options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass),
-                  parse_memory("--memory", options.memory)});
+  const StepInput input = load_step(options);
+  StepTimer step(input, options.mode);
   step.run(/*counted=*/false);
   for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
-  if (!options.grads.empty()) write_safetensors(options.grads, named_gradients(*model));
-  print_report(options, step, compute_statistics(tree),
-               count_work(tree, rollouts.trained_flags(), work_model(costs.shape())).ratio());
+  if (!options.grads.empty()) write_safetensors(options.grads, named_gradients(*input.model));
+  print_report(options, step, input);
 }
 
 }  // namespace
 
 void add_step_command(CommandLine& line) {
-  auto options = std::make_shared<StepOptions>();
+  auto options = std::make_shared<Options>();
   CLI::App& command = line.add("step", "The gradient of one training step on a rollout file, timed",
                                [options] { run_step(*options); });
-  command.add_option("--model", options->model, "Hugging Face directory; its weights are not changed")
-      ->required()
-      ->type_name("DIR");
-  command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
-      ->required()
-      ->type_name("FILE");
+  add_step_options(command, *options);
   command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
       ->type_name("FILE");
-  command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted")
-      ->type_name("K");
   command.add_option("--mode", options->mode,
                      "auto: the least predicted time | dense | packed | path | blocks");
-  command
-      .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
-                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass, ")"))
-      ->type_name("B");
-  command
-      .add_option("--memory", options->memory,
-                  "Budget over weights and gradients, 40GiB: the plan keeps within it, or the\n"
-                  "step is refused with what would do")
-      ->type_name("BYTES");
-  command.add_option("--loss", options->loss,
-                     "pg: minus the mean of advantage x log-probability |\n"
-                     "grpo: PPO clip against the file's log-probabilities");
-  add_torch_options(command, options->torch);
-  add_json_flag(command, options->json);
 }
 
 }  // namespace bough

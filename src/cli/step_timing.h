@@ -8,30 +8,48 @@
 
 #include "algo/loss.h"
 #include "cli/rollout_batch.h"
+#include "cli/torch_options.h"
 #include "train/executor.h"
 #include "tree/cost_model.h"
+#include "tree/prefix_tree.h"
 
 namespace bough {
 
-// How a step is planned.
-struct StepPlan {
-  std::string mode = "auto";  // auto, dense, packed, path or blocks
-  int64_t max_tokens_per_pass = 0;
-  std::optional<int64_t> memory_bytes;
+// What both commands are given.
+struct StepOptions {
+  std::string model, rollouts;
+  int64_t repeat = 1;
+  TorchOptions torch;
+  std::optional<int64_t> max_tokens_per_mb;
+  std::string memory;
+  std::string loss = "pg";
+  bool json = false;
 };
+void add_step_options(CLI::App& command, StepOptions& options);
 
 // UserError unless the mode is known.
 void check_mode(const std::string& option, const std::string& mode);
 
-// "pg" or "grpo"; UserError naming --loss.
-std::unique_ptr<Loss> make_step_loss(const std::string& name);
+// What a step is taken of.
+struct StepInput {
+  int64_t max_tokens_per_pass;
+  std::optional<int64_t> memory_bytes;
+  std::unique_ptr<Loss> loss;
+  RolloutBatch rollouts;
+  std::unique_ptr<Model> model;
+  CostModel costs;
+  TreeStatistics statistics;
+  StepWork work;
+};
+
+// Checks the options, sets torch up and reads the files; UserError where one of them is bad.
+StepInput load_step(const StepOptions& options);
 
 // Repetitions of one plan's step. Weights stay as they are; main_grad holds the last repetition's gradient.
 class StepTimer {
  public:
-  // All must outlive it. Allocates the gradients.
-  StepTimer(Model& model, const RolloutBatch& rollouts, const Loss& loss, const CostModel& costs,
-            StepPlan plan);
+  // The input must outlive it. Allocates the gradients.
+  StepTimer(const StepInput& input, const std::string& mode);
 
   // From the batch to the gradient, planning included.
   void run(bool counted);
@@ -46,11 +64,8 @@ class StepTimer {
   const Simulation& simulation() const { return simulation_; }
 
  private:
-  Model& model_;
-  const RolloutBatch& rollouts_;
-  const Loss& loss_;
-  const CostModel& costs_;
-  StepPlan plan_;
+  const StepInput& input_;
+  std::string mode_;
   Executor executor_;
   std::vector<double> seconds_;
   int64_t peak_bytes_ = 0;

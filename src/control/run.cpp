@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/median.h"
 #include "control/controller.h"
 #include "control/evaluation.h"
 #include "control/plan_costs.h"
@@ -26,12 +27,6 @@ int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
   const auto size = static_cast<int64_t>(problems.size());
   const int64_t batch = settings.train_dataset.batch_size;
   return (settings.total_train_epochs * size + batch - 1) / batch;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 // All parts of a run, in the order in which they depend on each other.

@@ -98,7 +98,7 @@ class AttentionFit {
       const double per_flop = (b - a) / (4.0 * static_cast<double>(wide.head_dim - narrow.head_dim));
       estimates.push_back(per_flop > 0 ? a / per_flop - 4.0 * static_cast<double>(narrow.head_dim) : 0);
     }
-    return std::max(0.0, median(estimates));
+    return std::max(0.0, upper_median(estimates));
   }
 
   const DeviceProfile& profile_;

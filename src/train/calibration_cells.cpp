@@ -185,7 +185,7 @@ void add_turn(Cell& cell, bool counted) {
 
 }  // namespace
 
-double median(std::vector<double> values) {
+double upper_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -193,11 +193,11 @@ double median(std::vector<double> values) {
 }
 
 double Cell::forward_seconds(const Cell& cell) {
-  return median(cell.forward);
+  return upper_median(cell.forward);
 }
 
 double Cell::backward_seconds(const Cell& cell) {
-  const double seconds = median(cell.backward);
+  const double seconds = upper_median(cell.backward);
   return cell.backward_includes_forward ? std::max(0.0, seconds - forward_seconds(cell)) : seconds;
 }
 
@@ -319,7 +319,7 @@ double CalibrationCells::disturbance() const {
   for (const Cell* cell : all_)
     for (const auto* runs : {&cell->forward, &cell->backward}) {
       total += std::accumulate(runs->begin(), runs->end(), 0.0);
-      undisturbed += median(*runs) * static_cast<double>(runs->size());
+      undisturbed += upper_median(*runs) * static_cast<double>(runs->size());
     }
   return undisturbed > 0 ? total / undisturbed : 1;
 }

@@ -15,7 +15,7 @@ namespace bough {
 
 struct CalibrationEffort;
 
-double median(std::vector<double> values);  // 0 of none
+double upper_median(std::vector<double> values);  // the greater of two in the middle; 0 of none
 
 struct ForwardBackward {
   double forward, backward;  // seconds

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
+#include "kernels/matrix_product/transpose_16x16.h"
 
 namespace bough::avx512 {
 
@@ -9,32 +10,6 @@ namespace {
 inline __mmask16 first(int64_t count) {
   return count >= 16 ? static_cast<__mmask16>(0xFFFF)
                      : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
-}
-
-inline void transpose_16x16(__m512 r[16]) {
-  __m512 t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
-    r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
-    r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
-    r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-    r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
-  }
 }
 
 template <int kRows, bool kPacked>
@@ -104,13 +79,14 @@ void pack_panel(float* panel, const float* source, int64_t stride, bool transpos
     const __mmask16 columns_of_k = first(depth - k);
     const int64_t count = depth - k < 16 ? depth - k : 16;
     for (int64_t half = 0; half < 2; ++half) {
-      __m512 r[16];
+      __m512i r[16];
       for (int64_t i = 0; i < 16; ++i)
         r[i] = half * 16 + i < columns
-                   ? _mm512_maskz_loadu_ps(columns_of_k, source + (half * 16 + i) * stride + k)
-                   : _mm512_setzero_ps();
+                   ? _mm512_maskz_loadu_epi32(columns_of_k, source + (half * 16 + i) * stride + k)
+                   : _mm512_setzero_si512();
       transpose_16x16(r);
-      for (int64_t i = 0; i < count; ++i) _mm512_store_ps(panel + (k + i) * kPanelColumns + half * 16, r[i]);
+      for (int64_t i = 0; i < count; ++i)
+        _mm512_store_si512(panel + (k + i) * kPanelColumns + half * 16, r[i]);
     }
   }
 }

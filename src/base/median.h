@@ -1,0 +1,15 @@
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+namespace bough {
+
+// The middle value, or the mean of the two in the middle. At least one value.
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace bough
