@@ -118,10 +118,20 @@ std::string captured(Body body, bool terminal) {
   body();
   ::dup2(saved, STDERR_FILENO);
   ::close(saved);
-  ::fcntl(read_end, F_SETFL, O_NONBLOCK);
-  std::string out(65536, '\0');
-  const ssize_t length = ::read(read_end, out.data(), out.size());
-  out.resize(length > 0 ? static_cast<size_t>(length) : 0);
+  // A terminal hands on what was written in its own time, in pieces: read until a mark written last.
+  const std::string mark(1, '\x1');
+  EXPECT_EQ(::write(write_end, mark.data(), mark.size()), 1);
+  std::string out;
+  while (!out.ends_with(mark)) {
+    char piece[4096];
+    const ssize_t length = ::read(read_end, piece, sizeof piece);
+    if (length <= 0) {
+      ADD_FAILURE() << "the output ended before its mark: " << out;
+      break;
+    }
+    out.append(piece, static_cast<size_t>(length));
+  }
+  if (out.ends_with(mark)) out.pop_back();
   ::close(read_end);
   ::close(write_end);
   return out;
