@@ -44,6 +44,8 @@ function(bough_kernels)
     PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-Wno-maybe-uninitialized")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_amx.cpp
     PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-mavx512bf16;-mamx-tile;-mamx-bf16;-Wno-maybe-uninitialized")
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/tree_attention/tree_attention_amx_softmax.cpp
+    PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-mavx512bf16;-Wno-maybe-uninitialized")
   if(isa_sources)
     foreach(isa baseline avx2 avx512)
       add_library(bough_kernels_${isa} OBJECT ${isa_sources})

@@ -43,6 +43,45 @@ inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
   low = _mm512_permutex2var_epi16(a, first_half, b);
   high = _mm512_permutex2var_epi16(a, second_half, b);
 }
+// Tiles 0 to 3 hold the sums of 32 x 32 entries.
+inline void load_sums(const float* c, int64_t c_stride, bool accumulate) {
+  if (!accumulate) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    return;
+  }
+  const int64_t stride = c_stride * 4;
+  const auto* low = reinterpret_cast<const char*>(c);
+  const char* high = low + kTileRows * stride;
+  _tile_loadd(0, low, stride);
+  _tile_loadd(1, low + kTileStride, stride);
+  _tile_loadd(2, high, stride);
+  _tile_loadd(3, high + kTileStride, stride);
+}
+
+inline void store_sums(float* c, int64_t c_stride) {
+  const int64_t stride = c_stride * 4;
+  auto* low = reinterpret_cast<char*>(c);
+  char* high = low + kTileRows * stride;
+  _tile_stored(0, low, stride);
+  _tile_stored(1, low + kTileStride, stride);
+  _tile_stored(2, high, stride);
+  _tile_stored(3, high + kTileStride, stride);
+}
+
+// The sums += two tiles of rows times two tiles of columns, of depth 32.
+inline void multiply_step(const char* a_low, const char* a_high, int64_t a_stride, const char* b) {
+  _tile_loadd(6, b, kTileStride);
+  _tile_loadd(4, a_low, a_stride);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, b + kTileBytes, kTileStride);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, a_high, a_stride);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
 }  // namespace
 
 void begin_tiles() {
@@ -124,42 +163,29 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
 
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
                     bool packed, const BFloat16Bits* panel, int64_t depth) {
-  const int64_t stride = c_stride * 4;
-  auto* c_low = reinterpret_cast<char*>(c);
-  char* c_high = c_low + kTileRows * stride;
-  if (accumulate) {
-    _tile_loadd(0, c_low, stride);
-    _tile_loadd(1, c_low + kTileStride, stride);
-    _tile_loadd(2, c_high, stride);
-    _tile_loadd(3, c_high + kTileStride, stride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  load_sums(c, c_stride, accumulate);
   const int64_t row = packed ? kTileStride : a_stride * 2;
   const int64_t step = packed ? 2 * kTileBytes : kTileStride;
   const auto* a_low = reinterpret_cast<const char*>(a);
   const char* a_high = a_low + (packed ? kTileBytes : kTileRows * row);
   const auto* b = reinterpret_cast<const char*>(panel);
   for (int64_t k = 0; k < depth; k += kDepth) {
-    _tile_loadd(6, b, kTileStride);
-    _tile_loadd(4, a_low, row);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTileBytes, kTileStride);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a_high, row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    multiply_step(a_low, a_high, row, b);
     a_low += step;
     a_high += step;
     b += 2 * kTileBytes;
   }
-  _tile_stored(0, c_low, stride);
-  _tile_stored(1, c_low + kTileStride, stride);
-  _tile_stored(2, c_high, stride);
-  _tile_stored(3, c_high + kTileStride, stride);
+  store_sums(c, c_stride);
+}
+
+void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
+                  int64_t count) {
+  load_sums(c, c_stride, true);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* block = reinterpret_cast<const char*>(a[i]);
+    multiply_step(block, block + kTileBytes, kTileStride, reinterpret_cast<const char*>(b[i]));
+  }
+  store_sums(c, c_stride);
 }
 
 void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns) {

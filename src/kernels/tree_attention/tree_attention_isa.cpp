@@ -46,8 +46,7 @@ static inline float largest(const float* values, int64_t count) {
   return max;
 }
 
-template <class P>
-void online_softmax_tile(float* scores, P* probabilities, int64_t num_queries, int64_t num_keys,
+void online_softmax_tile(float* scores, float* probabilities, int64_t num_queries, int64_t num_keys,
                          int64_t padded_keys, const TileMask& mask, float scale, float* row_max,
                          float* row_sum, float* o, int64_t width) {
   for (int64_t i = 0; i < num_queries; ++i, scores += padded_keys, probabilities += padded_keys, o += width) {
@@ -101,8 +100,7 @@ void row_dots(float* sums, const T* d_o, const T* o, int64_t num_rows, int64_t w
 }
 
 // Forward was p = exp(scale · scores - lse); now dS = p · (d_p - D) · scale.
-template <class P>
-void softmax_backward_tile(const float* scores, const float* d_probabilities, P* probabilities, P* d_s,
+void softmax_backward_tile(const float* scores, const float* d_probabilities, float* probabilities, float* d_s,
                            int64_t num_queries, int64_t padded_queries, int64_t num_keys, int64_t padded_keys,
                            const TileMask& mask, const float* lse, const float* dots, float scale) {
   for (int64_t j = 0; j < num_keys; ++j) {
@@ -144,10 +142,6 @@ void softmax_backward_tile(const float* scores, const float* d_probabilities, P*
 #define INSTANTIATE(T)                                                                                  \
   template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);                     \
   template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);          \
-  template void online_softmax_tile<T>(float*, T*, int64_t, int64_t, int64_t, const TileMask&, float,   \
-                                       float*, float*, float*, int64_t);                                \
-  template void softmax_backward_tile<T>(const float*, const float*, T*, T*, int64_t, int64_t, int64_t, \
-                                         int64_t, const TileMask&, const float*, const float*, float);  \
   template void finish_tile<T>(T*, int64_t, const float*, int64_t, const float*, int64_t, int64_t);     \
   template void row_dots<T>(float*, const T*, const T*, int64_t, int64_t, int64_t);
 // NOLINTEND(bugprone-macro-parentheses)
