@@ -198,7 +198,7 @@ int64_t CostModel::row_bytes() const {
 }
 
 // As kernels/matrix_product/matrix_product_cpu.cpp allocates, in elements: fp32 panels of 32 columns and a depth of
-// 256, one a thread; bf16 ones of the whole depth, up to 512 KiB of them, and one block of 32 rows.
+// 256, one a thread; bf16 ones of the whole depth, up to 1 MiB of them, and one block of 32 rows.
 int64_t CostModel::tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t columns) const {
   const int64_t panels = (columns + 31) / 32;
   const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <
@@ -207,7 +207,9 @@ int64_t CostModel::tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t col
   if (!amx) return threads * std::min<int64_t>(depth, 256) * 32 * shape_.accumulator_bytes;
   const int64_t block = (depth + 31) / 32 * 32 * 32 * shape_.element_bytes;
   const int64_t share = panels >= threads ? (panels + threads - 1) / threads : panels;
-  return threads * (std::min(share, std::max<int64_t>(1, (512 << 10) / block)) + 1) * block;
+  const int64_t fit = std::clamp<int64_t>((1 << 20) / block, 1, share);
+  const int64_t groups = (share + fit - 1) / fit;
+  return threads * ((share + groups - 1) / groups + 1) * block;
 }
 
 int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) const {

@@ -35,6 +35,57 @@ inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride,
     r[i] = i < rows ? _mm512_maskz_loadu_epi16(columns, source + i * stride) : _mm512_setzero_si512();
 }
 
+// Four 128-bit lanes from rows `step` apart: one load each, where a shuffle between lanes would cost the one port that
+// shuffles.
+inline __m512i lanes_of_rows(const BFloat16Bits* source, int64_t step) {
+  const auto lane = [&](int64_t i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * step));
+  };
+  __m512i r = _mm512_castsi128_si512(lane(0));
+  r = _mm512_mask_broadcast_i32x4(r, 0x00f0, lane(1));
+  r = _mm512_mask_broadcast_i32x4(r, 0x0f00, lane(2));
+  return _mm512_mask_broadcast_i32x4(r, 0xf000, lane(3));
+}
+
+// out[i][j] = source[j * stride + i] of 16 x 16 dwords, each two elements; rows of out are 64 bytes.
+inline void transpose_dwords(char* out, const BFloat16Bits* source, int64_t stride) {
+  for (int64_t lane = 0; lane < 4; ++lane) {
+    __m512i r[4], t[4];
+    for (int64_t j = 0; j < 4; ++j) r[j] = lanes_of_rows(source + j * stride + lane * 8, 4 * stride);
+    for (int64_t j = 0; j < 2; ++j) {
+      t[j] = _mm512_unpacklo_epi32(r[2 * j], r[2 * j + 1]);
+      t[2 + j] = _mm512_unpackhi_epi32(r[2 * j], r[2 * j + 1]);
+    }
+    char* rows = out + lane * 4 * kTileStride;
+    for (int64_t i = 0; i < 2; ++i) {
+      _mm512_store_si512(rows + 2 * i * kTileStride, _mm512_unpacklo_epi64(t[2 * i], t[2 * i + 1]));
+      _mm512_store_si512(rows + (2 * i + 1) * kTileStride, _mm512_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
+    }
+  }
+}
+
+// out[i][j] = source[j * stride + i] of 32 x 32 elements.
+inline void transpose_elements(char* out, const BFloat16Bits* source, int64_t stride) {
+  for (int64_t lane = 0; lane < 4; ++lane) {
+    __m512i r[8], t[8];
+    for (int64_t j = 0; j < 8; ++j) r[j] = lanes_of_rows(source + j * stride + lane * 8, 8 * stride);
+    for (int64_t j = 0; j < 4; ++j) {
+      t[j] = _mm512_unpacklo_epi16(r[2 * j], r[2 * j + 1]);
+      t[4 + j] = _mm512_unpackhi_epi16(r[2 * j], r[2 * j + 1]);
+    }
+    for (int64_t half = 0; half < 8; half += 4)
+      for (int64_t j = 0; j < 2; ++j) {
+        r[half + j] = _mm512_unpacklo_epi32(t[half + 2 * j], t[half + 2 * j + 1]);
+        r[half + 2 + j] = _mm512_unpackhi_epi32(t[half + 2 * j], t[half + 2 * j + 1]);
+      }
+    char* rows = out + lane * 8 * kTileStride;
+    for (int64_t i = 0; i < 4; ++i) {
+      _mm512_store_si512(rows + 2 * i * kTileStride, _mm512_unpacklo_epi64(r[2 * i], r[2 * i + 1]));
+      _mm512_store_si512(rows + (2 * i + 1) * kTileStride, _mm512_unpackhi_epi64(r[2 * i], r[2 * i + 1]));
+    }
+  }
+}
+
 // Two rows of 32, interleaved: low holds (a0 b0 a1 b1 ... a15 b15), high the rest.
 inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
   const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
@@ -99,8 +150,13 @@ void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride,
     const int64_t left = depth - k;
     if (transposed) {
       for (int64_t half = 0; half < 2; ++half) {
+        const BFloat16Bits* rows = source + half * 16 * stride + k;
+        if (left >= kDepth && columns >= (half + 1) * 16) {
+          transpose_dwords(out + half * kTileBytes, rows, stride);
+          continue;
+        }
         __m512i r[16];
-        load_rows(r, source + half * 16 * stride + k, stride, columns - half * 16, first(left));
+        load_rows(r, rows, stride, columns - half * 16, first(left));
         transpose_16x16(r);
         for (int i = 0; i < 16; ++i) _mm512_store_si512(out + half * kTileBytes + i * kTileStride, r[i]);
       }
@@ -132,6 +188,10 @@ void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride,
         _mm512_store_si512(out + i * kTileStride,
                            i < rows ? _mm512_maskz_loadu_epi16(first(left), source + i * stride + k)
                                     : _mm512_setzero_si512());
+      continue;
+    }
+    if (left >= kDepth && rows >= kBlockRows) {
+      transpose_elements(out, source + k * stride, stride);
       continue;
     }
     __m512i low[16], high[16];

@@ -24,6 +24,7 @@ namespace bough {
 namespace {
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kPackedRows = 1024;  // of a transposed A, at a time
+constexpr int64_t kPackedDepth = 128;   // of what lies along the depth, before the next panel or block
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -84,8 +85,8 @@ struct AmxTiles {
   static constexpr int64_t kDepth = amx::kDepth;
   // Of an accumulated C: bf16 ones are rounded once.
   static constexpr int64_t kDepthPerPass = 2048;
-  // A part of what CPUs with AMX have as second-level cache, beside a block of A and of C.
-  static constexpr int64_t kGroupBytes = 512 << 10;
+  // Half of the second-level cache of CPUs with AMX: A, which comes from further away, is read once for each group.
+  static constexpr int64_t kGroupBytes = 1 << 20;
   static void begin() { amx::begin_tiles(); }
   static void end() { amx::end_tiles(); }
   static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
@@ -134,9 +135,7 @@ class Worker {
     if (pack_edge) Tiles::pack_block(edge, p_.a.rows_from(edge_row), row_end_ - edge_row, p_.k);
     for (int64_t begin = first; begin < last; begin += group) {
       const int64_t end = std::min(last, begin + group);
-      for (int64_t panel = begin; panel < end; ++panel)
-        Tiles::pack_panel(workspace + (panel - begin) * panel_elements(p_),
-                          p_.b.columns_from(panel * kPanelColumns), p_.k, columns_of(panel));
+      pack_panels(begin, end, workspace);
       for (int64_t row = row_begin_; row < row_end_; row += Tiles::kRows) {
         Factor<T> a = p_.a.rows_from(row);
         bool packed = false;
@@ -158,7 +157,8 @@ class Worker {
   static int64_t block_elements(const Product<T>& p) { return rounded_depth(p) * Tiles::kRows; }
   static int64_t panel_group(const Product<T>& p, int64_t panels) {
     const int64_t fit = Tiles::kGroupBytes / (panel_elements(p) * static_cast<int64_t>(sizeof(T)));
-    return std::clamp<int64_t>(fit, 1, panels);
+    const int64_t groups = ceil_div(panels, std::clamp<int64_t>(fit, 1, panels));
+    return ceil_div(panels, groups);  // groups of about one size
   }
   // Of one thread: its panels, and the last rows of A where they must be padded (tree/cost_model.cpp counts them).
   static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
@@ -166,6 +166,16 @@ class Worker {
   }
 
  private:
+  // A part of the depth for all panels, then the next: neighbouring columns share rows, and rows share pages.
+  void pack_panels(int64_t begin, int64_t end, T* panels) const {
+    const int64_t step = p_.b.transposed ? p_.k : kPackedDepth;
+    for (int64_t k = 0; k < p_.k; k += step)
+      for (int64_t panel = begin; panel < end; ++panel)
+        Tiles::pack_panel(panels + (panel - begin) * panel_elements(p_) + k * kPanelColumns,
+                          p_.b.rows_from(k).columns_from(panel * kPanelColumns), std::min(step, p_.k - k),
+                          columns_of(panel));
+  }
+
   int64_t columns_of(int64_t panel) const { return std::min(kPanelColumns, p_.n - panel * kPanelColumns); }
 
   void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b) {
@@ -250,11 +260,14 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
     T* blocks_data = static_cast<T*>(packed.mutable_data_ptr());
     packed_a = blocks_data;
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = row_begin + i * Tiles::kRows;
-        Tiles::pack_block(blocks_data + i * Work::block_elements(p), p.a.rows_from(row),
-                          std::min(Tiles::kRows, row_end - row), p.k);
-      }
+      const int64_t step = p.a.transposed ? kPackedDepth : p.k;
+      for (int64_t k = 0; k < p.k; k += step)
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t row = row_begin + i * Tiles::kRows;
+          Tiles::pack_block(blocks_data + i * Work::block_elements(p) + k * Tiles::kRows,
+                            p.a.rows_from(row).columns_from(k), std::min(Tiles::kRows, row_end - row),
+                            std::min(step, p.k - k));
+        }
     });
   }
   const int64_t panels = ceil_div(p.n, kPanelColumns);
