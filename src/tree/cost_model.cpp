@@ -282,16 +282,23 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
                                       (element < accumulator ? 2 * key * element : 0));
   int64_t workspace = 0;
   switch (device_.attention) {
-    case DeviceProfile::Attention::kTiles:
-    case DeviceProfile::Attention::kAmxTiles: {
+    case DeviceProfile::Attention::kTiles: {
       // Queries and their gradients in two layouts each, two scalars a row, and a partial sum of d_q for each
       // share of a group's keys.
-      const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
       const int64_t shares = (device_.threads + shape_.num_kv_heads - 1) / shape_.num_kv_heads;
-      const int64_t row = amx ? shape_.num_heads * ((shape_.head_dim + 31) / 32 * 32) : query;
-      workspace =
-          attention_rows(device_.attention, tokens) *
-          (4 * row * (amx ? element : accumulator) + (shares * row + 2 * shape_.num_heads) * accumulator);
+      workspace = attention_rows(device_.attention, tokens) *
+                  (4 * query + shares * query + 2 * shape_.num_heads) * accumulator;
+      break;
+    }
+    case DeviceProfile::Attention::kAmxTiles: {
+      // The same in the width of tiles; forward, a group's keys and values in another form for each thread.
+      const int64_t head = (shape_.head_dim + 31) / 32 * 32, row = shape_.num_heads * head;
+      const int64_t units = (pass.stack_rows + 31) / 32 + (tokens + 31) / 32;
+      const int64_t shares =
+          amx_attention_shares(device_.threads, shape_.num_kv_heads, (units + 3) / 4);
+      const int64_t backward = attention_rows(device_.attention, tokens) *
+                               (4 * row * element + (shares * row + 2 * shape_.num_heads) * accumulator);
+      workspace = std::max(backward, device_.threads * units * 32 * 2 * head * element);
       break;
     }
     case DeviceProfile::Attention::kReference: {
