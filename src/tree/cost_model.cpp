@@ -231,7 +231,7 @@ int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_
   if (!amx && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
   if (device_.packs_factors) {
     const int64_t depth =
-        amx ? std::min<int64_t>((tokens + 31) / 32 * 32, 2048) : std::min<int64_t>(tokens, 256);
+        amx ? std::min<int64_t>((tokens + 31) / 32 * 32, 512) : std::min<int64_t>(tokens, 256);
     const int64_t rows = std::min<int64_t>((outputs + 31) / 32 * 32, 1024);
     bytes += rows * depth * (amx ? shape_.element_bytes : accumulator) + tile_bytes(amx, rows, depth, inputs);
   }

@@ -122,12 +122,13 @@ inline void store_sums(float* c, int64_t c_stride) {
   _tile_stored(3, high + kTileStride, stride);
 }
 
-// The sums += two tiles of rows times two tiles of columns, of depth 32.
+// The sums += two tiles of rows times two tiles of columns, of depth 32. Columns are read past the nearest cache, where
+// the rows that meet the next columns then stay.
 inline void multiply_step(const char* a_low, const char* a_high, int64_t a_stride, const char* b) {
-  _tile_loadd(6, b, kTileStride);
+  _tile_stream_loadd(6, b, kTileStride);
   _tile_loadd(4, a_low, a_stride);
   _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, b + kTileBytes, kTileStride);
+  _tile_stream_loadd(7, b + kTileBytes, kTileStride);
   _tile_dpbf16ps(1, 4, 7);
   _tile_loadd(5, a_high, a_stride);
   _tile_dpbf16ps(2, 5, 6);
@@ -222,15 +223,27 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
 }
 
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
-                    bool packed, const BFloat16Bits* panel, int64_t depth) {
+                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& upcoming) {
   load_sums(c, c_stride, accumulate);
   const int64_t row = packed ? kTileStride : a_stride * 2;
   const int64_t step = packed ? 2 * kTileBytes : kTileStride;
   const auto* a_low = reinterpret_cast<const char*>(a);
   const char* a_high = a_low + (packed ? kTileBytes : kTileRows * row);
   const auto* b = reinterpret_cast<const char*>(panel);
+  // A few lines a step: all at once would hold up the tiles' own loads.
+  const auto* line = static_cast<const char*>(upcoming.rows);
+  const char* const last_row = line + kBlockRows * upcoming.stride;
+  const int64_t lines_a_step = (kBlockRows * upcoming.lines * kDepth + depth - 1) / depth;
+  int64_t column = 0;
   for (int64_t k = 0; k < depth; k += kDepth) {
     multiply_step(a_low, a_high, row, b);
+    for (int64_t i = 0; i < lines_a_step && line < last_row; ++i) {
+      __builtin_prefetch(line + column * kTileStride, 1);
+      if (++column == upcoming.lines) {
+        column = 0;
+        line += upcoming.stride;
+      }
+    }
     a_low += step;
     a_high += step;
     b += 2 * kTileBytes;

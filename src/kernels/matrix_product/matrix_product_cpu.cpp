@@ -70,7 +70,11 @@ struct Fp32Tiles {
   }
   static bool takes_partial_rows() { return true; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
-                       const float* panel, int64_t rows, int64_t columns, int64_t depth) {
+                       const float* panel, int64_t rows, int64_t columns, int64_t depth,
+                       const Upcoming& upcoming) {
+    for (int64_t i = 0; upcoming.rows && i < kRows; ++i)
+      for (int64_t line = 0; line < upcoming.lines; ++line)
+        __builtin_prefetch(static_cast<const char*>(upcoming.rows) + i * upcoming.stride + line * 64, 1);
     avx512::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, rows, columns, depth);
   }
   static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
@@ -84,7 +88,7 @@ struct AmxTiles {
   static constexpr int64_t kRows = amx::kBlockRows;
   static constexpr int64_t kDepth = amx::kDepth;
   // Of an accumulated C: bf16 ones are rounded once.
-  static constexpr int64_t kDepthPerPass = 2048;
+  static constexpr int64_t kDepthPerPass = 512;
   // Half of the second-level cache of CPUs with AMX: A, which comes from further away, is read once for each group.
   static constexpr int64_t kGroupBytes = 1 << 20;
   static void begin() { amx::begin_tiles(); }
@@ -100,8 +104,8 @@ struct AmxTiles {
   }
   static bool takes_partial_rows() { return false; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<Element>& a, bool packed,
-                       const Element* panel, int64_t, int64_t, int64_t depth) {
-    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth);
+                       const Element* panel, int64_t, int64_t, int64_t depth, const Upcoming& upcoming) {
+    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth, upcoming);
   }
   static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
     amx::store_block(c, stride, block, rows, columns);
@@ -147,7 +151,8 @@ class Worker {
           packed = true;
         }
         for (int64_t panel = begin; panel < end; ++panel)
-          block(row, panel, a, packed, workspace + (panel - begin) * panel_elements(p_));
+          block(row, panel, a, packed, workspace + (panel - begin) * panel_elements(p_),
+                panel + 1 < end ? upcoming(row, panel + 1) : upcoming(row + Tiles::kRows, begin));
       }
     }
   }
@@ -178,36 +183,35 @@ class Worker {
 
   int64_t columns_of(int64_t panel) const { return std::min(kPanelColumns, p_.n - panel * kPanelColumns); }
 
-  void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b) {
+  void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Upcoming& next) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
     const int64_t column = panel * kPanelColumns, columns = columns_of(panel);
     const bool whole = Tiles::takes_partial_rows() || (rows == Tiles::kRows && columns == kPanelColumns);
     if constexpr (std::is_same_v<T, float>) {
       if (!p_.c_transposed && !p_.bias) {
         float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
-        if (p_.accumulate) prefetch(c, rows);
-        Tiles::multiply(c, p_.c_stride, p_.accumulate, a, packed, b, rows, columns, p_.k);
+        Tiles::multiply(c, p_.c_stride, p_.accumulate, a, packed, b, rows, columns, p_.k, next);
         return;
       }
     }
     if (p_.accumulate && whole) {
       float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
-      prefetch(c, rows);
-      Tiles::multiply(c, p_.c_stride, true, a, packed, b, rows, columns, p_.k);
+      Tiles::multiply(c, p_.c_stride, true, a, packed, b, rows, columns, p_.k, next);
       return;
     }
     alignas(64) std::array<float, Tiles::kRows * kPanelColumns> sums;
     if (p_.accumulate || p_.bias) load(sums.data(), row, rows, column, columns);
-    Tiles::multiply(sums.data(), kPanelColumns, p_.accumulate || p_.bias, a, packed, b, rows, columns, p_.k);
+    Tiles::multiply(sums.data(), kPanelColumns, p_.accumulate || p_.bias, a, packed, b, rows, columns, p_.k, next);
     store(sums.data(), row, rows, column, columns);
   }
 
-  // The next block's, while this one is computed: c is larger than any cache.
-  void prefetch(const float* c, int64_t rows) const {
-    for (int64_t i = 0; i < rows; ++i) {
-      __builtin_prefetch(c + i * p_.c_stride + kPanelColumns, 1);
-      __builtin_prefetch(c + i * p_.c_stride + kPanelColumns + 16, 1);
-    }
+  // Where the next block is written: c is larger than the caches, and a write waits for its line.
+  Upcoming upcoming(int64_t row, int64_t panel) const {
+    if (row >= row_end_ || p_.c_transposed) return {};
+    const int64_t element = p_.accumulate ? sizeof(float) : sizeof(T);
+    const int64_t offset = row * p_.c_stride + panel * kPanelColumns;
+    return {static_cast<const char*>(p_.c) + offset * element, p_.c_stride * element,
+            kPanelColumns * element / 64};
   }
 
   void load(float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
