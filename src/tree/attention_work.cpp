@@ -30,7 +30,8 @@ int64_t divide_up(int64_t a, int64_t b) {
 // one tile more than those of a path.
 double tile_keys(Kind kind, const AttentionPass& pass, int64_t end) {
   const auto path = static_cast<double>(padded(kind, end));
-  const double own = pass.pieces > 1 ? std::min(path, pass.own_keys + 1.5 * static_cast<double>(tile_of(kind))) : path;
+  const double own =
+      pass.pieces > 1 ? std::min(path, pass.own_keys + 1.5 * static_cast<double>(tile_of(kind))) : path;
   return own + (pass.stack_keys > 0 ? static_cast<double>(padded(kind, std::llround(pass.stack_keys))) : 0);
 }
 

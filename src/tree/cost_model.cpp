@@ -223,17 +223,21 @@ int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) c
   return packed + tile_bytes(amx, rows, depth, columns);
 }
 
-// d_yᵀ is packed, 1,024 rows and a part of the depth at a time; without tiles of bf16 both factors are widened.
+// In bf16 tiles x is packed whole and d_yᵀ up to 512 rows and tokens at a time by each thread; in fp32 ones d_yᵀ is
+// packed 1,024 rows and 256 tokens at a time. Without tiles of bf16 both factors are widened.
 int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_t inputs) const {
   const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
   const int64_t accumulator = shape_.accumulator_bytes;
+  const auto padded = [](int64_t rows) { return (rows + 31) / 32 * 32; };
   int64_t bytes = 0;
   if (!amx && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
-  if (device_.packs_factors) {
-    const int64_t depth =
-        amx ? std::min<int64_t>((tokens + 31) / 32 * 32, 512) : std::min<int64_t>(tokens, 256);
-    const int64_t rows = std::min<int64_t>((outputs + 31) / 32 * 32, 1024);
-    bytes += rows * depth * (amx ? shape_.element_bytes : accumulator) + tile_bytes(amx, rows, depth, inputs);
+  if (device_.packs_factors && amx) {
+    const int64_t share = padded((outputs + device_.threads - 1) / device_.threads);
+    bytes += (padded(tokens) * padded(inputs) + device_.threads * std::min<int64_t>(share, 512) * 512) *
+             shape_.element_bytes;
+  } else if (device_.packs_factors) {
+    const int64_t depth = std::min<int64_t>(tokens, 256), rows = std::min<int64_t>(padded(outputs), 1024);
+    bytes += rows * depth * accumulator + tile_bytes(amx, rows, depth, inputs);
   }
   return bytes;
 }
@@ -294,8 +298,7 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
       // The same in the width of tiles; forward, a group's keys and values in another form for each thread.
       const int64_t head = (shape_.head_dim + 31) / 32 * 32, row = shape_.num_heads * head;
       const int64_t units = (pass.stack_rows + 31) / 32 + (tokens + 31) / 32;
-      const int64_t shares =
-          amx_attention_shares(device_.threads, shape_.num_kv_heads, (units + 3) / 4);
+      const int64_t shares = amx_attention_shares(device_.threads, shape_.num_kv_heads, (units + 3) / 4);
       const int64_t backward = attention_rows(device_.attention, tokens) *
                                (4 * row * element + (shares * row + 2 * shape_.num_heads) * accumulator);
       workspace = std::max(backward, device_.threads * units * 32 * 2 * head * element);

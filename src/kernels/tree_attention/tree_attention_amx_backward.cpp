@@ -49,8 +49,7 @@ class QueryBlocks {
     pack_rows(b.d_o, x, d_o + offset, stride, count);
     pack_panel(b.d_o_turned, d_o + offset, stride, true, shape.head_dim, count);
     BOUGH_ISA_CALL(row_dots, b.dots, d_o + offset, o + offset, count, shape.head_dim, stride);
-    for (int64_t i = 0; i < count; ++i)
-      b.lse[i] = lse[(queries.begin + i) * shape.num_heads + head] * kLog2E;
+    for (int64_t i = 0; i < count; ++i) b.lse[i] = lse[(queries.begin + i) * shape.num_heads + head] * kLog2E;
     // Padding: probabilities of 0.
     std::fill(b.lse + count, b.lse + kUnit, std::numeric_limits<float>::max());
     std::fill(b.dots + count, b.dots + kUnit, 0.0f);
@@ -85,12 +84,12 @@ struct BackwardScratch {
 
   AlignedBuffer<float> sums;
   AlignedBuffer<Element> factors;
-  float *d_k, *d_v;          // [units][32][width]
-  float *scores, *d_p;       // one unit, transposed
-  Element *k, *v;            // left factors [units][32, H]
-  Element* k_turned;         // left factors [units][width/32][32 of H, 32]
-  Element *p, *d_s;          // left factors [blocks][32 keys, 32 queries]
-  Element* d_s_right;        // right factors [blocks][units][32 keys, 32 queries]
+  float *d_k, *d_v;     // [units][32][width]
+  float *scores, *d_p;  // one unit, transposed
+  Element *k, *v;       // left factors [units][32, H]
+  Element* k_turned;    // left factors [units][width/32][32 of H, 32]
+  Element *p, *d_s;     // left factors [blocks][32 keys, 32 queries]
+  Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
 };
 
 // Up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: [heads of the group][blocks][width][32].
@@ -107,7 +106,7 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
     pack_block(s.v + i * elements, x.v(unit, group), stride, false, unit.rows.size(), shape.head_dim);
     for (int64_t column = 0; column < shape.head_dim; column += kUnit)
       pack_block(s.k_turned + i * elements + column * kUnit, x.k(unit, group) + column, stride, true,
-                      x.columns(column), unit.rows.size());
+                 x.columns(column), unit.rows.size());
     // The queries that see a key are consecutive, and nearly so are those that see any of a unit.
     unit_blocks[i] = {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
     all_blocks.begin = std::min(all_blocks.begin, unit_blocks[i].begin);
@@ -132,13 +131,12 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
           units_of_block[slot][number] = i;
           multiply_block(s.scores, kUnit, false, s.k + i * elements, 0, true, block.q_turned, width);
           multiply_block(s.d_p, kUnit, false, s.v + i * elements, 0, true, block.d_o_turned, width);
-          softmax_backward_unit(s.scores, s.d_p,
-                                     KeyUnits::mask(x.units[first_unit + i], block_queries(shape, b)), scale,
-                                     block.lse, block.dots, s.p + slot * kUnitElements,
-                                     s.d_s + slot * kUnitElements,
-                                     s.d_s_right + (slot * kBackwardUnits + number) * kUnitElements);
+          softmax_backward_unit(
+              s.scores, s.d_p, KeyUnits::mask(x.units[first_unit + i], block_queries(shape, b)), scale,
+              block.lse, block.dots, s.p + slot * kUnitElements, s.d_s + slot * kUnitElements,
+              s.d_s_right + (slot * kBackwardUnits + number) * kUnitElements);
         }
-        const auto add = [&](float* sums, const Element* factor, Element* QueryBlock::* rows) {
+        const auto add = [&](float* sums, const Element* factor, Element* QueryBlock::*rows) {
           for (int64_t column = 0; column < width; column += kUnit) {
             for (int64_t b = first; b < last; ++b) {
               left[b - first] = factor + (b - begin) * kUnitElements;
@@ -174,7 +172,7 @@ void store_key_gradients(const Inputs& x, int64_t group, int64_t first_unit, int
     const int64_t offset = unit.rows.begin * x.shape.k_stride() + group * x.shape.head_dim;
     const auto store = [&](const float* sums, float factor, float* own, float* stack) {
       store_gradients(sums + i * x.factor_elements(), x.width, factor, unit.rows.size(), unit.on_stack,
-                           (unit.on_stack ? stack : own) + offset, x.shape.k_stride(), x.shape.head_dim);
+                      (unit.on_stack ? stack : own) + offset, x.shape.k_stride(), x.shape.head_dim);
     };
     store(s.d_k, scale, gradients.d_k_own, gradients.d_k_stack);
     store(s.d_v, 1.0f, gradients.d_v_own, gradients.d_v_stack);
@@ -224,10 +222,10 @@ TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
         for (int64_t j = 0; j < elements; ++j) sums[j] += sums[share * d_q_share + j];
       const int64_t head = i / blocks;
       const Range queries = block_queries(shape, i % blocks);
-      store_turned(sums, static_cast<float>(in.scale), queries.size(),
-                        mutable_data<Element>(d.d_q_TNH) + queries.begin * shape.q_stride() +
-                            head * shape.head_dim,
-                        shape.q_stride(), shape.head_dim);
+      store_turned(
+          sums, static_cast<float>(in.scale), queries.size(),
+          mutable_data<Element>(d.d_q_TNH) + queries.begin * shape.q_stride() + head * shape.head_dim,
+          shape.q_stride(), shape.head_dim);
     }
   });
   return d;

@@ -60,9 +60,8 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
     const int64_t first_row = queries.begin * shape.num_heads + group * heads;
     for (int64_t h = 0; h < heads; ++h) {
       begin_softmax(rows[h]);
-      pack_block(factors.get() + h * elements,
-                      data<Element>(x.in.q_TNH) + (first_row + h) * shape.head_dim, shape.q_stride(), false,
-                      queries.size(), shape.head_dim);
+      pack_block(factors.get() + h * elements, data<Element>(x.in.q_TNH) + (first_row + h) * shape.head_dim,
+                 shape.q_stride(), false, queries.size(), shape.head_dim);
     }
     const auto num_visible = static_cast<int64_t>(visible.size());
     for (int64_t begin = 0; begin < num_visible; begin += kForwardUnits) {
@@ -73,7 +72,7 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t i = 0; i < count; ++i)
           multiply_block(scores + i * kUnitElements, kUnit, false, factors.get() + h * elements, 0, true,
-                              keys.k(unit[i]), width);
+                         keys.k(unit[i]), width);
         softmax_units(scores, probabilities, masks.data(), count, scale, rows[h]);
         for (int64_t column = 0; column < width; column += kUnit) {
           for (int64_t i = 0; i < count; ++i) right[i] = keys.v(unit[i]) + column * kUnit;
@@ -82,8 +81,8 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
       }
     }
     for (int64_t h = 0; h < heads; ++h)
-      finish_softmax(rows[h], queries.size(), o_data + (first_row + h) * shape.head_dim,
-                          shape.q_stride(), shape.head_dim, lse_data + first_row + h, shape.num_heads);
+      finish_softmax(rows[h], queries.size(), o_data + (first_row + h) * shape.head_dim, shape.q_stride(),
+                     shape.head_dim, lse_data + first_row + h, shape.num_heads);
   }
 }
 }  // namespace

@@ -36,8 +36,8 @@ inline __m512i round_pair(__m512 low, __m512 high) {
 // Keys of lanes [16 · half, 16 · half + 16) that the query sees.
 inline __mmask16 visible_keys(const UnitMask& mask, int64_t half, int32_t query) {
   const __m512i q = _mm512_set1_epi32(query);
-  const __m512i key = _mm512_add_epi32(_mm512_set1_epi32(mask.first_key + static_cast<int32_t>(half * kLanes)),
-                                       lane_numbers());
+  const __m512i key = _mm512_add_epi32(
+      _mm512_set1_epi32(mask.first_key + static_cast<int32_t>(half * kLanes)), lane_numbers());
   const __mmask16 past = _mm512_cmple_epi32_mask(key, q);
   return _mm512_mask_cmplt_epi32_mask(past, q, _mm512_loadu_si512(mask.end + half * kLanes));
 }
@@ -122,8 +122,8 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
   const __m512 lse_0 = _mm512_load_ps(lse), lse_1 = _mm512_load_ps(lse + kLanes);
   const __m512 dots_0 = _mm512_load_ps(dots), dots_1 = _mm512_load_ps(dots + kLanes);
   // (e0 .. e15, o0 .. o15) -> (e0 o0 e1 o1 ...): a pair of keys of each query.
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
-                                              7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int64_t pair = 0; pair < kUnit / 2; ++pair) {
     __m512 d_0[2], d_1[2];
     for (int64_t k = 0; k < 2; ++k) {

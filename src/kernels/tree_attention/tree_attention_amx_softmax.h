@@ -21,10 +21,10 @@ struct UnitMask {
 
 // Of 32 queries of one head, over all keys so far.
 struct OnlineSoftmax {
-  float* max;      // [32], scaled
-  float* sums;     // [32][16]: a row's sum is that of its lanes
-  float* o;        // [32][width], unnormalised
-  int64_t width;   // a multiple of 16
+  float* max;     // [32], scaled
+  float* sums;    // [32][16]: a row's sum is that of its lanes
+  float* o;       // [32][width], unnormalised
+  int64_t width;  // a multiple of 16
 };
 void begin_softmax(const OnlineSoftmax& rows);
 // One step: scores[count][32][32] -> unnormalised probabilities [count][32][32]; max, sums and o are rescaled where

@@ -81,7 +81,8 @@ bool any_visible(const AttentionShape& shape, const KeyTile& tile, const Range& 
   return tile.keys.begin - shape.num_stack < queries.end && queries.begin < tile.max_end;
 }
 
-TileMask make_mask(const AttentionShape& shape, const KeyTile& tile, const Range& queries, const int32_t* end_local) {
+TileMask make_mask(const AttentionShape& shape, const KeyTile& tile, const Range& queries,
+                   const int32_t* end_local) {
   const int64_t first_key = tile.keys.begin - shape.num_stack;
   const bool all_visible =
       tile.keys.end - 1 - shape.num_stack <= queries.begin && queries.end <= tile.min_end;
@@ -89,7 +90,8 @@ TileMask make_mask(const AttentionShape& shape, const KeyTile& tile, const Range
 }
 
 template <class T>
-Rows<T> key_rows(const KeyTile& tile, const AttentionShape& shape, const T* stack, const T* own, int64_t group) {
+Rows<T> key_rows(const KeyTile& tile, const AttentionShape& shape, const T* stack, const T* own,
+                 int64_t group) {
   const bool on_stack = tile.keys.begin < shape.num_stack;
   const T* rows = on_stack ? stack + tile.keys.begin * shape.k_stride()
                            : own + (tile.keys.begin - shape.num_stack) * shape.k_stride();
@@ -97,8 +99,9 @@ Rows<T> key_rows(const KeyTile& tile, const AttentionShape& shape, const T* stac
 }
 
 template <class T>
-void forward_tile(const TreeAttentionInput& in, const AttentionShape& shape, const std::vector<KeyTile>& key_tiles,
-                  int64_t group, Range queries, T* o_data, float* lse_data) {
+void forward_tile(const TreeAttentionInput& in, const AttentionShape& shape,
+                  const std::vector<KeyTile>& key_tiles, int64_t group, Range queries, T* o_data,
+                  float* lse_data) {
   const int64_t heads = shape.heads_per_group();
   const int64_t width = shape.head_dim;
   const int64_t rows = padded_rows(queries.size());
@@ -117,14 +120,13 @@ void forward_tile(const TreeAttentionInput& in, const AttentionShape& shape, con
   const T* q_data = data<T>(in.q_TNH) + queries.begin * shape.q_stride() + group * heads * shape.head_dim;
   for (int64_t h = 0; h < heads; ++h)
     load_rows(q + h * rows * width,
-                      Rows<T>{q_data + h * shape.head_dim, queries.size(), shape.head_dim, shape.q_stride()},
-                      rows);
+              Rows<T>{q_data + h * shape.head_dim, queries.size(), shape.head_dim, shape.q_stride()}, rows);
   const int32_t* end_local = data<int32_t>(in.end_local);
   for (const auto& tile : key_tiles) {
     if (!any_visible(shape, tile, queries)) continue;
     const int64_t keys = padded_rows(tile.keys.size());
-    load_transposed(
-        k_transposed, key_rows(tile, shape, data<T>(in.k_stack_PGH), data<T>(in.k_TGH), group), keys);
+    load_transposed(k_transposed, key_rows(tile, shape, data<T>(in.k_stack_PGH), data<T>(in.k_TGH), group),
+                    keys);
     load_rows(v, key_rows(tile, shape, data<T>(in.v_stack_PGH), data<T>(in.v_TGH), group), keys);
     for (int64_t first = 0; first < queries.size(); first += kSlice) {
       const Range slice{queries.begin + first, std::min(queries.end, queries.begin + first + kSlice)};
@@ -164,7 +166,7 @@ void forward_tiles(const TreeAttentionInput& in, const at::Tensor& o, const at::
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task / shape.num_groups * tile;
       forward_tile<T>(in, shape, key_tiles, task % shape.num_groups,
-                              {first, std::min(shape.num_queries, first + tile)}, o_data, lse_data);
+                      {first, std::min(shape.num_queries, first + tile)}, o_data, lse_data);
     }
   });
 }
@@ -172,9 +174,9 @@ void forward_tiles(const TreeAttentionInput& in, const at::Tensor& o, const at::
 // Query tiles of one head in the forms that the backward products read.
 struct QueryTile {
   Range queries;
-  int64_t rows;                                   // padded
+  int64_t rows;                                    // padded
   float *q, *q_transposed, *d_o, *d_o_transposed;  // right factors: [rows, H], [H, rows], the same of d_o
-  float *lse, *dots;                              // [rows]
+  float *lse, *dots;                               // [rows]
 };
 
 class QueryTiles {
@@ -183,8 +185,7 @@ class QueryTiles {
       : shape_(shape),
         width_(shape.head_dim),
         per_head_((shape.num_queries + kTile - 1) / kTile),
-        rows_per_head_(padded_rows(shape.num_queries - (per_head_ - 1) * kTile) +
-                       (per_head_ - 1) * kTile) {
+        rows_per_head_(padded_rows(shape.num_queries - (per_head_ - 1) * kTile) + (per_head_ - 1) * kTile) {
     tiles_ = at::empty({shape.num_heads * rows_per_head_ * 4 * width_}, at::kFloat);
     scalars_ = at::empty({shape.num_heads * rows_per_head_ * 2}, at::kFloat);
   }
@@ -210,9 +211,8 @@ class QueryTiles {
 };
 
 template <class T>
-void load_query_tile(const TreeAttentionInput& in, const AttentionShape& shape,
-                     const QueryTile& tile, int64_t head, const T* d_o_data,
-                     const T* o_data, const float* lse_data) {
+void load_query_tile(const TreeAttentionInput& in, const AttentionShape& shape, const QueryTile& tile,
+                     int64_t head, const T* d_o_data, const T* o_data, const float* lse_data) {
   const int64_t offset = tile.queries.begin * shape.q_stride() + head * shape.head_dim;
   const int64_t count = tile.queries.size();
   const Rows<T> q{data<T>(in.q_TNH) + offset, count, shape.head_dim, shape.q_stride()};
@@ -251,9 +251,9 @@ void store_key_gradients(const AttentionShape& shape, const KeyTile& tile, int64
 
 // One task: the key tiles [begin, end) of one group. Adds to its own d_q[heads of the group][query tiles][rows][H].
 template <class T>
-void backward_task(const TreeAttentionInput& in, const AttentionShape& shape, const std::vector<KeyTile>& key_tiles,
-                   Range tiles, int64_t group, const QueryTiles& query_tiles,
-                   const KeyGradients& gradients, float* d_q) {
+void backward_task(const TreeAttentionInput& in, const AttentionShape& shape,
+                   const std::vector<KeyTile>& key_tiles, Range tiles, int64_t group,
+                   const QueryTiles& query_tiles, const KeyGradients& gradients, float* d_q) {
   const int64_t width = query_tiles.width();
   const int64_t heads = shape.heads_per_group();
   const auto scale = static_cast<float>(in.scale);
@@ -286,9 +286,9 @@ void backward_task(const TreeAttentionInput& in, const AttentionShape& shape, co
             multiply(scores, k_tile + j * width, q.q_transposed, {kSlice, q.rows, width}, false);
             multiply(d_scores, v_tile + j * width, q.d_o_transposed, {kSlice, q.rows, width}, false);
             const TileMask slice{mask.first_query, mask.first_key + j, mask.end_local + j, mask.all_visible};
-            BOUGH_ISA_CALL(softmax_backward_tile, scores, d_scores, scores, d_s + j * q.rows, q.queries.size(),
-                           q.rows, std::clamp<int64_t>(tile.keys.size() - j, 0, kSlice), kSlice, slice, q.lse,
-                           q.dots, scale);
+            BOUGH_ISA_CALL(softmax_backward_tile, scores, d_scores, scores, d_s + j * q.rows,
+                           q.queries.size(), q.rows, std::clamp<int64_t>(tile.keys.size() - j, 0, kSlice),
+                           kSlice, slice, q.lse, q.dots, scale);
             multiply(d_v + j * width, scores, q.d_o, {kSlice, width, q.rows}, true);
             multiply(d_k + j * width, d_s + j * q.rows, q.q, {kSlice, width, q.rows}, true);
           }
@@ -302,8 +302,8 @@ void backward_task(const TreeAttentionInput& in, const AttentionShape& shape, co
 }
 
 template <class T>
-void store_query_gradient(const at::Tensor& d_q, const AttentionShape& shape, int64_t width, int64_t rows_per_head,
-                          const float* sums, int64_t num_chunks) {
+void store_query_gradient(const at::Tensor& d_q, const AttentionShape& shape, int64_t width,
+                          int64_t rows_per_head, const float* sums, int64_t num_chunks) {
   T* out = mutable_data<T>(d_q);
   const int64_t per_head = rows_per_head * width;
   at::parallel_for(0, shape.num_queries, grain(shape.q_stride()), [&](int64_t begin, int64_t end) {
@@ -345,8 +345,8 @@ TreeAttentionGradient backward_tiles(const TreeAttentionInput& in, const TreeAtt
   at::parallel_for(0, shape.num_heads * query_tiles.per_head(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t head = task / query_tiles.per_head();
-      load_query_tile<T>(in, shape, query_tiles.tile(head, task % query_tiles.per_head()), head,
-                                 data<T>(d_o), data<T>(out.o_TNH), data<float>(out.lse_TN));
+      load_query_tile<T>(in, shape, query_tiles.tile(head, task % query_tiles.per_head()), head, data<T>(d_o),
+                         data<T>(out.o_TNH), data<float>(out.lse_TN));
     }
   });
   at::parallel_for(0, shape.num_groups * num_chunks, 1, [&](int64_t begin, int64_t end) {

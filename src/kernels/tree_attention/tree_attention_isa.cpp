@@ -102,9 +102,10 @@ void row_dots(float* sums, const T* d_o, const T* o, int64_t num_rows, int64_t w
 }
 
 // Forward was p = exp(scale · scores - lse); now dS = p · (d_p - D) · scale.
-void softmax_backward_tile(const float* scores, const float* d_probabilities, float* probabilities, float* d_s,
-                           int64_t num_queries, int64_t padded_queries, int64_t num_keys, int64_t padded_keys,
-                           const TileMask& mask, const float* lse, const float* dots, float scale) {
+void softmax_backward_tile(const float* scores, const float* d_probabilities, float* probabilities,
+                           float* d_s, int64_t num_queries, int64_t padded_queries, int64_t num_keys,
+                           int64_t padded_keys, const TileMask& mask, const float* lse, const float* dots,
+                           float scale) {
   for (int64_t j = 0; j < num_keys; ++j) {
     if (mask.all_visible) {
 #pragma GCC ivdep
@@ -141,10 +142,10 @@ void softmax_backward_tile(const float* scores, const float* d_probabilities, fl
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
-#define INSTANTIATE(T)                                                                                  \
-  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);                     \
-  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);          \
-  template void finish_tile<T>(T*, int64_t, const float*, int64_t, const float*, int64_t, int64_t);     \
+#define INSTANTIATE(T)                                                                              \
+  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);                 \
+  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);      \
+  template void finish_tile<T>(T*, int64_t, const float*, int64_t, const float*, int64_t, int64_t); \
   template void row_dots<T>(float*, const T*, const T*, int64_t, int64_t, int64_t);
 // NOLINTEND(bugprone-macro-parentheses)
 INSTANTIATE(float)
