@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "rollout/sampler.h"
 
 namespace bough {
 
@@ -190,6 +189,12 @@ void EmbeddedEngine::draw(const at::Tensor& logits_RV,
     draw.temperature = request.temperature;
     draw.top_k = request.top_k;
     draw.top_p = request.top_p;
+    draw.min_p = request.min_p;
+    draw.repetition_penalty = request.repetition_penalty;
+    draw.presence_penalty = request.presence_penalty;
+    draw.frequency_penalty = request.frequency_penalty;
+    draw.prompt = request.prompt_ids;
+    draw.response = sample->result.token_ids;
     draw.greedy = request.greedy;
     if (static_cast<int64_t>(sample->result.token_ids.size()) < request.min_new_tokens) {
       draw.excluded = sample->request->stop_tokens;
@@ -200,18 +205,20 @@ void EmbeddedEngine::draw(const at::Tensor& logits_RV,
   std::vector<Draw> draws(requests.size());
   draw_tokens(logits_RV, requests, draws);
   for (size_t i = 0; i < draws.size(); ++i) {
-    append(*samples_and_rows[i].first, draws[i].token, draws[i].log_prob, draws[i].raw_log_prob);
+    append(*samples_and_rows[i].first, draws[i]);
   }
 }
 
-void EmbeddedEngine::append(ActiveSample& sample, int32_t token, double log_prob, double raw_log_prob) {
+void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
+  const int32_t token = draw.token;
   ActiveRequest& active = *sample.request;
   const GenerationRequest& request = active.request;
   GeneratedSample& result = sample.result;
   sample.tokens.push_back(token);
   result.token_ids.push_back(token);
-  result.logprobs.push_back(log_prob);
-  result.raw_logprobs.push_back(raw_log_prob);
+  result.logprobs.push_back(draw.log_prob);
+  result.raw_logprobs.push_back(draw.raw_log_prob);
+  result.truncated_logprobs.push_back(draw.truncated_log_prob);
   result.versions.push_back(version_);
   ++statistics_.new_tokens;
 

@@ -19,6 +19,7 @@
 #include "rollout/engine.h"
 #include "rollout/kv_storage.h"
 #include "rollout/paged_attention.h"
+#include "rollout/sampler.h"
 #include "rollout/scheduler.h"
 
 namespace bough {
@@ -56,7 +57,7 @@ class EmbeddedEngine : public Engine {
   std::vector<ActiveSample*> draw_from_prompts(const std::vector<ActiveSample*>& started);
   void draw(const at::Tensor& logits_RV,
             const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
-  void append(ActiveSample& sample, int32_t token, double log_prob, double raw_log_prob);
+  void append(ActiveSample& sample, const Draw& draw);
   void copy_pages(std::vector<std::pair<int32_t, int32_t>>& pairs);
 
   const Model& model_;

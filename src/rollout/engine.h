@@ -34,6 +34,10 @@ struct GenerationRequest {
   double temperature = 1.0;    // 0: greedy
   double top_p = 1.0;
   int64_t top_k = 0;  // 0: off. With top_p: top_k first, top_p of what is left
+  double min_p = 0;                 // least probability, as a part of the most likely token's; 0: off
+  double repetition_penalty = 1.0;  // of tokens of the prompt and the response; 1: off (sampler.h)
+  double presence_penalty = 0;      // of tokens of the response; 0: off
+  double frequency_penalty = 0;     // the same, as often as they stand there
   bool greedy = false;
   std::vector<int32_t> stop_token_ids;    // besides the engine's own (the model's stop tokens)
   std::vector<std::string> stop_strings;  // looked for in the response's bytes
@@ -49,10 +53,11 @@ const char* finish_reason_name(FinishReason reason);  // stop, length, stop_stri
 // string ends the sample with the token that completed it.
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
-  // log softmax(logits / temperature): before top-p, top-k and min_new_tokens. Temperature 0 counts as 1
-  // here.
+  // log softmax(logits / temperature): before penalties, top-k, top-p, min-p and min_new_tokens. Temperature 0
+  // counts as 1 here.
   std::vector<double> logprobs;
-  std::vector<double> raw_logprobs;  // log softmax(logits)
+  std::vector<double> raw_logprobs;        // log softmax(logits)
+  std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
   std::vector<int32_t> versions;     // of the weights that drew the token
   FinishReason finish_reason = FinishReason::kLength;
 };
