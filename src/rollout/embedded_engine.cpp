@@ -80,6 +80,7 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
     Pass pass = scheduler_.plan();
     copy_pages(pass.page_copies);
     const at::Tensor hidden_TD = pass.entries.empty() ? at::Tensor() : run_pass(pass);
+    if (options_.on_pass && !pass.entries.empty()) options_.on_pass(work_of(pass));
     scheduler_.commit(pass);
     std::vector<std::pair<int32_t, int32_t>> page_copies;
     const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
@@ -117,6 +118,25 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
   const at::Tensor tokens_T = at::tensor(tokens, at::kLong).to(model_.device());
   const at::Tensor positions_T = at::tensor(positions, at::kLong).to(model_.device());
   return model_.forward(tokens_T, positions_T, attention);
+}
+
+PassWork EmbeddedEngine::work_of(const Pass& pass) const {
+  PassWork work;
+  std::vector<uint8_t> read(static_cast<size_t>(scheduler_.pool().num_pages()));
+  for (const PassEntry& entry : pass.entries) {
+    const int64_t end = entry.begin + entry.count;
+    work.tokens += entry.count;
+    work.decoding += entry.sample && entry.count == 1;
+    work.logits_rows += entry.reaches_end();
+    work.attention_pairs += entry.count * (entry.begin + end + 1) / 2;
+    const auto& pages = entry.table().pages;
+    for (int64_t i = 0; i < pages_for(end); ++i) {
+      const auto page = static_cast<size_t>(pages[static_cast<size_t>(i)]);
+      if (std::exchange(read[page], uint8_t{1}) == 0)
+        work.kv_tokens += std::min(kPageTokens, end - i * kPageTokens);
+    }
+  }
+  return work;
 }
 
 // Samples whose prompt was computed in an earlier step draw from its kept logits. Returns the others, whose prompt

@@ -24,6 +24,15 @@
 
 namespace bough {
 
+// What one pass of the model had to compute and read.
+struct PassWork {
+  int64_t tokens = 0;           // through the layers
+  int64_t decoding = 0;         // of them, the newest of a sample
+  int64_t logits_rows = 0;      // through the head
+  int64_t attention_pairs = 0;  // (query token, visible key), of one head and layer
+  int64_t kv_tokens = 0;        // keys and values read, those that several sequences share once
+};
+
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
   std::vector<int32_t> stop_tokens;  // the model's own (load_stop_tokens)
@@ -31,6 +40,7 @@ struct EmbeddedEngineOptions {
   std::function<std::string(int32_t)> token_bytes;
   int32_t version = 0;  // of the weights as they are now
   AttentionPath attention = AttentionPath::kFastest;
+  std::function<void(const PassWork&)> on_pass;  // after each, if set
 };
 
 class EmbeddedEngine : public Engine {
@@ -52,6 +62,7 @@ class EmbeddedEngine : public Engine {
 
  private:
   at::Tensor run_pass(const Pass& pass);
+  PassWork work_of(const Pass& pass) const;
   void draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
                       const std::vector<ActiveSample*>& waiting);
   std::vector<ActiveSample*> draw_from_prompts(const std::vector<ActiveSample*>& started);
