@@ -60,6 +60,9 @@ class FakeEngine final : public Engine {
   bool cancel(uint64_t id) override {
     return std::erase_if(waiting_, [&](const GenerationRequest& request) { return request.id == id; }) > 0;
   }
+  void pause() override {}
+  void resume() override {}
+  bool paused() const override { return false; }
   void update_weights(int32_t version) override { version_ = version; }
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override { return statistics_; }

@@ -75,7 +75,7 @@ void EmbeddedEngine::submit(GenerationRequest request) {
 
 std::vector<GenerationResult> EmbeddedEngine::step() {
   const auto start = std::chrono::steady_clock::now();
-  if (!scheduler_.idle()) {
+  if (!paused_ && !scheduler_.idle()) {
     const at::NoGradGuard no_grad;
     Pass pass = scheduler_.plan();
     copy_pages(pass.page_copies);
@@ -249,10 +249,15 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
                                 sample.stop_matcher->push(options_.token_bytes(token)) &&
                                 num_new >= request.min_new_tokens;
   const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_position_embeddings;
-  if (is_stop) scheduler_.finish(sample, FinishReason::kStop);
-  else if (ends_stop_string) scheduler_.finish(sample, FinishReason::kStopString);
-  else if (num_new >= request.max_new_tokens || is_full) scheduler_.finish(sample, FinishReason::kLength);
-  else return;
+  const bool ends = is_stop || ends_stop_string || num_new >= request.max_new_tokens || is_full;
+  if (request.on_token) {
+    request.on_token({request.id, sample.index, num_new - 1, token, draw.log_prob, draw.raw_log_prob,
+                      draw.truncated_log_prob, version_, ends});
+  }
+  if (!ends) return;
+  scheduler_.finish(sample, is_stop            ? FinishReason::kStop
+                            : ends_stop_string ? FinishReason::kStopString
+                                               : FinishReason::kLength);
   if (active.num_done == request.n_samples) finished_.push_back(scheduler_.take(active));
 }
 

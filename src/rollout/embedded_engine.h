@@ -54,6 +54,9 @@ class EmbeddedEngine : public Engine {
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }
   bool cancel(uint64_t id) override;
+  void pause() override { paused_ = true; }
+  void resume() override { paused_ = false; }
+  bool paused() const override { return paused_; }
   void update_weights(int32_t version) override;
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
@@ -74,6 +77,7 @@ class EmbeddedEngine : public Engine {
   const Model& model_;
   EmbeddedEngineOptions options_;
   int32_t version_;
+  bool paused_ = false;
   Scheduler scheduler_;
   KvStorage storage_;
   std::vector<GenerationResult> finished_;  // to be returned by the next step

@@ -20,7 +20,10 @@ const char* finish_reason_name(FinishReason reason) {
 std::vector<GenerationResult> Engine::drain() {
   std::vector<GenerationResult> results;
   while (!idle()) {
-    for (GenerationResult& result : step()) results.push_back(std::move(result));
+    auto finished = step();
+    if (finished.empty() && paused())
+      throw UserError("drain: the engine is paused, and requests are in flight; resume or cancel them first");
+    for (GenerationResult& result : finished) results.push_back(std::move(result));
   }
   return results;
 }

@@ -11,9 +11,13 @@
 // they keep their tokens, each with the log-probabilities and the version that it was drawn with, and go on
 // under the new weights, their keys and values recomputed. What an interrupted request returns: cancel() ends
 // its unfinished samples where they stand, finish reason `cancelled`; the next step() returns the request.
+// pause(): steps compute nothing until resume(), and still return what was cancelled; keys and values stay.
+//
+// Tokens as they come: a request's on_token, called inside step() for each, before the request is returned.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +26,20 @@
 #include "rollout/settings.h"
 
 namespace bough {
+
+enum class FinishReason { kStop, kLength, kStopString, kCancelled };
+const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
+
+// One token of one sample, as it was drawn; a cancelled sample has none that says it is the last.
+struct StreamedToken {
+  uint64_t id = 0;      // of the request
+  int64_t sample = 0;   // of the request's n_samples
+  int64_t position = 0;  // in the response
+  int32_t token = 0;
+  double logprob = 0, raw_logprob = 0, truncated_logprob = 0;  // as in GeneratedSample
+  int32_t version = 0;
+  bool is_last = false;
+};
 
 struct GenerationRequest {
   // Chosen by the caller, below 2^44, unique among the requests in flight. Draws are a function of (seed, id,
@@ -44,10 +62,9 @@ struct GenerationRequest {
   bool ignore_eos = false;  // the model's stop tokens are ordinary tokens; stop_token_ids still stop
   uint64_t seed = 0;
   Json metadata;  // handed back untouched
+  // Must not call the engine. What it throws, step() throws; the engine must not be used then.
+  std::function<void(const StreamedToken&)> on_token;
 };
-
-enum class FinishReason { kStop, kLength, kStopString, kCancelled };
-const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
 
 // All vectors have one entry for each generated token. A stop token is the last token of its sample; a stop
 // string ends the sample with the token that completed it.
@@ -91,11 +108,14 @@ class Engine {
   virtual bool idle() const = 0;  // nothing waits, runs, or is to be returned
   // False if no such request is in flight.
   virtual bool cancel(uint64_t id) = 0;
+  virtual void pause() = 0;
+  virtual void resume() = 0;
+  virtual bool paused() const = 0;
   virtual void update_weights(int32_t version) = 0;
   virtual int32_t version() const = 0;
   virtual EngineStatistics statistics() const = 0;
 
-  // Steps until idle.
+  // Steps until idle. UserError while paused with work in flight: it would not end.
   std::vector<GenerationResult> drain();
   // Submits and drains; results in the order of `requests`. UserError if other requests are in flight.
   std::vector<GenerationResult> generate(std::vector<GenerationRequest> requests);
