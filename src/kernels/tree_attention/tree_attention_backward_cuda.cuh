@@ -113,8 +113,30 @@ struct QueryStages {
   }
 };
 
+// Where the rows of a tile's gradients go: [keys, groups, head_dim], to the stack, the pass, or a part of both.
+struct KeyGradientRows {
+  float *d_k, *d_v;
+
+  __device__ KeyGradientRows(const TreeAttentionCuda<BFloat16Bits>& in,
+                             const TreeAttentionCudaGradient<BFloat16Bits>& gradient, const KeyTile& tile,
+                             bool in_parts) {
+    const int64_t row = in.num_groups * in.head_dim, size = (in.num_stack + in.num_tokens) * row;
+    if (in_parts) {
+      d_k = gradient.parts + 2 * blockIdx.z * size + tile.begin * row;
+      d_v = d_k + size;
+    } else if (tile.first_key < 0) {
+      d_k = gradient.d_k_stack + tile.begin * row;
+      d_v = gradient.d_v_stack + tile.begin * row;
+    } else {
+      d_k = gradient.d_k + tile.first_key * row;
+      d_v = gradient.d_v + tile.first_key * row;
+    }
+  }
+};
+
 // d_k, d_v of 16 keys a warp, in registers over all queries of all heads of the group. Scores are turned: keys are
-// the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their registers.
+// the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their registers. Where the heads of a
+// group are dealt to several blocks (gridDim.z), each writes its sums to a part of its own.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
     tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
@@ -123,6 +145,7 @@ __global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
   constexpr int kQueries = Stages::kQueries, kTiles = kQueries / 8;
   static_assert(kGradientWarps * kFragmentRows == kTensorTile);
   const int64_t group = blockIdx.x, heads = in.num_heads / in.num_groups;
+  const bool in_parts = gridDim.z > 1;
   const KeyTiles tiles(in.num_stack, in.num_tokens, kTensorTile);
   const KeyTile tile = tiles[static_cast<int>(blockIdx.y)];
   const bool on_stack = tile.first_key < 0;
@@ -130,14 +153,19 @@ __global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
   const int max_end = key_span(in.spans, static_cast<int>(blockIdx.y)).max_end;
   // The tile's keys are seen by neighbouring queries.
   const int first_query = max(tile.first_key, 0) / kQueries * kQueries;
-  if (first_query >= max_end) return;  // of the stack: every own key sees itself
+  const bool seen = first_query < max_end;  // not all of the stack is
+  if (!seen && !in_parts) return;
+  int64_t head = group * heads + heads * blockIdx.z / gridDim.z;
+  const int64_t last_head = seen ? group * heads + heads * (blockIdx.z + 1) / gridDim.z : head;
 
   const int64_t key_stride = in.num_groups * in.head_dim;
-  load_tile<kHead, kTensorTile, kGradientThreads>(Stages::k(), key_rows(in, tile, in.k_stack, in.k, group),
-                                                  key_stride, tile.count, head_dim);
-  load_tile<kHead, kTensorTile, kGradientThreads>(Stages::v(), key_rows(in, tile, in.v_stack, in.v, group),
-                                                  key_stride, tile.count, head_dim);
-  Stages::load(0, in, gradient, group * heads, first_query);
+  if (seen) {
+    load_tile<kHead, kTensorTile, kGradientThreads>(Stages::k(), key_rows(in, tile, in.k_stack, in.k, group),
+                                                    key_stride, tile.count, head_dim);
+    load_tile<kHead, kTensorTile, kGradientThreads>(Stages::v(), key_rows(in, tile, in.v_stack, in.v, group),
+                                                    key_stride, tile.count, head_dim);
+    Stages::load(0, in, gradient, head, first_query);
+  }
 
   const int warp_row = static_cast<int>(threadIdx.x / kWarp) * kFragmentRows;
   const int row = warp_row + static_cast<int>(threadIdx.x % kWarp / 4), pair = threadIdx.x % 4 * 2;
@@ -157,15 +185,14 @@ __global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
   const SharedAddress k = Stages::k() + lanes.tall, v = Stages::v() + lanes.tall;
   const float scale = in.scale * kLog2E;
   float d_k[kHead / 8][4] = {}, d_v[kHead / 8][4] = {};
-  int64_t head = group * heads;
   int query = first_query;
-  for (int stage = 0; head < (group + 1) * heads; stage ^= 1) {
+  for (int stage = 0; head < last_head; stage ^= 1) {
     const bool last = query + kQueries >= max_end;
     const int64_t next_head = head + (last ? 1 : 0);
     const int next_query = last ? first_query : query + kQueries;
     wait_for_copies();
     __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
-    if (next_head < (group + 1) * heads) Stages::load(stage ^ 1, in, gradient, next_head, next_query);
+    if (next_head < last_head) Stages::load(stage ^ 1, in, gradient, next_head, next_query);
     const int begin = query;
     head = next_head;
     query = next_query;
@@ -196,15 +223,11 @@ __global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
     multiply_columns<kHead>(d_k, d_s, Stages::q(stage) + lanes.tall, 0);
   }
 
-  float* const k_rows =
-      (on_stack ? gradient.d_k_stack + tile.begin * key_stride : gradient.d_k + tile.first_key * key_stride) +
-      group * in.head_dim;
-  float* const v_rows =
-      (on_stack ? gradient.d_v_stack + tile.begin * key_stride : gradient.d_v + tile.first_key * key_stride) +
-      group * in.head_dim;
+  const KeyGradientRows to(in, gradient, tile, in_parts);
+  const bool add = on_stack && !in_parts;
   const auto put = [&](float* rows, int i, int column, float x, float y) {
-    auto* p = reinterpret_cast<float2*>(rows + i * key_stride + column);
-    const float2 old = on_stack ? *p : float2{0, 0};
+    auto* p = reinterpret_cast<float2*>(rows + i * key_stride + group * in.head_dim + column);
+    const float2 old = add ? *p : float2{0, 0};
     *p = {old.x + x, old.y + y};
   };
 #pragma unroll
@@ -214,10 +237,36 @@ __global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
 #pragma unroll
     for (int n = 0; n < kHead / 8; ++n) {
       if (n * 8 >= head_dim) break;
-      put(k_rows, i, n * 8 + pair, d_k[n][2 * half] * in.scale, d_k[n][2 * half + 1] * in.scale);
-      put(v_rows, i, n * 8 + pair, d_v[n][2 * half], d_v[n][2 * half + 1]);
+      put(to.d_k, i, n * 8 + pair, d_k[n][2 * half] * in.scale, d_k[n][2 * half + 1] * in.scale);
+      put(to.d_v, i, n * 8 + pair, d_v[n][2 * half], d_v[n][2 * half + 1]);
     }
   }
+}
+
+// Adds the parts in order; blockIdx.y: d_k, d_v. A thread has four elements.
+__global__ void add_key_gradient_parts_kernel(const TreeAttentionCuda<BFloat16Bits> in,
+                                              const TreeAttentionCudaGradient<BFloat16Bits> gradient,
+                                              int64_t num_parts) {
+  const int64_t row = in.num_groups * in.head_dim, size = (in.num_stack + in.num_tokens) * row;
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 4;
+  if (i >= size) return;
+  const bool on_stack = i < in.num_stack * row, is_k = blockIdx.y == 0;
+  float* const out = on_stack ? (is_k ? gradient.d_k_stack : gradient.d_v_stack) + i
+                              : (is_k ? gradient.d_k : gradient.d_v) + i - in.num_stack * row;
+  const float* part = gradient.parts + blockIdx.y * size + i;
+  float sum[4], x[4];
+  load(sum, part);
+  for (int64_t p = 1; p < num_parts; ++p) {
+    load(x, part + 2 * p * size);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] += x[j];
+  }
+  if (on_stack) {
+    load(x, out);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] += x[j];
+  }
+  store(out, sum);
 }
 
 }  // namespace bough

@@ -8,6 +8,7 @@ namespace bough {
 
 namespace {
 constexpr int kRowWarps = 8;
+constexpr int64_t kWantedKeyBlocks = 512;  // three for each multiprocessor of the largest GPUs
 
 // A warp a tile.
 __global__ void key_spans_kernel(int32_t* spans, const int32_t* end_local, KeyTiles tiles) {
@@ -90,8 +91,17 @@ void tensor_forward(const TreeAttentionCuda<BFloat16Bits>& in, BFloat16Bits* o, 
 template <int kHead>
 void tensor_backward(const TreeAttentionCuda<BFloat16Bits>& in,
                      const TreeAttentionCudaGradient<BFloat16Bits>& gradient, CudaStream stream) {
-  launch(tree_attention_key_gradient_kernel<kHead>, key_blocks(in, kTensorTile), kGradientThreads,
-         QueryStages<kHead>::kBytes, stream, in, gradient);
+  const int64_t num_parts =
+      tree_attention_num_parts<BFloat16Bits>(in.num_stack, in.num_tokens, in.num_heads, in.num_groups);
+  dim3 blocks = key_blocks(in, kTensorTile);
+  blocks.z = static_cast<unsigned>(num_parts);
+  launch(tree_attention_key_gradient_kernel<kHead>, blocks, kGradientThreads, QueryStages<kHead>::kBytes,
+         stream, in, gradient);
+  if (num_parts > 1) {
+    const int64_t packs = (in.num_stack + in.num_tokens) * in.num_groups * in.head_dim / 4;
+    launch(add_key_gradient_parts_kernel, dim3(static_cast<unsigned>(divide_up(packs, kGradientThreads)), 2),
+           kGradientThreads, 0, stream, in, gradient, num_parts);
+  }
   launch(tree_attention_query_gradient_kernel<kHead>, query_blocks(in, QueryBlock<kGradientWarps>::kQueries),
          kGradientThreads, KeyStages<kHead, kGradientThreads>::kBytes, stream, in, gradient);
 }
@@ -113,9 +123,21 @@ void plain_backward(const TreeAttentionCuda<T>& in, const TreeAttentionCudaGradi
 }
 }  // namespace
 
+int64_t tree_attention_shared_bytes(int64_t head_dim) {
+  return std::max(PlainTiles(head_dim).bytes(4, 2), KeyStages<128, kGradientThreads>::kBytes);
+}
+
 int64_t tree_attention_spans_size(int64_t num_stack, int64_t num_tokens) {
   static_assert(kPlainTile <= kTensorTile);
   return 2 * KeyTiles(num_stack, num_tokens, kPlainTile).count();
+}
+
+template <class T>
+int64_t tree_attention_num_parts(int64_t num_stack, int64_t num_tokens, int64_t num_heads,
+                                 int64_t num_groups) {
+  if (!std::is_same_v<T, BFloat16Bits>) return 1;
+  const int64_t blocks = std::max(1, KeyTiles(num_stack, num_tokens, kTensorTile).count()) * num_groups;
+  return std::clamp<int64_t>(divide_up(kWantedKeyBlocks, blocks), 1, num_heads / num_groups);
 }
 
 template <class T>
@@ -151,6 +173,7 @@ void tree_attention_backward_cuda(const TreeAttentionCuda<T>& in,
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
 #define INSTANTIATE(T)                                                                               \
+  template int64_t tree_attention_num_parts<T>(int64_t, int64_t, int64_t, int64_t);                  \
   template void tree_attention_forward_cuda<T>(const TreeAttentionCuda<T>&, T*, float*, CudaStream); \
   template void tree_attention_backward_cuda<T>(const TreeAttentionCuda<T>&,                         \
                                                 const TreeAttentionCudaGradient<T>&, CudaStream);

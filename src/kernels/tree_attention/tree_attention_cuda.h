@@ -15,6 +15,9 @@ namespace bough {
 
 constexpr int64_t kTreeAttentionMaxHeadDim = 256;  // of these kernels
 
+// Shared memory that a block needs at most; wide heads need more than some GPUs have.
+int64_t tree_attention_shared_bytes(int64_t head_dim);
+
 template <class T>
 struct TreeAttentionCuda {
   const T* q;                  // [num_tokens, num_heads, head_dim]
@@ -32,13 +35,20 @@ int64_t tree_attention_spans_size(int64_t num_stack, int64_t num_tokens);
 template <class T>
 void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* lse, CudaStream stream);
 
+// bf16: into how many parts the sums of d_k and d_v over the heads of a group are cut, where there are few keys and
+// groups; 1 for other types. A function of the sizes alone, so that the order of the sums is the same on every device.
+template <class T>
+int64_t tree_attention_num_parts(int64_t num_stack, int64_t num_tokens, int64_t num_heads,
+                                 int64_t num_groups);
+
 template <class T>
 struct TreeAttentionCudaGradient {
-  const T *d_o, *o;              // q's shape
-  const float* lse;              // [num_tokens, num_heads]
-  float *dots, *log2_sums;       // scratch, [num_heads, num_tokens] each: D, and lse to base 2
-  T* d_q;                        // overwritten
-  float *d_k, *d_v;              // overwritten
+  const T *d_o, *o;         // q's shape
+  const float* lse;         // [num_tokens, num_heads]
+  float *dots, *log2_sums;  // scratch, [num_heads, num_tokens] each: D, and lse to base 2
+  float* parts;      // scratch, num_parts · 2 · (d_k_stack's size + d_k's); null where num_parts is 1
+  T* d_q;            // overwritten
+  float *d_k, *d_v;  // overwritten
   float *d_k_stack, *d_v_stack;  // added to
 };
 

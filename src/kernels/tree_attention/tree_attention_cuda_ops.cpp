@@ -1,5 +1,7 @@
-// The CUDA kernels of tree attention as torch ops. fp64, and heads wider than the kernels have, run the reference.
+// The CUDA kernels of tree attention as torch ops. fp64, and heads too wide for the kernels or for the GPU's shared
+// memory, run the reference.
 #include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAException.h>
@@ -18,7 +20,10 @@ namespace {
 using Tensor = const at::Tensor&;
 
 bool has_kernel(Tensor q_TNH) {
-  return q_TNH.scalar_type() != at::kDouble && q_TNH.size(2) <= kTreeAttentionMaxHeadDim;
+  const int64_t head_dim = q_TNH.size(2);
+  return q_TNH.scalar_type() != at::kDouble && head_dim <= kTreeAttentionMaxHeadDim &&
+         tree_attention_shared_bytes(head_dim) <=
+             static_cast<int64_t>(at::cuda::getDeviceProperties(q_TNH.get_device())->sharedMemPerBlockOptin);
 }
 
 // Calls function.template operator()<T>() with T = float or BFloat16Bits.
@@ -87,6 +92,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Te
   auto d_k = at::empty(k.sizes(), options), d_v = at::empty(k.sizes(), options);
   const auto scalars = at::empty({2, q.size(1), q.size(0)}, options);
   dispatch_kernel_types(q.scalar_type(), [&]<class T>() {
+    const int64_t num_parts = tree_attention_num_parts<T>(k_stack.size(0), q.size(0), q.size(1), k.size(1));
+    at::Tensor parts;
+    if (num_parts > 1) parts = at::empty({num_parts * 2 * (k_stack.numel() + k.numel())}, options);
     tree_attention_backward_cuda(
         kernel_input<T>(in, spans),
         TreeAttentionCudaGradient<T>{.d_o = data<T>(d_o),
@@ -94,6 +102,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Te
                                      .lse = data<float>(lse),
                                      .dots = mutable_data<float>(scalars),
                                      .log2_sums = mutable_data<float>(scalars) + scalars.stride(0),
+                                     .parts = num_parts > 1 ? mutable_data<float>(parts) : nullptr,
                                      .d_q = mutable_data<T>(d_q),
                                      .d_k = mutable_data<float>(d_k),
                                      .d_v = mutable_data<float>(d_v),
