@@ -203,6 +203,13 @@ TEST_F(Cuda, Adamw) {
     }
 }
 
+// d_q and d_k sum p (d_o·v - D) · scale times a key or query: factors of order 1 with errors of their own, though the
+// difference and so the sum may be small, and is 0 where a query sees a single key.
+void expect_score_gradient(const at::Tensor& got, const at::Tensor& expected, at::ScalarType type) {
+  const double largest = std::max(1.0, expected.abs().max().item<double>());
+  EXPECT_LE((got.to(at::kDouble) - expected).abs().max().item<double>(), tolerance(type) * largest);
+}
+
 // Against the reference's dense softmax on the device, in fp64.
 void check_tree_attention(const AttentionCase& c, at::ScalarType type, unsigned seed) {
   SCOPED_TRACE(testing::Message() << c.num_stack << " + " << c.num_tokens << " tokens, " << c.num_heads
@@ -233,8 +240,8 @@ void check_tree_attention(const AttentionCase& c, at::ScalarType type, unsigned 
   }
   EXPECT_CLOSE(out[0].o_TNH, expected.o_TNH, type);
   EXPECT_CLOSE(out[0].lse_TN, expected.lse_TN, accumulator_type(type));
-  EXPECT_CLOSE(d[0].d_q_TNH, d_expected.d_q_TNH, type);
-  EXPECT_CLOSE(d[0].d_k_TGH, d_expected.d_k_TGH, type);
+  expect_score_gradient(d[0].d_q_TNH, d_expected.d_q_TNH, type);
+  expect_score_gradient(d[0].d_k_TGH, d_expected.d_k_TGH, type);
   EXPECT_CLOSE(d[0].d_v_TGH, d_expected.d_v_TGH, type);
   EXPECT_CLOSE(d_k[0], d_k_expected, type);
   EXPECT_CLOSE(d_v[0], d_v_expected, type);
@@ -251,8 +258,8 @@ TEST_F(Cuda, TreeAttention) {
   unsigned seed = 1;
   for (const auto type : kFloatTypes)
     for (const AttentionCase& c :
-         {AttentionCase{0, 1, 2, 1, 8}, AttentionCase{5, 1, 4, 2, 16}, AttentionCase{0, 70, 4, 4, 32},
-          AttentionCase{300, 40, 4, 2, 64}, AttentionCase{130, 300, 6, 2, 64},
+         {AttentionCase{0, 1, 2, 1, 8}, AttentionCase{1, 1, 2, 1, 8}, AttentionCase{5, 1, 4, 2, 16},
+          AttentionCase{0, 70, 4, 4, 32}, AttentionCase{300, 40, 4, 2, 64}, AttentionCase{130, 300, 6, 2, 64},
           AttentionCase{17, 129, 8, 1, 128}, AttentionCase{64, 64, 2, 2, 128},  // whole tiles
           AttentionCase{63, 65, 2, 1, 64},                                      // one row less, one more
           AttentionCase{200, 1000, 4, 2, 128},
