@@ -42,21 +42,21 @@ __global__ void __launch_bounds__(kWarps* kWarp, (kHead > 64   ? 8
 
   int tile = next_tile(0);
   if (tile < num_tiles) stages.load(0, tile);
+  int next = next_tile(tile + 1);
   uint32_t q[kHead / 16][4];
   load_fragments<kHead>(q, in.q + Block::offset(in), stride, num_tokens - Block::warp_begin(), head_dim);
   const LaneOffsets<kHead> lanes;
   const float scale = in.scale * kLog2E;
   float sums[kHead / 8][4] = {};
   float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0, 0};
-  for (int stage = 0; tile < num_tiles; stage ^= 1) {
-    const int next = next_tile(tile + 1);
+  // The tile after the next is looked for behind the products, where other warps fill the wait.
+  for (int stage = 0; tile < num_tiles; stage ^= 1, tile = next, next = next_tile(next + 1)) {
     wait_for_copies();
     __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
     if (next < num_tiles) stages.load(stage ^ 1, next);
     const int first_key = tiles[tile].first_key;
     const KeySpan span = key_span(in.spans, tile);
     const int warp_begin = Block::warp_begin(), warp_end = warp_begin + kFragmentRows;
-    tile = next;
     if (!any_visible(first_key, span, warp_begin, warp_end)) continue;
 
     float scores[kTiles][4] = {};
