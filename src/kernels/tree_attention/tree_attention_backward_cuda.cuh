@@ -7,14 +7,15 @@
 
 namespace bough {
 
-// Of both kernels. Blocks a multiprocessor, the second number of their launch bounds: what registers allow without
-// spilling.
+// Of both kernels. Blocks a multiprocessor: what registers allow without spilling.
 constexpr int kGradientWarps = 4;
 constexpr int kGradientThreads = kGradientWarps * kWarp;
+template <int kHead>
+constexpr int kGradientBlocks = kHead > 64 ? 2 : 3;
 
 // d_q of 16 queries a warp: as in the forward pass, queries in registers, keys through shared memory.
 template <int kHead>
-__global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
+__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_query_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                          const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
   constexpr int kKeys = kHead > 64 ? 32 : 64;  // scores at once: what registers hold beside the queries' rows
@@ -138,7 +139,7 @@ struct KeyGradientRows {
 // the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their registers. Where the heads of a
 // group are dealt to several blocks (gridDim.z), each writes its sums to a part of its own.
 template <int kHead>
-__global__ void __launch_bounds__(kGradientThreads, kHead > 64 ? 2 : 3)
+__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                        const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
   using Stages = QueryStages<kHead>;

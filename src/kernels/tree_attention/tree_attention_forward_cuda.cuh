@@ -22,11 +22,15 @@ __device__ inline void mask_keys(float (&c)[kTiles][4], const int32_t* ends, int
   }
 }
 
+// Blocks a multiprocessor: what registers allow without spilling.
 template <int kHead, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarp, (kHead > 64   ? 8
-                                                  : kWarps > 4 ? 16
-                                                               : 12) /
-                                                     kWarps)
+constexpr int kForwardBlocks = (kHead > 64   ? 8
+                                : kWarps > 4 ? 16
+                                             : 12) /
+                               kWarps;
+
+template <int kHead, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, kForwardBlocks<kHead, kWarps>)
     tree_attention_forward_kernel(const TreeAttentionCuda<BFloat16Bits> in, BFloat16Bits* o, float* lse) {
   constexpr int kTiles = kTensorTile / 8;
   using Block = QueryBlock<kWarps>;
