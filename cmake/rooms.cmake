@@ -33,7 +33,7 @@ endfunction()
 function(bough_kernels)
   cmake_parse_arguments(ARG "" "" "ROOMS;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|/cuda_ops\\.cpp$")  # the last: cmake/cuda.cmake
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|cuda_ops\\.cpp$")  # the last: cmake/cuda.cmake
   file(GLOB_RECURSE isa_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_isa.cpp)
   add_library(bough_kernels SHARED ${sources})
   target_include_directories(bough_kernels PUBLIC ${CMAKE_SOURCE_DIR}/src)
