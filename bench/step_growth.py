@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """How does the time of a gradient step grow with the tokens of the tree, its depth unchanged?
 
-Generates groups (8 samples of 128 tokens on a prompt of 128: 1,152 tree tokens each), 1 to 56 of them, and times
-`bough step` on each number, in turns; prints microseconds a token and what the smallest set's would predict. Needs the
-yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick), whose shape `small` it takes where no model is given.
+Generates groups (8 samples of 128 tokens on a prompt of 128: 1,152 tree tokens each), 1 to 56 of them, and
+times `bough step` on each number, in turns; prints microseconds a token, and over the smallest set's. Needs the
+yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick); takes its shape `small` where no model is given.
 """
 
 import argparse
@@ -43,8 +43,9 @@ def main():
         if args.model is None:
             args.model = Path(folder) / "model"
             command = [args.python, yardstick / "peer_step.py", Path(folder) / f"{args.groups[0]}.jsonl"]
-            command += "--peer dense --dtype float32 --warm 0 --model small --vocab 4096 --save-model".split()
-            subprocess.run([str(word) for word in [*command, args.model]], check=True, capture_output=True)
+            command += ["--peer", "dense", "--dtype", "float32", "--warm", 0, "--model", "small"]
+            command += ["--vocab", 4096, "--save-model", args.model]
+            subprocess.run([str(word) for word in command], check=True, capture_output=True)
         for _ in range(args.rounds):
             for dtype, groups in seconds:
                 command = [args.bough, "step", "--model", args.model, "--dtype", dtype, "--json"]
@@ -57,11 +58,10 @@ def main():
                 tokens[groups] = report["tree_tokens"]
     print("dtype  tree tokens  seconds  microseconds a token  of the first's")
     for (dtype, groups), runs in seconds.items():
-        each = statistics.median(runs) / tokens[groups]
+        median = statistics.median(runs)
+        each = median / tokens[groups]
         first = statistics.median(seconds[dtype, args.groups[0]]) / tokens[args.groups[0]]
-        print(
-            f"{dtype:<6} {tokens[groups]:>11,}  {statistics.median(runs):7.3f}  {1e6 * each:20.1f}  {each / first:14.2f}"
-        )
+        print(f"{dtype:<6} {tokens[groups]:>11,}  {median:7.3f}  {1e6 * each:20.1f}  {each / first:14.2f}")
     return 0
 
 

@@ -146,8 +146,10 @@ def say(text):
 
 
 def measure_all(bench, sets, contenders):
-    """{(set, dtype): {contender: [(seconds, loss, bytes over weights and gradients), ...]}}; a round runs every
-    contender once."""
+    """{(set, dtype): {contender: [(seconds, loss, bytes over weights and gradients), ...]}}.
+
+    A round runs every contender once.
+    """
     model = bench.make_model()
     few_tokens = bench.make_set("few_tokens", SMOKE_SETS["flat"])
     at_rest = {

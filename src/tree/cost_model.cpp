@@ -224,13 +224,15 @@ int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) c
 }
 
 // In bf16 tiles x is packed whole and d_yᵀ up to 512 rows and tokens at a time by each thread; in fp32 ones d_yᵀ is
-// packed 1,024 rows and 256 tokens at a time. Without tiles of bf16 both factors are widened.
+// packed 1,024 rows and 256 tokens at a time. On a CPU without tiles of bf16 both factors are widened.
 int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_t inputs) const {
   const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
   const int64_t accumulator = shape_.accumulator_bytes;
   const auto padded = [](int64_t rows) { return (rows + 31) / 32 * 32; };
   int64_t bytes = 0;
-  if (!amx && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
+  const bool widens = device_.attention == DeviceProfile::Attention::kTiles ||
+                      device_.attention == DeviceProfile::Attention::kReference;
+  if (widens && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
   if (device_.packs_factors && amx) {
     const int64_t share = padded((outputs + device_.threads - 1) / device_.threads);
     bytes += (padded(tokens) * padded(inputs) + device_.threads * std::min<int64_t>(share, 512) * 512) *

@@ -70,7 +70,7 @@ def test_generation_stands_beside_the_bound(bough, tiny_models):
     assert report["prefill_tokens"] + report["cached_tokens"] >= 3 * 20
     assert report["new_tokens_per_second"] == pytest.approx(30 / report["seconds"])
     assert report["bound_fraction"] == pytest.approx(report["bound_seconds"] / report["seconds"])
-    assert 0 < report["bound_seconds"] and 0 <= report["bound_memory_share"] <= 1
+    assert report["bound_seconds"] > 0 and 0 <= report["bound_memory_share"] <= 1
     # Six samples in four slots: twice a pass of prompts or none, and four that decode.
     assert 0 < report["occupancy"] <= 1
     assert report["passes"] >= 8
