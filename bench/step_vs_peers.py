@@ -7,8 +7,8 @@ interleaved, and prints medians over the rounds with their spread. A ratio above
 measurement is a process of its own, with one uncounted warm-up inside. A contender whose loss is not Bough's
 computed something else: a failure.
 
-Memory over weights and gradients is a process's peak resident size less that of the same step on a set of a few
-tokens, which holds weights, gradients and libraries and next to nothing else: the same measure for everyone.
+Memory over weights and gradients is a process's peak resident size less that of the same step on a set of a
+few tokens, which holds weights, gradients and libraries and next to nothing else: one measure for everyone.
 
 Needs the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick) and, for AReaL-DTA, AREAL_DTA_DIR;
 what is missing is said and left out. Results go to a table on stdout and to --out as JSON.
@@ -62,8 +62,10 @@ class Bench:
     environment: dict
 
     def run(self, command):
-        """The JSON object that the command prints last, with the process's peak resident size as `peak_rss_bytes`;
-        what it says on stderr only when it fails."""
+        """The JSON object that the command prints last, and the process's peak resident size, `peak_rss_bytes`.
+
+        What the command says on stderr is shown only when it fails.
+        """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(
                 [str(word) for word in command], env=self.environment, stdout=out, stderr=err
