@@ -17,7 +17,7 @@
 #include "cli/command.h"
 #include "cli/op_times.h"
 #include "cli/step_timing.h"
-#include "kernels/matrix_product/matrix_product.h"
+#include "models/product_rate.h"
 
 namespace bough {
 
@@ -26,27 +26,6 @@ namespace {
 struct Options : StepOptions {
   std::vector<std::string> modes = {"auto", "dense", "packed", "path", "blocks"};
 };
-
-// FLOP/s of x·Wᵀ: the best of the layers' matrices and numbers of rows, each the best of several runs.
-double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype) {
-  const std::pair<int64_t, int64_t> matrices[] = {
-      {shape.hidden_size, shape.query_width() + 2 * shape.key_width()},
-      {shape.hidden_size, 2 * shape.intermediate_size},
-      {shape.intermediate_size, shape.hidden_size}};
-  double best = 0;
-  for (const auto& [inputs, outputs] : matrices)
-    for (const int64_t rows : {256, 1024, 4096}) {
-      const auto x = at::empty({rows, inputs}, at::kFloat).uniform_(-1, 1).to(dtype);
-      const auto w = at::empty({outputs, inputs}, at::kFloat).uniform_(-1, 1).to(dtype);
-      for (int i = 0; i < 8; ++i) {
-        const auto start = std::chrono::steady_clock::now();
-        const auto y = matrix_product(x, w.t());
-        const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(inputs * outputs);
-        best = std::max(best, flops / seconds_since(start));
-      }
-    }
-  return best;
-}
 
 struct Bound {
   double rate = 0;     // FLOP/s
