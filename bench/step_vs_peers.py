@@ -62,7 +62,7 @@ class Bench:
     environment: dict
 
     def run(self, command):
-        """The JSON object that the command prints last, and the process's peak resident size, `peak_rss_bytes`.
+        """The JSON object that the command prints last, with the process's peak resident size added.
 
         What the command says on stderr is shown only when it fails.
         """

@@ -1,12 +1,13 @@
 // How fast are the prefix tree of a batch, its packing, load balance and plans (which build their tree), on one core?
 //
-//   build/bench/tree_build [largest number of tokens, default 10000000]
+//   build/bench/tree_build [largest number of tokens, default 10000000 [word of the shapes to run]]
 //
 // CPU time, medians and best of several builds. Shapes as training batches have them: `group` (prompts with 16
 // samples each), `agentic` (conversations that fork older ones at a turn and train every turn's own prefix), `flat`
 // (nothing shared), `varied` (the same, of many lengths, so that packing has something to do) and `nested` (every prefix
-// of one sequence). Sequences come shuffled, as a replay buffer hands them over. `auto B` prices its candidates with the
-// built-in profile of an H100 and the shape "small".
+// of one sequence); `shortN` and `shortflatN` (1 M tokens in sequences of N, in groups of 16 or nothing shared). Sequences
+// come shuffled, as a replay buffer hands them over. `auto B` prices its candidates with the built-in profile of an H100
+// and the shape "small"; "tight" is in the smallest memory that any plan fits.
 //
 // Ten times the tokens take 12 to 15 times as long from 10 M to 100 M, on memory that is already mapped: each token's 24
 // bytes and the prefixes to compare leave the cache, and sorting S sequences takes S log S steps (12.4 times as many).
@@ -23,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "tree/cost_model.h"
 #include "tree/dta_schedule.h"
 #include "tree/load_balance.h"
@@ -119,52 +121,104 @@ Timing measure(const std::function<void()>& work, int repeat) {
   return {times[times.size() / 2], times[0]};
 }
 
-void report(const char* shape, Batch batch) {
-  Random random;
-  std::shuffle(batch.begin(), batch.end(), random.engine);
-  const std::vector<TokenSpan> spans(batch.begin(), batch.end());
-  const auto statistics = bough::compute_statistics(bough::build_prefix_tree(spans));
-  const int repeat = statistics.num_flat_tokens > 20'000'000 ? 3 : 9;
-  const auto row = [&](const char* what, const std::function<void()>& work) {
-    const auto timing = measure(work, repeat);
-    std::printf("%-8s %9ld tokens %9ld in the tree %7ld sequences  %-14s median %8.2f ms  best %8.2f ms\n",
-                shape, statistics.num_flat_tokens, statistics.num_tree_tokens, statistics.num_sequences, what,
-                timing.median_ms, timing.best_ms);
-    std::fflush(stdout);
-  };
-  row("prefix tree", [&] { bough::build_prefix_tree(spans); });
-  if (statistics.num_flat_tokens > 3'000'000) return;
-  const auto tree = bough::build_prefix_tree(spans);
-  const int64_t capacity = std::max<int64_t>(8192, statistics.longest_path);
-  row("pack", [&] { bough::pack(tree, capacity); });
-  row("first fit", [&] { bough::pack_first_fit_decreasing(tree, capacity); });
-  row("balance", [&] { bough::balance_load(tree, 8, {1, 1e-4}); });
-  row("dta schedule", [&] { bough::simulate_dta(tree, {.block_size = 2048}); });
-  bough::PlanRequest request;
-  request.sequences = spans;
-  request.max_tokens_per_pass = capacity;
-  for (const char* strategy : {"dense", "packed", "path", "blocks"})
-    row(strategy, [&] { bough::make_plan(strategy, request); });
-  const bough::CostModel costs(bough::built_in_profile("h100", "bf16"),
-                               bough::named_model_shape("small", "bf16"));
-  request.costs = &costs;
-  for (const int64_t size : {256, 1024, 4096, 16384}) {
-    request.max_tokens_per_pass = size;
-    row(("auto " + std::to_string(size)).c_str(), [&] { bough::make_plan("auto", request); });
+// The least memory that a batch can be planned in, as the refusal of less says.
+int64_t smallest_budget(bough::PlanRequest request) {
+  request.memory_bytes = 1;
+  try {
+    bough::make_plan("auto", request);
+  } catch (const bough::UserError& error) {
+    const std::string text = error.what(), before = "the smallest that would do is ";
+    return std::atoll(text.c_str() + text.find(before) + before.size());
   }
+  return 1;
 }
+
+struct Report {
+  Batch batch;
+  std::string shape;
+  std::vector<TokenSpan> spans = {};
+  bough::TreeStatistics statistics = {};
+
+  Report(std::string shape, Batch batch) : batch(std::move(batch)), shape(std::move(shape)) {
+    Random random;
+    std::shuffle(this->batch.begin(), this->batch.end(), random.engine);
+    spans.assign(this->batch.begin(), this->batch.end());
+    statistics = bough::compute_statistics(bough::build_prefix_tree(spans));
+  }
+
+  void row(const std::string& what, const std::function<void()>& work) const {
+    const auto timing = measure(work, statistics.num_flat_tokens > 20'000'000 ? 3 : 9);
+    std::printf("%-10s %9ld tokens %9ld in the tree %7ld sequences  %-16s median %8.2f ms  best %8.2f ms\n",
+                shape.c_str(), statistics.num_flat_tokens, statistics.num_tree_tokens,
+                statistics.num_sequences, what.c_str(), timing.median_ms, timing.best_ms);
+    std::fflush(stdout);
+  }
+
+  void builders() const {
+    row("prefix tree", [&] { bough::build_prefix_tree(spans); });
+    if (statistics.num_flat_tokens > 3'000'000) return;
+    const auto tree = bough::build_prefix_tree(spans);
+    const int64_t capacity = std::max<int64_t>(8192, statistics.longest_path);
+    row("pack", [&] { bough::pack(tree, capacity); });
+    row("first fit", [&] { bough::pack_first_fit_decreasing(tree, capacity); });
+    row("balance", [&] { bough::balance_load(tree, 8, {1, 1e-4}); });
+    row("dta schedule", [&] { bough::simulate_dta(tree, {.block_size = 2048}); });
+    bough::PlanRequest request;
+    request.sequences = spans;
+    request.max_tokens_per_pass = capacity;
+    for (const char* strategy : {"dense", "packed", "path", "blocks"})
+      row(strategy, [&] { bough::make_plan(strategy, request); });
+  }
+
+  void choices(const std::vector<int64_t>& sizes) const {
+    if (statistics.num_flat_tokens > 3'000'000) return;
+    const bough::CostModel costs(bough::built_in_profile("h100", "bf16"),
+                                 bough::named_model_shape("small", "bf16"));
+    bough::PlanRequest request;
+    request.sequences = spans;
+    request.costs = &costs;
+    for (const int64_t size : sizes) {
+      const std::string name = "auto " + std::to_string(size);
+      request.max_tokens_per_pass = size;
+      request.memory_bytes.reset();
+      row(name, [&] { bough::make_plan("auto", request); });
+      request.memory_bytes = smallest_budget(request);
+      row(name + " tight", [&] { bough::make_plan("auto", request); });
+    }
+  }
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const int64_t largest = argc > 1 ? std::atoll(argv[1]) : 10'000'000;
+  const std::string word = argc > 2 ? argv[2] : "";
+  const auto report = [&](const std::string& shape, const std::function<Batch()>& make,
+                          bool is_short = false) {
+    if (shape.find(word) == std::string::npos) return;
+    const Report rows(shape, make());
+    if (is_short) {
+      rows.choices({256, 1024});
+      return;
+    }
+    rows.builders();
+    rows.choices({256, 1024, 4096, 16384});
+  };
   for (int64_t tokens = 1'000'000; tokens <= largest; tokens *= 10) {
-    report("group", group(tokens, 512, 16, 256));
-    report("agentic", agentic(tokens, 512, 16, 16, 128));
-    report("flat", group(tokens, 244, 1, 1));
-    report("varied", group(tokens, 4, 1, 240));
-    report("nested", nested(tokens));
+    report("group", [&] { return group(tokens, 512, 16, 256); });
+    report("agentic", [&] { return agentic(tokens, 512, 16, 16, 128); });
+    report("flat", [&] { return group(tokens, 244, 1, 1); });
+    report("varied", [&] { return group(tokens, 4, 1, 240); });
+    report("nested", [&] { return nested(tokens); });
   }
+  if (largest >= 1'000'000)
+    for (const int64_t length : {64, 32, 16, 8}) {  // 16 K to 128 K sequences
+      const auto name = [&](const char* kind) { return kind + std::to_string(length); };
+      report(
+          name("short"), [&] { return group(1'000'000, length / 2, 16, length / 2); }, true);
+      report(
+          name("shortflat"), [&] { return group(1'000'000, 4, 1, length - 4); }, true);
+    }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   std::printf("peak resident memory %.2f GiB, the batches included\n", double(usage.ru_maxrss) / (1 << 20));

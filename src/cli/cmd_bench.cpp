@@ -14,9 +14,9 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "cli/command.h"
-#include "cli/machine_rates.h"
 #include "cli/op_times.h"
 #include "cli/step_timing.h"
+#include "models/product_rate.h"
 
 namespace bough {
 

@@ -16,10 +16,11 @@
 #include "base/median.h"
 #include "base/random.h"
 #include "cli/command.h"
-#include "cli/machine_rates.h"
+#include "cli/read_rate.h"
 #include "cli/torch_options.h"
 #include "models/checkpoint.h"
 #include "models/model_shape.h"
+#include "models/product_rate.h"
 #include "rollout/embedded_engine.h"
 
 namespace bough {

@@ -26,7 +26,14 @@ struct Candidate {
   std::string_view strategy;
   int64_t size;
   Simulation simulation;
-  std::optional<Plan> plan;  // where it had to be built to be priced
+  std::optional<BlocksDraft> draft;  // of `blocks`
+  std::optional<Plan> plan;          // where it had to be built to be priced
+};
+
+// A candidate whose peak or time is beyond these is not looked at to its end.
+struct Bounds {
+  std::optional<int64_t> most_bytes;
+  double most_seconds = std::numeric_limits<double>::infinity();
 };
 
 // B, then powers of two below it.
@@ -46,12 +53,10 @@ class Planner {
   Plan best(const std::vector<std::string_view>& strategies) {
     if (!request_.costs) return make(strategies.front(), request_.max_tokens_per_pass);
     std::optional<Candidate> best;
-    int64_t smallest = std::numeric_limits<int64_t>::max();
+    bool any_too_large = false;
     std::optional<UserError> refused;
     for (const auto strategy : strategies) {
-      if (strategy == "dense" && strategies.size() > 1 &&
-          whole().tree->num_flat_tokens() > kMostFlat * whole().tree->num_tokens())
-        continue;
+      if (is_left_out(strategy, strategies)) continue;
       // From large passes to small ones, until these only cost more: time by pass size has one minimum, but for
       // small steps where the number of passes jumps.
       double least = std::numeric_limits<double>::infinity();
@@ -59,21 +64,24 @@ class Planner {
       for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
         if (num_worse == kWorseInARow) break;
         try {
-          auto candidate = price(strategy, size);
-          const auto& simulation = candidate.simulation;
-          smallest = std::min(smallest, simulation.peak_bytes);
-          if (request_.memory_bytes && simulation.peak_bytes > *request_.memory_bytes) continue;
-          num_worse = simulation.seconds < least ? 0 : num_worse + 1;
-          least = std::min(least, simulation.seconds);
-          if (!best || simulation.seconds < best->simulation.seconds) best = std::move(candidate);
+          auto candidate = price(strategy, size, {request_.memory_bytes, least});
+          if (!candidate || !is_within_memory(*candidate)) {
+            any_too_large = true;
+            continue;
+          }
+          const double seconds = candidate->simulation.seconds;
+          num_worse = seconds < least ? 0 : num_worse + 1;
+          least = std::min(least, seconds);
+          if (!best || seconds < best->simulation.seconds) best = std::move(candidate);
         } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
           if (!refused) refused = error;
           break;  // smaller passes hold no longer path
         }
       }
     }
-    if (best) return best->plan ? std::move(*best->plan) : make(best->strategy, best->size);
-    if (smallest == std::numeric_limits<int64_t>::max()) throw *refused;
+    if (best) return finish(std::move(*best));
+    if (!any_too_large) throw *refused;
+    const int64_t smallest = smallest_memory(strategies);
     throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
                         " bytes over weights and gradients, too little for this batch by strategy ",
                         strategies.size() > 1 ? "auto" : std::string(strategies.front()),
@@ -88,29 +96,97 @@ class Planner {
     return *whole_;
   }
 
+  PartReader& parts() {
+    if (!parts_) parts_.emplace(request_, whole());
+    return *parts_;
+  }
+
   const IndexedTree& flat() {
     if (!flat_) flat_ = index_tree(build_flat_forest(request_.sequences), all_sequences(request_), request_);
     return *flat_;
   }
 
-  Candidate price(std::string_view strategy, int64_t size) {
-    if (strategy == "dense") return {strategy, size, simulate_dense(request_, size), {}};
+  bool is_left_out(std::string_view strategy, const std::vector<std::string_view>& strategies) {
+    return strategy == "dense" && strategies.size() > 1 &&
+           whole().tree->num_flat_tokens() > kMostFlat * whole().tree->num_tokens();
+  }
+
+  bool is_within_memory(const Candidate& candidate) const {
+    return !request_.memory_bytes || candidate.simulation.peak_bytes <= *request_.memory_bytes;
+  }
+
+  // Nothing where its peak is above bounds.most_bytes; one that is merely slower is priced wrong, but as slower.
+  std::optional<Candidate> price(std::string_view strategy, int64_t size, const Bounds& bounds) {
+    const auto& costs = request_.costs;
+    if (strategy == "dense")
+      return Candidate{
+          strategy, size, simulate_dense(request_, size, bounds.most_bytes, bounds.most_seconds), {}, {}};
     if (strategy == "packed") {
+      if (bounds.most_bytes && is_packed_above(size, *bounds.most_bytes)) return std::nullopt;
       const Packing packing = pack(*whole().tree, whole().branches, size);
-      return {strategy, size, simulate_packed(request_, whole(), packing), {}};
+      return Candidate{strategy, size, simulate_packed(request_, whole(), packing), {}, {}};
     }
-    Plan plan = make(strategy, size);
-    const auto simulation = simulate(plan, request_.costs, request_.memory_bytes);
-    return {strategy, size, simulation, std::move(plan)};
+    if (strategy == "path") {
+      Plan plan = plan_path(whole(), size);
+      const auto simulation = simulate(plan, costs, bounds.most_bytes, bounds.most_seconds);
+      return Candidate{strategy, size, simulation, {}, std::move(plan)};
+    }
+    auto draft = draft_blocks(request_, whole(), parts(), size, bounds.most_bytes);
+    if (!draft.fits) return std::nullopt;
+    choose_what_is_kept(draft.plan, *costs, budget(draft.plan));
+    const auto simulation = simulate(draft.plan, costs, bounds.most_bytes, bounds.most_seconds);
+    return Candidate{strategy, size, simulation, std::move(draft), {}};
+  }
+
+  // Without packing: of several trees one is more than half full, or it would have taken another's sequences.
+  bool is_packed_above(int64_t size, int64_t most_bytes) {
+    const auto& tree = *whole().tree;
+    if (tree.num_tokens() <= size) return false;
+    if (!least_packed_size_) {
+      least_packed_size_ = 0;
+      for (const auto& node : whole().branches.nodes) {
+        const bool trains = whole().num_trained({node.begin, node.end}) > 0;
+        *least_packed_size_ = std::max<int64_t>(*least_packed_size_, node.depth);
+        if (node.is_leaf() && !trains) leaves_train_ = false;  // a tree that trains nothing takes nothing
+      }
+    }
+    if (size < *least_packed_size_ || !leaves_train_) return false;
+    const auto& costs = *request_.costs;
+    const int64_t num_tokens = size / 2 + 1;
+    return whole().num_rows(whole().all()) * costs.row_bytes() + num_tokens * costs.activation_bytes() +
+               costs.temporary_bytes({.tokens = num_tokens}) >
+           most_bytes;
+  }
+
+  // Over all pass sizes, the small ones first: they leave the large ones little to try for.
+  int64_t smallest_memory(const std::vector<std::string_view>& strategies) {
+    int64_t smallest = std::numeric_limits<int64_t>::max();
+    auto sizes = pass_sizes(request_.max_tokens_per_pass);
+    std::ranges::reverse(sizes);
+    for (const auto strategy : strategies) {
+      if (is_left_out(strategy, strategies)) continue;
+      for (const int64_t size : sizes) {
+        try {
+          if (const auto candidate = price(strategy, size, {smallest - 1}))
+            smallest = std::min(smallest, candidate->simulation.peak_bytes);
+        } catch (const UserError&) {  // a path longer than a pass
+        }
+      }
+    }
+    return smallest;
+  }
+
+  Plan finish(Candidate candidate) {
+    if (candidate.plan) return std::move(*candidate.plan);
+    if (candidate.draft) return finish_blocks(std::move(*candidate.draft), request_, whole(), parts());
+    return make(candidate.strategy, candidate.size);
   }
 
   Plan make(std::string_view strategy, int64_t size) {
-    Plan plan = strategy == "dense"    ? plan_dense(flat(), size)
-                : strategy == "packed" ? plan_packed(request_, whole(), size)
-                : strategy == "path"   ? plan_path(whole(), size)
-                                       : plan_blocks(request_, whole(), size, parts_);
-    if (request_.costs && strategy == "blocks") choose_what_is_kept(plan, *request_.costs, budget(plan));
-    return plan;
+    if (strategy == "dense") return plan_dense(flat(), size);
+    if (strategy == "packed") return plan_packed(request_, whole(), size);
+    if (strategy == "path") return plan_path(whole(), size);
+    return finish_blocks(draft_blocks(request_, whole(), parts(), size), request_, whole(), parts());
   }
 
   // Bytes that the plan may hold: what was given, or what one pass of B tokens takes.
@@ -126,7 +202,9 @@ class Planner {
 
   const PlanRequest& request_;
   std::optional<IndexedTree> whole_, flat_;
-  PartTrees parts_;
+  std::optional<PartReader> parts_;
+  std::optional<int64_t> least_packed_size_;  // the longest path
+  bool leaves_train_ = true;
 };
 
 }  // namespace

@@ -8,10 +8,8 @@
 // the largest pieces that wait further down the stack. Passes are nearly full on any tree of short segments, where a
 // walk path by path starves the device.
 #include <algorithm>
-#include <compare>
 #include <limits>
 #include <map>
-#include <set>
 
 #include "tree/root_split.h"
 #include "tree/strategies.h"
@@ -22,18 +20,19 @@ namespace {
 
 class BlocksWalk {
  public:
-  BlocksWalk(const IndexedTree& whole, int64_t limit)
-      : whole_(whole),
-        tree_(*whole.tree),
+  BlocksWalk(TreeView view, int64_t limit)
+      : view_(std::move(view)),
         limit_(static_cast<int32_t>(std::min<int64_t>(limit, std::numeric_limits<int32_t>::max()))),
-        builder_(whole, limit) {}
+        builder_(view_, limit) {}
+
+  PlanBuilder& builder() { return builder_; }
 
   PlannedTree run() {
     waiting_at_.resize(1);
     idle_at_.resize(1);
     std::vector<Visit> todo;
     descend(-1, todo);
-    while (!todo.empty()) {
+    while (!todo.empty() && builder_.fits()) {
       const auto visit = todo.back();
       todo.pop_back();
       close_to(visit.num_open);
@@ -55,55 +54,51 @@ class BlocksWalk {
   };
   struct BySize {
     int32_t size, piece;
-    auto operator<=>(const BySize&) const = default;
   };
 
-  const BranchNode& node(int32_t index) const { return whole_.branches.nodes[index]; }
-  TokenRange subtree(int32_t index) const {
-    return {node(index).begin, tree_.subtree_end[node(index).begin]};
-  }
-  bool is_big(int32_t index) const { return subtree(index).size() > limit_; }
+  bool is_big(int32_t index) const { return view_.subtree(index).size() > limit_; }
 
   // Small children of a node (-1: the virtual root) wait at the current level; big ones are to be visited, the first of
   // them next.
   void descend(int32_t index, std::vector<Visit>& todo) {
-    const auto children = whole_.branches.children(index);
+    const auto children = index < 0 ? view_.roots() : view_.children(index);
     for (auto it = children.rbegin(); it != children.rend(); ++it) {
       if (is_big(*it)) todo.push_back({*it, builder_.num_open()});
-      else wait(builder_.num_open(), subtree(*it));
+      else wait(builder_.num_open(), view_.subtree(*it));
     }
   }
 
   void wait(size_t level, TokenRange range) {
     const auto piece = static_cast<int32_t>(pieces_.size());
     pieces_.push_back(range);
-    if (whole_.num_trained(range) == 0) {
+    is_waiting_.push_back(true);
+    if (view_.num_trained(range) == 0) {
       idle_at_[level].push_back({range.size(), piece});
       return;
     }
     waiting_at_[level].push_back(piece);
-    waiting_.insert({range.size(), piece});
+    waiting_[range.size()].push_back(piece);
   }
 
   // Pushes the run of big tokens that begins at this node, up to where it ends or parts.
   void go_down(int32_t index, std::vector<Visit>& todo) {
-    const int32_t run_begin = node(index).begin;
+    const int32_t run_begin = view_.stretch(index).begin;
     int32_t run_end;
     std::vector<Attached> attached;
     bool parts = false;
     for (;;) {
-      const int32_t subtree_end = subtree(index).end;
-      const int32_t end = node(index).end;
+      const int32_t subtree_end = view_.subtree(index).end;
+      const int32_t end = view_.stretch(index).end;
       run_end = std::min(end, subtree_end - limit_);
       if (run_end < end) {  // the rest of the node and all that hangs off it is one piece
         attached.push_back({run_end - 1, {run_end, subtree_end}});
         break;
       }
-      const auto children = whole_.branches.children(index);
+      const auto children = view_.children(index);
       parts = std::count_if(children.begin(), children.end(), [&](int32_t c) { return is_big(c); }) != 1;
       if (parts) break;
       // The big child is the heaviest, hence the first: its tokens follow on.
-      for (const int32_t child : children.subspan(1)) attached.push_back({end - 1, subtree(child)});
+      for (const int32_t child : children.subspan(1)) attached.push_back({end - 1, view_.subtree(child)});
       index = children.front();
     }
     push_run(run_begin, run_end, attached);
@@ -139,21 +134,43 @@ class BlocksWalk {
   // Pieces that train nothing are never run: they have blocks of their own, so that nothing waits on them.
   void flush(size_t level) {
     std::vector<BySize> own;
-    for (const int32_t piece : waiting_at_[level])
-      if (const BySize key{pieces_[piece].size(), piece}; waiting_.erase(key)) own.push_back(key);
+    int64_t num_tokens = 0;
+    for (const int32_t piece : waiting_at_[level]) {
+      if (!is_waiting_[piece]) continue;
+      is_waiting_[piece] = false;
+      own.push_back({pieces_[piece].size(), piece});
+      num_tokens += own.back().size;
+    }
+    // Of several bins one is more than half full, or it would have taken another's.
+    if (num_tokens > limit_ && !builder_.has_room_for(limit_ / 2 + 1)) return;
     for (auto& bin : pack(own)) {
-      for (;;) {
-        auto it = waiting_.upper_bound({bin.room, std::numeric_limits<int32_t>::max()});
-        if (it == waiting_.begin()) break;
-        --it;
-        bin.room -= it->size;
-        bin.ranges.push_back(pieces_[it->piece]);
-        waiting_.erase(it);
+      if (!builder_.fits()) return;
+      for (int32_t piece; (piece = take_largest(bin.room)) >= 0;) {
+        bin.room -= pieces_[piece].size();
+        bin.ranges.push_back(pieces_[piece]);
       }
       builder_.add_leaf(joined(std::move(bin.ranges)));
     }
     for (auto& bin : pack(idle_at_[level])) builder_.add_leaf(joined(std::move(bin.ranges)));
     idle_at_[level].clear();
+  }
+
+  // The largest waiting piece of at most so many tokens, of equal ones the last; -1 where there is none.
+  int32_t take_largest(int32_t room) {
+    auto it = waiting_.upper_bound(room);
+    while (it != waiting_.begin()) {
+      --it;
+      auto& pieces = it->second;
+      while (!pieces.empty()) {
+        const int32_t piece = pieces.back();
+        pieces.pop_back();
+        if (!is_waiting_[piece]) continue;  // has run with its own level
+        is_waiting_[piece] = false;
+        return piece;
+      }
+      it = waiting_.erase(it);
+    }
+    return -1;
   }
 
   std::vector<Bin> pack(std::vector<BySize> own) const {
@@ -186,12 +203,12 @@ class BlocksWalk {
     return result;
   }
 
-  const IndexedTree& whole_;
-  const PrefixTree& tree_;
+  TreeView view_;
   int32_t limit_;
   PlanBuilder builder_;
   std::vector<TokenRange> pieces_;
-  std::set<BySize> waiting_;
+  std::vector<bool> is_waiting_;                     // of each piece
+  std::map<int32_t, std::vector<int32_t>> waiting_;  // by size: pieces, and some that wait no more
   // By the number of blocks open up to the one that the piece hangs off; 0: the virtual root.
   std::vector<std::vector<int32_t>> waiting_at_;
   std::vector<std::vector<BySize>> idle_at_;  // likewise, pieces that train nothing
@@ -199,31 +216,54 @@ class BlocksWalk {
 
 }  // namespace
 
-const IndexedTree& PartTrees::get(std::vector<int64_t> part, const PlanRequest& request,
-                                  const IndexedTree& whole) {
-  if (auto found = last_.extract(part)) return own_.insert(std::move(found)).position->second;
-  std::vector<TokenSpan> sequences;
-  for (const int64_t index : part) sequences.push_back(request.sequences[index]);
-  auto indexed = index_tree(build_prefix_tree(sequences), part, request, whole.tree.get());
-  return own_.emplace(std::move(part), std::move(indexed)).first->second;
+BlocksDraft draft_blocks(const PlanRequest& request, const IndexedTree& whole, PartReader& parts,
+                         int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes) {
+  BlocksDraft draft{{"blocks", max_tokens_per_pass, {}}, {}};
+  const auto* costs = request.costs;
+  if (costs) draft.parts = split_short_roots(whole, *costs, max_tokens_per_pass, request.max_tokens_per_pass);
+  // Each row of the batch's loss is held the whole walk long.
+  const int64_t room = most_bytes ? *most_bytes - whole.num_rows(whole.all()) * costs->row_bytes() : 0;
+  const auto walk = [&](TreeView view) {
+    BlocksWalk walk(std::move(view), max_tokens_per_pass);
+    if (most_bytes) walk.builder().bound_memory(*costs, room);
+    draft.plan.trees.push_back(walk.run());
+    draft.fits = walk.builder().fits();
+  };
+  if (draft.parts.size() <= 1) {
+    draft.parts.clear();
+    walk(whole);
+    return draft;
+  }
+  for (const auto& part : draft.parts) {
+    if (part.path.empty()) {
+      walk({whole, part.nodes});
+    } else if (auto leaf = parts.leaf_block(part); leaf.num_tokens <= max_tokens_per_pass) {
+      draft.fits = !most_bytes || !leaf.needed ||
+                   leaf.num_tokens * costs->activation_bytes() + costs->temporary_bytes(leaf.shape()) <= room;
+      draft.plan.trees.push_back({nullptr, {}, {std::move(leaf)}, {{Step::Kind::kForwardBackward, 0}}});
+    } else {
+      walk(parts.view(part));
+    }
+    if (!draft.fits) break;
+  }
+  return draft;
 }
 
-Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass,
-                 PartTrees& parts) {
-  Plan plan{"blocks", max_tokens_per_pass, {}};
-  std::vector<std::vector<int64_t>> groups;
-  if (request.costs)
-    groups = split_short_roots(whole, *request.costs, max_tokens_per_pass, request.max_tokens_per_pass);
-  if (groups.size() <= 1) {
-    plan.trees.push_back(BlocksWalk(whole, max_tokens_per_pass).run());
-    return plan;
+Plan finish_blocks(BlocksDraft draft, const PlanRequest& request, const IndexedTree& whole,
+                   PartReader& parts) {
+  if (draft.parts.empty()) {
+    draft.plan.trees.front().tree = whole.tree;
+    draft.plan.trees.front().sequences = whole.sequences;
   }
-  parts.begin_plan();
-  for (auto& group : groups) {
-    for (int64_t& index : group) index = whole.sequences[index];
-    plan.trees.push_back(BlocksWalk(parts.get(std::move(group), request, whole), max_tokens_per_pass).run());
+  for (size_t i = 0; i < draft.parts.size(); ++i) {
+    auto& planned = draft.plan.trees[i];
+    planned.sequences = parts.sequences(draft.parts[i]);
+    std::vector<TokenSpan> sequences;
+    for (const int64_t index : planned.sequences) sequences.push_back(request.sequences[index]);
+    planned.tree = std::make_shared<const PrefixTree>(build_prefix_tree(sequences));
+    if (draft.parts[i].path.empty()) parts.renumber(draft.parts[i], planned);
   }
-  return plan;
+  return std::move(draft.plan);
 }
 
 }  // namespace bough

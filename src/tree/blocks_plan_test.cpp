@@ -64,10 +64,10 @@ class BruteForce {
   }
 
   // A piece, or a run of an interior block.
-  static void add_range(const IndexedTree& indexed, TokenRange range, PassShape& shape) {
+  static void add_range(const TreeView& indexed, TokenRange range, PassShape& shape) {
     shape.tokens += range.size();
     shape.pairs += indexed.num_pairs(range);
-    shape.stack_pairs += int64_t{range.size()} * indexed.tree->depth[range.begin];
+    shape.stack_pairs += int64_t{range.size()} * indexed.depth(range.begin);
     shape.pieces += indexed.num_pieces(range);
     shape.head_rows += indexed.num_trained(range);
     shape.loss_rows += indexed.num_rows(range);
@@ -180,10 +180,10 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
     const auto costs = test_costs(static_cast<double>(random() % 100));
     const PlanRequest request{.sequences = spans, .max_tokens_per_pass = limit, .costs = &costs};
     const auto whole = index_tree(build_prefix_tree(spans), all_sequences(request), request);
-    PartTrees parts;
+    PartReader parts(request, whole);
     double ours = INFINITY;
     for (const int64_t size : {limit, limit / 2, limit / 4}) {
-      const auto plan = plan_blocks(request, whole, size, parts);
+      const auto plan = finish_blocks(draft_blocks(request, whole, parts, size), request, whole, parts);
       validate(plan, spans);
       ours = std::min(ours, simulate(plan, &costs).seconds);
     }

@@ -46,15 +46,21 @@ BranchTree::BranchTree(const PrefixTree& tree) {
 
   std::vector<int32_t> first_leaf(nodes.size());
   for (int32_t n = size() - 1; n >= 0; --n) first_leaf[n] = nodes[n].is_leaf() ? n : first_leaf[n + 1];
+  // The node of each kStride-th token, to look for a sequence's from there: it ends anywhere.
+  constexpr int32_t kStride = 16;
+  std::vector<int32_t> near;
+  near.reserve(tree.num_tokens() / kStride + 1);
+  for (int32_t n = 0; n < size(); ++n)
+    for (int32_t t = std::ssize(near) * kStride; t < nodes[n].end; t += kStride) near.push_back(n);
   sequence_leaf.reserve(tree.sequence_end.size());
   for (const int32_t token : tree.sequence_end) {
     if (token < 0) {
       sequence_leaf.push_back(-1);
       continue;
     }
-    const auto after = std::upper_bound(nodes.begin(), nodes.end(), token,
-                                        [](int32_t t, const BranchNode& node) { return t < node.begin; });
-    sequence_leaf.push_back(first_leaf[after - nodes.begin() - 1]);
+    int32_t n = near[token / kStride];
+    while (nodes[n].end <= token) ++n;
+    sequence_leaf.push_back(first_leaf[n]);
   }
 }
 

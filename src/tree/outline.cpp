@@ -53,8 +53,9 @@ constexpr auto kLeaf = Step::Kind::kForwardBackward;
 // The blocks of plan_dense (path_plan.cpp), each priced and forgotten.
 class DenseOutline {
  public:
-  DenseOutline(const PlanRequest& request, int64_t limit)
-      : flags_(request), limit_(limit), simulator_(request.costs, request.memory_bytes) {}
+  DenseOutline(const PlanRequest& request, int64_t limit, std::optional<int64_t> most_bytes,
+               double most_seconds)
+      : flags_(request), limit_(limit), simulator_(request.costs, most_bytes, most_seconds) {}
 
   Simulation run() {
     check_tree_size(flags_.num_flat_tokens());
@@ -69,7 +70,7 @@ class DenseOutline {
       if (pass.num_tokens > 0) simulator_.step(kLeaf, pass);
       pass = {};
     };
-    for (size_t s = 0; s < count; ++s) {
+    for (size_t s = 0; s < count && !simulator_.is_over_budget(); ++s) {
       const int64_t length = flags_.length(s);
       if (length == 0) continue;
       if (pass.num_tokens + length > limit_) flush();
@@ -157,8 +158,9 @@ class TrainedRows {
 
 }  // namespace
 
-Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass) {
-  return DenseOutline(request, max_tokens_per_pass).run();
+Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
+                          std::optional<int64_t> most_bytes, double most_seconds) {
+  return DenseOutline(request, max_tokens_per_pass, most_bytes, most_seconds).run();
 }
 
 Simulation simulate_packed(const PlanRequest& request, const IndexedTree& whole, const Packing& packing) {

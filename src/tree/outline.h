@@ -3,13 +3,17 @@
 // would take gigabytes only to learn that it is better shared. `auto` prices both so and builds what it takes.
 #pragma once
 
+#include <limits>
+
+#include "tree/indexed_tree.h"
 #include "tree/packing.h"
-#include "tree/plan_builder.h"
 
 namespace bough {
 
-// O(N) reads of flags, O(passes) otherwise.
-Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
+// O(N) reads of flags, O(passes) otherwise. Above most_bytes or most_seconds it says only that it is above.
+Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
+                          std::optional<int64_t> most_bytes = {},
+                          double most_seconds = std::numeric_limits<double>::infinity());
 
 // whole: the tree of all of the request's sequences, that was packed. O(nodes of the bins); with flags O(N).
 Simulation simulate_packed(const PlanRequest& request, const IndexedTree& whole, const Packing& packing);

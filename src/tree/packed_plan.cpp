@@ -17,7 +17,7 @@ Plan plan_packed(const PlanRequest& request, const IndexedTree& whole, int64_t m
     PlanBuilder builder(indexed, max_tokens_per_pass);
     if (const auto count = static_cast<int32_t>(indexed.tree->num_tokens()); count > 0)
       builder.add_leaf({{0, count}});
-    plan.trees.push_back(builder.finish());
+    plan.trees.push_back(builder.finish(indexed));
   }
   return plan;
 }

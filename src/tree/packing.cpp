@@ -1,7 +1,9 @@
 #include "tree/packing.h"
 
 #include <algorithm>
+#include <compare>
 #include <functional>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -60,68 +62,77 @@ class BestFit {
       : branches_(branches),
         capacity_(capacity),
         bins_of_node_(branches.nodes.size()),
-        next_(branches.nodes.size(), -1) {}
+        last_(branches.nodes.size()),
+        next_(branches.nodes.size(), -1) {
+    std::iota(last_.begin(), last_.end(), 0);
+  }
 
   std::vector<LeafBin> run() {
     for (int32_t n = branches_.size() - 1; n >= 0; --n) {
       const auto& node = branches_.nodes[n];
-      if (node.is_leaf()) {
-        bins_of_node_[n].insert({node.depth, num_bins()});
-        first_.push_back(n);
-        last_.push_back(n);
-      } else {
-        bins_of_node_[n] = join_children(n, node.depth);
-      }
+      if (!node.is_leaf()) bins_of_node_[n] = join_children(n, node.depth);
     }
     std::vector<LeafBin> result;
     for (const auto& [size, bin] : join_children(-1, 0)) {
       result.push_back({{}, size});
-      for (int32_t leaf = first_[bin]; leaf >= 0; leaf = next_[leaf]) result.back().leaves.push_back(leaf);
+      for (int32_t leaf = bin; leaf >= 0; leaf = next_[leaf]) result.back().leaves.push_back(leaf);
     }
     return result;
   }
 
  private:
-  using Sizes = std::set<std::pair<int64_t, int32_t>>;  // tokens from the root on, and the bin
+  // Tokens from the root on, and the bin, by its first leaf. By size, later leaves first of equal ones.
+  struct Bin {
+    int64_t size;
+    int32_t leaf;
+    auto operator<=>(const Bin& other) const {
+      return size != other.size ? size <=> other.size : other.leaf <=> leaf;
+    }
+  };
+  using Bins = std::set<Bin>;
 
-  int32_t num_bins() const { return static_cast<int32_t>(first_.size()); }
+  size_t num_bins(int32_t node) const {
+    return branches_.nodes[node].is_leaf() ? 1 : bins_of_node_[node].size();
+  }
 
   // The bins below a node, those that fit joined. Two bins of sizes a and b become one of a + b - shared.
-  Sizes join_children(int32_t node, int64_t shared) {
+  Bins join_children(int32_t node, int64_t shared) {
     const auto children = branches_.children(node);
     if (children.empty()) return {};
-    const int32_t largest =
-        *std::ranges::max_element(children, {}, [&](int32_t c) { return bins_of_node_[c].size(); });
-    Sizes sizes = std::move(bins_of_node_[largest]);
-    std::vector<std::pair<int64_t, int32_t>> items;
+    const int32_t largest = *std::ranges::max_element(children, {}, [&](int32_t c) { return num_bins(c); });
+    auto bins = std::move(bins_of_node_[largest]);
+    if (bins.empty()) bins.insert({branches_.nodes[largest].depth, largest});  // a leaf
+    std::vector<Bin> items;
     for (const int32_t child : children) {
       if (child == largest) continue;
+      const auto& child_node = branches_.nodes[child];
+      if (child_node.is_leaf()) items.push_back({child_node.depth, child});
       items.insert(items.end(), bins_of_node_[child].begin(), bins_of_node_[child].end());
       bins_of_node_[child].clear();
     }
     std::sort(items.rbegin(), items.rend());
-    for (const auto& [size, bin] : items) {
+    for (const auto& item : items) {
       // The fullest bin with room.
-      auto found = sizes.upper_bound({capacity_ + shared - size, INT32_MAX});
-      if (found == sizes.begin()) {
-        sizes.insert({size, bin});
+      auto found = bins.upper_bound({capacity_ + shared - item.size, -1});
+      if (found == bins.begin()) {
+        bins.insert(item);
         continue;
       }
-      const auto [other_size, other] = *--found;
-      next_[last_[other]] = first_[bin];
-      last_[other] = last_[bin];
-      auto node_handle = sizes.extract(found);
-      node_handle.value().first = other_size + size - shared;
-      sizes.insert(std::move(node_handle));
+      const auto other = *--found;
+      next_[last_[other.leaf]] = item.leaf;
+      last_[other.leaf] = last_[item.leaf];
+      auto node_handle = bins.extract(found);
+      node_handle.value().size = other.size + item.size - shared;
+      bins.insert(std::move(node_handle));
     }
-    return sizes;
+    return bins;
   }
 
   const BranchTree& branches_;
   int64_t capacity_;
-  std::vector<Sizes> bins_of_node_;
-  std::vector<int32_t> first_, last_;  // leaves of each bin
-  std::vector<int32_t> next_;          // the leaf after each leaf in its bin
+  std::vector<Bins> bins_of_node_;  // of a leaf none: it is its own
+  std::vector<int32_t> last_;       // leaf of the bin, by its first
+  std::vector<int32_t> next_;       // the leaf after each leaf in its bin
 };
 
 // Children with the deepest leaf below them first.

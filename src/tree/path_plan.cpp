@@ -25,7 +25,7 @@ Plan plan_dense(const IndexedTree& flat, int64_t max_tokens_per_pass) {
     pass.end = end;
   }
   flush();
-  plan.trees.push_back(builder.finish());
+  plan.trees.push_back(builder.finish(flat));
   return plan;
 }
 
@@ -69,7 +69,7 @@ Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass) {
     const auto children = branches.children(index);
     for (auto it = children.rbegin(); it != children.rend(); ++it) todo.push_back({*it, builder.num_open()});
   }
-  plan.trees.push_back(builder.finish());
+  plan.trees.push_back(builder.finish(whole));
   return plan;
 }
 

@@ -1,50 +1,27 @@
-// What the strategies share: costs of token ranges, the tree as stretches, and the walk that becomes a plan.
+// What the strategies share: the walk that becomes a plan.
 #pragma once
 
-#include <memory>
+#include <utility>
 #include <vector>
 
-#include "tree/branch_tree.h"
-#include "tree/plan.h"
+#include "tree/tree_view.h"
 
 namespace bough {
-
-// A tree of (a part of) the batch with running sums over its tokens.
-struct IndexedTree {
-  std::shared_ptr<const PrefixTree> tree;
-  std::vector<int64_t> sequences;  // the batch's index of each of the tree's sequences
-  BranchTree branches;
-  struct Sums {
-    int64_t pairs;    // depth + 1
-    int64_t rows;     // sequences that train the token
-    int32_t trained;  // tokens that some sequence trains
-    int32_t starts;   // tokens that are not the child of the token before them
-  };
-  std::unique_ptr<Sums[]> before;  // [T + 1]: over tokens below t
-
-  int64_t num_pairs(TokenRange range) const { return before[range.end].pairs - before[range.begin].pairs; }
-  int64_t num_rows(TokenRange range) const { return before[range.end].rows - before[range.begin].rows; }
-  int64_t num_trained(TokenRange range) const {
-    return before[range.end].trained - before[range.begin].trained;
-  }
-  int64_t num_pieces(
-      TokenRange range) const {  // of at least one token; runs, each token the parent of the next
-    return 1 + before[range.end].starts - before[range.begin + 1].starts;
-  }
-  bool trains(int32_t token) const { return before[token + 1].trained > before[token].trained; }
-};
-
-// `tree` was built from the request's sequences at these indices, in this order.
-// `whole`: the tree of all sequences, where this one is of some: offsets are not summed again for each of many trees.
-IndexedTree index_tree(PrefixTree tree, std::vector<int64_t> sequences, const PlanRequest& request,
-                       const PrefixTree* whole = nullptr);
-
-std::vector<int64_t> all_sequences(const PlanRequest& request);
 
 // Appends blocks and steps in the order of a walk; keeps the chain of open interior blocks.
 class PlanBuilder {
  public:
-  PlanBuilder(const IndexedTree& indexed, int64_t max_tokens_per_pass);
+  PlanBuilder(TreeView view, int64_t max_tokens_per_pass)
+      : view_(std::move(view)), limit_(max_tokens_per_pass) {}
+
+  // From then on fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes together with
+  // the stack: a lower bound of the plan's peak, known while the plan is made.
+  void bound_memory(const CostModel& costs, int64_t room) {
+    costs_ = &costs;
+    room_ = room;
+  }
+  bool fits() const { return fits_; }
+  bool has_room_for(int64_t num_tokens);  // for a pass of at least so many; if not, nothing fits() any more
 
   int64_t stack_rows() const { return stack_rows_; }
   size_t num_open() const { return open_.size(); }
@@ -59,17 +36,22 @@ class PlanBuilder {
 
   // Closes open blocks, last first, until `count` are left.
   void close_to(size_t count);
-  PlannedTree finish();  // with all closed
+  PlannedTree finish();  // with all closed; without tree and sequences
+  PlannedTree finish(const IndexedTree& indexed);
 
  private:
   void push(TokenRange range);
   int32_t add_block(bool interior, std::vector<TokenRange> ranges);
+  void check_memory(const PassShape& pass);
 
-  const IndexedTree& indexed_;
+  TreeView view_;
   PlannedTree planned_;
   int64_t limit_;
   std::vector<int32_t> open_;
   int64_t stack_rows_ = 0;
+  const CostModel* costs_ = nullptr;
+  int64_t room_ = 0;
+  bool fits_ = true;
 };
 
 }  // namespace bough

@@ -1,8 +1,10 @@
 #include "tree/root_split.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <numeric>
+#include <optional>
+#include <utility>
 
 namespace bough {
 
@@ -13,33 +15,32 @@ class RootSplitter {
   RootSplitter(const IndexedTree& whole, const CostModel& costs, int64_t limit, int64_t held)
       : tree_(*whole.tree), costs_(costs), limit_(limit), held_(held), branches_(whole.branches) {}
 
-  std::vector<std::vector<int64_t>> run() {
-    std::vector<int32_t> kept;  // roots that are not repeated
+  std::vector<TreePart> run() {
+    TreePart rest;  // roots that are not repeated
     for (const int32_t root : branches_.children(-1)) {
       const auto& node = branches_.nodes[root];
-      if (is_big(node, 0) && is_worth_repeating(node, 0)) open_.push_back({root, 0});
-      else kept.push_back(root);
+      if (auto groups = groups_if_worth(node, 0)) open_.push_back({root, 0, {}, {}, std::move(*groups)});
+      else rest.nodes.push_back(root);
     }
     if (open_.empty()) return {};
-    by_end_.resize(tree_.sequence_end.size());
-    std::iota(by_end_.begin(), by_end_.end(), 0);
-    std::stable_sort(by_end_.begin(), by_end_.end(),
-                     [&](int64_t a, int64_t b) { return tree_.sequence_end[a] < tree_.sequence_end[b]; });
-    std::vector<int64_t> rest = ending_in({-1, 0});  // empty sequences
-    for (const int32_t root : kept) append(rest, ending_in(subtree(branches_.nodes[root])));
+    const bool has_empty = std::ranges::find(tree_.sequence_end, -1) != tree_.sequence_end.end();
+    if (!rest.nodes.empty() || has_empty) parts_.push_back(std::move(rest));
     while (!open_.empty()) {
-      const auto [index, above] = open_.back();
+      auto root = std::move(open_.back());
       open_.pop_back();
-      split(branches_.nodes[index], above);
+      split(std::move(root));
     }
-    if (!rest.empty() || groups_.empty()) groups_.insert(groups_.begin(), std::move(rest));
-    return std::move(groups_);
+    return std::move(parts_);
   }
 
  private:
+  using Groups = std::vector<std::vector<int32_t>>;
   struct Root {
     int32_t node;
-    int64_t above;  // tokens of the path that the tree repeats
+    int64_t above;              // tokens of the path that the tree repeats
+    std::vector<int32_t> path;  // its nodes
+    std::vector<int32_t> ends;  // of these, those whose own sequences go where this one's go
+    Groups groups;              // of what hangs off it
   };
 
   TokenRange subtree(const BranchNode& node) const { return {node.begin, tree_.subtree_end[node.begin]}; }
@@ -48,20 +49,9 @@ class RootSplitter {
   }
   bool is_big(const BranchNode& node, int64_t above) const { return above + subtree(node).size() > limit_; }
 
-  // Sequences that end at tokens of the range.
-  std::vector<int64_t> ending_in(TokenRange range) const {
-    const auto below = [&](int64_t s, int32_t token) { return tree_.sequence_end[s] < token; };
-    return {std::lower_bound(by_end_.begin(), by_end_.end(), range.begin, below),
-            std::lower_bound(by_end_.begin(), by_end_.end(), range.end, below)};
-  }
-
-  static void append(std::vector<int64_t>& to, const std::vector<int64_t>& from) {
-    to.insert(to.end(), from.begin(), from.end());
-  }
-
   // What hangs off the node in as few groups as fit a pass together with the path; a big child is a group.
-  std::vector<std::vector<int32_t>> groups_of(const BranchNode& node, int64_t path) const {
-    std::vector<std::vector<int32_t>> groups;
+  Groups groups_of(const BranchNode& node, int64_t path) const {
+    Groups groups;
     std::multimap<int64_t, size_t> by_room;          // groups of small children; best fit
     for (const int32_t child : children_of(node)) {  // heaviest first
       const int64_t size = subtree(branches_.nodes[child]).size();
@@ -81,11 +71,12 @@ class RootSplitter {
     return groups;
   }
 
-  // Whether the path down to the node's end costs less in every group below it than in a pass of its own.
-  bool is_worth_repeating(const BranchNode& node, int64_t above) const {
+  // What hangs off the node in groups, if the path down to its end costs less in each of them than in a pass of its own.
+  std::optional<Groups> groups_if_worth(const BranchNode& node, int64_t above) const {
+    if (!is_big(node, above)) return std::nullopt;
     const int64_t path = above + node.end - node.begin;
     // The most that repeating can save is two passes' fixed costs: a long path is not looked at more closely.
-    if (node.num_children < 2 || path * 4 > limit_) return false;
+    if (node.num_children < 2 || path * 4 > limit_) return std::nullopt;
     const auto shape = [&](int64_t tokens) { return PassShape{tokens, 0, tokens * (tokens + 1) / 2, 0}; };
     const double again = path + limit_ <= held_ ? 0 : costs_.forward_seconds(shape(path));
     const double own_pass =
@@ -94,27 +85,28 @@ class RootSplitter {
       return costs_.forward_seconds(shape(tokens)) + costs_.backward_seconds(shape(tokens));
     };
     const double in_a_group = both(limit_) - both(limit_ - path);  // beside what is in the pass anyway
-    if (in_a_group * 2 >= own_pass) return false;
-    return in_a_group * static_cast<double>(groups_of(node, path).size()) < own_pass;
+    if (in_a_group * 2 >= own_pass) return std::nullopt;
+    auto groups = groups_of(node, path);
+    if (in_a_group * static_cast<double>(groups.size()) >= own_pass) return std::nullopt;
+    return groups;
   }
 
-  void split(const BranchNode& node, int64_t above) {
-    const int64_t path = above + node.end - node.begin;
-    auto own = ending_in({node.begin, node.end});
-    for (const auto& group : groups_of(node, path)) {
-      const auto& first = branches_.nodes[group.front()];
-      if (is_big(first, path) && is_worth_repeating(first, path)) {
-        open_.push_back({group.front(), path});
-        continue;
-      }
-      std::vector<int64_t> sequences = std::move(own);
-      own.clear();
-      for (const int32_t child : group) append(sequences, ending_in(subtree(branches_.nodes[child])));
-      groups_.push_back(std::move(sequences));
+  void split(Root root) {
+    const auto& node = branches_.nodes[root.node];
+    const int64_t path = root.above + node.end - node.begin;
+    root.path.push_back(root.node);
+    root.ends.push_back(root.node);
+    std::vector<Root> opened;
+    Groups closed;
+    for (auto& group : root.groups) {
+      if (auto groups = groups_if_worth(branches_.nodes[group.front()], path))
+        opened.push_back({group.front(), path, root.path, {}, std::move(*groups)});
+      else closed.push_back(std::move(group));
     }
-    if (own.empty()) return;
-    if (groups_.empty()) groups_.emplace_back();
-    append(groups_.back(), own);
+    // What ends on the path goes to the first group that stays together, if there is one.
+    if (closed.empty()) opened.front().ends = std::exchange(root.ends, {});
+    for (auto& group : closed) parts_.push_back({root.path, std::move(group), std::exchange(root.ends, {})});
+    std::ranges::move(opened, std::back_inserter(open_));
   }
 
   const PrefixTree& tree_;
@@ -122,15 +114,14 @@ class RootSplitter {
   int64_t limit_;
   int64_t held_;
   const BranchTree& branches_;
-  std::vector<int64_t> by_end_;  // sequences by the token they end at
   std::vector<Root> open_;
-  std::vector<std::vector<int64_t>> groups_;
+  std::vector<TreePart> parts_;
 };
 
 }  // namespace
 
-std::vector<std::vector<int64_t>> split_short_roots(const IndexedTree& whole, const CostModel& costs,
-                                                    int64_t max_tokens_per_pass, int64_t max_tokens_held) {
+std::vector<TreePart> split_short_roots(const IndexedTree& whole, const CostModel& costs,
+                                        int64_t max_tokens_per_pass, int64_t max_tokens_held) {
   return RootSplitter(whole, costs, max_tokens_per_pass, max_tokens_held).run();
 }
 

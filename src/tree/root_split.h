@@ -4,13 +4,13 @@
 
 #include <vector>
 
-#include "tree/plan_builder.h"
+#include "tree/tree_part.h"
 
 namespace bough {
 
-// Groups of sequences (indices into the tree's), each to be planned as a tree of its own with passes of at most
-// `max_tokens_per_pass`; together they are all sequences. None where nothing is worth repeating.
-std::vector<std::vector<int64_t>> split_short_roots(const IndexedTree& whole, const CostModel& costs,
-                                                    int64_t max_tokens_per_pass, int64_t max_tokens_held);
+// Parts to be planned as trees of their own with passes of at most `max_tokens_per_pass`; together they are all
+// sequences. A part with a path either fits a pass or has one node. None where nothing is worth repeating.
+std::vector<TreePart> split_short_roots(const IndexedTree& whole, const CostModel& costs,
+                                        int64_t max_tokens_per_pass, int64_t max_tokens_held);
 
 }  // namespace bough

@@ -33,7 +33,7 @@ void Simulator::forward(const Block& block) {
   if (!costs_) return;
   const auto shape = block.shape();
   kept_bytes_ += kept_of(block);
-  if (fits(costs_->temporary_bytes(shape))) result_.seconds += costs_->forward_seconds(shape);
+  if (is_timed(costs_->temporary_bytes(shape))) result_.seconds += costs_->forward_seconds(shape);
 }
 
 void Simulator::leaf(const Block& block) {
@@ -41,7 +41,7 @@ void Simulator::leaf(const Block& block) {
   hold(block.num_tokens);
   if (!costs_) return;
   const auto shape = block.shape();
-  if (fits(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape)))
+  if (is_timed(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape)))
     result_.seconds += costs_->forward_seconds(shape) + costs_->backward_seconds(shape) + head_seconds(shape);
 }
 
@@ -52,7 +52,7 @@ void Simulator::backward(const Block& block) {
   if (all) kept_tokens_ -= block.num_tokens;
   if (!costs_) return;
   const auto shape = block.shape();
-  if (fits((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape))) {
+  if (is_timed((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape))) {
     if (!all) result_.seconds += costs_->forward_seconds(shape);
     if (block.keep == Keep::kAttention) result_.seconds -= costs_->attention_forward_seconds(shape);
     result_.seconds += costs_->backward_seconds(shape) + head_seconds(shape);
@@ -76,13 +76,14 @@ void Simulator::hold(int64_t pass_tokens) {
   result_.peak_kept_tokens = std::max(result_.peak_kept_tokens, kept_tokens_ + pass_tokens);
 }
 
-bool Simulator::fits(int64_t pass_bytes) {
+bool Simulator::is_timed(int64_t pass_bytes) {
   result_.peak_bytes = std::max(result_.peak_bytes, stack_bytes_ + kept_bytes_ + pass_bytes);
-  return result_.peak_bytes <= budget_;
+  return result_.peak_bytes <= budget_ && result_.seconds <= most_seconds_;
 }
 
-Simulation simulate(const Plan& plan, const CostModel* costs, std::optional<int64_t> budget) {
-  Simulator simulator(costs, budget);
+Simulation simulate(const Plan& plan, const CostModel* costs, std::optional<int64_t> budget,
+                    double most_seconds) {
+  Simulator simulator(costs, budget, most_seconds);
   for (const auto& planned : plan.trees) {
     simulator.begin_tree(planned.stack_capacity);
     for (const auto& step : planned.steps) simulator.step(step.kind, planned.blocks[step.block]);

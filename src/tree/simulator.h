@@ -10,10 +10,15 @@ namespace bough {
 
 class Simulator {
  public:
-  // budget: once the peak is over so many bytes, seconds are not summed any further: nobody asks what a plan that does
-  // not fit would take.
-  explicit Simulator(const CostModel* costs, std::optional<int64_t> budget = {})
-      : costs_(costs), budget_(budget.value_or(std::numeric_limits<int64_t>::max())) {}
+  // budget, most_seconds: once the peak or the time is above them, seconds are not summed any further: nobody asks what
+  // a plan that does not fit would take, nor how much slower a slower one is.
+  explicit Simulator(const CostModel* costs, std::optional<int64_t> budget = {},
+                     double most_seconds = std::numeric_limits<double>::infinity())
+      : costs_(costs),
+        budget_(budget.value_or(std::numeric_limits<int64_t>::max())),
+        most_seconds_(most_seconds) {}
+
+  bool is_over_budget() const { return result_.peak_bytes > budget_; }
 
   void begin_tree(int64_t stack_capacity);
   void step(Step::Kind kind, const Block& block);  // the block's ranges are not looked at
@@ -26,10 +31,11 @@ class Simulator {
   double head_seconds(const PassShape& shape) const;
   int64_t kept_of(const Block& block) const;
   void hold(int64_t pass_tokens);
-  bool fits(int64_t pass_bytes);  // with these held for a pass
+  bool is_timed(int64_t pass_bytes);  // with these held for a pass
 
   const CostModel* costs_;
   int64_t budget_;
+  double most_seconds_;
   Simulation result_;
   int64_t stack_bytes_ = 0;
   int64_t kept_bytes_ = 0;
@@ -37,6 +43,7 @@ class Simulator {
   int64_t num_loss_rows_ = 0;
 };
 
-Simulation simulate(const Plan& plan, const CostModel* costs, std::optional<int64_t> budget);
+Simulation simulate(const Plan& plan, const CostModel* costs, std::optional<int64_t> budget,
+                    double most_seconds = std::numeric_limits<double>::infinity());
 
 }  // namespace bough

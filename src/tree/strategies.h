@@ -1,9 +1,8 @@
 // The strategies of make_plan (tree/plan.h), each in a file of its own.
 #pragma once
 
-#include <map>
-
 #include "tree/plan_builder.h"
+#include "tree/tree_part.h"
 
 namespace bough {
 
@@ -11,22 +10,17 @@ Plan plan_dense(const IndexedTree& flat, int64_t max_tokens_per_pass);  // of bu
 Plan plan_packed(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass);
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
-// Trees of parts of the batch. Neighbouring pass sizes often part it alike: what one plan used, the next finds again.
-class PartTrees {
- public:
-  void begin_plan() {
-    last_ = std::move(own_);
-    own_.clear();
-  }
-  // Stays until the plan after the next begins. part: indices of the request's sequences.
-  const IndexedTree& get(std::vector<int64_t> part, const PlanRequest& request, const IndexedTree& whole);
-
- private:
-  std::map<std::vector<int64_t>, IndexedTree> own_, last_;  // of this plan and the one before
+// `blocks` before its trees are built, which only the plan that is chosen needs.
+struct BlocksDraft {
+  Plan plan;                    // its trees have blocks and steps
+  std::vector<TreePart> parts;  // one a tree; none: the only tree is the whole one
+  bool fits = true;             // else it was given up: its peak is above what was asked for
 };
-
-Plan plan_blocks(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass,
-                 PartTrees& parts);
+// most_bytes: where given, with the request's costs: plans of a larger peak are given up, most of them early.
+BlocksDraft draft_blocks(const PlanRequest& request, const IndexedTree& whole, PartReader& parts,
+                         int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes = {});
+Plan finish_blocks(BlocksDraft draft, const PlanRequest& request, const IndexedTree& whole,
+                   PartReader& parts);
 
 // Lets interior blocks keep attention's outputs, or all activations, where the plan's peak stays within `budget`
 // bytes over weights and gradients: the most recomputation saved.

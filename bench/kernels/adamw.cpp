@@ -1,0 +1,58 @@
+// The optimizer: AdamW and the sum of squares of the global norm, on matrices of `small` and of Qwen3-0.6B: bound by
+// memory.
+//   build/bench/adamw --benchmark_counters_tabular=true
+#include "kernels/adamw/adamw.h"
+
+#include "kernel_bench.h"
+#include "kernels/sum_of_squares/sum_of_squares.h"
+
+namespace {
+
+using namespace bough;
+using namespace bough::bench;
+
+std::vector<int64_t> matrix(const Setting& s) {  // gate and up
+  return {2 * s.shape.intermediate_size, s.shape.hidden_size};
+}
+double num_elements(const Setting& s) {
+  return 2.0 * static_cast<double>(s.shape.intermediate_size * s.shape.hidden_size);
+}
+
+// Read and written: value, both moments, gradient; in bf16 the master instead of the value, which is only written.
+Kernel update(const Setting& s) {
+  const bool has_master = s.type != at::kFloat;
+  const Work work{.bytes = num_elements(s) * (4 * 8 + (has_master ? 2 : 0)), .in_place = true};
+  std::vector<AdamwState> states;
+  for (size_t i = 0; i < work.num_sets(); ++i) {
+    const auto value = values(matrix(s), at::kFloat);
+    states.push_back({value.to(s.type), has_master ? value : at::Tensor(), at::zeros_like(value),
+                      at::zeros_like(value), values(matrix(s), at::kFloat)});
+  }
+  return {work,
+          [states](size_t turn) {
+            adamw(states[turn % states.size()], {.lr = 1e-3,
+                                                 .beta1 = 0.9,
+                                                 .beta2 = 0.999,
+                                                 .eps = 1e-8,
+                                                 .weight_decay = 0.01,
+                                                 .gradient_scale = 0.5,
+                                                 .step = static_cast<int64_t>(turn) + 1});
+          },
+          work.num_sets()};
+}
+
+// Gradients are of the accumulator type, whatever the weights are.
+Kernel norm(const Setting& s) {
+  return forward_of(
+      Work{.bytes = num_elements(s) * sizeof(float)}, [&] { return values(matrix(s), at::kFloat); },
+      [](const at::Tensor& x) { return sum_of_squares(x); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Program program(argv);
+  program.add("adamw", update);
+  program.add("sum_of_squares", norm);
+  return program.run(argc, argv);
+}

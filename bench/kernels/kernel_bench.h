@@ -1,0 +1,270 @@
+// What the programs of bench/kernels share: shapes, the bounds of this machine, operands beyond the caches, and one way
+// to report.
+//
+// A kernel's bound is the least time of its work: its FLOPs at the rate of a matrix product at the model's shapes, or its
+// bytes, each operand read or written once, at the bandwidth of memory, whichever is longer. Both rates are measured in
+// the same process, with all threads, and again from time to time; the best counts. `of_bound` is the bound over the
+// median run, `best` over the fastest.
+//
+// Times are of the CPU, of the busiest thread, so that other programs on the cores count for their cache misses only;
+// threads sleep while they wait, or their waiting would count (OMP_WAIT_POLICY=passive: the program starts itself anew
+// with it).
+//
+// Operands and results rotate among sets of kRotatedBytes together, more than the caches of the machines we use hold,
+// so that bytes come from memory. In a training step many of them are still in a cache; a part of the bound above 1
+// says that the machine's cache is larger than that.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <benchmark/benchmark.h>
+#include <time.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "kernels/common/cpu_allocator.h"
+#include "kernels/parameter.h"
+#include "models/product_rate.h"
+#include "tree/cost_model.h"
+
+namespace bough::bench {
+
+constexpr double kRotatedBytes = 640 << 20;
+constexpr int64_t kTokens = 1024;  // of a pass
+
+inline at::Tensor values(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::empty(sizes, at::kFloat).uniform_(-1, 1).to(type);
+}
+inline Parameter parameter(at::IntArrayRef sizes, at::ScalarType type) {
+  return {values(sizes, type), at::zeros(sizes, at::kFloat), {}};
+}
+
+// CPU time of the caller, or the mean of the other threads where that is more.
+inline double busy_seconds_of(const std::function<void()>& work) {
+  const auto now = [](clockid_t clock) {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+  };
+  const double all_before = now(CLOCK_PROCESS_CPUTIME_ID), own_before = now(CLOCK_THREAD_CPUTIME_ID);
+  work();
+  const double own = now(CLOCK_THREAD_CPUTIME_ID) - own_before;
+  const double others = now(CLOCK_PROCESS_CPUTIME_ID) - all_before - own;
+  return std::max(own, others / std::max(1, at::get_num_threads() - 1));
+}
+
+struct Setting {
+  ModelShape shape;
+  at::ScalarType type;
+  double element() const { return static_cast<double>(shape.element_bytes); }
+};
+
+// What a run reads and writes; how often it must be laid out for all of it to exceed the caches.
+struct Work {
+  double flops = 0, bytes = 0;
+  bool in_place = false;  // most of what is written was read: each byte of memory counts twice
+  size_t num_sets() const {
+    const double held = in_place ? bytes / 2 : bytes;
+    return static_cast<size_t>(std::clamp(kRotatedBytes / std::max(held, 1.0) + 1, 2.0, 1024.0));
+  }
+};
+
+struct Kernel {
+  Work work;
+  std::function<void(size_t turn)> run;
+  size_t num_sets = 8;  // runs until operands and results come round: the first ones fault their pages in
+};
+
+// The results of the last runs, so that the allocator does not hand out the same warm block again.
+template <class Result>
+class Ring {
+ public:
+  explicit Ring(size_t size) : results_(size) {}
+  void put(Result result) { results_[next_++ % results_.size()] = std::move(result); }
+
+ private:
+  std::vector<Result> results_;
+  size_t next_ = 0;
+};
+
+// Forward of inputs that are made once; a result is whatever `run` returns.
+template <class Run>
+Kernel forward_of(const Work& work, const std::function<at::Tensor()>& make, Run run) {
+  std::vector<at::Tensor> inputs;
+  for (size_t i = 0; i < work.num_sets(); ++i) inputs.push_back(make());
+  using Result = decltype(run(inputs.front()));
+  return {work,
+          [inputs, run, ring = Ring<Result>(inputs.size())](size_t turn) mutable {
+            ring.put(run(inputs[turn % inputs.size()]));
+          },
+          work.num_sets()};
+}
+
+struct Graph {
+  at::Tensor input;  // asks for a gradient
+  std::vector<at::Tensor> outputs;
+};
+
+// Backward of graphs that are made once and kept.
+inline Kernel backward_of(const Work& work, const std::function<Graph()>& make) {
+  std::vector<Graph> graphs;
+  std::vector<std::vector<at::Tensor>> seeds;
+  for (size_t i = 0; i < work.num_sets(); ++i) {
+    graphs.push_back(make());
+    seeds.emplace_back();
+    for (const auto& y : graphs.back().outputs) seeds.back().push_back(values(y.sizes(), y.scalar_type()));
+  }
+  return {work,
+          [graphs, seeds, ring = Ring<at::Tensor>(graphs.size())](size_t turn) mutable {
+            const size_t i = turn % graphs.size();
+            ring.put(torch::autograd::grad(graphs[i].outputs, {graphs[i].input}, seeds[i],
+                                           /*retain_graph=*/true)
+                         .front());
+          },
+          work.num_sets()};
+}
+
+class Rates {
+ public:
+  double products(const Setting& setting) {
+    auto& rate = products_[{setting.shape.name, setting.type}];
+    if (rate.best == 0 || seconds_since(rate.measured) > kSecondsBetween) {
+      rate.best = std::max(rate.best, matrix_product_rate(setting.shape, setting.type, busy_seconds_of));
+      rate.measured = std::chrono::steady_clock::now();
+    }
+    return rate.best;
+  }
+
+  // Bytes a second over kRotatedBytes: of a += s, else of a = b + s·c and of a = b, which also fetch what they overwrite.
+  double bandwidth(bool in_place) {
+    if (!a_.defined()) {
+      a_ = at::zeros({static_cast<int64_t>(kRotatedBytes) / 12}, at::kFloat);
+      b_ = at::zeros_like(a_);
+      c_ = at::zeros_like(a_);
+    }
+    const auto bytes = static_cast<double>(a_.nbytes());
+    const auto rate = [&](double count, const auto& work) { return count * bytes / busy_seconds_of(work); };
+    for (int i = 0; i < 4; ++i) {
+      in_place_ = std::max(in_place_, rate(6, [&] {
+                             for (auto* x : {&a_, &b_, &c_}) x->add_(1.0);
+                           }));
+      copied_ =
+          std::max({copied_, rate(3, [&] { at::add_out(a_, b_, c_, 0.5); }), rate(2, [&] { a_.copy_(b_); })});
+    }
+    return in_place ? in_place_ : copied_;
+  }
+
+  void print() const {
+    for (const auto& [setting, rate] : products_)
+      std::printf("products, %s %s: %.0f GFLOP/s\n", setting.first.c_str(), c10::toString(setting.second),
+                  rate.best * 1e-9);
+    std::printf("memory: %.1f GB/s, in place %.1f GB/s, %d threads\n", copied_ * 1e-9, in_place_ * 1e-9,
+                at::get_num_threads());
+  }
+
+ private:
+  static constexpr double kSecondsBetween = 10;
+  struct ProductRate {
+    double best = 0;  // FLOP/s
+    std::chrono::steady_clock::time_point measured;
+  };
+  std::map<std::pair<std::string, at::ScalarType>, ProductRate> products_;
+  at::Tensor a_, b_, c_;
+  double copied_ = 0, in_place_ = 0;
+};
+
+// One program: kernels are added by name and made when their turn comes, one at a time.
+class Program {
+ public:
+  explicit Program(char** argv) {
+    if (setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0) == 0 && !std::getenv("BOUGH_BENCH_STARTED")) {
+      setenv("BOUGH_BENCH_STARTED", "1", 1);  // libgomp reads the policy when it is loaded
+      execv("/proc/self/exe", argv);
+    }
+    apply_cpu_workarounds();
+    install_cpu_allocator();
+    for (const char* name : {"small", "qwen3-0.6b"})
+      for (const auto type : {at::kFloat, at::kBFloat16})
+        settings_.push_back({named_model_shape(name, type == at::kFloat ? "fp32" : "bf16"), type});
+  }
+
+  // make(setting) returns the kernel; its name becomes small/NAME/fp32 and so on.
+  void add(const std::string& name, std::function<Kernel(const Setting&)> make) {
+    for (const auto& setting : settings_) {
+      const auto full =
+          setting.shape.name + "/" + name + "/" + (setting.type == at::kFloat ? "fp32" : "bf16");
+      benchmark::RegisterBenchmark(full.c_str(),
+                                   [this, full, make, setting](benchmark::State& state) {
+                                     if (current_name_ != full) {
+                                       current_ = {};
+                                       release_kept_cpu_blocks();
+                                       current_ = make(setting);
+                                       current_name_ = full;
+                                       for (turn_ = 0; turn_ < current_.num_sets; ++turn_)
+                                         current_.run(turn_);
+                                       bound_ = bound(setting);
+                                     }
+                                     measure(state);
+                                   })
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+  }
+
+  int run(int argc, char** argv) {
+    benchmark::Initialize(&argc, argv);
+    if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+    benchmark::RunSpecifiedBenchmarks();
+    rates_.print();
+    return 0;
+  }
+
+ private:
+  struct Bound {
+    double by_products = 0, by_memory = 0;
+    double seconds() const { return std::max(by_products, by_memory); }
+  };
+
+  Bound bound(const Setting& setting) {
+    Bound result;
+    if (current_.work.flops > 0) result.by_products = current_.work.flops / rates_.products(setting);
+    result.by_memory = current_.work.bytes / rates_.bandwidth(current_.work.in_place);
+    return result;
+  }
+
+  void measure(benchmark::State& state) {
+    std::vector<double> seconds;
+    for (auto _ : state) {
+      seconds.push_back(busy_seconds_of([&] { current_.run(turn_); }));
+      ++turn_;
+      state.SetIterationTime(seconds.back());
+    }
+    const auto middle = seconds.begin() + std::ssize(seconds) / 2;
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    state.counters["of_bound"] = bound_.seconds() / *middle;
+    state.counters["best"] = bound_.seconds() / *std::min_element(seconds.begin(), seconds.end());
+    state.SetLabel(bound_.by_products >= bound_.by_memory ? "bound by products" : "bound by memory");
+  }
+
+  std::vector<Setting> settings_;
+  Rates rates_;
+  std::string current_name_;
+  Kernel current_;
+  Bound bound_;
+  size_t turn_ = 0;
+};
+
+}  // namespace bough::bench

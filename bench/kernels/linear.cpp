@@ -1,0 +1,82 @@
+// Linear layers at the matrices of `small` and of Qwen3-0.6B: forward, and backward with its accumulation into the
+// weight's gradient. Bound by products.
+//   build/bench/linear --benchmark_counters_tabular=true
+#include "kernels/linear/linear.h"
+
+#include "kernel_bench.h"
+
+namespace {
+
+using namespace bough;
+using namespace bough::bench;
+
+constexpr int kLayers = 8;  // in turn, as in a model: no weight is in the nearest cache
+
+struct Matrix {
+  const char* name;
+  int64_t (*inputs)(const ModelShape&);
+  int64_t (*outputs)(const ModelShape&);
+};
+constexpr Matrix kMatrices[] = {{"qkv", [](const ModelShape& m) { return m.hidden_size; },
+                                 [](const ModelShape& m) { return m.query_width() + 2 * m.key_width(); }},
+                                {"output", [](const ModelShape& m) { return m.query_width(); },
+                                 [](const ModelShape& m) { return m.hidden_size; }},
+                                {"gate_up", [](const ModelShape& m) { return m.hidden_size; },
+                                 [](const ModelShape& m) { return 2 * m.intermediate_size; }},
+                                {"down", [](const ModelShape& m) { return m.intermediate_size; },
+                                 [](const ModelShape& m) { return m.hidden_size; }}};
+
+struct Layer {
+  Parameter weight;
+  at::Tensor x, y, d_y;
+};
+
+std::vector<Layer> layers(const Setting& s, const Matrix& matrix) {
+  const int64_t inputs = matrix.inputs(s.shape), outputs = matrix.outputs(s.shape);
+  std::vector<Layer> result(kLayers);
+  for (auto& layer : result) {
+    layer.weight = parameter({outputs, inputs}, s.type);
+    layer.x = values({kTokens, inputs}, s.type).requires_grad_(true);
+    layer.y = linear(layer.x, layer.weight);
+    layer.d_y = values({kTokens, outputs}, s.type);
+  }
+  return result;
+}
+
+// One product and its operands.
+Kernel forward(const Setting& s, const Matrix& matrix) {
+  const auto inputs = static_cast<double>(matrix.inputs(s.shape)), outputs = double(matrix.outputs(s.shape));
+  const double tokens = kTokens;
+  return {{.flops = 2 * tokens * inputs * outputs,
+           .bytes = (tokens * (inputs + outputs) + inputs * outputs) * s.element()},
+          [all = layers(s, matrix)](size_t turn) mutable {
+            auto& layer = all[turn % kLayers];
+            layer.y = linear(layer.x, layer.weight);
+          }};
+}
+
+// Two products; the weight is read, its gradient read and written in fp32.
+Kernel backward(const Setting& s, const Matrix& matrix) {
+  const auto inputs = static_cast<double>(matrix.inputs(s.shape)), outputs = double(matrix.outputs(s.shape));
+  const double tokens = kTokens;
+  return {{.flops = 4 * tokens * inputs * outputs,
+           .bytes = (tokens * (2 * inputs + outputs) + inputs * outputs) * s.element() +
+                    inputs * outputs * 2 * sizeof(float)},
+          [all = layers(s, matrix), ring = Ring<at::Tensor>(kLayers)](size_t turn) mutable {
+            const auto& layer = all[turn % kLayers];
+            ring.put(torch::autograd::grad({layer.y}, {layer.x}, {layer.d_y}, /*retain_graph=*/true).front());
+          }};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Program program(argv);
+  for (const auto& matrix : kMatrices) {
+    program.add(std::string("linear/") + matrix.name + "/forward",
+                [&](const Setting& s) { return forward(s, matrix); });
+    program.add(std::string("linear/") + matrix.name + "/backward",
+                [&](const Setting& s) { return backward(s, matrix); });
+  }
+  return program.run(argc, argv);
+}
