@@ -270,4 +270,22 @@ void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t 
   }
 }
 
+void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows,
+                        int64_t columns) {
+  for (int64_t half = 0; half < columns; half += 16) {
+    __m512i low[16], high[16];
+    for (int64_t i = 0; i < 16; ++i) {
+      low[i] = _mm512_load_si512(block + i * kPanelColumns + half);
+      high[i] = _mm512_load_si512(block + (16 + i) * kPanelColumns + half);
+    }
+    transpose_16x16(low);
+    transpose_16x16(high);
+    for (int64_t j = 0; j < 16 && half + j < columns; ++j) {
+      const auto both = reinterpret_cast<__m512i>(
+          _mm512_cvtne2ps_pbh(_mm512_castsi512_ps(high[j]), _mm512_castsi512_ps(low[j])));
+      _mm512_mask_storeu_epi16(c + (half + j) * c_stride, first(rows), both);
+    }
+  }
+}
+
 }  // namespace bough::amx

@@ -43,6 +43,7 @@ struct Fp32Tiles {
   using Element = float;
   static constexpr int64_t kRows = avx512::kBlockRows;
   static constexpr int64_t kDepth = 1;
+  static constexpr int64_t kFewRows = 16;
   // One panel of that depth fits the first-level cache; sums are kept in C between passes.
   static constexpr int64_t kDepthPerPass = 256;
   static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
@@ -68,12 +69,18 @@ struct Fp32Tiles {
     for (int64_t i = 0; i < rows; ++i)
       std::copy(block + i * kPanelColumns, block + i * kPanelColumns + columns, c + i * stride);
   }
+  static void store_turned(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+    for (int64_t j = 0; j < columns; ++j)
+      for (int64_t i = 0; i < rows; ++i) c[j * stride + i] = block[i * kPanelColumns + j];
+  }
 };
 
 struct AmxTiles {
   using Element = BFloat16Bits;
   static constexpr int64_t kRows = amx::kBlockRows;
   static constexpr int64_t kDepth = amx::kDepth;
+  // Up to so many rows, packing a weight costs more than turning the sums.
+  static constexpr int64_t kFewRows = 256;
   // Of an accumulated C: bf16 ones are rounded once.
   static constexpr int64_t kDepthPerPass = 512;
   // Half of the second-level cache of CPUs with AMX: A, which comes from further away, is read once for each group.
@@ -99,6 +106,9 @@ struct AmxTiles {
   }
   static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
     amx::store_block(c, stride, block, rows, columns);
+  }
+  static void store_turned(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+    amx::store_block_turned(c, stride, block, rows, columns);
   }
 };
 
@@ -232,13 +242,7 @@ class Worker {
     } else if (!p_.c_transposed) {
       Tiles::store(static_cast<T*>(p_.c) + row * p_.c_stride + column, p_.c_stride, sums, rows, columns);
     } else {
-      alignas(64) std::array<float, Tiles::kRows * kPanelColumns> turned;
-      for (int64_t j = 0; j < columns; ++j) {
-        for (int64_t i = 0; i < rows; ++i) turned[i] = sums[i * kPanelColumns + j];
-        for (int64_t i = rows; i < kPanelColumns; ++i) turned[i] = 0;
-        Tiles::store(static_cast<T*>(p_.c) + (column + j) * p_.c_stride + row, p_.c_stride, turned.data(), 1,
-                     rows);
-      }
+      Tiles::store_turned(static_cast<T*>(p_.c) + column * p_.c_stride + row, p_.c_stride, sums, rows, columns);
     }
   }
 

@@ -22,7 +22,6 @@
 namespace bough {
 
 namespace {
-constexpr int64_t kFewRows = 16;
 constexpr int64_t kPackedTogether = 64 << 10;  // elements a thread should at least pack
 constexpr int64_t kPackedRows = 1024;          // of a transposed A, at a time
 
@@ -69,7 +68,7 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
   const double multiplies =
       static_cast<double>(row_end - row_begin) * static_cast<double>(p.n) * static_cast<double>(p.k);
   if (multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1) run(0, blocks, 0, panels);
-  else if (panels >= at::get_num_threads())
+  else if (panels >= at::get_num_threads() && !p.c_transposed)
     at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) { run(0, blocks, begin, end); });
   else at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
 }
@@ -199,7 +198,7 @@ at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
     using T = typename Tiles::Element;
     Product<T> product{m, n, k, factor<T>(a), factor<T>(b), mutable_data<T>(c), n};
     if (bias_N) product.bias = data<T>(*bias_N);
-    if (m <= kFewRows && product.b.transposed && !Tiles::must_pack(product.b.transpose(), k)) {
+    if (m <= Tiles::kFewRows && product.b.transposed && !Tiles::must_pack(product.b.transpose(), k)) {
       std::swap(product.m, product.n);
       std::swap(product.a, product.b);
       product.a = product.a.transpose();

@@ -61,6 +61,8 @@ void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, cons
                   int64_t count);
 // Rounds to nearest even.
 void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
+// The same of the transpose: c[j][i] = block[i][j].
+void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
 }  // namespace amx
 
 }  // namespace bough
