@@ -7,6 +7,9 @@ interleaved, and prints medians over the rounds with their spread. A ratio above
 measurement is a process of its own, with one uncounted warm-up inside. A contender whose loss is not Bough's
 computed something else: a failure.
 
+Memory over weights and gradients is a process's peak resident size less that of the same step on a set of a
+few tokens, which holds weights, gradients and libraries and next to nothing else: one measure for everyone.
+
 Needs the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick) and, for AReaL-DTA, AREAL_DTA_DIR;
 what is missing is said and left out. Results go to a table on stdout and to --out as JSON.
 """
@@ -59,17 +62,25 @@ class Bench:
     environment: dict
 
     def run(self, command):
-        """The JSON object that the command prints last; what it says on stderr only when it fails."""
-        done = subprocess.run(
-            [str(word) for word in command], env=self.environment, capture_output=True, text=True, check=False
-        )
-        lines = done.stdout.strip().splitlines()
-        if done.returncode != 0 or not lines or not lines[-1].startswith("{"):
-            raise SystemExit(
-                f"step_vs_peers: exit code {done.returncode} from\n  {' '.join(map(str, command))}\n"
-                f"{done.stderr[-2000:]}"
+        """The JSON object that the command prints last, with the process's peak resident size added.
+
+        What the command says on stderr is shown only when it fails.
+        """
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = subprocess.Popen(
+                [str(word) for word in command], env=self.environment, stdout=out, stderr=err
             )
-        return json.loads(lines[-1])
+            _, status, usage = os.wait4(process.pid, 0)
+            code = process.returncode = os.waitstatus_to_exitcode(status)
+            out.seek(0)
+            err.seek(0)
+            lines = out.read().decode().strip().splitlines()
+            if code != 0 or not lines or not lines[-1].startswith("{"):
+                raise SystemExit(
+                    f"step_vs_peers: exit code {code} from\n  {' '.join(map(str, command))}\n"
+                    f"{err.read().decode()[-2000:]}"
+                )
+        return {**json.loads(lines[-1]), "peak_rss_bytes": usage.ru_maxrss * 1024}
 
     def python(self, script, *words):
         return [self.args.python, self.yardstick / script, *words]
@@ -91,19 +102,19 @@ class Bench:
         return path
 
     def measure(self, contender, model, rollouts, dtype):
-        """Seconds and loss of one run."""
+        """Seconds, loss and peak resident bytes of one run."""
         if contender in ("auto", "path", "dense"):
             report = self.run(
                 [self.args.bough, "step", "--model", model, "--rollouts", rollouts, "--mode", contender]
                 + ["--dtype", dtype, "--threads", self.args.threads, "--repeat", 1, "--json"]
             )
-            return report["seconds_per_step"], report["loss"]
+            return report["seconds_per_step"], report["loss"], report["peak_rss_bytes"]
         peer = {"transformers": "dense", "dta": "dta"}[contender]
         report = self.run(
             self.python("peer_step.py", rollouts, "--peer", peer, "--dtype", TORCH_DTYPES[dtype])
             + ["--model", self.args.shape, "--vocab", VOCAB]
         )
-        return report["s"], report["loss"]
+        return report["s"], report["loss"], report["peak_rss_bytes"]
 
 
 def parse_arguments():
@@ -137,8 +148,17 @@ def say(text):
 
 
 def measure_all(bench, sets, contenders):
-    """{(set, dtype): {contender: [(seconds, loss), ...]}}; a round runs every contender once."""
+    """{(set, dtype): {contender: [(seconds, loss, bytes over weights and gradients), ...]}}.
+
+    A round runs every contender once.
+    """
     model = bench.make_model()
+    few_tokens = bench.make_set("few_tokens", SMOKE_SETS["flat"])
+    at_rest = {
+        (dtype, contender): bench.measure(contender, model, few_tokens, dtype)[2]
+        for dtype in bench.args.dtypes
+        for contender in contenders
+    }
     paths = {name: bench.make_set(name, sets[name]) for name in bench.args.sets}
     results = {
         (name, dtype): {contender: [] for contender in contenders}
@@ -148,7 +168,8 @@ def measure_all(bench, sets, contenders):
     for number in range(1, bench.args.rounds + 1):
         for (name, dtype), by_contender in results.items():
             for contender in contenders:
-                by_contender[contender].append(bench.measure(contender, model, paths[name], dtype))
+                seconds, loss, peak = bench.measure(contender, model, paths[name], dtype)
+                by_contender[contender].append((seconds, loss, peak - at_rest[dtype, contender]))
             line = "  ".join(f"{contender} {runs[-1][0]:.3f}" for contender, runs in by_contender.items())
             say(f"round {number}/{bench.args.rounds}  {name} {dtype}: {line}")
     return results
@@ -168,6 +189,7 @@ def summarise(results):
                 "min_s": min(seconds),
                 "max_s": max(seconds),
                 "loss": loss,
+                "memory_bytes": statistics.median(run[2] for run in runs),
             }
             if not abs(loss - expected) <= LOSS_TOLERANCE[dtype] * math.log(VOCAB):
                 row["wrong_losses"].append(contender)
@@ -179,7 +201,7 @@ def summarise(results):
     return rows
 
 
-def table(rows):
+def seconds_table(rows):
     """Seconds as median (min-max), then the ratios."""
     contenders = list(rows[0]["contenders"])
     ratios = list(rows[0]["ratios"])
@@ -191,6 +213,19 @@ def table(rows):
             cells.append(f"{entry['median_s']:.3f} ({entry['min_s']:.3f}-{entry['max_s']:.3f})")
         cells += [f"{row['ratios'][ratio]:.2f}" for ratio in ratios]
         lines.append(cells)
+    return aligned(lines)
+
+
+def memory_table(rows):
+    contenders = list(rows[0]["contenders"])
+    lines = [["set", "dtype", *contenders]]
+    for row in rows:
+        peaks = [f"{row['contenders'][c]['memory_bytes'] / 2**20:.0f}" for c in contenders]
+        lines.append([row["set"], row["dtype"], *peaks])
+    return aligned(lines)
+
+
+def aligned(lines):
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -213,7 +248,9 @@ def main():
         bench = Bench(args, Path(folder), yardstick, {**os.environ, **host_environment()})
         rows = summarise(measure_all(bench, SMOKE_SETS if args.smoke else SETS, contenders))
     print("seconds a step, median (min-max); ratios above 1: Bough is faster")
-    print(table(rows))
+    print(seconds_table(rows))
+    print("\npeak memory over weights and gradients, MiB")
+    print(memory_table(rows))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "time": time.strftime("%FT%TZ", time.gmtime()),

@@ -35,12 +35,12 @@ target_include_directories(bough_cuda_kernels PRIVATE ${CMAKE_SOURCE_DIR}/src)
 set_target_properties(bough_cuda_kernels PROPERTIES
   COMPILE_OPTIONS "-O3;--expt-relaxed-constexpr;-Xcompiler=-Wall" CUDA_RUNTIME_LIBRARY Shared)
 
-# One CUDA runtime in the process: the wheel's, which libtorch_cuda brings. It is not linked here: its folder
-# is found through libtorch_cuda alone, so the library also opens beside a torch that lies elsewhere than
-# where it was built. Its headers are the wheel's too.
+# One CUDA runtime and one cuBLAS in the process: the wheel's, which libtorch_cuda brings. They are not linked
+# here: their folder is found through libtorch_cuda alone, so the library also opens beside a torch that lies
+# elsewhere than where it was built. The headers are the wheel's too.
 get_filename_component(site_packages ${BOUGH_TORCH_DIR} DIRECTORY)
-add_library(bough_cuda SHARED
-  ${CMAKE_SOURCE_DIR}/src/kernels/common/cuda_ops.cpp $<TARGET_OBJECTS:bough_cuda_kernels>)
+file(GLOB_RECURSE cuda_ops CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*cuda_ops.cpp)
+add_library(bough_cuda SHARED ${cuda_ops} $<TARGET_OBJECTS:bough_cuda_kernels>)
 set_target_properties(bough_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
 target_include_directories(bough_cuda SYSTEM PRIVATE ${site_packages}/nvidia/cu13/include)
 target_link_libraries(bough_cuda PRIVATE

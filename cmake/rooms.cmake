@@ -33,7 +33,7 @@ endfunction()
 function(bough_kernels)
   cmake_parse_arguments(ARG "" "" "ROOMS;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|/cuda_ops\\.cpp$")  # the last: cmake/cuda.cmake
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|_isa\\.cpp$|cuda_ops\\.cpp$")  # the last: cmake/cuda.cmake
   file(GLOB_RECURSE isa_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_isa.cpp)
   add_library(bough_kernels SHARED ${sources})
   target_include_directories(bough_kernels PUBLIC ${CMAKE_SOURCE_DIR}/src)
@@ -44,6 +44,8 @@ function(bough_kernels)
     PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-Wno-maybe-uninitialized")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_amx.cpp
     PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-mavx512bf16;-mamx-tile;-mamx-bf16;-Wno-maybe-uninitialized")
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/tree_attention/tree_attention_amx_softmax.cpp
+    PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-mavx512bf16;-Wno-maybe-uninitialized")
   if(isa_sources)
     foreach(isa baseline avx2 avx512)
       add_library(bough_kernels_${isa} OBJECT ${isa_sources})

@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
   for (const auto& matrix : matrices)
     for (const auto& [form, form_name] : forms)
       for (const auto type : {at::kFloat, at::kBFloat16})
-        for (const int64_t tokens : {8, 64, 256, 1024})
+        for (const int64_t tokens : {8, 64, 256, 1024, 2048})
           for (const bool ours : {true, false}) {
             if (ours && !has_tiles(type)) continue;
             Case c{std::string(matrix.name) + "/" + form_name + "/" + (type == at::kFloat ? "fp32" : "bf16") +

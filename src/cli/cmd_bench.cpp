@@ -7,7 +7,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 
@@ -190,8 +189,10 @@ void run_bench_step(const Options& options) {
 }  // namespace
 
 void add_bench_command(CommandLine& line) {
-  CLI::App& bench = line.add("bench", "Measures this machine on your own data",
-                             [] { throw UserError("what to measure is missing: bough bench step"); });
+  CLI::App& bench = line.add("bench", "Measures this machine on your own data", [] {
+    throw UserError("what to measure is missing: bough bench step, bough bench rollout");
+  });
+  add_bench_rollout_command(line, bench);
   auto options = std::make_shared<Options>();
   options->repeat = 3;
   CLI::App& command =

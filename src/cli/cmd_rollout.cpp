@@ -155,6 +155,14 @@ void add_rollout_command(CommandLine& line) {
   command.add_option("--top-p", generation.top_p,
                      "Draw from the most likely tokens with this probability together");
   command.add_option("--top-k", generation.top_k, "Draw from this many most likely tokens; 0: all");
+  command.add_option("--min-p", generation.min_p,
+                     "Draw from tokens with at least this part of the most likely one's probability; 0: all");
+  command.add_option("--repetition-penalty", generation.repetition_penalty,
+                     "Divides the logits of tokens of prompt and response; 1: off");
+  command.add_option("--presence-penalty", generation.presence_penalty,
+                     "Subtracted from the logits of tokens of the response; 0: off");
+  command.add_option("--frequency-penalty", generation.frequency_penalty,
+                     "Subtracted as often as the token stands in the response; 0: off");
   command.add_option("--stop", generation.stop, "A string that ends a sample; may be given often")
       ->type_size(1)
       ->allow_extra_args(false)

@@ -68,6 +68,7 @@ void add_sft_command(CommandLine& line);
 void add_eval_command(CommandLine& line);
 void add_data_command(CommandLine& line);
 void add_bench_command(CommandLine& line);
+void add_bench_rollout_command(CommandLine& line, CLI::App& bench);
 void add_report_command(CommandLine& line);
 
 void add_json_flag(CLI::App& command, bool& json);

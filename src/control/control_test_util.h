@@ -45,7 +45,12 @@ class FakeEngine final : public Engine {
           CounterRandom(request.seed, Purpose::test).below(10, request.id, static_cast<uint64_t>(i));
       const auto digit = static_cast<int32_t>('0' + draw);
       GeneratedSample sample{
-          {digit, kStop}, {-1.f, -0.5f}, {-1.f, -0.5f}, {version_, version_}, FinishReason::kStop};
+          .token_ids = {digit, kStop},
+          .logprobs = {-1.f, -0.5f},
+          .raw_logprobs = {-1.f, -0.5f},
+          .truncated_logprobs = {-1.f, -0.5f},
+          .versions = {version_, version_},
+          .finish_reason = FinishReason::kStop};
       statistics_.new_tokens += 2;
       result.samples.push_back(std::move(sample));
     }
@@ -55,6 +60,9 @@ class FakeEngine final : public Engine {
   bool cancel(uint64_t id) override {
     return std::erase_if(waiting_, [&](const GenerationRequest& request) { return request.id == id; }) > 0;
   }
+  void pause() override {}
+  void resume() override {}
+  bool paused() const override { return false; }
   void update_weights(int32_t version) override { version_ = version; }
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override { return statistics_; }

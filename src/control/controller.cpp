@@ -139,7 +139,8 @@ ScoredBatch Controller::make_scored_batch(Sampled sampled, MetricValues& metrics
       Rollout rollout = to_rollout(result, i, sampled.problems[group]->id);
       rollout.reward = sampled.rewards[s];
       rollout.advantage = {static_cast<float>(advantage)};
-      rollout.extra.erase("raw_logprobs");  // doubles the file, and nobody reads it after training
+      for (const char* key : {"raw_logprobs", "truncated_logprobs"})
+        rollout.extra.erase(key);  // doubles the file, and nobody reads it after training
       rollout.extra["prompt"] = sampled.prompts[group];
       rollout.extra["completion"] = sampled.completions[s];
       rollout.extra["answer"] = sampled.problems[group]->answer;

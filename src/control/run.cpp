@@ -146,6 +146,9 @@ std::optional<EvaluationResult> Run::evaluate_now() {
   options.gconfig.temperature = settings_.evaluator.temperature;
   options.gconfig.top_p = 1.0;
   options.gconfig.top_k = 0;
+  options.gconfig.min_p = 0;
+  options.gconfig.repetition_penalty = 1.0;
+  options.gconfig.presence_penalty = options.gconfig.frequency_penalty = 0;
   options.seed = static_cast<uint64_t>(settings_.seed);
   options.sampling.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts;
   options.sampling.stop = options_.stop;

@@ -10,10 +10,12 @@
 #include "kernels/common/cuda_library.h"
 #include "kernels/common/kernel_test.h"
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/sum_of_squares/sum_of_squares.h"
 #include "kernels/swiglu/swiglu.h"
+#include "kernels/tree_attention/random_case.h"
 
 namespace bough {
 namespace {
@@ -201,6 +203,103 @@ TEST_F(Cuda, Adamw) {
     }
 }
 
+// d_q and d_k sum p (d_o·v - D) · scale times a key or query: factors of order 1 with errors of their own, though the
+// difference and so the sum may be small, and is 0 where a query sees a single key.
+void expect_score_gradient(const at::Tensor& got, const at::Tensor& expected, at::ScalarType type) {
+  const double largest = std::max(1.0, expected.abs().max().item<double>());
+  EXPECT_LE((got.to(at::kDouble) - expected).abs().max().item<double>(), tolerance(type) * largest);
+}
+
+// Against the reference's dense softmax on the device, in fp64.
+void check_tree_attention(const AttentionCase& c, at::ScalarType type, unsigned seed) {
+  SCOPED_TRACE(testing::Message() << c.num_stack << " + " << c.num_tokens << " tokens, " << c.num_heads
+                                  << " heads of " << c.head_dim << " in " << c.num_groups << " groups, "
+                                  << c10::toString(type));
+  const auto host = random_attention_case(c, type, seed);
+  const auto input = [&](at::ScalarType as) {
+    const auto move = [&](const at::Tensor& x) { return on_gpu(x).to(as); };
+    return TreeAttentionInput{
+        move(host.in.q_TNH),       move(host.in.k_TGH),       move(host.in.v_TGH), move(host.in.k_stack_PGH),
+        move(host.in.v_stack_PGH), on_gpu(host.in.end_local), host.in.scale};
+  };
+  const auto in = input(type), in_fp64 = input(at::kDouble);
+  const auto d_o = on_gpu(host.d_o), d_k_stack = on_gpu(host.d_k_stack), d_v_stack = on_gpu(host.d_v_stack);
+  const auto expected = tree_attention_forward_reference(in_fp64);
+  const auto d_k_expected = d_k_stack.to(at::kDouble, false, true),
+             d_v_expected = d_v_stack.to(at::kDouble, false, true);
+  const auto d_expected =
+      tree_attention_backward_reference(in_fp64, expected, d_o.to(at::kDouble), d_k_expected, d_v_expected);
+  TreeAttentionOutput out[2];
+  TreeAttentionGradient d[2];
+  at::Tensor d_k[2], d_v[2];
+  for (int run = 0; run < 2; ++run) {
+    out[run] = tree_attention_forward(in);
+    d_k[run] = d_k_stack.clone();
+    d_v[run] = d_v_stack.clone();
+    d[run] = tree_attention_backward(in, out[run], d_o, d_k[run], d_v[run]);
+  }
+  EXPECT_CLOSE(out[0].o_TNH, expected.o_TNH, type);
+  EXPECT_CLOSE(out[0].lse_TN, expected.lse_TN, accumulator_type(type));
+  expect_score_gradient(d[0].d_q_TNH, d_expected.d_q_TNH, type);
+  expect_score_gradient(d[0].d_k_TGH, d_expected.d_k_TGH, type);
+  EXPECT_CLOSE(d[0].d_v_TGH, d_expected.d_v_TGH, type);
+  EXPECT_CLOSE(d_k[0], d_k_expected, type);
+  EXPECT_CLOSE(d_v[0], d_v_expected, type);
+  EXPECT_SAME_BITS(out[0].o_TNH, out[1].o_TNH);
+  EXPECT_SAME_BITS(out[0].lse_TN, out[1].lse_TN);
+  EXPECT_SAME_BITS(d[0].d_q_TNH, d[1].d_q_TNH);
+  EXPECT_SAME_BITS(d[0].d_k_TGH, d[1].d_k_TGH);
+  EXPECT_SAME_BITS(d[0].d_v_TGH, d[1].d_v_TGH);
+  EXPECT_SAME_BITS(d_k[0], d_k[1]);
+  EXPECT_SAME_BITS(d_v[0], d_v[1]);
+}
+
+TEST_F(Cuda, TreeAttention) {
+  unsigned seed = 1;
+  for (const auto type : kFloatTypes)
+    for (const AttentionCase& c :
+         {AttentionCase{0, 1, 2, 1, 8}, AttentionCase{1, 1, 2, 1, 8}, AttentionCase{5, 1, 4, 2, 16},
+          AttentionCase{0, 70, 4, 4, 32}, AttentionCase{300, 40, 4, 2, 64}, AttentionCase{130, 300, 6, 2, 64},
+          AttentionCase{17, 129, 8, 1, 128}, AttentionCase{64, 64, 2, 2, 128},  // whole tiles
+          AttentionCase{63, 65, 2, 1, 64},                                      // one row less, one more
+          AttentionCase{200, 1000, 4, 2, 128},
+          AttentionCase{90, 77, 4, 2, 80},  // narrower than a tile's rows
+          AttentionCase{90, 77, 3, 1, 5},   // no packs of 16 bytes
+          AttentionCase{40, 100, 2, 1, 256}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for a kernel
+      check_tree_attention(c, type, ++seed);
+  // Enough queries for the wider blocks of the forward kernel on every GPU there is.
+  for (const int64_t head_dim : {64, 128})
+    check_tree_attention({200, 2300, 16, 4, head_dim}, at::kBFloat16, 99);
+}
+
+TEST_F(Cuda, MatrixProduct) {
+  struct Shape {
+    int64_t m, n, k;
+  };
+  for (const auto type : kFloatTypes)
+    for (const Shape& shape :
+         {Shape{64, 64, 64}, Shape{1, 96, 64}, Shape{33, 31, 32}, Shape{45, 65, 130}, Shape{1, 1, 1},
+          Shape{300, 200, 7}, Shape{5, 1000, 96}, Shape{64, 48, 5000}, Shape{3, 4, 0}})
+      for (const bool a_turned : {false, true})
+        for (const bool b_turned : {false, true}) {
+          SCOPED_TRACE(testing::Message() << shape.m << " x " << shape.n << " x " << shape.k
+                                          << (a_turned ? " a turned" : "") << (b_turned ? " b turned" : ""));
+          const auto a = a_turned ? random_tensor({shape.k, shape.m}, type, 1).t()
+                                  : random_tensor({shape.m, shape.k}, type, 1);
+          const auto b = b_turned ? random_tensor({shape.n, shape.k}, type, 2).t()
+                                  : random_tensor({shape.k, shape.n}, type, 2);
+          const auto bias = random_tensor({shape.n}, type, 3);
+          const auto c = random_tensor({shape.m, shape.n}, accumulator_type(type), 4);
+          const auto product = at::mm(a.to(at::kDouble), b.to(at::kDouble));
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b)).cpu(), product, type);
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), on_gpu(bias)).cpu(),
+                       product + bias.to(at::kDouble), type);
+          const auto c_gpu = on_gpu(c);
+          add_matrix_product_(c_gpu, on_gpu(a), on_gpu(b));
+          EXPECT_CLOSE(c_gpu.cpu(), product + c.to(at::kDouble), c.scalar_type());
+        }
+}
+
 // A tensor left on the host is named, not read by the device.
 TEST_F(Cuda, TensorsOfTwoDevicesAreRefused) {
   const auto x = on_gpu(random_tensor({4, 8}, at::kFloat, 1));
@@ -218,7 +317,8 @@ TEST(CudaLibrary, OpensWithoutAGpu) {
   }
   for (const char* name : {"rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward",
                            "qk_norm_rotary_forward", "qk_norm_rotary_backward", "log_prob_forward",
-                           "log_prob_backward_", "sum_of_squares", "adamw_"}) {
+                           "log_prob_backward_", "sum_of_squares", "adamw_", "tree_attention_forward",
+                           "tree_attention_backward", "matrix_product", "add_matrix_product_"}) {
     const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow((std::string("bough::") + name).c_str(), "");
     EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;

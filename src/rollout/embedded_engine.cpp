@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "rollout/sampler.h"
 
 namespace bough {
 
@@ -76,11 +75,12 @@ void EmbeddedEngine::submit(GenerationRequest request) {
 
 std::vector<GenerationResult> EmbeddedEngine::step() {
   const auto start = std::chrono::steady_clock::now();
-  if (!scheduler_.idle()) {
+  if (!paused_ && !scheduler_.idle()) {
     const at::NoGradGuard no_grad;
     Pass pass = scheduler_.plan();
     copy_pages(pass.page_copies);
     const at::Tensor hidden_TD = pass.entries.empty() ? at::Tensor() : run_pass(pass);
+    if (options_.on_pass && !pass.entries.empty()) options_.on_pass(work_of(pass));
     scheduler_.commit(pass);
     std::vector<std::pair<int32_t, int32_t>> page_copies;
     const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
@@ -118,6 +118,25 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
   const at::Tensor tokens_T = at::tensor(tokens, at::kLong).to(model_.device());
   const at::Tensor positions_T = at::tensor(positions, at::kLong).to(model_.device());
   return model_.forward(tokens_T, positions_T, attention);
+}
+
+PassWork EmbeddedEngine::work_of(const Pass& pass) const {
+  PassWork work;
+  std::vector<uint8_t> read(static_cast<size_t>(scheduler_.pool().num_pages()));
+  for (const PassEntry& entry : pass.entries) {
+    const int64_t end = entry.begin + entry.count;
+    work.tokens += entry.count;
+    work.decoding += entry.sample && entry.count == 1;
+    work.logits_rows += entry.reaches_end();
+    work.attention_pairs += entry.count * (entry.begin + end + 1) / 2;
+    const auto& pages = entry.table().pages;
+    for (int64_t i = 0; i < pages_for(end); ++i) {
+      const auto page = static_cast<size_t>(pages[static_cast<size_t>(i)]);
+      if (std::exchange(read[page], uint8_t{1}) == 0)
+        work.kv_tokens += std::min(kPageTokens, end - i * kPageTokens);
+    }
+  }
+  return work;
 }
 
 // Samples whose prompt was computed in an earlier step draw from its kept logits. Returns the others, whose prompt
@@ -190,6 +209,12 @@ void EmbeddedEngine::draw(const at::Tensor& logits_RV,
     draw.temperature = request.temperature;
     draw.top_k = request.top_k;
     draw.top_p = request.top_p;
+    draw.min_p = request.min_p;
+    draw.repetition_penalty = request.repetition_penalty;
+    draw.presence_penalty = request.presence_penalty;
+    draw.frequency_penalty = request.frequency_penalty;
+    draw.prompt = request.prompt_ids;
+    draw.response = sample->result.token_ids;
     draw.greedy = request.greedy;
     if (static_cast<int64_t>(sample->result.token_ids.size()) < request.min_new_tokens) {
       draw.excluded = sample->request->stop_tokens;
@@ -200,18 +225,20 @@ void EmbeddedEngine::draw(const at::Tensor& logits_RV,
   std::vector<Draw> draws(requests.size());
   draw_tokens(logits_RV, requests, draws);
   for (size_t i = 0; i < draws.size(); ++i) {
-    append(*samples_and_rows[i].first, draws[i].token, draws[i].log_prob, draws[i].raw_log_prob);
+    append(*samples_and_rows[i].first, draws[i]);
   }
 }
 
-void EmbeddedEngine::append(ActiveSample& sample, int32_t token, double log_prob, double raw_log_prob) {
+void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
+  const int32_t token = draw.token;
   ActiveRequest& active = *sample.request;
   const GenerationRequest& request = active.request;
   GeneratedSample& result = sample.result;
   sample.tokens.push_back(token);
   result.token_ids.push_back(token);
-  result.logprobs.push_back(log_prob);
-  result.raw_logprobs.push_back(raw_log_prob);
+  result.logprobs.push_back(draw.log_prob);
+  result.raw_logprobs.push_back(draw.raw_log_prob);
+  result.truncated_logprobs.push_back(draw.truncated_log_prob);
   result.versions.push_back(version_);
   ++statistics_.new_tokens;
 
@@ -222,10 +249,15 @@ void EmbeddedEngine::append(ActiveSample& sample, int32_t token, double log_prob
                                 sample.stop_matcher->push(options_.token_bytes(token)) &&
                                 num_new >= request.min_new_tokens;
   const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_position_embeddings;
-  if (is_stop) scheduler_.finish(sample, FinishReason::kStop);
-  else if (ends_stop_string) scheduler_.finish(sample, FinishReason::kStopString);
-  else if (num_new >= request.max_new_tokens || is_full) scheduler_.finish(sample, FinishReason::kLength);
-  else return;
+  const bool ends = is_stop || ends_stop_string || num_new >= request.max_new_tokens || is_full;
+  if (request.on_token) {
+    request.on_token({request.id, sample.index, num_new - 1, token, draw.log_prob, draw.raw_log_prob,
+                      draw.truncated_log_prob, version_, ends});
+  }
+  if (!ends) return;
+  scheduler_.finish(sample, is_stop            ? FinishReason::kStop
+                            : ends_stop_string ? FinishReason::kStopString
+                                               : FinishReason::kLength);
   if (active.num_done == request.n_samples) finished_.push_back(scheduler_.take(active));
 }
 

@@ -19,9 +19,19 @@
 #include "rollout/engine.h"
 #include "rollout/kv_storage.h"
 #include "rollout/paged_attention.h"
+#include "rollout/sampler.h"
 #include "rollout/scheduler.h"
 
 namespace bough {
+
+// What one pass of the model had to compute and read.
+struct PassWork {
+  int64_t tokens = 0;           // through the layers
+  int64_t decoding = 0;         // of them, the newest of a sample
+  int64_t logits_rows = 0;      // through the head
+  int64_t attention_pairs = 0;  // (query token, visible key), of one head and layer
+  int64_t kv_tokens = 0;        // keys and values read, those that several sequences share once
+};
 
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
@@ -30,6 +40,7 @@ struct EmbeddedEngineOptions {
   std::function<std::string(int32_t)> token_bytes;
   int32_t version = 0;  // of the weights as they are now
   AttentionPath attention = AttentionPath::kFastest;
+  std::function<void(const PassWork&)> on_pass;  // after each, if set
 };
 
 class EmbeddedEngine : public Engine {
@@ -43,6 +54,9 @@ class EmbeddedEngine : public Engine {
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }
   bool cancel(uint64_t id) override;
+  void pause() override { paused_ = true; }
+  void resume() override { paused_ = false; }
+  bool paused() const override { return paused_; }
   void update_weights(int32_t version) override;
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
@@ -51,17 +65,19 @@ class EmbeddedEngine : public Engine {
 
  private:
   at::Tensor run_pass(const Pass& pass);
+  PassWork work_of(const Pass& pass) const;
   void draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
                       const std::vector<ActiveSample*>& waiting);
   std::vector<ActiveSample*> draw_from_prompts(const std::vector<ActiveSample*>& started);
   void draw(const at::Tensor& logits_RV,
             const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
-  void append(ActiveSample& sample, int32_t token, double log_prob, double raw_log_prob);
+  void append(ActiveSample& sample, const Draw& draw);
   void copy_pages(std::vector<std::pair<int32_t, int32_t>>& pairs);
 
   const Model& model_;
   EmbeddedEngineOptions options_;
   int32_t version_;
+  bool paused_ = false;
   Scheduler scheduler_;
   KvStorage storage_;
   std::vector<GenerationResult> finished_;  // to be returned by the next step

@@ -347,6 +347,52 @@ TEST(EmbeddedEngine, CancelReturnsWhatIsThere) {
   EXPECT_TRUE(engine.step().empty()) << "idle";
 }
 
+TEST(EmbeddedEngine, TokensAreStreamedAsTheyAreDrawn) {
+  const auto model = small_model(at::kFloat, 3);
+  EmbeddedEngine engine(*model, engine_options());
+  std::map<std::pair<uint64_t, int64_t>, std::vector<StreamedToken>> streamed;
+  auto requests = mixed_requests();
+  for (auto& request : requests)
+    request.on_token = [&](const StreamedToken& token) { streamed[{token.id, token.sample}].push_back(token); };
+  for (const GenerationResult& result : engine.generate(std::move(requests))) {
+    for (size_t s = 0; s < result.samples.size(); ++s) {
+      const GeneratedSample& sample = result.samples[s];
+      const auto& tokens = streamed[{result.id, static_cast<int64_t>(s)}];
+      ASSERT_EQ(tokens.size(), sample.token_ids.size());
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        EXPECT_EQ(tokens[i].position, static_cast<int64_t>(i));
+        EXPECT_EQ(tokens[i].token, sample.token_ids[i]);
+        EXPECT_EQ(tokens[i].logprob, sample.logprobs[i]);
+        EXPECT_EQ(tokens[i].raw_logprob, sample.raw_logprobs[i]);
+        EXPECT_EQ(tokens[i].truncated_logprob, sample.truncated_logprobs[i]);
+        EXPECT_EQ(tokens[i].version, sample.versions[i]);
+        EXPECT_EQ(tokens[i].is_last, i + 1 == tokens.size());
+      }
+    }
+  }
+}
+
+TEST(EmbeddedEngine, PausedItKeepsWhatIsThereAndComputesNothing) {
+  const CountingModel model(counting_config());
+  EmbeddedEngine engine(model, engine_options(3, 512));
+  engine.submit(request_of(1, {3}, 2, 6));
+  engine.submit(request_of(2, {9}, 1, 6));
+  engine.step();
+  engine.pause();
+  const auto before = engine.statistics();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(engine.step().empty());
+  EXPECT_EQ(engine.statistics().new_tokens, before.new_tokens);
+  EXPECT_FALSE(engine.idle());
+  EXPECT_THROW(engine.drain(), UserError);
+  EXPECT_TRUE(engine.cancel(2));
+  EXPECT_EQ(engine.step().size(), 1u) << "a cancelled request is returned";
+  engine.resume();
+  const auto results = engine.drain();
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0].samples[1].token_ids, (std::vector<int32_t>{4, 5, 6, 7, 8, 9}));
+  EXPECT_EQ(engine.statistics().prefill_tokens, before.prefill_tokens) << "keys and values stayed";
+}
+
 TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
   const CounterRandom random(23, Purpose::test);
   const CountingModel model(counting_config());
@@ -363,7 +409,7 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
       expected.erase(result.id);
     }
   };
-  for (uint64_t i = 0; i < 3000; ++i) {
+  for (uint64_t i = 0; i < 10000; ++i) {
     const uint64_t choice = random.below(20, 0, i);
     if (choice < 5 && expected.size() < 10) {
       auto prompt =
@@ -377,11 +423,14 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
       engine.cancel(random.below(next_id, 5, i));
     } else if (choice == 6 && random.below(4, 6, i) == 0) {
       engine.update_weights(static_cast<int32_t>(i));
+    } else if (choice == 7 && random.below(4, 7, i) == 0) {
+      engine.paused() ? engine.resume() : engine.pause();
     } else {
       check(engine.step());
     }
     ASSERT_NO_THROW(engine.check_integrity()) << "after operation " << i;
   }
+  engine.resume();
   check(engine.drain());
   EXPECT_TRUE(expected.empty()) << expected.size() << " requests are lost";
   EXPECT_GT(engine.statistics().preemptions, 10);

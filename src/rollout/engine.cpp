@@ -20,7 +20,10 @@ const char* finish_reason_name(FinishReason reason) {
 std::vector<GenerationResult> Engine::drain() {
   std::vector<GenerationResult> results;
   while (!idle()) {
-    for (GenerationResult& result : step()) results.push_back(std::move(result));
+    auto finished = step();
+    if (finished.empty() && paused())
+      throw UserError("drain: the engine is paused, and requests are in flight; resume or cancel them first");
+    for (GenerationResult& result : finished) results.push_back(std::move(result));
   }
   return results;
 }
@@ -60,6 +63,10 @@ GenerationRequest make_request(const GenerationSettings& settings, uint64_t id,
   request.temperature = settings.temperature;
   request.top_p = settings.top_p;
   request.top_k = settings.top_k;
+  request.min_p = settings.min_p;
+  request.repetition_penalty = settings.repetition_penalty;
+  request.presence_penalty = settings.presence_penalty;
+  request.frequency_penalty = settings.frequency_penalty;
   request.greedy = settings.greedy;
   for (const int64_t token : settings.stop_token_ids) {
     if (token < 0 || token > INT32_MAX) {
@@ -100,6 +107,18 @@ void check_numbers(const GenerationRequest& request) {
     refuse(request, "top_p: got ", request.top_p, ", expected 0 to 1");
   }
   if (request.top_k < 0) refuse(request, "top_k: got ", request.top_k, ", expected 0 (off) or more");
+  if (!(request.min_p >= 0 && request.min_p < 1)) {
+    refuse(request, "min_p: got ", request.min_p, ", expected 0 (off) to below 1");
+  }
+  if (!(request.repetition_penalty > 0 && std::isfinite(request.repetition_penalty))) {
+    refuse(request, "repetition_penalty: got ", request.repetition_penalty, ", expected above 0; 1: off");
+  }
+  if (!std::isfinite(request.presence_penalty)) {
+    refuse(request, "presence_penalty: got ", request.presence_penalty, ", expected a number; 0: off");
+  }
+  if (!std::isfinite(request.frequency_penalty)) {
+    refuse(request, "frequency_penalty: got ", request.frequency_penalty, ", expected a number; 0: off");
+  }
 }
 
 }  // namespace

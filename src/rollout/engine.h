@@ -11,9 +11,13 @@
 // they keep their tokens, each with the log-probabilities and the version that it was drawn with, and go on
 // under the new weights, their keys and values recomputed. What an interrupted request returns: cancel() ends
 // its unfinished samples where they stand, finish reason `cancelled`; the next step() returns the request.
+// pause(): steps compute nothing until resume(), and still return what was cancelled; keys and values stay.
+//
+// Tokens as they come: a request's on_token, called inside step() for each, before the request is returned.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +26,20 @@
 #include "rollout/settings.h"
 
 namespace bough {
+
+enum class FinishReason { kStop, kLength, kStopString, kCancelled };
+const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
+
+// One token of one sample, as it was drawn; a cancelled sample has none that says it is the last.
+struct StreamedToken {
+  uint64_t id = 0;      // of the request
+  int64_t sample = 0;   // of the request's n_samples
+  int64_t position = 0;  // in the response
+  int32_t token = 0;
+  double logprob = 0, raw_logprob = 0, truncated_logprob = 0;  // as in GeneratedSample
+  int32_t version = 0;
+  bool is_last = false;
+};
 
 struct GenerationRequest {
   // Chosen by the caller, below 2^44, unique among the requests in flight. Draws are a function of (seed, id,
@@ -34,25 +52,29 @@ struct GenerationRequest {
   double temperature = 1.0;    // 0: greedy
   double top_p = 1.0;
   int64_t top_k = 0;  // 0: off. With top_p: top_k first, top_p of what is left
+  double min_p = 0;                 // least probability, as a part of the most likely token's; 0: off
+  double repetition_penalty = 1.0;  // of tokens of the prompt and the response; 1: off (sampler.h)
+  double presence_penalty = 0;      // of tokens of the response; 0: off
+  double frequency_penalty = 0;     // the same, as often as they stand there
   bool greedy = false;
   std::vector<int32_t> stop_token_ids;    // besides the engine's own (the model's stop tokens)
   std::vector<std::string> stop_strings;  // looked for in the response's bytes
   bool ignore_eos = false;  // the model's stop tokens are ordinary tokens; stop_token_ids still stop
   uint64_t seed = 0;
   Json metadata;  // handed back untouched
+  // Must not call the engine. What it throws, step() throws; the engine must not be used then.
+  std::function<void(const StreamedToken&)> on_token;
 };
-
-enum class FinishReason { kStop, kLength, kStopString, kCancelled };
-const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
 
 // All vectors have one entry for each generated token. A stop token is the last token of its sample; a stop
 // string ends the sample with the token that completed it.
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
-  // log softmax(logits / temperature): before top-p, top-k and min_new_tokens. Temperature 0 counts as 1
-  // here.
+  // log softmax(logits / temperature): before penalties, top-k, top-p, min-p and min_new_tokens. Temperature 0
+  // counts as 1 here.
   std::vector<double> logprobs;
-  std::vector<double> raw_logprobs;  // log softmax(logits)
+  std::vector<double> raw_logprobs;        // log softmax(logits)
+  std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
   std::vector<int32_t> versions;     // of the weights that drew the token
   FinishReason finish_reason = FinishReason::kLength;
 };
@@ -86,11 +108,14 @@ class Engine {
   virtual bool idle() const = 0;  // nothing waits, runs, or is to be returned
   // False if no such request is in flight.
   virtual bool cancel(uint64_t id) = 0;
+  virtual void pause() = 0;
+  virtual void resume() = 0;
+  virtual bool paused() const = 0;
   virtual void update_weights(int32_t version) = 0;
   virtual int32_t version() const = 0;
   virtual EngineStatistics statistics() const = 0;
 
-  // Steps until idle.
+  // Steps until idle. UserError while paused with work in flight: it would not end.
   std::vector<GenerationResult> drain();
   // Submits and drains; results in the order of `requests`. UserError if other requests are in flight.
   std::vector<GenerationResult> generate(std::vector<GenerationRequest> requests);

@@ -22,6 +22,7 @@ Rollout to_rollout(const GenerationResult& result, size_t index, const std::stri
   rollout.extra = Json::object();
   rollout.extra["finish_reason"] = finish_reason_name(sample.finish_reason);
   rollout.extra["raw_logprobs"] = sample.raw_logprobs;
+  rollout.extra["truncated_logprobs"] = sample.truncated_logprobs;
   return rollout;
 }
 

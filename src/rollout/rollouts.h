@@ -10,7 +10,8 @@
 namespace bough {
 
 // Sample `index` of a result: prompt with mask 0, then the response with mask 1, its log-probabilities and
-// versions. `extra` gets finish_reason and raw_logprobs (one for each response token). No reward.
+// versions. `extra` gets finish_reason, raw_logprobs and
+// truncated_logprobs (one for each response token). No reward.
 Rollout to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
 // All samples, in order.

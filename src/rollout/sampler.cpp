@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -122,10 +123,9 @@ class RowSampler {
       log_sum_at_temperature = log_sum();
     }
     Draw draw;
-    if (request.greedy || request.temperature == 0) draw.token = most_likely();
-    else if (request.top_k > 0 && request.top_k < size_) draw.token = draw_from_top_k();
-    else if (request.top_p < 1) draw.token = draw_from_top_p();
-    else draw.token = draw_from_all();
+    if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0)
+      draw = draw_penalised();
+    else draw_truncated(draw);
     const double below_maximum =
         static_cast<double>(simd::widen(row[draw.token])) - static_cast<double>(maximum_);
     draw.log_prob = below_maximum / temperature - log_sum_at_temperature;
@@ -161,6 +161,59 @@ class RowSampler {
               "): the weights have diverged; go back to an earlier checkpoint or lower the learning rate"));
     }
     return std::log(sum);
+  }
+
+  void draw_truncated(Draw& draw) {
+    if (request_->greedy || request_->temperature == 0) {
+      draw.token = most_likely();
+      draw.truncated_log_prob = 0;
+      return;
+    }
+    exclude();
+    if (request_->top_k > 0 && request_->top_k < size_) draw.token = draw_from_top_k();
+    else if (request_->top_p < 1) draw.token = draw_from_top_p();
+    else if (request_->min_p > 0) draw.token = draw_above(min_p_bound());
+    else draw.token = draw_from_all();
+    const double below_maximum =
+        static_cast<double>(simd::widen(row_[draw.token])) - static_cast<double>(draw_maximum_);
+    draw.truncated_log_prob =
+        std::min(0.0, below_maximum * static_cast<double>(inverse_temperature_) - std::log(kept_mass_));
+  }
+
+  // From a copy of the row in the accumulator type.
+  Draw draw_penalised() {
+    if (!penalised_) penalised_ = std::make_unique<RowSampler<Acc>>(size_);
+    auto& logits = penalised_row_;
+    logits.resize(static_cast<size_t>(size_));
+    for (int64_t i = 0; i < size_; ++i) logits[static_cast<size_t>(i)] = static_cast<Acc>(simd::widen(row_[i]));
+    const auto once = [](std::vector<int32_t> tokens) {
+      std::sort(tokens.begin(), tokens.end());
+      tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+      return tokens;
+    };
+    std::vector<int32_t> seen(request_->response.begin(), request_->response.end());
+    const auto in_response = once(seen);
+    seen.insert(seen.end(), request_->prompt.begin(), request_->prompt.end());
+    const auto factor = static_cast<Acc>(request_->repetition_penalty);
+    for (const int32_t token : once(seen)) {
+      Acc& logit = logits[static_cast<size_t>(token)];
+      logit = logit > 0 ? logit / factor : logit * factor;
+    }
+    for (const int32_t token : in_response)
+      logits[static_cast<size_t>(token)] -= static_cast<Acc>(request_->presence_penalty);
+    for (const int32_t token : request_->response)
+      logits[static_cast<size_t>(token)] -= static_cast<Acc>(request_->frequency_penalty);
+    DrawRequest request = *request_;
+    request.repetition_penalty = 1;
+    request.presence_penalty = request.frequency_penalty = 0;
+    return penalised_->draw(logits.data(), request);
+  }
+
+  // Logits of tokens that are min_p times as likely as the most likely one.
+  Acc min_p_bound() const {
+    if (request_->min_p <= 0) return -std::numeric_limits<Acc>::infinity();
+    return static_cast<Acc>(static_cast<double>(draw_maximum_) +
+                            std::log(request_->min_p) / static_cast<double>(inverse_temperature_));
   }
 
   // The weights of one block, 0 where excluded, in weights_; returns their number.
@@ -213,9 +266,27 @@ class RowSampler {
     }
   }
 
+  // From the tokens with a logit of at least `bound`, in order of id.
+  int32_t draw_above(Acc bound) {
+    kept_mass_ = 0;
+    for_each_above(bound, [&](const Candidate&, Acc weight) {
+      kept_mass_ += static_cast<double>(weight);
+      return false;
+    });
+    double target = request_->uniform * kept_mass_;
+    int32_t token = 0;
+    for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
+      if (!(weight > 0)) return false;
+      token = candidate.token;
+      target -= static_cast<double>(weight);
+      return target < 0;
+    });
+    return token;
+  }
+
   int32_t draw_from_all() {
-    exclude();
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
+    kept_mass_ = total;
     double target = request_->uniform * total;
     size_t block = 0, last_possible = 0;
     for (; block < sums_.size(); ++block) {
@@ -263,7 +334,6 @@ class RowSampler {
 
   // Few tokens: sorted, drawn in order of probability.
   int32_t draw_from_top_k() {
-    exclude();
     candidates_.clear();
     for_each_above(top_k_bound(), [&](const Candidate& candidate, Acc weight) {
       if (!is_excluded(candidate.token)) candidates_.push_back({candidate, static_cast<double>(weight)});
@@ -280,6 +350,10 @@ class RowSampler {
     do {
       mass += candidates_[num_kept++].weight;
     } while (num_kept < top_k && mass < request_->top_p * total);
+    const Acc least = min_p_bound();
+    while (num_kept > 1 && candidates_[num_kept - 1].candidate.logit < least)
+      mass -= candidates_[--num_kept].weight;
+    kept_mass_ = mass;
     double target = request_->uniform * mass;
     size_t i = 0;
     for (; i + 1 < num_kept; ++i) {
@@ -292,7 +366,6 @@ class RowSampler {
   // Perhaps many tokens: a histogram of mass over the logits says in which narrow bucket the cut falls; only
   // that bucket is sorted. Drawn in order of id.
   int32_t draw_from_top_p() {
-    exclude();
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
     // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. A
     // little lower, since sums are rounded.
@@ -330,6 +403,8 @@ class RowSampler {
       mass += candidates_[num_kept++].weight;
     } while (num_kept < candidates_.size() && mass < wanted);
     const Candidate last_kept = candidates_[num_kept - 1].candidate;
+    if (last_kept.logit < min_p_bound()) return draw_above(min_p_bound());
+    kept_mass_ = mass;
     double target = request_->uniform * mass;
     int32_t token = last_kept.token;
     for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
@@ -350,6 +425,9 @@ class RowSampler {
   const T* row_ = nullptr;
   const DrawRequest* request_ = nullptr;
   Acc inverse_temperature_ = 1, maximum_ = 0, draw_maximum_ = 0;
+  double kept_mass_ = 0;  // of the tokens drawn from, in weights
+  std::unique_ptr<RowSampler<Acc>> penalised_;
+  std::vector<Acc> penalised_row_;
 };
 
 template <class T>
@@ -379,6 +457,8 @@ void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> reque
     BOUGH_CHECK(request.excluded.empty() ||
                     (request.excluded.front() >= 0 && request.excluded.back() < logits_RV.size(1)),
                 "an excluded token is outside the vocabulary");
+    BOUGH_CHECK(request.min_p >= 0 && request.min_p < 1 && request.repetition_penalty > 0,
+                "min_p=", request.min_p, ", repetition_penalty=", request.repetition_penalty);
   }
   const at::Tensor on_cpu = logits_RV.cpu().contiguous();
   switch (on_cpu.scalar_type()) {

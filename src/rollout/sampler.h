@@ -1,9 +1,14 @@
 // Draws tokens from logits, and says how likely they were.
 //
-// The distribution drawn from: logits, without the tokens in `excluded`; divided by the temperature; its
+// The distribution drawn from: logits, penalised, without the tokens in `excluded`; divided by the temperature; its
 // top_k most likely tokens (0: all); of these, renormalised, the fewest most likely that together have
-// probability top_p. Equal logits rank by lower id. The log-probabilities returned are of the whole
-// distribution: nothing excluded, no top_k, no top_p.
+// probability top_p; of these, those at least min_p times as likely as the most likely one. Equal logits rank by
+// lower id. Log-probabilities are of the whole distribution, nothing excluded, penalised or cut, and beside them of
+// the distribution drawn from.
+//
+// Penalties as elsewhere (CTRL, arXiv 1909.05858, section 4.1; OpenAI's API): the logit of a token that stands in the
+// prompt or the response is divided by repetition_penalty if positive, else multiplied by it; from that of a token
+// that stands in the response presence_penalty is subtracted, and frequency_penalty as often as it stands there.
 //
 // Which token: inverse of the cumulative distribution at `uniform`, tokens in order of id, or of probability
 // where top_k cuts. A draw depends on its own row and numbers only. Sums are taken in fp64 over fp32 (fp64
@@ -23,6 +28,9 @@ struct DrawRequest {
   double temperature = 1.0;  // 0: the most likely token
   int64_t top_k = 0;
   double top_p = 1.0;
+  double min_p = 0;  // below 1; 0: off
+  double repetition_penalty = 1.0, presence_penalty = 0, frequency_penalty = 0;
+  std::span<const int32_t> prompt, response;  // inside the vocabulary; what penalties look at
   bool greedy = false;                // the most likely token, log-probability at `temperature`
   std::span<const int32_t> excluded;  // sorted, inside the vocabulary; not all of it
   double uniform = 0.5;               // in (0, 1)
@@ -32,6 +40,7 @@ struct Draw {
   int32_t token = 0;
   double log_prob = 0;      // log softmax(logits / temperature); temperature 0 counts as 1
   double raw_log_prob = 0;  // log softmax(logits)
+  double truncated_log_prob = 0;  // under the distribution drawn from; 0 where the most likely token is taken
 };
 
 // logits_RV: fp32, bf16 or fp64, any device (copied to the CPU). One draw for each request; several may share

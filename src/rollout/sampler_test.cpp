@@ -26,9 +26,16 @@ std::vector<double> expected_distribution(const at::Tensor& logits_V, const Draw
   const double temperature = request.temperature;
   std::vector<double> weights(V);
   for (size_t i = 0; i < V; ++i) {
-    const bool excluded =
-        std::count(request.excluded.begin(), request.excluded.end(), static_cast<int32_t>(i)) > 0;
-    weights[i] = excluded ? 0 : std::exp(logits_V[static_cast<int64_t>(i)].item<double>() / temperature);
+    const auto count_in = [&](const auto& tokens) {
+      return std::count(tokens.begin(), tokens.end(), static_cast<int32_t>(i));
+    };
+    double logit = logits_V[static_cast<int64_t>(i)].item<double>();
+    const auto in_response = count_in(request.response);
+    if (in_response > 0 || count_in(request.prompt) > 0)
+      logit = logit > 0 ? logit / request.repetition_penalty : logit * request.repetition_penalty;
+    if (in_response > 0) logit -= request.presence_penalty;
+    logit -= request.frequency_penalty * static_cast<double>(in_response);
+    weights[i] = count_in(request.excluded) > 0 ? 0 : std::exp(logit / temperature);
   }
   std::vector<size_t> order(V);
   std::iota(order.begin(), order.end(), 0);
@@ -42,6 +49,8 @@ std::vector<double> expected_distribution(const at::Tensor& logits_V, const Draw
     if (mass >= request.top_p * total && mass > 0) weights[i] = 0;
     mass += weights[i];
   }
+  for (double& weight : weights)
+    if (weight < request.min_p * weights[order[0]]) weight = 0;
   const double kept = std::accumulate(weights.begin(), weights.end(), 0.0);
   for (double& weight : weights) weight /= kept;
   return weights;
@@ -57,6 +66,10 @@ void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char
   std::vector<Draw> draws(kDraws);
   draw_tokens(logits_1V, requests, draws);
   const auto expected = expected_distribution(logits_1V[0], request);
+  for (int i = 0; i < 100; ++i) {
+    const Draw& draw = draws[static_cast<size_t>(i)];
+    EXPECT_NEAR(draw.truncated_log_prob, std::log(expected[static_cast<size_t>(draw.token)]), 2e-5) << what;
+  }
   std::vector<double> counts(expected.size());
   for (const Draw& draw : draws) ++counts[static_cast<size_t>(draw.token)];
   double statistic = 0, pooled_count = 0, pooled_expected = 0;
@@ -101,6 +114,42 @@ TEST(Sampler, DrawsFollowTheDistribution) {
     expect_follows(logits, request, "top_p 0.8, excluded");
     request.top_p = 1;
     expect_follows(logits, request, "excluded");
+  }
+}
+
+TEST(Sampler, MinPAndPenaltiesShapeTheDistributionButNotItsLogProbabilities) {
+  const std::vector<int32_t> prompt = {1, 2, 2, 7}, response = {2, 5, 9, 9, 9}, excluded = {0, 299};
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto logits = random_logits(1, 300, 13).to(dtype);
+    DrawRequest request;
+    request.temperature = 0.8;
+    request.min_p = 0.1;
+    expect_follows(logits, request, "min_p");
+    request.excluded = excluded;
+    expect_follows(logits, request, "min_p, excluded");
+    request.top_p = 0.95;
+    expect_follows(logits, request, "min_p cuts more than top_p");
+    request.top_p = 0.3;
+    expect_follows(logits, request, "min_p cuts less than top_p");
+    request.top_p = 1;
+    request.top_k = 20;
+    expect_follows(logits, request, "min_p, top_k");
+    request.min_p = 0;
+    request.top_k = 0;
+    request.prompt = prompt;
+    request.response = response;
+    request.repetition_penalty = 1.5;
+    expect_follows(logits, request, "repetition_penalty");
+    request.presence_penalty = 0.7;
+    request.frequency_penalty = 0.2;
+    expect_follows(logits, request, "all penalties");
+    request.min_p = 0.05;
+    request.top_p = 0.9;
+    expect_follows(logits, request, "all penalties, top_p, min_p");
+    const Draw draw = draw_one(logits, request);
+    EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(logits[0].to(at::kDouble), 0)[draw.token].item<double>(), 2e-6);
+    request.greedy = true;
+    EXPECT_EQ(draw_one(logits, request).truncated_log_prob, 0);
   }
 }
 

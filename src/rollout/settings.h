@@ -18,6 +18,10 @@ struct GenerationSettings {
   double temperature = 1.0;
   double top_p = 1.0;
   int64_t top_k = 0;
+  double min_p = 0;
+  double repetition_penalty = 1.0;
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
   bool greedy = false;
   std::vector<std::string> stop;
   std::vector<int64_t> stop_token_ids;
@@ -34,6 +38,15 @@ struct GenerationSettings {
     v("top_p", top_p, "draw from the most likely tokens that together have this probability",
       range(0.0, 1.0));
     v("top_k", top_k, "draw from this many most likely tokens; 0: from all", range(0, 100000000));
+    v("min_p", min_p, "draw from tokens with at least this part of the most likely one's probability; 0: off",
+      range(0.0, 0.9999));
+    v("repetition_penalty", repetition_penalty,
+      "logits of tokens of the prompt and the response are divided by it (multiplied, where negative); 1: off",
+      range(0.01, 100.0));
+    v("presence_penalty", presence_penalty, "subtracted from the logits of tokens of the response; 0: off",
+      range(-100.0, 100.0));
+    v("frequency_penalty", frequency_penalty, "the same, as often as the token stands in the response; 0: off",
+      range(-100.0, 100.0));
     v("greedy", greedy, "take the most likely token");
     v("stop", stop, "strings that end a sample, across token borders");
     v("stop_token_ids", stop_token_ids, "token ids that end a sample, besides the model's own");

@@ -2,16 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace bough {
 
 namespace {
 
 constexpr int64_t kTile = 128;
+constexpr int64_t kUnit = 32;
 using Kind = DeviceProfile::Attention;
 
+int64_t tile_of(Kind kind) {
+  return kind == Kind::kAmxTiles ? kUnit : kTile;
+}
+
 int64_t padded(Kind kind, int64_t rows) {
-  if (kind == Kind::kAmxTiles) return (rows + 31) / 32 * 32;
+  if (kind == Kind::kAmxTiles) return (rows + kUnit - 1) / kUnit * kUnit;
   const int64_t rest = rows % kTile;
   return rows - rest + (rest == 0 ? 0 : rest <= 32 ? 32 : rest <= 64 ? 64 : kTile);
 }
@@ -24,8 +30,21 @@ int64_t divide_up(int64_t a, int64_t b) {
 // one tile more than those of a path.
 double tile_keys(Kind kind, const AttentionPass& pass, int64_t end) {
   const auto path = static_cast<double>(padded(kind, end));
-  const double own = pass.pieces > 1 ? std::min(path, pass.own_keys + 1.5 * kTile) : path;
+  const double own =
+      pass.pieces > 1 ? std::min(path, pass.own_keys + 1.5 * static_cast<double>(tile_of(kind))) : path;
   return own + (pass.stack_keys > 0 ? static_cast<double>(padded(kind, std::llround(pass.stack_keys))) : 0);
+}
+
+// A group's queries (forward) or keys (backward) are dealt out in turn to as many shares as make all groups' a multiple
+// of the threads, while there are units for them.
+double amx_units(int64_t threads, const AttentionPass& pass) {
+  double work = 0;
+  for (int64_t begin = 0; begin < pass.queries; begin += kUnit)
+    work += kUnit * tile_keys(Kind::kAmxTiles, pass, std::min(pass.queries, begin + kUnit));
+  const int64_t groups = pass.num_kv_heads;
+  const int64_t shares = amx_attention_shares(threads, groups, divide_up(pass.queries, kUnit));
+  const int64_t tasks = groups * shares;
+  return work * static_cast<double>(divide_up(tasks, threads) * threads) / static_cast<double>(tasks);
 }
 
 // Tasks are tiles of queries times groups, tiles first, a contiguous share for each thread.
@@ -64,6 +83,10 @@ double backward_tiles(Kind kind, int64_t threads, const AttentionPass& pass) {
 
 }  // namespace
 
+int64_t amx_attention_shares(int64_t threads, int64_t num_kv_heads, int64_t most) {
+  return std::clamp<int64_t>(threads / std::gcd(threads, num_kv_heads), 1, std::max<int64_t>(1, most));
+}
+
 int64_t attention_rows(Kind kind, int64_t queries) {
   return kind == Kind::kTiles || kind == Kind::kAmxTiles ? padded(kind, queries) : queries;
 }
@@ -72,8 +95,8 @@ double attention_work(Kind kind, int64_t threads, const AttentionPass& pass, boo
   if (pass.queries == 0) return 0;
   const auto queries = static_cast<double>(pass.queries);
   switch (kind) {
+    case Kind::kAmxTiles: return amx_units(threads, pass);
     case Kind::kTiles:
-    case Kind::kAmxTiles:
       return backward ? backward_tiles(kind, threads, pass) : forward_tiles(kind, threads, pass);
     case Kind::kReference: return queries * (pass.stack_keys + queries);
     case Kind::kFused: break;

@@ -17,7 +17,8 @@ struct AttentionPass {
 };
 
 // (query, key) pairs of one head in the time that they take: those of the busiest thread times the number of threads.
-//   kTiles, kAmxTiles  as kernels/tree_attention/tree_attention_cpu.cpp cuts and spreads its work
+//   kTiles      as kernels/tree_attention/tree_attention_brgemm.cpp cuts and spreads its work
+//   kAmxTiles   as kernels/tree_attention/tree_attention_amx.h does
 //   kReference  all queries times all keys
 //   kFused      the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces straddle tiles
 double attention_work(DeviceProfile::Attention kind, int64_t threads, const AttentionPass& pass,
@@ -26,5 +27,8 @@ double attention_work(DeviceProfile::Attention kind, int64_t threads, const Atte
 // Queries that the kernel computes for a pass of so many: kTiles pads the last tile to 32, 64 or 128,
 // kAmxTiles to a multiple of 32.
 int64_t attention_rows(DeviceProfile::Attention kind, int64_t queries);
+
+// Into how many shares kAmxTiles cuts a group's work, at most so many.
+int64_t amx_attention_shares(int64_t threads, int64_t num_kv_heads, int64_t most);
 
 }  // namespace bough

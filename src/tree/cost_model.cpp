@@ -198,7 +198,7 @@ int64_t CostModel::row_bytes() const {
 }
 
 // As kernels/matrix_product/matrix_product_cpu.cpp allocates, in elements: fp32 panels of 32 columns and a depth of
-// 256, one a thread; bf16 ones of the whole depth, up to 512 KiB of them, and one block of 32 rows.
+// 256, one a thread; bf16 ones of the whole depth, up to 1 MiB of them, and one block of 32 rows.
 int64_t CostModel::tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t columns) const {
   const int64_t panels = (columns + 31) / 32;
   const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <
@@ -207,7 +207,9 @@ int64_t CostModel::tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t col
   if (!amx) return threads * std::min<int64_t>(depth, 256) * 32 * shape_.accumulator_bytes;
   const int64_t block = (depth + 31) / 32 * 32 * 32 * shape_.element_bytes;
   const int64_t share = panels >= threads ? (panels + threads - 1) / threads : panels;
-  return threads * (std::min(share, std::max<int64_t>(1, (512 << 10) / block)) + 1) * block;
+  const int64_t fit = std::clamp<int64_t>((1 << 20) / block, 1, share);
+  const int64_t groups = (share + fit - 1) / fit;
+  return threads * ((share + groups - 1) / groups + 1) * block;
 }
 
 int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) const {
@@ -221,17 +223,23 @@ int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) c
   return packed + tile_bytes(amx, rows, depth, columns);
 }
 
-// d_yᵀ is packed, 1,024 rows and a part of the depth at a time; without tiles of bf16 both factors are widened.
+// In bf16 tiles x is packed whole and d_yᵀ up to 512 rows and tokens at a time by each thread; in fp32 ones d_yᵀ is
+// packed 1,024 rows and 256 tokens at a time. On a CPU without tiles of bf16 both factors are widened.
 int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_t inputs) const {
   const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
   const int64_t accumulator = shape_.accumulator_bytes;
+  const auto padded = [](int64_t rows) { return (rows + 31) / 32 * 32; };
   int64_t bytes = 0;
-  if (!amx && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
-  if (device_.packs_factors) {
-    const int64_t depth =
-        amx ? std::min<int64_t>((tokens + 31) / 32 * 32, 2048) : std::min<int64_t>(tokens, 256);
-    const int64_t rows = std::min<int64_t>((outputs + 31) / 32 * 32, 1024);
-    bytes += rows * depth * (amx ? shape_.element_bytes : accumulator) + tile_bytes(amx, rows, depth, inputs);
+  const bool widens = device_.attention == DeviceProfile::Attention::kTiles ||
+                      device_.attention == DeviceProfile::Attention::kReference;
+  if (widens && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
+  if (device_.packs_factors && amx) {
+    const int64_t share = padded((outputs + device_.threads - 1) / device_.threads);
+    bytes += (padded(tokens) * padded(inputs) + device_.threads * std::min<int64_t>(share, 512) * 512) *
+             shape_.element_bytes;
+  } else if (device_.packs_factors) {
+    const int64_t depth = std::min<int64_t>(tokens, 256), rows = std::min<int64_t>(padded(outputs), 1024);
+    bytes += rows * depth * accumulator + tile_bytes(amx, rows, depth, inputs);
   }
   return bytes;
 }
@@ -280,16 +288,22 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
                                       (element < accumulator ? 2 * key * element : 0));
   int64_t workspace = 0;
   switch (device_.attention) {
-    case DeviceProfile::Attention::kTiles:
-    case DeviceProfile::Attention::kAmxTiles: {
+    case DeviceProfile::Attention::kTiles: {
       // Queries and their gradients in two layouts each, two scalars a row, and a partial sum of d_q for each
       // share of a group's keys.
-      const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
       const int64_t shares = (device_.threads + shape_.num_kv_heads - 1) / shape_.num_kv_heads;
-      const int64_t row = amx ? shape_.num_heads * ((shape_.head_dim + 31) / 32 * 32) : query;
-      workspace =
-          attention_rows(device_.attention, tokens) *
-          (4 * row * (amx ? element : accumulator) + (shares * row + 2 * shape_.num_heads) * accumulator);
+      workspace = attention_rows(device_.attention, tokens) *
+                  (4 * query + shares * query + 2 * shape_.num_heads) * accumulator;
+      break;
+    }
+    case DeviceProfile::Attention::kAmxTiles: {
+      // The same in the width of tiles; forward, a group's keys and values in another form for each thread.
+      const int64_t head = (shape_.head_dim + 31) / 32 * 32, row = shape_.num_heads * head;
+      const int64_t units = (pass.stack_rows + 31) / 32 + (tokens + 31) / 32;
+      const int64_t shares = amx_attention_shares(device_.threads, shape_.num_kv_heads, (units + 3) / 4);
+      const int64_t backward = attention_rows(device_.attention, tokens) *
+                               (4 * row * element + (shares * row + 2 * shape_.num_heads) * accumulator);
+      workspace = std::max(backward, device_.threads * units * 32 * 2 * head * element);
       break;
     }
     case DeviceProfile::Attention::kReference: {

@@ -1,4 +1,4 @@
-"""`bough bench step`: what it prints of a rollout file. Not how fast anything is."""
+"""`bough bench`: what it prints. Not how fast anything is."""
 
 import json
 import random
@@ -62,10 +62,29 @@ def test_a_strategy_that_cannot_be_had_says_why(bough, tiny_models, rollouts):
     assert report["strategies"]["path"]["seconds_per_step"] > 0
 
 
+def test_generation_stands_beside_the_bound(bough, tiny_models):
+    options = ("--model", tiny_models("qwen3"), "--repeat", 2, "--threads", 1, "--prompts", 3)
+    options += ("--n-samples", 2, "--prompt-tokens", 20, "--max-new-tokens", 5, "--max-concurrent", 4)
+    report = bough("bench", "rollout", *options, "--json", ok=True).json
+    assert report["samples"] == 6 and report["new_tokens"] == 30
+    assert report["prefill_tokens"] + report["cached_tokens"] >= 3 * 20
+    assert report["new_tokens_per_second"] == pytest.approx(30 / report["seconds"])
+    assert report["bound_fraction"] == pytest.approx(report["bound_seconds"] / report["seconds"])
+    assert report["bound_seconds"] > 0 and 0 <= report["bound_memory_share"] <= 1
+    # Six samples in four slots: twice a pass of prompts or none, and four that decode.
+    assert 0 < report["occupancy"] <= 1
+    assert report["passes"] >= 8
+
+    text = bough("bench", "rollout", *options, ok=True).stdout
+    assert "lower bound" in text and "slots decoding" in text and "found computed" in text
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["bench"], "bough bench step"),
+        (["bench"], "bough bench step, bough bench rollout"),
+        (["bench", "rollout", "--model", "m", "--prompts", "0"], "--prompts: got 0"),
+        (["bench", "rollout", "--model", "m", "--kv-memory", "much"], "--kv-memory"),
         (["bench", "stop"], "unexpected argument 'stop'"),
         (["bench", "step"], "--model"),
         (["bench", "step", "--model", "m", "--rollouts", "r", "--modes", "fast"], "--modes: got 'fast'"),

@@ -1,13 +1,12 @@
 // libbough_cuda.so: the CUDA kernels as torch ops. It links libtorch_cuda and is opened at run time
-// (cuda_library.h); ops without a kernel here run their reference, written in tensor ops, on the device.
+// (cuda_library.h); ops without a kernel here run their reference, written in tensor ops, on the device. Ops of more
+// than one kernel have a file of their own, x_cuda_ops.cpp.
 //
 // Every op runs on the current stream of its tensors' device, and nothing waits for the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <cmath>
@@ -15,6 +14,7 @@
 #include <tuple>
 
 #include "kernels/adamw/adamw_cuda.h"
+#include "kernels/common/cuda_launch.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/log_prob/log_prob_cuda.h"
 #include "kernels/parameter.h"
@@ -28,26 +28,6 @@ namespace bough {
 namespace {
 using Tensor = const at::Tensor&;
 using OptionalTensor = std::optional<at::Tensor>;
-
-// Makes the tensors' device the current one, and checks that all are there: a kernel that reads an address of
-// another memory stops the whole process's use of the device, with an error that names another place.
-class Launch {
- public:
-  Launch(const char* op, at::TensorList tensors) : guard_(tensors.front().device()) {
-    for (Tensor tensor : tensors)
-      BOUGH_CHECK(tensor.device() == tensors.front().device() && tensor.is_contiguous(), op, ": a tensor of ",
-                  tensor.sizes(), " on ", tensor.device().str(),
-                  tensor.is_contiguous() ? "" : ", not contiguous", "; expected contiguous ones on ",
-                  tensors.front().device().str());
-    stream_ = c10::cuda::getCurrentCUDAStream().stream();
-  }
-
-  CudaStream stream() const { return stream_; }
-
- private:
-  c10::cuda::CUDAGuard guard_;
-  CudaStream stream_;
-};
 
 template <class T>
 const T* optional_data(const OptionalTensor& tensor) {

@@ -35,6 +35,57 @@ inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride,
     r[i] = i < rows ? _mm512_maskz_loadu_epi16(columns, source + i * stride) : _mm512_setzero_si512();
 }
 
+// Four 128-bit lanes from rows `step` apart: one load each, where a shuffle between lanes would cost the one port that
+// shuffles.
+inline __m512i lanes_of_rows(const BFloat16Bits* source, int64_t step) {
+  const auto lane = [&](int64_t i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * step));
+  };
+  __m512i r = _mm512_castsi128_si512(lane(0));
+  r = _mm512_mask_broadcast_i32x4(r, 0x00f0, lane(1));
+  r = _mm512_mask_broadcast_i32x4(r, 0x0f00, lane(2));
+  return _mm512_mask_broadcast_i32x4(r, 0xf000, lane(3));
+}
+
+// out[i][j] = source[j * stride + i] of 16 x 16 dwords, each two elements; rows of out are 64 bytes.
+inline void transpose_dwords(char* out, const BFloat16Bits* source, int64_t stride) {
+  for (int64_t lane = 0; lane < 4; ++lane) {
+    __m512i r[4], t[4];
+    for (int64_t j = 0; j < 4; ++j) r[j] = lanes_of_rows(source + j * stride + lane * 8, 4 * stride);
+    for (int64_t j = 0; j < 2; ++j) {
+      t[j] = _mm512_unpacklo_epi32(r[2 * j], r[2 * j + 1]);
+      t[2 + j] = _mm512_unpackhi_epi32(r[2 * j], r[2 * j + 1]);
+    }
+    char* rows = out + lane * 4 * kTileStride;
+    for (int64_t i = 0; i < 2; ++i) {
+      _mm512_store_si512(rows + 2 * i * kTileStride, _mm512_unpacklo_epi64(t[2 * i], t[2 * i + 1]));
+      _mm512_store_si512(rows + (2 * i + 1) * kTileStride, _mm512_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
+    }
+  }
+}
+
+// out[i][j] = source[j * stride + i] of 32 x 32 elements.
+inline void transpose_elements(char* out, const BFloat16Bits* source, int64_t stride) {
+  for (int64_t lane = 0; lane < 4; ++lane) {
+    __m512i r[8], t[8];
+    for (int64_t j = 0; j < 8; ++j) r[j] = lanes_of_rows(source + j * stride + lane * 8, 8 * stride);
+    for (int64_t j = 0; j < 4; ++j) {
+      t[j] = _mm512_unpacklo_epi16(r[2 * j], r[2 * j + 1]);
+      t[4 + j] = _mm512_unpackhi_epi16(r[2 * j], r[2 * j + 1]);
+    }
+    for (int64_t half = 0; half < 8; half += 4)
+      for (int64_t j = 0; j < 2; ++j) {
+        r[half + j] = _mm512_unpacklo_epi32(t[half + 2 * j], t[half + 2 * j + 1]);
+        r[half + 2 + j] = _mm512_unpackhi_epi32(t[half + 2 * j], t[half + 2 * j + 1]);
+      }
+    char* rows = out + lane * 8 * kTileStride;
+    for (int64_t i = 0; i < 4; ++i) {
+      _mm512_store_si512(rows + 2 * i * kTileStride, _mm512_unpacklo_epi64(r[2 * i], r[2 * i + 1]));
+      _mm512_store_si512(rows + (2 * i + 1) * kTileStride, _mm512_unpackhi_epi64(r[2 * i], r[2 * i + 1]));
+    }
+  }
+}
+
 // Two rows of 32, interleaved: low holds (a0 b0 a1 b1 ... a15 b15), high the rest.
 inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
   const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
@@ -42,6 +93,46 @@ inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
   const __m512i second_half = _mm512_add_epi16(first_half, _mm512_set1_epi16(16));
   low = _mm512_permutex2var_epi16(a, first_half, b);
   high = _mm512_permutex2var_epi16(a, second_half, b);
+}
+// Tiles 0 to 3 hold the sums of 32 x 32 entries.
+inline void load_sums(const float* c, int64_t c_stride, bool accumulate) {
+  if (!accumulate) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    return;
+  }
+  const int64_t stride = c_stride * 4;
+  const auto* low = reinterpret_cast<const char*>(c);
+  const char* high = low + kTileRows * stride;
+  _tile_loadd(0, low, stride);
+  _tile_loadd(1, low + kTileStride, stride);
+  _tile_loadd(2, high, stride);
+  _tile_loadd(3, high + kTileStride, stride);
+}
+
+inline void store_sums(float* c, int64_t c_stride) {
+  const int64_t stride = c_stride * 4;
+  auto* low = reinterpret_cast<char*>(c);
+  char* high = low + kTileRows * stride;
+  _tile_stored(0, low, stride);
+  _tile_stored(1, low + kTileStride, stride);
+  _tile_stored(2, high, stride);
+  _tile_stored(3, high + kTileStride, stride);
+}
+
+// The sums += two tiles of rows times two tiles of columns, of depth 32. Columns are read past the nearest cache, where
+// the rows that meet the next columns then stay.
+inline void multiply_step(const char* a_low, const char* a_high, int64_t a_stride, const char* b) {
+  _tile_stream_loadd(6, b, kTileStride);
+  _tile_loadd(4, a_low, a_stride);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_stream_loadd(7, b + kTileBytes, kTileStride);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(5, a_high, a_stride);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
 }
 }  // namespace
 
@@ -60,8 +151,13 @@ void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride,
     const int64_t left = depth - k;
     if (transposed) {
       for (int64_t half = 0; half < 2; ++half) {
+        const BFloat16Bits* rows = source + half * 16 * stride + k;
+        if (left >= kDepth && columns >= (half + 1) * 16) {
+          transpose_dwords(out + half * kTileBytes, rows, stride);
+          continue;
+        }
         __m512i r[16];
-        load_rows(r, source + half * 16 * stride + k, stride, columns - half * 16, first(left));
+        load_rows(r, rows, stride, columns - half * 16, first(left));
         transpose_16x16(r);
         for (int i = 0; i < 16; ++i) _mm512_store_si512(out + half * kTileBytes + i * kTileStride, r[i]);
       }
@@ -95,6 +191,10 @@ void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride,
                                     : _mm512_setzero_si512());
       continue;
     }
+    if (left >= kDepth && rows >= kBlockRows) {
+      transpose_elements(out, source + k * stride, stride);
+      continue;
+    }
     __m512i low[16], high[16];
     for (int64_t pair = 0; pair < 16; ++pair) {
       const BFloat16Bits* at = source + (k + 2 * pair) * stride;
@@ -123,43 +223,42 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
 }
 
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
-                    bool packed, const BFloat16Bits* panel, int64_t depth) {
-  const int64_t stride = c_stride * 4;
-  auto* c_low = reinterpret_cast<char*>(c);
-  char* c_high = c_low + kTileRows * stride;
-  if (accumulate) {
-    _tile_loadd(0, c_low, stride);
-    _tile_loadd(1, c_low + kTileStride, stride);
-    _tile_loadd(2, c_high, stride);
-    _tile_loadd(3, c_high + kTileStride, stride);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& upcoming) {
+  load_sums(c, c_stride, accumulate);
   const int64_t row = packed ? kTileStride : a_stride * 2;
   const int64_t step = packed ? 2 * kTileBytes : kTileStride;
   const auto* a_low = reinterpret_cast<const char*>(a);
   const char* a_high = a_low + (packed ? kTileBytes : kTileRows * row);
   const auto* b = reinterpret_cast<const char*>(panel);
+  // A few lines a step: all at once would hold up the tiles' own loads.
+  const auto* line = static_cast<const char*>(upcoming.rows);
+  const char* const last_row = line + kBlockRows * upcoming.stride;
+  const int64_t lines_a_step = (kBlockRows * upcoming.lines * kDepth + depth - 1) / depth;
+  int64_t column = 0;
   for (int64_t k = 0; k < depth; k += kDepth) {
-    _tile_loadd(6, b, kTileStride);
-    _tile_loadd(4, a_low, row);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTileBytes, kTileStride);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a_high, row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    multiply_step(a_low, a_high, row, b);
+    for (int64_t i = 0; i < lines_a_step && line < last_row; ++i) {
+      __builtin_prefetch(line + column * kTileStride, 1);
+      if (++column == upcoming.lines) {
+        column = 0;
+        line += upcoming.stride;
+      }
+    }
     a_low += step;
     a_high += step;
     b += 2 * kTileBytes;
   }
-  _tile_stored(0, c_low, stride);
-  _tile_stored(1, c_low + kTileStride, stride);
-  _tile_stored(2, c_high, stride);
-  _tile_stored(3, c_high + kTileStride, stride);
+  store_sums(c, c_stride);
+}
+
+void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
+                  int64_t count) {
+  load_sums(c, c_stride, true);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* block = reinterpret_cast<const char*>(a[i]);
+    multiply_step(block, block + kTileBytes, kTileStride, reinterpret_cast<const char*>(b[i]));
+  }
+  store_sums(c, c_stride);
 }
 
 void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns) {

@@ -2,235 +2,29 @@
 // at a time; then blocks of rows of A pass over the group, read where they lie if they can be:
 //
 //   for each group of panels of this thread:  pack them
-//     for each block of rows:                 (pack it, if A is transposed: before, all threads together)
+//     for each block of rows:                 (pack it, if it must be: before, all threads together)
 //       for each panel of the group:          c block = or += a block · panel
+//
+// A weight's gradient, c += aᵀ·b over a long depth, keeps its sums near instead: add_turned below.
 //
 // Few rows against a transposed B (a decoding step against a weight) are computed as cᵀ = bᵀ·aᵀ, so that the weight
 // is the operand that is read where it lies, once.
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 
 #include "base/cpu.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/matrix_product/matrix_product.h"
-#include "kernels/matrix_product/matrix_product_tiles.h"
+#include "kernels/matrix_product/matrix_product_blocks.h"
 
 namespace bough {
 
 namespace {
 constexpr int64_t kFewRows = 16;
-constexpr int64_t kPackedRows = 1024;  // of a transposed A, at a time
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-template <class T>
-struct Factor {
-  const T* data;
-  int64_t stride;
-  bool transposed;  // element [i][j] at data[j * stride + i], else at data[i * stride + j]
-
-  Factor rows_from(int64_t i) const { return {data + (transposed ? i : i * stride), stride, transposed}; }
-  Factor columns_from(int64_t j) const { return {data + (transposed ? j * stride : j), stride, transposed}; }
-  Factor transpose() const { return {data, stride, !transposed}; }
-};
-
-template <class T>
-struct Product {
-  int64_t m, n, k;
-  Factor<T> a, b;
-  void* c;  // T, or float where it accumulates
-  int64_t c_stride;
-  bool c_transposed = false;  // c is [n, m] in memory
-  bool accumulate = false;
-  const T* bias = nullptr;  // of n, or of m where c is transposed
-};
-
-struct Fp32Tiles {
-  using Element = float;
-  static constexpr int64_t kRows = avx512::kBlockRows;
-  static constexpr int64_t kDepth = 1;
-  // One panel of that depth fits the first-level cache; sums are kept in C between passes.
-  static constexpr int64_t kDepthPerPass = 256;
-  static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
-  static void begin() {}
-  static void end() {}
-  static void pack_panel(float* panel, const Factor<float>& b, int64_t depth, int64_t columns) {
-    avx512::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
-  }
-  static bool must_pack(const Factor<float>& a, int64_t) { return a.transposed; }
-  static void pack_block(float* block, const Factor<float>& a, int64_t rows, int64_t depth) {
-    avx512::pack_transposed_block(block, a.data, a.stride, rows, depth);
-  }
-  static bool takes_partial_rows() { return true; }
-  static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
-                       const float* panel, int64_t rows, int64_t columns, int64_t depth) {
-    avx512::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, rows, columns, depth);
-  }
-  static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
-    for (int64_t i = 0; i < rows; ++i)
-      std::copy(block + i * kPanelColumns, block + i * kPanelColumns + columns, c + i * stride);
-  }
-};
-
-struct AmxTiles {
-  using Element = BFloat16Bits;
-  static constexpr int64_t kRows = amx::kBlockRows;
-  static constexpr int64_t kDepth = amx::kDepth;
-  // Of an accumulated C: bf16 ones are rounded once.
-  static constexpr int64_t kDepthPerPass = 2048;
-  // A part of what CPUs with AMX have as second-level cache, beside a block of A and of C.
-  static constexpr int64_t kGroupBytes = 512 << 10;
-  static void begin() { amx::begin_tiles(); }
-  static void end() { amx::end_tiles(); }
-  static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
-    amx::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
-  }
-  static bool must_pack(const Factor<Element>& a, int64_t depth) {
-    return a.transposed || depth % kDepth != 0;
-  }
-  static void pack_block(Element* block, const Factor<Element>& a, int64_t rows, int64_t depth) {
-    amx::pack_block(block, a.data, a.stride, a.transposed, rows, depth);
-  }
-  static bool takes_partial_rows() { return false; }
-  static void multiply(float* c, int64_t stride, bool accumulate, const Factor<Element>& a, bool packed,
-                       const Element* panel, int64_t, int64_t, int64_t depth) {
-    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth);
-  }
-  static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
-    amx::store_block(c, stride, block, rows, columns);
-  }
-};
-
-float widen(float value) {
-  return value;
-}
-float widen(BFloat16Bits value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, 4);
-  return wide;
-}
-
-// Rows [row_begin, row_end) of c, from a depth of p.k; packed_a: blocks of those rows, or null.
-template <class Tiles>
-class Worker {
- public:
-  using T = typename Tiles::Element;
-  Worker(const Product<T>& product, int64_t row_begin, int64_t row_end, const T* packed_a)
-      : p_(product), row_begin_(row_begin), row_end_(row_end), packed_a_(packed_a) {}
-
-  // Panels [first, last); `workspace` of workspace_elements(last - first).
-  void run(int64_t first, int64_t last, T* workspace) {
-    const int64_t group = panel_group(p_, last - first);
-    T* edge = workspace + group * panel_elements(p_);
-    const int64_t edge_row = row_end_ - (row_end_ - row_begin_) % Tiles::kRows;
-    const bool pack_edge = !packed_a_ && !Tiles::takes_partial_rows() && edge_row < row_end_;
-    if (pack_edge) Tiles::pack_block(edge, p_.a.rows_from(edge_row), row_end_ - edge_row, p_.k);
-    for (int64_t begin = first; begin < last; begin += group) {
-      const int64_t end = std::min(last, begin + group);
-      for (int64_t panel = begin; panel < end; ++panel)
-        Tiles::pack_panel(workspace + (panel - begin) * panel_elements(p_),
-                          p_.b.columns_from(panel * kPanelColumns), p_.k, columns_of(panel));
-      for (int64_t row = row_begin_; row < row_end_; row += Tiles::kRows) {
-        Factor<T> a = p_.a.rows_from(row);
-        bool packed = false;
-        if (packed_a_) {
-          a = {packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_), 0, false};
-          packed = true;
-        } else if (pack_edge && row == edge_row) {
-          a = {edge, 0, false};
-          packed = true;
-        }
-        for (int64_t panel = begin; panel < end; ++panel)
-          block(row, panel, a, packed, workspace + (panel - begin) * panel_elements(p_));
-      }
-    }
-  }
-
-  static int64_t rounded_depth(const Product<T>& p) { return ceil_div(p.k, Tiles::kDepth) * Tiles::kDepth; }
-  static int64_t panel_elements(const Product<T>& p) { return rounded_depth(p) * kPanelColumns; }
-  static int64_t block_elements(const Product<T>& p) { return rounded_depth(p) * Tiles::kRows; }
-  static int64_t panel_group(const Product<T>& p, int64_t panels) {
-    const int64_t fit = Tiles::kGroupBytes / (panel_elements(p) * static_cast<int64_t>(sizeof(T)));
-    return std::clamp<int64_t>(fit, 1, panels);
-  }
-  // Of one thread: its panels, and the last rows of A where they must be padded (tree/cost_model.cpp counts them).
-  static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
-    return panel_group(p, panels) * panel_elements(p) + (Tiles::takes_partial_rows() ? 0 : block_elements(p));
-  }
-
- private:
-  int64_t columns_of(int64_t panel) const { return std::min(kPanelColumns, p_.n - panel * kPanelColumns); }
-
-  void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b) {
-    const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
-    const int64_t column = panel * kPanelColumns, columns = columns_of(panel);
-    const bool whole = Tiles::takes_partial_rows() || (rows == Tiles::kRows && columns == kPanelColumns);
-    if constexpr (std::is_same_v<T, float>) {
-      if (!p_.c_transposed && !p_.bias) {
-        float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
-        if (p_.accumulate) prefetch(c, rows);
-        Tiles::multiply(c, p_.c_stride, p_.accumulate, a, packed, b, rows, columns, p_.k);
-        return;
-      }
-    }
-    if (p_.accumulate && whole) {
-      float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
-      prefetch(c, rows);
-      Tiles::multiply(c, p_.c_stride, true, a, packed, b, rows, columns, p_.k);
-      return;
-    }
-    alignas(64) std::array<float, Tiles::kRows * kPanelColumns> sums;
-    if (p_.accumulate || p_.bias) load(sums.data(), row, rows, column, columns);
-    Tiles::multiply(sums.data(), kPanelColumns, p_.accumulate || p_.bias, a, packed, b, rows, columns, p_.k);
-    store(sums.data(), row, rows, column, columns);
-  }
-
-  // The next block's, while this one is computed: c is larger than any cache.
-  void prefetch(const float* c, int64_t rows) const {
-    for (int64_t i = 0; i < rows; ++i) {
-      __builtin_prefetch(c + i * p_.c_stride + kPanelColumns, 1);
-      __builtin_prefetch(c + i * p_.c_stride + kPanelColumns + 16, 1);
-    }
-  }
-
-  void load(float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
-    std::fill(sums, sums + Tiles::kRows * kPanelColumns, 0.0f);
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < columns; ++j)
-        sums[i * kPanelColumns + j] =
-            p_.accumulate ? static_cast<const float*>(p_.c)[(row + i) * p_.c_stride + column + j]
-                          : widen(p_.bias[p_.c_transposed ? row + i : column + j]);
-  }
-
-  void store(const float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
-    if (p_.accumulate) {
-      for (int64_t i = 0; i < rows; ++i)
-        std::copy(sums + i * kPanelColumns, sums + i * kPanelColumns + columns,
-                  static_cast<float*>(p_.c) + (row + i) * p_.c_stride + column);
-    } else if (!p_.c_transposed) {
-      Tiles::store(static_cast<T*>(p_.c) + row * p_.c_stride + column, p_.c_stride, sums, rows, columns);
-    } else {
-      alignas(64) std::array<float, Tiles::kRows * kPanelColumns> turned;
-      for (int64_t j = 0; j < columns; ++j) {
-        for (int64_t i = 0; i < rows; ++i) turned[i] = sums[i * kPanelColumns + j];
-        for (int64_t i = rows; i < kPanelColumns; ++i) turned[i] = 0;
-        Tiles::store(static_cast<T*>(p_.c) + (column + j) * p_.c_stride + row, p_.c_stride, turned.data(), 1,
-                     rows);
-      }
-    }
-  }
-
-  const Product<T>& p_;
-  int64_t row_begin_, row_end_;
-  const T* packed_a_;
-};
+constexpr int64_t kPackedTogether = 64 << 10;  // elements a thread should at least pack
+constexpr int64_t kPackedRows = 1024;          // of a transposed A, at a time
 
 template <class T>
 at::Tensor workspace(int64_t elements) {
@@ -250,11 +44,14 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
     T* blocks_data = static_cast<T*>(packed.mutable_data_ptr());
     packed_a = blocks_data;
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = row_begin + i * Tiles::kRows;
-        Tiles::pack_block(blocks_data + i * Work::block_elements(p), p.a.rows_from(row),
-                          std::min(Tiles::kRows, row_end - row), p.k);
-      }
+      const int64_t step = p.a.transposed ? kPackedDepth : p.k;
+      for (int64_t k = 0; k < p.k; k += step)
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t row = row_begin + i * Tiles::kRows;
+          Tiles::pack_block(blocks_data + i * Work::block_elements(p) + k * Tiles::kRows,
+                            p.a.rows_from(row).columns_from(k), std::min(Tiles::kRows, row_end - row),
+                            std::min(step, p.k - k));
+        }
     });
   }
   const int64_t panels = ceil_div(p.n, kPanelColumns);
@@ -275,6 +72,54 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
   else if (panels >= at::get_num_threads())
     at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) { run(0, blocks, begin, end); });
   else at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
+}
+
+// c += a·b of a transposed A, a weight's gradient: sums far larger than the caches, over a depth of thousands. Each
+// thread keeps kSumBytes of them in its nearer cache while the whole depth passes, a part at a time; A's part is packed
+// on the way, B's once, by all threads together.
+template <class Tiles>
+void add_turned(const Product<typename Tiles::Element>& p) {
+  using T = typename Tiles::Element;
+  using Work = Worker<Tiles>;
+  const int64_t panels = ceil_div(p.n, kPanelColumns), blocks = ceil_div(p.m, Tiles::kRows);
+  const auto packed_b = workspace<T>(panels * Work::panel_elements(p));
+  T* const b = static_cast<T*>(packed_b.mutable_data_ptr());
+  at::parallel_for(0, panels, ceil_div(kPackedTogether, p.k * kPanelColumns),
+                   [&](int64_t begin, int64_t end) {
+                     Work(p, 0, p.m, nullptr).pack_panels(begin, end, b + begin * Work::panel_elements(p));
+                   });
+  at::parallel_for(0, blocks, 1, [&](int64_t begin_block, int64_t end_block) {
+    // Many rows for each reading of B; A is packed again for each group of panels.
+    const int64_t chunk_blocks = std::min(end_block - begin_block, Tiles::kMostBlocks);
+    const int64_t fit = Tiles::kSumBytes / (chunk_blocks * Tiles::kRows * kPanelColumns * 4);
+    const int64_t group = ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
+    const auto packed_a = workspace<T>(chunk_blocks * Tiles::kRows * Tiles::kTurnedDepth);
+    T* const a = static_cast<T*>(packed_a.mutable_data_ptr());
+    Tiles::begin();
+    for (int64_t chunk = begin_block; chunk < end_block; chunk += chunk_blocks) {
+      const int64_t count = std::min(chunk_blocks, end_block - chunk);
+      const int64_t row_begin = chunk * Tiles::kRows,
+                    row_end = std::min(p.m, row_begin + count * Tiles::kRows);
+      for (int64_t first = 0; first < panels; first += group)
+        for (int64_t k = 0; k < p.k; k += Tiles::kTurnedDepth) {
+          auto part = p;
+          part.a = p.a.columns_from(k);
+          part.k = std::min(Tiles::kTurnedDepth, p.k - k);
+          Work work(part, row_begin, row_end, nullptr);
+          work.pack_rows(a);
+          const int64_t last = std::min(panels, first + group);
+          for (int64_t i = 0; i < count; ++i)
+            for (int64_t panel = first; panel < last; ++panel) {
+              const int64_t row = row_begin + i * Tiles::kRows;
+              work.block(row, panel, {a + i * Work::block_elements(part), 0, false}, true,
+                         b + panel * Work::panel_elements(p) + k * kPanelColumns,
+                         panel + 1 < last ? work.upcoming(row, panel + 1)
+                                          : work.upcoming(row + Tiles::kRows, first));
+            }
+        }
+    }
+    Tiles::end();
+  });
 }
 
 template <class Tiles>
@@ -374,6 +219,9 @@ void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, c
     Product<T> product{
         a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_MN), c_MN.size(1)};
     product.accumulate = true;
+    if constexpr (std::is_same_v<Tiles, AmxTiles>) {
+      if (product.a.transposed) return add_turned<Tiles>(product);
+    }
     multiply<Tiles>(product);
   });
 }

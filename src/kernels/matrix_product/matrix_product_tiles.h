@@ -15,6 +15,13 @@ namespace bough {
 
 constexpr int64_t kPanelColumns = 32;
 
+// Memory that is written after a product: rows of `lines` cache lines, brought near while it runs.
+struct Upcoming {
+  const void* rows = nullptr;  // as many as a block has, or null
+  int64_t stride = 0;          // in bytes
+  int64_t lines = 0;
+};
+
 namespace avx512 {
 constexpr int64_t kBlockRows = 12;
 
@@ -48,7 +55,10 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
                int64_t rows, int64_t width, int64_t rows_padded);
 // c[32][32] = or += a·b. packed: a is a packed block, else 32 rows of `a_stride`, depth a multiple of 32.
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
-                    bool packed, const BFloat16Bits* panel, int64_t depth);
+                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& upcoming = {});
+// c[32][32] += sum_i a[i]·b[i] of `count` packed blocks of rows and panels, each of depth 32.
+void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
+                  int64_t count);
 // Rounds to nearest even.
 void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
 }  // namespace amx

@@ -34,20 +34,21 @@ void transpose_tile(float* dst, const float* src, int64_t rows, int64_t columns)
       for (int64_t r = 0; r < kBlock; ++r) dst[c * rows + r0 + r] = src[(r0 + r) * columns + c];
 }
 
-// The largest of `count` values, a multiple of 16: lanes by themselves, since a reduction that respects NaN is not
-// vectorised. NaN is passed over.
+// The largest of `count` values, a multiple of 16. Lanes by themselves, of a type of the compiler's: it vectorises
+// neither a reduction that respects NaN nor an array of lanes. NaN is passed over.
 static inline float largest(const float* values, int64_t count) {
-  float lanes[16];
-  for (int l = 0; l < 16; ++l) lanes[l] = values[l];
-  for (int64_t j = 16; j < count; j += 16)
-    for (int l = 0; l < 16; ++l) lanes[l] = values[j + l] > lanes[l] ? values[j + l] : lanes[l];
+  typedef float Lanes __attribute__((vector_size(64), aligned(4)));
+  Lanes lanes = *reinterpret_cast<const Lanes*>(values);
+  for (int64_t j = 16; j < count; j += 16) {
+    const Lanes next = *reinterpret_cast<const Lanes*>(values + j);
+    lanes = next > lanes ? next : lanes;
+  }
   float max = kMinusInfinity;
   for (int l = 0; l < 16; ++l) max = lanes[l] > max ? lanes[l] : max;
   return max;
 }
 
-template <class P>
-void online_softmax_tile(float* scores, P* probabilities, int64_t num_queries, int64_t num_keys,
+void online_softmax_tile(float* scores, float* probabilities, int64_t num_queries, int64_t num_keys,
                          int64_t padded_keys, const TileMask& mask, float scale, float* row_max,
                          float* row_sum, float* o, int64_t width) {
   for (int64_t i = 0; i < num_queries; ++i, scores += padded_keys, probabilities += padded_keys, o += width) {
@@ -101,10 +102,10 @@ void row_dots(float* sums, const T* d_o, const T* o, int64_t num_rows, int64_t w
 }
 
 // Forward was p = exp(scale · scores - lse); now dS = p · (d_p - D) · scale.
-template <class P>
-void softmax_backward_tile(const float* scores, const float* d_probabilities, P* probabilities, P* d_s,
-                           int64_t num_queries, int64_t padded_queries, int64_t num_keys, int64_t padded_keys,
-                           const TileMask& mask, const float* lse, const float* dots, float scale) {
+void softmax_backward_tile(const float* scores, const float* d_probabilities, float* probabilities,
+                           float* d_s, int64_t num_queries, int64_t padded_queries, int64_t num_keys,
+                           int64_t padded_keys, const TileMask& mask, const float* lse, const float* dots,
+                           float scale) {
   for (int64_t j = 0; j < num_keys; ++j) {
     if (mask.all_visible) {
 #pragma GCC ivdep
@@ -141,14 +142,10 @@ void softmax_backward_tile(const float* scores, const float* d_probabilities, P*
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
-#define INSTANTIATE(T)                                                                                  \
-  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);                     \
-  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);          \
-  template void online_softmax_tile<T>(float*, T*, int64_t, int64_t, int64_t, const TileMask&, float,   \
-                                       float*, float*, float*, int64_t);                                \
-  template void softmax_backward_tile<T>(const float*, const float*, T*, T*, int64_t, int64_t, int64_t, \
-                                         int64_t, const TileMask&, const float*, const float*, float);  \
-  template void finish_tile<T>(T*, int64_t, const float*, int64_t, const float*, int64_t, int64_t);     \
+#define INSTANTIATE(T)                                                                              \
+  template void load_tile<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);                 \
+  template void load_tile_transposed<T>(float*, const T*, int64_t, int64_t, int64_t, int64_t);      \
+  template void finish_tile<T>(T*, int64_t, const float*, int64_t, const float*, int64_t, int64_t); \
   template void row_dots<T>(float*, const T*, const T*, int64_t, int64_t, int64_t);
 // NOLINTEND(bugprone-macro-parentheses)
 INSTANTIATE(float)

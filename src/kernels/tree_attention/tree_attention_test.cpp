@@ -1,70 +1,17 @@
-#include "kernels/tree_attention/tree_attention.h"
-
-#include <random>
-
 #include "base/error.h"
 
-#include "kernels/common/kernel_test.h"
+#include "kernels/tree_attention/random_case.h"
 
 namespace bough {
 namespace {
 
-// A pass of random forests below a stack of P keys: parents are drawn so that long chains and wide branching both
-// occur; each root of the pass hangs off a random stack token.
-std::vector<int32_t> random_ends(int64_t num_stack, int64_t num_tokens, std::mt19937& random) {
-  std::vector<int32_t> end(num_stack + num_tokens, static_cast<int32_t>(num_tokens));
-  std::vector<int64_t> open;  // tokens whose subtree is still open
-  int64_t stack_visible = num_stack;
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    while (!open.empty() && random() % 16 == 0) {
-      end[num_stack + open.back()] = static_cast<int32_t>(i);
-      open.pop_back();
-    }
-    if (open.empty() && i > 0 && stack_visible > 0) {  // a new root hangs off an earlier stack token
-      const int64_t visible = random() % (stack_visible + 1);
-      for (int64_t j = visible; j < stack_visible; ++j) end[j] = static_cast<int32_t>(i);
-      stack_visible = visible;
-    }
-    open.push_back(i);
-  }
-  return end;
-}
-
-struct Case {
-  int64_t num_stack, num_tokens, num_heads, num_groups, head_dim;
-};
-
-struct Random {
-  TreeAttentionInput in;
-  at::Tensor d_o, d_k_stack, d_v_stack;
-};
-
-Random random_case(const Case& c, at::ScalarType type, unsigned seed) {
-  std::mt19937 random(seed);
-  const auto ends = random_ends(c.num_stack, c.num_tokens, random);
-  const auto tensor = [&](at::IntArrayRef sizes, uint64_t s) {
-    return random_tensor(sizes, type, seed * 10 + s);
-  };
-  Random r;
-  r.in = {tensor({c.num_tokens, c.num_heads, c.head_dim}, 1),
-          tensor({c.num_tokens, c.num_groups, c.head_dim}, 2),
-          tensor({c.num_tokens, c.num_groups, c.head_dim}, 3),
-          tensor({c.num_stack, c.num_groups, c.head_dim}, 4),
-          tensor({c.num_stack, c.num_groups, c.head_dim}, 5),
-          at::tensor(ends, at::kInt),
-          1 / std::sqrt(double(c.head_dim))};
-  r.d_o = tensor({c.num_tokens, c.num_heads, c.head_dim}, 6);
-  r.d_k_stack = random_tensor(r.in.k_stack_PGH.sizes(), accumulator_type(type), 7);
-  r.d_v_stack = random_tensor(r.in.k_stack_PGH.sizes(), accumulator_type(type), 8);
-  return r;
-}
-
 TEST(TreeAttention, MatchesReferenceInEveryDtype) {
   unsigned seed = 1;
   for (const auto type : kFloatTypes)
-    for (const Case& c : {Case{0, 1, 2, 1, 8}, Case{5, 1, 4, 2, 16}, Case{0, 70, 4, 4, 32},
-                          Case{300, 40, 4, 2, 64}, Case{130, 300, 6, 2, 64}, Case{17, 129, 8, 1, 128}}) {
-      auto r = random_case(c, type, ++seed);
+    for (const AttentionCase& c : {AttentionCase{0, 1, 2, 1, 8}, AttentionCase{5, 1, 4, 2, 16},
+                                   AttentionCase{0, 70, 4, 4, 32}, AttentionCase{300, 40, 4, 2, 64},
+                                   AttentionCase{130, 300, 6, 2, 64}, AttentionCase{17, 129, 8, 1, 128}}) {
+      auto r = random_attention_case(c, type, ++seed);
       const auto out = tree_attention_forward(r.in);
       const auto expected = tree_attention_forward_reference(r.in);
       EXPECT_CLOSE(out.o_TNH, expected.o_TNH, type);
@@ -82,7 +29,7 @@ TEST(TreeAttention, MatchesReferenceInEveryDtype) {
 
 // The reference against autograd of a softmax over explicitly listed visible keys.
 TEST(TreeAttention, ReferenceIsSoftmaxOverVisibleKeysAndItsDerivative) {
-  auto r = random_case({6, 9, 4, 2, 4}, at::kDouble, 77);
+  auto r = random_attention_case({6, 9, 4, 2, 4}, at::kDouble, 77);
   const auto keys = at::cat({r.in.k_stack_PGH, r.in.k_TGH}).requires_grad_(true);
   const auto values = at::cat({r.in.v_stack_PGH, r.in.v_TGH}).requires_grad_(true);
   const auto q = r.in.q_TNH.clone().requires_grad_(true);
@@ -108,7 +55,7 @@ TEST(TreeAttention, ReferenceIsSoftmaxOverVisibleKeysAndItsDerivative) {
 }
 
 TEST(TreeAttention, WrongShapesAreNamed) {
-  auto r = random_case({6, 9, 4, 2, 4}, at::kFloat, 3);
+  auto r = random_attention_case({6, 9, 4, 2, 4}, at::kFloat, 3);
   r.in.end_local = r.in.end_local.narrow(0, 0, 14);
   EXPECT_THROW(tree_attention_forward(r.in), InternalError);
 }

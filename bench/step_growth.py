@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""How does the time of a gradient step grow with the tokens of the tree, its depth unchanged?
+
+Generates groups (8 samples of 128 tokens on a prompt of 128: 1,152 tree tokens each), 1 to 56 of them, and
+times `bough step` on each number, in turns; prints microseconds a token, and over the smallest set's. Needs
+the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick); takes its shape `small` where no model is
+given.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUP = "--shape group --n 8 --plen 128 --rlen 128 --vocab 4096 --seed 0"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="Hugging Face directory, vocabulary 4,096 or more")
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 56])
+    parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions, in turns (3)")
+    parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
+    parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python")
+    args = parser.parse_args()
+    yardstick = Path(os.environ.get("BOUGH_YARDSTICK", ROOT.parent / "shared/yardstick"))
+    if not (yardstick / "workload.py").is_file():
+        print(f"step_growth: left out: no workload.py in {yardstick} (BOUGH_YARDSTICK names its folder)")
+        return 0
+
+    seconds = {(dtype, groups): [] for dtype in args.dtypes for groups in args.groups}
+    tokens = {}
+    with tempfile.TemporaryDirectory(prefix="step_growth_") as folder:
+        for groups in args.groups:
+            command = [args.python, yardstick / "workload.py", *GROUP.split(), "--prompts", groups]
+            command += ["--out", Path(folder) / f"{groups}.jsonl"]
+            subprocess.run([str(word) for word in command], check=True, capture_output=True)
+        if args.model is None:
+            args.model = Path(folder) / "model"
+            command = [args.python, yardstick / "peer_step.py", Path(folder) / f"{args.groups[0]}.jsonl"]
+            command += ["--peer", "dense", "--dtype", "float32", "--warm", 0, "--model", "small"]
+            command += ["--vocab", 4096, "--save-model", args.model]
+            subprocess.run([str(word) for word in command], check=True, capture_output=True)
+        for _ in range(args.rounds):
+            for dtype, groups in seconds:
+                command = [args.bough, "step", "--model", args.model, "--dtype", dtype, "--json"]
+                command += ["--rollouts", Path(folder) / f"{groups}.jsonl"]
+                done = subprocess.run(
+                    [str(word) for word in command], check=True, capture_output=True, text=True
+                )
+                report = json.loads(done.stdout.splitlines()[-1])
+                seconds[dtype, groups].append(report["seconds_per_step"])
+                tokens[groups] = report["tree_tokens"]
+    print("dtype  tree tokens  seconds  microseconds a token  of the first's")
+    for (dtype, groups), runs in seconds.items():
+        median = statistics.median(runs)
+        each = median / tokens[groups]
+        first = statistics.median(seconds[dtype, args.groups[0]]) / tokens[args.groups[0]]
+        print(f"{dtype:<6} {tokens[groups]:>11,}  {median:7.3f}  {1e6 * each:20.1f}  {each / first:14.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

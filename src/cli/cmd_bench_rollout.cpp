@@ -1,0 +1,222 @@
+// `bough bench rollout`: how fast the embedded engine generates, beside what the machine allows.
+//
+// The lower bound, pass by pass: the weights and the keys and values that are visible, read once, at the rate of reading
+// so many bytes again and again; or the FLOPs of its tokens, at the best rate of a matrix product; whichever takes
+// longer. Both rates are measured in the same run. What a pass computes is what the engine did compute: a cache that
+// finds less shows in its tokens, not in the bound.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "base/median.h"
+#include "base/random.h"
+#include "cli/command.h"
+#include "cli/read_rate.h"
+#include "cli/torch_options.h"
+#include "models/checkpoint.h"
+#include "models/model_shape.h"
+#include "models/product_rate.h"
+#include "rollout/embedded_engine.h"
+
+namespace bough {
+
+namespace {
+
+struct Options {
+  std::string model, kv_memory = "4GiB";
+  int64_t prompts = 16, prompt_tokens = 32, repeat = 3, seed = 1;
+  GenerationSettings generation;
+  RolloutSettings engine;
+  TorchOptions torch;
+  bool json = false;
+};
+
+void check_options(Options& options) {
+  check_at_least("--prompts", options.prompts, 1);
+  check_at_least("--prompt-tokens", options.prompt_tokens, 1);
+  check_at_least("--n-samples", options.generation.n_samples, 1);
+  check_at_least("--max-new-tokens", options.generation.max_new_tokens, 1);
+  check_at_least("--max-concurrent", options.engine.max_concurrent_rollouts, 1);
+  check_at_least("--repeat", options.repeat, 1);
+  try {
+    options.engine.kv_memory = Bytes::parse(options.kv_memory);
+  } catch (const UserError& error) {
+    throw UserError(str("--kv-memory: ", error.what()));
+  }
+  // Every sample has max_new_tokens tokens.
+  options.generation.ignore_eos = true;
+}
+
+// Of the whole model: bytes that each pass reads, and those of one token's keys and values.
+struct ModelBytes {
+  ModelBytes(const ModelShape& shape)
+      : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
+    // Of an embedding that is not the head, too, only the pass's rows are read.
+    const int64_t looked_up = shape.tied_head ? 0 : shape.vocab_size * shape.hidden_size;
+    weights = (shape.num_parameters() - looked_up) * shape.element_bytes;
+  }
+  int64_t weights, kv_token;
+};
+
+struct Rates {
+  double flops = 0, bytes = 0;  // a second
+};
+
+struct Run {
+  double seconds = 0;
+  EngineStatistics statistics;
+  std::vector<PassWork> passes;
+};
+
+Run run_once(const Model& model, const Options& options) {
+  Run run;
+  EmbeddedEngine engine(model, {.settings = options.engine, .on_pass = [&](const PassWork& work) {
+                                  run.passes.push_back(work);
+                                }});
+  const CounterRandom random(static_cast<uint64_t>(options.seed), Purpose::sample);
+  const auto vocabulary = static_cast<uint64_t>(model.config().vocab_size);
+  std::vector<GenerationRequest> requests;
+  for (int64_t i = 0; i < options.prompts; ++i) {
+    std::vector<int32_t> prompt;
+    for (int64_t t = 0; t < options.prompt_tokens; ++t)
+      prompt.push_back(static_cast<int32_t>(
+          random.below(vocabulary, static_cast<uint64_t>(i), static_cast<uint64_t>(t))));
+    requests.push_back(make_request(options.generation, static_cast<uint64_t>(i), std::move(prompt),
+                                    static_cast<uint64_t>(options.seed)));
+  }
+  const auto start = std::chrono::steady_clock::now();
+  engine.generate(std::move(requests));
+  run.seconds = seconds_since(start);
+  run.statistics = engine.statistics();
+  return run;
+}
+
+struct Bound {
+  double seconds = 0;
+  double decode_seconds = 0;   // of it, passes that only decode
+  double memory_seconds = 0;   // of it, passes that memory binds
+};
+
+Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const Rates& rates) {
+  const ModelBytes bytes(shape);
+  Bound bound;
+  for (const PassWork& pass : passes) {
+    const double reading = static_cast<double>(bytes.weights + pass.kv_tokens * bytes.kv_token) / rates.bytes;
+    const double computing = (static_cast<double>(pass.tokens) * shape.linear_flops_per_token() +
+                              static_cast<double>(pass.logits_rows) * shape.flops_per_head_row() +
+                              static_cast<double>(pass.attention_pairs) * shape.flops_per_pair()) /
+                             rates.flops;
+    const double seconds = std::max(reading, computing);
+    bound.seconds += seconds;
+    if (pass.decoding == pass.tokens) bound.decode_seconds += seconds;
+    if (reading > computing) bound.memory_seconds += seconds;
+  }
+  return bound;
+}
+
+void run_bench_rollout(Options options) {
+  check_options(options);
+  const TorchSetup setup = set_up_torch(options.torch);
+  const auto model = load_model(options.model, setup.dtype, setup.device);
+  const ModelShape shape = model_shape(model->config(), model->dtype());
+  run_once(*model, options);
+  Rates rates;
+  std::vector<Run> runs;
+  for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
+    rates.flops = std::max(rates.flops, matrix_product_rate(shape, model->dtype()));
+    rates.bytes = std::max(rates.bytes, read_rate(ModelBytes(shape).weights));
+    runs.push_back(run_once(*model, options));
+  }
+  std::vector<double> all_seconds;
+  for (const Run& run : runs) all_seconds.push_back(run.seconds);
+  const double seconds = median(all_seconds);
+  const Run& run = runs.front();  // what is computed is the same in all
+  const Bound bound = bound_of(run.passes, shape, rates);
+  const auto new_tokens = static_cast<double>(run.statistics.new_tokens);
+  int64_t decoding = 0, decode_passes = 0;
+  for (const PassWork& pass : run.passes) {
+    decoding += pass.decoding;
+    decode_passes += pass.decoding > 0;
+  }
+  const double occupancy =
+      static_cast<double>(decoding) /
+      static_cast<double>(std::max<int64_t>(1, decode_passes * options.engine.max_concurrent_rollouts));
+  const double cached =
+      static_cast<double>(run.statistics.cached_tokens) /
+      static_cast<double>(std::max<int64_t>(1, run.statistics.cached_tokens + run.statistics.prefill_tokens));
+
+  if (options.json) {
+    print_json({{"samples", options.prompts * options.generation.n_samples},
+                {"prompt_tokens", options.prompt_tokens},
+                {"new_tokens", run.statistics.new_tokens},
+                {"seconds", seconds},
+                {"new_tokens_per_second", new_tokens / seconds},
+                {"bound_seconds", bound.seconds},
+                {"bound_fraction", bound.seconds / seconds},
+                {"bound_memory_share", bound.memory_seconds / bound.seconds},
+                {"bound_decode_share", bound.decode_seconds / bound.seconds},
+                {"matrix_product_flops_per_second", rates.flops},
+                {"read_bytes_per_second", rates.bytes},
+                {"passes", run.passes.size()},
+                {"occupancy", occupancy},
+                {"prefill_tokens", run.statistics.prefill_tokens},
+                {"cached_tokens", run.statistics.cached_tokens},
+                {"cache_hit_rate", cached},
+                {"preemptions", run.statistics.preemptions},
+                {"dtype", options.torch.dtype},
+                {"threads", at::get_num_threads()},
+                {"repeat", options.repeat}});
+    return;
+  }
+  const auto percent = [](double share) { return str(format_significant(100 * share, 3), "%"); };
+  print_table(
+      {{"samples", str(format_thousands(options.prompts * options.generation.n_samples), " of ",
+                       format_thousands(options.prompts), " prompts of ",
+                       format_thousands(options.prompt_tokens), " tokens")},
+       {"new tokens", str(format_thousands(run.statistics.new_tokens), " in ", format_duration(seconds), ": ",
+                          format_thousands(std::llround(new_tokens / seconds)), " a second")},
+       {"lower bound", str(format_duration(bound.seconds), ": ",
+                           format_thousands(std::llround(new_tokens / bound.seconds)), " a second; reached ",
+                           percent(bound.seconds / seconds), "; bound by memory in ",
+                           percent(bound.memory_seconds / bound.seconds), " of it")},
+       {"rates", str(format_significant(rates.flops / 1e9, 3), " GFLOP/s, ",
+                     format_significant(rates.bytes / 1e9, 3), " GB/s of reading the weights, measured")},
+       {"batches", str(format_thousands(static_cast<int64_t>(run.passes.size())), " passes, ",
+                       percent(occupancy), " of ", options.engine.max_concurrent_rollouts,
+                       " slots decoding")},
+       {"prompt tokens", str(format_thousands(run.statistics.prefill_tokens), " computed, ",
+                             format_thousands(run.statistics.cached_tokens), " found computed; ",
+                             format_thousands(run.statistics.preemptions), " samples set back")},
+       {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads, median of ",
+                           options.repeat)}});
+}
+
+}  // namespace
+
+void add_bench_rollout_command(CommandLine& line, CLI::App& bench) {
+  auto options = std::make_shared<Options>();
+  GenerationSettings& generation = options->generation;
+  generation.n_samples = 8;
+  generation.max_new_tokens = 64;
+  CLI::App& command = line.add(bench, "rollout", "Generation by the embedded engine, against the bound",
+                               [options] { run_bench_rollout(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
+  command.add_option("--prompts", options->prompts, "Prompts, of random tokens");
+  command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens of each");
+  command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
+  command.add_option("--max-new-tokens", generation.max_new_tokens, "Tokens of each sample");
+  command.add_option("--max-concurrent", options->engine.max_concurrent_rollouts,
+                     "Samples generated at once");
+  command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values")->type_name("BYTES");
+  command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted");
+  command.add_option("--seed", options->seed, "Prompts and draws are a function of it");
+  add_torch_options(command, options->torch);
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

@@ -1,0 +1,250 @@
+// Blocks of a product: what the tiles of each element type take (matrix_product_tiles.h), and the walk of one thread
+// over its rows and panels. Included by matrix_product_cpu.cpp alone.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/matrix_product/matrix_product_tiles.h"
+
+namespace bough {
+
+constexpr int64_t kPackedDepth = 128;  // of what lies along the depth, before the next panel or block
+
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+template <class T>
+struct Factor {
+  const T* data;
+  int64_t stride;
+  bool transposed;  // element [i][j] at data[j * stride + i], else at data[i * stride + j]
+
+  Factor rows_from(int64_t i) const { return {data + (transposed ? i : i * stride), stride, transposed}; }
+  Factor columns_from(int64_t j) const { return {data + (transposed ? j * stride : j), stride, transposed}; }
+  Factor transpose() const { return {data, stride, !transposed}; }
+};
+
+template <class T>
+struct Product {
+  int64_t m, n, k;
+  Factor<T> a, b;
+  void* c;  // T, or float where it accumulates
+  int64_t c_stride;
+  bool c_transposed = false;  // c is [n, m] in memory
+  bool accumulate = false;
+  const T* bias = nullptr;  // of n, or of m where c is transposed
+};
+
+struct Fp32Tiles {
+  using Element = float;
+  static constexpr int64_t kRows = avx512::kBlockRows;
+  static constexpr int64_t kDepth = 1;
+  // One panel of that depth fits the first-level cache; sums are kept in C between passes.
+  static constexpr int64_t kDepthPerPass = 256;
+  static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
+  static void begin() {}
+  static void end() {}
+  static void pack_panel(float* panel, const Factor<float>& b, int64_t depth, int64_t columns) {
+    avx512::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
+  }
+  static bool must_pack(const Factor<float>& a, int64_t) { return a.transposed; }
+  static void pack_block(float* block, const Factor<float>& a, int64_t rows, int64_t depth) {
+    avx512::pack_transposed_block(block, a.data, a.stride, rows, depth);
+  }
+  static bool takes_partial_rows() { return true; }
+  static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
+                       const float* panel, int64_t rows, int64_t columns, int64_t depth,
+                       const Upcoming& upcoming) {
+    for (int64_t i = 0; upcoming.rows && i < kRows; ++i)
+      for (int64_t line = 0; line < upcoming.lines; ++line)
+        __builtin_prefetch(static_cast<const char*>(upcoming.rows) + i * upcoming.stride + line * 64, 1);
+    avx512::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, rows, columns, depth);
+  }
+  static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; ++i)
+      std::copy(block + i * kPanelColumns, block + i * kPanelColumns + columns, c + i * stride);
+  }
+};
+
+struct AmxTiles {
+  using Element = BFloat16Bits;
+  static constexpr int64_t kRows = amx::kBlockRows;
+  static constexpr int64_t kDepth = amx::kDepth;
+  // Of an accumulated C: bf16 ones are rounded once.
+  static constexpr int64_t kDepthPerPass = 512;
+  // Half of the second-level cache of CPUs with AMX: A, which comes from further away, is read once for each group.
+  static constexpr int64_t kGroupBytes = 1 << 20;
+  // Of add_turned: half of the second-level cache for sums; a block's part of A stays in the first-level one.
+  static constexpr int64_t kSumBytes = 1 << 20, kTurnedDepth = 512;
+  static constexpr int64_t kMostBlocks = 16;
+  static void begin() { amx::begin_tiles(); }
+  static void end() { amx::end_tiles(); }
+  static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
+    amx::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
+  }
+  static bool must_pack(const Factor<Element>& a, int64_t depth) {
+    return a.transposed || depth % kDepth != 0;
+  }
+  static void pack_block(Element* block, const Factor<Element>& a, int64_t rows, int64_t depth) {
+    amx::pack_block(block, a.data, a.stride, a.transposed, rows, depth);
+  }
+  static bool takes_partial_rows() { return false; }
+  static void multiply(float* c, int64_t stride, bool accumulate, const Factor<Element>& a, bool packed,
+                       const Element* panel, int64_t, int64_t, int64_t depth, const Upcoming& upcoming) {
+    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth, upcoming);
+  }
+  static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+    amx::store_block(c, stride, block, rows, columns);
+  }
+};
+
+inline float widen(float value) {
+  return value;
+}
+inline float widen(BFloat16Bits value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, 4);
+  return wide;
+}
+
+// Rows [row_begin, row_end) of c, from a depth of p.k; packed_a: blocks of those rows, or null.
+template <class Tiles>
+class Worker {
+ public:
+  using T = typename Tiles::Element;
+  Worker(const Product<T>& product, int64_t row_begin, int64_t row_end, const T* packed_a)
+      : p_(product), row_begin_(row_begin), row_end_(row_end), packed_a_(packed_a) {}
+
+  // Panels [first, last); `workspace` of workspace_elements(last - first).
+  void run(int64_t first, int64_t last, T* workspace) {
+    const int64_t group = panel_group(p_, last - first);
+    T* edge = workspace + group * panel_elements(p_);
+    const int64_t edge_row = row_end_ - (row_end_ - row_begin_) % Tiles::kRows;
+    const bool pack_edge = !packed_a_ && !Tiles::takes_partial_rows() && edge_row < row_end_;
+    if (pack_edge) Tiles::pack_block(edge, p_.a.rows_from(edge_row), row_end_ - edge_row, p_.k);
+    for (int64_t begin = first; begin < last; begin += group) {
+      const int64_t end = std::min(last, begin + group);
+      pack_panels(begin, end, workspace);
+      for (int64_t row = row_begin_; row < row_end_; row += Tiles::kRows) {
+        Factor<T> a = p_.a.rows_from(row);
+        bool packed = false;
+        if (packed_a_) {
+          a = {packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_), 0, false};
+          packed = true;
+        } else if (pack_edge && row == edge_row) {
+          a = {edge, 0, false};
+          packed = true;
+        }
+        for (int64_t panel = begin; panel < end; ++panel)
+          block(row, panel, a, packed, workspace + (panel - begin) * panel_elements(p_),
+                panel + 1 < end ? upcoming(row, panel + 1) : upcoming(row + Tiles::kRows, begin));
+      }
+    }
+  }
+
+  // A part of the depth for all panels, then the next: neighbouring columns share rows, and rows share pages.
+  void pack_panels(int64_t begin, int64_t end, T* panels) const {
+    const int64_t step = p_.b.transposed ? p_.k : kPackedDepth;
+    for (int64_t k = 0; k < p_.k; k += step)
+      for (int64_t panel = begin; panel < end; ++panel)
+        Tiles::pack_panel(panels + (panel - begin) * panel_elements(p_) + k * kPanelColumns,
+                          p_.b.rows_from(k).columns_from(panel * kPanelColumns), std::min(step, p_.k - k),
+                          columns_of(panel));
+  }
+
+  // All rows of a transposed A, as blocks.
+  void pack_rows(T* blocks) const {
+    for (int64_t k = 0; k < p_.k; k += kPackedDepth)
+      for (int64_t row = row_begin_; row < row_end_; row += Tiles::kRows)
+        Tiles::pack_block(blocks + (row - row_begin_) / Tiles::kRows * block_elements(p_) + k * Tiles::kRows,
+                          p_.a.rows_from(row).columns_from(k), std::min(Tiles::kRows, row_end_ - row),
+                          std::min(kPackedDepth, p_.k - k));
+  }
+
+  static int64_t rounded_depth(const Product<T>& p) { return ceil_div(p.k, Tiles::kDepth) * Tiles::kDepth; }
+  static int64_t panel_elements(const Product<T>& p) { return rounded_depth(p) * kPanelColumns; }
+  static int64_t block_elements(const Product<T>& p) { return rounded_depth(p) * Tiles::kRows; }
+  static int64_t panel_group(const Product<T>& p, int64_t panels) {
+    const int64_t fit = Tiles::kGroupBytes / (panel_elements(p) * static_cast<int64_t>(sizeof(T)));
+    const int64_t groups = ceil_div(panels, std::clamp<int64_t>(fit, 1, panels));
+    return ceil_div(panels, groups);  // groups of about one size
+  }
+  // Of one thread: its panels, and the last rows of A where they must be padded (tree/cost_model.cpp counts them).
+  static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
+    return panel_group(p, panels) * panel_elements(p) + (Tiles::takes_partial_rows() ? 0 : block_elements(p));
+  }
+
+  // One block of c; `next` is brought near meanwhile.
+  void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Upcoming& next) {
+    const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
+    const int64_t column = panel * kPanelColumns, columns = columns_of(panel);
+    const bool whole = Tiles::takes_partial_rows() || (rows == Tiles::kRows && columns == kPanelColumns);
+    if constexpr (std::is_same_v<T, float>) {
+      if (!p_.c_transposed && !p_.bias) {
+        float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
+        Tiles::multiply(c, p_.c_stride, p_.accumulate, a, packed, b, rows, columns, p_.k, next);
+        return;
+      }
+    }
+    if (p_.accumulate && whole) {
+      float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
+      Tiles::multiply(c, p_.c_stride, true, a, packed, b, rows, columns, p_.k, next);
+      return;
+    }
+    alignas(64) std::array<float, Tiles::kRows * kPanelColumns> sums;
+    if (p_.accumulate || p_.bias) load(sums.data(), row, rows, column, columns);
+    Tiles::multiply(sums.data(), kPanelColumns, p_.accumulate || p_.bias, a, packed, b, rows, columns, p_.k,
+                    next);
+    store(sums.data(), row, rows, column, columns);
+  }
+
+  // Where the next block is written: c is larger than the caches, and a write waits for its line.
+  Upcoming upcoming(int64_t row, int64_t panel) const {
+    if (row >= row_end_ || p_.c_transposed) return {};
+    const int64_t element = p_.accumulate ? sizeof(float) : sizeof(T);
+    const int64_t offset = row * p_.c_stride + panel * kPanelColumns;
+    return {static_cast<const char*>(p_.c) + offset * element, p_.c_stride * element,
+            kPanelColumns * element / 64};
+  }
+
+ private:
+  int64_t columns_of(int64_t panel) const { return std::min(kPanelColumns, p_.n - panel * kPanelColumns); }
+
+  void load(float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
+    std::fill(sums, sums + Tiles::kRows * kPanelColumns, 0.0f);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j)
+        sums[i * kPanelColumns + j] =
+            p_.accumulate ? static_cast<const float*>(p_.c)[(row + i) * p_.c_stride + column + j]
+                          : widen(p_.bias[p_.c_transposed ? row + i : column + j]);
+  }
+
+  void store(const float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
+    if (p_.accumulate) {
+      for (int64_t i = 0; i < rows; ++i)
+        std::copy(sums + i * kPanelColumns, sums + i * kPanelColumns + columns,
+                  static_cast<float*>(p_.c) + (row + i) * p_.c_stride + column);
+    } else if (!p_.c_transposed) {
+      Tiles::store(static_cast<T*>(p_.c) + row * p_.c_stride + column, p_.c_stride, sums, rows, columns);
+    } else {
+      alignas(64) std::array<float, Tiles::kRows * kPanelColumns> turned;
+      for (int64_t j = 0; j < columns; ++j) {
+        for (int64_t i = 0; i < rows; ++i) turned[i] = sums[i * kPanelColumns + j];
+        for (int64_t i = rows; i < kPanelColumns; ++i) turned[i] = 0;
+        Tiles::store(static_cast<T*>(p_.c) + (column + j) * p_.c_stride + row, p_.c_stride, turned.data(), 1,
+                     rows);
+      }
+    }
+  }
+
+  const Product<T>& p_;
+  int64_t row_begin_, row_end_;
+  const T* packed_a_;
+};
+
+}  // namespace bough

@@ -1,0 +1,234 @@
+// For each 4 units of keys and each head of the group, 8 blocks of queries at a time:
+//   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ += Kᵀ·dSᵀ
+// Scores are transposed, so that Pᵀ and dSᵀ are written as the left factors that dV and dK read; dSᵀ also as the
+// right factor that dQᵀ reads.
+#include <array>
+#include <limits>
+
+#include "kernels/tree_attention/tree_attention_amx.h"
+#include "kernels/tree_attention/tree_attention_isa.h"
+
+namespace bough {
+
+namespace amx {
+namespace {
+constexpr int64_t kBackwardUnits = 4;   // of keys whose gradients are summed
+constexpr int64_t kBackwardBlocks = 8;  // of queries between two writes of those sums
+
+// Blocks of queries of every head in the forms that the backward products read.
+struct QueryBlock {
+  Element *q, *q_turned, *d_o, *d_o_turned;  // right factors: [32, H], [H, 32], the same of d_o
+  float *lse, *dots;                         // [32]; lse to base 2
+};
+
+class QueryBlocks {
+ public:
+  explicit QueryBlocks(const Inputs& x)
+      : elements_(x.factor_elements()),
+        per_head_(x.num_blocks()),
+        factors_(workspace<Element>(memory_[0], x.shape.num_heads * per_head_ * 4 * elements_)),
+        scalars_(workspace<float>(memory_[1], x.shape.num_heads * per_head_ * 2 * kUnit)) {}
+
+  QueryBlock block(int64_t head, int64_t index) const {
+    const int64_t i = head * per_head_ + index;
+    Element* q = factors_ + i * 4 * elements_;
+    float* lse = scalars_ + i * 2 * kUnit;
+    return {q, q + elements_, q + 2 * elements_, q + 3 * elements_, lse, lse + kUnit};
+  }
+
+  void load(const Inputs& x, int64_t head, int64_t index, const Element* d_o, const Element* o,
+            const float* lse) const {
+    const auto& shape = x.shape;
+    const QueryBlock b = block(head, index);
+    const Range queries = block_queries(shape, index);
+    const int64_t count = queries.size(), stride = shape.q_stride();
+    const int64_t offset = queries.begin * stride + head * shape.head_dim;
+    const Element* q = data<Element>(x.in.q_TNH) + offset;
+    pack_rows(b.q, x, q, stride, count);
+    pack_panel(b.q_turned, q, stride, true, shape.head_dim, count);
+    pack_rows(b.d_o, x, d_o + offset, stride, count);
+    pack_panel(b.d_o_turned, d_o + offset, stride, true, shape.head_dim, count);
+    BOUGH_ISA_CALL(row_dots, b.dots, d_o + offset, o + offset, count, shape.head_dim, stride);
+    for (int64_t i = 0; i < count; ++i) b.lse[i] = lse[(queries.begin + i) * shape.num_heads + head] * kLog2E;
+    // Padding: probabilities of 0.
+    std::fill(b.lse + count, b.lse + kUnit, std::numeric_limits<float>::max());
+    std::fill(b.dots + count, b.dots + kUnit, 0.0f);
+  }
+
+ private:
+  std::array<at::Tensor, 2> memory_;
+  int64_t elements_, per_head_;
+  Element* factors_;
+  float* scalars_;
+};
+
+struct KeyGradients {
+  float *d_k_own, *d_v_own, *d_k_stack, *d_v_stack;
+};
+
+// A thread's scratch for up to kBackwardUnits of keys.
+struct BackwardScratch {
+  explicit BackwardScratch(int64_t elements)
+      : sums(2 * kBackwardUnits * elements + 2 * kUnitElements),
+        factors(3 * kBackwardUnits * elements + (2 + kBackwardUnits) * kBackwardBlocks * kUnitElements),
+        d_k(sums.get()),
+        d_v(d_k + kBackwardUnits * elements),
+        scores(d_v + kBackwardUnits * elements),
+        d_p(scores + kUnitElements),
+        k(factors.get()),
+        v(k + kBackwardUnits * elements),
+        k_turned(v + kBackwardUnits * elements),
+        p(k_turned + kBackwardUnits * elements),
+        d_s(p + kBackwardBlocks * kUnitElements),
+        d_s_right(d_s + kBackwardBlocks * kUnitElements) {}
+
+  AlignedBuffer<float> sums;
+  AlignedBuffer<Element> factors;
+  float *d_k, *d_v;     // [units][32][width]
+  float *scores, *d_p;  // one unit, transposed
+  Element *k, *v;       // left factors [units][32, H]
+  Element* k_turned;    // left factors [units][width/32][32 of H, 32]
+  Element *p, *d_s;     // left factors [blocks][32 keys, 32 queries]
+  Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
+};
+
+// Up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: [heads of the group][blocks][width][32].
+void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
+                    const QueryBlocks& query_blocks, const BackwardScratch& s, float* d_q) {
+  const auto& shape = x.shape;
+  const int64_t width = x.width, elements = x.factor_elements(), stride = shape.k_stride();
+  const auto scale = static_cast<float>(x.in.scale) * kLog2E;
+  Range all_blocks{x.num_blocks(), 0};
+  std::array<Range, kBackwardUnits> unit_blocks{};
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& unit = x.units[first_unit + i];
+    pack_block(s.k + i * elements, x.k(unit, group), stride, false, unit.rows.size(), shape.head_dim);
+    pack_block(s.v + i * elements, x.v(unit, group), stride, false, unit.rows.size(), shape.head_dim);
+    for (int64_t column = 0; column < shape.head_dim; column += kUnit)
+      pack_block(s.k_turned + i * elements + column * kUnit, x.k(unit, group) + column, stride, true,
+                 x.columns(column), unit.rows.size());
+    // The queries that see a key are consecutive, and nearly so are those that see any of a unit.
+    unit_blocks[i] = {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
+    all_blocks.begin = std::min(all_blocks.begin, unit_blocks[i].begin);
+    all_blocks.end = std::max(all_blocks.end, unit_blocks[i].end);
+  }
+  std::fill(s.d_k, s.d_k + count * elements, 0.0f);
+  std::fill(s.d_v, s.d_v + count * elements, 0.0f);
+
+  std::array<const Element*, std::max(kBackwardBlocks, kBackwardUnits)> left{}, right{};
+  for (int64_t h = 0; h < shape.heads_per_group(); ++h) {
+    const int64_t head = group * shape.heads_per_group() + h;
+    for (int64_t begin = all_blocks.begin; begin < all_blocks.end; begin += kBackwardBlocks) {
+      const int64_t end = std::min(all_blocks.end, begin + kBackwardBlocks);
+      std::array<std::array<int64_t, kBackwardUnits>, kBackwardBlocks> units_of_block{};
+      std::array<int64_t, kBackwardBlocks> num_units_of_block{};
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t first = std::max(begin, unit_blocks[i].begin), last = std::min(end, unit_blocks[i].end);
+        if (first >= last) continue;
+        for (int64_t b = first; b < last; ++b) {
+          const auto block = query_blocks.block(head, b);
+          const int64_t slot = b - begin, number = num_units_of_block[slot]++;
+          units_of_block[slot][number] = i;
+          multiply_block(s.scores, kUnit, false, s.k + i * elements, 0, true, block.q_turned, width);
+          multiply_block(s.d_p, kUnit, false, s.v + i * elements, 0, true, block.d_o_turned, width);
+          softmax_backward_unit(
+              s.scores, s.d_p, KeyUnits::mask(x.units[first_unit + i], block_queries(shape, b)), scale,
+              block.lse, block.dots, s.p + slot * kUnitElements, s.d_s + slot * kUnitElements,
+              s.d_s_right + (slot * kBackwardUnits + number) * kUnitElements);
+        }
+        const auto add = [&](float* sums, const Element* factor, Element* QueryBlock::*rows) {
+          for (int64_t column = 0; column < width; column += kUnit) {
+            for (int64_t b = first; b < last; ++b) {
+              left[b - first] = factor + (b - begin) * kUnitElements;
+              right[b - first] = query_blocks.block(head, b).*rows + column * kUnit;
+            }
+            add_products(sums + i * elements + column, width, left.data(), right.data(), last - first);
+          }
+        };
+        add(s.d_v, s.p, &QueryBlock::d_o);
+        add(s.d_k, s.d_s, &QueryBlock::q);
+      }
+      for (int64_t slot = 0; slot < end - begin; ++slot) {
+        const int64_t number = num_units_of_block[slot];
+        if (number == 0) continue;
+        float* sums = d_q + (h * x.num_blocks() + begin + slot) * elements;
+        for (int64_t column = 0; column < width; column += kUnit) {
+          for (int64_t j = 0; j < number; ++j) {
+            left[j] = s.k_turned + units_of_block[slot][j] * elements + column * kUnit;
+            right[j] = s.d_s_right + (slot * kBackwardUnits + j) * kUnitElements;
+          }
+          add_products(sums + column * kUnit, kUnit, left.data(), right.data(), number);
+        }
+      }
+    }
+  }
+}
+
+void store_key_gradients(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
+                         const BackwardScratch& s, const KeyGradients& gradients) {
+  const auto scale = static_cast<float>(x.in.scale);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& unit = x.units[first_unit + i];
+    const int64_t offset = unit.rows.begin * x.shape.k_stride() + group * x.shape.head_dim;
+    const auto store = [&](const float* sums, float factor, float* own, float* stack) {
+      store_gradients(sums + i * x.factor_elements(), x.width, factor, unit.rows.size(), unit.on_stack,
+                      (unit.on_stack ? stack : own) + offset, x.shape.k_stride(), x.shape.head_dim);
+    };
+    store(s.d_k, scale, gradients.d_k_own, gradients.d_k_stack);
+    store(s.d_v, 1.0f, gradients.d_v_own, gradients.d_v_stack);
+  }
+}
+}  // namespace
+}  // namespace amx
+
+TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
+                                                  const TreeAttentionOutput& out, const at::Tensor& d_o,
+                                                  const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
+  using namespace amx;
+  const Inputs x(in);
+  const auto& shape = x.shape;
+  TreeAttentionGradient d;
+  d.d_q_TNH = at::empty_like(in.q_TNH);
+  d.d_k_TGH = at::empty_like(in.k_TGH, in.k_TGH.options().dtype(at::kFloat));
+  d.d_v_TGH = at::empty_like(d.d_k_TGH);
+  const KeyGradients gradients{mutable_data<float>(d.d_k_TGH), mutable_data<float>(d.d_v_TGH),
+                               mutable_data<float>(d_k_stack), mutable_data<float>(d_v_stack)};
+  const QueryBlocks query_blocks(x);
+  const int64_t blocks = x.num_blocks(), elements = x.factor_elements();
+  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      query_blocks.load(x, i / blocks, i % blocks, data<Element>(d_o), data<Element>(out.o_TNH),
+                        data<float>(out.lse_TN));
+  });
+  // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
+  const int64_t batches = (x.units.size() + kBackwardUnits - 1) / kBackwardUnits;
+  const int64_t num_shares = shares_of_a_group(shape.num_groups, batches);
+  const auto d_q = at::zeros({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
+  auto* d_q_data = mutable_data<float>(d_q);
+  const int64_t d_q_share = shape.num_heads * blocks * elements;
+  for_each_share(shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
+    const BackwardScratch scratch(elements);
+    float* d_q_group = d_q_data + share * d_q_share + group * shape.heads_per_group() * blocks * elements;
+    for (int64_t batch = share; batch < batches; batch += num_shares) {
+      const int64_t first = batch * kBackwardUnits, count = std::min(kBackwardUnits, x.units.size() - first);
+      backward_units(x, group, first, count, query_blocks, scratch, d_q_group);
+      store_key_gradients(x, group, first, count, scratch, gradients);
+    }
+  });
+  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* sums = d_q_data + i * elements;
+      for (int64_t share = 1; share < num_shares; ++share)
+        for (int64_t j = 0; j < elements; ++j) sums[j] += sums[share * d_q_share + j];
+      const int64_t head = i / blocks;
+      const Range queries = block_queries(shape, i % blocks);
+      store_turned(
+          sums, static_cast<float>(in.scale), queries.size(),
+          mutable_data<Element>(d.d_q_TNH) + queries.begin * shape.q_stride() + head * shape.head_dim,
+          shape.q_stride(), shape.head_dim);
+    }
+  });
+  return d;
+}
+
+}  // namespace bough

@@ -1,0 +1,53 @@
+// Softmax of the units that AMX tiles compute: 32 queries times 32 keys of one head. Scores are products q·k; `scale`
+// here is the attention's scale times log2(e), and exponents are base 2.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/element_types.h"
+
+namespace bough::amx {
+
+constexpr int64_t kUnit = 32;
+constexpr int64_t kUnitElements = kUnit * kUnit;
+constexpr int64_t kLanes = 16;
+
+// Entry (query i, key j) of a unit is visible iff first_key + j <= first_query + i < end[j] (keys numbered like the
+// queries: stack keys are negative). end is null where all entries are visible.
+struct UnitMask {
+  const int32_t* end = nullptr;
+  int32_t first_query = 0, first_key = 0;
+};
+
+// Of 32 queries of one head, over all keys so far.
+struct OnlineSoftmax {
+  float* max;     // [32], scaled
+  float* sums;    // [32][16]: a row's sum is that of its lanes
+  float* o;       // [32][width], unnormalised
+  int64_t width;  // a multiple of 16
+};
+void begin_softmax(const OnlineSoftmax& rows);
+// One step: scores[count][32][32] -> unnormalised probabilities [count][32][32]; max, sums and o are rescaled where
+// the largest score grew.
+void softmax_units(const float* scores, BFloat16Bits* probabilities, const UnitMask* masks, int64_t count,
+                   float scale, const OnlineSoftmax& rows);
+// o / sum -> `num_rows` rows of out, of head_dim; lse (of stride lse_stride) in natural units.
+void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
+                    int64_t head_dim, float* lse, int64_t lse_stride);
+
+// One transposed unit, scores[32 keys][32 queries] and the gradients of the probabilities in the same order:
+//   p = 2^(scale · score - lse), dS = p (d_p - dot)
+// p, d_s: [32 keys][32 queries]; d_s_right: dS as a right factor, keys in depth (matrix_product_tiles.h).
+// lse (base 2), dots: of the 32 queries.
+void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask& mask, float scale,
+                           const float* lse, const float* dots, BFloat16Bits* p, BFloat16Bits* d_s,
+                           BFloat16Bits* d_s_right);
+
+// 32 query gradients [width][32] · scale -> rows of out, of head_dim.
+void store_turned(const float* sums, float scale, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
+                  int64_t head_dim);
+// 32 key gradients [32][width] · scale -> rows of out, of head_dim: added or overwritten.
+void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
+                     int64_t out_stride, int64_t head_dim);
+
+}  // namespace bough::amx

@@ -1,0 +1,273 @@
+// Backward on the tensor cores (FlashAttention-2, algorithm 2, cut in two so that nothing is added by atomics).
+// Forward was p = exp(scale · q·k - lse); now dS = p · (d_o·v - D), and d_q = scale · dS k, d_k = scale · dSᵀ q,
+// d_v = pᵀ d_o.
+#pragma once
+
+#include "kernels/tree_attention/tree_attention_forward_cuda.cuh"
+
+namespace bough {
+
+// Of both kernels. Blocks a multiprocessor: what registers allow without spilling.
+constexpr int kGradientWarps = 4;
+constexpr int kGradientThreads = kGradientWarps * kWarp;
+template <int kHead>
+constexpr int kGradientBlocks = kHead > 64 ? 2 : 3;
+
+// d_q of 16 queries a warp: as in the forward pass, queries in registers, keys through shared memory.
+template <int kHead>
+__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
+    tree_attention_query_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
+                                         const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
+  constexpr int kKeys = kHead > 64 ? 32 : 64;  // scores at once: what registers hold beside the queries' rows
+  constexpr int kTiles = kKeys / 8;
+  using Block = QueryBlock<kGradientWarps>;
+  using Stages = KeyStages<kHead, kGradientThreads>;
+  const int num_tokens = static_cast<int>(in.num_tokens), head_dim = static_cast<int>(in.head_dim);
+  const int64_t stride = in.num_heads * in.head_dim;
+  const KeyTiles tiles(in.num_stack, in.num_tokens, kTensorTile);
+  const Stages stages{in, tiles, Block::head() / (in.num_heads / in.num_groups)};
+  const int num_tiles = tiles.count_before(Block::end());
+  const auto next_tile = [&](int tile) {
+    return next_visible_tile(tiles, in.spans, tile, num_tiles, Block::begin(), Block::end());
+  };
+
+  int tile = next_tile(0);
+  if (tile < num_tiles) stages.load(0, tile);
+  int next = next_tile(tile + 1);
+  uint32_t q[kHead / 16][4], d_o[kHead / 16][4];
+  const int num_rows = num_tokens - Block::warp_begin();
+  load_fragments<kHead>(q, in.q + Block::offset(in), stride, num_rows, head_dim);
+  load_fragments<kHead>(d_o, gradient.d_o + Block::offset(in), stride, num_rows, head_dim);
+  float lse[2], dots[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = thread_index() % kWarp / 4 + half * 8;
+    const int64_t scalar = Block::head() * in.num_tokens + Block::warp_begin() + i;
+    lse[half] = i < num_rows ? gradient.log2_sums[scalar] : 0;
+    dots[half] = i < num_rows ? gradient.dots[scalar] : 0;
+  }
+  const LaneOffsets<kHead> lanes;
+  const float scale = in.scale * kLog2E;
+  float d_q[kHead / 8][4] = {};
+  // The tile after the next is looked for behind the products, where other warps fill the wait.
+  for (int stage = 0; tile < num_tiles; stage ^= 1, tile = next, next = next_tile(next + 1)) {
+    wait_for_copies();
+    __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
+    if (next < num_tiles) stages.load(stage ^ 1, next);
+    const int first_key = tiles[tile].first_key;
+    const KeySpan span = key_span(in.spans, tile);
+    const int warp_begin = Block::warp_begin(), warp_end = warp_begin + kFragmentRows;
+    if (!any_visible(first_key, span, warp_begin, warp_end)) continue;
+
+    const bool masked = !all_visible(first_key, kTensorTile, span, warp_begin, warp_end);
+#pragma unroll 1
+    for (int key = 0; key < kTensorTile; key += kKeys) {
+      float scores[kTiles][4] = {}, d_p[kTiles][4] = {};
+      multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, key);
+      if (masked) mask_keys(scores, Stages::ends(stage) + key, first_key + key, warp_begin);
+      multiply_rows<kHead>(d_p, d_o, Stages::v(stage) + lanes.wide, key);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          d_p[n][e] = exp2_approximate(scores[n][e] * scale - lse[e / 2]) * (d_p[n][e] - dots[e / 2]);
+      uint32_t d_s[kTiles / 2][4];
+      round_fragments(d_s, d_p);
+      multiply_columns<kHead>(d_q, d_s, Stages::k(stage) + lanes.tall, key);
+    }
+  }
+
+  store_fragments<kHead>(gradient.d_q + Block::offset(in), stride, d_q, {in.scale, in.scale},
+                         num_tokens - Block::warp_begin(), head_dim);
+}
+
+// Queries through two stages of shared memory, beside the block's keys and values.
+template <int kHead>
+struct QueryStages {
+  static constexpr int kQueries = 32;
+  static constexpr int kKeyBytes = kTensorTile * kRowBytes<kHead>;
+  static constexpr int kTileBytes = kQueries * kRowBytes<kHead>;
+  static constexpr int kStageBytes = 2 * kTileBytes + 2 * kQueries * 4;  // q, d_o, log-sum-exp, D
+  static constexpr int kBytes = 2 * kKeyBytes + 2 * kStageBytes;
+  static_assert(kStageBytes % 256 == 0);
+
+  __device__ static SharedAddress k() { return shared_address(dynamic_shared_memory()); }
+  __device__ static SharedAddress v() { return k() + kKeyBytes; }
+  __device__ static SharedAddress q(int stage) { return k() + 2 * kKeyBytes + stage * kStageBytes; }
+  __device__ static SharedAddress d_o(int stage) { return q(stage) + kTileBytes; }
+  // [kQueries] log-sum-exp, [kQueries] D
+  __device__ static const float* scalars(int stage) {
+    return reinterpret_cast<const float*>(dynamic_shared_memory() + 2 * kKeyBytes + stage * kStageBytes +
+                                          2 * kTileBytes);
+  }
+
+  __device__ static void load(int stage, const TreeAttentionCuda<BFloat16Bits>& in,
+                              const TreeAttentionCudaGradient<BFloat16Bits>& gradient, int64_t head,
+                              int begin) {
+    const int count = static_cast<int>(in.num_tokens) - begin, head_dim = static_cast<int>(in.head_dim);
+    const int64_t stride = in.num_heads * in.head_dim, offset = begin * stride + head * in.head_dim;
+    load_tile<kHead, kQueries, kGradientThreads>(q(stage), in.q + offset, stride, count, head_dim);
+    load_tile<kHead, kQueries, kGradientThreads>(d_o(stage), gradient.d_o + offset, stride, count, head_dim);
+    const int64_t scalar = head * in.num_tokens + begin;
+    load_scalars<kQueries>(d_o(stage) + kTileBytes, gradient.log2_sums + scalar, count);
+    load_scalars<kQueries>(d_o(stage) + kTileBytes + kQueries * 4, gradient.dots + scalar, count);
+  }
+};
+
+// Where the rows of a tile's gradients go: [keys, groups, head_dim], to the stack, the pass, or a part of both.
+struct KeyGradientRows {
+  float *d_k, *d_v;
+
+  __device__ KeyGradientRows(const TreeAttentionCuda<BFloat16Bits>& in,
+                             const TreeAttentionCudaGradient<BFloat16Bits>& gradient, const KeyTile& tile,
+                             bool in_parts) {
+    const int64_t row = in.num_groups * in.head_dim, size = (in.num_stack + in.num_tokens) * row;
+    if (in_parts) {
+      d_k = gradient.parts + 2 * blockIdx.z * size + tile.begin * row;
+      d_v = d_k + size;
+    } else if (tile.first_key < 0) {
+      d_k = gradient.d_k_stack + tile.begin * row;
+      d_v = gradient.d_v_stack + tile.begin * row;
+    } else {
+      d_k = gradient.d_k + tile.first_key * row;
+      d_v = gradient.d_v + tile.first_key * row;
+    }
+  }
+};
+
+// d_k, d_v of 16 keys a warp, in registers over all queries of all heads of the group. Scores are turned: keys are
+// the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their registers. Where the heads of a
+// group are dealt to several blocks (gridDim.z), each writes its sums to a part of its own.
+template <int kHead>
+__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
+    tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
+                                       const TreeAttentionCudaGradient<BFloat16Bits> gradient) {
+  using Stages = QueryStages<kHead>;
+  constexpr int kQueries = Stages::kQueries, kTiles = kQueries / 8;
+  static_assert(kGradientWarps * kFragmentRows == kTensorTile);
+  const int64_t group = blockIdx.x, heads = in.num_heads / in.num_groups;
+  const bool in_parts = gridDim.z > 1;
+  const KeyTiles tiles(in.num_stack, in.num_tokens, kTensorTile);
+  const KeyTile tile = tiles[static_cast<int>(blockIdx.y)];
+  const bool on_stack = tile.first_key < 0;
+  const int head_dim = static_cast<int>(in.head_dim);
+  const int max_end = key_span(in.spans, static_cast<int>(blockIdx.y)).max_end;
+  // The tile's keys are seen by neighbouring queries.
+  const int first_query = max(tile.first_key, 0) / kQueries * kQueries;
+  const bool seen = first_query < max_end;  // not all of the stack is
+  if (!seen && !in_parts) return;
+  int64_t head = group * heads + heads * blockIdx.z / gridDim.z;
+  const int64_t last_head = seen ? group * heads + heads * (blockIdx.z + 1) / gridDim.z : head;
+
+  const int64_t key_stride = in.num_groups * in.head_dim;
+  if (seen) {
+    load_tile<kHead, kTensorTile, kGradientThreads>(Stages::k(), key_rows(in, tile, in.k_stack, in.k, group),
+                                                    key_stride, tile.count, head_dim);
+    load_tile<kHead, kTensorTile, kGradientThreads>(Stages::v(), key_rows(in, tile, in.v_stack, in.v, group),
+                                                    key_stride, tile.count, head_dim);
+    Stages::load(0, in, gradient, head, first_query);
+  }
+
+  const int warp_row = static_cast<int>(threadIdx.x / kWarp) * kFragmentRows;
+  const int row = warp_row + static_cast<int>(threadIdx.x % kWarp / 4), pair = threadIdx.x % 4 * 2;
+  const int warp_key = tile.first_key + warp_row;
+  int end[2];  // of keys row and row + 8
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    end[half] = row + half * 8 < tile.count ? in.end_local[tile.begin + row + half * 8] : 0;
+  KeySpan span{min(end[0], end[1]), max(end[0], end[1])};
+#pragma unroll
+  for (int lane = 4; lane < kWarp; lane *= 2) {
+    span.min_end = min(span.min_end, __shfl_xor_sync(kAllLanes, span.min_end, lane));
+    span.max_end = max(span.max_end, __shfl_xor_sync(kAllLanes, span.max_end, lane));
+  }
+
+  const LaneOffsets<kHead> lanes;
+  const SharedAddress k = Stages::k() + lanes.tall, v = Stages::v() + lanes.tall;
+  const float scale = in.scale * kLog2E;
+  float d_k[kHead / 8][4] = {}, d_v[kHead / 8][4] = {};
+  int query = first_query;
+  for (int stage = 0; head < last_head; stage ^= 1) {
+    const bool last = query + kQueries >= max_end;
+    const int64_t next_head = head + (last ? 1 : 0);
+    const int next_query = last ? first_query : query + kQueries;
+    wait_for_copies();
+    __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
+    if (next_head < last_head) Stages::load(stage ^ 1, in, gradient, next_head, next_query);
+    const int begin = query;
+    head = next_head;
+    query = next_query;
+    if (!any_visible(warp_key, span, begin, begin + kQueries)) continue;
+
+    const bool masked = !all_visible(warp_key, kFragmentRows, span, begin, begin + kQueries);
+    float scores[kTiles][4] = {}, d_p[kTiles][4] = {};
+    multiply_tile_rows<kHead>(scores, k, warp_row, Stages::q(stage) + lanes.wide);
+    multiply_tile_rows<kHead>(d_p, v, warp_row, Stages::d_o(stage) + lanes.wide);
+    const float* scalars = Stages::scalars(stage) + pair;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const float2 lse = *reinterpret_cast<const float2*>(scalars + n * 8);
+      const float2 dots = *reinterpret_cast<const float2*>(scalars + kQueries + n * 8);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = begin + n * 8 + pair + e % 2;
+        const bool hidden = masked && (tile.first_key + row + e / 2 * 8 > i || i >= end[e / 2]);
+        const float p = hidden ? 0 : exp2_approximate(scores[n][e] * scale - (e % 2 ? lse.y : lse.x));
+        scores[n][e] = p;
+        d_p[n][e] = p * (d_p[n][e] - (e % 2 ? dots.y : dots.x));
+      }
+    }
+    uint32_t p[kTiles / 2][4], d_s[kTiles / 2][4];
+    round_fragments(p, scores);
+    multiply_columns<kHead>(d_v, p, Stages::d_o(stage) + lanes.tall, 0);
+    round_fragments(d_s, d_p);
+    multiply_columns<kHead>(d_k, d_s, Stages::q(stage) + lanes.tall, 0);
+  }
+
+  const KeyGradientRows to(in, gradient, tile, in_parts);
+  const bool add = on_stack && !in_parts;
+  const auto put = [&](float* rows, int i, int column, float x, float y) {
+    auto* p = reinterpret_cast<float2*>(rows + i * key_stride + group * in.head_dim + column);
+    const float2 old = add ? *p : float2{0, 0};
+    *p = {old.x + x, old.y + y};
+  };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = row + half * 8;
+    if (i >= tile.count) break;
+#pragma unroll
+    for (int n = 0; n < kHead / 8; ++n) {
+      if (n * 8 >= head_dim) break;
+      put(to.d_k, i, n * 8 + pair, d_k[n][2 * half] * in.scale, d_k[n][2 * half + 1] * in.scale);
+      put(to.d_v, i, n * 8 + pair, d_v[n][2 * half], d_v[n][2 * half + 1]);
+    }
+  }
+}
+
+// Adds the parts in order; blockIdx.y: d_k, d_v. A thread has four elements.
+__global__ void add_key_gradient_parts_kernel(const TreeAttentionCuda<BFloat16Bits> in,
+                                              const TreeAttentionCudaGradient<BFloat16Bits> gradient,
+                                              int64_t num_parts) {
+  const int64_t row = in.num_groups * in.head_dim, size = (in.num_stack + in.num_tokens) * row;
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 4;
+  if (i >= size) return;
+  const bool on_stack = i < in.num_stack * row, is_k = blockIdx.y == 0;
+  float* const out = on_stack ? (is_k ? gradient.d_k_stack : gradient.d_v_stack) + i
+                              : (is_k ? gradient.d_k : gradient.d_v) + i - in.num_stack * row;
+  const float* part = gradient.parts + blockIdx.y * size + i;
+  float sum[4], x[4];
+  load(sum, part);
+  for (int64_t p = 1; p < num_parts; ++p) {
+    load(x, part + 2 * p * size);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] += x[j];
+  }
+  if (on_stack) {
+    load(x, out);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[j] += x[j];
+  }
+  store(out, sum);
+}
+
+}  // namespace bough

@@ -1,0 +1,123 @@
+// The CUDA kernels of tree attention as torch ops. fp64, and heads too wide for the kernels or for the GPU's shared
+// memory, run the reference.
+#include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAException.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "kernels/common/cuda_launch.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/tree_attention/tree_attention.h"
+#include "kernels/tree_attention/tree_attention_cuda.h"
+
+namespace bough {
+
+namespace {
+using Tensor = const at::Tensor&;
+
+bool has_kernel(Tensor q_TNH) {
+  const int64_t head_dim = q_TNH.size(2);
+  return q_TNH.scalar_type() != at::kDouble && head_dim <= kTreeAttentionMaxHeadDim &&
+         tree_attention_shared_bytes(head_dim) <=
+             static_cast<int64_t>(at::cuda::getDeviceProperties(q_TNH.get_device())->sharedMemPerBlockOptin);
+}
+
+// Calls function.template operator()<T>() with T = float or BFloat16Bits.
+template <class Function>
+void dispatch_kernel_types(at::ScalarType type, Function&& function) {
+  BOUGH_CHECK(type == at::kFloat || type == at::kBFloat16,
+              "tree_attention computes in fp32, fp64 and bf16, got ", c10::toString(type));
+  type == at::kFloat ? function.template operator()<float>() : function.template operator()<BFloat16Bits>();
+}
+
+at::Tensor make_spans(const TreeAttentionInput& in) {
+  return at::empty({tree_attention_spans_size(in.k_stack_PGH.size(0), in.q_TNH.size(0))},
+                   in.end_local.options());
+}
+
+template <class T>
+TreeAttentionCuda<T> kernel_input(const TreeAttentionInput& in, Tensor spans) {
+  return {.q = data<T>(in.q_TNH),
+          .k = data<T>(in.k_TGH),
+          .v = data<T>(in.v_TGH),
+          .k_stack = data<T>(in.k_stack_PGH),
+          .v_stack = data<T>(in.v_stack_PGH),
+          .end_local = data<int32_t>(in.end_local),
+          .spans = mutable_data<int32_t>(spans),
+          .num_tokens = in.q_TNH.size(0),
+          .num_stack = in.k_stack_PGH.size(0),
+          .num_heads = in.q_TNH.size(1),
+          .num_groups = in.k_TGH.size(1),
+          .head_dim = in.q_TNH.size(2),
+          .scale = static_cast<float>(in.scale)};
+}
+
+std::tuple<at::Tensor, at::Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack,
+                                           Tensor end_local, double scale) {
+  const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
+  if (!has_kernel(q)) {
+    const auto out = tree_attention_forward_reference(in);
+    return {out.o_TNH, out.lse_TN};
+  }
+  const Launch launch("tree_attention", {q, k, v, k_stack, v_stack, end_local});
+  const auto spans = make_spans(in);
+  auto o = at::empty_like(q);
+  auto lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
+  dispatch_kernel_types(q.scalar_type(), [&]<class T>() {
+    tree_attention_forward_cuda(kernel_input<T>(in, spans), mutable_data<T>(o), mutable_data<float>(lse),
+                                launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {o, lse};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Tensor k, Tensor v,
+                                                        Tensor k_stack, Tensor v_stack, Tensor end_local,
+                                                        Tensor o, Tensor lse, double scale, Tensor d_k_stack,
+                                                        Tensor d_v_stack) {
+  const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
+  if (!has_kernel(q)) {
+    const auto d = tree_attention_backward_reference(in, {o, lse}, d_o, d_k_stack, d_v_stack);
+    return {d.d_q_TNH, d.d_k_TGH, d.d_v_TGH};
+  }
+  const Launch launch("tree_attention",
+                      {q, k, v, k_stack, v_stack, end_local, d_o, o, lse, d_k_stack, d_v_stack});
+  const auto spans = make_spans(in);
+  const auto options = q.options().dtype(at::kFloat);
+  auto d_q = at::empty_like(q);
+  auto d_k = at::empty(k.sizes(), options), d_v = at::empty(k.sizes(), options);
+  const auto scalars = at::empty({2, q.size(1), q.size(0)}, options);
+  dispatch_kernel_types(q.scalar_type(), [&]<class T>() {
+    const int64_t num_parts = tree_attention_num_parts<T>(k_stack.size(0), q.size(0), q.size(1), k.size(1));
+    at::Tensor parts;
+    if (num_parts > 1) parts = at::empty({num_parts * 2 * (k_stack.numel() + k.numel())}, options);
+    tree_attention_backward_cuda(
+        kernel_input<T>(in, spans),
+        TreeAttentionCudaGradient<T>{.d_o = data<T>(d_o),
+                                     .o = data<T>(o),
+                                     .lse = data<float>(lse),
+                                     .dots = mutable_data<float>(scalars),
+                                     .log2_sums = mutable_data<float>(scalars) + scalars.stride(0),
+                                     .parts = num_parts > 1 ? mutable_data<float>(parts) : nullptr,
+                                     .d_q = mutable_data<T>(d_q),
+                                     .d_k = mutable_data<float>(d_k),
+                                     .d_v = mutable_data<float>(d_v),
+                                     .d_k_stack = mutable_data<float>(d_k_stack),
+                                     .d_v_stack = mutable_data<float>(d_v_stack)},
+        launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return {d_q, d_k, d_v};
+}
+}  // namespace
+
+}  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CUDA, m) {
+  m.impl("tree_attention_forward", TORCH_FN(bough::forward));
+  m.impl("tree_attention_backward", TORCH_FN(bough::backward));
+}

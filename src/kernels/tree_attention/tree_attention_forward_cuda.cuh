@@ -1,0 +1,114 @@
+// Forward on the tensor cores, as in FlashAttention-2 (Dao 2023, algorithm 1): a block has 16 queries a warp of one
+// head, whose fragments stay in registers, and goes over the tiles of keys that any of them sees.
+#pragma once
+
+#include "kernels/tree_attention/tree_attention_tiles.cuh"
+
+namespace bough {
+
+// Scores of the keys a query does not see become minus infinity. c: queries x keys.
+template <int kTiles>
+__device__ inline void mask_keys(float (&c)[kTiles][4], const int32_t* ends, int first_key, int first_query) {
+  const int thread = thread_index(), query = first_query + thread % kWarp / 4, pair = thread % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    const int2 end = *reinterpret_cast<const int2*>(ends + n * 8 + pair);
+    const int key = first_key + n * 8 + pair;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = query + e / 2 * 8;
+      if (key + e % 2 > i || i >= (e % 2 ? end.y : end.x)) c[n][e] = -INFINITY;
+    }
+  }
+}
+
+// Blocks a multiprocessor: what registers allow without spilling.
+template <int kHead, int kWarps>
+constexpr int kForwardBlocks = (kHead > 64   ? 8
+                                : kWarps > 4 ? 16
+                                             : 12) /
+                               kWarps;
+
+template <int kHead, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, kForwardBlocks<kHead, kWarps>)
+    tree_attention_forward_kernel(const TreeAttentionCuda<BFloat16Bits> in, BFloat16Bits* o, float* lse) {
+  constexpr int kTiles = kTensorTile / 8;
+  using Block = QueryBlock<kWarps>;
+  using Stages = KeyStages<kHead, kWarps * kWarp>;
+  const int num_tokens = static_cast<int>(in.num_tokens), head_dim = static_cast<int>(in.head_dim);
+  const int64_t stride = in.num_heads * in.head_dim;
+  const KeyTiles tiles(in.num_stack, in.num_tokens, kTensorTile);
+  const Stages stages{in, tiles, Block::head() / (in.num_heads / in.num_groups)};
+  const int num_tiles = tiles.count_before(Block::end());
+  const auto next_tile = [&](int tile) {
+    return next_visible_tile(tiles, in.spans, tile, num_tiles, Block::begin(), Block::end());
+  };
+
+  int tile = next_tile(0);
+  if (tile < num_tiles) stages.load(0, tile);
+  int next = next_tile(tile + 1);
+  uint32_t q[kHead / 16][4];
+  load_fragments<kHead>(q, in.q + Block::offset(in), stride, num_tokens - Block::warp_begin(), head_dim);
+  const LaneOffsets<kHead> lanes;
+  const float scale = in.scale * kLog2E;
+  float sums[kHead / 8][4] = {};
+  float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0, 0};
+  // The tile after the next is looked for behind the products, where other warps fill the wait.
+  for (int stage = 0; tile < num_tiles; stage ^= 1, tile = next, next = next_tile(next + 1)) {
+    wait_for_copies();
+    __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
+    if (next < num_tiles) stages.load(stage ^ 1, next);
+    const int first_key = tiles[tile].first_key;
+    const KeySpan span = key_span(in.spans, tile);
+    const int warp_begin = Block::warp_begin(), warp_end = warp_begin + kFragmentRows;
+    if (!any_visible(first_key, span, warp_begin, warp_end)) continue;
+
+    float scores[kTiles][4] = {};
+    multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, 0);
+    if (!all_visible(first_key, kTensorTile, span, warp_begin, warp_end))
+      mask_keys(scores, Stages::ends(stage), first_key, warp_begin);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // rows row and row + 8 of the fragments
+      float largest = row_max[half];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+        largest = fmaxf(largest, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+      largest = quad_max(largest);
+      const float base = largest == -INFINITY ? 0 : largest * scale;  // nothing visible yet
+      const float rescale = exp2_approximate(row_max[half] * scale - base);
+      row_max[half] = largest;
+      row_sum[half] *= rescale;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          scores[n][e] = exp2_approximate(scores[n][e] * scale - base);
+          row_sum[half] += scores[n][e];
+        }
+#pragma unroll
+      for (int n = 0; n < kHead / 8; ++n) {
+        sums[n][2 * half] *= rescale;
+        sums[n][2 * half + 1] *= rescale;
+      }
+    }
+    uint32_t p[kTiles / 2][4];
+    round_fragments(p, scores);
+    multiply_columns<kHead>(sums, p, Stages::v(stage) + lanes.tall, 0);
+  }
+
+  for (float& sum : row_sum) sum = quad_sum(sum);
+  const int num_rows = num_tokens - Block::warp_begin();
+  store_fragments<kHead>(o + Block::offset(in), stride, sums, {1 / row_sum[0], 1 / row_sum[1]}, num_rows,
+                         head_dim);
+  const int thread = thread_index();
+  if (thread % 4 != 0) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = thread % kWarp / 4 + half * 8;
+    if (i < num_rows)
+      lse[(Block::warp_begin() + i) * in.num_heads + Block::head()] =
+          row_max[half] * in.scale + logf(row_sum[half]);
+  }
+}
+
+}  // namespace bough
