@@ -16,10 +16,11 @@ constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
 // Models this small run faster on one thread.
 const bool one_thread = (at::set_num_threads(1), true);
 
-void expect_every_plan_exact(int64_t begin, int64_t end) {
+// One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` of up to 500, the others of up to 100.
+void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, int64_t every_medium) {
   const auto loss = full_loss();
   for (int64_t seed = begin; seed < end; ++seed) {
-    const int64_t max_tokens = seed % 50 == 0 ? 2000 : seed % 10 == 0 ? 500 : 100;
+    const int64_t max_tokens = seed % every_large == 0 ? 2000 : seed % every_medium == 0 ? 500 : 100;
     const auto r = random_batch(seed, max_tokens);
     auto model = random_model(seed, at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, *loss);
@@ -41,12 +42,13 @@ void expect_every_plan_exact(int64_t begin, int64_t end) {
 }
 
 TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
-  expect_every_plan_exact(0, 300);
+  expect_every_plan_exact(0, 300, 50, 10);
 }
 
 TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
-  expect_every_plan_exact(300, 3000);
+  // A large tree takes as long as 60 small ones. Primes, so that they meet every kind of model.
+  expect_every_plan_exact(300, 3000, 211, 23);
 }
 
 TEST(Executor, OneTokenAPassIsExact) {
