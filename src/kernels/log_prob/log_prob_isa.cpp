@@ -2,13 +2,13 @@
 
 #include "kernels/common/element.h"
 #include "kernels/common/exp.h"
+#include "kernels/common/largest.h"
 
 namespace bough::BOUGH_ISA {
 
 template <class T, class A>
 void softmax_sums_row(SoftmaxSums<A>* sums, const T* logits, int64_t width, A inverse_temperature) {
-  A max = load(logits);
-  for (int64_t v = 1; v < width; ++v) max = load(logits + v) > max ? load(logits + v) : max;
+  const A max = largest(logits, width);
   A sum = 0;
   A dot = 0;
   for (int64_t v = 0; v < width; ++v) {

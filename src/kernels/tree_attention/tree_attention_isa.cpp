@@ -2,6 +2,7 @@
 
 #include "kernels/common/element.h"
 #include "kernels/common/exp.h"
+#include "kernels/common/largest.h"
 
 namespace bough::BOUGH_ISA {
 
@@ -32,20 +33,6 @@ void transpose_tile(float* dst, const float* src, int64_t rows, int64_t columns)
   for (int64_t r0 = 0; r0 < rows; r0 += kBlock)
     for (int64_t c = 0; c < columns; ++c)
       for (int64_t r = 0; r < kBlock; ++r) dst[c * rows + r0 + r] = src[(r0 + r) * columns + c];
-}
-
-// The largest of `count` values, a multiple of 16. Lanes by themselves, of a type of the compiler's: it vectorises
-// neither a reduction that respects NaN nor an array of lanes. NaN is passed over.
-static inline float largest(const float* values, int64_t count) {
-  typedef float Lanes __attribute__((vector_size(64), aligned(4)));
-  Lanes lanes = *reinterpret_cast<const Lanes*>(values);
-  for (int64_t j = 16; j < count; j += 16) {
-    const Lanes next = *reinterpret_cast<const Lanes*>(values + j);
-    lanes = next > lanes ? next : lanes;
-  }
-  float max = kMinusInfinity;
-  for (int l = 0; l < 16; ++l) max = lanes[l] > max ? lanes[l] : max;
-  return max;
 }
 
 void online_softmax_tile(float* scores, float* probabilities, int64_t num_queries, int64_t num_keys,
