@@ -202,7 +202,7 @@ double Cell::backward_seconds(const Cell& cell) {
 }
 
 struct CalibrationCells::Models {
-  static constexpr size_t kCopies = 6;
+  static constexpr size_t kCopies = 10;
   std::vector<std::unique_ptr<Model>> copies;
   std::vector<std::vector<const Parameter*>> matrices;  // of each copy
   std::shared_ptr<Loss> loss = policy_gradient();
