@@ -75,17 +75,16 @@ struct Run {
 
 Run run_once(const Model& model, const Options& options) {
   Run run;
-  EmbeddedEngine engine(model, {.settings = options.engine, .on_pass = [&](const PassWork& work) {
-                                  run.passes.push_back(work);
-                                }});
+  EmbeddedEngine engine(model, {.settings = options.engine,
+                                .on_pass = [&](const PassWork& work) { run.passes.push_back(work); }});
   const CounterRandom random(static_cast<uint64_t>(options.seed), Purpose::sample);
   const auto vocabulary = static_cast<uint64_t>(model.config().vocab_size);
   std::vector<GenerationRequest> requests;
   for (int64_t i = 0; i < options.prompts; ++i) {
     std::vector<int32_t> prompt;
     for (int64_t t = 0; t < options.prompt_tokens; ++t)
-      prompt.push_back(static_cast<int32_t>(
-          random.below(vocabulary, static_cast<uint64_t>(i), static_cast<uint64_t>(t))));
+      prompt.push_back(
+          static_cast<int32_t>(random.below(vocabulary, static_cast<uint64_t>(i), static_cast<uint64_t>(t))));
     requests.push_back(make_request(options.generation, static_cast<uint64_t>(i), std::move(prompt),
                                     static_cast<uint64_t>(options.seed)));
   }
@@ -98,8 +97,8 @@ Run run_once(const Model& model, const Options& options) {
 
 struct Bound {
   double seconds = 0;
-  double decode_seconds = 0;   // of it, passes that only decode
-  double memory_seconds = 0;   // of it, passes that memory binds
+  double decode_seconds = 0;  // of it, passes that only decode
+  double memory_seconds = 0;  // of it, passes that memory binds
 };
 
 Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const Rates& rates) {
@@ -180,20 +179,20 @@ void run_bench_rollout(Options options) {
                        format_thousands(options.prompt_tokens), " tokens")},
        {"new tokens", str(format_thousands(run.statistics.new_tokens), " in ", format_duration(seconds), ": ",
                           format_thousands(std::llround(new_tokens / seconds)), " a second")},
-       {"lower bound", str(format_duration(bound.seconds), ": ",
-                           format_thousands(std::llround(new_tokens / bound.seconds)), " a second; reached ",
-                           percent(bound.seconds / seconds), "; bound by memory in ",
-                           percent(bound.memory_seconds / bound.seconds), " of it")},
+       {"lower bound",
+        str(format_duration(bound.seconds), ": ", format_thousands(std::llround(new_tokens / bound.seconds)),
+            " a second; reached ", percent(bound.seconds / seconds), "; bound by memory in ",
+            percent(bound.memory_seconds / bound.seconds), " of it")},
        {"rates", str(format_significant(rates.flops / 1e9, 3), " GFLOP/s, ",
                      format_significant(rates.bytes / 1e9, 3), " GB/s of reading the weights, measured")},
-       {"batches", str(format_thousands(static_cast<int64_t>(run.passes.size())), " passes, ",
-                       percent(occupancy), " of ", options.engine.max_concurrent_rollouts,
-                       " slots decoding")},
+       {"batches",
+        str(format_thousands(static_cast<int64_t>(run.passes.size())), " passes, ", percent(occupancy),
+            " of ", options.engine.max_concurrent_rollouts, " slots decoding")},
        {"prompt tokens", str(format_thousands(run.statistics.prefill_tokens), " computed, ",
                              format_thousands(run.statistics.cached_tokens), " found computed; ",
                              format_thousands(run.statistics.preemptions), " samples set back")},
-       {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads, median of ",
-                           options.repeat)}});
+       {"computed in",
+        str(options.torch.dtype, ", ", at::get_num_threads(), " threads, median of ", options.repeat)}});
 }
 
 }  // namespace

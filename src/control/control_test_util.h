@@ -44,13 +44,12 @@ class FakeEngine final : public Engine {
       const auto draw =
           CounterRandom(request.seed, Purpose::test).below(10, request.id, static_cast<uint64_t>(i));
       const auto digit = static_cast<int32_t>('0' + draw);
-      GeneratedSample sample{
-          .token_ids = {digit, kStop},
-          .logprobs = {-1.f, -0.5f},
-          .raw_logprobs = {-1.f, -0.5f},
-          .truncated_logprobs = {-1.f, -0.5f},
-          .versions = {version_, version_},
-          .finish_reason = FinishReason::kStop};
+      GeneratedSample sample{.token_ids = {digit, kStop},
+                             .logprobs = {-1.f, -0.5f},
+                             .raw_logprobs = {-1.f, -0.5f},
+                             .truncated_logprobs = {-1.f, -0.5f},
+                             .versions = {version_, version_},
+                             .finish_reason = FinishReason::kStop};
       statistics_.new_tokens += 2;
       result.samples.push_back(std::move(sample));
     }

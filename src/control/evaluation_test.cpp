@@ -79,9 +79,9 @@ TEST(CompletionText, EndsBeforeStopTokensAndStopStrings) {
   const PromptEncoder encoder = testing::byte_level_encoder();
   EXPECT_EQ(completion_text(encoder, {{'4', '2', 258}, {}, {}, {}, {}, FinishReason::kStop}, {}), "42");
   EXPECT_EQ(completion_text(encoder, {{'4', '2'}, {}, {}, {}, {}, FinishReason::kLength}, {"2"}), "42");
-  EXPECT_EQ(
-      completion_text(encoder, {{'4', '\n', 'Q', ':'}, {}, {}, {}, {}, FinishReason::kStopString}, {"Q:", "\n"}),
-      "4");
+  EXPECT_EQ(completion_text(encoder, {{'4', '\n', 'Q', ':'}, {}, {}, {}, {}, FinishReason::kStopString},
+                            {"Q:", "\n"}),
+            "4");
 }
 
 }  // namespace

@@ -353,7 +353,9 @@ TEST(EmbeddedEngine, TokensAreStreamedAsTheyAreDrawn) {
   std::map<std::pair<uint64_t, int64_t>, std::vector<StreamedToken>> streamed;
   auto requests = mixed_requests();
   for (auto& request : requests)
-    request.on_token = [&](const StreamedToken& token) { streamed[{token.id, token.sample}].push_back(token); };
+    request.on_token = [&](const StreamedToken& token) {
+      streamed[{token.id, token.sample}].push_back(token);
+    };
   for (const GenerationResult& result : engine.generate(std::move(requests))) {
     for (size_t s = 0; s < result.samples.size(); ++s) {
       const GeneratedSample& sample = result.samples[s];

@@ -32,8 +32,8 @@ const char* finish_reason_name(FinishReason reason);  // stop, length, stop_stri
 
 // One token of one sample, as it was drawn; a cancelled sample has none that says it is the last.
 struct StreamedToken {
-  uint64_t id = 0;      // of the request
-  int64_t sample = 0;   // of the request's n_samples
+  uint64_t id = 0;       // of the request
+  int64_t sample = 0;    // of the request's n_samples
   int64_t position = 0;  // in the response
   int32_t token = 0;
   double logprob = 0, raw_logprob = 0, truncated_logprob = 0;  // as in GeneratedSample
@@ -51,7 +51,7 @@ struct GenerationRequest {
   int64_t min_new_tokens = 0;  // before it stop tokens are not drawn, stop strings not looked for
   double temperature = 1.0;    // 0: greedy
   double top_p = 1.0;
-  int64_t top_k = 0;  // 0: off. With top_p: top_k first, top_p of what is left
+  int64_t top_k = 0;                // 0: off. With top_p: top_k first, top_p of what is left
   double min_p = 0;                 // least probability, as a part of the most likely token's; 0: off
   double repetition_penalty = 1.0;  // of tokens of the prompt and the response; 1: off (sampler.h)
   double presence_penalty = 0;      // of tokens of the response; 0: off
@@ -75,7 +75,7 @@ struct GeneratedSample {
   std::vector<double> logprobs;
   std::vector<double> raw_logprobs;        // log softmax(logits)
   std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
-  std::vector<int32_t> versions;     // of the weights that drew the token
+  std::vector<int32_t> versions;           // of the weights that drew the token
   FinishReason finish_reason = FinishReason::kLength;
 };
 

@@ -185,7 +185,8 @@ class RowSampler {
     if (!penalised_) penalised_ = std::make_unique<RowSampler<Acc>>(size_);
     auto& logits = penalised_row_;
     logits.resize(static_cast<size_t>(size_));
-    for (int64_t i = 0; i < size_; ++i) logits[static_cast<size_t>(i)] = static_cast<Acc>(simd::widen(row_[i]));
+    for (int64_t i = 0; i < size_; ++i)
+      logits[static_cast<size_t>(i)] = static_cast<Acc>(simd::widen(row_[i]));
     const auto once = [](std::vector<int32_t> tokens) {
       std::sort(tokens.begin(), tokens.end());
       tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());

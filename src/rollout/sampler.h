@@ -31,15 +31,15 @@ struct DrawRequest {
   double min_p = 0;  // below 1; 0: off
   double repetition_penalty = 1.0, presence_penalty = 0, frequency_penalty = 0;
   std::span<const int32_t> prompt, response;  // inside the vocabulary; what penalties look at
-  bool greedy = false;                // the most likely token, log-probability at `temperature`
-  std::span<const int32_t> excluded;  // sorted, inside the vocabulary; not all of it
-  double uniform = 0.5;               // in (0, 1)
+  bool greedy = false;                        // the most likely token, log-probability at `temperature`
+  std::span<const int32_t> excluded;          // sorted, inside the vocabulary; not all of it
+  double uniform = 0.5;                       // in (0, 1)
 };
 
 struct Draw {
   int32_t token = 0;
-  double log_prob = 0;      // log softmax(logits / temperature); temperature 0 counts as 1
-  double raw_log_prob = 0;  // log softmax(logits)
+  double log_prob = 0;            // log softmax(logits / temperature); temperature 0 counts as 1
+  double raw_log_prob = 0;        // log softmax(logits)
   double truncated_log_prob = 0;  // under the distribution drawn from; 0 where the most likely token is taken
 };
 

@@ -147,7 +147,8 @@ TEST(Sampler, MinPAndPenaltiesShapeTheDistributionButNotItsLogProbabilities) {
     request.top_p = 0.9;
     expect_follows(logits, request, "all penalties, top_p, min_p");
     const Draw draw = draw_one(logits, request);
-    EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(logits[0].to(at::kDouble), 0)[draw.token].item<double>(), 2e-6);
+    EXPECT_NEAR(draw.raw_log_prob, at::log_softmax(logits[0].to(at::kDouble), 0)[draw.token].item<double>(),
+                2e-6);
     request.greedy = true;
     EXPECT_EQ(draw_one(logits, request).truncated_log_prob, 0);
   }

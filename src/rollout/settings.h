@@ -41,12 +41,13 @@ struct GenerationSettings {
     v("min_p", min_p, "draw from tokens with at least this part of the most likely one's probability; 0: off",
       range(0.0, 0.9999));
     v("repetition_penalty", repetition_penalty,
-      "logits of tokens of the prompt and the response are divided by it (multiplied, where negative); 1: off",
+      "logits of tokens of the prompt and the response are divided by it (multiplied, where negative); 1: "
+      "off",
       range(0.01, 100.0));
     v("presence_penalty", presence_penalty, "subtracted from the logits of tokens of the response; 0: off",
       range(-100.0, 100.0));
-    v("frequency_penalty", frequency_penalty, "the same, as often as the token stands in the response; 0: off",
-      range(-100.0, 100.0));
+    v("frequency_penalty", frequency_penalty,
+      "the same, as often as the token stands in the response; 0: off", range(-100.0, 100.0));
     v("greedy", greedy, "take the most likely token");
     v("stop", stop, "strings that end a sample, across token borders");
     v("stop_token_ids", stop_token_ids, "token ids that end a sample, besides the model's own");

@@ -242,7 +242,8 @@ class Worker {
     } else if (!p_.c_transposed) {
       Tiles::store(static_cast<T*>(p_.c) + row * p_.c_stride + column, p_.c_stride, sums, rows, columns);
     } else {
-      Tiles::store_turned(static_cast<T*>(p_.c) + column * p_.c_stride + row, p_.c_stride, sums, rows, columns);
+      Tiles::store_turned(static_cast<T*>(p_.c) + column * p_.c_stride + row, p_.c_stride, sums, rows,
+                          columns);
     }
   }
 
