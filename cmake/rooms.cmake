@@ -39,13 +39,15 @@ function(bough_kernels)
   target_include_directories(bough_kernels PUBLIC ${CMAKE_SOURCE_DIR}/src)
   list(TRANSFORM ARG_ROOMS PREPEND bough_)
   target_link_libraries(bough_kernels PUBLIC ${ARG_ROOMS} ${ARG_LIBS})
-  # Written with one instruction set's intrinsics, called only where the CPU has it.
+  # Written with one instruction set's intrinsics, called only where the CPU has it. GCC 12's header takes values of its
+  # own for uninitialized.
+  set(intrinsics -O3 -march=x86-64-v4 -Wno-maybe-uninitialized -Wno-uninitialized)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_avx512.cpp
-    PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-Wno-maybe-uninitialized")
-  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_amx.cpp
-    PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-mavx512bf16;-mamx-tile;-mamx-bf16;-Wno-maybe-uninitialized")
+    PROPERTIES COMPILE_OPTIONS "${intrinsics}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/tree_attention/tree_attention_amx_softmax.cpp
-    PROPERTIES COMPILE_OPTIONS "-O3;-march=x86-64-v4;-mavx512bf16;-Wno-maybe-uninitialized")
+    PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16")
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_amx.cpp
+    PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mamx-tile;-mamx-bf16")
   if(isa_sources)
     foreach(isa baseline avx2 avx512)
       add_library(bough_kernels_${isa} OBJECT ${isa_sources})
