@@ -1,6 +1,7 @@
 #include "kernels/common/cpu_allocator.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <array>
@@ -17,10 +18,16 @@ constexpr size_t kAlignment = 64;       // a cache line, and the widest vector
 constexpr size_t kHeader = 64;          // before each block; keeps the alignment
 constexpr size_t kSmallest = 64 << 10;  // below it malloc does not map pages anew
 constexpr int kClassesPerDoubling = 8;
+constexpr size_t kLargerClasses = 5;  // a request takes a kept block of up to so many classes above its own
+// Live blocks at their peak, and a part of it more, bound what stays mapped.
+constexpr int64_t kKeptPart = 3;
+constexpr int kMapped =
+    1 << 20;  // bytes from which malloc maps each block by itself, and unmaps it when freed
 
 struct Header {
   size_t asked;
   size_t capacity;
+  uint64_t kept_since;  // a count of blocks given back
 };
 
 // Smallest class of at least `bytes`: (8 + i) / 8 of a power of two.
@@ -65,6 +72,7 @@ class KeepingAllocator final : public c10::Allocator {
       for (Header* header : list) std::free(header);
       list.clear();
     }
+    kept_bytes_ = 0;
   }
 
   static KeepingAllocator& instance() {
@@ -82,11 +90,10 @@ class KeepingAllocator final : public c10::Allocator {
       allocated_ += static_cast<int64_t>(bytes);
       peak_ = std::max(peak_, allocated_);
       if (capacity >= kSmallest) {
-        auto& list = kept_[class_index(capacity)];
-        if (!list.empty()) {
-          header = list.back();
-          list.pop_back();
-        }
+        header = take_kept(class_index(capacity));
+        live_bytes_ += static_cast<int64_t>(header ? header->capacity : capacity);
+        live_peak_ = std::max(live_peak_, live_bytes_);
+        if (!header) drop_oldest();
       }
     }
     if (!header) {
@@ -96,13 +103,41 @@ class KeepingAllocator final : public c10::Allocator {
         if (posix_memalign(&memory, kAlignment, kHeader + capacity) != 0) {
           std::lock_guard lock(mutex_);
           allocated_ -= static_cast<int64_t>(bytes);
+          if (capacity >= kSmallest) live_bytes_ -= static_cast<int64_t>(capacity);
           throw std::bad_alloc();
         }
       }
       header = static_cast<Header*>(memory);
+      header->capacity = capacity;
     }
-    *header = {bytes, capacity};
+    header->asked = bytes;
     return reinterpret_cast<char*>(header) + kHeader;
+  }
+
+  // A kept block of that class or a little above, or null. The lock is held.
+  Header* take_kept(size_t index) {
+    for (size_t i = index; i <= index + kLargerClasses && i < kept_.size(); ++i) {
+      if (kept_[i].empty()) continue;
+      Header* header = kept_[i].back();
+      kept_[i].pop_back();
+      kept_bytes_ -= static_cast<int64_t>(header->capacity);
+      return header;
+    }
+    return nullptr;
+  }
+
+  // Frees the blocks that have been kept longest until what is mapped is within bounds. The lock is held.
+  void drop_oldest() {
+    while (kept_bytes_ > 0 && live_bytes_ + kept_bytes_ > live_peak_ + live_peak_ / kKeptPart) {
+      std::vector<Header*>* oldest = nullptr;
+      for (auto& list : kept_)  // of a class, the first was given back first
+        if (!list.empty() && (!oldest || list.front()->kept_since < oldest->front()->kept_since))
+          oldest = &list;
+      Header* header = oldest->front();
+      oldest->erase(oldest->begin());
+      kept_bytes_ -= static_cast<int64_t>(header->capacity);
+      std::free(header);
+    }
   }
 
   static void give_back(void* data) {
@@ -112,6 +147,9 @@ class KeepingAllocator final : public c10::Allocator {
     std::unique_lock lock(self.mutex_);
     self.allocated_ -= static_cast<int64_t>(header->asked);
     if (header->capacity >= kSmallest) {
+      self.live_bytes_ -= static_cast<int64_t>(header->capacity);
+      self.kept_bytes_ += static_cast<int64_t>(header->capacity);
+      header->kept_since = ++self.num_given_back_;
       self.kept_[class_index(header->capacity)].push_back(header);
       return;
     }
@@ -122,11 +160,17 @@ class KeepingAllocator final : public c10::Allocator {
   std::mutex mutex_;
   int64_t allocated_ = 0;
   int64_t peak_ = 0;
+  int64_t live_bytes_ = 0, kept_bytes_ = 0;  // capacities of the blocks that may be kept
+  int64_t live_peak_ = 0;
+  uint64_t num_given_back_ = 0;
   std::array<std::vector<Header*>, 64 * kClassesPerDoubling> kept_;
 };
 }  // namespace
 
 void install_cpu_allocator() {
+#ifdef M_MMAP_THRESHOLD
+  mallopt(M_MMAP_THRESHOLD, kMapped);
+#endif
   c10::SetCPUAllocator(&KeepingAllocator::instance(), /*priority=*/100);
 }
 int64_t cpu_allocated_bytes() {

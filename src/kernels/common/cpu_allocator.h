@@ -2,7 +2,9 @@
 //
 // A training pass allocates and frees the same sizes again and again; with plain malloc each large one is mapped
 // and its pages faulted in anew, a sixth to a quarter of a step. Freed blocks of 64 KiB and more are kept by size
-// class (eight classes a power of two, so at most an eighth is wasted) and handed out again.
+// class (eight classes a power of two, so at most an eighth is wasted) and handed out again, to requests of the five
+// classes below, too. Passes of many sizes would keep blocks for each: those kept longest are freed before a new one
+// would take what is mapped past four thirds of the live blocks' peak.
 #pragma once
 
 #include <cstdint>
