@@ -43,11 +43,7 @@ void check_options(Options& options) {
   check_at_least("--max-new-tokens", options.generation.max_new_tokens, 1);
   check_at_least("--max-concurrent", options.engine.max_concurrent_rollouts, 1);
   check_at_least("--repeat", options.repeat, 1);
-  try {
-    options.engine.kv_memory = Bytes::parse(options.kv_memory);
-  } catch (const UserError& error) {
-    throw UserError(str("--kv-memory: ", error.what()));
-  }
+  options.engine.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
   // Every sample has max_new_tokens tokens.
   options.generation.ignore_eos = true;
 }

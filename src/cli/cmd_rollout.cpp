@@ -45,11 +45,7 @@ void check_options(RolloutOptions& options) {
   if (g.min_new_tokens > g.max_new_tokens)
     throw UserError(str("--min-new-tokens: got ", g.min_new_tokens, ", expected at most --max-new-tokens, ",
                         g.max_new_tokens));
-  try {
-    options.engine.kv_memory = Bytes::parse(options.kv_memory);
-  } catch (const UserError& error) {
-    throw UserError(str("--kv-memory: ", error.what()));
-  }
+  options.engine.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
   check_output_file("--out", options.out);
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include "base/error.h"
-#include "base/settings.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
 
@@ -24,15 +23,19 @@ void add_torch_options(CLI::App& command, TorchOptions& options) {
   command.add_option("--device", options.device, "cpu | cuda");
 }
 
-std::optional<int64_t> parse_memory(const std::string& option, const std::string& text) {
-  if (text.empty()) return {};
+Bytes parse_bytes(const std::string& option, const std::string& text) {
   try {
-    const Bytes bytes = Bytes::parse(text);
-    if (bytes.is_auto()) return {};
-    return bytes.count;
+    return Bytes::parse(text);
   } catch (const UserError& error) {
     throw UserError(str(option, ": ", error.what()));
   }
+}
+
+std::optional<int64_t> parse_memory(const std::string& option, const std::string& text) {
+  if (text.empty()) return {};
+  const Bytes bytes = parse_bytes(option, text);
+  if (bytes.is_auto()) return {};
+  return bytes.count;
 }
 
 at::ScalarType parse_dtype(const std::string& name) {

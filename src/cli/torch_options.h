@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "base/settings.h"
 #include "cli/command.h"
 
 namespace bough {
@@ -31,6 +32,8 @@ struct TorchSetup {
 // GPU, is missing.
 TorchSetup set_up_torch(const TorchOptions& options);
 
+// "4GiB", "auto". UserError naming the option.
+Bytes parse_bytes(const std::string& option, const std::string& text);
 // A budget in bytes ("40GiB"), or nothing for "" and "auto". UserError naming the option.
 std::optional<int64_t> parse_memory(const std::string& option, const std::string& text);
 

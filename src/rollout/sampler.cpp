@@ -274,10 +274,17 @@ class RowSampler {
       kept_mass_ += static_cast<double>(weight);
       return false;
     });
+    return token_at_uniform(bound, [](const Candidate&) { return true; });
+  }
+
+  // Where the uniform number falls in the mass kept, of the tokens with a logit of at least `bound` that are kept, in
+  // order of id.
+  template <class IsKept>
+  int32_t token_at_uniform(Acc bound, IsKept&& is_kept) {
     double target = request_->uniform * kept_mass_;
     int32_t token = 0;
     for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
-      if (!(weight > 0)) return false;
+      if (!(weight > 0) || !is_kept(candidate)) return false;
       token = candidate.token;
       target -= static_cast<double>(weight);
       return target < 0;
@@ -406,15 +413,7 @@ class RowSampler {
     const Candidate last_kept = candidates_[num_kept - 1].candidate;
     if (last_kept.logit < min_p_bound()) return draw_above(min_p_bound());
     kept_mass_ = mass;
-    double target = request_->uniform * mass;
-    int32_t token = last_kept.token;
-    for_each_above(bound, [&](const Candidate& candidate, Acc weight) {
-      if (!(weight > 0) || last_kept < candidate) return false;
-      token = candidate.token;
-      target -= static_cast<double>(weight);
-      return target < 0;
-    });
-    return token;
+    return token_at_uniform(bound, [&](const Candidate& candidate) { return !(last_kept < candidate); });
   }
 
   int64_t size_;

@@ -21,8 +21,8 @@ constexpr int kClassesPerDoubling = 8;
 constexpr size_t kLargerClasses = 5;  // a request takes a kept block of up to so many classes above its own
 // Live blocks at their peak, and a part of it more, bound what stays mapped.
 constexpr int64_t kKeptPart = 3;
-constexpr int kMapped =
-    1 << 20;  // bytes from which malloc maps each block by itself, and unmaps it when freed
+// Bytes from which malloc maps each block by itself, and unmaps it when it is freed.
+constexpr int kMapped = 1 << 20;
 
 struct Header {
   size_t asked;

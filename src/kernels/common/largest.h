@@ -6,50 +6,37 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/common/element_types.h"
+#include "kernels/common/element.h"
 
 namespace bough::BOUGH_ISA {
 
+// Int: signed, of T's size.
+template <class Int, class T>
+static inline Acc<T> largest_as(const T* values, int64_t count) {
+  constexpr int kSign = 8 * sizeof(Int) - 1;
+  constexpr Int kMagnitude = static_cast<Int>((uint64_t{1} << kSign) - 1);
+  const auto in_order = [](Int bits) { return static_cast<Int>(bits ^ ((bits >> kSign) & kMagnitude)); };
+  Int max = static_cast<Int>(-kMagnitude - 1);
+  for (int64_t i = 0; i < count; ++i) {
+    Int bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    const Int key = in_order(bits);
+    max = key > max ? key : max;
+  }
+  max = in_order(max);  // its own inverse
+  T value;
+  std::memcpy(&value, &max, sizeof value);
+  return load(&value);
+}
+
 static inline float largest(const float* values, int64_t count) {
-  int32_t max = INT32_MIN;
-  for (int64_t i = 0; i < count; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, values + i, 4);
-    const int32_t key = bits ^ ((bits >> 31) & INT32_MAX);
-    max = key > max ? key : max;
-  }
-  max ^= (max >> 31) & INT32_MAX;
-  float value;
-  std::memcpy(&value, &max, 4);
-  return value;
+  return largest_as<int32_t>(values, count);
 }
-
 static inline float largest(const BFloat16Bits* values, int64_t count) {
-  int16_t max = INT16_MIN;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto bits = static_cast<int16_t>(values[i].bits);
-    const auto key = static_cast<int16_t>(bits ^ ((bits >> 15) & INT16_MAX));
-    max = key > max ? key : max;
-  }
-  max = static_cast<int16_t>(max ^ ((max >> 15) & INT16_MAX));
-  const uint32_t wide = static_cast<uint32_t>(static_cast<uint16_t>(max)) << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
+  return largest_as<int16_t>(values, count);
 }
-
 static inline double largest(const double* values, int64_t count) {
-  int64_t max = INT64_MIN;
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t bits;
-    std::memcpy(&bits, values + i, 8);
-    const int64_t key = bits ^ ((bits >> 63) & INT64_MAX);
-    max = key > max ? key : max;
-  }
-  max ^= (max >> 63) & INT64_MAX;
-  double value;
-  std::memcpy(&value, &max, 8);
-  return value;
+  return largest_as<int64_t>(values, count);
 }
 
 }  // namespace bough::BOUGH_ISA

@@ -167,13 +167,14 @@ class Worker {
                           columns_of(panel));
   }
 
-  // All rows of a transposed A, as blocks.
+  // All rows of A, as blocks; of a transposed one as pack_panels does.
   void pack_rows(T* blocks) const {
-    for (int64_t k = 0; k < p_.k; k += kPackedDepth)
+    const int64_t step = p_.a.transposed ? kPackedDepth : p_.k;
+    for (int64_t k = 0; k < p_.k; k += step)
       for (int64_t row = row_begin_; row < row_end_; row += Tiles::kRows)
         Tiles::pack_block(blocks + (row - row_begin_) / Tiles::kRows * block_elements(p_) + k * Tiles::kRows,
                           p_.a.rows_from(row).columns_from(k), std::min(Tiles::kRows, row_end_ - row),
-                          std::min(kPackedDepth, p_.k - k));
+                          std::min(step, p_.k - k));
   }
 
   static int64_t rounded_depth(const Product<T>& p) { return ceil_div(p.k, Tiles::kDepth) * Tiles::kDepth; }

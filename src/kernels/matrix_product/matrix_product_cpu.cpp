@@ -12,10 +12,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/cpu.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
+#include "kernels/common/workspace.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_blocks.h"
 
@@ -25,9 +27,11 @@ namespace {
 constexpr int64_t kPackedTogether = 64 << 10;  // elements a thread should at least pack
 constexpr int64_t kPackedRows = 1024;          // of a transposed A, at a time
 
-template <class T>
-at::Tensor workspace(int64_t elements) {
-  return at::empty({elements * static_cast<int64_t>(sizeof(T))}, at::kByte);
+// Too little work to start threads for: a start costs about as much as a quarter of a million multiply-adds.
+bool is_for_one_thread(int64_t rows, int64_t n, int64_t k) {
+  constexpr double kMultipliesPerThread = 256 << 10;
+  const double multiplies = static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
+  return multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1;
 }
 
 // Splits panels between the threads, or rows where there are too few panels.
@@ -36,38 +40,28 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
   using T = typename Tiles::Element;
   using Work = Worker<Tiles>;
   const int64_t blocks = ceil_div(row_end - row_begin, Tiles::kRows);
-  at::Tensor packed;
+  std::optional<Workspace<T>> packed;
   const T* packed_a = nullptr;
   if (Tiles::must_pack(p.a, p.k)) {
-    packed = workspace<T>(blocks * Work::block_elements(p));
-    T* blocks_data = static_cast<T*>(packed.mutable_data_ptr());
-    packed_a = blocks_data;
+    packed.emplace(blocks * Work::block_elements(p));
+    packed_a = packed->get();
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-      const int64_t step = p.a.transposed ? kPackedDepth : p.k;
-      for (int64_t k = 0; k < p.k; k += step)
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t row = row_begin + i * Tiles::kRows;
-          Tiles::pack_block(blocks_data + i * Work::block_elements(p) + k * Tiles::kRows,
-                            p.a.rows_from(row).columns_from(k), std::min(Tiles::kRows, row_end - row),
-                            std::min(step, p.k - k));
-        }
+      const int64_t last = std::min(row_end, row_begin + end * Tiles::kRows);
+      Work(p, row_begin + begin * Tiles::kRows, last, nullptr)
+          .pack_rows(packed->get() + begin * Work::block_elements(p));
     });
   }
   const int64_t panels = ceil_div(p.n, kPanelColumns);
   const auto run = [&](int64_t first_block, int64_t last_block, int64_t first_panel, int64_t last_panel) {
-    const auto space = workspace<T>(Work::workspace_elements(p, last_panel - first_panel));
+    const Workspace<T> space(Work::workspace_elements(p, last_panel - first_panel));
     const int64_t begin = row_begin + first_block * Tiles::kRows;
     const int64_t end = std::min(row_end, row_begin + last_block * Tiles::kRows);
     Tiles::begin();
     Work(p, begin, end, packed_a ? packed_a + first_block * Work::block_elements(p) : nullptr)
-        .run(first_panel, last_panel, static_cast<T*>(space.mutable_data_ptr()));
+        .run(first_panel, last_panel, space.get());
     Tiles::end();
   };
-  // A thread's start costs about as much as this many multiply-adds.
-  constexpr double kMultipliesPerThread = 256 << 10;
-  const double multiplies =
-      static_cast<double>(row_end - row_begin) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  if (multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1) run(0, blocks, 0, panels);
+  if (is_for_one_thread(row_end - row_begin, p.n, p.k)) run(0, blocks, 0, panels);
   else if (panels >= at::get_num_threads() && !p.c_transposed)
     at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) { run(0, blocks, begin, end); });
   else at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
@@ -81,19 +75,20 @@ void add_turned(const Product<typename Tiles::Element>& p) {
   using T = typename Tiles::Element;
   using Work = Worker<Tiles>;
   const int64_t panels = ceil_div(p.n, kPanelColumns), blocks = ceil_div(p.m, Tiles::kRows);
-  const auto packed_b = workspace<T>(panels * Work::panel_elements(p));
-  T* const b = static_cast<T*>(packed_b.mutable_data_ptr());
+  const Workspace<T> packed_b(panels * Work::panel_elements(p));
+  T* const b = packed_b.get();
   at::parallel_for(0, panels, ceil_div(kPackedTogether, p.k * kPanelColumns),
                    [&](int64_t begin, int64_t end) {
                      Work(p, 0, p.m, nullptr).pack_panels(begin, end, b + begin * Work::panel_elements(p));
                    });
-  at::parallel_for(0, blocks, 1, [&](int64_t begin_block, int64_t end_block) {
+  const int64_t grain = is_for_one_thread(p.m, p.n, p.k) ? blocks : 1;
+  at::parallel_for(0, blocks, grain, [&](int64_t begin_block, int64_t end_block) {
     // Many rows for each reading of B; A is packed again for each group of panels.
     const int64_t chunk_blocks = std::min(end_block - begin_block, Tiles::kMostBlocks);
     const int64_t fit = Tiles::kSumBytes / (chunk_blocks * Tiles::kRows * kPanelColumns * 4);
     const int64_t group = ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
-    const auto packed_a = workspace<T>(chunk_blocks * Tiles::kRows * Tiles::kTurnedDepth);
-    T* const a = static_cast<T*>(packed_a.mutable_data_ptr());
+    const Workspace<T> packed_a(chunk_blocks * Tiles::kRows * Tiles::kTurnedDepth);
+    T* const a = packed_a.get();
     Tiles::begin();
     for (int64_t chunk = begin_block; chunk < end_block; chunk += chunk_blocks) {
       const int64_t count = std::min(chunk_blocks, end_block - chunk);

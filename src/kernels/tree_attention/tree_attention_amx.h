@@ -12,6 +12,7 @@
 
 #include "kernels/common/aligned_buffer.h"
 #include "kernels/common/dispatch.h"
+#include "kernels/common/workspace.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
 #include "kernels/tree_attention/tree_attention_amx_softmax.h"
 #include "kernels/tree_attention/tree_attention_cpu.h"
@@ -131,12 +132,6 @@ void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
     const Session session;
     for (int64_t task = begin; task < end; ++task) work(task / num_shares, task % num_shares);
   });
-}
-
-template <class T>
-T* workspace(at::Tensor& memory, int64_t elements) {
-  memory = at::empty({elements * static_cast<int64_t>(sizeof(T))}, at::kByte);
-  return static_cast<T*>(memory.mutable_data_ptr());
 }
 
 }  // namespace bough::amx

@@ -26,13 +26,13 @@ class QueryBlocks {
   explicit QueryBlocks(const Inputs& x)
       : elements_(x.factor_elements()),
         per_head_(x.num_blocks()),
-        factors_(workspace<Element>(memory_[0], x.shape.num_heads * per_head_ * 4 * elements_)),
-        scalars_(workspace<float>(memory_[1], x.shape.num_heads * per_head_ * 2 * kUnit)) {}
+        factors_(x.shape.num_heads * per_head_ * 4 * elements_),
+        scalars_(x.shape.num_heads * per_head_ * 2 * kUnit) {}
 
   QueryBlock block(int64_t head, int64_t index) const {
     const int64_t i = head * per_head_ + index;
-    Element* q = factors_ + i * 4 * elements_;
-    float* lse = scalars_ + i * 2 * kUnit;
+    Element* q = factors_.get() + i * 4 * elements_;
+    float* lse = scalars_.get() + i * 2 * kUnit;
     return {q, q + elements_, q + 2 * elements_, q + 3 * elements_, lse, lse + kUnit};
   }
 
@@ -56,10 +56,9 @@ class QueryBlocks {
   }
 
  private:
-  std::array<at::Tensor, 2> memory_;
   int64_t elements_, per_head_;
-  Element* factors_;
-  float* scalars_;
+  Workspace<Element> factors_;
+  Workspace<float> scalars_;
 };
 
 struct KeyGradients {

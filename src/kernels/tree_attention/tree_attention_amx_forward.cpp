@@ -14,22 +14,21 @@ constexpr int64_t kForwardUnits = 8;  // of keys whose scores are in flight
 class PackedKeys {
  public:
   PackedKeys(const Inputs& x, int64_t group)
-      : elements_(x.factor_elements()), k_(workspace<Element>(memory_, 2 * x.units.size() * elements_)) {
+      : elements_(x.factor_elements()), factors_(2 * x.units.size() * elements_) {
     for (int64_t u = 0; u < x.units.size(); ++u) {
       const auto& unit = x.units[u];
       const int64_t stride = x.shape.k_stride();
-      Element* both = k_ + u * 2 * elements_;
+      Element* both = factors_.get() + u * 2 * elements_;
       pack_panel(both, x.k(unit, group), stride, true, x.shape.head_dim, unit.rows.size());
       pack_rows(both + elements_, x, x.v(unit, group), stride, unit.rows.size());
     }
   }
-  const Element* k(int64_t unit) const { return k_ + unit * 2 * elements_; }
+  const Element* k(int64_t unit) const { return factors_.get() + unit * 2 * elements_; }
   const Element* v(int64_t unit) const { return k(unit) + elements_; }
 
  private:
   int64_t elements_;
-  at::Tensor memory_;
-  Element* k_;
+  Workspace<Element> factors_;
 };
 
 // Blocks share, share + num_shares, ... of one group's queries.
