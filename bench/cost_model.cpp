@@ -7,7 +7,9 @@
 // sets: group, agentic, agentic_leaf, flat; workload.py makes them), with plans `dense`, `path` and `blocks` of several
 // pass sizes. A step is repeated and its median taken; peaks are the allocator's. Prints a line a step and, at last,
 // quantiles of |predicted / measured - 1|. Needs a machine that does nothing else: chrt -r 5 where others work on it.
-// It calibrates again every twelve trees, since a shared machine's speed drifts by a tenth within minutes;
+// It calibrates again every twelve trees, since a shared machine's speed drifts by tenths within a minute. What it drifted
+// since the calibration a probe tells, one step that is always the same, run around each calibration and each step:
+// "at the calibration's speed" is predicted over measured with the measured seconds scaled by the probe's.
 // BOUGH_CALIBRATION=FILE takes a profile (calibration.json of a run) instead.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -75,11 +77,20 @@ struct Errors {
       return of[std::min(of.size() - 1, static_cast<size_t>(q * static_cast<double>(of.size())))];
     };
     std::printf(
-        "%-22s %3zu steps  |error| median %5.1f%%  p90 %5.1f%%  worst %5.1f%%   predicted/measured %.3f to "
+        "%-44s %3zu steps  |error| median %5.1f%%  p90 %5.1f%%  worst %5.1f%%   predicted/measured %.3f to "
         "%.3f, "
         "median %.3f\n",
         what, ratios.size(), 100 * at(errors, 0.5), 100 * at(errors, 0.9), 100 * errors.back(),
         ratios.front(), ratios.back(), at(ratios, 0.5));
+  }
+};
+
+struct StepErrors {
+  Errors seconds, steady_seconds, bytes;
+  void print(const std::string& what) {
+    seconds.print((what + ", seconds").c_str());
+    steady_seconds.print((what + ", at the calibration's speed").c_str());
+    bytes.print((what + ", bytes").c_str());
   }
 };
 
@@ -97,19 +108,19 @@ class Bench {
   void calibrate() {
     const char* saved = std::getenv("BOUGH_CALIBRATION");
     if (saved && costs_) return;
+    const double probe_before = probe_seconds();
     const auto begin = std::chrono::steady_clock::now();
     auto profile = saved ? DeviceProfile::from_json(read_json(saved), saved) : calibrate_cpu(model_->dtype());
     std::printf("calibrated in %.1f s: %s\n", seconds_since(begin), profile.source.c_str());
     costs_.emplace(std::move(profile), model_shape(small_config(), model_->dtype()));
+    calibrated_probe_ = (probe_before + probe_seconds()) / 2;
   }
 
-  void step(const Case& c, const char* strategy, int64_t limit, Errors& seconds, Errors& bytes) {
+  void step(const Case& c, const char* strategy, int64_t limit, StepErrors& errors) {
+    const double probe_before = probe_seconds();
     const int64_t before = cpu_allocated_bytes();
     reset_cpu_peak_bytes();
-    const std::vector<TokenSpan> spans(c.sequences.begin(), c.sequences.end());
-    auto batch = make_batch(spans, {c.masks.begin(), c.masks.end()}, 1.0);
-    batch.fields.advantages_R = at::ones({batch.num_rows()});
-    batch.fields.weights_R = at::full({batch.num_rows()}, 1e-3);
+    const auto batch = constant_batch(c);
     auto request = plan_request(batch, limit);
     request.costs = &*costs_;
     const auto plan = make_plan(strategy, request);
@@ -127,15 +138,45 @@ class Bench {
     std::sort(times.begin(), times.end());
     const double measured = times[(times.size() - 1) / 2];
     const int64_t peak = cpu_peak_bytes() - before;
-    seconds.ratios.push_back(predicted.seconds / measured);
-    bytes.ratios.push_back(static_cast<double>(predicted.peak_bytes) / static_cast<double>(peak));
-    std::printf("%-28s %-6s B %5ld  %8.3f s predicted %8.3f  %.3f   %8.1f MB predicted %8.1f  %.3f\n",
-                c.name.c_str(), strategy, limit, measured, predicted.seconds, seconds.ratios.back(),
-                double(peak) / 1e6, double(predicted.peak_bytes) / 1e6, bytes.ratios.back());
+    const double slowdown = (probe_before + probe_seconds()) / 2 / calibrated_probe_;
+    errors.seconds.ratios.push_back(predicted.seconds / measured);
+    errors.steady_seconds.ratios.push_back(predicted.seconds / measured * slowdown);
+    errors.bytes.ratios.push_back(static_cast<double>(predicted.peak_bytes) / static_cast<double>(peak));
+    std::printf(
+        "%-28s %-6s B %5ld  %8.3f s predicted %8.3f  %.3f  steady %.3f   %8.1f MB predicted %8.1f  %.3f\n",
+        c.name.c_str(), strategy, limit, measured, predicted.seconds, errors.seconds.ratios.back(),
+        errors.steady_seconds.ratios.back(), double(peak) / 1e6, double(predicted.peak_bytes) / 1e6,
+        errors.bytes.ratios.back());
     std::fflush(stdout);
   }
 
  private:
+  // Of a step of three blocks of 200 tokens.
+  double probe_seconds() {
+    Case c{"probe", std::vector<std::vector<int32_t>>(3), {3, std::vector<uint8_t>(200, 1)}};
+    for (int i = 0; i < 600; ++i) c.sequences[i / 200].push_back(i * 7919 % 4096);
+    const auto batch = constant_batch(c);
+    const auto plan = make_plan("dense", plan_request(batch, 200));
+    Executor executor(*model_);
+    std::vector<double> times;
+    for (int i = 0; i < 5; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      executor.forward_backward(plan, batch, *loss_);
+      times.push_back(seconds_since(begin));
+    }
+    std::sort(times.begin(), times.end());
+    return times[2];
+  }
+
+  // Refers to the case's sequences.
+  static TrainBatch constant_batch(const Case& c) {
+    const std::vector<TokenSpan> spans(c.sequences.begin(), c.sequences.end());
+    auto batch = make_batch(spans, {c.masks.begin(), c.masks.end()}, 1.0);
+    batch.fields.advantages_R = at::ones({batch.num_rows()});
+    batch.fields.weights_R = at::full({batch.num_rows()}, 1e-3);
+    return batch;
+  }
+
   static ModelConfig small_config() {
     const auto shape = named_model_shape("small", "fp32");
     ModelConfig config;
@@ -154,6 +195,7 @@ class Bench {
 
   std::unique_ptr<Model> model_;
   std::optional<CostModel> costs_;
+  double calibrated_probe_ = 1;
   std::unique_ptr<Loss> loss_;
 };
 
@@ -166,16 +208,16 @@ int main(int argc, char** argv) {
   const int64_t num_random = argc > 2 ? std::atoll(argv[2]) : 50;
   Bench bench(bf16 ? at::kBFloat16 : at::kFloat);
   constexpr int64_t kLimits[] = {2048, 1024, 512, 256, 128, 64};
-  Errors seconds, bytes;
+  StepErrors errors;
   constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
   size_t turn = 0;
   for (const auto& c : random_cases(num_random)) {
     if (turn % 12 == 0) bench.calibrate();
     for (const size_t i : {turn, turn + 1})  // two of the three
-      bench.step(c, kStrategies[i % 3], kLimits[turn / 3 % std::size(kLimits)], seconds, bytes);
+      bench.step(c, kStrategies[i % 3], kLimits[turn / 3 % std::size(kLimits)], errors);
     ++turn;
   }
-  Errors set_seconds, set_bytes;
+  StepErrors set_errors;
   for (int i = 3; i < argc; ++i) {
     const auto c = file_case(argv[i]);
     bench.calibrate();
@@ -183,11 +225,8 @@ int main(int argc, char** argv) {
     for (const auto& sequence : c.sequences) tokens += static_cast<int64_t>(sequence.size());
     for (const char* strategy : kStrategies)
       for (const int64_t limit : {1024, 256})
-        if (std::strcmp(strategy, "dense") != 0 || tokens < 12000)
-          bench.step(c, strategy, limit, set_seconds, set_bytes);
+        if (std::strcmp(strategy, "dense") != 0 || tokens < 12000) bench.step(c, strategy, limit, set_errors);
   }
-  seconds.print("random trees, seconds");
-  bytes.print("random trees, bytes");
-  set_seconds.print("files, seconds");
-  set_bytes.print("files, bytes");
+  errors.print("random trees");
+  set_errors.print("files");
 }

@@ -1,11 +1,11 @@
 // Measures a CPU's DeviceProfile: what the cost model's units of work cost here, with the code that training runs.
 //
-// Everything is timed on a decoder of two layers of its own shape (width 384, 8 query and 4 key/value heads of 48,
-// feed-forward 1,024, vocabulary 2,048; six copies with weights of their own, so that small passes find them no
+// Everything is timed on a decoder of two layers of its own shape (width 640, 8 query and 4 key/value heads of 96,
+// feed-forward 1,792, vocabulary 3,072; copies with weights of their own, so that small passes find them no
 // warmer in the caches than in a model of real size), for passes of 2 to 2,048 tokens:
 //
 //   linear       `linear` forward and backward over the layers' matrices
-//   attention    tree attention of one path, of many pieces, and over a stack of 1,000 rows; heads of 48 and 128,
+//   attention    tree attention of one path, of many pieces, and over a stack of 1,000 rows; heads of 32 and 128,
 //                from whose difference follows what a score's softmax costs beside its products
 //   head         chunks of logits, log-probabilities, their gradients
 //   elementwise  what is left of a whole pass through the executor: norms, rotary embedding, SwiGLU, residuals,

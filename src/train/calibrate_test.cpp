@@ -22,6 +22,14 @@ TEST(Median, OfFewAndOfMany) {
   EXPECT_EQ(upper_median({8, 1, 7, 2, 6, 3, 5, 4}), 5);
 }
 
+TEST(Calibrate, FewLongRunsAreNoGreatPartOfTheUsualTime) {
+  EXPECT_EQ(usual_seconds({}), 0);
+  EXPECT_EQ(usual_seconds({3}), 3);
+  EXPECT_EQ(usual_seconds({4, 5, 4, 3}), 4);
+  EXPECT_EQ(usual_seconds({4, 1000, 4, 4}), 4.5);
+  EXPECT_EQ(usual_seconds({1000, 4, 1000, 4, 900}), 5.2);
+}
+
 TEST(Calibrate, AProfileThatACostModelCanUse) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto profile = calibrate_cpu(dtype, kBrief);
