@@ -14,8 +14,8 @@
 //                from two widths at 16 tokens
 //
 // All of it is measured in turns, several times, so that a burst of other programs' work falls on one sample of
-// many, and medians are taken. On a machine whose cores are busy all the time the curves are those of what is left
-// of it.
+// many, and a run far above the others counts little. On a machine whose cores are busy all the time the curves are
+// those of what is left of it.
 #pragma once
 
 #include <c10/core/ScalarType.h>
