@@ -1,4 +1,4 @@
-// For each block of queries, 8 units of keys at a time, for each head of the group:
+// For each block of queries, 16 units of keys at a time, for each head of the group:
 //   S = Q·Kᵀ, P = softmax(S), O += P·V
 #include <array>
 
@@ -8,7 +8,7 @@ namespace bough {
 
 namespace amx {
 namespace {
-constexpr int64_t kForwardUnits = 8;  // of keys whose scores are in flight
+constexpr int64_t kForwardUnits = 16;  // of keys whose scores are in flight
 
 // One group's keys and values as right factors, for all its blocks of queries.
 class PackedKeys {

@@ -10,18 +10,16 @@ namespace {
 constexpr float kLn2 = 0.693147181f;
 constexpr float kLowest = -3.0e38f;  // finite: the difference of two of them is 0, not NaN
 
-// 2^x: 2^n · 2^f with |f| <= 1/2, 2^f by a polynomial of degree 5, within 3e-7: bf16 keeps 4e-3. NaN stays NaN; beyond
-// the range it is 0 or infinity.
+// 2^x = 2^floor(x) · 2^f, 2^f by a polynomial of degree 4, within 3e-6: bf16 keeps 4e-3. NaN stays NaN; beyond the range
+// it is 0 or infinity.
 inline __m512 exp2_lanes(__m512 x) {
-  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, n);
-  __m512 y = _mm512_set1_ps(1.32764707e-3f);
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.67554132e-3f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.55071328e-2f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.40221197e-1f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93146967e-1f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.00000007f));
-  return _mm512_scalef_ps(y, n);
+  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 y = _mm512_set1_ps(1.35341680e-2f);
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.20114611e-2f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.41442756e-1f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93003835e-1f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.00000259f));
+  return _mm512_scalef_ps(y, x);
 }
 
 inline __m512i lane_numbers() {
