@@ -39,8 +39,8 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
   const auto scale = static_cast<float>(x.in.scale) * kLog2E;
   const PackedKeys keys(x, group);
   constexpr int64_t kRowSums = kUnit * kLanes;
-  const AlignedBuffer<float> sums(heads * (elements + kRowSums + kUnit) + kForwardUnits * kUnitElements);
-  const AlignedBuffer<Element> factors(heads * elements + kForwardUnits * kUnitElements);
+  const AlignedBuffer<float> sums(heads * (elements + kRowSums + kUnit) + kForwardUnits * kScoreStride);
+  const AlignedBuffer<Element> factors(heads * elements + kForwardUnits * kProbabilityStride);
   float* const scores = sums.get() + heads * (elements + kRowSums + kUnit);
   Element* const probabilities = factors.get() + heads * elements;
   std::vector<OnlineSoftmax> rows;
@@ -49,7 +49,7 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
     rows.push_back({o + elements + kRowSums, o + elements, o, width});
   }
   std::array<const Element*, kForwardUnits> left{}, right{};
-  for (int64_t i = 0; i < kForwardUnits; ++i) left[i] = probabilities + i * kUnitElements;
+  for (int64_t i = 0; i < kForwardUnits; ++i) left[i] = probabilities + i * kProbabilityStride;
   std::vector<int64_t> visible;
   for (int64_t block = share; block < x.num_blocks(); block += num_shares) {
     const Range queries = block_queries(shape, block);
@@ -70,7 +70,7 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
       for (int64_t i = 0; i < count; ++i) masks[i] = KeyUnits::mask(x.units[unit[i]], queries);
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t i = 0; i < count; ++i)
-          multiply_block(scores + i * kUnitElements, kUnit, false, factors.get() + h * elements, 0, true,
+          multiply_block(scores + i * kScoreStride, kUnit, false, factors.get() + h * elements, 0, true,
                          keys.k(unit[i]), width);
         softmax_units(scores, probabilities, masks.data(), count, scale, rows[h]);
         for (int64_t column = 0; column < width; column += kUnit) {

@@ -55,7 +55,7 @@ void softmax_units(const float* scores, BFloat16Bits* probabilities, const UnitM
   for (int64_t i = 0; i < kUnit; ++i) {
     const float* s = scores + i * kUnit;
     __m512 low = _mm512_set1_ps(kLowest), high = low;
-    for (int64_t u = 0; u < count; ++u, s += kUnitElements) {
+    for (int64_t u = 0; u < count; ++u, s += kScoreStride) {
       const __m512 a = _mm512_load_ps(s), b = _mm512_load_ps(s + kLanes);
       if (masks[u].end) {
         const int32_t query = masks[u].first_query + static_cast<int32_t>(i);
@@ -82,7 +82,7 @@ void softmax_units(const float* scores, BFloat16Bits* probabilities, const UnitM
     }
     s = scores + i * kUnit;
     BFloat16Bits* p = probabilities + i * kUnit;
-    for (int64_t u = 0; u < count; ++u, s += kUnitElements, p += kUnitElements) {
+    for (int64_t u = 0; u < count; ++u, s += kScoreStride, p += kProbabilityStride) {
       __m512 a = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s), factor, max));
       __m512 b = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + kLanes), factor, max));
       if (masks[u].end) {

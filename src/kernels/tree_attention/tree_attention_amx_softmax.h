@@ -11,6 +11,10 @@ namespace bough::amx {
 constexpr int64_t kUnit = 32;
 constexpr int64_t kUnitElements = kUnit * kUnit;
 constexpr int64_t kLanes = 16;
+// From one unit to the next where a row of many units is read: a line more than a unit, since addresses 4 KiB apart
+// share a set of the nearest cache.
+constexpr int64_t kScoreStride = kUnitElements + kLanes;
+constexpr int64_t kProbabilityStride = kUnitElements + kUnit;
 
 // Entry (query i, key j) of a unit is visible iff first_key + j <= first_query + i < end[j] (keys numbered like the
 // queries: stack keys are negative). end is null where all entries are visible.
@@ -27,8 +31,8 @@ struct OnlineSoftmax {
   int64_t width;  // a multiple of 16
 };
 void begin_softmax(const OnlineSoftmax& rows);
-// One step: scores[count][32][32] -> unnormalised probabilities [count][32][32]; max, sums and o are rescaled where
-// the largest score grew.
+// One step: scores[count][32][32] -> unnormalised probabilities [count][32][32], units of the strides above; max, sums and
+// o are rescaled where the largest score grew.
 void softmax_units(const float* scores, BFloat16Bits* probabilities, const UnitMask* masks, int64_t count,
                    float scale, const OnlineSoftmax& rows);
 // o / sum -> `num_rows` rows of out, of head_dim; lse (of stride lse_stride) in natural units.
