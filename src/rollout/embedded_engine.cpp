@@ -38,6 +38,8 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
                  page_budget(model.config(), model.dtype(), options_.settings)),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()) {
+  BOUGH_CHECK(!options_.settings.batch_invariant || model.batch_invariant(),
+              "batch_invariant is asked of an engine whose model does not have it");
   for (const int32_t token : options_.stop_tokens) {
     if (token < 0 || token >= model.config().vocab_size) {
       throw UserError(str("stop token ", token, " of the model is outside its vocabulary of ",
