@@ -156,7 +156,7 @@ void run_bench_rollout(Options options) {
   check_options(options);
   const TorchSetup setup = set_up_torch(options.torch);
   const auto model = load_model(options.model, setup.dtype, setup.device);
-  model->set_batch_invariant(options.engine.batch_invariant);
+  apply_batch_invariant(options.engine, *model);
   const ModelShape shape = model_shape(model->config(), model->dtype());
   run_once(*model, options);
   Rates rates;

@@ -102,7 +102,7 @@ void run_rollout(RolloutOptions options) {
   }
   std::vector<Prompt> prompts = read_prompts(options.prompts, read);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  model->set_batch_invariant(options.engine.batch_invariant);
+  apply_batch_invariant(options.engine, *model);
 
   EmbeddedEngine engine(*model, engine_options);
   const auto start = std::chrono::steady_clock::now();

@@ -47,7 +47,7 @@ StepInput load_step(const StepOptions& options) {
   const ModelConfig config = load_model_config(options.model);
   RolloutBatch rollouts(read_rollouts(options.rollouts, {.vocab_size = config.vocab_size}));
   std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  model->set_batch_invariant(options.batch_invariant);
+  model->set_batch_invariant(options.batch_invariant.value_or(false));
   CostModel costs(device_profile(options.torch.device, options.torch.dtype),
                   model_shape(model->config(), model->dtype()));
   const PrefixTree tree = build_prefix_tree(rollouts.sequences);

@@ -23,8 +23,8 @@ void add_torch_options(CLI::App& command, TorchOptions& options) {
   command.add_option("--device", options.device, "cpu | cuda");
 }
 
-void add_batch_invariant_flag(CLI::App& command, bool& batch_invariant) {
-  command.add_flag("--batch-invariant", batch_invariant,
+void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant) {
+  command.add_flag("--batch-invariant,!--no-batch-invariant", batch_invariant,
                    "Log-probabilities do not depend on what is computed together: same bits in generation "
                    "and training");
 }

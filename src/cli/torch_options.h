@@ -27,8 +27,8 @@ struct TorchSetup {
   at::Device device;
 };
 
-// --batch-invariant, for commands whose model then gets it by Model::set_batch_invariant().
-void add_batch_invariant_flag(CLI::App& command, bool& batch_invariant);
+// --batch-invariant, --no-batch-invariant.
+void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant);
 
 // Checks the options, sets the number of threads and installs the counting allocator: call it before the
 // first tensor. device cuda opens libbough_cuda.so beside the program or in ../lib; UserError where it, or a

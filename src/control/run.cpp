@@ -107,7 +107,7 @@ std::unique_ptr<Model> Run::make_reference() const {
 
 std::unique_ptr<Model> Run::load(const std::string& path) const {
   auto model = load_model(path, scalar_type_of(settings_.dtype), device_);
-  model->set_batch_invariant(settings_.rollout.batch_invariant);
+  apply_batch_invariant(settings_.rollout, *model);
   return model;
 }
 
