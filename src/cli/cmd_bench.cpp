@@ -40,7 +40,9 @@ struct Line {
 
 // What ops of a step are called in the table: kernels by their folder, libtorch's together by name.
 std::string op_group(const std::string& op) {
-  if (op == "bough::matrix_product" || op == "bough::add_matrix_product_") return "matrix products";
+  if (op == "bough::matrix_product" || op == "bough::batch_invariant_product" ||
+      op == "bough::add_matrix_product_")
+    return "matrix products";
   if (!op.starts_with("bough::"))
     return "libtorch: " + op.substr(op.find("::") == std::string::npos ? 0 : op.find("::") + 2);
   std::string name = op.substr(7);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -33,7 +34,7 @@ struct Options {
   GenerationSettings generation;
   RolloutSettings engine;
   TorchOptions torch;
-  bool json = false;
+  bool interrupt = false, json = false;
 };
 
 void check_options(Options& options) {
@@ -69,10 +70,7 @@ struct Run {
   std::vector<PassWork> passes;
 };
 
-Run run_once(const Model& model, const Options& options) {
-  Run run;
-  EmbeddedEngine engine(model, {.settings = options.engine,
-                                .on_pass = [&](const PassWork& work) { run.passes.push_back(work); }});
+std::vector<GenerationRequest> make_requests(const Model& model, const Options& options) {
   const CounterRandom random(static_cast<uint64_t>(options.seed), Purpose::sample);
   const auto vocabulary = static_cast<uint64_t>(model.config().vocab_size);
   std::vector<GenerationRequest> requests;
@@ -84,11 +82,51 @@ Run run_once(const Model& model, const Options& options) {
     requests.push_back(make_request(options.generation, static_cast<uint64_t>(i), std::move(prompt),
                                     static_cast<uint64_t>(options.seed)));
   }
+  return requests;
+}
+
+Run run_once(const Model& model, const Options& options) {
+  Run run;
+  EmbeddedEngine engine(model, {.settings = options.engine,
+                                .on_pass = [&](const PassWork& work) { run.passes.push_back(work); }});
+  auto requests = make_requests(model, options);
   const auto start = std::chrono::steady_clock::now();
   engine.generate(std::move(requests));
   run.seconds = seconds_since(start);
   run.statistics = engine.statistics();
   return run;
+}
+
+// What a weight update in the middle of a run costs.
+struct Interruption {
+  double swap_seconds = 0;        // of update_weights(): no step is computed meanwhile
+  double decode_seconds = 0;      // of a step that only decodes, median of those before
+  double seconds = 0;             // of the whole run
+  int64_t recomputed_tokens = 0;  // keys and values that had to be computed again
+};
+
+Interruption run_interrupted(const Model& model, const Options& options, const Run& uninterrupted) {
+  PassWork last;
+  EmbeddedEngine engine(model,
+                        {.settings = options.engine, .on_pass = [&](const PassWork& work) { last = work; }});
+  for (GenerationRequest& request : make_requests(model, options)) engine.submit(std::move(request));
+  Interruption interruption;
+  std::vector<double> decode_seconds;
+  const auto start = std::chrono::steady_clock::now();
+  while (2 * engine.statistics().new_tokens < uninterrupted.statistics.new_tokens) {
+    const auto step_start = std::chrono::steady_clock::now();
+    engine.step();
+    if (last.decoding == last.tokens) decode_seconds.push_back(seconds_since(step_start));
+  }
+  const auto swap_start = std::chrono::steady_clock::now();
+  engine.update_weights(engine.version() + 1);
+  interruption.swap_seconds = seconds_since(swap_start);
+  engine.drain();
+  interruption.seconds = seconds_since(start);
+  if (!decode_seconds.empty()) interruption.decode_seconds = median(decode_seconds);
+  interruption.recomputed_tokens =
+      engine.statistics().prefill_tokens - uninterrupted.statistics.prefill_tokens;
+  return interruption;
 }
 
 struct Bound {
@@ -118,6 +156,7 @@ void run_bench_rollout(Options options) {
   check_options(options);
   const TorchSetup setup = set_up_torch(options.torch);
   const auto model = load_model(options.model, setup.dtype, setup.device);
+  apply_batch_invariant(options.engine, *model);
   const ModelShape shape = model_shape(model->config(), model->dtype());
   run_once(*model, options);
   Rates rates;
@@ -145,27 +184,36 @@ void run_bench_rollout(Options options) {
       static_cast<double>(run.statistics.cached_tokens) /
       static_cast<double>(std::max<int64_t>(1, run.statistics.cached_tokens + run.statistics.prefill_tokens));
 
+  std::optional<Interruption> interruption;
+  if (options.interrupt) interruption = run_interrupted(*model, options, run);
   if (options.json) {
-    print_json({{"samples", options.prompts * options.generation.n_samples},
-                {"prompt_tokens", options.prompt_tokens},
-                {"new_tokens", run.statistics.new_tokens},
-                {"seconds", seconds},
-                {"new_tokens_per_second", new_tokens / seconds},
-                {"bound_seconds", bound.seconds},
-                {"bound_fraction", bound.seconds / seconds},
-                {"bound_memory_share", bound.memory_seconds / bound.seconds},
-                {"bound_decode_share", bound.decode_seconds / bound.seconds},
-                {"matrix_product_flops_per_second", rates.flops},
-                {"read_bytes_per_second", rates.bytes},
-                {"passes", run.passes.size()},
-                {"occupancy", occupancy},
-                {"prefill_tokens", run.statistics.prefill_tokens},
-                {"cached_tokens", run.statistics.cached_tokens},
-                {"cache_hit_rate", cached},
-                {"preemptions", run.statistics.preemptions},
-                {"dtype", options.torch.dtype},
-                {"threads", at::get_num_threads()},
-                {"repeat", options.repeat}});
+    Json report({{"samples", options.prompts * options.generation.n_samples},
+                 {"prompt_tokens", options.prompt_tokens},
+                 {"new_tokens", run.statistics.new_tokens},
+                 {"seconds", seconds},
+                 {"new_tokens_per_second", new_tokens / seconds},
+                 {"bound_seconds", bound.seconds},
+                 {"bound_fraction", bound.seconds / seconds},
+                 {"bound_memory_share", bound.memory_seconds / bound.seconds},
+                 {"bound_decode_share", bound.decode_seconds / bound.seconds},
+                 {"matrix_product_flops_per_second", rates.flops},
+                 {"read_bytes_per_second", rates.bytes},
+                 {"passes", run.passes.size()},
+                 {"occupancy", occupancy},
+                 {"prefill_tokens", run.statistics.prefill_tokens},
+                 {"cached_tokens", run.statistics.cached_tokens},
+                 {"cache_hit_rate", cached},
+                 {"preemptions", run.statistics.preemptions},
+                 {"dtype", options.torch.dtype},
+                 {"batch_invariant", model->batch_invariant()},
+                 {"threads", at::get_num_threads()},
+                 {"repeat", options.repeat}});
+    if (interruption)
+      report.update({{"swap_seconds", interruption->swap_seconds},
+                     {"decode_step_seconds", interruption->decode_seconds},
+                     {"interrupted_seconds", interruption->seconds},
+                     {"recomputed_tokens", interruption->recomputed_tokens}});
+    print_json(report);
     return;
   }
   const auto percent = [](double share) { return str(format_significant(100 * share, 3), "%"); };
@@ -187,8 +235,14 @@ void run_bench_rollout(Options options) {
        {"prompt tokens", str(format_thousands(run.statistics.prefill_tokens), " computed, ",
                              format_thousands(run.statistics.cached_tokens), " found computed; ",
                              format_thousands(run.statistics.preemptions), " samples set back")},
-       {"computed in",
-        str(options.torch.dtype, ", ", at::get_num_threads(), " threads, median of ", options.repeat)}});
+       {"computed in", str(options.torch.dtype, model->batch_invariant() ? ", batch-invariant, " : ", ",
+                           at::get_num_threads(), " threads, median of ", options.repeat)}});
+  if (interruption)
+    print_table({{"weight update",
+                  str(format_duration(interruption->swap_seconds), "; a decoding step takes ",
+                      format_duration(interruption->decode_seconds), "; with it the run took ",
+                      format_duration(interruption->seconds), ", ",
+                      format_thousands(interruption->recomputed_tokens), " tokens computed again")}});
 }
 
 }  // namespace
@@ -210,7 +264,10 @@ void add_bench_rollout_command(CommandLine& line, CLI::App& bench) {
   command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values")->type_name("BYTES");
   command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted");
   command.add_option("--seed", options->seed, "Prompts and draws are a function of it");
+  command.add_flag("--interrupt", options->interrupt,
+                   "Once more, with a weight update in the middle: what it costs");
   add_torch_options(command, options->torch);
+  add_batch_invariant_flag(command, options->engine.batch_invariant);
   add_json_flag(command, options->json);
 }
 

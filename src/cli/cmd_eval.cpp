@@ -55,6 +55,7 @@ void run_eval(const EvalOptions& options) {
   const auto reward = make_reward(options.reward, options.reward_service);
   reward->check(dataset);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+  apply_batch_invariant(options.rollout, *model);
   EmbeddedEngineOptions engine_options;
   engine_options.settings = options.rollout;
   engine_options.stop_tokens = load_stop_tokens(options.model);

@@ -102,6 +102,7 @@ void run_rollout(RolloutOptions options) {
   }
   std::vector<Prompt> prompts = read_prompts(options.prompts, read);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+  apply_batch_invariant(options.engine, *model);
 
   EmbeddedEngine engine(*model, engine_options);
   const auto start = std::chrono::steady_clock::now();
@@ -169,6 +170,7 @@ void add_rollout_command(CommandLine& line) {
                      "Samples generated at once");
   command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values, 4GiB")->type_name("BYTES");
   add_torch_options(command, options->torch);
+  add_batch_invariant_flag(command, options->engine.batch_invariant);
   add_json_flag(command, options->json);
 }
 

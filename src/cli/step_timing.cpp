@@ -47,6 +47,7 @@ StepInput load_step(const StepOptions& options) {
   const ModelConfig config = load_model_config(options.model);
   RolloutBatch rollouts(read_rollouts(options.rollouts, {.vocab_size = config.vocab_size}));
   std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+  model->set_batch_invariant(options.batch_invariant.value_or(false));
   CostModel costs(device_profile(options.torch.device, options.torch.dtype),
                   model_shape(model->config(), model->dtype()));
   const PrefixTree tree = build_prefix_tree(rollouts.sequences);
@@ -83,6 +84,7 @@ void add_step_options(CLI::App& command, StepOptions& options) {
                      "pg: minus the mean of advantage x log-probability |\n"
                      "grpo: PPO clip against the file's log-probabilities");
   add_torch_options(command, options.torch);
+  add_batch_invariant_flag(command, options.batch_invariant);
   add_json_flag(command, options.json);
 }
 

@@ -23,6 +23,7 @@ struct StepOptions {
   std::optional<int64_t> max_tokens_per_mb;
   std::string memory;
   std::string loss = "pg";
+  std::optional<bool> batch_invariant;
   bool json = false;
 };
 void add_step_options(CLI::App& command, StepOptions& options);

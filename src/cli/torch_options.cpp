@@ -23,6 +23,12 @@ void add_torch_options(CLI::App& command, TorchOptions& options) {
   command.add_option("--device", options.device, "cpu | cuda");
 }
 
+void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant) {
+  command.add_flag("--batch-invariant,!--no-batch-invariant", batch_invariant,
+                   "Log-probabilities do not depend on what is computed together: same bits in generation "
+                   "and training");
+}
+
 Bytes parse_bytes(const std::string& option, const std::string& text) {
   try {
     return Bytes::parse(text);

@@ -27,6 +27,9 @@ struct TorchSetup {
   at::Device device;
 };
 
+// --batch-invariant, --no-batch-invariant.
+void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant);
+
 // Checks the options, sets the number of threads and installs the counting allocator: call it before the
 // first tensor. device cuda opens libbough_cuda.so beside the program or in ../lib; UserError where it, or a
 // GPU, is missing.

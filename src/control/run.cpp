@@ -37,6 +37,7 @@ class Run {
   RunSummary work();
 
  private:
+  std::unique_ptr<Model> load(const std::string& path) const;
   std::unique_ptr<Model> make_reference() const;
   std::unique_ptr<EmbeddedEngine> make_engine() const;
   void resume();
@@ -82,7 +83,7 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       valid_(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder_(PromptEncoder::from_directory(settings.model.path)),
       reward_(make_reward(settings.reward, settings.reward_service)),
-      model_(load_model(settings.model.path, scalar_type_of(settings.dtype), device_)),
+      model_(load(settings.model.path)),
       reference_(make_reference()),
       total_steps_(planned_steps(settings, problems_)),
       trainer_(*model_, reference_.get(), settings.actor, total_steps_, clock_),
@@ -101,7 +102,13 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
 std::unique_ptr<Model> Run::make_reference() const {
   if (settings_.actor.loss.kl_loss_coef == 0.0) return nullptr;
   const std::string& path = settings_.ref.path.empty() ? settings_.model.path : settings_.ref.path;
-  return load_model(path, scalar_type_of(settings_.dtype), device_);
+  return load(path);
+}
+
+std::unique_ptr<Model> Run::load(const std::string& path) const {
+  auto model = load_model(path, scalar_type_of(settings_.dtype), device_);
+  apply_batch_invariant(settings_.rollout, *model);
+  return model;
 }
 
 std::unique_ptr<EmbeddedEngine> Run::make_engine() const {

@@ -107,11 +107,12 @@ const Parameter* if_defined(const Parameter& parameter) {
 at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                                     const RotaryTable& rotary, AttentionContext& attention) const {
   const QkvLayout layout{config_.num_heads, config_.num_kv_heads, config_.head_dim};
-  const auto qkv = linear(x_TD, layer.qkv, if_defined(layer.qkv_bias));
+  const auto qkv = linear(x_TD, layer.qkv, if_defined(layer.qkv_bias), batch_invariant());
   const auto [q_TNH, k_TGH, v_TGH] = qk_norm_rotary(qkv, layout, rotary, if_defined(layer.q_norm),
                                                     if_defined(layer.k_norm), config_.rms_norm_eps);
   const auto o_TNH = attention.attend(index, q_TNH, k_TGH, v_TGH);
-  return linear(o_TNH.reshape({o_TNH.size(0), -1}), layer.output, if_defined(layer.output_bias));
+  return linear(o_TNH.reshape({o_TNH.size(0), -1}), layer.output, if_defined(layer.output_bias),
+                batch_invariant());
 }
 
 at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
@@ -124,7 +125,8 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
     x_TD = x_TD + attention_block(layer, i, rms_norm(x_TD, layer.input_norm, config_.rms_norm_eps), rotary,
                                   attention);
     const auto h_TD = rms_norm(x_TD, layer.post_norm, config_.rms_norm_eps);
-    x_TD = x_TD + linear(swiglu(linear(h_TD, layer.gate_up)), layer.down);
+    const auto gate_up_TF2 = linear(h_TD, layer.gate_up, nullptr, batch_invariant());
+    x_TD = x_TD + linear(swiglu(gate_up_TF2), layer.down, nullptr, batch_invariant());
   }
   return rms_norm(x_TD, final_norm_, config_.rms_norm_eps);
 }

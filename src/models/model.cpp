@@ -2,12 +2,29 @@
 
 #include <ATen/ATen.h>
 
+#include "base/error.h"
 #include "kernels/matrix_product/matrix_product.h"
 
 namespace bough {
 
 at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
-  return matrix_product(hidden_RD, head().value.t());
+  return batch_invariant_ ? batch_invariant_product(hidden_RD, head().value.t())
+                          : matrix_product(hidden_RD, head().value.t());
+}
+
+std::optional<std::string> Model::why_not_batch_invariant() const {
+  if (!device().is_cpu()) return "it needs the device cpu";
+  if (dtype() != at::kFloat && dtype() != at::kBFloat16) return "it needs the dtype fp32 or bf16";
+  if (!has_tiles(dtype()))
+    return dtype() == at::kFloat ? "in fp32 it needs a CPU with AVX-512"
+                                 : "in bf16 it needs a CPU with AMX; use fp32";
+  return std::nullopt;
+}
+
+void Model::set_batch_invariant(bool on) {
+  if (const auto reason = why_not_batch_invariant(); on && reason)
+    throw UserError(str("batch_invariant: ", *reason));
+  batch_invariant_ = on;
 }
 
 void Model::allocate_gradients() {

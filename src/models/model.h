@@ -7,6 +7,8 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/parameter.h"
@@ -47,6 +49,14 @@ class Model {
   // logits[R, V] = hidden_RD · head^T, model dtype; for generation (training goes through the fused head).
   at::Tensor logits(const at::Tensor& hidden_RD) const;
 
+  // Batch-invariant: a token's hidden states and logits are the same bits whatever else is in the pass, on any number
+  // of threads, if its attention is. Those who answer attention ask for it here, so that generation and training
+  // agree. Backward passes are as ever.
+  bool batch_invariant() const { return batch_invariant_; }
+  // UserError where why_not_batch_invariant() has a reason.
+  void set_batch_invariant(bool on);
+  std::optional<std::string> why_not_batch_invariant() const;
+
   // Allocates zeroed main_grads (accumulator type) where there are none.
   void allocate_gradients();
   void zero_gradients();
@@ -54,6 +64,9 @@ class Model {
  protected:
   explicit Model(ModelConfig config) : config_(std::move(config)) {}
   ModelConfig config_;
+
+ private:
+  bool batch_invariant_ = false;
 };
 
 // An uninitialised model of this shape: weights allocated, not filled. Which class: models/registry.cpp.

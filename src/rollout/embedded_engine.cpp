@@ -31,6 +31,11 @@ int64_t page_budget(const ModelConfig& config, at::ScalarType dtype, const Rollo
 
 }  // namespace
 
+void apply_batch_invariant(const RolloutSettings& settings, Model& model) {
+  const bool is_cheap = model.dtype() == at::kFloat && !model.why_not_batch_invariant();
+  model.set_batch_invariant(settings.batch_invariant.value_or(is_cheap));
+}
+
 EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options)
     : model_(model),
       options_(std::move(options)),
@@ -38,6 +43,8 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
                  page_budget(model.config(), model.dtype(), options_.settings)),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()) {
+  BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
+              "batch_invariant is asked of an engine whose model does not have it");
   for (const int32_t token : options_.stop_tokens) {
     if (token < 0 || token >= model.config().vocab_size) {
       throw UserError(str("stop token ", token, " of the model is outside its vocabulary of ",

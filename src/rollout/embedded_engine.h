@@ -43,6 +43,10 @@ struct EmbeddedEngineOptions {
   std::function<void(const PassWork&)> on_pass;  // after each, if set
 };
 
+// Makes the model batch-invariant, or not, as RolloutSettings::batch_invariant says; where that says nothing, in fp32 on
+// a CPU that can: it costs some 5% there. UserError where it is asked for and cannot be had.
+void apply_batch_invariant(const RolloutSettings& settings, Model& model);
+
 class EmbeddedEngine : public Engine {
  public:
   // UserError if the memory setting does not hold a single page, or a stop token is outside the vocabulary.

@@ -23,7 +23,6 @@ class KvStorage {
  public:
   KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages);
 
-  static int64_t padded_head_dim(int64_t head_dim) { return pages_for(head_dim) * kPageTokens; }
   static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype);
 
   // Room for pages 0 ... num_pages - 1; what the present ones hold is kept.

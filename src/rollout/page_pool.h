@@ -21,13 +21,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/paged_attention/pages.h"
+
 namespace bough {
-
-inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
-
-inline int64_t pages_for(int64_t num_tokens) {
-  return (num_tokens + kPageTokens - 1) / kPageTokens;
-}
 
 // The pages of one sequence, in order; token t lies in pages[t / kPageTokens].
 struct PageTable {

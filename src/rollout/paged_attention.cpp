@@ -1,87 +1,13 @@
 #include "rollout/paged_attention.h"
 
-#include <ATen/Parallel.h>
-
-#include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 
 namespace bough {
 
-namespace {
-
-// Rows [begin, end) of the task that starts at row `origin` agree on pages below `page` and are sorted by
-// their tables. Emits the runs of what follows; recursion is at most as deep as there are rows.
-void emit_runs(AttentionSchedule& schedule, int32_t origin, int32_t begin, int32_t end, size_t page) {
-  const auto& rows = schedule.rows;
-  while (begin < end && rows[static_cast<size_t>(begin)].pages.size() == page) ++begin;  // these are done
-  if (begin == end) return;
-  const auto first = rows[static_cast<size_t>(begin)].pages;
-  const auto last = rows[static_cast<size_t>(end - 1)].pages;
-  size_t common = page;
-  while (common < first.size() && common < last.size() && first[common] == last[common]) ++common;
-  if (common > page) {
-    schedule.runs.push_back(
-        {begin - origin, end - origin, static_cast<int32_t>(page), static_cast<int32_t>(common), first});
-    emit_runs(schedule, origin, begin, end, common);
-    return;
-  }
-  for (int32_t next = begin; begin < end; begin = next) {
-    const int32_t id = rows[static_cast<size_t>(begin)].pages[page];
-    while (next < end && rows[static_cast<size_t>(next)].pages[page] == id) ++next;
-    emit_runs(schedule, origin, begin, next, page);
-  }
-}
-
-void add_task(AttentionSchedule& schedule, size_t row_begin) {
-  AttentionTask task;
-  task.row_begin = static_cast<int32_t>(row_begin);
-  task.row_end = static_cast<int32_t>(schedule.rows.size());
-  task.run_begin = static_cast<int32_t>(schedule.runs.size());
-  emit_runs(schedule, task.row_begin, task.row_begin, task.row_end, 0);
-  task.run_end = static_cast<int32_t>(schedule.runs.size());
-  schedule.tasks.push_back(task);
-}
-
-}  // namespace
-
-AttentionSchedule schedule_attention(std::span<const Segment> segments, int64_t max_rows) {
-  AttentionSchedule schedule;
-  std::vector<AttentionRow> decode;
-  int64_t token = 0;
-  for (const Segment& segment : segments) {
-    // Blocks of a prefill end at page borders, so that all rows of a task see some of every page they visit.
-    for (int64_t position = segment.begin; position < segment.begin + segment.count;) {
-      const int64_t border = (position / kPageTokens + 1) * kPageTokens;
-      const int64_t end = std::min(segment.begin + segment.count, border);
-      const auto pages = segment.pages.first(static_cast<size_t>(pages_for(end)));
-      if (segment.count == 1) {
-        decode.push_back({token++, end, pages});
-        position = end;
-        continue;
-      }
-      const size_t row_begin = schedule.rows.size();
-      for (; position < end; ++position) schedule.rows.push_back({token++, position + 1, pages});
-      add_task(schedule, row_begin);
-    }
-  }
-  // Sequences that share pages become neighbours.
-  std::stable_sort(decode.begin(), decode.end(), [](const AttentionRow& a, const AttentionRow& b) {
-    return std::lexicographical_compare(a.pages.begin(), a.pages.end(), b.pages.begin(), b.pages.end());
-  });
-  for (size_t begin = 0; begin < decode.size(); begin += static_cast<size_t>(max_rows)) {
-    const size_t end = std::min(decode.size(), begin + static_cast<size_t>(max_rows));
-    const size_t row_begin = schedule.rows.size();
-    schedule.rows.insert(schedule.rows.end(), decode.begin() + static_cast<int64_t>(begin),
-                         decode.begin() + static_cast<int64_t>(end));
-    add_task(schedule, row_begin);
-  }
-  return schedule;
-}
-
 PagedAttention::PagedAttention(KvStorage& storage, std::vector<Segment> segments, AttentionPath path)
     : storage_(storage), segments_(std::move(segments)), path_(path) {
-  int64_t num_decode = 0;
   for (const Segment& segment : segments_) {
     BOUGH_CHECK(segment.count > 0 && segment.begin >= 0, "segment of ", segment.count, " tokens at ",
                 segment.begin);
@@ -92,14 +18,9 @@ PagedAttention::PagedAttention(KvStorage& storage, std::vector<Segment> segments
       slots_.push_back(segment.pages[static_cast<size_t>(i / kPageTokens)] * kPageTokens + i % kPageTokens);
     }
     num_tokens_ += segment.count;
-    num_decode += segment.count == 1;
   }
-  if (path_ == AttentionPath::kFastest && storage_.keys(0).is_cpu()) {
-    // Four tasks a thread even out; 32 rows read a page often enough to hide its loading.
-    const int64_t tasks_wanted = 4 * at::get_num_threads();
-    const int64_t max_rows = num_decode * storage_.num_kv_heads() / std::max<int64_t>(1, tasks_wanted);
-    schedule_ = schedule_attention(segments_, std::clamp<int64_t>(max_rows, 4, 32));
-  }
+  if (path_ == AttentionPath::kFastest && storage_.keys(0).is_cpu())
+    schedule_ = schedule_attention_for_threads(segments_, storage_.num_kv_heads());
 }
 
 void PagedAttention::check_shapes(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
@@ -125,8 +46,11 @@ void PagedAttention::check_shapes(int64_t layer, const at::Tensor& q_TNH, const 
 at::Tensor PagedAttention::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                                   const at::Tensor& v_TGH) {
   check_shapes(layer, q_TNH, k_TGH, v_TGH);
-  if (path_ == AttentionPath::kFastest && q_TNH.is_cpu()) return attend_cpu(layer, q_TNH, k_TGH, v_TGH);
-  return attend_reference(layer, q_TNH, k_TGH, v_TGH);
+  if (path_ == AttentionPath::kReference || !q_TNH.is_cpu())
+    return attend_reference(layer, q_TNH, k_TGH, v_TGH);
+  store_in_pages(storage_.keys(layer), storage_.values(layer), k_TGH, v_TGH, slots_);
+  return paged_attention(q_TNH, storage_.keys(layer), storage_.values(layer), schedule_,
+                         1 / std::sqrt(static_cast<double>(storage_.head_dim())));
 }
 
 }  // namespace bough

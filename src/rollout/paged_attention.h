@@ -1,58 +1,17 @@
-// Attention of one generation pass over keys and values in pages: decode and chunked prefill mixed, grouped
-// heads.
-//
-//   o[t, n] = sum_j p_j v_j,  p = softmax_j(q[t, n] . k_j / sqrt(H)),  j = 0 ... position of t, same sequence
-//
-// Scores, softmax and sums are in the accumulator type (fp32 for fp32 and bf16, fp64 for fp64), and o is
-// rounded once. Keys of a sequence are visited in ascending order, a page at a time, with a running maximum
-// and sum (online softmax), so a token's result does not depend on what else is in the pass, on chunk borders
-// or on thread count. On the CPU, pages that several sequences hold are read once for all of them: their
-// queries go through the page together and part where their tables part, each taking its running state along
-// (no merge is needed).
+// What a generation pass answers when the model asks a token to attend: the pages of its sequence, the pass's own keys
+// and values written to them first (kernels/paged_attention).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
+#include "kernels/paged_attention/paged_attention_cpu.h"
 #include "models/model.h"
 #include "rollout/kv_storage.h"
 
 namespace bough {
-
-// Tokens at positions begin ... begin + count - 1 of one sequence, whose pages are `pages` (room for all of
-// them). Keys and values of the positions before `begin` are stored already.
-struct Segment {
-  std::span<const int32_t> pages;
-  int64_t begin = 0;
-  int64_t count = 0;
-};
-
-// What a thread does at once: rows (query tokens) and the pages they visit, in order. Not a concept of
-// callers.
-struct AttentionRow {
-  int64_t token = 0;  // of the pass
-  int64_t limit = 0;  // sees positions below it; at least one of every page it visits
-  std::span<const int32_t> pages;
-};
-struct AttentionRun {  // rows [row_begin, row_end) visit pages[page_begin, page_end)
-  int32_t row_begin = 0, row_end = 0;
-  int32_t page_begin = 0, page_end = 0;
-  std::span<const int32_t> pages;
-};
-struct AttentionTask {
-  int32_t row_begin = 0, row_end = 0;
-  int32_t run_begin = 0, run_end = 0;  // their rows count from row_begin
-};
-struct AttentionSchedule {
-  std::vector<AttentionRow> rows;
-  std::vector<AttentionRun> runs;
-  std::vector<AttentionTask> tasks;
-};
-// At most `max_rows` decode rows a task: a task's rows share reads, but only tasks run in parallel.
-AttentionSchedule schedule_attention(std::span<const Segment> segments, int64_t max_rows);
 
 enum class AttentionPath { kFastest, kReference };  // kReference: tensor ops, any device
 
@@ -69,8 +28,6 @@ class PagedAttention : public AttentionContext {
  private:
   void check_shapes(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) const;
-  at::Tensor attend_cpu(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
-                        const at::Tensor& v_TGH);
   at::Tensor attend_reference(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                               const at::Tensor& v_TGH);
 

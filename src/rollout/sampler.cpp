@@ -11,93 +11,14 @@
 #include <vector>
 
 #include "base/error.h"
-#include "rollout/simd.h"
+#include "kernels/log_prob/softmax_blocks.h"
 
 namespace bough {
 
 namespace {
 
-using simd::kLanes;
-
-// Sums and maxima are kept by block: the block with the drawn token is then found without a second pass.
-constexpr int64_t kBlock = 256;
 // Buckets of logits between the largest and the smallest that top_p can keep.
 constexpr int64_t kBuckets = 1024;
-
-template <class T>
-BOUGH_INLINE void load_tail(typename simd::Types<T>::Vector& v, const T* p, int64_t count) {
-  using Acc = typename simd::Types<T>::Acc;
-  Acc lanes[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) {
-    lanes[i] = i < count ? simd::widen(p[i]) : -std::numeric_limits<Acc>::infinity();
-  }
-  simd::load(v, lanes);
-}
-
-template <class T>
-BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<T>::Acc* maxima) {
-  using Acc = typename simd::Types<T>::Acc;
-  using Vector = typename simd::Types<T>::Vector;
-  using Integers = typename simd::Types<T>::Integers;
-  for (int64_t begin = 0; begin < size; begin += kBlock, ++maxima) {
-    const int64_t end = begin + kBlock < size ? begin + kBlock : size;
-    Vector maximum = Vector{} - std::numeric_limits<Acc>::infinity();
-    for (int64_t i = begin; i < end; i += kLanes) {
-      Vector x;
-      if (i + kLanes <= end) simd::load(x, row + i);
-      else load_tail(x, row + i, end - i);
-      simd::raise_to<Integers>(maximum, x);  // a NaN may pass: it is found in the sums
-    }
-    *maxima = simd::max_of(maximum);
-  }
-}
-
-// weights[i] = exp((row[i] - maximum) * inverse_temperature), up to the next multiple of kLanes; or only
-// their sum.
-template <class T>
-BOUGH_INLINE void block_weights(const T* row, int64_t count, typename simd::Types<T>::Acc maximum,
-                                typename simd::Types<T>::Acc inverse_temperature,
-                                typename simd::Types<T>::Acc* weights, double* sum) {
-  using Vector = typename simd::Types<T>::Vector;
-  using Integers = typename simd::Types<T>::Integers;
-  Vector total = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Vector x;
-    if (i + kLanes <= count) simd::load(x, row + i);
-    else load_tail(x, row + i, count - i);
-    x = (x - maximum) * inverse_temperature;
-    Vector nan = {};  // exp_nonpositive may map NaN to 0: keep it visible in the sum
-    Integers is_nan;
-    simd::nan_mask(is_nan, x);
-    simd::replace(nan, is_nan, x);
-    simd::exp_nonpositive(x);
-    x += nan;
-    total += x;
-    if (weights) simd::store(weights + i, x);
-  }
-  *sum = static_cast<double>(simd::sum_of(total));
-}
-
-template <class T>
-BOUGH_INLINE void block_sums(const T* row, int64_t size, typename simd::Types<T>::Acc maximum,
-                             typename simd::Types<T>::Acc inverse_temperature, double* sums) {
-  for (int64_t begin = 0; begin < size; begin += kBlock) {
-    const int64_t count = size - begin < kBlock ? size - begin : kBlock;
-    block_weights<T>(row + begin, count, maximum, inverse_temperature, nullptr, sums++);
-  }
-}
-
-#define BOUGH_SAMPLER_LOOPS(T, ACC)                                                                     \
-  BOUGH_ON_BEST_ISA(find_maxima, (const T* row, int64_t size, ACC* maxima), (row, size, maxima),        \
-                    block_maxima<T>)                                                                    \
-  BOUGH_ON_BEST_ISA(sum_blocks, (const T* row, int64_t size, ACC maximum, ACC inverse, double* sums),   \
-                    (row, size, maximum, inverse, sums), block_sums<T>)                                 \
-  BOUGH_ON_BEST_ISA(weigh,                                                                              \
-                    (const T* row, int64_t count, ACC maximum, ACC inverse, ACC* weights, double* sum), \
-                    (row, count, maximum, inverse, weights, sum), block_weights<T>)
-BOUGH_SAMPLER_LOOPS(float, float)
-BOUGH_SAMPLER_LOOPS(BFloat16Bits, float)
-BOUGH_SAMPLER_LOOPS(double, double)
 
 // Draws from one row; buffers are reused from draw to draw.
 template <class T>
@@ -106,30 +27,29 @@ class RowSampler {
   using Acc = typename simd::Types<T>::Acc;
 
   explicit RowSampler(int64_t vocabulary)
-      : size_(vocabulary), maxima_(num_blocks()), sums_(num_blocks()), weights_(kBlock) {}
+      : size_(vocabulary), maxima_(num_blocks()), sums_(num_blocks()), weights_(kSoftmaxBlock) {}
 
   Draw draw(const T* row, const DrawRequest& request) {
     row_ = row;
     request_ = &request;
     const double temperature = request.temperature > 0 ? request.temperature : 1.0;
     inverse_temperature_ = static_cast<Acc>(1.0 / temperature);
-    find_maxima(row, size_, maxima_.data());
+    softmax_maxima(row, size_, maxima_.data());
     maximum_ = *std::max_element(maxima_.begin(), maxima_.end());
-    sum_blocks(row, size_, maximum_, Acc{1}, sums_.data());
+    softmax_sums(row, size_, maximum_, Acc{1}, sums_.data(), nullptr);
     const double raw_log_sum = log_sum();
     double log_sum_at_temperature = raw_log_sum;
     if (inverse_temperature_ != 1) {
-      sum_blocks(row, size_, maximum_, inverse_temperature_, sums_.data());
+      softmax_sums(row, size_, maximum_, inverse_temperature_, sums_.data(), nullptr);
       log_sum_at_temperature = log_sum();
     }
     Draw draw;
     if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0)
       draw = draw_penalised();
     else draw_truncated(draw);
-    const double below_maximum =
-        static_cast<double>(simd::widen(row[draw.token])) - static_cast<double>(maximum_);
-    draw.log_prob = below_maximum / temperature - log_sum_at_temperature;
-    draw.raw_log_prob = below_maximum - raw_log_sum;
+    const double logit = simd::widen(row[draw.token]);
+    draw.log_prob = log_probability(logit, maximum_, temperature, log_sum_at_temperature);
+    draw.raw_log_prob = log_probability(logit, maximum_, 1, raw_log_sum);
     return draw;
   }
 
@@ -147,7 +67,7 @@ class RowSampler {
     bool operator<(const Weighted& other) const { return candidate < other.candidate; }
   };
 
-  size_t num_blocks() const { return static_cast<size_t>((size_ + kBlock - 1) / kBlock); }
+  size_t num_blocks() const { return static_cast<size_t>(softmax_blocks(size_)); }
   bool is_excluded(int32_t token) const {
     return std::binary_search(request_->excluded.begin(), request_->excluded.end(), token);
   }
@@ -219,9 +139,8 @@ class RowSampler {
 
   // The weights of one block, 0 where excluded, in weights_; returns their number.
   int64_t fill_weights(int64_t block) {
-    const int64_t begin = block * kBlock, count = std::min(kBlock, size_ - begin);
-    double sum;
-    weigh(row_ + begin, count, draw_maximum_, inverse_temperature_, weights_.data(), &sum);
+    const int64_t begin = block * kSoftmaxBlock, count = std::min(kSoftmaxBlock, size_ - begin);
+    softmax_weights(row_ + begin, count, draw_maximum_, inverse_temperature_, weights_.data());
     const auto& excluded = request_->excluded;
     for (auto it = std::lower_bound(excluded.begin(), excluded.end(), begin);
          it != excluded.end() && *it < begin + count; ++it) {
@@ -238,11 +157,11 @@ class RowSampler {
     if (excluded.empty()) return;
     std::vector<int64_t> blocks;
     for (const int32_t token : excluded) {
-      const int64_t block = token / kBlock;
+      const int64_t block = token / kSoftmaxBlock;
       if (!blocks.empty() && blocks.back() == block) continue;
       blocks.push_back(block);
       Acc& maximum = maxima_[static_cast<size_t>(block)] = -std::numeric_limits<Acc>::infinity();
-      for (int64_t i = block * kBlock; i < std::min(size_, (block + 1) * kBlock); ++i) {
+      for (int64_t i = block * kSoftmaxBlock; i < std::min(size_, (block + 1) * kSoftmaxBlock); ++i) {
         if (!is_excluded(static_cast<int32_t>(i)))
           maximum = std::max(maximum, static_cast<Acc>(simd::widen(row_[i])));
       }
@@ -251,7 +170,8 @@ class RowSampler {
     if (!std::isfinite(draw_maximum_)) {
       throw UserError("min_new_tokens excludes the stop tokens, and every other token has probability 0");
     }
-    if (draw_maximum_ < maximum_) sum_blocks(row_, size_, draw_maximum_, inverse_temperature_, sums_.data());
+    if (draw_maximum_ < maximum_)
+      softmax_sums(row_, size_, draw_maximum_, inverse_temperature_, sums_.data(), nullptr);
     for (const int64_t block : blocks) {
       const int64_t count = fill_weights(block);
       sums_[static_cast<size_t>(block)] = std::accumulate(weights_.begin(), weights_.begin() + count, 0.0);
@@ -261,7 +181,7 @@ class RowSampler {
   int32_t most_likely() {
     exclude();
     const int64_t block = std::max_element(maxima_.begin(), maxima_.end()) - maxima_.begin();
-    for (int64_t i = block * kBlock;; ++i) {
+    for (int64_t i = block * kSoftmaxBlock;; ++i) {
       const auto token = static_cast<int32_t>(i);
       if (static_cast<Acc>(simd::widen(row_[i])) == draw_maximum_ && !is_excluded(token)) return token;
     }
@@ -311,7 +231,7 @@ class RowSampler {
       if (target < weight) break;
       target -= weight;
     }
-    return static_cast<int32_t>(static_cast<int64_t>(block) * kBlock + last);
+    return static_cast<int32_t>(static_cast<int64_t>(block) * kSoftmaxBlock + last);
   }
 
   // A logit that the top_k largest reach: as many blocks have a maximum of at least this.
@@ -330,7 +250,7 @@ class RowSampler {
   void for_each_above(Acc bound, Use&& use) {
     for (size_t block = 0; block < maxima_.size(); ++block) {
       if (maxima_[block] < bound) continue;
-      const int64_t begin = static_cast<int64_t>(block) * kBlock,
+      const int64_t begin = static_cast<int64_t>(block) * kSoftmaxBlock,
                     count = fill_weights(static_cast<int64_t>(block));
       for (int64_t i = 0; i < count; ++i) {
         const Acc logit = static_cast<Acc>(simd::widen(row_[begin + i]));

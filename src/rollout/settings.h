@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,7 @@ struct RolloutSettings {
   int64_t max_concurrent_rollouts = 128;
   int64_t prefill_chunk_tokens = 512;
   Bytes kv_memory = {};
+  std::optional<bool> batch_invariant;
 
   template <class V>
   void visit(V& v) {
@@ -73,6 +75,10 @@ struct RolloutSettings {
     v("prefill_chunk_tokens", prefill_chunk_tokens,
       "tokens of prompts computed in one pass, beside one token of each running sample", range(1, 1000000));
     v("kv_memory", kv_memory, "bound on the keys and values kept by the embedded engine; auto: 4GiB");
+    v("batch_invariant", batch_invariant,
+      "a token's log-probability is the same bits whatever is computed beside it, and in generation the same "
+      "as in training; needs the device cpu, fp32 on AVX-512 or bf16 on AMX; null: where it is cheap, in "
+      "fp32");
   }
 };
 

@@ -146,8 +146,12 @@ class Walk {
     BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
     input_ = make_pass_input(*planned_.tree, block, stack_.tokens(), model_.device());
-    return {&stack_,          block.stack_rows, block.interior,
-            verify_recompute, input_.end_local, 1 / std::sqrt(static_cast<double>(model_.config().head_dim))};
+    TreeContext::Pass pass{&stack_,          block.stack_rows,
+                           block.interior,   verify_recompute,
+                           input_.end_local, 1 / std::sqrt(static_cast<double>(model_.config().head_dim))};
+    if (model_.batch_invariant())
+      pass.pages.emplace(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
+    return pass;
   }
 
   at::Tensor run_model(TreeContext& context) {

@@ -51,7 +51,7 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
     const auto sources = index_tensor(rows.sources, begin, end).to(source_SD.device());
     const auto labels = index_tensor(rows.labels, begin, end).to(source_SD.device());
     const auto hidden_RD = source_SD.index_select(0, sources);
-    const auto logits_RV = matrix_product(hidden_RD, weight.value.t());
+    const auto logits_RV = model_.logits(hidden_RD);
     const auto out = log_prob_forward(logits_RV, labels, batch_.temperature);
     auto seeds = chunk_seeds(rows, begin, end, out.log_probs_R.cpu(), out.entropies_R.cpu());
     if (!backward) continue;

@@ -31,12 +31,16 @@ void write_rows(const Pass& pass, int64_t layer, const at::Tensor& k, const at::
   v_rows.copy_(v);
 }
 
+TreeAttentionOutput forward(const Pass& pass, const TreeAttentionInput& input) {
+  return pass.pages ? tree_attention_forward_paged(input, *pass.pages) : tree_attention_forward(input);
+}
+
 TreeAttentionOutput attention_output(const Pass& pass, int64_t layer, const at::Tensor& q,
                                      const at::Tensor& k, const at::Tensor& v) {
-  if (!pass.kept_outputs) return tree_attention_forward(make_input(pass, layer, q, k, v));
+  if (!pass.kept_outputs) return forward(pass, make_input(pass, layer, q, k, v));
   const auto& kept = (*pass.kept_outputs)[layer];
   if (pass.verify_recompute)
-    BOUGH_CHECK(at::equal(kept.o_TNH, tree_attention_forward(make_input(pass, layer, q, k, v)).o_TNH),
+    BOUGH_CHECK(at::equal(kept.o_TNH, forward(pass, make_input(pass, layer, q, k, v)).o_TNH),
                 "a recompute differs from its first forward in attention's output, layer ", layer);
   return kept;
 }

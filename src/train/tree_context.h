@@ -6,9 +6,10 @@
 // output, the *anchor*, and backward takes all anchors as roots; without them those gradients vanish silently.
 #pragma once
 
+#include <optional>
 #include <vector>
 
-#include "kernels/tree_attention/tree_attention.h"
+#include "kernels/tree_attention/tree_attention_paged.h"
 #include "models/model.h"
 #include "train/kv_stack.h"
 
@@ -23,6 +24,8 @@ class TreeContext : public AttentionContext {
     bool verify_recompute;  // what is written must be what stands there, bit for bit
     at::Tensor end_local;   // int32 [P + T]: kernels/tree_attention
     double scale;
+    // Of a batch-invariant model: attention goes by these.
+    std::optional<TreePages> pages;
     // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them from there
     // instead of computing them again. Either may be null.
     std::vector<TreeAttentionOutput>* keep_outputs = nullptr;

@@ -260,6 +260,10 @@ ROLLOUT_OPTIONS = {
     "negative top-k": (["--top-k", "-1"], ["--top-k"]),
     "empty stop string": (["--stop", ""], ["stop"]),
     "memory": (["--kv-memory", "1KiB"], ["kv_memory"]),
+    "batch invariance in fp64": (
+        ["--batch-invariant", "--dtype", "fp64"],
+        ["batch_invariant", "fp32 or bf16"],
+    ),
     "threads": (["--threads", "0"], ["--threads"]),
     "out is a folder": (["--out", "model"], ["--out", "folder"]),
 }

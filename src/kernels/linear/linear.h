@@ -9,7 +9,9 @@
 
 namespace bough {
 
-// x: [R, I]; weight.value: [O, I]; bias null or [O]. Returns [R, O], x's dtype. Differentiable.
-at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias = nullptr);
+// x: [R, I]; weight.value: [O, I]; bias null or [O]. Returns [R, O], x's dtype. Differentiable. batch_invariant: a row
+// of y has the same bits whatever other rows x has (batch_invariant_product).
+at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias = nullptr,
+                  bool batch_invariant = false);
 
 }  // namespace bough

@@ -1,9 +1,15 @@
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/log_prob/log_prob_isa.h"
+#include "kernels/log_prob/softmax_blocks.h"
 #include "kernels/parameter.h"
 
 namespace bough {
@@ -42,16 +48,21 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Te
     A *log_probs_data = mutable_data<A>(log_probs), *lse_data = mutable_data<A>(lse),
       *entropies_data = mutable_data<A>(entropies);
     at::parallel_for(0, logits_RV.size(0), grain(4 * width), [&](int64_t begin, int64_t end) {
+      const auto num_blocks = static_cast<size_t>(softmax_blocks(width));
+      std::vector<A> maxima(num_blocks);
+      std::vector<double> sums(num_blocks), dots(num_blocks);
       for (int64_t r = begin; r < end; ++r) {
         const T* row = data<T>(logits_RV) + r * width;
-        const A inverse = static_cast<A>(1 / temperature);
-        SoftmaxSums<A> sums;
-        BOUGH_ISA_CALL(softmax_sums_row, &sums, row, width, inverse);
-        const A log_sum = std::log(sums.sum);
-        lse_data[r] = sums.max + log_sum;
-        // z[label] - max - log sum: the difference first, so that a confident row loses nothing to cancellation.
-        log_probs_data[r] = (load(row + data<int64_t>(labels_R)[r]) * inverse - sums.max) - log_sum;
-        entropies_data[r] = log_sum - sums.dot / sums.sum;
+        softmax_maxima(row, width, maxima.data());
+        const A max = *std::max_element(maxima.begin(), maxima.end());
+        softmax_sums(row, width, max, static_cast<A>(1 / temperature), sums.data(), dots.data());
+        const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+        const double dot = std::accumulate(dots.begin(), dots.end(), 0.0);
+        const double log_sum = std::log(sum);
+        lse_data[r] = static_cast<A>(max / temperature + log_sum);
+        log_probs_data[r] = static_cast<A>(
+            log_probability(load(row + data<int64_t>(labels_R)[r]), max, temperature, log_sum));
+        entropies_data[r] = static_cast<A>(log_sum - dot / sum);
       }
     });
   });

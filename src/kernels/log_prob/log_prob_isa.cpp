@@ -2,23 +2,8 @@
 
 #include "kernels/common/element.h"
 #include "kernels/common/exp.h"
-#include "kernels/common/largest.h"
 
 namespace bough::BOUGH_ISA {
-
-template <class T, class A>
-void softmax_sums_row(SoftmaxSums<A>* sums, const T* logits, int64_t width, A inverse_temperature) {
-  const A max = largest(logits, width);
-  A sum = 0;
-  A dot = 0;
-  for (int64_t v = 0; v < width; ++v) {
-    const A z = (load(logits + v) - max) * inverse_temperature;
-    const A e = vector_exp(z);
-    sum += e;
-    dot += e * z;
-  }
-  *sums = {max * inverse_temperature, sum, dot};
-}
 
 template <class T, class A>
 void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A lse, A entropy, A d_log_prob,
@@ -31,9 +16,7 @@ void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A ls
   }
 }
 
-#define INSTANTIATE(T, A)                                                      \
-  template void softmax_sums_row<T, A>(SoftmaxSums<A>*, const T*, int64_t, A); \
-  template void log_prob_backward_row<T, A>(T*, int64_t, A, A, A, A, A);
+#define INSTANTIATE(T, A) template void log_prob_backward_row<T, A>(T*, int64_t, A, A, A, A, A);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)
 INSTANTIATE(double, double)

@@ -6,6 +6,7 @@
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("matrix_product(Tensor a, Tensor b, Tensor? bias) -> Tensor");
+  m.def("batch_invariant_product(Tensor a, Tensor b, Tensor? bias) -> Tensor");
   m.def("add_matrix_product_(Tensor(a!) c, Tensor a, Tensor b) -> ()");
 }
 
@@ -17,18 +18,29 @@ void check_factors(const char* op, const at::Tensor& a, const at::Tensor& b) {
                   a.device() == b.device(),
               op, ": a ", a.sizes(), " ", a.scalar_type(), ", b ", b.sizes(), " ", b.scalar_type());
 }
+
+using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
+
+void check_product(const char* op, const at::Tensor& a_MK, const at::Tensor& b_KN,
+                   const std::optional<at::Tensor>& bias_N) {
+  check_factors(op, a_MK, b_KN);
+  BOUGH_CHECK(!bias_N || (bias_N->is_contiguous() && bias_N->numel() == b_KN.size(1) &&
+                          bias_N->scalar_type() == a_MK.scalar_type()),
+              op, ": bias ", bias_N->sizes(), " ", bias_N->scalar_type(), " for ", b_KN.size(1), " columns");
+}
 }  // namespace
 
 at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
                           const std::optional<at::Tensor>& bias_N) {
-  check_factors("matrix_product", a_MK, b_KN);
-  BOUGH_CHECK(!bias_N || (bias_N->is_contiguous() && bias_N->numel() == b_KN.size(1) &&
-                          bias_N->scalar_type() == a_MK.scalar_type()),
-              "matrix_product: bias ", bias_N->sizes(), " ", bias_N->scalar_type(), " for ", b_KN.size(1),
-              " columns");
-  static const auto op =
-      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&)>(
-          "bough::matrix_product");
+  check_product("matrix_product", a_MK, b_KN, bias_N);
+  static const auto op = find_op<Op>("bough::matrix_product");
+  return op.call(a_MK, b_KN, bias_N);
+}
+
+at::Tensor batch_invariant_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                                   const std::optional<at::Tensor>& bias_N) {
+  check_product("batch_invariant_product", a_MK, b_KN, bias_N);
+  static const auto op = find_op<Op>("bough::batch_invariant_product");
   return op.call(a_MK, b_KN, bias_N);
 }
 

@@ -18,13 +18,20 @@ namespace bough {
 at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
                           const std::optional<at::Tensor>& bias_N = std::nullopt);
 
+// The same product on a CPU that has_tiles() for the type, in a way that makes a row of c depend on its row of a only:
+// the same bits with any other rows, any number of them, on any number of threads.
+at::Tensor batch_invariant_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                                   const std::optional<at::Tensor>& bias_N = std::nullopt);
+
 // c: [M, N] contiguous, accumulator type of a and b.
 void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 // Whether products of that type on this CPU are computed here.
 bool products_are_ours(at::ScalarType type);
 
-// What is computed here, for tests and measurements: fp32 and bf16 on a CPU that has_tiles() for them.
+// What is computed here, for tests and measurements: fp32 and bf16 on a CPU that has_tiles() for them. Every sum runs
+// over k in ascending order (bf16: in steps of a tile's depth) whichever factor is packed or turned, padded with zeros:
+// hence batch_invariant_product.
 bool has_tiles(at::ScalarType type);
 at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
                                 const std::optional<at::Tensor>& bias_N = std::nullopt);

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/cpu.h"
+#include "base/error.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/common/workspace.h"
@@ -165,6 +166,12 @@ at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
                                                : matrix_product_reference(a_MK, b_KN, bias_N);
 }
 
+at::Tensor batch_invariant_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                                       const std::optional<at::Tensor>& bias_N) {
+  BOUGH_CHECK(has_tiles(a_MK.scalar_type()), "batch_invariant_product: no tiles for ", a_MK.scalar_type());
+  return matrix_product_tiles(a_MK, b_KN, bias_N);
+}
+
 void add_matrix_product_cpu_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
   if (products_are_ours(a_MK.scalar_type())) add_matrix_product_tiles_(c_MN, a_MK, b_KN);
   else if (a_MK.scalar_type() != c_MN.scalar_type() && products_are_ours(c_MN.scalar_type()))
@@ -224,5 +231,6 @@ void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, c
 
 TORCH_LIBRARY_IMPL(bough, CPU, m) {
   m.impl("matrix_product", TORCH_FN(bough::matrix_product_cpu));
+  m.impl("batch_invariant_product", TORCH_FN(bough::batch_invariant_product_cpu));
   m.impl("add_matrix_product_", TORCH_FN(bough::add_matrix_product_cpu_));
 }

@@ -1,5 +1,7 @@
 #include "kernels/matrix_product/matrix_product.h"
 
+#include <ATen/Parallel.h>
+
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
@@ -105,6 +107,32 @@ TEST(MatrixProduct, RefusesOtherShapes) {
   EXPECT_THROW(matrix_product(at::ones({2, 3}), at::ones({3, 2}, at::kBFloat16)), std::exception);
   EXPECT_THROW(add_matrix_product_(at::ones({2, 2}, at::kBFloat16), at::ones({2, 3}), at::ones({3, 2})),
                std::exception);
+}
+
+TEST(MatrixProduct, BatchInvariantRowsDoNotDependOnOtherRowsOrThreads) {
+  const int threads = at::get_num_threads();
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    if (!has_tiles(type)) continue;
+    for (const auto& [n, k] : {std::pair{96, 64}, {257, 1030}, {1000, 96}, {31, 33}, {70, 600}}) {
+      constexpr int64_t kRows = 1100;  // more than a transposed A is packed in at once
+      const auto a = random_tensor({kRows, k}, type, 1);
+      const auto b = random_tensor({n, k}, type, 2).t();
+      for (const auto& bias : {std::optional<at::Tensor>(), std::optional(random_tensor({n}, type, 3))}) {
+        at::set_num_threads(1);
+        const auto all = batch_invariant_product(a, b, bias);
+        at::set_num_threads(3);
+        EXPECT_TRUE(at::equal(batch_invariant_product(a, b, bias), all)) << "three threads";
+        for (const int64_t rows : {1, 2, 8, 11, 12, 16, 17, 40, 129, 256, 257, 700})
+          for (const int64_t first : {int64_t{0}, int64_t{37}, kRows - rows}) {
+            const auto part = a.narrow(0, first, rows);
+            const auto got = batch_invariant_product(part, b, bias);
+            ASSERT_TRUE(at::equal(got, all.narrow(0, first, rows)))
+                << rows << " rows from " << first << ", " << n << " columns, depth " << k << ", " << type;
+          }
+      }
+    }
+  }
+  at::set_num_threads(threads);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "base/error.h"
 
 #include "kernels/tree_attention/random_case.h"
+#include "kernels/tree_attention/tree_attention_paged.h"
 
 namespace bough {
 namespace {
@@ -58,6 +59,41 @@ TEST(TreeAttention, WrongShapesAreNamed) {
   auto r = random_attention_case({6, 9, 4, 2, 4}, at::kFloat, 3);
   r.in.end_local = r.in.end_local.narrow(0, 0, 14);
   EXPECT_THROW(tree_attention_forward(r.in), InternalError);
+}
+
+TEST(TreeAttention, PagedMatchesReferenceAndDoesNotDependOnThePlan) {
+  unsigned seed = 200;
+  for (const auto type : kFloatTypes)
+    for (const AttentionCase& c : {AttentionCase{0, 1, 2, 1, 8}, AttentionCase{5, 1, 4, 2, 16},
+                                   AttentionCase{0, 70, 4, 4, 32}, AttentionCase{300, 40, 4, 2, 64},
+                                   AttentionCase{130, 300, 6, 2, 20}, AttentionCase{17, 129, 8, 1, 7}}) {
+      const auto r = random_attention_case(c, type, ++seed);
+      const auto& in = r.in;
+      const auto out = tree_attention_forward_paged(in, TreePages(in.end_local, c.num_stack, c.num_groups));
+      const auto expected = tree_attention_forward_reference(in);
+      EXPECT_CLOSE(out.o_TNH, expected.o_TNH, type);
+      EXPECT_CLOSE(out.lse_TN, expected.lse_TN, type);
+      // The same path with nothing beside it, its keys in the pass: the same bits.
+      const auto k = at::cat({in.k_stack_PGH, in.k_TGH}), v = at::cat({in.v_stack_PGH, in.v_TGH});
+      for (int64_t i = 0; i < c.num_tokens; i += 7) {
+        std::vector<int64_t> path;
+        for (int64_t j = 0; j <= c.num_stack + i; ++j)
+          if (i < in.end_local[j].item<int>()) path.push_back(j);
+        const auto index = at::tensor(path, at::kLong);
+        const auto length = static_cast<int64_t>(path.size());
+        const auto none = at::empty({0, c.num_groups, c.head_dim}, k.options());
+        const TreeAttentionInput alone{in.q_TNH[i].expand({length, -1, -1}).contiguous(),
+                                       k.index_select(0, index),
+                                       v.index_select(0, index),
+                                       none,
+                                       none,
+                                       at::full({length}, length, at::kInt),
+                                       in.scale};
+        const auto got = tree_attention_forward_paged(alone, TreePages(alone.end_local, 0, c.num_groups));
+        ASSERT_TRUE(at::equal(got.o_TNH[length - 1], out.o_TNH[i])) << "query " << i << ", " << type;
+        ASSERT_TRUE(at::equal(got.lse_TN[length - 1], out.lse_TN[i])) << "query " << i << ", " << type;
+      }
+    }
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "rollout/paged_attention.h"
-#include "rollout/simd.h"
+#include "kernels/common/simd.h"
+#include "kernels/paged_attention/paged_attention_cpu.h"
 
 namespace bough {
 
@@ -28,9 +28,11 @@ template <class T>
 struct LayerView {
   const T* q;  // token t, head n at q + t * q_stride_t + n * q_stride_n
   int64_t q_stride_t, q_stride_n;
-  T* o;             // [T, N, H]
-  const T* keys;    // [pages, G, H, 16]
-  const T* values;  // [pages, G, 16, padded H]
+  T* o;                               // [T, N, H]
+  const T* keys;                      // [pages, G, H, 16]
+  const T* values;                    // [pages, G, 16, padded H]
+  typename simd::Types<T>::Acc* lse;  // [T, N], or null
+  typename simd::Types<T>::Acc scale;
   int64_t N, G, H, padded_H;
 };
 
@@ -129,11 +131,10 @@ BOUGH_INLINE void run_task(const LayerView<T>* layer_view, const TaskView<T>* ta
   const LayerView<T>& layer = *layer_view;
   const TaskView<T>& task = *task_view;
   const int64_t H = layer.H, padded_H = layer.padded_H, heads = layer.N / layer.G;
-  const Acc scale = static_cast<Acc>(1.0 / __builtin_sqrt(static_cast<double>(H)));
   for (int64_t e = 0; e < task.num_rows * heads; ++e) {
     const T* q = layer.q + task.rows[e / heads].token * layer.q_stride_t +
                  (task.g * heads + e % heads) * layer.q_stride_n;
-    for (int64_t h = 0; h < H; ++h) task.q[e * H + h] = simd::widen(q[h]) * scale;
+    for (int64_t h = 0; h < H; ++h) task.q[e * H + h] = simd::widen(q[h]) * layer.scale;
     for (int64_t h = 0; h < padded_H; ++h) task.output[e * padded_H + h] = 0;
     for (int64_t j = 0; j < kLanes; ++j) task.sum[e * kLanes + j] = 0;
     task.maximum[e] = -std::numeric_limits<Acc>::infinity();
@@ -165,8 +166,10 @@ BOUGH_INLINE void run_task(const LayerView<T>* layer_view, const TaskView<T>* ta
   for (int64_t e = 0; e < task.num_rows * heads; ++e) {
     Vector sum;
     simd::load(sum, task.sum + e * kLanes);
-    const Acc inverse = 1 / simd::sum_of(sum);
-    T* o = layer.o + (task.rows[e / heads].token * layer.N + task.g * heads + e % heads) * H;
+    const Acc total = simd::sum_of(sum), inverse = 1 / total;
+    const int64_t row = task.rows[e / heads].token * layer.N + task.g * heads + e % heads;
+    if (layer.lse) layer.lse[row] = task.maximum[e] + std::log(total);
+    T* o = layer.o + row * H;
     for (int64_t h = 0; h < H; ++h) simd::narrow(o[h], task.output[e * padded_H + h] * inverse);
   }
 }
@@ -178,8 +181,8 @@ BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
 
 template <class T>
-void store_tokens(at::Tensor& keys, at::Tensor& values, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
-                  const std::vector<int64_t>& slots) {
+void store_tokens(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& k_TGH,
+                  const at::Tensor& v_TGH, std::span<const int64_t> slots) {
   const int64_t G = k_TGH.size(1), H = k_TGH.size(2), padded_H = values.size(3);
   const T* k_data = static_cast<const T*>(k_TGH.const_data_ptr());
   const T* v_data = static_cast<const T*>(v_TGH.const_data_ptr());
@@ -242,15 +245,28 @@ void run_schedule(const LayerView<T>& layer, const AttentionSchedule& schedule) 
   });
 }
 
+template <class Function>
+void dispatch(at::ScalarType type, Function&& function) {
+  switch (type) {
+    case at::kFloat: return function(float{});
+    case at::kDouble: return function(double{});
+    case at::kBFloat16: return function(BFloat16Bits{});
+    default: BOUGH_CHECK(false, "paged attention computes in fp32, fp64 and bf16, got ", type);
+  }
+}
+
 }  // namespace
 
-at::Tensor PagedAttention::attend_cpu(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
-                                      const at::Tensor& v_TGH) {
+void store_in_pages(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH, std::span<const int64_t> slots) {
+  dispatch(keys.scalar_type(), [&]<class T>(T) { store_tokens<T>(keys, values, k_TGH, v_TGH, slots); });
+}
+
+at::Tensor paged_attention(const at::Tensor& q_TNH, const at::Tensor& keys, const at::Tensor& values,
+                           const AttentionSchedule& schedule, double scale, const at::Tensor* lse_TN) {
   at::Tensor o_TNH = at::empty(q_TNH.sizes(), q_TNH.options());
-  at::Tensor& keys = storage_.keys(layer);
-  at::Tensor& values = storage_.values(layer);
-  const auto compute = [&]<class T>(T) {
-    store_tokens<T>(keys, values, k_TGH, v_TGH, slots_);
+  dispatch(q_TNH.scalar_type(), [&]<class T>(T) {
+    using Acc = typename simd::Types<T>::Acc;
     LayerView<T> view;
     view.q = static_cast<const T*>(q_TNH.const_data_ptr());
     view.q_stride_t = q_TNH.stride(0);
@@ -258,18 +274,14 @@ at::Tensor PagedAttention::attend_cpu(int64_t layer, const at::Tensor& q_TNH, co
     view.o = static_cast<T*>(o_TNH.mutable_data_ptr());
     view.keys = static_cast<const T*>(keys.const_data_ptr());
     view.values = static_cast<const T*>(values.const_data_ptr());
+    view.lse = lse_TN ? static_cast<Acc*>(lse_TN->mutable_data_ptr()) : nullptr;
+    view.scale = static_cast<Acc>(scale);
     view.N = q_TNH.size(1);
-    view.G = k_TGH.size(1);
+    view.G = keys.size(1);
     view.H = q_TNH.size(2);
     view.padded_H = values.size(3);
-    run_schedule(view, schedule_);
-  };
-  switch (q_TNH.scalar_type()) {
-    case at::kFloat: compute(float{}); break;
-    case at::kDouble: compute(double{}); break;
-    case at::kBFloat16: compute(BFloat16Bits{}); break;
-    default: BOUGH_CHECK(false, "paged attention computes in fp32, fp64 and bf16, got ", q_TNH.scalar_type());
-  }
+    run_schedule(view, schedule);
+  });
   return o_TNH;
 }
 

@@ -1,0 +1,76 @@
+// With a batch-invariant model the log-probabilities that generation returns are those of training, bit for bit: the
+// dense trainer's, and every other plan's.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "rollout/rollout_test_util.h"
+#include "train/executor.h"
+#include "tree/plan.h"
+
+namespace bough {
+namespace {
+
+struct Sampled {
+  std::vector<std::vector<int32_t>> sequences;
+  std::vector<std::vector<uint8_t>> masks;
+  std::vector<float> log_probs;  // of the trained tokens, in order, as a rollout file has them
+};
+
+// Groups with common headers; small pages of memory, so that samples are set back, too.
+Sampled sample(const Model& model, double temperature) {
+  auto options = engine_options(7, 24);
+  options.settings.batch_invariant = true;
+  options.settings.kv_memory.count = 30 * KvStorage::bytes_per_page(model.config(), model.dtype());
+  EmbeddedEngine engine(model, options);
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 5; ++i) {
+    auto prompt = random_tokens(1, 21, 97);
+    const auto own = random_tokens(10 + i, 5 + 9 * static_cast<int64_t>(i), 97);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    auto request = request_of(i, prompt, 4, 30 + static_cast<int64_t>(i));
+    request.temperature = temperature;
+    requests.push_back(std::move(request));
+  }
+  Sampled sampled;
+  for (const GenerationResult& result : engine.generate(std::move(requests)))
+    for (const GeneratedSample& one : result.samples) {
+      auto& sequence = sampled.sequences.emplace_back(result.prompt_ids);
+      sequence.insert(sequence.end(), one.token_ids.begin(), one.token_ids.end());
+      auto& mask = sampled.masks.emplace_back(result.prompt_ids.size(), 0);
+      mask.resize(sequence.size(), 1);
+      for (const double log_prob : one.logprobs) sampled.log_probs.push_back(static_cast<float>(log_prob));
+    }
+  return sampled;
+}
+
+TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto model = small_model(dtype, 6);
+    if (model->why_not_batch_invariant()) continue;
+    model->set_batch_invariant(true);
+    for (const double temperature : {1.0, 0.7}) {
+      const Sampled sampled = sample(*model, temperature);
+      std::vector<TokenSpan> sequences(sampled.sequences.begin(), sampled.sequences.end());
+      std::vector<std::span<const uint8_t>> masks(sampled.masks.begin(), sampled.masks.end());
+      const TrainBatch batch = make_batch(sequences, masks, temperature);
+      ASSERT_EQ(batch.num_rows(), static_cast<int64_t>(sampled.log_probs.size()));
+      ASSERT_GT(batch.num_rows(), 500);
+      const auto expected = at::tensor(sampled.log_probs, at::kFloat);
+      for (const char* strategy : {"dense", "packed", "path", "blocks"})
+        for (const int64_t pass_tokens : {100, 700})
+          for (const int threads : {1, 2}) {
+            at::set_num_threads(threads);
+            const Plan plan = make_plan(strategy, plan_request(batch, pass_tokens));
+            Executor executor(*model, {.head_chunk_rows = pass_tokens == 100 ? 13 : 0});
+            const auto got = executor.forward(plan, batch).log_probs_R;
+            EXPECT_TRUE(at::equal(got, expected))
+                << strategy << ", passes of " << pass_tokens << ", " << threads << " threads, " << dtype
+                << ": " << (got - expected).abs().max().item<double>();
+          }
+      at::set_num_threads(1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bough

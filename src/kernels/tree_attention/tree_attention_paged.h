@@ -1,0 +1,44 @@
+// Tree attention by the kernel that generation uses (kernels/paged_attention): each query's path in pages, its keys
+// visited in ascending order of position, kPageTokens at a time from position 0. The output of a token is then the
+// same bits in every plan, and in generation.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/paged_attention/paged_attention_cpu.h"
+#include "kernels/tree_attention/tree_attention.h"
+
+namespace bough {
+
+// The paths of a pass in pages: one plan for all layers. A page holds keys of one path; where paths part inside a
+// page, the second branch gets a page of its own with the common keys copied.
+class TreePages {
+ public:
+  // end_local: int32 [P + T], CPU, as TreeAttentionInput has it.
+  TreePages(const at::Tensor& end_local, int64_t num_stack, int64_t num_kv_heads);
+  TreePages(TreePages&&) = default;  // a copy's segments would point into the original
+  TreePages& operator=(TreePages&&) = default;
+
+  int64_t num_pages() const { return static_cast<int64_t>(key_of_slot_.size()) / kPageTokens; }
+  // Of each page's slots: the key there, an index into end_local; -1 where none is.
+  std::span<const int32_t> key_of_slot() const { return key_of_slot_; }
+  const AttentionSchedule& schedule() const { return schedule_; }
+
+ private:
+  void append(int32_t key);
+  void close_segment(int64_t end);
+
+  std::vector<int32_t> key_of_slot_;
+  std::vector<std::vector<int32_t>> tables_;  // of the segments
+  std::vector<Segment> segments_;
+  AttentionSchedule schedule_;
+  // While it is built: the keys and pages of the present path, and where its open segment began.
+  std::vector<int32_t> path_, table_;
+  int64_t segment_begin_ = 0;
+};
+
+// As tree_attention_forward, on the CPU. `pages` must be of in.end_local.
+TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, const TreePages& pages);
+
+}  // namespace bough
