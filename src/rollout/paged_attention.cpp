@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "rollout/cuda_attention.h"
 
 namespace bough {
 
@@ -126,6 +127,12 @@ at::Tensor PagedAttention::attend(int64_t layer, const at::Tensor& q_TNH, const 
                                   const at::Tensor& v_TGH) {
   check_shapes(layer, q_TNH, k_TGH, v_TGH);
   if (path_ == AttentionPath::kFastest && q_TNH.is_cpu()) return attend_cpu(layer, q_TNH, k_TGH, v_TGH);
+  if (path_ == AttentionPath::kFastest && CudaAttention::supports(storage_)) {
+    if (!on_cuda_)
+      on_cuda_ = std::make_shared<CudaAttention>(
+          storage_, plan_attention_work(segments_, q_TNH.size(1), storage_.num_kv_heads()), q_TNH.size(1));
+    return on_cuda_->attend(layer, q_TNH, k_TGH, v_TGH);
+  }
   return attend_reference(layer, q_TNH, k_TGH, v_TGH);
 }
 

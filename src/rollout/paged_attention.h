@@ -4,16 +4,20 @@
 //   o[t, n] = sum_j p_j v_j,  p = softmax_j(q[t, n] . k_j / sqrt(H)),  j = 0 ... position of t, same sequence
 //
 // Scores, softmax and sums are in the accumulator type (fp32 for fp32 and bf16, fp64 for fp64), and o is
-// rounded once. Keys of a sequence are visited in ascending order, a page at a time, with a running maximum
-// and sum (online softmax), so a token's result does not depend on what else is in the pass, on chunk borders
-// or on thread count. On the CPU, pages that several sequences hold are read once for all of them: their
-// queries go through the page together and part where their tables part, each taking its running state along
-// (no merge is needed).
+// rounded once. Pages that several sequences hold are read once for all of them.
+//
+// On the CPU keys of a sequence are visited in ascending order, a page at a time, with a running maximum and sum
+// (online softmax), so a token's result does not depend on what else is in the pass, on chunk borders or on
+// thread count. Queries go through a shared page together and part where their tables part, each taking its
+// running state along. On CUDA (cuda_attention.h) the parts of a token's keys, shared pages and its own, are
+// computed side by side and joined by their log-sum-exp: the same pass gives the same bits, another pass may
+// round otherwise.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -80,6 +84,7 @@ class PagedAttention : public AttentionContext {
   int64_t num_tokens_ = 0;
   std::vector<int64_t> slots_;  // where each token's keys and values go: page * kPageTokens + place in it
   AttentionSchedule schedule_;  // empty until the CPU path needs it
+  std::shared_ptr<AttentionContext> on_cuda_;  // likewise for CUDA
 };
 
 }  // namespace bough
