@@ -8,13 +8,11 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
 #include "rollout/sampler_cuda.h"
 #include "rollout/simd.h"
-#include "rollout/upload.h"
 
 namespace bough {
 
@@ -442,6 +440,8 @@ void draw_rows(const at::Tensor& logits_RV, std::span<const DrawRequest> request
   });
 }
 
+}  // namespace
+
 void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
   switch (logits_RV.scalar_type()) {
     case at::kFloat: return draw_rows<float>(logits_RV, requests, draws);
@@ -450,36 +450,6 @@ void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> reque
     default: BOUGH_CHECK(false, "logits: expected fp32, bf16 or fp64, got ", logits_RV.scalar_type());
   }
 }
-
-// Whole distributions are drawn from where they are; the rows of other requests are brought over.
-void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> requests,
-                      std::span<Draw> draws) {
-  std::vector<size_t> there, here;
-  std::vector<DrawRequest> requests_there, requests_here;
-  std::vector<int64_t> rows;  // brought over, each once
-  std::unordered_map<int64_t, int64_t> place_of;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const bool stays = draws_from_all(requests[i], logits_RV.size(1));
-    (stays ? there : here).push_back(i);
-    DrawRequest& request = (stays ? requests_there : requests_here).emplace_back(requests[i]);
-    if (stays) continue;
-    const auto [place, is_new] = place_of.try_emplace(request.row, static_cast<int64_t>(rows.size()));
-    if (is_new) rows.push_back(request.row);
-    request.row = place->second;
-  }
-  std::vector<Draw> drawn(std::max(there.size(), here.size()));
-  if (!there.empty()) {
-    draw_on_cuda(logits_RV, requests_there, std::span(drawn).first(there.size()));
-    for (size_t i = 0; i < there.size(); ++i) draws[there[i]] = drawn[i];
-  }
-  if (!here.empty()) {
-    const at::Tensor brought = logits_RV.index_select(0, upload(rows, logits_RV.device())).cpu();
-    draw_on_cpu(brought, requests_here, std::span(drawn).first(here.size()));
-    for (size_t i = 0; i < here.size(); ++i) draws[here[i]] = drawn[i];
-  }
-}
-
-}  // namespace
 
 void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
   BOUGH_CHECK(logits_RV.dim() == 2 && logits_RV.size(1) > 0, "logits are ", logits_RV.sizes(),

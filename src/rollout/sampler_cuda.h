@@ -1,5 +1,4 @@
-// Draws from logits on CUDA without bringing them to the host, where nothing is cut, penalised or excluded
-// (kernels/draw_token). For sampler.cpp.
+// What sampler.cpp shares with draws from logits on CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,10 +12,12 @@ namespace bough {
 // The log of a row's sum of exp(logit - largest). UserError if either is not finite: the weights have diverged.
 double log_of_sum(double largest, double sum);
 
-// Whether the request draws from the whole distribution, or takes the most likely of all tokens.
-bool draws_from_all(const DrawRequest& request, int64_t vocabulary);
+// draw_tokens() of logits on the CPU, contiguous.
+void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
 
-// All requests must draw from all. Waits for the tokens.
-void draw_on_cuda(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
+// draw_tokens() of logits on CUDA. Draws without cuts, penalties and excluded tokens are made there (kernels/draw_token);
+// the rows of others are brought to the CPU. Waits for the tokens.
+void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> requests,
+                      std::span<Draw> draws);
 
 }  // namespace bough

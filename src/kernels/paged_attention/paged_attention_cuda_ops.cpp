@@ -36,8 +36,9 @@ at::Tensor paged_attention_op(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor 
                                          .max_rows = capacities[2],
                                          .max_merges = capacities[3],
                                          .max_tokens = capacities[4]},
-                              .parts = mutable_data<float>(parts),
-                              .part_sums = mutable_data<float>(parts) + num_parts * q.size(1) * head_dim,
+                              // The sums first: pairs, whose addresses must be even.
+                              .parts = mutable_data<float>(parts) + 2 * num_parts * q.size(1),
+                              .part_sums = mutable_data<float>(parts),
                               .num_tokens = q.size(0),
                               .num_heads = q.size(1),
                               .num_groups = k.size(1),
