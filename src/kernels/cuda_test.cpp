@@ -1,4 +1,5 @@
-// Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none.
+// Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none. Those of
+// generation: rollout/paged_attention_test.cpp, sampler_test.cpp.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -8,6 +9,7 @@
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/common/cuda_library.h"
+#include "kernels/common/device_graph.h"
 #include "kernels/common/kernel_test.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
@@ -300,6 +302,17 @@ TEST_F(Cuda, MatrixProduct) {
         }
 }
 
+TEST_F(Cuda, AGraphRunsItsWorkAgainAtEachReplay) {
+  const auto x = on_gpu(at::zeros({1000})), step = on_gpu(at::ones({1000}));
+  const auto graph = capture_device_graph([&] { x.add_(step); });
+  ASSERT_TRUE(graph);
+  EXPECT_EQ(x[999].item<float>(), 1) << "once, to set up";
+  step.fill_(10);
+  graph->replay();
+  graph->replay();
+  EXPECT_EQ(x[999].item<float>(), 21);
+}
+
 // A tensor left on the host is named, not read by the device.
 TEST_F(Cuda, TensorsOfTwoDevicesAreRefused) {
   const auto x = on_gpu(random_tensor({4, 8}, at::kFloat, 1));
@@ -315,10 +328,11 @@ TEST(CudaLibrary, OpensWithoutAGpu) {
   } catch (const UserError& error) {
     EXPECT_NE(std::string(error.what()).find("no GPU"), std::string::npos) << error.what();
   }
-  for (const char* name : {"rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward",
-                           "qk_norm_rotary_forward", "qk_norm_rotary_backward", "log_prob_forward",
-                           "log_prob_backward_", "sum_of_squares", "adamw_", "tree_attention_forward",
-                           "tree_attention_backward", "matrix_product", "add_matrix_product_"}) {
+  for (const char* name :
+       {"rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward",
+        "qk_norm_rotary_forward", "qk_norm_rotary_backward", "log_prob_forward", "log_prob_backward_",
+        "sum_of_squares", "adamw_", "tree_attention_forward", "tree_attention_backward", "matrix_product",
+        "add_matrix_product_", "paged_attention_", "draw_token"}) {
     const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow((std::string("bough::") + name).c_str(), "");
     EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;

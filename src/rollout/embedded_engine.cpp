@@ -1,7 +1,6 @@
 #include "rollout/embedded_engine.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "rollout/upload.h"
 
 namespace bough {
 
@@ -42,7 +42,8 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       version_(options_.version),
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
                  page_budget(model.config(), model.dtype(), options_.settings)),
-      storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()) {
+      storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()),
+      forward_pass_(model, storage_, options_.attention, options_.settings.max_concurrent_rollouts) {
   BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
               "batch_invariant is asked of an engine whose model does not have it");
   for (const int32_t token : options_.stop_tokens) {
@@ -121,10 +122,7 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
     const bool is_decode = entry.sample && entry.count == 1;
     if (!is_decode) statistics_.prefill_tokens += entry.count;
   }
-  PagedAttention attention(storage_, std::move(segments), options_.attention);
-  const at::Tensor tokens_T = at::tensor(tokens, at::kLong).to(model_.device());
-  const at::Tensor positions_T = at::tensor(positions, at::kLong).to(model_.device());
-  return model_.forward(tokens_T, positions_T, attention);
+  return forward_pass_.run(tokens, positions, std::move(segments));
 }
 
 PassWork EmbeddedEngine::work_of(const Pass& pass) const {
@@ -189,8 +187,8 @@ void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_T
     const size_t end = std::min(rows.size(), begin + chunk);
     std::vector<int64_t> hidden_rows;
     for (size_t i = begin; i < end; ++i) hidden_rows.push_back(rows[i].token);
-    const at::Tensor rows_R = at::tensor(hidden_rows, at::kLong).to(model_.device());
-    const at::Tensor logits_RV = model_.logits(hidden_TD.index_select(0, rows_R));
+    const at::Tensor logits_RV =
+        model_.logits(hidden_TD.index_select(0, upload(hidden_rows, model_.device())));
     std::vector<std::pair<ActiveSample*, int64_t>> draws;
     for (size_t i = begin; i < end; ++i) {
       const PassEntry& entry = *rows[i].entry;

@@ -17,6 +17,7 @@
 
 #include "models/model.h"
 #include "rollout/engine.h"
+#include "rollout/forward_pass.h"
 #include "rollout/kv_storage.h"
 #include "rollout/paged_attention.h"
 #include "rollout/sampler.h"
@@ -84,6 +85,7 @@ class EmbeddedEngine : public Engine {
   bool paused_ = false;
   Scheduler scheduler_;
   KvStorage storage_;
+  ForwardPass forward_pass_;
   std::vector<GenerationResult> finished_;  // to be returned by the next step
   EngineStatistics statistics_;
 };

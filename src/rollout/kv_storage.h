@@ -2,9 +2,11 @@
 //
 // Page p, layer l: keys [G, H, kPageTokens] (transposed: one vector holds a page's keys at one h), values [G,
 // kPageTokens, padded H] (padded with zeros to a multiple of kPageTokens, so that loops over h need no tail).
+// On CUDA both lie in memory as [G, kPageTokens, H], a token's numbers together: keys() is the turned view.
 // Slots that no token has been written to hold anything, NaN included: readers mask by length.
 //
-// Memory grows by doubling, up to `max_pages`, and is never given back: a steady state allocates nothing.
+// Memory grows by doubling, up to `max_pages`, and is never given back: a steady state allocates nothing. On CUDA all
+// of it is allocated at once: captured graphs keep its addresses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,6 +36,8 @@ class KvStorage {
   at::Tensor& values(int64_t layer) {
     return values_[static_cast<size_t>(layer)];
   }  // [pages, G, 16, padded H]
+  at::Device device() const { return device_; }
+  at::ScalarType dtype() const { return dtype_; }
   int64_t num_layers() const { return static_cast<int64_t>(keys_.size()); }
   int64_t num_kv_heads() const { return num_kv_heads_; }
   int64_t head_dim() const { return head_dim_; }

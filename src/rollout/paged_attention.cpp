@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "rollout/cuda_attention.h"
 
 namespace bough {
 
@@ -46,11 +47,18 @@ void PagedAttention::check_shapes(int64_t layer, const at::Tensor& q_TNH, const 
 at::Tensor PagedAttention::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                                   const at::Tensor& v_TGH) {
   check_shapes(layer, q_TNH, k_TGH, v_TGH);
-  if (path_ == AttentionPath::kReference || !q_TNH.is_cpu())
-    return attend_reference(layer, q_TNH, k_TGH, v_TGH);
-  store_in_pages(storage_.keys(layer), storage_.values(layer), k_TGH, v_TGH, slots_);
-  return paged_attention(q_TNH, storage_.keys(layer), storage_.values(layer), schedule_,
-                         1 / std::sqrt(static_cast<double>(storage_.head_dim())));
+  if (path_ == AttentionPath::kFastest && q_TNH.is_cpu()) {
+    store_in_pages(storage_.keys(layer), storage_.values(layer), k_TGH, v_TGH, slots_);
+    return paged_attention(q_TNH, storage_.keys(layer), storage_.values(layer), schedule_,
+                           1 / std::sqrt(static_cast<double>(storage_.head_dim())));
+  }
+  if (path_ == AttentionPath::kFastest && CudaAttention::supports(storage_)) {
+    if (!on_cuda_)
+      on_cuda_ = std::make_shared<CudaAttention>(
+          storage_, plan_attention_work(segments_, q_TNH.size(1), storage_.num_kv_heads()), q_TNH.size(1));
+    return on_cuda_->attend(layer, q_TNH, k_TGH, v_TGH);
+  }
+  return attend_reference(layer, q_TNH, k_TGH, v_TGH);
 }
 
 }  // namespace bough

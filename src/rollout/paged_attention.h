@@ -1,10 +1,15 @@
 // What a generation pass answers when the model asks a token to attend: the pages of its sequence, the pass's own keys
 // and values written to them first (kernels/paged_attention).
+//
+// On the CPU a token's result does not depend on what else is in the pass, on chunk borders or on thread count. On CUDA
+// (cuda_attention.h) the parts of a token's keys, shared pages and its own, are computed side by side and joined by
+// their log-sum-exp: the same pass gives the same bits, another pass may round otherwise.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/paged_attention/paged_attention_cpu.h"
@@ -37,6 +42,7 @@ class PagedAttention : public AttentionContext {
   int64_t num_tokens_ = 0;
   std::vector<int64_t> slots_;  // where each token's keys and values go: page * kPageTokens + place in it
   AttentionSchedule schedule_;  // empty until the CPU path needs it
+  std::shared_ptr<AttentionContext> on_cuda_;  // likewise for CUDA
 };
 
 }  // namespace bough

@@ -13,9 +13,9 @@ struct Shape {
 // plain softmax in fp64.
 class Fixture {
  public:
-  Fixture(Shape shape, at::ScalarType dtype)
-      : shape_(shape), dtype_(dtype), storage_(config_of(shape), dtype, at::kCPU, 200) {
-    storage_.reserve(200);
+  Fixture(Shape shape, at::ScalarType dtype, at::Device device = at::kCPU)
+      : shape_(shape), dtype_(dtype), device_(device), storage_(config_of(shape), dtype, device, 400) {
+    storage_.reserve(400);
     for (int64_t l = 0; l < 1; ++l) {  // slots nobody has written hold NaN
       storage_.keys(l).fill_(NAN);
       storage_.values(l).fill_(NAN);
@@ -51,7 +51,7 @@ class Fixture {
   struct Part {
     int64_t sequence, begin, count;
   };
-  // Output of one pass, and what it should be.
+  // Output of one pass, on the CPU, and what it should be.
   at::Tensor run(const std::vector<Part>& parts, AttentionPath path) {
     std::vector<Segment> segments;
     std::vector<at::Tensor> q, k, v;
@@ -63,10 +63,12 @@ class Fixture {
       q.push_back(query(part));
     }
     // Strided views, as a model hands them over.
-    const auto qkv = at::cat({at::cat(q), at::cat(k), at::cat(v)}, 1);
+    const auto qkv = at::cat({at::cat(q), at::cat(k), at::cat(v)}, 1).to(device_);
     PagedAttention attention(storage_, segments, path);
-    return attention.attend(0, qkv.narrow(1, 0, shape_.N), qkv.narrow(1, shape_.N, shape_.G),
-                            qkv.narrow(1, shape_.N + shape_.G, shape_.G));
+    return attention
+        .attend(0, qkv.narrow(1, 0, shape_.N), qkv.narrow(1, shape_.N, shape_.G),
+                qkv.narrow(1, shape_.N + shape_.G, shape_.G))
+        .cpu();
   }
   at::Tensor expected(const std::vector<Part>& parts) {
     std::vector<at::Tensor> o;
@@ -94,11 +96,15 @@ class Fixture {
     return at::randn(sizes, generator, at::TensorOptions().dtype(at::kDouble)).mul_(2).to(dtype_);
   }
   at::Tensor query(const Part& part) {
-    return random({300, shape_.N, shape_.H}, part.sequence).narrow(0, part.begin, part.count);
+    std::vector<at::Tensor> q;
+    for (int64_t i = part.begin; i < part.begin + part.count; ++i)
+      q.push_back(random({shape_.N, shape_.H}, part.sequence * 4096 + i));
+    return at::stack(q);
   }
 
   Shape shape_;
   at::ScalarType dtype_;
+  at::Device device_;
   KvStorage storage_;
   std::vector<Sequence> sequences_;
   int32_t next_page_ = 3;
@@ -126,18 +132,42 @@ std::vector<Fixture::Part> fill(Fixture& fixture, AttentionPath path) {
   return {{0, 69, 1}, {3, 16, 17}, {1, 54, 1}, {4, 16, 65}, {2, 89, 1}, {5, 16, 1}};
 }
 
-TEST(PagedAttention, EqualsSoftmaxOverTheSequence) {
-  for (const Shape shape : {Shape{4, 2, 12}, Shape{3, 3, 16}, Shape{8, 1, 64}, Shape{5, 1, 7}}) {
+class PagedAttentionOn : public OnDevice {};
+BOUGH_ON_DEVICES(PagedAttentionOn);
+
+TEST_P(PagedAttentionOn, EqualsSoftmaxOverTheSequence) {
+  for (const Shape shape : {Shape{4, 2, 12}, Shape{3, 3, 16}, Shape{8, 1, 64}, Shape{5, 1, 7},
+                            Shape{16, 2, 128}, Shape{40, 2, 64}}) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
       for (const auto path : {AttentionPath::kFastest, AttentionPath::kReference}) {
-        Fixture fixture(shape, dtype);
+        Fixture fixture(shape, dtype, device());
         const auto parts = fill(fixture, path);
         const auto got = fixture.run(parts, path).to(at::kDouble);
         EXPECT_LT((got - fixture.expected(parts)).abs().max().item<double>(), tolerance(dtype))
             << "N " << shape.N << " G " << shape.G << " H " << shape.H << " " << dtype << " path "
             << int(path);
+        EXPECT_TRUE(at::equal(fixture.run(parts, path).to(at::kDouble), got)) << "the same pass again";
       }
     }
+  }
+}
+
+// 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several rows, cut and joined.
+TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    Fixture fixture({4, 2, 64}, dtype, device());
+    std::vector<Fixture::Part> parts;
+    fixture.add_sequence(700);
+    fixture.run({{0, 0, 690}}, AttentionPath::kFastest);
+    for (int64_t s = 1; s < 40; ++s) {
+      const int64_t length = 640 + 1 + s * 3;
+      fixture.add_sequence(length, 0, 40);
+      if (length - 1 > 640) fixture.run({{s, 640, length - 1 - 640}}, AttentionPath::kFastest);
+      parts.push_back({s, length - 1, 1});
+    }
+    parts.push_back({0, 690, 10});
+    const auto got = fixture.run(parts, AttentionPath::kFastest).to(at::kDouble);
+    EXPECT_LT((got - fixture.expected(parts)).abs().max().item<double>(), tolerance(dtype)) << dtype;
   }
 }
 

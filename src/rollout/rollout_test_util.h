@@ -1,4 +1,5 @@
-// What this room's tests share: small models, and log-probabilities by a full forward of each sequence.
+// What this room's tests share: the devices they run on, small models, and log-probabilities by a full forward of each
+// sequence.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -6,16 +7,51 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/random.h"
+#include "kernels/common/cuda_library.h"
 #include "kernels/parameter.h"
 #include "models/model.h"
 #include "rollout/embedded_engine.h"
 
 namespace bough {
+
+// Opens the CUDA library before the first tensor where there is a GPU's driver; says why not where that fails.
+class CudaEnvironment : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (!std::filesystem::exists("/dev/nvidiactl")) return;
+    try {
+      open_cuda_library();
+      reason_.clear();
+    } catch (const UserError& error) {
+      reason_ = error.what();
+    }
+  }
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_ = "no GPU";
+};
+inline CudaEnvironment* const kCuda =
+    static_cast<CudaEnvironment*>(::testing::AddGlobalTestEnvironment(new CudaEnvironment));
+
+// A test of every device; on CUDA skipped where there is none.
+class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == at::kCUDA && !kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
+  }
+  at::Device device() const { return GetParam(); }
+};
+#define BOUGH_ON_DEVICES(Suite)                                                    \
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, ::testing::Values(at::kCPU, at::kCUDA), \
+                           [](const auto& info) { return c10::DeviceTypeName(info.param, true); })
 
 // Message of the E that f throws; "" with a failure if it throws nothing.
 template <class E, class F>
@@ -45,11 +81,13 @@ inline ModelConfig small_config(int64_t vocabulary = 97) {
 
 // Random weights, matrices ten times larger than a fresh model's: distributions that are far from uniform.
 inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed,
-                                          const ModelConfig& config = small_config()) {
+                                          const ModelConfig& config = small_config(),
+                                          at::Device device = at::kCPU) {
   auto model = make_model(config, dtype);
   initialise(*model, seed);
   for (Parameter* parameter : model->parameters()) {
     if (parameter->value.dim() == 2) parameter->value.mul_(10.0);
+    parameter->value = parameter->value.to(device);
   }
   return model;
 }
@@ -65,18 +103,19 @@ class FullAttention : public AttentionContext {
     const auto k = k_TGH.to(acc).repeat_interleave(repeat, 1).transpose(0, 1);
     const auto v = v_TGH.to(acc).repeat_interleave(repeat, 1).transpose(0, 1);
     auto scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(static_cast<double>(q_TNH.size(2)));
-    scores = scores.masked_fill(at::ones({length, length}, at::kBool).triu(1), -INFINITY);
+    scores = scores.masked_fill(at::ones({length, length}, q.options().dtype(at::kBool)).triu(1), -INFINITY);
     return at::matmul(at::softmax(scores, -1), v).transpose(0, 1).to(q_TNH.scalar_type());
   }
 };
 
-// logits [T, V] of a whole sequence, in fp64.
+// logits [T, V] of a whole sequence, in fp64, on the CPU.
 inline at::Tensor full_logits(const Model& model, const std::vector<int32_t>& tokens) {
   const at::NoGradGuard no_grad;
   FullAttention attention;
-  const auto tokens_T = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end()), at::kLong);
-  const auto hidden_TD = model.forward(tokens_T, at::arange(tokens_T.size(0)), attention);
-  return model.logits(hidden_TD).to(at::kDouble);
+  const auto tokens_T =
+      at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end()), at::kLong).to(model.device());
+  const auto hidden_TD = model.forward(tokens_T, at::arange(tokens_T.size(0), tokens_T.options()), attention);
+  return model.logits(hidden_TD).to(at::kDouble).cpu();
 }
 
 // Largest difference between what the engine says of a sample and a full forward, over all tokens and both

@@ -12,6 +12,8 @@
 
 #include "base/error.h"
 #include "kernels/log_prob/softmax_blocks.h"
+#include "rollout/sampler_cuda.h"
+#include "rollout/upload.h"
 
 namespace bough {
 
@@ -75,12 +77,7 @@ class RowSampler {
   double log_sum() const {
     double sum = 0;
     for (const double block : sums_) sum += block;
-    if (!std::isfinite(sum) || !(sum > 0) || !std::isfinite(maximum_)) {
-      throw UserError(
-          str("the model's logits are not finite (largest ", maximum_, ", sum of exponentials ", sum,
-              "): the weights have diverged; go back to an earlier checkpoint or lower the learning rate"));
-    }
-    return std::log(sum);
+    return log_of_sum(static_cast<double>(maximum_), sum);
   }
 
   void draw_truncated(Draw& draw) {
@@ -366,6 +363,15 @@ void draw_rows(const at::Tensor& logits_RV, std::span<const DrawRequest> request
 
 }  // namespace
 
+void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
+  switch (logits_RV.scalar_type()) {
+    case at::kFloat: return draw_rows<float>(logits_RV, requests, draws);
+    case at::kDouble: return draw_rows<double>(logits_RV, requests, draws);
+    case at::kBFloat16: return draw_rows<BFloat16Bits>(logits_RV, requests, draws);
+    default: BOUGH_CHECK(false, "logits: expected fp32, bf16 or fp64, got ", logits_RV.scalar_type());
+  }
+}
+
 void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
   BOUGH_CHECK(logits_RV.dim() == 2 && logits_RV.size(1) > 0, "logits are ", logits_RV.sizes(),
               ", expected [R, V]");
@@ -380,13 +386,8 @@ void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> reque
     BOUGH_CHECK(request.min_p >= 0 && request.min_p < 1 && request.repetition_penalty > 0,
                 "min_p=", request.min_p, ", repetition_penalty=", request.repetition_penalty);
   }
-  const at::Tensor on_cpu = logits_RV.cpu().contiguous();
-  switch (on_cpu.scalar_type()) {
-    case at::kFloat: return draw_rows<float>(on_cpu, requests, draws);
-    case at::kDouble: return draw_rows<double>(on_cpu, requests, draws);
-    case at::kBFloat16: return draw_rows<BFloat16Bits>(on_cpu, requests, draws);
-    default: BOUGH_CHECK(false, "logits: expected fp32, bf16 or fp64, got ", on_cpu.scalar_type());
-  }
+  if (logits_RV.is_cuda()) draw_from_device(logits_RV, requests, draws);
+  else draw_on_cpu(logits_RV.contiguous(), requests, draws);
 }
 
 }  // namespace bough

@@ -43,8 +43,9 @@ struct Draw {
   double truncated_log_prob = 0;  // under the distribution drawn from; 0 where the most likely token is taken
 };
 
-// logits_RV: fp32, bf16 or fp64, any device (copied to the CPU). One draw for each request; several may share
-// a row. UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the weights have
+// logits_RV: fp32, bf16 or fp64, on the CPU or CUDA, where draws without cuts, penalties and excluded tokens are made on
+// the device (kernels/draw_token: sums in another order, so log-probabilities agree to rounding), and only rows of
+// others are copied to the CPU. One draw for each request; several may share a row. UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the weights have
 // diverged.
 void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
 

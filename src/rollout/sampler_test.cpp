@@ -186,6 +186,67 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
   }
 }
 
+// Draws made on the device, among others that are not: the same tokens from the same numbers, but where a uniform number
+// falls on the border between two (a rounding of the sums wide).
+class SamplerOn : public OnDevice {};
+BOUGH_ON_DEVICES(SamplerOn);
+
+TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
+  const CounterRandom random(23, Purpose::test);
+  const std::vector<int32_t> excluded = {2, 5}, response = {1, 1, 4};
+  for (const int64_t vocabulary : {9, 256, 1000, 50001})
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      const auto logits = random_logits(7, vocabulary, 31).to(dtype);
+      std::vector<DrawRequest> requests(60);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        requests[i].row = static_cast<int64_t>(i % 7);
+        requests[i].temperature = i % 3 == 0 ? 1.0 : 0.2 + 0.02 * static_cast<double>(i);
+        requests[i].greedy = i % 11 == 0;
+        requests[i].uniform = random.uniform(0, i);
+        if (i % 5 == 1) requests[i].top_p = 0.8;
+        if (i % 5 == 2) requests[i].top_k = 4;
+        if (i % 13 == 3) requests[i].excluded = excluded;
+        if (i % 13 == 4) {
+          requests[i].response = response;
+          requests[i].repetition_penalty = 1.3;
+        }
+      }
+      std::vector<Draw> got(requests.size()), again(requests.size()), expected(requests.size());
+      const auto there = logits.to(device());
+      draw_tokens(there, requests, got);
+      draw_tokens(there, requests, again);
+      draw_tokens(logits.to(at::kDouble), requests, expected);
+      int num_others = 0;
+      for (size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_EQ(got[i].token, again[i].token);
+        EXPECT_EQ(got[i].log_prob, again[i].log_prob);
+        num_others += got[i].token != expected[i].token;
+        if (got[i].token != expected[i].token) continue;
+        const double tolerance =
+            dtype == at::kDouble ? 1e-11 : 2e-5;  // sums of up to 50,001 fp32 exponentials
+        EXPECT_NEAR(got[i].log_prob, expected[i].log_prob, tolerance) << "request " << i;
+        EXPECT_NEAR(got[i].raw_log_prob, expected[i].raw_log_prob, tolerance) << "request " << i;
+        EXPECT_NEAR(got[i].truncated_log_prob, expected[i].truncated_log_prob, tolerance) << "request " << i;
+      }
+      EXPECT_LE(num_others, 1) << vocabulary << " tokens, " << dtype;
+    }
+}
+
+TEST_P(SamplerOn, OfEqualLogitsTheFirstIsTheMostLikelyAndWhatIsNotANumberIsRefused) {
+  auto logits = random_logits(1, 3000, 7).to(device());
+  logits[0][2900] = 50;
+  logits[0][611] = 50;
+  DrawRequest request;
+  request.temperature = 0;
+  EXPECT_EQ(draw_one(logits, request).token, 611);
+  for (const double wrong : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    auto broken = logits.clone();
+    broken[0][1234] = wrong;
+    EXPECT_NE(message_of<UserError>([&] { draw_one(broken, DrawRequest{}); }).find("not finite"),
+              std::string::npos);
+  }
+}
+
 TEST(Sampler, GreedyTakesTheLargestAndOfEqualOnesTheFirst) {
   auto logits = random_logits(1, 3000, 7);
   DrawRequest request;

@@ -67,30 +67,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kForwardBlocks<kHead, kWarps>)
     multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, 0);
     if (!all_visible(first_key, kTensorTile, span, warp_begin, warp_end))
       mask_keys(scores, Stages::ends(stage), first_key, warp_begin);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // rows row and row + 8 of the fragments
-      float largest = row_max[half];
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-        largest = fmaxf(largest, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
-      largest = quad_max(largest);
-      const float base = largest == -INFINITY ? 0 : largest * scale;  // nothing visible yet
-      const float rescale = exp2_approximate(row_max[half] * scale - base);
-      row_max[half] = largest;
-      row_sum[half] *= rescale;
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          scores[n][e] = exp2_approximate(scores[n][e] * scale - base);
-          row_sum[half] += scores[n][e];
-        }
-#pragma unroll
-      for (int n = 0; n < kHead / 8; ++n) {
-        sums[n][2 * half] *= rescale;
-        sums[n][2 * half + 1] *= rescale;
-      }
-    }
+    online_softmax(scores, row_max, row_sum, sums, scale);
     uint32_t p[kTiles / 2][4];
     round_fragments(p, scores);
     multiply_columns<kHead>(sums, p, Stages::v(stage) + lanes.tall, 0);

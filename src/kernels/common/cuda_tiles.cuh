@@ -1,0 +1,193 @@
+// Pieces of attention on the tensor cores: tiles of rows in shared memory, products of fragments with them, and the
+// running softmax of a fragment of scores (FlashAttention-2, Dao 2023, algorithm 1).
+#pragma once
+
+#include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_mma.cuh"
+
+namespace bough {
+
+constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+constexpr float kLog2E = 1.44269504088896340736f;
+constexpr int kFragmentRows = 16;
+
+// Over the four lanes that hold a row of C.
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+// A tile in shared memory: rows of kHead bf16. The 16-byte chunks of row r stand at chunk ^ (r % 8), so that eight
+// rows of one chunk lie in eight different bank groups. Tiles start at multiples of 256 bytes.
+template <int kHead>
+constexpr int kRowBytes = kHead * 2;
+
+// Offsets of the lanes for load_matrices() within a tile; `at` then moves by whole fragments.
+template <int kHead>
+struct LaneOffsets {
+  SharedAddress
+      tall;  // 16 rows, 16 columns: A as it lies, or two B, transposed, of 16 rows and 8 columns each
+  SharedAddress wide;  // 16 rows, 16 columns: two B of 8 columns each that are rows of the tile
+
+  __device__ LaneOffsets() {
+    const unsigned lane = threadIdx.x % kWarp;
+    tall = lane % 16 * kRowBytes<kHead> + ((lane / 16) ^ (lane % 8)) * 16;
+    wide = (lane / 16 * 8 + lane % 8) * kRowBytes<kHead> + ((lane / 8 % 2) ^ (lane % 8)) * 16;
+  }
+};
+
+// `lane`: address of a tile plus a lane's offset; row a multiple of 8, column of 16.
+template <int kHead>
+__device__ inline SharedAddress at(SharedAddress lane, int row, int column) {
+  return (lane ^ static_cast<SharedAddress>(column * 2)) + row * kRowBytes<kHead>;
+}
+
+// Rows beyond `num_rows` and columns beyond head_dim become zeros.
+template <int kHead, int kRows, int kThreads>
+__device__ inline void load_tile(SharedAddress tile, const BFloat16Bits* rows, int64_t stride, int num_rows,
+                                 int head_dim) {
+  constexpr int kChunks = kHead / 8, kStep = kThreads / kChunks;  // rows that the block copies at once
+  static_assert(kStep % 8 == 0 && kRows % kStep == 0);
+  const int thread = thread_index(), first = thread / kChunks, chunk = thread % kChunks;
+  const bool in_head = chunk * 8 < head_dim;
+  const BFloat16Bits* from = rows + first * stride + chunk * 8;
+  tile += first * kRowBytes<kHead> + (chunk ^ (first % 8)) * 16;
+#pragma unroll
+  for (int row = 0; row < kRows; row += kStep, from += kStep * stride) {
+    copy_async<16>(tile + row * kRowBytes<kHead>, from, first + row < num_rows && in_head);
+  }
+}
+
+template <int kCount, class T>
+__device__ inline void load_scalars(SharedAddress to, const T* from, int count) {
+  static_assert(sizeof(T) == 4);
+  const int i = thread_index();
+  if (i < kCount) copy_async<4>(to + i * 4, from + i, i < count);
+}
+
+// A of 16 rows straight from memory; rows beyond num_rows and columns beyond head_dim are zeros.
+template <int kHead>
+__device__ inline void load_fragments(uint32_t (&a)[kHead / 16][4], const BFloat16Bits* rows, int64_t stride,
+                                      int num_rows, int head_dim) {
+  const int row = threadIdx.x % kWarp / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int k = 0; k < kHead / 16; ++k)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int i = row + r % 2 * 8, column = k * 16 + pair + r / 2 * 8;
+      const bool valid = i < num_rows && column < head_dim;
+      a[k][r] = valid ? *reinterpret_cast<const uint32_t*>(rows + i * stride + column) : 0;
+    }
+}
+
+// 16 rows of C, each times its factor (of rows row and row + 8), rounded.
+template <int kHead>
+__device__ inline void store_fragments(BFloat16Bits* rows, int64_t stride, const float (&c)[kHead / 8][4],
+                                       const float (&factor)[2], int num_rows, int head_dim) {
+  const int thread = thread_index(), row = thread % kWarp / 4, pair = thread % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = row + half * 8;
+    if (i >= num_rows) break;
+#pragma unroll
+    for (int n = 0; n < kHead / 8; ++n)
+      if (n * 8 < head_dim)
+        *reinterpret_cast<uint32_t*>(rows + i * stride + n * 8 + pair) =
+            pack_bf16(c[n][2 * half] * factor[half], c[n][2 * half + 1] * factor[half]);
+  }
+}
+
+// c[16][8 · kTiles] += a[16][16 · kDepth] · b, b's columns being rows of a tile.
+template <int kHead, int kDepth, int kTiles>
+__device__ inline void multiply_rows(float (&c)[kTiles][4], const uint32_t (&a)[kDepth][4],
+                                     SharedAddress wide, int row) {
+#pragma unroll
+  for (int k = 0; k < kDepth; ++k)
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      uint32_t b[4];
+      load_matrices(b, at<kHead>(wide, row + n * 8, k * 16));
+      multiply_add(c[n], a[k], b[0], b[1]);
+      multiply_add(c[n + 1], a[k], b[2], b[3]);
+    }
+}
+
+// The same with a[16][kHead] in a tile, from its row `a_row` on; b's columns are the rows of another, from its first.
+template <int kHead, int kTiles>
+__device__ inline void multiply_tile_rows(float (&c)[kTiles][4], SharedAddress tall, int a_row,
+                                          SharedAddress wide) {
+#pragma unroll
+  for (int k = 0; k < kHead / 16; ++k) {
+    uint32_t a[4];
+    load_matrices(a, at<kHead>(tall, a_row, k * 16));
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      uint32_t b[4];
+      load_matrices(b, at<kHead>(wide, n * 8, k * 16));
+      multiply_add(c[n], a, b[0], b[1]);
+      multiply_add(c[n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// c[16][kHead] += a[16][16 · kDepth] · b, b's rows being rows of a tile.
+template <int kHead, int kDepth>
+__device__ inline void multiply_columns(float (&c)[kHead / 8][4], const uint32_t (&a)[kDepth][4],
+                                        SharedAddress tall, int row) {
+#pragma unroll
+  for (int k = 0; k < kDepth; ++k)
+#pragma unroll
+    for (int n = 0; n < kHead / 8; n += 2) {
+      uint32_t b[4];
+      load_matrices_transposed(b, at<kHead>(tall, row + k * 16, n * 8));
+      multiply_add(c[n], a[k], b[0], b[1]);
+      multiply_add(c[n + 1], a[k], b[2], b[3]);
+    }
+}
+
+// C of 8-column tiles, rounded, as A of the next product.
+template <int kTiles>
+__device__ inline void round_fragments(uint32_t (&a)[kTiles / 2][4], const float (&c)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    a[n / 2][n % 2 * 2] = pack_bf16(c[n][0], c[n][1]);
+    a[n / 2][n % 2 * 2 + 1] = pack_bf16(c[n][2], c[n][3]);
+  }
+}
+
+// One step of a running softmax over scores c[16][8 · kTiles]: they become weights 2^(scale · c - base), base the
+// largest scaled score of the row so far; row_max (unscaled), row_sum (this lane's part) and sums follow.
+template <int kTiles, int kColumns>
+__device__ inline void online_softmax(float (&scores)[kTiles][4], float (&row_max)[2], float (&row_sum)[2],
+                                      float (&sums)[kColumns][4], float scale) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // rows row and row + 8 of the fragments
+    float largest = row_max[half];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+      largest = fmaxf(largest, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+    largest = quad_max(largest);
+    const float base = largest == -INFINITY ? 0 : largest * scale;  // nothing visible yet
+    const float rescale = exp2_approximate(row_max[half] * scale - base);
+    row_max[half] = largest;
+    row_sum[half] *= rescale;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        scores[n][e] = exp2_approximate(scores[n][e] * scale - base);
+        row_sum[half] += scores[n][e];
+      }
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      sums[n][2 * half] *= rescale;
+      sums[n][2 * half + 1] *= rescale;
+    }
+  }
+}
+
+}  // namespace bough

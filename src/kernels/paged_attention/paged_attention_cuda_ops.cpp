@@ -1,0 +1,64 @@
+// The CUDA kernels of paged attention as a torch op.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAException.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "kernels/common/cuda_launch.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/paged_attention/paged_attention_cuda.h"
+
+namespace bough {
+
+namespace {
+using Tensor = const at::Tensor&;
+
+at::Tensor paged_attention_op(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, Tensor work,
+                              Tensor parts, at::IntArrayRef capacities) {
+  const Launch launch("paged_attention", {q, k, v, keys, values, work, parts});
+  const int64_t head_dim = q.size(2), num_parts = parts.numel() / (q.size(1) * (head_dim + 2));
+  BOUGH_CHECK(capacities.size() == 5 && head_dim <= kPagedAttentionMaxHeadDim, "paged_attention: head_dim ",
+              head_dim, " of at most ", kPagedAttentionMaxHeadDim);
+  auto o = at::empty_like(q);
+  const auto run = [&]<class T>() {
+    paged_attention_cuda(
+        PagedAttentionCuda<T>{.q = data<T>(q),
+                              .k = data<T>(k),
+                              .v = data<T>(v),
+                              .keys = mutable_data<T>(keys),
+                              .values = mutable_data<T>(values),
+                              .o = mutable_data<T>(o),
+                              .work = data<int32_t>(work),
+                              .layout = {.max_large = capacities[0],
+                                         .max_small = capacities[1],
+                                         .max_rows = capacities[2],
+                                         .max_merges = capacities[3],
+                                         .max_tokens = capacities[4]},
+                              // The sums first: pairs, whose addresses must be even.
+                              .parts = mutable_data<float>(parts) + 2 * num_parts * q.size(1),
+                              .part_sums = mutable_data<float>(parts),
+                              .num_tokens = q.size(0),
+                              .num_heads = q.size(1),
+                              .num_groups = k.size(1),
+                              .head_dim = head_dim,
+                              .scale = static_cast<float>(1 / std::sqrt(double(head_dim)))},
+        launch.stream());
+  };
+  switch (q.scalar_type()) {
+    case at::kFloat: run.template operator()<float>(); break;
+    case at::kBFloat16: run.template operator()<BFloat16Bits>(); break;
+    default:
+      BOUGH_CHECK(false, "paged_attention computes in fp32 and bf16, got ", c10::toString(q.scalar_type()));
+  }
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return o;
+}
+}  // namespace
+
+}  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CUDA, m) {
+  m.impl("paged_attention_", TORCH_FN(bough::paged_attention_op));
+}

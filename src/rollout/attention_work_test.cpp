@@ -1,0 +1,187 @@
+#include "rollout/attention_work.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/random.h"
+#include "rollout/forward_pass.h"
+
+namespace bough {
+namespace {
+
+struct Sequence {
+  std::vector<int32_t> pages;
+  int64_t length;
+};
+
+// What each token of the pass attends to: its keys as (page, place), and how often.
+using Keys = std::map<std::pair<int32_t, int32_t>, int>;
+
+// Goes through the work as the kernels do, from the integers that the device gets.
+std::map<int32_t, Keys> keys_of(const AttentionWork& work, const PagedLayout& layout) {
+  std::vector<int32_t> numbers(static_cast<size_t>(layout.pages()) + work.pages.size(), -7);
+  work.write(numbers.data(), layout);
+  const auto* header = reinterpret_cast<const PagedHeader*>(numbers.data());
+  const auto* rows = reinterpret_cast<const PagedRow*>(numbers.data() + layout.rows());
+  const int32_t* pages = numbers.data() + layout.pages();
+  std::map<int32_t, Keys> keys;
+  std::map<int32_t, std::map<int32_t, int32_t>> first_key_of_part;  // token -> part -> first key
+  std::map<int32_t, int> finished;
+  const auto visit = [&](const PagedItem& item) {
+    EXPECT_LT(item.first_key, item.key_end);
+    EXPECT_LE(item.min_limit, item.key_end);
+    for (int32_t r = item.row_begin; r < item.row_begin + item.num_rows; ++r) {
+      const PagedRow& row = rows[r];
+      EXPECT_LE(item.min_limit, row.limit);
+      for (int32_t key = item.first_key; key < std::min(item.key_end, row.limit); ++key)
+        ++keys[row.token][{pages[item.page_begin + (key - item.first_key) / 16], key % 16}];
+      if (row.part < 0) ++finished[row.token];
+      else EXPECT_TRUE(first_key_of_part[row.token].emplace(row.part, item.first_key).second);
+    }
+  };
+  const auto* large = reinterpret_cast<const PagedItem*>(numbers.data() + layout.large());
+  const auto* small = reinterpret_cast<const PagedItem*>(numbers.data() + layout.small());
+  for (int32_t i = 0; i < header->num_large; ++i) visit(large[i]);
+  for (int32_t i = 0; i < header->num_small; ++i) visit(small[i]);
+  const auto* merges = reinterpret_cast<const PagedMerge*>(numbers.data() + layout.merges());
+  for (int32_t i = 0; i < header->num_merges; ++i) {
+    const auto& parts = first_key_of_part[merges[i].token];
+    EXPECT_EQ(static_cast<int32_t>(parts.size()), merges[i].part_end - merges[i].part_begin);
+    EXPECT_EQ(parts.begin()->first, merges[i].part_begin);
+    int32_t before = -1;
+    for (const auto& [part, first_key] : parts) {
+      EXPECT_LT(before, first_key) << "parts are joined in the order of their keys";
+      before = first_key;
+    }
+    ++finished[merges[i].token];
+  }
+  for (const auto& [token, times] : finished) EXPECT_EQ(times, 1) << "token " << token;
+  EXPECT_EQ(finished.size(), keys.size());
+  return keys;
+}
+
+TEST(AttentionWork, EveryTokenSeesEachOfItsKeysOnce) {
+  const CounterRandom random(11, Purpose::test);
+  for (uint64_t round = 0; round < 60; ++round) {
+    uint64_t draw = 0;
+    const auto below = [&](int64_t n) {
+      return static_cast<int64_t>(random.below(static_cast<uint64_t>(n), round, draw++));
+    };
+    int32_t next_page = 0;
+    std::vector<Sequence> sequences;
+    std::vector<Segment> segments;
+    const int64_t num_sequences = 1 + below(20);
+    for (int64_t s = 0; s < num_sequences; ++s) {
+      Sequence sequence;
+      if (s > 0 && below(4) > 0) {
+        const Sequence& other = sequences[static_cast<size_t>(below(s))];
+        const int64_t shared = below(other.length / 16 + 1);
+        sequence.pages.assign(other.pages.begin(), other.pages.begin() + shared);
+      }
+      const auto shared = static_cast<int64_t>(sequence.pages.size()) * 16;
+      sequence.length = shared + 1 + below(below(4) == 0 ? 2500 : 40);
+      while (static_cast<int64_t>(sequence.pages.size()) < pages_for(sequence.length))
+        sequence.pages.push_back(next_page++);
+      sequences.push_back(std::move(sequence));
+    }
+    for (const Sequence& sequence : sequences) {
+      const int64_t count = below(3) == 0 ? 1 + below(std::min<int64_t>(sequence.length, 60)) : 1;
+      segments.push_back({sequence.pages, sequence.length - count, count});
+    }
+    const int64_t groups = 1 + below(4), heads = groups * (1 + below(9));
+    const AttentionWork work = plan_attention_work(segments, heads, groups);
+    PagedLayout layout = work.layout();
+    EXPECT_TRUE(work.fits(layout));
+    if (below(2) == 0)
+      layout = {layout.max_large + 3, layout.max_small + 1, layout.max_rows + 2, layout.max_merges + 5,
+                layout.max_tokens + 7};
+    auto keys = keys_of(work, layout);
+    int32_t token = 0;
+    for (const Segment& segment : segments) {
+      for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
+        Keys expected;
+        for (int64_t j = 0; j <= i; ++j)
+          expected[{segment.pages[static_cast<size_t>(j / 16)], static_cast<int32_t>(j % 16)}] = 1;
+        ASSERT_EQ(keys[token], expected) << "round " << round << ", token " << token;
+        EXPECT_EQ(work.slots[static_cast<size_t>(token)],
+                  segment.pages[static_cast<size_t>(i / 16)] * 16 + i % 16);
+      }
+    }
+    for (const PagedItem& item : work.small) EXPECT_LE(item.num_rows * heads / groups, kPagedSmallEntries);
+    for (const PagedItem& item : work.large)
+      EXPECT_TRUE(item.num_rows == 1 || item.num_rows * heads / groups <= kPagedLargeEntries);
+  }
+}
+
+// `samples` of each of `groups` prompts, every sample with `own` pages of its own.
+std::vector<std::vector<int32_t>> group_tables(int groups, int samples, int shared, int own) {
+  std::vector<std::vector<int32_t>> tables;
+  int32_t next = 0;
+  for (int g = 0; g < groups; ++g) {
+    std::vector<int32_t> prompt;
+    for (int p = 0; p < shared; ++p) prompt.push_back(next++);
+    for (int s = 0; s < samples; ++s) {
+      tables.push_back(prompt);
+      for (int p = 0; p < own; ++p) tables.back().push_back(next++);
+    }
+  }
+  return tables;
+}
+std::vector<Segment> last_tokens(const std::vector<std::vector<int32_t>>& tables) {
+  std::vector<Segment> segments;
+  for (const auto& table : tables)
+    segments.push_back({table, static_cast<int64_t>(table.size()) * 16 - 5, 1});
+  return segments;
+}
+
+int64_t pages_read(const AttentionWork& work) {
+  int64_t pages = 0;
+  for (const auto* list : {&work.large, &work.small})
+    for (const PagedItem& item : *list) pages += pages_for(item.key_end - item.first_key);
+  return pages;
+}
+
+TEST(AttentionWork, SharedPagesAreReadOnceForAllSamples) {
+  const auto tables = group_tables(16, 8, 64, 4);
+  const AttentionWork work = plan_attention_work(last_tokens(tables), 16, 8);
+  EXPECT_EQ(pages_read(work), 16 * (64 + 8 * 4));
+  // Too little to share: the parts would cost more than is saved.
+  EXPECT_EQ(pages_read(plan_attention_work(last_tokens(group_tables(16, 8, 1, 4)), 16, 8)), 16 * 8 * 5);
+}
+
+TEST(AttentionWork, LongContextsOfFewRowsAreCutForTheWholeDevice) {
+  const auto tables = group_tables(1, 1, 0, 2048);
+  const AttentionWork work = plan_attention_work(last_tokens(tables), 32, 8);
+  EXPECT_EQ(work.small.size(), 128u);
+  EXPECT_EQ(pages_read(work), 2048);
+  EXPECT_EQ(work.num_parts, 128);
+  // Many rows of usual length stay whole: there is nothing to join.
+  EXPECT_EQ(plan_attention_work(last_tokens(group_tables(256, 1, 0, 64)), 16, 8).merges.size(), 0u);
+}
+
+TEST(AttentionWork, UsualPassesFitTheirGraphs) {
+  for (const int own : {1, 4, 64, 500})
+    for (const int shared : {0, 2, 64, 700})
+      for (const auto& [groups, samples] :
+           std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {16, 8}, {64, 1}, {13, 19}}) {
+        const auto tables = group_tables(groups, samples, shared, own);
+        for (const int64_t kv_heads : {2, 8}) {
+          const AttentionWork work = plan_attention_work(last_tokens(tables), 16, kv_heads);
+          const int64_t size = rounded_decode_size(groups * samples);
+          EXPECT_GE(size, groups * samples);
+          EXPECT_TRUE(work.fits(decode_capacities(size, kv_heads, !work.large.empty(), !work.merges.empty())))
+              << groups << " x " << samples << ", " << shared << " + " << own
+              << " pages: " << work.large.size() << " large, " << work.small.size() << " small items, "
+              << work.rows.size() << " rows";
+        }
+      }
+  EXPECT_EQ(rounded_decode_size(1), 1);
+  EXPECT_EQ(rounded_decode_size(3), 4);
+  EXPECT_EQ(rounded_decode_size(16), 16);
+  EXPECT_EQ(rounded_decode_size(17), 32);
+  EXPECT_EQ(rounded_decode_size(100), 112);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,91 @@
+#include "rollout/forward_pass.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "kernels/paged_attention/paged_attention.h"
+#include "rollout/upload.h"
+
+namespace bough {
+
+namespace {
+constexpr int64_t kSizeStep = 16;
+}  // namespace
+
+int64_t rounded_decode_size(int64_t num_tokens) {
+  int64_t size = 1;
+  while (size < num_tokens && size < kSizeStep) size *= 2;
+  return size >= num_tokens ? size : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
+}
+
+// Twice the sequences for pieces of a tree with so many leaves, and a number for cuts of long ones; an unused place costs
+// a block that ends at once. Rows and parts: what groups of samples with prompts of thousands of tokens need.
+PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges) {
+  const int64_t cuts = 1024 / num_groups;
+  return {.max_large = has_large ? num_tokens + cuts : 0,
+          .max_small = 2 * num_tokens + cuts,
+          .max_rows = 16 * num_tokens + 1024,
+          .max_merges = has_merges ? num_tokens : 0,
+          .max_tokens = num_tokens};
+}
+
+ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)
+    : model_(model), storage_(storage), path_(path), max_decode_(rounded_decode_size(max_decode)) {}
+
+bool ForwardPass::suits_graph(std::span<const Segment> segments) const {
+  return path_ == AttentionPath::kFastest && CudaAttention::supports(storage_) &&
+         static_cast<int64_t>(segments.size()) <= max_decode_ &&
+         std::all_of(segments.begin(), segments.end(), [](const Segment& s) { return s.count == 1; });
+}
+
+at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
+                            std::vector<Segment> segments) {
+  const at::Device device = model_.device();
+  const auto num_tokens = static_cast<int64_t>(tokens.size());
+  const at::Tensor tokens_T = upload(tokens, device), positions_T = upload(positions, device);
+  if (suits_graph(segments)) {
+    const AttentionWork work =
+        plan_attention_work(segments, model_.config().num_heads, storage_.num_kv_heads());
+    const int64_t size = rounded_decode_size(num_tokens);
+    if (!tokens_T_.defined()) {
+      tokens_T_ = at::zeros({max_decode_}, tokens_T.options());
+      positions_T_ = at::zeros({max_decode_}, tokens_T.options());
+    }
+    tokens_T_.narrow(0, 0, num_tokens).copy_(tokens_T);
+    positions_T_.narrow(0, 0, num_tokens).copy_(positions_T);
+    if (Captured* pass = captured({size, !work.large.empty(), !work.merges.empty()}, work)) {
+      pass->graph->replay();
+      return pass->hidden_TD.narrow(0, 0, num_tokens);
+    }
+  }
+  PagedAttention attention(storage_, std::move(segments), path_);
+  return model_.forward(tokens_T, positions_T, attention);
+}
+
+// The graph of these sizes, with `work` as its next; null if it has no room for it.
+ForwardPass::Captured* ForwardPass::captured(const Key& key, const AttentionWork& work) {
+  const auto [size, has_large, has_merges] = key;
+  Captured& pass = graphs_[key];
+  if (pass.attention) return pass.graph && pass.attention->set_work(work) ? &pass : nullptr;
+  const int64_t num_groups = storage_.num_kv_heads();
+  if (!parts_.defined()) {
+    const int64_t num_parts = decode_capacities(max_decode_, num_groups, true, true).max_rows;
+    parts_ = at::empty({paged_parts_size(num_parts, model_.config().num_heads, storage_.head_dim())},
+                       at::TensorOptions().dtype(at::kFloat).device(storage_.device()));
+  }
+  const int64_t max_pages = size * pages_for(model_.config().max_position_embeddings);
+  pass.attention = std::make_unique<CudaAttention>(
+      storage_, decode_capacities(size, num_groups, has_large, has_merges), max_pages, parts_);
+  if (!pass.attention->set_work(work)) {
+    graphs_.erase(key);
+    return nullptr;
+  }
+  pass.graph = capture_device_graph([&] {
+    pass.hidden_TD =
+        model_.forward(tokens_T_.narrow(0, 0, size), positions_T_.narrow(0, 0, size), *pass.attention);
+  });
+  return pass.graph ? &pass : nullptr;
+}
+
+}  // namespace bough

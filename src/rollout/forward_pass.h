@@ -1,0 +1,58 @@
+// The model over the tokens of one pass, with attention to the pages.
+//
+// On CUDA a pass of decode alone (one token of each sequence) has the same kernels again and again: it is rounded up to
+// one of a few sizes, with tokens that nobody reads, and captured as a graph when that size first comes; later passes
+// only bring their tokens and attention's work over and replay it. A pass that does not fit a graph runs as it is.
+// Nothing here waits for the device.
+//
+// Graphs keep the addresses of the weights and of the pages: both must be changed in place.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "kernels/common/device_graph.h"
+#include "models/model.h"
+#include "rollout/cuda_attention.h"
+#include "rollout/kv_storage.h"
+#include "rollout/paged_attention.h"
+
+namespace bough {
+
+// Passes of `num_tokens` decoding tokens are captured at this size: powers of two, from 16 on multiples of 16.
+int64_t rounded_decode_size(int64_t num_tokens);
+// What a graph of this size has room for.
+PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
+
+class ForwardPass {
+ public:
+  // Graphs are made of passes of up to max_decode tokens.
+  ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode);
+
+  // The final hidden states [T, D] of the segments' tokens, in order. Valid until the next pass.
+  at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
+                 std::vector<Segment> segments);
+
+ private:
+  struct Captured {
+    std::unique_ptr<CudaAttention> attention;
+    std::unique_ptr<DeviceGraph> graph;
+    at::Tensor hidden_TD;
+  };
+  using Key = std::tuple<int64_t, bool, bool>;  // size, large items, merges
+
+  bool suits_graph(std::span<const Segment> segments) const;
+  Captured* captured(const Key& key, const AttentionWork& work);
+
+  const Model& model_;
+  KvStorage& storage_;
+  AttentionPath path_;
+  int64_t max_decode_;
+  at::Tensor tokens_T_, positions_T_, parts_;  // of graphs
+  std::map<Key, Captured> graphs_;
+};
+
+}  // namespace bough

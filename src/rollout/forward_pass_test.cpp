@@ -1,0 +1,85 @@
+#include "rollout/forward_pass.h"
+
+#include "rollout/rollout_test_util.h"
+
+namespace bough {
+namespace {
+
+class ForwardPassOn : public OnDevice {};
+BOUGH_ON_DEVICES(ForwardPassOn);
+
+ModelConfig wide_heads() {
+  ModelConfig config = small_config();
+  config.head_dim = 64;
+  return config;
+}
+
+// Sequences that grow by a token a pass, some of them with a common prompt; the same passes by the reference on other
+// pages. On CUDA the sizes come again, so that graphs are replayed with other lengths and other sequences.
+TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const ModelConfig& config : {small_config(), wide_heads()}) {
+      const auto model = small_model(dtype, 5, config, device());
+      KvStorage pages(config, dtype, device(), 300), reference_pages(config, dtype, device(), 300);
+      pages.reserve(300);
+      reference_pages.reserve(300);
+      ForwardPass pass(*model, pages, AttentionPath::kFastest, 24);
+      ForwardPass reference(*model, reference_pages, AttentionPath::kReference, 24);
+      // 24 sequences: the first has a prompt of 80 tokens, whose pages the next eleven share.
+      std::vector<std::vector<int32_t>> tables(24);
+      std::vector<int64_t> lengths(24);
+      int32_t next_page = 7;
+      for (size_t s = 0; s < tables.size(); ++s) {
+        if (s > 0 && s < 12) tables[s].assign(tables[0].begin(), tables[0].begin() + 5);
+        lengths[s] = s < 12 ? 80 : 0;
+        while (tables[s].size() < 9) tables[s].push_back(next_page++);
+      }
+      const auto expect_equal = [&](const std::vector<std::pair<size_t, int64_t>>& counts) {
+        std::vector<int64_t> tokens, positions;
+        std::vector<Segment> segments;
+        for (const auto& [s, count] : counts) {
+          const int64_t begin = count > 1 ? 0 : lengths[s]++;
+          segments.push_back({tables[s], begin, count});
+          for (int64_t i = begin; i < begin + count; ++i) {
+            tokens.push_back((i * 7 + static_cast<int64_t>(s) * 11) % config.vocab_size);
+            positions.push_back(i);
+          }
+        }
+        const auto expected = reference.run(tokens, positions, segments).to(at::kDouble);
+        const auto got = pass.run(tokens, positions, segments).to(at::kDouble);
+        const double tolerance = dtype == at::kFloat ? 1e-4 : 0.15;  // normed hidden states, two layers
+        EXPECT_LT((got - expected).abs().max().item<double>(), tolerance)
+            << counts.size() << " sequences, " << dtype << ", heads of " << config.head_dim;
+      };
+      expect_equal({{0, 80}});
+      expect_equal({{13, 2}, {14, 3}});
+      lengths[13] = 2;
+      lengths[14] = 3;
+      for (int round = 0; round < 3; ++round)
+        for (const size_t size : {size_t{1}, size_t{3}, size_t{12}, size_t{24}, size_t{17}}) {
+          std::vector<std::pair<size_t, int64_t>> counts;
+          for (size_t s = 0; s < size; ++s) counts.emplace_back((s + static_cast<size_t>(round)) % 24, 1);
+          expect_equal(counts);
+        }
+    }
+}
+
+// Prompts in groups, chunks of prefill beside decode, samples that join and leave.
+TEST_P(ForwardPassOn, GeneratedLogProbabilitiesEqualAFullForward) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto model = small_model(dtype, 6, wide_heads(), device());
+    EmbeddedEngine engine(*model, engine_options(9, 24));
+    std::vector<GenerationRequest> requests;
+    for (uint64_t id = 0; id < 5; ++id)
+      requests.push_back(request_of(id, random_tokens(id, 5 + static_cast<int64_t>(id) * 21, 97), 3, 20));
+    for (const GenerationResult& result : engine.generate(requests)) {
+      // Logits of order 10 have steps of 2^-5 in bf16; both ways round at other places.
+      EXPECT_LT(largest_log_prob_error(*model, result, 1.0), dtype == at::kFloat ? 1e-4 : 0.5)
+          << "request " << result.id << ", " << dtype;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bough
