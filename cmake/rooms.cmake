@@ -2,6 +2,11 @@
 # every x_test.cpp that stands beside the code. Sources are found by glob.
 include(GoogleTest)
 
+# Of files written with one instruction set's intrinsics, called only where the CPU has it. GCC 12's header takes values
+# of its own for uninitialized.
+set(intrinsics -O3 -march=x86-64-v4 -Wno-maybe-uninitialized -Wno-uninitialized)
+set(amx_intrinsics ${intrinsics} -mavx512bf16 -mamx-tile -mamx-bf16)
+
 function(bough_add_room_tests room)
   file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${room}/*_test.cpp)
   if(tests)
@@ -22,6 +27,10 @@ function(bough_room room)
     return()
   endif()
   add_library(bough_${room} STATIC ${sources})
+  file(GLOB_RECURSE amx_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${room}/*_amx.cpp)
+  if(amx_sources)
+    set_source_files_properties(${amx_sources} PROPERTIES COMPILE_OPTIONS "${amx_intrinsics}")
+  endif()
   target_include_directories(bough_${room} PUBLIC ${CMAKE_SOURCE_DIR}/src)
   list(TRANSFORM ARG_ROOMS PREPEND bough_)
   target_link_libraries(bough_${room} PUBLIC ${ARG_ROOMS} ${ARG_LIBS})
@@ -39,15 +48,12 @@ function(bough_kernels)
   target_include_directories(bough_kernels PUBLIC ${CMAKE_SOURCE_DIR}/src)
   list(TRANSFORM ARG_ROOMS PREPEND bough_)
   target_link_libraries(bough_kernels PUBLIC ${ARG_ROOMS} ${ARG_LIBS})
-  # Written with one instruction set's intrinsics, called only where the CPU has it. GCC 12's header takes values of its
-  # own for uninitialized.
-  set(intrinsics -O3 -march=x86-64-v4 -Wno-maybe-uninitialized -Wno-uninitialized)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_avx512.cpp
     PROPERTIES COMPILE_OPTIONS "${intrinsics}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/tree_attention/tree_attention_amx_softmax.cpp
     PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_amx.cpp
-    PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mamx-tile;-mamx-bf16")
+    PROPERTIES COMPILE_OPTIONS "${amx_intrinsics}")
   if(isa_sources)
     foreach(isa baseline avx2 avx512)
       add_library(bough_kernels_${isa} OBJECT ${isa_sources})

@@ -16,12 +16,11 @@ KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device
       max_pages_(max_pages),
       dtype_(dtype),
       device_(device),
-      keys_(static_cast<size_t>(config.num_layers)),
-      values_(static_cast<size_t>(config.num_layers)) {}
+      pages_(static_cast<size_t>(config.num_layers)) {}
 
 int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype) {
-  return config.num_layers * config.num_kv_heads * kPageTokens *
-         (config.head_dim + padded_head_dim(config.head_dim)) * static_cast<int64_t>(c10::elementSize(dtype));
+  return 2 * config.num_layers * config.num_kv_heads * kPageTokens * padded_head_dim(config.head_dim) *
+         static_cast<int64_t>(c10::elementSize(dtype));
 }
 
 void KvStorage::reserve(int64_t num_pages) {
@@ -29,15 +28,11 @@ void KvStorage::reserve(int64_t num_pages) {
   BOUGH_CHECK(num_pages <= max_pages_, num_pages, " pages asked of ", max_pages_);
   const int64_t grown = std::min(max_pages_, std::max<int64_t>({num_pages, 2 * num_pages_, 64}));
   const auto options = at::TensorOptions().dtype(dtype_).device(device_);
-  for (size_t layer = 0; layer < keys_.size(); ++layer) {  // one layer at a time: at most one is there twice
-    at::Tensor keys = at::empty({grown, num_kv_heads_, head_dim_, kPageTokens}, options);
-    at::Tensor values = at::empty({grown, num_kv_heads_, kPageTokens, padded_head_dim(head_dim_)}, options);
-    if (num_pages_ > 0) {
-      keys.narrow(0, 0, num_pages_).copy_(keys_[layer]);
-      values.narrow(0, 0, num_pages_).copy_(values_[layer]);
-    }
-    keys_[layer] = std::move(keys);
-    values_[layer] = std::move(values);
+  for (at::Tensor& layer : pages_) {  // one layer at a time: at most one is there twice
+    at::Tensor pages =
+        at::empty({grown, num_kv_heads_, 2, kPageTokens * padded_head_dim(head_dim_)}, options);
+    if (num_pages_ > 0) pages.narrow(0, 0, num_pages_).copy_(layer);
+    layer = std::move(pages);
   }
   num_pages_ = grown;
 }
@@ -51,10 +46,18 @@ void KvStorage::copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs) {
   }
   const at::Tensor from_S = at::tensor(from, at::kLong).to(device_);
   const at::Tensor to_S = at::tensor(to, at::kLong).to(device_);
-  for (size_t layer = 0; layer < keys_.size(); ++layer) {
-    keys_[layer].index_copy_(0, to_S, keys_[layer].index_select(0, from_S));
-    values_[layer].index_copy_(0, to_S, values_[layer].index_select(0, from_S));
-  }
+  for (at::Tensor& layer : pages_) layer.index_copy_(0, to_S, layer.index_select(0, from_S));
+}
+
+at::Tensor KvStorage::keys(int64_t layer) const {
+  const int64_t pair = pair_size();
+  return pages_[static_cast<size_t>(layer)].select(2, 0).view(
+      {num_pages_, num_kv_heads_, padded_head_dim(head_dim_) / pair, kPageTokens, pair});
+}
+at::Tensor KvStorage::values(int64_t layer) const {
+  const int64_t pair = pair_size();
+  return pages_[static_cast<size_t>(layer)].select(2, 1).view(
+      {num_pages_, num_kv_heads_, kPageTokens / pair, padded_head_dim(head_dim_), pair});
 }
 
 }  // namespace bough

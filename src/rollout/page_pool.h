@@ -21,9 +21,9 @@
 #include <unordered_map>
 #include <vector>
 
-namespace bough {
+#include "rollout/paged_attention_task.h"
 
-inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
+namespace bough {
 
 inline int64_t pages_for(int64_t num_tokens) {
   return (num_tokens + kPageTokens - 1) / kPageTokens;

@@ -4,7 +4,7 @@
 //   o[t, n] = sum_j p_j v_j,  p = softmax_j(q[t, n] . k_j / sqrt(H)),  j = 0 ... position of t, same sequence
 //
 // Scores, softmax and sums are in the accumulator type (fp32 for fp32 and bf16, fp64 for fp64), and o is
-// rounded once. Keys of a sequence are visited in ascending order, a page at a time, with a running maximum
+// rounded once; where bf16 is computed by AMX tiles, p is rounded to bf16 before it meets v, as in training. Keys of a sequence are visited in ascending order, a page at a time, with a running maximum
 // and sum (online softmax), so a token's result does not depend on what else is in the pass, on chunk borders
 // or on thread count. On the CPU, pages that several sequences hold are read once for all of them: their
 // queries go through the page together and part where their tables part, each taking its running state along
@@ -19,6 +19,7 @@
 
 #include "models/model.h"
 #include "rollout/kv_storage.h"
+#include "rollout/paged_attention_task.h"
 
 namespace bough {
 
@@ -30,21 +31,11 @@ struct Segment {
   int64_t count = 0;
 };
 
-// What a thread does at once: rows (query tokens) and the pages they visit, in order. Not a concept of
-// callers.
-struct AttentionRow {
-  int64_t token = 0;  // of the pass
-  int64_t limit = 0;  // sees positions below it; at least one of every page it visits
-  std::span<const int32_t> pages;
-};
-struct AttentionRun {  // rows [row_begin, row_end) visit pages[page_begin, page_end)
-  int32_t row_begin = 0, row_end = 0;
-  int32_t page_begin = 0, page_end = 0;
-  std::span<const int32_t> pages;
-};
+// Rows, and the runs that they take together: what a thread does at once. Not a concept of callers.
 struct AttentionTask {
   int32_t row_begin = 0, row_end = 0;
   int32_t run_begin = 0, run_end = 0;  // their rows count from row_begin
+  bool decodes = false;                // a row a sequence, else a part of one sequence
 };
 struct AttentionSchedule {
   std::vector<AttentionRow> rows;
