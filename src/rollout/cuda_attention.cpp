@@ -53,8 +53,8 @@ at::Tensor CudaAttention::attend(int64_t layer, const at::Tensor& q_TNH, const a
   return paged_attention({.q_TNH = q_TNH.contiguous(),
                           .k_TGH = k_TGH.contiguous(),
                           .v_TGH = v_TGH.contiguous(),
-                          .keys = storage_.keys(layer).transpose(2, 3),
-                          .values = storage_.values(layer),
+                          .keys = storage_.pages(layer).select(0, 0),
+                          .values = storage_.pages(layer).select(0, 1),
                           .work = work_,
                           .parts = parts_,
                           .layout = layout_});

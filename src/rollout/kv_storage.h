@@ -1,9 +1,8 @@
 // Keys and values in pages of kPageTokens tokens, for every layer, in the model's dtype on its device.
 //
-// Page p, layer l: keys [G, H, kPageTokens] (transposed: one vector holds a page's keys at one h), values [G,
-// kPageTokens, padded H] (padded with zeros to a multiple of kPageTokens, so that loops over h need no tail).
-// On CUDA both lie in memory as [G, kPageTokens, H], a token's numbers together: keys() is the turned view.
-// Slots that no token has been written to hold anything, NaN included: readers mask by length.
+// On the CPU as kernels/paged_attention/pages.h says; on CUDA keys and values of a layer each [pages, G, kPageTokens, H].
+// Slots that no token has been written to hold anything, NaN included: readers mask by length; but on the CPU the first
+// token of a page clears its values.
 //
 // Memory grows by doubling, up to `max_pages`, and is never given back: a steady state allocates nothing. On CUDA all
 // of it is allocated at once: captured graphs keep its addresses.
@@ -32,21 +31,27 @@ class KvStorage {
   // Copies whole pages, (from, to) each, in every layer.
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);
 
-  at::Tensor& keys(int64_t layer) { return keys_[static_cast<size_t>(layer)]; }  // [pages, G, H, 16]
-  at::Tensor& values(int64_t layer) {
-    return values_[static_cast<size_t>(layer)];
-  }  // [pages, G, 16, padded H]
+  // On the CPU: a layer's pages as its kernel takes them.
+  const at::Tensor& pages(int64_t layer) const { return layers_[static_cast<size_t>(layer)]; }
+  // Views: [pages, G, H' / P, 16, P] and [pages, G, 16 / P, H', P], with H' = H padded on the CPU and P of pages.h; on
+  // CUDA H' = H and P = 1.
+  at::Tensor keys(int64_t layer) const;
+  at::Tensor values(int64_t layer) const;
   at::Device device() const { return device_; }
   at::ScalarType dtype() const { return dtype_; }
-  int64_t num_layers() const { return static_cast<int64_t>(keys_.size()); }
+  int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
   int64_t num_kv_heads() const { return num_kv_heads_; }
   int64_t head_dim() const { return head_dim_; }
 
  private:
+  int64_t page_dim() const { return device_.is_cuda() ? 1 : 0; }
+  int64_t pair_size() const { return dtype_ == at::kBFloat16 && device_.is_cpu() ? 2 : 1; }
+
   int64_t num_kv_heads_, head_dim_, max_pages_, num_pages_ = 0;
   at::ScalarType dtype_;
   at::Device device_;
-  std::vector<at::Tensor> keys_, values_;
+  // Of each layer. CPU: [pages, G, 2, 16 * padded H]; CUDA: [2, pages, G, 16, H].
+  std::vector<at::Tensor> layers_;
 };
 
 }  // namespace bough

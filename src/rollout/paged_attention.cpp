@@ -20,7 +20,7 @@ PagedAttention::PagedAttention(KvStorage& storage, std::vector<Segment> segments
     }
     num_tokens_ += segment.count;
   }
-  if (path_ == AttentionPath::kFastest && storage_.keys(0).is_cpu())
+  if (path_ == AttentionPath::kFastest && storage_.device().is_cpu())
     schedule_ = schedule_attention_for_threads(segments_, storage_.num_kv_heads());
 }
 
@@ -36,9 +36,9 @@ void PagedAttention::check_shapes(int64_t layer, const at::Tensor& q_TNH, const 
                 "k or v is ", x->sizes(), ", expected [", num_tokens_, ", ", G, ", ", H, "]");
   }
   for (const at::Tensor* x : {&q_TNH, &k_TGH, &v_TGH}) {
-    BOUGH_CHECK(x->stride(2) == 1 && x->scalar_type() == storage_.keys(0).scalar_type() &&
-                    x->device() == storage_.keys(0).device(),
-                "q, k, v: expected ", storage_.keys(0).scalar_type(), " on ", storage_.keys(0).device().str(),
+    BOUGH_CHECK(x->stride(2) == 1 && x->scalar_type() == storage_.dtype() &&
+                    x->device() == storage_.device(),
+                "q, k, v: expected ", storage_.dtype(), " on ", storage_.device().str(),
                 " with contiguous heads, got ", x->scalar_type(), " on ", x->device().str(), ", strides ",
                 x->strides());
   }
@@ -48,9 +48,8 @@ at::Tensor PagedAttention::attend(int64_t layer, const at::Tensor& q_TNH, const 
                                   const at::Tensor& v_TGH) {
   check_shapes(layer, q_TNH, k_TGH, v_TGH);
   if (path_ == AttentionPath::kFastest && q_TNH.is_cpu()) {
-    store_in_pages(storage_.keys(layer), storage_.values(layer), k_TGH, v_TGH, slots_);
-    return paged_attention(q_TNH, storage_.keys(layer), storage_.values(layer), schedule_,
-                           1 / std::sqrt(static_cast<double>(storage_.head_dim())));
+    return paged_attention_cpu(q_TNH, {k_TGH, v_TGH, slots_}, storage_.pages(layer), schedule_,
+                               1 / std::sqrt(static_cast<double>(storage_.head_dim())));
   }
   if (path_ == AttentionPath::kFastest && CudaAttention::supports(storage_)) {
     if (!on_cuda_)

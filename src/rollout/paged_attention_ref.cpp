@@ -1,6 +1,7 @@
 // The same attention in tensor ops: gathers the pages of some sequences, masks, softmax. Any device.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
@@ -26,12 +27,18 @@ at::Tensor PagedAttention::attend_reference(int64_t layer, const at::Tensor& q_T
   const auto device = q_TNH.device();
   const at::ScalarType acc = accumulator_type(q_TNH.scalar_type());
   at::Tensor keys = storage_.keys(layer);
-  at::Tensor values = storage_.values(layer).narrow(3, 0, H);
+  at::Tensor values = storage_.values(layer);
+  const int64_t padded_H = values.size(3), pair = values.size(4);
 
   const at::Tensor slots_T = at::tensor(slots_, at::kLong).to(device);
   const at::Tensor page_T = slots_T.div(kPageTokens, "floor"), place_T = slots_T.remainder(kPageTokens);
-  keys.permute({0, 3, 1, 2}).index_put_({page_T, place_T}, k_TGH);
-  values.permute({0, 2, 1, 3}).index_put_({page_T, place_T}, v_TGH);
+  const std::vector<int64_t> padding = {0, padded_H - H};
+  keys.permute({0, 3, 1, 2, 4})
+      .index_put_({page_T, place_T},
+                  at::constant_pad_nd(k_TGH, padding).reshape({-1, G, padded_H / pair, pair}));
+  values.permute({0, 2, 4, 1, 3})
+      .index_put_({page_T, place_T.div(pair, "floor"), place_T.remainder(pair)},
+                  at::constant_pad_nd(v_TGH, padding));
 
   at::Tensor o_TNH = at::empty(q_TNH.sizes(), q_TNH.options());
   for (size_t first = 0, token = 0; first < segments_.size();) {
@@ -64,14 +71,16 @@ at::Tensor PagedAttention::attend_reference(int64_t layer, const at::Tensor& q_T
     const at::Tensor unused_SK = key_K.unsqueeze(0) >= begin_S.unsqueeze(1) + count;
 
     const at::Tensor k_SGHK = keys.index_select(0, table)
-                                  .view({S, num_pages, G, H, kPageTokens})
-                                  .permute({0, 2, 3, 1, 4})
-                                  .reshape({S, G, H, K})
+                                  .view({S, num_pages, G, padded_H / pair, kPageTokens, pair})
+                                  .permute({0, 2, 3, 5, 1, 4})
+                                  .reshape({S, G, padded_H, K})
+                                  .narrow(2, 0, H)
                                   .to(acc);
     const at::Tensor v_SGKH = values.index_select(0, table)
-                                  .view({S, num_pages, G, kPageTokens, H})
-                                  .permute({0, 2, 1, 3, 4})
-                                  .reshape({S, G, K, H})
+                                  .view({S, num_pages, G, kPageTokens / pair, padded_H, pair})
+                                  .permute({0, 2, 1, 3, 5, 4})
+                                  .reshape({S, G, K, padded_H})
+                                  .narrow(3, 0, H)
                                   .to(acc)
                                   .masked_fill(unused_SK.view({S, 1, K, 1}), 0.0);
     const at::Tensor q = q_TNH.narrow(0, static_cast<int64_t>(token), S * count)

@@ -111,9 +111,10 @@ class Fixture {
   int64_t seed_ = 0;
 };
 
-// Sums of up to 100 products of order 10, in the accumulator type; bf16 outputs are rounded once (2^-9).
+// Sums of up to 100 products of order 10, in the accumulator type; in bf16 outputs of up to 8 are rounded, and so may
+// weights be (2^-9 each).
 double tolerance(at::ScalarType dtype) {
-  return dtype == at::kDouble ? 1e-13 : dtype == at::kFloat ? 3e-5 : 2.5e-2;
+  return dtype == at::kDouble ? 1e-13 : dtype == at::kFloat ? 3e-5 : 3.2e-2;
 }
 
 std::vector<Fixture::Part> fill(Fixture& fixture, AttentionPath path) {
@@ -172,14 +173,20 @@ TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
 }
 
 TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
-  Fixture fixture({4, 2, 12}, at::kFloat);
-  const auto parts = fill(fixture, AttentionPath::kFastest);
-  const auto together = fixture.run(parts, AttentionPath::kFastest);
-  int64_t token = 0;
-  for (const auto& part : parts) {
-    for (int64_t i = 0; i < part.count; ++i, ++token) {
-      const auto alone = fixture.run({{part.sequence, part.begin + i, 1}}, AttentionPath::kFastest);
-      ASSERT_TRUE(at::equal(alone[0], together[token])) << "sequence " << part.sequence << ", token " << i;
+  // 2 to 40 entries a page; scores far enough apart that maxima rise in the middle of a run.
+  for (const Shape shape : {Shape{4, 2, 12}, Shape{8, 1, 64}, Shape{40, 1, 32}}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      Fixture fixture(shape, dtype);
+      const auto parts = fill(fixture, AttentionPath::kFastest);
+      const auto together = fixture.run(parts, AttentionPath::kFastest);
+      int64_t token = 0;
+      for (const auto& part : parts) {
+        for (int64_t i = 0; i < part.count; ++i, ++token) {
+          const auto alone = fixture.run({{part.sequence, part.begin + i, 1}}, AttentionPath::kFastest);
+          ASSERT_TRUE(at::equal(alone[0], together[token]))
+              << "N " << shape.N << " " << dtype << " sequence " << part.sequence << ", token " << i;
+        }
+      }
     }
   }
 }

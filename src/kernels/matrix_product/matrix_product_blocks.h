@@ -152,7 +152,9 @@ class Worker {
         }
         for (int64_t panel = begin; panel < end; ++panel)
           block(row, panel, a, packed, workspace + (panel - begin) * panel_elements(p_),
-                panel + 1 < end ? upcoming(row, panel + 1) : upcoming(row + Tiles::kRows, begin));
+                p_.c_transposed   ? upcoming_rows(row + Tiles::kRows, panel - begin, end - begin)
+                : panel + 1 < end ? upcoming(row, panel + 1)
+                                  : upcoming(row + Tiles::kRows, begin));
       }
     }
   }
@@ -216,7 +218,7 @@ class Worker {
 
   // Where the next block is written: c is larger than the caches, and a write waits for its line.
   Upcoming upcoming(int64_t row, int64_t panel) const {
-    if (row >= row_end_ || p_.c_transposed) return {};
+    if (row >= row_end_) return {};
     const int64_t element = p_.accumulate ? sizeof(float) : sizeof(T);
     const int64_t offset = row * p_.c_stride + panel * kPanelColumns;
     return {static_cast<const char*>(p_.c) + offset * element, p_.c_stride * element,
@@ -224,6 +226,17 @@ class Worker {
   }
 
  private:
+  // Share `part` of `parts` of the next rows of A, where A is a weight that is read where it lies, once.
+  Upcoming upcoming_rows(int64_t row, int64_t part, int64_t parts) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    if constexpr (!std::is_same_v<Tiles, AmxTiles>)
+      return {};  // few rows: they pass in the order they lie in
+    if (packed_a_ || row + Tiles::kRows > row_end_) return {};
+    const int64_t lines = ceil_div(p_.k, kLine), begin = part * lines / parts;
+    return {p_.a.data + row * p_.a.stride + begin * kLine, p_.a.stride * static_cast<int64_t>(sizeof(T)),
+            (part + 1) * lines / parts - begin};
+  }
+
   int64_t columns_of(int64_t panel) const { return std::min(kPanelColumns, p_.n - panel * kPanelColumns); }
 
   void load(float* sums, int64_t row, int64_t rows, int64_t column, int64_t columns) const {

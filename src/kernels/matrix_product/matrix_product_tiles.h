@@ -15,7 +15,7 @@ namespace bough {
 
 constexpr int64_t kPanelColumns = 32;
 
-// Memory that is written after a product: rows of `lines` cache lines, brought near while it runs.
+// Memory that is written, or read, after a product: rows of `lines` cache lines, brought near while it runs.
 struct Upcoming {
   const void* rows = nullptr;  // as many as a block has, or null
   int64_t stride = 0;          // in bytes

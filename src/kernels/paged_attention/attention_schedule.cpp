@@ -10,17 +10,18 @@ namespace {
 
 // Rows [begin, end) of the task that starts at row `origin` agree on pages below `page` and are sorted by
 // their tables. Emits the runs of what follows; recursion is at most as deep as there are rows.
-void emit_runs(AttentionSchedule& schedule, int32_t origin, int32_t begin, int32_t end, size_t page) {
+void emit_runs(AttentionSchedule& schedule, int32_t origin, int32_t begin, int32_t end, int64_t page) {
   const auto& rows = schedule.rows;
-  while (begin < end && rows[static_cast<size_t>(begin)].pages.size() == page) ++begin;  // these are done
+  while (begin < end && rows[static_cast<size_t>(begin)].num_pages == page) ++begin;  // these are done
   if (begin == end) return;
-  const auto first = rows[static_cast<size_t>(begin)].pages;
-  const auto last = rows[static_cast<size_t>(end - 1)].pages;
-  size_t common = page;
-  while (common < first.size() && common < last.size() && first[common] == last[common]) ++common;
+  const AttentionRow& first = rows[static_cast<size_t>(begin)];
+  const AttentionRow& last = rows[static_cast<size_t>(end - 1)];
+  int64_t common = page;
+  while (common < first.num_pages && common < last.num_pages && first.pages[common] == last.pages[common])
+    ++common;
   if (common > page) {
-    schedule.runs.push_back(
-        {begin - origin, end - origin, static_cast<int32_t>(page), static_cast<int32_t>(common), first});
+    schedule.runs.push_back({begin - origin, end - origin, static_cast<int32_t>(page),
+                             static_cast<int32_t>(common), first.pages});
     emit_runs(schedule, origin, begin, end, common);
     return;
   }
@@ -31,8 +32,9 @@ void emit_runs(AttentionSchedule& schedule, int32_t origin, int32_t begin, int32
   }
 }
 
-void add_task(AttentionSchedule& schedule, size_t row_begin) {
+void add_task(AttentionSchedule& schedule, size_t row_begin, bool decodes) {
   AttentionTask task;
+  task.decodes = decodes;
   task.row_begin = static_cast<int32_t>(row_begin);
   task.row_end = static_cast<int32_t>(schedule.rows.size());
   task.run_begin = static_cast<int32_t>(schedule.runs.size());
@@ -52,27 +54,28 @@ AttentionSchedule schedule_attention(std::span<const Segment> segments, int64_t 
     for (int64_t position = segment.begin; position < segment.begin + segment.count;) {
       const int64_t border = (position / kPageTokens + 1) * kPageTokens;
       const int64_t end = std::min(segment.begin + segment.count, border);
-      const auto pages = segment.pages.first(static_cast<size_t>(pages_for(end)));
+      const int64_t num_pages = pages_for(end);
       if (segment.count == 1) {
-        decode.push_back({token++, end, pages});
+        decode.push_back({token++, end, segment.pages.data(), num_pages});
         position = end;
         continue;
       }
       const size_t row_begin = schedule.rows.size();
-      for (; position < end; ++position) schedule.rows.push_back({token++, position + 1, pages});
-      add_task(schedule, row_begin);
+      for (; position < end; ++position)
+        schedule.rows.push_back({token++, position + 1, segment.pages.data(), num_pages});
+      add_task(schedule, row_begin, false);
     }
   }
   // Sequences that share pages become neighbours.
   std::stable_sort(decode.begin(), decode.end(), [](const AttentionRow& a, const AttentionRow& b) {
-    return std::lexicographical_compare(a.pages.begin(), a.pages.end(), b.pages.begin(), b.pages.end());
+    return std::lexicographical_compare(a.pages, a.pages + a.num_pages, b.pages, b.pages + b.num_pages);
   });
   for (size_t begin = 0; begin < decode.size(); begin += static_cast<size_t>(max_rows)) {
     const size_t end = std::min(decode.size(), begin + static_cast<size_t>(max_rows));
     const size_t row_begin = schedule.rows.size();
     schedule.rows.insert(schedule.rows.end(), decode.begin() + static_cast<int64_t>(begin),
                          decode.begin() + static_cast<int64_t>(end));
-    add_task(schedule, row_begin);
+    add_task(schedule, row_begin, true);
   }
   return schedule;
 }

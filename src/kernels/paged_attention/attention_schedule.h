@@ -18,21 +18,11 @@ struct Segment {
   int64_t count = 0;
 };
 
-// What a thread does at once: rows (query tokens) and the pages they visit, in order. Not a concept of
-// callers.
-struct AttentionRow {
-  int64_t token = 0;  // of the pass
-  int64_t limit = 0;  // sees positions below it; at least one of every page it visits
-  std::span<const int32_t> pages;
-};
-struct AttentionRun {  // rows [row_begin, row_end) visit pages[page_begin, page_end)
-  int32_t row_begin = 0, row_end = 0;
-  int32_t page_begin = 0, page_end = 0;
-  std::span<const int32_t> pages;
-};
+// Rows, and the runs that they take together: what a thread does at once. Not a concept of callers.
 struct AttentionTask {
   int32_t row_begin = 0, row_end = 0;
   int32_t run_begin = 0, run_end = 0;  // their rows count from row_begin
+  bool decodes = false;                // a row a sequence, else a part of one sequence
 };
 struct AttentionSchedule {
   std::vector<AttentionRow> rows;

@@ -1,80 +1,75 @@
-// Loops of paged attention on the CPU. A task's rows times the heads of one key/value head are its "entries";
-// each has a running maximum, a running sum (a vector, folded at the end) and a running output. Four entries
-// go through a page together, so that each load of the page serves four products; an entry's operations and
-// their order are the same however many neighbours it has.
+// Loops of paged attention on the CPU, but bf16 on one with AMX tiles (paged_attention_amx.cpp). An entry has a running
+// maximum, a running sum (a vector, folded at the end) and a running output. Four entries go through a page together,
+// so that each load of the page serves four products; an entry's operations and their order are the same however many
+// neighbours it has.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <vector>
+#include <optional>
 
-#include "base/error.h"
+#include "kernels/common/aligned_buffer.h"
+#include "kernels/common/dispatch.h"
 #include "kernels/common/simd.h"
+#include "kernels/matrix_product/matrix_product.h"
+#include "kernels/matrix_product/matrix_product_tiles.h"
 #include "kernels/paged_attention/paged_attention_cpu.h"
 
 namespace bough {
 
 namespace {
 
+template <class T>
+using Layer = LayerView<T, AccOf<T>>;
 using simd::kLanes;
 static_assert(kLanes == kPageTokens);
+template <class T>
+constexpr int64_t kPairSize = sizeof(T) == 2 ? 2 : 1;
 
 // Starting threads costs some 5 microseconds, in which one thread does about this many multiply-adds.
 constexpr int64_t kProductsWorthThreads = 200000;
 
-template <class T>
-struct LayerView {
-  const T* q;  // token t, head n at q + t * q_stride_t + n * q_stride_n
-  int64_t q_stride_t, q_stride_n;
-  T* o;                               // [T, N, H]
-  const T* keys;                      // [pages, G, H, 16]
-  const T* values;                    // [pages, G, 16, padded H]
-  typename simd::Types<T>::Acc* lse;  // [T, N], or null
-  typename simd::Types<T>::Acc scale;
-  int64_t N, G, H, padded_H;
-};
-
-// One task and one key/value head, with room for its entries.
-template <class T>
-struct TaskView {
-  using Acc = typename simd::Types<T>::Acc;
-  const AttentionRow* rows;
-  const AttentionRun* runs;
-  int64_t num_rows, num_runs, g;
-  Acc* q;        // [entries, H], scaled by 1/sqrt(H)
-  Acc* output;   // [entries, padded H]
-  Acc* sum;      // [entries, 16]
-  Acc* maximum;  // [entries]
-};
+// Elements of a page that lie in pairs (pages.h): 16 pairs as two vectors, or two rows of 16.
+BOUGH_INLINE void load_two(simd::Float16& even, simd::Float16& odd, const BFloat16Bits* pairs, int64_t) {
+  simd::UInt16 bits;
+  std::memcpy(&bits, pairs, sizeof bits);
+  const simd::UInt16 low = bits << 16, high = bits & 0xFFFF0000u;
+  std::memcpy(&even, &low, sizeof even);
+  std::memcpy(&odd, &high, sizeof odd);
+}
+template <class Vector, class A>
+BOUGH_INLINE void load_two(Vector& even, Vector& odd, const A* rows, int64_t stride) {
+  simd::load(even, rows);
+  simd::load(odd, rows + stride);
+}
 
 // One page, B entries: scores, running maximum and sum, weighted values.
 template <int B, class T>
-BOUGH_INLINE void visit_page(const LayerView<T>& layer, const TaskView<T>& task, int64_t entry,
+BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
                              const int64_t* counts, const T* keys, const T* values) {
   using Acc = typename simd::Types<T>::Acc;
   using Vector = typename simd::Types<T>::Vector;
   using Integers = typename simd::Types<T>::Integers;
   const int64_t H = layer.H, padded_H = layer.padded_H;
-  const Acc* q = task.q + entry * H;
+  const Acc* q = task.q + entry * padded_H;
   Vector even[B] = {}, odd[B] = {};  // two chains an entry hide the latency of the additions
   int64_t h = 0;
   for (; h + 1 < H; h += 2) {
     Vector k0, k1;
-    simd::load(k0, keys + h * kLanes);
-    simd::load(k1, keys + (h + 1) * kLanes);
+    load_two(k0, k1, keys + h * kLanes, kLanes);
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
-      even[b] += q[b * H + h] * k0;
-      odd[b] += q[b * H + h + 1] * k1;
+      even[b] += q[b * padded_H + h] * k0;
+      odd[b] += q[b * padded_H + h + 1] * k1;
     }
   }
   if (h < H) {
-    Vector k0;
-    simd::load(k0, keys + h * kLanes);
+    Vector k0, padding;
+    load_two(k0, padding, keys + h * kLanes, kLanes);
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) even[b] += q[b * H + h] * k0;
+    for (int b = 0; b < B; ++b) even[b] += q[b * padded_H + h] * k0;
   }
   const Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   alignas(64) Acc weights[B][kLanes];
@@ -113,11 +108,14 @@ BOUGH_INLINE void visit_page(const LayerView<T>& layer, const TaskView<T>& task,
     Vector o[B];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) simd::load(o[b], task.output + (entry + b) * padded_H + c);
-    for (int64_t j = 0; j < num_keys; ++j) {
-      Vector v;
-      simd::load(v, values + j * padded_H + c);
+    for (int64_t j = 0; j < num_keys; j += 2) {
+      Vector v0, v1;
+      load_two(v0, v1, values + j * padded_H + c * kPairSize<T>, padded_H);
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) o[b] += weights[b][j] * v;
+      for (int b = 0; b < B; ++b) o[b] += weights[b][j] * v0;
+      if (j + 1 == num_keys) break;
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) o[b] += weights[b][j + 1] * v1;
     }
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) simd::store(task.output + (entry + b) * padded_H + c, o[b]);
@@ -125,16 +123,17 @@ BOUGH_INLINE void visit_page(const LayerView<T>& layer, const TaskView<T>& task,
 }
 
 template <class T>
-BOUGH_INLINE void run_task(const LayerView<T>* layer_view, const TaskView<T>* task_view) {
+BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>* task_view) {
   using Acc = typename simd::Types<T>::Acc;
   using Vector = typename simd::Types<T>::Vector;
-  const LayerView<T>& layer = *layer_view;
-  const TaskView<T>& task = *task_view;
-  const int64_t H = layer.H, padded_H = layer.padded_H, heads = layer.N / layer.G;
+  const Layer<T>& layer = *layer_view;
+  const TaskView<Acc>& task = *task_view;
+  const int64_t H = layer.H, padded_H = layer.padded_H, heads = layer.heads();
+  const Acc scale = static_cast<Acc>(layer.scale);
   for (int64_t e = 0; e < task.num_rows * heads; ++e) {
     const T* q = layer.q + task.rows[e / heads].token * layer.q_stride_t +
                  (task.g * heads + e % heads) * layer.q_stride_n;
-    for (int64_t h = 0; h < H; ++h) task.q[e * H + h] = simd::widen(q[h]) * layer.scale;
+    for (int64_t h = 0; h < H; ++h) task.q[e * padded_H + h] = simd::widen(q[h]) * scale;
     for (int64_t h = 0; h < padded_H; ++h) task.output[e * padded_H + h] = 0;
     for (int64_t j = 0; j < kLanes; ++j) task.sum[e * kLanes + j] = 0;
     task.maximum[e] = -std::numeric_limits<Acc>::infinity();
@@ -143,9 +142,8 @@ BOUGH_INLINE void run_task(const LayerView<T>* layer_view, const TaskView<T>* ta
     const AttentionRun& run = task.runs[r];
     const int64_t entry_end = run.row_end * heads;
     for (int64_t p = run.page_begin; p < run.page_end; ++p) {
-      const int64_t page = run.pages.data()[p] * layer.G + task.g;
-      const T* keys = layer.keys + page * H * kLanes;
-      const T* values = layer.values + page * padded_H * kLanes;
+      const T* keys = layer.keys + layer.offset(run.pages[p], task.g);
+      const T* values = layer.values + layer.offset(run.pages[p], task.g);
       for (int64_t e = run.row_begin * heads; e < entry_end;) {
         const int64_t block = entry_end - e < 4 ? entry_end - e : 4;
         int64_t counts[4];
@@ -174,46 +172,87 @@ BOUGH_INLINE void run_task(const LayerView<T>* layer_view, const TaskView<T>* ta
   }
 }
 
-#define BOUGH_RUN_TASK(T) \
-  BOUGH_ON_BEST_ISA(run, (const LayerView<T>* layer, const TaskView<T>* task), (layer, task), run_task<T>)
+#define BOUGH_RUN_TASK(T)                                                                            \
+  BOUGH_ON_BEST_ISA(run, (const Layer<T>* layer, const TaskView<AccOf<T>>* task), (layer, task), \
+                    run_task<T>)
 BOUGH_RUN_TASK(float)
 BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
 
+// One token's key and value of one head. The first token of a page clears its values: the others' slots are read, with
+// weight 0.
 template <class T>
-void store_tokens(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& k_TGH,
-                  const at::Tensor& v_TGH, std::span<const int64_t> slots) {
-  const int64_t G = k_TGH.size(1), H = k_TGH.size(2), padded_H = values.size(3);
-  const T* k_data = static_cast<const T*>(k_TGH.const_data_ptr());
-  const T* v_data = static_cast<const T*>(v_TGH.const_data_ptr());
-  T* key_pages = static_cast<T*>(keys.mutable_data_ptr());
-  T* value_pages = static_cast<T*>(values.mutable_data_ptr());
-  const int64_t k_stride_t = k_TGH.stride(0), k_stride_g = k_TGH.stride(1);
-  const int64_t v_stride_t = v_TGH.stride(0), v_stride_g = v_TGH.stride(1);
-  at::parallel_for(0, k_TGH.size(0), 64, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t page = slots[static_cast<size_t>(t)] / kPageTokens,
-                    place = slots[static_cast<size_t>(t)] % kPageTokens;
-      for (int64_t g = 0; g < G; ++g) {
-        const T* k = k_data + t * k_stride_t + g * k_stride_g;
-        const T* v = v_data + t * v_stride_t + g * v_stride_g;
-        T* key = key_pages + (page * G + g) * H * kPageTokens + place;
-        T* value = value_pages + ((page * G + g) * kPageTokens + place) * padded_H;
-        for (int64_t h = 0; h < H; ++h) key[h * kPageTokens] = k[h];
-        std::memcpy(value, v, static_cast<size_t>(H) * sizeof(T));
-        std::memset(value + H, 0, static_cast<size_t>(padded_H - H) * sizeof(T));
-      }
-    }
-  });
+void store_token(T* key, T* value, const T* k, const T* v, int64_t place, int64_t H, int64_t padded_H) {
+  for (int64_t h = 0; h < padded_H; ++h) key[h * kPageTokens + place] = h < H ? k[h] : T{};
+  if (place == 0) std::memset(value, 0, static_cast<size_t>(kPageTokens * padded_H) * sizeof(T));
+  std::memcpy(value + place * padded_H, v, static_cast<size_t>(H) * sizeof(T));
+}
+void store_token(BFloat16Bits* key, BFloat16Bits* value, const BFloat16Bits* k, const BFloat16Bits* v,
+                 int64_t place, int64_t H, int64_t padded_H) {
+  BFloat16Bits* to = key + 2 * place;
+  for (int64_t h = 0; h < padded_H; h += 2, to += 2 * kPageTokens) {
+    const BFloat16Bits pair[2] = {h < H ? k[h] : BFloat16Bits{}, h + 1 < H ? k[h + 1] : BFloat16Bits{}};
+    std::memcpy(to, pair, sizeof pair);
+  }
+  if (place == 0) std::memset(value, 0, static_cast<size_t>(kPageTokens * padded_H) * sizeof(BFloat16Bits));
+  to = value + place / 2 * 2 * padded_H + place % 2;
+  for (int64_t h = 0; h < H; ++h) to[2 * h] = v[h];
+}
+
+// Keys and values of tokens on their way into pages.
+template <class T>
+struct Tokens {
+  const T* k;  // token t, head g at k + t * k_stride_t + g * k_stride_g
+  const T* v;
+  int64_t k_stride_t, k_stride_g, v_stride_t, v_stride_g;
+  T* pages;
+  int64_t G, H;
+
+  Tokens(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH)
+      : k(data<T>(k_TGH)),
+        v(data<T>(v_TGH)),
+        k_stride_t(k_TGH.stride(0)),
+        k_stride_g(k_TGH.stride(1)),
+        v_stride_t(v_TGH.stride(0)),
+        v_stride_g(v_TGH.stride(1)),
+        pages(mutable_data<T>(pages)),
+        G(k_TGH.size(1)),
+        H(k_TGH.size(2)) {}
+
+  void store(int64_t t, int64_t g, int64_t slot) const {
+    const int64_t padded_H = padded_head_dim(H);
+    T* page = pages + (slot / kPageTokens * G + g) * 2 * kPageTokens * padded_H;
+    store_token(page, page + kPageTokens * padded_H, k + t * k_stride_t + g * k_stride_g,
+                v + t * v_stride_t + g * v_stride_g, slot % kPageTokens, H, padded_H);
+  }
+};
+
+// Whether tiles compute that type. The choice depends on the type alone: a token's result must not depend on more.
+template <class T>
+bool by_tiles() {
+  return std::is_same_v<T, BFloat16Bits> && has_tiles(at::kBFloat16);
 }
 
 template <class T>
-void run_schedule(const LayerView<T>& layer, const AttentionSchedule& schedule) {
+void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
+                  std::span<const int64_t> slots, const AttentionSchedule& schedule) {
   using Acc = typename simd::Types<T>::Acc;
-  int64_t max_rows = 0;
-  for (const AttentionTask& task : schedule.tasks)
+  // Of prompts: other tasks read them. A head's pages are one thread's: tokens of a page share its lines.
+  int64_t max_rows = 0, prompt_tokens = 0;
+  for (const AttentionTask& task : schedule.tasks) {
     max_rows = std::max<int64_t>(max_rows, task.row_end - task.row_begin);
-  const int64_t max_entries = max_rows * (layer.N / layer.G);
+    prompt_tokens += task.decodes ? 0 : task.row_end - task.row_begin;
+  }
+  if (tokens && prompt_tokens > 0) {
+    at::parallel_for(0, layer.G, 1, [&](int64_t begin, int64_t end) {
+      for (const AttentionTask& task : schedule.tasks)
+        for (int32_t row = task.row_begin; !task.decodes && row < task.row_end; ++row) {
+          const int64_t token = schedule.rows[static_cast<size_t>(row)].token;
+          for (int64_t g = begin; g < end; ++g) tokens->store(token, g, slots[static_cast<size_t>(token)]);
+        }
+    });
+  }
+  const int64_t max_entries = max_rows * layer.heads();
   const int64_t num_units = static_cast<int64_t>(schedule.tasks.size()) * layer.G;
   int64_t products = 0;  // multiply-adds of the scores; the values take as many
   for (const AttentionTask& task : schedule.tasks) {
@@ -227,60 +266,66 @@ void run_schedule(const LayerView<T>& layer, const AttentionSchedule& schedule) 
       products < kProductsWorthThreads ? 1 : std::min<int64_t>(at::get_num_threads(), num_units);
   std::atomic<int64_t> next = 0;  // tasks differ in length: threads take the next one when they are free
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
-    std::vector<Acc> scratch(static_cast<size_t>(max_entries * (layer.H + layer.padded_H + kLanes + 1)));
+    const AlignedBuffer<Acc> scratch(max_entries * (2 * layer.padded_H + kLanes + 1));
     for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < num_units;) {
       const AttentionTask& task = schedule.tasks[static_cast<size_t>(unit / layer.G)];
-      TaskView<T> view;
+      TaskView<Acc> view;
       view.rows = schedule.rows.data() + task.row_begin;
       view.runs = schedule.runs.data() + task.run_begin;
       view.num_rows = task.row_end - task.row_begin;
       view.num_runs = task.run_end - task.run_begin;
       view.g = unit % layer.G;
-      view.output = scratch.data();
-      view.sum = view.output + max_entries * layer.padded_H;
-      view.q = view.sum + max_entries * kLanes;
-      view.maximum = view.q + max_entries * layer.H;
+      view.output = scratch.get();
+      view.q = view.output + max_entries * layer.padded_H;
+      view.sum = view.q + max_entries * layer.padded_H;
+      view.maximum = view.sum + max_entries * kLanes;
+      for (int64_t row = 0; tokens && task.decodes && row < view.num_rows; ++row)  // nobody else reads their pages
+        tokens->store(view.rows[row].token, view.g, slots[static_cast<size_t>(view.rows[row].token)]);
+      if constexpr (std::is_same_v<T, BFloat16Bits>) {
+        if (by_tiles<T>()) {
+          amx::run_attention_task(layer, view);
+          continue;
+        }
+      }
       run(&layer, &view);
     }
+    if (by_tiles<T>()) amx::end_tiles();
   });
-}
-
-template <class Function>
-void dispatch(at::ScalarType type, Function&& function) {
-  switch (type) {
-    case at::kFloat: return function(float{});
-    case at::kDouble: return function(double{});
-    case at::kBFloat16: return function(BFloat16Bits{});
-    default: BOUGH_CHECK(false, "paged attention computes in fp32, fp64 and bf16, got ", type);
-  }
 }
 
 }  // namespace
 
-void store_in_pages(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& k_TGH,
-                    const at::Tensor& v_TGH, std::span<const int64_t> slots) {
-  dispatch(keys.scalar_type(), [&]<class T>(T) { store_tokens<T>(keys, values, k_TGH, v_TGH, slots); });
+void store_in_pages(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
+                    std::span<const TokenSlot> tokens) {
+  dispatch_float_types(pages.scalar_type(), "paged attention", [&]<class T>() {
+    const Tokens<T> from(pages, k_TGH, v_TGH);
+    at::parallel_for(0, from.G, 1, [&](int64_t begin, int64_t end) {
+      for (const TokenSlot& token : tokens)
+        for (int64_t g = begin; g < end; ++g) from.store(token.token, g, token.slot);
+    });
+  });
 }
 
-at::Tensor paged_attention(const at::Tensor& q_TNH, const at::Tensor& keys, const at::Tensor& values,
-                           const AttentionSchedule& schedule, double scale, const at::Tensor* lse_TN) {
+at::Tensor paged_attention_cpu(const at::Tensor& q_TNH, const NewTokens& new_tokens, const at::Tensor& pages,
+                               const AttentionSchedule& schedule, double scale, const at::Tensor* lse_TN) {
   at::Tensor o_TNH = at::empty(q_TNH.sizes(), q_TNH.options());
-  dispatch(q_TNH.scalar_type(), [&]<class T>(T) {
-    using Acc = typename simd::Types<T>::Acc;
-    LayerView<T> view;
-    view.q = static_cast<const T*>(q_TNH.const_data_ptr());
+  dispatch_float_types(q_TNH.scalar_type(), "paged attention", [&]<class T>() {
+    Layer<T> view;
+    view.q = data<T>(q_TNH);
     view.q_stride_t = q_TNH.stride(0);
     view.q_stride_n = q_TNH.stride(1);
-    view.o = static_cast<T*>(o_TNH.mutable_data_ptr());
-    view.keys = static_cast<const T*>(keys.const_data_ptr());
-    view.values = static_cast<const T*>(values.const_data_ptr());
-    view.lse = lse_TN ? static_cast<Acc*>(lse_TN->mutable_data_ptr()) : nullptr;
-    view.scale = static_cast<Acc>(scale);
+    view.o = mutable_data<T>(o_TNH);
+    view.lse = lse_TN ? mutable_data<AccOf<T>>(*lse_TN) : nullptr;
     view.N = q_TNH.size(1);
-    view.G = keys.size(1);
+    view.G = pages.size(1);
     view.H = q_TNH.size(2);
-    view.padded_H = values.size(3);
-    run_schedule(view, schedule);
+    view.padded_H = padded_head_dim(view.H);
+    view.keys = data<T>(pages);
+    view.values = view.keys + kPageTokens * view.padded_H;
+    view.scale = scale;
+    std::optional<Tokens<T>> tokens;
+    if (new_tokens.k_TGH.defined()) tokens.emplace(pages, new_tokens.k_TGH, new_tokens.v_TGH);
+    run_schedule(view, tokens, new_tokens.slots, schedule);
   });
   return o_TNH;
 }

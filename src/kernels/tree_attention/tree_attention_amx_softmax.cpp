@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/common/exp2_avx512.h"
 #include "kernels/matrix_product/transpose_16x16.h"
 
 namespace bough::amx {
@@ -9,18 +10,6 @@ namespace bough::amx {
 namespace {
 constexpr float kLn2 = 0.693147181f;
 constexpr float kLowest = -3.0e38f;  // finite: the difference of two of them is 0, not NaN
-
-// 2^x = 2^floor(x) · 2^f, 2^f by a polynomial of degree 4, within 3e-6: bf16 keeps 4e-3. NaN stays NaN; beyond the range
-// it is 0 or infinity.
-inline __m512 exp2_lanes(__m512 x) {
-  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 y = _mm512_set1_ps(1.35341680e-2f);
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.20114611e-2f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.41442756e-1f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93003835e-1f));
-  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.00000259f));
-  return _mm512_scalef_ps(y, x);
-}
 
 inline __m512i lane_numbers() {
   return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

@@ -23,6 +23,9 @@ class TreePages {
   int64_t num_pages() const { return static_cast<int64_t>(key_of_slot_.size()) / kPageTokens; }
   // Of each page's slots: the key there, an index into end_local; -1 where none is.
   std::span<const int32_t> key_of_slot() const { return key_of_slot_; }
+  // The same as lists: keys of the stack, keys of the pass.
+  std::span<const TokenSlot> stack_slots() const { return stack_slots_; }
+  std::span<const TokenSlot> own_slots() const { return own_slots_; }
   const AttentionSchedule& schedule() const { return schedule_; }
 
  private:
@@ -30,6 +33,7 @@ class TreePages {
   void close_segment(int64_t end);
 
   std::vector<int32_t> key_of_slot_;
+  std::vector<TokenSlot> stack_slots_, own_slots_;
   std::vector<std::vector<int32_t>> tables_;  // of the segments
   std::vector<Segment> segments_;
   AttentionSchedule schedule_;

@@ -1,0 +1,304 @@
+// Paged attention by AMX tiles. Up to 16 entries go through a run of pages together, a batch of pages at a time:
+//
+//   S = Q·Kᵀ of every page of the batch;  P = 2^(scale·S - max), page by page;  O += P·V, page by page
+//
+// An entry is a row of the tiles, whose products and sums do not depend on the other rows. Its maximum is raised, and
+// its sum and output rescaled, only at a page with a score that is kSlack above it: a rule of the entry and the page,
+// so that batches, neighbours and the borders of runs change nothing. Weights then reach 2^kSlack, which costs no
+// precision and spares nearly all rescaling.
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels/common/exp2_avx512.h"
+#include "kernels/paged_attention/paged_attention_task.h"
+
+namespace bough::amx {
+
+namespace {
+using Element = BFloat16Bits;
+using Layer = LayerView<Element, float>;
+constexpr int64_t kRows = 16;  // of a tile
+constexpr int64_t kPage = kPageTokens;
+constexpr int64_t kDepth = 32;        // of a tile of queries or keys
+constexpr int64_t kBatch = 8;         // pages; their scores stay near
+constexpr int64_t kLineBytes = 64;    // a tile's row: 16 sums, 32 elements, or 16 pairs
+constexpr int64_t kWeightBytes = 32;  // a row of weights: 16 elements
+constexpr int64_t kAhead = 8;         // pages between the one computed and the one brought near
+constexpr float kSlack = 8;           // in powers of two
+constexpr float kLowest = -3.0e38f;   // finite: the difference of two of them is 0, not NaN
+constexpr double kLog2E = 1.4426950408889634;
+constexpr float kLn2 = 0.693147181f;
+
+// Tiles: 0 to 3 sums, 4 queries, 5 keys, 6 weights, 7 values.
+void configure(int64_t rows) {
+  struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  static_assert(sizeof config == 64);
+  for (int tile = 0; tile < 8; ++tile) {
+    config.row_bytes[tile] = tile == 6 ? kWeightBytes : kLineBytes;
+    config.rows[tile] = static_cast<uint8_t>(tile == 5 ? kRows : tile == 7 ? kPage / 2 : rows);
+  }
+  // The compiler does not know that the instruction reads its operand.
+  asm volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+// The pages that a task visits, in order, kAhead of them before they are computed: pages lie anywhere in a memory far
+// larger than the caches.
+class Ahead {
+ public:
+  Ahead(const Layer& layer, const TaskView<float>& task) : layer_(layer), task_(task) {
+    if (task.num_runs > 0) page_ = task.runs[0].page_begin;
+    for (int64_t i = 0; i < kAhead; ++i) next();
+  }
+  // Offset of that page's keys, and of its values; of the last page at the end.
+  int64_t next() {
+    if (run_ == task_.num_runs) return offset_;
+    const AttentionRun& run = task_.runs[run_];
+    offset_ = layer_.offset(run.pages[page_], task_.g);
+    if (++page_ == run.page_end && ++run_ < task_.num_runs) page_ = task_.runs[run_].page_begin;
+    return offset_;
+  }
+
+ private:
+  const Layer& layer_;
+  const TaskView<float>& task_;
+  int64_t run_ = 0, page_ = 0, offset_ = 0;
+};
+
+// Entries [first, first + count) of a task on their way through a run.
+struct Block {
+  const Layer& layer;
+  const TaskView<float>& task;
+  const AttentionRun& run;
+  int64_t first, count;
+  const Element* q;  // [count][padded H]
+  float* o;          // [count][padded H]
+};
+
+// Pages of a run whose scores are in flight: their keys and values, and those that are brought near meanwhile.
+struct Batch {
+  int64_t count;
+  const Element* keys[kBatch];
+  const Element* values[kBatch];
+  const Element* keys_ahead[kBatch];
+  const Element* values_ahead[kBatch];
+};
+
+void find_pages(const Block& block, int64_t page, int64_t count, Ahead* ahead, Batch& batch) {
+  const auto& layer = block.layer;
+  batch.count = count;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t offset = layer.offset(block.run.pages[page + i], block.task.g);
+    const int64_t offset_ahead = ahead ? ahead->next() : offset;
+    batch.keys[i] = layer.keys + offset;
+    batch.values[i] = layer.values + offset;
+    batch.keys_ahead[i] = layer.keys + offset_ahead;
+    batch.values_ahead[i] = layer.values + offset_ahead;
+  }
+}
+
+template <int kLines>
+inline void bring_near(const Element* tile, int64_t stride) {
+  for (int i = 0; i < kLines; ++i)
+    _mm_prefetch(reinterpret_cast<const char*>(tile) + i * stride, _MM_HINT_T1);
+}
+
+// scores[4][16 rows][16] of pages [first, first + count) of the batch, count <= 4.
+void multiply_keys(const Block& block, const Batch& batch, int64_t first, int64_t count, float* scores) {
+  const int64_t q_stride = block.layer.padded_H * static_cast<int64_t>(sizeof(Element));
+  const Element* const* keys = batch.keys + first;
+  const Element* const* ahead = batch.keys_ahead + first;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t h = 0; h < block.layer.padded_H; h += kDepth) {
+    _tile_loadd(4, block.q + h, q_stride);
+    const int64_t at = h * kPage;
+    _tile_loadd(5, keys[0] + at, kLineBytes);
+    _tile_dpbf16ps(0, 4, 5);
+    bring_near<16>(ahead[0] + at, kLineBytes);
+    if (count > 1) {
+      _tile_loadd(5, keys[1] + at, kLineBytes);
+      _tile_dpbf16ps(1, 4, 5);
+      bring_near<16>(ahead[1] + at, kLineBytes);
+    }
+    if (count > 2) {
+      _tile_loadd(5, keys[2] + at, kLineBytes);
+      _tile_dpbf16ps(2, 4, 5);
+      bring_near<16>(ahead[2] + at, kLineBytes);
+    }
+    if (count > 3) {
+      _tile_loadd(5, keys[3] + at, kLineBytes);
+      _tile_dpbf16ps(3, 4, 5);
+      bring_near<16>(ahead[3] + at, kLineBytes);
+    }
+  }
+  constexpr int64_t kTile = kRows * kPage;
+  _tile_stored(0, scores, kLineBytes);
+  if (count > 1) _tile_stored(1, scores + kTile, kLineBytes);
+  if (count > 2) _tile_stored(2, scores + 2 * kTile, kLineBytes);
+  if (count > 3) _tile_stored(3, scores + 3 * kTile, kLineBytes);
+}
+
+// o += weights[page][16 rows][16] times the values of pages [begin, end) of the batch.
+template <int kTiles>
+void add_columns(const Block& block, const Batch& batch, int64_t begin, int64_t end, const Element* weights,
+                 int64_t column) {
+  const int64_t o_stride = block.layer.padded_H * static_cast<int64_t>(sizeof(float));
+  const int64_t v_stride = block.layer.padded_H * 2 * static_cast<int64_t>(sizeof(Element));
+  float* o = block.o + column;
+  _tile_loadd(0, o, o_stride);
+  _tile_loadd(1, o + 16, o_stride);
+  if constexpr (kTiles > 2) {
+    _tile_loadd(2, o + 32, o_stride);
+    _tile_loadd(3, o + 48, o_stride);
+  }
+  for (int64_t i = begin; i < end; ++i) {
+    const Element* values = batch.values[i] + 2 * column;
+    const Element* ahead = batch.values_ahead[i] + 2 * column;
+    _tile_loadd(6, weights + i * kRows * kPage, kWeightBytes);
+    _tile_loadd(7, values, v_stride);
+    _tile_dpbf16ps(0, 6, 7);
+    bring_near<8>(ahead, v_stride);
+    _tile_loadd(7, values + 32, v_stride);
+    _tile_dpbf16ps(1, 6, 7);
+    bring_near<8>(ahead + 32, v_stride);
+    if constexpr (kTiles > 2) {
+      _tile_loadd(7, values + 64, v_stride);
+      _tile_dpbf16ps(2, 6, 7);
+      bring_near<8>(ahead + 64, v_stride);
+      _tile_loadd(7, values + 96, v_stride);
+      _tile_dpbf16ps(3, 6, 7);
+      bring_near<8>(ahead + 96, v_stride);
+    }
+  }
+  _tile_stored(0, o, o_stride);
+  _tile_stored(1, o + 16, o_stride);
+  if constexpr (kTiles > 2) {
+    _tile_stored(2, o + 32, o_stride);
+    _tile_stored(3, o + 48, o_stride);
+  }
+}
+void add_values(const Block& block, const Batch& batch, int64_t begin, int64_t end, const Element* weights) {
+  if (begin == end) return;
+  int64_t column = 0;
+  for (; column + 64 <= block.layer.padded_H; column += 64)
+    add_columns<4>(block, batch, begin, end, weights, column);
+  if (column < block.layer.padded_H) add_columns<2>(block, batch, begin, end, weights, column);
+}
+
+// The entry's maximum becomes that of these scores.
+void raise_maximum(const Block& block, int64_t entry, __m512 scores, __mmask16 visible) {
+  float& maximum = block.task.maximum[block.first + entry];
+  const float raised = _mm512_mask_reduce_max_ps(visible, scores);
+  const __m512 factor = exp2_lanes(_mm512_set1_ps(maximum - raised));
+  maximum = raised;
+  float* sum = block.task.sum + (block.first + entry) * kPage;
+  _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), factor));
+  float* o = block.o + entry * block.layer.padded_H;
+  for (int64_t h = 0; h < block.layer.padded_H; h += 16)
+    _mm512_storeu_ps(o + h, _mm512_mul_ps(_mm512_loadu_ps(o + h), factor));
+}
+
+void run_block(const Block& block, Ahead* ahead, float* scores, Element* weights, float scale) {
+  const __m512 factor = _mm512_set1_ps(scale), slack = _mm512_set1_ps(kSlack);
+  // Lanes of the run's last page that an entry sees; it sees all of the others.
+  __mmask16 seen_of_last[kRows];
+  for (int64_t entry = 0; entry < block.count; ++entry) {
+    const int64_t left =
+        block.task.rows[(block.first + entry) / block.layer.heads()].limit - (block.run.page_end - 1) * kPage;
+    seen_of_last[entry] = left >= kPage ? ~__mmask16{0} : static_cast<__mmask16>((1u << left) - 1);
+  }
+  Batch batch;
+  for (int64_t page = block.run.page_begin; page < block.run.page_end; page += batch.count) {
+    const int64_t left = block.run.page_end - page;
+    find_pages(block, page, left < kBatch ? left : kBatch, ahead, batch);
+    for (int64_t i = 0; i < batch.count; i += 4)
+      multiply_keys(block, batch, i, batch.count - i < 4 ? batch.count - i : 4, scores + i * kRows * kPage);
+    int64_t added = 0;  // pages of the batch that the outputs hold
+    for (int64_t i = 0; i < batch.count; ++i) {
+      const bool is_last = page + i + 1 == block.run.page_end;
+      for (int64_t entry = 0; entry < block.count; ++entry) {
+        const int64_t at = (i * kRows + entry) * kPage;
+        const __mmask16 visible = is_last ? seen_of_last[entry] : ~__mmask16{0};
+        const float* maximum = block.task.maximum + block.first + entry;
+        const __m512 score = _mm512_mul_ps(_mm512_load_ps(scores + at), factor);
+        __m512 above = _mm512_sub_ps(score, _mm512_set1_ps(*maximum));
+        if (_mm512_mask_cmp_ps_mask(visible, above, slack, _CMP_GT_OQ)) {
+          add_values(block, batch, added, i, weights);
+          added = i;
+          raise_maximum(block, entry, score, visible);
+          above = _mm512_sub_ps(score, _mm512_set1_ps(*maximum));
+        }
+        const __m512 weight = _mm512_maskz_mov_ps(visible, exp2_lanes(above));
+        float* sum = block.task.sum + (block.first + entry) * kPage;
+        _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), weight));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(weights + at),
+                           reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(weight)));
+      }
+    }
+    add_values(block, batch, added, batch.count, weights);
+  }
+}
+
+void begin_entry(const Layer& layer, const TaskView<float>& task, int64_t entry, Element* q) {
+  const int64_t heads = layer.heads(), H = layer.H, padded_H = layer.padded_H;
+  std::memcpy(q + entry * padded_H,
+              layer.q + task.rows[entry / heads].token * layer.q_stride_t +
+                  (task.g * heads + entry % heads) * layer.q_stride_n,
+              static_cast<size_t>(H) * sizeof(Element));
+  std::memset(q + entry * padded_H + H, 0, static_cast<size_t>(padded_H - H) * sizeof(Element));
+  std::memset(task.output + entry * padded_H, 0, static_cast<size_t>(padded_H) * sizeof(float));
+  std::memset(task.sum + entry * kPage, 0, kPage * sizeof(float));
+  task.maximum[entry] = kLowest;
+}
+
+void finish_entry(const Layer& layer, const TaskView<float>& task, int64_t entry) {
+  const int64_t heads = layer.heads();
+  const float sum = _mm512_reduce_add_ps(_mm512_loadu_ps(task.sum + entry * kPage));
+  const int64_t row = task.rows[entry / heads].token * layer.N + task.g * heads + entry % heads;
+  if (layer.lse) layer.lse[row] = (task.maximum[entry] + __builtin_log2f(sum)) * kLn2;
+  const __m512 inverse = _mm512_set1_ps(1.0f / sum);
+  const float* output = task.output + entry * layer.padded_H;
+  Element* o = layer.o + row * layer.H;
+  for (int64_t h = 0; h < layer.H; h += 16) {
+    const int64_t left = layer.H - h;
+    const __mmask16 lanes = left >= 16 ? ~__mmask16{0} : static_cast<__mmask16>((1u << left) - 1);
+    const auto rounded =
+        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(output + h), inverse)));
+    _mm256_mask_storeu_epi16(o + h, lanes, rounded);
+  }
+}
+}  // namespace
+
+void run_attention_task(const Layer& layer, const TaskView<float>& task) {
+  alignas(64) float scores[kBatch * kRows * kPage];
+  alignas(64) Element weights[kBatch * kRows * kPage];
+  const int64_t heads = layer.heads(), entries = task.num_rows * heads;
+  const auto scale = static_cast<float>(layer.scale * kLog2E);
+  auto* q = reinterpret_cast<Element*>(task.q);
+  for (int64_t entry = 0; entry < entries; ++entry) begin_entry(layer, task, entry, q);
+  Ahead ahead(layer, task);
+  int64_t configured = 0;
+  for (int64_t r = 0; r < task.num_runs; ++r) {
+    const AttentionRun& run = task.runs[r];
+    for (int64_t first = run.row_begin * heads, count; first < run.row_end * heads; first += count) {
+      count = run.row_end * heads - first < kRows ? run.row_end * heads - first : kRows;
+      if (count != configured) configure(count);
+      configured = count;
+      // Further entries find the run's pages near.
+      run_block(
+          {layer, task, run, first, count, q + first * layer.padded_H, task.output + first * layer.padded_H},
+          first == run.row_begin * heads ? &ahead : nullptr, scores, weights, scale);
+    }
+  }
+  for (int64_t entry = 0; entry < entries; ++entry) finish_entry(layer, task, entry);
+}
+
+}  // namespace bough::amx
