@@ -50,10 +50,12 @@ def greedy(model, prompts: list[list[int]], eos: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("architecture", "count", "options"),
     [
-        ("qwen3", 200, []),
-        ("qwen3", 200, ["--batch-invariant"]),
-        ("qwen2_tied", 40, []),
-        ("llama", 40, []),
+        ("qwen3", 32, []),
+        ("qwen3", 32, ["--no-batch-invariant"]),
+        ("qwen2_tied", 16, []),
+        ("llama", 16, []),
+        pytest.param("qwen3", 200, [], marks=pytest.mark.slow),
+        pytest.param("qwen3", 200, ["--no-batch-invariant"], marks=pytest.mark.slow),
     ],
 )
 def test_greedy_equals_generate(bough, tiny_models, tmp_path, architecture, count, options):
@@ -64,10 +66,7 @@ def test_greedy_equals_generate(bough, tiny_models, tmp_path, architecture, coun
     prompt_file, out = tmp_path / "prompts.jsonl", tmp_path / "rollouts.jsonl"
     prompt_file.write_text("".join(json.dumps({"input_ids": ids}) + "\n" for ids in prompts))
     arguments = ["--model", directory, "--prompts", prompt_file, "--out", out, "--temperature", "0"]
-    done = bough("rollout", *arguments, "--max-new-tokens", NEW_TOKENS, "--max-concurrent", "37", *options)
-    if options and "needs a CPU with" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, str(done)
+    bough("rollout", *arguments, "--max-new-tokens", NEW_TOKENS, "--max-concurrent", 37, *options, ok=True)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(lines) == count
     ties = 0
@@ -83,4 +82,4 @@ def test_greedy_equals_generate(bough, tiny_models, tmp_path, architecture, coun
         best = logits.topk(2).values
         assert best[0] - best[1] < TIE, f"prompt {prompt}: {ours} instead of {theirs} from token {first}"
         ties += 1
-    assert ties <= count // 20  # the exception must not swallow the rule
+    assert ties <= max(1, count // 20)  # the exception must not swallow the rule
