@@ -24,9 +24,11 @@ void add_torch_options(CLI::App& command, TorchOptions& options) {
 }
 
 void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant) {
-  command.add_flag("--batch-invariant,!--no-batch-invariant", batch_invariant,
-                   "Log-probabilities do not depend on what is computed together: same bits in generation "
-                   "and training");
+  // CLI11 would count into an optional, from 0: absent would be false.
+  command.add_flag_function(
+      "--batch-invariant,!--no-batch-invariant",
+      [&batch_invariant](int64_t count) { batch_invariant = count > 0; },
+      "Log-probabilities do not depend on what is computed together: same bits in generation and training");
 }
 
 Bytes parse_bytes(const std::string& option, const std::string& text) {
