@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "kernels/log_prob/softmax_blocks.h"
 #include "rollout/sampler_cuda.h"
-#include "rollout/upload.h"
 
 namespace bough {
 
