@@ -36,8 +36,7 @@ void PagedAttention::check_shapes(int64_t layer, const at::Tensor& q_TNH, const 
                 "k or v is ", x->sizes(), ", expected [", num_tokens_, ", ", G, ", ", H, "]");
   }
   for (const at::Tensor* x : {&q_TNH, &k_TGH, &v_TGH}) {
-    BOUGH_CHECK(x->stride(2) == 1 && x->scalar_type() == storage_.dtype() &&
-                    x->device() == storage_.device(),
+    BOUGH_CHECK(x->stride(2) == 1 && x->scalar_type() == storage_.dtype() && x->device() == storage_.device(),
                 "q, k, v: expected ", storage_.dtype(), " on ", storage_.device().str(),
                 " with contiguous heads, got ", x->scalar_type(), " on ", x->device().str(), ", strides ",
                 x->strides());

@@ -172,9 +172,8 @@ BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>*
   }
 }
 
-#define BOUGH_RUN_TASK(T)                                                                            \
-  BOUGH_ON_BEST_ISA(run, (const Layer<T>* layer, const TaskView<AccOf<T>>* task), (layer, task), \
-                    run_task<T>)
+#define BOUGH_RUN_TASK(T) \
+  BOUGH_ON_BEST_ISA(run, (const Layer<T>* layer, const TaskView<AccOf<T>>* task), (layer, task), run_task<T>)
 BOUGH_RUN_TASK(float)
 BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
@@ -279,7 +278,8 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
       view.q = view.output + max_entries * layer.padded_H;
       view.sum = view.q + max_entries * layer.padded_H;
       view.maximum = view.sum + max_entries * kLanes;
-      for (int64_t row = 0; tokens && task.decodes && row < view.num_rows; ++row)  // nobody else reads their pages
+      for (int64_t row = 0; tokens && task.decodes && row < view.num_rows;
+           ++row)  // nobody else reads their pages
         tokens->store(view.rows[row].token, view.g, slots[static_cast<size_t>(view.rows[row].token)]);
       if constexpr (std::is_same_v<T, BFloat16Bits>) {
         if (by_tiles<T>()) {
