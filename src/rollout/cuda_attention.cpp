@@ -9,13 +9,12 @@ namespace bough {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 256;  // of the kernels
+}  // namespace
 
-at::Tensor make_parts(const KvStorage& storage, int64_t num_parts, int64_t num_heads) {
+at::Tensor CudaAttention::make_parts(const KvStorage& storage, int64_t num_parts, int64_t num_heads) {
   return at::empty({paged_parts_size(num_parts, num_heads, storage.head_dim())},
                    at::TensorOptions().dtype(at::kFloat).device(storage.device()));
 }
-
-}  // namespace
 
 bool CudaAttention::supports(const KvStorage& storage) {
   return storage.device().is_cuda() && storage.head_dim() <= kMaxHeadDim &&

@@ -15,10 +15,13 @@ class CudaAttention : public AttentionContext {
   // fp32 or bf16 on CUDA, heads not too wide: else the reference computes.
   static bool supports(const KvStorage& storage);
 
+  // Uninitialised room for parts of rows that are cut.
+  static at::Tensor make_parts(const KvStorage& storage, int64_t num_parts, int64_t num_heads);
+
   // One pass.
   CudaAttention(KvStorage& storage, const AttentionWork& work, int64_t num_heads);
-  // Passes of up to these capacities one after the other, always at the same addresses. parts: fp32, for as many parts
-  // as there are rows (paged_parts_size).
+  // Passes of up to these capacities one after the other, always at the same addresses. parts: for as many as there are
+  // rows.
   CudaAttention(KvStorage& storage, const PagedLayout& capacities, int64_t max_pages, at::Tensor parts);
 
   // What the next pass computes. False, and nothing is changed, if it does not fit.

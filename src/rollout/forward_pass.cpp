@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/paged_attention/paged_attention.h"
 #include "rollout/upload.h"
 
 namespace bough {
@@ -71,8 +70,7 @@ ForwardPass::Captured* ForwardPass::captured(const Key& key, const AttentionWork
   const int64_t num_groups = storage_.num_kv_heads();
   if (!parts_.defined()) {
     const int64_t num_parts = decode_capacities(max_decode_, num_groups, true, true).max_rows;
-    parts_ = at::empty({paged_parts_size(num_parts, model_.config().num_heads, storage_.head_dim())},
-                       at::TensorOptions().dtype(at::kFloat).device(storage_.device()));
+    parts_ = CudaAttention::make_parts(storage_, num_parts, model_.config().num_heads);
   }
   const int64_t max_pages = size * pages_for(model_.config().max_position_embeddings);
   pass.attention = std::make_unique<CudaAttention>(

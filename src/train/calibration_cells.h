@@ -16,8 +16,8 @@ namespace bough {
 struct CalibrationEffort;
 
 double upper_median(std::vector<double> values);  // the greater of two in the middle; 0 of none
-double usual_seconds(
-    std::vector<double> runs);  // their mean, of which few long ones are no great part; 0 of none
+// The mean, of which few long runs are no great part; 0 of none.
+double usual_seconds(std::vector<double> runs);
 
 struct ForwardBackward {
   double forward, backward;  // seconds

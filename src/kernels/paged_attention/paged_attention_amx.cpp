@@ -26,9 +26,7 @@ constexpr int64_t kLineBytes = 64;    // a tile's row: 16 sums, 32 elements, or 
 constexpr int64_t kWeightBytes = 32;  // a row of weights: 16 elements
 constexpr int64_t kAhead = 8;         // pages between the one computed and the one brought near
 constexpr float kSlack = 8;           // in powers of two
-constexpr float kLowest = -3.0e38f;   // finite: the difference of two of them is 0, not NaN
 constexpr double kLog2E = 1.4426950408889634;
-constexpr float kLn2 = 0.693147181f;
 
 // Tiles: 0 to 3 sums, 4 queries, 5 keys, 6 weights, 7 values.
 void configure(int64_t rows) {

@@ -237,12 +237,13 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
                   std::span<const int64_t> slots, const AttentionSchedule& schedule) {
   using Acc = typename simd::Types<T>::Acc;
   // Of prompts: other tasks read them. A head's pages are one thread's: tokens of a page share its lines.
-  int64_t max_rows = 0, prompt_tokens = 0;
+  int64_t max_rows = 0;
+  bool has_prompts = false;
   for (const AttentionTask& task : schedule.tasks) {
     max_rows = std::max<int64_t>(max_rows, task.row_end - task.row_begin);
-    prompt_tokens += task.decodes ? 0 : task.row_end - task.row_begin;
+    has_prompts |= !task.decodes;
   }
-  if (tokens && prompt_tokens > 0) {
+  if (tokens && has_prompts) {
     at::parallel_for(0, layer.G, 1, [&](int64_t begin, int64_t end) {
       for (const AttentionTask& task : schedule.tasks)
         for (int32_t row = task.row_begin; !task.decodes && row < task.row_end; ++row) {

@@ -8,9 +8,6 @@
 namespace bough::amx {
 
 namespace {
-constexpr float kLn2 = 0.693147181f;
-constexpr float kLowest = -3.0e38f;  // finite: the difference of two of them is 0, not NaN
-
 inline __m512i lane_numbers() {
   return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 }

@@ -21,9 +21,7 @@ class TreePages {
   TreePages& operator=(TreePages&&) = default;
 
   int64_t num_pages() const { return static_cast<int64_t>(key_of_slot_.size()) / kPageTokens; }
-  // Of each page's slots: the key there, an index into end_local; -1 where none is.
-  std::span<const int32_t> key_of_slot() const { return key_of_slot_; }
-  // The same as lists: keys of the stack, keys of the pass.
+  // Where keys lie, by page and place: those of the stack, those of the pass.
   std::span<const TokenSlot> stack_slots() const { return stack_slots_; }
   std::span<const TokenSlot> own_slots() const { return own_slots_; }
   const AttentionSchedule& schedule() const { return schedule_; }
@@ -32,7 +30,7 @@ class TreePages {
   void append(int32_t key);
   void close_segment(int64_t end);
 
-  std::vector<int32_t> key_of_slot_;
+  std::vector<int32_t> key_of_slot_;  // of each page's slots, an index into end_local; -1 where none is
   std::vector<TokenSlot> stack_slots_, own_slots_;
   std::vector<std::vector<int32_t>> tables_;  // of the segments
   std::vector<Segment> segments_;
