@@ -36,9 +36,10 @@ struct Bounds {
   double most_seconds = std::numeric_limits<double>::infinity();
 };
 
-// B, then powers of two below it.
+// B, three quarters of it (often as many passes, in less memory), then powers of two below.
 std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
   std::vector<int64_t> sizes = {max_tokens_per_pass};
+  if (const int64_t smaller = max_tokens_per_pass * 3 / 4; smaller >= kSmallestPass) sizes.push_back(smaller);
   int64_t size = kSmallestPass;
   while (size * 2 < max_tokens_per_pass) size *= 2;
   for (; size >= kSmallestPass && size < max_tokens_per_pass; size /= 2) sizes.push_back(size);
@@ -49,10 +50,11 @@ class Planner {
  public:
   explicit Planner(const PlanRequest& request) : request_(request) {}
 
-  // The plan of least predicted time; without a cost model the one of B tokens a pass.
+  // The plan of least predicted peak memory among those as fast as the one of least predicted time; without a cost
+  // model the one of B tokens a pass.
   Plan best(const std::vector<std::string_view>& strategies) {
     if (!request_.costs) return make(strategies.front(), request_.max_tokens_per_pass);
-    std::optional<Candidate> best;
+    std::vector<Candidate> fastest;  // all as fast as the fastest yet
     bool any_too_large = false;
     std::optional<UserError> refused;
     for (const auto strategy : strategies) {
@@ -64,7 +66,7 @@ class Planner {
       for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
         if (num_worse == kWorseInARow) break;
         try {
-          auto candidate = price(strategy, size, {request_.memory_bytes, least});
+          auto candidate = price(strategy, size, {request_.memory_bytes, least * kAsFast});
           if (!candidate || !is_within_memory(*candidate)) {
             any_too_large = true;
             continue;
@@ -72,14 +74,16 @@ class Planner {
           const double seconds = candidate->simulation.seconds;
           num_worse = seconds < least ? 0 : num_worse + 1;
           least = std::min(least, seconds);
-          if (!best || seconds < best->simulation.seconds) best = std::move(candidate);
+          add_if_fast(fastest, std::move(*candidate));
         } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
           if (!refused) refused = error;
           break;  // smaller passes hold no longer path
         }
       }
     }
-    if (best) return finish(std::move(*best));
+    if (!fastest.empty())
+      return finish(std::move(*std::ranges::min_element(
+          fastest, {}, [](const Candidate& candidate) { return candidate.simulation.peak_bytes; })));
     if (!any_too_large) throw *refused;
     const int64_t smallest = smallest_memory(strategies);
     throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
@@ -90,6 +94,14 @@ class Planner {
   }
 
  private:
+  static void add_if_fast(std::vector<Candidate>& fastest, Candidate candidate) {
+    double least = candidate.simulation.seconds;
+    for (const auto& other : fastest) least = std::min(least, other.simulation.seconds);
+    fastest.push_back(std::move(candidate));
+    std::erase_if(fastest,
+                  [&](const Candidate& other) { return other.simulation.seconds > least * kAsFast; });
+  }
+
   const IndexedTree& whole() {
     if (!whole_)
       whole_ = index_tree(build_prefix_tree(request_.sequences), all_sequences(request_), request_);

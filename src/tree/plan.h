@@ -105,9 +105,14 @@ struct PlanRequest {
 //           blocks keep what the memory allows; short common paths are replicated where a pass of their own costs more.
 //   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left out where
 //           the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
+// With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it that of
+// least memory.
 // UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the strategy (with the smallest that
 // would do).
 Plan make_plan(std::string_view strategy, const PlanRequest& request);
+
+// Predicted times that differ by less are as good as equal: predictions err by more.
+constexpr double kAsFast = 1.02;
 
 // Throws InternalError unless each sequence ends in exactly one tree and is spelled there, each token lies in one
 // block of at most B tokens, and the steps forward each block before it is read and backpropagate it once.
