@@ -8,15 +8,14 @@ given.
 """
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from peers import ROOT, YARDSTICK, is_missing, run_json
+
 GROUP = "--shape group --n 8 --plen 128 --rlen 128 --vocab 4096 --seed 0"
 
 
@@ -29,21 +28,19 @@ def main():
     parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python")
     args = parser.parse_args()
-    yardstick = Path(os.environ.get("BOUGH_YARDSTICK", ROOT.parent / "shared/yardstick"))
-    if not (yardstick / "workload.py").is_file():
-        print(f"step_growth: left out: no workload.py in {yardstick} (BOUGH_YARDSTICK names its folder)")
+    if is_missing("workload.py"):
         return 0
 
     seconds = {(dtype, groups): [] for dtype in args.dtypes for groups in args.groups}
     tokens = {}
     with tempfile.TemporaryDirectory(prefix="step_growth_") as folder:
         for groups in args.groups:
-            command = [args.python, yardstick / "workload.py", *GROUP.split(), "--prompts", groups]
+            command = [args.python, YARDSTICK / "workload.py", *GROUP.split(), "--prompts", groups]
             command += ["--out", Path(folder) / f"{groups}.jsonl"]
             subprocess.run([str(word) for word in command], check=True, capture_output=True)
         if args.model is None:
             args.model = Path(folder) / "model"
-            command = [args.python, yardstick / "peer_step.py", Path(folder) / f"{args.groups[0]}.jsonl"]
+            command = [args.python, YARDSTICK / "peer_step.py", Path(folder) / f"{args.groups[0]}.jsonl"]
             command += ["--peer", "dense", "--dtype", "float32", "--warm", 0, "--model", "small"]
             command += ["--vocab", 4096, "--save-model", args.model]
             subprocess.run([str(word) for word in command], check=True, capture_output=True)
@@ -51,10 +48,7 @@ def main():
             for dtype, groups in seconds:
                 command = [args.bough, "step", "--model", args.model, "--dtype", dtype, "--json"]
                 command += ["--rollouts", Path(folder) / f"{groups}.jsonl"]
-                done = subprocess.run(
-                    [str(word) for word in command], check=True, capture_output=True, text=True
-                )
-                report = json.loads(done.stdout.splitlines()[-1])
+                report = run_json(command)
                 seconds[dtype, groups].append(report["seconds_per_step"])
                 tokens[groups] = report["tree_tokens"]
     print("dtype  tree tokens  seconds  microseconds a token  of the first's")

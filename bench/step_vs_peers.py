@@ -26,9 +26,10 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from peers import ROOT, TORCH_DTYPES, YARDSTICK, aligned, is_missing, run_json, say
+
 sys.path.insert(0, str(ROOT / "scripts"))
-from host_env import host_environment  # noqa: E402
+from host_env import host_environment
 
 VOCAB = 4096
 SETS = {
@@ -44,7 +45,6 @@ SMOKE_SETS = {
     "agentic_leaf": "--shape agentic_leaf --n 4 --plen 48 --turns 3 --rlen 16",
     "flat": "--shape flat --n 3 --plen 24 --rlen 32",
 }
-TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # Of the loss, over the log of the vocabulary, which is what a log-probability is of order of.
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 CONTENDERS = ["auto", "path", "dta", "dense", "transformers"]
@@ -58,32 +58,13 @@ class Bench:
 
     args: argparse.Namespace
     folder: Path  # generated sets and the model
-    yardstick: Path
     environment: dict
 
     def run(self, command):
-        """The JSON object that the command prints last, with the process's peak resident size added.
-
-        What the command says on stderr is shown only when it fails.
-        """
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = subprocess.Popen(
-                [str(word) for word in command], env=self.environment, stdout=out, stderr=err
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-            code = process.returncode = os.waitstatus_to_exitcode(status)
-            out.seek(0)
-            err.seek(0)
-            lines = out.read().decode().strip().splitlines()
-            if code != 0 or not lines or not lines[-1].startswith("{"):
-                raise SystemExit(
-                    f"step_vs_peers: exit code {code} from\n  {' '.join(map(str, command))}\n"
-                    f"{err.read().decode()[-2000:]}"
-                )
-        return {**json.loads(lines[-1]), "peak_rss_bytes": usage.ru_maxrss * 1024}
+        return run_json(command, self.environment)
 
     def python(self, script, *words):
-        return [self.args.python, self.yardstick / script, *words]
+        return [self.args.python, YARDSTICK / script, *words]
 
     def make_set(self, name, options):
         path = self.folder / f"{name}.jsonl"
@@ -141,10 +122,6 @@ def parse_arguments():
     if args.smoke:
         args.shape, args.rounds = "tiny", 1
     return args
-
-
-def say(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 def measure_all(bench, sets, contenders):
@@ -225,18 +202,9 @@ def memory_table(rows):
     return aligned(lines)
 
 
-def aligned(lines):
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
 def main():
     args = parse_arguments()
-    yardstick = Path(os.environ.get("BOUGH_YARDSTICK", ROOT.parent / "shared/yardstick"))
-    if not (yardstick / "peer_step.py").is_file():
-        print(f"step_vs_peers: left out: no peer_step.py in {yardstick} (BOUGH_YARDSTICK names its folder)")
+    if is_missing("peer_step.py"):
         return 0
     if not args.bough.is_file():
         raise SystemExit(f"step_vs_peers: no program at {args.bough}: run `make build` or give --bough")
@@ -245,7 +213,7 @@ def main():
         contenders.remove("dta")
         say("step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout")
     with tempfile.TemporaryDirectory(prefix="step_vs_peers_") as folder:
-        bench = Bench(args, Path(folder), yardstick, {**os.environ, **host_environment()})
+        bench = Bench(args, Path(folder), {**os.environ, **host_environment()})
         rows = summarise(measure_all(bench, SMOKE_SETS if args.smoke else SETS, contenders))
     print("seconds a step, median (min-max); ratios above 1: Bough is faster")
     print(seconds_table(rows))
