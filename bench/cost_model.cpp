@@ -1,15 +1,15 @@
 // Does the cost model predict what a gradient step takes? Predicted over measured seconds and peak bytes.
 //
-//   build/bench/cost_model [fp32|bf16] [random trees, default 50] [ROLLOUTS.jsonl ...]
+//   build/bench/cost_model [fp32|bf16] [random trees, default 50] [rounds, default 3] [ROLLOUTS.jsonl ...]
 //
-// Calibrates this machine (train/calibrate.h: other shapes, other trees), then runs gradient steps of the shape
-// `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and on the rollout files (the yardstick's
-// sets: group, agentic, agentic_leaf, flat; workload.py makes them), with plans `dense`, `path` and `blocks` of several
-// pass sizes. A step is repeated and its median taken; peaks are the allocator's. Prints a line a step and, at last,
-// quantiles of |predicted / measured - 1|. Needs a machine that does nothing else: chrt -r 5 where others work on it.
-// It calibrates again every twelve trees, since a shared machine's speed drifts by tenths within a minute. What it drifted
-// since the calibration a probe tells, one step that is always the same, run around each calibration and each step:
-// "at the calibration's speed" is predicted over measured with the measured seconds scaled by the probe's.
+// A round calibrates this machine (train/calibrate.h: other shapes, other trees) every 25 trees, then runs gradient steps
+// of the shape `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and on the rollout files (the
+// yardstick's sets: group, agentic, agentic_leaf, flat; workload.py makes them), with plans `dense`, `path` and `blocks`
+// of several pass sizes. Peaks are the allocator's. Prints a line a step and, at last, quantiles of
+// |predicted / measured - 1|: of each run, and of the steps' medians over the rounds, each round with its own
+// calibrations. A shared machine's speed drifts by tenths within a minute, between calibration and step, too; what that
+// alone does is the last line: the same step in one round over its median of all.
+// Needs a machine that does nothing else: chrt -r 5 where others work on it.
 // BOUGH_CALIBRATION=FILE takes a profile (calibration.json of a run) instead.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -18,7 +18,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/cpu.h"
@@ -64,35 +67,41 @@ Case file_case(const char* path) {
   return c;
 }
 
-struct Errors {
-  std::vector<double> ratios;
-  double worst_over = 0;
-  void print(const char* what) {
-    if (ratios.empty()) return;
-    std::sort(ratios.begin(), ratios.end());
-    std::vector<double> errors;
-    for (const double ratio : ratios) errors.push_back(std::abs(ratio - 1));
-    std::sort(errors.begin(), errors.end());
-    const auto at = [&](const std::vector<double>& of, double q) {
-      return of[std::min(of.size() - 1, static_cast<size_t>(q * static_cast<double>(of.size())))];
-    };
-    std::printf(
-        "%-44s %3zu steps  |error| median %5.1f%%  p90 %5.1f%%  worst %5.1f%%   predicted/measured %.3f to "
-        "%.3f, "
-        "median %.3f\n",
-        what, ratios.size(), 100 * at(errors, 0.5), 100 * at(errors, 0.9), 100 * errors.back(),
-        ratios.front(), ratios.back(), at(ratios, 0.5));
-  }
+double quantile(std::vector<double> of, double q) {
+  std::sort(of.begin(), of.end());
+  return of[std::min(of.size() - 1, static_cast<size_t>(q * static_cast<double>(of.size())))];
+}
+
+double median(const std::vector<double>& of) {
+  return quantile(of, 0.5);
+}
+
+void print_errors(const char* what, const std::vector<double>& ratios) {
+  std::vector<double> errors;
+  for (const double ratio : ratios) errors.push_back(std::abs(ratio - 1));
+  std::printf("%-44s %3zu  |error| median %5.1f%%  p90 %5.1f%%  worst %5.1f%%   %.3f to %.3f, median %.3f\n",
+              what, ratios.size(), 100 * median(errors), 100 * quantile(errors, 0.9),
+              100 * quantile(errors, 1), quantile(ratios, 0), quantile(ratios, 1), median(ratios));
+}
+
+// Of one step, by round.
+struct StepRounds {
+  std::vector<double> measured, seconds, bytes;  // seconds; predicted over measured
 };
 
-struct StepErrors {
-  Errors seconds, steady_seconds, bytes;
-  void print(const std::string& what) {
-    seconds.print((what + ", seconds").c_str());
-    steady_seconds.print((what + ", at the calibration's speed").c_str());
-    bytes.print((what + ", bytes").c_str());
+void print_summary(const std::map<std::string, StepRounds>& steps) {
+  std::vector<double> runs, medians, bytes, again;
+  for (const auto& [name, rounds] : steps) {
+    runs.insert(runs.end(), rounds.seconds.begin(), rounds.seconds.end());
+    bytes.insert(bytes.end(), rounds.bytes.begin(), rounds.bytes.end());
+    medians.push_back(median(rounds.seconds));
+    for (const double seconds : rounds.measured) again.push_back(seconds / median(rounds.measured));
   }
-};
+  print_errors("bytes, predicted over measured", bytes);
+  print_errors("seconds, predicted over measured, each run", runs);
+  print_errors("seconds, predicted over measured, medians", medians);
+  print_errors("the same step over its median", again);
+}
 
 class Bench {
  public:
@@ -108,16 +117,13 @@ class Bench {
   void calibrate() {
     const char* saved = std::getenv("BOUGH_CALIBRATION");
     if (saved && costs_) return;
-    const double probe_before = probe_seconds();
     const auto begin = std::chrono::steady_clock::now();
     auto profile = saved ? DeviceProfile::from_json(read_json(saved), saved) : calibrate_cpu(model_->dtype());
     std::printf("calibrated in %.1f s: %s\n", seconds_since(begin), profile.source.c_str());
     costs_.emplace(std::move(profile), model_shape(small_config(), model_->dtype()));
-    calibrated_probe_ = (probe_before + probe_seconds()) / 2;
   }
 
-  void step(const Case& c, const char* strategy, int64_t limit, StepErrors& errors) {
-    const double probe_before = probe_seconds();
+  void step(const Case& c, const char* strategy, int64_t limit) {
     const int64_t before = cpu_allocated_bytes();
     reset_cpu_peak_bytes();
     const auto batch = constant_batch(c);
@@ -128,46 +134,30 @@ class Bench {
     std::vector<double> times;
     double total = 0;
     Executor executor(*model_);
-    while (times.size() < 3 || (times.size() < 7 && total < 1)) {
-      if (times.size() > 1 && total > 2.5) break;
+    executor.forward_backward(plan, batch, *loss_);
+    while (times.empty() || (times.size() < 5 && total < 0.5)) {
       const auto begin = std::chrono::steady_clock::now();
       executor.forward_backward(plan, batch, *loss_);
       times.push_back(seconds_since(begin));
       total += times.back();
     }
-    std::sort(times.begin(), times.end());
-    const double measured = times[(times.size() - 1) / 2];
-    const int64_t peak = cpu_peak_bytes() - before;
-    const double slowdown = (probe_before + probe_seconds()) / 2 / calibrated_probe_;
-    errors.seconds.ratios.push_back(predicted.seconds / measured);
-    errors.steady_seconds.ratios.push_back(predicted.seconds / measured * slowdown);
-    errors.bytes.ratios.push_back(static_cast<double>(predicted.peak_bytes) / static_cast<double>(peak));
-    std::printf(
-        "%-28s %-6s B %5ld  %8.3f s predicted %8.3f  %.3f  steady %.3f   %8.1f MB predicted %8.1f  %.3f\n",
-        c.name.c_str(), strategy, limit, measured, predicted.seconds, errors.seconds.ratios.back(),
-        errors.steady_seconds.ratios.back(), double(peak) / 1e6, double(predicted.peak_bytes) / 1e6,
-        errors.bytes.ratios.back());
+    const double measured = median(times);
+    const double peak = static_cast<double>(cpu_peak_bytes() - before);
+    char name[128];
+    std::snprintf(name, sizeof name, "%-28s %-6s B %5ld", c.name.c_str(), strategy, limit);
+    auto& rounds = steps_[name];
+    rounds.measured.push_back(measured);
+    rounds.seconds.push_back(predicted.seconds / measured);
+    rounds.bytes.push_back(static_cast<double>(predicted.peak_bytes) / peak);
+    std::printf("%s  %8.3f s predicted %8.3f  %.3f   %8.1f MB predicted %8.1f  %.3f\n", name, measured,
+                predicted.seconds, rounds.seconds.back(), peak / 1e6, double(predicted.peak_bytes) / 1e6,
+                rounds.bytes.back());
     std::fflush(stdout);
   }
 
- private:
-  // Of a step of three blocks of 200 tokens.
-  double probe_seconds() {
-    Case c{"probe", std::vector<std::vector<int32_t>>(3), {3, std::vector<uint8_t>(200, 1)}};
-    for (int i = 0; i < 600; ++i) c.sequences[i / 200].push_back(i * 7919 % 4096);
-    const auto batch = constant_batch(c);
-    const auto plan = make_plan("dense", plan_request(batch, 200));
-    Executor executor(*model_);
-    std::vector<double> times;
-    for (int i = 0; i < 5; ++i) {
-      const auto begin = std::chrono::steady_clock::now();
-      executor.forward_backward(plan, batch, *loss_);
-      times.push_back(seconds_since(begin));
-    }
-    std::sort(times.begin(), times.end());
-    return times[2];
-  }
+  const std::map<std::string, StepRounds>& steps() const { return steps_; }
 
+ private:
   // Refers to the case's sequences.
   static TrainBatch constant_batch(const Case& c) {
     const std::vector<TokenSpan> spans(c.sequences.begin(), c.sequences.end());
@@ -195,8 +185,8 @@ class Bench {
 
   std::unique_ptr<Model> model_;
   std::optional<CostModel> costs_;
-  double calibrated_probe_ = 1;
   std::unique_ptr<Loss> loss_;
+  std::map<std::string, StepRounds> steps_;
 };
 
 }  // namespace
@@ -207,26 +197,25 @@ int main(int argc, char** argv) {
   const bool bf16 = argc > 1 && std::strcmp(argv[1], "bf16") == 0;
   const int64_t num_random = argc > 2 ? std::atoll(argv[2]) : 50;
   Bench bench(bf16 ? at::kBFloat16 : at::kFloat);
+  const int num_rounds = argc > 3 ? std::atoi(argv[3]) : 3;
   constexpr int64_t kLimits[] = {2048, 1024, 512, 256, 128, 64};
-  StepErrors errors;
   constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
-  size_t turn = 0;
-  for (const auto& c : random_cases(num_random)) {
-    if (turn % 12 == 0) bench.calibrate();
-    for (const size_t i : {turn, turn + 1})  // two of the three
-      bench.step(c, kStrategies[i % 3], kLimits[turn / 3 % std::size(kLimits)], errors);
-    ++turn;
+  const auto cases = random_cases(num_random);
+  for (int round = 0; round < num_rounds; ++round) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      if (i % 25 == 0) bench.calibrate();
+      bench.step(cases[i], kStrategies[i % 3], kLimits[i / 3 % std::size(kLimits)]);
+    }
+    for (int i = 4; i < argc; ++i) {
+      if (i % 2 == 0) bench.calibrate();
+      const auto c = file_case(argv[i]);
+      int64_t tokens = 0;
+      for (const auto& sequence : c.sequences) tokens += static_cast<int64_t>(sequence.size());
+      bench.step(c, "blocks", 1024);
+      bench.step(c, "blocks", 256);
+      bench.step(c, "path", 1024);
+      if (tokens < 12000) bench.step(c, "dense", 1024);
+    }
   }
-  StepErrors set_errors;
-  for (int i = 3; i < argc; ++i) {
-    const auto c = file_case(argv[i]);
-    bench.calibrate();
-    int64_t tokens = 0;
-    for (const auto& sequence : c.sequences) tokens += static_cast<int64_t>(sequence.size());
-    for (const char* strategy : kStrategies)
-      for (const int64_t limit : {1024, 256})
-        if (std::strcmp(strategy, "dense") != 0 || tokens < 12000) bench.step(c, strategy, limit, set_errors);
-  }
-  errors.print("random trees");
-  set_errors.print("files");
+  print_summary(bench.steps());
 }
