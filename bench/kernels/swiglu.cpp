@@ -27,7 +27,10 @@ Kernel forward(const Setting& s) {
 Kernel backward(const Setting& s) {
   const int64_t inner = s.shape.intermediate_size;
   return forward_of(
-      work(s, 6), [&] { return values({3, kTokens, inner}, s.type); },
+      work(s, 6),
+      [&] {
+        return values({3, kTokens, inner}, s.type);
+      },
       [inner](const at::Tensor& all) {
         const auto gate_up = all.narrow(0, 0, 2).view({kTokens, 2 * inner}), d_y = all[2];
         const std::pair out(at::empty_like(d_y), at::empty_like(gate_up));

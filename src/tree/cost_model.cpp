@@ -269,11 +269,12 @@ int64_t CostModel::mlp_temporary_bytes(const PassShape& pass) const {
   const int64_t tokens = pass.tokens;
   // Beside the residual's gradient: SwiGLU's output with `down`; the norm's with gate and up, whose weight's gradient
   // waits for the gradient of the input.
-  const int64_t down = tokens * inner * element +
-                       std::max(product_bytes(tokens, width, inner), weight_gradient_bytes(tokens, width, inner));
-  const int64_t gate_up = tokens * width * element +
-                          std::max(product_bytes(tokens, 2 * inner, width),
-                                   tokens * width * element + weight_gradient_bytes(tokens, 2 * inner, width));
+  const int64_t down = tokens * inner * element + std::max(product_bytes(tokens, width, inner),
+                                                           weight_gradient_bytes(tokens, width, inner));
+  const int64_t gate_up =
+      tokens * width * element +
+      std::max(product_bytes(tokens, 2 * inner, width),
+               tokens * width * element + weight_gradient_bytes(tokens, 2 * inner, width));
   return tokens * width * element + std::max(down, gate_up);
 }
 

@@ -28,10 +28,9 @@ void check_product(const char* op, const at::Tensor& a_MK, const at::Tensor& b_K
   BOUGH_CHECK(!bias_N || (bias_N->is_contiguous() && bias_N->numel() == b_KN.size(1) &&
                           bias_N->scalar_type() == a_MK.scalar_type()),
               op, ": bias ", bias_N->sizes(), " ", bias_N->scalar_type(), " for ", b_KN.size(1), " columns");
-  BOUGH_CHECK(!residual_MN ||
-                  (residual_MN->is_contiguous() && residual_MN->dim() == 2 &&
-                   residual_MN->size(0) == a_MK.size(0) && residual_MN->size(1) == b_KN.size(1) &&
-                   residual_MN->scalar_type() == a_MK.scalar_type()),
+  BOUGH_CHECK(!residual_MN || (residual_MN->is_contiguous() && residual_MN->dim() == 2 &&
+                               residual_MN->size(0) == a_MK.size(0) && residual_MN->size(1) == b_KN.size(1) &&
+                               residual_MN->scalar_type() == a_MK.scalar_type()),
               op, ": residual ", residual_MN->sizes(), " ", residual_MN->scalar_type(), " for ", a_MK.size(0),
               " rows, ", b_KN.size(1), " columns");
 }

@@ -283,8 +283,8 @@ void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t 
               residual ? residual + i * c_stride : nullptr);
 }
 
-void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows,
-                        int64_t columns, const BFloat16Bits* residual) {
+void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
+                        const BFloat16Bits* residual) {
   for (int64_t half = 0; half < columns; half += 16) {
     __m512i low[16], high[16];
     for (int64_t i = 0; i < 16; ++i) {

@@ -163,9 +163,8 @@ void with_tiles(at::ScalarType type, Function&& function) {
 at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
                               const std::optional<at::Tensor>& bias_N,
                               const std::optional<at::Tensor>& residual_MN) {
-  return products_are_ours(a_MK.scalar_type())
-             ? matrix_product_tiles(a_MK, b_KN, bias_N, residual_MN)
-             : matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
+  return products_are_ours(a_MK.scalar_type()) ? matrix_product_tiles(a_MK, b_KN, bias_N, residual_MN)
+                                               : matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
 }
 
 at::Tensor batch_invariant_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,

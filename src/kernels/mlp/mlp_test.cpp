@@ -24,8 +24,11 @@ struct Mlp {
 struct Expected {
   at::Tensor y, d_x, d_norm, d_gate_up, d_down;
   Expected(const Mlp& f, const at::Tensor& x, const at::Tensor& d_y) {
-    const auto leaf = [](const at::Tensor& t) { return t.detach().to(at::kDouble).clone().requires_grad_(true); };
-    const auto xd = leaf(x), norm = leaf(f.norm.value), gate_up = leaf(f.gate_up.value), down = leaf(f.down.value);
+    const auto leaf = [](const at::Tensor& t) {
+      return t.detach().to(at::kDouble).clone().requires_grad_(true);
+    };
+    const auto xd = leaf(x), norm = leaf(f.norm.value), gate_up = leaf(f.gate_up.value),
+               down = leaf(f.down.value);
     const auto h = xd * (xd.square().mean(-1, true) + kEps).rsqrt() * norm;
     const auto parts = at::mm(h, gate_up.t()).chunk(2, 1);
     y = xd + at::mm(at::silu(parts[0]) * parts[1], down.t());
@@ -45,8 +48,10 @@ double bound(at::ScalarType type) {
 
 TEST(Mlp, EqualsTheSublayerInFp64) {
   for (const auto type : kFloatTypes)
-    for (const auto& [tokens, width, inner] : {std::tuple{1, 5, 3}, {3, 64, 96}, {70, 96, 33}, {300, 64, 160}}) {
-      SCOPED_TRACE(testing::Message() << c10::toString(type) << " " << tokens << " x " << width << " x " << inner);
+    for (const auto& [tokens, width, inner] :
+         {std::tuple{1, 5, 3}, {3, 64, 96}, {70, 96, 33}, {300, 64, 160}}) {
+      SCOPED_TRACE(testing::Message()
+                   << c10::toString(type) << " " << tokens << " x " << width << " x " << inner);
       const Mlp f(width, inner, type);
       auto x = random_tensor({tokens, width}, type, 4).requires_grad_(true);
       const auto d_y = random_tensor({tokens, width}, type, 5);

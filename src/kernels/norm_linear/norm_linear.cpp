@@ -25,8 +25,9 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
     data["weight"] = weight.value;
     data["weight_grad"] = weight.main_grad;
     if (bias) data["bias_grad"] = bias->main_grad;
-    return {linear_forward(h, weight.value, bias ? std::optional(bias->value) : std::nullopt, batch_invariant),
-            x.detach()};
+    return {
+        linear_forward(h, weight.value, bias ? std::optional(bias->value) : std::nullopt, batch_invariant),
+        x.detach()};
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
@@ -58,8 +59,8 @@ NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, doub
                              const Parameter& weight, const Parameter* bias, bool batch_invariant) {
   BOUGH_CHECK(x_RD.dim() == 2 && weight.value.dim() == 2 && x_RD.size(1) == weight.value.size(1) &&
                   x_RD.scalar_type() == weight.value.scalar_type(),
-              "norm_linear: x ", x_RD.sizes(), " ", x_RD.scalar_type(), ", weight ", weight.value.sizes(), " ",
-              weight.value.scalar_type());
+              "norm_linear: x ", x_RD.sizes(), " ", x_RD.scalar_type(), ", weight ", weight.value.sizes(),
+              " ", weight.value.scalar_type());
   const auto outputs = NormLinearFunction::apply(x_RD, norm, eps, weight, bias, batch_invariant);
   return {outputs[0], outputs[1]};
 }

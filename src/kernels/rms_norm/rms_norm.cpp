@@ -43,9 +43,10 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D,
                                                     double eps) {
-  BOUGH_CHECK(x.is_contiguous() && x.size(-1) == weight_D.numel() && x.scalar_type() == weight_D.scalar_type(),
-              "rms_norm: x ", x.sizes(), " ", x.scalar_type(), ", weight ", weight_D.sizes(), " ",
-              weight_D.scalar_type());
+  BOUGH_CHECK(
+      x.is_contiguous() && x.size(-1) == weight_D.numel() && x.scalar_type() == weight_D.scalar_type(),
+      "rms_norm: x ", x.sizes(), " ", x.scalar_type(), ", weight ", weight_D.sizes(), " ",
+      weight_D.scalar_type());
   static const auto op =
       find_op<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
           "bough::rms_norm_forward");
@@ -59,12 +60,12 @@ at::Tensor rms_norm_backward(const RmsNormGradient& in) {
   };
   BOUGH_CHECK(like_x(in.d_y) && in.x.is_contiguous() && (!in.residual || like_x(*in.residual)) &&
                   (!in.y || like_x(*in.y)),
-              "rms_norm: d_y ", in.d_y.sizes(), ", the residual's gradient or y is not like x ",
-              in.x.sizes(), " ", in.x.scalar_type());
+              "rms_norm: d_y ", in.d_y.sizes(), ", the residual's gradient or y is not like x ", in.x.sizes(),
+              " ", in.x.scalar_type());
   using Optional = const std::optional<at::Tensor>&;
-  static const auto op = find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                            const at::Tensor&, Optional, const at::Tensor&, Optional)>(
-      "bough::rms_norm_backward");
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, Optional,
+                         const at::Tensor&, Optional)>("bough::rms_norm_backward");
   return op.call(in.d_y, in.x, in.weight_D, in.rstd, in.residual, in.d_weight_D, in.y);
 }
 

@@ -115,8 +115,8 @@ void rms_norm_backward_cuda(const RmsNormBackward<T, A>& in, CudaStream stream) 
   const int64_t num_parts = rms_norm_num_parts(in.num_rows);
   const int64_t bytes = in.width * static_cast<int64_t>(sizeof(A));
   const bool in_shared = bytes <= kSharedBytes;
-  const bool packs = fits_packs(in.width, kFullPack<T>, in.d_x, in.y, in.partial, in.d_y, in.x, in.weight,
-                                in.residual);
+  const bool packs =
+      fits_packs(in.width, kFullPack<T>, in.d_x, in.y, in.partial, in.d_y, in.x, in.weight, in.residual);
   with_pack<kFullPack<T>>(packs, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     backward_kernel<T, A, kPack><<<static_cast<unsigned>(num_parts), threads_for(in.width / kPack, kThreads),

@@ -42,15 +42,15 @@ void rms_norm_backward_rows(T* d_x, T* y, A* d_weight, const T* d_y, const T* x,
                             : (y ? backward_row<false, true, T, A> : backward_row<false, false, T, A>);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t at = r * width;
-    row(d_x + at, y ? y + at : nullptr, d_weight, d_y + at, x + at, weight, residual ? residual + at : nullptr,
-        rstd[r], width);
+    row(d_x + at, y ? y + at : nullptr, d_weight, d_y + at, x + at, weight,
+        residual ? residual + at : nullptr, rstd[r], width);
   }
 }
 
-#define INSTANTIATE(T, A)                                                                             \
-  template void rms_norm_rows<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, double);            \
-  template void rms_norm_backward_rows<T, A>(T*, T*, A*, const T*, const T*, const T*, const T*,      \
-                                             const A*, int64_t, int64_t);
+#define INSTANTIATE(T, A)                                                                                  \
+  template void rms_norm_rows<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, double);                 \
+  template void rms_norm_backward_rows<T, A>(T*, T*, A*, const T*, const T*, const T*, const T*, const A*, \
+                                             int64_t, int64_t);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)
 INSTANTIATE(double, double)
