@@ -10,7 +10,7 @@ using namespace bough;
 using namespace bough::bench;
 
 at::Tensor input(const Setting& s) {
-  return values({kTokens, 2 * s.shape.intermediate_size}, s.type).requires_grad_(true);
+  return values({kTokens, 2 * s.shape.intermediate_size}, s.type);
 }
 
 // Elements read or written for each of the product's.
@@ -20,14 +20,23 @@ Work work(const Setting& s, double elements) {
 
 Kernel forward(const Setting& s) {
   return forward_of(
-      work(s, 3), [&] { return input(s); }, [](const at::Tensor& x) { return swiglu(x); });
+      work(s, 3), [&] { return input(s); }, [](const at::Tensor& x) { return swiglu_forward(x); });
 }
 
+// With the product computed again.
 Kernel backward(const Setting& s) {
-  return backward_of(work(s, 5), [&] {
-    const auto x = input(s);
-    return Graph{x, {swiglu(x)}};
-  });
+  const int64_t inner = s.shape.intermediate_size;
+  return forward_of(
+      work(s, 6),
+      [&] {
+        return values({3, kTokens, inner}, s.type);
+      },
+      [inner](const at::Tensor& all) {
+        const auto gate_up = all.narrow(0, 0, 2).view({kTokens, 2 * inner}), d_y = all[2];
+        const std::pair out(at::empty_like(d_y), at::empty_like(gate_up));
+        swiglu_backward(d_y, gate_up, out.first, out.second);
+        return out;
+      });
 }
 
 }  // namespace

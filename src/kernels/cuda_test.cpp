@@ -57,7 +57,7 @@ TEST_F(Cuda, RmsNorm) {
       const Parameter weight = random_parameter({width}, type, 2);
       const auto [y, rstd] = rms_norm_forward_reference(x, weight.value, 1e-6);
       auto d_weight = weight.main_grad.clone();
-      const auto d_x = rms_norm_backward_reference(d_y, x, weight.value, rstd, d_weight);
+      const auto d_x = rms_norm_backward_reference({d_y, x, weight.value, rstd, {}, d_weight, {}});
       std::vector<at::Tensor> gradients;
       for (int run = 0; run < 2; ++run) {
         const Parameter weight_gpu = on_gpu(weight);
@@ -70,6 +70,13 @@ TEST_F(Cuda, RmsNorm) {
         gradients.push_back(weight_gpu.main_grad);
       }
       EXPECT_SAME_BITS(gradients[0], gradients[1]);
+      // With a residual, the output again in d_y's memory.
+      const auto residual = random_tensor({rows, width}, type, 4);
+      const auto again = on_gpu(d_y);
+      const auto d_x_gpu = rms_norm_backward({again, on_gpu(x), on_gpu(weight.value), on_gpu(rstd),
+                                              on_gpu(residual), on_gpu(weight.main_grad), again});
+      EXPECT_CLOSE(d_x_gpu.cpu(), d_x.to(at::kDouble) + residual.to(at::kDouble), type);
+      EXPECT_CLOSE(again.cpu(), y, type);
     }
 }
 
@@ -78,11 +85,13 @@ TEST_F(Cuda, Swiglu) {
     for (const auto& [rows, width] : kShapes) {
       const auto x = random_tensor({rows, 2 * width}, type, 1) * 5,
                  d_y = random_tensor({rows, width}, type, 2);
-      auto x_gpu = on_gpu(x).requires_grad_(true);
-      const auto y_gpu = swiglu(x_gpu);
-      y_gpu.backward(on_gpu(d_y));
-      EXPECT_CLOSE(y_gpu.cpu(), swiglu_forward_reference(x), type);
-      EXPECT_CLOSE(x_gpu.grad().cpu(), swiglu_backward_reference(d_y, x), type);
+      const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
+      swiglu_backward_reference(d_y, x, y, d_x);
+      const auto x_gpu = on_gpu(x), d_y_gpu = on_gpu(d_y);
+      EXPECT_CLOSE(swiglu_forward(x_gpu).cpu(), y, type);
+      swiglu_backward(d_y_gpu, x_gpu, d_y_gpu, x_gpu);
+      EXPECT_CLOSE(d_y_gpu.cpu(), y, type);
+      EXPECT_CLOSE(x_gpu.cpu(), d_x, type);
     }
 }
 
@@ -296,6 +305,9 @@ TEST_F(Cuda, MatrixProduct) {
           EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b)).cpu(), product, type);
           EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), on_gpu(bias)).cpu(),
                        product + bias.to(at::kDouble), type);
+          const auto residual = random_tensor({shape.m, shape.n}, type, 5);
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), {}, on_gpu(residual)).cpu(),
+                       product + residual.to(at::kDouble), type);
           const auto c_gpu = on_gpu(c);
           add_matrix_product_(c_gpu, on_gpu(a), on_gpu(b));
           EXPECT_CLOSE(c_gpu.cpu(), product + c.to(at::kDouble), c.scalar_type());

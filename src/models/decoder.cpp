@@ -7,9 +7,10 @@
 #include "base/error.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/linear/linear.h"
+#include "kernels/mlp/mlp.h"
+#include "kernels/norm_linear/norm_linear.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/rms_norm/rms_norm.h"
-#include "kernels/swiglu/swiglu.h"
 
 namespace bough {
 
@@ -41,6 +42,7 @@ class Decoder : public Model {
   struct Layer {
     Parameter input_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, post_norm, gate_up, down;
   };
+  // With its norm and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
 
@@ -107,12 +109,13 @@ const Parameter* if_defined(const Parameter& parameter) {
 at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                                     const RotaryTable& rotary, AttentionContext& attention) const {
   const QkvLayout layout{config_.num_heads, config_.num_kv_heads, config_.head_dim};
-  const auto qkv = linear(x_TD, layer.qkv, if_defined(layer.qkv_bias), batch_invariant());
+  const auto [qkv, residual_TD] = norm_linear(x_TD, layer.input_norm, config_.rms_norm_eps, layer.qkv,
+                                              if_defined(layer.qkv_bias), batch_invariant());
   const auto [q_TNH, k_TGH, v_TGH] = qk_norm_rotary(qkv, layout, rotary, if_defined(layer.q_norm),
                                                     if_defined(layer.k_norm), config_.rms_norm_eps);
   const auto o_TNH = attention.attend(index, q_TNH, k_TGH, v_TGH);
   return linear(o_TNH.reshape({o_TNH.size(0), -1}), layer.output, if_defined(layer.output_bias),
-                batch_invariant());
+                batch_invariant(), residual_TD);
 }
 
 at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
@@ -122,11 +125,8 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
   auto x_TD = bough::embedding(tokens_T, embedding_);
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const auto& layer = layers_[i];
-    x_TD = x_TD + attention_block(layer, i, rms_norm(x_TD, layer.input_norm, config_.rms_norm_eps), rotary,
-                                  attention);
-    const auto h_TD = rms_norm(x_TD, layer.post_norm, config_.rms_norm_eps);
-    const auto gate_up_TF2 = linear(h_TD, layer.gate_up, nullptr, batch_invariant());
-    x_TD = x_TD + linear(swiglu(gate_up_TF2), layer.down, nullptr, batch_invariant());
+    x_TD = attention_block(layer, i, x_TD, rotary, attention);
+    x_TD = mlp(x_TD, {layer.post_norm, layer.gate_up, layer.down, config_.rms_norm_eps}, batch_invariant());
   }
   return rms_norm(x_TD, final_norm_, config_.rms_norm_eps);
 }

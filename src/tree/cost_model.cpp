@@ -178,10 +178,10 @@ int64_t CostModel::attention_bytes() const {
 int64_t CostModel::activation_bytes() const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
-  // Of a layer: both residuals and their norms; q, k, v before and after norm and rotary embedding; gate, up and
-  // their product; both norms' scales; attention's output and log-sum-exp.
+  // Of a layer: both residuals; q, k, v before and after norm and rotary embedding; gate and up; both norms' scales;
+  // attention's output and log-sum-exp.
   const int64_t layer =
-      (4 * shape_.hidden_size + 2 * projection + 3 * shape_.intermediate_size) * element + 2 * accumulator;
+      (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element + 2 * accumulator;
   // Beside the layers: the last residual, its norm and scale, rotary angles, token and position, its end.
   const int64_t pass =
       2 * shape_.hidden_size * element + (shape_.head_dim + 1) * accumulator + 2 * int64_t{8} + 4;
@@ -267,15 +267,15 @@ int64_t CostModel::mlp_temporary_bytes(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
   const int64_t tokens = pass.tokens;
-  // Beside the residual's gradient: through `down`, through SwiGLU (whose output is freed by then), and through gate
-  // and up (whose values are freed, too).
-  const int64_t down = std::max(tokens * inner * element + product_bytes(tokens, width, inner),
-                                weight_gradient_bytes(tokens, width, inner));
-  const int64_t swiglu = tokens * 2 * inner * element;
-  const int64_t gate_up = std::max(tokens * width * element + product_bytes(tokens, 2 * inner, width),
-                                   weight_gradient_bytes(tokens, 2 * inner, width)) -
-                          tokens * inner * element;
-  return tokens * width * element + std::max({down, swiglu, gate_up});
+  // Beside the residual's gradient: SwiGLU's output with `down`; the norm's with gate and up, whose weight's gradient
+  // waits for the gradient of the input.
+  const int64_t down = tokens * inner * element + std::max(product_bytes(tokens, width, inner),
+                                                           weight_gradient_bytes(tokens, width, inner));
+  const int64_t gate_up =
+      tokens * width * element +
+      std::max(product_bytes(tokens, 2 * inner, width),
+               tokens * width * element + weight_gradient_bytes(tokens, 2 * inner, width));
+  return tokens * width * element + std::max(down, gate_up);
 }
 
 int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
@@ -283,7 +283,7 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
   const int64_t width = shape_.hidden_size, query = shape_.query_width(), key = shape_.key_width();
   const int64_t tokens = pass.tokens;
   // The MLP's activations are freed by then. Gradients of the residual, the output, q, k and v.
-  const int64_t freed = tokens * (3 * shape_.intermediate_size + 2 * width) * element;
+  const int64_t freed = tokens * (2 * shape_.intermediate_size + width) * element;
   const int64_t gradients = tokens * ((width + 2 * query) * element + 2 * key * accumulator +
                                       (element < accumulator ? 2 * key * element : 0));
   int64_t workspace = 0;

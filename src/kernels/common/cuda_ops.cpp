@@ -38,6 +38,13 @@ T* optional_mutable_data(const OptionalTensor& tensor) {
   return tensor ? mutable_data<T>(*tensor) : nullptr;
 }
 
+std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors,
+                                     std::initializer_list<OptionalTensor> optional) {
+  for (const auto& tensor : optional)
+    if (tensor) tensors.push_back(*tensor);
+  return tensors;
+}
+
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(Tensor x, Tensor weight_D, double eps) {
   const Launch launch("rms_norm", {x, weight_D});
   const int64_t width = x.size(-1);
@@ -52,19 +59,22 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(Tensor x, Tensor weight_D, d
   return {y, rstd};
 }
 
-at::Tensor rms_norm_backward(Tensor d_y, Tensor x, Tensor weight_D, Tensor rstd, Tensor d_weight_D) {
-  const Launch launch("rms_norm", {d_y, x, weight_D, rstd, d_weight_D});
+at::Tensor rms_norm_backward(Tensor d_y, Tensor x, Tensor weight_D, Tensor rstd,
+                             const OptionalTensor& residual, Tensor d_weight_D, const OptionalTensor& y) {
+  const Launch launch("rms_norm", with_defined({d_y, x, weight_D, rstd, d_weight_D}, {residual, y}));
   const int64_t num_rows = rstd.numel();
   auto d_x = at::empty_like(x);
   auto partial = at::empty({rms_norm_num_parts(num_rows), x.size(-1)}, rstd.options());
   dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
     using A = AccOf<T>;
     rms_norm_backward_cuda(RmsNormBackward<T, A>{.d_x = mutable_data<T>(d_x),
+                                                 .y = optional_mutable_data<T>(y),
                                                  .d_weight = mutable_data<A>(d_weight_D),
                                                  .partial = mutable_data<A>(partial),
                                                  .d_y = data<T>(d_y),
                                                  .x = data<T>(x),
                                                  .weight = data<T>(weight_D),
+                                                 .residual = optional_data<T>(residual),
                                                  .rstd = data<A>(rstd),
                                                  .num_rows = num_rows,
                                                  .width = x.size(-1)},
@@ -85,15 +95,13 @@ at::Tensor swiglu_forward(Tensor gate_up_TF2) {
   return y_TF;
 }
 
-at::Tensor swiglu_backward(Tensor d_y_TF, Tensor gate_up_TF2) {
-  const Launch launch("swiglu", {d_y_TF, gate_up_TF2});
-  auto d_gate_up_TF2 = at::empty_like(gate_up_TF2);
+void swiglu_backward(Tensor d_y_TF, Tensor gate_up_TF2, Tensor y_TF, Tensor d_gate_up_TF2) {
+  const Launch launch("swiglu", {d_y_TF, gate_up_TF2, y_TF, d_gate_up_TF2});
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
-    swiglu_backward_cuda(mutable_data<T>(d_gate_up_TF2), data<T>(d_y_TF), data<T>(gate_up_TF2),
-                         d_y_TF.size(0), d_y_TF.size(1), launch.stream());
+    swiglu_backward_cuda(mutable_data<T>(d_gate_up_TF2), mutable_data<T>(y_TF), data<T>(d_y_TF),
+                         data<T>(gate_up_TF2), d_y_TF.size(0), d_y_TF.size(1), launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
-  return d_gate_up_TF2;
 }
 
 template <class T>
@@ -107,13 +115,6 @@ QkNormRotaryInput<T, AccOf<T>> qk_input(Tensor qkv, Tensor cos, Tensor sin, cons
           .num_tokens = qkv.size(0),
           .head_dim = 2 * cos.size(1),
           .eps = eps};
-}
-
-std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors,
-                                     std::initializer_list<OptionalTensor> optional) {
-  for (const auto& tensor : optional)
-    if (tensor) tensors.push_back(*tensor);
-  return tensors;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward(Tensor qkv, Tensor cos, Tensor sin,

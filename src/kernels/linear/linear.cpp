@@ -11,37 +11,54 @@ namespace bough {
 namespace {
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter& weight,
-                            const Parameter* bias, bool batch_invariant) {
+                            const Parameter* bias, bool batch_invariant,
+                            const std::optional<at::Tensor>& residual) {
     at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x});
     context->saved_data["weight"] = weight.value;
     context->saved_data["main_grad"] = weight.main_grad;
     if (bias) context->saved_data["bias_grad"] = bias->main_grad;
-    const auto bias_value = bias ? std::optional(bias->value) : std::nullopt;
-    return batch_invariant ? batch_invariant_product(x, weight.value.t(), bias_value)
-                           : matrix_product(x, weight.value.t(), bias_value);
+    context->saved_data["has_residual"] = residual.has_value();
+    return linear_forward(x, weight.value, bias ? std::optional(bias->value) : std::nullopt, batch_invariant,
+                          residual);
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto d_y = d_outputs[0].contiguous();
-    const auto x = context->get_saved_variables()[0];
-    add_matrix_product_(context->saved_data["main_grad"].toTensor(), d_y.t(), x);
-    if (const auto bias = context->saved_data.find("bias_grad"); bias != context->saved_data.end()) {
-      const auto bias_grad = bias->second.toTensor();
-      bias_grad.add_(at::sum(d_y, {0}, false, bias_grad.scalar_type()));
-    }
-    return {matrix_product(d_y, context->saved_data["weight"].toTensor()), {}, {}, {}};
+    auto& data = context->saved_data;
+    const auto bias_grad = data.find("bias_grad");
+    add_linear_gradients(data["main_grad"].toTensor(),
+                         bias_grad == data.end() ? at::Tensor() : bias_grad->second.toTensor(), d_y,
+                         context->get_saved_variables()[0]);
+    return {matrix_product(d_y, data["weight"].toTensor()),
+            {},
+            {},
+            {},
+            data["has_residual"].toBool() ? d_y : at::Tensor()};
   }
 };
 }  // namespace
 
+at::Tensor linear_forward(const at::Tensor& x_RI, const at::Tensor& weight_OI,
+                          const std::optional<at::Tensor>& bias_O, bool batch_invariant,
+                          const std::optional<at::Tensor>& residual_RO) {
+  return batch_invariant ? batch_invariant_product(x_RI, weight_OI.t(), bias_O, residual_RO)
+                         : matrix_product(x_RI, weight_OI.t(), bias_O, residual_RO);
+}
+
+void add_linear_gradients(const at::Tensor& weight_grad_OI, const at::Tensor& bias_grad_O,
+                          const at::Tensor& d_y_RO, const at::Tensor& x_RI) {
+  add_matrix_product_(weight_grad_OI, d_y_RO.t(), x_RI);
+  if (bias_grad_O.defined()) bias_grad_O.add_(at::sum(d_y_RO, {0}, false, bias_grad_O.scalar_type()));
+}
+
 at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias,
-                  bool batch_invariant) {
+                  bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
   BOUGH_CHECK(x_RI.dim() == 2 && weight.value.dim() == 2 && x_RI.size(1) == weight.value.size(1) &&
                   x_RI.scalar_type() == weight.value.scalar_type(),
               "linear: x ", x_RI.sizes(), " ", x_RI.scalar_type(), ", weight ", weight.value.sizes(), " ",
               weight.value.scalar_type());
-  return LinearFunction::apply(x_RI, weight, bias, batch_invariant);
+  return LinearFunction::apply(x_RI, weight, bias, batch_invariant, residual_RO);
 }
 
 }  // namespace bough

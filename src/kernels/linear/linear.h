@@ -1,17 +1,27 @@
-// y[r,o] = sum_i x[r,i] · weight[o,i] (+ bias[o]).
+// y[r,o] = sum_i x[r,i] · weight[o,i] (+ bias[o]) (+ residual[r,o]).
 //
-// Backward: d_x = d_y · weight (overwritten); weight.main_grad += d_yᵀ · x, bias.main_grad += sum_r d_y
+// Backward: d_x = d_y · weight (overwritten), d_residual = d_y; weight.main_grad += d_yᵀ · x, bias.main_grad += sum_r d_y
 // (accumulated with beta = 1 in the accumulator type: summing bf16 gradients over a tree's passes would round
 // at each of them).
 #pragma once
+
+#include <optional>
 
 #include "kernels/parameter.h"
 
 namespace bough {
 
-// x: [R, I]; weight.value: [O, I]; bias null or [O]. Returns [R, O], x's dtype. Differentiable. batch_invariant: a row
-// of y has the same bits whatever other rows x has (batch_invariant_product).
+// x: [R, I]; weight.value: [O, I]; bias null or [O]; residual none or [R, O]. Returns [R, O], x's dtype.
+// Differentiable. batch_invariant: a row of y has the same bits whatever other rows x has (batch_invariant_product).
 at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias = nullptr,
-                  bool batch_invariant = false);
+                  bool batch_invariant = false, const std::optional<at::Tensor>& residual_RO = std::nullopt);
+
+// For functions of several steps that keep less than autograd would: y alone, and weight.main_grad += d_yᵀ · x,
+// bias_grad (if defined) += sum_r d_y.
+at::Tensor linear_forward(const at::Tensor& x_RI, const at::Tensor& weight_OI,
+                          const std::optional<at::Tensor>& bias_O, bool batch_invariant,
+                          const std::optional<at::Tensor>& residual_RO = std::nullopt);
+void add_linear_gradients(const at::Tensor& weight_grad_OI, const at::Tensor& bias_grad_O,
+                          const at::Tensor& d_y_RO, const at::Tensor& x_RI);
 
 }  // namespace bough

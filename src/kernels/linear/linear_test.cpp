@@ -15,6 +15,14 @@ TEST(Linear, BackwardIsTheDerivative) {
   check_parameter_gradient(function, bias);
 }
 
+TEST(Linear, AddsAResidualAndPassesItsGradientOn) {
+  Parameter weight = random_parameter({5, 4}, at::kDouble, 1), bias = random_parameter({5}, at::kDouble, 2);
+  const auto x = random_tensor({3, 4}, at::kDouble, 3), r = random_tensor({3, 5}, at::kDouble, 4);
+  EXPECT_CLOSE(linear(x, weight, &bias, false, r), linear(x, weight, &bias) + r, at::kDouble);
+  check_gradient([&](const at::Tensor& input) { return linear(input, weight, &bias, false, r); }, x);
+  check_gradient([&](const at::Tensor& residual) { return linear(x, weight, &bias, false, residual); }, r);
+}
+
 // Sixty-four additions of 1/256 of the first one: a bf16 sum would stay where it was.
 TEST(Linear, Bf16GradientsAccumulateInFp32) {
   Parameter weight = random_parameter({1, 1}, at::kBFloat16, 1);

@@ -1,9 +1,9 @@
 // Matrix products of the linear layers and the head.
 //
-//   matrix_product:       c[m,n]  = sum_k a[m,k] · b[k,n] (+ bias[n])     overwritten, a's dtype, rounded once
+//   matrix_product:       c[m,n]  = sum_k a[m,k] · b[k,n] (+ bias[n]) (+ residual[m,n])   overwritten, a's dtype
 //   add_matrix_product_:  c[m,n] += sum_k a[m,k] · b[k,n]                 accumulated in c's dtype, the accumulator type
 //
-// Products and sums are of the accumulator type. Rows or columns of a and b are contiguous: a weight's transposed
+// Products and sums are of the accumulator type, rounded once (a residual in fp32 after the sum, in bf16 with it). Rows or columns of a and b are contiguous: a weight's transposed
 // view is as good as the weight. bf16 is computed here on a CPU with AMX tiles, fp32 on one with AVX-512 that is not
 // Intel's (MKL reaches half of such a CPU's rate); all else is libtorch's.
 #pragma once
@@ -14,14 +14,17 @@
 
 namespace bough {
 
-// a: [M, K]; b: [K, N], a's dtype (fp32, bf16, fp64) and device; bias: none or [N], a's dtype. Returns [M, N].
+// a: [M, K]; b: [K, N], a's dtype (fp32, bf16, fp64) and device; bias: none or [N], residual: none or [M, N], both
+// contiguous and of a's dtype. Returns [M, N].
 at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                          const std::optional<at::Tensor>& bias_N = std::nullopt);
+                          const std::optional<at::Tensor>& bias_N = std::nullopt,
+                          const std::optional<at::Tensor>& residual_MN = std::nullopt);
 
 // The same product on a CPU that has_tiles() for the type, in a way that makes a row of c depend on its row of a only:
 // the same bits with any other rows, any number of them, on any number of threads.
 at::Tensor batch_invariant_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                   const std::optional<at::Tensor>& bias_N = std::nullopt);
+                                   const std::optional<at::Tensor>& bias_N = std::nullopt,
+                                   const std::optional<at::Tensor>& residual_MN = std::nullopt);
 
 // c: [M, N] contiguous, accumulator type of a and b.
 void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
@@ -34,12 +37,14 @@ bool products_are_ours(at::ScalarType type);
 // hence batch_invariant_product.
 bool has_tiles(at::ScalarType type);
 at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                const std::optional<at::Tensor>& bias_N = std::nullopt);
+                                const std::optional<at::Tensor>& bias_N = std::nullopt,
+                                const std::optional<at::Tensor>& residual_MN = std::nullopt);
 void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 // Reference: libtorch's products; any device and dtype.
 at::Tensor matrix_product_reference(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                    const std::optional<at::Tensor>& bias_N);
+                                    const std::optional<at::Tensor>& bias_N,
+                                    const std::optional<at::Tensor>& residual_MN);
 void add_matrix_product_reference_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 }  // namespace bough

@@ -261,17 +261,30 @@ void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, cons
   store_sums(c, c_stride);
 }
 
-void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const __m512 low = _mm512_load_ps(block + i * kPanelColumns);
-    const __m512 high = _mm512_load_ps(block + i * kPanelColumns + 16);
-    const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-    _mm512_mask_storeu_epi16(c + i * c_stride, first(columns), both);
+// c[0..31] of `columns` = low, high (+ residual), rounded.
+inline void store_row(BFloat16Bits* c, __m512 low, __m512 high, __mmask32 columns,
+                      const BFloat16Bits* residual) {
+  if (residual) {
+    const __m512i r = _mm512_maskz_loadu_epi16(columns, residual);
+    const auto widen = [](__m256i half) {
+      return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    };
+    low = _mm512_add_ps(low, widen(_mm512_castsi512_si256(r)));
+    high = _mm512_add_ps(high, widen(_mm512_extracti64x4_epi64(r, 1)));
   }
+  _mm512_mask_storeu_epi16(c, columns, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
 }
 
-void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows,
-                        int64_t columns) {
+void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
+                 const BFloat16Bits* residual) {
+  for (int64_t i = 0; i < rows; ++i)
+    store_row(c + i * c_stride, _mm512_load_ps(block + i * kPanelColumns),
+              _mm512_load_ps(block + i * kPanelColumns + 16), first(columns),
+              residual ? residual + i * c_stride : nullptr);
+}
+
+void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
+                        const BFloat16Bits* residual) {
   for (int64_t half = 0; half < columns; half += 16) {
     __m512i low[16], high[16];
     for (int64_t i = 0; i < 16; ++i) {
@@ -280,11 +293,9 @@ void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, i
     }
     transpose_16x16(low);
     transpose_16x16(high);
-    for (int64_t j = 0; j < 16 && half + j < columns; ++j) {
-      const auto both = reinterpret_cast<__m512i>(
-          _mm512_cvtne2ps_pbh(_mm512_castsi512_ps(high[j]), _mm512_castsi512_ps(low[j])));
-      _mm512_mask_storeu_epi16(c + (half + j) * c_stride, first(rows), both);
-    }
+    for (int64_t j = 0; j < 16 && half + j < columns; ++j)
+      store_row(c + (half + j) * c_stride, _mm512_castsi512_ps(low[j]), _mm512_castsi512_ps(high[j]),
+                first(rows), residual ? residual + (half + j) * c_stride : nullptr);
   }
 }
 

@@ -36,7 +36,8 @@ struct Product {
   int64_t c_stride;
   bool c_transposed = false;  // c is [n, m] in memory
   bool accumulate = false;
-  const T* bias = nullptr;  // of n, or of m where c is transposed
+  const T* bias = nullptr;      // of n, or of m where c is transposed
+  const T* residual = nullptr;  // as c lies; added to the sums of bf16 before they are rounded
 };
 
 struct Fp32Tiles {
@@ -65,11 +66,13 @@ struct Fp32Tiles {
         __builtin_prefetch(static_cast<const char*>(upcoming.rows) + i * upcoming.stride + line * 64, 1);
     avx512::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, rows, columns, depth);
   }
-  static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+  static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
+                    const float*) {
     for (int64_t i = 0; i < rows; ++i)
       std::copy(block + i * kPanelColumns, block + i * kPanelColumns + columns, c + i * stride);
   }
-  static void store_turned(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
+  static void store_turned(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
+                           const float*) {
     for (int64_t j = 0; j < columns; ++j)
       for (int64_t i = 0; i < rows; ++i) c[j * stride + i] = block[i * kPanelColumns + j];
   }
@@ -104,11 +107,13 @@ struct AmxTiles {
                        const Element* panel, int64_t, int64_t, int64_t depth, const Upcoming& upcoming) {
     amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth, upcoming);
   }
-  static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
-    amx::store_block(c, stride, block, rows, columns);
+  static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
+                    const Element* residual) {
+    amx::store_block(c, stride, block, rows, columns, residual);
   }
-  static void store_turned(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns) {
-    amx::store_block_turned(c, stride, block, rows, columns);
+  static void store_turned(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
+                           const Element* residual) {
+    amx::store_block_turned(c, stride, block, rows, columns, residual);
   }
 };
 
@@ -253,12 +258,12 @@ class Worker {
       for (int64_t i = 0; i < rows; ++i)
         std::copy(sums + i * kPanelColumns, sums + i * kPanelColumns + columns,
                   static_cast<float*>(p_.c) + (row + i) * p_.c_stride + column);
-    } else if (!p_.c_transposed) {
-      Tiles::store(static_cast<T*>(p_.c) + row * p_.c_stride + column, p_.c_stride, sums, rows, columns);
-    } else {
-      Tiles::store_turned(static_cast<T*>(p_.c) + column * p_.c_stride + row, p_.c_stride, sums, rows,
-                          columns);
+      return;
     }
+    const int64_t at = p_.c_transposed ? column * p_.c_stride + row : row * p_.c_stride + column;
+    const auto store = p_.c_transposed ? Tiles::store_turned : Tiles::store;
+    store(static_cast<T*>(p_.c) + at, p_.c_stride, sums, rows, columns,
+          p_.residual ? p_.residual + at : nullptr);
   }
 
   const Product<T>& p_;

@@ -161,15 +161,17 @@ void with_tiles(at::ScalarType type, Function&& function) {
 }
 
 at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                              const std::optional<at::Tensor>& bias_N) {
-  return products_are_ours(a_MK.scalar_type()) ? matrix_product_tiles(a_MK, b_KN, bias_N)
-                                               : matrix_product_reference(a_MK, b_KN, bias_N);
+                              const std::optional<at::Tensor>& bias_N,
+                              const std::optional<at::Tensor>& residual_MN) {
+  return products_are_ours(a_MK.scalar_type()) ? matrix_product_tiles(a_MK, b_KN, bias_N, residual_MN)
+                                               : matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
 }
 
 at::Tensor batch_invariant_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                       const std::optional<at::Tensor>& bias_N) {
+                                       const std::optional<at::Tensor>& bias_N,
+                                       const std::optional<at::Tensor>& residual_MN) {
   BOUGH_CHECK(has_tiles(a_MK.scalar_type()), "batch_invariant_product: no tiles for ", a_MK.scalar_type());
-  return matrix_product_tiles(a_MK, b_KN, bias_N);
+  return matrix_product_tiles(a_MK, b_KN, bias_N, residual_MN);
 }
 
 void add_matrix_product_cpu_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
@@ -191,8 +193,10 @@ bool products_are_ours(at::ScalarType type) {
 }
 
 at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                const std::optional<at::Tensor>& bias_N) {
-  if (a_MK.numel() == 0 || b_KN.numel() == 0) return matrix_product_reference(a_MK, b_KN, bias_N);
+                                const std::optional<at::Tensor>& bias_N,
+                                const std::optional<at::Tensor>& residual_MN) {
+  if (a_MK.numel() == 0 || b_KN.numel() == 0)
+    return matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
   const auto a = with_unit_stride(a_MK), b = with_unit_stride(b_KN);
   const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   auto c = at::empty({m, n}, a.options());
@@ -200,6 +204,8 @@ at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
     using T = typename Tiles::Element;
     Product<T> product{m, n, k, factor<T>(a), factor<T>(b), mutable_data<T>(c), n};
     if (bias_N) product.bias = data<T>(*bias_N);
+    constexpr bool rounds = !std::is_same_v<T, float>;
+    if (rounds && residual_MN) product.residual = data<T>(*residual_MN);
     if (m <= Tiles::kFewRows && product.b.transposed && !Tiles::must_pack(product.b.transpose(), k)) {
       std::swap(product.m, product.n);
       std::swap(product.a, product.b);
@@ -208,6 +214,7 @@ at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
       product.c_transposed = true;
     }
     multiply<Tiles>(product);
+    if (!rounds && residual_MN) c.add_(*residual_MN);
   });
   return c;
 }

@@ -74,11 +74,14 @@ bool is_ours(Tensor a, Tensor b) {
   return a.scalar_type() == at::kBFloat16 && a.numel() > 0 && b.numel() > 0;
 }
 
-at::Tensor matrix_product_cuda(Tensor a_MK, Tensor b_KN, const std::optional<at::Tensor>& bias_N) {
-  if (!is_ours(a_MK, b_KN)) return matrix_product_reference(a_MK, b_KN, bias_N);
+at::Tensor matrix_product_cuda(Tensor a_MK, Tensor b_KN, const std::optional<at::Tensor>& bias_N,
+                               const std::optional<at::Tensor>& residual_MN) {
+  if (!is_ours(a_MK, b_KN)) return matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
   auto c = at::empty({a_MK.size(0), b_KN.size(1)}, a_MK.options());
-  if (bias_N) c.copy_(bias_N->expand_as(c));
-  multiply(c, a_MK, b_KN, bias_N ? 1 : 0);
+  if (residual_MN) c.copy_(*residual_MN);
+  else if (bias_N) c.copy_(bias_N->expand_as(c));
+  multiply(c, a_MK, b_KN, bias_N || residual_MN ? 1 : 0);
+  if (residual_MN && bias_N) c.add_(*bias_N);
   return c;
 }
 

@@ -6,7 +6,10 @@
 namespace bough {
 
 at::Tensor matrix_product_reference(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                    const std::optional<at::Tensor>& bias_N) {
+                                    const std::optional<at::Tensor>& bias_N,
+                                    const std::optional<at::Tensor>& residual_MN) {
+  if (residual_MN && bias_N) return at::addmm(*bias_N, a_MK, b_KN).add_(*residual_MN);
+  if (residual_MN) return at::addmm(*residual_MN, a_MK, b_KN);
   return bias_N ? at::addmm(*bias_N, a_MK, b_KN) : at::mm(a_MK, b_KN);
 }
 

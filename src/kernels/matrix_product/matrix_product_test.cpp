@@ -44,9 +44,15 @@ TEST(MatrixProduct, EqualsTheProductInFp64) {
         EXPECT_EQ(got.scalar_type(), type);
         expect_product(got, a, b, type, zero);
         expect_product(matrix_product(a, b, bias), a, b, type, zero + bias.to(at::kDouble));
+        const auto residual = random_tensor({m, n}, type, 4);
+        expect_product(matrix_product(a, b, {}, residual), a, b, type, residual.to(at::kDouble));
+        const auto both = residual.to(at::kDouble) + bias.to(at::kDouble);
+        expect_product(matrix_product(a, b, bias, residual), a, b, type, both);
         if (!has_tiles(type)) continue;
         expect_product(matrix_product_tiles(a, b), a, b, type, zero);
         expect_product(matrix_product_tiles(a, b, bias), a, b, type, zero + bias.to(at::kDouble));
+        expect_product(matrix_product_tiles(a, b, {}, residual), a, b, type, residual.to(at::kDouble));
+        expect_product(matrix_product_tiles(a, b, bias, residual), a, b, type, both);
       }
 }
 
@@ -118,14 +124,16 @@ TEST(MatrixProduct, BatchInvariantRowsDoNotDependOnOtherRowsOrThreads) {
       const auto a = random_tensor({kRows, k}, type, 1);
       const auto b = random_tensor({n, k}, type, 2).t();
       for (const auto& bias : {std::optional<at::Tensor>(), std::optional(random_tensor({n}, type, 3))}) {
+        const auto residual = bias ? std::nullopt : std::optional(random_tensor({kRows, n}, type, 4));
         at::set_num_threads(1);
-        const auto all = batch_invariant_product(a, b, bias);
+        const auto all = batch_invariant_product(a, b, bias, residual);
         at::set_num_threads(3);
-        EXPECT_TRUE(at::equal(batch_invariant_product(a, b, bias), all)) << "three threads";
+        EXPECT_TRUE(at::equal(batch_invariant_product(a, b, bias, residual), all)) << "three threads";
         for (const int64_t rows : {1, 2, 8, 11, 12, 16, 17, 40, 129, 256, 257, 700})
           for (const int64_t first : {int64_t{0}, int64_t{37}, kRows - rows}) {
             const auto part = a.narrow(0, first, rows);
-            const auto got = batch_invariant_product(part, b, bias);
+            const auto got = batch_invariant_product(
+                part, b, bias, residual ? std::optional(residual->narrow(0, first, rows)) : std::nullopt);
             ASSERT_TRUE(at::equal(got, all.narrow(0, first, rows)))
                 << rows << " rows from " << first << ", " << n << " columns, depth " << k << ", " << type;
           }

@@ -59,10 +59,12 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
 // c[32][32] += sum_i a[i]·b[i] of `count` packed blocks of rows and panels, each of depth 32.
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
-// Rounds to nearest even.
-void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
+// c = block (+ residual, of c's stride, or null), rounded to nearest even.
+void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
+                 const BFloat16Bits* residual = nullptr);
 // The same of the transpose: c[j][i] = block[i][j].
-void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
+void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
+                        const BFloat16Bits* residual = nullptr);
 }  // namespace amx
 
 }  // namespace bough

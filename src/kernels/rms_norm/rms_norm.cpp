@@ -6,7 +6,9 @@
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
-  m.def("rms_norm_backward(Tensor d_y, Tensor x, Tensor weight, Tensor rstd, Tensor(a!) d_weight) -> Tensor");
+  m.def(
+      "rms_norm_backward(Tensor d_y, Tensor x, Tensor weight, Tensor rstd, Tensor? residual, Tensor(a!) "
+      "d_weight, Tensor(b!)? y) -> Tensor");
 }
 
 namespace bough {
@@ -16,10 +18,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter& weight,
                             double eps) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    static const auto op =
-        find_op<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
-            "bough::rms_norm_forward");
-    auto [y, rstd] = op.call(x, weight.value, eps);
+    auto [y, rstd] = rms_norm_forward(x, weight.value, eps);
     context->save_for_backward({x, rstd});
     context->saved_data["weight"] = weight.value;
     context->saved_data["main_grad"] = weight.main_grad;
@@ -27,23 +26,50 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
-    static const auto op =
-        find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const at::Tensor&)>("bough::rms_norm_backward");
     const auto saved = context->get_saved_variables();
-    return {op.call(d_outputs[0].contiguous(), saved[0], context->saved_data["weight"].toTensor(), saved[1],
-                    context->saved_data["main_grad"].toTensor()),
+    auto& data = context->saved_data;
+    return {rms_norm_backward({.d_y = d_outputs[0].contiguous(),
+                               .x = saved[0],
+                               .weight_D = data["weight"].toTensor(),
+                               .rstd = saved[1],
+                               .residual = {},
+                               .d_weight_D = data["main_grad"].toTensor(),
+                               .y = {}}),
             {},
             {}};
   }
 };
 }  // namespace
 
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D,
+                                                    double eps) {
+  BOUGH_CHECK(
+      x.is_contiguous() && x.size(-1) == weight_D.numel() && x.scalar_type() == weight_D.scalar_type(),
+      "rms_norm: x ", x.sizes(), " ", x.scalar_type(), ", weight ", weight_D.sizes(), " ",
+      weight_D.scalar_type());
+  static const auto op =
+      find_op<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
+          "bough::rms_norm_forward");
+  return op.call(x, weight_D, eps);
+}
+
+at::Tensor rms_norm_backward(const RmsNormGradient& in) {
+  const auto like_x = [&](const at::Tensor& tensor) {
+    return tensor.is_contiguous() && tensor.sizes() == in.x.sizes() &&
+           tensor.scalar_type() == in.x.scalar_type();
+  };
+  BOUGH_CHECK(like_x(in.d_y) && in.x.is_contiguous() && (!in.residual || like_x(*in.residual)) &&
+                  (!in.y || like_x(*in.y)),
+              "rms_norm: d_y ", in.d_y.sizes(), ", the residual's gradient or y is not like x ", in.x.sizes(),
+              " ", in.x.scalar_type());
+  using Optional = const std::optional<at::Tensor>&;
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, Optional,
+                         const at::Tensor&, Optional)>("bough::rms_norm_backward");
+  return op.call(in.d_y, in.x, in.weight_D, in.rstd, in.residual, in.d_weight_D, in.y);
+}
+
 at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, double eps) {
-  BOUGH_CHECK(x.is_contiguous() && x.size(-1) == weight.value.numel() &&
-                  x.scalar_type() == weight.value.scalar_type(),
-              "rms_norm: x ", x.sizes(), " ", x.scalar_type(), ", weight ", weight.value.sizes(), " ",
-              weight.value.scalar_type());
   return RmsNormFunction::apply(x, weight, eps);
 }
 

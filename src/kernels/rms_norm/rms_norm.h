@@ -3,8 +3,11 @@
 // Everything between the load and the store is in the accumulator type. Backward, with g = d_y · weight:
 //   d_x[r,d]     = rstd · (g[d] - x[d] · rstd² · mean_d(g · x))     (overwritten)
 //   d_weight[d] += sum_r d_y[r,d] · x[r,d] · rstd[r]                 (accumulated, accumulator type)
+// Sublayers that keep x and rstd only (kernels/mlp) take the op's parts: backward adds a residual's gradient to d_x and
+// computes y again.
 #pragma once
 
+#include <optional>
 #include <tuple>
 
 #include "kernels/parameter.h"
@@ -14,10 +17,22 @@ namespace bough {
 // x: [..., D] contiguous. Returns y like x. Differentiable; adds to weight.main_grad.
 at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, double eps);
 
-// Reference, in tensor ops, any device. Returns y and rstd[rows] (accumulator type).
+// y and rstd[rows] (accumulator type).
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D,
+                                                    double eps);
+
+struct RmsNormGradient {
+  at::Tensor d_y, x, weight_D, rstd;
+  std::optional<at::Tensor> residual;  // like x: added to d_x before it is rounded
+  at::Tensor d_weight_D;               // added to
+  std::optional<at::Tensor> y;         // like x: the forward's y, overwritten; its memory may be d_y's
+};
+// d_x. All contiguous.
+at::Tensor rms_norm_backward(const RmsNormGradient& in);
+
+// Reference, in tensor ops, any device.
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D,
                                                               double eps);
-at::Tensor rms_norm_backward_reference(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
-                                       const at::Tensor& rstd, const at::Tensor& d_weight_D);
+at::Tensor rms_norm_backward_reference(const RmsNormGradient& in);
 
 }  // namespace bough

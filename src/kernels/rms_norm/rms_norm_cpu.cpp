@@ -29,7 +29,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, con
 }
 
 at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
-                                 const at::Tensor& rstd, const at::Tensor& d_weight_D) {
+                                 const at::Tensor& rstd, const std::optional<at::Tensor>& residual,
+                                 const at::Tensor& d_weight_D, const std::optional<at::Tensor>& y) {
   const int64_t width = x.size(-1);
   const int64_t num_rows = rstd.numel();
   auto d_x = at::empty_like(x);
@@ -40,13 +41,17 @@ at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, con
     auto partial = at::zeros({num_parts, width}, rstd.options());
     T* d_x_data = mutable_data<T>(d_x);
     A* partial_data = mutable_data<A>(partial);
+    T* y_data = y ? mutable_data<T>(*y) : nullptr;
+    const T* residual_data = residual ? data<T>(*residual) : nullptr;
     at::parallel_for(0, num_parts, 1, [&](int64_t first, int64_t last) {
       for (int64_t part = first; part < last; ++part) {
         const int64_t begin = num_rows * part / num_parts;
         const int64_t end = num_rows * (part + 1) / num_parts;
-        BOUGH_ISA_CALL(rms_norm_backward_rows, d_x_data + begin * width, partial_data + part * width,
+        BOUGH_ISA_CALL(rms_norm_backward_rows, d_x_data + begin * width,
+                       y_data ? y_data + begin * width : nullptr, partial_data + part * width,
                        data<T>(d_y) + begin * width, data<T>(x) + begin * width, data<T>(weight_D),
-                       data<A>(rstd) + begin, end - begin, width);
+                       residual_data ? residual_data + begin * width : nullptr, data<A>(rstd) + begin,
+                       end - begin, width);
       }
     });
     d_weight_D.add_(num_parts == 1 ? partial[0] : partial.sum(0));

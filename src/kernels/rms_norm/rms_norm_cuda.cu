@@ -65,17 +65,21 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
     const A scale = in.rstd[r];
     const A mean = block_sum(dot, scratch) * scale * scale / static_cast<A>(in.width);
     for (int64_t d = first; d < in.width; d += step) {
-      A x_d[kPack], d_y_d[kPack], w_d[kPack], sum_d[kPack];
+      A x_d[kPack], d_y_d[kPack], w_d[kPack], sum_d[kPack], residual_d[kPack] = {};
       load(x_d, x + d);
       load(d_y_d, d_y + d);
       load(w_d, in.weight + d);
       load(sum_d, sums + d);
+      if (in.residual) load(residual_d, in.residual + r * in.width + d);
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        sum_d[j] += d_y_d[j] * x_d[j] * scale;
-        x_d[j] = scale * (d_y_d[j] * w_d[j] - x_d[j] * mean);
+        const A d_y_j = d_y_d[j];
+        sum_d[j] += d_y_j * x_d[j] * scale;
+        d_y_d[j] = x_d[j] * scale * w_d[j];
+        x_d[j] = scale * (d_y_j * w_d[j] - x_d[j] * mean) + residual_d[j];
       }
       store(sums + d, sum_d);
+      if (in.y) store(in.y + r * in.width + d, d_y_d);
       store(in.d_x + r * in.width + d, x_d);
     }
   }
@@ -111,7 +115,8 @@ void rms_norm_backward_cuda(const RmsNormBackward<T, A>& in, CudaStream stream) 
   const int64_t num_parts = rms_norm_num_parts(in.num_rows);
   const int64_t bytes = in.width * static_cast<int64_t>(sizeof(A));
   const bool in_shared = bytes <= kSharedBytes;
-  const bool packs = fits_packs(in.width, kFullPack<T>, in.d_x, in.partial, in.d_y, in.x, in.weight);
+  const bool packs =
+      fits_packs(in.width, kFullPack<T>, in.d_x, in.y, in.partial, in.d_y, in.x, in.weight, in.residual);
   with_pack<kFullPack<T>>(packs, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     backward_kernel<T, A, kPack><<<static_cast<unsigned>(num_parts), threads_for(in.width / kPack, kThreads),

@@ -15,11 +15,13 @@ void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t n
 template <class T, class A>
 struct RmsNormBackward {
   T* d_x;       // overwritten
+  T* y;         // the forward's, overwritten; may be d_y; or null
   A* d_weight;  // [width], added to
   A* partial;   // scratch [rms_norm_num_parts(num_rows), width]
   const T* d_y;
   const T* x;
   const T* weight;
+  const T* residual;  // added to d_x, or null
   const A* rstd;
   int64_t num_rows;
   int64_t width;

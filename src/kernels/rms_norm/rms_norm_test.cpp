@@ -17,10 +17,33 @@ TEST(RmsNorm, MatchesReferenceInEveryDtype) {
       y.backward(d_y);
       const auto [y_ref, rstd] = rms_norm_forward_reference(x.detach(), weight.value, 1e-6);
       auto d_weight = at::zeros_like(weight.main_grad);
-      const auto d_x_ref = rms_norm_backward_reference(d_y, x.detach(), weight.value, rstd, d_weight);
+      const auto d_x_ref =
+          rms_norm_backward_reference({d_y, x.detach(), weight.value, rstd, {}, d_weight, {}});
       EXPECT_CLOSE(y, y_ref, type);
       EXPECT_CLOSE(x.grad(), d_x_ref, type);
       EXPECT_CLOSE(weight.main_grad, d_weight, type);
+    }
+}
+
+// In d_y's memory, as sublayers ask for it.
+TEST(RmsNorm, BackwardAddsTheResidualsAndComputesTheOutputAgain) {
+  for (const auto type : kFloatTypes)
+    for (const int64_t width : {5, 64, 130}) {
+      const auto x = random_tensor({70, width}, type, 1), residual = random_tensor({70, width}, type, 4);
+      const auto d_y = random_tensor({70, width}, type, 3);
+      const Parameter weight = random_parameter({width}, type, 2);
+      const auto [y, rstd] = rms_norm_forward(x, weight.value, 1e-6);
+      auto d_weight = at::zeros_like(weight.main_grad);
+      const auto y_ref = at::empty_like(x);
+      const auto d_x_ref =
+          rms_norm_backward_reference({d_y, x, weight.value, rstd, residual, d_weight, y_ref});
+      const auto in_place = d_y.clone();
+      const auto d_x =
+          rms_norm_backward({in_place, x, weight.value, rstd, residual, weight.main_grad, in_place});
+      EXPECT_CLOSE(d_x, d_x_ref, type);
+      EXPECT_CLOSE(weight.main_grad, d_weight, type);
+      EXPECT_CLOSE(in_place, y_ref, type);
+      EXPECT_TRUE(at::equal(in_place, y));
     }
 }
 

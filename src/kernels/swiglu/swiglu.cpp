@@ -1,37 +1,36 @@
 #include "kernels/swiglu/swiglu.h"
 
 #include "base/error.h"
-#include "kernels/common/autograd.h"
 #include "kernels/common/op.h"
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("swiglu_forward(Tensor gate_up) -> Tensor");
-  m.def("swiglu_backward(Tensor d_y, Tensor gate_up) -> Tensor");
+  m.def("swiglu_backward(Tensor d_y, Tensor gate_up, Tensor(a!) y, Tensor(b!) d_gate_up) -> ()");
 }
 
 namespace bough {
 
-namespace {
-struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate_up) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    static const auto op = find_op<at::Tensor(const at::Tensor&)>("bough::swiglu_forward");
-    context->save_for_backward({gate_up});
-    return op.call(gate_up);
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list d_outputs) {
-    static const auto op =
-        find_op<at::Tensor(const at::Tensor&, const at::Tensor&)>("bough::swiglu_backward");
-    return {op.call(d_outputs[0].contiguous(), context->get_saved_variables()[0])};
-  }
-};
-}  // namespace
-
-at::Tensor swiglu(const at::Tensor& gate_up_TF2) {
+at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2) {
   BOUGH_CHECK(gate_up_TF2.dim() == 2 && gate_up_TF2.is_contiguous() && gate_up_TF2.size(1) % 2 == 0,
               "swiglu: gate_up ", gate_up_TF2.sizes());
-  return SwigluFunction::apply(gate_up_TF2);
+  static const auto op = find_op<at::Tensor(const at::Tensor&)>("bough::swiglu_forward");
+  return op.call(gate_up_TF2);
+}
+
+void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, const at::Tensor& y_TF,
+                     const at::Tensor& d_gate_up_TF2) {
+  BOUGH_CHECK(gate_up_TF2.dim() == 2 && d_y_TF.dim() == 2 && d_y_TF.size(0) == gate_up_TF2.size(0) &&
+                  2 * d_y_TF.size(1) == gate_up_TF2.size(1) && y_TF.sizes() == d_y_TF.sizes() &&
+                  d_gate_up_TF2.sizes() == gate_up_TF2.sizes(),
+              "swiglu: gate_up ", gate_up_TF2.sizes(), ", d_y ", d_y_TF.sizes(), ", y ", y_TF.sizes(),
+              ", d_gate_up ", d_gate_up_TF2.sizes());
+  for (const auto* tensor : {&d_y_TF, &gate_up_TF2, &y_TF, &d_gate_up_TF2})
+    BOUGH_CHECK(tensor->is_contiguous() && tensor->scalar_type() == gate_up_TF2.scalar_type(),
+                "swiglu: a tensor is not contiguous, or of another dtype than gate_up");
+  static const auto op =
+      find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
+          "bough::swiglu_backward");
+  op.call(d_y_TF, gate_up_TF2, y_TF, d_gate_up_TF2);
 }
 
 }  // namespace bough

@@ -3,17 +3,24 @@
 // Backward, s = sigmoid(gate), all overwritten:
 //   d_gate = d_y · up · s · (1 + gate · (1 - s))
 //   d_up   = d_y · gate · s
+// and y again, so that nobody keeps it. Where its memory is d_y's, and d_gate_up's is gate_up's, nothing is allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace bough {
 
-// gate_up_TF2: [T, 2F] contiguous, gate in the first F columns, up in the last. Returns [T, F]. Differentiable.
-at::Tensor swiglu(const at::Tensor& gate_up_TF2);
+// gate_up_TF2: [T, 2F] contiguous, gate in the first F columns, up in the last. Returns [T, F]. Not differentiable by
+// itself: kernels/mlp is.
+at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2);
+
+// y_TF, d_gate_up_TF2: like d_y_TF and gate_up_TF2, each memory of its own or exactly theirs.
+void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, const at::Tensor& y_TF,
+                     const at::Tensor& d_gate_up_TF2);
 
 // Reference, in tensor ops, any device.
 at::Tensor swiglu_forward_reference(const at::Tensor& gate_up_TF2);
-at::Tensor swiglu_backward_reference(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2);
+void swiglu_backward_reference(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2,
+                               const at::Tensor& y_TF, const at::Tensor& d_gate_up_TF2);
 
 }  // namespace bough

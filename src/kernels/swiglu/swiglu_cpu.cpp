@@ -1,5 +1,4 @@
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
@@ -22,17 +21,18 @@ at::Tensor swiglu_forward_cpu(const at::Tensor& gate_up_TF2) {
   return y_TF;
 }
 
-at::Tensor swiglu_backward_cpu(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2) {
+void swiglu_backward_cpu(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, const at::Tensor& y_TF,
+                         const at::Tensor& d_gate_up_TF2) {
   const int64_t width = gate_up_TF2.size(1) / 2;
-  auto d_gate_up_TF2 = at::empty_like(gate_up_TF2);
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
     T* d_gate_up = mutable_data<T>(d_gate_up_TF2);
+    T* y = mutable_data<T>(y_TF);
     at::parallel_for(0, d_y_TF.size(0), grain(2 * width), [&](int64_t begin, int64_t end) {
-      BOUGH_ISA_CALL(swiglu_backward_rows, d_gate_up + 2 * begin * width, data<T>(d_y_TF) + begin * width,
-                     data<T>(gate_up_TF2) + 2 * begin * width, end - begin, width);
+      BOUGH_ISA_CALL(swiglu_backward_rows, d_gate_up + 2 * begin * width, y + begin * width,
+                     data<T>(d_y_TF) + begin * width, data<T>(gate_up_TF2) + 2 * begin * width, end - begin,
+                     width);
     });
   });
-  return d_gate_up_TF2;
 }
 }  // namespace
 

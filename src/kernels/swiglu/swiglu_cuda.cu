@@ -29,7 +29,7 @@ __global__ void forward_kernel(T* y, const T* gate_up, int64_t num_rows, int64_t
 // Forward was y = g · s · u with s = sigmoid(g); now d_g = d_y · u · s · (1 + g · (1 - s)), d_u = d_y · g ·
 // s.
 template <class T, int kPack>
-__global__ void backward_kernel(T* d_gate_up, const T* d_y, const T* gate_up, int64_t num_rows,
+__global__ void backward_kernel(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,
                                 int64_t width) {
   using A = Acc<T>;
   const int64_t f = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPack;
@@ -43,11 +43,14 @@ __global__ void backward_kernel(T* d_gate_up, const T* d_y, const T* gate_up, in
     for (int j = 0; j < kPack; ++j) {
       const A g = gate[j];
       const A s = 1 / (1 + exp(-g));
-      gate[j] = d[j] * up[j] * s * (1 + g * (1 - s));
+      const A u = up[j];
+      gate[j] = d[j] * u * s * (1 + g * (1 - s));
       up[j] = d[j] * g * s;
+      d[j] = g * s * u;
     }
     store(d_gate_up + 2 * r * width + f, gate);
     store(d_gate_up + (2 * r + 1) * width + f, up);
+    store(y + r * width + f, d);
   }
 }
 
@@ -68,19 +71,19 @@ void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width
 }
 
 template <class T>
-void swiglu_backward_cuda(T* d_gate_up, const T* d_y, const T* gate_up, int64_t num_rows, int64_t width,
+void swiglu_backward_cuda(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows, int64_t width,
                           CudaStream stream) {
   if (num_rows * width == 0) return;
-  with_pack<kFullPack<T>>(fits_packs(width, kFullPack<T>, d_gate_up, d_y, gate_up), [&](auto pack) {
+  with_pack<kFullPack<T>>(fits_packs(width, kFullPack<T>, d_gate_up, y, d_y, gate_up), [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     backward_kernel<T, kPack><<<blocks_for(num_rows, width / kPack), kThreads, 0, stream>>>(
-        d_gate_up, d_y, gate_up, num_rows, width);
+        d_gate_up, y, d_y, gate_up, num_rows, width);
   });
 }
 
 #define INSTANTIATE(T)                                                              \
   template void swiglu_forward_cuda<T>(T*, const T*, int64_t, int64_t, CudaStream); \
-  template void swiglu_backward_cuda<T>(T*, const T*, const T*, int64_t, int64_t, CudaStream);
+  template void swiglu_backward_cuda<T>(T*, T*, const T*, const T*, int64_t, int64_t, CudaStream);
 INSTANTIATE(float)
 INSTANTIATE(BFloat16Bits)
 INSTANTIATE(double)

@@ -1,5 +1,7 @@
 #include "kernels/swiglu/swiglu.h"
 
+#include <torch/csrc/autograd/custom_function.h>
+
 #include "kernels/common/kernel_test.h"
 
 namespace bough {
@@ -8,17 +10,46 @@ namespace {
 TEST(Swiglu, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
     for (const int64_t width : {1, 15, 512}) {
-      auto x = (random_tensor({37, 2 * width}, type, 1) * 5).requires_grad_(true);
+      const auto x = random_tensor({37, 2 * width}, type, 1) * 5;
       const auto d_y = random_tensor({37, width}, type, 2);
-      const auto y = swiglu(x);
-      y.backward(d_y);
-      EXPECT_CLOSE(y, swiglu_forward_reference(x.detach()), type);
-      EXPECT_CLOSE(x.grad(), swiglu_backward_reference(d_y, x.detach()), type);
+      const auto y_ref = at::empty_like(d_y), d_x_ref = at::empty_like(x);
+      swiglu_backward_reference(d_y, x, y_ref, d_x_ref);
+      EXPECT_CLOSE(swiglu_forward(x), y_ref, type);
+      const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
+      swiglu_backward(d_y, x, y, d_x);
+      EXPECT_CLOSE(y, y_ref, type);
+      EXPECT_CLOSE(d_x, d_x_ref, type);
     }
 }
 
+TEST(Swiglu, BackwardInTheMemoryOfItsInputs) {
+  for (const auto type : kFloatTypes) {
+    const auto x = random_tensor({37, 2 * 45}, type, 1), d_y = random_tensor({37, 45}, type, 2);
+    const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
+    swiglu_backward(d_y, x, y, d_x);
+    swiglu_backward(d_y, x, d_y, x);
+    EXPECT_TRUE(at::equal(d_y, y));
+    EXPECT_TRUE(at::equal(x, d_x));
+  }
+}
+
+// d_gate_up of random weights of y against central differences.
 TEST(Swiglu, BackwardIsTheDerivative) {
-  check_gradient([](const at::Tensor& x) { return swiglu(x); }, random_tensor({3, 8}, at::kDouble, 1));
+  struct Function : torch::autograd::Function<Function> {
+    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+      context->save_for_backward({x});
+      return swiglu_forward(x);
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                   torch::autograd::variable_list d_outputs) {
+      const auto x = context->get_saved_variables()[0];
+      auto d_x = at::empty_like(x);
+      swiglu_backward(d_outputs[0], x, at::empty_like(d_outputs[0]), d_x);
+      return {d_x};
+    }
+  };
+  check_gradient([](const at::Tensor& x) { return Function::apply(x); },
+                 random_tensor({3, 8}, at::kDouble, 1));
 }
 
 }  // namespace
