@@ -64,8 +64,13 @@ inline void transpose_dwords(char* out, const BFloat16Bits* source, int64_t stri
   }
 }
 
-// out[i][j] = source[j * stride + i] of 32 x 32 elements.
-inline void transpose_elements(char* out, const BFloat16Bits* source, int64_t stride) {
+// out[i][j] = source[j * stride + i] of 32 x 32 elements. Lines far apart may share a set of the nearest cache, and each
+// is read four times: a copy of them first.
+inline void transpose_elements(char* out, const BFloat16Bits* far_source, int64_t far_stride) {
+  constexpr int64_t stride = 32;
+  alignas(64) BFloat16Bits source[32 * stride];
+  for (int64_t i = 0; i < 32; ++i)
+    _mm512_store_si512(source + i * stride, _mm512_loadu_si512(far_source + i * far_stride));
   for (int64_t lane = 0; lane < 4; ++lane) {
     __m512i r[8], t[8];
     for (int64_t j = 0; j < 8; ++j) r[j] = lanes_of_rows(source + j * stride + lane * 8, 8 * stride);
@@ -134,6 +139,33 @@ inline void multiply_step(const char* a_low, const char* a_high, int64_t a_strid
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
+
+// Lines of memory, a few a step: all at once would hold up the tiles' own loads.
+class Lines {
+ public:
+  Lines(const Upcoming& upcoming, int64_t steps)
+      : row_(static_cast<const char*>(upcoming.rows)),
+        end_(row_ + kBlockRows * upcoming.stride),
+        stride_(upcoming.stride),
+        lines_(upcoming.lines),
+        per_step_((kBlockRows * upcoming.lines + steps - 1) / steps) {}
+
+  template <class Visit>
+  void each(Visit&& visit) {
+    for (int64_t i = 0; i < per_step_ && row_ < end_; ++i) {
+      visit(row_ + column_ * kTileStride);
+      if (++column_ == lines_) {
+        column_ = 0;
+        row_ += stride_;
+      }
+    }
+  }
+
+ private:
+  const char* row_;
+  const char* end_;
+  int64_t stride_, lines_, per_step_, column_ = 0;
+};
 }  // namespace
 
 void begin_tiles() {
@@ -223,27 +255,20 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
 }
 
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
-                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& upcoming) {
+                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& written,
+                    const Upcoming& read) {
   load_sums(c, c_stride, accumulate);
   const int64_t row = packed ? kTileStride : a_stride * 2;
   const int64_t step = packed ? 2 * kTileBytes : kTileStride;
   const auto* a_low = reinterpret_cast<const char*>(a);
   const char* a_high = a_low + (packed ? kTileBytes : kTileRows * row);
   const auto* b = reinterpret_cast<const char*>(panel);
-  // A few lines a step: all at once would hold up the tiles' own loads.
-  const auto* line = static_cast<const char*>(upcoming.rows);
-  const char* const last_row = line + kBlockRows * upcoming.stride;
-  const int64_t lines_a_step = (kBlockRows * upcoming.lines * kDepth + depth - 1) / depth;
-  int64_t column = 0;
+  const int64_t steps = (depth + kDepth - 1) / kDepth;
+  Lines to_write(written, steps), to_read(read, steps);
   for (int64_t k = 0; k < depth; k += kDepth) {
     multiply_step(a_low, a_high, row, b);
-    for (int64_t i = 0; i < lines_a_step && line < last_row; ++i) {
-      __builtin_prefetch(line + column * kTileStride, 1);
-      if (++column == upcoming.lines) {
-        column = 0;
-        line += upcoming.stride;
-      }
-    }
+    to_write.each([](const char* line) { __builtin_prefetch(line, 1); });
+    to_read.each([](const char* line) { __builtin_prefetch(line, 0, 2); });
     a_low += step;
     a_high += step;
     b += 2 * kTileBytes;

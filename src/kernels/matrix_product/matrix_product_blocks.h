@@ -48,6 +48,7 @@ struct Fp32Tiles {
   // One panel of that depth fits the first-level cache; sums are kept in C between passes.
   static constexpr int64_t kDepthPerPass = 256;
   static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
+  static int64_t part_of_depth(int64_t depth) { return depth; }
   static void begin() {}
   static void end() {}
   static void pack_panel(float* panel, const Factor<float>& b, int64_t depth, int64_t columns) {
@@ -60,10 +61,10 @@ struct Fp32Tiles {
   static bool takes_partial_rows() { return true; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
                        const float* panel, int64_t rows, int64_t columns, int64_t depth,
-                       const Upcoming& upcoming) {
-    for (int64_t i = 0; upcoming.rows && i < kRows; ++i)
-      for (int64_t line = 0; line < upcoming.lines; ++line)
-        __builtin_prefetch(static_cast<const char*>(upcoming.rows) + i * upcoming.stride + line * 64, 1);
+                       const Upcoming& written, const Upcoming&) {
+    for (int64_t i = 0; written.rows && i < kRows; ++i)
+      for (int64_t line = 0; line < written.lines; ++line)
+        __builtin_prefetch(static_cast<const char*>(written.rows) + i * written.stride + line * 64, 1);
     avx512::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, rows, columns, depth);
   }
   static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
@@ -88,9 +89,15 @@ struct AmxTiles {
   static constexpr int64_t kDepthPerPass = 512;
   // Half of the second-level cache of CPUs with AMX: A, which comes from further away, is read once for each group.
   static constexpr int64_t kGroupBytes = 1 << 20;
-  // Of add_turned: half of the second-level cache for sums; a block's part of A stays in the first-level one.
-  static constexpr int64_t kSumBytes = 1 << 20, kTurnedDepth = 512;
-  static constexpr int64_t kMostBlocks = 16;
+  // A block of rows of a longer depth leaves the first-level cache before the next panel: it comes in parts, and fp32
+  // sums of several blocks wait in the second-level cache beside the parts of a group's panels.
+  static constexpr int64_t kWholeDepth = 1024, kPartDepth = 512;
+  static constexpr int64_t kPartSumBytes = 384 << 10, kPartPanels = 16;
+  static int64_t part_of_depth(int64_t depth) { return depth <= kWholeDepth ? depth : kPartDepth; }
+  // Of add_turned: a quarter of the second-level cache for sums, as much for B; a block's part of A stays in the
+  // first-level one.
+  static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
+  static constexpr int64_t kMostBlocks = 8;
   static void begin() { amx::begin_tiles(); }
   static void end() { amx::end_tiles(); }
   static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
@@ -104,8 +111,9 @@ struct AmxTiles {
   }
   static bool takes_partial_rows() { return false; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<Element>& a, bool packed,
-                       const Element* panel, int64_t, int64_t, int64_t depth, const Upcoming& upcoming) {
-    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth, upcoming);
+                       const Element* panel, int64_t, int64_t, int64_t depth, const Upcoming& written,
+                       const Upcoming& read) {
+    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth, written, read);
   }
   static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                     const Element* residual) {
@@ -135,31 +143,49 @@ class Worker {
   Worker(const Product<T>& product, int64_t row_begin, int64_t row_end, const T* packed_a)
       : p_(product), row_begin_(row_begin), row_end_(row_end), packed_a_(packed_a) {}
 
+  // A block's share of the depth.
+  struct Part {
+    int64_t begin, depth;
+    bool first, last;
+  };
+
   // Panels [first, last); `workspace` of workspace_elements(last - first).
   void run(int64_t first, int64_t last, T* workspace) {
     const int64_t group = panel_group(p_, last - first);
     T* edge = workspace + group * panel_elements(p_);
+    T* near_rows = edge + (Tiles::takes_partial_rows() ? 0 : block_elements(p_));
+    auto* sums = reinterpret_cast<float*>(near_rows + near_elements(p_));
     const int64_t edge_row = row_end_ - (row_end_ - row_begin_) % Tiles::kRows;
-    const bool pack_edge = !packed_a_ && !Tiles::takes_partial_rows() && edge_row < row_end_;
-    if (pack_edge) Tiles::pack_block(edge, p_.a.rows_from(edge_row), row_end_ - edge_row, p_.k);
+    if (!packed_a_ && !Tiles::takes_partial_rows() && edge_row < row_end_) {
+      Tiles::pack_block(edge, p_.a.rows_from(edge_row), row_end_ - edge_row, p_.k);
+      packed_edge_ = edge;
+    }
+    const int64_t step = Tiles::part_of_depth(p_.k);
+    const int64_t chunk_rows = step < p_.k ? chunk_blocks(group) * Tiles::kRows : row_end_ - row_begin_;
     for (int64_t begin = first; begin < last; begin += group) {
       const int64_t end = std::min(last, begin + group);
       pack_panels(begin, end, workspace);
-      for (int64_t row = row_begin_; row < row_end_; row += Tiles::kRows) {
-        Factor<T> a = p_.a.rows_from(row);
-        bool packed = false;
-        if (packed_a_) {
-          a = {packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_), 0, false};
-          packed = true;
-        } else if (pack_edge && row == edge_row) {
-          a = {edge, 0, false};
-          packed = true;
+      for (int64_t chunk = row_begin_; chunk < row_end_; chunk += chunk_rows) {
+        const int64_t chunk_end = std::min(row_end_, chunk + chunk_rows);
+        for (int64_t k = 0; k < p_.k; k += step) {
+          const Part part{k, std::min(step, p_.k - k), k == 0, k + step >= p_.k};
+          for (int64_t row = chunk; row < chunk_end; row += Tiles::kRows) {
+            const Rows a = rows_at(row, part, near_rows);
+            const auto next = row + Tiles::kRows < chunk_end ? std::pair(row + Tiles::kRows, k)
+                              : part.last                    ? std::pair(chunk_end, int64_t{0})
+                                                             : std::pair(chunk, k + step);
+            for (int64_t panel = begin; panel < end; ++panel) {
+              const int64_t i = (row - chunk) / Tiles::kRows * group + panel - begin;
+              block(row, panel, a.factor, a.packed,
+                    workspace + (panel - begin) * panel_elements(p_) + k * kPanelColumns, part,
+                    step < p_.k ? sums + i * Tiles::kRows * kPanelColumns : nullptr,
+                    p_.c_transposed || !part.last ? Upcoming{}
+                    : panel + 1 < end             ? upcoming(row, panel + 1)
+                                                  : upcoming(row + Tiles::kRows, begin),
+                    upcoming_rows(next.first, next.second, panel - begin, end - begin));
+            }
+          }
         }
-        for (int64_t panel = begin; panel < end; ++panel)
-          block(row, panel, a, packed, workspace + (panel - begin) * panel_elements(p_),
-                p_.c_transposed   ? upcoming_rows(row + Tiles::kRows, panel - begin, end - begin)
-                : panel + 1 < end ? upcoming(row, panel + 1)
-                                  : upcoming(row + Tiles::kRows, begin));
       }
     }
   }
@@ -188,37 +214,50 @@ class Worker {
   static int64_t panel_elements(const Product<T>& p) { return rounded_depth(p) * kPanelColumns; }
   static int64_t block_elements(const Product<T>& p) { return rounded_depth(p) * Tiles::kRows; }
   static int64_t panel_group(const Product<T>& p, int64_t panels) {
-    const int64_t fit = Tiles::kGroupBytes / (panel_elements(p) * static_cast<int64_t>(sizeof(T)));
+    int64_t fit = Tiles::kGroupBytes / (panel_elements(p) * static_cast<int64_t>(sizeof(T)));
+    if constexpr (kInParts)
+      if (is_in_parts(p)) fit = Tiles::kPartPanels;
     const int64_t groups = ceil_div(panels, std::clamp<int64_t>(fit, 1, panels));
     return ceil_div(panels, groups);  // groups of about one size
   }
-  // Of one thread: its panels, and the last rows of A where they must be padded (tree/cost_model.cpp counts them).
+  // Of one thread: its panels, the last rows of A where they must be padded, and what products in parts keep near
+  // (tree/cost_model.cpp counts them).
   static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
-    return panel_group(p, panels) * panel_elements(p) + (Tiles::takes_partial_rows() ? 0 : block_elements(p));
+    const int64_t group = panel_group(p, panels);
+    int64_t elements = group * panel_elements(p) + (Tiles::takes_partial_rows() ? 0 : block_elements(p));
+    if (is_in_parts(p))
+      elements += near_elements(p) + chunk_blocks(group) * group * Tiles::kRows * kPanelColumns *
+                                         static_cast<int64_t>(sizeof(float) / sizeof(T));
+    return elements;
   }
 
-  // One block of c; `next` is brought near meanwhile.
-  void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Upcoming& next) {
+  // A part of one block of c: to c from the last part, else to `sums`, which are null where the part is the whole.
+  // Meanwhile memory that is written or read next is brought near.
+  void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Part& part,
+             float* sums, const Upcoming& written, const Upcoming& read = {}) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
     const int64_t column = panel * kPanelColumns, columns = columns_of(panel);
     const bool whole = Tiles::takes_partial_rows() || (rows == Tiles::kRows && columns == kPanelColumns);
     if constexpr (std::is_same_v<T, float>) {
       if (!p_.c_transposed && !p_.bias) {
         float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
-        Tiles::multiply(c, p_.c_stride, p_.accumulate, a, packed, b, rows, columns, p_.k, next);
+        Tiles::multiply(c, p_.c_stride, p_.accumulate, a, packed, b, rows, columns, part.depth, written,
+                        read);
         return;
       }
     }
     if (p_.accumulate && whole) {
       float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
-      Tiles::multiply(c, p_.c_stride, true, a, packed, b, rows, columns, p_.k, next);
+      Tiles::multiply(c, p_.c_stride, true, a, packed, b, rows, columns, part.depth, written, read);
       return;
     }
-    alignas(64) std::array<float, Tiles::kRows * kPanelColumns> sums;
-    if (p_.accumulate || p_.bias) load(sums.data(), row, rows, column, columns);
-    Tiles::multiply(sums.data(), kPanelColumns, p_.accumulate || p_.bias, a, packed, b, rows, columns, p_.k,
-                    next);
-    store(sums.data(), row, rows, column, columns);
+    alignas(64) std::array<float, Tiles::kRows * kPanelColumns> own;
+    if (!sums) sums = own.data();
+    const bool starts = part.first && (p_.accumulate || p_.bias);
+    if (starts) load(sums, row, rows, column, columns);
+    Tiles::multiply(sums, kPanelColumns, starts || !part.first, a, packed, b, rows, columns, part.depth,
+                    written, read);
+    if (part.last) store(sums, row, rows, column, columns);
   }
 
   // Where the next block is written: c is larger than the caches, and a write waits for its line.
@@ -231,14 +270,47 @@ class Worker {
   }
 
  private:
-  // Share `part` of `parts` of the next rows of A, where A is a weight that is read where it lies, once.
-  Upcoming upcoming_rows(int64_t row, int64_t part, int64_t parts) const {
+  static constexpr bool kInParts = std::is_same_v<Tiles, AmxTiles>;
+  struct Rows {
+    Factor<T> factor;
+    bool packed;
+  };
+
+  static bool is_in_parts(const Product<T>& p) { return Tiles::part_of_depth(p.k) < p.k; }
+  static int64_t near_elements(const Product<T>& p) {
+    return is_in_parts(p) ? Tiles::part_of_depth(p.k) * Tiles::kRows : 0;
+  }
+  // Blocks of rows whose sums wait for the next part.
+  static int64_t chunk_blocks(int64_t group) {
+    if constexpr (kInParts)
+      return std::max<int64_t>(1, Tiles::kPartSumBytes / (group * Tiles::kRows * kPanelColumns * 4));
+    return 1;
+  }
+
+  // A block of rows of A: where it lies, or packed. Rows a multiple of 2 KiB apart share so few sets of the first-level
+  // cache that a part of them would not stay there: it is copied to `near_rows`.
+  Rows rows_at(int64_t row, const Part& part, T* near_rows) const {
+    if (packed_a_)
+      return {{packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_) + part.begin * Tiles::kRows,
+               0, false},
+              true};
+    if (packed_edge_ && row + Tiles::kRows > row_end_)
+      return {{packed_edge_ + part.begin * Tiles::kRows, 0, false}, true};
+    const auto rows = p_.a.rows_from(row).columns_from(part.begin);
+    constexpr int64_t kFewSets = 2048 / static_cast<int64_t>(sizeof(T));
+    if (!is_in_parts(p_) || p_.a.stride % kFewSets != 0) return {rows, false};
+    Tiles::pack_block(near_rows, rows, Tiles::kRows, part.depth);
+    return {{near_rows, 0, false}, true};
+  }
+
+  // Share `part` of `parts` of rows of A from a depth of k that are read where they lie.
+  Upcoming upcoming_rows(int64_t row, int64_t k, int64_t part, int64_t parts) const {
     constexpr int64_t kLine = 64 / sizeof(T);
-    if constexpr (!std::is_same_v<Tiles, AmxTiles>)
-      return {};  // few rows: they pass in the order they lie in
+    if constexpr (!kInParts) return {};  // few rows: they pass in the order they lie in
     if (packed_a_ || row + Tiles::kRows > row_end_) return {};
-    const int64_t lines = ceil_div(p_.k, kLine), begin = part * lines / parts;
-    return {p_.a.data + row * p_.a.stride + begin * kLine, p_.a.stride * static_cast<int64_t>(sizeof(T)),
+    const int64_t lines = ceil_div(std::min(Tiles::part_of_depth(p_.k), p_.k - k), kLine);
+    const int64_t begin = part * lines / parts;
+    return {p_.a.data + row * p_.a.stride + k + begin * kLine, p_.a.stride * static_cast<int64_t>(sizeof(T)),
             (part + 1) * lines / parts - begin};
   }
 
@@ -269,6 +341,7 @@ class Worker {
   const Product<T>& p_;
   int64_t row_begin_, row_end_;
   const T* packed_a_;
+  const T* packed_edge_ = nullptr;  // the last rows, where they are no whole block
 };
 
 }  // namespace bough

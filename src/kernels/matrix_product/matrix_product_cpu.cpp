@@ -5,6 +5,9 @@
 //     for each block of rows:                 (pack it, if it must be: before, all threads together)
 //       for each panel of the group:          c block = or += a block · panel
 //
+// bf16 over a long depth: a part of the depth at a time for a few hundred rows, whose sums in fp32 wait in the nearer
+// cache and are rounded once.
+//
 // A weight's gradient, c += aᵀ·b over a long depth, keeps its sums near instead: add_turned below.
 //
 // Few rows against a transposed B (a decoding step against a weight) are computed as cᵀ = bᵀ·aᵀ, so that the weight
@@ -107,7 +110,8 @@ void add_turned(const Product<typename Tiles::Element>& p) {
             for (int64_t panel = first; panel < last; ++panel) {
               const int64_t row = row_begin + i * Tiles::kRows;
               work.block(row, panel, {a + i * Work::block_elements(part), 0, false}, true,
-                         b + panel * Work::panel_elements(p) + k * kPanelColumns,
+                         b + panel * Work::panel_elements(p) + k * kPanelColumns, {k, part.k, true, true},
+                         nullptr,
                          panel + 1 < last ? work.upcoming(row, panel + 1)
                                           : work.upcoming(row + Tiles::kRows, first));
             }

@@ -10,10 +10,12 @@ namespace {
 struct Shape {
   int64_t m, n, k;
 };
-// Whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one element.
-const Shape kShapes[] = {{64, 64, 64},  {1, 96, 64},   {12, 32, 33},   {16, 100, 96},  {17, 40, 96},
-                         {33, 31, 32},  {45, 65, 130}, {1100, 70, 40}, {96, 33, 2100}, {1, 1, 1},
-                         {300, 200, 7}, {5, 1000, 96}, {31, 257, 1030}};
+// Whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one element; the last ones
+// deeper than a part, with rows a multiple of 2 KiB apart and not.
+const Shape kShapes[] = {{64, 64, 64},    {1, 96, 64},      {12, 32, 33},   {16, 100, 96},
+                         {17, 40, 96},    {33, 31, 32},     {45, 65, 130},  {1100, 70, 40},
+                         {96, 33, 2100},  {1, 1, 1},        {300, 200, 7},  {5, 1000, 96},
+                         {31, 257, 1030}, {430, 550, 2048}, {70, 40, 1568}, {3, 64, 1600}};
 
 // [rows, columns], as such or as the transposed view of its transpose; padded: a part of a wider matrix.
 at::Tensor operand(int64_t rows, int64_t columns, at::ScalarType type, uint64_t seed, bool transposed,
@@ -119,7 +121,8 @@ TEST(MatrixProduct, BatchInvariantRowsDoNotDependOnOtherRowsOrThreads) {
   const int threads = at::get_num_threads();
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     if (!has_tiles(type)) continue;
-    for (const auto& [n, k] : {std::pair{96, 64}, {257, 1030}, {1000, 96}, {31, 33}, {70, 600}}) {
+    for (const auto& [n, k] :
+         {std::pair{96, 64}, {257, 1030}, {1000, 96}, {31, 33}, {70, 600}, {48, 2048}, {33, 1568}}) {
       constexpr int64_t kRows = 1100;  // more than a transposed A is packed in at once
       const auto a = random_tensor({kRows, k}, type, 1);
       const auto b = random_tensor({n, k}, type, 2).t();

@@ -55,7 +55,8 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
                int64_t rows, int64_t width, int64_t rows_padded);
 // c[32][32] = or += a·b. packed: a is a packed block, else 32 rows of `a_stride`, depth a multiple of 32.
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
-                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& upcoming = {});
+                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& written = {},
+                    const Upcoming& read = {});
 // c[32][32] += sum_i a[i]·b[i] of `count` packed blocks of rows and panels, each of depth 32.
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
