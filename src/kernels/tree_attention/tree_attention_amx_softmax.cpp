@@ -17,86 +17,79 @@ inline __m512i round_pair(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// Keys of lanes [16 · half, 16 · half + 16) that the query sees.
-inline __mmask16 visible_keys(const UnitMask& mask, int64_t half, int32_t query) {
-  const __m512i q = _mm512_set1_epi32(query);
-  const __m512i key = _mm512_add_epi32(
-      _mm512_set1_epi32(mask.first_key + static_cast<int32_t>(half * kLanes)), lane_numbers());
-  const __mmask16 past = _mm512_cmple_epi32_mask(key, q);
-  return _mm512_mask_cmplt_epi32_mask(past, q, _mm512_loadu_si512(mask.end + half * kLanes));
+// Two vectors of bf16 as pairs, `low` first; rounds half up.
+inline __m512i round_to_pairs(__m512 low, __m512 high) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_add_epi32(_mm512_castps_si512(high), half));
+}
+
+// Scores that are not visible become -infinity. scores: [32 keys][16 queries], the first of them `query`.
+inline void mask_scores(float* scores, const UnitMask& mask, int32_t query) {
+  const __m512i q = _mm512_add_epi32(_mm512_set1_epi32(query), lane_numbers());
+  const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
+  for (int32_t j = 0; j < kUnit; ++j) {
+    const __mmask16 past = _mm512_cmple_epi32_mask(_mm512_set1_epi32(mask.first_key + j), q);
+    const __mmask16 visible = _mm512_mask_cmplt_epi32_mask(past, q, _mm512_set1_epi32(mask.end[j]));
+    float* s = scores + j * kLanes;
+    _mm512_store_ps(s, _mm512_mask_blend_ps(visible, invisible, _mm512_load_ps(s)));
+  }
 }
 }  // namespace
 
-void begin_softmax(const OnlineSoftmax& rows) {
-  for (int64_t i = 0; i < kUnit; ++i) {
-    rows.max[i] = kLowest;
-    _mm512_store_ps(rows.sums + i * kLanes, _mm512_setzero_ps());
-  }
-  for (int64_t i = 0; i < kUnit * rows.width; i += kLanes) _mm512_store_ps(rows.o + i, _mm512_setzero_ps());
-}
-
-void softmax_units(const float* scores, BFloat16Bits* probabilities, const UnitMask* masks, int64_t count,
-                   float scale, const OnlineSoftmax& rows) {
+void softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
+                   const OnlineSoftmax& rows) {
+  constexpr int64_t kHalf = kUnit * kLanes;
   const __m512 factor = _mm512_set1_ps(scale);
-  for (int64_t i = 0; i < kUnit; ++i) {
-    const float* s = scores + i * kUnit;
-    __m512 low = _mm512_set1_ps(kLowest), high = low;
-    for (int64_t u = 0; u < count; ++u, s += kScoreStride) {
-      const __m512 a = _mm512_load_ps(s), b = _mm512_load_ps(s + kLanes);
-      if (masks[u].end) {
-        const int32_t query = masks[u].first_query + static_cast<int32_t>(i);
-        low = _mm512_mask_max_ps(low, visible_keys(masks[u], 0, query), a, low);
-        high = _mm512_mask_max_ps(high, visible_keys(masks[u], 1, query), b, high);
-      } else {
-        low = _mm512_max_ps(a, low);
-        high = _mm512_max_ps(b, high);
+  for (int64_t half = 0; half < 2; ++half, scores += kHalf) {
+    __m512 largest_0 = _mm512_set1_ps(kLowest), largest_1 = largest_0;
+    for (int64_t u = 0; u < count; ++u) {
+      float* s = scores + u * kScoreStride;
+      if (masks[u].end) mask_scores(s, masks[u], masks[u].first_query + static_cast<int32_t>(half * kLanes));
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kHalf; j += 2 * kLanes) {
+        largest_0 = _mm512_max_ps(_mm512_load_ps(s + j), largest_0);
+        largest_1 = _mm512_max_ps(_mm512_load_ps(s + j + kLanes), largest_1);
       }
     }
-    // A lane above the row's maximum is rare after the first steps; only then is the maximum of the lanes needed.
-    __m512 max = _mm512_set1_ps(rows.max[i]);
-    const __m512 largest = _mm512_mul_ps(_mm512_max_ps(low, high), factor);
-    float* lane_sums = rows.sums + i * kLanes;
-    __m512 sums = _mm512_load_ps(lane_sums);
-    if (_mm512_cmp_ps_mask(largest, max, _CMP_GT_OQ)) {
+    // Nothing visible: still finite, so that nothing becomes NaN.
+    const __m512 largest =
+        _mm512_max_ps(_mm512_mul_ps(_mm512_max_ps(largest_0, largest_1), factor), _mm512_set1_ps(kLowest));
+    float* const row_max = rows.max + half * kLanes;
+    float* const row_sums = rows.sums + half * kLanes;
+    __m512 max = first_step ? largest : _mm512_load_ps(row_max);
+    __m512 sum_0 = first_step ? _mm512_setzero_ps() : _mm512_load_ps(row_sums), sum_1 = _mm512_setzero_ps();
+    if (_mm512_cmp_ps_mask(largest, _mm512_add_ps(max, _mm512_set1_ps(kSlack)), _CMP_GT_OQ)) {
       const __m512 before = max;
-      max = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+      max = _mm512_max_ps(max, largest);
       const __m512 rescale = exp2_lanes(_mm512_sub_ps(before, max));
-      rows.max[i] = _mm512_cvtss_f32(max);
-      sums = _mm512_mul_ps(sums, rescale);
-      for (float* o = rows.o + i * rows.width; o < rows.o + (i + 1) * rows.width; o += kLanes)
+      sum_0 = _mm512_mul_ps(sum_0, rescale);
+      for (float* o = rows.o + half * kLanes; o < rows.o + rows.width * kUnit; o += kUnit)
         _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), rescale));
     }
-    s = scores + i * kUnit;
-    BFloat16Bits* p = probabilities + i * kUnit;
-    for (int64_t u = 0; u < count; ++u, s += kScoreStride, p += kProbabilityStride) {
-      __m512 a = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s), factor, max));
-      __m512 b = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + kLanes), factor, max));
-      if (masks[u].end) {
-        const int32_t query = masks[u].first_query + static_cast<int32_t>(i);
-        a = _mm512_maskz_mov_ps(visible_keys(masks[u], 0, query), a);
-        b = _mm512_maskz_mov_ps(visible_keys(masks[u], 1, query), b);
+    _mm512_store_ps(row_max, max);
+    for (int64_t u = 0; u < count; ++u) {
+      float* s = scores + u * kScoreStride;
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kHalf; j += 2 * kLanes) {
+        const __m512 a = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + j), factor, max));
+        const __m512 b = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + j + kLanes), factor, max));
+        sum_0 = _mm512_add_ps(sum_0, a);
+        sum_1 = _mm512_add_ps(sum_1, b);
+        _mm512_store_si512(s + j, round_to_pairs(a, b));
       }
-      sums = _mm512_add_ps(sums, _mm512_add_ps(a, b));
-      _mm512_store_si512(p, round_pair(a, b));
     }
-    _mm512_store_ps(lane_sums, sums);
+    _mm512_store_ps(row_sums, _mm512_add_ps(sum_0, sum_1));
   }
 }
 
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
                     int64_t head_dim, float* lse, int64_t lse_stride) {
-  for (int64_t i = 0; i < num_rows; ++i, out += out_stride) {
-    const float sum = _mm512_reduce_add_ps(_mm512_load_ps(rows.sums + i * kLanes));
-    lse[i * lse_stride] = (rows.max[i] + __builtin_log2f(sum)) * kLn2;
-    const __m512 inverse = _mm512_set1_ps(1.0f / sum);
-    const float* o = rows.o + i * rows.width;
-    for (int64_t d = 0; d < head_dim; d += kUnit) {
-      const __m512i both = round_pair(_mm512_mul_ps(_mm512_load_ps(o + d), inverse),
-                                      _mm512_mul_ps(_mm512_load_ps(o + d + kLanes), inverse));
-      const int64_t left = head_dim - d;
-      _mm512_mask_storeu_epi16(out + d, left >= kUnit ? ~__mmask32{0} : (__mmask32{1} << left) - 1, both);
-    }
-  }
+  alignas(64) float inverse[kUnit];
+  for (int64_t i = 0; i < kUnit; ++i) inverse[i] = 1.0f / rows.sums[i];
+  for (int64_t i = 0; i < num_rows; ++i)
+    lse[i * lse_stride] = (rows.max[i] + __builtin_log2f(rows.sums[i])) * kLn2;
+  store_turned(rows.o, inverse, num_rows, out, out_stride, head_dim);
 }
 
 void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask& mask, float scale,
@@ -137,11 +130,11 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
   }
 }
 
-void store_turned(const float* sums, float scale, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
-                  int64_t head_dim) {
-  const __m512 factor = _mm512_set1_ps(scale);
+void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
+                  int64_t out_stride, int64_t head_dim) {
   for (int64_t d = 0; d < head_dim; d += kLanes)
     for (int64_t half = 0; half < 2; ++half) {
+      const __m512 factor = _mm512_load_ps(factors + half * kLanes);
       __m512i r[16];
       for (int64_t i = 0; i < kLanes; ++i)
         r[i] = _mm512_castps_si512(
