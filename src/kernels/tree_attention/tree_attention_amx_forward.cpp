@@ -73,8 +73,16 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
         v[i] = keys.v(unit);
       }
       for (int64_t h = 0; h < heads; ++h) {
-        multiply_keys(scores, k.data(), count, queries_turned.get() + h * elements, width);
-        softmax_units(scores, masks.data(), count, scale, begin == 0, rows[h]);
+        const auto multiply = [&] {
+          multiply_keys(scores, k.data(), count, queries_turned.get() + h * elements, width);
+        };
+        multiply();
+        if (begin == 0) raise_maxima(scores, masks.data(), count, scale, true, rows[h]);
+        if (!softmax_units(scores, masks.data(), count, scale, rows[h])) {
+          multiply();
+          raise_maxima(scores, masks.data(), count, scale, false, rows[h]);
+          softmax_units(scores, masks.data(), count, scale, rows[h]);
+        }
         add_values(rows[h].o, begin > 0, v.data(), scores, count, width);
       }
     }

@@ -24,9 +24,13 @@ inline __m512i round_to_pairs(__m512 low, __m512 high) {
   return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_add_epi32(_mm512_castps_si512(high), half));
 }
 
-// Scores that are not visible become -infinity. scores: [32 keys][16 queries], the first of them `query`.
-inline void mask_scores(float* scores, const UnitMask& mask, int32_t query) {
-  const __m512i q = _mm512_add_epi32(_mm512_set1_epi32(query), lane_numbers());
+constexpr int64_t kHalf = kUnit * kLanes;  // scores of half of the queries
+
+// Scores [32 keys][16 queries] that are not visible become -infinity.
+inline void mask_scores(float* scores, const UnitMask& mask, int64_t half) {
+  if (!mask.end) return;
+  const __m512i q = _mm512_add_epi32(
+      _mm512_set1_epi32(mask.first_query + static_cast<int32_t>(half * kLanes)), lane_numbers());
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
   for (int32_t j = 0; j < kUnit; ++j) {
     const __mmask16 past = _mm512_cmple_epi32_mask(_mm512_set1_epi32(mask.first_key + j), q);
@@ -37,15 +41,13 @@ inline void mask_scores(float* scores, const UnitMask& mask, int32_t query) {
 }
 }  // namespace
 
-void softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
-                   const OnlineSoftmax& rows) {
-  constexpr int64_t kHalf = kUnit * kLanes;
-  const __m512 factor = _mm512_set1_ps(scale);
+void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
+                  const OnlineSoftmax& rows) {
   for (int64_t half = 0; half < 2; ++half, scores += kHalf) {
     __m512 largest_0 = _mm512_set1_ps(kLowest), largest_1 = largest_0;
     for (int64_t u = 0; u < count; ++u) {
       float* s = scores + u * kScoreStride;
-      if (masks[u].end) mask_scores(s, masks[u], masks[u].first_query + static_cast<int32_t>(half * kLanes));
+      mask_scores(s, masks[u], half);
 #pragma GCC unroll 4
       for (int64_t j = 0; j < kHalf; j += 2 * kLanes) {
         largest_0 = _mm512_max_ps(_mm512_load_ps(s + j), largest_0);
@@ -53,34 +55,53 @@ void softmax_units(float* scores, const UnitMask* masks, int64_t count, float sc
       }
     }
     // Nothing visible: still finite, so that nothing becomes NaN.
-    const __m512 largest =
-        _mm512_max_ps(_mm512_mul_ps(_mm512_max_ps(largest_0, largest_1), factor), _mm512_set1_ps(kLowest));
+    const __m512 largest = _mm512_max_ps(
+        _mm512_mul_ps(_mm512_max_ps(largest_0, largest_1), _mm512_set1_ps(scale)), _mm512_set1_ps(kLowest));
     float* const row_max = rows.max + half * kLanes;
     float* const row_sums = rows.sums + half * kLanes;
-    __m512 max = first_step ? largest : _mm512_load_ps(row_max);
-    __m512 sum_0 = first_step ? _mm512_setzero_ps() : _mm512_load_ps(row_sums), sum_1 = _mm512_setzero_ps();
-    if (_mm512_cmp_ps_mask(largest, _mm512_add_ps(max, _mm512_set1_ps(kSlack)), _CMP_GT_OQ)) {
-      const __m512 before = max;
-      max = _mm512_max_ps(max, largest);
-      const __m512 rescale = exp2_lanes(_mm512_sub_ps(before, max));
-      sum_0 = _mm512_mul_ps(sum_0, rescale);
-      for (float* o = rows.o + half * kLanes; o < rows.o + rows.width * kUnit; o += kUnit)
-        _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), rescale));
+    if (first_step) {
+      _mm512_store_ps(row_max, largest);
+      _mm512_store_ps(row_sums, _mm512_setzero_ps());
+      continue;
     }
+    const __m512 before = _mm512_load_ps(row_max), max = _mm512_max_ps(before, largest);
+    const __m512 rescale = exp2_lanes(_mm512_sub_ps(before, max));
     _mm512_store_ps(row_max, max);
+    _mm512_store_ps(row_sums, _mm512_mul_ps(_mm512_load_ps(row_sums), rescale));
+    for (float* o = rows.o + half * kLanes; o < rows.o + rows.width * kUnit; o += kUnit)
+      _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), rescale));
+  }
+}
+
+bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
+                   const OnlineSoftmax& rows) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  __m512i largest = _mm512_setzero_si512();  // of bf16: the bits of positive numbers are in their order
+  __m512 row_sums[2];
+  for (int64_t half = 0; half < 2; ++half, scores += kHalf) {
+    const __m512 max = _mm512_load_ps(rows.max + half * kLanes);
+    __m512 sum_0 = _mm512_load_ps(rows.sums + half * kLanes), sum_1 = _mm512_setzero_ps();
     for (int64_t u = 0; u < count; ++u) {
       float* s = scores + u * kScoreStride;
+      mask_scores(s, masks[u], half);
 #pragma GCC unroll 4
       for (int64_t j = 0; j < kHalf; j += 2 * kLanes) {
         const __m512 a = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + j), factor, max));
         const __m512 b = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + j + kLanes), factor, max));
         sum_0 = _mm512_add_ps(sum_0, a);
         sum_1 = _mm512_add_ps(sum_1, b);
-        _mm512_store_si512(s + j, round_to_pairs(a, b));
+        const __m512i pairs = round_to_pairs(a, b);
+        largest = _mm512_max_epu16(largest, pairs);
+        _mm512_store_si512(s + j, pairs);
       }
     }
-    _mm512_store_ps(row_sums, _mm512_add_ps(sum_0, sum_1));
+    row_sums[half] = _mm512_add_ps(sum_0, sum_1);
   }
+  constexpr int kLargestBits = (127 + kSlack) << 7;
+  if (_mm512_cmpgt_epu16_mask(largest, _mm512_set1_epi16(kLargestBits))) return false;
+  _mm512_store_ps(rows.sums, row_sums[0]);
+  _mm512_store_ps(rows.sums + kLanes, row_sums[1]);
+  return true;
 }
 
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
@@ -98,9 +119,6 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
   const __m512 factor = _mm512_set1_ps(scale);
   const __m512 lse_0 = _mm512_load_ps(lse), lse_1 = _mm512_load_ps(lse + kLanes);
   const __m512 dots_0 = _mm512_load_ps(dots), dots_1 = _mm512_load_ps(dots + kLanes);
-  // (e0 .. e15, o0 .. o15) -> (e0 o0 e1 o1 ...): a pair of keys of each query.
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int64_t pair = 0; pair < kUnit / 2; ++pair) {
     __m512 d_0[2], d_1[2];
     for (int64_t k = 0; k < 2; ++k) {
@@ -124,9 +142,8 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
       _mm512_store_si512(d_s + at, round_pair(d_0[k], d_1[k]));
     }
     BFloat16Bits* right = d_s_right + pair * kUnit;
-    _mm512_store_si512(right, _mm512_permutexvar_epi16(interleave, round_pair(d_0[0], d_0[1])));
-    _mm512_store_si512(right + kUnitElements / 2,
-                       _mm512_permutexvar_epi16(interleave, round_pair(d_1[0], d_1[1])));
+    _mm512_store_si512(right, round_to_pairs(d_0[0], d_0[1]));
+    _mm512_store_si512(right + kUnitElements / 2, round_to_pairs(d_1[0], d_1[1]));
   }
 }
 

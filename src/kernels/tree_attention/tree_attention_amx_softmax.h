@@ -22,18 +22,24 @@ struct UnitMask {
   int32_t first_query = 0, first_key = 0;
 };
 
-// Of 32 queries of one head, over all keys so far. `max` is at most kSlack below the largest score.
+// Of 32 queries of one head, over all keys so far.
 struct OnlineSoftmax {
-  float* max;     // [32], scaled
+  float* max;     // [32], scaled: a score, at most kSlack below the largest
   float* sums;    // [32]
   float* o;       // [width][32], unnormalised
   int64_t width;  // a multiple of 16
 };
-constexpr float kSlack = 8;  // in powers of two: no precision is lost, and nearly all rescaling spared
-// One step: scores [count][2][32 keys][16 queries], units kScoreStride apart -> unnormalised probabilities in their place,
-// rows 2j and 2j + 1 in row 2j as pairs of bf16 (a right factor of which every second line is skipped). Where a score lies
-// kSlack above its query's max, max is raised, sums and, unless this is the first step, o are rescaled.
-void softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
+constexpr int kSlack =
+    32;  // in powers of two: fp32 and bf16 have range to spare, and maxima are searched for once
+
+// Scores [count][2][32 keys][16 queries], units kScoreStride apart. max becomes the largest score so far; sums and o
+// are rescaled, or begun at the first step (o is not read then).
+void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
+                  const OnlineSoftmax& rows);
+// Scores -> unnormalised probabilities in their place: those of keys 2j and 2j + 1 in row 2j as pairs of bf16 (a right
+// factor of which every second line is skipped), and added to sums. False where a score lay kSlack above its query's max:
+// then sums are as they were, and scores must be computed again and maxima raised first.
+bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
                    const OnlineSoftmax& rows);
 // o / sum -> `num_rows` rows of out, of head_dim; lse (of stride lse_stride) in natural units.
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
