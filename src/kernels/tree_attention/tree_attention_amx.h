@@ -119,6 +119,12 @@ inline void pack_rows(Element* dst, const Inputs& x, const Element* rows, int64_
     pack_panel(dst, rows + column, stride, false, count, x.columns(column));
 }
 
+// The transpose of rows as a left factor: a block for each 32 columns.
+inline void pack_columns(Element* dst, const Inputs& x, const Element* rows, int64_t stride, int64_t count) {
+  for (int64_t column = 0; column < x.shape.head_dim; column += kUnit, dst += kUnitElements)
+    pack_block(dst, rows + column, stride, true, x.columns(column), count);
+}
+
 // The pieces that a group's work is cut into, so that all pieces together are a multiple of the threads.
 inline int64_t shares_of_a_group(int64_t num_groups, int64_t most) {
   const int64_t threads = at::get_num_threads();

@@ -103,9 +103,7 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
     const auto& unit = x.units[first_unit + i];
     pack_block(s.k + i * elements, x.k(unit, group), stride, false, unit.rows.size(), shape.head_dim);
     pack_block(s.v + i * elements, x.v(unit, group), stride, false, unit.rows.size(), shape.head_dim);
-    for (int64_t column = 0; column < shape.head_dim; column += kUnit)
-      pack_block(s.k_turned + i * elements + column * kUnit, x.k(unit, group) + column, stride, true,
-                 x.columns(column), unit.rows.size());
+    pack_columns(s.k_turned + i * elements, x, x.k(unit, group), stride, unit.rows.size());
     // The queries that see a key are consecutive, and nearly so are those that see any of a unit.
     unit_blocks[i] = {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
     all_blocks.begin = std::min(all_blocks.begin, unit_blocks[i].begin);
@@ -215,6 +213,8 @@ TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
     }
   });
   at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    alignas(64) std::array<float, kUnit> scales;
+    scales.fill(static_cast<float>(in.scale));
     for (int64_t i = begin; i < end; ++i) {
       float* sums = d_q_data + i * elements;
       for (int64_t share = 1; share < num_shares; ++share)
@@ -222,7 +222,7 @@ TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
       const int64_t head = i / blocks;
       const Range queries = block_queries(shape, i % blocks);
       store_turned(
-          sums, static_cast<float>(in.scale), queries.size(),
+          sums, scales.data(), queries.size(),
           mutable_data<Element>(d.d_q_TNH) + queries.begin * shape.q_stride() + head * shape.head_dim,
           shape.q_stride(), shape.head_dim);
     }

@@ -1,16 +1,18 @@
-// For each block of queries, 16 units of keys at a time, for each head of the group:
-//   S = Q·Kᵀ, P = softmax(S), O += P·V
+// For each block of queries, 8 units of keys at a time, for each head of the group:
+//   Sᵀ = K·Qᵀ, Pᵀ = softmax(Sᵀ) in the place of Sᵀ, Oᵀ += Vᵀ·Pᵀ
+// Transposed, queries are lanes: maxima and sums are vectors, and Pᵀ is written as the factor that Oᵀ reads.
 #include <array>
 
 #include "kernels/tree_attention/tree_attention_amx.h"
+#include "kernels/tree_attention/tree_attention_products.h"
 
 namespace bough {
 
 namespace amx {
 namespace {
-constexpr int64_t kForwardUnits = 16;  // of keys whose scores are in flight
+constexpr int64_t kForwardUnits = 8;  // of keys whose scores are in flight: with a head's sums they stay near
 
-// One group's keys and values as right factors, for all its blocks of queries.
+// One group's keys [32, H] and transposed values [H, 32] as left factors, for all its blocks of queries.
 class PackedKeys {
  public:
   PackedKeys(const Inputs& x, int64_t group)
@@ -19,8 +21,8 @@ class PackedKeys {
       const auto& unit = x.units[u];
       const int64_t stride = x.shape.k_stride();
       Element* both = factors_.get() + u * 2 * elements_;
-      pack_panel(both, x.k(unit, group), stride, true, x.shape.head_dim, unit.rows.size());
-      pack_rows(both + elements_, x, x.v(unit, group), stride, unit.rows.size());
+      pack_block(both, x.k(unit, group), stride, false, unit.rows.size(), x.shape.head_dim);
+      pack_columns(both + elements_, x, x.v(unit, group), stride, unit.rows.size());
     }
   }
   const Element* k(int64_t unit) const { return factors_.get() + unit * 2 * elements_; }
@@ -38,18 +40,15 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
   const int64_t heads = shape.heads_per_group(), width = x.width, elements = x.factor_elements();
   const auto scale = static_cast<float>(x.in.scale) * kLog2E;
   const PackedKeys keys(x, group);
-  constexpr int64_t kRowSums = kUnit * kLanes;
-  const AlignedBuffer<float> sums(heads * (elements + kRowSums + kUnit) + kForwardUnits * kScoreStride);
-  const AlignedBuffer<Element> factors(heads * elements + kForwardUnits * kProbabilityStride);
-  float* const scores = sums.get() + heads * (elements + kRowSums + kUnit);
-  Element* const probabilities = factors.get() + heads * elements;
+  const int64_t sums_of_a_head = elements + 2 * kUnit;
+  const AlignedBuffer<float> sums(heads * sums_of_a_head + kForwardUnits * kScoreStride);
+  const AlignedBuffer<Element> queries_turned(heads * elements);
+  float* const scores = sums.get() + heads * sums_of_a_head;
   std::vector<OnlineSoftmax> rows;
   for (int64_t h = 0; h < heads; ++h) {
-    float* o = sums.get() + h * (elements + kRowSums + kUnit);
-    rows.push_back({o + elements + kRowSums, o + elements, o, width});
+    float* o = sums.get() + h * sums_of_a_head;
+    rows.push_back({o + elements, o + elements + kUnit, o, width});
   }
-  std::array<const Element*, kForwardUnits> left{}, right{};
-  for (int64_t i = 0; i < kForwardUnits; ++i) left[i] = probabilities + i * kProbabilityStride;
   std::vector<int64_t> visible;
   for (int64_t block = share; block < x.num_blocks(); block += num_shares) {
     const Range queries = block_queries(shape, block);
@@ -58,25 +57,33 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
       if (KeyUnits::visible(x.units[u], queries)) visible.push_back(u);
     const int64_t first_row = queries.begin * shape.num_heads + group * heads;
     for (int64_t h = 0; h < heads; ++h) {
-      begin_softmax(rows[h]);
-      pack_block(factors.get() + h * elements, data<Element>(x.in.q_TNH) + (first_row + h) * shape.head_dim,
-                 shape.q_stride(), false, queries.size(), shape.head_dim);
+      pack_panel(queries_turned.get() + h * elements,
+                 data<Element>(x.in.q_TNH) + (first_row + h) * shape.head_dim, shape.q_stride(), true,
+                 shape.head_dim, queries.size());
     }
     const auto num_visible = static_cast<int64_t>(visible.size());
     for (int64_t begin = 0; begin < num_visible; begin += kForwardUnits) {
-      const int64_t* unit = visible.data() + begin;
       const int64_t count = std::min(kForwardUnits, num_visible - begin);
       std::array<UnitMask, kForwardUnits> masks;
-      for (int64_t i = 0; i < count; ++i) masks[i] = KeyUnits::mask(x.units[unit[i]], queries);
+      std::array<const Element*, kForwardUnits> k{}, v{};
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t unit = visible[begin + i];
+        masks[i] = KeyUnits::mask(x.units[unit], queries);
+        k[i] = keys.k(unit);
+        v[i] = keys.v(unit);
+      }
       for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t i = 0; i < count; ++i)
-          multiply_block(scores + i * kScoreStride, kUnit, false, factors.get() + h * elements, 0, true,
-                         keys.k(unit[i]), width);
-        softmax_units(scores, probabilities, masks.data(), count, scale, rows[h]);
-        for (int64_t column = 0; column < width; column += kUnit) {
-          for (int64_t i = 0; i < count; ++i) right[i] = keys.v(unit[i]) + column * kUnit;
-          add_products(rows[h].o + column, width, left.data(), right.data(), count);
+        const auto multiply = [&] {
+          multiply_keys(scores, k.data(), count, queries_turned.get() + h * elements, width);
+        };
+        multiply();
+        if (begin == 0) raise_maxima(scores, masks.data(), count, scale, true, rows[h]);
+        if (!softmax_units(scores, masks.data(), count, scale, rows[h])) {
+          multiply();
+          raise_maxima(scores, masks.data(), count, scale, false, rows[h]);
+          softmax_units(scores, masks.data(), count, scale, rows[h]);
         }
+        add_values(rows[h].o, begin > 0, v.data(), scores, count, width);
       }
     }
     for (int64_t h = 0; h < heads; ++h)

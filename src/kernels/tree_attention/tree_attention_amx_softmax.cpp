@@ -17,86 +17,100 @@ inline __m512i round_pair(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// Keys of lanes [16 · half, 16 · half + 16) that the query sees.
-inline __mmask16 visible_keys(const UnitMask& mask, int64_t half, int32_t query) {
-  const __m512i q = _mm512_set1_epi32(query);
-  const __m512i key = _mm512_add_epi32(
-      _mm512_set1_epi32(mask.first_key + static_cast<int32_t>(half * kLanes)), lane_numbers());
-  const __mmask16 past = _mm512_cmple_epi32_mask(key, q);
-  return _mm512_mask_cmplt_epi32_mask(past, q, _mm512_loadu_si512(mask.end + half * kLanes));
+// Two vectors of bf16 as pairs, `low` first; rounds half up.
+inline __m512i round_to_pairs(__m512 low, __m512 high) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_add_epi32(_mm512_castps_si512(high), half));
+}
+
+constexpr int64_t kHalf = kUnit * kLanes;  // scores of half of the queries
+
+// Scores [32 keys][16 queries] that are not visible become -infinity.
+inline void mask_scores(float* scores, const UnitMask& mask, int64_t half) {
+  if (!mask.end) return;
+  const __m512i q = _mm512_add_epi32(
+      _mm512_set1_epi32(mask.first_query + static_cast<int32_t>(half * kLanes)), lane_numbers());
+  const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
+  for (int32_t j = 0; j < kUnit; ++j) {
+    const __mmask16 past = _mm512_cmple_epi32_mask(_mm512_set1_epi32(mask.first_key + j), q);
+    const __mmask16 visible = _mm512_mask_cmplt_epi32_mask(past, q, _mm512_set1_epi32(mask.end[j]));
+    float* s = scores + j * kLanes;
+    _mm512_store_ps(s, _mm512_mask_blend_ps(visible, invisible, _mm512_load_ps(s)));
+  }
 }
 }  // namespace
 
-void begin_softmax(const OnlineSoftmax& rows) {
-  for (int64_t i = 0; i < kUnit; ++i) {
-    rows.max[i] = kLowest;
-    _mm512_store_ps(rows.sums + i * kLanes, _mm512_setzero_ps());
+void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
+                  const OnlineSoftmax& rows) {
+  for (int64_t half = 0; half < 2; ++half, scores += kHalf) {
+    __m512 largest_0 = _mm512_set1_ps(kLowest), largest_1 = largest_0;
+    for (int64_t u = 0; u < count; ++u) {
+      float* s = scores + u * kScoreStride;
+      mask_scores(s, masks[u], half);
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kHalf; j += 2 * kLanes) {
+        largest_0 = _mm512_max_ps(_mm512_load_ps(s + j), largest_0);
+        largest_1 = _mm512_max_ps(_mm512_load_ps(s + j + kLanes), largest_1);
+      }
+    }
+    // Nothing visible: still finite, so that nothing becomes NaN.
+    const __m512 largest = _mm512_max_ps(
+        _mm512_mul_ps(_mm512_max_ps(largest_0, largest_1), _mm512_set1_ps(scale)), _mm512_set1_ps(kLowest));
+    float* const row_max = rows.max + half * kLanes;
+    float* const row_sums = rows.sums + half * kLanes;
+    if (first_step) {
+      _mm512_store_ps(row_max, largest);
+      _mm512_store_ps(row_sums, _mm512_setzero_ps());
+      continue;
+    }
+    const __m512 before = _mm512_load_ps(row_max), max = _mm512_max_ps(before, largest);
+    const __m512 rescale = exp2_lanes(_mm512_sub_ps(before, max));
+    _mm512_store_ps(row_max, max);
+    _mm512_store_ps(row_sums, _mm512_mul_ps(_mm512_load_ps(row_sums), rescale));
+    for (float* o = rows.o + half * kLanes; o < rows.o + rows.width * kUnit; o += kUnit)
+      _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), rescale));
   }
-  for (int64_t i = 0; i < kUnit * rows.width; i += kLanes) _mm512_store_ps(rows.o + i, _mm512_setzero_ps());
 }
 
-void softmax_units(const float* scores, BFloat16Bits* probabilities, const UnitMask* masks, int64_t count,
-                   float scale, const OnlineSoftmax& rows) {
+bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
+                   const OnlineSoftmax& rows) {
   const __m512 factor = _mm512_set1_ps(scale);
-  for (int64_t i = 0; i < kUnit; ++i) {
-    const float* s = scores + i * kUnit;
-    __m512 low = _mm512_set1_ps(kLowest), high = low;
-    for (int64_t u = 0; u < count; ++u, s += kScoreStride) {
-      const __m512 a = _mm512_load_ps(s), b = _mm512_load_ps(s + kLanes);
-      if (masks[u].end) {
-        const int32_t query = masks[u].first_query + static_cast<int32_t>(i);
-        low = _mm512_mask_max_ps(low, visible_keys(masks[u], 0, query), a, low);
-        high = _mm512_mask_max_ps(high, visible_keys(masks[u], 1, query), b, high);
-      } else {
-        low = _mm512_max_ps(a, low);
-        high = _mm512_max_ps(b, high);
+  __m512i largest = _mm512_setzero_si512();  // of bf16: the bits of positive numbers are in their order
+  __m512 row_sums[2];
+  for (int64_t half = 0; half < 2; ++half, scores += kHalf) {
+    const __m512 max = _mm512_load_ps(rows.max + half * kLanes);
+    __m512 sum_0 = _mm512_load_ps(rows.sums + half * kLanes), sum_1 = _mm512_setzero_ps();
+    for (int64_t u = 0; u < count; ++u) {
+      float* s = scores + u * kScoreStride;
+      mask_scores(s, masks[u], half);
+#pragma GCC unroll 4
+      for (int64_t j = 0; j < kHalf; j += 2 * kLanes) {
+        const __m512 a = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + j), factor, max));
+        const __m512 b = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + j + kLanes), factor, max));
+        sum_0 = _mm512_add_ps(sum_0, a);
+        sum_1 = _mm512_add_ps(sum_1, b);
+        const __m512i pairs = round_to_pairs(a, b);
+        largest = _mm512_max_epu16(largest, pairs);
+        _mm512_store_si512(s + j, pairs);
       }
     }
-    // A lane above the row's maximum is rare after the first steps; only then is the maximum of the lanes needed.
-    __m512 max = _mm512_set1_ps(rows.max[i]);
-    const __m512 largest = _mm512_mul_ps(_mm512_max_ps(low, high), factor);
-    float* lane_sums = rows.sums + i * kLanes;
-    __m512 sums = _mm512_load_ps(lane_sums);
-    if (_mm512_cmp_ps_mask(largest, max, _CMP_GT_OQ)) {
-      const __m512 before = max;
-      max = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
-      const __m512 rescale = exp2_lanes(_mm512_sub_ps(before, max));
-      rows.max[i] = _mm512_cvtss_f32(max);
-      sums = _mm512_mul_ps(sums, rescale);
-      for (float* o = rows.o + i * rows.width; o < rows.o + (i + 1) * rows.width; o += kLanes)
-        _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), rescale));
-    }
-    s = scores + i * kUnit;
-    BFloat16Bits* p = probabilities + i * kUnit;
-    for (int64_t u = 0; u < count; ++u, s += kScoreStride, p += kProbabilityStride) {
-      __m512 a = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s), factor, max));
-      __m512 b = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(s + kLanes), factor, max));
-      if (masks[u].end) {
-        const int32_t query = masks[u].first_query + static_cast<int32_t>(i);
-        a = _mm512_maskz_mov_ps(visible_keys(masks[u], 0, query), a);
-        b = _mm512_maskz_mov_ps(visible_keys(masks[u], 1, query), b);
-      }
-      sums = _mm512_add_ps(sums, _mm512_add_ps(a, b));
-      _mm512_store_si512(p, round_pair(a, b));
-    }
-    _mm512_store_ps(lane_sums, sums);
+    row_sums[half] = _mm512_add_ps(sum_0, sum_1);
   }
+  constexpr int kLargestBits = (127 + kSlack) << 7;
+  if (_mm512_cmpgt_epu16_mask(largest, _mm512_set1_epi16(kLargestBits))) return false;
+  _mm512_store_ps(rows.sums, row_sums[0]);
+  _mm512_store_ps(rows.sums + kLanes, row_sums[1]);
+  return true;
 }
 
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
                     int64_t head_dim, float* lse, int64_t lse_stride) {
-  for (int64_t i = 0; i < num_rows; ++i, out += out_stride) {
-    const float sum = _mm512_reduce_add_ps(_mm512_load_ps(rows.sums + i * kLanes));
-    lse[i * lse_stride] = (rows.max[i] + __builtin_log2f(sum)) * kLn2;
-    const __m512 inverse = _mm512_set1_ps(1.0f / sum);
-    const float* o = rows.o + i * rows.width;
-    for (int64_t d = 0; d < head_dim; d += kUnit) {
-      const __m512i both = round_pair(_mm512_mul_ps(_mm512_load_ps(o + d), inverse),
-                                      _mm512_mul_ps(_mm512_load_ps(o + d + kLanes), inverse));
-      const int64_t left = head_dim - d;
-      _mm512_mask_storeu_epi16(out + d, left >= kUnit ? ~__mmask32{0} : (__mmask32{1} << left) - 1, both);
-    }
-  }
+  alignas(64) float inverse[kUnit];
+  for (int64_t i = 0; i < kUnit; ++i) inverse[i] = 1.0f / rows.sums[i];
+  for (int64_t i = 0; i < num_rows; ++i)
+    lse[i * lse_stride] = (rows.max[i] + __builtin_log2f(rows.sums[i])) * kLn2;
+  store_turned(rows.o, inverse, num_rows, out, out_stride, head_dim);
 }
 
 void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask& mask, float scale,
@@ -105,9 +119,6 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
   const __m512 factor = _mm512_set1_ps(scale);
   const __m512 lse_0 = _mm512_load_ps(lse), lse_1 = _mm512_load_ps(lse + kLanes);
   const __m512 dots_0 = _mm512_load_ps(dots), dots_1 = _mm512_load_ps(dots + kLanes);
-  // (e0 .. e15, o0 .. o15) -> (e0 o0 e1 o1 ...): a pair of keys of each query.
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int64_t pair = 0; pair < kUnit / 2; ++pair) {
     __m512 d_0[2], d_1[2];
     for (int64_t k = 0; k < 2; ++k) {
@@ -131,17 +142,16 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
       _mm512_store_si512(d_s + at, round_pair(d_0[k], d_1[k]));
     }
     BFloat16Bits* right = d_s_right + pair * kUnit;
-    _mm512_store_si512(right, _mm512_permutexvar_epi16(interleave, round_pair(d_0[0], d_0[1])));
-    _mm512_store_si512(right + kUnitElements / 2,
-                       _mm512_permutexvar_epi16(interleave, round_pair(d_1[0], d_1[1])));
+    _mm512_store_si512(right, round_to_pairs(d_0[0], d_0[1]));
+    _mm512_store_si512(right + kUnitElements / 2, round_to_pairs(d_1[0], d_1[1]));
   }
 }
 
-void store_turned(const float* sums, float scale, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
-                  int64_t head_dim) {
-  const __m512 factor = _mm512_set1_ps(scale);
+void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
+                  int64_t out_stride, int64_t head_dim) {
   for (int64_t d = 0; d < head_dim; d += kLanes)
     for (int64_t half = 0; half < 2; ++half) {
+      const __m512 factor = _mm512_load_ps(factors + half * kLanes);
       __m512i r[16];
       for (int64_t i = 0; i < kLanes; ++i)
         r[i] = _mm512_castps_si512(

@@ -11,10 +11,9 @@ namespace bough::amx {
 constexpr int64_t kUnit = 32;
 constexpr int64_t kUnitElements = kUnit * kUnit;
 constexpr int64_t kLanes = 16;
-// From one unit to the next where a row of many units is read: a line more than a unit, since addresses 4 KiB apart
-// share a set of the nearest cache.
+// From one unit of scores to the next: a line more than a unit, since addresses 4 KiB apart share a set of the nearest
+// cache.
 constexpr int64_t kScoreStride = kUnitElements + kLanes;
-constexpr int64_t kProbabilityStride = kUnitElements + kUnit;
 
 // Entry (query i, key j) of a unit is visible iff first_key + j <= first_query + i < end[j] (keys numbered like the
 // queries: stack keys are negative). end is null where all entries are visible.
@@ -25,16 +24,23 @@ struct UnitMask {
 
 // Of 32 queries of one head, over all keys so far.
 struct OnlineSoftmax {
-  float* max;     // [32], scaled
-  float* sums;    // [32][16]: a row's sum is that of its lanes
-  float* o;       // [32][width], unnormalised
+  float* max;     // [32], scaled: a score, at most kSlack below the largest
+  float* sums;    // [32]
+  float* o;       // [width][32], unnormalised
   int64_t width;  // a multiple of 16
 };
-void begin_softmax(const OnlineSoftmax& rows);
-// One step: scores[count][32][32] -> unnormalised probabilities [count][32][32], units of the strides above; max, sums and
-// o are rescaled where the largest score grew.
-void softmax_units(const float* scores, BFloat16Bits* probabilities, const UnitMask* masks, int64_t count,
-                   float scale, const OnlineSoftmax& rows);
+constexpr int kSlack =
+    32;  // in powers of two: fp32 and bf16 have range to spare, and maxima are searched for once
+
+// Scores [count][2][32 keys][16 queries], units kScoreStride apart. max becomes the largest score so far; sums and o
+// are rescaled, or begun at the first step (o is not read then).
+void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
+                  const OnlineSoftmax& rows);
+// Scores -> unnormalised probabilities in their place: those of keys 2j and 2j + 1 in row 2j as pairs of bf16 (a right
+// factor of which every second line is skipped), and added to sums. False where a score lay kSlack above its query's max:
+// then sums are as they were, and scores must be computed again and maxima raised first.
+bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
+                   const OnlineSoftmax& rows);
 // o / sum -> `num_rows` rows of out, of head_dim; lse (of stride lse_stride) in natural units.
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
                     int64_t head_dim, float* lse, int64_t lse_stride);
@@ -47,9 +53,9 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
                            const float* lse, const float* dots, BFloat16Bits* p, BFloat16Bits* d_s,
                            BFloat16Bits* d_s_right);
 
-// 32 query gradients [width][32] · scale -> rows of out, of head_dim.
-void store_turned(const float* sums, float scale, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
-                  int64_t head_dim);
+// [width][32 queries], each query times its factor -> rows of out, of head_dim.
+void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
+                  int64_t out_stride, int64_t head_dim);
 // 32 key gradients [32][width] · scale -> rows of out, of head_dim: added or overwritten.
 void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
                      int64_t out_stride, int64_t head_dim);

@@ -28,6 +28,19 @@ TEST(TreeAttention, MatchesReferenceInEveryDtype) {
     }
 }
 
+// Later keys with scores far above the first ones' raise maxima; the queries of one block begin at different keys.
+TEST(TreeAttention, ScoresThatGrowAlongThePath) {
+  for (const auto type : kFloatTypes) {
+    auto r = random_attention_case({300, 400, 4, 2, 64}, type, 31);
+    for (const auto& [k, first] : {std::pair{r.in.k_stack_PGH, 270}, std::pair{r.in.k_TGH, 200}})
+      k.narrow(0, first, k.size(0) - first).mul_(20);
+    const auto out = tree_attention_forward(r.in);
+    const auto expected = tree_attention_forward_reference(r.in);
+    EXPECT_CLOSE(out.o_TNH, expected.o_TNH, type);
+    EXPECT_CLOSE(out.lse_TN, expected.lse_TN, type);
+  }
+}
+
 // The reference against autograd of a softmax over explicitly listed visible keys.
 TEST(TreeAttention, ReferenceIsSoftmaxOverVisibleKeysAndItsDerivative) {
   auto r = random_attention_case({6, 9, 4, 2, 4}, at::kDouble, 77);

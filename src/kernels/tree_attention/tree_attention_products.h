@@ -1,0 +1,21 @@
+// Products of attention's units by AMX tiles (tree_attention_amx_softmax.h), several units at a call. Tiles are on
+// (amx::begin_tiles). Factors are packed as matrix_product_tiles.h has them; left factors are read past the nearest cache,
+// where scores and sums stay: a tile's stores that miss it cost as much as the products.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/element_types.h"
+
+namespace bough::amx {
+
+// scores of units = k·q: k[count] left factors [32 keys, depth], q a right factor [depth, 32 queries]. Queries of a unit
+// lie in two halves: scores [count][2][32 keys][16 queries].
+void multiply_keys(float* scores, const BFloat16Bits* const* k, int64_t count, const BFloat16Bits* q,
+                   int64_t depth);
+// o[width][32 queries] (=, or += ) v·p: v[count] left factors [width, 32 keys]; p [count] units as softmax_units leaves
+// them.
+void add_values(float* o, bool accumulate, const BFloat16Bits* const* v, const float* p, int64_t count,
+                int64_t width);
+
+}  // namespace bough::amx
