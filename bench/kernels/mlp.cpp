@@ -1,0 +1,64 @@
+// The feed-forward sublayer at the shapes of `small` and of Qwen3-0.6B: forward alone, and forward with backward (which
+// overwrites what forward kept, so that it cannot run alone). Bound by products.
+//   build/bench/mlp --benchmark_counters_tabular=true
+#include "kernels/mlp/mlp.h"
+
+#include "kernel_bench.h"
+
+namespace {
+
+using namespace bough;
+using namespace bough::bench;
+
+constexpr int kLayers = 8;  // in turn, as in a model: no weight is in the nearest cache
+
+struct Layer {
+  Parameter norm, gate_up, down;
+  at::Tensor x, d_y;
+
+  at::Tensor forward() const { return mlp(x, {norm, gate_up, down, 1e-6}); }
+};
+
+std::vector<Layer> layers(const Setting& s) {
+  const int64_t width = s.shape.hidden_size, inner = s.shape.intermediate_size;
+  std::vector<Layer> result(kLayers);
+  for (auto& layer : result) {
+    layer.norm = parameter({width}, s.type);
+    layer.gate_up = parameter({2 * inner, width}, s.type);
+    layer.down = parameter({width, inner}, s.type);
+    layer.x = values({kTokens, width}, s.type).requires_grad_(true);
+    layer.d_y = values({kTokens, width}, s.type);
+  }
+  return result;
+}
+
+// `passes` over three matrices; x, y and each of gate, up once.
+Work work(const Setting& s, double passes) {
+  const auto width = static_cast<double>(s.shape.hidden_size), inner = double(s.shape.intermediate_size);
+  const double tokens = kTokens, weights = 3 * inner * width;
+  return {.flops = 2 * passes * tokens * weights,
+          .bytes = passes * (tokens * (2 * width + 2 * inner) + weights) * s.element()};
+}
+
+Kernel forward(const Setting& s) {
+  return {work(s, 1), [all = layers(s), y = Ring<at::Tensor>(kLayers)](size_t turn) mutable {
+            const at::NoGradGuard no_grad;
+            y.put(all[turn % kLayers].forward());
+          }};
+}
+
+Kernel forward_backward(const Setting& s) {
+  return {work(s, 3), [all = layers(s), ring = Ring<at::Tensor>(kLayers)](size_t turn) mutable {
+            const auto& layer = all[turn % kLayers];
+            ring.put(torch::autograd::grad({layer.forward()}, {layer.x}, {layer.d_y}).front());
+          }};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Program program(argv);
+  program.add("mlp/forward", forward);
+  program.add("mlp/forward_backward", forward_backward);
+  return program.run(argc, argv);
+}
