@@ -86,13 +86,13 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
   if (!paused_ && !scheduler_.idle()) {
     const at::NoGradGuard no_grad;
     Pass pass = scheduler_.plan();
-    copy_pages(pass.page_copies);
+    storage_.copy_pages(pass.page_copies);
     const at::Tensor hidden_TD = pass.entries.empty() ? at::Tensor() : run_pass(pass);
     if (options_.on_pass && !pass.entries.empty()) options_.on_pass(work_of(pass));
     scheduler_.commit(pass);
     std::vector<std::pair<int32_t, int32_t>> page_copies;
     const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
-    copy_pages(page_copies);
+    storage_.copy_pages(page_copies);
     BOUGH_CHECK(!pass.entries.empty() || !started.empty(),
                 "requests are in flight and nothing can be computed");
     const std::vector<ActiveSample*> waiting = draw_from_prompts(started);
@@ -101,11 +101,6 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
   }
   statistics_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return std::exchange(finished_, {});
-}
-
-void EmbeddedEngine::copy_pages(std::vector<std::pair<int32_t, int32_t>>& pairs) {
-  storage_.reserve(scheduler_.pool().num_pages());
-  storage_.copy_pages(pairs);
 }
 
 // The final hidden states [T, D] of the pass's tokens.

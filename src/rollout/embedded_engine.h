@@ -77,7 +77,6 @@ class EmbeddedEngine : public Engine {
   void draw(const at::Tensor& logits_RV,
             const std::vector<std::pair<ActiveSample*, int64_t>>& samples_and_rows);
   void append(ActiveSample& sample, const Draw& draw);
-  void copy_pages(std::vector<std::pair<int32_t, int32_t>>& pairs);
 
   const Model& model_;
   EmbeddedEngineOptions options_;

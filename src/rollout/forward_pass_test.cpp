@@ -22,8 +22,6 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
     for (const ModelConfig& config : {small_config(), wide_heads()}) {
       const auto model = small_model(dtype, 5, config, device());
       KvStorage pages(config, dtype, device(), 300), reference_pages(config, dtype, device(), 300);
-      pages.reserve(300);
-      reference_pages.reserve(300);
       ForwardPass pass(*model, pages, AttentionPath::kFastest, 24);
       ForwardPass reference(*model, reference_pages, AttentionPath::kReference, 24);
       // 24 sequences: the first has a prompt of 80 tokens, whose pages the next eleven share.

@@ -1,44 +1,53 @@
 #include "rollout/kv_storage.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <sys/mman.h>
 
-#include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "base/error.h"
 #include "kernels/paged_attention/pages.h"
 #include "rollout/upload.h"
+#include "tree/large_pages.h"
 
 namespace bough {
+
+namespace {
+// Addresses without memory: the system gives pages, large ones where it can, as they are first written.
+at::Tensor map_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const size_t num_bytes = c10::multiply_integers(sizes) * options.dtype().itemsize();
+  void* memory =
+      mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED)
+    throw UserError(str("rollout.kv_memory: the system refuses ", num_bytes,
+                        " bytes of addresses for a layer (", std::strerror(errno),
+                        "); lower it, or raise the limit (ulimit -v)"));
+  ask_for_large_pages(memory, num_bytes);
+  return at::from_blob(
+      memory, sizes, [num_bytes](void* mapped) { munmap(mapped, num_bytes); }, options);
+}
+}  // namespace
 
 KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages)
     : num_kv_heads_(config.num_kv_heads),
       head_dim_(config.head_dim),
-      max_pages_(max_pages),
+      num_pages_(max_pages),
       dtype_(dtype),
       device_(device),
-      layers_(static_cast<size_t>(config.num_layers)) {}
+      layers_(static_cast<size_t>(config.num_layers)) {
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  for (at::Tensor& layer : layers_)
+    layer =
+        device.is_cuda()
+            ? at::empty({2, max_pages, num_kv_heads_, kPageTokens, head_dim_}, options)
+            : map_tensor({max_pages, num_kv_heads_, 2, kPageTokens * padded_head_dim(head_dim_)}, options);
+}
 
 int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype) {
   return 2 * config.num_layers * config.num_kv_heads * kPageTokens * padded_head_dim(config.head_dim) *
          static_cast<int64_t>(c10::elementSize(dtype));
-}
-
-void KvStorage::reserve(int64_t num_pages) {
-  if (num_pages <= num_pages_) return;
-  BOUGH_CHECK(num_pages <= max_pages_, num_pages, " pages asked of ", max_pages_);
-  const int64_t grown = device_.is_cuda()
-                            ? max_pages_
-                            : std::min(max_pages_, std::max<int64_t>({num_pages, 2 * num_pages_, 64}));
-  const auto options = at::TensorOptions().dtype(dtype_).device(device_);
-  for (at::Tensor& layer : layers_) {  // one layer at a time: at most one is there twice
-    at::Tensor pages =
-        device_.is_cuda()
-            ? at::empty({2, grown, num_kv_heads_, kPageTokens, head_dim_}, options)
-            : at::empty({grown, num_kv_heads_, 2, kPageTokens * padded_head_dim(head_dim_)}, options);
-    if (num_pages_ > 0) pages.narrow(page_dim(), 0, num_pages_).copy_(layer);
-    layer = std::move(pages);
-  }
-  num_pages_ = grown;
 }
 
 void KvStorage::copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs) {

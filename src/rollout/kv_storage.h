@@ -4,8 +4,8 @@
 // Slots that no token has been written to hold anything, NaN included: readers mask by length; but on the CPU the first
 // token of a page clears its values.
 //
-// Memory grows by doubling, up to `max_pages`, and is never given back: a steady state allocates nothing. On CUDA all
-// of it is allocated at once: captured graphs keep its addresses.
+// All of it is allocated at once and stays where it is (captured CUDA graphs keep its addresses). On the CPU pages that
+// were never written take addresses only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,12 +22,11 @@ namespace bough {
 
 class KvStorage {
  public:
+  // UserError where the system has no room for max_pages.
   KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages);
 
   static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype);
 
-  // Room for pages 0 ... num_pages - 1; what the present ones hold is kept.
-  void reserve(int64_t num_pages);
   // Copies whole pages, (from, to) each, in every layer.
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);
 
@@ -47,7 +46,7 @@ class KvStorage {
   int64_t page_dim() const { return device_.is_cuda() ? 1 : 0; }
   int64_t pair_size() const { return dtype_ == at::kBFloat16 && device_.is_cpu() ? 2 : 1; }
 
-  int64_t num_kv_heads_, head_dim_, max_pages_, num_pages_ = 0;
+  int64_t num_kv_heads_, head_dim_, num_pages_;
   at::ScalarType dtype_;
   at::Device device_;
   // Of each layer. CPU: [pages, G, 2, 16 * padded H]; CUDA: [2, pages, G, 16, H].

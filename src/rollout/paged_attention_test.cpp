@@ -15,7 +15,6 @@ class Fixture {
  public:
   Fixture(Shape shape, at::ScalarType dtype, at::Device device = at::kCPU)
       : shape_(shape), dtype_(dtype), device_(device), storage_(config_of(shape), dtype, device, 400) {
-    storage_.reserve(400);
     for (int64_t l = 0; l < 1; ++l) {  // slots nobody has written hold NaN
       storage_.keys(l).fill_(NAN);
       storage_.values(l).fill_(NAN);
@@ -213,7 +212,6 @@ TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
 
 TEST(PagedAttention, RefusesWrongShapes) {
   KvStorage storage(Fixture::config_of({4, 2, 12}), at::kFloat, at::kCPU, 8);
-  storage.reserve(8);
   const std::vector<int32_t> pages = {0};
   PagedAttention attention(storage, {{pages, 0, 2}});
   const auto q = at::zeros({2, 4, 12}), kv = at::zeros({2, 2, 12});
