@@ -8,9 +8,17 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+from host_env import host_environment
+
 YARDSTICK = Path(os.environ.get("BOUGH_YARDSTICK", ROOT.parent / "shared/yardstick"))
 PROGRAM = Path(sys.argv[0]).stem
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def peers_environment():
+    """This process's, with what libtorch's libraries need on this host."""
+    return {**os.environ, **host_environment()}
 
 
 def say(text):

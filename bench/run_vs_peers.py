@@ -13,17 +13,13 @@ datasets and accelerate (--trl-python), else it is left out, and said.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from peers import ROOT, TORCH_DTYPES, YARDSTICK, aligned, is_missing, run_json, say
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from host_env import host_environment
+from peers import ROOT, TORCH_DTYPES, YARDSTICK, aligned, is_missing, peers_environment, run_json, say
 
 SHAPE = (
     "--hidden-size 512 --layers 8 --heads 8 --kv-heads 4 --head-dim 64 --intermediate-size 1536 "
@@ -62,7 +58,7 @@ class Bench:
     def __init__(self, args, folder):
         self.args = args
         self.folder = folder
-        self.environment = {**os.environ, **host_environment()}
+        self.environment = peers_environment()
         self.model = folder / "model"
         command = [args.bough, "init", self.model, *SHAPE.split()]
         subprocess.run([str(word) for word in command], check=True, capture_output=True)

@@ -26,10 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from peers import ROOT, TORCH_DTYPES, YARDSTICK, aligned, is_missing, run_json, say
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from host_env import host_environment
+from peers import ROOT, TORCH_DTYPES, YARDSTICK, aligned, is_missing, peers_environment, run_json, say
 
 VOCAB = 4096
 SETS = {
@@ -213,7 +210,7 @@ def main():
         contenders.remove("dta")
         say("step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout")
     with tempfile.TemporaryDirectory(prefix="step_vs_peers_") as folder:
-        bench = Bench(args, Path(folder), {**os.environ, **host_environment()})
+        bench = Bench(args, Path(folder), peers_environment())
         rows = summarise(measure_all(bench, SMOKE_SETS if args.smoke else SETS, contenders))
     print("seconds a step, median (min-max); ratios above 1: Bough is faster")
     print(seconds_table(rows))

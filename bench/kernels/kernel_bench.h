@@ -113,6 +113,24 @@ Kernel forward_of(const Work& work, const std::function<at::Tensor()>& make, Run
           work.num_sets()};
 }
 
+constexpr int kLayers = 8;  // in turn, as in a model: no weight is in the nearest cache
+
+// Of layers with x, which asks for a gradient, d_y and forward().
+template <class Layer>
+Kernel forward_of_layers(const Work& work, const std::vector<Layer>& layers) {
+  return {work, [layers, results = Ring<at::Tensor>(layers.size())](size_t turn) mutable {
+            const at::NoGradGuard no_grad;
+            results.put(layers[turn % layers.size()].forward());
+          }};
+}
+template <class Layer>
+Kernel forward_backward_of_layers(const Work& work, const std::vector<Layer>& layers) {
+  return {work, [layers, results = Ring<at::Tensor>(layers.size())](size_t turn) mutable {
+            const auto& layer = layers[turn % layers.size()];
+            results.put(torch::autograd::grad({layer.forward()}, {layer.x}, {layer.d_y}).front());
+          }};
+}
+
 struct Graph {
   at::Tensor input;  // asks for a gradient
   std::vector<at::Tensor> outputs;

@@ -10,8 +10,6 @@ namespace {
 using namespace bough;
 using namespace bough::bench;
 
-constexpr int kLayers = 8;  // in turn, as in a model: no weight is in the nearest cache
-
 struct Matrix {
   const char* name;
   int64_t (*inputs)(const ModelShape&);

@@ -10,8 +10,6 @@ namespace {
 using namespace bough;
 using namespace bough::bench;
 
-constexpr int kLayers = 8;  // in turn, as in a model: no weight is in the nearest cache
-
 struct Layer {
   Parameter norm, gate_up, down;
   at::Tensor x, d_y;
@@ -41,17 +39,11 @@ Work work(const Setting& s, double passes) {
 }
 
 Kernel forward(const Setting& s) {
-  return {work(s, 1), [all = layers(s), y = Ring<at::Tensor>(kLayers)](size_t turn) mutable {
-            const at::NoGradGuard no_grad;
-            y.put(all[turn % kLayers].forward());
-          }};
+  return forward_of_layers(work(s, 1), layers(s));
 }
 
 Kernel forward_backward(const Setting& s) {
-  return {work(s, 3), [all = layers(s), ring = Ring<at::Tensor>(kLayers)](size_t turn) mutable {
-            const auto& layer = all[turn % kLayers];
-            ring.put(torch::autograd::grad({layer.forward()}, {layer.x}, {layer.d_y}).front());
-          }};
+  return forward_backward_of_layers(work(s, 3), layers(s));
 }
 
 }  // namespace

@@ -191,9 +191,10 @@ std::string strategy_table(const PlanReport& report) {
 std::string choice(const PlanReport& report) {
   const StrategyCost& chosen = report.of("auto");
   const StrategyCost& dense = report.of("dense");
-  std::string text = str("auto takes ", chosen.plan.strategy, " with passes of at most ",
-                         format_thousands(chosen.plan.max_tokens_per_pass),
-                         " tokens: least memory of the fastest (within 2% of the least predicted time)");
+  std::string text =
+      str("auto takes ", chosen.plan.strategy, " with passes of at most ",
+          format_thousands(chosen.plan.max_tokens_per_pass), " tokens: least memory of the fastest (within ",
+          format_significant(100 * (kAsFast - 1), 2), "% of the least predicted time)");
   if (dense.error.empty())
     text += str(", ", format_significant(dense.simulation.seconds / chosen.simulation.seconds, 3),
                 "x faster than dense; the work allows ", format_significant(report.work_ratio, 3),

@@ -1,7 +1,5 @@
 #include "rollout/embedded_engine.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <map>
 
@@ -9,14 +7,6 @@
 
 namespace bough {
 namespace {
-
-// These models are so small that threads only cost time (much of it where the machine is busy); one test asks
-// for two.
-class OneThread : public ::testing::Environment {
- public:
-  void SetUp() override { at::set_num_threads(1); }
-};
-const ::testing::Environment* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
 // A model that needs no weights: the next token is a function of the last one, whatever came before.
 // Attention is called all the same. token t is followed by t + 1 (modulo the vocabulary) with probability 1 -
@@ -62,23 +52,6 @@ std::vector<int32_t> all_tokens(const std::vector<GenerationResult>& results) {
     }
   }
   return tokens;
-}
-
-// Prompts of several lengths, two of them with a common header, groups of several sizes.
-std::vector<GenerationRequest> mixed_requests(double temperature = 1.0) {
-  std::vector<GenerationRequest> requests;
-  const auto header = random_tokens(1, 40, 97);
-  const int64_t lengths[] = {1, 15, 16, 17, 63, 32};
-  for (uint64_t i = 0; i < 6; ++i) {
-    auto prompt = random_tokens(10 + i, lengths[i], 97);
-    if (i >= 4) prompt.insert(prompt.begin(), header.begin(), header.end());
-    auto request =
-        request_of(100 + i, prompt, 1 + static_cast<int64_t>(i) % 4, 20 + 3 * static_cast<int64_t>(i));
-    request.temperature = temperature;
-    request.seed = 7;
-    requests.push_back(std::move(request));
-  }
-  return requests;
 }
 
 TEST(EmbeddedEngine, LogProbabilitiesEqualAFullForward) {
@@ -445,70 +418,6 @@ TEST(EmbeddedEngine, Bf16ServesAndItsLogProbabilitiesAreClose) {
     // Logits of order 10 have steps of 2^-5 in bf16; both ways round at other places.
     EXPECT_LT(largest_log_prob_error(*model, result, 1.0), 0.5) << "request " << result.id;
   }
-}
-
-// Tokens and the bits of their log-probabilities.
-std::vector<std::pair<int32_t, double>> drawn(const std::vector<GenerationResult>& results) {
-  std::vector<std::pair<int32_t, double>> tokens;
-  for (const GenerationResult& result : results)
-    for (const GeneratedSample& sample : result.samples)
-      for (size_t i = 0; i < sample.token_ids.size(); ++i)
-        tokens.emplace_back(sample.token_ids[i], sample.logprobs[i]);
-  return tokens;
-}
-
-TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto model = small_model(dtype, 5);
-    if (model->why_not_batch_invariant()) continue;
-    model->set_batch_invariant(true);
-    const auto generate = [&](EmbeddedEngineOptions options, std::vector<GenerationRequest> requests) {
-      options.settings.batch_invariant = true;
-      EmbeddedEngine engine(*model, options);
-      return drawn(engine.generate(std::move(requests)));
-    };
-    const auto together = generate(engine_options(), mixed_requests());
-    ASSERT_GT(together.size(), 300u);
-    std::vector<std::pair<int32_t, double>> alone;
-    for (const GenerationRequest& request : mixed_requests())
-      for (const auto& token : generate(engine_options(1), {request})) alone.push_back(token);
-    EXPECT_EQ(alone, together) << "one at a time, " << dtype;
-    for (const int64_t chunk : {1, 7, 300})
-      EXPECT_EQ(generate(engine_options(3, chunk), mixed_requests()), together) << "chunk " << chunk;
-    at::set_num_threads(2);
-    EXPECT_EQ(generate(engine_options(), mixed_requests()), together) << "two threads";
-    at::set_num_threads(1);
-
-    auto options = engine_options(16, 40);
-    options.settings.kv_memory.count = 26 * KvStorage::bytes_per_page(model->config(), dtype);
-    options.settings.batch_invariant = true;
-    EmbeddedEngine small_engine(*model, options);
-    EXPECT_EQ(drawn(small_engine.generate(mixed_requests())), together) << "little memory";
-    EXPECT_GT(small_engine.statistics().preemptions, 0);
-
-    // Interrupted again and again, under the same weights.
-    EmbeddedEngine interrupted(*model, engine_options(16, 24));
-    for (GenerationRequest& request : mixed_requests()) interrupted.submit(std::move(request));
-    std::map<uint64_t, GenerationResult> results;
-    for (int32_t version = 0; !interrupted.idle(); ++version) {
-      if (version % 9 == 8) interrupted.update_weights(version);
-      for (GenerationResult& result : interrupted.step()) results[result.id] = std::move(result);
-    }
-    std::vector<GenerationResult> in_order;
-    for (auto& [id, result] : results) in_order.push_back(std::move(result));
-    EXPECT_EQ(drawn(in_order), together) << "interrupted, " << dtype;
-    EXPECT_GT(interrupted.version(), 20);
-  }
-}
-
-TEST(EmbeddedEngine, BatchInvarianceIsRefusedWhereItCannotBe) {
-  const auto model = small_model(at::kDouble, 5);
-  const auto message = message_of<UserError>([&] { model->set_batch_invariant(true); });
-  EXPECT_NE(message.find("batch_invariant: it needs the dtype fp32 or bf16"), std::string::npos) << message;
-  EXPECT_NO_THROW(model->set_batch_invariant(false));
-  auto options = engine_options();
-  options.settings.batch_invariant = true;
-  EXPECT_THROW(EmbeddedEngine(*model, options), InternalError);
 }
 
 }  // namespace

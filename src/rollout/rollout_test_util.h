@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
@@ -40,6 +41,14 @@ class CudaEnvironment : public ::testing::Environment {
 };
 inline CudaEnvironment* const kCuda =
     static_cast<CudaEnvironment*>(::testing::AddGlobalTestEnvironment(new CudaEnvironment));
+
+// These models are so small that threads only cost time (much of it where the machine is busy); one test asks
+// for two.
+class OneThread : public ::testing::Environment {
+ public:
+  void SetUp() override { at::set_num_threads(1); }
+};
+inline ::testing::Environment* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
 // A test of every device; on CUDA skipped where there is none.
 class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
@@ -168,6 +177,23 @@ inline GenerationRequest request_of(uint64_t id, std::vector<int32_t> prompt, in
   request.n_samples = n_samples;
   request.max_new_tokens = max_new_tokens;
   return request;
+}
+
+// Prompts of several lengths, two of them with a common header, groups of several sizes.
+inline std::vector<GenerationRequest> mixed_requests(double temperature = 1.0) {
+  std::vector<GenerationRequest> requests;
+  const auto header = random_tokens(1, 40, 97);
+  const int64_t lengths[] = {1, 15, 16, 17, 63, 32};
+  for (uint64_t i = 0; i < 6; ++i) {
+    auto prompt = random_tokens(10 + i, lengths[i], 97);
+    if (i >= 4) prompt.insert(prompt.begin(), header.begin(), header.end());
+    auto request =
+        request_of(100 + i, prompt, 1 + static_cast<int64_t>(i) % 4, 20 + 3 * static_cast<int64_t>(i));
+    request.temperature = temperature;
+    request.seed = 7;
+    requests.push_back(std::move(request));
+  }
+  return requests;
 }
 
 }  // namespace bough

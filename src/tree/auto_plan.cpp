@@ -1,5 +1,6 @@
 // make_plan: the pass size, what is kept, and the choice between strategies.
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "base/error.h"
@@ -36,13 +37,16 @@ struct Bounds {
   double most_seconds = std::numeric_limits<double>::infinity();
 };
 
-// B, three quarters of it (often as many passes, in less memory), then powers of two below.
+// B, three quarters of it (often as many passes, in less memory), and powers of two below B; the largest first.
 std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
   std::vector<int64_t> sizes = {max_tokens_per_pass};
   if (const int64_t smaller = max_tokens_per_pass * 3 / 4; smaller >= kSmallestPass) sizes.push_back(smaller);
   int64_t size = kSmallestPass;
   while (size * 2 < max_tokens_per_pass) size *= 2;
   for (; size >= kSmallestPass && size < max_tokens_per_pass; size /= 2) sizes.push_back(size);
+  std::ranges::sort(sizes, std::greater{});
+  const auto repeated = std::ranges::unique(sizes);
+  sizes.erase(repeated.begin(), repeated.end());
   return sizes;
 }
 

@@ -17,18 +17,15 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     context->save_for_backward({x});
     context->saved_data["weight"] = weight.value;
     context->saved_data["main_grad"] = weight.main_grad;
-    if (bias) context->saved_data["bias_grad"] = bias->main_grad;
+    context->saved_data["bias_grad"] = bias ? bias->main_grad : at::Tensor();
     context->saved_data["has_residual"] = residual.has_value();
-    return linear_forward(x, weight.value, bias ? std::optional(bias->value) : std::nullopt, batch_invariant,
-                          residual);
+    return linear_forward(x, weight, bias, batch_invariant, residual);
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto d_y = d_outputs[0].contiguous();
     auto& data = context->saved_data;
-    const auto bias_grad = data.find("bias_grad");
-    add_linear_gradients(data["main_grad"].toTensor(),
-                         bias_grad == data.end() ? at::Tensor() : bias_grad->second.toTensor(), d_y,
+    add_linear_gradients(data["main_grad"].toTensor(), data["bias_grad"].toTensor(), d_y,
                          context->get_saved_variables()[0]);
     return {matrix_product(d_y, data["weight"].toTensor()),
             {},
@@ -39,11 +36,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 };
 }  // namespace
 
-at::Tensor linear_forward(const at::Tensor& x_RI, const at::Tensor& weight_OI,
-                          const std::optional<at::Tensor>& bias_O, bool batch_invariant,
-                          const std::optional<at::Tensor>& residual_RO) {
-  return batch_invariant ? batch_invariant_product(x_RI, weight_OI.t(), bias_O, residual_RO)
-                         : matrix_product(x_RI, weight_OI.t(), bias_O, residual_RO);
+at::Tensor linear_forward(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias,
+                          bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
+  const auto product = batch_invariant ? batch_invariant_product : matrix_product;
+  return product(x_RI, weight.value.t(), bias ? std::optional(bias->value) : std::nullopt, residual_RO);
 }
 
 void add_linear_gradients(const at::Tensor& weight_grad_OI, const at::Tensor& bias_grad_O,

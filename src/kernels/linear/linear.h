@@ -18,9 +18,8 @@ at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Paramet
 
 // For functions of several steps that keep less than autograd would: y alone, and weight.main_grad += d_yᵀ · x,
 // bias_grad (if defined) += sum_r d_y.
-at::Tensor linear_forward(const at::Tensor& x_RI, const at::Tensor& weight_OI,
-                          const std::optional<at::Tensor>& bias_O, bool batch_invariant,
-                          const std::optional<at::Tensor>& residual_RO = std::nullopt);
+at::Tensor linear_forward(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias,
+                          bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt);
 void add_linear_gradients(const at::Tensor& weight_grad_OI, const at::Tensor& bias_grad_O,
                           const at::Tensor& d_y_RO, const at::Tensor& x_RI);
 

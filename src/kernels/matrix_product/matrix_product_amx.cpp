@@ -3,16 +3,13 @@
 
 #include <cstring>
 
+#include "kernels/matrix_product/amx_sums.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
 #include "kernels/matrix_product/transpose_16x16.h"
 
 namespace bough::amx {
 
 namespace {
-constexpr int64_t kTileRows = 16;
-constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kTileStride = 64;
-
 // The compiler does not know that the tile intrinsics read memory: what they read is constant or was written by the
 // caller, in another file.
 struct TileConfig {
@@ -98,33 +95,6 @@ inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
   const __m512i second_half = _mm512_add_epi16(first_half, _mm512_set1_epi16(16));
   low = _mm512_permutex2var_epi16(a, first_half, b);
   high = _mm512_permutex2var_epi16(a, second_half, b);
-}
-// Tiles 0 to 3 hold the sums of 32 x 32 entries.
-inline void load_sums(const float* c, int64_t c_stride, bool accumulate) {
-  if (!accumulate) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    return;
-  }
-  const int64_t stride = c_stride * 4;
-  const auto* low = reinterpret_cast<const char*>(c);
-  const char* high = low + kTileRows * stride;
-  _tile_loadd(0, low, stride);
-  _tile_loadd(1, low + kTileStride, stride);
-  _tile_loadd(2, high, stride);
-  _tile_loadd(3, high + kTileStride, stride);
-}
-
-inline void store_sums(float* c, int64_t c_stride) {
-  const int64_t stride = c_stride * 4;
-  auto* low = reinterpret_cast<char*>(c);
-  char* high = low + kTileRows * stride;
-  _tile_stored(0, low, stride);
-  _tile_stored(1, low + kTileStride, stride);
-  _tile_stored(2, high, stride);
-  _tile_stored(3, high + kTileStride, stride);
 }
 
 // The sums += two tiles of rows times two tiles of columns, of depth 32. Columns are read past the nearest cache, where

@@ -18,7 +18,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto& [norm, gate_up, down, eps] = parameters;
     auto [h_TD, rstd] = rms_norm_forward(x_TD, norm.value, eps);
-    const auto gate_up_TF2 = linear_forward(h_TD, gate_up.value, std::nullopt, batch_invariant);
+    const auto gate_up_TF2 = linear_forward(h_TD, gate_up, nullptr, batch_invariant);
     h_TD.reset();
     context->save_for_backward({x_TD, rstd, gate_up_TF2});
     auto& data = context->saved_data;
@@ -28,7 +28,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     data["gate_up_grad"] = gate_up.main_grad;
     data["down"] = down.value;
     data["down_grad"] = down.main_grad;
-    return linear_forward(swiglu_forward(gate_up_TF2), down.value, std::nullopt, batch_invariant, x_TD);
+    return linear_forward(swiglu_forward(gate_up_TF2), down, nullptr, batch_invariant, x_TD);
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {

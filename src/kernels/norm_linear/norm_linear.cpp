@@ -24,10 +24,8 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
     data["norm_grad"] = norm.main_grad;
     data["weight"] = weight.value;
     data["weight_grad"] = weight.main_grad;
-    if (bias) data["bias_grad"] = bias->main_grad;
-    return {
-        linear_forward(h, weight.value, bias ? std::optional(bias->value) : std::nullopt, batch_invariant),
-        x.detach()};
+    data["bias_grad"] = bias ? bias->main_grad : at::Tensor();
+    return {linear_forward(h, weight, bias, batch_invariant), x.detach()};
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
@@ -47,9 +45,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
          .d_weight_D = data["norm_grad"].toTensor(),
          .y = d_h});
     const auto& h = d_h;  // overwritten
-    const auto bias_grad = data.find("bias_grad");
-    add_linear_gradients(data["weight_grad"].toTensor(),
-                         bias_grad == data.end() ? at::Tensor() : bias_grad->second.toTensor(), d_y, h);
+    add_linear_gradients(data["weight_grad"].toTensor(), data["bias_grad"].toTensor(), d_y, h);
     return {d_x, {}, {}, {}, {}, {}};
   }
 };

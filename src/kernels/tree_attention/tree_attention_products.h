@@ -1,6 +1,6 @@
 // Products of attention's units by AMX tiles (tree_attention_amx_softmax.h), several units at a call. Tiles are on
-// (amx::begin_tiles). Factors are packed as matrix_product_tiles.h has them; left factors are read past the nearest cache,
-// where scores and sums stay: a tile's stores that miss it cost as much as the products.
+// (amx::begin_tiles). Factors are packed as matrix_product_tiles.h has them; left factors (of keys, at heads of up to
+// 64) are read past the nearest cache, where scores and sums stay: a tile's stores that miss it cost as much as the products.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,43 @@
+// Sums of 32 x 32 entries in four AMX tiles, all tiles configured full (amx::begin_tiles). Included by files that are
+// compiled for AMX alone.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace bough::amx {
+
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kTileStride = 64;  // a row: 16 sums, 32 elements, or 16 pairs
+
+// Tiles 0 to 3 hold the sums of 32 x 32 entries.
+static inline void load_sums(const float* c, int64_t c_stride, bool accumulate) {
+  if (!accumulate) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    return;
+  }
+  const int64_t stride = c_stride * 4;
+  const auto* low = reinterpret_cast<const char*>(c);
+  const char* high = low + kTileRows * stride;
+  _tile_loadd(0, low, stride);
+  _tile_loadd(1, low + kTileStride, stride);
+  _tile_loadd(2, high, stride);
+  _tile_loadd(3, high + kTileStride, stride);
+}
+
+static inline void store_sums(float* c, int64_t c_stride) {
+  const int64_t stride = c_stride * 4;
+  auto* low = reinterpret_cast<char*>(c);
+  char* high = low + kTileRows * stride;
+  _tile_stored(0, low, stride);
+  _tile_stored(1, low + kTileStride, stride);
+  _tile_stored(2, high, stride);
+  _tile_stored(3, high + kTileStride, stride);
+}
+
+}  // namespace bough::amx
