@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from host_env import host_environment
+from host_env import host_environment  # noqa: E402
 
 YARDSTICK = Path(os.environ.get("BOUGH_YARDSTICK", ROOT.parent / "shared/yardstick"))
 PROGRAM = Path(sys.argv[0]).stem
