@@ -43,8 +43,8 @@ function(bough_kernels)
   # own for uninitialized.
   set(intrinsics -O3 -march=x86-64-v4 -Wno-maybe-uninitialized -Wno-uninitialized)
   file(GLOB_RECURSE amx_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_amx.cpp)
-  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/matrix_product/matrix_product_avx512.cpp
-    PROPERTIES COMPILE_OPTIONS "${intrinsics}")
+  file(GLOB_RECURSE avx512_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_avx512.cpp)
+  set_source_files_properties(${avx512_sources} PROPERTIES COMPILE_OPTIONS "${intrinsics}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/tree_attention/tree_attention_amx_softmax.cpp
     PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16")
   set_source_files_properties(${amx_sources}

@@ -78,7 +78,7 @@ class AttentionFit {
         {cells.sizes[i], 0, static_cast<double>(piece + 1) / 2, cells.sizes[i] / piece, cells.num_kv_heads});
   }
   double work(const AttentionPass& pass) const {
-    return attention_work(profile_.attention, profile_.threads, pass, side_.backward);
+    return attention_work(profile_.attention, profile_.threads, pass);
   }
 
   // Seconds of one head for one (query, key) pair: what a stack costs beyond the pass itself.

@@ -17,18 +17,15 @@ struct AttentionPass {
 };
 
 // (query, key) pairs of one head in the time that they take: those of the busiest thread times the number of threads.
-//   kTiles      as kernels/tree_attention/tree_attention_brgemm.cpp cuts and spreads its work
-//   kAmxTiles   as kernels/tree_attention/tree_attention_amx.h does
-//   kReference  all queries times all keys
-//   kFused      the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces straddle tiles
-double attention_work(DeviceProfile::Attention kind, int64_t threads, const AttentionPass& pass,
-                      bool backward);
+//   kTiles, kAmxTiles   as kernels/tree_attention/tree_attention_units.h cuts and spreads its work
+//   kReference          all queries times all keys
+//   kFused              the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces straddle tiles
+double attention_work(DeviceProfile::Attention kind, int64_t threads, const AttentionPass& pass);
 
-// Queries that the kernel computes for a pass of so many: kTiles pads the last tile to 32, 64 or 128,
-// kAmxTiles to a multiple of 32.
+// Queries that the kernel computes for a pass of so many: of units a multiple of 32.
 int64_t attention_rows(DeviceProfile::Attention kind, int64_t queries);
 
-// Into how many shares kAmxTiles cuts a group's work, at most so many.
-int64_t amx_attention_shares(int64_t threads, int64_t num_kv_heads, int64_t most);
+// Into how many shares a group's work in units is cut, at most so many.
+int64_t attention_shares(int64_t threads, int64_t num_kv_heads, int64_t most);
 
 }  // namespace bough

@@ -116,7 +116,7 @@ double CostModel::attention_seconds(const PassShape& pass, bool backward) const 
                                 shape_.num_kv_heads};
   const int64_t rows = attention_rows(device_.attention, pass.tokens);
   const double keys =
-      attention_work(device_.attention, device_.threads, attention, backward) / static_cast<double>(rows) +
+      attention_work(device_.attention, device_.threads, attention) / static_cast<double>(rows) +
       cost.overhead_keys.clamped(rows);
   const double flops_per_key = shape_.flops_per_pair() + cost.score_flops * shape_.scores_per_pair();
   return keys * flops_per_key * cost.by_queries.at(rows);
@@ -295,22 +295,20 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
                                       (element < accumulator ? 2 * key * element : 0));
   int64_t workspace = 0;
   switch (device_.attention) {
-    case DeviceProfile::Attention::kTiles: {
-      // Queries and their gradients in two layouts each, two scalars a row, and a partial sum of d_q for each
-      // share of a group's keys.
-      const int64_t shares = (device_.threads + shape_.num_kv_heads - 1) / shape_.num_kv_heads;
-      workspace = attention_rows(device_.attention, tokens) *
-                  (4 * query + shares * query + 2 * shape_.num_heads) * accumulator;
-      break;
-    }
+    case DeviceProfile::Attention::kTiles:
     case DeviceProfile::Attention::kAmxTiles: {
-      // The same in the width of tiles; forward, a group's keys and values in another form for each thread.
+      // Backward, queries and gradients of outputs in two layouts each, two scalars a row, and a sum of d_q for each
+      // share of a group's keys; forward, a group's keys and values in another form for each thread. All in the width
+      // of units.
+      const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
+      const int64_t factor = amx ? element : accumulator, batch = amx ? 4 : 8;
       const int64_t head = (shape_.head_dim + 31) / 32 * 32, row = shape_.num_heads * head;
       const int64_t units = (pass.stack_rows + 31) / 32 + (tokens + 31) / 32;
-      const int64_t shares = amx_attention_shares(device_.threads, shape_.num_kv_heads, (units + 3) / 4);
+      const int64_t shares =
+          attention_shares(device_.threads, shape_.num_kv_heads, (units + batch - 1) / batch);
       const int64_t backward = attention_rows(device_.attention, tokens) *
-                               (4 * row * element + (shares * row + 2 * shape_.num_heads) * accumulator);
-      workspace = std::max(backward, device_.threads * units * 32 * 2 * head * element);
+                               (4 * row * factor + (shares * row + 2 * shape_.num_heads) * accumulator);
+      workspace = std::max(backward, device_.threads * units * 32 * 2 * head * factor);
       break;
     }
     case DeviceProfile::Attention::kReference: {

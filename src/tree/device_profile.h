@@ -37,7 +37,7 @@ struct AttentionCost {
 struct DeviceProfile {
   // How attention works decides which temporaries it needs.
   enum class Attention {
-    kTiles,      // our CPU kernel: tiles in the accumulator type, partial sums a thread
+    kTiles,      // our CPU kernels in units of 32 x 32, in the accumulator type
     kAmxTiles,   // the same with tiles of bf16; the layers' products are of such tiles, too
     kReference,  // dense matrices of scores (fp64, CPUs without AVX-512)
     kFused,      // a GPU's: gradients in the accumulator type, nothing else

@@ -12,42 +12,46 @@ inline __mmask16 first(int64_t count) {
                      : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
 }
 
-// kVectors: 1 where the panel has at most 16 columns, half the work.
-template <int kVectors, int kRows, bool kPacked>
+// kVectors: 1 where b has at most 16 columns, half the work. kTurned: a[i][k] = a[k * a_stride + i].
+template <int kVectors, int kRows, bool kTurned>
 void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
-                   const float* panel, int64_t columns, int64_t depth) {
+                   const float* b, int64_t b_stride, int64_t columns, int64_t depth) {
   __m512 sum[kRows][2];
   const __mmask16 low = first(columns), high = first(columns - 16);
+  // All loops over sums are unrolled, so that these lie in registers.
+#pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
     sum[i][0] = accumulate ? _mm512_maskz_loadu_ps(low, c + i * c_stride) : _mm512_setzero_ps();
     if (kVectors == 2)
       sum[i][1] = accumulate ? _mm512_maskz_loadu_ps(high, c + i * c_stride + 16) : _mm512_setzero_ps();
   }
   for (int64_t k = 0; k < depth; ++k) {
-    const __m512 b_low = _mm512_load_ps(panel);
-    const __m512 b_high = kVectors == 2 ? _mm512_load_ps(panel + 16) : _mm512_setzero_ps();
-    panel += kPanelColumns;
+    const __m512 b_low = _mm512_maskz_loadu_ps(low, b);
+    const __m512 b_high = kVectors == 2 ? _mm512_maskz_loadu_ps(high, b + 16) : _mm512_setzero_ps();
+    b += b_stride;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      const __m512 value = _mm512_set1_ps(kPacked ? a[i] : a[i * a_stride]);
+      const __m512 value = _mm512_set1_ps(kTurned ? a[i] : a[i * a_stride]);
       sum[i][0] = _mm512_fmadd_ps(value, b_low, sum[i][0]);
       if (kVectors == 2) sum[i][1] = _mm512_fmadd_ps(value, b_high, sum[i][1]);
     }
-    a += kPacked ? kBlockRows : 1;
+    a += kTurned ? a_stride : 1;
   }
+#pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
     _mm512_mask_storeu_ps(c + i * c_stride, low, sum[i][0]);
     if (kVectors == 2) _mm512_mask_storeu_ps(c + i * c_stride + 16, high, sum[i][1]);
   }
 }
 
-template <int kVectors, bool kPacked>
-void multiply(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
-              const float* panel, int64_t rows, int64_t columns, int64_t depth) {
+template <int kVectors, bool kTurned>
+void multiply(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride, const float* b,
+              int64_t b_stride, int64_t rows, int64_t columns, int64_t depth) {
   switch (rows) {
-#define BOUGH_ROWS(n) \
-  case n:             \
-    return multiply_rows<kVectors, n, kPacked>(c, c_stride, accumulate, a, a_stride, panel, columns, depth);
+#define BOUGH_ROWS(n)                                                                                      \
+  case n:                                                                                                  \
+    return multiply_rows<kVectors, n, kTurned>(c, c_stride, accumulate, a, a_stride, b, b_stride, columns, \
+                                               depth);
     BOUGH_ROWS(1)
     BOUGH_ROWS(2)
     BOUGH_ROWS(3)
@@ -99,10 +103,11 @@ void pack_transposed_block(float* block, const float* source, int64_t stride, in
 }
 
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
-                    bool packed, const float* panel, int64_t rows, int64_t columns, int64_t depth) {
-  const auto call = columns <= 16 ? (packed ? multiply<1, true> : multiply<1, false>)
-                                  : (packed ? multiply<2, true> : multiply<2, false>);
-  call(c, c_stride, accumulate, a, a_stride, panel, rows, columns, depth);
+                    bool turned, const float* b, int64_t b_stride, int64_t rows, int64_t columns,
+                    int64_t depth) {
+  const auto call = columns <= 16 ? (turned ? multiply<1, true> : multiply<1, false>)
+                                  : (turned ? multiply<2, true> : multiply<2, false>);
+  call(c, c_stride, accumulate, a, a_stride, b, b_stride, rows, columns, depth);
 }
 
 }  // namespace bough::avx512

@@ -65,7 +65,8 @@ struct Fp32Tiles {
     for (int64_t i = 0; written.rows && i < kRows; ++i)
       for (int64_t line = 0; line < written.lines; ++line)
         __builtin_prefetch(static_cast<const char*>(written.rows) + i * written.stride + line * 64, 1);
-    avx512::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, rows, columns, depth);
+    avx512::multiply_block(c, stride, accumulate, a.data, packed ? kRows : a.stride, packed, panel,
+                           kPanelColumns, rows, columns, depth);
   }
   static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                     const float*) {

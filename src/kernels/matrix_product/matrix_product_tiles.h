@@ -31,9 +31,11 @@ void pack_panel(float* panel, const float* source, int64_t stride, bool transpos
                 int64_t columns);
 // Up to 12 rows of a[m][k] = source[k * stride + m], padded with zeros.
 void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows, int64_t depth);
-// c[rows][columns] = or += a·b. packed: a is a packed block, else rows of `a_stride`.
+// c[rows][columns] = or += a·b, up to 12 x 32. a[i][k] at a[i * a_stride + k], or at a[k * a_stride + i] where turned (a
+// packed block: of stride 12); rows of b b_stride apart (a panel's: 32).
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
-                    bool packed, const float* panel, int64_t rows, int64_t columns, int64_t depth);
+                    bool turned, const float* b, int64_t b_stride, int64_t rows, int64_t columns,
+                    int64_t depth);
 }  // namespace avx512
 
 namespace amx {

@@ -61,10 +61,6 @@ class QueryBlocks {
   Workspace<float> scalars_;
 };
 
-struct KeyGradients {
-  float *d_k_own, *d_v_own, *d_k_stack, *d_v_stack;
-};
-
 // A thread's scratch for up to kBackwardUnits of keys.
 struct BackwardScratch {
   explicit BackwardScratch(int64_t elements)
@@ -104,8 +100,7 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
     pack_block(s.k + i * elements, x.k(unit, group), stride, false, unit.rows.size(), shape.head_dim);
     pack_block(s.v + i * elements, x.v(unit, group), stride, false, unit.rows.size(), shape.head_dim);
     pack_columns(s.k_turned + i * elements, x, x.k(unit, group), stride, unit.rows.size());
-    // The queries that see a key are consecutive, and nearly so are those that see any of a unit.
-    unit_blocks[i] = {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
+    unit_blocks[i] = KeyUnits::blocks(unit);
     all_blocks.begin = std::min(all_blocks.begin, unit_blocks[i].begin);
     all_blocks.end = std::max(all_blocks.end, unit_blocks[i].end);
   }
@@ -160,21 +155,6 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
     }
   }
 }
-
-void store_key_gradients(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
-                         const BackwardScratch& s, const KeyGradients& gradients) {
-  const auto scale = static_cast<float>(x.in.scale);
-  for (int64_t i = 0; i < count; ++i) {
-    const auto& unit = x.units[first_unit + i];
-    const int64_t offset = unit.rows.begin * x.shape.k_stride() + group * x.shape.head_dim;
-    const auto store = [&](const float* sums, float factor, float* own, float* stack) {
-      store_gradients(sums + i * x.factor_elements(), x.width, factor, unit.rows.size(), unit.on_stack,
-                      (unit.on_stack ? stack : own) + offset, x.shape.k_stride(), x.shape.head_dim);
-    };
-    store(s.d_k, scale, gradients.d_k_own, gradients.d_k_stack);
-    store(s.d_v, 1.0f, gradients.d_v_own, gradients.d_v_stack);
-  }
-}
 }  // namespace
 }  // namespace amx
 
@@ -188,8 +168,7 @@ TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
   d.d_q_TNH = at::empty_like(in.q_TNH);
   d.d_k_TGH = at::empty_like(in.k_TGH, in.k_TGH.options().dtype(at::kFloat));
   d.d_v_TGH = at::empty_like(d.d_k_TGH);
-  const KeyGradients gradients{mutable_data<float>(d.d_k_TGH), mutable_data<float>(d.d_v_TGH),
-                               mutable_data<float>(d_k_stack), mutable_data<float>(d_v_stack)};
+  const KeyGradients gradients(d, d_k_stack, d_v_stack);
   const QueryBlocks query_blocks(x);
   const int64_t blocks = x.num_blocks(), elements = x.factor_elements();
   at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
@@ -209,7 +188,7 @@ TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
     for (int64_t batch = share; batch < batches; batch += num_shares) {
       const int64_t first = batch * kBackwardUnits, count = std::min(kBackwardUnits, x.units.size() - first);
       backward_units(x, group, first, count, query_blocks, scratch, d_q_group);
-      store_key_gradients(x, group, first, count, scratch, gradients);
+      gradients.store(x, group, first, count, scratch.d_k, scratch.d_v);
     }
   });
   at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {

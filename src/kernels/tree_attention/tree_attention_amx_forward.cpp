@@ -96,7 +96,7 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
 
 void tree_attention_forward_amx(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse) {
   const amx::Inputs x(in);
-  const int64_t num_shares = amx::shares_of_a_group(x.shape.num_groups, x.num_blocks());
+  const int64_t num_shares = shares_of_a_group(x.shape.num_groups, x.num_blocks());
   auto* o_data = mutable_data<BFloat16Bits>(o);
   auto* lse_data = mutable_data<float>(lse);
   amx::for_each_share(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {

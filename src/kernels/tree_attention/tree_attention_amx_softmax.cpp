@@ -166,17 +166,4 @@ void store_turned(const float* sums, const float* factors, int64_t num_rows, BFl
     }
 }
 
-void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
-                     int64_t out_stride, int64_t head_dim) {
-  const __m512 factor = _mm512_set1_ps(scale);
-  for (int64_t i = 0; i < num_rows; ++i, sums += width, out += out_stride)
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      const int64_t left = head_dim - d;
-      const __mmask16 columns = left >= kLanes ? ~__mmask16{0} : static_cast<__mmask16>((1u << left) - 1);
-      __m512 value = _mm512_mul_ps(_mm512_load_ps(sums + d), factor);
-      if (add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(columns, out + d));
-      _mm512_mask_storeu_ps(out + d, columns, value);
-    }
-}
-
 }  // namespace bough::amx

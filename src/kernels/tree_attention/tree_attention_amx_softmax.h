@@ -5,22 +5,13 @@
 #include <cstdint>
 
 #include "kernels/common/element_types.h"
+#include "kernels/tree_attention/unit_mask.h"
 
 namespace bough::amx {
 
-constexpr int64_t kUnit = 32;
-constexpr int64_t kUnitElements = kUnit * kUnit;
-constexpr int64_t kLanes = 16;
 // From one unit of scores to the next: a line more than a unit, since addresses 4 KiB apart share a set of the nearest
 // cache.
 constexpr int64_t kScoreStride = kUnitElements + kLanes;
-
-// Entry (query i, key j) of a unit is visible iff first_key + j <= first_query + i < end[j] (keys numbered like the
-// queries: stack keys are negative). end is null where all entries are visible.
-struct UnitMask {
-  const int32_t* end = nullptr;
-  int32_t first_query = 0, first_key = 0;
-};
 
 // Of 32 queries of one head, over all keys so far.
 struct OnlineSoftmax {
@@ -56,8 +47,5 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
 // [width][32 queries], each query times its factor -> rows of out, of head_dim.
 void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
                   int64_t out_stride, int64_t head_dim);
-// 32 key gradients [32][width] · scale -> rows of out, of head_dim: added or overwritten.
-void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
-                     int64_t out_stride, int64_t head_dim);
 
 }  // namespace bough::amx

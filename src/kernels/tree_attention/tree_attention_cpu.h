@@ -34,10 +34,9 @@ TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
                                                   const TreeAttentionOutput& out, const at::Tensor& d_o,
                                                   const at::Tensor& d_k_stack, const at::Tensor& d_v_stack);
 
-// fp32 by ATen's brgemm, which needs AVX-512; bf16 is widened when a tile is loaded.
-bool has_brgemm();
-void tree_attention_forward_brgemm(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
-TreeAttentionGradient tree_attention_backward_brgemm(const TreeAttentionInput& in,
+// In fp32 by AVX-512, which best_isa() must be; bf16 is widened as it is loaded.
+void tree_attention_forward_avx512(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
+TreeAttentionGradient tree_attention_backward_avx512(const TreeAttentionInput& in,
                                                      const TreeAttentionOutput& out, const at::Tensor& d_o,
                                                      const at::Tensor& d_k_stack,
                                                      const at::Tensor& d_v_stack);

@@ -1,0 +1,234 @@
+// For each 8 units of keys and each head of the group, 2 blocks of queries times 2 units at a time:
+//   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ in their places, dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
+// Keys are in rows; dS is read turned.
+#include <array>
+#include <limits>
+
+#include "kernels/tree_attention/tree_attention_avx512.h"
+
+namespace bough {
+
+namespace avx512 {
+namespace {
+constexpr int64_t kBackwardUnits = 8;  // of keys, near while all queries pass
+// Of a step, whose scores stay in the nearest cache.
+constexpr int64_t kStepUnits = 2, kStepBlocks = 2;
+constexpr int64_t kScoreStride = kStepBlocks * kUnit;
+
+// Every head's queries and gradients of outputs, as the backward products read them.
+template <class T>
+class QueryBlocks {
+ public:
+  explicit QueryBlocks(const UnitInputs<T>& x)
+      : elements_(x.factor_elements()),
+        per_head_(x.num_blocks()),
+        factors_(4 * x.shape.num_heads * per_head_ * elements_),
+        scalars_(2 * x.shape.num_heads * per_head_ * kUnit) {}
+
+  // Of a head's blocks from `block` on, all [blocks]: rows [32][width], and turned [width][32]; lse (base 2) and dots [32].
+  float* q(int64_t head, int64_t block) const { return factor(0, head, block); }
+  float* d_o(int64_t head, int64_t block) const { return factor(1, head, block); }
+  float* q_turned(int64_t head, int64_t block) const { return factor(2, head, block); }
+  float* d_o_turned(int64_t head, int64_t block) const { return factor(3, head, block); }
+  float* lse(int64_t head, int64_t block) const {
+    return scalars_.get() + (head * per_head_ + block) * 2 * kUnit;
+  }
+  float* dots(int64_t head, int64_t block) const { return lse(head, block) + kUnit; }
+
+  void load(const UnitInputs<T>& x, int64_t head, int64_t block, const T* d_o_data, const T* o_data,
+            const float* lse_data) const {
+    const auto& shape = x.shape;
+    const Range queries = block_queries(shape, block);
+    load_block(q(head, block), q_turned(head, block), x, data<T>(x.in.q_TNH), queries, head);
+    load_block(d_o(head, block), d_o_turned(head, block), x, d_o_data, queries, head);
+    const int64_t count = queries.size(), offset = queries.begin * shape.q_stride() + head * shape.head_dim;
+    float* const block_dots = dots(head, block);
+    float* const block_lse = lse(head, block);
+    BOUGH_ISA_CALL(row_dots, block_dots, d_o_data + offset, o_data + offset, count, shape.head_dim,
+                   shape.q_stride());
+    for (int64_t i = 0; i < count; ++i)
+      block_lse[i] = lse_data[(queries.begin + i) * shape.num_heads + head] * kLog2E;
+    // Padding: probabilities of 0.
+    std::fill(block_lse + count, block_lse + kUnit, std::numeric_limits<float>::max());
+    std::fill(block_dots + count, block_dots + kUnit, 0.0f);
+  }
+
+ private:
+  float* factor(int64_t number, int64_t head, int64_t block) const {
+    return factors_.get() + ((head * 4 + number) * per_head_ + block) * elements_;
+  }
+
+  int64_t elements_, per_head_;
+  Workspace<float> factors_, scalars_;
+};
+
+// A thread's scratch for up to kBackwardUnits of keys.
+struct BackwardScratch {
+  explicit BackwardScratch(int64_t elements)
+      : memory(kBackwardUnits * 4 * elements + 2 * kStepUnits * kUnit * kScoreStride),
+        k(memory.get()),
+        v(k + kBackwardUnits * elements),
+        d_k(v + kBackwardUnits * elements),
+        d_v(d_k + kBackwardUnits * elements),
+        scores(d_v + kBackwardUnits * elements),
+        d_p(scores + kStepUnits * kUnit * kScoreStride) {}
+
+  AlignedBuffer<float> memory;
+  float *k, *v, *d_k, *d_v;  // [kBackwardUnits][32][width]
+  float *scores, *d_p;       // [kStepUnits][32][kScoreStride]
+};
+
+void clear_unit(const BackwardScratch& s, int64_t at) {
+  for (float* scores : {s.scores + at, s.d_p + at})
+    for (int64_t j = 0; j < kUnit; ++j) std::fill_n(scores + j * kScoreStride, kUnit, 0.0f);
+}
+
+// Keys and queries of one step; the units' numbers count from the scratch's first.
+struct Step {
+  Range units, blocks;
+  int64_t head;
+};
+
+// Scores of a step's units and blocks -> P and dS, zeros where nothing is visible. What is computed of them: rows of
+// keys times columns of queries.
+struct Computed {
+  Range rows, columns;
+};
+template <class T>
+Computed compute_scores(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
+                        const QueryBlocks<T>& queries, const BackwardScratch& s) {
+  const int64_t elements = x.factor_elements();
+  const auto scale = static_cast<float>(x.in.scale) * kLog2E;
+  Computed computed{{step.units.end, 0}, {step.blocks.end, 0}};
+  for (int64_t block = step.blocks.begin; block < step.blocks.end; ++block) {
+    const Range block_range = block_queries(x.shape, block);
+    const auto visible = [&](int64_t i) { return KeyUnits::visible(x.units[first_unit + i], block_range); };
+    const auto place = [&](int64_t i) {
+      return (i - step.units.begin) * kUnit * kScoreStride + (block - step.blocks.begin) * kUnit;
+    };
+    Range rows = step.units;
+    while (rows.size() > 0 && !visible(rows.begin)) clear_unit(s, place(rows.begin++));
+    while (rows.size() > 0 && !visible(rows.end - 1)) clear_unit(s, place(--rows.end));
+    if (rows.size() == 0) continue;
+    computed.rows = {std::min(computed.rows.begin, rows.begin), std::max(computed.rows.end, rows.end)};
+    computed.columns = {std::min(computed.columns.begin, block), block + 1};
+    const int64_t at = place(rows.begin);
+    const ProductShape shape{rows.size() * kUnit, kUnit, x.width};
+    multiply(s.scores + at, kScoreStride, false, {s.k + rows.begin * elements, x.width},
+             queries.q_turned(step.head, block), kUnit, shape);
+    multiply(s.d_p + at, kScoreStride, false, {s.v + rows.begin * elements, x.width},
+             queries.d_o_turned(step.head, block), kUnit, shape);
+    for (int64_t i = rows.begin; i < rows.end; ++i)
+      softmax_backward(s.scores + place(i), s.d_p + place(i), kScoreStride,
+                       KeyUnits::mask(x.units[first_unit + i], block_range), scale,
+                       queries.lse(step.head, block), queries.dots(step.head, block));
+  }
+  return computed;
+}
+
+// d_q: the head's, [blocks][32][width].
+template <class T>
+void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
+                   const QueryBlocks<T>& queries, const BackwardScratch& s, float* d_q) {
+  const int64_t width = x.width, elements = x.factor_elements();
+  const auto [rows, columns] = compute_scores(x, first_unit, step, queries, s);
+  if (rows.size() <= 0) return;
+  const int64_t at =
+      (rows.begin - step.units.begin) * kUnit * kScoreStride + (columns.begin - step.blocks.begin) * kUnit;
+  const int64_t num_keys = rows.size() * kUnit, num_queries = columns.size() * kUnit;
+  const ProductShape of_keys{num_keys, width, num_queries};
+  multiply(s.d_v + rows.begin * elements, width, true, {s.scores + at, kScoreStride},
+           queries.d_o(step.head, columns.begin), width, of_keys);
+  multiply(s.d_k + rows.begin * elements, width, true, {s.d_p + at, kScoreStride},
+           queries.q(step.head, columns.begin), width, of_keys);
+  multiply(d_q + columns.begin * elements, width, true, {s.d_p + at, kScoreStride, true},
+           s.k + rows.begin * elements, width, {num_queries, width, num_keys});
+}
+
+// Units [first_unit, first_unit + count) of keys of one group. d_q: [heads of the group][blocks][32][width].
+template <class T>
+void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, int64_t count,
+                    const QueryBlocks<T>& queries, const BackwardScratch& s, float* d_q) {
+  const int64_t elements = x.factor_elements(), heads = x.shape.heads_per_group();
+  load_units(s.k, x, x.in.k_TGH, x.in.k_stack_PGH, group, first_unit, count);
+  load_units(s.v, x, x.in.v_TGH, x.in.v_stack_PGH, group, first_unit, count);
+  std::fill(s.d_k, s.d_k + 2 * kBackwardUnits * elements, 0.0f);
+  Range blocks{x.num_blocks(), 0};
+  for (int64_t i = 0; i < count; ++i) {
+    const Range seen = KeyUnits::blocks(x.units[first_unit + i]);
+    blocks = {std::min(blocks.begin, seen.begin), std::max(blocks.end, seen.end)};
+  }
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t block = blocks.begin; block < blocks.end; block += kStepBlocks)
+      for (int64_t unit = 0; unit < count; unit += kStepUnits)
+        backward_step(x, first_unit,
+                      {{unit, std::min(count, unit + kStepUnits)},
+                       {block, std::min(blocks.end, block + kStepBlocks)},
+                       group * heads + h},
+                      queries, s, d_q + h * x.num_blocks() * elements);
+}
+
+template <class T>
+TreeAttentionGradient backward(const TreeAttentionInput& in, const TreeAttentionOutput& out,
+                               const at::Tensor& d_o, const at::Tensor& d_k_stack,
+                               const at::Tensor& d_v_stack) {
+  const UnitInputs<T> x(in);
+  const auto& shape = x.shape;
+  TreeAttentionGradient d;
+  d.d_q_TNH = at::empty_like(in.q_TNH);
+  d.d_k_TGH = at::empty_like(in.k_TGH, in.k_TGH.options().dtype(at::kFloat));
+  d.d_v_TGH = at::empty_like(d.d_k_TGH);
+  const KeyGradients gradients(d, d_k_stack, d_v_stack);
+  const QueryBlocks<T> queries(x);
+  const int64_t blocks = x.num_blocks(), elements = x.factor_elements(), heads = shape.heads_per_group();
+  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      queries.load(x, i / blocks, i % blocks, data<T>(d_o), data<T>(out.o_TNH), data<float>(out.lse_TN));
+  });
+  // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
+  const int64_t batches = (x.units.size() + kBackwardUnits - 1) / kBackwardUnits;
+  const int64_t num_shares = shares_of_a_group(shape.num_groups, batches);
+  const auto d_q = at::zeros({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
+  auto* d_q_data = mutable_data<float>(d_q);
+  const int64_t d_q_share = shape.num_heads * blocks * elements;
+  at::parallel_for(0, shape.num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
+    const BackwardScratch scratch(elements);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t group = task / num_shares, share = task % num_shares;
+      float* d_q_group = d_q_data + share * d_q_share + group * heads * blocks * elements;
+      for (int64_t batch = share; batch < batches; batch += num_shares) {
+        const int64_t first = batch * kBackwardUnits,
+                      count = std::min(kBackwardUnits, x.units.size() - first);
+        backward_units<T>(x, group, first, count, queries, scratch, d_q_group);
+        gradients.store(x, group, first, count, scratch.d_k, scratch.d_v);
+      }
+    }
+  });
+  const auto scale = static_cast<float>(in.scale);
+  T* out_data = mutable_data<T>(d.d_q_TNH);
+  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* sums = d_q_data + i * elements;
+      for (int64_t share = 1; share < num_shares; ++share)
+        for (int64_t j = 0; j < elements; ++j) sums[j] += sums[share * d_q_share + j];
+      const int64_t head = i / blocks;
+      const Range rows = block_queries(shape, i % blocks);
+      BOUGH_ISA_CALL(store_rows, out_data + rows.begin * shape.q_stride() + head * shape.head_dim,
+                     shape.q_stride(), sums, x.width, &scale, true, rows.size(), shape.head_dim);
+    }
+  });
+  return d;
+}
+}  // namespace
+}  // namespace avx512
+
+TreeAttentionGradient tree_attention_backward_avx512(const TreeAttentionInput& in,
+                                                     const TreeAttentionOutput& out, const at::Tensor& d_o,
+                                                     const at::Tensor& d_k_stack,
+                                                     const at::Tensor& d_v_stack) {
+  return in.q_TNH.scalar_type() == at::kFloat
+             ? avx512::backward<float>(in, out, d_o, d_k_stack, d_v_stack)
+             : avx512::backward<BFloat16Bits>(in, out, d_o, d_k_stack, d_v_stack);
+}
+
+}  // namespace bough

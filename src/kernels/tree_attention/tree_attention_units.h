@@ -1,0 +1,145 @@
+// Attention in units of 32 queries times 32 keys of one head. Units of which no entry is visible are skipped, so that
+// short branches cost what they see. What the ways to compute them, by AMX tiles and by AVX-512, share.
+#pragma once
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "kernels/common/aligned_buffer.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/common/workspace.h"
+#include "kernels/tree_attention/tree_attention_cpu.h"
+#include "kernels/tree_attention/tree_attention_softmax_avx512.h"
+#include "kernels/tree_attention/unit_mask.h"
+
+namespace bough {
+
+constexpr float kLog2E = 1.44269504f;
+
+inline int64_t num_units(int64_t rows) {
+  return (rows + kUnit - 1) / kUnit;
+}
+
+inline Range block_queries(const AttentionShape& shape, int64_t block) {
+  return {block * kUnit, std::min(shape.num_queries, (block + 1) * kUnit)};
+}
+
+// Up to 32 keys, all of the stack or all of the pass.
+struct KeyUnit {
+  Range rows;  // of the stack, or of the pass
+  bool on_stack;
+  int32_t first_key;         // numbered like the queries
+  int32_t min_end, max_end;  // min_end is 0 where padding must be masked
+  const int32_t* end;        // [32]
+};
+
+class KeyUnits {
+ public:
+  KeyUnits(const AttentionShape& shape, const int32_t* end_local)
+      : ends_((num_units(shape.num_stack) + num_units(shape.num_queries)) * kUnit) {
+    add(0, shape.num_stack, true, shape, end_local);
+    add(0, shape.num_queries, false, shape, end_local + shape.num_stack);
+  }
+
+  int64_t size() const { return static_cast<int64_t>(units_.size()); }
+  const KeyUnit& operator[](int64_t i) const { return units_[i]; }
+
+  // Whether any query of the range sees any key of the unit, and the mask of the two.
+  static bool visible(const KeyUnit& unit, const Range& queries) {
+    return unit.first_key < queries.end && queries.begin < unit.max_end;
+  }
+  static UnitMask mask(const KeyUnit& unit, const Range& queries) {
+    const bool all = unit.first_key + kUnit - 1 <= queries.begin && queries.end <= unit.min_end;
+    return {all ? nullptr : unit.end, static_cast<int32_t>(queries.begin), unit.first_key};
+  }
+  // The blocks whose queries see some of a unit: the queries that see a key are consecutive, and nearly so are those
+  // that see any of a unit.
+  static Range blocks(const KeyUnit& unit) {
+    return {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
+  }
+
+ private:
+  void add(int64_t begin, int64_t end, bool on_stack, const AttentionShape& shape, const int32_t* end_local) {
+    for (; begin < end; begin += kUnit) {
+      const Range rows{begin, std::min(end, begin + kUnit)};
+      int32_t* ends = ends_.get() + size() * kUnit;
+      std::fill(std::copy(end_local + rows.begin, end_local + rows.end, ends), ends + kUnit, 0);
+      const auto [min, max] = std::minmax_element(ends, ends + kUnit);
+      const auto first = static_cast<int32_t>(on_stack ? begin - shape.num_stack : begin);
+      units_.push_back({rows, on_stack, first, *min, *max, ends});
+    }
+  }
+
+  AlignedBuffer<int32_t> ends_;
+  std::vector<KeyUnit> units_;
+};
+
+template <class T>
+struct UnitInputs {
+  explicit UnitInputs(const TreeAttentionInput& input)
+      : in(input),
+        shape(input),
+        width((shape.head_dim + kUnit - 1) / kUnit * kUnit),
+        units(shape, data<int32_t>(input.end_local)) {}
+
+  // Rows of a unit of keys or values, of one group.
+  const T* key_rows(const at::Tensor& own, const at::Tensor& stack, const KeyUnit& unit,
+                    int64_t group) const {
+    return data<T>(unit.on_stack ? stack : own) + unit.rows.begin * shape.k_stride() + group * shape.head_dim;
+  }
+  const T* k(const KeyUnit& unit, int64_t group) const {
+    return key_rows(in.k_TGH, in.k_stack_PGH, unit, group);
+  }
+  const T* v(const KeyUnit& unit, int64_t group) const {
+    return key_rows(in.v_TGH, in.v_stack_PGH, unit, group);
+  }
+  int64_t num_blocks() const { return num_units(shape.num_queries); }
+  // Of one unit's or block's rows, padded.
+  int64_t factor_elements() const { return kUnit * width; }
+
+  const TreeAttentionInput& in;
+  AttentionShape shape;
+  int64_t width;  // head_dim, padded
+  KeyUnits units;
+};
+
+// The pieces that a group's work is cut into, so that all pieces together are a multiple of the threads.
+inline int64_t shares_of_a_group(int64_t num_groups, int64_t most) {
+  const int64_t threads = at::get_num_threads();
+  return std::clamp<int64_t>(threads / std::gcd(threads, num_groups), 1, most);
+}
+
+// Where the gradients of keys and values go: added to the stack's, written to the pass's own. All fp32 [rows, G, H].
+struct KeyGradients {
+  float *d_k_own, *d_v_own, *d_k_stack, *d_v_stack;
+
+  KeyGradients(const TreeAttentionGradient& own, const at::Tensor& d_k_stack, const at::Tensor& d_v_stack)
+      : d_k_own(mutable_data<float>(own.d_k_TGH)),
+        d_v_own(mutable_data<float>(own.d_v_TGH)),
+        d_k_stack(mutable_data<float>(d_k_stack)),
+        d_v_stack(mutable_data<float>(d_v_stack)) {}
+
+  // Sums [count][32][width] of units [first, first + count) of one group.
+  template <class T>
+  void store(const UnitInputs<T>& x, int64_t group, int64_t first, int64_t count, const float* d_k,
+             const float* d_v) const {
+    const auto scale = static_cast<float>(x.in.scale);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto& unit = x.units[first + i];
+      const int64_t offset = unit.rows.begin * x.shape.k_stride() + group * x.shape.head_dim;
+      const auto store_rows = [&](const float* sums, float factor, float* own, float* stack) {
+        avx512::store_gradients(sums + i * x.factor_elements(), x.width, factor, unit.rows.size(),
+                                unit.on_stack, (unit.on_stack ? stack : own) + offset, x.shape.k_stride(),
+                                x.shape.head_dim);
+      };
+      store_rows(d_k, scale, d_k_own, d_k_stack);
+      store_rows(d_v, 1.0f, d_v_own, d_v_stack);
+    }
+  }
+};
+
+}  // namespace bough
