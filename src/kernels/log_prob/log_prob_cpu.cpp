@@ -8,6 +8,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/log_prob/log_prob_avx512.h"
 #include "kernels/log_prob/log_prob_isa.h"
 #include "kernels/log_prob/softmax_blocks.h"
 #include "kernels/parameter.h"
@@ -33,6 +34,17 @@ void store(double* p, double value) {
 }
 void store(BFloat16Bits* p, float value) {
   p->bits = c10::BFloat16(value).x;
+}
+
+template <class T, class A>
+void backward_row(T* logits, int64_t width, A inverse_temperature, A lse, A entropy, A d_log_prob,
+                  A d_entropy) {
+  if constexpr (std::is_same_v<A, float>)
+    if (best_isa() == Isa::kAvx512)
+      return avx512::log_prob_backward(logits, width, inverse_temperature, lse, entropy, d_log_prob,
+                                       d_entropy);
+  BOUGH_ISA_CALL(log_prob_backward_row, logits, width, inverse_temperature, lse, entropy, d_log_prob,
+                 d_entropy);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Tensor& logits_RV,
@@ -85,8 +97,7 @@ void log_prob_backward_cpu_(const at::Tensor& logits_RV, const at::Tensor& label
         const A entropy = data<A>(entropies)[r];
         T* label = row + data<int64_t>(labels_R)[r];
         const A log_p = load(label) * inverse - data<A>(lse)[r];
-        BOUGH_ISA_CALL(log_prob_backward_row, row, width, inverse, data<A>(lse)[r], entropy, d_log_prob,
-                       d_entropy);
+        backward_row(row, width, inverse, data<A>(lse)[r], entropy, d_log_prob, d_entropy);
         // The label's element whole, rounded once: -expm1(log_p) = 1 - p without cancellation.
         store(label,
               (d_log_prob * -std::expm1(log_p) - d_entropy * std::exp(log_p) * (log_p + entropy)) * inverse);

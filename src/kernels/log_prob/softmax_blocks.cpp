@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "kernels/log_prob/log_prob_avx512.h"
+
 namespace bough {
 
 namespace {
@@ -98,14 +100,21 @@ BOUGH_SOFTMAX_LOOPS(double, double)
 
 }  // namespace
 
+// fp64 takes the loops above, as all types do on CPUs without AVX-512.
+
 template <class T>
 void softmax_maxima(const T* logits, int64_t width, typename simd::Types<T>::Acc* maxima) {
+  if constexpr (!std::is_same_v<T, double>)
+    if (best_isa() == Isa::kAvx512) return avx512::softmax_maxima(logits, width, maxima);
   find_maxima(logits, width, maxima);
 }
 
 template <class T>
 void softmax_sums(const T* logits, int64_t width, typename simd::Types<T>::Acc maximum,
                   typename simd::Types<T>::Acc inverse_temperature, double* sums, double* dots) {
+  if constexpr (!std::is_same_v<T, double>)
+    if (best_isa() == Isa::kAvx512)
+      return avx512::softmax_sums(logits, width, maximum, inverse_temperature, sums, dots);
   sum_blocks(logits, width, maximum, inverse_temperature, sums, dots);
 }
 
@@ -113,6 +122,9 @@ template <class T>
 void softmax_weights(const T* logits, int64_t count, typename simd::Types<T>::Acc maximum,
                      typename simd::Types<T>::Acc inverse_temperature,
                      typename simd::Types<T>::Acc* weights) {
+  if constexpr (!std::is_same_v<T, double>)
+    if (best_isa() == Isa::kAvx512)
+      return avx512::softmax_weights(logits, count, maximum, inverse_temperature, weights);
   weigh(logits, count, maximum, inverse_temperature, weights);
 }
 

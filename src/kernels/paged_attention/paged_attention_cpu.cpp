@@ -218,13 +218,38 @@ struct Tokens {
         G(k_TGH.size(1)),
         H(k_TGH.size(2)) {}
 
+  T* page(int64_t g, int64_t slot) const {
+    return pages + (slot / kPageTokens * G + g) * 2 * kPageTokens * padded_head_dim(H);
+  }
+
   void store(int64_t t, int64_t g, int64_t slot) const {
     const int64_t padded_H = padded_head_dim(H);
-    T* page = pages + (slot / kPageTokens * G + g) * 2 * kPageTokens * padded_H;
-    store_token(page, page + kPageTokens * padded_H, k + t * k_stride_t + g * k_stride_g,
+    T* keys = page(g, slot);
+    store_token(keys, keys + kPageTokens * padded_H, k + t * k_stride_t + g * k_stride_g,
                 v + t * v_stride_t + g * v_stride_g, slot % kPageTokens, H, padded_H);
   }
+
+  // What store() writes, a part of every line of the page's keys: to be called a few tokens before.
+  void bring_near(int64_t g, int64_t slot) const {
+    const int64_t padded_H = padded_head_dim(H), lines = kPageTokens * padded_H * int64_t{sizeof(T)} / 64;
+    const auto* keys = reinterpret_cast<const char*>(page(g, slot));
+    for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(keys + i * 64, 1);
+    const int64_t rows_together = kPairSize<T>, row_bytes = padded_H * int64_t{sizeof(T)};
+    const char* value = keys + lines * 64 + slot % kPageTokens / rows_together * rows_together * row_bytes;
+    for (int64_t i = 0; i < rows_together * row_bytes; i += 64) __builtin_prefetch(value + i, 1);
+  }
 };
+
+// The tokens of a task's rows, to one head's pages.
+template <class T>
+void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::span<const int64_t> slots) {
+  constexpr int64_t kAhead = 4;  // rows between the one stored and the one brought near
+  const auto slot = [&](int64_t row) { return slots[static_cast<size_t>(task.rows[row].token)]; };
+  for (int64_t row = -kAhead; row < task.num_rows; ++row) {
+    if (row + kAhead < task.num_rows) tokens.bring_near(task.g, slot(row + kAhead));
+    if (row >= 0) tokens.store(task.rows[row].token, task.g, slot(row));
+  }
+}
 
 // Whether tiles compute that type. The choice depends on the type alone: a token's result must not depend on more.
 template <class T>
@@ -279,9 +304,7 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
       view.q = view.output + max_entries * layer.padded_H;
       view.sum = view.q + max_entries * layer.padded_H;
       view.maximum = view.sum + max_entries * kLanes;
-      for (int64_t row = 0; tokens && task.decodes && row < view.num_rows;
-           ++row)  // nobody else reads their pages
-        tokens->store(view.rows[row].token, view.g, slots[static_cast<size_t>(view.rows[row].token)]);
+      if (tokens && task.decodes) store_rows(*tokens, view, slots);  // nobody else reads their pages
       if constexpr (std::is_same_v<T, BFloat16Bits>) {
         if (by_tiles<T>()) {
           amx::run_attention_task(layer, view);

@@ -5,6 +5,14 @@
 
 namespace bough::BOUGH_ISA {
 
+namespace {
+template <class T>
+Acc<T> sigmoid(Acc<T> x) {
+  if constexpr (sizeof(T) == 2) return rough_sigmoid(x);
+  else return 1 / (1 + vector_exp(-x));
+}
+}  // namespace
+
 template <class T>
 void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
   for (int64_t r = 0; r < num_rows; ++r, y += width, gate_up += 2 * width) {
@@ -12,7 +20,7 @@ void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
 #pragma GCC ivdep
     for (int64_t f = 0; f < width; ++f) {
       const Acc<T> g = load(gate_up + f);
-      store(y + f, g / (1 + vector_exp(-g)) * load(up + f));
+      store(y + f, g * sigmoid<T>(g) * load(up + f));
     }
   }
 }
@@ -30,7 +38,7 @@ void swiglu_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, in
       const Acc<T> g = load(gate_up + f);
       const Acc<T> d = load(d_y + f);
       const Acc<T> u = load(up + f);
-      const Acc<T> s = 1 / (1 + vector_exp(-g));
+      const Acc<T> s = sigmoid<T>(g);
       store(d_gate_up + f, d * u * s * (1 + g * (1 - s)));
       store(d_up + f, d * g * s);
       store(y + f, g * s * u);
