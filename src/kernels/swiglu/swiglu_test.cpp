@@ -22,6 +22,24 @@ TEST(Swiglu, MatchesReferenceInEveryDtype) {
     }
 }
 
+TEST(Swiglu, GatesFarFromZero) {
+  for (const auto type : kFloatTypes) {
+    const auto gate =
+        at::tensor({-300.0, -90.0, -87.0, -30.0, -1e-30, 0.0, 30.0, 87.0, 90.0, 300.0}).to(type);
+    const auto x = at::cat({gate, at::full_like(gate, 2)}).unsqueeze(0),
+               d_y = at::ones_like(gate).unsqueeze(0);
+    const auto y = at::empty_like(d_y), y_ref = at::empty_like(d_y), d_x = at::empty_like(x),
+               d_x_ref = at::empty_like(x);
+    swiglu_backward_reference(d_y, x, y_ref, d_x_ref);
+    swiglu_backward(d_y, x, y, d_x);
+    EXPECT_CLOSE(swiglu_forward(x), y_ref, type);
+    EXPECT_CLOSE(y, y_ref, type);
+    EXPECT_CLOSE(d_x, d_x_ref, type);
+    const auto nan = at::full({1, 2}, NAN, x.options());
+    EXPECT_TRUE(swiglu_forward(nan).isnan().all().item<bool>());
+  }
+}
+
 TEST(Swiglu, BackwardInTheMemoryOfItsInputs) {
   for (const auto type : kFloatTypes) {
     const auto x = random_tensor({37, 2 * 45}, type, 1), d_y = random_tensor({37, 45}, type, 2);
