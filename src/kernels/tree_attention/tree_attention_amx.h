@@ -35,13 +35,4 @@ inline void pack_columns(Element* dst, const Inputs& x, const Element* rows, int
     pack_block(dst, rows + column, stride, true, columns_from(x, column), count);
 }
 
-// Calls work(group, share) for all, each thread with a Session.
-template <class Work>
-void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
-  at::parallel_for(0, num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
-    const Session session;
-    for (int64_t task = begin; task < end; ++task) work(task / num_shares, task % num_shares);
-  });
-}
-
 }  // namespace bough::amx

@@ -155,58 +155,31 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
     }
   }
 }
+
+struct Way {
+  using Element = amx::Element;
+  using Session = amx::Session;
+  using QueryBlocks = amx::QueryBlocks;
+  using Scratch = BackwardScratch;
+  static constexpr int64_t kUnits = kBackwardUnits;
+
+  static void add_units(const Inputs& x, int64_t group, int64_t first, int64_t count,
+                        const QueryBlocks& queries, const Scratch& scratch, float* d_q) {
+    backward_units(x, group, first, count, queries, scratch, d_q);
+  }
+  static void store_d_q(const Inputs& x, const Range& queries, const float* sums, Element* out) {
+    alignas(64) std::array<float, kUnit> scales;
+    scales.fill(static_cast<float>(x.in.scale));
+    store_turned(sums, scales.data(), queries.size(), out, x.shape.q_stride(), x.shape.head_dim);
+  }
+};
 }  // namespace
 }  // namespace amx
 
 TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
                                                   const TreeAttentionOutput& out, const at::Tensor& d_o,
                                                   const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
-  using namespace amx;
-  const Inputs x(in);
-  const auto& shape = x.shape;
-  TreeAttentionGradient d;
-  d.d_q_TNH = at::empty_like(in.q_TNH);
-  d.d_k_TGH = at::empty_like(in.k_TGH, in.k_TGH.options().dtype(at::kFloat));
-  d.d_v_TGH = at::empty_like(d.d_k_TGH);
-  const KeyGradients gradients(d, d_k_stack, d_v_stack);
-  const QueryBlocks query_blocks(x);
-  const int64_t blocks = x.num_blocks(), elements = x.factor_elements();
-  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      query_blocks.load(x, i / blocks, i % blocks, data<Element>(d_o), data<Element>(out.o_TNH),
-                        data<float>(out.lse_TN));
-  });
-  // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
-  const int64_t batches = (x.units.size() + kBackwardUnits - 1) / kBackwardUnits;
-  const int64_t num_shares = shares_of_a_group(shape.num_groups, batches);
-  const auto d_q = at::zeros({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
-  auto* d_q_data = mutable_data<float>(d_q);
-  const int64_t d_q_share = shape.num_heads * blocks * elements;
-  for_each_share(shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
-    const BackwardScratch scratch(elements);
-    float* d_q_group = d_q_data + share * d_q_share + group * shape.heads_per_group() * blocks * elements;
-    for (int64_t batch = share; batch < batches; batch += num_shares) {
-      const int64_t first = batch * kBackwardUnits, count = std::min(kBackwardUnits, x.units.size() - first);
-      backward_units(x, group, first, count, query_blocks, scratch, d_q_group);
-      gradients.store(x, group, first, count, scratch.d_k, scratch.d_v);
-    }
-  });
-  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
-    alignas(64) std::array<float, kUnit> scales;
-    scales.fill(static_cast<float>(in.scale));
-    for (int64_t i = begin; i < end; ++i) {
-      float* sums = d_q_data + i * elements;
-      for (int64_t share = 1; share < num_shares; ++share)
-        for (int64_t j = 0; j < elements; ++j) sums[j] += sums[share * d_q_share + j];
-      const int64_t head = i / blocks;
-      const Range queries = block_queries(shape, i % blocks);
-      store_turned(
-          sums, scales.data(), queries.size(),
-          mutable_data<Element>(d.d_q_TNH) + queries.begin * shape.q_stride() + head * shape.head_dim,
-          shape.q_stride(), shape.head_dim);
-    }
-  });
-  return d;
+  return backward_in_units<amx::Way>(in, out, d_o, d_k_stack, d_v_stack);
 }
 
 }  // namespace bough

@@ -99,7 +99,7 @@ void tree_attention_forward_amx(const TreeAttentionInput& in, const at::Tensor& 
   const int64_t num_shares = shares_of_a_group(x.shape.num_groups, x.num_blocks());
   auto* o_data = mutable_data<BFloat16Bits>(o);
   auto* lse_data = mutable_data<float>(lse);
-  amx::for_each_share(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
+  for_each_share<amx::Session>(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
     amx::forward_share(x, group, share, num_shares, o_data, lse_data);
   });
 }

@@ -8,6 +8,9 @@
 
 namespace bough::avx512 {
 
+// Threads hold nothing while they compute.
+struct NoSession {};
+
 // A left factor: element [i][k] at data[i * stride + k], or at data[k * stride + i] where turned.
 struct Left {
   const float* data;

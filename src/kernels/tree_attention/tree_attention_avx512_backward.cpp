@@ -169,56 +169,23 @@ void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, i
 }
 
 template <class T>
-TreeAttentionGradient backward(const TreeAttentionInput& in, const TreeAttentionOutput& out,
-                               const at::Tensor& d_o, const at::Tensor& d_k_stack,
-                               const at::Tensor& d_v_stack) {
-  const UnitInputs<T> x(in);
-  const auto& shape = x.shape;
-  TreeAttentionGradient d;
-  d.d_q_TNH = at::empty_like(in.q_TNH);
-  d.d_k_TGH = at::empty_like(in.k_TGH, in.k_TGH.options().dtype(at::kFloat));
-  d.d_v_TGH = at::empty_like(d.d_k_TGH);
-  const KeyGradients gradients(d, d_k_stack, d_v_stack);
-  const QueryBlocks<T> queries(x);
-  const int64_t blocks = x.num_blocks(), elements = x.factor_elements(), heads = shape.heads_per_group();
-  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      queries.load(x, i / blocks, i % blocks, data<T>(d_o), data<T>(out.o_TNH), data<float>(out.lse_TN));
-  });
-  // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
-  const int64_t batches = (x.units.size() + kBackwardUnits - 1) / kBackwardUnits;
-  const int64_t num_shares = shares_of_a_group(shape.num_groups, batches);
-  const auto d_q = at::zeros({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
-  auto* d_q_data = mutable_data<float>(d_q);
-  const int64_t d_q_share = shape.num_heads * blocks * elements;
-  at::parallel_for(0, shape.num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
-    const BackwardScratch scratch(elements);
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t group = task / num_shares, share = task % num_shares;
-      float* d_q_group = d_q_data + share * d_q_share + group * heads * blocks * elements;
-      for (int64_t batch = share; batch < batches; batch += num_shares) {
-        const int64_t first = batch * kBackwardUnits,
-                      count = std::min(kBackwardUnits, x.units.size() - first);
-        backward_units<T>(x, group, first, count, queries, scratch, d_q_group);
-        gradients.store(x, group, first, count, scratch.d_k, scratch.d_v);
-      }
-    }
-  });
-  const auto scale = static_cast<float>(in.scale);
-  T* out_data = mutable_data<T>(d.d_q_TNH);
-  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      float* sums = d_q_data + i * elements;
-      for (int64_t share = 1; share < num_shares; ++share)
-        for (int64_t j = 0; j < elements; ++j) sums[j] += sums[share * d_q_share + j];
-      const int64_t head = i / blocks;
-      const Range rows = block_queries(shape, i % blocks);
-      BOUGH_ISA_CALL(store_rows, out_data + rows.begin * shape.q_stride() + head * shape.head_dim,
-                     shape.q_stride(), sums, x.width, &scale, true, rows.size(), shape.head_dim);
-    }
-  });
-  return d;
-}
+struct Way {
+  using Element = T;
+  using Session = NoSession;
+  using QueryBlocks = avx512::QueryBlocks<T>;
+  using Scratch = BackwardScratch;
+  static constexpr int64_t kUnits = kBackwardUnits;
+
+  static void add_units(const UnitInputs<T>& x, int64_t group, int64_t first, int64_t count,
+                        const QueryBlocks& queries, const Scratch& scratch, float* d_q) {
+    backward_units<T>(x, group, first, count, queries, scratch, d_q);
+  }
+  static void store_d_q(const UnitInputs<T>& x, const Range& queries, const float* sums, T* out) {
+    const auto scale = static_cast<float>(x.in.scale);
+    BOUGH_ISA_CALL(store_rows, out, x.shape.q_stride(), sums, x.width, &scale, true, queries.size(),
+                   x.shape.head_dim);
+  }
+};
 }  // namespace
 }  // namespace avx512
 
@@ -227,8 +194,8 @@ TreeAttentionGradient tree_attention_backward_avx512(const TreeAttentionInput& i
                                                      const at::Tensor& d_k_stack,
                                                      const at::Tensor& d_v_stack) {
   return in.q_TNH.scalar_type() == at::kFloat
-             ? avx512::backward<float>(in, out, d_o, d_k_stack, d_v_stack)
-             : avx512::backward<BFloat16Bits>(in, out, d_o, d_k_stack, d_v_stack);
+             ? backward_in_units<avx512::Way<float>>(in, out, d_o, d_k_stack, d_v_stack)
+             : backward_in_units<avx512::Way<BFloat16Bits>>(in, out, d_o, d_k_stack, d_v_stack);
 }
 
 }  // namespace bough

@@ -88,9 +88,8 @@ void forward(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor
   const int64_t num_shares = shares_of_a_group(x.shape.num_groups, x.num_blocks());
   T* o_data = mutable_data<T>(o);
   auto* lse_data = mutable_data<float>(lse);
-  at::parallel_for(0, x.shape.num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task)
-      forward_share<T>(x, task / num_shares, task % num_shares, num_shares, o_data, lse_data);
+  for_each_share<NoSession>(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
+    forward_share<T>(x, group, share, num_shares, o_data, lse_data);
   });
 }
 }  // namespace

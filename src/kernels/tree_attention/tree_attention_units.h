@@ -142,4 +142,65 @@ struct KeyGradients {
   }
 };
 
+// Calls work(group, share) for all; each thread holds a Session meanwhile.
+template <class Session, class Work>
+void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
+  at::parallel_for(0, num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
+    [[maybe_unused]] const Session session{};
+    for (int64_t task = begin; task < end; ++task) work(task / num_shares, task % num_shares);
+  });
+}
+
+// Backward by a Way to compute units, which has
+//   Element, Session
+//   QueryBlocks(x): load(x, head, block, d_o, o, lse) of every head's blocks of queries
+//   Scratch(factor_elements): a thread's; d_k, d_v: sums of up to kUnits units, [units][32][width]
+//   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q [heads of the group][blocks]
+//   store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
+template <class Way>
+TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const TreeAttentionOutput& out,
+                                        const at::Tensor& d_o, const at::Tensor& d_k_stack,
+                                        const at::Tensor& d_v_stack) {
+  using T = typename Way::Element;
+  const UnitInputs<T> x(in);
+  const auto& shape = x.shape;
+  TreeAttentionGradient d;
+  d.d_q_TNH = at::empty_like(in.q_TNH);
+  d.d_k_TGH = at::empty_like(in.k_TGH, in.k_TGH.options().dtype(at::kFloat));
+  d.d_v_TGH = at::empty_like(d.d_k_TGH);
+  const KeyGradients gradients(d, d_k_stack, d_v_stack);
+  const typename Way::QueryBlocks queries(x);
+  const int64_t blocks = x.num_blocks(), elements = x.factor_elements(), heads = shape.heads_per_group();
+  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      queries.load(x, i / blocks, i % blocks, data<T>(d_o), data<T>(out.o_TNH), data<float>(out.lse_TN));
+  });
+  // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
+  const int64_t batches = (x.units.size() + Way::kUnits - 1) / Way::kUnits;
+  const int64_t num_shares = shares_of_a_group(shape.num_groups, batches);
+  const auto d_q = at::zeros({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
+  auto* d_q_data = mutable_data<float>(d_q);
+  const int64_t d_q_share = shape.num_heads * blocks * elements;
+  for_each_share<typename Way::Session>(shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
+    const typename Way::Scratch scratch(elements);
+    float* d_q_group = d_q_data + share * d_q_share + group * heads * blocks * elements;
+    for (int64_t batch = share; batch < batches; batch += num_shares) {
+      const int64_t first = batch * Way::kUnits, count = std::min(Way::kUnits, x.units.size() - first);
+      Way::add_units(x, group, first, count, queries, scratch, d_q_group);
+      gradients.store(x, group, first, count, scratch.d_k, scratch.d_v);
+    }
+  });
+  T* out_data = mutable_data<T>(d.d_q_TNH);
+  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* sums = d_q_data + i * elements;
+      for (int64_t share = 1; share < num_shares; ++share)
+        for (int64_t j = 0; j < elements; ++j) sums[j] += sums[share * d_q_share + j];
+      const Range rows = block_queries(shape, i % blocks);
+      Way::store_d_q(x, rows, sums, out_data + rows.begin * shape.q_stride() + i / blocks * shape.head_dim);
+    }
+  });
+  return d;
+}
+
 }  // namespace bough
