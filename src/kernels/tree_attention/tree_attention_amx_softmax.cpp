@@ -4,14 +4,11 @@
 
 #include "kernels/common/exp2_avx512.h"
 #include "kernels/matrix_product/transpose_16x16.h"
+#include "kernels/tree_attention/unit_mask_avx512.h"
 
 namespace bough::amx {
 
 namespace {
-inline __m512i lane_numbers() {
-  return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-}
-
 // Two vectors as one of bf16: `low` first.
 inline __m512i round_pair(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
@@ -29,14 +26,10 @@ constexpr int64_t kHalf = kUnit * kLanes;  // scores of half of the queries
 // Scores [32 keys][16 queries] that are not visible become -infinity.
 inline void mask_scores(float* scores, const UnitMask& mask, int64_t half) {
   if (!mask.end) return;
-  const __m512i q = _mm512_add_epi32(
-      _mm512_set1_epi32(mask.first_query + static_cast<int32_t>(half * kLanes)), lane_numbers());
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
-  for (int32_t j = 0; j < kUnit; ++j) {
-    const __mmask16 past = _mm512_cmple_epi32_mask(_mm512_set1_epi32(mask.first_key + j), q);
-    const __mmask16 visible = _mm512_mask_cmplt_epi32_mask(past, q, _mm512_set1_epi32(mask.end[j]));
+  for (int64_t j = 0; j < kUnit; ++j) {
     float* s = scores + j * kLanes;
-    _mm512_store_ps(s, _mm512_mask_blend_ps(visible, invisible, _mm512_load_ps(s)));
+    _mm512_store_ps(s, _mm512_mask_blend_ps(visible_lanes(mask, j, half), invisible, _mm512_load_ps(s)));
   }
 }
 }  // namespace

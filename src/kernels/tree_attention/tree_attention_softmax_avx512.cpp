@@ -3,25 +3,13 @@
 #include <immintrin.h>
 
 #include "kernels/common/exp2_avx512.h"
+#include "kernels/tree_attention/unit_mask_avx512.h"
 
 namespace bough::avx512 {
 
 namespace {
 constexpr int kChains = 4;   // of maxima and of sums, for each half of the queries
 constexpr float kSlack = 8;  // in powers of two: spares rescaling and costs no precision
-
-inline __m512i lane_numbers() {
-  return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-}
-
-// The lanes of a key, of queries from `first_query`.
-inline __mmask16 visible_lanes(const UnitMask& mask, int64_t key, int64_t half) {
-  const __m512i q = _mm512_add_epi32(
-      _mm512_set1_epi32(mask.first_query + static_cast<int32_t>(half * kLanes)), lane_numbers());
-  const __mmask16 past =
-      _mm512_cmple_epi32_mask(_mm512_set1_epi32(mask.first_key + static_cast<int32_t>(key)), q);
-  return _mm512_mask_cmplt_epi32_mask(past, q, _mm512_set1_epi32(mask.end[key]));
-}
 
 void mask_scores(float* scores, const UnitMask& mask) {
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
