@@ -1,34 +1,18 @@
-#include <cmath>
 #include <optional>
 
-#include "kernels/adamw/adamw.h"
-#include "kernels/adamw/adamw_isa.h"
+#include "kernels/adamw/adamw_scalars.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 
 namespace bough {
 
 namespace {
-template <class A>
-AdamwScalars<A> scalars_of(const AdamwStep& s) {
-  const auto round = [](double x) { return static_cast<A>(x); };
-  return {.gradient_scale = round(s.gradient_scale),
-          .beta1 = round(s.beta1),
-          .one_minus_beta1 = round(1 - s.beta1),
-          .beta2 = round(s.beta2),
-          .one_minus_beta2 = round(1 - s.beta2),
-          .decay = round(1 - s.lr * s.weight_decay),
-          .step_size = round(s.lr / (1 - std::pow(s.beta1, s.step))),
-          .inverse_variance = round(1 / (1 - std::pow(s.beta2, s.step))),
-          .eps = round(s.eps)};
-}
-
 void adamw_cpu(const at::Tensor& value, const std::optional<at::Tensor>& master, const at::Tensor& exp_avg,
                const at::Tensor& exp_avg_sq, const at::Tensor& gradient, double lr, double beta1,
                double beta2, double eps, double weight_decay, double gradient_scale, int64_t step) {
   dispatch_float_types(value.scalar_type(), "adamw", [&]<class T>() {
     using A = AccOf<T>;
-    const auto scalars = scalars_of<A>({lr, beta1, beta2, eps, weight_decay, gradient_scale, step});
+    const auto scalars = adamw_scalars<A>({lr, beta1, beta2, eps, weight_decay, gradient_scale, step});
     T* value_data = mutable_data<T>(value);
     A* master_data = master ? mutable_data<A>(*master) : nullptr;
     A* exp_avg_data = mutable_data<A>(exp_avg);

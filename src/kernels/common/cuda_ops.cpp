@@ -9,11 +9,11 @@
 #include <c10/cuda/CUDAException.h>
 #include <torch/library.h>
 
-#include <cmath>
 #include <optional>
 #include <tuple>
 
 #include "kernels/adamw/adamw_cuda.h"
+#include "kernels/adamw/adamw_scalars.h"
 #include "kernels/common/cuda_launch.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/log_prob/log_prob_cuda.h"
@@ -236,16 +236,7 @@ void adamw_op(Tensor value, const OptionalTensor& master, Tensor exp_avg, Tensor
   const Launch launch("adamw", with_defined({value, exp_avg, exp_avg_sq, gradient}, {master}));
   dispatch_float_types(value.scalar_type(), "adamw", [&]<class T>() {
     using A = AccOf<T>;
-    const auto round = [](double x) { return static_cast<A>(x); };
-    const AdamwScalars<A> scalars{.gradient_scale = round(gradient_scale),
-                                  .beta1 = round(beta1),
-                                  .one_minus_beta1 = round(1 - beta1),
-                                  .beta2 = round(beta2),
-                                  .one_minus_beta2 = round(1 - beta2),
-                                  .decay = round(1 - lr * weight_decay),
-                                  .step_size = round(lr / (1 - std::pow(beta1, step))),
-                                  .inverse_variance = round(1 / (1 - std::pow(beta2, step))),
-                                  .eps = round(eps)};
+    const auto scalars = adamw_scalars<A>({lr, beta1, beta2, eps, weight_decay, gradient_scale, step});
     adamw_cuda(AdamwArrays<T, A>{.value = mutable_data<T>(value),
                                  .master = optional_mutable_data<A>(master),
                                  .exp_avg = mutable_data<A>(exp_avg),
