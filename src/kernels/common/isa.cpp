@@ -1,11 +1,34 @@
 #include "kernels/common/isa.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <cstring>
+#include <string_view>
+
+#include "base/error.h"
 
 namespace bough {
 
 namespace {
+
+// What BOUGH_MAX_ISA may say, each beyond the one before it; unset or empty, the last.
+constexpr std::array<std::string_view, 4> kLimits = {"baseline", "avx2", "avx512", "amx"};
+constexpr size_t kAmx = 3;
+
+size_t limit() {
+  static const size_t limit = [] {
+    const char* variable = std::getenv("BOUGH_MAX_ISA");
+    const std::string_view name = variable ? variable : "";
+    if (name.empty()) return kAmx;
+    const auto* const found = std::find(kLimits.begin(), kLimits.end(), name);
+    if (found == kLimits.end())
+      throw UserError(str("environment variable BOUGH_MAX_ISA: got ", quoted(name),
+                          ", expected baseline, avx2, avx512 or amx; unset it for all that this CPU has"));
+    return static_cast<size_t>(found - kLimits.begin());
+  }();
+  return limit;
+}
+
 Isa detect() {
   __builtin_cpu_init();
   Isa isa = Isa::kBaseline;
@@ -15,24 +38,18 @@ Isa detect() {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512cd"))
     isa = Isa::kAvx512;
-  const char* limit = std::getenv("BOUGH_MAX_ISA");
-  if (limit && !std::strcmp(limit, "baseline")) return Isa::kBaseline;
-  if (limit && !std::strcmp(limit, "avx2") && isa == Isa::kAvx512) return Isa::kAvx2;
   return isa;
 }
+
 }  // namespace
 
 Isa best_isa() {
-  static const Isa isa = detect();
+  static const Isa isa = std::min(detect(), static_cast<Isa>(std::min(limit(), kAmx - 1)));
   return isa;
 }
 
 bool amx_allowed() {
-  static const bool allowed = [] {
-    const char* limit = std::getenv("BOUGH_MAX_ISA");
-    return !limit || !*limit || !std::strcmp(limit, "amx");
-  }();
-  return allowed;
+  return limit() == kAmx;
 }
 
 }  // namespace bough
