@@ -197,8 +197,8 @@ std::string choice(const PlanReport& report) {
           format_significant(100 * (kAsFast - 1), 2), "% of the least predicted time)");
   if (dense.error.empty())
     text += str(", ", format_significant(dense.simulation.seconds / chosen.simulation.seconds, 3),
-                "x faster than dense; the work allows ", format_significant(report.work_ratio, 3),
-                "x, compression is ", format_significant(report.tree.compression, 3));
+                "x faster than dense, which does ", format_significant(report.work_ratio, 3),
+                " times the work; compression is ", format_significant(report.tree.compression, 3));
   return text + "\n";
 }
 
@@ -223,7 +223,8 @@ void print_readable_report(const PlanReport& report, const CostModel& costs) {
                {"tokens", format_thousands(tree.num_flat_tokens)},
                {"tree tokens", format_thousands(tree.num_tree_tokens)},
                {"compression", format_significant(tree.compression)},
-               {"work ratio", str(format_significant(report.work_ratio), ": the speed-up that can be had")},
+               {"work ratio",
+                str(format_significant(report.work_ratio), ": FLOPs of dense over those with the tree")},
                {"attention compression", format_significant(tree.attention_compression)},
                {"space saving", str(format_significant(100 * tree.space_saving, 3), "%")},
                {"longest path", str(format_thousands(tree.longest_path), " tokens")},
