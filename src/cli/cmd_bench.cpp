@@ -133,9 +133,8 @@ void run_bench_step(const Options& options) {
     for (auto& line : lines)
       if (line.timer) line.timer->run(/*counted=*/true);
   }
-  constexpr double kForwardAndBackward = 3;
-  bound.seconds = kForwardAndBackward * work.tree / bound.rate;
-  bound.dense_seconds = kForwardAndBackward * work.flat / bound.rate;
+  bound.seconds = kStepOverForward * work.tree / bound.rate;
+  bound.dense_seconds = kStepOverForward * work.flat / bound.rate;
   std::vector<std::pair<std::string, double>> shares;
   const auto first =
       std::find_if(lines.begin(), lines.end(), [](const Line& line) { return line.timer != nullptr; });
@@ -149,7 +148,7 @@ void run_bench_step(const Options& options) {
                 {"tree_tokens", statistics.num_tree_tokens},
                 {"compression", statistics.compression},
                 {"work_ratio", work.ratio()},
-                {"flops", kForwardAndBackward * work.tree},
+                {"flops", kStepOverForward * work.tree},
                 {"matrix_product_flops_per_second", bound.rate},
                 {"bound_seconds", bound.seconds},
                 {"dense_bound_seconds", bound.dense_seconds},
@@ -165,7 +164,7 @@ void run_bench_step(const Options& options) {
       {{"tokens", str(format_thousands(statistics.num_flat_tokens), ", of the tree ",
                       format_thousands(statistics.num_tree_tokens))},
        {"compression", format_significant(statistics.compression)},
-       {"work ratio", str(format_significant(work.ratio()), ": the speed-up over dense that can be had")},
+       {"work ratio", str(format_significant(work.ratio()), ": FLOPs of dense over those with the tree")},
        {"matrix products", str(format_significant(bound.rate / 1e9, 3), " GFLOP/s, measured")},
        {"lower bound", str(format_duration(bound.seconds), " with the tree, ",
                            format_duration(bound.dense_seconds), " dense")},

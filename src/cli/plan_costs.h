@@ -6,7 +6,6 @@
 
 #include "models/config.h"
 #include "tree/cost_model.h"
-#include "tree/prefix_tree.h"
 
 namespace bough {
 
@@ -17,8 +16,5 @@ inline constexpr int64_t kDefaultMaxTokensPerPassOfGpu = 16384;
 
 // device: cpu (measured once on this machine and cached) or the name of a built-in profile. UserError lists them.
 DeviceProfile device_profile(const std::string& device, const std::string& dtype);
-
-// Of the forward pass; backward is twice that for each term, so ratios of steps are ratios of these.
-WorkModel work_model(const ModelShape& shape);
 
 }  // namespace bough

@@ -157,6 +157,16 @@ MetricValues Trainer::train(const ScoredBatch& batch) {
   values["time/train"] = seconds;
   values["perf/train_tokens_per_s"] = static_cast<double>(tree.num_flat_tokens()) / seconds;
   values["perf/unique_tokens_per_s"] = static_cast<double>(tree.num_tokens()) / seconds;
+  const double rate = costs_ ? costs_->device().matrix_product_rate() : 0;
+  if (rate > 0) {
+    std::vector<uint8_t> trained;
+    for (const int64_t index : kept) {
+      const auto& mask = batch.rollouts[static_cast<size_t>(index)].loss_mask;
+      trained.insert(trained.end(), mask.begin(), mask.end());
+    }
+    const StepWork work = count_work(tree, trained, work_model(costs_->shape()));
+    values["perf/mfu"] = kStepOverForward * work.tree / (rate * seconds);
+  }
   return values;
 }
 

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "models/model_shape.h"
 #include "train/small_model.h"
+#include "tree/test_costs.h"
 
 namespace bough {
 namespace {
@@ -109,6 +111,22 @@ TEST(Trainer, TheReferenceOfTheKlTermIsTheOneGiven) {
   Trainer near(*model, same.get(), settings, 10, clock), far(*copy, other.get(), settings, 10, clock);
   EXPECT_NEAR(near.train(batch_of(2)).at("loss/kl"), 0, 1e-12);
   EXPECT_GT(far.train(batch_of(2)).at("loss/kl"), 1e-2);
+}
+
+TEST(Trainer, UtilisationCountsWhatTheTreeNeedsAtTheCalibratedRate) {
+  const SteadyClock clock;
+  const auto model = small_model(at::kFloat);
+  Trainer trainer(*model, nullptr, settings_with("dense"), 10, clock);
+  EXPECT_EQ(trainer.train(batch_of(1)).count("perf/mfu"), 0u) << "without costs there is no rate";
+  const ModelShape shape = model_shape(model->config(), at::kFloat);
+  DeviceProfile profile = test_costs().device();
+  profile.linear_forward = {{32, 64, 128}, {32 / 2e9, 64 / 5e9, 128 / 4e9}};
+  trainer.use_costs(CostModel(profile, shape));
+  const MetricValues metrics = trainer.train(batch_of(1));
+  // Five shared tokens, then four times three: a row of the head each, which see 6, 7 and 8 tokens.
+  const double forward = 17 * shape.linear_flops_per_token() + 12 * shape.flops_per_head_row() +
+                         (1 + 2 + 3 + 4 + 5 + 4 * (6 + 7 + 8)) * shape.flops_per_pair();
+  EXPECT_NEAR(metrics.at("perf/mfu") * metrics.at("time/train") * 5e9 / (3 * forward), 1, 1e-9);
 }
 
 TEST(Trainer, TimingAGradientLeavesNothingBehind) {

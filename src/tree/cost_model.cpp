@@ -51,6 +51,12 @@ double ModelShape::elements_per_token() const {
   return static_cast<double>(num_layers * layer + 4 * hidden_size);
 }
 
+WorkModel work_model(const ModelShape& shape) {
+  return {.flops_per_token = shape.linear_flops_per_token(),
+          .flops_per_head_row = shape.flops_per_head_row(),
+          .flops_per_pair = shape.flops_per_pair()};
+}
+
 int64_t ModelShape::num_parameters() const {
   const int64_t qkv = query_width() + 2 * key_width();
   const int64_t matrices = hidden_size * (qkv + query_width() + 3 * intermediate_size);

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "tree/device_profile.h"
+#include "tree/prefix_tree.h"
 
 namespace bough {
 
@@ -49,6 +50,11 @@ struct ModelShape {
 // qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (their config.json), small (the shape that README's tables
 // measure). dtype fp32 | bf16 | fp64. UserError lists the names.
 ModelShape named_model_shape(std::string_view name, std::string_view dtype);
+
+// Of the forward pass. Backward is twice that for each term, so a step is kStepOverForward of them, and ratios of steps
+// are ratios of these.
+WorkModel work_model(const ModelShape& shape);
+inline constexpr double kStepOverForward = 3;
 
 // Bytes of an element and of an accumulator; UserError unless fp32 | bf16 | fp64.
 void set_dtype(ModelShape& shape, std::string_view dtype);

@@ -23,6 +23,14 @@ double CostCurve::at(int64_t size) const {
   return size <= sizes.back() ? value : value * static_cast<double>(size) / static_cast<double>(sizes.back());
 }
 
+double DeviceProfile::matrix_product_rate() const {
+  double rate = 0;
+  for (size_t i = 0; i < linear_forward.sizes.size(); ++i)
+    if (linear_forward.values[i] > 0)
+      rate = std::max(rate, static_cast<double>(linear_forward.sizes[i]) / linear_forward.values[i]);
+  return rate;
+}
+
 namespace {
 
 constexpr const char* kAttentionNames[] = {"tiles", "amx_tiles", "reference", "fused"};

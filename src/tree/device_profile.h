@@ -66,6 +66,9 @@ struct DeviceProfile {
   double seconds_per_layer_forward = 0, seconds_per_layer_backward = 0;
   double seconds_per_pass_forward = 0, seconds_per_pass_backward = 0;
 
+  // FLOP/s of the layers' matrix products at the size where they are fastest; 0 where no size was timed.
+  double matrix_product_rate() const;
+
   // InternalError where a curve or a number is impossible.
   void check_integrity() const;
 
