@@ -17,6 +17,7 @@
 #include "base/median.h"
 #include "base/random.h"
 #include "cli/command.h"
+#include "cli/generation_options.h"
 #include "cli/read_rate.h"
 #include "cli/torch_options.h"
 #include "models/checkpoint.h"
@@ -29,10 +30,11 @@ namespace bough {
 namespace {
 
 struct Options {
-  std::string model, kv_memory = "4GiB";
+  std::string model;
   int64_t prompts = 16, prompt_tokens = 32, repeat = 3, seed = 1;
   GenerationSettings generation;
-  RolloutSettings engine;
+  EngineOptions engine_options;
+  RolloutSettings engine;  // of those
   TorchOptions torch;
   bool interrupt = false, json = false;
 };
@@ -40,11 +42,10 @@ struct Options {
 void check_options(Options& options) {
   check_at_least("--prompts", options.prompts, 1);
   check_at_least("--prompt-tokens", options.prompt_tokens, 1);
-  check_at_least("--n-samples", options.generation.n_samples, 1);
-  check_at_least("--max-new-tokens", options.generation.max_new_tokens, 1);
-  check_at_least("--max-concurrent", options.engine.max_concurrent_rollouts, 1);
+  check_generation(options.generation);
   check_at_least("--repeat", options.repeat, 1);
-  options.engine.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
+  check_at_least("--seed", options.seed, 0);
+  options.engine = engine_settings(options.engine_options);
   // Every sample has max_new_tokens tokens.
   options.generation.ignore_eos = true;
 }
@@ -259,15 +260,12 @@ void add_bench_rollout_command(CommandLine& line, CLI::App& bench) {
   command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens of each");
   command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
   command.add_option("--max-new-tokens", generation.max_new_tokens, "Tokens of each sample");
-  command.add_option("--max-concurrent", options->engine.max_concurrent_rollouts,
-                     "Samples generated at once");
-  command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values")->type_name("BYTES");
+  add_engine_options(command, options->engine_options);
   command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted");
   command.add_option("--seed", options->seed, "Prompts and draws are a function of it");
   command.add_flag("--interrupt", options->interrupt,
                    "Once more, with a weight update in the middle: what it costs");
   add_torch_options(command, options->torch);
-  add_batch_invariant_flag(command, options->engine.batch_invariant);
   add_json_flag(command, options->json);
 }
 

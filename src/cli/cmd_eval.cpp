@@ -4,6 +4,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "cli/command.h"
+#include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/evaluation.h"
 #include "models/checkpoint.h"
@@ -19,7 +20,7 @@ struct EvalOptions {
   std::string reward;
   RewardSettings reward_service;
   GenerationSettings generation = {.n_samples = 1, .max_new_tokens = 256, .temperature = 0};
-  RolloutSettings rollout;
+  EngineOptions engine;
   int64_t seed = 1;
   TorchOptions torch;
   bool json = false;
@@ -27,10 +28,8 @@ struct EvalOptions {
 
 void check_options(EvalOptions options) {
   check_at_least("--k", options.generation.n_samples, 1);
-  check_at_least("--max-new-tokens", options.generation.max_new_tokens, 1);
-  check_at_least("--temperature", options.generation.temperature, 0);
+  check_generation(options.generation);
   internal::check_settings(describe_settings(options.dataset), "command line");
-  internal::check_settings(describe_settings(options.rollout), "command line");
   check_at_least("--seed", options.seed, 0);
   if (options.generation.n_samples > 1 && options.generation.temperature == 0) {
     throw UserError("--k above 1 with --temperature 0: all samples would be the same; give a temperature");
@@ -49,15 +48,16 @@ void print_result(const EvaluationResult& result) {
 
 void run_eval(const EvalOptions& options) {
   check_options(options);
+  RolloutSettings settings = engine_settings(options.engine);
   const TorchSetup setup = set_up_torch(options.torch);
   const Dataset dataset = read_dataset(options.dataset);
   const PromptEncoder encoder = PromptEncoder::from_directory(options.model);
   const auto reward = make_reward(options.reward, options.reward_service);
   reward->check(dataset);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  apply_batch_invariant(options.rollout, *model);
+  apply_batch_invariant(settings, *model);
   EmbeddedEngineOptions engine_options;
-  engine_options.settings = options.rollout;
+  engine_options.settings = settings;
   engine_options.stop_tokens = load_stop_tokens(options.model);
   engine_options.token_bytes = [&](int32_t id) { return encoder.tokenizer().id_to_bytes(id); };
   EmbeddedEngine engine(*model, engine_options);
@@ -67,7 +67,7 @@ void run_eval(const EvalOptions& options) {
   EvaluationOptions evaluation;
   evaluation.gconfig = options.generation;
   evaluation.seed = static_cast<uint64_t>(options.seed);
-  evaluation.sampling.samples_in_flight = 2 * options.rollout.max_concurrent_rollouts;
+  evaluation.sampling.samples_in_flight = 2 * settings.max_concurrent_rollouts;
   evaluation.sampling.stop = [&stop] { return stop.requested(); };
   evaluation.sampling.on_progress = [&](int64_t, int64_t) { progress.advance(); };
   const auto result = evaluate(engine, dataset, encoder, *reward, evaluation);
@@ -97,16 +97,9 @@ void add_eval_command(CommandLine& line) {
   command.add_option("--reward", options->reward,
                      "FILE.py:FUNCTION (default: the verifier of the final number)");
   command.add_option("--k", options->generation.n_samples, "Samples of each problem");
-  command.add_option("--temperature", options->generation.temperature, "0: the most likely token");
-  command.add_option("--max-new-tokens", options->generation.max_new_tokens,
-                     "A sample ends after this many tokens");
-  command.add_option("--stop", options->generation.stop, "A string that ends a sample; may be given often")
-      ->type_size(1)
-      ->allow_extra_args(false)
-      ->type_name("TEXT");
+  add_sampling_options(command, options->generation);
   command.add_option("--seed", options->seed, "Draws are a function of it");
-  command.add_option("--max-concurrent", options->rollout.max_concurrent_rollouts,
-                     "Samples generated at once");
+  add_engine_options(command, options->engine);
   add_torch_options(command, options->torch);
   add_json_flag(command, options->json);
 }

@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "cli/command.h"
+#include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "models/checkpoint.h"
 #include "models/tokenizer.h"
@@ -25,27 +26,15 @@ namespace {
 struct RolloutOptions {
   std::string model, prompts, out;
   GenerationSettings generation;
-  RolloutSettings engine;
-  std::string kv_memory = "auto";
+  EngineOptions engine;
   int64_t seed = 1;
   TorchOptions torch;
   bool json = false;
 };
 
-void check_options(RolloutOptions& options) {
-  const GenerationSettings& g = options.generation;
-  check_at_least("--n-samples", g.n_samples, 1);
-  check_at_least("--max-new-tokens", g.max_new_tokens, 1);
-  check_at_least("--min-new-tokens", g.min_new_tokens, 0);
-  check_at_least("--temperature", g.temperature, 0, "0 takes the most likely token");
-  check_at_least("--top-p", g.top_p, 0);
-  check_at_least("--top-k", g.top_k, 0, "0 draws from all tokens");
+void check_options(const RolloutOptions& options) {
+  check_generation(options.generation);
   check_at_least("--seed", options.seed, 0);
-  check_at_least("--max-concurrent", options.engine.max_concurrent_rollouts, 1);
-  if (g.min_new_tokens > g.max_new_tokens)
-    throw UserError(str("--min-new-tokens: got ", g.min_new_tokens, ", expected at most --max-new-tokens, ",
-                        g.max_new_tokens));
-  options.engine.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
   check_output_file("--out", options.out);
 }
 
@@ -88,21 +77,22 @@ std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std
   return rollouts;
 }
 
-void run_rollout(RolloutOptions options) {
+void run_rollout(const RolloutOptions& options) {
   check_options(options);
+  RolloutSettings settings = engine_settings(options.engine);
   const TorchSetup setup = set_up_torch(options.torch);
   const ModelConfig config = load_model_config(options.model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(options.model);
   PromptReadOptions read{.vocab_size = config.vocab_size};
-  EmbeddedEngineOptions engine_options{.settings = options.engine,
-                                       .stop_tokens = load_stop_tokens(options.model)};
+  EmbeddedEngineOptions engine_options{.stop_tokens = load_stop_tokens(options.model)};
   if (tokenizer) {
     read.encode = [&](const std::string& text) { return tokenizer->encode(text); };
     engine_options.token_bytes = [&](int32_t id) { return tokenizer->id_to_bytes(id); };
   }
   std::vector<Prompt> prompts = read_prompts(options.prompts, read);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  apply_batch_invariant(options.engine, *model);
+  apply_batch_invariant(settings, *model);
+  engine_options.settings = settings;
 
   EmbeddedEngine engine(*model, engine_options);
   const auto start = std::chrono::steady_clock::now();
@@ -144,11 +134,9 @@ void add_rollout_command(CommandLine& line) {
       ->required()
       ->type_name("FILE");
   command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
-  command.add_option("--max-new-tokens", generation.max_new_tokens, "A sample ends after this many tokens");
+  add_sampling_options(command, generation);
   command.add_option("--min-new-tokens", generation.min_new_tokens,
                      "Stop tokens are not drawn before this many");
-  command.add_option("--temperature", generation.temperature,
-                     "Logits are divided by it; 0: the most likely token");
   command.add_option("--top-p", generation.top_p,
                      "Draw from the most likely tokens with this probability together");
   command.add_option("--top-k", generation.top_k, "Draw from this many most likely tokens; 0: all");
@@ -160,17 +148,10 @@ void add_rollout_command(CommandLine& line) {
                      "Subtracted from the logits of tokens of the response; 0: off");
   command.add_option("--frequency-penalty", generation.frequency_penalty,
                      "Subtracted as often as the token stands in the response; 0: off");
-  command.add_option("--stop", generation.stop, "A string that ends a sample; may be given often")
-      ->type_size(1)
-      ->allow_extra_args(false)
-      ->type_name("TEXT");
   command.add_flag("--ignore-eos", generation.ignore_eos, "The model's own stop tokens do not stop");
   command.add_option("--seed", options->seed, "Draws are a function of it");
-  command.add_option("--max-concurrent", options->engine.max_concurrent_rollouts,
-                     "Samples generated at once");
-  command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values, 4GiB")->type_name("BYTES");
+  add_engine_options(command, options->engine);
   add_torch_options(command, options->torch);
-  add_batch_invariant_flag(command, options->engine.batch_invariant);
   add_json_flag(command, options->json);
 }
 

@@ -1,0 +1,56 @@
+#include "cli/generation_options.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/settings.h"
+#include "cli/torch_options.h"
+
+namespace bough {
+
+void add_sampling_options(CLI::App& command, GenerationSettings& generation) {
+  command.add_option("--max-new-tokens", generation.max_new_tokens, "A sample ends after this many tokens");
+  command.add_option("--temperature", generation.temperature,
+                     "Logits are divided by it; 0: the most likely token");
+  command.add_option("--stop", generation.stop, "A string that ends a sample; may be given often")
+      ->type_size(1)
+      ->allow_extra_args(false)
+      ->type_name("TEXT");
+}
+
+void check_generation(const GenerationSettings& generation) {
+  GenerationSettings copy = generation;
+  for (const SettingField& field : describe_settings(copy).fields) {
+    if (field.shape != SettingShape::kSingle ||
+        (field.kind != SettingKind::kInteger && field.kind != SettingKind::kNumber))
+      continue;
+    const Json value = field.get();
+    const auto number = value.get<double>();
+    if (number >= field.constraint.low && number <= field.constraint.high) continue;
+    std::string option = "--" + field.key;
+    std::replace(option.begin(), option.end(), '_', '-');
+    throw UserError(str(option, ": got ",
+                        field.kind == SettingKind::kInteger ? dump_line(value) : str(number), ", expected ",
+                        field.constraint.describe(), ": ", field.help));
+  }
+  if (generation.min_new_tokens > generation.max_new_tokens)
+    throw UserError(str("--min-new-tokens: got ", generation.min_new_tokens,
+                        ", expected at most --max-new-tokens, ", generation.max_new_tokens));
+}
+
+void add_engine_options(CLI::App& command, EngineOptions& options) {
+  command.add_option("--max-concurrent", options.settings.max_concurrent_rollouts,
+                     "Samples generated at once");
+  command.add_option("--kv-memory", options.kv_memory, "Bound on keys and values (auto: 4GiB)")
+      ->type_name("BYTES");
+  add_batch_invariant_flag(command, options.settings.batch_invariant);
+}
+
+RolloutSettings engine_settings(const EngineOptions& options) {
+  check_at_least("--max-concurrent", options.settings.max_concurrent_rollouts, 1);
+  RolloutSettings settings = options.settings;
+  settings.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
+  return settings;
+}
+
+}  // namespace bough

@@ -1,0 +1,28 @@
+// Options of the commands that generate.
+#pragma once
+
+#include <string>
+
+#include "cli/command.h"
+#include "rollout/settings.h"
+
+namespace bough {
+
+// --max-new-tokens, --temperature, --stop.
+void add_sampling_options(CLI::App& command, GenerationSettings& generation);
+
+// UserError naming the option, as --its-key, whose value is out of the setting's range.
+void check_generation(const GenerationSettings& generation);
+
+struct EngineOptions {
+  RolloutSettings settings;
+  std::string kv_memory = "auto";
+};
+
+// --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant.
+void add_engine_options(CLI::App& command, EngineOptions& options);
+
+// The settings, kv_memory among them. UserError naming the option.
+RolloutSettings engine_settings(const EngineOptions& options);
+
+}  // namespace bough
