@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "control/run_settings.h"
@@ -12,12 +13,14 @@
 namespace bough {
 
 // The profile of the model's device: a CPU is measured once on this machine and cached, a GPU's is built in.
-DeviceProfile profile_of(const Model& model);
+// Interrupted where `stop` says so meanwhile.
+DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop);
 
 // A run's own calibration.json in `folder`: what stands there; else a copy of `from` (another run's, where it is not
-// empty); else profile_of(model), saved. So plans of a run, and of one resumed, are a function of its batches alone.
+// empty); else profile_of(model, stop), saved. So plans of a run, and of one resumed, are a function of its batches alone.
 // UserError: `from` is missing, malformed, or of another element type than the model.
-CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model);
+CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
+                    const std::function<bool()>& stop);
 
 // What make_plan needs of a batch under a run's settings; the memory budget counts where there are costs. Not owned:
 // the batch's sequences, the costs.

@@ -20,6 +20,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <functional>
+
 #include "tree/device_profile.h"
 
 namespace bough {
@@ -32,7 +34,8 @@ struct CalibrationEffort {
   double seconds = 6;
   int min_rounds = 3;
   int max_rounds = 7;
-  int64_t largest_pass = 2048;  // tokens; beyond it the curves go on in proportion
+  int64_t largest_pass = 2048;      // tokens; beyond it the curves go on in proportion
+  std::function<bool()> stop = {};  // looked at between pieces of work: Interrupted, no profile
 };
 
 // dtype: fp32, bf16 or fp64. Uses libtorch's present number of threads. Makes our CPU allocator libtorch's.

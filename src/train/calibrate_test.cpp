@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "kernels/common/cpu_allocator.h"
 #include "train/calibration_cells.h"
 #include "tree/cost_model.h"
@@ -13,7 +14,7 @@ namespace bough {
 namespace {
 
 // One turn of passes of up to 256 tokens: a second.
-constexpr CalibrationEffort kBrief{.seconds = 0, .min_rounds = 1, .max_rounds = 1, .largest_pass = 256};
+const CalibrationEffort kBrief{.seconds = 0, .min_rounds = 1, .max_rounds = 1, .largest_pass = 256};
 
 TEST(Median, OfFewAndOfMany) {
   EXPECT_EQ(upper_median({}), 0);
@@ -68,6 +69,14 @@ TEST(Calibrate, HoldsNothingWhenItIsDone) {
   const int64_t before = cpu_allocated_bytes();
   calibrate_cpu(at::kFloat, kBrief);
   EXPECT_EQ(cpu_allocated_bytes(), before);
+}
+
+TEST(Calibrate, EndsSoonWhereItIsToStop) {
+  int asked = 0;
+  CalibrationEffort effort = kBrief;
+  effort.stop = [&] { return ++asked == 3; };
+  EXPECT_THROW(calibrate_cpu(at::kFloat, effort), Interrupted);
+  EXPECT_EQ(asked, 3);
 }
 
 // The reference computes fp64: other work, other memory.

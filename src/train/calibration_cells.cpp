@@ -10,6 +10,7 @@
 
 #include "algo/loss.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
@@ -340,12 +341,19 @@ double CalibrationCells::disturbance() const {
 
 int CalibrationCells::measure(const CalibrationEffort& effort) {
   const Time begin = now();
+  const auto turn = [&](bool counted) {
+    for (Cell* cell : all_) {
+      if (effort.stop && effort.stop())
+        throw Interrupted("stopped while this machine was measured; nothing was trained");
+      add_turn(*cell, counted);
+    }
+  };
   // The first run of a size compiles its kernels (oneDNN) and faults its memory in.
-  for (Cell* cell : all_) add_turn(*cell, false);
+  turn(false);
   int rounds = 0;
   while (rounds < effort.min_rounds ||
          (rounds < effort.max_rounds && seconds_since(begin) < effort.seconds)) {
-    for (Cell* cell : all_) add_turn(*cell, true);
+    turn(true);
     ++rounds;
   }
   return rounds;

@@ -144,8 +144,9 @@ DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
   return profile;
 }
 
-DeviceProfile cached_cpu_profile(at::ScalarType dtype) {
-  return cached_profile(cache_folder(), this_cpu(dtype), [dtype] { return calibrate_cpu(dtype); });
+DeviceProfile cached_cpu_profile(at::ScalarType dtype, const std::function<bool()>& stop) {
+  return cached_profile(cache_folder(), this_cpu(dtype),
+                        [&] { return calibrate_cpu(dtype, {.stop = stop}); });
 }
 
 }  // namespace bough

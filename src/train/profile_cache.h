@@ -31,6 +31,7 @@ DeviceProfile cached_profile(const std::filesystem::path& folder, const ProfileK
                              const std::function<DeviceProfile()>& measure);
 
 // calibrate_cpu() through the cache: some seconds once, then a file.
-DeviceProfile cached_cpu_profile(at::ScalarType dtype);
+// Where `stop` says so between pieces of work, Interrupted, and nothing is written.
+DeviceProfile cached_cpu_profile(at::ScalarType dtype, const std::function<bool()>& stop = {});
 
 }  // namespace bough
