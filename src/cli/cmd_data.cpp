@@ -18,6 +18,8 @@ struct DataOptions {
   bool json = false;
 };
 
+constexpr int64_t kMostProblems = 10'000'000;  // a gigabyte; more is a slip of the keyboard
+
 Split split_of(const std::string& name) {
   if (name == "train") return Split::train;
   if (name == "test") return Split::test;
@@ -28,6 +30,8 @@ Split split_of(const std::string& name) {
 void run_data(DataOptions options) {
   if (options.task != "sums") throw UserError(str("TASK: got ", quoted(options.task), ", expected sums"));
   check_at_least("-n", options.n, 1);
+  if (options.n > kMostProblems)
+    throw UserError(str("-n: got ", options.n, ", expected at most ", kMostProblems));
   check_at_least("--seed", options.seed, 0);
   check_output_file("--out", options.out);
   // The settings' own bounds, with their messages.

@@ -1,4 +1,7 @@
 // `bough report`: report.html of a run, again.
+#include <filesystem>
+
+#include "base/error.h"
 #include "cli/command.h"
 #include "control/run_folder.h"
 
@@ -11,6 +14,11 @@ void add_report_command(CommandLine& line) {
   };
   auto options = std::make_shared<ReportOptions>();
   CLI::App& command = line.add("report", "Rebuild report.html of a run's folder", [options] {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(options->run, ignored) &&
+        !std::filesystem::exists(std::filesystem::path(options->run) / "config.yaml", ignored))
+      throw UserError(str("cannot report on ", quoted(options->run, 300),
+                          ": no config.yaml in it; give a run's folder, FILEROOT/EXPERIMENT/TRIAL"));
     const std::string report = RunFolder::write_report(options->run).string();
     if (options->json) print_json({{"report", report}});
     else print_table({{"report", report}});

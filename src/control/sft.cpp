@@ -1,6 +1,7 @@
 #include "control/sft.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -51,7 +52,7 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
       options_(options),
       model_(load_model(settings.model.path, scalar_type_of(settings.dtype),
                         settings.device == "cuda" ? at::kCUDA : at::kCPU)),
-      costs_(profile_of(*model_), model_shape(model_->config(), model_->dtype())) {
+      costs_(profile_of(*model_, options_.stop), model_shape(model_->config(), model_->dtype())) {
   encode_examples();
   const auto count = static_cast<int64_t>(examples_.size());
   const int64_t batch = settings.train_dataset.batch_size;
@@ -167,6 +168,10 @@ void SftSettings::check() const {
   require(model.path, "model.path", "--model");
   require(train_dataset.path, "train_dataset.path", "--data");
   require(out, "out", "--out");
+  std::error_code absent;  // then they are not the same
+  if (std::filesystem::equivalent(out, model.path, absent))
+    throw UserError(
+        str("out: ", quoted(out), " is model.path itself, which would be overwritten; name another folder"));
 }
 
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options) {

@@ -247,6 +247,36 @@ def test_prompts(bough, model, tmp_path, damage):
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_report_of_what_is_no_run(bough, model):
+    before = sorted(model.iterdir())
+    assert_refused(bough("report", model), "model", "config.yaml", "run's folder")
+    assert sorted(model.iterdir()) == before
+
+
+def test_sft_does_not_overwrite_the_model_it_starts_from(bough, model, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    before = (model / "model.safetensors").read_bytes()
+    for out in (model, f"{model}/../model/"):
+        result = bough("sft", "--model", model, "--data", "data.jsonl", "--out", out)
+        assert_refused(result, "out", "model.path", "another folder")
+    assert (model / "model.safetensors").read_bytes() == before
+
+
+def test_a_device_that_there_is_not(bough, rollouts):
+    assert_refused(
+        bough("plan", "--rollouts", rollouts, "--device", "h1000"), "--device", "h1000", "h200", "cpu"
+    )
+
+
+def test_too_many_problems(bough, tmp_path):
+    assert_refused(bough("data", "sums", "--out", "x.jsonl", "-n", 10**11), "-n", "at most 10000000")
+
+
+def test_a_value_of_an_instruction_set_that_there_is_not(bough, model, rollouts):
+    result = bough("step", "--model", model, "--rollouts", rollouts, env={"BOUGH_MAX_ISA": "avx-2"})
+    assert_refused(result, "BOUGH_MAX_ISA", "avx-2", "baseline, avx2, avx512 or amx")
+
+
 ROLLOUT_OPTIONS = {
     "no sample": (["--n-samples", "0"], ["--n-samples"]),
     "no token": (["--max-new-tokens", "0"], ["--max-new-tokens"]),
@@ -256,8 +286,12 @@ ROLLOUT_OPTIONS = {
     ),
     "negative temperature": (["--temperature", "-1"], ["--temperature"]),
     "not-a-number temperature": (["--temperature", "nan"], ["--temperature", "nan"]),
-    "top-p above 1": (["--top-p", "1.5"], ["top_p", "1.5"]),
+    "top-p above 1": (["--top-p", "1.5"], ["--top-p", "got 1.5", "0 to 1"]),
     "negative top-k": (["--top-k", "-1"], ["--top-k"]),
+    "min-p above 1": (["--min-p", "2"], ["--min-p", "got 2"]),
+    "repetition penalty of 0": (["--repetition-penalty", "0"], ["--repetition-penalty", "got 0"]),
+    "infinite penalty": (["--presence-penalty", "inf"], ["--presence-penalty", "got inf"]),
+    "nothing at once": (["--max-concurrent", "0"], ["--max-concurrent"]),
     "empty stop string": (["--stop", ""], ["stop"]),
     "memory": (["--kv-memory", "1KiB"], ["kv_memory"]),
     "batch invariance in fp64": (
