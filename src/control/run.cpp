@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -42,6 +44,7 @@ class Run {
   std::unique_ptr<EmbeddedEngine> make_engine() const;
   void resume();
   void evaluate_at_start();
+  void finish_interrupted_step();
   bool evaluation_due(int64_t step) const;
   std::optional<EvaluationResult> evaluate_now();
   void publish_metrics(int64_t step, const MetricValues& values);
@@ -73,6 +76,8 @@ class Run {
   std::unique_ptr<Metrics> metrics_;
   Clock::Time last_checkpoint_;
   int64_t checkpointed_step_ = -1;
+  // Of the last step, where its evaluation was interrupted: written with the evaluation, after the run has resumed.
+  std::optional<MetricValues> unwritten_;
 };
 
 Run::Run(const RunSettings& settings, const RunOptions& options)
@@ -94,9 +99,13 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       last_checkpoint_(clock_.now()) {
   reward_->check(problems_);
   if (valid_.size() > 0) reward_->check(valid_);
-  trainer_.use_costs(run_costs(folder_.path(), settings_.calibration, *model_));
+  trainer_.use_costs(run_costs(folder_.path(), settings_.calibration, *model_, options_.stop));
   resume();
   metrics_ = folder_.open_metrics();
+  if (!folder_.checkpoint()) return;
+  for (const MetricRecord& record : read_metrics(folder_.path() / "metrics.jsonl"))
+    if (const auto accuracy = record.values.find("eval/avg_at_k"); accuracy != record.values.end())
+      display_.set_accuracy(accuracy->second);
 }
 
 std::unique_ptr<Model> Run::make_reference() const {
@@ -129,6 +138,11 @@ void Run::resume() {
   const Json state = load_run_checkpoint(*folder_.checkpoint(), *model_, trainer_.optimizer());
   controller_.restore(state.at("controller"));
   checkpointed_step_ = controller_.num_steps();
+  if (state.contains("unwritten_metrics")) {
+    unwritten_.emplace();
+    for (const auto& [name, value] : state.at("unwritten_metrics").items())
+      (*unwritten_)[name] = value.is_number() ? value.get<double>() : NAN;
+  }
   if (state.value("environment", Json()) != thread_state()) {
     log_warning(
         str("the run was computed with ", state.value("environment", Json()).value("threads", 0),
@@ -175,6 +189,20 @@ void Run::evaluate_at_start() {
   publish_metrics(0, values);
 }
 
+void Run::finish_interrupted_step() {
+  if (!unwritten_) return;
+  const auto records = read_metrics(folder_.path() / "metrics.jsonl");
+  const int64_t step = controller_.num_steps();
+  if (records.empty() ||
+      records.back().step < step) {  // else a run that resumed and was killed has written them
+    const auto result = evaluate_now();
+    if (!result) interrupt();
+    unwritten_->merge(to_metrics(*result));
+    publish_metrics(step, *unwritten_);
+  }
+  unwritten_.reset();
+}
+
 bool Run::checkpoint_due(int64_t step) const {
   const SaverSettings& saver = settings_.saver;
   if (step == total_steps_ || (saver.freq_steps > 0 && step % saver.freq_steps == 0)) return true;
@@ -184,7 +212,8 @@ bool Run::checkpoint_due(int64_t step) const {
 
 void Run::checkpoint() {
   if (checkpointed_step_ == controller_.num_steps()) return;
-  const Json state = {{"controller", controller_.save()}, {"environment", thread_state()}};
+  Json state = {{"controller", controller_.save()}, {"environment", thread_state()}};
+  if (unwritten_) state["unwritten_metrics"] = *unwritten_;
   save_run_checkpoint(folder_.path(), controller_.num_steps(), *model_, trainer_.optimizer(), state,
                       {.source_model = settings_.model.path, .keep_last = settings_.saver.keep});
   checkpointed_step_ = controller_.num_steps();
@@ -210,7 +239,12 @@ void Run::finish_step(StepRecord record) {
   if (settings_.saver.rollouts || settings_.compare_dense > 0)
     write_rollouts(folder_.rollout_file(record.step), record.batch.rollouts);
   if (evaluation_due(record.step)) {
-    if (const auto result = evaluate_now()) record.metrics.merge(to_metrics(*result));
+    const auto result = evaluate_now();
+    if (!result) {
+      unwritten_ = std::move(record.metrics);
+      interrupt();
+    }
+    record.metrics.merge(to_metrics(*result));
   }
   publish_metrics(record.step, record.metrics);
   if (checkpoint_due(record.step)) {
@@ -221,6 +255,7 @@ void Run::finish_step(StepRecord record) {
 
 RunSummary Run::work() {
   evaluate_at_start();
+  finish_interrupted_step();
   while (controller_.num_steps() < total_steps_) {
     auto record =
         controller_.step(options_.stop, [&](const std::string& what) { display_.set_activity(what); });
@@ -299,7 +334,13 @@ RunSummary Run::summarise() {
 
 RunSummary run_training(const RunSettings& settings, const RunOptions& options) {
   if (settings.threads > 0) at::set_num_threads(static_cast<int>(settings.threads));
-  return Run(settings, options).work();
+  Run run(settings, options);
+  try {
+    return run.work();
+  } catch (const std::exception& error) {
+    log_debug(str("the run ended: ", error.what()));  // for log.txt; the caller tells people
+    throw;
+  }
 }
 
 Json to_json(const RunSummary& summary) {

@@ -53,7 +53,7 @@ def test_a_run_leaves_what_the_formats_promise(bough):
         "mismatch/importance_weight_mean", "mismatch/masked_fraction", "staleness/mean", "staleness/max",
         "tree/compression", "tree/attention_compression", "tree/recomputed_fraction", "time/step",
         "time/rollout", "time/train", "time/publish", "perf/train_tokens_per_s", "perf/unique_tokens_per_s",
-        "perf/generated_tokens_per_s", "memory/peak",
+        "perf/generated_tokens_per_s", "perf/mfu", "memory/peak",
     }  # fmt: skip
     assert expected <= records[1].keys()
     # Rollout and trainer compute the same log-probabilities, where the CPU can the same bits (numerics.md).
@@ -119,12 +119,49 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_goes_on(bough, which):
     process.send_signal(which)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    done = len(read_metrics(run)) - 1
+    done = int(last_checkpoint(run).name.removeprefix("step_"))
     assert 3 <= done < 12
-    assert last_checkpoint(run).name == f"step_{done}"
+    # A step whose evaluation was interrupted has its metrics when the run goes on.
+    assert len(read_metrics(run)) - 1 in ((done - 1, done) if done % 4 == 0 else (done,))
     assert "same command" in errors
+    assert "same command" in (run / "log.txt").read_text()
     bough("train", config, "trial_name=stopped", ok=True, env=ENVIRONMENT)
     assert final_state(run) == final_state(bough.cwd / "runs/tiny/whole")
+    assert comparable_metrics(run) == comparable_metrics(bough.cwd / "runs/tiny/whole")
+
+
+# At step 4; at the last step, and again as the run goes on.
+@pytest.mark.parametrize(("step", "interruptions"), [(4, 1), (6, 2)])
+def test_an_evaluation_that_is_interrupted_is_made_up_for(bough, step, interruptions):
+    evaluation = {"evaluator.n_samples": 500, "evaluator.temperature": 1.0, "evaluator.at_start": False}
+    config = write_experiment(bough, **{"saver.freq_steps": 0, "total_train_steps": 6, **evaluation})
+    bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/stopped"
+    if step > 4:
+        bough("train", config, "trial_name=stopped", "total_train_steps=5", ok=True, env=ENVIRONMENT)
+    for i in range(interruptions):
+        process = bough.start("train", config, "trial_name=stopped", env=ENVIRONMENT)
+        # A step's rollouts are written just before it is evaluated; a run that goes on says so in its log.
+        times_resumed = i + (step > 4)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (
+            (run / f"rollouts/step_{step}.jsonl.zst").exists()
+            and (run / "log.txt").read_text().count("resumed from") >= times_resumed
+        ):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        assert f"stopped after step {step}" in errors
+        assert read_metrics(run)[-1]["step"] == step - 1
+    again = bough("train", config, "trial_name=stopped", ok=True, env=ENVIRONMENT)
+    assert "accuracy after" in again.stdout
+    evaluated = [record["step"] for record in read_metrics(run) if "eval/avg_at_k" in record]
+    assert evaluated == ([4, 6] if step == 4 else [4, 5, 6])
+    if step == 4:
+        assert comparable_metrics(run) == comparable_metrics(bough.cwd / "runs/tiny/whole")
+    bough("train", config, "trial_name=stopped", ok=True, env=ENVIRONMENT)
+    assert [record["step"] for record in read_metrics(run)] == list(range(1, 7))
 
 
 def test_a_finished_run_started_again_says_so_and_trains_nothing(bough):
