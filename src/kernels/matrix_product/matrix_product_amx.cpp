@@ -6,6 +6,7 @@
 #include "kernels/matrix_product/amx_sums.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
 #include "kernels/matrix_product/transpose_16x16.h"
+#include "kernels/matrix_product/upcoming_lines.h"
 
 namespace bough::amx {
 
@@ -109,33 +110,6 @@ inline void multiply_step(const char* a_low, const char* a_high, int64_t a_strid
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
-
-// Lines of memory, a few a step: all at once would hold up the tiles' own loads.
-class Lines {
- public:
-  Lines(const Upcoming& upcoming, int64_t steps)
-      : row_(static_cast<const char*>(upcoming.rows)),
-        end_(row_ + kBlockRows * upcoming.stride),
-        stride_(upcoming.stride),
-        lines_(upcoming.lines),
-        per_step_((kBlockRows * upcoming.lines + steps - 1) / steps) {}
-
-  template <class Visit>
-  void each(Visit&& visit) {
-    for (int64_t i = 0; i < per_step_ && row_ < end_; ++i) {
-      visit(row_ + column_ * kTileStride);
-      if (++column_ == lines_) {
-        column_ = 0;
-        row_ += stride_;
-      }
-    }
-  }
-
- private:
-  const char* row_;
-  const char* end_;
-  int64_t stride_, lines_, per_step_, column_ = 0;
-};
 }  // namespace
 
 void begin_tiles() {
@@ -234,11 +208,11 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
   const char* a_high = a_low + (packed ? kTileBytes : kTileRows * row);
   const auto* b = reinterpret_cast<const char*>(panel);
   const int64_t steps = (depth + kDepth - 1) / kDepth;
-  Lines to_write(written, steps), to_read(read, steps);
+  UpcomingLines to_write(written, kBlockRows, steps), to_read(read, kBlockRows, steps);
   for (int64_t k = 0; k < depth; k += kDepth) {
     multiply_step(a_low, a_high, row, b);
-    to_write.each([](const char* line) { __builtin_prefetch(line, 1); });
-    to_read.each([](const char* line) { __builtin_prefetch(line, 0, 2); });
+    to_write.write_soon();
+    to_read.read_soon();
     a_low += step;
     a_high += step;
     b += 2 * kTileBytes;

@@ -3,6 +3,7 @@
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
 #include "kernels/matrix_product/transpose_16x16.h"
+#include "kernels/matrix_product/upcoming_lines.h"
 
 namespace bough::avx512 {
 
@@ -12,10 +13,12 @@ inline __mmask16 first(int64_t count) {
                      : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
 }
 
+constexpr int64_t kStep = 8;  // of the depth, between lines that are brought near
+
 // kVectors: 1 where b has at most 16 columns, half the work. kTurned: a[i][k] = a[k * a_stride + i].
 template <int kVectors, int kRows, bool kTurned>
 void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
-                   const float* b, int64_t b_stride, int64_t columns, int64_t depth) {
+                   const float* b, int64_t b_stride, int64_t columns, int64_t depth, const Upcoming& read) {
   __m512 sum[kRows][2];
   const __mmask16 low = first(columns), high = first(columns - 16);
   // All loops over sums are unrolled, so that these lie in registers.
@@ -25,7 +28,9 @@ void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, 
     if (kVectors == 2)
       sum[i][1] = accumulate ? _mm512_maskz_loadu_ps(high, c + i * c_stride + 16) : _mm512_setzero_ps();
   }
+  UpcomingLines upcoming(read, kBlockRows, (depth + kStep - 1) / kStep);
   for (int64_t k = 0; k < depth; ++k) {
+    if (k % kStep == 0) upcoming.read_soon();
     const __m512 b_low = _mm512_maskz_loadu_ps(low, b);
     const __m512 b_high = kVectors == 2 ? _mm512_maskz_loadu_ps(high, b + 16) : _mm512_setzero_ps();
     b += b_stride;
@@ -46,12 +51,12 @@ void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, 
 
 template <int kVectors, bool kTurned>
 void multiply(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride, const float* b,
-              int64_t b_stride, int64_t rows, int64_t columns, int64_t depth) {
+              int64_t b_stride, int64_t rows, int64_t columns, int64_t depth, const Upcoming& read) {
   switch (rows) {
 #define BOUGH_ROWS(n)                                                                                      \
   case n:                                                                                                  \
     return multiply_rows<kVectors, n, kTurned>(c, c_stride, accumulate, a, a_stride, b, b_stride, columns, \
-                                               depth);
+                                               depth, read);
     BOUGH_ROWS(1)
     BOUGH_ROWS(2)
     BOUGH_ROWS(3)
@@ -104,10 +109,22 @@ void pack_transposed_block(float* block, const float* source, int64_t stride, in
 
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                     bool turned, const float* b, int64_t b_stride, int64_t rows, int64_t columns,
-                    int64_t depth) {
+                    int64_t depth, const Upcoming& read) {
   const auto call = columns <= 16 ? (turned ? multiply<1, true> : multiply<1, false>)
                                   : (turned ? multiply<2, true> : multiply<2, false>);
-  call(c, c_stride, accumulate, a, a_stride, b, b_stride, rows, columns, depth);
+  call(c, c_stride, accumulate, a, a_stride, b, b_stride, rows, columns, depth, read);
+}
+
+void store_block_turned(float* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns) {
+  const __mmask16 mask = first(rows);
+  for (int64_t half = 0; half < columns; half += 16) {
+    __m512i r[16];
+    for (int64_t i = 0; i < 16; ++i)
+      r[i] = i < rows ? _mm512_load_si512(block + i * kPanelColumns + half) : _mm512_setzero_si512();
+    transpose_16x16(r);
+    for (int64_t j = 0; j < 16 && half + j < columns; ++j)
+      _mm512_mask_storeu_epi32(c + (half + j) * c_stride, mask, r[j]);
+  }
 }
 
 }  // namespace bough::avx512

@@ -44,7 +44,7 @@ struct Fp32Tiles {
   using Element = float;
   static constexpr int64_t kRows = avx512::kBlockRows;
   static constexpr int64_t kDepth = 1;
-  static constexpr int64_t kFewRows = 16;
+  static constexpr int64_t kFewRows = 128;  // as AmxTiles has it
   // One panel of that depth fits the first-level cache; sums are kept in C between passes.
   static constexpr int64_t kDepthPerPass = 256;
   static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
@@ -61,12 +61,12 @@ struct Fp32Tiles {
   static bool takes_partial_rows() { return true; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
                        const float* panel, int64_t rows, int64_t columns, int64_t depth,
-                       const Upcoming& written, const Upcoming&) {
+                       const Upcoming& written, const Upcoming& read) {
     for (int64_t i = 0; written.rows && i < kRows; ++i)
       for (int64_t line = 0; line < written.lines; ++line)
         __builtin_prefetch(static_cast<const char*>(written.rows) + i * written.stride + line * 64, 1);
     avx512::multiply_block(c, stride, accumulate, a.data, packed ? kRows : a.stride, packed, panel,
-                           kPanelColumns, rows, columns, depth);
+                           kPanelColumns, rows, columns, depth, read);
   }
   static void store(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                     const float*) {
@@ -75,8 +75,7 @@ struct Fp32Tiles {
   }
   static void store_turned(float* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                            const float*) {
-    for (int64_t j = 0; j < columns; ++j)
-      for (int64_t i = 0; i < rows; ++i) c[j * stride + i] = block[i * kPanelColumns + j];
+    avx512::store_block_turned(c, stride, block, rows, columns);
   }
 };
 
@@ -307,7 +306,6 @@ class Worker {
   // Share `part` of `parts` of rows of A from a depth of k that are read where they lie.
   Upcoming upcoming_rows(int64_t row, int64_t k, int64_t part, int64_t parts) const {
     constexpr int64_t kLine = 64 / sizeof(T);
-    if constexpr (!kInParts) return {};  // few rows: they pass in the order they lie in
     if (packed_a_ || row + Tiles::kRows > row_end_) return {};
     const int64_t lines = ceil_div(std::min(Tiles::part_of_depth(p_.k), p_.k - k), kLine);
     const int64_t begin = part * lines / parts;

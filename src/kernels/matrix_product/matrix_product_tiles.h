@@ -35,7 +35,9 @@ void pack_transposed_block(float* block, const float* source, int64_t stride, in
 // packed block: of stride 12); rows of b b_stride apart (a panel's: 32).
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                     bool turned, const float* b, int64_t b_stride, int64_t rows, int64_t columns,
-                    int64_t depth);
+                    int64_t depth, const Upcoming& read = {});
+// c[j][i] = block[i][j] of up to 12 x 32.
+void store_block_turned(float* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
 }  // namespace avx512
 
 namespace amx {

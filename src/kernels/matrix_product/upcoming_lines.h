@@ -1,0 +1,46 @@
+// Included by files written with intrinsics; internal linkage, since each is compiled with options of its own.
+#pragma once
+
+#include "kernels/matrix_product/matrix_product_tiles.h"
+
+namespace bough {
+namespace {
+
+// Lines of memory, a few a step: all at once would hold up the product's own loads.
+class UpcomingLines {
+ public:
+  UpcomingLines(const Upcoming& upcoming, int64_t rows, int64_t steps)
+      : row_(static_cast<const char*>(upcoming.rows)),
+        end_(row_ + rows * upcoming.stride),
+        stride_(upcoming.stride),
+        lines_(upcoming.lines),
+        per_step_((rows * upcoming.lines + steps - 1) / steps) {}
+
+  // To the nearest cache.
+  void write_soon() {
+    each([](const char* line) { __builtin_prefetch(line, 1); });
+  }
+  // To the second-level cache.
+  void read_soon() {
+    each([](const char* line) { __builtin_prefetch(line, 0, 2); });
+  }
+
+ private:
+  template <class Visit>
+  void each(Visit&& visit) {
+    for (int64_t i = 0; i < per_step_ && row_ < end_; ++i) {
+      visit(row_ + column_ * 64);
+      if (++column_ == lines_) {
+        column_ = 0;
+        row_ += stride_;
+      }
+    }
+  }
+
+  const char* row_;
+  const char* end_;
+  int64_t stride_, lines_, per_step_, column_ = 0;
+};
+
+}  // namespace
+}  // namespace bough
