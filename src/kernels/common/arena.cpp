@@ -31,17 +31,18 @@ size_t block_bytes(size_t bytes) {
 }  // namespace
 
 Arena::Arena(size_t bytes) {
-  // Limits of addresses (ulimit -v) or a policy of strict accounting may refuse much.
-  for (size_t asked = round_up(bytes, kLargePage); asked >= std::min(bytes, kLeastReserved); asked /= 2) {
+  const size_t wanted = round_up(bytes, kLargePage);
+  for (size_t asked = wanted; asked >= std::min(wanted, kLeastReserved); asked /= 2) {
     void* memory =
         mmap(nullptr, asked + kLargePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) continue;
     const auto address = reinterpret_cast<uintptr_t>(memory);
     const size_t before = round_up(address, kLargePage) - address;
     base_ = static_cast<char*>(memory) + before;
-    reserved_ = asked;
+    // Where addresses are limited (ulimit -v), others need some, too.
+    reserved_ = asked == wanted ? asked : asked / 2 / kLargePage * kLargePage;
     if (before > 0) munmap(memory, before);
-    munmap(base_ + reserved_, kLargePage - before);
+    munmap(base_ + reserved_, asked + kLargePage - before - reserved_);
     return;
   }
 }
