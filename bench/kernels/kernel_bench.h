@@ -228,7 +228,7 @@ class Program {
                                    [this, full, make, setting](benchmark::State& state) {
                                      if (current_name_ != full) {
                                        current_ = {};
-                                       release_kept_cpu_blocks();
+                                       release_freed_cpu_memory();
                                        current_ = make(setting);
                                        current_name_ = full;
                                        for (turn_ = 0; turn_ < current_.num_sets; ++turn_)

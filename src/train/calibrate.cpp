@@ -193,7 +193,7 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
         str("measured on this machine, ", profile.threads, " threads, ", rounds, " rounds, disturbances ",
             format_significant(100 * (cells.disturbance() - 1), 2), "%");
   }
-  release_kept_cpu_blocks();
+  release_freed_cpu_memory();
   profile.check_integrity();
   return profile;
 }

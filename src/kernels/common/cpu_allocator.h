@@ -1,10 +1,8 @@
-// The CPU allocator of all tensors: keeps freed blocks for the next pass, and counts.
+// The CPU allocator of all tensors: keeps the memory of freed blocks for the next pass, and counts.
 //
 // A training pass allocates and frees the same sizes again and again; with plain malloc each large one is mapped
-// and its pages faulted in anew, a sixth to a quarter of a step. Freed blocks of 64 KiB and more are kept by size
-// class (eight classes a power of two, so at most an eighth is wasted) and handed out again, to requests of the five
-// classes below, too. Passes of many sizes would keep blocks for each: those kept longest are freed before a new one
-// would take what is mapped past four thirds of the live blocks' peak.
+// and its pages faulted in anew, a sixth to a quarter of a step. Blocks of 64 KiB and more are cut from one arena
+// (arena.h), whose pages stay: what is resident is what lived at the peak and little more, whatever sizes passes have.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +17,7 @@ int64_t cpu_allocated_bytes();
 // The most since the last reset.
 int64_t cpu_peak_bytes();
 void reset_cpu_peak_bytes();
-// Gives kept blocks back to the system.
-void release_kept_cpu_blocks();
+// Gives the pages of freed blocks back to the system.
+void release_freed_cpu_memory();
 
 }  // namespace bough

@@ -22,9 +22,9 @@ TEST(CpuAllocator, CountsWhatLivesAndItsPeakAndReusesBlocks) {
   EXPECT_EQ(cpu_peak_bytes() - before, 400080);
   reset_cpu_peak_bytes();
   EXPECT_EQ(cpu_peak_bytes(), before);
-  const auto again = at::empty({99999}, at::kFloat);  // the same size class
+  const auto again = at::empty({99999}, at::kFloat);  // where a's block was
   EXPECT_EQ(again.data_ptr(), address);
-  release_kept_cpu_blocks();
+  release_freed_cpu_memory();
   EXPECT_EQ(at::empty({0}).numel(), 0);
 }
 
@@ -35,7 +35,7 @@ TEST(CpuAllocator, EverySizeFitsItsBlock) {
     x.fill_(7);
     EXPECT_EQ(x[bytes - 1].item<int>(), 7);
   }
-  release_kept_cpu_blocks();
+  release_freed_cpu_memory();
 }
 
 }  // namespace
