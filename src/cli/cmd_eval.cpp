@@ -26,6 +26,7 @@ struct EvalOptions {
 };
 
 void check_options(EvalOptions options) {
+  check_quantization(options.rollout.quantization);
   check_at_least("--k", options.generation.n_samples, 1);
   check_at_least("--max-new-tokens", options.generation.max_new_tokens, 1);
   check_at_least("--temperature", options.generation.temperature, 0);
@@ -56,6 +57,7 @@ void run_eval(const EvalOptions& options) {
   reward->check(dataset);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   apply_batch_invariant(options.rollout, *model);
+  apply_quantization(options.rollout, *model);
   EmbeddedEngineOptions engine_options;
   engine_options.settings = options.rollout;
   engine_options.stop_tokens = load_stop_tokens(options.model);
@@ -108,6 +110,7 @@ void add_eval_command(CommandLine& line) {
   command.add_option("--max-concurrent", options->rollout.max_concurrent_rollouts,
                      "Samples generated at once");
   add_torch_options(command, options->torch);
+  add_quantization_option(command, options->rollout.quantization);
   add_json_flag(command, options->json);
 }
 

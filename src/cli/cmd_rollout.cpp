@@ -45,6 +45,7 @@ void check_options(RolloutOptions& options) {
   if (g.min_new_tokens > g.max_new_tokens)
     throw UserError(str("--min-new-tokens: got ", g.min_new_tokens, ", expected at most --max-new-tokens, ",
                         g.max_new_tokens));
+  check_quantization(options.engine.quantization);
   options.engine.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
   check_output_file("--out", options.out);
 }
@@ -103,6 +104,7 @@ void run_rollout(RolloutOptions options) {
   std::vector<Prompt> prompts = read_prompts(options.prompts, read);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   apply_batch_invariant(options.engine, *model);
+  const MatrixBytes matrices = apply_quantization(options.engine, *model);
 
   EmbeddedEngine engine(*model, engine_options);
   const auto start = std::chrono::steady_clock::now();
@@ -117,15 +119,21 @@ void run_rollout(RolloutOptions options) {
                 {"seconds", seconds},
                 {"new_tokens_per_second", rate},
                 {"prefill_tokens", statistics.prefill_tokens},
-                {"cached_tokens", statistics.cached_tokens}});
+                {"cached_tokens", statistics.cached_tokens},
+                {"quantization", options.engine.quantization},
+                {"matrix_bytes", matrices.held},
+                {"unquantized_matrix_bytes", matrices.unquantized}});
   } else {
-    print_table({{"sequences",
-                  str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
-                      format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
-                 {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds),
-                                    ", ", format_count(rate), " a second")},
-                 {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
-                                       format_thousands(statistics.cached_tokens), " found computed")}});
+    std::vector<std::pair<std::string, std::string>> table = {
+        {"sequences",
+         str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
+             format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
+        {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds), ", ",
+                           format_count(rate), " a second")},
+        {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
+                              format_thousands(statistics.cached_tokens), " found computed")}};
+    if (options.engine.quantization != "none") table.emplace_back("weights", describe(matrices));
+    print_table(table);
   }
 }
 
@@ -171,6 +179,7 @@ void add_rollout_command(CommandLine& line) {
   command.add_option("--kv-memory", options->kv_memory, "Bound on keys and values, 4GiB")->type_name("BYTES");
   add_torch_options(command, options->torch);
   add_batch_invariant_flag(command, options->engine.batch_invariant);
+  add_quantization_option(command, options->engine.quantization);
   add_json_flag(command, options->json);
 }
 
