@@ -56,6 +56,14 @@ struct AmxInt8 {
                     bool rows_follow) {
     amx::widen_block(block, weights, stride, rows, depth, rows_follow);
   }
+  // One panel alone; false where that has no way of its own.
+  static bool multiply_one(float* sums, const Int8Product<Element>& p, int64_t output, int64_t outputs,
+                           const Element* panel, int64_t rows, bool rows_follow, Element* scratch) {
+    static_assert(kRows * kPart >= amx::kRingElements);
+    amx::multiply_widened(sums, p.weight + output * p.inputs, p.inputs, outputs, p.inputs, panel, rows, rows_follow,
+                          scratch);
+    return true;
+  }
   static void multiply(float* sums, bool accumulate, const Element* block, const Element* panel, int64_t,
                        int64_t depth) {
     amx::multiply_block(sums, kPanelColumns, accumulate, block, 0, /*packed=*/true, panel, depth);
@@ -79,6 +87,10 @@ struct Avx512Int8 {
   static void widen(Element* block, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
                     bool rows_follow) {
     avx512::widen_block(block, weights, stride, rows, depth, rows_follow);
+  }
+  static bool multiply_one(float*, const Int8Product<Element>&, int64_t, int64_t, const Element*, int64_t, bool,
+                           Element*) {
+    return false;
   }
   static void multiply(float* sums, bool accumulate, const Element* block, const Element* panel, int64_t rows,
                        int64_t depth) {
@@ -127,7 +139,10 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
       const int64_t last = std::min(panels, first + group);
       for (int64_t b = begin; b < end; ++b) {
         const int64_t output = b * Tiles::kRows, outputs = std::min(Tiles::kRows, p.outputs - output);
-        for (int64_t k = 0; k < p.inputs; k += Tiles::kPart) {
+        const bool done = last - first == 1 &&
+                          Tiles::multiply_one(sums.get(), p, output, outputs, packed.get() + first * panel_elements,
+                                              p.rows - first * kPanelColumns, b + 1 < end, widened.get());
+        for (int64_t k = 0; !done && k < p.inputs; k += Tiles::kPart) {
           const int64_t depth = std::min(Tiles::kPart, p.inputs - k);
           Tiles::widen(widened.get(), p.weight + output * p.inputs + k, p.inputs, outputs, depth, b + 1 < end);
           for (int64_t panel = first; panel < last; ++panel)
