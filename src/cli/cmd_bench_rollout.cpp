@@ -60,7 +60,8 @@ struct ModelBytes {
       : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
     // Of an embedding that is not the head, too, only the pass's rows are read.
     const int64_t looked_up = shape.tied_head ? 0 : shape.vocab_size * shape.hidden_size;
-    weights = (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;
+    weights =
+        (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;
   }
   int64_t weights, kv_token;
 };

@@ -71,7 +71,8 @@ TEST(QuantizedModel, FollowsItsSourceWhenTold) {
   const auto before = hidden(quantized.model());
   for (Model* changed : {model.get(), other.get()})
     for (Parameter* parameter : changed->parameters()) parameter->value.mul_(1.25).add_(0.01);
-  EXPECT_GT((hidden(quantized.model()) - before).abs().max().item<double>(), 1e-3) << "norms and embedding are shared";
+  EXPECT_GT((hidden(quantized.model()) - before).abs().max().item<double>(), 1e-3)
+      << "norms and embedding are shared";
   quantized.update();
   EXPECT_TRUE(at::equal(hidden(quantized.model()), hidden(QuantizedModel(*other).model())));
 }

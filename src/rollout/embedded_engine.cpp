@@ -51,7 +51,8 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
                  page_budget(model.config(), model.dtype(), options_.settings)),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()),
-      forward_pass_(generating_model(), storage_, options_.attention, options_.settings.max_concurrent_rollouts) {
+      forward_pass_(generating_model(), storage_, options_.attention,
+                    options_.settings.max_concurrent_rollouts) {
   BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
               "batch_invariant is asked of an engine whose model does not have it");
   for (const int32_t token : options_.stop_tokens) {

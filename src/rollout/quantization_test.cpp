@@ -83,8 +83,10 @@ TEST_P(Quantization, AnUpdateQuantizesAnew) {
       const auto log_probs = at::log_softmax(full_logits(now.model(), tokens), -1);
       for (size_t i = 0; i < sample.token_ids.size(); ++i) {
         const auto row = static_cast<int64_t>(result.prompt_ids.size() + i) - 1;
-        const double error = std::abs(log_probs[row][sample.token_ids[i]].item<double>() - sample.logprobs[i]);
-        (sample.versions[i] == 4 ? after : before) = std::max(sample.versions[i] == 4 ? after : before, error);
+        const double error =
+            std::abs(log_probs[row][sample.token_ids[i]].item<double>() - sample.logprobs[i]);
+        (sample.versions[i] == 4 ? after : before) =
+            std::max(sample.versions[i] == 4 ? after : before, error);
         drawn_after += sample.versions[i] == 4;
       }
     }

@@ -17,15 +17,15 @@ void check_quantized(const char* op, const at::Tensor& weight_OI, const at::Tens
   BOUGH_CHECK(weight_OI.dim() == 2 && weight_OI.is_contiguous() && weight_OI.scalar_type() == at::kChar &&
                   scale_O.dim() == 1 && scale_O.is_contiguous() && scale_O.scalar_type() == at::kFloat &&
                   scale_O.size(0) == weight_OI.size(0) && scale_O.device() == weight_OI.device(),
-              op, ": weight ", weight_OI.sizes(), " ", weight_OI.scalar_type(), ", scale ", scale_O.sizes(), " ",
-              scale_O.scalar_type(), "; expected int8 [O, I] and fp32 [O], contiguous");
+              op, ": weight ", weight_OI.sizes(), " ", weight_OI.scalar_type(), ", scale ", scale_O.sizes(),
+              " ", scale_O.scalar_type(), "; expected int8 [O, I] and fp32 [O], contiguous");
 }
 
 void check_added(const char* name, const OptionalTensor& added, at::IntArrayRef sizes, const at::Tensor& x) {
   BOUGH_CHECK(!added || (added->is_contiguous() && added->sizes() == sizes &&
                          added->scalar_type() == x.scalar_type() && added->device() == x.device()),
-              "quantized_product: ", name, " ", added->sizes(), " ", added->scalar_type(), "; expected ", sizes,
-              " ", x.scalar_type());
+              "quantized_product: ", name, " ", added->sizes(), " ", added->scalar_type(), "; expected ",
+              sizes, " ", x.scalar_type());
 }
 }  // namespace
 
@@ -47,9 +47,9 @@ at::Tensor quantized_product(const at::Tensor& x_RI, const at::Tensor& weight_OI
               weight_OI.sizes(), " on ", weight_OI.device().str());
   check_added("bias", bias_O, {weight_OI.size(0)}, x_RI);
   check_added("residual", residual_RO, {x_RI.size(0), weight_OI.size(0)}, x_RI);
-  static const auto op = find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                            const OptionalTensor&, const OptionalTensor&)>(
-      "bough::quantized_product");
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
+                         const OptionalTensor&)>("bough::quantized_product");
   return op.call(x_RI.contiguous(), weight_OI, scale_O, bias_O, residual_RO);
 }
 

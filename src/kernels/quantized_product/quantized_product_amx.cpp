@@ -9,13 +9,14 @@
 namespace bough::amx {
 
 namespace {
-constexpr int64_t kLine = 64;        // bytes
+constexpr int64_t kLine = 64;         // bytes
 constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth
 
 inline __m512i widen(__m256i weights) {
   const __m512i words = _mm512_cvtepi8_epi16(weights);
   const __m512 even = _mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16));
-  const __m512 odd = _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+  const __m512 odd =
+      _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
   return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
 }
 

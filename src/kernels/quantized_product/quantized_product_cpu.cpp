@@ -60,8 +60,8 @@ struct AmxInt8 {
   static bool multiply_one(float* sums, const Int8Product<Element>& p, int64_t output, int64_t outputs,
                            const Element* panel, int64_t rows, bool rows_follow, Element* scratch) {
     static_assert(kRows * kPart >= amx::kRingElements);
-    amx::multiply_widened(sums, p.weight + output * p.inputs, p.inputs, outputs, p.inputs, panel, rows, rows_follow,
-                          scratch);
+    amx::multiply_widened(sums, p.weight + output * p.inputs, p.inputs, outputs, p.inputs, panel, rows,
+                          rows_follow, scratch);
     return true;
   }
   static void multiply(float* sums, bool accumulate, const Element* block, const Element* panel, int64_t,
@@ -88,8 +88,8 @@ struct Avx512Int8 {
                     bool rows_follow) {
     avx512::widen_block(block, weights, stride, rows, depth, rows_follow);
   }
-  static bool multiply_one(float*, const Int8Product<Element>&, int64_t, int64_t, const Element*, int64_t, bool,
-                           Element*) {
+  static bool multiply_one(float*, const Int8Product<Element>&, int64_t, int64_t, const Element*, int64_t,
+                           bool, Element*) {
     return false;
   }
   static void multiply(float* sums, bool accumulate, const Element* block, const Element* panel, int64_t rows,
@@ -123,13 +123,12 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
   const int64_t group =
       std::clamp<int64_t>(kPanelBytes / (panel_elements * static_cast<int64_t>(sizeof(T))), 1, panels);
   const Workspace<T> packed(panels * panel_elements);
-  at::parallel_for(0, panels, std::max<int64_t>(1, (64 << 10) / panel_elements),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t panel = begin; panel < end; ++panel)
-                       Tiles::pack(packed.get() + panel * panel_elements,
-                                   p.x + panel * kPanelColumns * p.inputs, p.inputs, p.inputs,
-                                   std::min(kPanelColumns, p.rows - panel * kPanelColumns));
-                   });
+  at::parallel_for(
+      0, panels, std::max<int64_t>(1, (64 << 10) / panel_elements), [&](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; ++panel)
+          Tiles::pack(packed.get() + panel * panel_elements, p.x + panel * kPanelColumns * p.inputs, p.inputs,
+                      p.inputs, std::min(kPanelColumns, p.rows - panel * kPanelColumns));
+      });
   constexpr int64_t kSums = Tiles::kRows * kPanelColumns;
   at::parallel_for(0, blocks, grain_of(p, Tiles::kRows), [&](int64_t begin, int64_t end) {
     const Workspace<T> widened(Tiles::kRows * Tiles::kPart);
@@ -139,12 +138,14 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
       const int64_t last = std::min(panels, first + group);
       for (int64_t b = begin; b < end; ++b) {
         const int64_t output = b * Tiles::kRows, outputs = std::min(Tiles::kRows, p.outputs - output);
-        const bool done = last - first == 1 &&
-                          Tiles::multiply_one(sums.get(), p, output, outputs, packed.get() + first * panel_elements,
-                                              p.rows - first * kPanelColumns, b + 1 < end, widened.get());
+        const bool done =
+            last - first == 1 &&
+            Tiles::multiply_one(sums.get(), p, output, outputs, packed.get() + first * panel_elements,
+                                p.rows - first * kPanelColumns, b + 1 < end, widened.get());
         for (int64_t k = 0; !done && k < p.inputs; k += Tiles::kPart) {
           const int64_t depth = std::min(Tiles::kPart, p.inputs - k);
-          Tiles::widen(widened.get(), p.weight + output * p.inputs + k, p.inputs, outputs, depth, b + 1 < end);
+          Tiles::widen(widened.get(), p.weight + output * p.inputs + k, p.inputs, outputs, depth,
+                       b + 1 < end);
           for (int64_t panel = first; panel < last; ++panel)
             Tiles::multiply(sums.get() + (panel - first) * kSums, k > 0, widened.get(),
                             packed.get() + panel * panel_elements + k * kPanelColumns,
@@ -163,8 +164,9 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
 constexpr int64_t kDotRows = 4, kDotPart = 1024;
 
 // sums[row][i] += x[row] · weight[i] of `depth`, i < count <= 4; `widened` is scratch of kDotRows * kDotPart.
-BOUGH_INLINE void add_dots_of(float* sums, const float* x, int64_t x_stride, int64_t rows, const int8_t* weight,
-                              int64_t stride, int64_t count, int64_t depth, float* widened) {
+BOUGH_INLINE void add_dots_of(float* sums, const float* x, int64_t x_stride, int64_t rows,
+                              const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
+                              float* widened) {
   for (int64_t i = 0; i < kDotRows; ++i)
     for (int64_t k = 0; k < depth; ++k)
       widened[i * kDotPart + k] = i < count ? static_cast<float>(weight[i * stride + k]) : 0.0f;
@@ -197,7 +199,8 @@ template <class T>
 void multiply_portable(const Int8Product<T>& p, const float* x) {
   at::parallel_for(0, ceil_div(p.outputs, kDotRows), grain_of(p, kDotRows), [&](int64_t begin, int64_t end) {
     const Workspace<float> sums(p.rows * kDotRows), widened(kDotRows * kDotPart);
-    for (int64_t output = begin * kDotRows; output < std::min(p.outputs, end * kDotRows); output += kDotRows) {
+    for (int64_t output = begin * kDotRows; output < std::min(p.outputs, end * kDotRows);
+         output += kDotRows) {
       const int64_t count = std::min(kDotRows, p.outputs - output);
       std::fill_n(sums.get(), p.rows * kDotRows, 0.0f);
       for (int64_t k = 0; k < p.inputs; k += kDotPart)
@@ -224,7 +227,8 @@ BOUGH_INLINE int32_t magnitude_bits(float w) {
 
 // Rows of `width`: each one's scale, its integers.
 template <class T>
-BOUGH_INLINE void quantize_rows_of(int8_t* quantized, float* scale, const T* weight, int64_t rows, int64_t width) {
+BOUGH_INLINE void quantize_rows_of(int8_t* quantized, float* scale, const T* weight, int64_t rows,
+                                   int64_t width) {
   typedef int8_t Bytes16 __attribute__((vector_size(16)));
   const int64_t whole = width / simd::kLanes * simd::kLanes;
   for (int64_t r = 0; r < rows; ++r, quantized += width, weight += width) {
@@ -265,9 +269,9 @@ BOUGH_INLINE void quantize_rows_of(int8_t* quantized, float* scale, const T* wei
   }
 }
 
-#define BOUGH_QUANTIZE_ROWS(T)                                                                            \
-  BOUGH_ON_BEST_ISA(quantize_rows,                                                                        \
-                    (int8_t * quantized, float* scale, const T* weight, int64_t rows, int64_t width),     \
+#define BOUGH_QUANTIZE_ROWS(T)                                                                        \
+  BOUGH_ON_BEST_ISA(quantize_rows,                                                                    \
+                    (int8_t * quantized, float* scale, const T* weight, int64_t rows, int64_t width), \
                     (quantized, scale, weight, rows, width), quantize_rows_of<T>)
 BOUGH_QUANTIZE_ROWS(float)
 BOUGH_QUANTIZE_ROWS(BFloat16Bits)
@@ -276,7 +280,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 template <class T>
 Int8Product<T> product_of(const at::Tensor& x_RI, const at::Tensor& weight_OI, const at::Tensor& scale_O,
-                          const OptionalTensor& bias_O, const OptionalTensor& residual_RO, const at::Tensor& y_RO) {
+                          const OptionalTensor& bias_O, const OptionalTensor& residual_RO,
+                          const at::Tensor& y_RO) {
   return {x_RI.size(0),
           x_RI.size(1),
           weight_OI.size(0),
@@ -288,8 +293,9 @@ Int8Product<T> product_of(const at::Tensor& x_RI, const at::Tensor& weight_OI, c
           mutable_data<T>(y_RO)};
 }
 
-at::Tensor quantized_product_cpu(const at::Tensor& x_RI, const at::Tensor& weight_OI, const at::Tensor& scale_O,
-                                 const OptionalTensor& bias_O, const OptionalTensor& residual_RO) {
+at::Tensor quantized_product_cpu(const at::Tensor& x_RI, const at::Tensor& weight_OI,
+                                 const at::Tensor& scale_O, const OptionalTensor& bias_O,
+                                 const OptionalTensor& residual_RO) {
   const auto type = x_RI.scalar_type();
   if ((type != at::kFloat && type != at::kBFloat16) || x_RI.numel() == 0 || weight_OI.numel() == 0)
     return quantized_product_reference(x_RI, weight_OI, scale_O, bias_O, residual_RO);
@@ -310,7 +316,8 @@ at::Tensor quantized_product_cpu(const at::Tensor& x_RI, const at::Tensor& weigh
   return y_RO;
 }
 
-void quantize_rows_cpu_(const at::Tensor& quantized_OI, const at::Tensor& scale_O, const at::Tensor& weight_OI) {
+void quantize_rows_cpu_(const at::Tensor& quantized_OI, const at::Tensor& scale_O,
+                        const at::Tensor& weight_OI) {
   const auto type = weight_OI.scalar_type();
   if ((type != at::kFloat && type != at::kBFloat16) || weight_OI.numel() == 0)
     return quantize_rows_reference_(quantized_OI, scale_O, weight_OI);

@@ -21,7 +21,8 @@ constexpr unsigned kAll = 0xFFFFFFFFu;
 
 // Bits of |w| are ordered as the numbers are, NaN above infinity.
 template <class T>
-__global__ void quantize_kernel(int8_t* quantized, float* scale, const T* weight, int64_t rows, int64_t width) {
+__global__ void quantize_kernel(int8_t* quantized, float* scale, const T* weight, int64_t rows,
+                                int64_t width) {
   __shared__ int largest_of[kMaxWarps];
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const T* row = weight + r * width;
@@ -29,14 +30,16 @@ __global__ void quantize_kernel(int8_t* quantized, float* scale, const T* weight
     for (int64_t k = threadIdx.x; k < width; k += blockDim.x)
       most = max(most, __float_as_int(static_cast<float>(widen(row[k]))) & 0x7FFFFFFF);
 #pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) most = max(most, __shfl_xor_sync(kAll, most, offset));
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      most = max(most, __shfl_xor_sync(kAll, most, offset));
     __syncthreads();  // those of a former row have been read
     if (threadIdx.x % kWarp == 0) largest_of[threadIdx.x / kWarp] = most;
     __syncthreads();
     for (unsigned warp = 0; warp < blockDim.x / kWarp; ++warp) most = max(most, largest_of[warp]);
     const float largest = __int_as_float(most), steps = 127 / largest;
     const bool usable = isfinite(largest) && isfinite(steps);
-    if (threadIdx.x == 0) scale[r] = isfinite(largest) ? largest / 127 : std::numeric_limits<float>::quiet_NaN();
+    if (threadIdx.x == 0)
+      scale[r] = isfinite(largest) ? largest / 127 : std::numeric_limits<float>::quiet_NaN();
     for (int64_t k = threadIdx.x; k < width; k += blockDim.x)
       quantized[r * width + k] =
           usable ? static_cast<int8_t>(rintf(static_cast<float>(widen(row[k])) * steps)) : int8_t{0};
@@ -118,8 +121,8 @@ void quantize_rows_cuda(int8_t* quantized, float* scale, const T* weight, int64_
                         CudaStream stream) {
   if (rows == 0) return;
   const auto blocks = static_cast<unsigned>(std::min(rows, kMaxBlocks));
-  quantize_kernel<T><<<blocks, threads_for(width, kQuantizeThreads), 0, stream>>>(quantized, scale, weight, rows,
-                                                                                  width);
+  quantize_kernel<T>
+      <<<blocks, threads_for(width, kQuantizeThreads), 0, stream>>>(quantized, scale, weight, rows, width);
 }
 template void quantize_rows_cuda<float>(int8_t*, float*, const float*, int64_t, int64_t, CudaStream);
 template void quantize_rows_cuda<double>(int8_t*, float*, const double*, int64_t, int64_t, CudaStream);

@@ -19,7 +19,8 @@ void quantize_rows_reference_(const at::Tensor& quantized_OI, const at::Tensor& 
   const auto finite_O = largest_O.isfinite();
   const auto steps_O = (127 / largest_O).nan_to_num_(0, 0, 0);  // infinite for a row of zeros
   quantized_OI.copy_((w_OI * steps_O.unsqueeze(1)).round_().nan_to_num_(0, 0, 0));
-  scale_O.copy_(largest_O / 127).masked_fill_(finite_O.logical_not(), std::numeric_limits<float>::quiet_NaN());
+  scale_O.copy_(largest_O / 127)
+      .masked_fill_(finite_O.logical_not(), std::numeric_limits<float>::quiet_NaN());
 }
 
 at::Tensor quantized_product_reference(const at::Tensor& x_RI, const at::Tensor& weight_OI,

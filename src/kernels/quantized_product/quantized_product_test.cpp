@@ -32,12 +32,16 @@ constexpr Shape kShapes[] = {{1, 1, 1},     {1, 96, 64},     {3, 33, 31},   {32,
 TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
   for (const auto type : kFloatTypes)
     for (const auto& [rows, outputs, inputs] : kShapes) {
-      const auto w = random_tensor({outputs, inputs}, type, 1) * at::arange(1, outputs + 1).unsqueeze(1).to(type);
+      const auto w =
+          random_tensor({outputs, inputs}, type, 1) * at::arange(1, outputs + 1).unsqueeze(1).to(type);
       const auto q = quantize(w);
       const auto wide = w.to(at::kDouble), scale = q.scale_O.to(at::kDouble).unsqueeze(1);
-      EXPECT_LE((std::get<0>(wide.abs().max(1)) / 127 - q.scale_O).abs().div(q.scale_O).max().item<double>(), 1e-6);
-      EXPECT_LE(((q.weight_OI.to(at::kDouble) * scale - wide).abs() / scale).max().item<double>(), 0.5 + 1e-4);
-      EXPECT_EQ(q.weight_OI.abs().to(at::kLong).amax(1).eq(127).all().item<bool>(), true) << "the range is used";
+      EXPECT_LE((std::get<0>(wide.abs().max(1)) / 127 - q.scale_O).abs().div(q.scale_O).max().item<double>(),
+                1e-6);
+      EXPECT_LE(((q.weight_OI.to(at::kDouble) * scale - wide).abs() / scale).max().item<double>(),
+                0.5 + 1e-4);
+      EXPECT_EQ(q.weight_OI.abs().to(at::kLong).amax(1).eq(127).all().item<bool>(), true)
+          << "the range is used";
       const Quantized expected{at::empty_like(q.weight_OI), at::empty_like(q.scale_O)};
       quantize_rows_reference_(expected.weight_OI, expected.scale_O, w);
       EXPECT_TRUE(at::equal(q.scale_O, expected.scale_O));
@@ -73,13 +77,15 @@ TEST(QuantizedProduct, EqualsTheProductInFp64) {
       const auto [weight, scale] = quantize(random_tensor({outputs, inputs}, at::kFloat, 2));
       const auto bias = random_tensor({outputs}, type, 3), residual = random_tensor({rows, outputs}, type, 4);
       const auto product = at::mm(x.to(at::kDouble), (weight.to(at::kDouble) * scale.unsqueeze(1)).t());
-      const auto with_bias = product + bias.to(at::kDouble), with_residual = product + residual.to(at::kDouble);
+      const auto with_bias = product + bias.to(at::kDouble),
+                 with_residual = product + residual.to(at::kDouble);
       const auto got = quantized_product(x, weight, scale);
       EXPECT_EQ(got.scalar_type(), type);
       EXPECT_CLOSE(got, product, type);
       EXPECT_CLOSE(quantized_product(x, weight, scale, bias), with_bias, type);
       EXPECT_CLOSE(quantized_product(x, weight, scale, {}, residual), with_residual, type);
-      EXPECT_CLOSE(quantized_product(x, weight, scale, bias, residual), with_bias + residual.to(at::kDouble), type);
+      EXPECT_CLOSE(quantized_product(x, weight, scale, bias, residual), with_bias + residual.to(at::kDouble),
+                   type);
       EXPECT_CLOSE(quantized_product_reference(x, weight, scale, bias, residual),
                    with_bias + residual.to(at::kDouble), type);
     }
@@ -90,7 +96,8 @@ TEST(QuantizedProduct, RowsDoNotDependOnOtherRowsOrThreads) {
   constexpr int64_t kRows = 700;
   for (const auto type : {at::kFloat, at::kBFloat16})
     for (const auto& [outputs, inputs] : {std::pair{96, 64}, {257, 1030}, {31, 33}, {48, 2048}}) {
-      const auto x = random_tensor({kRows, inputs}, type, 1), residual = random_tensor({kRows, outputs}, type, 3);
+      const auto x = random_tensor({kRows, inputs}, type, 1),
+                 residual = random_tensor({kRows, outputs}, type, 3);
       const auto [weight, scale] = quantize(random_tensor({outputs, inputs}, at::kFloat, 2));
       at::set_num_threads(1);
       const auto all = quantized_product(x, weight, scale, {}, residual);
@@ -98,9 +105,9 @@ TEST(QuantizedProduct, RowsDoNotDependOnOtherRowsOrThreads) {
       EXPECT_TRUE(at::equal(quantized_product(x, weight, scale, {}, residual), all)) << "three threads";
       for (const int64_t rows : {1, 2, 12, 16, 17, 33, 129, 600})
         for (const int64_t first : {int64_t{0}, int64_t{37}, kRows - rows})
-          ASSERT_TRUE(at::equal(quantized_product(x.narrow(0, first, rows), weight, scale, {},
-                                                  residual.narrow(0, first, rows)),
-                                all.narrow(0, first, rows)))
+          ASSERT_TRUE(at::equal(
+              quantized_product(x.narrow(0, first, rows), weight, scale, {}, residual.narrow(0, first, rows)),
+              all.narrow(0, first, rows)))
               << rows << " rows from " << first << ", " << outputs << " x " << inputs << ", " << type;
     }
   at::set_num_threads(threads);
