@@ -4,12 +4,14 @@
 // so many bytes again and again; or the FLOPs of its tokens, at the best rate of a matrix product; whichever takes
 // longer. Both rates are measured in the same run. What a pass computes is what the engine did compute: a cache that
 // finds less shows in its tokens, not in the bound.
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <span>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -24,6 +26,8 @@
 #include "models/model_shape.h"
 #include "models/product_rate.h"
 #include "rollout/embedded_engine.h"
+#include "train/executor.h"
+#include "tree/plan.h"
 
 namespace bough {
 
@@ -52,11 +56,12 @@ void check_options(Options& options) {
 
 // Of the whole model: bytes that each pass reads, and those of one token's keys and values.
 struct ModelBytes {
-  ModelBytes(const ModelShape& shape)
+  ModelBytes(const ModelShape& shape, const MatrixBytes& matrices)
       : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
     // Of an embedding that is not the head, too, only the pass's rows are read.
     const int64_t looked_up = shape.tied_head ? 0 : shape.vocab_size * shape.hidden_size;
-    weights = (shape.num_parameters() - looked_up) * shape.element_bytes;
+    weights =
+        (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;
   }
   int64_t weights, kv_token;
 };
@@ -69,6 +74,8 @@ struct Run {
   double seconds = 0;
   EngineStatistics statistics;
   std::vector<PassWork> passes;
+  MatrixBytes matrices;
+  std::vector<GenerationResult> results;
 };
 
 std::vector<GenerationRequest> make_requests(const Model& model, const Options& options) {
@@ -92,10 +99,40 @@ Run run_once(const Model& model, const Options& options) {
                                 .on_pass = [&](const PassWork& work) { run.passes.push_back(work); }});
   auto requests = make_requests(model, options);
   const auto start = std::chrono::steady_clock::now();
-  engine.generate(std::move(requests));
+  run.results = engine.generate(std::move(requests));
   run.seconds = seconds_since(start);
   run.statistics = engine.statistics();
+  run.matrices = layer_matrix_bytes(engine.generating_model());
   return run;
+}
+
+// How far the log-probabilities that generation returned are from those of training, of the same tokens: what
+// mismatch/logprob_abs_diff and mismatch/importance_weight_max of a run say.
+struct Mismatch {
+  double logprob_abs_diff = 0, importance_weight_max = 1;
+};
+
+Mismatch mismatch_of(Model& model, const Run& run, double temperature) {
+  constexpr size_t kSequences = 32;  // one of each prompt, then the others: some thousand tokens are enough
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<std::vector<uint8_t>> masks;
+  std::vector<double> log_probs;
+  for (size_t sample = 0; sample < run.results.front().samples.size(); ++sample)
+    for (const GenerationResult& result : run.results) {
+      if (tokens.size() == kSequences) break;
+      const GeneratedSample& one = result.samples[sample];
+      auto& sequence = tokens.emplace_back(result.prompt_ids);
+      sequence.insert(sequence.end(), one.token_ids.begin(), one.token_ids.end());
+      masks.emplace_back(result.prompt_ids.size(), 0).resize(sequence.size(), 1);
+      log_probs.insert(log_probs.end(), one.logprobs.begin(), one.logprobs.end());
+    }
+  const std::vector<TokenSpan> sequences(tokens.begin(), tokens.end());
+  const std::vector<std::span<const uint8_t>> trained(masks.begin(), masks.end());
+  const TrainBatch batch = make_batch(sequences, trained, temperature);
+  Executor executor(model);
+  const auto trainers = executor.forward(make_plan("dense", plan_request(batch, 4096)), batch).log_probs_R;
+  const auto difference = trainers.to(at::kCPU, at::kDouble) - at::tensor(log_probs, at::kDouble);
+  return {difference.abs().mean().item<double>(), difference.max().exp().item<double>()};
 }
 
 // What a weight update in the middle of a run costs.
@@ -136,8 +173,8 @@ struct Bound {
   double memory_seconds = 0;  // of it, passes that memory binds
 };
 
-Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const Rates& rates) {
-  const ModelBytes bytes(shape);
+Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, const ModelBytes& bytes,
+               const Rates& rates) {
   Bound bound;
   for (const PassWork& pass : passes) {
     const double reading = static_cast<double>(bytes.weights + pass.kv_tokens * bytes.kv_token) / rates.bytes;
@@ -159,19 +196,19 @@ void run_bench_rollout(Options options) {
   const auto model = load_model(options.model, setup.dtype, setup.device);
   apply_batch_invariant(options.engine, *model);
   const ModelShape shape = model_shape(model->config(), model->dtype());
-  run_once(*model, options);
+  const ModelBytes bytes(shape, run_once(*model, options).matrices);
   Rates rates;
   std::vector<Run> runs;
   for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
     rates.flops = std::max(rates.flops, matrix_product_rate(shape, model->dtype()));
-    rates.bytes = std::max(rates.bytes, read_rate(ModelBytes(shape).weights));
+    rates.bytes = std::max(rates.bytes, read_rate(bytes.weights));
     runs.push_back(run_once(*model, options));
   }
   std::vector<double> all_seconds;
   for (const Run& run : runs) all_seconds.push_back(run.seconds);
   const double seconds = median(all_seconds);
   const Run& run = runs.front();  // what is computed is the same in all
-  const Bound bound = bound_of(run.passes, shape, rates);
+  const Bound bound = bound_of(run.passes, shape, bytes, rates);
   const auto new_tokens = static_cast<double>(run.statistics.new_tokens);
   int64_t decoding = 0, decode_passes = 0;
   for (const PassWork& pass : run.passes) {
@@ -185,6 +222,7 @@ void run_bench_rollout(Options options) {
       static_cast<double>(run.statistics.cached_tokens) /
       static_cast<double>(std::max<int64_t>(1, run.statistics.cached_tokens + run.statistics.prefill_tokens));
 
+  const Mismatch mismatch = mismatch_of(*model, run, options.generation.temperature);
   std::optional<Interruption> interruption;
   if (options.interrupt) interruption = run_interrupted(*model, options, run);
   if (options.json) {
@@ -206,6 +244,11 @@ void run_bench_rollout(Options options) {
                  {"cache_hit_rate", cached},
                  {"preemptions", run.statistics.preemptions},
                  {"dtype", options.torch.dtype},
+                 {"quantization", options.engine.quantization},
+                 {"matrix_bytes", run.matrices.held},
+                 {"unquantized_matrix_bytes", run.matrices.unquantized},
+                 {"logprob_abs_diff", mismatch.logprob_abs_diff},
+                 {"importance_weight_max", mismatch.importance_weight_max},
                  {"batch_invariant", model->batch_invariant()},
                  {"threads", at::get_num_threads()},
                  {"repeat", options.repeat}});
@@ -236,6 +279,10 @@ void run_bench_rollout(Options options) {
        {"prompt tokens", str(format_thousands(run.statistics.prefill_tokens), " computed, ",
                              format_thousands(run.statistics.cached_tokens), " found computed; ",
                              format_thousands(run.statistics.preemptions), " samples set back")},
+       {"weights", describe(run.matrices)},
+       {"mismatch", str("log-probabilities ", format_significant(mismatch.logprob_abs_diff, 2),
+                        " from training's, mean; largest importance weight ",
+                        format_significant(mismatch.importance_weight_max, 4))},
        {"computed in", str(options.torch.dtype, model->batch_invariant() ? ", batch-invariant, " : ", ",
                            at::get_num_threads(), " threads, median of ", options.repeat)}});
   if (interruption)

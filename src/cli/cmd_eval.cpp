@@ -56,6 +56,7 @@ void run_eval(const EvalOptions& options) {
   reward->check(dataset);
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   apply_batch_invariant(settings, *model);
+  apply_quantization(settings, *model);
   EmbeddedEngineOptions engine_options;
   engine_options.settings = settings;
   engine_options.stop_tokens = load_stop_tokens(options.model);

@@ -93,6 +93,7 @@ void run_rollout(const RolloutOptions& options) {
   const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   apply_batch_invariant(settings, *model);
   engine_options.settings = settings;
+  const MatrixBytes matrices = apply_quantization(settings, *model);
 
   EmbeddedEngine engine(*model, engine_options);
   const auto start = std::chrono::steady_clock::now();
@@ -107,15 +108,21 @@ void run_rollout(const RolloutOptions& options) {
                 {"seconds", seconds},
                 {"new_tokens_per_second", rate},
                 {"prefill_tokens", statistics.prefill_tokens},
-                {"cached_tokens", statistics.cached_tokens}});
+                {"cached_tokens", statistics.cached_tokens},
+                {"quantization", settings.quantization},
+                {"matrix_bytes", matrices.held},
+                {"unquantized_matrix_bytes", matrices.unquantized}});
   } else {
-    print_table({{"sequences",
-                  str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
-                      format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
-                 {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds),
-                                    ", ", format_count(rate), " a second")},
-                 {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
-                                       format_thousands(statistics.cached_tokens), " found computed")}});
+    std::vector<std::pair<std::string, std::string>> table = {
+        {"sequences",
+         str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
+             format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
+        {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds), ", ",
+                           format_count(rate), " a second")},
+        {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
+                              format_thousands(statistics.cached_tokens), " found computed")}};
+    if (settings.quantization != "none") table.emplace_back("weights", describe(matrices));
+    print_table(table);
   }
 }
 

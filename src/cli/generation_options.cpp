@@ -44,10 +44,12 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
   command.add_option("--kv-memory", options.kv_memory, "Bound on keys and values (auto: 4GiB)")
       ->type_name("BYTES");
   add_batch_invariant_flag(command, options.settings.batch_invariant);
+  add_quantization_option(command, options.settings.quantization);
 }
 
 RolloutSettings engine_settings(const EngineOptions& options) {
   check_at_least("--max-concurrent", options.settings.max_concurrent_rollouts, 1);
+  check_quantization(options.settings.quantization);
   RolloutSettings settings = options.settings;
   settings.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
   return settings;

@@ -19,7 +19,7 @@ struct EngineOptions {
   std::string kv_memory = "auto";
 };
 
-// --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant.
+// --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization.
 void add_engine_options(CLI::App& command, EngineOptions& options);
 
 // The settings, kv_memory among them. UserError naming the option.

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -14,6 +15,7 @@
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
+#include "kernels/quantized_product/quantized_product.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/sum_of_squares/sum_of_squares.h"
 #include "kernels/swiglu/swiglu.h"
@@ -314,6 +316,51 @@ TEST_F(Cuda, MatrixProduct) {
         }
 }
 
+// Rows fewer and more than the kernel takes, depths that its warps share unevenly, widths that it does not take.
+TEST_F(Cuda, QuantizedProduct) {
+  struct Shape {
+    int64_t rows, outputs, inputs;
+  };
+  for (const auto type : kFloatTypes)
+    for (const Shape& shape : {Shape{1, 96, 64}, Shape{1, 1, 16}, Shape{7, 33, 48}, Shape{16, 40, 528},
+                               Shape{31, 1000, 1024}, Shape{70, 47, 1536}, Shape{256, 64, 2048},
+                               Shape{257, 64, 512}, Shape{5, 31, 33}, Shape{0, 4, 16}, Shape{3, 4, 0}}) {
+      SCOPED_TRACE(testing::Message() << shape.rows << " x " << shape.outputs << " x " << shape.inputs << ", "
+                                      << c10::toString(type));
+      const auto w = on_gpu(random_tensor({shape.outputs, shape.inputs}, type, 1));
+      const auto weight = at::empty(w.sizes(), w.options().dtype(at::kChar));
+      const auto scale = at::empty({shape.outputs}, w.options().dtype(at::kFloat));
+      quantize_rows_(weight, scale, w);
+      const auto expected_weight = at::empty_like(weight), expected_scale = at::empty_like(scale);
+      quantize_rows_reference_(expected_weight, expected_scale, w);
+      EXPECT_SAME_BITS(scale, expected_scale);
+      EXPECT_TRUE((weight.to(at::kInt) - expected_weight.to(at::kInt)).abs().le(1).all().item<bool>());
+      const auto x = on_gpu(random_tensor({shape.rows, shape.inputs}, type, 2));
+      const auto bias = on_gpu(random_tensor({shape.outputs}, type, 3));
+      const auto residual = on_gpu(random_tensor({shape.rows, shape.outputs}, type, 4));
+      const auto product =
+          at::mm(x.to(at::kDouble), (weight.to(at::kDouble) * scale.to(at::kDouble).unsqueeze(1)).t());
+      const auto all = product + bias.to(at::kDouble) + residual.to(at::kDouble);
+      EXPECT_CLOSE(quantized_product(x, weight, scale), product, type);
+      const auto got = quantized_product(x, weight, scale, bias, residual);
+      EXPECT_CLOSE(got, all, type);
+      EXPECT_SAME_BITS(quantized_product(x, weight, scale, bias, residual), got);
+    }
+}
+
+// A row of zeros, of an infinity, of NaN.
+TEST_F(Cuda, QuantizedRowsWithoutAScale) {
+  auto w = random_tensor({4, 40}, at::kBFloat16, 1);
+  w[1].zero_();
+  w[2][17] = std::numeric_limits<double>::infinity();
+  w[3][39] = std::numeric_limits<double>::quiet_NaN();
+  const auto weight = on_gpu(at::empty({4, 40}, at::kChar)), scale = on_gpu(at::empty({4}, at::kFloat));
+  quantize_rows_(weight, scale, on_gpu(w));
+  EXPECT_EQ(scale[1].item<float>(), 0);
+  EXPECT_TRUE(scale.isnan().cpu().equal(at::tensor({false, false, true, true})));
+  EXPECT_EQ(weight.narrow(0, 1, 3).count_nonzero().item<int64_t>(), 0);
+}
+
 TEST_F(Cuda, AGraphRunsItsWorkAgainAtEachReplay) {
   const auto x = on_gpu(at::zeros({1000})), step = on_gpu(at::ones({1000}));
   const auto graph = capture_device_graph([&] { x.add_(step); });
@@ -344,7 +391,7 @@ TEST(CudaLibrary, OpensWithoutAGpu) {
        {"rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward",
         "qk_norm_rotary_forward", "qk_norm_rotary_backward", "log_prob_forward", "log_prob_backward_",
         "sum_of_squares", "adamw_", "tree_attention_forward", "tree_attention_backward", "matrix_product",
-        "add_matrix_product_", "paged_attention_", "draw_token"}) {
+        "add_matrix_product_", "paged_attention_", "draw_token", "quantize_rows_", "quantized_product"}) {
     const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow((std::string("bough::") + name).c_str(), "");
     EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;

@@ -2,6 +2,9 @@
 //
 // Parameters are not autograd inputs (libtorch's own path would round dW to bf16 at every tree node): the
 // backward of `linear`, `embedding`, `rms_norm` adds (beta = 1) into `main_grad`, in the accumulator type.
+//
+// A matrix that only generates may be quantized: int8 with a scale for each row (kernels/quantized_product). It has no
+// gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +32,9 @@ struct Parameter {
   at::Tensor value;      // fp32, bf16 or fp64, contiguous; [rows, columns] or [rows]
   at::Tensor main_grad;  // accumulator type, value's shape; undefined until training asks for it
   std::vector<Part> parts;
+  at::Tensor scale = {};  // of a quantized matrix, whose value is int8: fp32, [rows]; else undefined
+
+  bool quantized() const { return scale.defined(); }
 
   at::Tensor part_value(const Part& part) const { return value.narrow(0, part.begin, part.end - part.begin); }
   at::Tensor part_grad(const Part& part) const {

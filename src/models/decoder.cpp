@@ -37,6 +37,8 @@ class Decoder : public Model {
   std::vector<Parameter*> parameters() override;
   const Parameter& embedding() const override { return embedding_; }
   const Parameter& head() const override { return config_.tie_word_embeddings ? embedding_ : head_; }
+  std::unique_ptr<Model> share() const override { return std::make_unique<Decoder>(*this); }
+  std::vector<Parameter*> layer_matrices() override;
 
  private:
   struct Layer {
@@ -99,6 +101,14 @@ std::vector<Parameter*> Decoder::parameters() {
   all.push_back(&final_norm_);
   all.push_back(&head_);
   std::erase_if(all, [](const Parameter* parameter) { return !parameter->value.defined(); });
+  return all;
+}
+
+std::vector<Parameter*> Decoder::layer_matrices() {
+  std::vector<Parameter*> all;
+  for (auto& layer : layers_)
+    for (Parameter* parameter : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+      all.push_back(parameter);
   return all;
 }
 

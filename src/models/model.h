@@ -46,6 +46,12 @@ class Model {
   virtual const Parameter& embedding() const = 0;  // [V, D]
   virtual const Parameter& head() const = 0;       // [V, D]; the embedding itself where tied
 
+  // Another model over the same tensors. A tensor that one of them is then given in place of another, the other does
+  // not see.
+  virtual std::unique_ptr<Model> share() const = 0;
+  // The matrices of the layers' linear products: what quantization replaces (quantized_model.h).
+  virtual std::vector<Parameter*> layer_matrices() = 0;
+
   // logits[R, V] = hidden_RD · head^T, model dtype; for generation (training goes through the fused head).
   at::Tensor logits(const at::Tensor& hidden_RD) const;
 

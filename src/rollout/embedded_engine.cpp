@@ -36,14 +36,23 @@ void apply_batch_invariant(const RolloutSettings& settings, Model& model) {
   model.set_batch_invariant(settings.batch_invariant.value_or(is_cheap));
 }
 
+MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model) {
+  if (settings.quantization == "int8") quantize(model);
+  return layer_matrix_bytes(model);
+}
+
 EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options)
     : model_(model),
       options_(std::move(options)),
       version_(options_.version),
+      quantized_(options_.settings.quantization == "int8" && !is_quantized(model)
+                     ? std::optional<QuantizedModel>(std::in_place, model)
+                     : std::nullopt),
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
                  page_budget(model.config(), model.dtype(), options_.settings)),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()),
-      forward_pass_(model, storage_, options_.attention, options_.settings.max_concurrent_rollouts) {
+      forward_pass_(generating_model(), storage_, options_.attention,
+                    options_.settings.max_concurrent_rollouts) {
   BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
               "batch_invariant is asked of an engine whose model does not have it");
   for (const int32_t token : options_.stop_tokens) {
@@ -269,6 +278,7 @@ bool EmbeddedEngine::cancel(uint64_t id) {
 
 void EmbeddedEngine::update_weights(int32_t version) {
   version_ = version;
+  if (quantized_) quantized_->update();
   scheduler_.set_all_back();
 }
 

@@ -8,14 +8,19 @@
 // Memory: keys and values in pages, bounded by RolloutSettings::kv_memory and reused from step to step;
 // logits in chunks of rows. The model must outlive the engine and must not be trained while step() runs; call
 // update_weights() after every change of the weights.
+//
+// With RolloutSettings::quantization int8 the passes run a quantized copy of the model (quantized_model.h), which
+// update_weights() makes anew, unless the model is quantized already. Log-probabilities are those of the copy, the policy that draws; a trainer that
+// recomputes them with the model sees the difference as mismatch.
 #pragma once
 
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "models/model.h"
+#include "models/quantized_model.h"
 #include "rollout/engine.h"
 #include "rollout/forward_pass.h"
 #include "rollout/kv_storage.h"
@@ -48,6 +53,10 @@ struct EmbeddedEngineOptions {
 // a CPU that can: it costs some 5% there. UserError where it is asked for and cannot be had.
 void apply_batch_invariant(const RolloutSettings& settings, Model& model);
 
+// Of a model that is there for generation alone: quantizes it itself where RolloutSettings::quantization says so, and
+// releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers' matrices.
+MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model);
+
 class EmbeddedEngine : public Engine {
  public:
   // UserError if the memory setting does not hold a single page, or a stop token is outside the vocabulary.
@@ -65,6 +74,8 @@ class EmbeddedEngine : public Engine {
   void update_weights(int32_t version) override;
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
+  // What the passes run: the model, or its quantized copy.
+  const Model& generating_model() const { return quantized_ ? quantized_->model() : model_; }
 
   void check_integrity() const { scheduler_.check_integrity(); }
 
@@ -82,6 +93,7 @@ class EmbeddedEngine : public Engine {
   EmbeddedEngineOptions options_;
   int32_t version_;
   bool paused_ = false;
+  std::optional<QuantizedModel> quantized_;
   Scheduler scheduler_;
   KvStorage storage_;
   ForwardPass forward_pass_;

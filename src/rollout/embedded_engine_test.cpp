@@ -30,6 +30,8 @@ class CountingModel : public Model {
   std::vector<Parameter*> parameters() override { return {&weights_}; }
   const Parameter& embedding() const override { return weights_; }
   const Parameter& head() const override { return weights_; }
+  std::unique_ptr<Model> share() const override { return std::make_unique<CountingModel>(*this); }
+  std::vector<Parameter*> layer_matrices() override { return {}; }
 
   mutable int64_t num_passes = 0, largest_pass = 0;
 

@@ -67,6 +67,7 @@ struct RolloutSettings {
   int64_t prefill_chunk_tokens = 512;
   Bytes kv_memory = {};
   std::optional<bool> batch_invariant;
+  std::string quantization = "none";
 
   template <class V>
   void visit(V& v) {
@@ -79,6 +80,10 @@ struct RolloutSettings {
       "a token's log-probability is the same bits whatever is computed beside it, and in generation the same "
       "as in training; needs the device cpu, fp32 on AVX-512 or bf16 on AMX; null: where it is cheap, in "
       "fp32");
+    v("quantization", quantization,
+      "int8: generate with 8-bit weights in the layers, made anew from the trained ones at each update; "
+      "mismatch/logprob_abs_diff shows what it costs",
+      one_of({"none", "int8"}));
   }
 };
 

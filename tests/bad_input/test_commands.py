@@ -298,6 +298,7 @@ ROLLOUT_OPTIONS = {
         ["--batch-invariant", "--dtype", "fp64"],
         ["batch_invariant", "fp32 or bf16"],
     ),
+    "quantization": (["--quantization", "int4"], ["--quantization", "int4", "none or int8"]),
     "threads": (["--threads", "0"], ["--threads"]),
     "out is a folder": (["--out", "model"], ["--out", "folder"]),
 }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "kernels/common/autograd.h"
 #include "kernels/matrix_product/matrix_product.h"
+#include "kernels/quantized_product/quantized_product.h"
 
 namespace bough {
 
@@ -36,8 +37,20 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 };
 }  // namespace
 
+void check_linear(const char* op, const at::Tensor& x_RI, const Parameter& weight) {
+  BOUGH_CHECK(x_RI.dim() == 2 && weight.value.dim() == 2 && x_RI.size(1) == weight.value.size(1) &&
+                  (weight.quantized() || x_RI.scalar_type() == weight.value.scalar_type()),
+              op, ": x ", x_RI.sizes(), " ", x_RI.scalar_type(), ", weight ", weight.value.sizes(), " ",
+              weight.value.scalar_type());
+  BOUGH_CHECK(!weight.quantized() || !at::GradMode::is_enabled(), op,
+              ": a quantized weight has no gradient, and a graph is being recorded");
+}
+
 at::Tensor linear_forward(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
+  if (weight.quantized())  // batch-invariant as it is
+    return quantized_product(x_RI, weight.value, weight.scale,
+                             bias ? std::optional(bias->value) : std::nullopt, residual_RO);
   const auto product = batch_invariant ? batch_invariant_product : matrix_product;
   return product(x_RI, weight.value.t(), bias ? std::optional(bias->value) : std::nullopt, residual_RO);
 }
@@ -50,10 +63,7 @@ void add_linear_gradients(const at::Tensor& weight_grad_OI, const at::Tensor& bi
 
 at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias,
                   bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
-  BOUGH_CHECK(x_RI.dim() == 2 && weight.value.dim() == 2 && x_RI.size(1) == weight.value.size(1) &&
-                  x_RI.scalar_type() == weight.value.scalar_type(),
-              "linear: x ", x_RI.sizes(), " ", x_RI.scalar_type(), ", weight ", weight.value.sizes(), " ",
-              weight.value.scalar_type());
+  check_linear("linear", x_RI, weight);
   return LinearFunction::apply(x_RI, weight, bias, batch_invariant, residual_RO);
 }
 

@@ -60,12 +60,12 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
 }  // namespace
 
 at::Tensor mlp(const at::Tensor& x_TD, const MlpParameters& parameters, bool batch_invariant) {
+  check_linear("mlp", x_TD, parameters.gate_up);
   const auto &gate_up = parameters.gate_up.value, &down = parameters.down.value;
-  BOUGH_CHECK(x_TD.dim() == 2 && gate_up.dim() == 2 && down.dim() == 2 && gate_up.size(1) == x_TD.size(1) &&
-                  down.size(0) == x_TD.size(1) && gate_up.size(0) == 2 * down.size(1) &&
-                  gate_up.scalar_type() == x_TD.scalar_type() && down.scalar_type() == x_TD.scalar_type(),
-              "mlp: x ", x_TD.sizes(), " ", x_TD.scalar_type(), ", gate_up ", gate_up.sizes(), " ",
-              gate_up.scalar_type(), ", down ", down.sizes(), " ", down.scalar_type());
+  BOUGH_CHECK(down.dim() == 2 && down.size(0) == x_TD.size(1) && gate_up.size(0) == 2 * down.size(1) &&
+                  down.scalar_type() == gate_up.scalar_type(),
+              "mlp: x ", x_TD.sizes(), " ", x_TD.scalar_type(), ", gate_up ", gate_up.sizes(), ", down ",
+              down.sizes(), " ", down.scalar_type());
   return MlpFunction::apply(x_TD, parameters, batch_invariant);
 }
 

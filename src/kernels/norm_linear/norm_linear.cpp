@@ -53,10 +53,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
 
 NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, double eps,
                              const Parameter& weight, const Parameter* bias, bool batch_invariant) {
-  BOUGH_CHECK(x_RD.dim() == 2 && weight.value.dim() == 2 && x_RD.size(1) == weight.value.size(1) &&
-                  x_RD.scalar_type() == weight.value.scalar_type(),
-              "norm_linear: x ", x_RD.sizes(), " ", x_RD.scalar_type(), ", weight ", weight.value.sizes(),
-              " ", weight.value.scalar_type());
+  check_linear("norm_linear", x_RD, weight);
   const auto outputs = NormLinearFunction::apply(x_RD, norm, eps, weight, bias, batch_invariant);
   return {outputs[0], outputs[1]};
 }

@@ -1,0 +1,56 @@
+#include "kernels/quantized_product/quantized_product.h"
+
+#include "base/error.h"
+#include "kernels/common/op.h"
+
+TORCH_LIBRARY_FRAGMENT(bough, m) {
+  m.def("quantize_rows_(Tensor(a!) quantized, Tensor(b!) scale, Tensor weight) -> ()");
+  m.def("quantized_product(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual) -> Tensor");
+}
+
+namespace bough {
+
+namespace {
+using OptionalTensor = std::optional<at::Tensor>;
+
+void check_quantized(const char* op, const at::Tensor& weight_OI, const at::Tensor& scale_O) {
+  BOUGH_CHECK(weight_OI.dim() == 2 && weight_OI.is_contiguous() && weight_OI.scalar_type() == at::kChar &&
+                  scale_O.dim() == 1 && scale_O.is_contiguous() && scale_O.scalar_type() == at::kFloat &&
+                  scale_O.size(0) == weight_OI.size(0) && scale_O.device() == weight_OI.device(),
+              op, ": weight ", weight_OI.sizes(), " ", weight_OI.scalar_type(), ", scale ", scale_O.sizes(),
+              " ", scale_O.scalar_type(), "; expected int8 [O, I] and fp32 [O], contiguous");
+}
+
+void check_added(const char* name, const OptionalTensor& added, at::IntArrayRef sizes, const at::Tensor& x) {
+  BOUGH_CHECK(!added || (added->is_contiguous() && added->sizes() == sizes &&
+                         added->scalar_type() == x.scalar_type() && added->device() == x.device()),
+              "quantized_product: ", name, " ", added->sizes(), " ", added->scalar_type(), "; expected ",
+              sizes, " ", x.scalar_type());
+}
+}  // namespace
+
+void quantize_rows_(const at::Tensor& quantized_OI, const at::Tensor& scale_O, const at::Tensor& weight_OI) {
+  check_quantized("quantize_rows_", quantized_OI, scale_O);
+  BOUGH_CHECK(weight_OI.is_contiguous() && weight_OI.sizes() == quantized_OI.sizes() &&
+                  weight_OI.device() == quantized_OI.device(),
+              "quantize_rows_: weight ", weight_OI.sizes(), " for ", quantized_OI.sizes());
+  static const auto op =
+      find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&)>("bough::quantize_rows_");
+  op.call(quantized_OI, scale_O, weight_OI);
+}
+
+at::Tensor quantized_product(const at::Tensor& x_RI, const at::Tensor& weight_OI, const at::Tensor& scale_O,
+                             const OptionalTensor& bias_O, const OptionalTensor& residual_RO) {
+  check_quantized("quantized_product", weight_OI, scale_O);
+  BOUGH_CHECK(x_RI.dim() == 2 && x_RI.size(1) == weight_OI.size(1) && x_RI.device() == weight_OI.device(),
+              "quantized_product: x ", x_RI.sizes(), " on ", x_RI.device().str(), ", weight ",
+              weight_OI.sizes(), " on ", weight_OI.device().str());
+  check_added("bias", bias_O, {weight_OI.size(0)}, x_RI);
+  check_added("residual", residual_RO, {x_RI.size(0), weight_OI.size(0)}, x_RI);
+  static const auto op =
+      find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
+                         const OptionalTensor&)>("bough::quantized_product");
+  return op.call(x_RI.contiguous(), weight_OI, scale_O, bias_O, residual_RO);
+}
+
+}  // namespace bough

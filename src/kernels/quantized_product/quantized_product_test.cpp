@@ -1,0 +1,135 @@
+#include "kernels/quantized_product/quantized_product.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/common/kernel_test.h"
+#include "kernels/matrix_product/matrix_product.h"
+
+namespace bough {
+namespace {
+
+struct Quantized {
+  at::Tensor weight_OI, scale_O;
+};
+
+Quantized quantize(const at::Tensor& w_OI) {
+  Quantized q{at::full(w_OI.sizes(), 99, at::kChar), at::full({w_OI.size(0)}, 99.0, at::kFloat)};
+  quantize_rows_(q.weight_OI, q.scale_O, w_OI);
+  return q;
+}
+
+// Rows of panels and of AMX and AVX-512 blocks less, whole and more; depths of parts, of no whole tile; few and many rows.
+struct Shape {
+  int64_t rows, outputs, inputs;
+};
+constexpr Shape kShapes[] = {{1, 1, 1},     {1, 96, 64},     {3, 33, 31},   {32, 32, 32},    {33, 31, 65},
+                             {17, 100, 96}, {5, 1000, 129},  {70, 47, 520}, {128, 64, 1536}, {600, 40, 1100},
+                             {2, 13, 2050}, {257, 70, 2048}, {31, 12, 7}};
+
+TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [rows, outputs, inputs] : kShapes) {
+      const auto w =
+          random_tensor({outputs, inputs}, type, 1) * at::arange(1, outputs + 1).unsqueeze(1).to(type);
+      const auto q = quantize(w);
+      const auto wide = w.to(at::kDouble), scale = q.scale_O.to(at::kDouble).unsqueeze(1);
+      EXPECT_LE((std::get<0>(wide.abs().max(1)) / 127 - q.scale_O).abs().div(q.scale_O).max().item<double>(),
+                1e-6);
+      EXPECT_LE(((q.weight_OI.to(at::kDouble) * scale - wide).abs() / scale).max().item<double>(),
+                0.5 + 1e-4);
+      EXPECT_EQ(q.weight_OI.abs().to(at::kLong).amax(1).eq(127).all().item<bool>(), true)
+          << "the range is used";
+      const Quantized expected{at::empty_like(q.weight_OI), at::empty_like(q.scale_O)};
+      quantize_rows_reference_(expected.weight_OI, expected.scale_O, w);
+      EXPECT_TRUE(at::equal(q.scale_O, expected.scale_O));
+      // A multiply-add rounds once where a product and a sum round twice: ties, of which bf16 has many, may differ.
+      const auto differs = (q.weight_OI.to(at::kLong) - expected.weight_OI.to(at::kLong)).abs();
+      EXPECT_LE(differs.max().item<int64_t>(), 1);
+      EXPECT_LE(differs.sum().item<int64_t>(), 1 + outputs * inputs / 100);
+    }
+}
+
+TEST(QuantizedProduct, RowsOfZerosAndOfNoNumbers) {
+  for (const auto type : kFloatTypes) {
+    auto w = random_tensor({5, 40}, type, 1);
+    w[1].zero_();
+    w[2][17] = std::numeric_limits<double>::infinity();
+    w[3][39] = std::numeric_limits<double>::quiet_NaN();
+    w[4].fill_(1e-38);  // 127 / 1e-38 is no number of fp32
+    const auto q = quantize(w);
+    EXPECT_EQ(q.scale_O[1].item<float>(), 0);
+    EXPECT_TRUE(std::isnan(q.scale_O[2].item<float>()) && std::isnan(q.scale_O[3].item<float>()));
+    EXPECT_EQ(q.weight_OI.narrow(0, 1, 4).count_nonzero().item<int64_t>(), 0);
+    const auto y = quantized_product(random_tensor({3, 40}, type, 2), q.weight_OI, q.scale_O);
+    EXPECT_EQ(y.isnan().sum(0).to(at::kInt).equal(at::tensor({0, 0, 3, 3, 0}, at::kInt)), true);
+    EXPECT_EQ(y.select(1, 1).count_nonzero().item<int64_t>(), 0);
+  }
+}
+
+TEST(QuantizedProduct, EqualsTheProductInFp64) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [rows, outputs, inputs] : kShapes) {
+      SCOPED_TRACE(testing::Message() << rows << " x " << outputs << " x " << inputs);
+      const auto x = random_tensor({rows, inputs}, type, 1);
+      const auto [weight, scale] = quantize(random_tensor({outputs, inputs}, at::kFloat, 2));
+      const auto bias = random_tensor({outputs}, type, 3), residual = random_tensor({rows, outputs}, type, 4);
+      const auto product = at::mm(x.to(at::kDouble), (weight.to(at::kDouble) * scale.unsqueeze(1)).t());
+      const auto with_bias = product + bias.to(at::kDouble),
+                 with_residual = product + residual.to(at::kDouble);
+      const auto got = quantized_product(x, weight, scale);
+      EXPECT_EQ(got.scalar_type(), type);
+      EXPECT_CLOSE(got, product, type);
+      EXPECT_CLOSE(quantized_product(x, weight, scale, bias), with_bias, type);
+      EXPECT_CLOSE(quantized_product(x, weight, scale, {}, residual), with_residual, type);
+      EXPECT_CLOSE(quantized_product(x, weight, scale, bias, residual), with_bias + residual.to(at::kDouble),
+                   type);
+      EXPECT_CLOSE(quantized_product_reference(x, weight, scale, bias, residual),
+                   with_bias + residual.to(at::kDouble), type);
+    }
+}
+
+TEST(QuantizedProduct, RowsDoNotDependOnOtherRowsOrThreads) {
+  const int threads = at::get_num_threads();
+  constexpr int64_t kRows = 700;
+  for (const auto type : {at::kFloat, at::kBFloat16})
+    for (const auto& [outputs, inputs] : {std::pair{96, 64}, {257, 1030}, {31, 33}, {48, 2048}}) {
+      const auto x = random_tensor({kRows, inputs}, type, 1),
+                 residual = random_tensor({kRows, outputs}, type, 3);
+      const auto [weight, scale] = quantize(random_tensor({outputs, inputs}, at::kFloat, 2));
+      at::set_num_threads(1);
+      const auto all = quantized_product(x, weight, scale, {}, residual);
+      at::set_num_threads(3);
+      EXPECT_TRUE(at::equal(quantized_product(x, weight, scale, {}, residual), all)) << "three threads";
+      for (const int64_t rows : {1, 2, 12, 16, 17, 33, 129, 600})
+        for (const int64_t first : {int64_t{0}, int64_t{37}, kRows - rows})
+          ASSERT_TRUE(at::equal(
+              quantized_product(x.narrow(0, first, rows), weight, scale, {}, residual.narrow(0, first, rows)),
+              all.narrow(0, first, rows)))
+              << rows << " rows from " << first << ", " << outputs << " x " << inputs << ", " << type;
+    }
+  at::set_num_threads(threads);
+}
+
+TEST(QuantizedProduct, NothingIsAnEmptySum) {
+  const auto [weight, scale] = quantize(at::empty({4, 0}));
+  EXPECT_TRUE(at::equal(quantized_product(at::empty({3, 0}), weight, scale), at::zeros({3, 4})));
+  const auto some = quantize(at::ones({4, 5}));
+  EXPECT_EQ(quantized_product(at::empty({0, 5}), some.weight_OI, some.scale_O).size(0), 0);
+}
+
+TEST(QuantizedProduct, RefusesOtherShapesAndTypes) {
+  const auto [weight, scale] = quantize(at::ones({4, 6}));
+  const auto x = at::ones({2, 6});
+  EXPECT_THROW(quantized_product(at::ones({2, 5}), weight, scale), std::exception);
+  EXPECT_THROW(quantized_product(x, weight.to(at::kFloat), scale), std::exception);
+  EXPECT_THROW(quantized_product(x, weight, scale.narrow(0, 0, 3)), std::exception);
+  EXPECT_THROW(quantized_product(x, weight, scale, at::ones({5})), std::exception);
+  EXPECT_THROW(quantized_product(x, weight, scale, {}, at::ones({2, 4}, at::kBFloat16)), std::exception);
+  EXPECT_THROW(quantize_rows_(weight, scale, at::ones({4, 5})), std::exception);
+}
+
+}  // namespace
+}  // namespace bough
