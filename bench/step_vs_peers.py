@@ -128,7 +128,7 @@ def measure_all(bench, sets, contenders):
     """
     model = bench.make_model()
     few_tokens = bench.make_set("few_tokens", SMOKE_SETS["flat"])
-    # The less of two: a first run of `auto` may measure this machine's rates and keep them, which takes memory, too.
+    # The less of two: a first run of `auto` may measure this machine and keep its rates: memory, too.
     at_rest = {
         (dtype, contender): min(bench.measure(contender, model, few_tokens, dtype)[2] for _ in range(2))
         for dtype in bench.args.dtypes
