@@ -72,6 +72,21 @@ struct Setting {
   double element() const { return static_cast<double>(shape.element_bytes); }
 };
 
+struct LayerMatrix {
+  const char* name;
+  int64_t (*inputs)(const ModelShape&);
+  int64_t (*outputs)(const ModelShape&);
+};
+inline constexpr LayerMatrix kLayerMatrices[] = {
+    {"qkv", [](const ModelShape& m) { return m.hidden_size; },
+     [](const ModelShape& m) { return m.query_width() + 2 * m.key_width(); }},
+    {"output", [](const ModelShape& m) { return m.query_width(); },
+     [](const ModelShape& m) { return m.hidden_size; }},
+    {"gate_up", [](const ModelShape& m) { return m.hidden_size; },
+     [](const ModelShape& m) { return 2 * m.intermediate_size; }},
+    {"down", [](const ModelShape& m) { return m.intermediate_size; },
+     [](const ModelShape& m) { return m.hidden_size; }}};
+
 // What a run reads and writes; how often it must be laid out for all of it to exceed the caches.
 struct Work {
   double flops = 0, bytes = 0;

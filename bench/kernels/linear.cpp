@@ -10,26 +10,12 @@ namespace {
 using namespace bough;
 using namespace bough::bench;
 
-struct Matrix {
-  const char* name;
-  int64_t (*inputs)(const ModelShape&);
-  int64_t (*outputs)(const ModelShape&);
-};
-constexpr Matrix kMatrices[] = {{"qkv", [](const ModelShape& m) { return m.hidden_size; },
-                                 [](const ModelShape& m) { return m.query_width() + 2 * m.key_width(); }},
-                                {"output", [](const ModelShape& m) { return m.query_width(); },
-                                 [](const ModelShape& m) { return m.hidden_size; }},
-                                {"gate_up", [](const ModelShape& m) { return m.hidden_size; },
-                                 [](const ModelShape& m) { return 2 * m.intermediate_size; }},
-                                {"down", [](const ModelShape& m) { return m.intermediate_size; },
-                                 [](const ModelShape& m) { return m.hidden_size; }}};
-
 struct Layer {
   Parameter weight;
   at::Tensor x, y, d_y;
 };
 
-std::vector<Layer> layers(const Setting& s, const Matrix& matrix) {
+std::vector<Layer> layers(const Setting& s, const LayerMatrix& matrix) {
   const int64_t inputs = matrix.inputs(s.shape), outputs = matrix.outputs(s.shape);
   std::vector<Layer> result(kLayers);
   for (auto& layer : result) {
@@ -42,7 +28,7 @@ std::vector<Layer> layers(const Setting& s, const Matrix& matrix) {
 }
 
 // One product and its operands.
-Kernel forward(const Setting& s, const Matrix& matrix) {
+Kernel forward(const Setting& s, const LayerMatrix& matrix) {
   const auto inputs = static_cast<double>(matrix.inputs(s.shape)), outputs = double(matrix.outputs(s.shape));
   const double tokens = kTokens;
   return {{.flops = 2 * tokens * inputs * outputs,
@@ -54,7 +40,7 @@ Kernel forward(const Setting& s, const Matrix& matrix) {
 }
 
 // Two products; the weight is read, its gradient read and written in fp32.
-Kernel backward(const Setting& s, const Matrix& matrix) {
+Kernel backward(const Setting& s, const LayerMatrix& matrix) {
   const auto inputs = static_cast<double>(matrix.inputs(s.shape)), outputs = double(matrix.outputs(s.shape));
   const double tokens = kTokens;
   return {{.flops = 4 * tokens * inputs * outputs,
@@ -70,7 +56,7 @@ Kernel backward(const Setting& s, const Matrix& matrix) {
 
 int main(int argc, char** argv) {
   Program program(argv);
-  for (const auto& matrix : kMatrices) {
+  for (const auto& matrix : kLayerMatrices) {
     program.add(std::string("linear/") + matrix.name + "/forward",
                 [&](const Setting& s) { return forward(s, matrix); });
     program.add(std::string("linear/") + matrix.name + "/backward",

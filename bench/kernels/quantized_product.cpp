@@ -10,21 +10,11 @@ namespace {
 using namespace bough;
 using namespace bough::bench;
 
-struct Matrix {
-  const char* name;
-  int64_t (*inputs)(const ModelShape&);
-  int64_t (*outputs)(const ModelShape&);
-};
-constexpr Matrix kMatrices[] = {{"gate_up", [](const ModelShape& m) { return m.hidden_size; },
-                                 [](const ModelShape& m) { return 2 * m.intermediate_size; }},
-                                {"down", [](const ModelShape& m) { return m.intermediate_size; },
-                                 [](const ModelShape& m) { return m.hidden_size; }}};
-
 struct Weight {
   at::Tensor quantized, scale;
 };
 
-Kernel product(const Setting& s, const Matrix& matrix, int64_t rows) {
+Kernel product(const Setting& s, const LayerMatrix& matrix, int64_t rows) {
   const int64_t inputs = matrix.inputs(s.shape), outputs = matrix.outputs(s.shape);
   const auto weights = static_cast<double>(inputs * outputs), num_rows = static_cast<double>(rows);
   const Work work{.flops = 2 * num_rows * weights,
@@ -46,7 +36,7 @@ Kernel product(const Setting& s, const Matrix& matrix, int64_t rows) {
 
 int main(int argc, char** argv) {
   Program program(argv);
-  for (const auto& matrix : kMatrices)
+  for (const auto& matrix : kLayerMatrices)
     for (const int64_t rows : {1, 8, 32, 128})
       program.add(std::string("quantized_product/") + matrix.name + "/" + std::to_string(rows),
                   [&matrix, rows](const Setting& s) { return product(s, matrix, rows); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/format.h"
 #include "base/settings.h"
 #include "cli/torch_options.h"
 
@@ -44,15 +45,23 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
   command.add_option("--kv-memory", options.kv_memory, "Bound on keys and values (auto: 4GiB)")
       ->type_name("BYTES");
   add_batch_invariant_flag(command, options.settings.batch_invariant);
-  add_quantization_option(command, options.settings.quantization);
+  command.add_option("--quantization", options.settings.quantization,
+                     "none | int8: generate with 8-bit weights in the layers");
 }
 
 RolloutSettings engine_settings(const EngineOptions& options) {
   check_at_least("--max-concurrent", options.settings.max_concurrent_rollouts, 1);
-  check_quantization(options.settings.quantization);
+  const std::string& quantization = options.settings.quantization;
+  if (quantization != "none" && quantization != "int8")
+    throw UserError(str("--quantization: got ", quoted(quantization), ", expected none or int8"));
   RolloutSettings settings = options.settings;
   settings.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
   return settings;
+}
+
+std::string describe(const MatrixBytes& bytes) {
+  return str(format_bytes(static_cast<double>(bytes.held)), " in the layers' matrices, ",
+             format_bytes(static_cast<double>(bytes.unquantized)), " unquantized");
 }
 
 }  // namespace bough

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "models/quantized_model.h"
 #include "rollout/settings.h"
 
 namespace bough {
@@ -24,5 +25,8 @@ void add_engine_options(CLI::App& command, EngineOptions& options);
 
 // The settings, kv_memory among them. UserError naming the option.
 RolloutSettings engine_settings(const EngineOptions& options);
+
+// "24.1 MiB in the layers' matrices, 48 MiB unquantized".
+std::string describe(const MatrixBytes& bytes);
 
 }  // namespace bough

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include "base/error.h"
-#include "base/format.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/cuda_library.h"
 
@@ -30,21 +29,6 @@ void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_inva
       "--batch-invariant,!--no-batch-invariant",
       [&batch_invariant](int64_t count) { batch_invariant = count > 0; },
       "Log-probabilities do not depend on what is computed together: same bits in generation and training");
-}
-
-void add_quantization_option(CLI::App& command, std::string& quantization) {
-  command.add_option("--quantization", quantization,
-                     "none | int8: generate with 8-bit weights in the layers");
-}
-
-void check_quantization(const std::string& quantization) {
-  if (quantization != "none" && quantization != "int8")
-    throw UserError(str("--quantization: got ", quoted(quantization), ", expected none or int8"));
-}
-
-std::string describe(const MatrixBytes& bytes) {
-  return str(format_bytes(static_cast<double>(bytes.held)), " in the layers' matrices, ",
-             format_bytes(static_cast<double>(bytes.unquantized)), " unquantized");
 }
 
 Bytes parse_bytes(const std::string& option, const std::string& text) {

@@ -10,7 +10,6 @@
 
 #include "base/settings.h"
 #include "cli/command.h"
-#include "models/quantized_model.h"
 
 namespace bough {
 
@@ -30,12 +29,6 @@ struct TorchSetup {
 
 // --batch-invariant, --no-batch-invariant.
 void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant);
-
-// --quantization, as RolloutSettings has it; UserError naming it where the value is none of its choices.
-void add_quantization_option(CLI::App& command, std::string& quantization);
-void check_quantization(const std::string& quantization);
-// "24.1 MiB in the layers' matrices, 48 MiB unquantized".
-std::string describe(const MatrixBytes& bytes);
 
 // Checks the options, sets the number of threads and installs the counting allocator: call it before the
 // first tensor. device cuda opens libbough_cuda.so beside the program or in ../lib; UserError where it, or a

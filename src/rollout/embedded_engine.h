@@ -10,8 +10,8 @@
 // update_weights() after every change of the weights.
 //
 // With RolloutSettings::quantization int8 the passes run a quantized copy of the model (quantized_model.h), which
-// update_weights() makes anew, unless the model is quantized already. Log-probabilities are those of the copy, the policy that draws; a trainer that
-// recomputes them with the model sees the difference as mismatch.
+// update_weights() makes anew, unless the model is quantized already. Log-probabilities are those of the copy, the
+// policy that draws; a trainer that recomputes them with the model sees the difference as mismatch.
 #pragma once
 
 #include <functional>
