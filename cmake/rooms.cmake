@@ -45,8 +45,9 @@ function(bough_kernels)
   file(GLOB_RECURSE amx_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_amx.cpp)
   file(GLOB_RECURSE avx512_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_avx512.cpp)
   set_source_files_properties(${avx512_sources} PROPERTIES COMPILE_OPTIONS "${intrinsics}")
-  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/tree_attention/tree_attention_amx_softmax.cpp
-    PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16")
+  file(GLOB_RECURSE bf16_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*_bf16.cpp)
+  set_source_files_properties(${bf16_sources}
+    PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mprfchw")
   set_source_files_properties(${amx_sources}
     PROPERTIES COMPILE_OPTIONS "${intrinsics};-mavx512bf16;-mamx-tile;-mamx-bf16;-mprfchw")
   if(isa_sources)

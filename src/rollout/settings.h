@@ -78,7 +78,8 @@ struct RolloutSettings {
     v("kv_memory", kv_memory, "bound on the keys and values kept by the embedded engine; auto: 4GiB");
     v("batch_invariant", batch_invariant,
       "a token's log-probability is the same bits whatever is computed beside it, and in generation the same "
-      "as in training; needs the device cpu, fp32 on AVX-512 or bf16 on AMX; null: where it is cheap, in "
+      "as in training; needs the device cpu, fp32 on AVX-512 or bf16 on AVX512-BF16; null: where it is "
+      "cheap, in "
       "fp32");
     v("quantization", quantization,
       "int8: generate with 8-bit weights in the layers, made anew from the trained ones at each update; "

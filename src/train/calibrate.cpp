@@ -151,10 +151,10 @@ CostCurve fit_work(const WorkCells& cells, double constant, Side side) {
 
 void describe_cpu_kernels(DeviceProfile& profile, at::ScalarType dtype) {
   using Attention = DeviceProfile::Attention;
-  const bool amx = dtype == at::kBFloat16 && has_tiles(dtype);
+  const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
   const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
-  profile.attention = amx ? Attention::kAmxTiles : tiles ? Attention::kTiles : Attention::kReference;
-  profile.packs_factors = amx || (dtype != at::kDouble && products_are_ours(at::kFloat));
+  profile.attention = bf16_tiles ? Attention::kBf16Tiles : tiles ? Attention::kTiles : Attention::kReference;
+  profile.packs_factors = bf16_tiles || (dtype != at::kDouble && products_are_ours(at::kFloat));
   profile.threads = at::get_num_threads();
 }
 

@@ -41,7 +41,7 @@ double work_in_units(int64_t threads, const AttentionPass& pass) {
 }
 
 bool in_units(Kind kind) {
-  return kind == Kind::kTiles || kind == Kind::kAmxTiles;
+  return kind == Kind::kTiles || kind == Kind::kBf16Tiles;
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ struct AttentionPass {
 };
 
 // (query, key) pairs of one head in the time that they take: those of the busiest thread times the number of threads.
-//   kTiles, kAmxTiles   as kernels/tree_attention/tree_attention_units.h cuts and spreads its work
+//   kTiles, kBf16Tiles   as kernels/tree_attention/tree_attention_units.h cuts and spreads its work
 //   kReference          all queries times all keys
 //   kFused              the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces straddle tiles
 double attention_work(DeviceProfile::Attention kind, int64_t threads, const AttentionPass& pass);

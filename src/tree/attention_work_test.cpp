@@ -32,7 +32,7 @@ TEST(AttentionWork, IsThatOfTheBusiestThread) {
     for (const int64_t groups : {1, 2, 4, 8})
       for (const int64_t queries : {1, 16, 31, 64, 99, 128, 130, 256, 500, 2048})
         for (const int64_t stack : {0, 1, 100, 1000})
-          for (const Kind kind : {Kind::kTiles, Kind::kAmxTiles})
+          for (const Kind kind : {Kind::kTiles, Kind::kBf16Tiles})
             EXPECT_DOUBLE_EQ(
                 attention_work(kind, threads,
                                {queries, static_cast<double>(stack), (queries + 1) / 2.0, 1, groups}),

@@ -206,12 +206,12 @@ int64_t CostModel::row_bytes() const {
 // As kernels/matrix_product/matrix_product_cpu.cpp allocates, in elements: fp32 panels of 32 columns and a depth of
 // 256, one a thread; bf16 ones of the whole depth, up to 1 MiB of them, and one block of 32 rows; over a depth of more
 // than 1,024, up to 16 panels, a part of a block of depth 512, and sums of up to 384 KiB.
-int64_t CostModel::tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t columns) const {
+int64_t CostModel::tile_bytes(bool bf16, int64_t rows, int64_t depth, int64_t columns) const {
   const int64_t panels = (columns + 31) / 32;
   const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <
                      static_cast<double>(512 << 10);
   const int64_t threads = alone ? 1 : device_.threads;
-  if (!amx) return threads * std::min<int64_t>(depth, 256) * 32 * shape_.accumulator_bytes;
+  if (!bf16) return threads * std::min<int64_t>(depth, 256) * 32 * shape_.accumulator_bytes;
   const int64_t block = (depth + 31) / 32 * 32 * 32 * shape_.element_bytes;
   const int64_t share = panels >= threads ? (panels + threads - 1) / threads : panels;
   const bool in_parts = depth > 1024;
@@ -226,33 +226,33 @@ int64_t CostModel::tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t col
 }
 
 int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) const {
-  const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
-  const bool ours = device_.packs_factors && (amx || shape_.element_bytes == shape_.accumulator_bytes);
+  const bool bf16 = device_.attention == DeviceProfile::Attention::kBf16Tiles;
+  const bool ours = device_.packs_factors && (bf16 || shape_.element_bytes == shape_.accumulator_bytes);
   if (!ours) return 0;
   // Rows that do not end at a tile's are packed.
-  const int64_t packed = amx && depth % 32 != 0 ? std::min<int64_t>((rows + 31) / 32 * 32, 1024) *
-                                                      ((depth + 31) / 32 * 32) * shape_.element_bytes
-                                                : 0;
-  return packed + tile_bytes(amx, rows, depth, columns);
+  const int64_t packed = bf16 && depth % 32 != 0 ? std::min<int64_t>((rows + 31) / 32 * 32, 1024) *
+                                                       ((depth + 31) / 32 * 32) * shape_.element_bytes
+                                                 : 0;
+  return packed + tile_bytes(bf16, rows, depth, columns);
 }
 
 // In bf16 tiles x is packed whole and d_yᵀ up to 256 rows and 512 tokens at a time by each thread; in fp32 ones d_yᵀ is
 // packed 1,024 rows and 256 tokens at a time. On a CPU without tiles of bf16 both factors are widened.
 int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_t inputs) const {
-  const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
+  const bool bf16 = device_.attention == DeviceProfile::Attention::kBf16Tiles;
   const int64_t accumulator = shape_.accumulator_bytes;
   const auto padded = [](int64_t rows) { return (rows + 31) / 32 * 32; };
   int64_t bytes = 0;
   const bool widens = device_.attention == DeviceProfile::Attention::kTiles ||
                       device_.attention == DeviceProfile::Attention::kReference;
   if (widens && shape_.element_bytes < accumulator) bytes += tokens * (outputs + inputs) * accumulator;
-  if (device_.packs_factors && amx) {
+  if (device_.packs_factors && bf16) {
     const int64_t share = padded((outputs + device_.threads - 1) / device_.threads);
     bytes += (padded(tokens) * padded(inputs) + device_.threads * std::min<int64_t>(share, 256) * 512) *
              shape_.element_bytes;
   } else if (device_.packs_factors) {
     const int64_t depth = std::min<int64_t>(tokens, 256), rows = std::min<int64_t>(padded(outputs), 1024);
-    bytes += rows * depth * accumulator + tile_bytes(amx, rows, depth, inputs);
+    bytes += rows * depth * accumulator + tile_bytes(bf16, rows, depth, inputs);
   }
   return bytes;
 }
@@ -302,12 +302,12 @@ int64_t CostModel::attention_temporary_bytes(const PassShape& pass) const {
   int64_t workspace = 0;
   switch (device_.attention) {
     case DeviceProfile::Attention::kTiles:
-    case DeviceProfile::Attention::kAmxTiles: {
+    case DeviceProfile::Attention::kBf16Tiles: {
       // Backward, queries and gradients of outputs in two layouts each, two scalars a row, and a sum of d_q for each
       // share of a group's keys; forward, a group's keys and values in another form for each thread. All in the width
       // of units.
-      const bool amx = device_.attention == DeviceProfile::Attention::kAmxTiles;
-      const int64_t factor = amx ? element : accumulator, batch = amx ? 4 : 8;
+      const bool bf16 = device_.attention == DeviceProfile::Attention::kBf16Tiles;
+      const int64_t factor = bf16 ? element : accumulator, batch = bf16 ? 4 : 8;
       const int64_t head = (shape_.head_dim + 31) / 32 * 32, row = shape_.num_heads * head;
       const int64_t units = (pass.stack_rows + 31) / 32 + (tokens + 31) / 32;
       const int64_t shares =

@@ -107,7 +107,7 @@ class CostModel {
  private:
   double attention_seconds(const PassShape& pass, bool backward) const;
   double head_seconds(const CostCurve& curve, int64_t rows) const;
-  int64_t tile_bytes(bool amx, int64_t rows, int64_t depth, int64_t columns) const;
+  int64_t tile_bytes(bool bf16, int64_t rows, int64_t depth, int64_t columns) const;
   int64_t product_bytes(int64_t rows, int64_t depth, int64_t columns) const;
   int64_t weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_t inputs) const;
   int64_t head_temporary_bytes(const PassShape& pass) const;

@@ -33,7 +33,7 @@ double DeviceProfile::matrix_product_rate() const {
 
 namespace {
 
-constexpr const char* kAttentionNames[] = {"tiles", "amx_tiles", "reference", "fused"};
+constexpr const char* kAttentionNames[] = {"tiles", "bf16_tiles", "reference", "fused"};
 
 // Every member under its key, for writing, reading and checking alike.
 template <class Profile, class Visitor>
@@ -106,9 +106,10 @@ class Reader {
     require(value >= 0, key, "a number from 0 up");
   }
   void operator()(const char* key, DeviceProfile::Attention& value) const {
-    const auto name = find(key, &Json::is_string, "text").get<std::string>();
+    auto name = find(key, &Json::is_string, "text").get<std::string>();
+    if (name == "amx_tiles") name = "bf16_tiles";  // as runs before 2026-11-22 saved it
     const auto* found = std::find(std::begin(kAttentionNames), std::end(kAttentionNames), name);
-    require(found != std::end(kAttentionNames), key, "tiles, amx_tiles, reference or fused");
+    require(found != std::end(kAttentionNames), key, "tiles, bf16_tiles, reference or fused");
     value = static_cast<DeviceProfile::Attention>(found - std::begin(kAttentionNames));
   }
   void operator()(const char* key, CostCurve& curve) const {

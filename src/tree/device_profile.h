@@ -38,7 +38,7 @@ struct DeviceProfile {
   // How attention works decides which temporaries it needs.
   enum class Attention {
     kTiles,      // our CPU kernels in units of 32 x 32, in the accumulator type
-    kAmxTiles,   // the same with tiles of bf16; the layers' products are of such tiles, too
+    kBf16Tiles,  // the same with tiles of bf16; the layers' products are of such tiles, too
     kReference,  // dense matrices of scores (fp64, CPUs without AVX-512)
     kFused,      // a GPU's: gradients in the accumulator type, nothing else
   };
@@ -49,7 +49,7 @@ struct DeviceProfile {
   int64_t memory_bytes = 0;
   int64_t threads = 1;  // that attention's partial sums are for; 1 on a GPU
   Attention attention = Attention::kTiles;
-  // Products in the accumulator type (with kAmxTiles: in bf16) are kernels/matrix_product's own, which pack factors.
+  // Products in the accumulator type (with kBf16Tiles: in bf16) are kernels/matrix_product's own, which pack factors.
   bool packs_factors = false;
   // Launches run ahead of the device: of the constants below and the work, the larger counts, not the sum.
   bool launches_overlap = false;

@@ -12,8 +12,8 @@ namespace bough {
 namespace {
 
 // What BOUGH_MAX_ISA may say, each beyond the one before it; unset or empty, the last.
-constexpr std::array<std::string_view, 4> kLimits = {"baseline", "avx2", "avx512", "amx"};
-constexpr size_t kAmx = 3;
+constexpr std::array<std::string_view, 5> kLimits = {"baseline", "avx2", "avx512", "avx512_bf16", "amx"};
+constexpr size_t kAvx512 = 2, kAvx512Bf16 = 3, kAmx = 4;
 
 size_t limit() {
   static const size_t limit = [] {
@@ -22,8 +22,9 @@ size_t limit() {
     if (name.empty()) return kAmx;
     const auto* const found = std::find(kLimits.begin(), kLimits.end(), name);
     if (found == kLimits.end())
-      throw UserError(str("environment variable BOUGH_MAX_ISA: got ", quoted(name),
-                          ", expected baseline, avx2, avx512 or amx; unset it for all that this CPU has"));
+      throw UserError(
+          str("environment variable BOUGH_MAX_ISA: got ", quoted(name),
+              ", expected baseline, avx2, avx512, avx512_bf16 or amx; unset it for all that this CPU has"));
     return static_cast<size_t>(found - kLimits.begin());
   }();
   return limit;
@@ -44,8 +45,12 @@ Isa detect() {
 }  // namespace
 
 Isa best_isa() {
-  static const Isa isa = std::min(detect(), static_cast<Isa>(std::min(limit(), kAmx - 1)));
+  static const Isa isa = std::min(detect(), static_cast<Isa>(std::min(limit(), kAvx512)));
   return isa;
+}
+
+bool avx512_bf16_allowed() {
+  return limit() >= kAvx512Bf16;
 }
 
 bool amx_allowed() {

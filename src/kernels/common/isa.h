@@ -12,10 +12,12 @@ namespace bough {
 enum class Isa { kBaseline, kAvx2, kAvx512 };  // ascending
 
 // The best instruction set that this CPU has and the environment variable BOUGH_MAX_ISA (baseline, avx2,
-// avx512, amx) allows. UserError for another value.
+// avx512, avx512_bf16, amx) allows. UserError for another value.
 Isa best_isa();
 
-// Whether BOUGH_MAX_ISA allows AMX tiles beside AVX-512. Whether the CPU has them: cpu_features().
+// Whether BOUGH_MAX_ISA allows dot products of bf16, and AMX tiles, beside AVX-512. Whether the CPU has them:
+// cpu_features().
+bool avx512_bf16_allowed();
 bool amx_allowed();
 
 }  // namespace bough

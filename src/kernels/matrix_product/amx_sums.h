@@ -6,11 +6,13 @@
 
 #include <cstdint>
 
+#include "kernels/matrix_product/bf16_layout.h"
+
 namespace bough::amx {
 
-constexpr int64_t kTileRows = 16;
-constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kTileStride = 64;  // a row: 16 sums, 32 elements, or 16 pairs
+using bf16::kTileBytes;
+using bf16::kTileRows;
+using bf16::kTileStride;
 
 // Tiles 0 to 3 hold the sums of 32 x 32 entries.
 static inline void load_sums(const float* c, int64_t c_stride, bool accumulate) {

@@ -5,8 +5,8 @@
 //
 // Products and sums are of the accumulator type, rounded once (a residual in fp32 after the sum, in bf16 with it). Rows or
 // columns of a and b are contiguous: a weight's transposed view is as good as the weight. bf16 is computed here on a CPU
-// with AMX tiles, fp32 on one with AVX-512 that is not Intel's (MKL reaches half of such a CPU's rate); all else is
-// libtorch's.
+// with AMX tiles or AVX512-BF16, fp32 on one with AVX-512 that is not Intel's (MKL reaches half of such a CPU's rate); all
+// else is libtorch's.
 #pragma once
 
 #include <ATen/core/Tensor.h>

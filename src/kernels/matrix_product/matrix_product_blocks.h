@@ -44,7 +44,7 @@ struct Fp32Tiles {
   using Element = float;
   static constexpr int64_t kRows = avx512::kBlockRows;
   static constexpr int64_t kDepth = 1;
-  static constexpr int64_t kFewRows = 128;  // as AmxTiles has it
+  static constexpr int64_t kFewRows = 128;  // as Bf16Tiles has it
   // One panel of that depth fits the first-level cache; sums are kept in C between passes.
   static constexpr int64_t kDepthPerPass = 256;
   static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
@@ -79,15 +79,15 @@ struct Fp32Tiles {
   }
 };
 
-struct AmxTiles {
+struct Bf16Tiles {
   using Element = BFloat16Bits;
-  static constexpr int64_t kRows = amx::kBlockRows;
-  static constexpr int64_t kDepth = amx::kDepth;
+  static constexpr int64_t kRows = bf16::kBlockRows;
+  static constexpr int64_t kDepth = bf16::kDepth;
   // Up to so many rows, packing a weight costs more than turning the sums.
   static constexpr int64_t kFewRows = 256;
   // Of an accumulated C: bf16 ones are rounded once.
   static constexpr int64_t kDepthPerPass = 512;
-  // Half of the second-level cache of CPUs with AMX: A, which comes from further away, is read once for each group.
+  // Half of the second-level cache of CPUs with AMX, all of others': A, which comes from further away, is read once for each group.
   static constexpr int64_t kGroupBytes = 1 << 20;
   // A block of rows of a longer depth leaves the first-level cache before the next panel: it comes in parts, and fp32
   // sums of several blocks wait in the second-level cache beside the parts of a group's panels.
@@ -98,30 +98,31 @@ struct AmxTiles {
   // first-level one.
   static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
   static constexpr int64_t kMostBlocks = 8;
-  static void begin() { amx::begin_tiles(); }
-  static void end() { amx::end_tiles(); }
+  static void begin() { bf16::begin_tiles(); }
+  static void end() { bf16::end_tiles(); }
   static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
-    amx::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
+    bf16::pack_panel(panel, b.data, b.stride, b.transposed, depth, columns);
   }
   static bool must_pack(const Factor<Element>& a, int64_t depth) {
     return a.transposed || depth % kDepth != 0;
   }
   static void pack_block(Element* block, const Factor<Element>& a, int64_t rows, int64_t depth) {
-    amx::pack_block(block, a.data, a.stride, a.transposed, rows, depth);
+    bf16::pack_block(block, a.data, a.stride, a.transposed, rows, depth);
   }
   static bool takes_partial_rows() { return false; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<Element>& a, bool packed,
-                       const Element* panel, int64_t, int64_t, int64_t depth, const Upcoming& written,
+                       const Element* panel, int64_t, int64_t columns, int64_t depth, const Upcoming& written,
                        const Upcoming& read) {
-    amx::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, depth, written, read);
+    bf16::multiply_block(c, stride, accumulate, a.data, a.stride, packed, panel, columns, depth, written,
+                         read);
   }
   static void store(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                     const Element* residual) {
-    amx::store_block(c, stride, block, rows, columns, residual);
+    bf16::store_block(c, stride, block, rows, columns, residual);
   }
   static void store_turned(Element* c, int64_t stride, const float* block, int64_t rows, int64_t columns,
                            const Element* residual) {
-    amx::store_block_turned(c, stride, block, rows, columns, residual);
+    bf16::store_block_turned(c, stride, block, rows, columns, residual);
   }
 };
 
@@ -270,7 +271,7 @@ class Worker {
   }
 
  private:
-  static constexpr bool kInParts = std::is_same_v<Tiles, AmxTiles>;
+  static constexpr bool kInParts = std::is_same_v<Tiles, Bf16Tiles>;
   struct Rows {
     Factor<T> factor;
     bool packed;

@@ -22,6 +22,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/common/workspace.h"
+#include "kernels/matrix_product/bf16_products.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_blocks.h"
 
@@ -140,12 +141,6 @@ void multiply(const Product<typename Tiles::Element>& product) {
     }
 }
 
-bool has_amx() {
-  static const bool has =
-      best_isa() == Isa::kAvx512 && amx_allowed() && cpu_features().amx_bf16 && cpu_features().avx512_bf16;
-  return has;
-}
-
 // Strides must step over whole rows: a view of one row or column has any.
 at::Tensor with_unit_stride(const at::Tensor& x) {
   const bool rows = x.stride(1) == 1 && x.stride(0) >= x.size(1);
@@ -161,7 +156,7 @@ Factor<T> factor(const at::Tensor& x) {
 
 template <class Function>
 void with_tiles(at::ScalarType type, Function&& function) {
-  type == at::kFloat ? function.template operator()<Fp32Tiles>() : function.template operator()<AmxTiles>();
+  type == at::kFloat ? function.template operator()<Fp32Tiles>() : function.template operator()<Bf16Tiles>();
 }
 
 at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
@@ -186,9 +181,37 @@ void add_matrix_product_cpu_(const at::Tensor& c_MN, const at::Tensor& a_MK, con
 }
 }  // namespace
 
-bool has_tiles(at::ScalarType type) {
-  return (type == at::kFloat && best_isa() == Isa::kAvx512) || (type == at::kBFloat16 && has_amx());
+bool has_amx() {
+  static const bool has = amx_allowed() && has_tiles(at::kBFloat16) && cpu_features().amx_bf16;
+  return has;
 }
+
+bool has_tiles(at::ScalarType type) {
+  static const bool pairs = best_isa() == Isa::kAvx512 && avx512_bf16_allowed() && cpu_features().avx512_bf16;
+  return type == at::kFloat ? best_isa() == Isa::kAvx512 : type == at::kBFloat16 && pairs;
+}
+
+// What both ways share: the choice, once a block.
+namespace bf16 {
+void begin_tiles() {
+  if (has_amx()) amx::begin_tiles();
+}
+void end_tiles() {
+  if (has_amx()) amx::end_tiles();
+}
+void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
+                    bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
+                    const Upcoming& written, const Upcoming& read) {
+  if (has_amx())
+    amx::multiply_block(c, c_stride, accumulate, a, a_stride, packed, panel, depth, written, read);
+  else
+    dots::multiply_block(c, c_stride, accumulate, a, a_stride, packed, panel, columns, depth, written, read);
+}
+void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
+                  int64_t count) {
+  (has_amx() ? amx::add_products : dots::add_products)(c, c_stride, a, b, count);
+}
+}  // namespace bf16
 
 bool products_are_ours(at::ScalarType type) {
   // Intel's own library is at the rate of Intel's processors in fp32, at half of others'.
@@ -231,7 +254,7 @@ void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, c
     Product<T> product{
         a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_MN), c_MN.size(1)};
     product.accumulate = true;
-    if constexpr (std::is_same_v<Tiles, AmxTiles>) {
+    if constexpr (std::is_same_v<Tiles, Bf16Tiles>) {
       if (product.a.transposed) return add_turned<Tiles>(product);
     }
     multiply<Tiles>(product);

@@ -1,8 +1,9 @@
 // The inner products of matrix_product_cpu.cpp, one set per instruction set. Each computes blocks of `rows` x 32 of
 // C = A·B from a panel of B in the set's own packed form and from A as it lies in memory or packed:
 //
-//   AVX-512, fp32: up to 12 x 32; a packed B is [k][32], a packed A [k][12].
-//   AMX, bf16:     32 x 32; a packed B is [k/32][2][16 pairs of k][16][2], a packed A [k/32][2][16 rows][32].
+//   fp32: up to 12 x 32, by AVX-512; a packed B is [k][32], a packed A [k][12].
+//   bf16: 32 x 32, by AMX tiles or by AVX-512's dot products of pairs (bf16_products.h);
+//         a packed B is [k/32][2][16 pairs of k][16][2], a packed A [k/32][2][16 rows][32].
 //
 // The files that implement them include neither torch nor the standard library's templates (see common/isa.h).
 #pragma once
@@ -40,11 +41,11 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a,
 void store_block_turned(float* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns);
 }  // namespace avx512
 
-namespace amx {
+namespace bf16 {
 constexpr int64_t kBlockRows = 32;
-constexpr int64_t kDepth = 32;  // of one tile
+constexpr int64_t kDepth = 32;  // of one step
 
-// Before and after the calls below, in each thread: tiles keep 8 KiB of state that context switches save.
+// Before and after the calls below, in each thread: AMX tiles keep 8 KiB of state that context switches save.
 void begin_tiles();
 void end_tiles();
 
@@ -57,10 +58,11 @@ void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride,
 // multiple of 32, at least width.
 void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride,
                int64_t rows, int64_t width, int64_t rows_padded);
-// c[32][32] = or += a·b. packed: a is a packed block, else 32 rows of `a_stride`, depth a multiple of 32.
+// c[32][32] = or += a·b. packed: a is a packed block, else 32 rows of `a_stride`, depth a multiple of 32. Of c, what is
+// beyond `columns` is unspecified.
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
-                    bool packed, const BFloat16Bits* panel, int64_t depth, const Upcoming& written = {},
-                    const Upcoming& read = {});
+                    bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
+                    const Upcoming& written = {}, const Upcoming& read = {});
 // c[32][32] += sum_i a[i]·b[i] of `count` packed blocks of rows and panels, each of depth 32.
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
@@ -70,6 +72,6 @@ void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t 
 // The same of the transpose: c[j][i] = block[i][j].
 void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
                         const BFloat16Bits* residual = nullptr);
-}  // namespace amx
+}  // namespace bf16
 
 }  // namespace bough

@@ -1,4 +1,4 @@
-// Loops of paged attention on the CPU, but bf16 on one with AMX tiles (paged_attention_amx.cpp). An entry has a running
+// Loops of paged attention on the CPU, but bf16 on one with AVX512-BF16 (paged_attention_bf16.cpp). An entry has a running
 // maximum, a running sum (a vector, folded at the end) and a running output. Four entries go through a page together,
 // so that each load of the page serves four products; an entry's operations and their order are the same however many
 // neighbours it has.
@@ -307,13 +307,13 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
       if (tokens && task.decodes) store_rows(*tokens, view, slots);  // nobody else reads their pages
       if constexpr (std::is_same_v<T, BFloat16Bits>) {
         if (by_tiles<T>()) {
-          amx::run_attention_task(layer, view);
+          bf16::run_attention_task(layer, view);
           continue;
         }
       }
       run(&layer, &view);
     }
-    if (by_tiles<T>()) amx::end_tiles();
+    if (by_tiles<T>()) bf16::end_tiles();
   });
 }
 

@@ -4,7 +4,7 @@
 //   lse[t, n] = log sum_j exp(scale · q[t, n] · k_j)
 //
 // Scores, softmax and sums are in the accumulator type (fp32 for fp32 and bf16, fp64 for fp64), and o is rounded once;
-// where bf16 is computed by AMX tiles, p is rounded to bf16 before it meets v, as in training. Keys of a sequence are
+// where bf16 is computed in blocks (paged_attention_bf16.cpp), p is rounded to bf16 before it meets v, as in training. Keys of a sequence are
 // visited in ascending order, a page at a time, with a running maximum and sum (online softmax), so a token's result
 // does not depend on what else is in the pass, on chunk borders or on thread count. Pages that several sequences hold
 // are read once for all of them: their queries go through the page together and part where their tables part, each

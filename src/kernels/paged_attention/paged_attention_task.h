@@ -51,10 +51,10 @@ struct TaskView {
   Acc* maximum;  // [entries]
 };
 
-namespace amx {
-// Runs a task by AMX tiles: products of bf16, summed in fp32. begin_tiles() is not needed, end_tiles() afterwards is
+namespace bf16 {
+// Runs a task by tiles: products of bf16, summed in fp32. begin_tiles() is not needed, end_tiles() afterwards is
 // (matrix_product_tiles.h).
 void run_attention_task(const LayerView<BFloat16Bits, float>& layer, const TaskView<float>& task);
-}  // namespace amx
+}  // namespace bf16
 
 }  // namespace bough

@@ -6,7 +6,7 @@
 //       for each part of the depth:   widen it;  for each panel: sums = or += block · panel
 //       scale the sums, turn and store them
 //
-// bf16 by AMX tiles, fp32 by AVX-512 (products of matrix_product_tiles.h). On other CPUs dot products of vectors, in
+// By the blocks of matrix_product_tiles.h. On other CPUs dot products of vectors, in
 // fp32.
 #include <ATen/ATen.h>
 
@@ -18,6 +18,7 @@
 #include "kernels/common/op.h"
 #include "kernels/common/simd.h"
 #include "kernels/common/workspace.h"
+#include "kernels/matrix_product/bf16_products.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
 #include "kernels/quantized_product/quantized_product.h"
@@ -44,35 +45,37 @@ struct Int8Product {
 constexpr int64_t kPanelBytes = 1 << 20;  // of panels that all blocks meet before the next ones
 constexpr int64_t kGrainMultiplies = 256 << 10;
 
-struct AmxInt8 {
+struct Bf16Int8 {
   using Element = BFloat16Bits;
-  static constexpr int64_t kRows = amx::kBlockRows, kDepth = amx::kDepth, kPart = 512;
-  static void begin() { amx::begin_tiles(); }
-  static void end() { amx::end_tiles(); }
+  static constexpr int64_t kRows = bf16::kBlockRows, kDepth = bf16::kDepth, kPart = 512;
+  static void begin() { bf16::begin_tiles(); }
+  static void end() { bf16::end_tiles(); }
   static void pack(Element* panel, const Element* x, int64_t stride, int64_t depth, int64_t rows) {
-    amx::pack_panel(panel, x, stride, /*transposed=*/true, depth, rows);
+    bf16::pack_panel(panel, x, stride, /*transposed=*/true, depth, rows);
   }
   static void widen(Element* block, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
                     bool rows_follow) {
-    amx::widen_block(block, weights, stride, rows, depth, rows_follow);
+    bf16::widen_block(block, weights, stride, rows, depth, rows_follow);
   }
   // One panel alone; false where that has no way of its own.
   static bool multiply_one(float* sums, const Int8Product<Element>& p, int64_t output, int64_t outputs,
                            const Element* panel, int64_t rows, bool rows_follow, Element* scratch) {
     static_assert(kRows * kPart >= amx::kRingElements);
+    if (!has_amx()) return false;
     amx::multiply_widened(sums, p.weight + output * p.inputs, p.inputs, outputs, p.inputs, panel, rows,
                           rows_follow, scratch);
     return true;
   }
-  static void multiply(float* sums, bool accumulate, const Element* block, const Element* panel, int64_t,
+  static void multiply(float* sums, bool accumulate, const Element* block, const Element* panel, int64_t rows,
                        int64_t depth) {
-    amx::multiply_block(sums, kPanelColumns, accumulate, block, 0, /*packed=*/true, panel, depth);
+    bf16::multiply_block(sums, kPanelColumns, accumulate, block, 0, /*packed=*/true, panel, rows, depth);
   }
   static void store(const Int8Product<Element>& p, float* sums, int64_t output, int64_t outputs, int64_t row,
                     int64_t rows) {
-    amx::scale_sums(sums, p.scale + output, p.bias ? p.bias + output : nullptr, outputs);
+    bf16::scale_sums(sums, p.scale + output, p.bias ? p.bias + output : nullptr, outputs);
     const int64_t at = row * p.outputs + output;
-    amx::store_block_turned(p.y + at, p.outputs, sums, outputs, rows, p.residual ? p.residual + at : nullptr);
+    bf16::store_block_turned(p.y + at, p.outputs, sums, outputs, rows,
+                             p.residual ? p.residual + at : nullptr);
   }
 };
 
@@ -307,7 +310,7 @@ at::Tensor quantized_product_cpu(const at::Tensor& x_RI, const at::Tensor& weigh
     if (has_tiles(type)) run.template operator()<float>(multiply_tiles<Avx512Int8>);
     else run.template operator()<float>([](const auto& p) { multiply_portable(p, p.x); });
   } else {
-    if (has_tiles(type)) run.template operator()<BFloat16Bits>(multiply_tiles<AmxInt8>);
+    if (has_tiles(type)) run.template operator()<BFloat16Bits>(multiply_tiles<Bf16Int8>);
     else {
       const auto x = x_RI.to(at::kFloat);
       run.template operator()<BFloat16Bits>([&](const auto& p) { multiply_portable(p, data<float>(x)); });

@@ -21,7 +21,7 @@ Quantized quantize(const at::Tensor& w_OI) {
   return q;
 }
 
-// Rows of panels and of AMX and AVX-512 blocks less, whole and more; depths of parts, of no whole tile; few and many rows.
+// Rows of panels and of bf16 and fp32 blocks less, whole and more; depths of parts, of no whole tile; few and many rows.
 struct Shape {
   int64_t rows, outputs, inputs;
 };

@@ -15,19 +15,22 @@ void widen_block(float* block, const int8_t* weights, int64_t stride, int64_t ro
                  bool rows_follow);
 }  // namespace avx512
 
-namespace amx {
+namespace bf16 {
 // A packed block of up to 32 rows, padded with zeros to 32 and to a multiple of 32 of the depth; the same. Its elements are
 // kWidenedUnit times the weights, which spares shifts.
 constexpr float kWidenedUnit = 65536;
 void widen_block(BFloat16Bits* block, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
                  bool rows_follow);
+// block[i][j] = block[i][j] * scale[i] + bias[i], of 32 x 32 sums; bias may be null.
+void scale_sums(float* block, const float* scale, const BFloat16Bits* bias, int64_t rows);
+}  // namespace bf16
+
+namespace amx {
 // sums[32][32] = weights · panel of up to 32 columns, the weights widened some steps ahead of the products that read them:
 // both run at once. The same bits as widen_block and multiply_block. ring: scratch of kRingElements.
 constexpr int64_t kRingElements = 8 << 10;
 void multiply_widened(float* sums, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
                       const BFloat16Bits* panel, int64_t columns, bool rows_follow, BFloat16Bits* ring);
-// block[i][j] = block[i][j] * scale[i] + bias[i], of 32 x 32 sums; bias may be null.
-void scale_sums(float* block, const float* scale, const BFloat16Bits* bias, int64_t rows);
 }  // namespace amx
 
 }  // namespace bough

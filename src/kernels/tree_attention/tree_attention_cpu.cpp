@@ -9,10 +9,10 @@
 namespace bough {
 
 namespace {
-enum class Way { kAmx, kAvx512, kReference };
+enum class Way { kBf16, kAvx512, kReference };
 
 Way way(at::ScalarType type) {
-  if (type == at::kBFloat16 && has_tiles(type)) return Way::kAmx;
+  if (type == at::kBFloat16 && has_tiles(type)) return Way::kBf16;
   return (type == at::kFloat || type == at::kBFloat16) && best_isa() == Isa::kAvx512 ? Way::kAvx512
                                                                                      : Way::kReference;
 }
@@ -27,8 +27,8 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Te
   }
   auto o = at::empty_like(q);
   auto lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
-  way(q.scalar_type()) == Way::kAmx ? tree_attention_forward_amx(in, o, lse)
-                                    : tree_attention_forward_avx512(in, o, lse);
+  way(q.scalar_type()) == Way::kBf16 ? tree_attention_forward_bf16(in, o, lse)
+                                     : tree_attention_forward_avx512(in, o, lse);
   return {o, lse};
 }
 
@@ -37,7 +37,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(
     const at::Tensor& k_stack, const at::Tensor& v_stack, const at::Tensor& end_local, const at::Tensor& o,
     const at::Tensor& lse, double scale, const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
   const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
-  const auto backward = way(q.scalar_type()) == Way::kAmx      ? tree_attention_backward_amx
+  const auto backward = way(q.scalar_type()) == Way::kBf16     ? tree_attention_backward_bf16
                         : way(q.scalar_type()) == Way::kAvx512 ? tree_attention_backward_avx512
                                                                : tree_attention_backward_reference;
   auto d = backward(in, {o, lse}, d_o, d_k_stack, d_v_stack);

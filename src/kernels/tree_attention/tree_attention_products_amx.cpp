@@ -3,11 +3,12 @@
 #include <immintrin.h>
 
 #include "kernels/matrix_product/amx_sums.h"
-#include "kernels/tree_attention/tree_attention_amx_softmax.h"
+#include "kernels/tree_attention/tree_attention_softmax_bf16.h"
 
 namespace bough::amx {
 
 namespace {
+using bf16::kScoreStride;
 constexpr int64_t kHalf = kUnitElements / 2;  // scores of 16 queries
 
 const char* bytes(const BFloat16Bits* factor) {

@@ -1,5 +1,5 @@
 // Attention in units of 32 queries times 32 keys of one head. Units of which no entry is visible are skipped, so that
-// short branches cost what they see. What the ways to compute them, by AMX tiles and by AVX-512, share.
+// short branches cost what they see. What the ways to compute them, in bf16 blocks and in fp32, share.
 #pragma once
 
 #include <ATen/Functions.h>

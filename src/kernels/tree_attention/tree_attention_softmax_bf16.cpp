@@ -1,4 +1,4 @@
-#include "kernels/tree_attention/tree_attention_amx_softmax.h"
+#include "kernels/tree_attention/tree_attention_softmax_bf16.h"
 
 #include <immintrin.h>
 
@@ -6,7 +6,7 @@
 #include "kernels/matrix_product/transpose_16x16.h"
 #include "kernels/tree_attention/unit_mask_avx512.h"
 
-namespace bough::amx {
+namespace bough::bf16 {
 
 namespace {
 // Two vectors as one of bf16: `low` first.
@@ -159,4 +159,4 @@ void store_turned(const float* sums, const float* factors, int64_t num_rows, BFl
     }
 }
 
-}  // namespace bough::amx
+}  // namespace bough::bf16

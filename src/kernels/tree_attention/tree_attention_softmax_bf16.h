@@ -1,4 +1,4 @@
-// Softmax of the units that AMX tiles compute: 32 queries times 32 keys of one head. Scores are products q·k; `scale`
+// Softmax of units of bf16 attention: 32 queries times 32 keys of one head. Scores are products q·k; `scale`
 // here is the attention's scale times log2(e), and exponents are base 2.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include "kernels/common/element_types.h"
 #include "kernels/tree_attention/unit_mask.h"
 
-namespace bough::amx {
+namespace bough::bf16 {
 
 // From one unit of scores to the next: a line more than a unit, since addresses 4 KiB apart share a set of the nearest
 // cache.
@@ -48,4 +48,4 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
 void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
                   int64_t out_stride, int64_t head_dim);
 
-}  // namespace bough::amx
+}  // namespace bough::bf16

@@ -3,12 +3,23 @@
 // Transposed, queries are lanes: maxima and sums are vectors, and Pᵀ is written as the factor that Oᵀ reads.
 #include <array>
 
-#include "kernels/tree_attention/tree_attention_amx.h"
+#include "kernels/matrix_product/bf16_products.h"
+#include "kernels/tree_attention/tree_attention_bf16.h"
 #include "kernels/tree_attention/tree_attention_products.h"
 
 namespace bough {
 
-namespace amx {
+namespace bf16 {
+
+void multiply_keys(float* scores, const BFloat16Bits* const* k, int64_t count, const BFloat16Bits* q,
+                   int64_t depth) {
+  (has_amx() ? amx::multiply_keys : dots::multiply_keys)(scores, k, count, q, depth);
+}
+void add_values(float* o, bool accumulate, const BFloat16Bits* const* v, const float* p, int64_t count,
+                int64_t width) {
+  (has_amx() ? amx::add_values : dots::add_values)(o, accumulate, v, p, count, width);
+}
+
 namespace {
 constexpr int64_t kForwardUnits = 8;  // of keys whose scores are in flight: with a head's sums they stay near
 
@@ -92,15 +103,15 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
   }
 }
 }  // namespace
-}  // namespace amx
+}  // namespace bf16
 
-void tree_attention_forward_amx(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse) {
-  const amx::Inputs x(in);
+void tree_attention_forward_bf16(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse) {
+  const bf16::Inputs x(in);
   const int64_t num_shares = shares_of_a_group(x.shape.num_groups, x.num_blocks());
   auto* o_data = mutable_data<BFloat16Bits>(o);
   auto* lse_data = mutable_data<float>(lse);
-  for_each_share<amx::Session>(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
-    amx::forward_share(x, group, share, num_shares, o_data, lse_data);
+  for_each_share<bf16::Session>(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
+    bf16::forward_share(x, group, share, num_shares, o_data, lse_data);
   });
 }
 

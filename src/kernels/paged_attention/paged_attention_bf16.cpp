@@ -1,8 +1,8 @@
-// Paged attention by AMX tiles. Up to 16 entries go through a run of pages together, a batch of pages at a time:
+// Paged attention in bf16. Up to 16 entries go through a run of pages together, a batch of pages at a time:
 //
 //   S = Q·Kᵀ of every page of the batch;  P = 2^(scale·S - max), page by page;  O += P·V, page by page
 //
-// An entry is a row of the tiles, whose products and sums do not depend on the other rows. Its maximum is raised, and
+// An entry is a row of the products (paged_attention_products.h), whose products and sums do not depend on the other rows. Its maximum is raised, and
 // its sum and output rescaled, only at a page with a score that is kSlack above it: a rule of the entry and the page,
 // so that batches, neighbours and the borders of runs change nothing. Weights then reach 2^kSlack, which costs no
 // precision and spares nearly all rescaling.
@@ -11,39 +11,21 @@
 #include <cstring>
 
 #include "kernels/common/exp2_avx512.h"
+#include "kernels/matrix_product/bf16_products.h"
+#include "kernels/paged_attention/paged_attention_products.h"
 #include "kernels/paged_attention/paged_attention_task.h"
 
-namespace bough::amx {
+namespace bough::bf16 {
 
 namespace {
 using Element = BFloat16Bits;
 using Layer = LayerView<Element, float>;
-constexpr int64_t kRows = 16;  // of a tile
+constexpr int64_t kRows = kEntriesTogether;
 constexpr int64_t kPage = kPageTokens;
-constexpr int64_t kDepth = 32;        // of a tile of queries or keys
-constexpr int64_t kBatch = 8;         // pages; their scores stay near
-constexpr int64_t kLineBytes = 64;    // a tile's row: 16 sums, 32 elements, or 16 pairs
-constexpr int64_t kWeightBytes = 32;  // a row of weights: 16 elements
-constexpr int64_t kAhead = 8;         // pages between the one computed and the one brought near
-constexpr float kSlack = 8;           // in powers of two
+constexpr int64_t kBatch = kMostPages;  // their scores stay near
+constexpr int64_t kAhead = 8;           // pages between the one computed and the one brought near
+constexpr float kSlack = 8;             // in powers of two
 constexpr double kLog2E = 1.4426950408889634;
-
-// Tiles: 0 to 3 sums, 4 queries, 5 keys, 6 weights, 7 values.
-void configure(int64_t rows) {
-  struct {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  static_assert(sizeof config == 64);
-  for (int tile = 0; tile < 8; ++tile) {
-    config.row_bytes[tile] = tile == 6 ? kWeightBytes : kLineBytes;
-    config.rows[tile] = static_cast<uint8_t>(tile == 5 ? kRows : tile == 7 ? kPage / 2 : rows);
-  }
-  // The compiler does not know that the instruction reads its operand.
-  asm volatile("" : : "r"(&config) : "memory");
-  _tile_loadconfig(&config);
-}
 
 // The pages that a task visits, in order, kAhead of them before they are computed: pages lie anywhere in a memory far
 // larger than the caches.
@@ -100,95 +82,11 @@ void find_pages(const Block& block, int64_t page, int64_t count, Ahead* ahead, B
   }
 }
 
-template <int kLines>
-inline void bring_near(const Element* tile, int64_t stride) {
-  for (int i = 0; i < kLines; ++i)
-    _mm_prefetch(reinterpret_cast<const char*>(tile) + i * stride, _MM_HINT_T1);
-}
-
-// scores[4][16 rows][16] of pages [first, first + count) of the batch, count <= 4.
-void multiply_keys(const Block& block, const Batch& batch, int64_t first, int64_t count, float* scores) {
-  const int64_t q_stride = block.layer.padded_H * static_cast<int64_t>(sizeof(Element));
-  const Element* const* keys = batch.keys + first;
-  const Element* const* ahead = batch.keys_ahead + first;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t h = 0; h < block.layer.padded_H; h += kDepth) {
-    _tile_loadd(4, block.q + h, q_stride);
-    const int64_t at = h * kPage;
-    _tile_loadd(5, keys[0] + at, kLineBytes);
-    _tile_dpbf16ps(0, 4, 5);
-    bring_near<16>(ahead[0] + at, kLineBytes);
-    if (count > 1) {
-      _tile_loadd(5, keys[1] + at, kLineBytes);
-      _tile_dpbf16ps(1, 4, 5);
-      bring_near<16>(ahead[1] + at, kLineBytes);
-    }
-    if (count > 2) {
-      _tile_loadd(5, keys[2] + at, kLineBytes);
-      _tile_dpbf16ps(2, 4, 5);
-      bring_near<16>(ahead[2] + at, kLineBytes);
-    }
-    if (count > 3) {
-      _tile_loadd(5, keys[3] + at, kLineBytes);
-      _tile_dpbf16ps(3, 4, 5);
-      bring_near<16>(ahead[3] + at, kLineBytes);
-    }
-  }
-  constexpr int64_t kTile = kRows * kPage;
-  _tile_stored(0, scores, kLineBytes);
-  if (count > 1) _tile_stored(1, scores + kTile, kLineBytes);
-  if (count > 2) _tile_stored(2, scores + 2 * kTile, kLineBytes);
-  if (count > 3) _tile_stored(3, scores + 3 * kTile, kLineBytes);
-}
-
-// o += weights[page][16 rows][16] times the values of pages [begin, end) of the batch.
-template <int kTiles>
-void add_columns(const Block& block, const Batch& batch, int64_t begin, int64_t end, const Element* weights,
-                 int64_t column) {
-  const int64_t o_stride = block.layer.padded_H * static_cast<int64_t>(sizeof(float));
-  const int64_t v_stride = block.layer.padded_H * 2 * static_cast<int64_t>(sizeof(Element));
-  float* o = block.o + column;
-  _tile_loadd(0, o, o_stride);
-  _tile_loadd(1, o + 16, o_stride);
-  if constexpr (kTiles > 2) {
-    _tile_loadd(2, o + 32, o_stride);
-    _tile_loadd(3, o + 48, o_stride);
-  }
-  for (int64_t i = begin; i < end; ++i) {
-    const Element* values = batch.values[i] + 2 * column;
-    const Element* ahead = batch.values_ahead[i] + 2 * column;
-    _tile_loadd(6, weights + i * kRows * kPage, kWeightBytes);
-    _tile_loadd(7, values, v_stride);
-    _tile_dpbf16ps(0, 6, 7);
-    bring_near<8>(ahead, v_stride);
-    _tile_loadd(7, values + 32, v_stride);
-    _tile_dpbf16ps(1, 6, 7);
-    bring_near<8>(ahead + 32, v_stride);
-    if constexpr (kTiles > 2) {
-      _tile_loadd(7, values + 64, v_stride);
-      _tile_dpbf16ps(2, 6, 7);
-      bring_near<8>(ahead + 64, v_stride);
-      _tile_loadd(7, values + 96, v_stride);
-      _tile_dpbf16ps(3, 6, 7);
-      bring_near<8>(ahead + 96, v_stride);
-    }
-  }
-  _tile_stored(0, o, o_stride);
-  _tile_stored(1, o + 16, o_stride);
-  if constexpr (kTiles > 2) {
-    _tile_stored(2, o + 32, o_stride);
-    _tile_stored(3, o + 48, o_stride);
-  }
-}
 void add_values(const Block& block, const Batch& batch, int64_t begin, int64_t end, const Element* weights) {
   if (begin == end) return;
-  int64_t column = 0;
-  for (; column + 64 <= block.layer.padded_H; column += 64)
-    add_columns<4>(block, batch, begin, end, weights, column);
-  if (column < block.layer.padded_H) add_columns<2>(block, batch, begin, end, weights, column);
+  const PageFactors values{batch.values + begin, batch.values_ahead + begin, end - begin};
+  const auto add = has_amx() ? amx::add_values : dots::add_values;
+  add(block.o, block.count, block.layer.padded_H, weights + begin * kRows * kPage, values);
 }
 
 // The entry's maximum becomes that of these scores.
@@ -217,8 +115,8 @@ void run_block(const Block& block, Ahead* ahead, float* scores, Element* weights
   for (int64_t page = block.run.page_begin; page < block.run.page_end; page += batch.count) {
     const int64_t left = block.run.page_end - page;
     find_pages(block, page, left < kBatch ? left : kBatch, ahead, batch);
-    for (int64_t i = 0; i < batch.count; i += 4)
-      multiply_keys(block, batch, i, batch.count - i < 4 ? batch.count - i : 4, scores + i * kRows * kPage);
+    const auto multiply = has_amx() ? amx::multiply_keys : dots::multiply_keys;
+    multiply(scores, block.q, block.count, block.layer.padded_H, {batch.keys, batch.keys_ahead, batch.count});
     int64_t added = 0;  // pages of the batch that the outputs hold
     for (int64_t i = 0; i < batch.count; ++i) {
       const bool is_last = page + i + 1 == block.run.page_end;
@@ -288,7 +186,7 @@ void run_attention_task(const Layer& layer, const TaskView<float>& task) {
     const AttentionRun& run = task.runs[r];
     for (int64_t first = run.row_begin * heads, count; first < run.row_end * heads; first += count) {
       count = run.row_end * heads - first < kRows ? run.row_end * heads - first : kRows;
-      if (count != configured) configure(count);
+      if (count != configured && has_amx()) amx::begin_rows(count);
       configured = count;
       // Further entries find the run's pages near.
       run_block(
@@ -299,4 +197,4 @@ void run_attention_task(const Layer& layer, const TaskView<float>& task) {
   for (int64_t entry = 0; entry < entries; ++entry) finish_entry(layer, task, entry);
 }
 
-}  // namespace bough::amx
+}  // namespace bough::bf16

@@ -1,12 +1,12 @@
-// Attention in units (tree_attention_units.h), each a product of AMX tiles, its softmax (tree_attention_amx_softmax.h) and
+// Attention in units (tree_attention_units.h), each a product of bf16 blocks, its softmax (tree_attention_softmax_bf16.h) and
 // the products that read it. This file: what forward and backward share.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
-#include "kernels/tree_attention/tree_attention_amx_softmax.h"
+#include "kernels/tree_attention/tree_attention_softmax_bf16.h"
 #include "kernels/tree_attention/tree_attention_units.h"
 
-namespace bough::amx {
+namespace bough::bf16 {
 
 using Element = BFloat16Bits;
 using Inputs = UnitInputs<Element>;
@@ -35,4 +35,4 @@ inline void pack_columns(Element* dst, const Inputs& x, const Element* rows, int
     pack_block(dst, rows + column, stride, true, columns_from(x, column), count);
 }
 
-}  // namespace bough::amx
+}  // namespace bough::bf16

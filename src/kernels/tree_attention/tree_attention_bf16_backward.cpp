@@ -5,12 +5,12 @@
 #include <array>
 #include <limits>
 
-#include "kernels/tree_attention/tree_attention_amx.h"
+#include "kernels/tree_attention/tree_attention_bf16.h"
 #include "kernels/tree_attention/tree_attention_isa.h"
 
 namespace bough {
 
-namespace amx {
+namespace bf16 {
 namespace {
 constexpr int64_t kBackwardUnits = 4;   // of keys whose gradients are summed
 constexpr int64_t kBackwardBlocks = 8;  // of queries between two writes of those sums
@@ -121,8 +121,8 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
           const auto block = query_blocks.block(head, b);
           const int64_t slot = b - begin, number = num_units_of_block[slot]++;
           units_of_block[slot][number] = i;
-          multiply_block(s.scores, kUnit, false, s.k + i * elements, 0, true, block.q_turned, width);
-          multiply_block(s.d_p, kUnit, false, s.v + i * elements, 0, true, block.d_o_turned, width);
+          multiply_block(s.scores, kUnit, false, s.k + i * elements, 0, true, block.q_turned, kUnit, width);
+          multiply_block(s.d_p, kUnit, false, s.v + i * elements, 0, true, block.d_o_turned, kUnit, width);
           softmax_backward_unit(
               s.scores, s.d_p, KeyUnits::mask(x.units[first_unit + i], block_queries(shape, b)), scale,
               block.lse, block.dots, s.p + slot * kUnitElements, s.d_s + slot * kUnitElements,
@@ -157,9 +157,9 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
 }
 
 struct Way {
-  using Element = amx::Element;
-  using Session = amx::Session;
-  using QueryBlocks = amx::QueryBlocks;
+  using Element = bf16::Element;
+  using Session = bf16::Session;
+  using QueryBlocks = bf16::QueryBlocks;
   using Scratch = BackwardScratch;
   static constexpr int64_t kUnits = kBackwardUnits;
 
@@ -174,12 +174,12 @@ struct Way {
   }
 };
 }  // namespace
-}  // namespace amx
+}  // namespace bf16
 
-TreeAttentionGradient tree_attention_backward_amx(const TreeAttentionInput& in,
-                                                  const TreeAttentionOutput& out, const at::Tensor& d_o,
-                                                  const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
-  return backward_in_units<amx::Way>(in, out, d_o, d_k_stack, d_v_stack);
+TreeAttentionGradient tree_attention_backward_bf16(const TreeAttentionInput& in,
+                                                   const TreeAttentionOutput& out, const at::Tensor& d_o,
+                                                   const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
+  return backward_in_units<bf16::Way>(in, out, d_o, d_k_stack, d_v_stack);
 }
 
 }  // namespace bough

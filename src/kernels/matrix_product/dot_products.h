@@ -1,0 +1,90 @@
+// Sums of up to 11 rows x 32 columns of bf16 products in 22 registers: each pair of elements of A broadcast, dot products
+// with pairs of B (Intel SDM, VDPBF16PS). Included by files that are compiled for AVX512-BF16; internal linkage.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels/matrix_product/bf16_layout.h"
+
+namespace bough::dots {
+namespace {
+
+using bf16::kTileBytes;
+using bf16::kTileStride;
+
+constexpr int64_t kRowsTogether = 11;  // 32 rows: 11, 11, 10
+constexpr int64_t kPairs = 16;         // of a depth of 32
+constexpr int64_t kPairBytes = 4;
+
+// Where a depth of 32 of both factors lies: pairs of a row beside each other, rows a_row bytes apart; pairs of 16 columns
+// beside each other, the next pair of the depth b_pair bytes on, columns 16 to 31 b_high bytes on.
+struct Layout {
+  int64_t a_row = kTileStride;
+  int64_t b_pair = kTileStride, b_high = kTileBytes;
+};
+// 32 columns of sums, rows `stride` apart, columns 16 to 31 `high` on.
+struct Sums {
+  float* c;
+  int64_t stride, high;
+  bool accumulate;
+};
+
+// step(i, &a, &b): the first row's and the first pair's address of depths 32i to 32i + 31.
+template <int kRows, int kVectors, class Step>
+inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
+  __m512 sum[kRows][2];
+  // All loops over sums are unrolled, so that these lie in registers.
+#pragma GCC unroll 11
+  for (int i = 0; i < kRows; ++i) {
+    const float* row = to.c + i * to.stride;
+    sum[i][0] = to.accumulate ? _mm512_loadu_ps(row) : _mm512_setzero_ps();
+    if (kVectors == 2) sum[i][1] = to.accumulate ? _mm512_loadu_ps(row + to.high) : _mm512_setzero_ps();
+  }
+  for (int64_t s = 0; s < steps; ++s) {
+    const char* a;
+    const char* b;
+    step(s, a, b);
+#pragma GCC unroll 2
+    for (int64_t pair = 0; pair < kPairs; ++pair, a += kPairBytes, b += layout.b_pair) {
+      const auto low = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
+      const auto high =
+          kVectors == 2 ? reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + layout.b_high)) : low;
+#pragma GCC unroll 11
+      for (int i = 0; i < kRows; ++i) {
+        int32_t bits;
+        std::memcpy(&bits, a + i * layout.a_row, sizeof bits);
+        const auto value = reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+        sum[i][0] = _mm512_dpbf16_ps(sum[i][0], value, low);
+        if (kVectors == 2) sum[i][1] = _mm512_dpbf16_ps(sum[i][1], value, high);
+      }
+    }
+  }
+#pragma GCC unroll 11
+  for (int i = 0; i < kRows; ++i) {
+    float* row = to.c + i * to.stride;
+    _mm512_storeu_ps(row, sum[i][0]);
+    if (kVectors == 2) _mm512_storeu_ps(row + to.high, sum[i][1]);
+  }
+}
+
+// The same of 32 rows.
+template <int kVectors = 2, class Step>
+inline void dot_block(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
+  const auto rows_from = [&](int64_t row) {
+    return [&, row](int64_t s, const char*& a, const char*& b) {
+      step(s, a, b);
+      a += row * layout.a_row;
+    };
+  };
+  const auto sums_from = [&](int64_t row) {
+    return Sums{to.c + row * to.stride, to.stride, to.high, to.accumulate};
+  };
+  dot_rows<11, kVectors>(sums_from(0), layout, steps, rows_from(0));
+  dot_rows<11, kVectors>(sums_from(11), layout, steps, rows_from(11));
+  dot_rows<10, kVectors>(sums_from(22), layout, steps, rows_from(22));
+}
+
+}  // namespace
+}  // namespace bough::dots
