@@ -203,26 +203,27 @@ int64_t CostModel::row_bytes() const {
   return 6 * shape_.accumulator_bytes + 8;
 }
 
-// As kernels/matrix_product/matrix_product_cpu.cpp allocates, in elements: fp32 panels of 32 columns and a depth of
-// 256, one a thread; bf16 ones of the whole depth, up to 1 MiB of them, and one block of 32 rows; over a depth of more
+// As kernels/matrix_product/matrix_product_cpu.cpp allocates, in elements: fp32 panels of 32 columns and a depth of 512, up
+// to 256 KiB a thread; bf16 ones of the whole depth, up to 1 MiB of them, and one block of 32 rows; over a depth of more
 // than 1,024, up to 16 panels, a part of a block of depth 512, and sums of up to 384 KiB.
 int64_t CostModel::tile_bytes(bool bf16, int64_t rows, int64_t depth, int64_t columns) const {
   const int64_t panels = (columns + 31) / 32;
   const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <
                      static_cast<double>(512 << 10);
   const int64_t threads = alone ? 1 : device_.threads;
-  if (!bf16) return threads * std::min<int64_t>(depth, 256) * 32 * shape_.accumulator_bytes;
-  const int64_t block = (depth + 31) / 32 * 32 * 32 * shape_.element_bytes;
+  const int64_t block = bf16 ? (depth + 31) / 32 * 32 * 32 * shape_.element_bytes
+                             : std::min<int64_t>(depth, 512) * 32 * shape_.accumulator_bytes;
   const int64_t share = panels >= threads ? (panels + threads - 1) / threads : panels;
-  const bool in_parts = depth > 1024;
-  const int64_t fit = std::clamp<int64_t>(in_parts ? 16 : (1 << 20) / block, 1, share);
+  const bool in_parts = bf16 && depth > 1024;
+  const int64_t fit = std::clamp<int64_t>(in_parts ? 16 : (bf16 ? 1 << 20 : 256 << 10) / block, 1, share);
   const int64_t groups = (share + fit - 1) / fit;
   const int64_t group = (share + groups - 1) / groups;
   const int64_t row_of_sums = group * 32 * 32 * shape_.accumulator_bytes;
   const int64_t near = in_parts ? 512 * 32 * shape_.element_bytes +
                                       std::max<int64_t>((384 << 10) / row_of_sums, 1) * row_of_sums
                                 : 0;
-  return threads * ((group + 1) * block + near);
+  // In bf16 the last rows of a factor are packed, too.
+  return threads * ((group + (bf16 ? 1 : 0)) * block + near);
 }
 
 int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) const {
@@ -237,7 +238,7 @@ int64_t CostModel::product_bytes(int64_t rows, int64_t depth, int64_t columns) c
 }
 
 // In bf16 tiles x is packed whole and d_yᵀ up to 256 rows and 512 tokens at a time by each thread; in fp32 ones d_yᵀ is
-// packed 1,024 rows and 256 tokens at a time. On a CPU without tiles of bf16 both factors are widened.
+// packed 1,024 rows and 512 tokens at a time. On a CPU without tiles of bf16 both factors are widened.
 int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_t inputs) const {
   const bool bf16 = device_.attention == DeviceProfile::Attention::kBf16Tiles;
   const int64_t accumulator = shape_.accumulator_bytes;
@@ -251,7 +252,7 @@ int64_t CostModel::weight_gradient_bytes(int64_t tokens, int64_t outputs, int64_
     bytes += (padded(tokens) * padded(inputs) + device_.threads * std::min<int64_t>(share, 256) * 512) *
              shape_.element_bytes;
   } else if (device_.packs_factors) {
-    const int64_t depth = std::min<int64_t>(tokens, 256), rows = std::min<int64_t>(padded(outputs), 1024);
+    const int64_t depth = std::min<int64_t>(tokens, 512), rows = std::min<int64_t>(padded(outputs), 1024);
     bytes += rows * depth * accumulator + tile_bytes(bf16, rows, depth, inputs);
   }
   return bytes;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/cpu.h"
 #include "base/error.h"
 
 namespace bough {
@@ -49,12 +50,14 @@ Isa best_isa() {
   return isa;
 }
 
-bool avx512_bf16_allowed() {
-  return limit() >= kAvx512Bf16;
+bool has_avx512_bf16() {
+  static const bool has = best_isa() == Isa::kAvx512 && limit() >= kAvx512Bf16 && cpu_features().avx512_bf16;
+  return has;
 }
 
-bool amx_allowed() {
-  return limit() == kAmx;
+bool has_amx() {
+  static const bool has = has_avx512_bf16() && limit() == kAmx && cpu_features().amx_bf16;
+  return has;
 }
 
 }  // namespace bough

@@ -15,10 +15,9 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };  // ascending
 // avx512, avx512_bf16, amx) allows. UserError for another value.
 Isa best_isa();
 
-// Whether BOUGH_MAX_ISA allows dot products of bf16, and AMX tiles, beside AVX-512. Whether the CPU has them:
-// cpu_features().
-bool avx512_bf16_allowed();
-bool amx_allowed();
+// Whether the CPU has, and BOUGH_MAX_ISA allows, beside AVX-512: dot products of bf16; AMX tiles, too.
+bool has_avx512_bf16();
+bool has_amx();
 
 }  // namespace bough
 
@@ -32,6 +31,18 @@ bool amx_allowed();
   namespace bough::avx512 {    \
   __VA_ARGS__;                 \
   }
+
+// The same, but by the function of that name in namespace bf16 where T is BFloat16Bits, the CPU has AVX512-BF16 and `fits`.
+#define BOUGH_BF16_OR_ISA_CALL(T, fits, function, ...)        \
+  do {                                                        \
+    if constexpr (std::is_same_v<T, ::bough::BFloat16Bits>) { \
+      if ((fits) && ::bough::has_avx512_bf16()) {             \
+        ::bough::bf16::function(__VA_ARGS__);                 \
+        break;                                                \
+      }                                                       \
+    }                                                         \
+    BOUGH_ISA_CALL(function, __VA_ARGS__);                    \
+  } while (0)
 
 #define BOUGH_ISA_CALL(function, ...)                                                \
   do {                                                                               \

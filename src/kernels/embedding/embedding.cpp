@@ -4,6 +4,11 @@
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
+#include "kernels/common/op.h"
+
+TORCH_LIBRARY_FRAGMENT(bough, m) {
+  m.def("add_embedding_gradient_(Tensor(a!) sums, Tensor tokens, Tensor rows) -> ()");
+}
 
 namespace bough {
 
@@ -19,11 +24,24 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto main_grad = context->saved_data["main_grad"].toTensor();
-    main_grad.index_add_(0, context->get_saved_variables()[0], d_outputs[0].to(main_grad.scalar_type()));
+    add_embedding_gradient_(main_grad, context->get_saved_variables()[0], d_outputs[0].contiguous());
     return {{}, {}, {}};
   }
 };
 }  // namespace
+
+void add_embedding_gradient_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,
+                             const at::Tensor& rows_TD) {
+  BOUGH_CHECK(sums_VD.dim() == 2 && rows_TD.dim() == 2 && sums_VD.size(1) == rows_TD.size(1) &&
+                  sums_VD.is_contiguous() && rows_TD.is_contiguous() && tokens_T.is_contiguous() &&
+                  tokens_T.scalar_type() == at::kLong && tokens_T.numel() == rows_TD.size(0) &&
+                  sums_VD.scalar_type() == accumulator_type(rows_TD.scalar_type()),
+              "add_embedding_gradient_: sums ", sums_VD.sizes(), " ", sums_VD.scalar_type(), ", tokens ",
+              tokens_T.sizes(), ", rows ", rows_TD.sizes(), " ", rows_TD.scalar_type());
+  static const auto op = find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
+      "bough::add_embedding_gradient_");
+  op.call(sums_VD, tokens_T, rows_TD);
+}
 
 at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight) {
   BOUGH_CHECK(tokens_T.dim() == 1 && tokens_T.scalar_type() == at::kLong && weight.value.dim() == 2,

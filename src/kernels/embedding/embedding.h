@@ -10,4 +10,12 @@ namespace bough {
 // it is where a pass's graph begins.
 at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight);
 
+// sums[tokens[t]] += rows[t]. sums_VD: contiguous, accumulator type of rows; rows_TD: fp32, bf16 or fp64, contiguous.
+void add_embedding_gradient_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,
+                             const at::Tensor& rows_TD);
+
+// Reference; any device.
+void add_embedding_gradient_reference_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,
+                                       const at::Tensor& rows_TD);
+
 }  // namespace bough

@@ -1,7 +1,6 @@
 #include "kernels/linear/linear.h"
 
 #include "kernels/common/kernel_test.h"
-#include "kernels/embedding/embedding.h"
 
 namespace bough {
 namespace {
@@ -33,18 +32,6 @@ TEST(Linear, Bf16GradientsAccumulateInFp32) {
   backward(1.0);
   for (int i = 0; i < 64; ++i) backward(1.0 / 512);
   EXPECT_FLOAT_EQ(weight.main_grad.item<float>(), 1.125f);
-}
-
-TEST(Embedding, GathersAndAddsRepeatedTokens) {
-  Parameter weight = random_parameter({6, 3}, at::kDouble, 1);
-  const auto tokens = at::tensor({4, 1, 4}, at::kLong);
-  const auto d_y = random_tensor({3, 3}, at::kDouble, 2);
-  const auto y = embedding(tokens, weight);
-  EXPECT_TRUE(at::equal(y, weight.value.index_select(0, tokens)));
-  y.backward(d_y);
-  EXPECT_TRUE(at::allclose(weight.main_grad[4], d_y[0] + d_y[2]));
-  EXPECT_TRUE(at::allclose(weight.main_grad[1], d_y[1]));
-  EXPECT_EQ(weight.main_grad[0].abs().sum().item<double>(), 0.0);
 }
 
 }  // namespace

@@ -1,13 +1,11 @@
-// The two ways to multiply blocks of bf16 (matrix_product_tiles.h): AMX tiles, and AVX-512's dot products of pairs. Both
-// read the same packed factors and sum in fp32, over ascending k.
+// The two ways to multiply blocks of bf16 (matrix_product_tiles.h): AMX tiles where has_amx(), else AVX-512's dot products
+// of pairs. Both read the same packed factors and sum in fp32, over ascending k.
 #pragma once
 
+#include "kernels/common/isa.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
 
 namespace bough {
-
-// Whether AMX tiles are there and allowed; where bf16 has tiles but not these, dot products compute them.
-bool has_amx();
 
 namespace amx {
 void begin_tiles();

@@ -15,47 +15,53 @@ inline __mmask16 first(int64_t count) {
 
 constexpr int64_t kStep = 8;  // of the depth, between lines that are brought near
 
-// kVectors: 1 where b has at most 16 columns, half the work. kTurned: a[i][k] = a[k * a_stride + i].
-template <int kVectors, int kRows, bool kTurned>
+// Columns of b: at most 16, half the work; more; all 32, whose loads need no mask.
+enum class Columns { kHalf, kSome, kAll };
+
+// kTurned: a[i][k] = a[k * a_stride + i].
+template <Columns kColumns, int kRows, bool kTurned>
 void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                    const float* b, int64_t b_stride, int64_t columns, int64_t depth, const Upcoming& read) {
+  constexpr bool kTwo = kColumns != Columns::kHalf, kAll = kColumns == Columns::kAll;
   __m512 sum[kRows][2];
   const __mmask16 low = first(columns), high = first(columns - 16);
   // All loops over sums are unrolled, so that these lie in registers.
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
     sum[i][0] = accumulate ? _mm512_maskz_loadu_ps(low, c + i * c_stride) : _mm512_setzero_ps();
-    if (kVectors == 2)
+    if (kTwo)
       sum[i][1] = accumulate ? _mm512_maskz_loadu_ps(high, c + i * c_stride + 16) : _mm512_setzero_ps();
   }
   UpcomingLines upcoming(read, kBlockRows, (depth + kStep - 1) / kStep);
   for (int64_t k = 0; k < depth; ++k) {
     if (k % kStep == 0) upcoming.read_soon();
-    const __m512 b_low = _mm512_maskz_loadu_ps(low, b);
-    const __m512 b_high = kVectors == 2 ? _mm512_maskz_loadu_ps(high, b + 16) : _mm512_setzero_ps();
+    const __m512 b_low = kAll ? _mm512_loadu_ps(b) : _mm512_maskz_loadu_ps(low, b);
+    const __m512 b_high = kAll   ? _mm512_loadu_ps(b + 16)
+                          : kTwo ? _mm512_maskz_loadu_ps(high, b + 16)
+                                 : _mm512_setzero_ps();
     b += b_stride;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
       const __m512 value = _mm512_set1_ps(kTurned ? a[i] : a[i * a_stride]);
       sum[i][0] = _mm512_fmadd_ps(value, b_low, sum[i][0]);
-      if (kVectors == 2) sum[i][1] = _mm512_fmadd_ps(value, b_high, sum[i][1]);
+      if (kTwo) sum[i][1] = _mm512_fmadd_ps(value, b_high, sum[i][1]);
     }
     a += kTurned ? a_stride : 1;
   }
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
     _mm512_mask_storeu_ps(c + i * c_stride, low, sum[i][0]);
-    if (kVectors == 2) _mm512_mask_storeu_ps(c + i * c_stride + 16, high, sum[i][1]);
+    if (kTwo) _mm512_mask_storeu_ps(c + i * c_stride + 16, high, sum[i][1]);
   }
 }
 
-template <int kVectors, bool kTurned>
+template <Columns kColumns, bool kTurned>
 void multiply(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride, const float* b,
               int64_t b_stride, int64_t rows, int64_t columns, int64_t depth, const Upcoming& read) {
   switch (rows) {
 #define BOUGH_ROWS(n)                                                                                      \
   case n:                                                                                                  \
-    return multiply_rows<kVectors, n, kTurned>(c, c_stride, accumulate, a, a_stride, b, b_stride, columns, \
+    return multiply_rows<kColumns, n, kTurned>(c, c_stride, accumulate, a, a_stride, b, b_stride, columns, \
                                                depth, read);
     BOUGH_ROWS(1)
     BOUGH_ROWS(2)
@@ -110,8 +116,10 @@ void pack_transposed_block(float* block, const float* source, int64_t stride, in
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                     bool turned, const float* b, int64_t b_stride, int64_t rows, int64_t columns,
                     int64_t depth, const Upcoming& read) {
-  const auto call = columns <= 16 ? (turned ? multiply<1, true> : multiply<1, false>)
-                                  : (turned ? multiply<2, true> : multiply<2, false>);
+  const auto call =
+      columns == kPanelColumns ? (turned ? multiply<Columns::kAll, true> : multiply<Columns::kAll, false>)
+      : columns > 16           ? (turned ? multiply<Columns::kSome, true> : multiply<Columns::kSome, false>)
+                               : (turned ? multiply<Columns::kHalf, true> : multiply<Columns::kHalf, false>);
   call(c, c_stride, accumulate, a, a_stride, b, b_stride, rows, columns, depth, read);
 }
 

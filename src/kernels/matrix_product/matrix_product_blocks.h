@@ -45,9 +45,10 @@ struct Fp32Tiles {
   static constexpr int64_t kRows = avx512::kBlockRows;
   static constexpr int64_t kDepth = 1;
   static constexpr int64_t kFewRows = 128;  // as Bf16Tiles has it
-  // One panel of that depth fits the first-level cache; sums are kept in C between passes.
-  static constexpr int64_t kDepthPerPass = 256;
-  static constexpr int64_t kGroupBytes = kDepthPerPass * kPanelColumns * 4;
+  // Sums are kept in C between passes. Four panels of that depth come from the second-level cache, as fast as they are
+  // needed, for each block of rows that the first-level one keeps.
+  static constexpr int64_t kDepthPerPass = 512;
+  static constexpr int64_t kGroupBytes = 4 * kDepthPerPass * kPanelColumns * 4;
   static int64_t part_of_depth(int64_t depth) { return depth; }
   static void begin() {}
   static void end() {}

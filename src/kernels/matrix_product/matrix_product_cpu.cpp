@@ -181,17 +181,11 @@ void add_matrix_product_cpu_(const at::Tensor& c_MN, const at::Tensor& a_MK, con
 }
 }  // namespace
 
-bool has_amx() {
-  static const bool has = amx_allowed() && has_tiles(at::kBFloat16) && cpu_features().amx_bf16;
-  return has;
-}
-
 bool has_tiles(at::ScalarType type) {
-  static const bool pairs = best_isa() == Isa::kAvx512 && avx512_bf16_allowed() && cpu_features().avx512_bf16;
-  return type == at::kFloat ? best_isa() == Isa::kAvx512 : type == at::kBFloat16 && pairs;
+  return type == at::kFloat ? best_isa() == Isa::kAvx512 : type == at::kBFloat16 && has_avx512_bf16();
 }
 
-// What both ways share: the choice, once a block.
+// The choice of the two ways, once a block.
 namespace bf16 {
 void begin_tiles() {
   if (has_amx()) amx::begin_tiles();

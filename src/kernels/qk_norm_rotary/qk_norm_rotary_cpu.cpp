@@ -15,6 +15,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
     const OptionalTensor& k_norm, int64_t num_heads, int64_t num_kv_heads, double eps) {
   const int64_t num_tokens = qkv.size(0);
   const int64_t head_dim = 2 * cos.size(1);
+  const bool in_lanes = head_dim == 64 || head_dim == 128;
   const int64_t stride = qkv.size(1);
   auto q = at::empty({num_tokens, num_heads, head_dim}, qkv.options());
   auto k = at::empty({num_tokens, num_kv_heads, head_dim}, qkv.options());
@@ -26,12 +27,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
       const T* rows = data<T>(qkv) + begin * stride;
       const A* c = data<A>(cos) + begin * head_dim / 2;
       const A* s = data<A>(sin) + begin * head_dim / 2;
-      BOUGH_ISA_CALL(norm_rotate_rows, q_data + begin * num_heads * head_dim, rows, c, s,
-                     q_norm ? data<T>(*q_norm) : nullptr, eps,
-                     HeadRows{end - begin, num_heads, head_dim, stride});
-      BOUGH_ISA_CALL(norm_rotate_rows, k_data + begin * num_kv_heads * head_dim, rows + num_heads * head_dim,
-                     c, s, k_norm ? data<T>(*k_norm) : nullptr, eps,
-                     HeadRows{end - begin, num_kv_heads, head_dim, stride});
+      BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_rows, q_data + begin * num_heads * head_dim, rows, c, s,
+                             q_norm ? data<T>(*q_norm) : nullptr, eps,
+                             HeadRows{end - begin, num_heads, head_dim, stride});
+      BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_rows, k_data + begin * num_kv_heads * head_dim,
+                             rows + num_heads * head_dim, c, s, k_norm ? data<T>(*k_norm) : nullptr, eps,
+                             HeadRows{end - begin, num_kv_heads, head_dim, stride});
       const int64_t v_width = num_kv_heads * head_dim;
       for (int64_t t = 0; t < end - begin; ++t)
         std::memcpy(v_data + (begin + t) * v_width, rows + t * stride + (num_heads + num_kv_heads) * head_dim,
@@ -48,6 +49,7 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
                                        double eps) {
   const int64_t num_tokens = qkv.size(0);
   const int64_t head_dim = 2 * cos.size(1);
+  const bool in_lanes = head_dim == 64 || head_dim == 128;
   const int64_t stride = qkv.size(1);
   const int64_t num_heads = d_q.size(1);
   const int64_t num_kv_heads = d_k.size(1);
@@ -70,13 +72,14 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
         const A* s = data<A>(sin) + begin * head_dim / 2;
         const int64_t k_offset = num_heads * head_dim;
         const int64_t v_offset = (num_heads + num_kv_heads) * head_dim;
-        BOUGH_ISA_CALL(norm_rotate_backward_rows, d_rows, sums, sums + 2 * head_dim,
-                       data<T>(d_q) + begin * k_offset, rows, c, s, q_norm ? data<T>(*q_norm) : nullptr, eps,
-                       HeadRows{end - begin, num_heads, head_dim, stride});
-        BOUGH_ISA_CALL(norm_rotate_backward_rows, d_rows + k_offset, sums + head_dim, sums + 2 * head_dim,
-                       data<T>(d_k) + begin * num_kv_heads * head_dim, rows + k_offset, c, s,
-                       k_norm ? data<T>(*k_norm) : nullptr, eps,
-                       HeadRows{end - begin, num_kv_heads, head_dim, stride});
+        BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_backward_rows, d_rows, sums, sums + 2 * head_dim,
+                               data<T>(d_q) + begin * k_offset, rows, c, s,
+                               q_norm ? data<T>(*q_norm) : nullptr, eps,
+                               HeadRows{end - begin, num_heads, head_dim, stride});
+        BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_backward_rows, d_rows + k_offset, sums + head_dim,
+                               sums + 2 * head_dim, data<T>(d_k) + begin * num_kv_heads * head_dim,
+                               rows + k_offset, c, s, k_norm ? data<T>(*k_norm) : nullptr, eps,
+                               HeadRows{end - begin, num_kv_heads, head_dim, stride});
         const int64_t v_width = num_kv_heads * head_dim;
         for (int64_t t = begin; t < end; ++t)
           std::memcpy(d_qkv_data + t * stride + v_offset, data<T>(d_v) + t * v_width, v_width * sizeof(T));

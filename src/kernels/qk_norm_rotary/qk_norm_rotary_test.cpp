@@ -7,20 +7,25 @@ namespace {
 
 const QkvLayout kLayout{4, 2, 16};
 
-RotaryTable table(int64_t num_tokens, at::ScalarType acc) {
-  return make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, kLayout.head_dim, 1e4, acc);
+RotaryTable table(int64_t num_tokens, at::ScalarType acc, int64_t head_dim = kLayout.head_dim) {
+  return make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, head_dim, 1e4, acc);
 }
 
 TEST(QkNormRotary, MatchesReferenceInEveryDtype) {
   for (const auto type : kFloatTypes)
-    for (const bool with_norm : {false, true}) {
-      auto qkv = random_tensor({70, kLayout.width()}, type, 1).requires_grad_(true);
-      Parameter q_norm = random_parameter({16}, type, 2), k_norm = random_parameter({16}, type, 3);
-      const auto rotary = table(70, accumulator_type(type));
-      const auto [q, k, v] = qk_norm_rotary(qkv, kLayout, rotary, with_norm ? &q_norm : nullptr,
+    for (const auto& [with_norm, head_dim] : std::vector<std::pair<bool, int64_t>>{
+             {false, 16}, {true, 16}, {false, 64}, {true, 64}, {true, 96}, {true, 128}}) {
+      SCOPED_TRACE(testing::Message() << head_dim << (with_norm ? ", with norms" : ""));
+      const QkvLayout layout{4, 2, head_dim};
+      auto qkv = random_tensor({70, layout.width()}, type, 1).requires_grad_(true);
+      Parameter q_norm = random_parameter({head_dim}, type, 2),
+                k_norm = random_parameter({head_dim}, type, 3);
+      const auto rotary = table(70, accumulator_type(type), head_dim);
+      const auto [q, k, v] = qk_norm_rotary(qkv, layout, rotary, with_norm ? &q_norm : nullptr,
                                             with_norm ? &k_norm : nullptr, 1e-6);
-      const auto d_q = random_tensor({70, 4, 16}, type, 4), d_k = random_tensor({70, 2, 16}, type, 5),
-                 d_v = random_tensor({70, 2, 16}, type, 6);
+      const auto d_q = random_tensor({70, 4, head_dim}, type, 4),
+                 d_k = random_tensor({70, 2, head_dim}, type, 5),
+                 d_v = random_tensor({70, 2, head_dim}, type, 6);
       torch::autograd::backward({q, k, v}, {d_q, d_k, d_v});
       using Optional = std::optional<at::Tensor>;
       const auto norm = [&](const Parameter& p) { return with_norm ? Optional(p.value) : std::nullopt; };

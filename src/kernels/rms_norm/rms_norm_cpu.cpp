@@ -21,8 +21,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, con
     T* y_data = mutable_data<T>(y);
     A* rstd_data = mutable_data<A>(rstd);
     at::parallel_for(0, num_rows, grain(width), [&](int64_t begin, int64_t end) {
-      BOUGH_ISA_CALL(rms_norm_rows, y_data + begin * width, rstd_data + begin, data<T>(x) + begin * width,
-                     data<T>(weight_D), end - begin, width, eps);
+      BOUGH_BF16_OR_ISA_CALL(T, width % 32 == 0, rms_norm_rows, y_data + begin * width, rstd_data + begin,
+                             data<T>(x) + begin * width, data<T>(weight_D), end - begin, width, eps);
     });
   });
   return {y, rstd};
@@ -47,11 +47,11 @@ at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, con
       for (int64_t part = first; part < last; ++part) {
         const int64_t begin = num_rows * part / num_parts;
         const int64_t end = num_rows * (part + 1) / num_parts;
-        BOUGH_ISA_CALL(rms_norm_backward_rows, d_x_data + begin * width,
-                       y_data ? y_data + begin * width : nullptr, partial_data + part * width,
-                       data<T>(d_y) + begin * width, data<T>(x) + begin * width, data<T>(weight_D),
-                       residual_data ? residual_data + begin * width : nullptr, data<A>(rstd) + begin,
-                       end - begin, width);
+        BOUGH_BF16_OR_ISA_CALL(T, width % 32 == 0, rms_norm_backward_rows, d_x_data + begin * width,
+                               y_data ? y_data + begin * width : nullptr, partial_data + part * width,
+                               data<T>(d_y) + begin * width, data<T>(x) + begin * width, data<T>(weight_D),
+                               residual_data ? residual_data + begin * width : nullptr, data<A>(rstd) + begin,
+                               end - begin, width);
       }
     });
     d_weight_D.add_(num_parts == 1 ? partial[0] : partial.sum(0));

@@ -14,8 +14,8 @@ at::Tensor swiglu_forward_cpu(const at::Tensor& gate_up_TF2) {
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
     T* y = mutable_data<T>(y_TF);
     at::parallel_for(0, y_TF.size(0), grain(2 * width), [&](int64_t begin, int64_t end) {
-      BOUGH_ISA_CALL(swiglu_rows, y + begin * width, data<T>(gate_up_TF2) + 2 * begin * width, end - begin,
-                     width);
+      BOUGH_BF16_OR_ISA_CALL(T, width % 32 == 0, swiglu_rows, y + begin * width,
+                             data<T>(gate_up_TF2) + 2 * begin * width, end - begin, width);
     });
   });
   return y_TF;
@@ -28,9 +28,9 @@ void swiglu_backward_cpu(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2
     T* d_gate_up = mutable_data<T>(d_gate_up_TF2);
     T* y = mutable_data<T>(y_TF);
     at::parallel_for(0, d_y_TF.size(0), grain(2 * width), [&](int64_t begin, int64_t end) {
-      BOUGH_ISA_CALL(swiglu_backward_rows, d_gate_up + 2 * begin * width, y + begin * width,
-                     data<T>(d_y_TF) + begin * width, data<T>(gate_up_TF2) + 2 * begin * width, end - begin,
-                     width);
+      BOUGH_BF16_OR_ISA_CALL(T, width % 32 == 0, swiglu_backward_rows, d_gate_up + 2 * begin * width,
+                             y + begin * width, data<T>(d_y_TF) + begin * width,
+                             data<T>(gate_up_TF2) + 2 * begin * width, end - begin, width);
     });
   });
 }

@@ -24,8 +24,9 @@ TEST(Swiglu, MatchesReferenceInEveryDtype) {
 
 TEST(Swiglu, GatesFarFromZero) {
   for (const auto type : kFloatTypes) {
+    // Repeated: as wide as the vectors of every way to compute it.
     const auto gate =
-        at::tensor({-300.0, -90.0, -87.0, -30.0, -1e-30, 0.0, 30.0, 87.0, 90.0, 300.0}).to(type);
+        at::tensor({-300.0, -90.0, -87.0, -30.0, -1e-30, 0.0, 30.0, 87.0, 90.0, 300.0}).to(type).repeat({16});
     const auto x = at::cat({gate, at::full_like(gate, 2)}).unsqueeze(0),
                d_y = at::ones_like(gate).unsqueeze(0);
     const auto y = at::empty_like(d_y), y_ref = at::empty_like(d_y), d_x = at::empty_like(x),
@@ -35,20 +36,21 @@ TEST(Swiglu, GatesFarFromZero) {
     EXPECT_CLOSE(swiglu_forward(x), y_ref, type);
     EXPECT_CLOSE(y, y_ref, type);
     EXPECT_CLOSE(d_x, d_x_ref, type);
-    const auto nan = at::full({1, 2}, NAN, x.options());
+    const auto nan = at::full({1, 64}, NAN, x.options());
     EXPECT_TRUE(swiglu_forward(nan).isnan().all().item<bool>());
   }
 }
 
 TEST(Swiglu, BackwardInTheMemoryOfItsInputs) {
-  for (const auto type : kFloatTypes) {
-    const auto x = random_tensor({37, 2 * 45}, type, 1), d_y = random_tensor({37, 45}, type, 2);
-    const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
-    swiglu_backward(d_y, x, y, d_x);
-    swiglu_backward(d_y, x, d_y, x);
-    EXPECT_TRUE(at::equal(d_y, y));
-    EXPECT_TRUE(at::equal(x, d_x));
-  }
+  for (const auto type : kFloatTypes)
+    for (const int64_t width : {45, 64}) {
+      const auto x = random_tensor({37, 2 * width}, type, 1), d_y = random_tensor({37, width}, type, 2);
+      const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
+      swiglu_backward(d_y, x, y, d_x);
+      swiglu_backward(d_y, x, d_y, x);
+      EXPECT_TRUE(at::equal(d_y, y));
+      EXPECT_TRUE(at::equal(x, d_x));
+    }
 }
 
 // d_gate_up of random weights of y against central differences.

@@ -1,0 +1,94 @@
+// 32 neighbours at a time as two registers of fp32, for files compiled for AVX512-BF16; internal linkage.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/common/element_types.h"
+
+namespace bough {
+namespace {
+
+constexpr int64_t kNeighbours = 32;
+
+// Those at even places, those at odd ones: of bf16, a shift and a mask.
+struct Lanes {
+  __m512 even, odd;
+};
+
+inline Lanes load_lanes(const BFloat16Bits* p) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+          _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
+}
+inline Lanes load_lanes(const float* p) {
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  const __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+  return {_mm512_permutex2var_ps(low, even, high), _mm512_permutex2var_ps(low, odd, high)};
+}
+// Rounded to nearest even.
+inline void store_lanes(BFloat16Bits* p, const Lanes& x) {
+  const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.odd, x.even));
+  const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(in_turn, halves));
+}
+inline void store_lanes(float* p, const Lanes& x) {
+  const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  _mm512_storeu_ps(p, _mm512_permutex2var_ps(x.even, low, x.odd));
+  _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(x.even, high, x.odd));
+}
+
+inline Lanes operator*(const Lanes& a, const Lanes& b) {
+  return {_mm512_mul_ps(a.even, b.even), _mm512_mul_ps(a.odd, b.odd)};
+}
+inline Lanes operator*(const Lanes& a, __m512 b) {
+  return {_mm512_mul_ps(a.even, b), _mm512_mul_ps(a.odd, b)};
+}
+inline Lanes operator+(const Lanes& a, const Lanes& b) {
+  return {_mm512_add_ps(a.even, b.even), _mm512_add_ps(a.odd, b.odd)};
+}
+inline Lanes operator-(const Lanes& a, const Lanes& b) {
+  return {_mm512_sub_ps(a.even, b.even), _mm512_sub_ps(a.odd, b.odd)};
+}
+// a · b + c, a · b - c, c - a · b
+inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
+  return {_mm512_fmadd_ps(a.even, b.even, c.even), _mm512_fmadd_ps(a.odd, b.odd, c.odd)};
+}
+inline Lanes multiply_subtract(const Lanes& a, const Lanes& b, const Lanes& c) {
+  return {_mm512_fmsub_ps(a.even, b.even, c.even), _mm512_fmsub_ps(a.odd, b.odd, c.odd)};
+}
+inline Lanes subtract_product(const Lanes& c, const Lanes& a, __m512 b) {
+  return {_mm512_fnmadd_ps(a.even, b, c.even), _mm512_fnmadd_ps(a.odd, b, c.odd)};
+}
+inline Lanes zero_lanes() {
+  return {_mm512_setzero_ps(), _mm512_setzero_ps()};
+}
+inline float sum_of(const Lanes& x) {
+  return _mm512_reduce_add_ps(_mm512_add_ps(x.even, x.odd));
+}
+
+// Sums of `width` neighbours, in the order of lanes while rows are added to them: begin and end.
+inline void to_lane_order(float* sums, int64_t width) {
+  for (int64_t d = 0; d < width; d += kNeighbours) {
+    const Lanes x = load_lanes(sums + d);
+    _mm512_storeu_ps(sums + d, x.even);
+    _mm512_storeu_ps(sums + d + 16, x.odd);
+  }
+}
+inline Lanes load_ordered(const float* sums) {
+  return {_mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 16)};
+}
+inline void store_ordered(float* sums, const Lanes& x) {
+  _mm512_storeu_ps(sums, x.even);
+  _mm512_storeu_ps(sums + 16, x.odd);
+}
+inline void from_lane_order(float* sums, int64_t width) {
+  for (int64_t d = 0; d < width; d += kNeighbours) store_lanes(sums + d, load_ordered(sums + d));
+}
+
+}  // namespace
+}  // namespace bough

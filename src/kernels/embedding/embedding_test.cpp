@@ -1,0 +1,52 @@
+#include "kernels/embedding/embedding.h"
+
+#include <ATen/Parallel.h>
+
+#include "kernels/common/kernel_test.h"
+
+namespace bough {
+namespace {
+
+TEST(EmbeddingGradient, MatchesReferenceInEveryDtype) {
+  for (const auto type : kFloatTypes)
+    for (const int64_t width : {1, 63, 64, 200})
+      for (const int64_t num_tokens : {0, 1, 77}) {
+        SCOPED_TRACE(testing::Message() << width << " wide, " << num_tokens << " tokens");
+        // Few tokens: many occur often.
+        const auto tokens = at::randint(11, {num_tokens}, at::kLong);
+        const auto rows = random_tensor({num_tokens, width}, type, 1);
+        const auto sums = random_tensor({11, width}, accumulator_type(type), 2), expected = sums.clone();
+        add_embedding_gradient_(sums, tokens, rows);
+        add_embedding_gradient_reference_(expected, tokens, rows);
+        EXPECT_CLOSE(sums, expected, accumulator_type(type));
+      }
+}
+
+TEST(EmbeddingGradient, DoesNotDependOnThreads) {
+  const auto tokens = at::randint(5, {300}, at::kLong);
+  const auto rows = random_tensor({300, 512}, at::kFloat, 1);
+  const int before = at::get_num_threads();
+  std::vector<at::Tensor> sums;
+  for (const int threads : {1, 3}) {
+    at::set_num_threads(threads);
+    sums.push_back(at::zeros({5, 512}));
+    add_embedding_gradient_(sums.back(), tokens, rows);
+  }
+  at::set_num_threads(before);
+  EXPECT_TRUE(at::equal(sums[0], sums[1]));
+}
+
+TEST(Embedding, GathersAndAddsRepeatedTokens) {
+  Parameter weight = random_parameter({6, 3}, at::kDouble, 1);
+  const auto tokens = at::tensor({4, 1, 4}, at::kLong);
+  const auto d_y = random_tensor({3, 3}, at::kDouble, 2);
+  const auto y = embedding(tokens, weight);
+  EXPECT_TRUE(at::equal(y, weight.value.index_select(0, tokens)));
+  y.backward(d_y);
+  EXPECT_TRUE(at::allclose(weight.main_grad[4], d_y[0] + d_y[2]));
+  EXPECT_TRUE(at::allclose(weight.main_grad[1], d_y[1]));
+  EXPECT_EQ(weight.main_grad[0].abs().sum().item<double>(), 0.0);
+}
+
+}  // namespace
+}  // namespace bough

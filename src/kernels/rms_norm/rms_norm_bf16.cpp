@@ -1,0 +1,59 @@
+#include "kernels/common/bf16_lanes.h"
+#include "kernels/rms_norm/rms_norm_isa.h"
+
+namespace bough::bf16 {
+
+void rms_norm_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
+                   int64_t num_rows, int64_t width, double eps) {
+  for (int64_t r = 0; r < num_rows; ++r, x += width, y += width) {
+    Lanes squares = zero_lanes();
+    for (int64_t d = 0; d < width; d += kNeighbours) {
+      const Lanes x_d = load_lanes(x + d);
+      squares = multiply_add(x_d, x_d, squares);
+    }
+    const float scale =
+        1 / __builtin_sqrtf(sum_of(squares) / static_cast<float>(width) + static_cast<float>(eps));
+    rstd[r] = scale;
+    const __m512 factor = _mm512_set1_ps(scale);
+    for (int64_t d = 0; d < width; d += kNeighbours)
+      store_lanes(y + d, load_lanes(x + d) * factor * load_lanes(weight + d));
+  }
+}
+
+namespace {
+template <bool kResidual, bool kAgain>
+void backward_row(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
+                  const BFloat16Bits* x, const BFloat16Bits* weight, const BFloat16Bits* residual,
+                  float scale, int64_t width) {
+  Lanes dot = zero_lanes();
+  for (int64_t d = 0; d < width; d += kNeighbours)
+    dot = multiply_add(load_lanes(d_y + d) * load_lanes(weight + d), load_lanes(x + d), dot);
+  const __m512 mean = _mm512_set1_ps(sum_of(dot) * scale * scale / static_cast<float>(width));
+  const __m512 factor = _mm512_set1_ps(scale);
+  for (int64_t d = 0; d < width; d += kNeighbours) {
+    const Lanes x_d = load_lanes(x + d), d_y_d = load_lanes(d_y + d), w_d = load_lanes(weight + d);
+    const Lanes normal = x_d * factor;
+    store_ordered(d_weight + d, multiply_add(d_y_d, normal, load_ordered(d_weight + d)));
+    Lanes d_x_d = subtract_product(d_y_d * w_d, x_d, mean) * factor;
+    if constexpr (kResidual) d_x_d = d_x_d + load_lanes(residual + d);
+    store_lanes(d_x + d, d_x_d);
+    if constexpr (kAgain) store_lanes(y + d, normal * w_d);
+  }
+}
+}  // namespace
+
+void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
+                            const BFloat16Bits* x, const BFloat16Bits* weight, const BFloat16Bits* residual,
+                            const float* rstd, int64_t num_rows, int64_t width) {
+  const auto row = residual ? (y ? backward_row<true, true> : backward_row<true, false>)
+                            : (y ? backward_row<false, true> : backward_row<false, false>);
+  to_lane_order(d_weight, width);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t at = r * width;
+    row(d_x + at, y ? y + at : nullptr, d_weight, d_y + at, x + at, weight,
+        residual ? residual + at : nullptr, rstd[r], width);
+  }
+  from_lane_order(d_weight, width);
+}
+
+}  // namespace bough::bf16
