@@ -23,6 +23,20 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
                     const Upcoming& written, const Upcoming& read);
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
+
+// y[rows][n] = x[rows]·weight[n] (+ bias[n]) (+ residual[rows][n]), rounded once; 1 to kMostRows rows, of any depth. Sums run
+// in another order than those of blocks: not for batch_invariant_product.
+struct FewRows {
+  static constexpr int64_t kMostRows = 4;
+  int64_t rows, depth;
+  const BFloat16Bits *x, *weight;
+  int64_t x_stride, weight_stride;
+  BFloat16Bits* y;
+  int64_t y_stride;  // of residual, too
+  const BFloat16Bits *bias, *residual;
+};
+// Of outputs [begin, end).
+void multiply_few_rows(const FewRows& product, int64_t begin, int64_t end);
 }  // namespace dots
 
 }  // namespace bough

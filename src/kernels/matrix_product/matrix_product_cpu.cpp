@@ -159,9 +159,44 @@ void with_tiles(at::ScalarType type, Function&& function) {
   type == at::kFloat ? function.template operator()<Fp32Tiles>() : function.template operator()<Bf16Tiles>();
 }
 
+// A few rows in bf16 times a weight's transposed view, where AVX-512 computes it.
+bool is_of_few_rows(const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  return a_MK.scalar_type() == at::kBFloat16 && has_avx512_bf16() && a_MK.size(0) > 0 &&
+         a_MK.size(0) <= dots::FewRows::kMostRows && a_MK.stride(1) == 1 && b_KN.stride(0) == 1 &&
+         b_KN.numel() > 0;
+}
+
+at::Tensor product_of_few_rows(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                               const std::optional<at::Tensor>& bias_N,
+                               const std::optional<at::Tensor>& residual_MN) {
+  const int64_t m = a_MK.size(0), k = a_MK.size(1), n = b_KN.size(1);
+  auto c = at::empty({m, n}, a_MK.options());
+  const auto optional = [](const std::optional<at::Tensor>& x) {
+    return x ? data<BFloat16Bits>(*x) : nullptr;
+  };
+  const dots::FewRows product{m,
+                              k,
+                              data<BFloat16Bits>(a_MK),
+                              data<BFloat16Bits>(b_KN),
+                              a_MK.stride(0),
+                              b_KN.stride(1),
+                              mutable_data<BFloat16Bits>(c),
+                              n,
+                              optional(bias_N),
+                              optional(residual_MN)};
+  constexpr int64_t kOutputs = 16;             // at a time
+  constexpr int64_t kWorthAThread = 64 << 10;  // elements of the weight: the time is that of reading them
+  at::parallel_for(0, ceil_div(n, kOutputs), std::max<int64_t>(1, kWorthAThread / (kOutputs * k)),
+                   [&](int64_t begin, int64_t end) {
+                     dots::multiply_few_rows(product, begin * kOutputs, std::min(n, end * kOutputs));
+                   });
+  return c;
+}
+
 at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
                               const std::optional<at::Tensor>& bias_N,
                               const std::optional<at::Tensor>& residual_MN) {
+  if (is_of_few_rows(a_MK, b_KN)) return product_of_few_rows(a_MK, b_KN, bias_N, residual_MN);
   return products_are_ours(a_MK.scalar_type()) ? matrix_product_tiles(a_MK, b_KN, bias_N, residual_MN)
                                                : matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
 }

@@ -105,12 +105,12 @@ void add_all(float* o, int64_t padded_H, const Element* weights, const PageFacto
     if (column < padded_H) add_columns<kEntries, 2>(o + column, padded_H, weights, columns_from(column));
 }
 
-#define BOUGH_EACH_NUMBER_OF_ENTRIES(CALL)                                                              \
-  CALL(1)                                                                                               \
-  CALL(2)                                                                                               \
-  CALL(3)                                                                                               \
-  CALL(4) CALL(5) CALL(6) CALL(7) CALL(8) CALL(9) CALL(10) CALL(11) CALL(12) CALL(13) CALL(14) CALL(15) \
-      CALL(16)
+#define BOUGH_EACH_NUMBER_OF_ENTRIES(CALL) \
+  CALL(1)                                  \
+  CALL(2)                                  \
+  CALL(3)                                  \
+  CALL(4)                                  \
+  CALL(5) CALL(6) CALL(7) CALL(8) CALL(9) CALL(10) CALL(11) CALL(12) CALL(13) CALL(14) CALL(15) CALL(16)
 }  // namespace
 
 void multiply_keys(float* scores, const Element* q, int64_t entries, int64_t padded_H,
