@@ -410,6 +410,7 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
   engine.resume();
   check(engine.drain());
   EXPECT_TRUE(expected.empty()) << expected.size() << " requests are lost";
+  EXPECT_NO_THROW(engine.check_integrity()) << "with no request left, no page has a holder";
   EXPECT_GT(engine.statistics().preemptions, 10);
 }
 
