@@ -105,7 +105,7 @@ TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
   at::set_num_threads(2);
   EmbeddedEngine two_threads(*model, engine_options());
   EXPECT_EQ(all_tokens(two_threads.generate(mixed_requests())), reference) << "two threads";
-  at::set_num_threads(1);
+  at::set_num_threads(kThreads);
 
   auto reversed = mixed_requests();
   std::reverse(reversed.begin(), reversed.end());
