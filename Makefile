@@ -3,7 +3,7 @@
 PRESET ?= release
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-slow demo bench bundle format lint asan tsan clean distclean
+.PHONY: help setup build test test-slow demo bench bundle format lint asan tsan tsan-torch clean distclean
 MAKEFLAGS += --no-print-directory
 
 help:  ## what can be made
@@ -12,7 +12,7 @@ help:  ## what can be made
 setup:  ## system packages and .venv with pinned wheels
 	@scripts/setup --no-build
 
-build:  ## setup, then build PRESET (release: build/, debug|asan|tsan|bundle: build-NAME/)
+build:  ## setup, then build PRESET (release: build/, debug|asan|tsan|tsan-torch|bundle: build-NAME/)
 	@scripts/setup --preset $(PRESET)
 
 test: build  ## all tests; the last line counts them
@@ -46,8 +46,13 @@ tsan:  ## unit tests of the rooms without torch under the thread sanitizer
 	@scripts/setup --preset tsan
 	@scripts/test --preset tsan --unit $(ARGS)
 
+tsan-torch:  ## unit tests of the engine, which uses torch, under the thread sanitizer; a long build
+	@scripts/setup --no-build
+	@scripts/build tsan-torch rollout_test
+	@scripts/test --preset tsan-torch --unit $(ARGS)
+
 clean:  ## what was built; .venv stays
-	rm -rf build build-debug build-asan build-tsan build-bundle .bundle
+	rm -rf build build-debug build-asan build-tsan build-tsan-torch build-bundle .bundle
 
 distclean: clean  ## also .venv
 	rm -rf .venv

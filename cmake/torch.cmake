@@ -16,5 +16,9 @@ target_include_directories(bough_torch SYSTEM INTERFACE
 # at::parallel_for is only parallel in files compiled with OpenMP; at run time torch's own libgomp serves both.
 target_compile_options(bough_torch INTERFACE -fopenmp)
 target_link_options(bough_torch INTERFACE -Wl,-rpath,${BOUGH_TORCH_DIR}/lib -Wl,--no-as-needed)
+if(BOUGH_SANITIZE STREQUAL thread)  # before libgomp
+  add_library(bough_tsan_gomp SHARED tests/tsan/gomp.cpp)
+  target_link_libraries(bough_torch INTERFACE bough_tsan_gomp)
+endif()
 target_link_libraries(bough_torch INTERFACE
   ${BOUGH_TORCH_DIR}/lib/libtorch_cpu.so ${BOUGH_TORCH_DIR}/lib/libc10.so ${BOUGH_TORCH_DIR}/lib/libgomp.so.1)

@@ -36,7 +36,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
       EXPECT_EQ(generate(engine_options(3, chunk), mixed_requests()), together) << "chunk " << chunk;
     at::set_num_threads(2);
     EXPECT_EQ(generate(engine_options(), mixed_requests()), together) << "two threads";
-    at::set_num_threads(1);
+    at::set_num_threads(kThreads);
 
     auto options = engine_options(16, 40);
     options.settings.kv_memory.count = 26 * KvStorage::bytes_per_page(model->config(), dtype);

@@ -105,7 +105,7 @@ TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
   at::set_num_threads(2);
   EmbeddedEngine two_threads(*model, engine_options());
   EXPECT_EQ(all_tokens(two_threads.generate(mixed_requests())), reference) << "two threads";
-  at::set_num_threads(1);
+  at::set_num_threads(kThreads);
 
   auto reversed = mixed_requests();
   std::reverse(reversed.begin(), reversed.end());
@@ -410,6 +410,7 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
   engine.resume();
   check(engine.drain());
   EXPECT_TRUE(expected.empty()) << expected.size() << " requests are lost";
+  EXPECT_NO_THROW(engine.check_integrity()) << "with no request left, no page has a holder";
   EXPECT_GT(engine.statistics().preemptions, 10);
 }
 

@@ -42,13 +42,18 @@ class CudaEnvironment : public ::testing::Environment {
 inline CudaEnvironment* const kCuda =
     static_cast<CudaEnvironment*>(::testing::AddGlobalTestEnvironment(new CudaEnvironment));
 
-// These models are so small that threads only cost time (much of it where the machine is busy); one test asks
-// for two.
-class OneThread : public ::testing::Environment {
+// These models are so small that threads only cost time (much of it where the machine is busy); some tests ask
+// for two. The thread sanitizer sees nothing on one.
+#ifdef __SANITIZE_THREAD__
+constexpr int kThreads = 2;
+#else
+constexpr int kThreads = 1;
+#endif
+class FewThreads : public ::testing::Environment {
  public:
-  void SetUp() override { at::set_num_threads(1); }
+  void SetUp() override { at::set_num_threads(kThreads); }
 };
-inline ::testing::Environment* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
+inline ::testing::Environment* const kFewThreads = ::testing::AddGlobalTestEnvironment(new FewThreads);
 
 // A test of every device; on CUDA skipped where there is none.
 class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
