@@ -12,6 +12,7 @@
 #include "kernels/common/cuda_library.h"
 #include "kernels/common/device_graph.h"
 #include "kernels/common/kernel_test.h"
+#include "kernels/embedding/embedding.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
@@ -171,6 +172,24 @@ TEST_F(Cuda, ConfidentAndHopelessRowsStayFinite) {
   log_prob_backward_(logits, labels, out, ones, ones, 1.0);
   EXPECT_TRUE(logits.isfinite().all().item<bool>());
   EXPECT_FLOAT_EQ(logits[1][0].item<float>(), 1.0f);
+}
+
+TEST_F(Cuda, EmbeddingGradient) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [rows, width] : kShapes) {
+      // Few tokens: many occur often.
+      const auto tokens = at::randint(11, {rows}, at::kLong);
+      const auto d_y = random_tensor({rows, width}, type, 1);
+      const auto start = random_tensor({11, width}, accumulator_type(type), 2), expected = start.clone();
+      add_embedding_gradient_reference_(expected, tokens, d_y);
+      std::vector<at::Tensor> sums;
+      for (int run = 0; run < 2; ++run) {
+        sums.push_back(start.to(at::kCUDA));
+        add_embedding_gradient_(sums.back(), on_gpu(tokens), on_gpu(d_y));
+        EXPECT_CLOSE(sums.back().cpu(), expected, accumulator_type(type));
+      }
+      EXPECT_SAME_BITS(sums[0], sums[1]);
+    }
 }
 
 TEST_F(Cuda, SumOfSquares) {

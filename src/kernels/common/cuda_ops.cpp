@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/sort.h>
 #include <c10/cuda/CUDAException.h>
 #include <torch/library.h>
 
@@ -16,6 +17,7 @@
 #include "kernels/adamw/adamw_scalars.h"
 #include "kernels/common/cuda_launch.h"
 #include "kernels/common/dispatch.h"
+#include "kernels/embedding/embedding_cuda.h"
 #include "kernels/log_prob/log_prob_cuda.h"
 #include "kernels/parameter.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary_cuda.h"
@@ -230,6 +232,22 @@ at::Tensor sum_of_squares(Tensor x) {
   return result;
 }
 
+void add_embedding_gradient(Tensor sums_VD, Tensor tokens_T, Tensor rows_TD) {
+  const Launch launch("add_embedding_gradient_", {sums_VD, tokens_T, rows_TD});
+  const auto [tokens, order] = at::sort(tokens_T, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  dispatch_float_types(rows_TD.scalar_type(), "embedding", [&]<class T>() {
+    using A = AccOf<T>;
+    add_embedding_gradient_cuda(EmbeddingGradient<T, A>{.sums = mutable_data<A>(sums_VD),
+                                                        .tokens = data<int64_t>(tokens),
+                                                        .order = data<int64_t>(order),
+                                                        .rows = data<T>(rows_TD),
+                                                        .num_rows = rows_TD.size(0),
+                                                        .width = rows_TD.size(1)},
+                                launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 void adamw_op(Tensor value, const OptionalTensor& master, Tensor exp_avg, Tensor exp_avg_sq, Tensor gradient,
               double lr, double beta1, double beta2, double eps, double weight_decay, double gradient_scale,
               int64_t step) {
@@ -261,5 +279,6 @@ TORCH_LIBRARY_IMPL(bough, CUDA, m) {
   m.impl("log_prob_forward", TORCH_FN(bough::log_prob_forward));
   m.impl("log_prob_backward_", TORCH_FN(bough::log_prob_backward));
   m.impl("sum_of_squares", TORCH_FN(bough::sum_of_squares));
+  m.impl("add_embedding_gradient_", TORCH_FN(bough::add_embedding_gradient));
   m.impl("adamw_", TORCH_FN(bough::adamw_op));
 }
