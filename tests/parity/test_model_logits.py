@@ -54,7 +54,7 @@ def test_logits_in_fp32(logits, tiny_models, architecture):
         assert ours.shape == exact.shape
         # Wide enough that a shuffled vocabulary or a wrong position could not pass.
         assert exact.std() > 0.5
-        # Two computations in fp32 differ by the errors of both, which are of the order of the limit at 300 tokens.
+        # Two computations in fp32 differ by the errors of both, near the limit at 300 tokens.
         their_error = (theirs - exact).abs().max()
         assert (ours - exact).abs().max() < max(1e-4, 2 * their_error)
         assert their_error < 1e-3
