@@ -51,9 +51,6 @@ inline Lanes operator*(const Lanes& a, __m512 b) {
 inline Lanes operator+(const Lanes& a, const Lanes& b) {
   return {_mm512_add_ps(a.even, b.even), _mm512_add_ps(a.odd, b.odd)};
 }
-inline Lanes operator-(const Lanes& a, const Lanes& b) {
-  return {_mm512_sub_ps(a.even, b.even), _mm512_sub_ps(a.odd, b.odd)};
-}
 // a · b + c, a · b - c, c - a · b
 inline Lanes multiply_add(const Lanes& a, const Lanes& b, const Lanes& c) {
   return {_mm512_fmadd_ps(a.even, b.even, c.even), _mm512_fmadd_ps(a.odd, b.odd, c.odd)};
@@ -71,20 +68,17 @@ inline float sum_of(const Lanes& x) {
   return _mm512_reduce_add_ps(_mm512_add_ps(x.even, x.odd));
 }
 
-// Sums of `width` neighbours, in the order of lanes while rows are added to them: begin and end.
-inline void to_lane_order(float* sums, int64_t width) {
-  for (int64_t d = 0; d < width; d += kNeighbours) {
-    const Lanes x = load_lanes(sums + d);
-    _mm512_storeu_ps(sums + d, x.even);
-    _mm512_storeu_ps(sums + d + 16, x.odd);
-  }
-}
+// Sums that are kept in the order of lanes while rows are added to them.
 inline Lanes load_ordered(const float* sums) {
   return {_mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 16)};
 }
 inline void store_ordered(float* sums, const Lanes& x) {
   _mm512_storeu_ps(sums, x.even);
   _mm512_storeu_ps(sums + 16, x.odd);
+}
+// Before and after: `width` of them, in place.
+inline void to_lane_order(float* sums, int64_t width) {
+  for (int64_t d = 0; d < width; d += kNeighbours) store_ordered(sums + d, load_lanes(sums + d));
 }
 inline void from_lane_order(float* sums, int64_t width) {
   for (int64_t d = 0; d < width; d += kNeighbours) store_lanes(sums + d, load_ordered(sums + d));

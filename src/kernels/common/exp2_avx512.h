@@ -6,6 +6,7 @@
 namespace bough {
 
 constexpr float kLn2 = 0.693147181f;
+constexpr float kLog2E = 1.44269504f;
 constexpr float kLowest = -3.0e38f;  // a maximum of nothing; finite: two of them differ by 0, not by NaN
 
 // 2^x = 2^floor(x) · 2^f, 2^f by a polynomial of degree 4, within 3e-6: bf16 keeps 4e-3. NaN stays NaN; beyond the range

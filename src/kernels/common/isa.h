@@ -32,6 +32,15 @@ bool has_amx();
   __VA_ARGS__;                 \
   }
 
+#define BOUGH_ISA_CALL(function, ...)                                                \
+  do {                                                                               \
+    switch (::bough::best_isa()) {                                                   \
+      case ::bough::Isa::kAvx512: ::bough::avx512::function(__VA_ARGS__); break;     \
+      case ::bough::Isa::kAvx2: ::bough::avx2::function(__VA_ARGS__); break;         \
+      case ::bough::Isa::kBaseline: ::bough::baseline::function(__VA_ARGS__); break; \
+    }                                                                                \
+  } while (0)
+
 // The same, but by the function of that name in namespace bf16 where T is BFloat16Bits, the CPU has AVX512-BF16 and `fits`.
 #define BOUGH_BF16_OR_ISA_CALL(T, fits, function, ...)        \
   do {                                                        \
@@ -42,13 +51,4 @@ bool has_amx();
       }                                                       \
     }                                                         \
     BOUGH_ISA_CALL(function, __VA_ARGS__);                    \
-  } while (0)
-
-#define BOUGH_ISA_CALL(function, ...)                                                \
-  do {                                                                               \
-    switch (::bough::best_isa()) {                                                   \
-      case ::bough::Isa::kAvx512: ::bough::avx512::function(__VA_ARGS__); break;     \
-      case ::bough::Isa::kAvx2: ::bough::avx2::function(__VA_ARGS__); break;         \
-      case ::bough::Isa::kBaseline: ::bough::baseline::function(__VA_ARGS__); break; \
-    }                                                                                \
   } while (0)

@@ -9,7 +9,6 @@ namespace bough::avx512 {
 namespace {
 constexpr int64_t kBlock = 256;  // kSoftmaxBlock, whose header is not for files of intrinsics
 constexpr int64_t kTogether = 32;
-constexpr float kLog2E = 1.44269504f;
 
 inline __mmask16 first(int64_t count) {
   return count >= 16 ? ~__mmask16{0} : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);

@@ -5,8 +5,6 @@
 namespace bough::bf16 {
 
 namespace {
-constexpr float kLog2E = 1.44269504f;
-
 // 1 / (1 + exp(-x)) within 1e-5; NaN stays NaN.
 inline __m512 sigmoid(__m512 x) {
   const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(-kLog2E));

@@ -10,16 +10,6 @@
 namespace bough {
 
 namespace bf16 {
-
-void multiply_keys(float* scores, const BFloat16Bits* const* k, int64_t count, const BFloat16Bits* q,
-                   int64_t depth) {
-  (has_amx() ? amx::multiply_keys : dots::multiply_keys)(scores, k, count, q, depth);
-}
-void add_values(float* o, bool accumulate, const BFloat16Bits* const* v, const float* p, int64_t count,
-                int64_t width) {
-  (has_amx() ? amx::add_values : dots::add_values)(o, accumulate, v, p, count, width);
-}
-
 namespace {
 constexpr int64_t kForwardUnits = 8;  // of keys whose scores are in flight: with a head's sums they stay near
 
@@ -50,6 +40,8 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
   const auto& shape = x.shape;
   const int64_t heads = shape.heads_per_group(), width = x.width, elements = x.factor_elements();
   const auto scale = static_cast<float>(x.in.scale) * kLog2E;
+  const auto multiply_keys = has_amx() ? amx::multiply_keys : dots::multiply_keys;
+  const auto add_values = has_amx() ? amx::add_values : dots::add_values;
   const PackedKeys keys(x, group);
   const int64_t sums_of_a_head = elements + 2 * kUnit;
   const AlignedBuffer<float> sums(heads * sums_of_a_head + kForwardUnits * kScoreStride);
