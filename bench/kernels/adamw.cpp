@@ -51,7 +51,7 @@ Kernel norm(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("adamw", update);
   program.add("sum_of_squares", norm);
   return program.run(argc, argv);

@@ -35,7 +35,7 @@ Kernel backward(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("embedding/backward", backward);
   return program.run(argc, argv);
 }

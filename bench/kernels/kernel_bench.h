@@ -2,13 +2,13 @@
 // to report.
 //
 // A kernel's bound is the least time of its work: its FLOPs at the rate of a matrix product at the model's shapes, or its
-// bytes, each operand read or written once, at the bandwidth of memory, whichever is longer. Both rates are measured in
-// the same process, with all threads, and again from time to time; the best counts. `of_bound` is the bound over the
-// median run, `best` over the fastest.
+// bytes, each operand read or written once, at the bandwidth of memory, whichever is longer. A shared machine is twice as
+// fast in one second as in the next, cores and memory alike, so that both rates are measured after each run, with all
+// threads: `of_bound` is the median of the runs' parts of the bound next to them. `best` is the fastest run beside the
+// best rates.
 //
-// Times are of the CPU, of the busiest thread, so that other programs on the cores count for their cache misses only;
-// threads sleep while they wait, or their waiting would count (OMP_WAIT_POLICY=passive: the program starts itself anew
-// with it).
+// Times are of the calling thread's CPU, so that other programs on the cores count for their cache misses only; its wait
+// for other threads, awake as in a step, is part of them.
 //
 // Operands and results rotate among sets of kRotatedBytes together, more than the caches of the machines we use hold,
 // so that bytes come from memory. In a training step many of them are still in a cache; a part of the bound above 1
@@ -21,21 +21,19 @@
 #include <benchmark/benchmark.h>
 #include <time.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/cpu.h"
 #include "kernels/common/cpu_allocator.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
 #include "models/product_rate.h"
 #include "tree/cost_model.h"
@@ -52,18 +50,15 @@ inline Parameter parameter(at::IntArrayRef sizes, at::ScalarType type) {
   return {values(sizes, type), at::zeros(sizes, at::kFloat), {}};
 }
 
-// CPU time of the caller, or the mean of the other threads where that is more.
-inline double busy_seconds_of(const std::function<void()>& work) {
-  const auto now = [](clockid_t clock) {
-    timespec time{};
-    clock_gettime(clock, &time);
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-  };
-  const double all_before = now(CLOCK_PROCESS_CPUTIME_ID), own_before = now(CLOCK_THREAD_CPUTIME_ID);
+inline double cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+inline double cpu_seconds_of(const std::function<void()>& work) {
+  const double before = cpu_seconds();
   work();
-  const double own = now(CLOCK_THREAD_CPUTIME_ID) - own_before;
-  const double others = now(CLOCK_PROCESS_CPUTIME_ID) - all_before - own;
-  return std::max(own, others / std::max(1, at::get_num_threads() - 1));
+  return cpu_seconds() - before;
 }
 
 struct Setting {
@@ -172,33 +167,49 @@ inline Kernel backward_of(const Work& work, const std::function<Graph()>& make) 
 
 class Rates {
  public:
+  // FLOP/s now, and the best so far: of the best of a model's products, of which the one that is run here is a fixed part.
   double products(const Setting& setting) {
     auto& rate = products_[{setting.shape.name, setting.type}];
-    if (rate.best == 0 || seconds_since(rate.measured) > kSecondsBetween) {
-      rate.best = std::max(rate.best, matrix_product_rate(setting.shape, setting.type, busy_seconds_of));
-      rate.measured = std::chrono::steady_clock::now();
+    if (rate.best == 0) {
+      const int64_t width = setting.shape.hidden_size;
+      rate.x = values({kProbeRows, width}, setting.type);
+      rate.w = values({std::min(width, kProbeRows), width}, setting.type);
+      for (int i = 0; i < 16; ++i) rate.best_probe = std::max(rate.best_probe, rate.probe());
+      rate.best = std::max(matrix_product_rate(setting.shape, setting.type, cpu_seconds_of), rate.best_probe);
+      rate.of_probe = rate.best / rate.best_probe;
     }
-    return rate.best;
+    const double now = rate.probe() * rate.of_probe;
+    rate.best = std::max(rate.best, now);
+    return now;
+  }
+  double best_products(const Setting& setting) {
+    return products_[{setting.shape.name, setting.type}].best;
   }
 
-  // Bytes a second over kRotatedBytes: of a += s, else of a = b + s·c and of a = b, which also fetch what they overwrite.
+  // Bytes a second now: of a += s, else of a = b + s·c, which also fetches what it overwrites. Over a part that follows
+  // the last one, long enough for the threads' start not to count.
   double bandwidth(bool in_place) {
     if (!a_.defined()) {
       a_ = at::zeros({static_cast<int64_t>(kRotatedBytes) / 12}, at::kFloat);
       b_ = at::zeros_like(a_);
       c_ = at::zeros_like(a_);
     }
-    const auto bytes = static_cast<double>(a_.nbytes());
-    const auto rate = [&](double count, const auto& work) { return count * bytes / busy_seconds_of(work); };
-    for (int i = 0; i < 4; ++i) {
-      in_place_ = std::max(in_place_, rate(6, [&] {
-                             for (auto* x : {&a_, &b_, &c_}) x->add_(1.0);
-                           }));
-      copied_ =
-          std::max({copied_, rate(3, [&] { at::add_out(a_, b_, c_, 0.5); }), rate(2, [&] { a_.copy_(b_); })});
-    }
-    return in_place ? in_place_ : copied_;
+    const int64_t first = part_++ % (a_.size(0) / kPart) * kPart;
+    auto a = a_.narrow(0, first, kPart);
+    const auto b = b_.narrow(0, first, kPart), c = c_.narrow(0, first, kPart);
+    const double seconds = cpu_seconds_of([&] {
+      if (in_place) {
+        a.add_(1.0);
+      } else {
+        at::add_out(a, b, c, 0.5);
+      }
+    });
+    const double rate = (in_place ? 2 : 3) * static_cast<double>(a.nbytes()) / seconds;
+    auto& best = in_place ? in_place_ : copied_;
+    best = std::max(best, rate);
+    return rate;
   }
+  double best_bandwidth(bool in_place) const { return in_place ? in_place_ : copied_; }
 
   void print() const {
     for (const auto& [setting, rate] : products_)
@@ -209,24 +220,27 @@ class Rates {
   }
 
  private:
-  static constexpr double kSecondsBetween = 10;
+  static constexpr int64_t kPart = 2 << 20;  // elements
+  static constexpr int64_t kProbeRows = 512;
   struct ProductRate {
-    double best = 0;  // FLOP/s
-    std::chrono::steady_clock::time_point measured;
+    double best = 0, best_probe = 0, of_probe = 1;
+    at::Tensor x, w;
+    double probe() const {  // the better of two: the first finds the caches full of other things
+      const double flops = 2.0 * static_cast<double>(x.size(0) * w.numel());
+      const auto once = [&] { return flops / cpu_seconds_of([&] { matrix_product(x, w.t()); }); };
+      return std::max(once(), once());
+    }
   };
   std::map<std::pair<std::string, at::ScalarType>, ProductRate> products_;
   at::Tensor a_, b_, c_;
+  int64_t part_ = 0;
   double copied_ = 0, in_place_ = 0;
 };
 
 // One program: kernels are added by name and made when their turn comes, one at a time.
 class Program {
  public:
-  explicit Program(char** argv) {
-    if (setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0) == 0 && !std::getenv("BOUGH_BENCH_STARTED")) {
-      setenv("BOUGH_BENCH_STARTED", "1", 1);  // libgomp reads the policy when it is loaded
-      execv("/proc/self/exe", argv);
-    }
+  Program() {
     apply_cpu_workarounds();
     install_cpu_allocator();
     for (const char* name : {"small", "qwen3-0.6b"})
@@ -248,9 +262,8 @@ class Program {
                                        current_name_ = full;
                                        for (turn_ = 0; turn_ < current_.num_sets; ++turn_)
                                          current_.run(turn_);
-                                       bound_ = bound(setting);
                                      }
-                                     measure(state);
+                                     measure(state, setting);
                                    })
           ->UseManualTime()
           ->Unit(benchmark::kMicrosecond);
@@ -266,37 +279,33 @@ class Program {
   }
 
  private:
-  struct Bound {
-    double by_products = 0, by_memory = 0;
-    double seconds() const { return std::max(by_products, by_memory); }
-  };
-
-  Bound bound(const Setting& setting) {
-    Bound result;
-    if (current_.work.flops > 0) result.by_products = current_.work.flops / rates_.products(setting);
-    result.by_memory = current_.work.bytes / rates_.bandwidth(current_.work.in_place);
-    return result;
-  }
-
-  void measure(benchmark::State& state) {
-    std::vector<double> seconds;
+  void measure(benchmark::State& state, const Setting& setting) {
+    const auto& [flops, bytes, in_place] = current_.work;
+    std::vector<double> parts;
+    double fastest = std::numeric_limits<double>::infinity();
+    bool by_products = true;
     for (auto _ : state) {
-      seconds.push_back(busy_seconds_of([&] { current_.run(turn_); }));
+      const double seconds = cpu_seconds_of([&] { current_.run(turn_); });
       ++turn_;
-      state.SetIterationTime(seconds.back());
+      state.SetIterationTime(seconds);
+      fastest = std::min(fastest, seconds);
+      const double products = flops > 0 ? flops / rates_.products(setting) : 0;
+      const double memory = bytes / rates_.bandwidth(in_place);
+      by_products = products >= memory;
+      parts.push_back(std::max(products, memory) / seconds);
     }
-    const auto middle = seconds.begin() + std::ssize(seconds) / 2;
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    state.counters["of_bound"] = bound_.seconds() / *middle;
-    state.counters["best"] = bound_.seconds() / *std::min_element(seconds.begin(), seconds.end());
-    state.SetLabel(bound_.by_products >= bound_.by_memory ? "bound by products" : "bound by memory");
+    const auto middle = parts.begin() + std::ssize(parts) / 2;
+    std::nth_element(parts.begin(), middle, parts.end());
+    state.counters["of_bound"] = *middle;
+    const double products = flops > 0 ? flops / rates_.best_products(setting) : 0;
+    state.counters["best"] = std::max(products, bytes / rates_.best_bandwidth(in_place)) / fastest;
+    state.SetLabel(by_products ? "bound by products" : "bound by memory");
   }
 
   std::vector<Setting> settings_;
   Rates rates_;
   std::string current_name_;
   Kernel current_;
-  Bound bound_;
   size_t turn_ = 0;
 };
 

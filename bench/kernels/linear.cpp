@@ -55,7 +55,7 @@ Kernel backward(const Setting& s, const LayerMatrix& matrix) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   for (const auto& matrix : kLayerMatrices) {
     program.add(std::string("linear/") + matrix.name + "/forward",
                 [&](const Setting& s) { return forward(s, matrix); });

@@ -95,7 +95,7 @@ Kernel backward(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("head/forward", head_forward);
   program.add("head/forward_backward", head_forward_backward);
   program.add("log_prob/forward", forward);

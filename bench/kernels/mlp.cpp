@@ -49,7 +49,7 @@ Kernel forward_backward(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("mlp/forward", forward);
   program.add("mlp/forward_backward", forward_backward);
   return program.run(argc, argv);

@@ -51,7 +51,7 @@ Kernel forward_backward(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("norm_linear/forward", forward);
   program.add("norm_linear/forward_backward", forward_backward);
   return program.run(argc, argv);

@@ -52,7 +52,7 @@ Kernel backward(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("qk_norm_rotary/forward", forward);
   program.add("qk_norm_rotary/backward", backward);
   return program.run(argc, argv);

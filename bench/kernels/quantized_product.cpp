@@ -35,7 +35,7 @@ Kernel product(const Setting& s, const LayerMatrix& matrix, int64_t rows) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   for (const auto& matrix : kLayerMatrices)
     for (const int64_t rows : {1, 8, 32, 128})
       program.add(std::string("quantized_product/") + matrix.name + "/" + std::to_string(rows),

@@ -39,7 +39,7 @@ Kernel backward(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("rms_norm/forward", forward);
   program.add("rms_norm/backward", backward);
   return program.run(argc, argv);

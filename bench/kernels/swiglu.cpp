@@ -42,7 +42,7 @@ Kernel backward(const Setting& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   program.add("swiglu/forward", forward);
   program.add("swiglu/backward", backward);
   return program.run(argc, argv);

@@ -89,7 +89,7 @@ Kernel backward(const Setting& s, const Layout& layout) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Program program(argv);
+  Program program;
   for (const auto& layout : kLayouts) {
     program.add(std::string("tree_attention/") + layout.name + "/forward",
                 [&](const Setting& s) { return forward(s, layout); });

@@ -126,10 +126,10 @@ Computed compute_scores(const UnitInputs<T>& x, int64_t first_unit, const Step& 
   return computed;
 }
 
-// d_q: the head's, [blocks][32][width].
+// d_q: of the group's heads, [32][width] a block.
 template <class T>
 void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
-                   const QueryBlocks<T>& queries, const BackwardScratch& s, float* d_q) {
+                   const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {
   const int64_t width = x.width, elements = x.factor_elements();
   const auto [rows, columns] = compute_scores(x, first_unit, step, queries, s);
   if (rows.size() <= 0) return;
@@ -141,14 +141,14 @@ void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
            queries.d_o(step.head, columns.begin), width, of_keys);
   multiply(s.d_k + rows.begin * elements, width, true, {s.d_p + at, kScoreStride},
            queries.q(step.head, columns.begin), width, of_keys);
-  multiply(d_q + columns.begin * elements, width, true, {s.d_p + at, kScoreStride, true},
+  multiply(d_q.of(step.head % x.shape.heads_per_group(), columns), width, true, {s.d_p + at, kScoreStride, true},
            s.k + rows.begin * elements, width, {num_queries, width, num_keys});
 }
 
-// Units [first_unit, first_unit + count) of keys of one group. d_q: [heads of the group][blocks][32][width].
+// Units [first_unit, first_unit + count) of keys of one group.
 template <class T>
 void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, int64_t count,
-                    const QueryBlocks<T>& queries, const BackwardScratch& s, float* d_q) {
+                    const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {
   const int64_t elements = x.factor_elements(), heads = x.shape.heads_per_group();
   load_units(s.k, x, x.in.k_TGH, x.in.k_stack_PGH, group, first_unit, count);
   load_units(s.v, x, x.in.v_TGH, x.in.v_stack_PGH, group, first_unit, count);
@@ -165,7 +165,7 @@ void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, i
                       {{unit, std::min(count, unit + kStepUnits)},
                        {block, std::min(blocks.end, block + kStepBlocks)},
                        group * heads + h},
-                      queries, s, d_q + h * x.num_blocks() * elements);
+                      queries, s, d_q);
 }
 
 template <class T>
@@ -177,7 +177,7 @@ struct Way {
   static constexpr int64_t kUnits = kBackwardUnits;
 
   static void add_units(const UnitInputs<T>& x, int64_t group, int64_t first, int64_t count,
-                        const QueryBlocks& queries, const Scratch& scratch, float* d_q) {
+                        const QueryBlocks& queries, const Scratch& scratch, const QuerySums& d_q) {
     backward_units<T>(x, group, first, count, queries, scratch, d_q);
   }
   static void store_d_q(const UnitInputs<T>& x, const Range& queries, const float* sums, T* out) {

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "kernels/tree_attention/tree_attention_bf16.h"
-#include "kernels/tree_attention/tree_attention_isa.h"
 
 namespace bough {
 
@@ -48,7 +47,7 @@ class QueryBlocks {
     pack_panel(b.q_turned, q, stride, true, shape.head_dim, count);
     pack_rows(b.d_o, x, d_o + offset, stride, count);
     pack_panel(b.d_o_turned, d_o + offset, stride, true, shape.head_dim, count);
-    BOUGH_ISA_CALL(row_dots, b.dots, d_o + offset, o + offset, count, shape.head_dim, stride);
+    row_dots(b.dots, d_o + offset, o + offset, count, stride, shape.head_dim);
     for (int64_t i = 0; i < count; ++i) b.lse[i] = lse[(queries.begin + i) * shape.num_heads + head] * kLog2E;
     // Padding: probabilities of 0.
     std::fill(b.lse + count, b.lse + kUnit, std::numeric_limits<float>::max());
@@ -87,9 +86,9 @@ struct BackwardScratch {
   Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
 };
 
-// Up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: [heads of the group][blocks][width][32].
+// Up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: of its heads, [width][32] a block.
 void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
-                    const QueryBlocks& query_blocks, const BackwardScratch& s, float* d_q) {
+                    const QueryBlocks& query_blocks, const BackwardScratch& s, const QuerySums& d_q) {
   const auto& shape = x.shape;
   const int64_t width = x.width, elements = x.factor_elements(), stride = shape.k_stride();
   const auto scale = static_cast<float>(x.in.scale) * kLog2E;
@@ -143,7 +142,7 @@ void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t 
       for (int64_t slot = 0; slot < end - begin; ++slot) {
         const int64_t number = num_units_of_block[slot];
         if (number == 0) continue;
-        float* sums = d_q + (h * x.num_blocks() + begin + slot) * elements;
+        float* sums = d_q.of(h, {begin + slot, begin + slot + 1});
         for (int64_t column = 0; column < width; column += kUnit) {
           for (int64_t j = 0; j < number; ++j) {
             left[j] = s.k_turned + units_of_block[slot][j] * elements + column * kUnit;
@@ -164,7 +163,7 @@ struct Way {
   static constexpr int64_t kUnits = kBackwardUnits;
 
   static void add_units(const Inputs& x, int64_t group, int64_t first, int64_t count,
-                        const QueryBlocks& queries, const Scratch& scratch, float* d_q) {
+                        const QueryBlocks& queries, const Scratch& scratch, const QuerySums& d_q) {
     backward_units(x, group, first, count, queries, scratch, d_q);
   }
   static void store_d_q(const Inputs& x, const Range& queries, const float* sums, Element* out) {

@@ -106,6 +106,20 @@ void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* o
   store_turned(rows.o, inverse, num_rows, out, out_stride, head_dim);
 }
 
+void row_dots(float* sums, const BFloat16Bits* a, const BFloat16Bits* b, int64_t num_rows, int64_t stride,
+              int64_t head_dim) {
+  for (int64_t r = 0; r < num_rows; ++r, a += stride, b += stride) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t d = 0; d < head_dim; d += kUnit) {
+      const int64_t left = head_dim - d;
+      const __mmask32 columns = left >= kUnit ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+      sum = _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(columns, a + d)),
+                             reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(columns, b + d)));
+    }
+    sums[r] = _mm512_reduce_add_ps(sum);
+  }
+}
+
 void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask& mask, float scale,
                            const float* lse, const float* dots, BFloat16Bits* p, BFloat16Bits* d_s,
                            BFloat16Bits* d_s_right) {

@@ -36,6 +36,9 @@ bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float sc
 void finish_softmax(const OnlineSoftmax& rows, int64_t num_rows, BFloat16Bits* out, int64_t out_stride,
                     int64_t head_dim, float* lse, int64_t lse_stride);
 
+// sums[r] = a[r]·b[r]: rows of head_dim, `stride` apart.
+void row_dots(float* sums, const BFloat16Bits* a, const BFloat16Bits* b, int64_t num_rows, int64_t stride,
+              int64_t head_dim);
 // One transposed unit, scores[32 keys][32 queries] and the gradients of the probabilities in the same order:
 //   p = 2^(scale · score - lse), dS = p (d_p - dot)
 // p, d_s: [32 keys][32 queries]; d_s_right: dS as a right factor, keys in depth (matrix_product_tiles.h).

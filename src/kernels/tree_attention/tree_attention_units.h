@@ -151,11 +151,34 @@ void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   });
 }
 
+// Sums of queries' gradients, [heads][blocks][elements] of one share of one group: zeros until the first are added to a
+// block, filled in when it is about to be read anyway.
+class QuerySums {
+ public:
+  QuerySums(float* data, char* begun, int64_t blocks, int64_t elements)
+      : data_(data), begun_(begun), blocks_(blocks), elements_(elements) {}
+
+  float* of(int64_t head, const Range& blocks) const {
+    float* const first = data_ + (head * blocks_ + blocks.begin) * elements_;
+    for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+      char& begun = begun_[head * blocks_ + b];
+      if (!begun) std::fill_n(first + (b - blocks.begin) * elements_, elements_, 0.0f);
+      begun = 1;
+    }
+    return first;
+  }
+
+ private:
+  float* data_;
+  char* begun_;
+  int64_t blocks_, elements_;
+};
+
 // Backward by a Way to compute units, which has
 //   Element, Session
 //   QueryBlocks(x): load(x, head, block, d_o, o, lse) of every head's blocks of queries
 //   Scratch(factor_elements): a thread's; d_k, d_v: sums of up to kUnits units, [units][32][width]
-//   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q [heads of the group][blocks]
+//   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q, QuerySums of the group
 //   store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
 template <class Way>
 TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const TreeAttentionOutput& out,
@@ -171,33 +194,42 @@ TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const Tree
   const KeyGradients gradients(d, d_k_stack, d_v_stack);
   const typename Way::QueryBlocks queries(x);
   const int64_t blocks = x.num_blocks(), elements = x.factor_elements(), heads = shape.heads_per_group();
-  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+  // All heads of a block after each other: they share its rows' memory.
+  at::parallel_for(0, blocks * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      queries.load(x, i / blocks, i % blocks, data<T>(d_o), data<T>(out.o_TNH), data<float>(out.lse_TN));
+      queries.load(x, i % shape.num_heads, i / shape.num_heads, data<T>(d_o), data<T>(out.o_TNH),
+                   data<float>(out.lse_TN));
   });
   // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
   const int64_t batches = (x.units.size() + Way::kUnits - 1) / Way::kUnits;
   const int64_t num_shares = shares_of_a_group(shape.num_groups, batches);
-  const auto d_q = at::zeros({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
+  const auto d_q = at::empty({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
   auto* d_q_data = mutable_data<float>(d_q);
-  const int64_t d_q_share = shape.num_heads * blocks * elements;
+  const int64_t blocks_of_share = shape.num_heads * blocks;
+  std::vector<char> begun(num_shares * blocks_of_share);  // not bool: threads write beside each other
   for_each_share<typename Way::Session>(shape.num_groups, num_shares, [&](int64_t group, int64_t share) {
     const typename Way::Scratch scratch(elements);
-    float* d_q_group = d_q_data + share * d_q_share + group * heads * blocks * elements;
+    const int64_t first_block = share * blocks_of_share + group * heads * blocks;
+    const QuerySums sums(d_q_data + first_block * elements, begun.data() + first_block, blocks, elements);
     for (int64_t batch = share; batch < batches; batch += num_shares) {
       const int64_t first = batch * Way::kUnits, count = std::min(Way::kUnits, x.units.size() - first);
-      Way::add_units(x, group, first, count, queries, scratch, d_q_group);
+      Way::add_units(x, group, first, count, queries, scratch, sums);
       gradients.store(x, group, first, count, scratch.d_k, scratch.d_v);
     }
   });
   T* out_data = mutable_data<T>(d.d_q_TNH);
-  at::parallel_for(0, shape.num_heads * blocks, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, blocks * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      float* sums = d_q_data + i * elements;
-      for (int64_t share = 1; share < num_shares; ++share)
-        for (int64_t j = 0; j < elements; ++j) sums[j] += sums[share * d_q_share + j];
-      const Range rows = block_queries(shape, i % blocks);
-      Way::store_d_q(x, rows, sums, out_data + rows.begin * shape.q_stride() + i / blocks * shape.head_dim);
+      const int64_t head = i % shape.num_heads, block = i / shape.num_heads, at = head * blocks + block;
+      float* sums = d_q_data + at * elements;
+      if (!begun[at]) std::fill_n(sums, elements, 0.0f);
+      for (int64_t share = 1; share < num_shares; ++share) {
+        if (!begun[share * blocks_of_share + at]) continue;
+        const float* more = sums + share * blocks_of_share * elements;
+        for (int64_t j = 0; j < elements; ++j) sums[j] += more[j];
+      }
+      const Range rows = block_queries(shape, block);
+      Way::store_d_q(x, rows, sums, out_data + rows.begin * shape.q_stride() + head * shape.head_dim);
     }
   });
   return d;
