@@ -182,9 +182,7 @@ class Rates {
     rate.best = std::max(rate.best, now);
     return now;
   }
-  double best_products(const Setting& setting) {
-    return products_[{setting.shape.name, setting.type}].best;
-  }
+  double best_products(const Setting& setting) { return products_[{setting.shape.name, setting.type}].best; }
 
   // Bytes a second now: of a += s, else of a = b + s·c, which also fetches what it overwrites. Over a part that follows
   // the last one, long enough for the threads' start not to count.

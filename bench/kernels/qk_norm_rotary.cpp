@@ -26,10 +26,12 @@ struct Heads {
   auto run(const at::Tensor& qkv) const {
     return qk_norm_rotary(qkv, layout, rotary, &q_norm, &k_norm, 1e-6);
   }
-  // Elements read or written for each of q, k and v; the rotary table is read once.
+  // Elements read or written for each of q and k; v is copied. The rotary table is read once.
   Work work(const Setting& s, double elements) const {
     const auto table = static_cast<double>(rotary.cos.nbytes() + rotary.sin.nbytes());
-    return {.bytes = elements * static_cast<double>(kTokens * layout.width()) * s.element() + table};
+    const auto v = static_cast<double>(layout.num_kv_heads * layout.head_dim);
+    const double row = elements * (static_cast<double>(layout.width()) - v) + 2 * v;
+    return {.bytes = row * kTokens * s.element() + table};
   }
 };
 

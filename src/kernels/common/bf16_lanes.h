@@ -64,8 +64,21 @@ inline Lanes subtract_product(const Lanes& c, const Lanes& a, __m512 b) {
 inline Lanes zero_lanes() {
   return {_mm512_setzero_ps(), _mm512_setzero_ps()};
 }
+// sum + the squares of 32 neighbours, two a lane.
+inline __m512 add_squares(const BFloat16Bits* p, __m512 sum) {
+  const auto pairs = reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
+  return _mm512_dpbf16_ps(sum, pairs, pairs);
+}
 inline float sum_of(const Lanes& x) {
   return _mm512_reduce_add_ps(_mm512_add_ps(x.even, x.odd));
+}
+// Each one's lanes added up.
+inline __m128 sums_across(const __m512 (&x)[4]) {
+  const auto quarter = [&](int i) {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x[i]), _mm512_extractf32x8_ps(x[i], 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  };
+  return _mm_hadd_ps(_mm_hadd_ps(quarter(0), quarter(1)), _mm_hadd_ps(quarter(2), quarter(3)));
 }
 
 // Sums that are kept in the order of lanes while rows are added to them.

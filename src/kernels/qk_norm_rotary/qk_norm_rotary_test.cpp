@@ -16,21 +16,21 @@ TEST(QkNormRotary, MatchesReferenceInEveryDtype) {
     for (const auto& [with_norm, head_dim] : std::vector<std::pair<bool, int64_t>>{
              {false, 16}, {true, 16}, {false, 64}, {true, 64}, {true, 96}, {true, 128}}) {
       SCOPED_TRACE(testing::Message() << head_dim << (with_norm ? ", with norms" : ""));
-      const QkvLayout layout{4, 2, head_dim};
+      const QkvLayout layout{10, 2, head_dim};
       auto qkv = random_tensor({70, layout.width()}, type, 1).requires_grad_(true);
       Parameter q_norm = random_parameter({head_dim}, type, 2),
                 k_norm = random_parameter({head_dim}, type, 3);
       const auto rotary = table(70, accumulator_type(type), head_dim);
       const auto [q, k, v] = qk_norm_rotary(qkv, layout, rotary, with_norm ? &q_norm : nullptr,
                                             with_norm ? &k_norm : nullptr, 1e-6);
-      const auto d_q = random_tensor({70, 4, head_dim}, type, 4),
+      const auto d_q = random_tensor({70, 10, head_dim}, type, 4),
                  d_k = random_tensor({70, 2, head_dim}, type, 5),
                  d_v = random_tensor({70, 2, head_dim}, type, 6);
       torch::autograd::backward({q, k, v}, {d_q, d_k, d_v});
       using Optional = std::optional<at::Tensor>;
       const auto norm = [&](const Parameter& p) { return with_norm ? Optional(p.value) : std::nullopt; };
       const auto [q_ref, k_ref, v_ref] = qk_norm_rotary_forward_reference(
-          qkv.detach(), rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), 4, 2, 1e-6);
+          qkv.detach(), rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), 10, 2, 1e-6);
       EXPECT_CLOSE(q, q_ref, type);
       EXPECT_CLOSE(k, k_ref, type);
       EXPECT_CLOSE(v, v_ref, type);

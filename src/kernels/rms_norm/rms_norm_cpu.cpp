@@ -1,9 +1,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
+#include "kernels/common/partial_sums.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rms_norm/rms_norm_isa.h"
 
@@ -36,25 +36,18 @@ at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, con
   auto d_x = at::empty_like(x);
   dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
     using A = AccOf<T>;
-    // Each part sums its rows' weight gradients by itself; the parts are then added in order.
-    const int64_t num_parts = std::clamp<int64_t>(num_rows / grain(width), 1, at::get_num_threads());
-    auto partial = at::zeros({num_parts, width}, rstd.options());
+    const PartialSums<A> sums(num_rows, grain(width), width);
     T* d_x_data = mutable_data<T>(d_x);
-    A* partial_data = mutable_data<A>(partial);
     T* y_data = y ? mutable_data<T>(*y) : nullptr;
     const T* residual_data = residual ? data<T>(*residual) : nullptr;
-    at::parallel_for(0, num_parts, 1, [&](int64_t first, int64_t last) {
-      for (int64_t part = first; part < last; ++part) {
-        const int64_t begin = num_rows * part / num_parts;
-        const int64_t end = num_rows * (part + 1) / num_parts;
-        BOUGH_BF16_OR_ISA_CALL(T, width % 32 == 0, rms_norm_backward_rows, d_x_data + begin * width,
-                               y_data ? y_data + begin * width : nullptr, partial_data + part * width,
-                               data<T>(d_y) + begin * width, data<T>(x) + begin * width, data<T>(weight_D),
-                               residual_data ? residual_data + begin * width : nullptr, data<A>(rstd) + begin,
-                               end - begin, width);
-      }
+    sums.for_parts([&](int64_t begin, int64_t end, A* d_weight) {
+      BOUGH_BF16_OR_ISA_CALL(T, width % 32 == 0, rms_norm_backward_rows, d_x_data + begin * width,
+                             y_data ? y_data + begin * width : nullptr, d_weight,
+                             data<T>(d_y) + begin * width, data<T>(x) + begin * width, data<T>(weight_D),
+                             residual_data ? residual_data + begin * width : nullptr, data<A>(rstd) + begin,
+                             end - begin, width);
     });
-    d_weight_D.add_(num_parts == 1 ? partial[0] : partial.sum(0));
+    sums.add_to(mutable_data<A>(d_weight_D), 0, width);
   });
   return d_x;
 }

@@ -5,13 +5,10 @@
 namespace bough::bf16 {
 
 namespace {
-// 1 / (1 + exp(-x)) within 1e-5; NaN stays NaN.
+// 1 / (1 + exp(-x)) within 1.4e-4, where bf16 keeps 4e-3; NaN stays NaN.
 inline __m512 sigmoid(__m512 x) {
-  const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(-kLog2E));
-  // Below infinity, whose estimated reciprocal times it is NaN.
-  const __m512 sum = _mm512_add_ps(exp2_lanes(_mm512_min_ps(_mm512_set1_ps(126), t)), _mm512_set1_ps(1));
-  const __m512 estimate = _mm512_rcp14_ps(sum);
-  return _mm512_mul_ps(estimate, _mm512_fnmadd_ps(sum, estimate, _mm512_set1_ps(2)));
+  const __m512 power = exp2_rough(_mm512_mul_ps(x, _mm512_set1_ps(-kLog2E)));
+  return _mm512_rcp14_ps(_mm512_add_ps(power, _mm512_set1_ps(1)));
 }
 inline Lanes sigmoid(const Lanes& x) {
   return {sigmoid(x.even), sigmoid(x.odd)};

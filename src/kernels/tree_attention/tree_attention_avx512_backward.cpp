@@ -141,8 +141,9 @@ void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
            queries.d_o(step.head, columns.begin), width, of_keys);
   multiply(s.d_k + rows.begin * elements, width, true, {s.d_p + at, kScoreStride},
            queries.q(step.head, columns.begin), width, of_keys);
-  multiply(d_q.of(step.head % x.shape.heads_per_group(), columns), width, true, {s.d_p + at, kScoreStride, true},
-           s.k + rows.begin * elements, width, {num_queries, width, num_keys});
+  multiply(d_q.of(step.head % x.shape.heads_per_group(), columns), width, true,
+           {s.d_p + at, kScoreStride, true}, s.k + rows.begin * elements, width,
+           {num_queries, width, num_keys});
 }
 
 // Units [first_unit, first_unit + count) of keys of one group.
