@@ -35,7 +35,6 @@
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
-#include "models/product_rate.h"
 #include "tree/cost_model.h"
 
 namespace bough::bench {
@@ -167,18 +166,19 @@ inline Kernel backward_of(const Work& work, const std::function<Graph()>& make) 
 
 class Rates {
  public:
-  // FLOP/s now, and the best so far: of the best of a model's products, of which the one that is run here is a fixed part.
+  // FLOP/s now, of kTokens x the model's width x kTokens: the better of two products, since the first finds the caches
+  // full of other things.
   double products(const Setting& setting) {
     auto& rate = products_[{setting.shape.name, setting.type}];
     if (rate.best == 0) {
-      const int64_t width = setting.shape.hidden_size;
-      rate.x = values({kProbeRows, width}, setting.type);
-      rate.w = values({std::min(width, kProbeRows), width}, setting.type);
-      for (int i = 0; i < 16; ++i) rate.best_probe = std::max(rate.best_probe, rate.probe());
-      rate.best = std::max(matrix_product_rate(setting.shape, setting.type, cpu_seconds_of), rate.best_probe);
-      rate.of_probe = rate.best / rate.best_probe;
+      rate.x = values({kTokens, setting.shape.hidden_size}, setting.type);
+      rate.w = values({kTokens, setting.shape.hidden_size}, setting.type);
     }
-    const double now = rate.probe() * rate.of_probe;
+    const double flops = 2.0 * static_cast<double>(kTokens * rate.w.numel());
+    const auto once = [&] {
+      return flops / cpu_seconds_of([&] { matrix_product(rate.x, rate.w.t()); });
+    };
+    const double now = std::max(once(), once());
     rate.best = std::max(rate.best, now);
     return now;
   }
@@ -213,21 +213,16 @@ class Rates {
     for (const auto& [setting, rate] : products_)
       std::printf("products, %s %s: %.0f GFLOP/s\n", setting.first.c_str(), c10::toString(setting.second),
                   rate.best * 1e-9);
-    std::printf("memory: %.1f GB/s, in place %.1f GB/s, %d threads\n", copied_ * 1e-9, in_place_ * 1e-9,
-                at::get_num_threads());
+    if (copied_ > 0) std::printf("memory: %.1f GB/s\n", copied_ * 1e-9);
+    if (in_place_ > 0) std::printf("memory, in place: %.1f GB/s\n", in_place_ * 1e-9);
+    std::printf("%d threads\n", at::get_num_threads());
   }
 
  private:
   static constexpr int64_t kPart = 2 << 20;  // elements
-  static constexpr int64_t kProbeRows = 512;
   struct ProductRate {
-    double best = 0, best_probe = 0, of_probe = 1;
+    double best = 0;
     at::Tensor x, w;
-    double probe() const {  // the better of two: the first finds the caches full of other things
-      const double flops = 2.0 * static_cast<double>(x.size(0) * w.numel());
-      const auto once = [&] { return flops / cpu_seconds_of([&] { matrix_product(x, w.t()); }); };
-      return std::max(once(), once());
-    }
   };
   std::map<std::pair<std::string, at::ScalarType>, ProductRate> products_;
   at::Tensor a_, b_, c_;

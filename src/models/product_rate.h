@@ -3,18 +3,11 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <functional>
-
 #include "tree/cost_model.h"
 
 namespace bough {
 
-// Seconds that the work takes.
-using TimeOf = std::function<double(const std::function<void()>& work)>;
-double wall_seconds_of(const std::function<void()>& work);
-
 // FLOP/s of x·Wᵀ on the CPU: the best of the layers' matrices and numbers of rows, each the best of several runs.
-double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype,
-                           const TimeOf& time_of = wall_seconds_of);
+double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype);
 
 }  // namespace bough
