@@ -175,9 +175,7 @@ class Rates {
       rate.w = values({kTokens, setting.shape.hidden_size}, setting.type);
     }
     const double flops = 2.0 * static_cast<double>(kTokens * rate.w.numel());
-    const auto once = [&] {
-      return flops / cpu_seconds_of([&] { matrix_product(rate.x, rate.w.t()); });
-    };
+    const auto once = [&] { return flops / cpu_seconds_of([&] { matrix_product(rate.x, rate.w.t()); }); };
     const double now = std::max(once(), once());
     rate.best = std::max(rate.best, now);
     return now;

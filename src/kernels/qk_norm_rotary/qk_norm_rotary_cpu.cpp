@@ -11,6 +11,13 @@ namespace bough {
 namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
+// Of rows read without a gap the CPU fetches what follows by itself: backward reads v, too, which it does not need.
+template <class T>
+void bring_near(const T* elements, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(elements + i);
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
     const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, const OptionalTensor& q_norm,
     const OptionalTensor& k_norm, int64_t num_heads, int64_t num_kv_heads, double eps) {
@@ -73,6 +80,7 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
                                sums + 2 * head_dim, data<T>(d_k) + t * k_width, row + q_width, c, s,
                                k_norm ? data<T>(*k_norm) : nullptr, eps,
                                HeadRows{1, num_kv_heads, head_dim, stride});
+        bring_near(row + q_width + k_width, k_width);
         std::memcpy(d_row + q_width + k_width, data<T>(d_v) + t * k_width, k_width * sizeof(T));
       }
     });
