@@ -68,7 +68,7 @@ void forward_rows(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, co
       const int64_t left = rows.num_heads - first, count = left < kMostHeads ? left : kMostHeads;
       if constexpr (kNorm) inverse_rms_of_heads<kWidth>(scales, x, count, eps);
       for (int64_t h = 0; h < count; ++h, x += kWidth, y += kWidth) {
-        const __m512 scale = _mm512_set1_ps(scales[h]);
+        const __m512 scale = _mm512_set1_ps(kNorm ? scales[h] : 1.0f);
         Lanes x_b[2 * kBlocks];
 #pragma GCC unroll 4
         for (int b = 0; b < 2 * kBlocks; ++b) {
