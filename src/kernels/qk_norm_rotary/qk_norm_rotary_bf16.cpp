@@ -61,27 +61,25 @@ void forward_rows(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, co
   constexpr int64_t kHalf = kBlocks * kNeighbours, kWidth = 2 * kHalf;
   const Weight<kBlocks> w(weight);
   alignas(64) float scales[kMostHeads];
-  for (int64_t t = 0; t < rows.num_rows; ++t, qkv += rows.qkv_stride, cos += kHalf, sin += kHalf) {
-    const Angles<kBlocks> angles(cos, sin);
-    const BFloat16Bits* x = qkv;
-    for (int64_t first = 0; first < rows.num_heads; first += kMostHeads) {
-      const int64_t left = rows.num_heads - first, count = left < kMostHeads ? left : kMostHeads;
-      if constexpr (kNorm) inverse_rms_of_heads<kWidth>(scales, x, count, eps);
-      for (int64_t h = 0; h < count; ++h, x += kWidth, y += kWidth) {
-        const __m512 scale = _mm512_set1_ps(kNorm ? scales[h] : 1.0f);
-        Lanes x_b[2 * kBlocks];
+  const Angles<kBlocks> angles(cos, sin);
+  const BFloat16Bits* x = qkv;
+  for (int64_t first = 0; first < rows.num_heads; first += kMostHeads) {
+    const int64_t left = rows.num_heads - first, count = left < kMostHeads ? left : kMostHeads;
+    if constexpr (kNorm) inverse_rms_of_heads<kWidth>(scales, x, count, eps);
+    for (int64_t h = 0; h < count; ++h, x += kWidth, y += kWidth) {
+      const __m512 scale = _mm512_set1_ps(kNorm ? scales[h] : 1.0f);
+      Lanes x_b[2 * kBlocks];
 #pragma GCC unroll 4
-        for (int b = 0; b < 2 * kBlocks; ++b) {
-          x_b[b] = load_lanes(x + b * kNeighbours);
-          if constexpr (kNorm) x_b[b] = x_b[b] * scale * w.w[b];
-        }
+      for (int b = 0; b < 2 * kBlocks; ++b) {
+        x_b[b] = load_lanes(x + b * kNeighbours);
+        if constexpr (kNorm) x_b[b] = x_b[b] * scale * w.w[b];
+      }
 #pragma GCC unroll 2
-        for (int b = 0; b < kBlocks; ++b) {
-          store_lanes(y + b * kNeighbours,
-                      multiply_subtract(x_b[b], angles.cos[b], x_b[kBlocks + b] * angles.sin[b]));
-          store_lanes(y + kHalf + b * kNeighbours,
-                      multiply_add(x_b[kBlocks + b], angles.cos[b], x_b[b] * angles.sin[b]));
-        }
+      for (int b = 0; b < kBlocks; ++b) {
+        store_lanes(y + b * kNeighbours,
+                    multiply_subtract(x_b[b], angles.cos[b], x_b[kBlocks + b] * angles.sin[b]));
+        store_lanes(y + kHalf + b * kNeighbours,
+                    multiply_add(x_b[kBlocks + b], angles.cos[b], x_b[b] * angles.sin[b]));
       }
     }
   }
@@ -107,38 +105,35 @@ template <bool kNorm, int kBlocks>
 void backward_rows(BFloat16Bits* d_qkv, float* d_weight, const BFloat16Bits* d_y, const BFloat16Bits* qkv,
                    const float* cos, const float* sin, const BFloat16Bits* weight, double eps,
                    const HeadRows& rows) {
-  constexpr int64_t kHalf = kBlocks * kNeighbours, kWidth = 2 * kHalf;
+  constexpr int64_t kWidth = 2 * kBlocks * kNeighbours;
   const Weight<kBlocks> w(weight);
   Lanes sums[2 * kBlocks];
   for (int b = 0; b < 2 * kBlocks; ++b)
     sums[b] = kNorm ? load_lanes(d_weight + b * kNeighbours) : zero_lanes();
-  for (int64_t t = 0; t < rows.num_rows;
-       ++t, qkv += rows.qkv_stride, d_qkv += rows.qkv_stride, cos += kHalf, sin += kHalf) {
-    const Angles<kBlocks> angles(cos, sin);
-    const BFloat16Bits* x = qkv;
-    BFloat16Bits* d_x = d_qkv;
-    for (int64_t h = 0; h < rows.num_heads; ++h, x += kWidth, d_x += kWidth, d_y += kWidth) {
-      const TurnedBack<kBlocks> back(d_y, angles);
-      if constexpr (!kNorm) {
+  const Angles<kBlocks> angles(cos, sin);
+  const BFloat16Bits* x = qkv;
+  BFloat16Bits* d_x = d_qkv;
+  for (int64_t h = 0; h < rows.num_heads; ++h, x += kWidth, d_x += kWidth, d_y += kWidth) {
+    const TurnedBack<kBlocks> back(d_y, angles);
+    if constexpr (!kNorm) {
 #pragma GCC unroll 4
-        for (int b = 0; b < 2 * kBlocks; ++b) store_lanes(d_x + b * kNeighbours, back.g[b]);
-        continue;
-      }
-      __m512 squares = _mm512_setzero_ps();
-      Lanes dot = zero_lanes();
+      for (int b = 0; b < 2 * kBlocks; ++b) store_lanes(d_x + b * kNeighbours, back.g[b]);
+      continue;
+    }
+    __m512 squares = _mm512_setzero_ps();
+    Lanes dot = zero_lanes();
 #pragma GCC unroll 4
-      for (int b = 0; b < 2 * kBlocks; ++b) {
-        squares = add_squares(x + b * kNeighbours, squares);
-        dot = multiply_add(back.g[b] * w.w[b], load_lanes(x + b * kNeighbours), dot);
-      }
-      const __m512 scale = broadcast_inverse_rms(squares, kWidth, eps);
-      const __m512 mean = scale * scale * _mm512_set1_ps(sum_of(dot) / static_cast<float>(kWidth));
+    for (int b = 0; b < 2 * kBlocks; ++b) {
+      squares = add_squares(x + b * kNeighbours, squares);
+      dot = multiply_add(back.g[b] * w.w[b], load_lanes(x + b * kNeighbours), dot);
+    }
+    const __m512 scale = broadcast_inverse_rms(squares, kWidth, eps);
+    const __m512 mean = scale * scale * _mm512_set1_ps(sum_of(dot) / static_cast<float>(kWidth));
 #pragma GCC unroll 4
-      for (int b = 0; b < 2 * kBlocks; ++b) {
-        const Lanes x_b = load_lanes(x + b * kNeighbours);
-        sums[b] = multiply_add(back.g[b], x_b * scale, sums[b]);
-        store_lanes(d_x + b * kNeighbours, subtract_product(back.g[b] * w.w[b], x_b, mean) * scale);
-      }
+    for (int b = 0; b < 2 * kBlocks; ++b) {
+      const Lanes x_b = load_lanes(x + b * kNeighbours);
+      sums[b] = multiply_add(back.g[b], x_b * scale, sums[b]);
+      store_lanes(d_x + b * kNeighbours, subtract_product(back.g[b] * w.w[b], x_b, mean) * scale);
     }
   }
   for (int b = 0; kNorm && b < 2 * kBlocks; ++b) store_lanes(d_weight + b * kNeighbours, sums[b]);

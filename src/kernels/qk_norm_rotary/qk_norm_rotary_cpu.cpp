@@ -38,11 +38,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
         const A* c = data<A>(cos) + t * head_dim / 2;
         const A* s = data<A>(sin) + t * head_dim / 2;
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_rows, q_data + t * q_width, row, c, s,
-                               q_norm ? data<T>(*q_norm) : nullptr, eps,
-                               HeadRows{1, num_heads, head_dim, stride});
+                               q_norm ? data<T>(*q_norm) : nullptr, eps, HeadRows{num_heads, head_dim});
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_rows, k_data + t * k_width, row + q_width, c, s,
-                               k_norm ? data<T>(*k_norm) : nullptr, eps,
-                               HeadRows{1, num_kv_heads, head_dim, stride});
+                               k_norm ? data<T>(*k_norm) : nullptr, eps, HeadRows{num_kv_heads, head_dim});
         std::memcpy(v_data + t * k_width, row + q_width + k_width, k_width * sizeof(T));
       }
     });
@@ -75,11 +73,10 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
         const A* s = data<A>(sin) + t * head_dim / 2;
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_backward_rows, d_row, sums, sums + 2 * head_dim,
                                data<T>(d_q) + t * q_width, row, c, s, q_norm ? data<T>(*q_norm) : nullptr,
-                               eps, HeadRows{1, num_heads, head_dim, stride});
+                               eps, HeadRows{num_heads, head_dim});
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_backward_rows, d_row + q_width, sums + head_dim,
                                sums + 2 * head_dim, data<T>(d_k) + t * k_width, row + q_width, c, s,
-                               k_norm ? data<T>(*k_norm) : nullptr, eps,
-                               HeadRows{1, num_kv_heads, head_dim, stride});
+                               k_norm ? data<T>(*k_norm) : nullptr, eps, HeadRows{num_kv_heads, head_dim});
         bring_near(row + q_width + k_width, k_width);
         std::memcpy(d_row + q_width + k_width, data<T>(d_v) + t * k_width, k_width * sizeof(T));
       }

@@ -16,26 +16,24 @@ template <class T, class A>
 void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight, double eps,
                       const HeadRows& rows) {
   const int64_t half = rows.head_dim / 2;
-  for (int64_t t = 0; t < rows.num_rows; ++t, qkv += rows.qkv_stride, cos += half, sin += half) {
-    const T* x = qkv;
-    for (int64_t h = 0; h < rows.num_heads; ++h, x += rows.head_dim, y += rows.head_dim) {
-      if (weight) {
-        const A scale = inverse_rms<A>(x, rows.head_dim, eps);
+  const T* x = qkv;
+  for (int64_t h = 0; h < rows.num_heads; ++h, x += rows.head_dim, y += rows.head_dim) {
+    if (weight) {
+      const A scale = inverse_rms<A>(x, rows.head_dim, eps);
 #pragma GCC ivdep
-        for (int64_t d = 0; d < half; ++d) {
-          const A first = load(x + d) * scale * load(weight + d);
-          const A second = load(x + half + d) * scale * load(weight + half + d);
-          store(y + d, first * cos[d] - second * sin[d]);
-          store(y + half + d, second * cos[d] + first * sin[d]);
-        }
-      } else {
+      for (int64_t d = 0; d < half; ++d) {
+        const A first = load(x + d) * scale * load(weight + d);
+        const A second = load(x + half + d) * scale * load(weight + half + d);
+        store(y + d, first * cos[d] - second * sin[d]);
+        store(y + half + d, second * cos[d] + first * sin[d]);
+      }
+    } else {
 #pragma GCC ivdep
-        for (int64_t d = 0; d < half; ++d) {
-          const A first = load(x + d);
-          const A second = load(x + half + d);
-          store(y + d, first * cos[d] - second * sin[d]);
-          store(y + half + d, second * cos[d] + first * sin[d]);
-        }
+      for (int64_t d = 0; d < half; ++d) {
+        const A first = load(x + d);
+        const A second = load(x + half + d);
+        store(y + d, first * cos[d] - second * sin[d]);
+        store(y + half + d, second * cos[d] + first * sin[d]);
       }
     }
   }
@@ -48,33 +46,30 @@ void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const 
                                const A* sin, const T* weight, double eps, const HeadRows& rows) {
   const int64_t width = rows.head_dim;
   const int64_t half = width / 2;
-  for (int64_t t = 0; t < rows.num_rows;
-       ++t, qkv += rows.qkv_stride, d_qkv += rows.qkv_stride, cos += half, sin += half) {
-    for (int64_t h = 0; h < rows.num_heads; ++h, d_y += width) {
-      const T* x = qkv + h * width;
-      T* d_x = d_qkv + h * width;
+  for (int64_t h = 0; h < rows.num_heads; ++h, d_y += width) {
+    const T* x = qkv + h * width;
+    T* d_x = d_qkv + h * width;
 #pragma GCC ivdep
-      for (int64_t d = 0; d < half; ++d) {
-        const A first = load(d_y + d);
-        const A second = load(d_y + half + d);
-        g[d] = first * cos[d] + second * sin[d];
-        g[half + d] = second * cos[d] - first * sin[d];
+    for (int64_t d = 0; d < half; ++d) {
+      const A first = load(d_y + d);
+      const A second = load(d_y + half + d);
+      g[d] = first * cos[d] + second * sin[d];
+      g[half + d] = second * cos[d] - first * sin[d];
+    }
+    if (weight) {
+      const A scale = inverse_rms<A>(x, width, eps);
+      A dot = 0;
+      for (int64_t d = 0; d < width; ++d) dot += g[d] * load(weight + d) * load(x + d);
+      const A mean = dot * scale * scale / width;
+#pragma GCC ivdep
+      for (int64_t d = 0; d < width; ++d) {
+        const A x_d = load(x + d);
+        d_weight[d] += g[d] * x_d * scale;
+        store(d_x + d, scale * (g[d] * load(weight + d) - x_d * mean));
       }
-      if (weight) {
-        const A scale = inverse_rms<A>(x, width, eps);
-        A dot = 0;
-        for (int64_t d = 0; d < width; ++d) dot += g[d] * load(weight + d) * load(x + d);
-        const A mean = dot * scale * scale / width;
+    } else {
 #pragma GCC ivdep
-        for (int64_t d = 0; d < width; ++d) {
-          const A x_d = load(x + d);
-          d_weight[d] += g[d] * x_d * scale;
-          store(d_x + d, scale * (g[d] * load(weight + d) - x_d * mean));
-        }
-      } else {
-#pragma GCC ivdep
-        for (int64_t d = 0; d < width; ++d) store(d_x + d, g[d]);
-      }
+      for (int64_t d = 0; d < width; ++d) store(d_x + d, g[d]);
     }
   }
 }
