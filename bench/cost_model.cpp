@@ -2,7 +2,7 @@
 //
 //   build/bench/cost_model [fp32|bf16] [random trees, default 50] [rounds, default 3] [ROLLOUTS.jsonl ...]
 //
-// A round calibrates this machine (train/calibrate.h: other shapes, other trees) every 25 trees, then runs gradient steps
+// A round calibrates this machine (cost/calibrate.h: other shapes, other trees) every 25 trees, then runs gradient steps
 // of the shape `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and on the rollout files (the
 // yardstick's sets: group, agentic, agentic_leaf, flat; workload.py makes them), with plans `dense`, `path` and `blocks`
 // of several pass sizes. Peaks are the allocator's. Prints a line a step and, at last, quantiles of
@@ -27,11 +27,11 @@
 #include "base/cpu.h"
 #include "base/json.h"
 #include "kernels/common/cpu_allocator.h"
-#include "models/model_shape.h"
-#include "train/calibrate.h"
+#include "cost/model_shape.h"
+#include "cost/calibrate.h"
 #include "train/executor.h"
 #include "tree/random_tree.h"
-#include "tree/rollout_file.h"
+#include "data/rollout_file.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Rollout sets of the shapes that the papers on tree training measure, made from what they publish: lengths, samples a
+// Trajectory sets of the shapes that the papers on tree training measure, made from what they publish: lengths, samples a
 // prompt, compression. Tokens are random; each set is a function of its seed.
 #pragma once
 

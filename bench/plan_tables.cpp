@@ -13,10 +13,10 @@
 
 #include "base/format.h"
 #include "paper_sets.h"
-#include "tree/dta_schedule.h"
-#include "tree/load_balance.h"
-#include "tree/packing.h"
-#include "tree/plan.h"
+#include "plan/dta_schedule.h"
+#include "plan/load_balance.h"
+#include "plan/packing.h"
+#include "plan/plan.h"
 #include "tree/prefix_tree.h"
 
 namespace {

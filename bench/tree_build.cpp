@@ -25,11 +25,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "tree/cost_model.h"
-#include "tree/dta_schedule.h"
-#include "tree/load_balance.h"
-#include "tree/packing.h"
-#include "tree/plan.h"
+#include "cost/cost_model.h"
+#include "plan/dta_schedule.h"
+#include "plan/load_balance.h"
+#include "plan/packing.h"
+#include "plan/plan.h"
 #include "tree/prefix_tree.h"
 
 namespace {

@@ -35,7 +35,7 @@
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
-#include "tree/cost_model.h"
+#include "cost/cost_model.h"
 
 namespace bough::bench {
 

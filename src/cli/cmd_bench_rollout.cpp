@@ -20,14 +20,14 @@
 #include "base/random.h"
 #include "cli/command.h"
 #include "cli/generation_options.h"
-#include "cli/read_rate.h"
+#include "cost/read_rate.h"
 #include "cli/torch_options.h"
 #include "models/checkpoint.h"
-#include "models/model_shape.h"
-#include "models/product_rate.h"
+#include "cost/model_shape.h"
+#include "cost/product_rate.h"
 #include "rollout/embedded_engine.h"
 #include "train/executor.h"
-#include "tree/plan.h"
+#include "plan/plan.h"
 
 namespace bough {
 

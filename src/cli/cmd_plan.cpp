@@ -14,9 +14,9 @@
 #include "cli/rollout_batch.h"
 #include "cli/torch_options.h"
 #include "cli/tree_page.h"
-#include "models/model_shape.h"
-#include "tree/load_balance.h"
-#include "tree/plan.h"
+#include "cost/model_shape.h"
+#include "plan/load_balance.h"
+#include "plan/plan.h"
 
 namespace bough {
 
@@ -73,7 +73,8 @@ CostModel cost_model_of(const PlanOptions& options) {
   return CostModel(device_profile(options.device, dtype), std::move(shape));
 }
 
-StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, bool memory_given) {
+StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, const CostModel& costs,
+                     bool memory_given) {
   StrategyCost cost{.strategy = strategy};
   try {
     cost.plan = make_plan(strategy, request);
@@ -82,13 +83,12 @@ StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, bo
     if (strategy == "auto" && memory_given) throw;  // no plan at all fits
     cost.error = error.what();
   }
-  const auto& shape = request.costs->shape();
-  cost.fits = shape.parameter_bytes() + cost.simulation.peak_bytes <= request.costs->device().memory_bytes;
+  cost.fits = costs.shape().parameter_bytes() + cost.simulation.peak_bytes <= costs.device().memory_bytes;
   return cost;
 }
 
-std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whole, int64_t num_ranks) {
-  const auto& shape = whole.costs->shape();
+std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whole, const ModelShape& shape,
+                                 int64_t num_ranks) {
   std::vector<RankCost> costs;
   for (const auto& share :
        balance_load(tree, num_ranks,
@@ -258,8 +258,8 @@ void run_plan(const PlanOptions& options) {
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
                     .max_tokens_per_mb = request.max_tokens_per_pass};
   for (const char* strategy : {"dense", "packed", "path", "blocks", "auto"})
-    report.strategies.push_back(cost_of(strategy, request, memory.has_value()));
-  report.ranks = rank_costs(tree, request, options.ranks);
+    report.strategies.push_back(cost_of(strategy, request, costs, memory.has_value()));
+  report.ranks = rank_costs(tree, request, costs.shape(), options.ranks);
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
   if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, batch, options.rollouts));
   if (options.json) print_json(report_json(report));

@@ -46,12 +46,12 @@ std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
 }
 
 // All groups in the order of the prompts. Steps stop between passes on Ctrl-C: nothing is written then.
-std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std::vector<Prompt>& prompts) {
+std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options, std::vector<Prompt>& prompts) {
   const StopFlag stop;
   for (size_t i = 0; i < prompts.size(); ++i)
     engine.submit(
         make_request(options.generation, i, prompts[i].input_ids, static_cast<uint64_t>(options.seed)));
-  std::vector<std::vector<Rollout>> groups(prompts.size());
+  std::vector<std::vector<Trajectory>> groups(prompts.size());
   log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples of ",
                format_thousands(static_cast<int64_t>(prompts.size())), " prompts"));
   Progress progress("rollout", static_cast<int64_t>(prompts.size()), "prompts");
@@ -62,18 +62,18 @@ std::vector<Rollout> generate(Engine& engine, const RolloutOptions& options, std
       group = to_rollouts(result, prompts[result.id].group);
       // The prompt's other fields (an answer, say) go with its rollouts; what the engine says of a sample
       // wins.
-      for (Rollout& rollout : group) {
+      for (Trajectory& rollout : group) {
         Json extra = prompts[result.id].extra;
-        extra.update(rollout.extra);
-        rollout.extra = std::move(extra);
+        extra.update(rollout.fields);
+        rollout.fields = std::move(extra);
       }
       progress.advance();
     }
     progress.advance(0, str(format_thousands(engine.statistics().new_tokens), " tokens"));
   }
-  std::vector<Rollout> rollouts;
+  std::vector<Trajectory> rollouts;
   for (auto& group : groups)
-    for (Rollout& rollout : group) rollouts.push_back(std::move(rollout));
+    for (Trajectory& rollout : group) rollouts.push_back(std::move(rollout));
   return rollouts;
 }
 
@@ -97,7 +97,7 @@ void run_rollout(const RolloutOptions& options) {
 
   EmbeddedEngine engine(*model, engine_options);
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<Rollout> rollouts = generate(engine, options, prompts);
+  const std::vector<Trajectory> rollouts = generate(engine, options, prompts);
   const double seconds = seconds_since(start);
   write_rollouts(options.out, rollouts);
   const EngineStatistics statistics = engine.statistics();

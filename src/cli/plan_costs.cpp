@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "cli/torch_options.h"
-#include "train/profile_cache.h"
+#include "cost/profile_cache.h"
 
 namespace bough {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "models/config.h"
-#include "tree/cost_model.h"
+#include "cost/cost_model.h"
 
 namespace bough {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "report/plan_picture.h"
-#include "tree/plan.h"
+#include "plan/plan.h"
 
 namespace bough {
 

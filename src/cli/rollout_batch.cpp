@@ -10,8 +10,8 @@
 
 namespace bough {
 
-RolloutBatch::RolloutBatch(std::vector<Rollout> read) : rollouts(std::move(read)) {
-  for (const Rollout& rollout : rollouts) {
+RolloutBatch::RolloutBatch(std::vector<Trajectory> read) : rollouts(std::move(read)) {
+  for (const Trajectory& rollout : rollouts) {
     sequences.emplace_back(rollout.input_ids);
     loss_masks.emplace_back(rollout.loss_mask);
   }
@@ -19,12 +19,12 @@ RolloutBatch::RolloutBatch(std::vector<Rollout> read) : rollouts(std::move(read)
 
 std::vector<uint8_t> RolloutBatch::trained_flags() const {
   std::vector<uint8_t> flags;
-  for (const Rollout& rollout : rollouts)
-    for (size_t i = 0; i < rollout.input_ids.size(); ++i) flags.push_back(rollout.trained(i));
+  for (const Trajectory& rollout : rollouts)
+    for (size_t i = 0; i < rollout.input_ids.size(); ++i) flags.push_back(rollout.trains(i));
   return flags;
 }
 
-std::vector<std::vector<double>> rollout_advantages(const std::vector<Rollout>& rollouts) {
+std::vector<std::vector<double>> rollout_advantages(const std::vector<Trajectory>& rollouts) {
   // A sequence that brings its own advantage still counts in its group's mean where it has a reward too.
   std::vector<double> rewards;
   std::vector<int64_t> groups;

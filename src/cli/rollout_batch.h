@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "train/batch.h"
-#include "tree/rollout_file.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 
 // The rollouts of a file and views of them; moving it keeps the views valid, copying would not.
 struct RolloutBatch {
-  std::vector<Rollout> rollouts;
+  std::vector<Trajectory> rollouts;
   std::vector<TokenSpan> sequences;
   std::vector<std::span<const uint8_t>> loss_masks;
 
-  explicit RolloutBatch(std::vector<Rollout> read);
+  explicit RolloutBatch(std::vector<Trajectory> read);
   RolloutBatch(RolloutBatch&&) = default;
   RolloutBatch(const RolloutBatch&) = delete;
 
@@ -29,7 +29,7 @@ struct RolloutBatch {
 
 // The advantage of every token of every sequence, [S][1 or tokens]: the file's where it gives one, else
 // GRPO's from the rewards of the sequence's group (algorithms in algo/advantages.h).
-std::vector<std::vector<double>> rollout_advantages(const std::vector<Rollout>& rollouts);
+std::vector<std::vector<double>> rollout_advantages(const std::vector<Trajectory>& rollouts);
 
 // With advantages, behaviour log-probabilities and weights of the mean over all trained tokens, in `type`
 // (the model's accumulator type).

@@ -9,7 +9,7 @@
 #include "cli/plan_costs.h"
 #include "kernels/common/cpu_allocator.h"
 #include "models/checkpoint.h"
-#include "models/model_shape.h"
+#include "cost/model_shape.h"
 
 namespace bough {
 

@@ -10,7 +10,7 @@
 #include "cli/rollout_batch.h"
 #include "cli/torch_options.h"
 #include "train/executor.h"
-#include "tree/cost_model.h"
+#include "cost/cost_model.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {

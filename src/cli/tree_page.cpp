@@ -13,7 +13,7 @@ std::vector<uint8_t> trained_tree_tokens(const PrefixTree& tree, const RolloutBa
   for (size_t s = 0; s < batch.rollouts.size(); ++s) {
     const std::vector<int32_t> path = tree.path(static_cast<int64_t>(s));
     for (size_t i = 0; i < path.size(); ++i)
-      if (batch.rollouts[s].trained(i)) trained[path[i]] = 1;
+      if (batch.rollouts[s].trains(i)) trained[path[i]] = 1;
   }
   return trained;
 }

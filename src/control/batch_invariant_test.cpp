@@ -5,7 +5,7 @@
 
 #include "rollout/rollout_test_util.h"
 #include "train/executor.h"
-#include "tree/plan.h"
+#include "plan/plan.h"
 
 namespace bough {
 namespace {

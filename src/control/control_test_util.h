@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "control/prompt_encoder.h"
-#include "control/trainer.h"
+#include "train/trainer.h"
 #include "env/reward.h"
 #include "models/tokenizer.h"
 #include "rollout/engine.h"
@@ -93,11 +93,11 @@ class FakeReward final : public RewardFunction {
 
 class FakeTrainer final : public BatchTrainer {
  public:
-  MetricValues train(const ScoredBatch& batch) override {
+  MetricValues train(const std::vector<Trajectory>& batch) override {
     batches.push_back(batch);
     return {{"loss/policy", 0.25}};
   }
-  std::vector<ScoredBatch> batches;
+  std::vector<std::vector<Trajectory>> batches;
 };
 
 inline PromptEncoder byte_level_encoder() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
@@ -110,7 +111,7 @@ void Controller::score(Sampled& sampled, MetricValues& metrics) {
   metrics["reward/failures"] = static_cast<double>(count_failures(results));
 }
 
-ScoredBatch Controller::make_scored_batch(Sampled sampled, MetricValues& metrics) const {
+std::vector<Trajectory> Controller::make_batch(Sampled sampled, MetricValues& metrics) const {
   const RunSettings& settings = parts_.settings;
   const std::vector<double> shaped = shape_rewards(settings.actor.shaping, sampled.rewards, sampled.lengths,
                                                    settings.gconfig.max_new_tokens);
@@ -126,27 +127,28 @@ ScoredBatch Controller::make_scored_batch(Sampled sampled, MetricValues& metrics
   const std::vector<double> kept_advantages =
       compute_advantages(settings.actor.advantages, kept_rewards, kept_groups);
 
-  ScoredBatch batch;
-  batch.groups = sampled.groups;
-  batch.trained = filtered.trained;
+  std::vector<Trajectory> batch;
+  std::map<std::string, int64_t> drawn;  // a batch across the end of an epoch may have a problem twice: two groups
   size_t next_kept = 0, s = 0;
   double total_length = 0;
   for (size_t group = 0; group < sampled.results.size(); ++group) {
     const GenerationResult& result = sampled.results[group];
+    const std::string& id = sampled.problems[group]->id;
+    const int64_t times = ++drawn[id];
+    const std::string name = times > 1 ? str(id, " (", times, ")") : id;
     for (size_t i = 0; i < result.samples.size(); ++i, ++s) {
       const double advantage = filtered.kept[s] ? kept_advantages[next_kept++] : 0.0;
-      batch.advantages.push_back(advantage);
-      Rollout rollout = to_rollout(result, i, sampled.problems[group]->id);
+      Trajectory rollout = to_rollout(result, i, name);
       rollout.reward = sampled.rewards[s];
       rollout.advantage = {static_cast<float>(advantage)};
       for (const char* key : {"raw_logprobs", "truncated_logprobs"})
-        rollout.extra.erase(key);  // doubles the file, and nobody reads it after training
-      rollout.extra["prompt"] = sampled.prompts[group];
-      rollout.extra["completion"] = sampled.completions[s];
-      rollout.extra["answer"] = sampled.problems[group]->answer;
-      if (!filtered.trained[s]) rollout.extra["trained"] = false;
-      if (!sampled.messages[s].empty()) rollout.extra["reward_failure"] = sampled.messages[s];
-      batch.rollouts.push_back(std::move(rollout));
+        rollout.fields.erase(key);  // doubles the file, and nobody reads it after training
+      rollout.fields["prompt"] = sampled.prompts[group];
+      rollout.fields["completion"] = sampled.completions[s];
+      rollout.fields["answer"] = sampled.problems[group]->answer;
+      rollout.trained = filtered.trained[s];
+      if (!sampled.messages[s].empty()) rollout.fields["reward_failure"] = sampled.messages[s];
+      batch.push_back(std::move(rollout));
       total_length += static_cast<double>(sampled.lengths[s]);
     }
   }
@@ -178,7 +180,7 @@ std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, co
   if (stop && stop()) return std::nullopt;
 
   if (activity) activity("train");
-  record.batch = make_scored_batch(std::move(*sampled), record.metrics);
+  record.batch = make_batch(std::move(*sampled), record.metrics);
   record.metrics.merge(parts_.trainer.train(record.batch));
   const Clock::Time trained_at = parts_.clock.now();
   ++num_steps_;

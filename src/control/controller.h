@@ -23,7 +23,7 @@
 #include "base/clock.h"
 #include "control/prompt_encoder.h"
 #include "control/run_settings.h"
-#include "control/trainer.h"
+#include "train/trainer.h"
 #include "env/reward.h"
 #include "report/metrics.h"
 #include "rollout/engine.h"
@@ -43,7 +43,7 @@ struct ControllerParts {
 struct StepRecord {
   int64_t step = 0;  // 1 is the first
   MetricValues metrics;
-  ScoredBatch batch;  // with prompt, completion, answer in the rollouts' extra fields
+  std::vector<Trajectory> batch;  // with prompt, completion, answer in their fields
 };
 
 class Controller {
@@ -65,7 +65,7 @@ class Controller {
   struct Sampled;
   std::optional<Sampled> sample(const std::function<bool()>& stop, const Activity& activity);
   void score(Sampled& sampled, MetricValues& metrics);
-  ScoredBatch make_scored_batch(Sampled sampled, MetricValues& metrics) const;
+  std::vector<Trajectory> make_batch(Sampled sampled, MetricValues& metrics) const;
 
   ControllerParts parts_;
   ProblemOrder order_;

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::string_view kEndOfTurn = "<|im_end|>";
 
-std::vector<ChatMessage> to_chat(const std::vector<Message>& messages) {
-  std::vector<ChatMessage> chat;
+std::vector<Message> to_chat(const std::vector<Message>& messages) {
+  std::vector<Message> chat;
   for (const Message& message : messages) chat.push_back({message.role, message.content});
   return chat;
 }
@@ -57,7 +57,7 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
     completion = tokenizer_.encode(example.completion);
     if (stop_token) completion.push_back(*stop_token);
   } else {
-    const std::vector<ChatMessage> chat = to_chat(example.messages);
+    const std::vector<Message> chat = to_chat(example.messages);
     const std::string prompt = chat_template().render(std::span(chat).first(chat.size() - 1), true);
     const std::string all = chat_template().render(chat, false);
     if (!all.starts_with(prompt)) {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "env/dataset.h"
-#include "env/task.h"
+#include "data/dataset.h"
+#include "data/problems.h"
 #include "models/chat_template.h"
 #include "models/tokenizer.h"
 

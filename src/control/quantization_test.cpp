@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
-#include "control/trainer.h"
+#include "train/trainer.h"
 #include "rollout/rollout_test_util.h"
 #include "rollout/rollouts.h"
 
@@ -16,13 +16,11 @@ MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantizati
   auto options = engine_options(16, 64);
   options.settings.quantization = quantization;
   EmbeddedEngine engine(*model, options);
-  ScoredBatch batch;
+  std::vector<Trajectory> batch;
   for (const GenerationResult& result : engine.generate(mixed_requests()))
     for (size_t i = 0; i < result.samples.size(); ++i) {
-      batch.rollouts.push_back(to_rollout(result, i, str("g", result.id)));
-      batch.groups.push_back(static_cast<int64_t>(result.id));
-      batch.advantages.push_back(i % 2 ? 1.0 : -1.0);
-      batch.trained.push_back(1);
+      batch.push_back(to_rollout(result, i, str("g", result.id)));
+      batch.back().advantage = {i % 2 ? 1.0f : -1.0f};
     }
   ActorSettings settings;
   settings.tree_training_mode = "path";

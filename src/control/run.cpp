@@ -12,7 +12,7 @@
 #include "base/median.h"
 #include "control/controller.h"
 #include "control/evaluation.h"
-#include "control/plan_costs.h"
+#include "cost/run_costs.h"
 #include "control/run_folder.h"
 #include "control/scalar_type.h"
 #include "models/checkpoint.h"
@@ -99,7 +99,7 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       last_checkpoint_(clock_.now()) {
   reward_->check(problems_);
   if (valid_.size() > 0) reward_->check(valid_);
-  trainer_.use_costs(run_costs(folder_.path(), settings_.calibration, *model_, options_.stop));
+  trainer_.use_costs(step_costs(run_costs(folder_.path(), settings_.calibration, *model_, options_.stop)));
   resume();
   metrics_ = folder_.open_metrics();
   if (!folder_.checkpoint()) return;
@@ -237,7 +237,7 @@ void Run::publish_metrics(int64_t step, const MetricValues& values) {
 // Metrics and rollouts first, the checkpoint last: what a checkpoint covers is complete.
 void Run::finish_step(StepRecord record) {
   if (settings_.saver.rollouts || settings_.compare_dense > 0)
-    write_rollouts(folder_.rollout_file(record.step), record.batch.rollouts);
+    write_rollouts(folder_.rollout_file(record.step), record.batch);
   if (evaluation_due(record.step)) {
     const auto result = evaluate_now();
     if (!result) {
@@ -278,14 +278,8 @@ std::optional<Comparison> Run::compare() {
   std::vector<double> shared, dense;
   for (int64_t i = 0; i < out.num_batches; ++i) {
     display_.set_activity(str("comparison with dense ", i + 1, "/", out.num_batches));
-    ScoredBatch batch;
-    batch.rollouts = read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
-    for (size_t s = 0; s < batch.rollouts.size(); ++s) {
-      const Rollout& rollout = batch.rollouts[s];
-      batch.groups.push_back(static_cast<int64_t>(s) / settings_.gconfig.n_samples);
-      batch.advantages.push_back(rollout.advantage.empty() ? 0.0 : rollout.advantage.front());
-      batch.trained.push_back(rollout.extra.value("trained", true));
-    }
+    const std::vector<Trajectory> batch =
+        read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
     for (int repeat = 0; repeat <= kRepeats; ++repeat) {
       if (stopping()) return {};
       const double with = trainer_.time_gradient(batch, settings_.actor.tree_training_mode);

@@ -141,9 +141,9 @@ fs::path RunFolder::write_report(const fs::path& folder) {
   for (const int64_t step : shown) {
     RolloutReadOptions any;
     any.require_reward_or_advantage = false;
-    const std::vector<Rollout> rollouts = read_rollouts(rollouts_path(folder, step), any);
+    const std::vector<Trajectory> rollouts = read_rollouts(rollouts_path(folder, step), any);
     std::vector<TokenSpan> sequences;
-    for (const Rollout& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
+    for (const Trajectory& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
     trees.push_back(tree_picture(build_prefix_tree(sequences), rollouts, str("step ", step)));
     // Spread over the batch, so that several groups are seen.
     const size_t stride = std::max<size_t>(1, rollouts.size() / kSamplesOfAStep);

@@ -15,7 +15,7 @@
 #include "report/display.h"
 #include "report/metrics.h"
 #include "train/run_checkpoint.h"
-#include "tree/rollout_file.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 

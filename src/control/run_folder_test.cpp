@@ -29,16 +29,15 @@ class RunFolderTest : public ::testing::Test {
     folder.open_metrics()->write(step, {{"reward/mean", 0.5}});
     write_rollouts(folder.rollout_file(step), {rollout()});
   }
-  static Rollout rollout() {
-    Rollout out;
+  static Trajectory rollout() {
+    Trajectory out;
     out.group = "g";
     out.input_ids = {1, 2, 3};
     out.loss_mask = {0, 1, 1};
     out.logprobs = {0, -1, -1};
     out.reward = 1.0;
-    out.extra = Json::object();
-    out.extra["prompt"] = "what?";
-    out.extra["completion"] = "that";
+    out.fields["prompt"] = "what?";
+    out.fields["completion"] = "that";
     return out;
   }
   void checkpoint(int64_t step) {
@@ -145,7 +144,7 @@ TEST(RunSettingsTest, EveryHarmlessKeyExists) {
 }
 
 TEST(TreePictureOfABatch, NodesAreRunsOfTheSameSequences) {
-  std::vector<Rollout> rollouts(3);
+  std::vector<Trajectory> rollouts(3);
   rollouts[0].input_ids = {1, 2, 3, 4};
   rollouts[1].input_ids = {1, 2, 5};
   rollouts[2].input_ids = {1, 2};
@@ -153,7 +152,7 @@ TEST(TreePictureOfABatch, NodesAreRunsOfTheSameSequences) {
   rollouts[1].loss_mask = {0, 0, 1};
   rollouts[2].loss_mask = {0, 1};
   std::vector<TokenSpan> sequences;
-  for (const Rollout& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
+  for (const Trajectory& rollout : rollouts) sequences.emplace_back(rollout.input_ids);
   const TreePicture picture = tree_picture(build_prefix_tree(sequences), rollouts, "t");
   ASSERT_EQ(picture.nodes.size(), 3u);
   EXPECT_EQ(picture.num_tokens, 9);

@@ -5,15 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "algo/advantages.h"
-#include "algo/aggregation.h"
-#include "algo/filters.h"
-#include "algo/loss_settings.h"
 #include "base/settings.h"
-#include "env/dataset.h"
+#include "data/dataset.h"
 #include "env/reward.h"
 #include "rollout/settings.h"
-#include "train/optimizer.h"
+#include "train/settings.h"
 
 namespace bough {
 
@@ -23,48 +19,6 @@ struct ModelSettings {
   template <class V>
   void visit(V& v) {
     v("path", path, "a Hugging Face directory");
-  }
-};
-
-struct MicroBatchSettings {
-  int64_t max_tokens_per_mb = 4096;
-  Bytes memory;
-
-  template <class V>
-  void visit(V& v) {
-    v("max_tokens_per_mb", max_tokens_per_mb, "tokens whose activations are held at once (B)",
-      range(1, 1'000'000'000));
-    v("memory", memory,
-      "bytes over weights and gradients, 40GiB: plans keep within; auto: what B tokens take");
-  }
-};
-
-struct ActorSettings {
-  std::string tree_training_mode = "auto";
-  MicroBatchSettings mb_spec;
-  OptimizerSettings optimizer;
-  LossSettings loss;
-  AggregationSettings aggregation;
-  AdvantageSettings advantages;
-  RewardShapingSettings shaping;
-  FilterSettings filters;
-  int64_t ppo_n_minibatches = 1;
-
-  template <class V>
-  void visit(V& v) {
-    v("tree_training_mode", tree_training_mode,
-      "how a batch goes through the model: auto (the least predicted time), or dense, packed, path, blocks",
-      aliased({"auto", "dense", "packed", "path", "blocks"},
-              {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
-    v("mb_spec", mb_spec, "micro-batches");
-    v("optimizer", optimizer, "AdamW");
-    v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
-      range(1, 10'000));
-    loss.visit(v);
-    aggregation.visit(v);
-    advantages.visit(v);
-    shaping.visit(v);
-    filters.visit(v);
   }
 };
 

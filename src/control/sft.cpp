@@ -9,11 +9,11 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/random.h"
-#include "control/plan_costs.h"
+#include "cost/run_costs.h"
 #include "control/prompt_encoder.h"
 #include "control/scalar_type.h"
 #include "models/checkpoint.h"
-#include "models/model_shape.h"
+#include "cost/model_shape.h"
 #include "train/executor.h"
 
 namespace bough {

@@ -4,7 +4,7 @@
 
 namespace bough {
 
-TreePicture tree_picture(const PrefixTree& tree, std::span<const Rollout> rollouts,
+TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts,
                          const std::string& title) {
   BOUGH_CHECK(tree.num_sequences_total() == static_cast<int64_t>(rollouts.size()), "tree of ",
               tree.num_sequences_total(), " sequences, rollouts ", rollouts.size());
@@ -12,7 +12,7 @@ TreePicture tree_picture(const PrefixTree& tree, std::span<const Rollout> rollou
   for (size_t s = 0; s < rollouts.size(); ++s) {
     const std::vector<int32_t> path = tree.path(static_cast<int64_t>(s));
     for (size_t i = 0; i < path.size(); ++i)
-      if (rollouts[s].trained(i)) trained[static_cast<size_t>(path[i])] = 1;
+      if (rollouts[s].trains(i)) trained[static_cast<size_t>(path[i])] = 1;
   }
   TreePicture picture{title, {}, tree.num_flat_tokens()};
   std::vector<int64_t> node_of(trained.size());

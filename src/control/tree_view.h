@@ -6,12 +6,12 @@
 
 #include "report/tree_picture.h"
 #include "tree/prefix_tree.h"
-#include "tree/rollout_file.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 
 // One node a run of tokens that the same sequences share; `tree` is of the rollouts' input_ids, in their
 // order. A token counts as trained where any sequence trains it.
-TreePicture tree_picture(const PrefixTree& tree, std::span<const Rollout> rollouts, const std::string& title);
+TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts, const std::string& title);
 
 }  // namespace bough

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/settings.h"
-#include "env/task.h"
+#include "data/problems.h"
 #include "env/verifier.h"
 
 namespace bough {

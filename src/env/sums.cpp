@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "env/prompt.h"
+#include "data/prompt_layout.h"
 
 namespace bough {
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/settings.h"
-#include "env/task.h"
+#include "data/problems.h"
 
 namespace bough {
 

@@ -13,9 +13,9 @@ constexpr std::string_view kStart = "<|im_start|>";
 constexpr std::string_view kEnd = "<|im_end|>\n";
 constexpr std::string_view kGenerationPrompt = "<|im_start|>assistant\n";
 
-std::string chatml(std::span<const ChatMessage> messages, bool add_generation_prompt) {
+std::string chatml(std::span<const Message> messages, bool add_generation_prompt) {
   std::string text;
-  for (const ChatMessage& message : messages) text += str(kStart, message.role, "\n", message.content, kEnd);
+  for (const Message& message : messages) text += str(kStart, message.role, "\n", message.content, kEnd);
   if (add_generation_prompt) text += kGenerationPrompt;
   return text;
 }
@@ -104,9 +104,9 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
 // answered and complete. A template that passes may still treat other contents specially (<think>), as its
 // model expects.
 void ChatTemplate::check_is_chatml() try {
-  const ChatMessage system{"system", "Sys."}, user{"user", "One."}, assistant{"assistant", "Two."},
+  const Message system{"system", "Sys."}, user{"user", "One."}, assistant{"assistant", "Two."},
       again{"user", "Three."};
-  const auto expect = [&](std::span<const ChatMessage> messages, bool prompt, bool has_default) {
+  const auto expect = [&](std::span<const Message> messages, bool prompt, bool has_default) {
     const std::string wanted = str(has_default ? default_block_ : "", chatml(messages, prompt));
     const std::string got = run(messages, prompt);
     if (got == wanted) return;
@@ -143,9 +143,9 @@ void ChatTemplate::check_is_chatml() try {
                       "(`prompt` instead of `messages`)"));
 }
 
-std::string ChatTemplate::run(std::span<const ChatMessage> messages, bool add_generation_prompt) const {
+std::string ChatTemplate::run(std::span<const Message> messages, bool add_generation_prompt) const {
   Json list = Json::array();
-  for (const ChatMessage& message : messages)
+  for (const Message& message : messages)
     list.push_back({{"role", message.role}, {"content", message.content}});
   Json variables = program_->variables;
   variables["messages"] = std::move(list);
@@ -155,7 +155,7 @@ std::string ChatTemplate::run(std::span<const ChatMessage> messages, bool add_ge
   return jinja::render(program_->statements, variables, name_);
 }
 
-std::string ChatTemplate::render(std::span<const ChatMessage> messages, bool add_generation_prompt) const {
+std::string ChatTemplate::render(std::span<const Message> messages, bool add_generation_prompt) const {
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (role != "system" && role != "user" && role != "assistant")

@@ -17,13 +17,9 @@
 #include <vector>
 
 #include "base/json.h"
+#include "data/problems.h"
 
 namespace bough {
-
-struct ChatMessage {
-  std::string role;  // system, user or assistant
-  std::string content;
-};
 
 class ChatTemplate {
  public:
@@ -37,7 +33,7 @@ class ChatTemplate {
 
   // The text of the conversation; with `add_generation_prompt` it ends where the assistant's answer begins.
   // UserError if a role is none of the three, or the template itself refuses the conversation.
-  std::string render(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
+  std::string render(std::span<const Message> messages, bool add_generation_prompt) const;
 
   // What the template puts in front of a conversation without a system message ("" mostly).
   const std::string& default_system() const { return default_system_; }
@@ -46,7 +42,7 @@ class ChatTemplate {
   struct Program;
   ChatTemplate(std::string_view source, Json variables, std::string name);
   void check_is_chatml();
-  std::string run(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
+  std::string run(std::span<const Message> messages, bool add_generation_prompt) const;
 
   std::shared_ptr<const Program> program_;  // immutable: copies share it, threads may too
   std::string name_;

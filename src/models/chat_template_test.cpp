@@ -15,7 +15,7 @@ std::string run(const std::string& source, const Json& variables = Json::object(
 }
 
 TEST(ChatTemplate, PlainChatMl) {
-  const std::vector<ChatMessage> messages = {{"system", "S"}, {"user", "U\n"}};
+  const std::vector<Message> messages = {{"system", "S"}, {"user", "U\n"}};
   EXPECT_EQ(ChatTemplate().render(messages, true),
             "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU\n<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(ChatTemplate().render(messages, false),
@@ -34,7 +34,7 @@ TEST(ChatTemplate, DefaultSystemMessageIsFound) {
 TEST(ChatTemplate, RefusesOtherTemplatesAndRoles) {
   EXPECT_THROW(ChatTemplate::from_text("{{ messages[0].content }}", "test"), UserError);
   EXPECT_THROW(ChatTemplate::from_directory("/no/such/directory"), UserError);
-  EXPECT_THROW(ChatTemplate().render(std::vector<ChatMessage>{{"tool", ""}}, true), UserError);
+  EXPECT_THROW(ChatTemplate().render(std::vector<Message>{{"tool", ""}}, true), UserError);
 }
 
 TEST(Jinja, Expressions) {

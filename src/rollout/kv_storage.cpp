@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "kernels/paged_attention/pages.h"
 #include "rollout/upload.h"
-#include "tree/large_pages.h"
+#include "base/large_pages.h"
 
 namespace bough {
 

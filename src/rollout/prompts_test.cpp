@@ -98,14 +98,14 @@ TEST(Rollouts, MaskIsOneExactlyOnTheResponse) {
   sample.raw_logprobs = {-4, -5, -6};
   sample.versions = {3, 3, 4};
   sample.finish_reason = FinishReason::kStopString;
-  const Rollout rollout = to_rollouts(result, "g").at(0);
+  const Trajectory rollout = to_rollouts(result, "g").at(0);
   EXPECT_EQ(rollout.group, "g");
   EXPECT_EQ(rollout.temperature, 0.7);
   EXPECT_EQ(rollout.input_ids, (std::vector<int32_t>{5, 6, 7, 8, 9}));
   EXPECT_EQ(rollout.loss_mask, (std::vector<uint8_t>{0, 0, 1, 1, 1}));
   EXPECT_EQ(rollout.logprobs, (std::vector<float>{0, 0, -1, -2, -3}));
   EXPECT_EQ(rollout.versions, (std::vector<int32_t>{-1, -1, 3, 3, 4}));
-  EXPECT_EQ(rollout.extra["finish_reason"], "stop_string");
+  EXPECT_EQ(rollout.fields["finish_reason"], "stop_string");
   EXPECT_FALSE(rollout.reward.has_value());
 }
 

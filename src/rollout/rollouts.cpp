@@ -4,11 +4,11 @@
 
 namespace bough {
 
-Rollout to_rollout(const GenerationResult& result, size_t index, const std::string& group) {
+Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group) {
   BOUGH_CHECK(index < result.samples.size(), "sample ", index, " of ", result.samples.size());
   const GeneratedSample& sample = result.samples[index];
   const size_t prompt_length = result.prompt_ids.size();
-  Rollout rollout;
+  Trajectory rollout;
   rollout.group = group;
   rollout.temperature = result.temperature;
   rollout.input_ids = result.prompt_ids;
@@ -19,15 +19,15 @@ Rollout to_rollout(const GenerationResult& result, size_t index, const std::stri
   for (const double log_prob : sample.logprobs) rollout.logprobs.push_back(static_cast<float>(log_prob));
   rollout.versions.assign(prompt_length, -1);
   rollout.versions.insert(rollout.versions.end(), sample.versions.begin(), sample.versions.end());
-  rollout.extra = Json::object();
-  rollout.extra["finish_reason"] = finish_reason_name(sample.finish_reason);
-  rollout.extra["raw_logprobs"] = sample.raw_logprobs;
-  rollout.extra["truncated_logprobs"] = sample.truncated_logprobs;
+  rollout.fields = Json::object();
+  rollout.fields["finish_reason"] = finish_reason_name(sample.finish_reason);
+  rollout.fields["raw_logprobs"] = sample.raw_logprobs;
+  rollout.fields["truncated_logprobs"] = sample.truncated_logprobs;
   return rollout;
 }
 
-std::vector<Rollout> to_rollouts(const GenerationResult& result, const std::string& group) {
-  std::vector<Rollout> rollouts;
+std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group) {
+  std::vector<Trajectory> rollouts;
   for (size_t i = 0; i < result.samples.size(); ++i) rollouts.push_back(to_rollout(result, i, group));
   return rollouts;
 }

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "algo/loss.h"
-#include "tree/plan.h"
+#include "plan/plan.h"
+#include "train/settings.h"
 
 namespace bough {
 
@@ -28,5 +29,7 @@ TrainBatch make_batch(const std::vector<TokenSpan>& sequences,
 
 // What make_plan needs of the batch; memory and costs are the caller's to add. The spans are the batch's own.
 PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
+// The same under a run's settings; the memory budget counts where there are costs, which are not owned either.
+PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings, const PassCosts* costs);
 
 }  // namespace bough

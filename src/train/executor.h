@@ -17,7 +17,7 @@
 
 #include "models/model.h"
 #include "train/batch.h"
-#include "tree/plan.h"
+#include "plan/plan.h"
 
 namespace bough {
 

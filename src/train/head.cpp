@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/log_prob/log_prob_cost.h"
 #include "kernels/matrix_product/matrix_product.h"
 
 namespace bough {

@@ -7,7 +7,6 @@
 #include "models/model.h"
 #include "train/executor.h"
 #include "train/row_map.h"
-#include "tree/cost_model.h"
 
 namespace bough {
 

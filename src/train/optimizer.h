@@ -18,39 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "base/settings.h"
 #include "models/model.h"
 #include "models/safetensors.h"
 #include "train/schedule.h"
+#include "train/settings.h"
 
 namespace bough {
-
-struct OptimizerSettings {
-  double lr = 1e-5;
-  double weight_decay = 0.01;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double gradient_clipping = 1.0;
-  std::string lr_scheduler_type = "constant";
-  double min_lr_ratio = 0.0;
-  double warmup_steps_proportion = 0.05;
-
-  template <class V>
-  void visit(V& v) {
-    v("lr", lr, "peak learning rate", range(0.0, 10.0));
-    v("weight_decay", weight_decay, "decoupled weight decay; none on norms and biases", range(0.0, 10.0));
-    v("beta1", beta1, "decay of the mean of gradients", range(0.0, 0.999999));
-    v("beta2", beta2, "decay of the mean of squared gradients", range(0.0, 0.9999999));
-    v("eps", eps, "added to the root of the second moment", above(0.0));
-    v("gradient_clipping", gradient_clipping, "largest global gradient norm; 0: no clipping", at_least(0.0));
-    v("lr_scheduler_type", lr_scheduler_type, "shape after warm-up",
-      one_of({"constant", "linear", "cosine"}));
-    v("min_lr_ratio", min_lr_ratio, "learning rate at the end, over the peak", range(0.0, 1.0));
-    v("warmup_steps_proportion", warmup_steps_proportion, "part of all steps over which lr rises to its peak",
-      range(0.0, 1.0));
-  }
-};
 
 // The schedule of a run of `total_steps` optimizer steps; warm-up is rounded to whole steps.
 Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps);

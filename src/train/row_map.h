@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "train/batch.h"
-#include "tree/plan.h"
+#include "plan/plan.h"
 
 namespace bough {
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "tree/large_pages.h"
+#include "base/large_pages.h"
 
 namespace bough {
 

@@ -69,7 +69,9 @@ struct TreeStatistics {
 };
 TreeStatistics compute_statistics(const PrefixTree& tree);
 
-// FLOPs per token, head row and visible pair.
+// FLOPs of the forward pass per token, head row and visible pair. Backward is twice that for each term, so a step is
+// kStepOverForward of them, and ratios of steps are ratios of these.
+inline constexpr double kStepOverForward = 3;
 struct WorkModel {
   double flops_per_token = 1;
   double flops_per_head_row = 0;

@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "models/checkpoint.h"
-#include "tree/rollout_file.h"
+#include "data/rollout_file.h"
 
 namespace {
 

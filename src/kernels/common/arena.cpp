@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "base/error.h"
-#include "tree/large_pages.h"
+#include "base/large_pages.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>

@@ -223,7 +223,7 @@ class Worker {
     return ceil_div(panels, groups);  // groups of about one size
   }
   // Of one thread: its panels, the last rows of A where they must be padded, and what products in parts keep near
-  // (tree/cost_model.cpp counts them).
+  // (cost/cost_model.cpp counts them).
   static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
     const int64_t group = panel_group(p, panels);
     int64_t elements = group * panel_elements(p) + (Tiles::takes_partial_rows() ? 0 : block_elements(p));

@@ -1,0 +1,70 @@
+#include "cost/attention_work.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace bough {
+namespace {
+
+using Kind = DeviceProfile::Attention;
+
+int64_t pad(int64_t rows) {
+  return (rows + 31) / 32 * 32;
+}
+
+// The kernel's loops, share by share, for one path over a stack: what all threads take that wait for the busiest.
+double computed(int64_t threads, int64_t queries, int64_t stack, int64_t groups) {
+  double pairs = 0;
+  for (int64_t first = 0; first < queries; first += 32)
+    pairs += static_cast<double>(32 * (pad(stack) + pad(std::min(queries, first + 32))));
+  // As many shares of a group as make all a multiple of the threads, while there are blocks of queries for them.
+  int64_t shares = 1;
+  while (shares * groups % threads != 0) ++shares;
+  shares = std::min(shares, pad(queries) / 32);
+  const int64_t of_a_thread = (shares * groups + threads - 1) / threads;
+  return pairs * static_cast<double>(of_a_thread * threads) / static_cast<double>(shares * groups);
+}
+
+TEST(AttentionWork, IsThatOfTheBusiestThread) {
+  for (const int64_t threads : {1, 2, 3, 8, 64})
+    for (const int64_t groups : {1, 2, 4, 8})
+      for (const int64_t queries : {1, 16, 31, 64, 99, 128, 130, 256, 500, 2048})
+        for (const int64_t stack : {0, 1, 100, 1000})
+          for (const Kind kind : {Kind::kTiles, Kind::kBf16Tiles})
+            EXPECT_DOUBLE_EQ(
+                attention_work(kind, threads,
+                               {queries, static_cast<double>(stack), (queries + 1) / 2.0, 1, groups}),
+                computed(threads, queries, stack, groups))
+                << threads << " threads, " << groups << " groups, " << queries << " queries, stack " << stack;
+}
+
+TEST(AttentionWork, GroupsAreSharedAmongThreads) {
+  const auto work = [](int64_t threads, int64_t groups) {
+    return attention_work(Kind::kTiles, threads, {32, 1024, 16.5, 1, groups});
+  };
+  const double even = 32 * (32 + 1024);
+  EXPECT_EQ(work(1, 4), even);
+  EXPECT_EQ(work(2, 4), even);
+  EXPECT_EQ(work(2, 1), even * 2);      // one block of queries cannot be shared
+  EXPECT_EQ(work(2, 3), even * 4 / 3);  // three tasks for two threads
+}
+
+TEST(AttentionWork, PiecesSeeLessThanAPathAndMoreThanTheirPairs) {
+  const AttentionPass path{2048, 0, 1024.5, 1, 4}, pieces{2048, 0, 25.5, 41, 4};
+  const double work = attention_work(Kind::kTiles, 2, pieces);
+  EXPECT_LT(work, attention_work(Kind::kTiles, 2, path) / 4);
+  EXPECT_GT(work, 2048 * 25.5);
+}
+
+TEST(AttentionWork, ReferenceAndFused) {
+  EXPECT_EQ(attention_work(Kind::kReference, 2, {10, 5, 5.5, 1, 4}), 10 * 15);
+  EXPECT_EQ(attention_work(Kind::kFused, 1, {10, 5, 5.5, 1, 4}), 10 * (5 + 5.5 + 64));
+  EXPECT_EQ(attention_work(Kind::kTiles, 2, {}), 0);
+  EXPECT_EQ(attention_rows(Kind::kTiles, 130), 160);
+  EXPECT_EQ(attention_rows(Kind::kFused, 130), 130);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,201 @@
+#include "cost/calibrate.h"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "base/format.h"
+#include "kernels/common/cpu_allocator.h"
+#include "kernels/common/isa.h"
+#include "kernels/matrix_product/matrix_product.h"
+#include "cost/model_shape.h"
+#include "cost/calibration_cells.h"
+#include "cost/attention_work.h"
+
+namespace bough {
+
+namespace {
+
+int64_t physical_memory_bytes() {
+  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+// What a fit reads: the forward or the backward times of cells.
+struct Side {
+  bool backward;
+  double operator()(const Cell& cell) const {
+    return backward ? Cell::backward_seconds(cell) : Cell::forward_seconds(cell);
+  }
+};
+
+class AttentionFit {
+ public:
+  // `constant`: seconds of the smallest call, which are counted with the layer.
+  AttentionFit(const DeviceProfile& profile, const CalibrationCells& cells, double constant, Side side)
+      : profile_(profile), cells_{&cells.narrow, &cells.wide}, constant_(constant), side_(side) {}
+
+  AttentionCost run() const {
+    AttentionCost cost;
+    const auto& sizes = cells_[0]->sizes;
+    cost.score_flops = score_flops();
+    cost.overhead_keys = {};
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      double per_flop = 1;
+      std::vector<double> overheads;
+      for (const auto* cells : cells_) {
+        const double key = seconds_per_key(*cells, i);
+        per_flop *= key / (4.0 * static_cast<double>(cells->head_dim) + cost.score_flops);
+        const double path_keys =
+            (side_(cells->path[i]) - constant_) / (key * static_cast<double>(cells->num_heads));
+        overheads.push_back((path_keys - path_work(*cells, i, 0)) / static_cast<double>(sizes[i]));
+        const double piece_keys =
+            (side_(cells->pieces[i]) - constant_) / (key * static_cast<double>(cells->num_heads));
+        overheads.push_back((piece_keys - piece_work(*cells, i)) / static_cast<double>(sizes[i]));
+      }
+      cost.by_queries.sizes.push_back(sizes[i]);
+      cost.by_queries.values.push_back(std::sqrt(per_flop) * static_cast<double>(sizes[i]));
+      cost.overhead_keys.sizes.push_back(sizes[i]);
+      cost.overhead_keys.values.push_back(
+          std::max(0.0, std::accumulate(overheads.begin(), overheads.end(), 0.0) / 4));
+    }
+    return cost;
+  }
+
+ private:
+  double path_work(const AttentionCells& cells, size_t i, int64_t stack_rows) const {
+    const auto tokens = static_cast<double>(cells.sizes[i]);
+    return work({cells.sizes[i], static_cast<double>(stack_rows), (tokens + 1) / 2, 1, cells.num_kv_heads});
+  }
+  double piece_work(const AttentionCells& cells, size_t i) const {
+    const int64_t piece = std::min(cells.sizes[i], AttentionCells::kPieceTokens);
+    return work(
+        {cells.sizes[i], 0, static_cast<double>(piece + 1) / 2, cells.sizes[i] / piece, cells.num_kv_heads});
+  }
+  double work(const AttentionPass& pass) const {
+    return attention_work(profile_.attention, profile_.threads, pass);
+  }
+
+  // Seconds of one head for one (query, key) pair: what a stack costs beyond the pass itself.
+  double seconds_per_key(const AttentionCells& cells, size_t i) const {
+    const double keys = path_work(cells, i, AttentionCells::kStackRows) - path_work(cells, i, 0);
+    return std::max(1e-13, (side_(cells.stack[i]) - side_(cells.path[i])) /
+                               (keys * static_cast<double>(cells.num_heads)));
+  }
+
+  // Seconds of a key = a (4 head_dim + score_flops), from the two head sizes, in passes that fill their tiles.
+  double score_flops() const {
+    std::vector<double> estimates;
+    const auto &narrow = *cells_[0], &wide = *cells_[1];
+    for (size_t i = 0; i < narrow.sizes.size(); ++i) {
+      if (narrow.sizes[i] < 128) continue;
+      const double a = seconds_per_key(narrow, i), b = seconds_per_key(wide, i);
+      const double per_flop = (b - a) / (4.0 * static_cast<double>(wide.head_dim - narrow.head_dim));
+      estimates.push_back(per_flop > 0 ? a / per_flop - 4.0 * static_cast<double>(narrow.head_dim) : 0);
+    }
+    return std::max(0.0, upper_median(estimates));
+  }
+
+  const DeviceProfile& profile_;
+  std::array<const AttentionCells*, 2> cells_;
+  double constant_;
+  Side side_;
+};
+
+// Seconds of a whole pass that nothing else explains, as seconds of one element a token.
+CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side side) {
+  CostCurve curve;
+  for (size_t i = 0; i < cells.sizes.size(); ++i) {
+    PassShape pass;
+    pass.tokens = cells.sizes[i];
+    pass.pairs = pass.tokens * (pass.tokens + 1) / 2;
+    pass.head_rows = 1;
+    const double explained = side.backward ? model.backward_seconds(pass) + model.head_backward_seconds(pass)
+                                           : model.forward_seconds(pass) + model.head_forward_seconds(pass);
+    curve.sizes.push_back(cells.sizes[i]);
+    curve.values.push_back(std::max(0.0, side(cells.cells[i]) - explained) /
+                           model.shape().elements_per_token());
+  }
+  return curve;
+}
+
+// Seconds of a layer's products that do not grow with its matrices, from two widths at the same number of tokens: at
+// least what they take in the tiny models.
+double linear_constant(const CalibrationCells& cells, Side side) {
+  const double tiny = side(cells.tiny_linear);
+  const auto& sizes = cells.linear.sizes;
+  const auto found = std::find(sizes.begin(), sizes.end(), CalibrationCells::kHalfTokens);
+  if (found == sizes.end()) return tiny;
+  const double whole = side(cells.linear.cells[static_cast<size_t>(found - sizes.begin())]);
+  const double half = side(cells.half_linear);
+  const double ratio = cells.linear.flops / cells.half_linear_flops;
+  return std::clamp((ratio * half - whole) / (ratio - 1), tiny, std::max(tiny, half));
+}
+
+CostCurve fit_work(const WorkCells& cells, double constant, Side side) {
+  CostCurve curve;
+  for (size_t i = 0; i < cells.sizes.size(); ++i) {
+    const double seconds = side(cells.cells[i]);
+    curve.sizes.push_back(cells.sizes[i]);
+    curve.values.push_back(std::max(0.1 * seconds, seconds - constant) / cells.flops);
+  }
+  return curve;
+}
+
+}  // namespace
+
+void describe_cpu_kernels(DeviceProfile& profile, at::ScalarType dtype) {
+  using Attention = DeviceProfile::Attention;
+  const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
+  const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
+  profile.attention = bf16_tiles ? Attention::kBf16Tiles : tiles ? Attention::kTiles : Attention::kReference;
+  profile.packs_factors = bf16_tiles || (dtype != at::kDouble && products_are_ours(at::kFloat));
+  profile.threads = at::get_num_threads();
+}
+
+DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effort) {
+  install_cpu_allocator();
+  DeviceProfile profile;
+  profile.name = "cpu";
+  profile.dtype = dtype_name(dtype);
+  profile.memory_bytes = physical_memory_bytes();
+  describe_cpu_kernels(profile, dtype);
+  {
+    CalibrationCells cells(dtype, effort.largest_pass, profile.attention);
+    const int rounds = cells.measure(effort);
+    const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
+                         double& per_layer, double& per_pass) {
+      attention = AttentionFit(profile, cells, side(cells.tiny_attention), side).run();
+      const double call = linear_constant(cells, side);
+      linear = fit_work(cells.linear, call, side);
+      head = fit_work(cells.head, 0, side);
+      const double shallow = side(cells.tiny_shallow);
+      per_layer = std::max(
+          0.0, (side(cells.tiny_deep) - shallow) / (CalibrationCells::kDeep - CalibrationCells::kShallow));
+      per_pass = std::max(0.0, shallow - CalibrationCells::kShallow * per_layer);
+      per_layer += call - side(cells.tiny_linear);
+    };
+    const Side forward{false}, backward{true};
+    fit(forward, profile.attention_forward, profile.linear_forward, profile.head_forward,
+        profile.seconds_per_layer_forward, profile.seconds_per_pass_forward);
+    fit(backward, profile.attention_backward, profile.linear_backward, profile.head_backward,
+        profile.seconds_per_layer_backward, profile.seconds_per_pass_backward);
+    profile.elementwise_forward = profile.elementwise_backward = {{1}, {0.0}};
+    const CostModel model(profile, model_shape(cells.config(), dtype));
+    profile.elementwise_forward = fit_elementwise(cells.passes, model, forward);
+    profile.elementwise_backward = fit_elementwise(cells.passes, model, backward);
+    profile.source =
+        str("measured on this machine, ", profile.threads, " threads, ", rounds, " rounds, disturbances ",
+            format_significant(100 * (cells.disturbance() - 1), 2), "%");
+  }
+  release_freed_cpu_memory();
+  profile.check_integrity();
+  return profile;
+}
+
+}  // namespace bough

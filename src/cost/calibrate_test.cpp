@@ -1,0 +1,91 @@
+// That calibration measures what it says: plausible orders, not speeds, since tests run on busy machines.
+// bench/cost_model.cpp says how well its profiles predict.
+#include "cost/calibrate.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "kernels/common/cpu_allocator.h"
+#include "cost/calibration_cells.h"
+#include "cost/cost_model.h"
+
+namespace bough {
+namespace {
+
+// One turn of passes of up to 256 tokens: a second.
+const CalibrationEffort kBrief{.seconds = 0, .min_rounds = 1, .max_rounds = 1, .largest_pass = 256};
+
+TEST(Median, OfFewAndOfMany) {
+  EXPECT_EQ(upper_median({}), 0);
+  EXPECT_EQ(upper_median({3}), 3);
+  EXPECT_EQ(upper_median({9, 2, 5}), 5);
+  EXPECT_EQ(upper_median({8, 1, 7, 2, 6, 3, 5, 4}), 5);
+}
+
+TEST(Calibrate, FewLongRunsAreNoGreatPartOfTheUsualTime) {
+  EXPECT_EQ(usual_seconds({}), 0);
+  EXPECT_EQ(usual_seconds({3}), 3);
+  EXPECT_EQ(usual_seconds({4, 5, 4, 3}), 4);
+  EXPECT_EQ(usual_seconds({4, 1000, 4, 4}), 4.5);
+  EXPECT_EQ(usual_seconds({1000, 4, 1000, 4, 900}), 5.2);
+}
+
+TEST(Calibrate, AProfileThatACostModelCanUse) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto profile = calibrate_cpu(dtype, kBrief);
+    profile.check_integrity();
+    const std::string name = dtype == at::kFloat ? "fp32" : "bf16";
+    EXPECT_EQ(profile.name, "cpu");
+    EXPECT_EQ(profile.dtype, name);
+    EXPECT_EQ(profile.threads, at::get_num_threads());
+    EXPECT_GT(profile.memory_bytes, int64_t{1} << 28);
+    EXPECT_NE(profile.source.find("measured"), std::string::npos);
+    for (const auto* curve :
+         {&profile.linear_forward, &profile.linear_backward, &profile.head_forward, &profile.head_backward,
+          &profile.attention_forward.by_queries, &profile.attention_backward.by_queries}) {
+      EXPECT_EQ(curve->sizes.back(), 256);
+      for (size_t i = 0; i < curve->sizes.size(); ++i) {
+        // Between 1 GFLOP/s and 100 TFLOP/s, of which a smallest pass reaches a part.
+        EXPECT_GT(curve->values[i], static_cast<double>(curve->sizes[i]) * 1e-14);
+        EXPECT_LT(curve->values[i], static_cast<double>(curve->sizes[i]) * 1e-7);
+      }
+      EXPECT_GT(curve->values.back(), curve->values.front());
+    }
+    // It is for other models: its prediction of one grows with what there is to do.
+    const CostModel costs(profile, named_model_shape("qwen3-0.6b", name));
+    const PassShape small{.tokens = 64, .pairs = 64 * 65 / 2, .head_rows = 10};
+    const PassShape large{
+        .tokens = 1024, .stack_rows = 512, .pairs = 1024 * 512 + 1024 * 1025 / 2, .head_rows = 100};
+    EXPECT_GT(costs.forward_seconds(large), 4 * costs.forward_seconds(small));
+    EXPECT_GT(costs.backward_seconds(small), 0);
+    EXPECT_GT(costs.head_forward_seconds(large), costs.head_forward_seconds(small));
+  }
+}
+
+TEST(Calibrate, HoldsNothingWhenItIsDone) {
+  install_cpu_allocator();
+  calibrate_cpu(at::kFloat, kBrief);
+  const int64_t before = cpu_allocated_bytes();
+  calibrate_cpu(at::kFloat, kBrief);
+  EXPECT_EQ(cpu_allocated_bytes(), before);
+}
+
+TEST(Calibrate, EndsSoonWhereItIsToStop) {
+  int asked = 0;
+  CalibrationEffort effort = kBrief;
+  effort.stop = [&] { return ++asked == 3; };
+  EXPECT_THROW(calibrate_cpu(at::kFloat, effort), Interrupted);
+  EXPECT_EQ(asked, 3);
+}
+
+// The reference computes fp64: other work, other memory.
+TEST(Calibrate, Fp64) {
+  const auto profile = calibrate_cpu(at::kDouble, kBrief);
+  profile.check_integrity();
+  EXPECT_EQ(profile.dtype, "fp64");
+  EXPECT_EQ(profile.attention, DeviceProfile::Attention::kReference);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,362 @@
+#include "cost/calibration_cells.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "algo/loss.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "kernels/linear/linear.h"
+#include "kernels/log_prob/log_prob.h"
+#include "kernels/matrix_product/matrix_product.h"
+#include "kernels/tree_attention/tree_attention.h"
+#include "cost/calibrate.h"
+#include "train/executor.h"
+
+namespace bough {
+
+namespace {
+
+// Runs of a small cell follow each other within a turn, as many as fit this time: its caches are then as warm as in
+// a walk.
+constexpr double kTurnSeconds = 0.012;
+constexpr int kMaxRunsPerTurn = 12;
+
+using Time = Clock::Time;
+Time now() {
+  return std::chrono::steady_clock::now();
+}
+double between(Time begin, Time end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// Values of order 1, the same for every element a thread may meet: speed does not depend on them.
+at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty(sizes, at::kFloat).uniform_(-1, 1).to(dtype);
+}
+
+ModelConfig shape_of(int64_t width, int64_t layers, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                     int64_t intermediate, int64_t vocab) {
+  ModelConfig config;
+  config.hidden_size = width;
+  config.num_layers = layers;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = head_dim;
+  config.intermediate_size = intermediate;
+  config.vocab_size = vocab;
+  config.max_position_embeddings = 1 << 20;
+  config.tie_word_embeddings = true;
+  config.qk_norm = true;
+  return config;
+}
+
+std::unique_ptr<Model> filled_model(const ModelConfig& config, at::ScalarType dtype) {
+  auto model = make_model(config, dtype);
+  for (Parameter* parameter : model->parameters())
+    parameter->value.dim() == 1 ? parameter->value.fill_(1) : parameter->value.uniform_(-0.05, 0.05);
+  model->allocate_gradients();
+  return model;
+}
+
+// The matrices of the layers, in order: all but the embedding.
+std::vector<const Parameter*> layer_matrices(Model& model) {
+  std::vector<const Parameter*> matrices;
+  for (const Parameter* parameter : model.parameters())
+    if (parameter->value.dim() == 2 && parameter != &model.embedding()) matrices.push_back(parameter);
+  return matrices;
+}
+
+std::shared_ptr<Loss> policy_gradient() {
+  LossSettings settings;
+  settings.loss = "pg";
+  settings.use_decoupled_loss = settings.recompute_logprob = false;
+  return make_loss(settings);
+}
+
+// One sequence, of which the last token is trained, in one leaf block.
+struct PathBatch {
+  std::vector<int32_t> tokens;
+  TrainBatch batch;
+  Plan plan;
+
+  PathBatch(int64_t count, int64_t vocab, at::ScalarType dtype) {
+    for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(i * 7919 % vocab));
+    std::vector<uint8_t> mask(count, 0);
+    mask.back() = 1;
+    batch = make_batch({tokens}, {mask}, 1.0);
+    batch.fields.advantages_R = batch.fields.weights_R = at::ones({1}, accumulator_type(dtype));
+    plan = make_plan("path", plan_request(batch, count));
+  }
+};
+
+ForwardBackward time_pass(Model& model, const PathBatch& path, const Loss& loss) {
+  Executor executor(model);
+  const Time begin = now();
+  executor.forward(path.plan, path.batch);
+  const Time middle = now();
+  executor.forward_backward(path.plan, path.batch, loss);
+  return {between(begin, middle), between(middle, now())};
+}
+
+Cell tiny_pass(at::ScalarType dtype, int layers) {
+  const auto config = shape_of(16, layers, 2, 1, 16, 16, 64);
+  std::shared_ptr<Model> model = filled_model(config, dtype);
+  auto path = std::make_shared<PathBatch>(2, config.vocab_size, dtype);
+  return {[model, path, loss = policy_gradient()] { return time_pass(*model, *path, *loss); },
+          /*backward_includes_forward=*/true};
+}
+
+// Through `linear` of each matrix, from inputs of their own.
+ForwardBackward time_linear(const Parameter* const* matrices, size_t count,
+                            const std::vector<at::Tensor>& inputs) {
+  torch::autograd::variable_list outputs, gradients;
+  outputs.reserve(count);
+  const Time begin = now();
+  for (size_t i = 0; i < count; ++i) outputs.push_back(linear(inputs[i], *matrices[i]));
+  const double forward = between(begin, now());
+  for (const auto& output : outputs) gradients.push_back(output.detach());
+  const Time middle = now();
+  torch::autograd::grad(outputs, inputs, gradients);
+  return {forward, between(middle, now())};
+}
+
+std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matrices, size_t count,
+                                      int64_t tokens, at::ScalarType dtype) {
+  std::vector<at::Tensor> inputs;
+  for (size_t i = 0; i < count; ++i)
+    inputs.push_back(values({tokens, matrices[i]->value.size(1)}, dtype).requires_grad_(true));
+  return inputs;
+}
+
+// Keys end where their piece ends; stack keys are seen by all.
+at::Tensor ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
+  auto ends = at::empty({stack_rows + tokens}, at::kInt);
+  auto* data = ends.data_ptr<int32_t>();
+  for (int64_t j = 0; j < stack_rows; ++j) data[j] = static_cast<int32_t>(tokens);
+  for (int64_t i = 0; i < tokens; ++i)
+    data[stack_rows + i] = static_cast<int32_t>(std::min(tokens, (i / piece + 1) * piece));
+  return ends;
+}
+
+Cell attention_cell(const AttentionCells& kind, at::ScalarType dtype, int64_t tokens, int64_t stack_rows,
+                    int64_t piece) {
+  const int64_t groups = kind.num_kv_heads, width = kind.head_dim;
+  TreeAttentionInput in{
+      values({tokens, kind.num_heads, width}, dtype), values({tokens, groups, width}, dtype),
+      values({tokens, groups, width}, dtype),         values({stack_rows, groups, width}, dtype),
+      values({stack_rows, groups, width}, dtype),     ends(tokens, stack_rows, piece),
+      1 / std::sqrt(static_cast<double>(width))};
+  const auto d_k = at::zeros(in.k_stack_PGH.sizes(), accumulator_type(dtype));
+  return {[in, d_k, d_v = d_k.clone(), d_o = values(in.q_TNH.sizes(), dtype)] {
+    const at::NoGradGuard no_grad;
+    const Time begin = now();
+    const auto out = tree_attention_forward(in);
+    const Time middle = now();
+    tree_attention_backward(in, out, d_o, d_k, d_v);
+    return ForwardBackward{between(begin, middle), between(middle, now())};
+  }};
+}
+
+void add_attention(AttentionCells& kind, int64_t head_dim, at::ScalarType dtype, int64_t largest) {
+  kind.head_dim = head_dim;
+  for (int64_t size = 32; size <= largest; size *= 2) {
+    kind.sizes.push_back(size);
+    kind.path.push_back(attention_cell(kind, dtype, size, 0, size));
+    kind.stack.push_back(attention_cell(kind, dtype, size, AttentionCells::kStackRows, size));
+    kind.pieces.push_back(attention_cell(kind, dtype, size, 0, AttentionCells::kPieceTokens));
+  }
+}
+
+void add_turn(Cell& cell, bool counted) {
+  double seconds = 0;
+  for (int i = 0; i < (counted ? kMaxRunsPerTurn : 1) && seconds < kTurnSeconds; ++i) {
+    const auto [forward, backward] = cell.run();
+    seconds += forward + backward;
+    if (!counted) continue;
+    cell.forward.push_back(forward);
+    cell.backward.push_back(backward);
+  }
+}
+
+}  // namespace
+
+// The mean, since a step is long enough to meet what disturbs short runs now and then; but a run counts 1.5 times the
+// lower quartile at most, which holds where threads that wait for each other share cores with other programs.
+double usual_seconds(std::vector<double> runs) {
+  if (runs.empty()) return 0;
+  const auto quartile = runs.begin() + static_cast<int64_t>(runs.size() / 4);
+  std::nth_element(runs.begin(), quartile, runs.end());
+  const double most = 1.5 * *quartile;
+  double total = 0;
+  for (const double run : runs) total += std::min(run, most);
+  return total / static_cast<double>(runs.size());
+}
+
+double upper_median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double Cell::forward_seconds(const Cell& cell) {
+  return usual_seconds(cell.forward);
+}
+
+double Cell::backward_seconds(const Cell& cell) {
+  const double seconds = usual_seconds(cell.backward);
+  return cell.backward_includes_forward ? std::max(0.0, seconds - forward_seconds(cell)) : seconds;
+}
+
+struct CalibrationCells::Models {
+  std::vector<std::unique_ptr<Model>> copies;
+  std::vector<std::vector<const Parameter*>> matrices;  // of each copy
+  std::shared_ptr<Loss> loss = policy_gradient();
+  size_t turn = 0;
+
+  // The copies one after the other, so that none finds its weights in the nearest cache.
+  size_t next() { return turn = (turn + 1) % copies.size(); }
+};
+
+CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
+                                   DeviceProfile::Attention attention)
+    : dtype_(dtype), models_(std::make_unique<Models>()) {
+  const auto config = shape_of(640, 2, 8, 4, 96, 1792, 3072);
+  // As many as make the predictions for other shapes come out best (bench/cost_model) where the last-level cache has
+  // 260 MB: 270 MB of weights and gradients in fp32, 136 MB in bf16, whose small passes are predicted too slow otherwise.
+  const int num_copies = dtype == at::kBFloat16 ? 2 : 3;
+  for (int i = 0; i < num_copies; ++i) {
+    models_->copies.push_back(filled_model(config, dtype));
+    models_->matrices.push_back(layer_matrices(*models_->copies.back()));
+  }
+  // The reference keeps five matrices of all scores.
+  const int64_t largest =
+      attention == DeviceProfile::Attention::kReference ? std::min<int64_t>(largest_pass, 256) : largest_pass;
+  for (const int64_t size : {2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}) {
+    if (size > largest) break;
+    for (auto* cells : {&passes, &linear, &head}) cells->sizes.push_back(size);
+    passes.cells.push_back(pass_cell(size));
+    linear.cells.push_back(linear_cell(size));
+    head.cells.push_back(head_cell(size));
+  }
+  for (const auto* matrix : models_->matrices[0])
+    linear.flops += static_cast<double>(matrix->value.numel()) * 2 / static_cast<double>(config.num_layers);
+  head.flops = 2.0 * static_cast<double>(config.hidden_size * config.vocab_size);
+  // Beyond 1,024 queries nothing changes but the time it takes to find that out.
+  add_attention(narrow, 32, dtype, std::min<int64_t>(largest, 1024));
+  add_attention(wide, 128, dtype, std::min<int64_t>(largest, 1024));
+
+  tiny_shallow = tiny_pass(dtype, kShallow);
+  tiny_deep = tiny_pass(dtype, kDeep);
+  std::shared_ptr<Model> tiny = filled_model(shape_of(16, 1, 2, 1, 16, 16, 64), dtype);
+  auto matrices = layer_matrices(*tiny);
+  tiny_linear.run = [tiny, matrices, inputs = linear_inputs(matrices, matrices.size(), 2, dtype)] {
+    return time_linear(matrices.data(), matrices.size(), inputs);
+  };
+  std::shared_ptr<Model> half = filled_model(shape_of(320, 1, 8, 4, 48, 896, 64), dtype);
+  auto half_matrices = layer_matrices(*half);
+  for (const auto* matrix : half_matrices)
+    half_linear_flops += 2.0 * static_cast<double>(matrix->value.numel());
+  half_linear.run = [half, half_matrices,
+                     inputs = linear_inputs(half_matrices, half_matrices.size(), kHalfTokens, dtype)] {
+    return time_linear(half_matrices.data(), half_matrices.size(), inputs);
+  };
+  AttentionCells tiny_attention_shape;
+  tiny_attention_shape.num_heads = 2;
+  tiny_attention_shape.num_kv_heads = 1;
+  tiny_attention_shape.head_dim = 16;
+  tiny_attention = attention_cell(tiny_attention_shape, dtype, 2, 0, 2);
+  all_ = list();
+}
+
+CalibrationCells::~CalibrationCells() = default;
+
+const ModelConfig& CalibrationCells::config() const {
+  return models_->copies[0]->config();
+}
+
+Cell CalibrationCells::pass_cell(int64_t tokens) {
+  auto path = std::make_shared<PathBatch>(tokens, config().vocab_size, dtype_);
+  return {[this, path] { return time_pass(*models_->copies[models_->next()], *path, *models_->loss); },
+          /*backward_includes_forward=*/true};
+}
+
+Cell CalibrationCells::linear_cell(int64_t tokens) {
+  const auto& first = models_->matrices[0];
+  const size_t per_layer = first.size() / static_cast<size_t>(config().num_layers);
+  const auto inputs = linear_inputs(first, per_layer, tokens, dtype_);
+  return {[this, inputs, per_layer] {
+    return time_linear(models_->matrices[models_->next()].data(), per_layer, inputs);
+  }};
+}
+
+// As train/head.cpp computes one chunk, less the loss.
+Cell CalibrationCells::head_cell(int64_t rows) {
+  const auto hidden_RD = values({rows, config().hidden_size}, dtype_);
+  const auto labels = at::zeros({rows}, at::kLong);
+  const auto seeds = at::ones({rows}, accumulator_type(dtype_));
+  return {[this, hidden_RD, labels, seeds] {
+    const at::NoGradGuard no_grad;
+    const Parameter& weight = models_->copies[models_->next()]->head();
+    const Time begin = now();
+    const auto logits_RV = matrix_product(hidden_RD, weight.value.t());
+    const auto out = log_prob_forward(logits_RV, labels, 1.0);
+    const Time middle = now();
+    log_prob_backward_(logits_RV, labels, out, seeds, seeds, 1.0);
+    add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
+    const auto d_hidden_RD = matrix_product(logits_RV, weight.value).to(accumulator_type(dtype_));
+    return ForwardBackward{between(begin, middle), between(middle, now())};
+  }};
+}
+
+std::vector<Cell*> CalibrationCells::list() {
+  std::vector<Cell*> cells = {&tiny_linear, &half_linear, &tiny_attention, &tiny_shallow, &tiny_deep};
+  const auto add = [&](std::vector<Cell>& more) {
+    for (auto& cell : more) cells.push_back(&cell);
+  };
+  for (auto* work : {&passes, &linear, &head}) add(work->cells);
+  for (auto* attention : {&narrow, &wide}) {
+    add(attention->path);
+    add(attention->stack);
+    add(attention->pieces);
+  }
+  return cells;
+}
+
+double CalibrationCells::disturbance() const {
+  double total = 0, undisturbed = 0;
+  for (const Cell* cell : all_)
+    for (const auto* runs : {&cell->forward, &cell->backward}) {
+      total += std::accumulate(runs->begin(), runs->end(), 0.0);
+      undisturbed += upper_median(*runs) * static_cast<double>(runs->size());
+    }
+  return undisturbed > 0 ? total / undisturbed : 1;
+}
+
+int CalibrationCells::measure(const CalibrationEffort& effort) {
+  const Time begin = now();
+  const auto turn = [&](bool counted) {
+    for (Cell* cell : all_) {
+      if (effort.stop && effort.stop())
+        throw Interrupted("stopped while this machine was measured; nothing was trained");
+      add_turn(*cell, counted);
+    }
+  };
+  // The first run of a size compiles its kernels (oneDNN) and faults its memory in.
+  turn(false);
+  int rounds = 0;
+  while (rounds < effort.min_rounds ||
+         (rounds < effort.max_rounds && seconds_since(begin) < effort.seconds)) {
+    turn(true);
+    ++rounds;
+  }
+  return rounds;
+}
+
+}  // namespace bough

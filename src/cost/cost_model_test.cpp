@@ -1,0 +1,173 @@
+#include "cost/cost_model.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace bough {
+namespace {
+
+// Every unit of work costs a different power of ten, so that a sum shows its parts.
+DeviceProfile simple_profile() {
+  const auto per_token = [](double seconds) { return CostCurve{{1, 1000}, {seconds, 1000 * seconds}}; };
+  DeviceProfile profile;
+  profile.name = profile.source = "test";
+  profile.dtype = "fp32";
+  profile.attention = DeviceProfile::Attention::kReference;
+  profile.linear_forward = per_token(1e-9);
+  profile.linear_backward = per_token(2e-9);
+  profile.elementwise_forward = profile.elementwise_backward = per_token(0);
+  profile.attention_forward = per_token(1e-6);
+  profile.attention_backward = per_token(3e-6);
+  profile.head_forward = per_token(1e-3);
+  profile.head_backward = per_token(2e-3);
+  return profile;
+}
+
+ModelShape tiny_shape() {
+  ModelShape shape;
+  shape.name = "tiny";
+  shape.num_layers = 2;
+  shape.hidden_size = 8;
+  shape.intermediate_size = 16;
+  shape.num_heads = 4;
+  shape.num_kv_heads = 2;
+  shape.head_dim = 4;
+  shape.vocab_size = 1 << 16;
+  return shape;
+}
+
+TEST(ModelShape, NamedShapesHaveTheParametersOfTheirCheckpoints) {
+  // As the safetensors files on the Hub count them; tied weights once.
+  const auto parameters = [](const char* name) { return named_model_shape(name, "bf16").num_parameters(); };
+  EXPECT_EQ(parameters("qwen3-0.6b"), 596'049'920);
+  EXPECT_EQ(parameters("qwen3-1.7b"), 1'720'574'976);
+  EXPECT_EQ(parameters("qwen3-4b"), 4'022'468'096);
+  EXPECT_EQ(parameters("qwen3-8b"), 8'190'735'360);
+  EXPECT_EQ(parameters("qwen3-14b"), 14'768'307'200);
+  EXPECT_EQ(parameters("small"), 27'272'704);
+}
+
+TEST(ModelShape, WorkOfTheSmallShapeByHand) {
+  const auto shape = named_model_shape("small", "fp32");
+  // A layer: q, k, v 512 x 1024, output 512 x 512, gate and up 512 x 3072, down 1536 x 512.
+  EXPECT_EQ(shape.linear_flops_per_token(), 2.0 * 8 * (524288 + 262144 + 1572864 + 786432));
+  EXPECT_EQ(shape.flops_per_pair(), 8.0 * 2 * 2 * 512);
+  EXPECT_EQ(shape.scores_per_pair(), 64);
+  EXPECT_EQ(shape.flops_per_head_row(), 2.0 * 512 * 4096);
+  EXPECT_EQ(shape.parameter_bytes(), 27'272'704 * 8);
+  EXPECT_EQ(named_model_shape("small", "bf16").parameter_bytes(), 27'272'704 * 6);
+  EXPECT_EQ(named_model_shape("small", "fp64").accumulator_bytes, 8);
+}
+
+TEST(ModelShape, UnknownNamesAreRefusedWithTheKnownOnes) {
+  try {
+    named_model_shape("qwen3-7b", "fp32");
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("'qwen3-7b'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("qwen3-14b"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(named_model_shape("small", "fp16"), UserError);
+}
+
+TEST(CostModel, AProfileOfAnotherElementSizeIsRefused) {
+  EXPECT_THROW(CostModel(simple_profile(), named_model_shape("small", "bf16")), InternalError);
+}
+
+TEST(CostModel, SecondsAreTheSumOfTheirParts) {
+  const CostModel costs(simple_profile(), tiny_shape());
+  const PassShape pass{.tokens = 10, .stack_rows = 5, .pairs = 105, .head_rows = 3};
+  const double linear = tiny_shape().linear_flops_per_token() * 10;
+  // The reference computes every query and every key.
+  const double attention = 2 * 4 * 16 * 10.0 * (5 + 10);
+  EXPECT_NEAR(costs.forward_seconds(pass), 1e-9 * linear + 1e-6 * attention, 1e-12);
+  EXPECT_NEAR(costs.backward_seconds(pass), 2e-9 * linear + 3e-6 * attention, 1e-12);
+  EXPECT_NEAR(costs.attention_forward_seconds(pass), 1e-6 * attention, 1e-12);
+  EXPECT_NEAR(costs.attention_backward_seconds(pass), 3e-6 * attention, 1e-12);
+  EXPECT_NEAR(costs.head_backward_seconds(pass), 2e-3 * 3 * 2 * 8 * (1 << 16), 1e-6);
+  EXPECT_EQ(costs.forward_seconds({}), 0);
+  EXPECT_EQ(costs.backward_seconds({}), 0);
+  EXPECT_EQ(costs.head_forward_seconds({.tokens = 10}), 0);
+}
+
+TEST(CostModel, ConstantsAddUpOnACpuAndHideBehindTheWorkOnAGpu) {
+  auto profile = simple_profile();
+  const PassShape pass{.tokens = 10, .pairs = 55};
+  const double work = CostModel(profile, tiny_shape()).forward_seconds(pass);
+  profile.seconds_per_layer_forward = 1;
+  profile.seconds_per_pass_forward = 0.5;
+  EXPECT_NEAR(CostModel(profile, tiny_shape()).forward_seconds(pass), work + 2.5, 1e-9);
+  profile.launches_overlap = true;
+  EXPECT_NEAR(CostModel(profile, tiny_shape()).forward_seconds(pass), std::max(work, 2.5), 1e-9);
+}
+
+TEST(CostModel, TheHeadIsPaidChunkByChunk) {
+  auto profile = simple_profile();
+  profile.head_forward = {{64, 128}, {1.0, 1.0}};  // a chunk costs the same whatever its rows
+  const CostModel costs(profile, tiny_shape());
+  ASSERT_EQ(head_chunk_rows(tiny_shape().vocab_size), 64);
+  const double chunk = tiny_shape().flops_per_head_row();
+  const auto seconds = [&](int64_t rows) {
+    return costs.head_forward_seconds({.tokens = 200, .head_rows = rows});
+  };
+  EXPECT_DOUBLE_EQ(seconds(1), chunk);
+  EXPECT_DOUBLE_EQ(seconds(64), chunk);
+  EXPECT_DOUBLE_EQ(seconds(65), 2 * chunk);
+  EXPECT_DOUBLE_EQ(seconds(200), 4 * chunk);
+}
+
+TEST(CostModel, PiecesAndPartlySeenStacksChangeAttentionOnly) {
+  auto profile = simple_profile();
+  profile.attention = DeviceProfile::Attention::kFused;
+  const CostModel costs(profile, tiny_shape());
+  PassShape pass{.tokens = 256, .stack_rows = 100, .pairs = 256 * 100 + 256 * 257 / 2};
+  const double whole = costs.attention_forward_seconds(pass);
+  PassShape pieces = pass;
+  pieces.pieces = 8;
+  EXPECT_GT(costs.attention_forward_seconds(pieces), whole);
+  EXPECT_DOUBLE_EQ(costs.forward_seconds(pieces) - costs.attention_forward_seconds(pieces),
+                   costs.forward_seconds(pass) - whole);
+  PassShape partly = pass;
+  partly.stack_pairs = 256 * 50;
+  partly.pairs -= 256 * 50;
+  EXPECT_LT(costs.attention_forward_seconds(partly), whole);
+}
+
+TEST(CostModel, BytesOfTheSmallShapeByHand) {
+  auto profile = simple_profile();
+  const CostModel costs(profile, named_model_shape("small", "fp32"));
+  EXPECT_EQ(costs.stack_row_bytes(), 8 * 2 * 256 * (4 + 4));
+  EXPECT_EQ(costs.attention_bytes(), 8 * (512 * 4 + 8 * 4));
+  EXPECT_EQ(costs.exit_bytes(), 512 * (4 + 4));
+  // x twice, q k v twice, gate, up; two scales; attention. Then the last norm, angles, ids.
+  EXPECT_EQ(costs.activation_bytes(), 8 * ((2 * 512 + 2 * 1024 + 2 * 1536) * 4 + 2 * 4) + 8 * (512 + 8) * 4 +
+                                          2 * 512 * 4 + 65 * 4 + 20);
+  profile.dtype = "bf16";
+  const CostModel half(profile, named_model_shape("small", "bf16"));
+  EXPECT_EQ(half.stack_row_bytes(), 8 * 2 * 256 * (2 + 4));
+  EXPECT_EQ(half.exit_bytes(), 512 * (2 + 4));
+}
+
+TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
+  auto profile = simple_profile();
+  profile.attention = DeviceProfile::Attention::kTiles;
+  const CostModel costs(profile, named_model_shape("qwen3-0.6b", "fp32"));
+  int64_t before = 0;
+  for (int64_t tokens = 32; tokens <= 4096; tokens *= 2) {
+    const PassShape pass{.tokens = tokens, .pairs = tokens * tokens / 2, .head_rows = tokens};
+    const int64_t bytes = costs.temporary_bytes(pass);
+    EXPECT_GT(bytes, before);
+    before = bytes;
+  }
+  // At least a chunk of logits.
+  EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}), 151936 * 4);
+  // The reference holds dense matrices of scores.
+  profile.attention = DeviceProfile::Attention::kReference;
+  const CostModel dense(profile, named_model_shape("qwen3-0.6b", "fp32"));
+  EXPECT_GT(dense.temporary_bytes({.tokens = 1024, .stack_rows = 1024, .pairs = 1}),
+            int64_t{16} * 1024 * 2048 * 4);
+}
+
+}  // namespace
+}  // namespace bough

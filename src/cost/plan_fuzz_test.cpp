@@ -1,0 +1,84 @@
+// Trees, strategies, pass sizes and memory budgets at random: every plan is valid, keeps its budget, and has the flat
+// batch's gradients.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+
+#include "base/error.h"
+#include "cost/model_shape.h"
+#include "train/exactness.h"
+#include "plan/test_costs.h"
+
+namespace bough {
+namespace {
+
+// A plan of the request, or nothing where it is refused for memory; then what the refusal asks for must do.
+std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request) {
+  try {
+    return make_plan(strategy, request);
+  } catch (const UserError& error) {
+    const std::string message = error.what();
+    if (message.find("memory (") == std::string::npos) throw;
+    const size_t at = message.find("would do is ") + 12;
+    request.memory_bytes = std::stoll(message.substr(at));
+    EXPECT_NO_THROW(make_plan(strategy, request)) << message;
+    return {};
+  }
+}
+
+void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
+  at::set_num_threads(1);
+  const auto loss = full_loss();
+  int num_refused = 0;
+  for (int64_t seed = begin; seed < end; ++seed) {
+    std::mt19937_64 random(static_cast<uint64_t>(seed) + 5);
+    const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+    const int64_t max_tokens = 10 + below(100);
+    const auto r = random_batch(static_cast<uint64_t>(seed) + 100'000, max_tokens);
+    auto model = random_model(static_cast<uint64_t>(seed), at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    int64_t longest = 1;
+    for (const auto& sequence : r->sequences) longest = std::max<int64_t>(longest, sequence.size());
+
+    auto device = test_costs(static_cast<double>(below(60))).device();
+    device.dtype = "fp64";
+    const CostModel costs(device, model_shape(model->config(), at::kDouble));
+    const std::vector<std::string> strategies = {"dense", "packed", "path", "blocks", "auto"};
+    const std::string strategy = strategies[below(5)];
+    const int64_t limit = (strategy == "packed" ? longest : 1) + below(max_tokens);
+    PlanRequest request = plan_request(r->batch, limit);
+    if (below(4) > 0) request.costs = &costs;
+    if (request.costs && below(2)) {
+      const int64_t roomy = simulate(make_plan("path", request), &costs).peak_bytes;
+      request.memory_bytes = 1 + below(2 * roomy + 1);
+    }
+    const std::string what =
+        str("seed ", seed, " ", strategy, " B ", limit, " memory ", request.memory_bytes.value_or(-1));
+    const auto plan = plan_within(strategy, request);
+    if (::testing::Test::HasFailure()) return;
+    if (!plan) {
+      ++num_refused;
+      continue;
+    }
+    ASSERT_NO_THROW(validate(*plan, r->batch.sequences)) << what;
+    if (request.memory_bytes) {
+      ASSERT_LE(simulate(*plan, &costs).peak_bytes, *request.memory_bytes) << what;
+    }
+    expect_exact(*model, flat, *r, *plan, *loss, what);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  EXPECT_GT(num_refused, 0);
+  EXPECT_LT(num_refused, (end - begin) / 4);
+}
+
+TEST(PlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {
+  expect_valid_within_memory_and_exact(0, 500);
+}
+
+TEST(SlowPlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {
+  if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
+  expect_valid_within_memory_and_exact(500, 10'000);
+}
+
+}  // namespace
+}  // namespace bough

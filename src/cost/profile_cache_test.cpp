@@ -1,0 +1,145 @@
+#include "cost/profile_cache.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
+#include "base/file.h"
+#include "base/log.h"
+
+namespace bough {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ProfileCache : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    remove_tree(folder_);
+    set_log_level(LogLevel::kSilent);
+  }
+  void TearDown() override {
+    remove_tree(folder_);
+    set_log_level(LogLevel::kInfo);
+  }
+
+  // What `cached_profile` gives, measured or not: each measurement has a number.
+  DeviceProfile get(const ProfileKey& key) {
+    return cached_profile(folder_, key, [&] {
+      auto profile = built_in_profile("h100", "bf16");
+      profile.name = "measurement " + std::to_string(++measurements_);
+      return profile;
+    });
+  }
+  fs::path only_file() const {
+    fs::path found;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      EXPECT_TRUE(found.empty()) << "a second file: " << entry.path();
+      found = entry.path();
+    }
+    return found;
+  }
+
+  fs::path folder_ = fs::temp_directory_path() / ("bough_profile_cache_" + std::to_string(::getpid()));
+  int measurements_ = 0;
+  const ProfileKey key_{"Some(R) CPU @ 3 GHz, avx2", 4, "fp32"};
+};
+
+TEST_F(ProfileCache, MeasuresOnceAndThenReads) {
+  EXPECT_EQ(get(key_).name, "measurement 1");
+  const auto again = get(key_);
+  EXPECT_EQ(again.name, "measurement 1");
+  EXPECT_EQ(again.linear_forward.values, built_in_profile("h100", "bf16").linear_forward.values);
+  EXPECT_EQ(measurements_, 1);
+}
+
+TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
+  get(key_);
+  get({key_.cpu, 8, key_.dtype});
+  get({key_.cpu, key_.threads, "bf16"});
+  get({"Some(R) CPU @ 4 GHz, avx2", key_.threads, key_.dtype});
+  EXPECT_EQ(measurements_, 4);
+  EXPECT_EQ(get(key_).name, "measurement 1");
+  // The same file's name, another processor: what is read says for whom it was measured.
+  EXPECT_EQ(get({"Some(R) CPU @ 3 GHz. avx2", key_.threads, key_.dtype}).name, "measurement 5");
+}
+
+TEST_F(ProfileCache, WhatABusyMachineMeasuredIsGoodForTenMinutes) {
+  const auto get_busy = [&] {
+    return cached_profile(folder_, key_, [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the thread has no core
+      ++measurements_;
+      return built_in_profile("h100", "bf16");
+    });
+  };
+  get_busy();
+  get_busy();
+  EXPECT_EQ(measurements_, 1);
+  fs::last_write_time(only_file(), fs::last_write_time(only_file()) - std::chrono::minutes(11));
+  get_busy();
+  EXPECT_EQ(measurements_, 2);
+}
+
+TEST_F(ProfileCache, WhatIsDamagedOrOldIsMeasuredAgain) {
+  get(key_);
+  const auto whole = read_file(only_file());
+  auto old = parse_json(whole, "test");
+  old["measured_for"]["version"] = 0;
+  auto negative = parse_json(whole, "test");
+  negative["profile"]["threads"] = -1;
+  for (const std::string& bad : {whole.substr(0, whole.size() / 2), std::string(), std::string("[]"),
+                                 dump_line(old), dump_line(negative)}) {
+    std::ofstream(only_file()) << bad;
+    const int before = measurements_;
+    EXPECT_EQ(get(key_).name, "measurement " + std::to_string(before + 1)) << bad.substr(0, 60);
+    get(key_);
+    EXPECT_EQ(measurements_, before + 1) << "not replaced: " << bad.substr(0, 60);
+  }
+}
+
+TEST_F(ProfileCache, AFolderThatCannotBeWrittenIsNoError) {
+  std::ofstream(folder_.string()) << "a file where the folder should be";
+  EXPECT_EQ(get(key_).name, "measurement 1");
+  EXPECT_EQ(get(key_).name, "measurement 2");
+  EXPECT_EQ(cached_profile({}, key_, [] { return built_in_profile("a100", "bf16"); }).name, "a100");
+}
+
+TEST_F(ProfileCache, TheFolderComesFromTheEnvironment) {
+  // What one variable says, the next is not asked.
+  const auto keep = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  };
+  const auto own = keep("BOUGH_CACHE"), xdg = keep("XDG_CACHE_HOME"), home = keep("HOME");
+  ::setenv("BOUGH_CACHE", "/a", 1);
+  ::setenv("XDG_CACHE_HOME", "/b", 1);
+  ::setenv("HOME", "/c", 1);
+  EXPECT_EQ(cache_folder(), "/a");
+  ::unsetenv("BOUGH_CACHE");
+  EXPECT_EQ(cache_folder(), "/b/bough");
+  ::setenv("XDG_CACHE_HOME", "", 1);
+  EXPECT_EQ(cache_folder(), "/c/.cache/bough");
+  ::unsetenv("HOME");
+  EXPECT_EQ(cache_folder(), "");
+  const auto restore = [](const char* name, const std::optional<std::string>& value) {
+    value ? ::setenv(name, value->c_str(), 1) : ::unsetenv(name);
+  };
+  restore("BOUGH_CACHE", own);
+  restore("XDG_CACHE_HOME", xdg);
+  restore("HOME", home);
+}
+
+TEST(ThisCpu, SaysThreadsAndType) {
+  const auto key = this_cpu(at::kBFloat16);
+  EXPECT_EQ(key.threads, at::get_num_threads());
+  EXPECT_EQ(key.dtype, "bf16");
+  EXPECT_FALSE(key.cpu.empty());
+}
+
+}  // namespace
+}  // namespace bough

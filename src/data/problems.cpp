@@ -1,0 +1,89 @@
+#include "data/problems.h"
+
+#include <unordered_set>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+// Lengths go in front of texts, so that ("ab", "c") and ("a", "bc") differ.
+void append(std::string& bytes, std::string_view text) {
+  bytes += std::to_string(text.size());
+  bytes += ':';
+  bytes += text;
+}
+
+uint64_t fingerprint_of(std::span<const Problem> problems) {
+  std::vector<uint64_t> hashes;
+  hashes.reserve(problems.size());
+  std::string bytes;
+  for (const Problem& problem : problems) {
+    bytes.clear();
+    append(bytes, problem.prompt);
+    append(bytes, problem.answer);
+    for (const Message& message : problem.messages) {
+      append(bytes, message.role);
+      append(bytes, message.content);
+    }
+    hashes.push_back(stable_hash(bytes.data(), bytes.size()));
+  }
+  return stable_hash(hashes.data(), hashes.size() * sizeof(uint64_t));
+}
+
+}  // namespace
+
+Dataset::Dataset(std::vector<Problem> problems, std::string source)
+    : problems_(std::move(problems)), source_(std::move(source)), fingerprint_(fingerprint_of(problems_)) {
+  std::unordered_set<std::string_view> ids;
+  for (const Problem& problem : problems_) {
+    if (!ids.insert(problem.id).second) {
+      throw UserError(str(source_, ": two problems have the id ", quoted(problem.id),
+                          "; an id must be unique (leave `id` out to number the lines)"));
+    }
+  }
+}
+
+ProblemOrder::ProblemOrder(const Dataset& dataset, uint64_t seed, bool shuffle)
+    : dataset_(&dataset), seed_(seed), shuffle_(shuffle), random_(seed, Purpose::shuffle) {
+  if (dataset.size() == 0) throw UserError(str(dataset.source(), ": no problems; at least one is needed"));
+}
+
+size_t ProblemOrder::index_at(int64_t position) const {
+  BOUGH_CHECK(position >= 0, "position=", position);
+  const auto size = static_cast<int64_t>(dataset_->size());
+  if (!shuffle_) return static_cast<size_t>(position % size);
+  if (position / size != cached_epoch_) {
+    cached_epoch_ = position / size;
+    permutation_ = random_.permutation(dataset_->size(), static_cast<uint64_t>(cached_epoch_));
+  }
+  return permutation_[static_cast<size_t>(position % size)];
+}
+
+Json ProblemOrder::save() const {
+  return {{"position", position_},
+          {"seed", seed_},
+          {"shuffle", shuffle_},
+          {"fingerprint", dataset_->fingerprint()}};
+}
+
+void ProblemOrder::restore(const Json& saved) {
+  const Json now = save();
+  for (const char* key : {"fingerprint", "seed", "shuffle"}) {
+    if (!saved.contains(key) || saved[key] != now[key]) {
+      throw UserError(str(dataset_->source(), ": the order of problems cannot go on: ", key, " was ",
+                          saved.value(key, Json()).dump(), " when it was saved and is ", now[key].dump(),
+                          "; resume with the same data set and settings, or start a new trial_name"));
+    }
+  }
+  const Json position = saved.value("position", Json());
+  if (!position.is_number_integer() || position.get<int64_t>() < 0) {
+    throw UserError(str(dataset_->source(), ": saved order of problems: position is ",
+                        quoted(position.dump()),
+                        ", expected an integer of at least 0; the checkpoint is damaged"));
+  }
+  position_ = position.get<int64_t>();
+}
+
+}  // namespace bough

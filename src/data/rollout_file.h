@@ -1,0 +1,28 @@
+// Rollouts: what was sampled, as JSON Lines, one sequence a line (`.jsonl`, or `.jsonl.zst`).
+// The fields are those of the format's table in docs/formats.md; unknown fields are kept.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "data/trajectory.h"
+
+namespace bough {
+
+struct RolloutReadOptions {
+  int64_t vocab_size = 0;  // ids must be below it; 0: not checked
+  bool require_reward_or_advantage = true;
+};
+
+// UserError names the file, the line number, the field and, in a list, the position. One temperature a file.
+std::vector<Trajectory> read_rollouts(const std::filesystem::path& path, const RolloutReadOptions& options = {});
+
+// Writes aside and renames; `.zst` compresses. IoError on a full disk leaves what was there.
+void write_rollouts(const std::filesystem::path& path, const std::vector<Trajectory>& rollouts);
+
+Json rollout_to_json(const Trajectory& rollout);
+Trajectory parse_rollout(const Json& line, const std::string& where, const RolloutReadOptions& options = {});
+
+}  // namespace bough

@@ -1,0 +1,341 @@
+#include "data/rollout_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <zstd.h>
+
+#include <cfloat>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <random>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace bough {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RolloutFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(::testing::TempDir()) /
+              str("rollout_file_", ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  fs::path write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name, std::ios::binary) << text;
+    return folder_ / name;
+  }
+  std::vector<Trajectory> read(const std::string& text, const RolloutReadOptions& options = {}) const {
+    return read_rollouts(write("r.jsonl", text), options);
+  }
+  // The message of the UserError that reading `text` throws.
+  std::string refusal(const std::string& text, const RolloutReadOptions& options = {}) const {
+    try {
+      read(text, options);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "(accepted)";
+  }
+
+  fs::path folder_;
+};
+
+// `message` holds every one of the words.
+void expect_names(const std::string& message, std::initializer_list<std::string> words) {
+  for (const std::string& word : words)
+    EXPECT_NE(message.find(word), std::string::npos) << "no <" << word << "> in: " << message;
+}
+
+const char* kGood =
+    R"({"group": "a", "input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [0, -0.5, -1.25e-1], )"
+    R"("reward": 1})";
+
+// kGood with the value of one field replaced.
+std::string with(const std::string& field, const std::string& value) {
+  Json line = Json::parse(kGood);
+  line[field] = "@";
+  std::string text = line.dump();
+  return text.replace(text.find("\"@\""), 3, value);
+}
+std::string without(const std::string& field) {
+  Json line = Json::parse(kGood);
+  line.erase(field);
+  return line.dump();
+}
+
+TEST_F(RolloutFile, ReadsEveryField) {
+  const auto rollouts =
+      read(R"({"group": "gr\u00fc\u00df", "input_ids": [5,6 , 7], "loss_mask": [0,1,1], )"
+           R"("logprobs": [0, -0.5, -1.25e-1],)"
+           R"( "temperature": 0.7, "versions": [-1, 3, 4], "reward": 2.5, "advantage": [0, 1, -2], )"
+           R"("more": {"x": [1]}})"
+           "\r\n\n   \n"
+           R"({"input_ids":[],"loss_mask":[],"logprobs":[],"advantage":1e-999,"temperature":0.7})");
+  ASSERT_EQ(rollouts.size(), 2u);
+  const Trajectory& first = rollouts[0];
+  EXPECT_EQ(first.group, "grüß");
+  EXPECT_EQ(first.input_ids, (std::vector<int32_t>{5, 6, 7}));
+  EXPECT_EQ(first.loss_mask, (std::vector<uint8_t>{0, 1, 1}));
+  EXPECT_EQ(first.logprobs, (std::vector<float>{0, -0.5f, -0.125f}));
+  EXPECT_EQ(first.temperature, 0.7);
+  EXPECT_EQ(first.versions, (std::vector<int32_t>{-1, 3, 4}));
+  EXPECT_EQ(first.reward, 2.5);
+  EXPECT_EQ(first.advantage, (std::vector<float>{0, 1, -2}));
+  EXPECT_EQ(first.fields, Json::parse(R"({"more": {"x": [1]}})"));
+  EXPECT_TRUE(rollouts[1].input_ids.empty());
+  EXPECT_EQ(rollouts[1].advantage, std::vector<float>{0.0f});
+  EXPECT_FALSE(rollouts[1].reward.has_value());
+  EXPECT_TRUE(rollouts[1].fields.is_object());
+}
+
+// "Given, for no tokens" must not become "not given": the sequence would be refused when read again.
+TEST_F(RolloutFile, AdvantageOfAnEmptySequenceStaysGiven) {
+  const auto rollouts = read(R"({"input_ids": [], "loss_mask": [], "logprobs": [], "advantage": []})");
+  EXPECT_EQ(rollouts[0].advantage, std::vector<float>{0.0f});
+  write_rollouts(folder_ / "w.jsonl", rollouts);
+  EXPECT_EQ(read_rollouts(folder_ / "w.jsonl")[0].advantage, std::vector<float>{0.0f});
+}
+
+TEST_F(RolloutFile, PositionZeroIsNeverTrained) {
+  Trajectory rollout = read(with("loss_mask", "[1, 1, 0]"))[0];
+  EXPECT_FALSE(rollout.trains(0));
+  EXPECT_TRUE(rollout.trains(1));
+  EXPECT_FALSE(rollout.trains(2));
+}
+
+TEST_F(RolloutFile, NamesLineFieldAndPosition) {
+  const std::string good = str(kGood, "\n");
+  expect_names(refusal(good + "\n" + with("input_ids", "[5, -6, 7]")),
+               {"r.jsonl", "line 3", "'input_ids'", "position 1 (counted from 0)", "'-6'"});
+  expect_names(refusal(with("input_ids", "[5, 6, 7.0]")),
+               {"line 1", "'input_ids'", "position 2", "'7.0'", "integer"});
+  expect_names(refusal(with("input_ids", "[5, 6, true]")), {"'input_ids'", "position 2", "'true'"});
+  expect_names(refusal(with("input_ids", "[5, 6, 99999999999999999999]")),
+               {"position 2", "'99999999999999999999'"});
+  expect_names(refusal(with("input_ids", "[5, 6, 2147483648]")), {"position 2", "2147483647"});
+  expect_names(refusal(with("input_ids", "[5, 6, 4096]"), {.vocab_size = 4096}),
+               {"position 2", "'4096'", "4095"});
+  EXPECT_EQ(read(with("input_ids", "[5, 6, 4095]"), {.vocab_size = 4096})[0].input_ids[2], 4095);
+  expect_names(refusal(with("input_ids", "\"5 6 7\"")), {"'input_ids'", "expected a list"});
+  expect_names(refusal(with("input_ids", "[[5], 6, 7]")), {"'input_ids'", "position 0"});
+  expect_names(refusal(with("loss_mask", "[0, 1]")), {"'loss_mask'", "a list of 2", "expected 3"});
+  expect_names(refusal(with("loss_mask", "[0, 2, 1]")), {"'loss_mask'", "position 1", "'2'"});
+  expect_names(refusal(with("loss_mask", "[0, 1, 0.5]")), {"'loss_mask'", "position 2", "'0.5'"});
+  expect_names(refusal(with("logprobs", "[0, -1, 1e999]")), {"'logprobs'", "position 2", "'1e999'", "float"});
+  expect_names(refusal(with("logprobs", "[0, -1e39, 0]")), {"'logprobs'", "position 1", "'-1e39'"});
+  expect_names(refusal(with("logprobs", "[0, NaN, 0]")), {"'logprobs'", "position 1", "'NaN'", "no NaN"});
+  expect_names(refusal(with("logprobs", "[0, -Infinity, 0]")), {"position 1", "'-Infinity'"});
+  expect_names(refusal(with("logprobs", "[0, null, 0]")), {"position 1", "'null'"});
+  for (const char* number : {"01", "+1", ".5", "1.", "1e", "0x10", "1e+", "-", "--1", "inf", "1_000"})
+    expect_names(refusal(with("logprobs", str("[0, ", number, ", 0]"))),
+                 {"'logprobs'", "position 1", number});
+  expect_names(refusal(with("versions", "[-1, -2, 0]")), {"'versions'", "position 1"});
+  expect_names(refusal(with("versions", "[]")), {"'versions'", "a list of 0"});
+  expect_names(refusal(with("reward", "null")), {"'reward'", "'null'"});
+  expect_names(refusal(with("reward", "1e999")), {"'reward'", "'1e999'", "double"});
+  expect_names(refusal(with("reward", "NaN")), {"'reward'", "'NaN'"});
+  expect_names(refusal(with("advantage", "[1, 2]")), {"'advantage'", "a list of 2", "expected 3"});
+  expect_names(refusal(with("advantage", "1e60")), {"'advantage'", "'1e60'"});
+  expect_names(refusal(with("temperature", "0")), {"'temperature'", "above 0"});
+  expect_names(refusal(with("temperature", "\"1\"")), {"'temperature'"});
+  expect_names(refusal(with("group", "7")), {"'group'", "'7'", "a string"});
+  expect_names(refusal(with("more", "[1, nan]")), {"'more'", "JSON"});
+  expect_names(refusal(with("more", "1e999")), {"'more'"});
+}
+
+TEST_F(RolloutFile, NamesWhatIsMissing) {
+  for (const char* field : {"input_ids", "loss_mask", "logprobs"})
+    expect_names(refusal(without(field)), {"line 1", field, "nothing"});
+  expect_names(refusal(without("reward")), {"'reward'", "advantage"});
+  RolloutReadOptions relaxed;
+  relaxed.require_reward_or_advantage = false;
+  EXPECT_EQ(read(without("reward"), relaxed).size(), 1u);
+  expect_names(refusal(without("group"), relaxed), {"'group'"});
+  Json line = Json::parse(without("group"));
+  line["advantage"] = 0.5;
+  EXPECT_EQ(read(line.dump())[0].advantage, std::vector<float>{0.5f});
+  line = Json::parse(without("logprobs"));
+  line["logprob"] = Json::array();
+  expect_names(refusal(line.dump()), {"'logprobs'", "'logprob'"});
+}
+
+TEST_F(RolloutFile, RefusesWhatIsNotOneObjectALine) {
+  for (const char* text :
+       {"[1]", "{", "}", "{\"group\"", "{\"group\": ", "{\"group\": \"a", "{group: 1}", "null", "\x01"})
+    expect_names(refusal(str(kGood, "\n", text)), {"line 2"});
+  expect_names(refusal(str(kGood, kGood)), {"line 1", "column", "one object a line"});
+  expect_names(refusal(std::string(kGood).substr(0, 60)), {"line 1"});
+  expect_names(refusal(with("more", "[1, 2")), {"line 1"});
+  expect_names(refusal(with("more", std::string(100000, '['))), {"nested"});
+  expect_names(refusal(with("more", "\"\xff\"")), {"'more'"});
+  expect_names(refusal("{\"reward\": 1, \"reward\": 2}"), {"'reward'", "twice"});
+  expect_names(refusal("{\"more\": 1, \"more\": 2}"), {"'more'", "twice"});
+}
+
+// An error quotes at most a little of the input, whatever the input is.
+TEST_F(RolloutFile, MessagesAreShort) {
+  EXPECT_LT(refusal(with("input_ids", "[" + std::string(1 << 20, '7') + "]")).size(), 400u);
+  EXPECT_LT(refusal(std::string(1 << 20, 'x')).size(), 400u);
+  EXPECT_LT(refusal("{\"" + std::string(1 << 20, 'x') + "\": nope}").size(), 400u);
+}
+
+// Cut anywhere, a line is refused by a UserError and nothing else; damaged anywhere, it is refused or read.
+TEST_F(RolloutFile, SurvivesEveryTruncationAndRandomDamage) {
+  const std::string line = with("versions", "[-1, 3, 4]");
+  for (size_t length = 1; length < line.size(); ++length)
+    EXPECT_NE(refusal(line.substr(0, length)), "(accepted)");
+  std::mt19937 random(7);
+  int num_accepted = 0;
+  for (int i = 0; i < 1000; ++i) {
+    std::string damaged = line;
+    damaged[random() % damaged.size()] = static_cast<char>(random());
+    num_accepted += refusal(damaged) == "(accepted)";
+  }
+  EXPECT_GT(num_accepted, 0);  // some bytes are inside numbers and names of groups
+  EXPECT_LT(num_accepted, 500);
+}
+
+TEST_F(RolloutFile, RefusesMixedTemperatures) {
+  expect_names(refusal(str(kGood, "\n\n", with("temperature", "0.7"))),
+               {"line 3", "'temperature'", "0.7", "line 1"});
+  EXPECT_EQ(read(str(kGood, "\n", with("temperature", "1.0"))).size(), 2u);
+}
+
+TEST_F(RolloutFile, RefusesWhatIsNotAFileOfRollouts) {
+  EXPECT_THROW(read_rollouts(folder_), UserError);
+  EXPECT_THROW(read_rollouts(folder_ / "missing.jsonl"), UserError);
+  EXPECT_THROW(read(""), UserError);
+  expect_names(refusal("\n \n"), {"no rollouts"});
+}
+
+Trajectory random_rollout(std::mt19937& random) {
+  const auto random_float = [&] {
+    float value;
+    do {
+      const uint32_t bits = random();
+      std::memcpy(&value, &bits, sizeof value);
+    } while (!std::isfinite(value));
+    return value;
+  };
+  Trajectory rollout;
+  const size_t length = random() % 40;
+  rollout.group = str("g", random());
+  for (size_t i = 0; i < length; ++i) {
+    rollout.input_ids.push_back(static_cast<int32_t>(random() >> 1));
+    rollout.loss_mask.push_back(random() % 2);
+    rollout.logprobs.push_back(random_float());
+    rollout.versions.push_back(static_cast<int32_t>(random() % 100) - 1);
+  }
+  if (random() % 2) rollout.versions.clear();
+  rollout.temperature = 0.7;
+  if (random() % 2) rollout.reward = random() * 1e-3;
+  if (random() % 2 || !rollout.reward) rollout.advantage.push_back(random_float());
+  else if (random() % 2) rollout.advantage = rollout.logprobs;
+  rollout.fields = Json::object();
+  if (random() % 2) rollout.fields["text"] = "line\nbreak \"quoted\" \u2028";
+  return rollout;
+}
+
+void expect_equal(const Trajectory& a, const Trajectory& b) {
+  EXPECT_EQ(a.group, b.group);
+  EXPECT_EQ(a.input_ids, b.input_ids);
+  EXPECT_EQ(a.loss_mask, b.loss_mask);
+  EXPECT_EQ(a.logprobs, b.logprobs);
+  EXPECT_EQ(a.versions, b.versions);
+  EXPECT_EQ(a.temperature, b.temperature);
+  EXPECT_EQ(a.reward, b.reward);
+  EXPECT_EQ(a.advantage, b.advantage);
+  EXPECT_EQ(a.fields, b.fields);
+}
+
+TEST_F(RolloutFile, RoundTripsExactly) {
+  std::mt19937 random(1);
+  std::vector<Trajectory> rollouts;
+  for (int i = 0; i < 500; ++i) rollouts.push_back(random_rollout(random));
+  rollouts.push_back(rollouts[0]);
+  rollouts.back().input_ids = {1, 2, 3, 4, 5, 6};
+  rollouts.back().loss_mask.assign(6, 1);
+  rollouts.back().versions.clear();
+  rollouts.back().logprobs = {0.0f,   0.1f, FLT_MIN, FLT_MAX, std::numeric_limits<float>::denorm_min(),
+                              -1e-30f};
+  rollouts.back().advantage = {1.5f};
+  for (const char* name : {"r.jsonl", "r.jsonl.zst"}) {
+    const fs::path path = folder_ / name;
+    write_rollouts(path, rollouts);
+    const std::vector<Trajectory> again = read_rollouts(path);
+    ASSERT_EQ(again.size(), rollouts.size());
+    for (size_t i = 0; i < again.size(); ++i) {
+      expect_equal(again[i], rollouts[i]);
+      expect_equal(parse_rollout(rollout_to_json(rollouts[i]), "here"), rollouts[i]);
+    }
+  }
+  EXPECT_LT(fs::file_size(folder_ / "r.jsonl.zst"), fs::file_size(folder_ / "r.jsonl") * 3 / 4);
+}
+
+// Chunks of decompressed text end inside lines, and files are made of several frames (`cat a.zst b.zst`).
+TEST_F(RolloutFile, ReadsZstdOfManyFramesAndLongLines) {
+  Trajectory rollout = read(kGood)[0];
+  for (int i = 0; i < 700'000; ++i) {
+    rollout.input_ids.push_back(i * 1000);
+    rollout.loss_mask.push_back(1);
+    rollout.logprobs.push_back(-i / 3.0f);
+  }
+  write_rollouts(folder_ / "a.jsonl.zst", {rollout, read(kGood)[0]});
+  const std::string frame = read_file(folder_ / "a.jsonl.zst");
+  const auto again = read_rollouts(write("b.jsonl.zst", frame + frame));
+  ASSERT_EQ(again.size(), 4u);
+  expect_equal(again[0], rollout);
+  expect_equal(again[2], rollout);
+  expect_equal(again[3], read(kGood)[0]);
+}
+
+TEST_F(RolloutFile, RefusesDamagedZstd) {
+  write_rollouts(folder_ / "a.jsonl.zst", {read(kGood)[0], read(kGood)[0]});
+  const std::string frame = read_file(folder_ / "a.jsonl.zst");
+  for (size_t length = 1; length < frame.size(); ++length)
+    EXPECT_THROW(read_rollouts(write("b.jsonl.zst", frame.substr(0, length))), UserError) << length;
+  std::string flipped = frame;
+  flipped[frame.size() / 2] ^= 1;
+  EXPECT_THROW(read_rollouts(write("b.jsonl.zst", flipped)), UserError);
+  EXPECT_THROW(read_rollouts(write("b.jsonl.zst", kGood)), UserError);
+}
+
+TEST_F(RolloutFile, RefusesToWriteBrokenRollouts) {
+  Trajectory rollout = read(kGood)[0];
+  rollout.logprobs[1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THROW(write_rollouts(folder_ / "w.jsonl", {rollout}), InternalError);
+  rollout = read(kGood)[0];
+  rollout.loss_mask.pop_back();
+  EXPECT_THROW(write_rollouts(folder_ / "w.jsonl", {rollout}), InternalError);
+  EXPECT_FALSE(fs::exists(folder_ / "w.jsonl"));
+}
+
+// A disk that is full, as far as a process can be made to see one: files may not grow beyond a limit.
+TEST_F(RolloutFile, FullDiskLeavesWhatWasThere) {
+  const fs::path path = write("full.jsonl", str(kGood, "\n"));
+  const std::vector<Trajectory> many(5000, read(kGood)[0]);
+  rlimit old_limit;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  const rlimit limit{100'000, old_limit.rlim_max};
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_THROW(write_rollouts(path, many), IoError);
+  setrlimit(RLIMIT_FSIZE, &old_limit);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_EQ(read_file(path), str(kGood, "\n"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}),
+            2);  // r.jsonl of read(), full.jsonl: nothing else
+}
+
+}  // namespace
+}  // namespace bough

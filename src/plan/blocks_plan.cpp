@@ -1,0 +1,269 @@
+// `blocks`: leaf blocks are forests filled up from all along the stack; interior blocks hold through-tokens only.
+//
+// With passes of b tokens, a token is *big* if more than b tokens hang off it (itself counted); big tokens are closed
+// upwards and become interior blocks. What hangs off them are *pieces*: subtrees of at most b tokens, whole. The walk
+// goes down runs of big tokens, which are cut only where two or more big children part (fewer than T/b times) and into
+// even chunks of at most b. A piece can run at any time while the token it hangs off lies on the stack, so it waits:
+// when an interior block is about to close, its own pieces must run, and the room their passes leave is filled with
+// the largest pieces that wait further down the stack. Passes are nearly full on any tree of short segments, where a
+// walk path by path starves the device.
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "plan/root_split.h"
+#include "plan/strategies.h"
+
+namespace bough {
+
+namespace {
+
+class BlocksWalk {
+ public:
+  BlocksWalk(TreeView view, int64_t limit)
+      : view_(std::move(view)),
+        limit_(static_cast<int32_t>(std::min<int64_t>(limit, std::numeric_limits<int32_t>::max()))),
+        builder_(view_, limit) {}
+
+  PlanBuilder& builder() { return builder_; }
+
+  PlannedTree run() {
+    waiting_at_.resize(1);
+    idle_at_.resize(1);
+    std::vector<Visit> todo;
+    descend(-1, todo);
+    while (!todo.empty() && builder_.fits()) {
+      const auto visit = todo.back();
+      todo.pop_back();
+      close_to(visit.num_open);
+      go_down(visit.node, todo);
+    }
+    close_to(0);
+    flush(0);
+    return builder_.finish();
+  }
+
+ private:
+  struct Visit {
+    int32_t node;
+    size_t num_open;  // blocks open above it
+  };
+  struct Attached {
+    int32_t token;  // what the piece hangs off
+    TokenRange range;
+  };
+  struct BySize {
+    int32_t size, piece;
+  };
+
+  bool is_big(int32_t index) const { return view_.subtree(index).size() > limit_; }
+
+  // Small children of a node (-1: the virtual root) wait at the current level; big ones are to be visited, the first of
+  // them next.
+  void descend(int32_t index, std::vector<Visit>& todo) {
+    const auto children = index < 0 ? view_.roots() : view_.children(index);
+    for (auto it = children.rbegin(); it != children.rend(); ++it) {
+      if (is_big(*it)) todo.push_back({*it, builder_.num_open()});
+      else wait(builder_.num_open(), view_.subtree(*it));
+    }
+  }
+
+  void wait(size_t level, TokenRange range) {
+    const auto piece = static_cast<int32_t>(pieces_.size());
+    pieces_.push_back(range);
+    is_waiting_.push_back(true);
+    if (view_.num_trained(range) == 0) {
+      idle_at_[level].push_back({range.size(), piece});
+      return;
+    }
+    waiting_at_[level].push_back(piece);
+    waiting_[range.size()].push_back(piece);
+  }
+
+  // Pushes the run of big tokens that begins at this node, up to where it ends or parts.
+  void go_down(int32_t index, std::vector<Visit>& todo) {
+    const int32_t run_begin = view_.stretch(index).begin;
+    int32_t run_end;
+    std::vector<Attached> attached;
+    bool parts = false;
+    for (;;) {
+      const int32_t subtree_end = view_.subtree(index).end;
+      const int32_t end = view_.stretch(index).end;
+      run_end = std::min(end, subtree_end - limit_);
+      if (run_end < end) {  // the rest of the node and all that hangs off it is one piece
+        attached.push_back({run_end - 1, {run_end, subtree_end}});
+        break;
+      }
+      const auto children = view_.children(index);
+      parts = std::count_if(children.begin(), children.end(), [&](int32_t c) { return is_big(c); }) != 1;
+      if (parts) break;
+      // The big child is the heaviest, hence the first: its tokens follow on.
+      for (const int32_t child : children.subspan(1)) attached.push_back({end - 1, view_.subtree(child)});
+      index = children.front();
+    }
+    push_run(run_begin, run_end, attached);
+    if (parts) descend(index, todo);
+  }
+
+  void push_run(int32_t begin, int32_t end, const std::vector<Attached>& attached) {
+    size_t level = builder_.num_open() + 1;
+    builder_.add_run(begin, end, /*is_leaf=*/false);
+    waiting_at_.resize(builder_.num_open() + 1);
+    idle_at_.resize(builder_.num_open() + 1);
+    for (const auto& piece : attached) {  // in the order of their tokens
+      while (builder_.open_range(level - 1).end <= piece.token) ++level;
+      wait(level, piece.range);
+    }
+  }
+
+  void close_to(size_t count) {
+    while (builder_.num_open() > count) {
+      flush(builder_.num_open());
+      waiting_at_.pop_back();
+      idle_at_.pop_back();
+      builder_.close_to(builder_.num_open() - 1);
+    }
+  }
+
+  struct Bin {
+    int32_t room;
+    std::vector<TokenRange> ranges;
+  };
+
+  // Runs what still waits at the level on top: best-fit decreasing, then the largest that fit from further down.
+  // Pieces that train nothing are never run: they have blocks of their own, so that nothing waits on them.
+  void flush(size_t level) {
+    std::vector<BySize> own;
+    int64_t num_tokens = 0;
+    for (const int32_t piece : waiting_at_[level]) {
+      if (!is_waiting_[piece]) continue;
+      is_waiting_[piece] = false;
+      own.push_back({pieces_[piece].size(), piece});
+      num_tokens += own.back().size;
+    }
+    // Of several bins one is more than half full, or it would have taken another's.
+    if (num_tokens > limit_ && !builder_.has_room_for(limit_ / 2 + 1)) return;
+    for (auto& bin : pack(own)) {
+      if (!builder_.fits()) return;
+      for (int32_t piece; (piece = take_largest(bin.room)) >= 0;) {
+        bin.room -= pieces_[piece].size();
+        bin.ranges.push_back(pieces_[piece]);
+      }
+      builder_.add_leaf(joined(std::move(bin.ranges)));
+    }
+    for (auto& bin : pack(idle_at_[level])) builder_.add_leaf(joined(std::move(bin.ranges)));
+    idle_at_[level].clear();
+  }
+
+  // The largest waiting piece of at most so many tokens, of equal ones the last; -1 where there is none.
+  int32_t take_largest(int32_t room) {
+    auto it = waiting_.upper_bound(room);
+    while (it != waiting_.begin()) {
+      --it;
+      auto& pieces = it->second;
+      while (!pieces.empty()) {
+        const int32_t piece = pieces.back();
+        pieces.pop_back();
+        if (!is_waiting_[piece]) continue;  // has run with its own level
+        is_waiting_[piece] = false;
+        return piece;
+      }
+      it = waiting_.erase(it);
+    }
+    return -1;
+  }
+
+  std::vector<Bin> pack(std::vector<BySize> own) const {
+    std::stable_sort(own.begin(), own.end(), [](auto a, auto b) { return a.size > b.size; });
+    std::vector<Bin> bins;
+    std::multimap<int32_t, size_t> by_room;
+    for (const auto& [size, piece] : own) {
+      size_t bin = bins.size();
+      if (const auto it = by_room.lower_bound(size); it != by_room.end()) {
+        bin = it->second;
+        by_room.erase(it);
+      } else {
+        bins.push_back({limit_, {}});
+      }
+      bins[bin].room -= size;
+      bins[bin].ranges.push_back(pieces_[piece]);
+      by_room.insert({bins[bin].room, bin});
+    }
+    return bins;
+  }
+
+  // In pre-order, neighbours as one.
+  static std::vector<TokenRange> joined(std::vector<TokenRange> ranges) {
+    std::sort(ranges.begin(), ranges.end(), [](auto a, auto b) { return a.begin < b.begin; });
+    std::vector<TokenRange> result;
+    for (const auto range : ranges) {
+      if (!result.empty() && result.back().end == range.begin) result.back().end = range.end;
+      else result.push_back(range);
+    }
+    return result;
+  }
+
+  TreeView view_;
+  int32_t limit_;
+  PlanBuilder builder_;
+  std::vector<TokenRange> pieces_;
+  std::vector<bool> is_waiting_;                     // of each piece
+  std::map<int32_t, std::vector<int32_t>> waiting_;  // by size: pieces, and some that wait no more
+  // By the number of blocks open up to the one that the piece hangs off; 0: the virtual root.
+  std::vector<std::vector<int32_t>> waiting_at_;
+  std::vector<std::vector<BySize>> idle_at_;  // likewise, pieces that train nothing
+};
+
+}  // namespace
+
+BlocksDraft draft_blocks(const PlanRequest& request, const IndexedTree& whole, PartReader& parts,
+                         int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes) {
+  BlocksDraft draft{{"blocks", max_tokens_per_pass, {}}, {}};
+  const auto* costs = request.costs;
+  if (costs) draft.parts = split_short_roots(whole, *costs, max_tokens_per_pass, request.max_tokens_per_pass);
+  // Each row of the batch's loss is held the whole walk long.
+  const int64_t room = most_bytes ? *most_bytes - whole.num_rows(whole.all()) * costs->row_bytes() : 0;
+  const auto walk = [&](TreeView view) {
+    BlocksWalk walk(std::move(view), max_tokens_per_pass);
+    if (most_bytes) walk.builder().bound_memory(*costs, room);
+    draft.plan.trees.push_back(walk.run());
+    draft.fits = walk.builder().fits();
+  };
+  if (draft.parts.size() <= 1) {
+    draft.parts.clear();
+    walk(whole);
+    return draft;
+  }
+  for (const auto& part : draft.parts) {
+    if (part.path.empty()) {
+      walk({whole, part.nodes});
+    } else if (auto leaf = parts.leaf_block(part); leaf.num_tokens <= max_tokens_per_pass) {
+      draft.fits = !most_bytes || !leaf.needed ||
+                   leaf.num_tokens * costs->activation_bytes() + costs->temporary_bytes(leaf.shape()) <= room;
+      draft.plan.trees.push_back({nullptr, {}, {std::move(leaf)}, {{Step::Kind::kForwardBackward, 0}}});
+    } else {
+      walk(parts.view(part));
+    }
+    if (!draft.fits) break;
+  }
+  return draft;
+}
+
+Plan finish_blocks(BlocksDraft draft, const PlanRequest& request, const IndexedTree& whole,
+                   PartReader& parts) {
+  if (draft.parts.empty()) {
+    draft.plan.trees.front().tree = whole.tree;
+    draft.plan.trees.front().sequences = whole.sequences;
+  }
+  for (size_t i = 0; i < draft.parts.size(); ++i) {
+    auto& planned = draft.plan.trees[i];
+    planned.sequences = parts.sequences(draft.parts[i]);
+    std::vector<TokenSpan> sequences;
+    for (const int64_t index : planned.sequences) sequences.push_back(request.sequences[index]);
+    planned.tree = std::make_shared<const PrefixTree>(build_prefix_tree(sequences));
+    if (draft.parts[i].path.empty()) parts.renumber(draft.parts[i], planned);
+  }
+  return std::move(draft.plan);
+}
+
+}  // namespace bough

@@ -1,0 +1,134 @@
+// Plans: how a batch goes through the model (engine.md 2).
+//
+// A plan is a list of trees, each cut into blocks; a block is one pass through the model. An *interior* block is a
+// run of consecutive tokens of one path that have descendants in other blocks: its keys and values lie on the stack
+// while those run. A *leaf* block is any forest of pieces that hang off tokens of the stack; it runs forward and
+// backward at once. Steps are in post-order: forward(b), then all descendants, then backward(b), which recomputes of
+// b what was not kept. Memory is one root-to-leaf chain of blocks, never the tree.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/pass_costs.h"
+#include "tree/prefix_tree.h"
+
+namespace bough {
+
+struct TokenRange {
+  int32_t begin, end;  // tree tokens [begin, end)
+  int32_t size() const { return end - begin; }
+};
+
+// What an interior block holds, beside its keys and values, between its forward and its backward.
+enum class Keep {
+  kKeysValues,   // nothing: backward runs the whole forward again
+  kAttention,    // attention's outputs and log-sum-exps: backward runs all but attention again
+  kActivations,  // all: backward runs nothing again
+};
+
+struct Block {
+  bool interior = false;
+  Keep keep = Keep::kKeysValues;
+  int32_t above = -1;      // the interior block whose rows end where this one's keys begin; -1 at the bottom
+  int64_t stack_rows = 0;  // P: rows of the stack below this block
+  std::vector<TokenRange> ranges;  // its tokens, in pre-order; an interior block has one range
+  int64_t num_tokens = 0;
+  int64_t num_pairs = 0;        // (query, key) pairs that attention visits: each token sees its whole path
+  int64_t num_stack_pairs = 0;  // of these, those with a key on the stack
+  int64_t num_pieces = 0;       // runs of consecutive tokens, each the parent of the next
+  int64_t num_head_rows = 0;    // its tokens that some sequence trains
+  int64_t num_loss_rows = 0;    // the same, once for each sequence that trains the token
+  int64_t num_exits = 0;        // its tokens whose hidden states other blocks' heads read; interior blocks
+  bool needed = true;           // it, or something that hangs off it, trains a token; else it is never run
+
+  PassShape shape() const {
+    return {.tokens = num_tokens,
+            .stack_rows = stack_rows,
+            .pairs = num_pairs,
+            .head_rows = num_head_rows,
+            .stack_pairs = num_stack_pairs,
+            .pieces = num_pieces,
+            .loss_rows = num_loss_rows};
+  }
+};
+
+struct Step {
+  enum class Kind {
+    kForward,          // interior: push keys and values
+    kForwardBackward,  // leaf
+    kBackward,         // interior: recompute what was not kept, backward, pop
+  };
+  Kind kind;
+  int32_t block;
+};
+
+struct PlannedTree {
+  std::shared_ptr<const PrefixTree> tree;
+  std::vector<int64_t> sequences;  // the batch's index of each of the tree's sequences
+  std::vector<Block> blocks;
+  std::vector<Step> steps;
+  int64_t stack_capacity = 0;  // rows of the deepest chain of interior blocks
+};
+
+struct Plan {
+  std::string strategy;             // dense | packed | path | blocks; of `auto` what it took
+  int64_t max_tokens_per_pass = 0;  // of this plan: at most the request's
+  std::vector<PlannedTree> trees;
+};
+
+struct PlanRequest {
+  std::vector<TokenSpan> sequences;
+  // One flag a flat token, sequence after sequence; a sequence's first token never counts. Empty: all others train.
+  std::vector<uint8_t> trained;
+  // B: tokens whose activations are held at once: those of a pass, and of interior blocks that keep theirs.
+  int64_t max_tokens_per_pass = 1024;
+  // Bytes over weights and gradients. Where given, B bounds single passes only.
+  std::optional<int64_t> memory_bytes;
+  // Decides the pass size of `blocks` and `auto`, what is kept and what is replicated. Not owned; without it passes
+  // are of B tokens and nothing is kept.
+  const PassCosts* costs = nullptr;
+};
+
+// By name:
+//   dense   no sharing: sequences packed into passes of at most B tokens; a longer one goes in even chunks, the
+//           earlier of them interior.
+//   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each. UserError for a longer path.
+//   path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward depth-first order,
+//           each stretch between branch points in even chunks of at most B; a leaf's last chunk runs forward and
+//           backward at once, where DTA forwards it twice.
+//   blocks  the general form: leaf blocks are forests, filled up to the pass size from all along the stack; interior
+//           blocks keep what the memory allows; short common paths are replicated where a pass of their own costs more.
+//   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left out where
+//           the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
+// With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it that of
+// least memory.
+// UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the strategy (with the smallest that
+// would do).
+Plan make_plan(std::string_view strategy, const PlanRequest& request);
+
+// Predicted times that differ by less are as good as equal: predictions err by more.
+constexpr double kAsFast = 1.02;
+
+// Throws InternalError unless each sequence ends in exactly one tree and is spelled there, each token lies in one
+// block of at most B tokens, and the steps forward each block before it is read and backpropagate it once.
+void validate(const Plan& plan, const std::vector<TokenSpan>& sequences);
+
+// What a plan would do, without a model.
+struct Simulation {
+  int64_t num_passes = 0;        // forward and backward of a leaf counted as one, an interior block as two
+  int64_t tokens_forwarded = 0;  // first forwards
+  int64_t tokens_recomputed = 0;
+  int64_t peak_stack_tokens = 0;  // keys and values held
+  int64_t peak_pass_tokens = 0;   // of one pass
+  int64_t peak_kept_tokens = 0;   // whose activations are held: of a pass and of open blocks
+  double seconds = 0;             // predicted; 0 without a cost model
+  int64_t peak_bytes = 0;         // predicted, over weights and gradients; 0 without a cost model
+};
+Simulation simulate(const Plan& plan, const PassCosts* costs = nullptr);
+
+}  // namespace bough

@@ -1,0 +1,128 @@
+#include "plan/root_split.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+
+namespace bough {
+
+namespace {
+
+class RootSplitter {
+ public:
+  RootSplitter(const IndexedTree& whole, const PassCosts& costs, int64_t limit, int64_t held)
+      : tree_(*whole.tree), costs_(costs), limit_(limit), held_(held), branches_(whole.branches) {}
+
+  std::vector<TreePart> run() {
+    TreePart rest;  // roots that are not repeated
+    for (const int32_t root : branches_.children(-1)) {
+      const auto& node = branches_.nodes[root];
+      if (auto groups = groups_if_worth(node, 0)) open_.push_back({root, 0, {}, {}, std::move(*groups)});
+      else rest.nodes.push_back(root);
+    }
+    if (open_.empty()) return {};
+    const bool has_empty = std::ranges::find(tree_.sequence_end, -1) != tree_.sequence_end.end();
+    if (!rest.nodes.empty() || has_empty) parts_.push_back(std::move(rest));
+    while (!open_.empty()) {
+      auto root = std::move(open_.back());
+      open_.pop_back();
+      split(std::move(root));
+    }
+    return std::move(parts_);
+  }
+
+ private:
+  using Groups = std::vector<std::vector<int32_t>>;
+  struct Root {
+    int32_t node;
+    int64_t above;              // tokens of the path that the tree repeats
+    std::vector<int32_t> path;  // its nodes
+    std::vector<int32_t> ends;  // of these, those whose own sequences go where this one's go
+    Groups groups;              // of what hangs off it
+  };
+
+  TokenRange subtree(const BranchNode& node) const { return {node.begin, tree_.subtree_end[node.begin]}; }
+  std::span<const int32_t> children_of(const BranchNode& node) const {
+    return branches_.children(static_cast<int32_t>(&node - branches_.nodes.data()));
+  }
+  bool is_big(const BranchNode& node, int64_t above) const { return above + subtree(node).size() > limit_; }
+
+  // What hangs off the node in as few groups as fit a pass together with the path; a big child is a group.
+  Groups groups_of(const BranchNode& node, int64_t path) const {
+    Groups groups;
+    std::multimap<int64_t, size_t> by_room;          // groups of small children; best fit
+    for (const int32_t child : children_of(node)) {  // heaviest first
+      const int64_t size = subtree(branches_.nodes[child]).size();
+      size_t group = groups.size();
+      if (!is_big(branches_.nodes[child], path)) {
+        int64_t room = limit_ - path;
+        if (const auto found = by_room.lower_bound(size); found != by_room.end()) {
+          room = found->first;
+          group = found->second;
+          by_room.erase(found);
+        }
+        by_room.insert({room - size, group});
+      }
+      if (group == groups.size()) groups.emplace_back();
+      groups[group].push_back(child);
+    }
+    return groups;
+  }
+
+  // What hangs off the node in groups, if the path down to its end costs less in each of them than in a pass of its own.
+  std::optional<Groups> groups_if_worth(const BranchNode& node, int64_t above) const {
+    if (!is_big(node, above)) return std::nullopt;
+    const int64_t path = above + node.end - node.begin;
+    // The most that repeating can save is two passes' fixed costs: a long path is not looked at more closely.
+    if (node.num_children < 2 || path * 4 > limit_) return std::nullopt;
+    const auto shape = [&](int64_t tokens) { return PassShape{tokens, 0, tokens * (tokens + 1) / 2, 0}; };
+    const double again = path + limit_ <= held_ ? 0 : costs_.forward_seconds(shape(path));
+    const double own_pass =
+        costs_.forward_seconds(shape(path)) + costs_.backward_seconds(shape(path)) + again;
+    const auto both = [&](int64_t tokens) {
+      return costs_.forward_seconds(shape(tokens)) + costs_.backward_seconds(shape(tokens));
+    };
+    const double in_a_group = both(limit_) - both(limit_ - path);  // beside what is in the pass anyway
+    if (in_a_group * 2 >= own_pass) return std::nullopt;
+    auto groups = groups_of(node, path);
+    if (in_a_group * static_cast<double>(groups.size()) >= own_pass) return std::nullopt;
+    return groups;
+  }
+
+  void split(Root root) {
+    const auto& node = branches_.nodes[root.node];
+    const int64_t path = root.above + node.end - node.begin;
+    root.path.push_back(root.node);
+    root.ends.push_back(root.node);
+    std::vector<Root> opened;
+    Groups closed;
+    for (auto& group : root.groups) {
+      if (auto groups = groups_if_worth(branches_.nodes[group.front()], path))
+        opened.push_back({group.front(), path, root.path, {}, std::move(*groups)});
+      else closed.push_back(std::move(group));
+    }
+    // What ends on the path goes to the first group that stays together, if there is one.
+    if (closed.empty()) opened.front().ends = std::exchange(root.ends, {});
+    for (auto& group : closed) parts_.push_back({root.path, std::move(group), std::exchange(root.ends, {})});
+    std::ranges::move(opened, std::back_inserter(open_));
+  }
+
+  const PrefixTree& tree_;
+  const PassCosts& costs_;
+  int64_t limit_;
+  int64_t held_;
+  const BranchTree& branches_;
+  std::vector<Root> open_;
+  std::vector<TreePart> parts_;
+};
+
+}  // namespace
+
+std::vector<TreePart> split_short_roots(const IndexedTree& whole, const PassCosts& costs,
+                                        int64_t max_tokens_per_pass, int64_t max_tokens_held) {
+  return RootSplitter(whole, costs, max_tokens_per_pass, max_tokens_held).run();
+}
+
+}  // namespace bough

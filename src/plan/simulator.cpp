@@ -1,0 +1,98 @@
+#include "plan/simulator.h"
+
+#include <algorithm>
+
+namespace bough {
+
+void Simulator::begin_tree(int64_t stack_capacity) {
+  result_.peak_stack_tokens = std::max(result_.peak_stack_tokens, stack_capacity);
+  stack_bytes_ = costs_ ? stack_capacity * costs_->stack_row_bytes() : 0;
+}
+
+void Simulator::step(Step::Kind kind, const Block& block) {
+  if (!block.needed) return;
+  if (kind != Step::Kind::kForward) num_loss_rows_ += block.num_loss_rows;
+  ++result_.num_passes;
+  result_.peak_pass_tokens = std::max(result_.peak_pass_tokens, block.num_tokens);
+  if (kind == Step::Kind::kForward) forward(block);
+  else if (kind == Step::Kind::kForwardBackward) leaf(block);
+  else backward(block);
+}
+
+Simulation Simulator::finish() const {
+  auto result = result_;
+  if (costs_) result.peak_bytes += num_loss_rows_ * costs_->row_bytes();
+  return result;
+}
+
+void Simulator::forward(const Block& block) {
+  result_.tokens_forwarded += block.num_tokens;
+  const bool all = block.keep == Keep::kActivations;
+  if (all) kept_tokens_ += block.num_tokens;
+  hold(0);
+  if (!costs_) return;
+  const auto shape = block.shape();
+  kept_bytes_ += kept_of(block);
+  if (is_timed(costs_->temporary_bytes(shape))) result_.seconds += costs_->forward_seconds(shape);
+}
+
+void Simulator::leaf(const Block& block) {
+  result_.tokens_forwarded += block.num_tokens;
+  hold(block.num_tokens);
+  if (!costs_) return;
+  const auto shape = block.shape();
+  if (is_timed(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape)))
+    result_.seconds += costs_->forward_seconds(shape) + costs_->backward_seconds(shape) + head_seconds(shape);
+}
+
+void Simulator::backward(const Block& block) {
+  const bool all = block.keep == Keep::kActivations;
+  if (!all) result_.tokens_recomputed += block.num_tokens;
+  hold(all ? 0 : block.num_tokens);
+  if (all) kept_tokens_ -= block.num_tokens;
+  if (!costs_) return;
+  const auto shape = block.shape();
+  if (is_timed((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape))) {
+    if (!all) result_.seconds += costs_->forward_seconds(shape);
+    if (block.keep == Keep::kAttention) result_.seconds -= costs_->attention_forward_seconds(shape);
+    result_.seconds += costs_->backward_seconds(shape) + head_seconds(shape);
+  }
+  kept_bytes_ -= kept_of(block);
+}
+
+double Simulator::head_seconds(const PassShape& shape) const {
+  return shape.head_rows == 0 ? 0
+                              : costs_->head_forward_seconds(shape) + costs_->head_backward_seconds(shape);
+}
+
+int64_t Simulator::kept_of(const Block& block) const {
+  int64_t bytes = block.num_exits * costs_->exit_bytes();
+  if (block.keep == Keep::kActivations) bytes += block.num_tokens * costs_->activation_bytes();
+  if (block.keep == Keep::kAttention) bytes += block.num_tokens * costs_->attention_bytes();
+  return bytes;
+}
+
+void Simulator::hold(int64_t pass_tokens) {
+  result_.peak_kept_tokens = std::max(result_.peak_kept_tokens, kept_tokens_ + pass_tokens);
+}
+
+bool Simulator::is_timed(int64_t pass_bytes) {
+  result_.peak_bytes = std::max(result_.peak_bytes, stack_bytes_ + kept_bytes_ + pass_bytes);
+  return result_.peak_bytes <= budget_ && result_.seconds <= most_seconds_;
+}
+
+Simulation simulate(const Plan& plan, const PassCosts* costs, std::optional<int64_t> budget,
+                    double most_seconds) {
+  Simulator simulator(costs, budget, most_seconds);
+  for (const auto& planned : plan.trees) {
+    simulator.begin_tree(planned.stack_capacity);
+    for (const auto& step : planned.steps) simulator.step(step.kind, planned.blocks[step.block]);
+  }
+  return simulator.finish();
+}
+
+Simulation simulate(const Plan& plan, const PassCosts* costs) {
+  return simulate(plan, costs, std::nullopt);
+}
+
+}  // namespace bough

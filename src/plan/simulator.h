@@ -1,0 +1,49 @@
+// The steps of a plan in turn: their seconds, and what is held beside the stack. For plans that exist (simulate), and
+// for those that are priced before they are built (outline.h).
+#pragma once
+
+#include <limits>
+
+#include "plan/plan.h"
+
+namespace bough {
+
+class Simulator {
+ public:
+  // budget, most_seconds: once the peak or the time is above them, seconds are not summed any further: nobody asks what
+  // a plan that does not fit would take, nor how much slower a slower one is.
+  explicit Simulator(const PassCosts* costs, std::optional<int64_t> budget = {},
+                     double most_seconds = std::numeric_limits<double>::infinity())
+      : costs_(costs),
+        budget_(budget.value_or(std::numeric_limits<int64_t>::max())),
+        most_seconds_(most_seconds) {}
+
+  bool is_over_budget() const { return result_.peak_bytes > budget_; }
+
+  void begin_tree(int64_t stack_capacity);
+  void step(Step::Kind kind, const Block& block);  // the block's ranges are not looked at
+  Simulation finish() const;                       // with what the whole walk holds: rows of the batch's loss
+
+ private:
+  void forward(const Block& block);
+  void leaf(const Block& block);
+  void backward(const Block& block);
+  double head_seconds(const PassShape& shape) const;
+  int64_t kept_of(const Block& block) const;
+  void hold(int64_t pass_tokens);
+  bool is_timed(int64_t pass_bytes);  // with these held for a pass
+
+  const PassCosts* costs_;
+  int64_t budget_;
+  double most_seconds_;
+  Simulation result_;
+  int64_t stack_bytes_ = 0;
+  int64_t kept_bytes_ = 0;
+  int64_t kept_tokens_ = 0;
+  int64_t num_loss_rows_ = 0;
+};
+
+Simulation simulate(const Plan& plan, const PassCosts* costs, std::optional<int64_t> budget,
+                    double most_seconds = std::numeric_limits<double>::infinity());
+
+}  // namespace bough

@@ -1,0 +1,84 @@
+// How a model is trained: `actor` of a run's settings (docs/formats.md), named as AReaL names it.
+#pragma once
+
+#include <string>
+
+#include "algo/advantages.h"
+#include "algo/aggregation.h"
+#include "algo/filters.h"
+#include "algo/loss_settings.h"
+#include "base/settings.h"
+
+namespace bough {
+
+// AdamW (optimizer.h).
+struct OptimizerSettings {
+  double lr = 1e-5;
+  double weight_decay = 0.01;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double gradient_clipping = 1.0;
+  std::string lr_scheduler_type = "constant";
+  double min_lr_ratio = 0.0;
+  double warmup_steps_proportion = 0.05;
+
+  template <class V>
+  void visit(V& v) {
+    v("lr", lr, "peak learning rate", range(0.0, 10.0));
+    v("weight_decay", weight_decay, "decoupled weight decay; none on norms and biases", range(0.0, 10.0));
+    v("beta1", beta1, "decay of the mean of gradients", range(0.0, 0.999999));
+    v("beta2", beta2, "decay of the mean of squared gradients", range(0.0, 0.9999999));
+    v("eps", eps, "added to the root of the second moment", above(0.0));
+    v("gradient_clipping", gradient_clipping, "largest global gradient norm; 0: no clipping", at_least(0.0));
+    v("lr_scheduler_type", lr_scheduler_type, "shape after warm-up",
+      one_of({"constant", "linear", "cosine"}));
+    v("min_lr_ratio", min_lr_ratio, "learning rate at the end, over the peak", range(0.0, 1.0));
+    v("warmup_steps_proportion", warmup_steps_proportion, "part of all steps over which lr rises to its peak",
+      range(0.0, 1.0));
+  }
+};
+
+struct MicroBatchSettings {
+  int64_t max_tokens_per_mb = 4096;
+  Bytes memory;
+
+  template <class V>
+  void visit(V& v) {
+    v("max_tokens_per_mb", max_tokens_per_mb, "tokens whose activations are held at once (B)",
+      range(1, 1'000'000'000));
+    v("memory", memory,
+      "bytes over weights and gradients, 40GiB: plans keep within; auto: what B tokens take");
+  }
+};
+
+struct ActorSettings {
+  std::string tree_training_mode = "auto";
+  MicroBatchSettings mb_spec;
+  OptimizerSettings optimizer;
+  LossSettings loss;
+  AggregationSettings aggregation;
+  AdvantageSettings advantages;
+  RewardShapingSettings shaping;
+  FilterSettings filters;
+  int64_t ppo_n_minibatches = 1;
+
+  template <class V>
+  void visit(V& v) {
+    v("tree_training_mode", tree_training_mode,
+      "how a batch goes through the model: auto (the least predicted time), or dense, packed, path, blocks",
+      aliased({"auto", "dense", "packed", "path", "blocks"},
+              {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
+    v("mb_spec", mb_spec, "micro-batches");
+    v("optimizer", optimizer, "AdamW");
+    v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
+      range(1, 10'000));
+    loss.visit(v);
+    aggregation.visit(v);
+    advantages.visit(v);
+    shaping.visit(v);
+    filters.visit(v);
+  }
+};
+
+}  // namespace bough

@@ -1,0 +1,139 @@
+#include "train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "train/small_model.h"
+
+namespace bough {
+namespace {
+
+// Groups of four: a prompt of five tokens, then three of each sample's own.
+std::vector<Trajectory> batch_of(int64_t groups) {
+  std::vector<Trajectory> batch;
+  for (int32_t g = 0; g < groups; ++g) {
+    for (int32_t i = 0; i < 4; ++i) {
+      Trajectory rollout;
+      rollout.group = str("g", g);
+      rollout.input_ids = {1, 2, 3, 4, 5 + g, 10 + i, 20 + (i + g) % 3, 30};
+      rollout.loss_mask = {0, 0, 0, 0, 0, 1, 1, 1};
+      rollout.logprobs = {0, 0, 0, 0, 0, -3.5f, -3.4f, -3.3f};
+      rollout.advantage = {i % 2 ? 1.0f : -1.0f + 0.1f * static_cast<float>(g)};
+      batch.push_back(std::move(rollout));
+    }
+  }
+  return batch;
+}
+
+ActorSettings settings_with(const std::string& mode, int64_t mini_batches = 1) {
+  ActorSettings settings;
+  settings.tree_training_mode = mode;
+  settings.ppo_n_minibatches = mini_batches;
+  settings.optimizer.lr = 1e-2;
+  settings.optimizer.warmup_steps_proportion = 0;
+  settings.loss.behave_imp_weight_cap = {};
+  return settings;
+}
+
+std::vector<at::Tensor> values_of(Model& model) {
+  std::vector<at::Tensor> values;
+  for (Parameter* parameter : model.parameters()) values.push_back(parameter->value.clone());
+  return values;
+}
+
+double largest_difference(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, a[i].sub(b[i]).abs().max().item<double>());
+  return largest;
+}
+
+TEST(Trainer, SharingChangesTheWorkAndNotTheUpdate) {
+  const SteadyClock clock;
+  const std::vector<Trajectory> batch = batch_of(3);
+  const auto tree = small_model(at::kDouble), flat = small_model(at::kDouble);
+  Trainer tree_trainer(*tree, nullptr, settings_with("path"), 10, clock);
+  Trainer flat_trainer(*flat, nullptr, settings_with("dense"), 10, clock);
+  const MetricValues a = tree_trainer.train(batch), b = flat_trainer.train(batch);
+  EXPECT_NEAR(a.at("loss/policy"), b.at("loss/policy"), 1e-9);
+  EXPECT_NEAR(a.at("optim/grad_norm"), b.at("optim/grad_norm"), 1e-9);
+  EXPECT_EQ(a.at("tree/compression"), 96.0 / (4 + 3 + 3 * 4 * 3));
+  EXPECT_EQ(a.at("optim/lr"), 1e-2);
+  EXPECT_GT(largest_difference(values_of(*tree), values_of(*small_model(at::kDouble))), 1e-3);
+}
+
+TEST(Trainer, UntrainedSequencesAndEmptyBatchesChangeNothing) {
+  const SteadyClock clock;
+  const auto model = small_model(at::kDouble), other = small_model(at::kDouble);
+  Trainer trainer(*model, nullptr, settings_with("path"), 10, clock);
+  std::vector<Trajectory> none = batch_of(1);
+  for (Trajectory& rollout : none) rollout.trained = false;
+  const auto before = values_of(*model);
+  EXPECT_EQ(trainer.train(none).count("optim/grad_norm"), 0u);
+  EXPECT_EQ(largest_difference(before, values_of(*model)), 0);
+  EXPECT_EQ(trainer.optimizer().num_steps(), 0);
+
+  // A group marked as untrained is as good as absent.
+  std::vector<Trajectory> marked = batch_of(2);
+  for (size_t s = 4; s < 8; ++s) marked[s].trained = false;
+  Trainer other_trainer(*other, nullptr, settings_with("path"), 10, clock);
+  trainer.train(marked);
+  other_trainer.train(batch_of(1));
+  EXPECT_EQ(largest_difference(values_of(*model), values_of(*other)), 0);
+}
+
+TEST(Trainer, MiniBatchesClipAgainstThePolicyOfTheStart) {
+  const SteadyClock clock;
+  const auto model = small_model(at::kDouble);
+  ActorSettings settings = settings_with("path", 3);
+  settings.optimizer.lr = 0.1;  // so that the second and third mini-batch leave the clip's range
+  settings.loss.use_decoupled_loss = false;
+  Trainer trainer(*model, nullptr, settings, 10, clock);
+  const MetricValues metrics = trainer.train(batch_of(3));
+  EXPECT_EQ(trainer.optimizer().num_steps(), 3);
+  EXPECT_GT(metrics.at("policy/approx_kl"), 1e-4);  // 0 if pi_old were the current policy each time
+  const auto single = small_model(at::kDouble);
+  Trainer one(*single, nullptr, settings_with("path"), 10, clock);
+  EXPECT_NEAR(one.train(batch_of(3)).at("policy/approx_kl"), 0, 1e-12);
+}
+
+TEST(Trainer, TheReferenceOfTheKlTermIsTheOneGiven) {
+  const SteadyClock clock;
+  ActorSettings settings = settings_with("path");
+  settings.loss.kl_loss_coef = 0.1;
+  const auto model = small_model(at::kDouble), same = small_model(at::kDouble),
+             other = small_model(at::kDouble, 1);
+  const auto copy = small_model(at::kDouble);
+  Trainer near(*model, same.get(), settings, 10, clock), far(*copy, other.get(), settings, 10, clock);
+  EXPECT_NEAR(near.train(batch_of(2)).at("loss/kl"), 0, 1e-12);
+  EXPECT_GT(far.train(batch_of(2)).at("loss/kl"), 1e-2);
+}
+
+TEST(Trainer, UtilisationCountsWhatTheTreeNeedsAtTheCalibratedRate) {
+  const SteadyClock clock;
+  const auto model = small_model(at::kFloat);
+  Trainer trainer(*model, nullptr, settings_with("dense"), 10, clock);
+  EXPECT_EQ(trainer.train(batch_of(1)).count("perf/mfu"), 0u) << "without costs there is no rate";
+  const WorkModel work{.flops_per_token = 7e4, .flops_per_head_row = 3e4, .flops_per_pair = 500};
+  trainer.use_costs({.passes = nullptr, .work = work, .matrix_product_rate = 5e9});
+  const MetricValues metrics = trainer.train(batch_of(1));
+  // Five shared tokens, then four times three: a row of the head each, which see 6, 7 and 8 tokens.
+  const double forward = 17 * work.flops_per_token + 12 * work.flops_per_head_row +
+                         (1 + 2 + 3 + 4 + 5 + 4 * (6 + 7 + 8)) * work.flops_per_pair;
+  EXPECT_NEAR(metrics.at("perf/mfu") * metrics.at("time/train") * 5e9 / (3 * forward), 1, 1e-9);
+}
+
+TEST(Trainer, TimingAGradientLeavesNothingBehind) {
+  const SteadyClock clock;
+  const auto model = small_model(at::kDouble);
+  Trainer trainer(*model, nullptr, settings_with("path"), 10, clock);
+  const auto before = values_of(*model);
+  EXPECT_GT(trainer.time_gradient(batch_of(2), "path"), 0);
+  EXPECT_GT(trainer.time_gradient(batch_of(2), "dense"), 0);
+  EXPECT_EQ(largest_difference(before, values_of(*model)), 0);
+  for (Parameter* parameter : model->parameters())
+    EXPECT_EQ(parameter->main_grad.abs().max().item<double>(), 0);
+}
+
+}  // namespace
+}  // namespace bough
