@@ -43,7 +43,7 @@ json answer(const json& request, std::map<std::string, Tokenizer>& tokenizers) {
     return {{"text", tokenizer.decode(ids, skip)}, {"streamed", streamed + stream.finish()}};
   }
   if (op == "chat") {
-    std::vector<bough::ChatMessage> messages;
+    std::vector<bough::Message> messages;
     for (const json& message : request.at("messages"))
       messages.push_back({message.at("role"), message.at("content")});
     const auto chat = bough::ChatTemplate::from_directory(request.at("path").get<std::string>());
