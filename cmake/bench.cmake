@@ -8,6 +8,7 @@ function(bough_bench source)
   set_target_properties(${name}_bench PROPERTIES
     OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
   target_link_libraries(${name}_bench PRIVATE ${ARG_LIBS})
+  bough_use_pch(${name}_bench TORCH)
   add_dependencies(bench ${name}_bench)
 endfunction()
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/format.h"
@@ -74,7 +75,7 @@ std::vector<std::string> wrapped(const std::string& text, int columns) {
   return lines;
 }
 
-std::string text_element(double x, double y, const char* kind, const std::string& text) {
+std::string text_element(double x, double y, const char* kind, std::string_view text) {
   return str("<text x=\"", number(x), "\" y=\"", number(y), "\" class=\"", kind, "\">", html_escape(text),
              "</text>");
 }
@@ -294,7 +295,7 @@ std::string legend(const PlanLayout& layout, double& y) {
   }
   struct Entry {
     std::vector<std::string> classes;
-    std::string text;
+    std::string_view text;
   };
   std::vector<Entry> entries;
   if (leaf) entries.push_back({{"l0", "l1", "l2"}, "leaf: forward and backward in one pass"});
