@@ -1,7 +1,7 @@
 """Times transformers' generate with its KV cache: 16 prompts x 8 samples, and prints one line of JSON.
 
-Of several batch sizes the fastest counts. Prompts are random, weights those of peer_step.py; every sample is as long
-as --new says.
+Of several batch sizes the fastest counts. Prompts are random, weights those of peer_step.py; every sample
+is as long as --new says.
 """
 
 import argparse
@@ -35,7 +35,9 @@ def generate_all(model, prompts_ST, batch, new_tokens):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt (32)")
     parser.add_argument("--new", type=int, default=64, help="tokens of a sample (64)")
     parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")

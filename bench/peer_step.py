@@ -1,10 +1,11 @@
 """Times one gradient step of a peer on a rollout file and prints one line of JSON.
 
 Peers: `dense`, transformers' Qwen3 one sequence after the other; `dense_ckpt`, the same with gradient
-checkpointing; `dta`, the engine of AReaL's branch feat/dta. For the last, AREAL_DTA_DIR names the folder that holds
-areal/experimental/dta; of AReaL's other modules the engine asks for a logger and for gathered log-probabilities
-only, which are given here. The loss is the plain policy gradient over all trained tokens: what every trainer has.
-Weights are random, from a seed, and can be saved for Bough (--save-model), as can gradients (--grads).
+checkpointing; `dta`, the engine of AReaL's branch feat/dta. For the last, AREAL_DTA_DIR names the folder
+that holds areal/experimental/dta; of AReaL's other modules the engine asks for a logger and for gathered
+log-probabilities only, which are given here. The loss is the plain policy gradient over all trained tokens:
+what every trainer has. Weights are random, from a seed, and can be saved for Bough (--save-model), as can
+gradients (--grads).
 """
 
 import argparse
@@ -82,16 +83,17 @@ def step_dense(model, rows, checkpointing):
     return total
 
 
-def gather_logprobs(logits_STV, labels_ST, **_):
-    logits_STV = logits_STV[:, : labels_ST.shape[1]].float()
-    losses = F.cross_entropy(logits_STV.flatten(0, 1), labels_ST.flatten(), reduction="none")
-    return -losses.view(labels_ST.shape)
+# Names of parameters are AReaL's: the engine passes them by name.
+def gather_logprobs(logits, labels, **_):
+    logits_STV = logits[:, : labels.shape[1]].float()
+    losses = F.cross_entropy(logits_STV.flatten(0, 1), labels.flatten(), reduction="none")
+    return -losses.view(labels.shape)
 
 
-def gather_logprobs_entropy(logits_STV, labels_ST, **_):
-    log_probs_STV = logits_STV.float().log_softmax(-1)
-    chosen = log_probs_STV[:, : labels_ST.shape[1]].gather(-1, labels_ST[..., None]).squeeze(-1)
-    return chosen, -(log_probs_STV.exp() * log_probs_STV).sum(-1)
+def gather_logprobs_entropy(logits, labels, **_):
+    log_probs_STV = logits.float().log_softmax(-1)
+    chosen_ST = log_probs_STV[:, : labels.shape[1]].gather(-1, labels[..., None]).squeeze(-1)
+    return chosen_ST, -(log_probs_STV.exp() * log_probs_STV).sum(-1)
 
 
 def import_dta():
@@ -143,7 +145,9 @@ def save_gradients(model, path):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rollouts", type=Path)
     parser.add_argument("--peer", choices=["dense", "dense_ckpt", "dta"], required=True)
     parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")

@@ -1,7 +1,7 @@
 """Times steps of TRL's GRPOTrainer and prints one line of JSON.
 
-16 prompts x 8 samples a step, two-digit sums by characters, no KL term; generation by transformers. bf16 is the
-trainer's mixed precision. The first step, which warms up, is not among the reported ones.
+16 prompts x 8 samples a step, two-digit sums by characters, no KL term; generation by transformers. bf16 is
+the trainer's mixed precision. The first step, which warms up, is not among the reported ones.
 """
 
 import argparse
@@ -58,7 +58,9 @@ class StepClock(TrainerCallback):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("precision", choices=["fp32", "bf16"])
     parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")
     parser.add_argument("--new", type=int, default=64, help="most tokens of a sample (64)")

@@ -25,7 +25,9 @@ BOUGH_SHAPES = {
 def add_program_options(parser):
     """--bough, --python and --threads, which every benchmark has. BOUGH names another build's program."""
     bough = Path(os.environ.get("BOUGH") or ROOT / "build/bin/bough")
-    parser.add_argument("--bough", type=Path, default=bough, help="the program ($BOUGH, else build/bin/bough)")
+    parser.add_argument(
+        "--bough", type=Path, default=bough, help="the program ($BOUGH, else build/bin/bough)"
+    )
     peers = ROOT / ".venv-peers/bin/python"
     parser.add_argument("--python", type=Path, default=peers, help="has the peers (that of .venv-peers)")
     parser.add_argument("--threads", type=int, default=2, help="of Bough and of the peers (2)")

@@ -2,9 +2,9 @@
 """How long do generation and a whole training step take, beside transformers' generate and TRL?
 
 generation: `bough bench rollout` and bench/peer_generate.py, 128 samples in 16 groups of random prompts.
-training: `bough train` and bench/peer_trl.py, GRPO on two-digit sums, 16 prompts x 8 samples of 64 new tokens a
-step (generation, rewards, loss, gradients, optimizer); the first step, which warms up, is not counted. Random
-weights; runs alternate, medians over the rounds; a ratio above 1 says that Bough is faster.
+training: `bough train` and bench/peer_trl.py, GRPO on two-digit sums, 16 prompts x 8 samples of 64 new
+tokens a step (generation, rewards, loss, gradients, optimizer); the first step, which warms up, is not
+counted. Random weights; runs alternate, medians over the rounds; a ratio above 1 says that Bough is faster.
 
 `make bench-peers` runs it with the pinned peers.
 """
@@ -54,7 +54,9 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=2, help="repetitions, in turns (2)")
     parser.add_argument("--shape", choices=BOUGH_SHAPES, default="small", help="the model's (small)")
     parser.add_argument("--train-new", type=int, default=64, help="tokens of a sample in training (64)")
-    parser.add_argument("--quick", action="store_true", help="few tokens, tiny model, one round: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="few tokens, tiny model, one round: does it run?"
+    )
     add_program_options(parser)
     args = parser.parse_args()
     if args.quick:

@@ -2,8 +2,8 @@
 """How does the time of a gradient step grow with the tokens of the tree, its depth unchanged?
 
 Generates groups (8 samples of 128 tokens on a prompt of 128: 1,152 tree tokens each), 1 to 56 of them, and
-times `bough step` on each number, in turns; prints microseconds a token, and over the smallest set's. Takes shape
-`small` with random weights where no model is given.
+times `bough step` on each number, in turns; prints microseconds a token, and over the smallest set's. Takes
+shape `small` with random weights where no model is given.
 """
 
 import argparse

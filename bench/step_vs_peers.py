@@ -2,17 +2,17 @@
 """How long is one gradient step, beside a dense Hugging Face trainer and AReaL-DTA's engine?
 
 Runs `bough step` and bench/peer_step.py on the same generated rollout sets (bench/workload.py) and the same
-weights, interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough is faster:
-`auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against `dense`. Every
-measurement is a process of its own, with one uncounted warm-up inside. A contender whose loss is not Bough's
-computed something else: a failure.
+weights, interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough
+is faster: `auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against
+`dense`. Every measurement is a process of its own, with one uncounted warm-up inside. A contender whose
+loss is not Bough's computed something else: a failure.
 
 Memory over weights and gradients is a process's peak resident size less that of the same step on a set of a
 few tokens, which holds weights, gradients and libraries and next to nothing else: one measure for everyone.
 
 `make bench-peers` runs it with the pinned peers. AReaL-DTA wants AREAL_DTA_DIR, a folder that holds
-areal/experimental/dta of AReaL's branch feat/dta, and is left out without it, which is said. Results go to a table on
-stdout and to --out as JSON.
+areal/experimental/dta of AReaL's branch feat/dta, and is left out without it, which is said. Results go to
+a table on stdout and to --out as JSON.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -198,7 +197,9 @@ def main():
     contenders = args.contenders
     if "dta" in contenders and not os.environ.get("AREAL_DTA_DIR"):
         contenders.remove("dta")
-        say("step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout of its branch feat/dta")
+        say(
+            "step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout of its branch feat/dta"
+        )
     with tempfile.TemporaryDirectory(prefix="step_vs_peers_") as folder:
         bench = Bench(args, Path(folder), peers_environment())
         rows = summarise(measure_all(bench, QUICK_SETS if args.quick else SETS, contenders))

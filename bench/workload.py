@@ -1,9 +1,9 @@
 """Synthetic rollout sets of a chosen tree shape, one sequence a line (docs/formats.md).
 
-Shapes: `group`, prompts with n samples each; `agentic`, conversations that fork at the ends of turns and in which
-every turn trains on its own prefix, a sequence a turn; `agentic_leaf`, the same with a sequence a conversation;
-`flat`, where nothing is shared. Tokens are random. Options and seed determine every byte, so that a set can be made
-again on another machine.
+Shapes: `group`, prompts with n samples each; `agentic`, conversations that fork at the ends of turns and in
+which every turn trains on its own prefix, a sequence a turn; `agentic_leaf`, the same with a sequence a
+conversation; `flat`, where nothing is shared. Tokens are random. Options and seed determine every byte, so
+that a set can be made again on another machine.
 
     python bench/workload.py --shape group --n 8 --plen 512 --rlen 128 --prompts 2 --out set.jsonl
 """
@@ -110,7 +110,7 @@ def make_sequences(rng: random.Random, workload: Workload) -> list[Sequence]:
 
 
 def count_tree_tokens(sequences: list[Sequence]) -> int:
-    """Nodes of the prefix tree of all: in sorted order a sequence adds what it does not share with its neighbour."""
+    """Nodes of the prefix tree: in sorted order a sequence adds what it does not share with its neighbour."""
     count, previous = 0, []
     for tokens in sorted(sequence.tokens for sequence in sequences):
         shared = 0
@@ -150,7 +150,9 @@ def write_set(workload: Workload, path: Path, seed: int = 0) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--prompts", type=int, default=1)
     parser.add_argument("--n", type=int, default=8, help="samples or conversations a prompt (8)")
