@@ -1,13 +1,13 @@
 # Everything a developer types. A target does what it needs first: `make test` on a fresh machine is enough.
-#   ARGS="..." is passed on to scripts/test, scripts/lint, scripts/bundle and the programs of bench/.
+#   ARGS="..." is passed on to scripts/test, scripts/lint, scripts/bundle, scripts/bench_peers and the programs of bench/.
 PRESET ?= release
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-slow demo bench bundle format lint asan tsan tsan-torch clean distclean
+.PHONY: help setup build test test-slow demo bench bench-peers bundle format lint asan tsan tsan-torch clean distclean
 MAKEFLAGS += --no-print-directory
 
 help:  ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## system packages and .venv with pinned wheels
 	@scripts/setup --no-build
@@ -27,6 +27,9 @@ demo:  ## warm up a small model, train it, show what the tree saved
 
 bench: build  ## the programs of bench/
 	@scripts/bench $(ARGS)
+
+bench-peers: build  ## Bough beside AReaL-DTA, transformers and TRL (ARGS=--quick: does everything run?)
+	@scripts/bench_peers $(ARGS)
 
 bundle:  ## binaries and their libraries in .bundle/, to run beside any torch 2.11
 	@scripts/setup --preset bundle
@@ -55,5 +58,5 @@ tsan-torch:  ## unit tests of the engine, which uses torch, under the thread san
 clean:  ## what was built; .venv stays
 	rm -rf build build-debug build-asan build-tsan build-tsan-torch build-bundle .bundle
 
-distclean: clean  ## also .venv
-	rm -rf .venv
+distclean: clean  ## also .venv and .venv-peers
+	rm -rf .venv .venv-peers

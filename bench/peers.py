@@ -1,4 +1,4 @@
-"""What benchmarks beside peers share: where the yardstick is, how a measurement runs, how a table looks."""
+"""What benchmarks beside peers share: which programs they run, how a measurement runs, how a table looks."""
 
 import json
 import os
@@ -11,9 +11,39 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
 
-YARDSTICK = Path(os.environ.get("BOUGH_YARDSTICK", ROOT.parent / "shared/yardstick"))
+BENCH = ROOT / "bench"
 PROGRAM = Path(sys.argv[0]).stem
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+VOCAB = 4096
+# bench/peer_step.py has the same shapes for the peers.
+BOUGH_SHAPES = {
+    "tiny": "--hidden-size 64 --layers 2 --heads 4 --kv-heads 2 --head-dim 16 --intermediate-size 128",
+    "small": "--hidden-size 512 --layers 8 --heads 8 --kv-heads 4 --head-dim 64 --intermediate-size 1536",
+}
+
+
+def add_program_options(parser):
+    """--bough, --python and --threads, which every benchmark has. BOUGH names another build's program."""
+    bough = Path(os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    parser.add_argument(
+        "--bough", type=Path, default=bough, help="the program ($BOUGH, else build/bin/bough)"
+    )
+    peers = ROOT / ".venv-peers/bin/python"
+    parser.add_argument("--python", type=Path, default=peers, help="has the peers (that of .venv-peers)")
+    parser.add_argument("--threads", type=int, default=2, help="of Bough and of the peers (2)")
+
+
+def check_programs(args):
+    if not os.access(args.bough, os.X_OK):
+        raise SystemExit(f"{PROGRAM}: no program at {args.bough}: run `make build`, or set BOUGH")
+    if not os.access(args.python, os.X_OK):
+        raise SystemExit(f"{PROGRAM}: no Python at {args.python}: `make bench-peers` makes .venv-peers")
+
+
+def init_model(bough, folder, shape):
+    """A Hugging Face directory of the shape, with random weights."""
+    words = [bough, "init", folder, *BOUGH_SHAPES[shape].split(), "--vocab-size", VOCAB, "--tie"]
+    run_json([*words, "--json"])
 
 
 def peers_environment():
@@ -23,14 +53,6 @@ def peers_environment():
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
-
-
-def is_missing(script):
-    """Says so on stdout where the yardstick lacks the script: then there is nothing to measure against."""
-    if (YARDSTICK / script).is_file():
-        return False
-    print(f"{PROGRAM}: left out: no {script} in {YARDSTICK} (BOUGH_YARDSTICK names its folder)")
-    return True
 
 
 def run_json(command, environment=None):

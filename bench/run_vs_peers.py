@@ -1,35 +1,39 @@
 #!/usr/bin/env python3
 """How long do generation and a whole training step take, beside transformers' generate and TRL?
 
-generation: `bough bench rollout` and the yardstick's peer_generate.py, 128 samples in 16 groups of random
-prompts. training: `bough train` and the yardstick's peer_trl.py, GRPO on two-digit sums, 16 prompts x 8
-samples of 64 new tokens a step (generation, rewards, loss, gradients, optimizer); the first step, which warms
-up, is not counted. Shape `small`, random weights; runs alternate, medians over the rounds; a ratio above 1
-says that Bough is faster.
+generation: `bough bench rollout` and bench/peer_generate.py, 128 samples in 16 groups of random prompts.
+training: `bough train` and bench/peer_trl.py, GRPO on two-digit sums, 16 prompts x 8 samples of 64 new
+tokens a step (generation, rewards, loss, gradients, optimizer); the first step, which warms up, is not
+counted. Random weights; runs alternate, medians over the rounds; a ratio above 1 says that Bough is faster.
 
-Needs the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick); for TRL a Python that has trl,
-datasets and accelerate (--trl-python), else it is left out, and said.
+`make bench-peers` runs it with the pinned peers.
 """
 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from peers import ROOT, TORCH_DTYPES, YARDSTICK, aligned, is_missing, peers_environment, run_json, say
-
-SHAPE = (
-    "--hidden-size 512 --layers 8 --heads 8 --kv-heads 4 --head-dim 64 --intermediate-size 1536 "
-    "--vocab-size 4096 --tie"
+from peers import (
+    BENCH,
+    BOUGH_SHAPES,
+    TORCH_DTYPES,
+    add_program_options,
+    aligned,
+    check_programs,
+    init_model,
+    peers_environment,
+    run_json,
+    say,
 )
+
 TRAINING = """\
 experiment_name: bench
 trial_name: trl
 train_dataset: { batch_size: 16 }
-gconfig: { n_samples: 8, max_new_tokens: 64, ignore_eos: true }
+gconfig: { n_samples: 8, ignore_eos: true }
 total_train_steps: 4
 evaluator: { at_start: false, at_end: false }
 saver: { rollouts: false }
@@ -48,10 +52,16 @@ def parse_arguments():
     parser.add_argument("--train", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
     parser.add_argument("--rounds", type=int, default=2, help="repetitions, in turns (2)")
-    parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
-    parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python", help="has transformers")
-    parser.add_argument("--trl-python", type=Path, default=ROOT / ".venv/bin/python", help="has trl")
-    return parser.parse_args()
+    parser.add_argument("--shape", choices=BOUGH_SHAPES, default="small", help="the model's (small)")
+    parser.add_argument("--train-new", type=int, default=64, help="tokens of a sample in training (64)")
+    parser.add_argument(
+        "--quick", action="store_true", help="few tokens, tiny model, one round: does it run?"
+    )
+    add_program_options(parser)
+    args = parser.parse_args()
+    if args.quick:
+        args.generate, args.shape, args.train_new, args.rounds = ["8/8"], "tiny", 8, 1
+    return args
 
 
 class Bench:
@@ -60,12 +70,15 @@ class Bench:
         self.folder = folder
         self.environment = peers_environment()
         self.model = folder / "model"
-        command = [args.bough, "init", self.model, *SHAPE.split()]
-        subprocess.run([str(word) for word in command], check=True, capture_output=True)
+        init_model(args.bough, self.model, args.shape)
         sums = [(10 + i * 7 % 90, 10 + i * 13 % 90) for i in range(1024)]
         lines = [json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) for a, b in sums]
         (folder / "grpo.yaml").write_text(TRAINING)
         (folder / "sums.jsonl").write_text("\n".join(lines) + "\n")
+
+    def run_peer(self, script, *words):
+        shared = ["--model", self.args.shape, "--threads", self.args.threads]
+        return run_json([self.args.python, "-B", BENCH / script, *words, *shared], self.environment)
 
     def generate(self, case, dtype):
         """Seconds of Bough and of transformers, and the part of Bough's bound that was reached."""
@@ -73,12 +86,10 @@ class Bench:
         ours = run_json(
             [self.args.bough, "bench", "rollout", "--model", self.model, "--dtype", dtype, "--json"]
             + ["--prompt-tokens", prompt, "--max-new-tokens", new, "--no-batch-invariant"]
+            + ["--threads", self.args.threads]
         )
-        peer = run_json(
-            [self.args.python, YARDSTICK / "peer_generate.py", "--prompt", prompt, "--new", new]
-            + ["--dtype", TORCH_DTYPES[dtype]],
-            self.environment,
-        )
+        size = ["--prompt", prompt, "--new", new]
+        peer = self.run_peer("peer_generate.py", *size, "--dtype", TORCH_DTYPES[dtype])
         return ours["seconds"], peer["s"], ours["bound_fraction"]
 
     def train(self, dtype):
@@ -86,28 +97,20 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as runs:
             settings = [f"fileroot={runs}", f"dtype={dtype}", f"model.path={self.model}"]
             settings += [f"train_dataset.path={self.folder / 'sums.jsonl'}"]
+            settings += [f"threads={self.args.threads}", f"gconfig.max_new_tokens={self.args.train_new}"]
             run_json([self.args.bough, "train", self.folder / "grpo.yaml", *settings, "--json"])
             metrics = (Path(runs) / "bench/trl/metrics.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in metrics]
         ours = [step["time/step"] for step in steps if "time/step" in step]
-        peer = run_json([self.args.trl_python, YARDSTICK / "peer_trl.py", dtype], self.environment)
+        peer = self.run_peer("peer_trl.py", dtype, "--new", self.args.train_new)
         return statistics.median(ours[1:]), statistics.median(peer["s_per_step"])
-
-
-def has_trl(python):
-    found = subprocess.run([str(python), "-c", "import trl, datasets, accelerate"], capture_output=True)
-    return found.returncode == 0
 
 
 def main():
     args = parse_arguments()
-    if is_missing("peer_generate.py") or is_missing("peer_trl.py"):
-        return 0
+    check_programs(args)
     jobs = [(case, dtype) for case in args.generate for dtype in args.dtypes]
-    if args.train and has_trl(args.trl_python):
-        jobs += [("train", dtype) for dtype in args.dtypes]
-    elif args.train:
-        say(f"run_vs_peers: TRL left out: no trl, datasets, accelerate for {args.trl_python} (--trl-python)")
+    jobs += [("train", dtype) for dtype in args.dtypes if args.train]
     runs = {job: [] for job in jobs}
     with tempfile.TemporaryDirectory(prefix="run_vs_peers_") as folder:
         bench = Bench(args, Path(folder))

@@ -2,21 +2,21 @@
 """How does the time of a gradient step grow with the tokens of the tree, its depth unchanged?
 
 Generates groups (8 samples of 128 tokens on a prompt of 128: 1,152 tree tokens each), 1 to 56 of them, and
-times `bough step` on each number, in turns; prints microseconds a token, and over the smallest set's. Needs
-the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick); takes its shape `small` where no model is
-given.
+times `bough step` on each number, in turns; prints microseconds a token, and over the smallest set's. Takes
+shape `small` with random weights where no model is given.
 """
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from peers import ROOT, YARDSTICK, is_missing, run_json
+from peers import ROOT, init_model, run_json
+from workload import Workload, write_set
 
-GROUP = "--shape group --n 8 --plen 128 --rlen 128 --vocab 4096 --seed 0"
+GROUP = Workload("group", n=8, plen=128, rlen=128)
 
 
 def main():
@@ -26,24 +26,16 @@ def main():
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=3, help="repetitions, in turns (3)")
     parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
-    parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python")
     args = parser.parse_args()
-    if is_missing("workload.py"):
-        return 0
 
     seconds = {(dtype, groups): [] for dtype in args.dtypes for groups in args.groups}
     tokens = {}
     with tempfile.TemporaryDirectory(prefix="step_growth_") as folder:
         for groups in args.groups:
-            command = [args.python, YARDSTICK / "workload.py", *GROUP.split(), "--prompts", groups]
-            command += ["--out", Path(folder) / f"{groups}.jsonl"]
-            subprocess.run([str(word) for word in command], check=True, capture_output=True)
+            write_set(replace(GROUP, prompts=groups), Path(folder) / f"{groups}.jsonl")
         if args.model is None:
             args.model = Path(folder) / "model"
-            command = [args.python, YARDSTICK / "peer_step.py", Path(folder) / f"{args.groups[0]}.jsonl"]
-            command += ["--peer", "dense", "--dtype", "float32", "--warm", 0, "--model", "small"]
-            command += ["--vocab", 4096, "--save-model", args.model]
-            subprocess.run([str(word) for word in command], check=True, capture_output=True)
+            init_model(args.bough, args.model, "small")
         for _ in range(args.rounds):
             for dtype, groups in seconds:
                 command = [args.bough, "step", "--model", args.model, "--dtype", dtype, "--json"]

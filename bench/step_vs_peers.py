@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """How long is one gradient step, beside a dense Hugging Face trainer and AReaL-DTA's engine?
 
-Runs `bough step` and the yardstick's peer_step.py on the same generated rollout sets and the same weights,
-interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough is faster:
-`auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against `dense`. Every
-measurement is a process of its own, with one uncounted warm-up inside. A contender whose loss is not Bough's
-computed something else: a failure.
+Runs `bough step` and bench/peer_step.py on the same generated rollout sets (bench/workload.py) and the same
+weights, interleaved, and prints medians over the rounds with their spread. A ratio above 1 says that Bough
+is faster: `auto` and `path` against AReaL-DTA, `dense` against transformers' dense step, `auto` against
+`dense`. Every measurement is a process of its own, with one uncounted warm-up inside. A contender whose
+loss is not Bough's computed something else: a failure.
 
 Memory over weights and gradients is a process's peak resident size less that of the same step on a set of a
 few tokens, which holds weights, gradients and libraries and next to nothing else: one measure for everyone.
 
-Needs the yardstick's folder (BOUGH_YARDSTICK, else ../shared/yardstick) and, for AReaL-DTA, AREAL_DTA_DIR;
-what is missing is said and left out. Results go to a table on stdout and to --out as JSON.
+`make bench-peers` runs it with the pinned peers. AReaL-DTA wants AREAL_DTA_DIR, a folder that holds
+areal/experimental/dta of AReaL's branch feat/dta, and is left out without it, which is said. Results go to
+a table on stdout and to --out as JSON.
 """
 
 import argparse
@@ -20,30 +21,29 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from peers import ROOT, TORCH_DTYPES, YARDSTICK, aligned, is_missing, peers_environment, run_json, say
+from peers import (
+    BENCH,
+    BOUGH_SHAPES,
+    ROOT,
+    TORCH_DTYPES,
+    VOCAB,
+    add_program_options,
+    aligned,
+    check_programs,
+    peers_environment,
+    run_json,
+    say,
+)
+from workload import QUICK_SETS, SETS, write_set
 
-VOCAB = 4096
-SETS = {
-    "group": "--shape group --n 8 --plen 512 --rlen 128 --prompts 2",
-    "agentic": "--shape agentic --n 8 --plen 512 --turns 8 --rlen 96",
-    "agentic_leaf": "--shape agentic_leaf --n 16 --plen 768 --turns 12 --rlen 64",
-    "flat": "--shape flat --n 8 --plen 128 --rlen 256",
-}
-# The same shapes at a size that takes seconds: does everything run?
-SMOKE_SETS = {
-    "group": "--shape group --n 4 --plen 48 --rlen 16 --prompts 2",
-    "agentic": "--shape agentic --n 3 --plen 48 --turns 3 --rlen 16",
-    "agentic_leaf": "--shape agentic_leaf --n 4 --plen 48 --turns 3 --rlen 16",
-    "flat": "--shape flat --n 3 --plen 24 --rlen 32",
-}
 # Of the loss, over the log of the vocabulary, which is what a log-probability is of order of.
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
+SHAPES = [*BOUGH_SHAPES, "0.6b"]
 CONTENDERS = ["auto", "path", "dta", "dense", "transformers"]
 # Bough's contender, what it is held against.
 PAIRS = [("auto", "dta"), ("path", "dta"), ("dense", "transformers"), ("auto", "dense")]
@@ -60,23 +60,21 @@ class Bench:
     def run(self, command):
         return run_json(command, self.environment)
 
-    def python(self, script, *words):
-        return [self.args.python, YARDSTICK / script, *words]
+    def peer_step(self, rollouts, peer, dtype, *words):
+        shared = ["--model", self.args.shape, "--vocab", VOCAB, "--threads", self.args.threads]
+        command = [self.args.python, "-B", BENCH / "peer_step.py", rollouts, "--peer", peer]
+        return self.run([*command, "--dtype", TORCH_DTYPES[dtype], *shared, *words])
 
-    def make_set(self, name, options):
+    def make_set(self, name, workload):
         path = self.folder / f"{name}.jsonl"
-        command = self.python("workload.py", *options.split(), "--vocab", VOCAB, "--seed", 0, "--out", path)
-        subprocess.run([str(word) for word in command], env=self.environment, check=True, capture_output=True)
+        write_set(workload, path)
         return path
 
     def make_model(self):
         """The peers' own random weights, the same in every process because they are seeded."""
-        rollouts = self.make_set("model", SMOKE_SETS["flat"])
         path = self.folder / "model"
-        self.run(
-            self.python("peer_step.py", rollouts, "--peer", "dense", "--dtype", "float32", "--warm", 0)
-            + ["--model", self.args.shape, "--vocab", VOCAB, "--save-model", path]
-        )
+        rollouts = self.make_set("model", QUICK_SETS["flat"])
+        self.peer_step(rollouts, "dense", "fp32", "--warm", 0, "--save-model", path)
         return path
 
     def measure(self, contender, model, rollouts, dtype):
@@ -88,10 +86,7 @@ class Bench:
             )
             return report["seconds_per_step"], report["loss"], report["peak_rss_bytes"]
         peer = {"transformers": "dense", "dta": "dta"}[contender]
-        report = self.run(
-            self.python("peer_step.py", rollouts, "--peer", peer, "--dtype", TORCH_DTYPES[dtype])
-            + ["--model", self.args.shape, "--vocab", VOCAB]
-        )
+        report = self.peer_step(rollouts, peer, dtype)
         return report["s"], report["loss"], report["peak_rss_bytes"]
 
 
@@ -105,18 +100,14 @@ def parse_arguments():
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repetitions (3)")
-    parser.add_argument(
-        "--shape", default="small", choices=["tiny", "small", "0.6b"], help="the model's (small)"
-    )
-    parser.add_argument("--smoke", action="store_true", help="tiny sets and model, one round: does it run?")
-    parser.add_argument("--threads", type=int, default=2, help="Bough's; the peers are fixed to 2")
-    parser.add_argument("--bough", type=Path, default=ROOT / "build/bin/bough")
-    parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python")
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="the model's (small)")
+    parser.add_argument("--quick", action="store_true", help="tiny sets and model, one round: does it run?")
+    add_program_options(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench/step_vs_peers.json")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error(f"--rounds: got {args.rounds}, expected at least 1")
-    if args.smoke:
+    if args.quick:
         args.shape, args.rounds = "tiny", 1
     return args
 
@@ -127,7 +118,7 @@ def measure_all(bench, sets, contenders):
     A round runs every contender once.
     """
     model = bench.make_model()
-    few_tokens = bench.make_set("few_tokens", SMOKE_SETS["flat"])
+    few_tokens = bench.make_set("few_tokens", QUICK_SETS["flat"])
     # The less of two: a first run of `auto` may measure this machine and keep its rates: memory, too.
     at_rest = {
         (dtype, contender): min(bench.measure(contender, model, few_tokens, dtype)[2] for _ in range(2))
@@ -202,17 +193,16 @@ def memory_table(rows):
 
 def main():
     args = parse_arguments()
-    if is_missing("peer_step.py"):
-        return 0
-    if not args.bough.is_file():
-        raise SystemExit(f"step_vs_peers: no program at {args.bough}: run `make build` or give --bough")
+    check_programs(args)
     contenders = args.contenders
     if "dta" in contenders and not os.environ.get("AREAL_DTA_DIR"):
         contenders.remove("dta")
-        say("step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout")
+        say(
+            "step_vs_peers: AReaL-DTA left out: AREAL_DTA_DIR does not name a checkout of its branch feat/dta"
+        )
     with tempfile.TemporaryDirectory(prefix="step_vs_peers_") as folder:
         bench = Bench(args, Path(folder), peers_environment())
-        rows = summarise(measure_all(bench, SMOKE_SETS if args.smoke else SETS, contenders))
+        rows = summarise(measure_all(bench, QUICK_SETS if args.quick else SETS, contenders))
     print("seconds a step, median (min-max); ratios above 1: Bough is faster")
     print(seconds_table(rows))
     print("\npeak memory over weights and gradients, MiB")

@@ -1,0 +1,70 @@
+"""Times transformers' generate with its KV cache: 16 prompts x 8 samples, and prints one line of JSON.
+
+Of several batch sizes the fastest counts. Prompts are random, weights those of peer_step.py; every sample
+is as long as --new says.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+from peer_step import SHAPES, make_model
+
+PROMPTS, SAMPLES, VOCAB = 16, 8, 4096
+
+
+def generate_all(model, prompts_ST, batch, new_tokens):
+    """Seconds for all samples, `batch` at a time."""
+    started = time.perf_counter()
+    with torch.no_grad():
+        for part_ST in prompts_ST.split(batch):
+            model.generate(
+                part_ST,
+                attention_mask=torch.ones_like(part_ST),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens,
+                pad_token_id=0,
+                use_cache=True,
+            )
+    return time.perf_counter() - started
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt (32)")
+    parser.add_argument("--new", type=int, default=64, help="tokens of a sample (64)")
+    parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--batches", default="32,128", help="batch sizes to try (32,128)")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    _, model = make_model(args.model, getattr(torch, args.dtype), VOCAB)
+    model.eval()
+    random = torch.Generator().manual_seed(0)
+    prompts_ST = torch.randint(5, VOCAB, (PROMPTS, args.prompt), generator=random)
+    prompts_ST = prompts_ST.repeat_interleave(SAMPLES, 0)
+    batches = [int(word) for word in args.batches.split(",")]
+    seconds, batch = min((generate_all(model, prompts_ST, batch, args.new), batch) for batch in batches)
+    report = {
+        "peer": "transformers.generate",
+        "prompt": args.prompt,
+        "new": args.new,
+        "dtype": args.dtype,
+        "s": round(seconds, 2),
+        "batch": batch,
+        "new_tokens_per_s": round(PROMPTS * SAMPLES * args.new / seconds),
+    }
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
