@@ -4,7 +4,7 @@
 //
 // A round calibrates this machine (cost/calibrate.h: other shapes, other trees) every 25 trees, then runs gradient steps
 // of the shape `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and on the rollout files (the
-// yardstick's sets: group, agentic, agentic_leaf, flat; workload.py makes them), with plans `dense`, `path` and `blocks`
+// sets of bench/workload.py: group, agentic, agentic_leaf, flat), with plans `dense`, `path` and `blocks`
 // of several pass sizes. Peaks are the allocator's. Prints a line a step and, at last, quantiles of
 // |predicted / measured - 1|: of each run, and of the steps' medians over the rounds, each round with its own
 // calibrations. A shared machine's speed drifts by tenths within a minute, between calibration and step, too; what that

@@ -56,7 +56,7 @@ See [the tour](docs/tour.md#top), [the web](https://example.org/x.h) and `src/tr
 Written: `runs/a/report.html`, `build/bin/bough`, `/usr/include/x.h`, `metrics.jsonl`, `src/<room>/x`.
 
 ```bash
-make build ARGS="--x"   # make nonsense, bough nonsense
+make build ARGS="--x one two"   # make nonsense, bough nonsense
 $ FOO=1 bough plan --rollouts runs/a.jsonl \\
     --json | tail -1 > out.txt && bough bench step --repeat 3
 bough --version

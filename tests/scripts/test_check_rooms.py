@@ -59,8 +59,8 @@ def test_a_tree_in_order_passes(check):
         (
             "src/plan/tensors.cpp",
             "// why\n#include <c10/util/BFloat16.h>\n",
-            "src/plan/tensors.cpp:2: plan includes c10/util/BFloat16.h, and no room above kernels sees torch: "
-            "move what needs it to kernels or below",
+            "src/plan/tensors.cpp:2: plan includes c10/util/BFloat16.h, and no room above kernels sees "
+            "torch: move what needs it to kernels or below",
         ),
         (
             "src/attic/old.h",
