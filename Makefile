@@ -21,7 +21,8 @@ test: build  ## all tests; the last line counts them
 test-slow: build  ## the slow suite: whole runs, three seeds
 	@scripts/test --preset $(PRESET) --slow $(ARGS)
 
-demo: build  ## warm up a small model, train it, show what the tree saved
+demo:  ## warm up a small model, train it, show what the tree saved
+	@scripts/setup bough
 	@scripts/demo $(ARGS)
 
 bench: build  ## the programs of bench/
