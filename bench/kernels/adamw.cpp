@@ -4,7 +4,6 @@
 #include "kernels/adamw/adamw.h"
 
 #include "kernel_bench.h"
-#include "kernels/sum_of_squares/sum_of_squares.h"
 
 namespace {
 

@@ -3,6 +3,7 @@
 // chunk has many rows, by memory (the matrix and its gradient) where it has few. `log_prob` alone is bound by memory.
 //   build/bench/log_prob --benchmark_counters_tabular=true
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/log_prob/log_prob_cost.h"
 
 #include "kernel_bench.h"
 #include "kernels/matrix_product/matrix_product.h"

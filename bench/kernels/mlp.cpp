@@ -1,7 +1,7 @@
 // The feed-forward sublayer at the shapes of `small` and of Qwen3-0.6B: forward alone, and forward with backward (which
 // overwrites what forward kept, so that it cannot run alone). Bound by products.
 //   build/bench/mlp --benchmark_counters_tabular=true
-#include "kernels/mlp/mlp.h"
+#include "kernels/linear/linear.h"
 
 #include "kernel_bench.h"
 

@@ -1,7 +1,7 @@
 // The norm and projection that begin attention, at the shapes of `small` and of Qwen3-0.6B: forward alone, and forward
 // with backward. Bound by products.
 //   build/bench/norm_linear --benchmark_counters_tabular=true
-#include "kernels/norm_linear/norm_linear.h"
+#include "kernels/linear/linear.h"
 
 #include "kernel_bench.h"
 

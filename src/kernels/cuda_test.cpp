@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/common/cuda_library.h"
-#include "kernels/common/device_graph.h"
 #include "kernels/common/kernel_test.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/log_prob/log_prob.h"
@@ -18,7 +17,6 @@
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/quantized_product/quantized_product.h"
 #include "kernels/rms_norm/rms_norm.h"
-#include "kernels/sum_of_squares/sum_of_squares.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/tree_attention/random_case.h"
 

@@ -7,8 +7,6 @@
 #include "base/error.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/linear/linear.h"
-#include "kernels/mlp/mlp.h"
-#include "kernels/norm_linear/norm_linear.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/rms_norm/rms_norm.h"
 

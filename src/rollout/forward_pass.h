@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/common/device_graph.h"
+#include "kernels/common/cuda_library.h"
 #include "models/model.h"
 #include "rollout/cuda_attention.h"
 #include "rollout/kv_storage.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kernels/draw_token/draw_token.h"
+#include "kernels/log_prob/log_prob.h"
 #include "rollout/upload.h"
 
 namespace bough {

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
-#include "kernels/sum_of_squares/sum_of_squares.h"
 
 namespace bough {
 namespace {

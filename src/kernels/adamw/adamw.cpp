@@ -1,8 +1,12 @@
 #include "kernels/adamw/adamw.h"
 
+#include <ATen/ATen.h>
+
+#include <cmath>
 #include <optional>
 
 #include "base/error.h"
+#include "kernels/adamw/adamw_isa.h"
 #include "kernels/common/op.h"
 #include "kernels/parameter.h"
 
@@ -12,6 +16,7 @@ TORCH_LIBRARY_FRAGMENT(bough, m) {
       "gradient, "
       "float lr, float beta1, float beta2, float eps, float weight_decay, float gradient_scale, int step) -> "
       "()");
+  m.def("sum_of_squares(Tensor x) -> Tensor");
 }
 
 namespace bough {
@@ -42,4 +47,58 @@ void adamw(const AdamwState& state, const AdamwStep& step) {
           step.beta2, step.eps, step.weight_decay, step.gradient_scale, step.step);
 }
 
+template <class A>
+AdamwScalars<A> adamw_scalars(const AdamwStep& s) {
+  const auto round = [](double x) { return static_cast<A>(x); };
+  return {.gradient_scale = round(s.gradient_scale),
+          .beta1 = round(s.beta1),
+          .one_minus_beta1 = round(1 - s.beta1),
+          .beta2 = round(s.beta2),
+          .one_minus_beta2 = round(1 - s.beta2),
+          .decay = round(1 - s.lr * s.weight_decay),
+          .step_size = round(s.lr / (1 - std::pow(s.beta1, s.step))),
+          .inverse_variance = round(1 / (1 - std::pow(s.beta2, s.step))),
+          .eps = round(s.eps)};
+}
+template AdamwScalars<float> adamw_scalars(const AdamwStep&);
+template AdamwScalars<double> adamw_scalars(const AdamwStep&);
+
+void adamw_reference(const AdamwState& state, const AdamwStep& step) {
+  const auto& weight = state.master.defined() ? state.master : state.value;
+  const auto g = state.gradient * step.gradient_scale;
+  state.exp_avg.mul_(step.beta1).add_(g, 1 - step.beta1);
+  state.exp_avg_sq.mul_(step.beta2).add_(g.square(), 1 - step.beta2);
+  const auto mean = state.exp_avg / (1 - std::pow(step.beta1, step.step));
+  const auto deviation = (state.exp_avg_sq / (1 - std::pow(step.beta2, step.step))).sqrt();
+  weight.mul_(1 - step.lr * step.weight_decay).sub_(mean / (deviation + step.eps), step.lr);
+  if (state.master.defined()) state.value.copy_(state.master);
+  state.gradient.zero_();
+}
+
+namespace {
+void adamw_reference_op(const at::Tensor& value, const std::optional<at::Tensor>& master,
+                        const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq, const at::Tensor& gradient,
+                        double lr, double beta1, double beta2, double eps, double weight_decay,
+                        double gradient_scale, int64_t step) {
+  adamw_reference({value, master.value_or(at::Tensor()), exp_avg, exp_avg_sq, gradient},
+                  {lr, beta1, beta2, eps, weight_decay, gradient_scale, step});
+}
+}  // namespace
+
+at::Tensor sum_of_squares(const at::Tensor& x) {
+  BOUGH_CHECK(x.is_contiguous() && x.is_floating_point(), "sum_of_squares: x ", x.sizes(), " ",
+              x.scalar_type());
+  static const auto op = find_op<at::Tensor(const at::Tensor&)>("bough::sum_of_squares");
+  return op.call(x);
+}
+
+at::Tensor sum_of_squares_reference(const at::Tensor& x) {
+  return x.to(at::kDouble).square().sum();
+}
+
 }  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CompositeExplicitAutograd, m) {
+  m.impl("adamw_", TORCH_FN(bough::adamw_reference_op));
+  m.impl("sum_of_squares", TORCH_FN(bough::sum_of_squares_reference));
+}

@@ -1,3 +1,5 @@
+// What an optimizer does to parameters: the update itself, and the sum of squares that a gradient norm is made of.
+//
 // AdamW (Loshchilov and Hutter 2019), one update of one parameter. Per element, in the accumulator type:
 //   g = gradient · gradient_scale
 //   m = beta1 · m + (1 - beta1) · g                       (exp_avg)
@@ -34,7 +36,25 @@ struct AdamwStep {
 // All tensors: the same sizes, contiguous, one device. The result does not depend on the number of threads.
 void adamw(const AdamwState& state, const AdamwStep& step);
 
+// What the kernels of every device compute with, of adamw_isa.h.
+template <class A>
+struct AdamwScalars;
+template <class A>
+AdamwScalars<A> adamw_scalars(const AdamwStep& step);
+
 // Reference, in tensor ops, any device.
 void adamw_reference(const AdamwState& state, const AdamwStep& step);
+
+// sum over all elements of x², in fp64 whatever x is: what a global gradient norm is made of.
+//
+// Each block of kSumOfSquaresBlock elements is summed by itself and the blocks in their order, so the result
+// does not depend on the number of threads. Infinite or NaN where an element is.
+inline constexpr int64_t kSumOfSquaresBlock = 16384;
+
+// x: fp32, fp64 or bf16, contiguous. Returns an fp64 scalar on x's device.
+at::Tensor sum_of_squares(const at::Tensor& x);
+
+// Reference, in tensor ops, any device.
+at::Tensor sum_of_squares_reference(const at::Tensor& x);
 
 }  // namespace bough

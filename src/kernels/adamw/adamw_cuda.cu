@@ -1,7 +1,6 @@
 // Element by element: bound by memory, so all five arrays are read and written once.
-#include "kernels/adamw/adamw_cuda.h"
-
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

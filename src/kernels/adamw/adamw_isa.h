@@ -22,3 +22,4 @@ struct AdamwScalars {
 BOUGH_ISA_DECLARE(template <class T, class A> void adamw_elements(T* value, A* master, A* exp_avg,
                                                                   A* exp_avg_sq, A* gradient, int64_t size,
                                                                   const AdamwScalars<A>& scalars))
+BOUGH_ISA_DECLARE(template <class T> void sum_of_squares_block(double* sum, const T* x, int64_t size))

@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "base/error.h"
-#include "kernels/common/cuda_stream.h"
+#include "kernels/common/element_types.h"
 
 namespace bough {
 

@@ -45,4 +45,11 @@ void open_cuda_library() {
         "install the driver, or use device cpu");
 }
 
+std::unique_ptr<DeviceGraph> capture_device_graph(const std::function<void()>& work) {
+  // In cuda_graph_cuda_ops.cpp; the library was opened for all of the process.
+  using Capture = DeviceGraph*(const std::function<void()>&);
+  auto* const capture = reinterpret_cast<Capture*>(dlsym(RTLD_DEFAULT, "bough_capture_cuda_graph"));
+  return std::unique_ptr<DeviceGraph>(capture ? capture(work) : nullptr);
+}
+
 }  // namespace bough

@@ -7,23 +7,20 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 #include <torch/library.h>
 
 #include <optional>
 #include <tuple>
 
-#include "kernels/adamw/adamw_cuda.h"
-#include "kernels/adamw/adamw_scalars.h"
+#include "kernels/adamw/adamw.h"
 #include "kernels/common/cuda_launch.h"
-#include "kernels/common/dispatch.h"
-#include "kernels/embedding/embedding_cuda.h"
-#include "kernels/log_prob/log_prob_cuda.h"
+#include "kernels/common/cuda_launchers.h"
+#include "kernels/common/op.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
-#include "kernels/qk_norm_rotary/qk_norm_rotary_cuda.h"
-#include "kernels/rms_norm/rms_norm_cuda.h"
-#include "kernels/sum_of_squares/sum_of_squares_cuda.h"
-#include "kernels/swiglu/swiglu_cuda.h"
+#include "kernels/quantized_product/quantized_product.h"
 
 namespace bough {
 
@@ -265,6 +262,68 @@ void adamw_op(Tensor value, const OptionalTensor& master, Tensor exp_avg, Tensor
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
+
+at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests) {
+  const Launch launch("draw_token", {logits_RV, requests});
+  auto drawn = at::empty({requests.size(0), kDrawnNumbers}, requests.options());
+  dispatch_float_types(logits_RV.scalar_type(), "draw_token", [&]<class T>() {
+    draw_token_cuda(DrawTokenCuda<T>{.drawn = mutable_data<double>(drawn),
+                                     .logits = data<T>(logits_RV),
+                                     .requests = data<double>(requests),
+                                     .num_draws = requests.size(0),
+                                     .width = logits_RV.size(1)},
+                    launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return drawn;
+}
+
+// Of quantized_product: the kernel is for bf16 and decoding's few rows; many rows, as of a prompt, bind the tensor cores:
+// their weight is widened, exactly, for cuBLAS.
+constexpr int64_t kFewRows = 256;
+
+void quantize_rows_op(Tensor quantized_OI, Tensor scale_O, Tensor weight_OI) {
+  const Launch launch("quantize_rows_", {quantized_OI, scale_O, weight_OI});
+  if (weight_OI.numel() == 0) return quantize_rows_reference_(quantized_OI, scale_O, weight_OI);
+  dispatch_float_types(weight_OI.scalar_type(), "quantize_rows_", [&]<class T>() {
+    quantize_rows_cuda(mutable_data<int8_t>(quantized_OI), mutable_data<float>(scale_O), data<T>(weight_OI),
+                       weight_OI.size(0), weight_OI.size(1), launch.stream());
+  });
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+at::Tensor product_of_many_rows(Tensor x_RI, Tensor weight_OI, Tensor scale_O, const OptionalTensor& bias_O,
+                                const OptionalTensor& residual_RO) {
+  const auto sums_RO = at::zeros({x_RI.size(0), weight_OI.size(0)}, scale_O.options());
+  add_matrix_product_(sums_RO, x_RI, weight_OI.to(x_RI.scalar_type()).t());
+  sums_RO.mul_(scale_O);
+  if (bias_O) sums_RO.add_(*bias_O);
+  if (residual_RO) sums_RO.add_(*residual_RO);
+  return sums_RO.to(x_RI.scalar_type());
+}
+
+at::Tensor quantized_product_op(Tensor x_RI, Tensor weight_OI, Tensor scale_O, const OptionalTensor& bias_O,
+                                const OptionalTensor& residual_RO) {
+  if (x_RI.scalar_type() != at::kBFloat16 || x_RI.numel() == 0 || weight_OI.numel() == 0)
+    return quantized_product_reference(x_RI, weight_OI, scale_O, bias_O, residual_RO);
+  const Launch launch("quantized_product", {x_RI, weight_OI, scale_O});
+  auto y_RO = at::empty({x_RI.size(0), weight_OI.size(0)}, x_RI.options());
+  using T = BFloat16Bits;
+  const QuantizedProductCuda product{.y = mutable_data<T>(y_RO),
+                                     .x = data<T>(x_RI),
+                                     .weight = data<int8_t>(weight_OI),
+                                     .scale = data<float>(scale_O),
+                                     .bias = bias_O ? data<T>(*bias_O) : nullptr,
+                                     .residual = residual_RO ? data<T>(*residual_RO) : nullptr,
+                                     .rows = x_RI.size(0),
+                                     .inputs = x_RI.size(1),
+                                     .outputs = weight_OI.size(0)};
+  if (product.rows > kFewRows || !fits_quantized_product_cuda(product))
+    return product_of_many_rows(x_RI, weight_OI, scale_O, bias_O, residual_RO);
+  quantized_product_cuda(product, launch.stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return y_RO;
+}
 }  // namespace
 
 }  // namespace bough
@@ -281,4 +340,7 @@ TORCH_LIBRARY_IMPL(bough, CUDA, m) {
   m.impl("sum_of_squares", TORCH_FN(bough::sum_of_squares));
   m.impl("add_embedding_gradient_", TORCH_FN(bough::add_embedding_gradient));
   m.impl("adamw_", TORCH_FN(bough::adamw_op));
+  m.impl("quantize_rows_", TORCH_FN(bough::quantize_rows_op));
+  m.impl("quantized_product", TORCH_FN(bough::quantized_product_op));
+  m.impl("draw_token", TORCH_FN(bough::draw_token_op));
 }

@@ -1,7 +1,10 @@
-// Element types shared by *_isa.cpp files and their callers.
+// Types that torch's part and code without torch share: elements in files of one instruction set (*_isa.cpp, intrinsics) and
+// in CUDA kernels, and a stream.
 #pragma once
 
 #include <cstdint>
+
+struct CUstream_st;
 
 namespace bough {
 
@@ -9,5 +12,8 @@ namespace bough {
 struct BFloat16Bits {
   uint16_t bits;
 };
+
+// cudaStream_t, without CUDA's headers.
+using CudaStream = CUstream_st*;
 
 }  // namespace bough

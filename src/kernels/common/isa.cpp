@@ -60,4 +60,10 @@ bool has_amx() {
   return has;
 }
 
+namespace {
+// When this library is loaded, by the bough program, a test or Python alike: before libtorch multiplies its first bf16
+// matrices.
+[[maybe_unused]] const bool workarounds_applied = (apply_cpu_workarounds(), true);
+}  // namespace
+
 }  // namespace bough

@@ -1,18 +1,54 @@
 // Our ops live in torch's dispatcher under `bough::`, so that Python finds them as torch.ops.bough.* and the CUDA
 // library adds its kernels when it is opened. The reference, written in tensor ops, is registered for every
 // device; a CPU or CUDA kernel takes precedence where there is one.
+//
+// An implementation turns a tensor's dtype into a template's element type by dispatch_float_types.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
+
+#include "base/error.h"
+#include "kernels/common/element_types.h"
+#include "kernels/common/isa.h"
 
 namespace bough {
 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Accumulator of an element type.
+template <class T>
+using AccOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class T>
+const T* data(const at::Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+template <class T>
+T* mutable_data(const at::Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+// Calls function.template operator()<T>() with T = float, double or BFloat16Bits.
+template <class Function>
+void dispatch_float_types(at::ScalarType type, const char* op, Function&& function) {
+  switch (type) {
+    case at::kFloat: return function.template operator()<float>();
+    case at::kDouble: return function.template operator()<double>();
+    case at::kBFloat16: return function.template operator()<BFloat16Bits>();
+    default: BOUGH_CHECK(false, op, " computes in fp32, fp64 and bf16, got ", c10::toString(type));
+  }
+}
+
+// Rows a thread should at least have: below it a thread's start costs more than its work.
+inline int64_t grain(int64_t elements_per_row) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, elements_per_row));
 }
 
 }  // namespace bough

@@ -1,4 +1,3 @@
-#include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/embedding/embedding_isa.h"

@@ -1,8 +1,7 @@
 // Blocks in x over the columns, in y over the sorted tokens. Where a token begins, its rows are added one after the other,
 // so that their order is fixed without atomics.
 #include "kernels/common/cuda_kernel.cuh"
-#include "kernels/embedding/embedding_cuda.h"
-
+#include "kernels/common/cuda_launchers.h"
 namespace bough {
 
 namespace {

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/log_prob/log_prob_avx512.h"

@@ -1,9 +1,8 @@
 // Forward: one block a row, which it reads once: every thread keeps the softmax sums of what it has seen
 // relative to its own maximum, and sums with different maxima are merged (Milakov and Gimelshein 2018, with
 // the entropy's sum beside the normaliser's). Backward: element by element.
-#include "kernels/log_prob/log_prob_cuda.h"
-
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

@@ -19,9 +19,8 @@
 
 #include "base/cpu.h"
 #include "base/error.h"
-#include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
-#include "kernels/common/workspace.h"
+#include "kernels/common/scratch.h"
 #include "kernels/matrix_product/bf16_products.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_blocks.h"

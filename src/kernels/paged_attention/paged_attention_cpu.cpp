@@ -10,8 +10,8 @@
 #include <limits>
 #include <optional>
 
-#include "kernels/common/aligned_buffer.h"
-#include "kernels/common/dispatch.h"
+#include "kernels/common/op.h"
+#include "kernels/common/scratch.h"
 #include "kernels/common/simd.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"

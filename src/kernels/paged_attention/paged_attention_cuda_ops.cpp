@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "kernels/common/cuda_launch.h"
-#include "kernels/common/dispatch.h"
+#include "kernels/common/op.h"
 #include "kernels/paged_attention/paged_attention_cuda.h"
 
 namespace bough {

@@ -1,8 +1,7 @@
 #include <ATen/ATen.h>
 
-#include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
-#include "kernels/common/partial_sums.h"
+#include "kernels/common/scratch.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary_isa.h"
 

@@ -1,9 +1,8 @@
 // One warp a head of a token at a time: a head's elements are next to each other in qkv, and a lane holds the
 // same places of both halves, so the rotation needs no exchange. Backward sums the norms' gradients in two
 // stages: each warp over its heads, the warps of a block in order, then all blocks in order.
-#include "kernels/qk_norm_rotary/qk_norm_rotary_cuda.h"
-
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

@@ -1,17 +1,72 @@
-// 8-bit weights widened while AMX tiles multiply.
+// 8-bit weights to packed blocks of bf16, and the same while AMX tiles multiply. What namespace bf16 has needs AVX512-BF16
+// only: a compiler makes no tiles by itself.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/amx_sums.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
 #include "kernels/quantized_product/quantized_product_tiles.h"
-#include "kernels/quantized_product/widen_avx512.h"
 
-namespace bough::amx {
+namespace bough {
+
+namespace {
+constexpr int64_t kLine = 64;         // bytes
+constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth
+
+// int8 to bf16, exactly: an int8 in the upper half of a dword becomes an fp32 whose lower half is zero, so that the upper
+// halves of two of them are a pair of bf16.
+inline __m512i widen(__m256i weights) {
+  const __m512i words = _mm512_cvtepi8_epi16(weights);
+  const __m512 even = _mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16));
+  const __m512 odd =
+      _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
+}
+
+inline __mmask32 first(int64_t count) {
+  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
+}
+}  // namespace
+
+namespace bf16 {
+
+void widen_block(BFloat16Bits* block, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
+                 bool rows_follow) {
+  const int64_t whole = depth / kLine * kLine;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int8_t* row = weights + i * stride;
+    BFloat16Bits* out = block + i * kDepth;
+    int64_t k = 0;
+    for (; k < whole; k += kLine, out += 2 * kBlockStep) {
+      if (rows_follow) _mm_prefetch(row + kBlockRows * stride + k, _MM_HINT_T1);
+      _mm512_store_si512(out, widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + k))));
+      _mm512_store_si512(out + kBlockStep,
+                         widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + k + kDepth))));
+    }
+    for (; k < depth; k += kDepth, out += kBlockStep)
+      _mm512_store_si512(out, widen(_mm256_maskz_loadu_epi8(first(depth - k), row + k)));
+  }
+  for (int64_t i = rows; i < kBlockRows; ++i)
+    for (int64_t k = 0; k < depth; k += kDepth)
+      _mm512_store_si512(block + k / kDepth * kBlockStep + i * kDepth, _mm512_setzero_si512());
+}
+
+void scale_sums(float* block, const float* scale, const BFloat16Bits* bias, int64_t rows) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const __m512 factor = _mm512_set1_ps(scale[i] / kWidenedUnit);
+    const __m512 added =
+        bias ? _mm512_castsi512_ps(_mm512_set1_epi32(bias[i].bits << 16)) : _mm512_setzero_ps();
+    for (float* sums = block + i * kPanelColumns; sums < block + (i + 1) * kPanelColumns; sums += 16)
+      _mm512_store_ps(sums, _mm512_fmadd_ps(_mm512_load_ps(sums), factor, added));
+  }
+}
+
+}  // namespace bf16
+
+namespace amx {
 
 namespace {
 using bf16::kBlockRows;
 using bf16::kDepth;
-constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth
 }  // namespace
 
 void multiply_widened(float* sums, const int8_t* weights, int64_t stride, int64_t rows, int64_t depth,
@@ -50,4 +105,6 @@ void multiply_widened(float* sums, const int8_t* weights, int64_t stride, int64_
   store_sums(sums, kPanelColumns);
 }
 
-}  // namespace bough::amx
+}  // namespace amx
+
+}  // namespace bough

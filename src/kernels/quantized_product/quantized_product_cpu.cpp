@@ -14,10 +14,9 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
+#include "kernels/common/scratch.h"
 #include "kernels/common/simd.h"
-#include "kernels/common/workspace.h"
 #include "kernels/matrix_product/bf16_products.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"

@@ -4,12 +4,11 @@
 // In a product of fragments the order along the depth is free as long as both factors have the same. A lane takes 16
 // neighbours of its row of the weight in one load: four to each of four products, where the layout would have pairs far
 // apart; and the same of its row of x.
-#include "kernels/quantized_product/quantized_product_cuda.h"
-
 #include <cmath>
 #include <limits>
 
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 #include "kernels/common/cuda_mma.cuh"
 
 namespace bough {

@@ -1,9 +1,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
-#include "kernels/common/partial_sums.h"
+#include "kernels/common/scratch.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rms_norm/rms_norm_isa.h"
 

@@ -1,8 +1,7 @@
 // One block a row at a time. Backward sums the weight's gradient in two stages: each block over its rows, in
 // shared memory where a row fits, then all blocks in order.
-#include "kernels/rms_norm/rms_norm_cuda.h"
-
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

@@ -1,6 +1,5 @@
 #include <ATen/ops/empty.h>
 
-#include "kernels/common/dispatch.h"
 #include "kernels/common/op.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/swiglu/swiglu_isa.h"

@@ -1,7 +1,6 @@
 // Element by element: blocks in x over the columns, in y over the rows, so that no thread divides.
-#include "kernels/swiglu/swiglu_cuda.h"
-
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 
-#include "kernels/common/cuda_stream.h"
 #include "kernels/common/element_types.h"
 
 namespace bough {

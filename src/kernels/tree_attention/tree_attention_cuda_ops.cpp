@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "kernels/common/cuda_launch.h"
-#include "kernels/common/dispatch.h"
+#include "kernels/common/op.h"
 #include "kernels/tree_attention/tree_attention.h"
 #include "kernels/tree_attention/tree_attention_cuda.h"
 

@@ -9,9 +9,8 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/common/aligned_buffer.h"
-#include "kernels/common/dispatch.h"
-#include "kernels/common/workspace.h"
+#include "kernels/common/op.h"
+#include "kernels/common/scratch.h"
 #include "kernels/tree_attention/tree_attention_cpu.h"
 #include "kernels/tree_attention/tree_attention_softmax_avx512.h"
 #include "kernels/tree_attention/unit_mask.h"

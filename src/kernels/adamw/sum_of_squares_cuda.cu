@@ -1,8 +1,7 @@
 // Two stages: blocks of kPartElements elements, each summed by itself, then one block of threads over the
 // parts.
-#include "kernels/sum_of_squares/sum_of_squares_cuda.h"
-
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 

@@ -1,8 +1,7 @@
 // A block a draw. It reads the row twice: for the largest logit, then for the sums of exponentials by blocks of 256
 // tokens, one warp each. The first warp then finds the block that the uniform number falls in, and the token in it.
-#include "kernels/draw_token/draw_token_cuda.h"
-
 #include "kernels/common/cuda_kernel.cuh"
+#include "kernels/common/cuda_launchers.h"
 #include "kernels/common/cuda_mma.cuh"
 
 namespace bough {

@@ -1,4 +1,4 @@
-// CUDA graphs behind device_graph.h. All are recorded on one stream of their own and share one pool of memory: they run
+// CUDA graphs behind cuda_library.h. All are recorded on one stream of their own and share one pool of memory: they run
 // one after the other, so their temporaries may lie in the same place.
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "base/error.h"
-#include "kernels/common/device_graph.h"
+#include "kernels/common/cuda_library.h"
 
 namespace bough {
 

@@ -1,0 +1,187 @@
+// Launchers of the CUDA kernels of element-wise ops and their like, which cuda_ops.cpp binds to the dispatcher; the files
+// x_cuda.cu define them. What they compute: x.h. Pointers are of the device; launch errors are left to cudaGetLastError.
+// T, A, element and accumulator: float, float; BFloat16Bits, float; double, double.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/adamw/adamw_isa.h"
+#include "kernels/common/element_types.h"
+
+namespace bough {
+
+// rms_norm
+
+template <class T, class A>
+void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                           double eps, CudaStream stream);
+
+template <class T, class A>
+struct RmsNormBackward {
+  T* d_x;       // overwritten
+  T* y;         // the forward's, overwritten; may be d_y; or null
+  A* d_weight;  // [width], added to
+  A* partial;   // scratch [rms_norm_num_parts(num_rows), width]
+  const T* d_y;
+  const T* x;
+  const T* weight;
+  const T* residual;  // added to d_x, or null
+  const A* rstd;
+  int64_t num_rows;
+  int64_t width;
+};
+
+// A function of the rows alone, so that the order of the sum is the same on every device.
+int64_t rms_norm_num_parts(int64_t num_rows);
+
+template <class T, class A>
+void rms_norm_backward_cuda(const RmsNormBackward<T, A>& arguments, CudaStream stream);
+
+// swiglu
+// T: float, BFloat16Bits, double; gate_up, d_gate_up: [num_rows, 2 · width], y, d_y: [num_rows, width].
+// Backward: y may be d_y, d_gate_up may be gate_up.
+
+template <class T>
+void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width, CudaStream stream);
+
+template <class T>
+void swiglu_backward_cuda(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows, int64_t width,
+                          CudaStream stream);
+
+// qk_norm_rotary
+
+template <class T, class A>
+struct QkNormRotaryInput {
+  const T* qkv;              // [num_tokens, (N + 2G) · head_dim]
+  const A *cos, *sin;        // [num_tokens, head_dim / 2]
+  const T *q_norm, *k_norm;  // [head_dim], both or none
+  int64_t num_tokens;
+  int64_t num_heads;     // N
+  int64_t num_kv_heads;  // G
+  int64_t head_dim;
+  double eps;
+};
+
+template <class T, class A>
+void qk_norm_rotary_forward_cuda(const QkNormRotaryInput<T, A>& input, T* q, T* k, T* v, CudaStream stream);
+
+template <class T, class A>
+struct QkNormRotaryGradient {
+  const T *d_q, *d_k, *d_v;
+  T* d_qkv;                // overwritten
+  A *d_q_norm, *d_k_norm;  // [head_dim], added to; null without norms
+  A* partial;              // scratch [qk_norm_rotary_num_parts(...), 2, head_dim]; null without norms
+};
+
+// A function of the sizes alone, so that the order of the sums is the same on every device.
+int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads);
+
+// The widest head whose sums fit a block: 6144 in fp32, 3072 in fp64.
+int64_t qk_norm_rotary_max_head_dim(int64_t accumulator_bytes);
+
+template <class T, class A>
+void qk_norm_rotary_backward_cuda(const QkNormRotaryInput<T, A>& input,
+                                  const QkNormRotaryGradient<T, A>& gradient, CudaStream stream);
+
+// log_prob
+
+template <class T, class A>
+struct LogProbForward {
+  A *log_probs, *lse, *entropies;  // [num_rows], overwritten
+  const T* logits;                 // [num_rows, width]
+  const int64_t* labels;           // [num_rows]
+  int64_t num_rows;
+  int64_t width;
+  double temperature;
+};
+
+template <class T, class A>
+struct LogProbBackward {
+  T* logits;              // [num_rows, width], become their gradient
+  const int64_t* labels;  // [num_rows]; so are the rest
+  const A *lse, *entropies, *d_log_probs, *d_entropies;
+  int64_t num_rows;
+  int64_t width;
+  double temperature;
+};
+
+template <class T, class A>
+void log_prob_forward_cuda(const LogProbForward<T, A>& arguments, CudaStream stream);
+
+template <class T, class A>
+void log_prob_backward_cuda(const LogProbBackward<T, A>& arguments, CudaStream stream);
+
+// draw_token
+
+template <class T>
+struct DrawTokenCuda {
+  double* drawn;           // [num_draws, 5]
+  const T* logits;         // [rows, width]
+  const double* requests;  // [num_draws, 4]
+  int64_t num_draws, width;
+};
+
+template <class T>
+void draw_token_cuda(const DrawTokenCuda<T>& in, CudaStream stream);
+
+// embedding
+
+template <class T, class A>
+struct EmbeddingGradient {
+  A* sums;                // [V, width], added to
+  const int64_t* tokens;  // [num_rows], ascending
+  const int64_t* order;   // [num_rows]: tokens[i] is that of row order[i]; ascending within a token
+  const T* rows;          // [num_rows, width]
+  int64_t num_rows, width;
+};
+
+template <class T, class A>
+void add_embedding_gradient_cuda(const EmbeddingGradient<T, A>& gradient, CudaStream stream);
+
+// adamw
+
+template <class T, class A>
+struct AdamwArrays {
+  T* value;
+  A* master;  // null: value is of type A and its own master
+  A* exp_avg;
+  A* exp_avg_sq;
+  A* gradient;  // zeroed
+  int64_t size;
+};
+
+template <class T, class A>
+void adamw_cuda(const AdamwArrays<T, A>& arrays, const AdamwScalars<A>& scalars, CudaStream stream);
+
+// sum_of_squares
+
+int64_t sum_of_squares_num_parts(int64_t size);
+
+// *result, overwritten: the sum over x[size]. partial: scratch [sum_of_squares_num_parts(size)].
+// T: float, BFloat16Bits, double.
+template <class T>
+void sum_of_squares_cuda(double* result, double* partial, const T* x, int64_t size, CudaStream stream);
+
+// quantized_product
+
+// T: float, BFloat16Bits or double.
+template <class T>
+void quantize_rows_cuda(int8_t* quantized, float* scale, const T* weight, int64_t rows, int64_t width,
+                        CudaStream stream);
+
+struct QuantizedProductCuda {
+  BFloat16Bits* y;
+  const BFloat16Bits* x;
+  const int8_t* weight;
+  const float* scale;
+  const BFloat16Bits* bias;      // or null
+  const BFloat16Bits* residual;  // or null
+  int64_t rows, inputs, outputs;
+};
+
+// Whether the kernel below takes these: addresses and a width of 16 bytes' multiples.
+bool fits_quantized_product_cuda(const QuantizedProductCuda& product);
+// For up to some hundred rows: each 64 of them read the weight once. Larger products leave tensor cores idle here.
+void quantized_product_cuda(const QuantizedProductCuda& product, CudaStream stream);
+
+}  // namespace bough
