@@ -27,7 +27,7 @@
 #include "base/cpu.h"
 #include "base/json.h"
 #include "kernels/common/cpu_allocator.h"
-#include "cost/model_shape.h"
+#include "cost/run_costs.h"
 #include "cost/calibrate.h"
 #include "train/executor.h"
 #include "tree/random_tree.h"
@@ -120,7 +120,7 @@ class Bench {
     const auto begin = std::chrono::steady_clock::now();
     auto profile = saved ? DeviceProfile::from_json(read_json(saved), saved) : calibrate_cpu(model_->dtype());
     std::printf("calibrated in %.1f s: %s\n", seconds_since(begin), profile.source.c_str());
-    costs_.emplace(std::move(profile), model_shape(small_config(), model_->dtype()));
+    costs_.emplace(std::move(profile), model_shape(*model_));
   }
 
   void step(const Case& c, const char* strategy, int64_t limit) {

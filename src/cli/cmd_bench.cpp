@@ -16,7 +16,7 @@
 #include "cli/command.h"
 #include "cli/op_times.h"
 #include "cli/step_timing.h"
-#include "cost/product_rate.h"
+#include "cost/rates.h"
 
 namespace bough {
 

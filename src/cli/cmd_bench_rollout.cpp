@@ -20,11 +20,10 @@
 #include "base/random.h"
 #include "cli/command.h"
 #include "cli/generation_options.h"
-#include "cost/read_rate.h"
+#include "cost/rates.h"
 #include "cli/torch_options.h"
 #include "models/checkpoint.h"
-#include "cost/model_shape.h"
-#include "cost/product_rate.h"
+#include "cost/run_costs.h"
 #include "rollout/embedded_engine.h"
 #include "train/executor.h"
 #include "plan/plan.h"
@@ -195,7 +194,7 @@ void run_bench_rollout(Options options) {
   const TorchSetup setup = set_up_torch(options.torch);
   const auto model = load_model(options.model, setup.dtype, setup.device);
   apply_batch_invariant(options.engine, *model);
-  const ModelShape shape = model_shape(model->config(), model->dtype());
+  const ModelShape shape = model_shape(*model);
   const ModelBytes bytes(shape, run_once(*model, options).matrices);
   Rates rates;
   std::vector<Run> runs;

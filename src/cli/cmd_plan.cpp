@@ -9,12 +9,11 @@
 #include "base/format.h"
 #include "base/settings.h"
 #include "cli/command.h"
-#include "cli/plan_costs.h"
 #include "cli/plan_page.h"
 #include "cli/rollout_batch.h"
 #include "cli/torch_options.h"
 #include "cli/tree_page.h"
-#include "cost/model_shape.h"
+#include "cost/run_costs.h"
 #include "plan/load_balance.h"
 #include "plan/plan.h"
 
@@ -69,8 +68,8 @@ CostModel cost_model_of(const PlanOptions& options) {
   const at::ScalarType type = parse_dtype(dtype);
   ModelShape shape = options.model.empty()
                          ? named_model_shape(options.shape.empty() ? "qwen3-0.6b" : options.shape, dtype)
-                         : model_shape(load_model_config(options.model), type);
-  return CostModel(device_profile(options.device, dtype), std::move(shape));
+                         : model_shape(load_model_config(options.model), dtype);
+  return CostModel(device_profile(options.device, type), std::move(shape));
 }
 
 StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, const CostModel& costs,

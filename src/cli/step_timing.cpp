@@ -6,10 +6,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/median.h"
-#include "cli/plan_costs.h"
 #include "kernels/common/cpu_allocator.h"
 #include "models/checkpoint.h"
-#include "cost/model_shape.h"
+#include "cost/run_costs.h"
 
 namespace bough {
 
@@ -48,8 +47,7 @@ StepInput load_step(const StepOptions& options) {
   RolloutBatch rollouts(read_rollouts(options.rollouts, {.vocab_size = config.vocab_size}));
   std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   model->set_batch_invariant(options.batch_invariant.value_or(false));
-  CostModel costs(device_profile(options.torch.device, options.torch.dtype),
-                  model_shape(model->config(), model->dtype()));
+  CostModel costs(device_profile(options.torch.device, setup.dtype), model_shape(*model));
   const PrefixTree tree = build_prefix_tree(rollouts.sequences);
   const StepWork work = count_work(tree, rollouts.trained_flags(), work_model(costs.shape()));
   return {options.max_tokens_per_mb.value_or(kDefaultMaxTokensPerPass),

@@ -13,7 +13,6 @@
 #include "control/prompt_encoder.h"
 #include "control/scalar_type.h"
 #include "models/checkpoint.h"
-#include "cost/model_shape.h"
 #include "train/executor.h"
 
 namespace bough {
@@ -52,7 +51,7 @@ Sft::Sft(const SftSettings& settings, const SftOptions& options)
       options_(options),
       model_(load_model(settings.model.path, scalar_type_of(settings.dtype),
                         settings.device == "cuda" ? at::kCUDA : at::kCPU)),
-      costs_(profile_of(*model_, options_.stop), model_shape(model_->config(), model_->dtype())) {
+      costs_(model_costs(*model_, options_.stop)) {
   encode_examples();
   const auto count = static_cast<int64_t>(examples_.size());
   const int64_t batch = settings.train_dataset.batch_size;

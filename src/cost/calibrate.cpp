@@ -14,9 +14,9 @@
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/isa.h"
 #include "kernels/matrix_product/matrix_product.h"
-#include "cost/model_shape.h"
 #include "cost/calibration_cells.h"
-#include "cost/attention_work.h"
+#include "cost/cost_model.h"
+#include "kernels/tree_attention/tree_attention_cost.h"
 
 namespace bough {
 
@@ -78,7 +78,7 @@ class AttentionFit {
         {cells.sizes[i], 0, static_cast<double>(piece + 1) / 2, cells.sizes[i] / piece, cells.num_kv_heads});
   }
   double work(const AttentionPass& pass) const {
-    return attention_work(profile_.attention, profile_.threads, pass);
+    return attention_work(profile_.kernels, pass);
   }
 
   // Seconds of one head for one (query, key) pair: what a stack costs beyond the pass itself.
@@ -149,13 +149,20 @@ CostCurve fit_work(const WorkCells& cells, double constant, Side side) {
 
 }  // namespace
 
-void describe_cpu_kernels(DeviceProfile& profile, at::ScalarType dtype) {
-  using Attention = DeviceProfile::Attention;
+const char* dtype_name(at::ScalarType dtype) {
+  BOUGH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, "a model of ",
+              c10::toString(dtype));
+  return dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64";
+}
+
+DeviceKernels cpu_kernels(at::ScalarType dtype) {
+  using Attention = DeviceKernels::Attention;
   const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
   const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
-  profile.attention = bf16_tiles ? Attention::kBf16Tiles : tiles ? Attention::kTiles : Attention::kReference;
-  profile.packs_factors = bf16_tiles || (dtype != at::kDouble && products_are_ours(at::kFloat));
-  profile.threads = at::get_num_threads();
+  return {
+      .attention = bf16_tiles ? Attention::kBf16Tiles : tiles ? Attention::kTiles : Attention::kReference,
+      .packs_factors = bf16_tiles || (dtype != at::kDouble && products_are_ours(at::kFloat)),
+      .threads = at::get_num_threads()};
 }
 
 DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effort) {
@@ -164,9 +171,9 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
   profile.name = "cpu";
   profile.dtype = dtype_name(dtype);
   profile.memory_bytes = physical_memory_bytes();
-  describe_cpu_kernels(profile, dtype);
+  profile.kernels = cpu_kernels(dtype);
   {
-    CalibrationCells cells(dtype, effort.largest_pass, profile.attention);
+    CalibrationCells cells(dtype, effort.largest_pass, profile.kernels.attention);
     const int rounds = cells.measure(effort);
     const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
                          double& per_layer, double& per_pass) {
@@ -186,11 +193,11 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
     fit(backward, profile.attention_backward, profile.linear_backward, profile.head_backward,
         profile.seconds_per_layer_backward, profile.seconds_per_pass_backward);
     profile.elementwise_forward = profile.elementwise_backward = {{1}, {0.0}};
-    const CostModel model(profile, model_shape(cells.config(), dtype));
+    const CostModel model(profile, model_shape(cells.config(), dtype_name(dtype)));
     profile.elementwise_forward = fit_elementwise(cells.passes, model, forward);
     profile.elementwise_backward = fit_elementwise(cells.passes, model, backward);
     profile.source =
-        str("measured on this machine, ", profile.threads, " threads, ", rounds, " rounds, disturbances ",
+        str("measured on this machine, ", profile.kernels.threads, " threads, ", rounds, " rounds, disturbances ",
             format_significant(100 * (cells.disturbance() - 1), 2), "%");
   }
   release_freed_cpu_memory();

@@ -26,8 +26,11 @@
 
 namespace bough {
 
-// Fills in how this CPU computes dtype: attention, packs_factors, threads.
-void describe_cpu_kernels(DeviceProfile& profile, at::ScalarType dtype);
+// fp32, bf16 or fp64: as settings, profiles and reports name it. InternalError for another one.
+const char* dtype_name(at::ScalarType dtype);
+
+// How this CPU computes dtype, with libtorch's present number of threads.
+DeviceKernels cpu_kernels(at::ScalarType dtype);
 
 // How long: at least `min_rounds` turns, then until `seconds` have passed, or `max_rounds`.
 struct CalibrationEffort {

@@ -38,7 +38,7 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
     const std::string name = dtype == at::kFloat ? "fp32" : "bf16";
     EXPECT_EQ(profile.name, "cpu");
     EXPECT_EQ(profile.dtype, name);
-    EXPECT_EQ(profile.threads, at::get_num_threads());
+    EXPECT_EQ(profile.kernels.threads, at::get_num_threads());
     EXPECT_GT(profile.memory_bytes, int64_t{1} << 28);
     EXPECT_NE(profile.source.find("measured"), std::string::npos);
     for (const auto* curve :
@@ -84,7 +84,7 @@ TEST(Calibrate, Fp64) {
   const auto profile = calibrate_cpu(at::kDouble, kBrief);
   profile.check_integrity();
   EXPECT_EQ(profile.dtype, "fp64");
-  EXPECT_EQ(profile.attention, DeviceProfile::Attention::kReference);
+  EXPECT_EQ(profile.kernels.attention, DeviceKernels::Attention::kReference);
 }
 
 }  // namespace

@@ -225,7 +225,7 @@ struct CalibrationCells::Models {
 };
 
 CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
-                                   DeviceProfile::Attention attention)
+                                   DeviceKernels::Attention attention)
     : dtype_(dtype), models_(std::make_unique<Models>()) {
   const auto config = shape_of(640, 2, 8, 4, 96, 1792, 3072);
   // As many as make the predictions for other shapes come out best (bench/cost_model) where the last-level cache has
@@ -237,7 +237,7 @@ CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
   }
   // The reference keeps five matrices of all scores.
   const int64_t largest =
-      attention == DeviceProfile::Attention::kReference ? std::min<int64_t>(largest_pass, 256) : largest_pass;
+      attention == DeviceKernels::Attention::kReference ? std::min<int64_t>(largest_pass, 256) : largest_pass;
   for (const int64_t size : {2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}) {
     if (size > largest) break;
     for (auto* cells : {&passes, &linear, &head}) cells->sizes.push_back(size);

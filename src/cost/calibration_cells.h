@@ -52,7 +52,7 @@ class CalibrationCells {
  public:
   static constexpr int kShallow = 1, kDeep = 9;  // layers of the tiny models
 
-  CalibrationCells(at::ScalarType dtype, int64_t largest_pass, DeviceProfile::Attention attention);
+  CalibrationCells(at::ScalarType dtype, int64_t largest_pass, DeviceKernels::Attention attention);
   CalibrationCells(const CalibrationCells&) = delete;
   ~CalibrationCells();
 

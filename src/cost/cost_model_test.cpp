@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "kernels/log_prob/log_prob_cost.h"
 
 namespace bough {
 namespace {
@@ -13,7 +14,7 @@ DeviceProfile simple_profile() {
   DeviceProfile profile;
   profile.name = profile.source = "test";
   profile.dtype = "fp32";
-  profile.attention = DeviceProfile::Attention::kReference;
+  profile.kernels.attention = DeviceKernels::Attention::kReference;
   profile.linear_forward = per_token(1e-9);
   profile.linear_backward = per_token(2e-9);
   profile.elementwise_forward = profile.elementwise_backward = per_token(0);
@@ -35,40 +36,6 @@ ModelShape tiny_shape() {
   shape.head_dim = 4;
   shape.vocab_size = 1 << 16;
   return shape;
-}
-
-TEST(ModelShape, NamedShapesHaveTheParametersOfTheirCheckpoints) {
-  // As the safetensors files on the Hub count them; tied weights once.
-  const auto parameters = [](const char* name) { return named_model_shape(name, "bf16").num_parameters(); };
-  EXPECT_EQ(parameters("qwen3-0.6b"), 596'049'920);
-  EXPECT_EQ(parameters("qwen3-1.7b"), 1'720'574'976);
-  EXPECT_EQ(parameters("qwen3-4b"), 4'022'468'096);
-  EXPECT_EQ(parameters("qwen3-8b"), 8'190'735'360);
-  EXPECT_EQ(parameters("qwen3-14b"), 14'768'307'200);
-  EXPECT_EQ(parameters("small"), 27'272'704);
-}
-
-TEST(ModelShape, WorkOfTheSmallShapeByHand) {
-  const auto shape = named_model_shape("small", "fp32");
-  // A layer: q, k, v 512 x 1024, output 512 x 512, gate and up 512 x 3072, down 1536 x 512.
-  EXPECT_EQ(shape.linear_flops_per_token(), 2.0 * 8 * (524288 + 262144 + 1572864 + 786432));
-  EXPECT_EQ(shape.flops_per_pair(), 8.0 * 2 * 2 * 512);
-  EXPECT_EQ(shape.scores_per_pair(), 64);
-  EXPECT_EQ(shape.flops_per_head_row(), 2.0 * 512 * 4096);
-  EXPECT_EQ(shape.parameter_bytes(), 27'272'704 * 8);
-  EXPECT_EQ(named_model_shape("small", "bf16").parameter_bytes(), 27'272'704 * 6);
-  EXPECT_EQ(named_model_shape("small", "fp64").accumulator_bytes, 8);
-}
-
-TEST(ModelShape, UnknownNamesAreRefusedWithTheKnownOnes) {
-  try {
-    named_model_shape("qwen3-7b", "fp32");
-    FAIL();
-  } catch (const UserError& error) {
-    EXPECT_NE(std::string(error.what()).find("'qwen3-7b'"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("qwen3-14b"), std::string::npos) << error.what();
-  }
-  EXPECT_THROW(named_model_shape("small", "fp16"), UserError);
 }
 
 TEST(CostModel, AProfileOfAnotherElementSizeIsRefused) {
@@ -119,7 +86,7 @@ TEST(CostModel, TheHeadIsPaidChunkByChunk) {
 
 TEST(CostModel, PiecesAndPartlySeenStacksChangeAttentionOnly) {
   auto profile = simple_profile();
-  profile.attention = DeviceProfile::Attention::kFused;
+  profile.kernels.attention = DeviceKernels::Attention::kFused;
   const CostModel costs(profile, tiny_shape());
   PassShape pass{.tokens = 256, .stack_rows = 100, .pairs = 256 * 100 + 256 * 257 / 2};
   const double whole = costs.attention_forward_seconds(pass);
@@ -151,7 +118,7 @@ TEST(CostModel, BytesOfTheSmallShapeByHand) {
 
 TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
   auto profile = simple_profile();
-  profile.attention = DeviceProfile::Attention::kTiles;
+  profile.kernels.attention = DeviceKernels::Attention::kTiles;
   const CostModel costs(profile, named_model_shape("qwen3-0.6b", "fp32"));
   int64_t before = 0;
   for (int64_t tokens = 32; tokens <= 4096; tokens *= 2) {
@@ -163,7 +130,7 @@ TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
   // At least a chunk of logits.
   EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}), 151936 * 4);
   // The reference holds dense matrices of scores.
-  profile.attention = DeviceProfile::Attention::kReference;
+  profile.kernels.attention = DeviceKernels::Attention::kReference;
   const CostModel dense(profile, named_model_shape("qwen3-0.6b", "fp32"));
   EXPECT_GT(dense.temporary_bytes({.tokens = 1024, .stack_rows = 1024, .pairs = 1}),
             int64_t{16} * 1024 * 2048 * 4);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "kernels/common/device_kernels.h"
 
 namespace bough {
 
@@ -35,22 +36,11 @@ struct AttentionCost {
 };
 
 struct DeviceProfile {
-  // How attention works decides which temporaries it needs.
-  enum class Attention {
-    kTiles,      // our CPU kernels in units of 32 x 32, in the accumulator type
-    kBf16Tiles,  // the same with tiles of bf16; the layers' products are of such tiles, too
-    kReference,  // dense matrices of scores (fp64, CPUs without AVX-512)
-    kFused,      // a GPU's: gradients in the accumulator type, nothing else
-  };
-
   std::string name;    // "cpu", "h100"
   std::string source;  // where the rates come from
   std::string dtype;   // fp32 | bf16 | fp64
   int64_t memory_bytes = 0;
-  int64_t threads = 1;  // that attention's partial sums are for; 1 on a GPU
-  Attention attention = Attention::kTiles;
-  // Products in the accumulator type (with kBf16Tiles: in bf16) are kernels/matrix_product's own, which pack factors.
-  bool packs_factors = false;
+  DeviceKernels kernels;
   // Launches run ahead of the device: of the constants below and the work, the larger counts, not the sum.
   bool launches_overlap = false;
 

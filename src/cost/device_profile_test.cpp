@@ -34,8 +34,8 @@ DeviceProfile full_profile() {
   profile.source = "s";
   profile.dtype = "bf16";
   profile.memory_bytes = 5;
-  profile.threads = 6;
-  profile.attention = DeviceProfile::Attention::kFused;
+  profile.kernels.threads = 6;
+  profile.kernels.attention = DeviceKernels::Attention::kFused;
   profile.launches_overlap = true;
   for (auto* member : {&profile.linear_forward, &profile.linear_backward, &profile.elementwise_forward,
                        &profile.elementwise_backward, &profile.head_forward, &profile.head_backward})
@@ -59,8 +59,8 @@ TEST(DeviceProfile, ComesBackFromJsonAsItWas) {
   };
   EXPECT_EQ(again.name + again.source + again.dtype, "nsbf16");
   EXPECT_EQ(again.memory_bytes, 5);
-  EXPECT_EQ(again.threads, 6);
-  EXPECT_EQ(again.attention, DeviceProfile::Attention::kFused);
+  EXPECT_EQ(again.kernels.threads, 6);
+  EXPECT_EQ(again.kernels.attention, DeviceKernels::Attention::kFused);
   EXPECT_TRUE(again.launches_overlap);
   for (const auto member :
        {&DeviceProfile::linear_forward, &DeviceProfile::linear_backward, &DeviceProfile::elementwise_forward,

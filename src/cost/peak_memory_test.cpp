@@ -1,11 +1,11 @@
 // Predicted peaks of whole gradient steps against what the allocator counted (engine.md 4.3). Whoever changes what a
-// pass keeps or holds for a moment changes CostModel's bytes with it.
+// pass keeps or holds for a moment changes models/decoder_cost.cpp, or the kernel's own cost, with it.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "kernels/common/cpu_allocator.h"
-#include "cost/model_shape.h"
+#include "cost/cost_model.h"
 #include "cost/calibrate.h"
 #include "train/executor.h"
 
@@ -16,8 +16,8 @@ namespace {
 CostModel costs_of(const ModelConfig& config, at::ScalarType dtype) {
   auto profile = built_in_profile("a100", dtype == at::kBFloat16 ? "bf16" : "fp32");
   if (dtype == at::kDouble) profile.dtype = "fp64";
-  describe_cpu_kernels(profile, dtype);
-  return {profile, model_shape(config, dtype)};
+  profile.kernels = cpu_kernels(dtype);
+  return {profile, model_shape(config, dtype_name(dtype))};
 }
 
 ModelConfig config_of(int64_t width, int64_t layers, int64_t inner, int64_t vocab) {

@@ -5,12 +5,33 @@
 #include <ATen/Parallel.h>
 
 #include "base/error.h"
-#include "cost/model_shape.h"
+#include "cost/cost_model.h"
 #include "train/exactness.h"
-#include "plan/test_costs.h"
 
 namespace bough {
 namespace {
+
+// A made-up device: a pass costs as much as some dozens of tokens, whatever its size, and then the same for each token.
+DeviceProfile device_of(double overhead) {
+  const auto curve = [&](double seconds_per_unit) {
+    return CostCurve{{1, 1'000'000},
+                     {seconds_per_unit * (1 + overhead), seconds_per_unit * (1e6 + overhead)}};
+  };
+  const CostCurve rate{{1, 1'000'000}, {1e-10, 1e-10 * 1e6}};
+  DeviceProfile device;
+  device.name = device.source = "test";
+  device.dtype = "fp64";
+  device.memory_bytes = int64_t{1} << 40;
+  device.linear_forward = curve(1e-10);
+  device.linear_backward = curve(2e-10);
+  device.elementwise_forward = curve(1e-10);
+  device.elementwise_backward = curve(2e-10);
+  device.attention_forward = rate;
+  device.attention_backward = CostCurve{{1, 1'000'000}, {2.5e-10, 2.5e-10 * 1e6}};
+  device.head_forward = rate;
+  device.head_backward = CostCurve{{1, 1'000'000}, {2e-10, 2e-10 * 1e6}};
+  return device;
+}
 
 // A plan of the request, or nothing where it is refused for memory; then what the refusal asks for must do.
 std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request) {
@@ -40,9 +61,7 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
     int64_t longest = 1;
     for (const auto& sequence : r->sequences) longest = std::max<int64_t>(longest, sequence.size());
 
-    auto device = test_costs(static_cast<double>(below(60))).device();
-    device.dtype = "fp64";
-    const CostModel costs(device, model_shape(model->config(), at::kDouble));
+    const CostModel costs(device_of(static_cast<double>(below(60))), model_shape(model->config(), "fp64"));
     const std::vector<std::string> strategies = {"dense", "packed", "path", "blocks", "auto"};
     const std::string strategy = strategies[below(5)];
     const int64_t limit = (strategy == "packed" ? longest : 1) + below(max_tokens);

@@ -1,17 +1,179 @@
 #include "cost/run_costs.h"
 
+#include <ATen/Parallel.h>
+
+#include <time.h>
+
+#include <cctype>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/format.h"
+#include "base/log.h"
 #include "base/json.h"
-#include "cost/model_shape.h"
-#include "cost/profile_cache.h"
+#include "cost/calibrate.h"
 
 namespace bough {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Raised whenever kernels, the executor or the cost model change what is measured or what it means.
+constexpr int64_t kVersion = 6;
+
+// How long a measurement on a busy machine is good for.
+constexpr std::chrono::minutes kProvisional{10};
+
+fs::path from_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? fs::path(value) : fs::path();
+}
+
+// "Intel(R) Xeon(R) Processor"; "cpu" where the system does not say.
+std::string model_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name"))
+      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  return "cpu";
+}
+
+// As a part of a file's name: letters, digits and single dashes.
+std::string plain(const std::string& text) {
+  std::string name;
+  for (const char c : text)
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    else if (!name.empty() && name.back() != '-') name += '-';
+  while (name.ends_with('-')) name.pop_back();
+  return name.substr(0, 120);
+}
+
+// The key is also in the file: names are shortened.
+Json to_json(const ProfileKey& key) {
+  return {{"version", kVersion}, {"cpu", key.cpu}, {"threads", key.threads}, {"dtype", key.dtype}};
+}
+
+std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey& key) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) return {};
+  try {
+    const Json json = read_json(file);
+    if (!json.is_object() || json.value("measured_for", Json()) != to_json(key)) {
+      log_info(str(file.string(), " is of another version or processor"));
+      return {};
+    }
+    const auto age = fs::file_time_type::clock::now() - fs::last_write_time(file);
+    if (json.value("provisional", false) && age > kProvisional) {
+      log_info(str(file.string(), " was measured while other programs were busy"));
+      return {};
+    }
+    return DeviceProfile::from_json(json.value("profile", Json()), str(file.string(), ": profile"));
+  } catch (const std::exception& error) {
+    log_warning(str(error.what(), "; measured again"));
+    return {};
+  }
+}
+
+// The measuring thread computes all the time, or waits for threads that do: without a core for it the rates are those
+// of what other programs left. Such a measurement is not kept for long.
+constexpr double kLeastShare = 0.8;
+constexpr double kShortest = 0.2;  // seconds, below which shares mean nothing
+
+double thread_cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProfile& profile,
+                   bool provisional) {
+  try {
+    make_directories(file.parent_path());
+    write_file_atomically(file, dump_pretty({{"measured_for", to_json(key)},
+                                             {"provisional", provisional},
+                                             {"profile", profile.to_json()}}));
+  } catch (const std::exception& error) {
+    log_warning(str("the measurement is not kept for later runs: ", error.what()));
+  }
+}
+
+}  // namespace
+
+ProfileKey this_cpu(at::ScalarType dtype) {
+  return {str(model_name(), ", ", describe(cpu_features())), at::get_num_threads(), dtype_name(dtype)};
+}
+
+fs::path cache_folder() {
+  if (const auto own = from_environment("BOUGH_CACHE"); !own.empty()) return own;
+  if (const auto xdg = from_environment("XDG_CACHE_HOME"); !xdg.empty()) return xdg / "bough";
+  if (const auto home = from_environment("HOME"); !home.empty()) return home / ".cache" / "bough";
+  return {};
+}
+
+DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
+                             const std::function<DeviceProfile()>& measure) {
+  const fs::path file =
+      folder / str("profile-", plain(key.cpu), "-", key.threads, "-threads-", plain(key.dtype), ".json");
+  if (!folder.empty())
+    if (auto profile = read_profile(file, key)) return *std::move(profile);
+  log_info(str("measuring this CPU once, for plans (", key.cpu, "; ", key.threads, " threads, ", key.dtype,
+               "): about 7 s"));
+  const auto begin = std::chrono::steady_clock::now();
+  const double cpu_begin = thread_cpu_seconds();
+  DeviceProfile profile = measure();
+  const double seconds = seconds_since(begin);
+  const double share = (thread_cpu_seconds() - cpu_begin) / std::max(seconds, 1e-9);
+  if (seconds > kShortest && share < kLeastShare) {
+    log_warning(str(
+        "measured in ", format_duration(seconds), ", with a core for ", format_significant(100 * share, 2),
+        "% of that: other programs were busy. Gradients are right all the same, but plans may not be "
+        "the fastest; measured again in ten minutes, when it is needed"));
+    if (!folder.empty()) write_profile(file, key, profile, true);
+    return profile;
+  }
+  log_info(str("measured in ", format_duration(seconds)));
+  if (!folder.empty()) write_profile(file, key, profile, false);
+  return profile;
+}
+
+DeviceProfile cached_cpu_profile(at::ScalarType dtype, const std::function<bool()>& stop) {
+  return cached_profile(cache_folder(), this_cpu(dtype),
+                        [&] { return calibrate_cpu(dtype, {.stop = stop}); });
+}
+
+DeviceProfile device_profile(const std::string& device, at::ScalarType dtype) {
+  if (device == "cpu") return cached_cpu_profile(dtype);
+  try {
+    return built_in_profile(device, dtype_name(dtype));
+  } catch (const UserError& error) {
+    throw UserError(str("--", error.what(), "; cpu is this machine"));
+  }
+}
+
+namespace {
 
 DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop) {
   if (model.device().is_cuda())
     return built_in_profile("h100", model.dtype() == at::kBFloat16 ? "bf16" : "fp32");
   return cached_cpu_profile(model.dtype(), stop);
+}
+
+}  // namespace
+
+ModelShape model_shape(const Model& model) {
+  return model_shape(model.config(), dtype_name(model.dtype()));
+}
+
+CostModel model_costs(const Model& model, const std::function<bool()>& stop) {
+  return CostModel(profile_of(model, stop), model_shape(model));
 }
 
 CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
@@ -21,12 +183,11 @@ CostModel run_costs(const std::filesystem::path& folder, const std::string& from
   const std::filesystem::path source = begun ? file : std::filesystem::path(from);
   const DeviceProfile profile =
       source.empty() ? profile_of(model, stop) : DeviceProfile::from_json(read_json(source), source.string());
-  const ModelShape shape = model_shape(model.config(), model.dtype());
   if (profile.dtype != dtype_name(model.dtype()))
     throw UserError(str(source.string(), ": measured in ", profile.dtype, ", but the model computes in ",
                         dtype_name(model.dtype()), "; take a calibration of that type, or none"));
   if (!begun) write_file_atomically(file, dump_pretty(profile.to_json()));
-  return CostModel(profile, shape);
+  return CostModel(profile, model_shape(model));
 }
 
 StepCosts step_costs(CostModel costs) {

@@ -1,44 +1,60 @@
-// A small model on a made-up device, for tests of plans: a pass costs as much as some dozens of tokens, whatever its
-// size, and then the same for each token.
+// A made-up device for tests of plans: a pass costs as much as some dozens of tokens, whatever its size, and then the
+// same for each token. Every member of PassShape that a device may read changes a figure, so that a plan whose blocks
+// say something else than its outline does is seen.
 #pragma once
 
-#include "cost/cost_model.h"
+#include <algorithm>
+
+#include "plan/pass_costs.h"
 
 namespace bough {
 
-inline ModelShape test_shape() {
-  ModelShape shape;
-  shape.name = "test";
-  shape.num_layers = 2;
-  shape.hidden_size = 64;
-  shape.intermediate_size = 128;
-  shape.num_heads = 4;
-  shape.num_kv_heads = 2;
-  shape.head_dim = 16;
-  shape.vocab_size = 300;
-  return shape;
-}
+class TestCosts final : public PassCosts {
+ public:
+  // overhead: a pass's fixed cost, in tokens.
+  explicit TestCosts(double overhead = 40) : overhead_(overhead) {}
 
-// overhead: a pass's fixed cost in tokens.
-inline CostModel test_costs(double overhead = 40) {
-  const auto curve = [&](double seconds_per_unit) {
-    return CostCurve{{1, 1'000'000},
-                     {seconds_per_unit * (1 + overhead), seconds_per_unit * (1e6 + overhead)}};
-  };
-  const CostCurve rate{{1, 1'000'000}, {1e-10, 1e-10 * 1e6}};
-  DeviceProfile device;
-  device.name = device.source = "test";
-  device.dtype = "fp32";
-  device.memory_bytes = int64_t{1} << 40;
-  device.linear_forward = curve(1e-10);
-  device.linear_backward = curve(2e-10);
-  device.elementwise_forward = curve(1e-10);
-  device.elementwise_backward = curve(2e-10);
-  device.attention_forward = rate;
-  device.attention_backward = CostCurve{{1, 1'000'000}, {2.5e-10, 2.5e-10 * 1e6}};
-  device.head_forward = rate;
-  device.head_backward = CostCurve{{1, 1'000'000}, {2e-10, 2e-10 * 1e6}};
-  return CostModel(device, test_shape());
-}
+  double forward_seconds(const PassShape& pass) const override {
+    return pass.tokens == 0 ? 0 : kToken * of_tokens(pass) + attention_forward_seconds(pass);
+  }
+  double backward_seconds(const PassShape& pass) const override {
+    return pass.tokens == 0 ? 0 : 2 * kToken * of_tokens(pass) + attention_backward_seconds(pass);
+  }
+  double attention_forward_seconds(const PassShape& pass) const override {
+    return kPair * static_cast<double>(keys(pass));
+  }
+  double attention_backward_seconds(const PassShape& pass) const override {
+    return 2.5 * kPair * static_cast<double>(keys(pass));
+  }
+  double head_forward_seconds(const PassShape& pass) const override {
+    return kHeadRow * static_cast<double>(pass.head_rows);
+  }
+  double head_backward_seconds(const PassShape& pass) const override {
+    return 2 * kHeadRow * static_cast<double>(pass.head_rows);
+  }
+
+  int64_t stack_row_bytes() const override { return 1024; }
+  int64_t activation_bytes() const override { return 6004; }
+  int64_t attention_bytes() const override { return 544; }
+  int64_t exit_bytes() const override { return 512; }
+  int64_t row_bytes() const override { return 32; }
+  int64_t temporary_bytes(const PassShape& pass) const override {
+    const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
+    return std::max(1456 * pass.head_rows + 120 * loss_rows, 1100 * pass.tokens + 288 * pass.stack_rows);
+  }
+
+ private:
+  static constexpr double kToken = 7e-6, kPair = 5e-8, kHeadRow = 4e-6;
+
+  double of_tokens(const PassShape& pass) const { return static_cast<double>(pass.tokens) + overhead_; }
+  // A stack that is seen in part costs less than the whole, and each piece beyond the first half a tile.
+  static int64_t keys(const PassShape& pass) {
+    const int64_t stack_pairs =
+        pass.stack_pairs >= 0 ? pass.stack_pairs : std::min(pass.pairs, pass.tokens * pass.stack_rows);
+    return pass.pairs + stack_pairs / 4 + 16 * (pass.pieces - 1);
+  }
+
+  double overhead_;
+};
 
 }  // namespace bough

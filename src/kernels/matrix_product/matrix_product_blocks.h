@@ -7,15 +7,12 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/matrix_product/matrix_product_cost.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
 
 namespace bough {
 
 constexpr int64_t kPackedDepth = 128;  // of what lies along the depth, before the next panel or block
-
-inline int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 template <class T>
 struct Factor {
@@ -40,16 +37,8 @@ struct Product {
   const T* residual = nullptr;  // as c lies; added to the sums of bf16 before they are rounded
 };
 
-struct Fp32Tiles {
-  using Element = float;
-  static constexpr int64_t kRows = avx512::kBlockRows;
-  static constexpr int64_t kDepth = 1;
+struct Fp32Tiles : Fp32Blocking {
   static constexpr int64_t kFewRows = 128;  // as Bf16Tiles has it
-  // Sums are kept in C between passes. Four panels of that depth come from the second-level cache, as fast as they are
-  // needed, for each block of rows that the first-level one keeps.
-  static constexpr int64_t kDepthPerPass = 512;
-  static constexpr int64_t kGroupBytes = 4 * kDepthPerPass * kPanelColumns * 4;
-  static int64_t part_of_depth(int64_t depth) { return depth; }
   static void begin() {}
   static void end() {}
   static void pack_panel(float* panel, const Factor<float>& b, int64_t depth, int64_t columns) {
@@ -59,7 +48,6 @@ struct Fp32Tiles {
   static void pack_block(float* block, const Factor<float>& a, int64_t rows, int64_t depth) {
     avx512::pack_transposed_block(block, a.data, a.stride, rows, depth);
   }
-  static bool takes_partial_rows() { return true; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<float>& a, bool packed,
                        const float* panel, int64_t rows, int64_t columns, int64_t depth,
                        const Upcoming& written, const Upcoming& read) {
@@ -80,25 +68,9 @@ struct Fp32Tiles {
   }
 };
 
-struct Bf16Tiles {
-  using Element = BFloat16Bits;
-  static constexpr int64_t kRows = bf16::kBlockRows;
-  static constexpr int64_t kDepth = bf16::kDepth;
+struct Bf16Tiles : Bf16Blocking {
   // Up to so many rows, packing a weight costs more than turning the sums.
   static constexpr int64_t kFewRows = 256;
-  // Of an accumulated C: bf16 ones are rounded once.
-  static constexpr int64_t kDepthPerPass = 512;
-  // Half of the second-level cache of CPUs with AMX, all of others': A, which comes from further away, is read once for each group.
-  static constexpr int64_t kGroupBytes = 1 << 20;
-  // A block of rows of a longer depth leaves the first-level cache before the next panel: it comes in parts, and fp32
-  // sums of several blocks wait in the second-level cache beside the parts of a group's panels.
-  static constexpr int64_t kWholeDepth = 1024, kPartDepth = 512;
-  static constexpr int64_t kPartSumBytes = 384 << 10, kPartPanels = 16;
-  static int64_t part_of_depth(int64_t depth) { return depth <= kWholeDepth ? depth : kPartDepth; }
-  // Of add_turned: a quarter of the second-level cache for sums, as much for B; a block's part of A stays in the
-  // first-level one.
-  static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
-  static constexpr int64_t kMostBlocks = 8;
   static void begin() { bf16::begin_tiles(); }
   static void end() { bf16::end_tiles(); }
   static void pack_panel(Element* panel, const Factor<Element>& b, int64_t depth, int64_t columns) {
@@ -110,7 +82,6 @@ struct Bf16Tiles {
   static void pack_block(Element* block, const Factor<Element>& a, int64_t rows, int64_t depth) {
     bf16::pack_block(block, a.data, a.stride, a.transposed, rows, depth);
   }
-  static bool takes_partial_rows() { return false; }
   static void multiply(float* c, int64_t stride, bool accumulate, const Factor<Element>& a, bool packed,
                        const Element* panel, int64_t, int64_t columns, int64_t depth, const Upcoming& written,
                        const Upcoming& read) {
@@ -142,6 +113,7 @@ template <class Tiles>
 class Worker {
  public:
   using T = typename Tiles::Element;
+  using Space = BlockWorkspace<Tiles>;
   Worker(const Product<T>& product, int64_t row_begin, int64_t row_end, const T* packed_a)
       : p_(product), row_begin_(row_begin), row_end_(row_end), packed_a_(packed_a) {}
 
@@ -153,17 +125,17 @@ class Worker {
 
   // Panels [first, last); `workspace` of workspace_elements(last - first).
   void run(int64_t first, int64_t last, T* workspace) {
-    const int64_t group = panel_group(p_, last - first);
+    const int64_t group = Space::panel_group(p_.k, last - first);
     T* edge = workspace + group * panel_elements(p_);
-    T* near_rows = edge + (Tiles::takes_partial_rows() ? 0 : block_elements(p_));
-    auto* sums = reinterpret_cast<float*>(near_rows + near_elements(p_));
+    T* near_rows = edge + (Tiles::kPadsRows ? block_elements(p_) : 0);
+    auto* sums = reinterpret_cast<float*>(near_rows + Space::near_elements(p_.k));
     const int64_t edge_row = row_end_ - (row_end_ - row_begin_) % Tiles::kRows;
-    if (!packed_a_ && !Tiles::takes_partial_rows() && edge_row < row_end_) {
+    if (!packed_a_ && Tiles::kPadsRows && edge_row < row_end_) {
       Tiles::pack_block(edge, p_.a.rows_from(edge_row), row_end_ - edge_row, p_.k);
       packed_edge_ = edge;
     }
-    const int64_t step = Tiles::part_of_depth(p_.k);
-    const int64_t chunk_rows = step < p_.k ? chunk_blocks(group) * Tiles::kRows : row_end_ - row_begin_;
+    const int64_t step = Space::part_of_depth(p_.k);
+    const int64_t chunk_rows = step < p_.k ? Space::chunk_blocks(group) * Tiles::kRows : row_end_ - row_begin_;
     for (int64_t begin = first; begin < last; begin += group) {
       const int64_t end = std::min(last, begin + group);
       pack_panels(begin, end, workspace);
@@ -212,25 +184,11 @@ class Worker {
                           std::min(step, p_.k - k));
   }
 
-  static int64_t rounded_depth(const Product<T>& p) { return ceil_div(p.k, Tiles::kDepth) * Tiles::kDepth; }
-  static int64_t panel_elements(const Product<T>& p) { return rounded_depth(p) * kPanelColumns; }
-  static int64_t block_elements(const Product<T>& p) { return rounded_depth(p) * Tiles::kRows; }
-  static int64_t panel_group(const Product<T>& p, int64_t panels) {
-    int64_t fit = Tiles::kGroupBytes / (panel_elements(p) * static_cast<int64_t>(sizeof(T)));
-    if constexpr (kInParts)
-      if (is_in_parts(p)) fit = Tiles::kPartPanels;
-    const int64_t groups = ceil_div(panels, std::clamp<int64_t>(fit, 1, panels));
-    return ceil_div(panels, groups);  // groups of about one size
-  }
-  // Of one thread: its panels, the last rows of A where they must be padded, and what products in parts keep near
-  // (cost/cost_model.cpp counts them).
+  static int64_t panel_elements(const Product<T>& p) { return Space::panel_elements(p.k); }
+  static int64_t block_elements(const Product<T>& p) { return Space::block_elements(p.k); }
+  // Of one thread.
   static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
-    const int64_t group = panel_group(p, panels);
-    int64_t elements = group * panel_elements(p) + (Tiles::takes_partial_rows() ? 0 : block_elements(p));
-    if (is_in_parts(p))
-      elements += near_elements(p) + chunk_blocks(group) * group * Tiles::kRows * kPanelColumns *
-                                         static_cast<int64_t>(sizeof(float) / sizeof(T));
-    return elements;
+    return Space::elements(p.k, panels);
   }
 
   // A part of one block of c: to c from the last part, else to `sums`, which are null where the part is the whole.
@@ -239,7 +197,7 @@ class Worker {
              float* sums, const Upcoming& written, const Upcoming& read = {}) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
     const int64_t column = panel * kPanelColumns, columns = columns_of(panel);
-    const bool whole = Tiles::takes_partial_rows() || (rows == Tiles::kRows && columns == kPanelColumns);
+    const bool whole = !Tiles::kPadsRows || (rows == Tiles::kRows && columns == kPanelColumns);
     if constexpr (std::is_same_v<T, float>) {
       if (!p_.c_transposed && !p_.bias) {
         float* c = static_cast<float*>(p_.c) + row * p_.c_stride + column;
@@ -272,22 +230,10 @@ class Worker {
   }
 
  private:
-  static constexpr bool kInParts = std::is_same_v<Tiles, Bf16Tiles>;
   struct Rows {
     Factor<T> factor;
     bool packed;
   };
-
-  static bool is_in_parts(const Product<T>& p) { return Tiles::part_of_depth(p.k) < p.k; }
-  static int64_t near_elements(const Product<T>& p) {
-    return is_in_parts(p) ? Tiles::part_of_depth(p.k) * Tiles::kRows : 0;
-  }
-  // Blocks of rows whose sums wait for the next part.
-  static int64_t chunk_blocks(int64_t group) {
-    if constexpr (kInParts)
-      return std::max<int64_t>(1, Tiles::kPartSumBytes / (group * Tiles::kRows * kPanelColumns * 4));
-    return 1;
-  }
 
   // A block of rows of A: where it lies, or packed. Rows a multiple of 2 KiB apart share so few sets of the first-level
   // cache that a part of them would not stay there: it is copied to `near_rows`.
@@ -300,7 +246,7 @@ class Worker {
       return {{packed_edge_ + part.begin * Tiles::kRows, 0, false}, true};
     const auto rows = p_.a.rows_from(row).columns_from(part.begin);
     constexpr int64_t kFewSets = 2048 / static_cast<int64_t>(sizeof(T));
-    if (!is_in_parts(p_) || p_.a.stride % kFewSets != 0) return {rows, false};
+    if (!Space::is_in_parts(p_.k) || p_.a.stride % kFewSets != 0) return {rows, false};
     Tiles::pack_block(near_rows, rows, Tiles::kRows, part.depth);
     return {{near_rows, 0, false}, true};
   }
@@ -309,7 +255,7 @@ class Worker {
   Upcoming upcoming_rows(int64_t row, int64_t k, int64_t part, int64_t parts) const {
     constexpr int64_t kLine = 64 / sizeof(T);
     if (packed_a_ || row + Tiles::kRows > row_end_) return {};
-    const int64_t lines = ceil_div(std::min(Tiles::part_of_depth(p_.k), p_.k - k), kLine);
+    const int64_t lines = ceil_div(std::min(Space::part_of_depth(p_.k), p_.k - k), kLine);
     const int64_t begin = part * lines / parts;
     return {p_.a.data + row * p_.a.stride + k + begin * kLine, p_.a.stride * static_cast<int64_t>(sizeof(T)),
             (part + 1) * lines / parts - begin};

@@ -29,11 +29,9 @@ namespace bough {
 
 namespace {
 constexpr int64_t kPackedTogether = 64 << 10;  // elements a thread should at least pack
-constexpr int64_t kPackedRows = 1024;          // of a transposed A, at a time
 
-// Too little work to start threads for: a start costs about as much as a quarter of a million multiply-adds.
+// Too little work to start threads for.
 bool is_for_one_thread(int64_t rows, int64_t n, int64_t k) {
-  constexpr double kMultipliesPerThread = 256 << 10;
   const double multiplies = static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
   return multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1;
 }

@@ -10,7 +10,7 @@ namespace bough {
 
 namespace avx512 {
 namespace {
-constexpr int64_t kBackwardUnits = 8;  // of keys, near while all queries pass
+constexpr int64_t kBackwardUnits = kFp32BackwardUnits;
 // Of a step, whose scores stay in the nearest cache.
 constexpr int64_t kStepUnits = 2, kStepBlocks = 2;
 constexpr int64_t kScoreStride = kStepBlocks * kUnit;
@@ -22,8 +22,8 @@ class QueryBlocks {
   explicit QueryBlocks(const UnitInputs<T>& x)
       : elements_(x.factor_elements()),
         per_head_(x.num_blocks()),
-        factors_(4 * x.shape.num_heads * per_head_ * elements_),
-        scalars_(2 * x.shape.num_heads * per_head_ * kUnit) {}
+        factors_(kQueryLayouts * x.shape.num_heads * per_head_ * elements_),
+        scalars_(kQueryScalars * x.shape.num_heads * per_head_ * kUnit) {}
 
   // Of a head's blocks from `block` on, all [blocks]: rows [32][width], and turned [width][32]; lse (base 2) and dots [32].
   float* q(int64_t head, int64_t block) const { return factor(0, head, block); }
@@ -31,7 +31,7 @@ class QueryBlocks {
   float* q_turned(int64_t head, int64_t block) const { return factor(2, head, block); }
   float* d_o_turned(int64_t head, int64_t block) const { return factor(3, head, block); }
   float* lse(int64_t head, int64_t block) const {
-    return scalars_.get() + (head * per_head_ + block) * 2 * kUnit;
+    return scalars_.get() + (head * per_head_ + block) * kQueryScalars * kUnit;
   }
   float* dots(int64_t head, int64_t block) const { return lse(head, block) + kUnit; }
 
@@ -55,7 +55,7 @@ class QueryBlocks {
 
  private:
   float* factor(int64_t number, int64_t head, int64_t block) const {
-    return factors_.get() + ((head * 4 + number) * per_head_ + block) * elements_;
+    return factors_.get() + ((head * kQueryLayouts + number) * per_head_ + block) * elements_;
   }
 
   int64_t elements_, per_head_;

@@ -85,7 +85,7 @@ void forward_share(const UnitInputs<T>& x, int64_t group, int64_t share, int64_t
 template <class T>
 void forward(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse) {
   const UnitInputs<T> x(in);
-  const int64_t num_shares = shares_of_a_group(x.shape.num_groups, x.num_blocks());
+  const int64_t num_shares = attention_shares(at::get_num_threads(), x.shape.num_groups, x.num_blocks());
   T* o_data = mutable_data<T>(o);
   auto* lse_data = mutable_data<float>(lse);
   for_each_share<NoSession>(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {

@@ -11,7 +11,7 @@ namespace bough {
 
 namespace bf16 {
 namespace {
-constexpr int64_t kBackwardUnits = 4;   // of keys whose gradients are summed
+constexpr int64_t kBackwardUnits = kBf16BackwardUnits;
 constexpr int64_t kBackwardBlocks = 8;  // of queries between two writes of those sums
 
 // Blocks of queries of every head in the forms that the backward products read.
@@ -25,13 +25,13 @@ class QueryBlocks {
   explicit QueryBlocks(const Inputs& x)
       : elements_(x.factor_elements()),
         per_head_(x.num_blocks()),
-        factors_(x.shape.num_heads * per_head_ * 4 * elements_),
-        scalars_(x.shape.num_heads * per_head_ * 2 * kUnit) {}
+        factors_(x.shape.num_heads * per_head_ * kQueryLayouts * elements_),
+        scalars_(x.shape.num_heads * per_head_ * kQueryScalars * kUnit) {}
 
   QueryBlock block(int64_t head, int64_t index) const {
     const int64_t i = head * per_head_ + index;
-    Element* q = factors_.get() + i * 4 * elements_;
-    float* lse = scalars_.get() + i * 2 * kUnit;
+    Element* q = factors_.get() + i * kQueryLayouts * elements_;
+    float* lse = scalars_.get() + i * kQueryScalars * kUnit;
     return {q, q + elements_, q + 2 * elements_, q + 3 * elements_, lse, lse + kUnit};
   }
 

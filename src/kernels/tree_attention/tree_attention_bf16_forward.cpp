@@ -99,7 +99,7 @@ void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_sh
 
 void tree_attention_forward_bf16(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse) {
   const bf16::Inputs x(in);
-  const int64_t num_shares = shares_of_a_group(x.shape.num_groups, x.num_blocks());
+  const int64_t num_shares = attention_shares(at::get_num_threads(), x.shape.num_groups, x.num_blocks());
   auto* o_data = mutable_data<BFloat16Bits>(o);
   auto* lse_data = mutable_data<float>(lse);
   for_each_share<bf16::Session>(x.shape.num_groups, num_shares, [&](int64_t group, int64_t share) {

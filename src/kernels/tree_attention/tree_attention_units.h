@@ -6,11 +6,11 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "kernels/common/op.h"
 #include "kernels/common/scratch.h"
+#include "kernels/tree_attention/tree_attention_cost.h"
 #include "kernels/tree_attention/tree_attention_cpu.h"
 #include "kernels/tree_attention/tree_attention_softmax_avx512.h"
 #include "kernels/tree_attention/unit_mask.h"
@@ -20,7 +20,7 @@ namespace bough {
 constexpr float kLog2E = 1.44269504f;
 
 inline int64_t num_units(int64_t rows) {
-  return (rows + kUnit - 1) / kUnit;
+  return ceil_div(rows, kUnit);
 }
 
 inline Range block_queries(const AttentionShape& shape, int64_t block) {
@@ -82,7 +82,7 @@ struct UnitInputs {
   explicit UnitInputs(const TreeAttentionInput& input)
       : in(input),
         shape(input),
-        width((shape.head_dim + kUnit - 1) / kUnit * kUnit),
+        width(rounded_up(shape.head_dim, kUnit)),
         units(shape, data<int32_t>(input.end_local)) {}
 
   // Rows of a unit of keys or values, of one group.
@@ -105,12 +105,6 @@ struct UnitInputs {
   int64_t width;  // head_dim, padded
   KeyUnits units;
 };
-
-// The pieces that a group's work is cut into, so that all pieces together are a multiple of the threads.
-inline int64_t shares_of_a_group(int64_t num_groups, int64_t most) {
-  const int64_t threads = at::get_num_threads();
-  return std::clamp<int64_t>(threads / std::gcd(threads, num_groups), 1, most);
-}
 
 // Where the gradients of keys and values go: added to the stack's, written to the pass's own. All fp32 [rows, G, H].
 struct KeyGradients {
@@ -201,7 +195,7 @@ TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const Tree
   });
   // A share is every num_shares-th batch of a group's keys, with query gradients of its own.
   const int64_t batches = (x.units.size() + Way::kUnits - 1) / Way::kUnits;
-  const int64_t num_shares = shares_of_a_group(shape.num_groups, batches);
+  const int64_t num_shares = attention_shares(at::get_num_threads(), shape.num_groups, batches);
   const auto d_q = at::empty({num_shares, shape.num_heads, blocks, elements}, d.d_k_TGH.options());
   auto* d_q_data = mutable_data<float>(d_q);
   const int64_t blocks_of_share = shape.num_heads * blocks;

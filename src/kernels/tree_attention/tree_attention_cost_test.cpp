@@ -1,4 +1,4 @@
-#include "cost/attention_work.h"
+#include "kernels/tree_attention/tree_attention_cost.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,11 @@
 namespace bough {
 namespace {
 
-using Kind = DeviceProfile::Attention;
+using Kind = DeviceKernels::Attention;
+
+DeviceKernels of(Kind kind, int64_t threads) {
+  return {.attention = kind, .threads = threads};
+}
 
 int64_t pad(int64_t rows) {
   return (rows + 31) / 32 * 32;
@@ -34,7 +38,7 @@ TEST(AttentionWork, IsThatOfTheBusiestThread) {
         for (const int64_t stack : {0, 1, 100, 1000})
           for (const Kind kind : {Kind::kTiles, Kind::kBf16Tiles})
             EXPECT_DOUBLE_EQ(
-                attention_work(kind, threads,
+                attention_work(of(kind, threads),
                                {queries, static_cast<double>(stack), (queries + 1) / 2.0, 1, groups}),
                 computed(threads, queries, stack, groups))
                 << threads << " threads, " << groups << " groups, " << queries << " queries, stack " << stack;
@@ -42,7 +46,7 @@ TEST(AttentionWork, IsThatOfTheBusiestThread) {
 
 TEST(AttentionWork, GroupsAreSharedAmongThreads) {
   const auto work = [](int64_t threads, int64_t groups) {
-    return attention_work(Kind::kTiles, threads, {32, 1024, 16.5, 1, groups});
+    return attention_work(of(Kind::kTiles, threads), {32, 1024, 16.5, 1, groups});
   };
   const double even = 32 * (32 + 1024);
   EXPECT_EQ(work(1, 4), even);
@@ -53,15 +57,15 @@ TEST(AttentionWork, GroupsAreSharedAmongThreads) {
 
 TEST(AttentionWork, PiecesSeeLessThanAPathAndMoreThanTheirPairs) {
   const AttentionPass path{2048, 0, 1024.5, 1, 4}, pieces{2048, 0, 25.5, 41, 4};
-  const double work = attention_work(Kind::kTiles, 2, pieces);
-  EXPECT_LT(work, attention_work(Kind::kTiles, 2, path) / 4);
+  const double work = attention_work(of(Kind::kTiles, 2), pieces);
+  EXPECT_LT(work, attention_work(of(Kind::kTiles, 2), path) / 4);
   EXPECT_GT(work, 2048 * 25.5);
 }
 
 TEST(AttentionWork, ReferenceAndFused) {
-  EXPECT_EQ(attention_work(Kind::kReference, 2, {10, 5, 5.5, 1, 4}), 10 * 15);
-  EXPECT_EQ(attention_work(Kind::kFused, 1, {10, 5, 5.5, 1, 4}), 10 * (5 + 5.5 + 64));
-  EXPECT_EQ(attention_work(Kind::kTiles, 2, {}), 0);
+  EXPECT_EQ(attention_work(of(Kind::kReference, 2), {10, 5, 5.5, 1, 4}), 10 * 15);
+  EXPECT_EQ(attention_work(of(Kind::kFused, 1), {10, 5, 5.5, 1, 4}), 10 * (5 + 5.5 + 64));
+  EXPECT_EQ(attention_work(of(Kind::kTiles, 2), {}), 0);
   EXPECT_EQ(attention_rows(Kind::kTiles, 130), 160);
   EXPECT_EQ(attention_rows(Kind::kFused, 130), 130);
 }

@@ -1,8 +1,10 @@
-#include "cost/product_rate.h"
+#include "cost/rates.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "base/clock.h"
@@ -28,6 +30,30 @@ double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype) {
       }
     }
   return best;
+}
+
+
+double read_rate(int64_t bytes) {
+  const int64_t count = std::max<int64_t>(1, bytes / 8);
+  const auto values = at::ones({count}, at::kLong);
+  const auto* data = values.const_data_ptr<int64_t>();
+  double best = 0;
+  std::atomic<int64_t> total{0};
+  for (int i = 0; i < 8; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    at::parallel_for(0, count, 4096, [&](int64_t begin, int64_t end) {
+      int64_t sums[8] = {};
+      int64_t j = begin;
+      for (; j + 8 <= end; j += 8)
+        for (int64_t l = 0; l < 8; ++l) sums[l] += data[j + l];
+      for (; j < end; ++j) sums[0] += data[j];
+      int64_t sum = 0;
+      for (const int64_t lane : sums) sum += lane;
+      total += sum;
+    });
+    best = std::max(best, static_cast<double>(8 * count) / seconds_since(start));
+  }
+  return total > 0 ? best : 0;  // the sum is used: the loop stays
 }
 
 }  // namespace bough

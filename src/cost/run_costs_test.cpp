@@ -1,4 +1,4 @@
-#include "cost/profile_cache.h"
+#include "cost/run_costs.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

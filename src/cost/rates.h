@@ -1,0 +1,20 @@
+// How fast this CPU is now, at a model's own sizes: what lower bounds of a step, of its kernels and of a decoding step are
+// computed from.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "models/decoder_cost.h"
+
+namespace bough {
+
+// FLOP/s of x·Wᵀ on the CPU: the best of the layers' matrices and numbers of rows, each the best of several runs.
+double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype);
+
+// Bytes a second of reading so many bytes again and again with all threads, measured now: of memory, or of the cache
+// they fit in.
+double read_rate(int64_t bytes);
+
+}  // namespace bough

@@ -1,0 +1,62 @@
+#include "kernels/matrix_product/matrix_product_cost.h"
+
+namespace bough {
+
+namespace {
+
+// Of all threads, as matrix_product_cpu.cpp's run_rows spreads panels over them.
+template <class Blocking>
+int64_t packed_bytes(int64_t num_threads, int64_t rows, int64_t depth, int64_t columns) {
+  const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <
+                     2 * kMultipliesPerThread;
+  const int64_t threads = alone ? 1 : num_threads;
+  const int64_t panels = ceil_div(columns, kPanelColumns);
+  const int64_t share = panels >= threads ? ceil_div(panels, threads) : panels;
+  using Workspace = BlockWorkspace<Blocking>;
+  return threads * Workspace::elements(depth, share) * Workspace::kElementBytes;
+}
+
+int64_t fp32_bytes(int64_t threads, int64_t rows, int64_t depth, int64_t columns) {
+  return packed_bytes<Fp32Blocking>(threads, rows, std::min(depth, Fp32Blocking::kDepthPerPass), columns);
+}
+
+}  // namespace
+
+int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t rows,
+                             int64_t depth, int64_t columns) {
+  if (!kernels.packs_factors) return 0;
+  if (!kernels.has_bf16_tiles())
+    return sizes.element == sizes.accumulator ? fp32_bytes(kernels.threads, rows, depth, columns) : 0;
+  // Rows that do not end at a tile's are packed.
+  const int64_t packed = depth % Bf16Blocking::kDepth == 0
+                             ? 0
+                             : std::min(rounded_up(rows, Bf16Blocking::kRows), kPackedRows) *
+                                   rounded_up(depth, Bf16Blocking::kDepth) * sizes.element;
+  return packed + packed_bytes<Bf16Blocking>(kernels.threads, rows, depth, columns);
+}
+
+// In bf16 tiles x is packed whole, and d_yᵀ up to kMostBlocks blocks of rows and kTurnedDepth tokens at a time by each
+// thread; in fp32 ones d_yᵀ is packed kPackedRows rows and kDepthPerPass tokens at a time. On a CPU without tiles of
+// bf16 both factors are widened.
+int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
+                              int64_t outputs, int64_t inputs) {
+  using Attention = DeviceKernels::Attention;
+  const bool widens =
+      kernels.attention == Attention::kTiles || kernels.attention == Attention::kReference;
+  int64_t bytes = 0;
+  if (widens && sizes.element < sizes.accumulator) bytes += tokens * (outputs + inputs) * sizes.accumulator;
+  if (!kernels.packs_factors) return bytes;
+  if (kernels.has_bf16_tiles()) {
+    using Tiles = Bf16Blocking;
+    const int64_t share = rounded_up(ceil_div(outputs, kernels.threads), Tiles::kRows);
+    const int64_t packed_rows = std::min(share, Tiles::kMostBlocks * Tiles::kRows);
+    return bytes + (rounded_up(tokens, Tiles::kDepth) * rounded_up(inputs, kPanelColumns) +
+                    kernels.threads * packed_rows * Tiles::kTurnedDepth) *
+                       sizes.element;
+  }
+  const int64_t depth = std::min(tokens, Fp32Blocking::kDepthPerPass);
+  const int64_t rows = std::min(rounded_up(outputs, kPanelColumns), kPackedRows);
+  return bytes + rows * depth * sizes.accumulator + fp32_bytes(kernels.threads, rows, depth, inputs);
+}
+
+}  // namespace bough

@@ -1,0 +1,220 @@
+#include "models/decoder_cost.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "kernels/log_prob/log_prob_cost.h"
+#include "kernels/matrix_product/matrix_product_cost.h"
+#include "kernels/tree_attention/tree_attention_cost.h"
+
+namespace bough {
+
+namespace {
+
+struct NamedShape {
+  const char* name;
+  int64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab;
+  bool tied;
+};
+constexpr std::array kShapes = {
+    NamedShape{"qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, true},
+    NamedShape{"qwen3-1.7b", 28, 2048, 6144, 16, 8, 128, 151936, true},
+    NamedShape{"qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, true},
+    NamedShape{"qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936, false},
+    NamedShape{"qwen3-14b", 40, 5120, 17408, 40, 8, 128, 151936, false},
+    NamedShape{"small", 8, 512, 1536, 8, 4, 64, 4096, true},
+};
+
+}  // namespace
+
+double ModelShape::linear_flops_per_token() const {
+  const int64_t layer = matrix_product_flops(1, hidden_size, query_width() + 2 * key_width()) +
+                        matrix_product_flops(1, query_width(), hidden_size) +
+                        matrix_product_flops(1, hidden_size, 2 * intermediate_size) +
+                        matrix_product_flops(1, intermediate_size, hidden_size);
+  return static_cast<double>(num_layers * layer);
+}
+
+double ModelShape::flops_per_pair() const {
+  return static_cast<double>(num_layers * num_heads * tree_attention_flops(head_dim));
+}
+
+double ModelShape::scores_per_pair() const {
+  return static_cast<double>(num_layers * num_heads);
+}
+
+double ModelShape::flops_per_head_row() const {
+  return static_cast<double>(matrix_product_flops(1, hidden_size, vocab_size));
+}
+
+double ModelShape::elements_per_token() const {
+  // Two norms, two residual sums, q/k norm with rotary embedding, SwiGLU: what each reads and writes. Beside the
+  // layers, the embedding's row and the final norm.
+  const int64_t layer = 2 * 2 * hidden_size + 2 * 3 * hidden_size + 2 * (query_width() + 2 * key_width()) +
+                        3 * intermediate_size;
+  return static_cast<double>(num_layers * layer + 4 * hidden_size);
+}
+
+WorkModel work_model(const ModelShape& shape) {
+  return {.flops_per_token = shape.linear_flops_per_token(),
+          .flops_per_head_row = shape.flops_per_head_row(),
+          .flops_per_pair = shape.flops_per_pair()};
+}
+
+int64_t ModelShape::num_parameters() const {
+  const int64_t qkv = query_width() + 2 * key_width();
+  const int64_t matrices = hidden_size * (qkv + query_width() + 3 * intermediate_size);
+  const int64_t vectors =
+      2 * hidden_size + (qk_norm ? 2 * head_dim : 0) + (qkv_bias ? qkv : 0) + (output_bias ? hidden_size : 0);
+  return num_layers * (matrices + vectors) + hidden_size + (tied_head ? 1 : 2) * vocab_size * hidden_size;
+}
+
+int64_t ModelShape::parameter_bytes() const {
+  return num_parameters() * (element_bytes + accumulator_bytes);
+}
+
+void set_dtype(ModelShape& shape, std::string_view dtype) {
+  if (dtype != "fp32" && dtype != "bf16" && dtype != "fp64")
+    throw UserError(str("dtype: got ", quoted(dtype), ", expected fp32, bf16 or fp64"));
+  shape.element_bytes = dtype == "bf16" ? 2 : dtype == "fp32" ? 4 : 8;
+  shape.accumulator_bytes = dtype == "fp64" ? 8 : 4;
+}
+
+ModelShape named_model_shape(std::string_view name, std::string_view dtype) {
+  const auto found =
+      std::find_if(kShapes.begin(), kShapes.end(), [&](const NamedShape& s) { return s.name == name; });
+  if (found == kShapes.end()) {
+    std::string names;
+    for (const auto& shape : kShapes)
+      names += str(&shape == &kShapes.front() ? "" : &shape == &kShapes.back() ? " or " : ", ", shape.name);
+    throw UserError(str("shape: got ", quoted(name), ", expected ", names));
+  }
+  ModelShape shape;
+  shape.name = found->name;
+  shape.num_layers = found->layers;
+  shape.hidden_size = found->hidden;
+  shape.intermediate_size = found->intermediate;
+  shape.num_heads = found->heads;
+  shape.num_kv_heads = found->kv_heads;
+  shape.head_dim = found->head_dim;
+  shape.vocab_size = found->vocab;
+  shape.tied_head = found->tied;
+  set_dtype(shape, dtype);
+  return shape;
+}
+
+ModelShape model_shape(const ModelConfig& config, std::string_view dtype) {
+  ModelShape shape;
+  shape.name = "model";
+  shape.num_layers = config.num_layers;
+  shape.hidden_size = config.hidden_size;
+  shape.intermediate_size = config.intermediate_size;
+  shape.num_heads = config.num_heads;
+  shape.num_kv_heads = config.num_kv_heads;
+  shape.head_dim = config.head_dim;
+  shape.vocab_size = config.vocab_size;
+  shape.tied_head = config.tie_word_embeddings;
+  shape.qk_norm = config.qk_norm;
+  shape.qkv_bias = config.qkv_bias;
+  shape.output_bias = config.output_bias;
+  set_dtype(shape, dtype);
+  return shape;
+}
+
+int64_t DecoderBytes::of_stack_row() const {
+  return shape_.num_layers * 2 * shape_.key_width() * (shape_.element_bytes + shape_.accumulator_bytes);
+}
+
+int64_t DecoderBytes::of_attention() const {
+  return shape_.num_layers *
+         (shape_.query_width() * shape_.element_bytes + shape_.num_heads * shape_.accumulator_bytes);
+}
+
+int64_t DecoderBytes::of_activations() const {
+  const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
+  const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
+  // Of a layer: both residuals; q, k, v before and after norm and rotary embedding; gate and up; both norms' scales;
+  // attention's output and log-sum-exp.
+  const int64_t layer =
+      (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element + 2 * accumulator;
+  // Beside the layers: the last residual, its norm and scale, rotary angles, token and position, its end.
+  const int64_t pass =
+      2 * shape_.hidden_size * element + (shape_.head_dim + 1) * accumulator + 2 * int64_t{8} + 4;
+  return shape_.num_layers * layer + of_attention() + pass;
+}
+
+int64_t DecoderBytes::of_exit() const {
+  return shape_.hidden_size * (shape_.element_bytes + shape_.accumulator_bytes);
+}
+
+int64_t DecoderBytes::of_loss_row() const {
+  // Advantage, two old log-probabilities, weight, log-probability, entropy; the sequence's number.
+  return 6 * shape_.accumulator_bytes + 8;
+}
+
+int64_t DecoderBytes::product(int64_t rows, int64_t depth, int64_t columns) const {
+  return matrix_product_bytes(kernels_, shape_.element_sizes(), rows, depth, columns);
+}
+
+int64_t DecoderBytes::weight_gradient(int64_t tokens, int64_t outputs, int64_t inputs) const {
+  return weight_gradient_bytes(kernels_, shape_.element_sizes(), tokens, outputs, inputs);
+}
+
+int64_t DecoderBytes::of_head(const PassShape& pass) const {
+  const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
+  const int64_t width = shape_.hidden_size, vocab = shape_.vocab_size;
+  const int64_t rows = std::min(pass.head_rows, head_chunk_rows(vocab));
+  if (rows == 0) return 0;
+  // The hidden states again where others are appended to them.
+  const int64_t sources = pass.stack_rows > 0 ? pass.tokens * width * element : 0;
+  const int64_t logits = log_prob_bytes(shape_.element_sizes(), rows, vocab) + rows * width * element;
+  // The loss and its graph hold tens of tensors of loss rows; then the weight's gradient; then the rows' own.
+  const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
+  const int64_t chunk_loss_rows = (loss_rows * rows + pass.head_rows - 1) / pass.head_rows;
+  const int64_t loss = chunk_loss_rows * (24 * accumulator + 24);
+  const int64_t weight = weight_gradient(rows, vocab, width);
+  const int64_t gradients =
+      rows * width * element +
+      std::max(product(rows, vocab, width), element < accumulator ? rows * width * accumulator : 0);
+  return sources + logits + std::max({product(rows, width, vocab), loss, weight, gradients});
+}
+
+int64_t DecoderBytes::of_mlp(int64_t tokens) const {
+  const int64_t element = shape_.element_bytes;
+  const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
+  // Beside the residual's gradient: SwiGLU's output with `down`; the norm's with gate and up, whose weight's gradient
+  // waits for the gradient of the input.
+  const int64_t down = tokens * inner * element + std::max(product(tokens, width, inner),
+                                                           weight_gradient(tokens, width, inner));
+  const int64_t gate_up =
+      tokens * width * element +
+      std::max(product(tokens, 2 * inner, width),
+               tokens * width * element + weight_gradient(tokens, 2 * inner, width));
+  return tokens * width * element + std::max(down, gate_up);
+}
+
+int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
+  const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
+  const int64_t width = shape_.hidden_size, query = shape_.query_width(), key = shape_.key_width();
+  const int64_t tokens = pass.tokens;
+  // The MLP's activations are freed by then. Gradients of the residual, the output, q, k and v.
+  const int64_t freed = tokens * (2 * shape_.intermediate_size + width) * element;
+  const int64_t gradients = tokens * ((width + 2 * query) * element + 2 * key * accumulator +
+                                      (element < accumulator ? 2 * key * element : 0));
+  const int64_t workspace =
+      tree_attention_bytes(kernels_, shape_.element_sizes(),
+                           {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, tokens, pass.stack_rows);
+  return gradients + workspace - freed;
+}
+
+int64_t DecoderBytes::of_temporaries(const PassShape& pass) const {
+  const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
+  // The gradient of the hidden states lives until backward is done; in bf16 rounded, too.
+  const int64_t seeds = pass.tokens * shape_.hidden_size * accumulator;
+  const int64_t rounded = element < accumulator ? pass.tokens * shape_.hidden_size * element : 0;
+  const int64_t backward = rounded + std::max(of_mlp(pass.tokens), of_attention_backward(pass));
+  return seeds + std::max(of_head(pass), backward) + 4 * pass.stack_rows;
+}
+
+}  // namespace bough

@@ -1,0 +1,82 @@
+// What a pass through a decoder costs, from shapes alone: FLOPs, and bytes that follow the life of every tensor in
+// models/decoder.cpp and train/head.cpp, with the temporaries that each kernel's own cost says of it. Whoever changes
+// what a pass keeps changes activation_bytes() or temporary_bytes() too, or cost/peak_memory_test.cpp fails. No torch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "kernels/common/device_kernels.h"
+#include "models/config.h"
+#include "plan/pass_costs.h"
+#include "tree/prefix_tree.h"
+
+namespace bough {
+
+// Sizes of a decoder, as far as its costs depend on them. FLOPs count a multiply-add as two.
+struct ModelShape {
+  std::string name;
+  int64_t num_layers = 0;         // L
+  int64_t hidden_size = 0;        // D
+  int64_t intermediate_size = 0;  // F
+  int64_t num_heads = 0;          // N
+  int64_t num_kv_heads = 0;       // G
+  int64_t head_dim = 0;           // H
+  int64_t vocab_size = 0;         // V
+  bool tied_head = false;         // the head is the embedding
+  bool qk_norm = true;            // norms of head_dim on queries and keys
+  bool qkv_bias = false, output_bias = false;
+  int64_t element_bytes = 4;      // of weights and activations
+  int64_t accumulator_bytes = 4;  // of gradients, softmax, norms
+
+  ElementSizes element_sizes() const { return {element_bytes, accumulator_bytes}; }
+  int64_t query_width() const { return num_heads * head_dim; }
+  int64_t key_width() const { return num_kv_heads * head_dim; }
+  double linear_flops_per_token() const;  // forward, all layers, without the head
+  double flops_per_pair() const;          // forward attention, all layers: q·k and p·v
+  double scores_per_pair() const;         // exponentials, all layers
+  double flops_per_head_row() const;      // forward
+  // Read or written by norms, rotary embedding, SwiGLU, residuals, of all layers.
+  double elements_per_token() const;
+  int64_t num_parameters() const;
+  int64_t parameter_bytes() const;  // weights and their gradients
+};
+
+// qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (their config.json), small (the shape that README's tables
+// measure). dtype fp32 | bf16 | fp64. UserError lists the names.
+ModelShape named_model_shape(std::string_view name, std::string_view dtype);
+
+// dtype: fp32 | bf16 | fp64, of weights and activations.
+ModelShape model_shape(const ModelConfig& config, std::string_view dtype);
+
+WorkModel work_model(const ModelShape& shape);
+
+// Bytes of an element and of an accumulator; UserError unless fp32 | bf16 | fp64.
+void set_dtype(ModelShape& shape, std::string_view dtype);
+
+// Bytes of a decoder's passes over weights and gradients, where its kernels are these: as PassCosts
+// (plan/pass_costs.h) says them.
+class DecoderBytes {
+ public:
+  DecoderBytes(const ModelShape& shape, const DeviceKernels& kernels) : shape_(shape), kernels_(kernels) {}
+
+  int64_t of_stack_row() const;
+  int64_t of_activations() const;  // of one token
+  int64_t of_attention() const;    // of one token's outputs and log-sum-exps
+  int64_t of_exit() const;
+  int64_t of_loss_row() const;
+  int64_t of_temporaries(const PassShape& pass) const;
+
+ private:
+  int64_t of_head(const PassShape& pass) const;
+  int64_t of_mlp(int64_t tokens) const;
+  int64_t of_attention_backward(const PassShape& pass) const;
+  int64_t product(int64_t rows, int64_t depth, int64_t columns) const;
+  int64_t weight_gradient(int64_t tokens, int64_t outputs, int64_t inputs) const;
+
+  const ModelShape& shape_;
+  const DeviceKernels& kernels_;
+};
+
+}  // namespace bough

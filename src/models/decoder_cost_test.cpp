@@ -1,0 +1,87 @@
+#include "models/decoder_cost.h"
+
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "models/model.h"
+
+namespace bough {
+namespace {
+
+TEST(ModelShape, CountsTheParametersOfEveryArchitecture) {
+  for (const bool tied : {false, true})
+    for (const auto architecture : {Architecture::kQwen3, Architecture::kQwen2, Architecture::kLlama}) {
+      ModelConfig config;
+      config.architecture = architecture;
+      config.vocab_size = 50;
+      config.hidden_size = 24;
+      config.intermediate_size = 40;
+      config.num_layers = 3;
+      config.num_heads = 4;
+      config.num_kv_heads = 2;
+      config.head_dim = 8;
+      config.max_position_embeddings = 64;
+      config.tie_word_embeddings = tied;
+      config.qk_norm = architecture == Architecture::kQwen3;
+      config.qkv_bias = architecture != Architecture::kQwen3;
+      config.output_bias = architecture == Architecture::kLlama;
+      const auto shape = model_shape(config, "bf16");
+      const auto model = make_model(config, at::kBFloat16);
+      model->allocate_gradients();
+      int64_t count = 0, bytes = 0;
+      for (const auto* parameter : model->parameters()) {
+        count += parameter->value.numel();
+        bytes += static_cast<int64_t>(parameter->value.nbytes() + parameter->main_grad.nbytes());
+      }
+      EXPECT_EQ(shape.num_parameters(), count);
+      EXPECT_EQ(shape.parameter_bytes(), bytes);
+    }
+}
+
+TEST(ModelShape, KnowsElementsAndAccumulators) {
+  const auto bytes = [](const char* type) {
+    const auto shape = model_shape({}, type);
+    return std::pair(shape.element_bytes, shape.accumulator_bytes);
+  };
+  EXPECT_EQ(bytes("fp32"), std::pair(int64_t{4}, int64_t{4}));
+  EXPECT_EQ(bytes("bf16"), std::pair(int64_t{2}, int64_t{4}));
+  EXPECT_EQ(bytes("fp64"), std::pair(int64_t{8}, int64_t{8}));
+}
+
+TEST(ModelShape, NamedShapesHaveTheParametersOfTheirCheckpoints) {
+  // As the safetensors files on the Hub count them; tied weights once.
+  const auto parameters = [](const char* name) { return named_model_shape(name, "bf16").num_parameters(); };
+  EXPECT_EQ(parameters("qwen3-0.6b"), 596'049'920);
+  EXPECT_EQ(parameters("qwen3-1.7b"), 1'720'574'976);
+  EXPECT_EQ(parameters("qwen3-4b"), 4'022'468'096);
+  EXPECT_EQ(parameters("qwen3-8b"), 8'190'735'360);
+  EXPECT_EQ(parameters("qwen3-14b"), 14'768'307'200);
+  EXPECT_EQ(parameters("small"), 27'272'704);
+}
+
+TEST(ModelShape, WorkOfTheSmallShapeByHand) {
+  const auto shape = named_model_shape("small", "fp32");
+  // A layer: q, k, v 512 x 1024, output 512 x 512, gate and up 512 x 3072, down 1536 x 512.
+  EXPECT_EQ(shape.linear_flops_per_token(), 2.0 * 8 * (524288 + 262144 + 1572864 + 786432));
+  EXPECT_EQ(shape.flops_per_pair(), 8.0 * 2 * 2 * 512);
+  EXPECT_EQ(shape.scores_per_pair(), 64);
+  EXPECT_EQ(shape.flops_per_head_row(), 2.0 * 512 * 4096);
+  EXPECT_EQ(shape.parameter_bytes(), 27'272'704 * 8);
+  EXPECT_EQ(named_model_shape("small", "bf16").parameter_bytes(), 27'272'704 * 6);
+  EXPECT_EQ(named_model_shape("small", "fp64").accumulator_bytes, 8);
+}
+
+TEST(ModelShape, UnknownNamesAreRefusedWithTheKnownOnes) {
+  try {
+    named_model_shape("qwen3-7b", "fp32");
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("'qwen3-7b'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("qwen3-14b"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(named_model_shape("small", "fp16"), UserError);
+}
+
+}  // namespace
+}  // namespace bough
