@@ -115,7 +115,7 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
 // The final hidden states [T, D] of the pass's tokens.
 at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
   std::vector<int64_t> tokens, positions;
-  std::vector<Segment> segments;
+  std::vector<PagedSegment> segments;
   for (const PassEntry& entry : pass.entries) {
     const auto& all = entry.tokens();
     for (int64_t i = entry.begin; i < entry.begin + entry.count; ++i) {
@@ -126,7 +126,7 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
     const bool is_decode = entry.sample && entry.count == 1;
     if (!is_decode) statistics_.prefill_tokens += entry.count;
   }
-  return forward_pass_.run(tokens, positions, std::move(segments));
+  return forward_pass_.run(tokens, positions, segments);
 }
 
 PassWork EmbeddedEngine::work_of(const Pass& pass) const {

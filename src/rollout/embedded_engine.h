@@ -2,7 +2,7 @@
 // number.
 //
 // One step(): plan a pass (scheduler.h), run the model over it with attention to the pages
-// (paged_attention.h), take the logits of the tokens that end a prompt or a sample, draw (sampler.h), append.
+// (forward_pass.h), take the logits of the tokens that end a prompt or a sample, draw (sampler.h), append.
 // Finished samples leave and waiting ones join at every step.
 //
 // Memory: keys and values in pages, bounded by RolloutSettings::kv_memory and reused from step to step;
@@ -24,7 +24,6 @@
 #include "rollout/engine.h"
 #include "rollout/forward_pass.h"
 #include "rollout/kv_storage.h"
-#include "rollout/paged_attention.h"
 #include "rollout/sampler.h"
 #include "rollout/scheduler.h"
 

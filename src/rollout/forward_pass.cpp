@@ -3,7 +3,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "base/error.h"
 #include "rollout/upload.h"
 
 namespace bough {
@@ -29,23 +31,38 @@ PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_l
           .max_tokens = num_tokens};
 }
 
-ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)
-    : model_(model), storage_(storage), path_(path), max_decode_(rounded_decode_size(max_decode)) {}
+at::Tensor PagedContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                                const at::Tensor& v_TGH) {
+  BOUGH_CHECK(layer >= 0 && layer < storage_.num_layers(), "layer ", layer, " of ", storage_.num_layers());
+  return paged_attention({.q_TNH = q_TNH,
+                          .k_TGH = k_TGH,
+                          .v_TGH = v_TGH,
+                          .pages = storage_.pages(layer),
+                          .plan = plan_,
+                          .scale = 1 / std::sqrt(static_cast<double>(storage_.head_dim()))});
+}
 
-bool ForwardPass::suits_graph(std::span<const Segment> segments) const {
-  return path_ == AttentionPath::kFastest && CudaAttention::supports(storage_) &&
+ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)
+    : model_(model),
+      storage_(storage),
+      shape_{model.config().num_heads, storage.num_kv_heads(), storage.head_dim(), storage.dtype(),
+             storage.device()},
+      path_(path),
+      max_decode_(rounded_decode_size(max_decode)) {}
+
+bool ForwardPass::suits_graph(std::span<const PagedSegment> segments) const {
+  return path_ == AttentionPath::kFastest && PagedPlan::on_cuda(shape_) &&
          static_cast<int64_t>(segments.size()) <= max_decode_ &&
-         std::all_of(segments.begin(), segments.end(), [](const Segment& s) { return s.count == 1; });
+         std::all_of(segments.begin(), segments.end(), [](const PagedSegment& s) { return s.count == 1; });
 }
 
 at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
-                            std::vector<Segment> segments) {
+                            std::span<const PagedSegment> segments) {
   const at::Device device = model_.device();
   const auto num_tokens = static_cast<int64_t>(tokens.size());
   const at::Tensor tokens_T = upload(tokens, device), positions_T = upload(positions, device);
   if (suits_graph(segments)) {
-    const AttentionWork work =
-        plan_attention_work(segments, model_.config().num_heads, storage_.num_kv_heads());
+    const PagedWork work = plan_paged_work(segments, shape_.num_heads, shape_.num_kv_heads);
     const int64_t size = rounded_decode_size(num_tokens);
     if (!tokens_T_.defined()) {
       tokens_T_ = at::zeros({max_decode_}, tokens_T.options());
@@ -58,24 +75,25 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
       return pass->hidden_TD.narrow(0, 0, num_tokens);
     }
   }
-  PagedAttention attention(storage_, std::move(segments), path_);
+  PagedContext attention(storage_, PagedPlan(segments, shape_, nullptr, path_));
   return model_.forward(tokens_T, positions_T, attention);
 }
 
 // The graph of these sizes, with `work` as its next; null if it has no room for it.
-ForwardPass::Captured* ForwardPass::captured(const Key& key, const AttentionWork& work) {
+ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& work) {
   const auto [size, has_large, has_merges] = key;
   Captured& pass = graphs_[key];
-  if (pass.attention) return pass.graph && pass.attention->set_work(work) ? &pass : nullptr;
-  const int64_t num_groups = storage_.num_kv_heads();
+  if (pass.attention) return pass.graph && pass.attention->plan().set_work(work) ? &pass : nullptr;
+  const int64_t num_groups = shape_.num_kv_heads;
   if (!parts_.defined()) {
     const int64_t num_parts = decode_capacities(max_decode_, num_groups, true, true).max_rows;
-    parts_ = CudaAttention::make_parts(storage_, num_parts, model_.config().num_heads);
+    parts_ = PagedPlan::make_parts(shape_, num_parts);
   }
   const int64_t max_pages = size * pages_for(model_.config().max_position_embeddings);
-  pass.attention = std::make_unique<CudaAttention>(
-      storage_, decode_capacities(size, num_groups, has_large, has_merges), max_pages, parts_);
-  if (!pass.attention->set_work(work)) {
+  pass.attention = std::make_unique<PagedContext>(
+      storage_,
+      PagedPlan(shape_, decode_capacities(size, num_groups, has_large, has_merges), max_pages, parts_));
+  if (!pass.attention->plan().set_work(work)) {
     graphs_.erase(key);
     return nullptr;
   }

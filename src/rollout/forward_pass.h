@@ -15,10 +15,9 @@
 #include <vector>
 
 #include "kernels/common/cuda_library.h"
+#include "kernels/paged_attention/paged_attention.h"
 #include "models/model.h"
-#include "rollout/cuda_attention.h"
 #include "rollout/kv_storage.h"
-#include "rollout/paged_attention.h"
 
 namespace bough {
 
@@ -27,6 +26,21 @@ int64_t rounded_decode_size(int64_t num_tokens);
 // What a graph of this size has room for.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
 
+// What a pass answers when the model asks a token to attend: the pages of its sequence.
+class PagedContext : public AttentionContext {
+ public:
+  // The storage must outlive this object.
+  PagedContext(KvStorage& storage, PagedPlan plan) : storage_(storage), plan_(std::move(plan)) {}
+
+  PagedPlan& plan() { return plan_; }
+  at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH) override;
+
+ private:
+  KvStorage& storage_;
+  PagedPlan plan_;
+};
+
 class ForwardPass {
  public:
   // Graphs are made of passes of up to max_decode tokens.
@@ -34,21 +48,22 @@ class ForwardPass {
 
   // The final hidden states [T, D] of the segments' tokens, in order. Valid until the next pass.
   at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
-                 std::vector<Segment> segments);
+                 std::span<const PagedSegment> segments);
 
  private:
   struct Captured {
-    std::unique_ptr<CudaAttention> attention;
+    std::unique_ptr<PagedContext> attention;
     std::unique_ptr<DeviceGraph> graph;
     at::Tensor hidden_TD;
   };
   using Key = std::tuple<int64_t, bool, bool>;  // size, large items, merges
 
-  bool suits_graph(std::span<const Segment> segments) const;
-  Captured* captured(const Key& key, const AttentionWork& work);
+  bool suits_graph(std::span<const PagedSegment> segments) const;
+  Captured* captured(const Key& key, const PagedWork& work);
 
   const Model& model_;
   KvStorage& storage_;
+  PagedShape shape_;
   AttentionPath path_;
   int64_t max_decode_;
   at::Tensor tokens_T_, positions_T_, parts_;  // of graphs

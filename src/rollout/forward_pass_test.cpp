@@ -5,6 +5,50 @@
 namespace bough {
 namespace {
 
+// `samples` of each of `groups` prompts, every sample with `own` pages of its own.
+std::vector<std::vector<int32_t>> group_tables(int groups, int samples, int shared, int own) {
+  std::vector<std::vector<int32_t>> tables;
+  int32_t next = 0;
+  for (int g = 0; g < groups; ++g) {
+    std::vector<int32_t> prompt;
+    for (int p = 0; p < shared; ++p) prompt.push_back(next++);
+    for (int s = 0; s < samples; ++s) {
+      tables.push_back(prompt);
+      for (int p = 0; p < own; ++p) tables.back().push_back(next++);
+    }
+  }
+  return tables;
+}
+std::vector<PagedSegment> last_tokens(const std::vector<std::vector<int32_t>>& tables) {
+  std::vector<PagedSegment> segments;
+  for (const auto& table : tables)
+    segments.push_back({table, static_cast<int64_t>(table.size()) * 16 - 5, 1});
+  return segments;
+}
+
+TEST(PagedWork, UsualPassesFitTheirGraphs) {
+  for (const int own : {1, 4, 64, 500})
+    for (const int shared : {0, 2, 64, 700})
+      for (const auto& [groups, samples] :
+           std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {16, 8}, {64, 1}, {13, 19}}) {
+        const auto tables = group_tables(groups, samples, shared, own);
+        for (const int64_t kv_heads : {2, 8}) {
+          const PagedWork work = plan_paged_work(last_tokens(tables), 16, kv_heads);
+          const int64_t size = rounded_decode_size(groups * samples);
+          EXPECT_GE(size, groups * samples);
+          EXPECT_TRUE(work.fits(decode_capacities(size, kv_heads, !work.large.empty(), !work.merges.empty())))
+              << groups << " x " << samples << ", " << shared << " + " << own
+              << " pages: " << work.large.size() << " large, " << work.small.size() << " small items, "
+              << work.rows.size() << " rows";
+        }
+      }
+  EXPECT_EQ(rounded_decode_size(1), 1);
+  EXPECT_EQ(rounded_decode_size(3), 4);
+  EXPECT_EQ(rounded_decode_size(16), 16);
+  EXPECT_EQ(rounded_decode_size(17), 32);
+  EXPECT_EQ(rounded_decode_size(100), 112);
+}
+
 class ForwardPassOn : public OnDevice {};
 BOUGH_ON_DEVICES(ForwardPassOn);
 
@@ -35,7 +79,7 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
       }
       const auto expect_equal = [&](const std::vector<std::pair<size_t, int64_t>>& counts) {
         std::vector<int64_t> tokens, positions;
-        std::vector<Segment> segments;
+        std::vector<PagedSegment> segments;
         for (const auto& [s, count] : counts) {
           const int64_t begin = count > 1 ? 0 : lengths[s]++;
           segments.push_back({tables[s], begin, count});

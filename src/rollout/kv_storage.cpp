@@ -8,9 +8,9 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "kernels/paged_attention/pages.h"
-#include "rollout/upload.h"
 #include "base/large_pages.h"
+#include "kernels/paged_attention/paged_attention.h"
+#include "rollout/upload.h"
 
 namespace bough {
 
@@ -33,16 +33,14 @@ at::Tensor map_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
 KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages)
     : num_kv_heads_(config.num_kv_heads),
       head_dim_(config.head_dim),
-      num_pages_(max_pages),
       dtype_(dtype),
       device_(device),
       layers_(static_cast<size_t>(config.num_layers)) {
   const auto options = at::TensorOptions().dtype(dtype).device(device);
+  const auto sizes =
+      page_sizes({.num_kv_heads = num_kv_heads_, .head_dim = head_dim_, .device = device}, max_pages);
   for (at::Tensor& layer : layers_)
-    layer =
-        device.is_cuda()
-            ? at::empty({2, max_pages, num_kv_heads_, kPageTokens, head_dim_}, options)
-            : map_tensor({max_pages, num_kv_heads_, 2, kPageTokens * padded_head_dim(head_dim_)}, options);
+    layer = device.is_cuda() ? at::empty(sizes, options) : map_tensor(sizes, options);
 }
 
 int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype) {
@@ -60,19 +58,6 @@ void KvStorage::copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs) {
   const at::Tensor from_S = upload(from, device_), to_S = upload(to, device_);
   for (at::Tensor& layer : layers_)
     layer.index_copy_(page_dim(), to_S, layer.index_select(page_dim(), from_S));
-}
-
-at::Tensor KvStorage::keys(int64_t layer) const {
-  const int64_t pair = pair_size();
-  if (device_.is_cuda()) return pages(layer).select(0, 0).transpose(2, 3).unsqueeze(-1);
-  return pages(layer).select(2, 0).view(
-      {num_pages_, num_kv_heads_, padded_head_dim(head_dim_) / pair, kPageTokens, pair});
-}
-at::Tensor KvStorage::values(int64_t layer) const {
-  const int64_t pair = pair_size();
-  if (device_.is_cuda()) return pages(layer).select(0, 1).unsqueeze(-1);
-  return pages(layer).select(2, 1).view(
-      {num_pages_, num_kv_heads_, kPageTokens / pair, padded_head_dim(head_dim_), pair});
 }
 
 }  // namespace bough

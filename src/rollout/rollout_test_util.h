@@ -8,39 +8,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/random.h"
-#include "kernels/common/cuda_library.h"
+#include "kernels/common/device_test.h"
 #include "kernels/parameter.h"
 #include "models/model.h"
 #include "rollout/embedded_engine.h"
 
 namespace bough {
-
-// Opens the CUDA library before the first tensor where there is a GPU's driver; says why not where that fails.
-class CudaEnvironment : public ::testing::Environment {
- public:
-  void SetUp() override {
-    if (!std::filesystem::exists("/dev/nvidiactl")) return;
-    try {
-      open_cuda_library();
-      reason_.clear();
-    } catch (const UserError& error) {
-      reason_ = error.what();
-    }
-  }
-  const std::string& reason() const { return reason_; }
-
- private:
-  std::string reason_ = "no GPU";
-};
-inline CudaEnvironment* const kCuda =
-    static_cast<CudaEnvironment*>(::testing::AddGlobalTestEnvironment(new CudaEnvironment));
 
 // These models are so small that threads only cost time (much of it where the machine is busy); some tests ask
 // for two. The thread sanitizer sees nothing on one.
@@ -54,18 +33,6 @@ class FewThreads : public ::testing::Environment {
   void SetUp() override { at::set_num_threads(kThreads); }
 };
 inline ::testing::Environment* const kFewThreads = ::testing::AddGlobalTestEnvironment(new FewThreads);
-
-// A test of every device; on CUDA skipped where there is none.
-class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
- protected:
-  void SetUp() override {
-    if (GetParam() == at::kCUDA && !kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
-  }
-  at::Device device() const { return GetParam(); }
-};
-#define BOUGH_ON_DEVICES(Suite)                                                    \
-  INSTANTIATE_TEST_SUITE_P(Devices, Suite, ::testing::Values(at::kCPU, at::kCUDA), \
-                           [](const auto& info) { return c10::DeviceTypeName(info.param, true); })
 
 // Message of the E that f throws; "" with a failure if it throws nothing.
 template <class E, class F>

@@ -39,7 +39,7 @@ class Ahead {
   int64_t next() {
     if (run_ == task_.num_runs) return offset_;
     const AttentionRun& run = task_.runs[run_];
-    offset_ = layer_.offset(run.pages[page_], task_.g);
+    offset_ = layer_.offset(task_.page(run, page_), task_.g);
     if (++page_ == run.page_end && ++run_ < task_.num_runs) page_ = task_.runs[run_].page_begin;
     return offset_;
   }
@@ -73,7 +73,7 @@ void find_pages(const Block& block, int64_t page, int64_t count, Ahead* ahead, B
   const auto& layer = block.layer;
   batch.count = count;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t offset = layer.offset(block.run.pages[page + i], block.task.g);
+    const int64_t offset = layer.offset(block.task.page(block.run, page + i), block.task.g);
     const int64_t offset_ahead = ahead ? ahead->next() : offset;
     batch.keys[i] = layer.keys + offset;
     batch.values[i] = layer.values + offset;

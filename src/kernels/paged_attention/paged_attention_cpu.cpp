@@ -4,6 +4,7 @@
 // neighbours it has.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <torch/library.h>
 
 #include <atomic>
 #include <cmath>
@@ -15,7 +16,7 @@
 #include "kernels/common/simd.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/matrix_product/matrix_product_tiles.h"
-#include "kernels/paged_attention/paged_attention_cpu.h"
+#include "kernels/paged_attention/paged_attention.h"
 
 namespace bough {
 
@@ -142,8 +143,8 @@ BOUGH_INLINE void run_task(const Layer<T>* layer_view, const TaskView<AccOf<T>>*
     const AttentionRun& run = task.runs[r];
     const int64_t entry_end = run.row_end * heads;
     for (int64_t p = run.page_begin; p < run.page_end; ++p) {
-      const T* keys = layer.keys + layer.offset(run.pages[p], task.g);
-      const T* values = layer.values + layer.offset(run.pages[p], task.g);
+      const T* keys = layer.keys + layer.offset(task.page(run, p), task.g);
+      const T* values = layer.values + layer.offset(task.page(run, p), task.g);
       for (int64_t e = run.row_begin * heads; e < entry_end;) {
         const int64_t block = entry_end - e < 4 ? entry_end - e : 4;
         int64_t counts[4];
@@ -242,7 +243,7 @@ struct Tokens {
 
 // The tokens of a task's rows, to one head's pages.
 template <class T>
-void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::span<const int64_t> slots) {
+void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::span<const int32_t> slots) {
   constexpr int64_t kAhead = 4;  // rows between the one stored and the one brought near
   const auto slot = [&](int64_t row) { return slots[static_cast<size_t>(task.rows[row].token)]; };
   for (int64_t row = -kAhead; row < task.num_rows; ++row) {
@@ -259,7 +260,7 @@ bool by_tiles() {
 
 template <class T>
 void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
-                  std::span<const int64_t> slots, const AttentionSchedule& schedule) {
+                  const ScheduleView& schedule) {
   using Acc = typename simd::Types<T>::Acc;
   // Of prompts: other tasks read them. A head's pages are one thread's: tokens of a page share its lines.
   int64_t max_rows = 0;
@@ -273,18 +274,22 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
       for (const AttentionTask& task : schedule.tasks)
         for (int32_t row = task.row_begin; !task.decodes && row < task.row_end; ++row) {
           const int64_t token = schedule.rows[static_cast<size_t>(row)].token;
-          for (int64_t g = begin; g < end; ++g) tokens->store(token, g, slots[static_cast<size_t>(token)]);
+          for (int64_t g = begin; g < end; ++g)
+            if (task.head < 0 || task.head == g)
+              tokens->store(token, g, schedule.slots[static_cast<size_t>(token)]);
         }
     });
   }
   const int64_t max_entries = max_rows * layer.heads();
-  const int64_t num_units = static_cast<int64_t>(schedule.tasks.size()) * layer.G;
+  const bool per_head = !schedule.tasks.empty() && schedule.tasks[0].head >= 0;
+  const int64_t heads_a_task = per_head ? 1 : layer.G;
+  const int64_t num_units = static_cast<int64_t>(schedule.tasks.size()) * heads_a_task;
   int64_t products = 0;  // multiply-adds of the scores; the values take as many
   for (const AttentionTask& task : schedule.tasks) {
     for (int32_t r = task.run_begin; r < task.run_end; ++r) {
       const AttentionRun& run = schedule.runs[static_cast<size_t>(r)];
-      products +=
-          (run.row_end - run.row_begin) * (run.page_end - run.page_begin) * kPageTokens * layer.N * layer.H;
+      products += int64_t{run.row_end - run.row_begin} * (run.page_end - run.page_begin) * kPageTokens *
+                  heads_a_task * layer.heads() * layer.H;
     }
   }
   const int64_t num_threads =
@@ -293,18 +298,19 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
     const AlignedBuffer<Acc> scratch(max_entries * (2 * layer.padded_H + kLanes + 1));
     for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < num_units;) {
-      const AttentionTask& task = schedule.tasks[static_cast<size_t>(unit / layer.G)];
+      const AttentionTask& task = schedule.tasks[static_cast<size_t>(unit / heads_a_task)];
       TaskView<Acc> view;
       view.rows = schedule.rows.data() + task.row_begin;
       view.runs = schedule.runs.data() + task.run_begin;
       view.num_rows = task.row_end - task.row_begin;
       view.num_runs = task.run_end - task.run_begin;
-      view.g = unit % layer.G;
+      view.g = per_head ? task.head : unit % layer.G;
+      view.pages = schedule.pages;
       view.output = scratch.get();
       view.q = view.output + max_entries * layer.padded_H;
       view.sum = view.q + max_entries * layer.padded_H;
       view.maximum = view.sum + max_entries * kLanes;
-      if (tokens && task.decodes) store_rows(*tokens, view, slots);  // nobody else reads their pages
+      if (tokens && task.decodes) store_rows(*tokens, view, schedule.slots);  // nobody else reads their pages
       if constexpr (std::is_same_v<T, BFloat16Bits>) {
         if (by_tiles<T>()) {
           bf16::run_attention_task(layer, view);
@@ -330,8 +336,12 @@ void store_in_pages(const at::Tensor& pages, const at::Tensor& k_TGH, const at::
   });
 }
 
-at::Tensor paged_attention_cpu(const at::Tensor& q_TNH, const NewTokens& new_tokens, const at::Tensor& pages,
-                               const AttentionSchedule& schedule, double scale, const at::Tensor* lse_TN) {
+namespace {
+using Optional = const std::optional<at::Tensor>&;
+
+at::Tensor paged_attention_cpu(const at::Tensor& q_TNH, Optional k_TGH, Optional v_TGH,
+                               const at::Tensor& pages, const at::Tensor& work, Optional, at::IntArrayRef,
+                               double scale, Optional lse_TN) {
   at::Tensor o_TNH = at::empty(q_TNH.sizes(), q_TNH.options());
   dispatch_float_types(q_TNH.scalar_type(), "paged attention", [&]<class T>() {
     Layer<T> view;
@@ -348,10 +358,15 @@ at::Tensor paged_attention_cpu(const at::Tensor& q_TNH, const NewTokens& new_tok
     view.values = view.keys + kPageTokens * view.padded_H;
     view.scale = scale;
     std::optional<Tokens<T>> tokens;
-    if (new_tokens.k_TGH.defined()) tokens.emplace(pages, new_tokens.k_TGH, new_tokens.v_TGH);
-    run_schedule(view, tokens, new_tokens.slots, schedule);
+    if (k_TGH) tokens.emplace(pages, *k_TGH, *v_TGH);
+    run_schedule(view, tokens, ScheduleView(work));
   });
   return o_TNH;
 }
+}  // namespace
 
 }  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CPU, m) {
+  m.impl("paged_attention_", TORCH_FN(bough::paged_attention_cpu));
+}

@@ -13,7 +13,7 @@ __global__ void store_tokens_kernel(const PagedAttentionCuda<T> in) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t row = index / packs, column = index % packs * kPack;  // row: token · G + g
   if (row >= in.num_tokens * in.num_groups) return;
-  const int slot = PagedWork(in.work, in.layout).slots[row / in.num_groups];
+  const int slot = PagedWorkView(in.work, in.layout).slots[row / in.num_groups];
   if (slot < 0) return;
   const int64_t page = slot / kPagedPageTokens * in.num_groups + row % in.num_groups;
   const int64_t to = (page * kPagedPageTokens + slot % kPagedPageTokens) * in.head_dim + column;
@@ -28,10 +28,11 @@ template <class T, int kPack>
 __global__ void __launch_bounds__(kPagedThreads)
     paged_attention_plain_kernel(const PagedAttentionCuda<T> in, bool large) {
   constexpr int kColumns = static_cast<int>(kPagedAttentionMaxHeadDim) / kWarp;
-  const PagedWork work(in.work, in.layout);
-  const int index = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
+  const PagedWorkView work(in.work, in.layout);
+  const int index = static_cast<int>(blockIdx.x);
   if (index >= (large ? work.header->num_large : work.header->num_small)) return;
   const PagedItem item = (large ? work.large : work.small)[index];
+  const int group = item.group < 0 ? static_cast<int>(blockIdx.y) : item.group;
   const int heads = static_cast<int>(in.num_heads / in.num_groups), head_dim = static_cast<int>(in.head_dim);
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   const int32_t* pages = work.pages + item.page_begin;
@@ -96,12 +97,13 @@ __global__ void __launch_bounds__(kPagedThreads)
 template <class T>
 __global__ void __launch_bounds__(kPagedThreads) merge_parts_kernel(const PagedAttentionCuda<T> in) {
   constexpr int kColumns = static_cast<int>(kPagedAttentionMaxHeadDim) / kWarp;
-  const PagedWork work(in.work, in.layout);
+  const PagedWorkView work(in.work, in.layout);
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kPagedWarps + threadIdx.x / kWarp;
   if (index >= work.header->num_merges * in.num_heads) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp), head_dim = static_cast<int>(in.head_dim);
   const PagedMerge merge = work.merges[index / in.num_heads];
   const int64_t head = index % in.num_heads;
+  if (merge.group >= 0 && head / (in.num_heads / in.num_groups) != merge.group) return;
   const auto state = [&](int part) {
     return reinterpret_cast<const float2*>(in.part_sums)[part * in.num_heads + head];
   };
@@ -131,7 +133,8 @@ template <class T>
 void attend(const PagedAttentionCuda<T>& in, bool large, CudaStream stream) {
   const int64_t num_items = large ? in.layout.max_large : in.layout.max_small;
   if (num_items == 0) return;
-  const dim3 blocks(static_cast<unsigned>(num_items), static_cast<unsigned>(in.num_groups));
+  const dim3 blocks(static_cast<unsigned>(num_items),
+                    in.layout.per_head ? 1u : static_cast<unsigned>(in.num_groups));
   if constexpr (std::is_same_v<T, BFloat16Bits>) {
     const bool fits = in.num_heads / in.num_groups <= kPagedLargeEntries && in.head_dim <= 128 &&
                       fits_packs(in.head_dim, 8, in.q, in.keys, in.values, in.o);

@@ -4,8 +4,6 @@
 #include <c10/cuda/CUDAException.h>
 #include <torch/library.h>
 
-#include <cmath>
-
 #include "kernels/common/cuda_launch.h"
 #include "kernels/common/op.h"
 #include "kernels/paged_attention/paged_attention_cuda.h"
@@ -15,11 +13,18 @@ namespace bough {
 namespace {
 using Tensor = const at::Tensor&;
 
-at::Tensor paged_attention_op(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor values, Tensor work,
-                              Tensor parts, at::IntArrayRef capacities) {
-  const Launch launch("paged_attention", {q, k, v, keys, values, work, parts});
+using Optional = const std::optional<at::Tensor>&;
+
+at::Tensor paged_attention_op(Tensor strided_q, Optional strided_k, Optional strided_v, Tensor pages,
+                              Tensor work, Optional some_parts, at::IntArrayRef capacities, double scale,
+                              Optional lse) {
+  BOUGH_CHECK(strided_k && strided_v && some_parts && !lse,
+              "paged_attention on CUDA: k, v and parts are needed, and no log-sum-exp is given");
+  const at::Tensor q = strided_q.contiguous(), k = strided_k->contiguous(), v = strided_v->contiguous();
+  const at::Tensor& parts = *some_parts;
+  const Launch launch("paged_attention", {q, k, v, pages, work, parts});
   const int64_t head_dim = q.size(2), num_parts = parts.numel() / (q.size(1) * (head_dim + 2));
-  BOUGH_CHECK(capacities.size() == 5 && head_dim <= kPagedAttentionMaxHeadDim, "paged_attention: head_dim ",
+  BOUGH_CHECK(capacities.size() == 6 && head_dim <= kPagedAttentionMaxHeadDim, "paged_attention: head_dim ",
               head_dim, " of at most ", kPagedAttentionMaxHeadDim);
   auto o = at::empty_like(q);
   const auto run = [&]<class T>() {
@@ -27,15 +32,16 @@ at::Tensor paged_attention_op(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor 
         PagedAttentionCuda<T>{.q = data<T>(q),
                               .k = data<T>(k),
                               .v = data<T>(v),
-                              .keys = mutable_data<T>(keys),
-                              .values = mutable_data<T>(values),
+                              .keys = mutable_data<T>(pages),
+                              .values = mutable_data<T>(pages) + pages.numel() / 2,
                               .o = mutable_data<T>(o),
                               .work = data<int32_t>(work),
                               .layout = {.max_large = capacities[0],
                                          .max_small = capacities[1],
                                          .max_rows = capacities[2],
                                          .max_merges = capacities[3],
-                                         .max_tokens = capacities[4]},
+                                         .max_tokens = capacities[4],
+                                         .per_head = capacities[5] != 0},
                               // The sums first: pairs, whose addresses must be even.
                               .parts = mutable_data<float>(parts) + 2 * num_parts * q.size(1),
                               .part_sums = mutable_data<float>(parts),
@@ -43,7 +49,7 @@ at::Tensor paged_attention_op(Tensor q, Tensor k, Tensor v, Tensor keys, Tensor 
                               .num_heads = q.size(1),
                               .num_groups = k.size(1),
                               .head_dim = head_dim,
-                              .scale = static_cast<float>(1 / std::sqrt(double(head_dim)))},
+                              .scale = static_cast<float>(scale)},
         launch.stream());
   };
   switch (q.scalar_type()) {

@@ -10,16 +10,24 @@ namespace bough {
 
 inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
 
+// Records of int32, as they lie in the op's work (paged_plan.h). A row's list of pages begins at pages_at of the work's
+// pages; keys count by their place in the list.
 struct AttentionRow {
-  int64_t token = 0;               // of the pass
-  int64_t limit = 0;               // sees positions below it; at least one of every page it visits
-  const int32_t* pages = nullptr;  // [num_pages], its whole table up to the limit
-  int64_t num_pages = 0;
+  int32_t token = 0;                    // of the pass
+  int32_t limit = 0;                    // sees the keys below it; at least one of every page it visits
+  int32_t pages_at = 0, num_pages = 0;  // up to the limit
 };
-struct AttentionRun {  // rows [row_begin, row_end) visit pages[page_begin, page_end)
+struct
+    AttentionRun {  // rows [row_begin, row_end) visit pages [page_begin, page_end) of their lists, which agree
   int32_t row_begin = 0, row_end = 0;
   int32_t page_begin = 0, page_end = 0;
-  const int32_t* pages = nullptr;
+  int32_t pages_at = 0;  // of one of the rows
+};
+struct AttentionTask {
+  int32_t row_begin = 0, row_end = 0;
+  int32_t run_begin = 0, run_end = 0;  // their rows count from row_begin
+  int32_t decodes = 0;                 // a row a sequence, else a part of one sequence
+  int32_t head = -1;                   // the key/value head that it is of; -1: all
 };
 
 // One layer. Pages as in pages.h.
@@ -44,11 +52,14 @@ template <class Acc>
 struct TaskView {
   const AttentionRow* rows;
   const AttentionRun* runs;  // their rows count from rows[0]; of one row in ascending order of pages
+  const int32_t* pages;      // the lists of all rows
   int64_t num_rows, num_runs, g;
   Acc* q;        // [entries, padded H]
   Acc* output;   // [entries, padded H], unnormalised
   Acc* sum;      // [entries, 16]: the sum is that of the lanes
   Acc* maximum;  // [entries]
+
+  int32_t page(const AttentionRun& run, int64_t i) const { return pages[run.pages_at + i]; }
 };
 
 namespace bf16 {

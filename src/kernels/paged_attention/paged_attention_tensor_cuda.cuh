@@ -14,14 +14,14 @@ constexpr int kPagedTile = 64;  // keys
 constexpr int kTilePages = kPagedTile / kPagedPageTokens;
 
 // The work list as a kernel sees it.
-struct PagedWork {
+struct PagedWorkView {
   const PagedHeader* header;
   const PagedItem *large, *small;
   const PagedRow* rows;
   const PagedMerge* merges;
   const int32_t *slots, *pages;
 
-  __device__ PagedWork(const int32_t* work, const PagedLayout& layout)
+  __device__ PagedWorkView(const int32_t* work, const PagedLayout& layout)
       : header(reinterpret_cast<const PagedHeader*>(work)),
         large(reinterpret_cast<const PagedItem*>(work + layout.large())),
         small(reinterpret_cast<const PagedItem*>(work + layout.small())),
@@ -222,10 +222,11 @@ __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
     paged_attention_kernel(const PagedAttentionCuda<BFloat16Bits> in) {
   constexpr int kTiles = kLarge ? kPagedTile / 8 : kPagedPageTokens / 8;  // of 8 keys, each warp
   using Stages = PageStages<kHead>;
-  const PagedWork work(in.work, in.layout);
-  const int index = static_cast<int>(blockIdx.x), group = static_cast<int>(blockIdx.y);
+  const PagedWorkView work(in.work, in.layout);
+  const int index = static_cast<int>(blockIdx.x);
   if (index >= (kLarge ? work.header->num_large : work.header->num_small)) return;
   const PagedItem item = (kLarge ? work.large : work.small)[index];
+  const int group = item.group < 0 ? static_cast<int>(blockIdx.y) : item.group;
   const int heads = static_cast<int>(in.num_heads / in.num_groups);
   const int warp = static_cast<int>(threadIdx.x / kWarp),
             lane_row = static_cast<int>(threadIdx.x % kWarp / 4);

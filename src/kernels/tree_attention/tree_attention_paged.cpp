@@ -32,7 +32,9 @@ TreePages::TreePages(const at::Tensor& end_local, int64_t num_stack, int64_t num
     append(static_cast<int32_t>(num_stack + i));
   }
   close_segment(static_cast<int64_t>(path_.size()));
-  schedule_ = schedule_attention_for_threads(segments_, num_kv_heads);
+  plan_ = PagedPlan(segments_, {.num_kv_heads = num_kv_heads});
+  segments_ = {};
+  tables_ = {};
   for (size_t slot = 0; slot < key_of_slot_.size(); ++slot) {
     const int32_t key = key_of_slot_[slot];
     if (key < 0) continue;
@@ -71,18 +73,20 @@ TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, c
                   in.v_TGH.is_contiguous() && in.k_stack_PGH.is_contiguous() &&
                   in.v_stack_PGH.is_contiguous() &&
                   in.end_local.size(0) == in.k_stack_PGH.size(0) + in.q_TNH.size(0) &&
-                  static_cast<int64_t>(pages.schedule().rows.size()) == in.q_TNH.size(0),
+                  pages.plan().num_tokens() == in.q_TNH.size(0),
               "tree_attention_forward_paged: q ", in.q_TNH.sizes(), " on ", in.q_TNH.device().str(), ", k ",
               in.k_TGH.sizes(), ", k_stack ", in.k_stack_PGH.sizes(), ", pages of ",
-              pages.schedule().rows.size(), " queries");
+              pages.plan().num_tokens(), " queries");
   const auto layer_pages =
-      at::empty({pages.num_pages(), G, 2, kPageTokens * padded_head_dim(H)}, in.k_TGH.options());
+      at::empty(page_sizes({.num_kv_heads = G, .head_dim = H}, pages.num_pages()), in.k_TGH.options());
   // A page that begins with a key of the pass holds no others: what clears a page comes first.
   store_in_pages(layer_pages, in.k_stack_PGH, in.v_stack_PGH, pages.stack_slots());
   store_in_pages(layer_pages, in.k_TGH, in.v_TGH, pages.own_slots());
-  const auto lse_TN = at::empty({in.q_TNH.size(0), in.q_TNH.size(1)},
-                                in.q_TNH.options().dtype(accumulator_type(in.q_TNH.scalar_type())));
-  return {paged_attention_cpu(in.q_TNH, {}, layer_pages, pages.schedule(), in.scale, &lse_TN), lse_TN};
+  auto lse_TN = at::empty({in.q_TNH.size(0), in.q_TNH.size(1)},
+                          in.q_TNH.options().dtype(accumulator_type(in.q_TNH.scalar_type())));
+  const auto o_TNH = paged_attention(
+      {.q_TNH = in.q_TNH, .pages = layer_pages, .plan = pages.plan(), .scale = in.scale}, &lse_TN);
+  return {o_TNH, lse_TN};
 }
 
 }  // namespace bough

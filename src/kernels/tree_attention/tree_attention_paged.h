@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/paged_attention/paged_attention_cpu.h"
+#include "kernels/paged_attention/paged_attention.h"
 #include "kernels/tree_attention/tree_attention.h"
 
 namespace bough {
@@ -17,14 +17,12 @@ class TreePages {
  public:
   // end_local: int32 [P + T], CPU, as TreeAttentionInput has it.
   TreePages(const at::Tensor& end_local, int64_t num_stack, int64_t num_kv_heads);
-  TreePages(TreePages&&) = default;  // a copy's segments would point into the original
-  TreePages& operator=(TreePages&&) = default;
 
   int64_t num_pages() const { return static_cast<int64_t>(key_of_slot_.size()) / kPageTokens; }
   // Where keys lie, by page and place: those of the stack, those of the pass.
   std::span<const TokenSlot> stack_slots() const { return stack_slots_; }
   std::span<const TokenSlot> own_slots() const { return own_slots_; }
-  const AttentionSchedule& schedule() const { return schedule_; }
+  const PagedPlan& plan() const { return plan_; }
 
  private:
   void append(int32_t key);
@@ -32,10 +30,11 @@ class TreePages {
 
   std::vector<int32_t> key_of_slot_;  // of each page's slots, an index into end_local; -1 where none is
   std::vector<TokenSlot> stack_slots_, own_slots_;
-  std::vector<std::vector<int32_t>> tables_;  // of the segments
-  std::vector<Segment> segments_;
-  AttentionSchedule schedule_;
-  // While it is built: the keys and pages of the present path, and where its open segment began.
+  PagedPlan plan_;
+  // While it is built: the segments and their pages, the keys and pages of the present path, and where its open segment
+  // began.
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<PagedSegment> segments_;
   std::vector<int32_t> path_, table_;
   int64_t segment_begin_ = 0;
 };

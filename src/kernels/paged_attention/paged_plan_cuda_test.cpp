@@ -1,11 +1,10 @@
-#include "rollout/attention_work.h"
+#include "kernels/paged_attention/paged_plan.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "base/random.h"
-#include "rollout/forward_pass.h"
 
 namespace bough {
 namespace {
@@ -19,7 +18,7 @@ struct Sequence {
 using Keys = std::map<std::pair<int32_t, int32_t>, int>;
 
 // Goes through the work as the kernels do, from the integers that the device gets.
-std::map<int32_t, Keys> keys_of(const AttentionWork& work, const PagedLayout& layout) {
+std::map<int32_t, Keys> keys_of(const PagedWork& work, const PagedLayout& layout) {
   std::vector<int32_t> numbers(static_cast<size_t>(layout.pages()) + work.pages.size(), -7);
   work.write(numbers.data(), layout);
   const auto* header = reinterpret_cast<const PagedHeader*>(numbers.data());
@@ -61,7 +60,7 @@ std::map<int32_t, Keys> keys_of(const AttentionWork& work, const PagedLayout& la
   return keys;
 }
 
-TEST(AttentionWork, EveryTokenSeesEachOfItsKeysOnce) {
+TEST(PagedWork, EveryTokenSeesEachOfItsKeysOnce) {
   const CounterRandom random(11, Purpose::test);
   for (uint64_t round = 0; round < 60; ++round) {
     uint64_t draw = 0;
@@ -70,7 +69,7 @@ TEST(AttentionWork, EveryTokenSeesEachOfItsKeysOnce) {
     };
     int32_t next_page = 0;
     std::vector<Sequence> sequences;
-    std::vector<Segment> segments;
+    std::vector<PagedSegment> segments;
     const int64_t num_sequences = 1 + below(20);
     for (int64_t s = 0; s < num_sequences; ++s) {
       Sequence sequence;
@@ -90,7 +89,7 @@ TEST(AttentionWork, EveryTokenSeesEachOfItsKeysOnce) {
       segments.push_back({sequence.pages, sequence.length - count, count});
     }
     const int64_t groups = 1 + below(4), heads = groups * (1 + below(9));
-    const AttentionWork work = plan_attention_work(segments, heads, groups);
+    const PagedWork work = plan_paged_work(segments, heads, groups);
     PagedLayout layout = work.layout();
     EXPECT_TRUE(work.fits(layout));
     if (below(2) == 0)
@@ -98,7 +97,7 @@ TEST(AttentionWork, EveryTokenSeesEachOfItsKeysOnce) {
                 layout.max_tokens + 7};
     auto keys = keys_of(work, layout);
     int32_t token = 0;
-    for (const Segment& segment : segments) {
+    for (const PagedSegment& segment : segments) {
       for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
         Keys expected;
         for (int64_t j = 0; j <= i; ++j)
@@ -128,59 +127,66 @@ std::vector<std::vector<int32_t>> group_tables(int groups, int samples, int shar
   }
   return tables;
 }
-std::vector<Segment> last_tokens(const std::vector<std::vector<int32_t>>& tables) {
-  std::vector<Segment> segments;
+std::vector<PagedSegment> last_tokens(const std::vector<std::vector<int32_t>>& tables) {
+  std::vector<PagedSegment> segments;
   for (const auto& table : tables)
     segments.push_back({table, static_cast<int64_t>(table.size()) * 16 - 5, 1});
   return segments;
 }
 
-int64_t pages_read(const AttentionWork& work) {
+int64_t pages_read(const PagedWork& work) {
   int64_t pages = 0;
   for (const auto* list : {&work.large, &work.small})
     for (const PagedItem& item : *list) pages += pages_for(item.key_end - item.first_key);
   return pages;
 }
 
-TEST(AttentionWork, SharedPagesAreReadOnceForAllSamples) {
-  const auto tables = group_tables(16, 8, 64, 4);
-  const AttentionWork work = plan_attention_work(last_tokens(tables), 16, 8);
-  EXPECT_EQ(pages_read(work), 16 * (64 + 8 * 4));
-  // Too little to share: the parts would cost more than is saved.
-  EXPECT_EQ(pages_read(plan_attention_work(last_tokens(group_tables(16, 8, 1, 4)), 16, 8)), 16 * 8 * 5);
+// With first keys anywhere and a selection of pages for each head, a token sees the selected keys up to its own.
+TEST(PagedWork, HeadsSeeTheirSelectedPages) {
+  const std::vector<int32_t> pages = {9, 4, 7, 2, 5}, first_keys = {0, 16, 48, 100, 130};
+  const std::vector<PagedSegment> segments = {{pages, 135, 1, first_keys}, {pages, 100, 5, first_keys}};
+  const std::vector<std::vector<int32_t>> lists = {{0, 2, 4}, {0, 1, 2, 3, 4}, {0, 3}, {3}};
+  const PageSelection selection{lists, true};
+  const PagedWork work = plan_paged_work(segments, 4, 2, &selection);
+  EXPECT_TRUE(work.layout().per_head);
+  EXPECT_FALSE(work.fits([&] {
+    PagedLayout layout = work.layout();
+    layout.per_head = false;
+    return layout;
+  }()));
+  std::map<std::pair<int32_t, int32_t>, int32_t> seen;  // (token, head) -> keys
+  for (const auto* list : {&work.large, &work.small})
+    for (const PagedItem& item : *list)
+      for (int32_t r = item.row_begin; r < item.row_begin + item.num_rows; ++r) {
+        const PagedRow& row = work.rows[static_cast<size_t>(r)];
+        seen[{row.token, item.group}] += std::min(item.key_end, row.limit) - item.first_key;
+      }
+  EXPECT_EQ((seen[{0, 0}]), 16 + 16 + 6);
+  EXPECT_EQ((seen[{0, 1}]), 4 * 16 + 6);
+  for (int32_t i = 0; i < 5; ++i) {
+    EXPECT_EQ((seen[{1 + i, 0}]), 16 + i + 1);
+    EXPECT_EQ((seen[{1 + i, 1}]), i + 1);
+    EXPECT_EQ(work.slots[static_cast<size_t>(1 + i)], 2 * 16 + i);
+  }
+  EXPECT_EQ(work.slots[0], 5 * 16 + 5);
 }
 
-TEST(AttentionWork, LongContextsOfFewRowsAreCutForTheWholeDevice) {
+TEST(PagedWork, SharedPagesAreReadOnceForAllSamples) {
+  const auto tables = group_tables(16, 8, 64, 4);
+  const PagedWork work = plan_paged_work(last_tokens(tables), 16, 8);
+  EXPECT_EQ(pages_read(work), 16 * (64 + 8 * 4));
+  // Too little to share: the parts would cost more than is saved.
+  EXPECT_EQ(pages_read(plan_paged_work(last_tokens(group_tables(16, 8, 1, 4)), 16, 8)), 16 * 8 * 5);
+}
+
+TEST(PagedWork, LongContextsOfFewRowsAreCutForTheWholeDevice) {
   const auto tables = group_tables(1, 1, 0, 2048);
-  const AttentionWork work = plan_attention_work(last_tokens(tables), 32, 8);
+  const PagedWork work = plan_paged_work(last_tokens(tables), 32, 8);
   EXPECT_EQ(work.small.size(), 128u);
   EXPECT_EQ(pages_read(work), 2048);
   EXPECT_EQ(work.num_parts, 128);
   // Many rows of usual length stay whole: there is nothing to join.
-  EXPECT_EQ(plan_attention_work(last_tokens(group_tables(256, 1, 0, 64)), 16, 8).merges.size(), 0u);
-}
-
-TEST(AttentionWork, UsualPassesFitTheirGraphs) {
-  for (const int own : {1, 4, 64, 500})
-    for (const int shared : {0, 2, 64, 700})
-      for (const auto& [groups, samples] :
-           std::vector<std::pair<int, int>>{{1, 1}, {1, 64}, {16, 8}, {64, 1}, {13, 19}}) {
-        const auto tables = group_tables(groups, samples, shared, own);
-        for (const int64_t kv_heads : {2, 8}) {
-          const AttentionWork work = plan_attention_work(last_tokens(tables), 16, kv_heads);
-          const int64_t size = rounded_decode_size(groups * samples);
-          EXPECT_GE(size, groups * samples);
-          EXPECT_TRUE(work.fits(decode_capacities(size, kv_heads, !work.large.empty(), !work.merges.empty())))
-              << groups << " x " << samples << ", " << shared << " + " << own
-              << " pages: " << work.large.size() << " large, " << work.small.size() << " small items, "
-              << work.rows.size() << " rows";
-        }
-      }
-  EXPECT_EQ(rounded_decode_size(1), 1);
-  EXPECT_EQ(rounded_decode_size(3), 4);
-  EXPECT_EQ(rounded_decode_size(16), 16);
-  EXPECT_EQ(rounded_decode_size(17), 32);
-  EXPECT_EQ(rounded_decode_size(100), 112);
+  EXPECT_EQ(plan_paged_work(last_tokens(group_tables(256, 1, 0, 64)), 16, 8).merges.size(), 0u);
 }
 
 }  // namespace

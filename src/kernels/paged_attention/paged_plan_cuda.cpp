@@ -1,9 +1,9 @@
-#include "rollout/attention_work.h"
-
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "base/error.h"
+#include "kernels/paged_attention/paged_plan.h"
 
 namespace bough {
 
@@ -22,12 +22,13 @@ constexpr int64_t kLeastPages = 2 * kTilePages;
 constexpr int64_t kPagesOfAPart = 2;
 
 struct Row {
-  int32_t token, limit;
+  int32_t token, limit;  // limit: of keys by their place in `pages`
   std::span<const int32_t> pages;
 };
 struct Piece {  // rows that attend to pages [page_begin, page_end) of the first one's
   std::vector<Row> rows;
   int64_t page_begin, page_end;
+  int32_t group;  // key/value head; -1: all
 };
 
 class Planner {
@@ -37,15 +38,29 @@ class Planner {
         num_groups_(num_groups),
         max_rows_(std::max<int64_t>(1, kPagedLargeEntries / heads_)) {}
 
-  void add_segments(std::span<const Segment> segments) {
+  // All segments as head `group` sees them, or as all do.
+  void add_segments(std::span<const PagedSegment> segments, const PageSelection* selection, size_t lists,
+                    int32_t group) {
+    group_ = group;
+    work_.per_head = group >= 0;
     std::vector<Row> decode;
-    for (const Segment& segment : segments) {
+    int32_t token = 0;
+    for (size_t s = 0; s < segments.size(); ++s) {
+      const PagedSegment& segment = segments[s];
+      const size_t list = s * lists + static_cast<size_t>(std::max(group, 0));
+      const PageList pages(segment, selection ? &selection->lists[list] : nullptr);
+      std::span<const int32_t> ids = segment.pages;
+      if (selection) {
+        auto& selected = selected_.emplace_back();
+        for (int64_t i = 0; i < pages.size(); ++i) selected.push_back(pages.page(i));
+        ids = selected;
+      }
       std::vector<Row> rows;
       for (int64_t position = segment.begin; position < segment.begin + segment.count; ++position) {
-        const int32_t page = segment.pages[static_cast<size_t>(position / kPageTokens)];
-        work_.slots.push_back(static_cast<int32_t>(page * kPageTokens + position % kPageTokens));
-        rows.push_back({num_tokens_++, static_cast<int32_t>(position + 1),
-                        segment.pages.first(static_cast<size_t>(pages_for(position + 1)))});
+        if (group <= 0) work_.slots.push_back(pages.slot(position));
+        const int64_t limit = pages.keys_below(position + 1);
+        rows.push_back(
+            {token++, static_cast<int32_t>(limit), ids.first(static_cast<size_t>(pages_for(limit)))});
       }
       if (segment.count == 1) decode.push_back(rows[0]);
       else add_pieces(rows, 0, static_cast<int64_t>(rows.back().pages.size()));
@@ -56,10 +71,10 @@ class Planner {
     share(decode, 0, 0);
   }
 
-  AttentionWork finish() {
+  PagedWork finish() {
     int64_t num_pages = 0;
     for (const Piece& piece : pieces_) num_pages += piece.page_end - piece.page_begin;
-    const int64_t items = std::max<int64_t>(1, kWantedBlocks / num_groups_);
+    const int64_t items = std::max<int64_t>(1, work_.per_head ? kWantedBlocks : kWantedBlocks / num_groups_);
     for (const Piece& piece : pieces_) {
       const int64_t fragments =
           (static_cast<int64_t>(piece.rows.size()) * heads_ + kPagedSmallEntries - 1) / kPagedSmallEntries;
@@ -108,7 +123,7 @@ class Planner {
       const auto part = rows.subspan(begin, std::min(static_cast<size_t>(max_rows_), rows.size() - begin));
       int64_t end = 0;  // of a prefill's rows the later see more pages
       for (const Row& row : part) end = std::max(end, static_cast<int64_t>(row.pages.size()));
-      pieces_.push_back({{part.begin(), part.end()}, page_begin, std::min(page_end, end)});
+      pieces_.push_back({{part.begin(), part.end()}, page_begin, std::min(page_end, end), group_});
     }
   }
 
@@ -131,12 +146,14 @@ class Planner {
         largest = std::max(largest, row.limit);
         work_.rows.push_back({.token = row.token, .limit = row.limit});
         first_keys_.push_back(static_cast<int32_t>(begin * kPageTokens));
+        groups_.push_back(piece.group);
       }
       item.num_rows = static_cast<int32_t>(work_.rows.size()) - item.row_begin;
       item.page_begin = static_cast<int32_t>(page_offset + begin - piece.page_begin);
       item.first_key = static_cast<int32_t>(begin * kPageTokens);
       item.key_end = std::min(largest, static_cast<int32_t>(end * kPageTokens));
       item.min_limit = std::min(least, item.key_end);
+      item.group = piece.group;
       (item.num_rows * heads_ <= kPagedSmallEntries ? work_.small : work_.large).push_back(item);
     }
   }
@@ -145,29 +162,34 @@ class Planner {
   void add_merges() {
     std::vector<int32_t> order(work_.rows.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    const auto token_of = [&](int32_t row) { return work_.rows[static_cast<size_t>(row)].token; };
+    const auto owner_of = [&](int32_t row) {
+      return std::pair(work_.rows[static_cast<size_t>(row)].token, groups_[static_cast<size_t>(row)]);
+    };
     std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-      return token_of(a) != token_of(b)
-                 ? token_of(a) < token_of(b)
+      return owner_of(a) != owner_of(b)
+                 ? owner_of(a) < owner_of(b)
                  : first_keys_[static_cast<size_t>(a)] < first_keys_[static_cast<size_t>(b)];
     });
     for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
-      while (end < order.size() && token_of(order[end]) == token_of(order[begin])) ++end;
+      while (end < order.size() && owner_of(order[end]) == owner_of(order[begin])) ++end;
       if (end - begin == 1) continue;
       const auto part = static_cast<int32_t>(work_.num_parts);
       for (size_t i = begin; i < end; ++i)
         work_.rows[static_cast<size_t>(order[i])].part = static_cast<int32_t>(work_.num_parts++);
-      work_.merges.push_back({.token = token_of(order[begin]),
+      const auto [token, group] = owner_of(order[begin]);
+      work_.merges.push_back({.token = token,
                               .part_begin = part,
-                              .part_end = static_cast<int32_t>(work_.num_parts)});
+                              .part_end = static_cast<int32_t>(work_.num_parts),
+                              .group = group});
     }
   }
 
   int64_t heads_, num_groups_, max_rows_;
-  int32_t num_tokens_ = 0;
+  int32_t group_ = -1;                         // that is being added
+  std::deque<std::vector<int32_t>> selected_;  // lists of rows
   std::vector<Piece> pieces_;
-  std::vector<int32_t> first_keys_;  // of the items of work_.rows
-  AttentionWork work_;
+  std::vector<int32_t> first_keys_, groups_;  // of the items of work_.rows
+  PagedWork work_;
 };
 
 template <class Record>
@@ -177,19 +199,19 @@ void put(int32_t* to, const std::vector<Record>& records) {
 
 }  // namespace
 
-PagedLayout AttentionWork::layout() const {
+PagedLayout PagedWork::layout() const {
   const auto size = [](const auto& list) { return static_cast<int64_t>(list.size()); };
-  return {size(large), size(small), size(rows), size(merges), size(slots)};
+  return {size(large), size(small), size(rows), size(merges), size(slots), per_head};
 }
 
-bool AttentionWork::fits(const PagedLayout& capacities) const {
+bool PagedWork::fits(const PagedLayout& capacities) const {
   const PagedLayout needed = layout();
   return needed.max_large <= capacities.max_large && needed.max_small <= capacities.max_small &&
          needed.max_rows <= capacities.max_rows && needed.max_merges <= capacities.max_merges &&
-         needed.max_tokens <= capacities.max_tokens;
+         needed.max_tokens <= capacities.max_tokens && per_head == capacities.per_head;
 }
 
-void AttentionWork::write(int32_t* to, const PagedLayout& layout) const {
+void PagedWork::write(int32_t* to, const PagedLayout& layout) const {
   BOUGH_CHECK(fits(layout), "attention of ", slots.size(), " tokens does not fit its place");
   const std::vector<PagedHeader> header = {{.num_large = static_cast<int32_t>(large.size()),
                                             .num_small = static_cast<int32_t>(small.size()),
@@ -204,9 +226,18 @@ void AttentionWork::write(int32_t* to, const PagedLayout& layout) const {
   put(to + layout.pages(), pages);
 }
 
-AttentionWork plan_attention_work(std::span<const Segment> segments, int64_t num_heads, int64_t num_groups) {
-  Planner planner(num_heads, num_groups);
-  planner.add_segments(segments);
+PagedWork plan_paged_work(std::span<const PagedSegment> segments, int64_t num_heads, int64_t num_kv_heads,
+                          const PageSelection* selection) {
+  const bool per_head = selection && selection->per_head;
+  const size_t lists = per_head ? static_cast<size_t>(num_kv_heads) : 1;
+  BOUGH_CHECK(!selection || selection->lists.size() == segments.size() * lists, "a selection of ",
+              selection ? selection->lists.size() : 0, " lists for ", segments.size(), " segments, ",
+              num_kv_heads, " heads");
+  Planner planner(num_heads, num_kv_heads);
+  if (!per_head) planner.add_segments(segments, selection, 1, -1);
+  else
+    for (size_t g = 0; g < lists; ++g)
+      planner.add_segments(segments, selection, lists, static_cast<int32_t>(g));
   return planner.finish();
 }
 

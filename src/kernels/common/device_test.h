@@ -1,0 +1,47 @@
+// The devices that tests run on.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "base/error.h"
+#include "kernels/common/cuda_library.h"
+
+namespace bough {
+
+// Opens the CUDA library before the first tensor where there is a GPU's driver; says why not where that fails.
+class CudaEnvironment : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (!std::filesystem::exists("/dev/nvidiactl")) return;
+    try {
+      open_cuda_library();
+      reason_.clear();
+    } catch (const UserError& error) {
+      reason_ = error.what();
+    }
+  }
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_ = "no GPU";
+};
+inline CudaEnvironment* const kCuda =
+    static_cast<CudaEnvironment*>(::testing::AddGlobalTestEnvironment(new CudaEnvironment));
+
+// A test of every device; on CUDA skipped where there is none.
+class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == at::kCUDA && !kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
+  }
+  at::Device device() const { return GetParam(); }
+};
+#define BOUGH_ON_DEVICES(Suite)                                                    \
+  INSTANTIATE_TEST_SUITE_P(Devices, Suite, ::testing::Values(at::kCPU, at::kCUDA), \
+                           [](const auto& info) { return c10::DeviceTypeName(info.param, true); })
+
+}  // namespace bough
