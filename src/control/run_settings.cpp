@@ -8,6 +8,8 @@
 
 namespace bough {
 
+template SettingField describe_settings(RunSettings& settings);
+
 void EvaluatorSettings::check() const {
   if (n_samples > 1 && temperature == 0.0) {
     throw UserError(str("evaluator.temperature is 0 with evaluator.n_samples ", n_samples,

@@ -116,6 +116,9 @@ struct RunSettings {
   static SettingAliases aliases();
 };
 
+// Compiled once, in run_settings.cpp: it takes seconds.
+extern template SettingField describe_settings(RunSettings& settings);
+
 // Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, or
 // where it is found, but not what a step computes.
 bool is_harmless_change(const std::string& key);
