@@ -26,12 +26,12 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/json.h"
-#include "kernels/common/cpu_allocator.h"
-#include "cost/run_costs.h"
 #include "cost/calibrate.h"
+#include "cost/run_costs.h"
+#include "data/rollout_file.h"
+#include "kernels/common/cpu_allocator.h"
 #include "train/executor.h"
 #include "tree/random_tree.h"
-#include "data/rollout_file.h"
 
 namespace {
 

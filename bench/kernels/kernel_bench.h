@@ -35,7 +35,7 @@
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
-#include "cost/cost_model.h"
+#include "models/decoder_cost.h"
 
 namespace bough::bench {
 

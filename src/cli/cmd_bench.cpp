@@ -23,7 +23,7 @@ namespace bough {
 namespace {
 
 struct Options : StepOptions {
-  std::vector<std::string> modes = {"auto", "dense", "packed", "path", "blocks"};
+  std::vector<std::string> modes = {strategy_names().begin(), strategy_names().end()};
 };
 
 struct Bound {
@@ -110,7 +110,7 @@ std::string line_text(const Line& line, const TreeStatistics& tree, const Bound&
 }
 
 void run_bench_step(const Options& options) {
-  for (const auto& mode : options.modes) check_mode("--modes", mode);
+  for (const auto& mode : options.modes) check_strategy("--modes", mode);
   const StepInput input = load_step(options);
   const TreeStatistics& statistics = input.statistics;
   const StepWork& work = input.work;

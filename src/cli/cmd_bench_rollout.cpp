@@ -20,13 +20,13 @@
 #include "base/random.h"
 #include "cli/command.h"
 #include "cli/generation_options.h"
-#include "cost/rates.h"
 #include "cli/torch_options.h"
-#include "models/checkpoint.h"
+#include "cost/rates.h"
 #include "cost/run_costs.h"
+#include "models/checkpoint.h"
+#include "plan/plan.h"
 #include "rollout/embedded_engine.h"
 #include "train/executor.h"
-#include "plan/plan.h"
 
 namespace bough {
 

@@ -256,8 +256,10 @@ void run_plan(const PlanOptions& options) {
   PlanReport report{.tree = compute_statistics(tree),
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
                     .max_tokens_per_mb = request.max_tokens_per_pass};
-  for (const char* strategy : {"dense", "packed", "path", "blocks", "auto"})
-    report.strategies.push_back(cost_of(strategy, request, costs, memory.has_value()));
+  const auto names = strategy_names();  // auto first: shown last
+  for (size_t i = 1; i <= names.size(); ++i)
+    report.strategies.push_back(
+        cost_of(std::string(names[i % names.size()]), request, costs, memory.has_value()));
   report.ranks = rank_costs(tree, request, costs.shape(), options.ranks);
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
   if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, batch, options.rollouts));

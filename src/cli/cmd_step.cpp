@@ -68,7 +68,7 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
 }
 
 void run_step(const Options& options) {
-  check_mode("--mode", options.mode);
+  check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
   const StepInput input = load_step(options);
   StepTimer step(input, options.mode);

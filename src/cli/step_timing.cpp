@@ -6,17 +6,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/median.h"
+#include "cost/run_costs.h"
 #include "kernels/common/cpu_allocator.h"
 #include "models/checkpoint.h"
-#include "cost/run_costs.h"
 
 namespace bough {
-
-void check_mode(const std::string& option, const std::string& mode) {
-  for (const char* known : {"auto", "dense", "packed", "path", "blocks"})
-    if (mode == known) return;
-  throw UserError(str(option, ": got ", quoted(mode), ", expected auto, dense, packed, path or blocks"));
-}
 
 namespace {
 

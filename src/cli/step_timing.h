@@ -9,8 +9,8 @@
 #include "algo/loss.h"
 #include "cli/rollout_batch.h"
 #include "cli/torch_options.h"
-#include "train/executor.h"
 #include "cost/cost_model.h"
+#include "train/executor.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {
@@ -27,9 +27,6 @@ struct StepOptions {
   bool json = false;
 };
 void add_step_options(CLI::App& command, StepOptions& options);
-
-// UserError unless the mode is known.
-void check_mode(const std::string& option, const std::string& mode);
 
 // What a step is taken of.
 struct StepInput {

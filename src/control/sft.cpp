@@ -9,9 +9,9 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/random.h"
-#include "cost/run_costs.h"
 #include "control/prompt_encoder.h"
 #include "control/scalar_type.h"
+#include "cost/run_costs.h"
 #include "models/checkpoint.h"
 #include "train/executor.h"
 

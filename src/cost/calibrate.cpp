@@ -11,11 +11,11 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "cost/calibration_cells.h"
+#include "cost/cost_model.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/isa.h"
 #include "kernels/matrix_product/matrix_product.h"
-#include "cost/calibration_cells.h"
-#include "cost/cost_model.h"
 #include "kernels/tree_attention/tree_attention_cost.h"
 
 namespace bough {
@@ -77,9 +77,7 @@ class AttentionFit {
     return work(
         {cells.sizes[i], 0, static_cast<double>(piece + 1) / 2, cells.sizes[i] / piece, cells.num_kv_heads});
   }
-  double work(const AttentionPass& pass) const {
-    return attention_work(profile_.kernels, pass);
-  }
+  double work(const AttentionPass& pass) const { return attention_work(profile_.kernels, pass); }
 
   // Seconds of one head for one (query, key) pair: what a stack costs beyond the pass itself.
   double seconds_per_key(const AttentionCells& cells, size_t i) const {
@@ -159,10 +157,11 @@ DeviceKernels cpu_kernels(at::ScalarType dtype) {
   using Attention = DeviceKernels::Attention;
   const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
   const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
-  return {
-      .attention = bf16_tiles ? Attention::kBf16Tiles : tiles ? Attention::kTiles : Attention::kReference,
-      .packs_factors = bf16_tiles || (dtype != at::kDouble && products_are_ours(at::kFloat)),
-      .threads = at::get_num_threads()};
+  return {.attention = bf16_tiles ? Attention::kBf16Tiles
+                       : tiles    ? Attention::kTiles
+                                  : Attention::kReference,
+          .packs_factors = bf16_tiles || (dtype != at::kDouble && products_are_ours(at::kFloat)),
+          .threads = at::get_num_threads()};
 }
 
 DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effort) {
@@ -197,8 +196,8 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
     profile.elementwise_forward = fit_elementwise(cells.passes, model, forward);
     profile.elementwise_backward = fit_elementwise(cells.passes, model, backward);
     profile.source =
-        str("measured on this machine, ", profile.kernels.threads, " threads, ", rounds, " rounds, disturbances ",
-            format_significant(100 * (cells.disturbance() - 1), 2), "%");
+        str("measured on this machine, ", profile.kernels.threads, " threads, ", rounds,
+            " rounds, disturbances ", format_significant(100 * (cells.disturbance() - 1), 2), "%");
   }
   release_freed_cpu_memory();
   profile.check_integrity();

@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "kernels/common/cpu_allocator.h"
 #include "cost/calibration_cells.h"
 #include "cost/cost_model.h"
+#include "kernels/common/cpu_allocator.h"
 
 namespace bough {
 namespace {

@@ -11,11 +11,11 @@
 #include "algo/loss.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "cost/calibrate.h"
 #include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/tree_attention/tree_attention.h"
-#include "cost/calibrate.h"
 #include "train/executor.h"
 
 namespace bough {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "models/model.h"
 #include "cost/device_profile.h"
+#include "models/model.h"
 
 namespace bough {
 

@@ -26,9 +26,8 @@ double CostModel::attention_seconds(const PassShape& pass, bool backward) const 
                                 static_cast<double>(pass.pairs - stack_pairs) / tokens, pass.pieces,
                                 shape_.num_kv_heads};
   const int64_t rows = attention_rows(device_.kernels.attention, pass.tokens);
-  const double keys =
-      attention_work(device_.kernels, attention) / static_cast<double>(rows) +
-      cost.overhead_keys.clamped(rows);
+  const double keys = attention_work(device_.kernels, attention) / static_cast<double>(rows) +
+                      cost.overhead_keys.clamped(rows);
   const double flops_per_key = shape_.flops_per_pair() + cost.score_flops * shape_.scores_per_pair();
   return keys * flops_per_key * cost.by_queries.at(rows);
 }

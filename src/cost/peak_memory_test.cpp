@@ -4,9 +4,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "kernels/common/cpu_allocator.h"
-#include "cost/cost_model.h"
 #include "cost/calibrate.h"
+#include "cost/cost_model.h"
+#include "kernels/common/cpu_allocator.h"
 #include "train/executor.h"
 
 namespace bough {

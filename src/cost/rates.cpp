@@ -32,7 +32,6 @@ double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype) {
   return best;
 }
 
-
 double read_rate(int64_t bytes) {
   const int64_t count = std::max<int64_t>(1, bytes / 8);
   const auto values = at::ones({count}, at::kLong);

@@ -15,8 +15,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/format.h"
-#include "base/log.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "cost/calibrate.h"
 
 namespace bough {

@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/settings.h"
+#include "data/dataset.h"
 #include "env/verifier.h"
 
 namespace bough {
@@ -185,6 +187,34 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
   });
   EXPECT_EQ(std::count(prefix.begin(), prefix.end(), 'Q'), 3);
   EXPECT_TRUE(prefix.ends_with("\n\n"));
+}
+
+// What a model is warmed up on must begin as what it is then asked.
+TEST(Sums, SftPromptsAreTheDatasets) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "sums_sft_test.jsonl";
+  DatasetSettings settings;
+  settings.path = path.string();
+  for (const int64_t shots : {0, 3}) {
+    SumsSettings sums;
+    sums.shots = shots;
+    write_sums_dataset(path, 30, Split::train, 1, sums);
+    const Dataset dataset = read_dataset(settings);
+    const auto examples = read_sft(settings);
+    ASSERT_EQ(dataset.size(), 30u);
+    for (size_t i = 0; i < 30; ++i) {
+      EXPECT_EQ(examples[i].prompt, dataset[i].prompt);
+      EXPECT_EQ(examples[i].completion, " " + dataset[i].answer);
+    }
+  }
+  std::filesystem::remove(path);
+}
+
+TEST(SumsSettingsYaml, ChecksWhatItReads) {
+  EXPECT_EQ(
+      parse_settings<SumsSettings>("operations: [multiply]\nmax_operand: 9\n", "c.yaml").operations.size(),
+      1u);
+  EXPECT_THROW(parse_settings<SumsSettings>("operations: [divide]\n", "c.yaml"), UserError);
+  EXPECT_THROW(parse_settings<SumsSettings>("min_operand: 30\n", "c.yaml"), UserError);
 }
 
 }  // namespace

@@ -185,12 +185,11 @@ int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
   // Beside the residual's gradient: SwiGLU's output with `down`; the norm's with gate and up, whose weight's gradient
   // waits for the gradient of the input.
-  const int64_t down = tokens * inner * element + std::max(product(tokens, width, inner),
-                                                           weight_gradient(tokens, width, inner));
-  const int64_t gate_up =
-      tokens * width * element +
-      std::max(product(tokens, 2 * inner, width),
-               tokens * width * element + weight_gradient(tokens, 2 * inner, width));
+  const int64_t down = tokens * inner * element +
+                       std::max(product(tokens, width, inner), weight_gradient(tokens, width, inner));
+  const int64_t gate_up = tokens * width * element +
+                          std::max(product(tokens, 2 * inner, width),
+                                   tokens * width * element + weight_gradient(tokens, 2 * inner, width));
   return tokens * width * element + std::max(down, gate_up);
 }
 

@@ -1,6 +1,6 @@
 // What a pass through a decoder costs, from shapes alone: FLOPs, and bytes that follow the life of every tensor in
 // models/decoder.cpp and train/head.cpp, with the temporaries that each kernel's own cost says of it. Whoever changes
-// what a pass keeps changes activation_bytes() or temporary_bytes() too, or cost/peak_memory_test.cpp fails. No torch.
+// what a pass keeps changes of_activations() or of_temporaries() too, or cost/peak_memory_test.cpp fails. No torch.
 #pragma once
 
 #include <cstdint>

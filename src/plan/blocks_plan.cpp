@@ -11,7 +11,7 @@
 #include <limits>
 #include <map>
 
-#include "plan/root_split.h"
+#include "plan/plan_builder.h"
 #include "plan/strategies.h"
 
 namespace bough {
@@ -216,9 +216,9 @@ class BlocksWalk {
 
 }  // namespace
 
-BlocksDraft draft_blocks(const PlanRequest& request, const IndexedTree& whole, PartReader& parts,
-                         int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes) {
+BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes) {
   BlocksDraft draft{{"blocks", max_tokens_per_pass, {}}, {}};
+  const auto& request = whole.request();
   const auto* costs = request.costs;
   if (costs) draft.parts = split_short_roots(whole, *costs, max_tokens_per_pass, request.max_tokens_per_pass);
   // Each row of the batch's loss is held the whole walk long.
@@ -231,37 +231,36 @@ BlocksDraft draft_blocks(const PlanRequest& request, const IndexedTree& whole, P
   };
   if (draft.parts.size() <= 1) {
     draft.parts.clear();
-    walk(whole);
+    walk(TreeView(whole));
     return draft;
   }
   for (const auto& part : draft.parts) {
     if (part.path.empty()) {
-      walk({whole, part.nodes});
-    } else if (auto leaf = parts.leaf_block(part); leaf.num_tokens <= max_tokens_per_pass) {
+      walk(TreeView(whole, std::span(part.nodes)));
+    } else if (auto leaf = whole.leaf_block(part); leaf.num_tokens <= max_tokens_per_pass) {
       draft.fits = !most_bytes || !leaf.needed ||
                    leaf.num_tokens * costs->activation_bytes() + costs->temporary_bytes(leaf.shape()) <= room;
       draft.plan.trees.push_back({nullptr, {}, {std::move(leaf)}, {{Step::Kind::kForwardBackward, 0}}});
     } else {
-      walk(parts.view(part));
+      walk(TreeView(whole, part));
     }
     if (!draft.fits) break;
   }
   return draft;
 }
 
-Plan finish_blocks(BlocksDraft draft, const PlanRequest& request, const IndexedTree& whole,
-                   PartReader& parts) {
+Plan finish_blocks(BlocksDraft draft, IndexedTree& whole) {
   if (draft.parts.empty()) {
-    draft.plan.trees.front().tree = whole.tree;
-    draft.plan.trees.front().sequences = whole.sequences;
+    draft.plan.trees.front().tree = whole.shared_tree();
+    draft.plan.trees.front().sequences = whole.all_sequences();
   }
   for (size_t i = 0; i < draft.parts.size(); ++i) {
     auto& planned = draft.plan.trees[i];
-    planned.sequences = parts.sequences(draft.parts[i]);
+    planned.sequences = whole.sequences_of(draft.parts[i]);
     std::vector<TokenSpan> sequences;
-    for (const int64_t index : planned.sequences) sequences.push_back(request.sequences[index]);
+    for (const int64_t index : planned.sequences) sequences.push_back(whole.request().sequences[index]);
     planned.tree = std::make_shared<const PrefixTree>(build_prefix_tree(sequences));
-    if (draft.parts[i].path.empty()) parts.renumber(draft.parts[i], planned);
+    if (draft.parts[i].path.empty()) whole.renumber(draft.parts[i], planned);
   }
   return std::move(draft.plan);
 }

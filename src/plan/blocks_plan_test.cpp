@@ -5,9 +5,9 @@
 #include <random>
 
 #include "base/error.h"
-#include "tree/random_tree.h"
 #include "plan/strategies.h"
 #include "plan/test_costs.h"
+#include "tree/random_tree.h"
 
 namespace bough {
 namespace {
@@ -40,7 +40,7 @@ std::vector<std::vector<int32_t>> random_small_tree(uint64_t seed, int max_nodes
 // sequences into trees, every choice of interior stretches, every way to put pieces together.
 class BruteForce {
  public:
-  BruteForce(const PlanRequest& request, const CostModel& costs, int64_t limit)
+  BruteForce(const PlanRequest& request, const PassCosts& costs, int64_t limit)
       : request_(request), costs_(costs), limit_(limit) {}
 
   double run() {
@@ -75,14 +75,11 @@ class BruteForce {
 
   double one_tree(unsigned set) const {
     std::vector<TokenSpan> spans;
-    std::vector<int64_t> indices;
     for (size_t s = 0; s < request_.sequences.size(); ++s)
-      if (set >> s & 1) {
-        spans.push_back(request_.sequences[s]);
-        indices.push_back(static_cast<int64_t>(s));
-      }
-    const auto indexed = index_tree(build_prefix_tree(spans), indices, request_);
-    const auto& branches = indexed.branches;
+      if (set >> s & 1) spans.push_back(request_.sequences[s]);
+    const PlanRequest own{.sequences = spans};  // all of its tokens train
+    const IndexedTree indexed(own);
+    const auto& branches = indexed.branches();
     const auto count = static_cast<unsigned>(branches.nodes.size());
     double best = INFINITY;
     for (unsigned interior = 0; interior < 1u << count; ++interior) {
@@ -99,7 +96,7 @@ class BruteForce {
   }
 
   double with_interior(const IndexedTree& indexed, unsigned interior) const {
-    const auto& list = indexed.branches.nodes;
+    const auto& list = indexed.branches().nodes;
     double seconds = 0;
     // Runs: an interior stretch goes on with its first child where that is its only interior one.
     std::vector<int64_t> run_tokens(list.size(), 0);
@@ -111,7 +108,7 @@ class BruteForce {
     std::vector<Piece> pieces;
     for (size_t i = 0; i < list.size(); ++i) {
       const auto& stretch = list[i];
-      const TokenRange subtree{stretch.begin, indexed.tree->subtree_end[stretch.begin]};
+      const TokenRange subtree{stretch.begin, indexed.tree().subtree_end[stretch.begin]};
       if (!(interior >> i & 1)) {
         if (stretch.parent < 0 || (interior >> stretch.parent & 1)) {
           if (subtree.size() > limit_) return INFINITY;
@@ -123,7 +120,7 @@ class BruteForce {
       TokenRange run{stretch.begin, stretch.end};
       for (size_t last = i;;) {
         int num_interior = 0;
-        const auto children = indexed.branches.children(static_cast<int32_t>(last));
+        const auto children = indexed.branches().children(static_cast<int32_t>(last));
         for (const int32_t child : children) num_interior += interior >> child & 1;
         const int32_t next = children.front();
         if (num_interior != 1 || !(interior >> next & 1) || list[next].end - run.begin > limit_) break;
@@ -132,7 +129,7 @@ class BruteForce {
         last = next;
       }
       PassShape shape{
-          .stack_rows = indexed.tree->depth[run.begin], .stack_pairs = 0, .pieces = 0, .loss_rows = 0};
+          .stack_rows = indexed.tree().depth[run.begin], .stack_pairs = 0, .pieces = 0, .loss_rows = 0};
       add_range(indexed, run, shape);
       seconds += 2 * costs_.forward_seconds(shape) + costs_.backward_seconds(shape) + head_seconds(shape);
     }
@@ -158,14 +155,14 @@ class BruteForce {
           else valid = valid && is_above(pieces[p].above, deepest);
         }
         if (!valid || shape.tokens > limit_) continue;
-        if (deepest >= 0) shape.stack_rows = indexed.tree->depth[list[deepest].end - 1] + 1;
+        if (deepest >= 0) shape.stack_rows = indexed.tree().depth[list[deepest].end - 1] + 1;
         best[set] = std::min(best[set], best[set ^ part] + leaf_seconds(shape));
       }
     return seconds + best[all];
   }
 
   const PlanRequest& request_;
-  const CostModel& costs_;
+  const PassCosts& costs_;
   int64_t limit_;
 };
 
@@ -177,13 +174,12 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
     const auto sequences = random_small_tree(seed, 8, 100);
     const auto spans = as_spans(sequences);
     const int64_t limit = 100 + static_cast<int64_t>(random() % 300);
-    const auto costs = test_costs(static_cast<double>(random() % 100));
+    const TestCosts costs(static_cast<double>(random() % 100));
     const PlanRequest request{.sequences = spans, .max_tokens_per_pass = limit, .costs = &costs};
-    const auto whole = index_tree(build_prefix_tree(spans), all_sequences(request), request);
-    PartReader parts(request, whole);
+    IndexedTree whole(request);
     double ours = INFINITY;
     for (const int64_t size : {limit, limit / 2, limit / 4}) {
-      const auto plan = finish_blocks(draft_blocks(request, whole, parts, size), request, whole, parts);
+      const auto plan = finish_blocks(draft_blocks(whole, size), whole);
       validate(plan, spans);
       ours = std::min(ours, simulate(plan, &costs).seconds);
     }

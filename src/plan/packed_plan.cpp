@@ -1,25 +1,99 @@
 // `packed`: trees of at most B tokens, one pass each (papers/tree-training.txt, section 2.2).
-#include "plan/packing.h"
+#include <algorithm>
+
+#include "base/error.h"
+#include "plan/simulator.h"
 #include "plan/strategies.h"
 
 namespace bough {
 
-Plan plan_packed(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass) {
-  Plan plan{"packed", max_tokens_per_pass, {}};
-  const Packing packing = pack(*whole.tree, whole.branches, max_tokens_per_pass);
-  for (const auto& bin : packing.bins) {
+namespace {
+
+// Tokens of a bin that train, each once, and once for each of the bin's sequences that trains it.
+class TrainedRows {
+ public:
+  explicit TrainedRows(const IndexedTree& whole)
+      : tree_(whole.tree()),
+        request_(whole.request()),
+        last_bin_(request_.trained.empty() ? 0 : tree_.num_tokens(), -1) {}
+
+  void add(int32_t bin, const std::vector<int64_t>& sequences, Block& block) {
+    for (const int64_t s : sequences) {
+      const int64_t begin = tree_.sequence_offset[s], length = tree_.sequence_offset[s + 1] - begin;
+      if (request_.trained.empty()) {
+        block.num_loss_rows += std::max<int64_t>(0, length - 1);
+        continue;
+      }
+      const uint8_t* own = request_.trained.data() + begin;
+      for (int32_t t = tree_.sequence_end[s]; t >= 0;) {  // a run of consecutive numbers at a time
+        const int32_t run = tree_.chain_begin[t], shift = tree_.depth[run] - run;
+        for (; t >= run; --t) {
+          if (own[t + shift] == 0 || tree_.parent[t] < 0) continue;
+          ++block.num_loss_rows;
+          block.num_head_rows += last_bin_[t] != bin;
+          last_bin_[t] = bin;
+        }
+        t = tree_.parent[run];
+      }
+    }
+  }
+
+ private:
+  const PrefixTree& tree_;
+  const PlanRequest& request_;
+  std::vector<int32_t> last_bin_;  // that trained the token
+};
+
+}  // namespace
+
+void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink) {
+  const auto& branches = whole.branches();
+  const auto& nodes = branches.nodes;
+  const bool all_train = whole.request().trained.empty();
+  TrainedRows rows(whole);
+  std::vector<int32_t> last_bin(nodes.size(), -1);
+  for (size_t b = 0; b < packing.bins.size(); ++b) {
+    const auto& bin = packing.bins[b];
+    const auto number = static_cast<int32_t>(b);
+    Block block;
+    int64_t num_roots = 0;
+    for (const int64_t s : bin.sequences)
+      for (int32_t n = branches.sequence_leaf[s]; n >= 0 && last_bin[n] != number; n = nodes[n].parent) {
+        last_bin[n] = number;
+        block.num_tokens += nodes[n].end - nodes[n].begin;
+        block.num_pairs += whole.num_pairs({nodes[n].begin, nodes[n].end});
+        block.num_pieces += nodes[n].is_leaf();  // each piece ends in a leaf
+        num_roots += nodes[n].parent < 0;
+      }
+    rows.add(number, bin.sequences, block);
+    if (all_train) block.num_head_rows = block.num_tokens - num_roots;
+    block.needed = block.num_head_rows > 0;
+    block.ranges = {{0, static_cast<int32_t>(block.num_tokens)}};
+    BOUGH_CHECK(block.num_tokens == bin.num_tokens, "bin ", b, " has ", block.num_tokens, " tokens, says ",
+                bin.num_tokens);
+    sink.begin_tree(bin.sequences, 0);
+    if (block.num_tokens > 0) sink.add_leaf(std::move(block));
+  }
+}
+
+Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass) {
+  const auto& all = whole.request().sequences;
+  PlanWriter writer;
+  walk_packed(whole, pack(whole.tree(), whole.branches(), max_tokens_per_pass), writer);
+  Plan plan{"packed", max_tokens_per_pass, writer.finish()};
+  for (auto& planned : plan.trees) {
     std::vector<TokenSpan> sequences;
-    for (const int64_t s : bin.sequences) sequences.push_back(request.sequences[s]);
-    std::optional<IndexedTree> own;
-    if (packing.bins.size() > 1)
-      own = index_tree(build_prefix_tree(sequences), bin.sequences, request, whole.tree.get());
-    const IndexedTree& indexed = own ? *own : whole;
-    PlanBuilder builder(indexed, max_tokens_per_pass);
-    if (const auto count = static_cast<int32_t>(indexed.tree->num_tokens()); count > 0)
-      builder.add_leaf({{0, count}});
-    plan.trees.push_back(builder.finish(indexed));
+    for (const int64_t s : planned.sequences) sequences.push_back(all[s]);
+    planned.tree = plan.trees.size() == 1 ? whole.shared_tree()
+                                          : std::make_shared<const PrefixTree>(build_prefix_tree(sequences));
   }
   return plan;
+}
+
+Simulation simulate_packed(const IndexedTree& whole, const Packing& packing) {
+  Simulator simulator(whole.request().costs, whole.request().memory_bytes);
+  walk_packed(whole, packing, simulator);
+  return simulator.finish();
 }
 
 }  // namespace bough

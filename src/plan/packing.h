@@ -55,4 +55,21 @@ std::optional<Packing> pack_exact(const PrefixTree& tree, int64_t capacity, int6
 // (section 5.3) gives for split trees. 0 for no tokens.
 double effective_reuse_ratio(const Packing& packing, const PrefixTree& tree);
 
+// What the algorithms share, of use to no one else.
+namespace internal {
+
+// Leaves (node indices) that are computed together.
+struct LeafBin {
+  std::vector<int32_t> leaves;
+  int64_t num_tokens = 0;
+};
+
+// UserError for a capacity below 1, or below the longest sequence.
+void check_capacity(const PrefixTree& tree, int64_t capacity);
+
+// Bins of leaves to bins of sequences, in the order of their first leaves; checks sizes against the capacity.
+Packing to_packing(const BranchTree& branches, std::vector<LeafBin> bins, int64_t capacity);
+
+}  // namespace internal
+
 }  // namespace bough

@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "plan/packing_internal.h"
+#include "plan/packing.h"
 
 namespace bough {
 

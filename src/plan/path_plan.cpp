@@ -1,33 +1,10 @@
-// `path` and `dense`: the two strategies that other trainers have.
+// `path`: DTA, one path at a time (papers/areal-dta.txt, Algorithms 1-3).
 #include <algorithm>
 
+#include "plan/plan_builder.h"
 #include "plan/strategies.h"
 
 namespace bough {
-
-Plan plan_dense(const IndexedTree& flat, int64_t max_tokens_per_pass) {
-  Plan plan{"dense", max_tokens_per_pass, {}};
-  const auto& tree = *flat.tree;
-  PlanBuilder builder(flat, max_tokens_per_pass);
-  TokenRange pass{0, 0};
-  const auto flush = [&] {
-    if (pass.size() > 0) builder.add_leaf({pass});
-    pass.begin = pass.end;
-  };
-  for (int32_t root = 0; root < tree.num_tokens(); root = tree.subtree_end[root]) {
-    const int32_t end = tree.subtree_end[root];
-    if (end - pass.begin > max_tokens_per_pass) flush();
-    if (end - root > max_tokens_per_pass) {
-      builder.add_run(root, end, /*is_leaf=*/true);
-      builder.close_to(0);
-      pass.begin = end;
-    }
-    pass.end = end;
-  }
-  flush();
-  plan.trees.push_back(builder.finish(flat));
-  return plan;
-}
 
 namespace {
 
@@ -51,7 +28,7 @@ void order_for_backward(BranchTree& branches) {
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass) {
   Plan plan{"path", max_tokens_per_pass, {}};
   PlanBuilder builder(whole, max_tokens_per_pass);
-  auto branches = whole.branches;
+  auto branches = whole.branches();
   order_for_backward(branches);
   struct Visit {
     int32_t node;
@@ -69,7 +46,9 @@ Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass) {
     const auto children = branches.children(index);
     for (auto it = children.rbegin(); it != children.rend(); ++it) todo.push_back({*it, builder.num_open()});
   }
-  plan.trees.push_back(builder.finish(whole));
+  auto& planned = plan.trees.emplace_back(builder.finish());
+  planned.tree = whole.shared_tree();
+  planned.sequences = whole.all_sequences();
   return plan;
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -110,6 +111,11 @@ struct PlanRequest {
 // UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the strategy (with the smallest that
 // would do).
 Plan make_plan(std::string_view strategy, const PlanRequest& request);
+
+// auto, then all of the others.
+std::span<const std::string_view> strategy_names();
+// UserError that names the option and the strategies.
+void check_strategy(const std::string& option, std::string_view name);
 
 // Predicted times that differ by less are as good as equal: predictions err by more.
 constexpr double kAsFast = 1.02;

@@ -4,10 +4,37 @@
 
 namespace bough {
 
-PlannedTree PlanBuilder::finish(const IndexedTree& indexed) {
-  planned_.tree = indexed.tree;
-  planned_.sequences = indexed.sequences;
-  return finish();
+void PlanWriter::begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) {
+  trees_.push_back({.sequences = sequences, .stack_capacity = stack_capacity});
+  stack_rows_ = 0;
+}
+
+void PlanWriter::push(Block block) {
+  auto& planned = trees_.back();
+  stack_rows_ += block.num_tokens;
+  planned.stack_capacity = std::max(planned.stack_capacity, stack_rows_);
+  const int32_t index = add(std::move(block));
+  planned.steps.push_back({Step::Kind::kForward, index});
+  open_.push_back(index);
+}
+
+void PlanWriter::add_leaf(Block block) {
+  const int32_t index = add(std::move(block));
+  trees_.back().steps.push_back({Step::Kind::kForwardBackward, index});
+}
+
+void PlanWriter::pop() {
+  auto& planned = trees_.back();
+  planned.steps.push_back({Step::Kind::kBackward, open_.back()});
+  stack_rows_ -= planned.blocks[open_.back()].num_tokens;
+  open_.pop_back();
+}
+
+int32_t PlanWriter::add(Block block) {
+  auto& blocks = trees_.back().blocks;
+  block.above = open_.empty() ? -1 : open_.back();
+  blocks.push_back(std::move(block));
+  return static_cast<int32_t>(blocks.size()) - 1;
 }
 
 void PlanBuilder::add_run(int32_t begin, int32_t end, bool is_leaf) {
@@ -16,41 +43,36 @@ void PlanBuilder::add_run(int32_t begin, int32_t end, bool is_leaf) {
   for (int64_t i = 0; i < num_chunks; ++i) {
     const TokenRange range{static_cast<int32_t>(begin + count * i / num_chunks),
                            static_cast<int32_t>(begin + count * (i + 1) / num_chunks)};
-    if (is_leaf && i == num_chunks - 1) add_leaf({range});
-    else push(range);
+    if (is_leaf && i == num_chunks - 1) {
+      add_leaf({range});
+      continue;
+    }
+    Block block = measured(true, {range});
+    const bool needed = block.needed;
+    const PassShape shape = block.shape();
+    writer_.push(std::move(block));
+    if (needed) check_memory(shape);  // the stack with the block's own rows
   }
 }
 
 void PlanBuilder::add_leaf(std::vector<TokenRange> ranges) {
-  const int32_t block = add_block(false, std::move(ranges));
-  planned_.steps.push_back({Step::Kind::kForwardBackward, block});
+  Block block = measured(false, std::move(ranges));
+  if (block.needed) check_memory(block.shape());
+  writer_.add_leaf(std::move(block));
 }
 
 void PlanBuilder::close_to(size_t count) {
-  while (open_.size() > count) {
-    const int32_t block = open_.back();
-    open_.pop_back();
-    stack_rows_ -= planned_.blocks[block].num_tokens;
-    planned_.steps.push_back({Step::Kind::kBackward, block});
-  }
+  while (num_open() > count) writer_.pop();
 }
 
 PlannedTree PlanBuilder::finish() {
   close_to(0);
-  return std::move(planned_);
-}
-
-void PlanBuilder::push(TokenRange range) {
-  planned_.stack_capacity = std::max(planned_.stack_capacity, stack_rows_ + range.size());
-  const int32_t block = add_block(true, {range});
-  planned_.steps.push_back({Step::Kind::kForward, block});
-  open_.push_back(block);
-  stack_rows_ += range.size();
+  return std::move(writer_.finish().front());
 }
 
 void PlanBuilder::check_memory(const PassShape& pass) {
   if (!costs_ || !fits_) return;
-  const int64_t bytes = planned_.stack_capacity * costs_->stack_row_bytes() +
+  const int64_t bytes = writer_.stack_capacity() * costs_->stack_row_bytes() +
                         pass.tokens * costs_->activation_bytes() + costs_->temporary_bytes(pass);
   fits_ = bytes <= room_;
 }
@@ -60,11 +82,10 @@ bool PlanBuilder::has_room_for(int64_t num_tokens) {
   return fits_;
 }
 
-int32_t PlanBuilder::add_block(bool interior, std::vector<TokenRange> ranges) {
+Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const {
   Block block;
   block.interior = interior;
-  block.above = top();
-  block.stack_rows = stack_rows_;
+  block.stack_rows = writer_.stack_rows();
   block.needed = false;
   for (const auto& range : ranges) {
     block.num_tokens += range.size();
@@ -94,9 +115,7 @@ int32_t PlanBuilder::add_block(bool interior, std::vector<TokenRange> ranges) {
     }
   }
   block.ranges = std::move(ranges);
-  if (block.needed) check_memory(block.shape());
-  planned_.blocks.push_back(std::move(block));
-  return static_cast<int32_t>(planned_.blocks.size()) - 1;
+  return block;
 }
 
 }  // namespace bough

@@ -1,4 +1,4 @@
-#include "plan/root_split.h"
+#include "plan/strategies.h"
 
 #include <algorithm>
 #include <iterator>
@@ -13,7 +13,7 @@ namespace {
 class RootSplitter {
  public:
   RootSplitter(const IndexedTree& whole, const PassCosts& costs, int64_t limit, int64_t held)
-      : tree_(*whole.tree), costs_(costs), limit_(limit), held_(held), branches_(whole.branches) {}
+      : tree_(whole.tree()), costs_(costs), limit_(limit), held_(held), branches_(whole.branches()) {}
 
   std::vector<TreePart> run() {
     TreePart rest;  // roots that are not repeated

@@ -4,9 +4,19 @@
 
 namespace bough {
 
-void Simulator::begin_tree(int64_t stack_capacity) {
+void Simulator::begin_tree(const std::vector<int64_t>&, int64_t stack_capacity) {
   result_.peak_stack_tokens = std::max(result_.peak_stack_tokens, stack_capacity);
   stack_bytes_ = costs_ ? stack_capacity * costs_->stack_row_bytes() : 0;
+}
+
+void Simulator::push(Block block) {
+  step(Step::Kind::kForward, block);
+  open_.push_back(std::move(block));
+}
+
+void Simulator::pop() {
+  step(Step::Kind::kBackward, open_.back());
+  open_.pop_back();
 }
 
 void Simulator::step(Step::Kind kind, const Block& block) {
@@ -85,7 +95,7 @@ Simulation simulate(const Plan& plan, const PassCosts* costs, std::optional<int6
                     double most_seconds) {
   Simulator simulator(costs, budget, most_seconds);
   for (const auto& planned : plan.trees) {
-    simulator.begin_tree(planned.stack_capacity);
+    simulator.begin_tree(planned.sequences, planned.stack_capacity);
     for (const auto& step : planned.steps) simulator.step(step.kind, planned.blocks[step.block]);
   }
   return simulator.finish();

@@ -1,14 +1,40 @@
-// The strategies of make_plan (plan/plan.h), each in a file of its own.
+// The strategies of make_plan (plan/plan.h), each in a file of its own; make_plan.cpp has the table of them.
 #pragma once
 
-#include "plan/plan_builder.h"
-#include "plan/tree_part.h"
+#include <limits>
+
+#include "plan/block_sink.h"
+#include "plan/indexed_tree.h"
+#include "plan/packing.h"
 
 namespace bough {
 
-Plan plan_dense(const IndexedTree& flat, int64_t max_tokens_per_pass);  // of build_flat_forest
-Plan plan_packed(const PlanRequest& request, const IndexedTree& whole, int64_t max_tokens_per_pass);
+// `dense` and `packed` write to a sink, so that they are priced without their trees: those spell a shared token again
+// for each tree, and a batch of ten thousand nested prefixes would take gigabytes only to learn that it is better
+// shared.
+
+// Tokens are numbered as in build_flat_forest. O(N) reads of flags, O(passes) otherwise.
+void walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink);
+Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
+// Above most_bytes or most_seconds it says only that it is above.
+Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
+                          std::optional<int64_t> most_bytes = {},
+                          double most_seconds = std::numeric_limits<double>::infinity());
+
+// Of the whole batch's packing: tokens are numbered as in a tree of the bin's sequences. O(nodes of the bins); with
+// flags O(N).
+void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink);
+Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
+Simulation simulate_packed(const IndexedTree& whole, const Packing& packing);
+
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
+
+// Where a common path is so short that a pass of its own costs more than computing it again (engine.md 2), the batch is
+// cut into several trees that each repeat it: parts to be planned as trees of their own with passes of at most
+// `max_tokens_per_pass`; together they are all sequences. A part with a path either fits a pass or has one node. None
+// where nothing is worth repeating.
+std::vector<TreePart> split_short_roots(const IndexedTree& whole, const PassCosts& costs,
+                                        int64_t max_tokens_per_pass, int64_t max_tokens_held);
 
 // `blocks` before its trees are built, which only the plan that is chosen needs.
 struct BlocksDraft {
@@ -17,10 +43,9 @@ struct BlocksDraft {
   bool fits = true;             // else it was given up: its peak is above what was asked for
 };
 // most_bytes: where given, with the request's costs: plans of a larger peak are given up, most of them early.
-BlocksDraft draft_blocks(const PlanRequest& request, const IndexedTree& whole, PartReader& parts,
-                         int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes = {});
-Plan finish_blocks(BlocksDraft draft, const PlanRequest& request, const IndexedTree& whole,
-                   PartReader& parts);
+BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass,
+                         std::optional<int64_t> most_bytes = {});
+Plan finish_blocks(BlocksDraft draft, IndexedTree& whole);
 
 // Lets interior blocks keep attention's outputs, or all activations, where the plan's peak stays within `budget`
 // bytes over weights and gradients: the most recomputation saved.

@@ -44,7 +44,7 @@ class TestCosts final : public PassCosts {
   }
 
  private:
-  static constexpr double kToken = 7e-6, kPair = 5e-8, kHeadRow = 4e-6;
+  static constexpr double kToken = 1.5e-5, kPair = 5e-8, kHeadRow = 4e-6;
 
   double of_tokens(const PassShape& pass) const { return static_cast<double>(pass.tokens) + overhead_; }
   // A stack that is seen in part costs less than the whole, and each piece beyond the first half a tile.

@@ -135,7 +135,8 @@ class Worker {
       packed_edge_ = edge;
     }
     const int64_t step = Space::part_of_depth(p_.k);
-    const int64_t chunk_rows = step < p_.k ? Space::chunk_blocks(group) * Tiles::kRows : row_end_ - row_begin_;
+    const int64_t chunk_rows =
+        step < p_.k ? Space::chunk_blocks(group) * Tiles::kRows : row_end_ - row_begin_;
     for (int64_t begin = first; begin < last; begin += group) {
       const int64_t end = std::min(last, begin + group);
       pack_panels(begin, end, workspace);

@@ -71,8 +71,8 @@ int64_t bytes_in_units(const DeviceKernels& kernels, const ElementSizes& sizes, 
   const int64_t batches = ceil_div(units, bf16 ? kBf16BackwardUnits : kFp32BackwardUnits);
   const int64_t shares = attention_shares(kernels.threads, heads.num_kv_heads, batches);
   const int64_t backward =
-      padded(tokens) * (kQueryLayouts * row * factor +
-                        (shares * row + kQueryScalars * heads.num_heads) * sizes.accumulator);
+      padded(tokens) *
+      (kQueryLayouts * row * factor + (shares * row + kQueryScalars * heads.num_heads) * sizes.accumulator);
   return std::max(backward, kernels.threads * units * kUnit * 2 * width * factor);
 }
 

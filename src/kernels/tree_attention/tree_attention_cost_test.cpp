@@ -1,9 +1,14 @@
 #include "kernels/tree_attention/tree_attention_cost.h"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
+
+#include "kernels/common/cpu_allocator.h"
+#include "kernels/matrix_product/matrix_product.h"
+#include "kernels/tree_attention/random_case.h"
 
 namespace bough {
 namespace {
@@ -37,10 +42,9 @@ TEST(AttentionWork, IsThatOfTheBusiestThread) {
       for (const int64_t queries : {1, 16, 31, 64, 99, 128, 130, 256, 500, 2048})
         for (const int64_t stack : {0, 1, 100, 1000})
           for (const Kind kind : {Kind::kTiles, Kind::kBf16Tiles})
-            EXPECT_DOUBLE_EQ(
-                attention_work(of(kind, threads),
-                               {queries, static_cast<double>(stack), (queries + 1) / 2.0, 1, groups}),
-                computed(threads, queries, stack, groups))
+            EXPECT_DOUBLE_EQ(attention_work(of(kind, threads), {queries, static_cast<double>(stack),
+                                                                (queries + 1) / 2.0, 1, groups}),
+                             computed(threads, queries, stack, groups))
                 << threads << " threads, " << groups << " groups, " << queries << " queries, stack " << stack;
 }
 
@@ -68,6 +72,30 @@ TEST(AttentionWork, ReferenceAndFused) {
   EXPECT_EQ(attention_work(of(Kind::kTiles, 2), {}), 0);
   EXPECT_EQ(attention_rows(Kind::kTiles, 130), 160);
   EXPECT_EQ(attention_rows(Kind::kFused, 130), 130);
+}
+
+// What backward is said to work in against what the allocator counted, beside its gradients.
+TEST(AttentionBytes, AreWhatBackwardHolds) {
+  install_cpu_allocator();
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const bool bf16 = type == at::kBFloat16;
+    if (!has_tiles(type)) continue;
+    const DeviceKernels kernels = of(bf16 ? Kind::kBf16Tiles : Kind::kTiles, at::get_num_threads());
+    for (const int64_t head_dim : {64, 40})
+      for (const int64_t stack : {0, 100})
+        for (const int64_t tokens : {30, 200}) {
+          SCOPED_TRACE(testing::Message() << tokens << " tokens, stack " << stack << (bf16 ? " bf16" : ""));
+          const auto c = random_attention_case({stack, tokens, 8, 2, head_dim}, type, 1);
+          const auto out = tree_attention_forward(c.in);
+          const int64_t before = cpu_allocated_bytes();
+          reset_cpu_peak_bytes();
+          const auto d = tree_attention_backward(c.in, out, c.d_o, c.d_k_stack, c.d_v_stack);
+          const auto gradients =
+              static_cast<int64_t>(d.d_q_TNH.nbytes() + d.d_k_TGH.nbytes() + d.d_v_TGH.nbytes());
+          EXPECT_EQ(tree_attention_bytes(kernels, {bf16 ? 2 : 4, 4}, {8, 2, head_dim}, tokens, stack),
+                    cpu_peak_bytes() - before - gradients);
+        }
+  }
 }
 
 }  // namespace

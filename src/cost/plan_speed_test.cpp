@@ -6,10 +6,10 @@
 #include <random>
 
 #include "base/error.h"
-#include "plan/outline.h"
-#include "tree/random_tree.h"
+#include "cost/cost_model.h"
 #include "plan/simulator.h"
 #include "plan/strategies.h"
+#include "tree/random_tree.h"
 
 namespace bough {
 namespace {
@@ -63,14 +63,13 @@ TEST(PlanSpeed, DraftsHaveNoTrees) {
     SCOPED_TRACE(c.name);
     const auto sequences = groups(50'000, c.common, c.samples, c.length);
     const PlanRequest request{.sequences = as_spans(sequences), .max_tokens_per_pass = 1024, .costs = &costs};
-    const auto whole = index_tree(build_prefix_tree(request.sequences), all_sequences(request), request);
-    PartReader parts(request, whole);
+    IndexedTree whole(request);
     for (const int64_t size : {16, 64, 256, 1024}) {
-      auto draft = draft_blocks(request, whole, parts, size);
+      auto draft = draft_blocks(whole, size);
       for (const auto& planned : draft.plan.trees) EXPECT_EQ(planned.tree, nullptr);
       most_parts = std::max(most_parts, draft.parts.size());
       const auto priced = simulate(draft.plan, &costs);
-      const auto plan = finish_blocks(std::move(draft), request, whole, parts);
+      const auto plan = finish_blocks(std::move(draft), whole);
       EXPECT_EQ(simulate(plan, &costs).seconds, priced.seconds);
       validate(plan, request.sequences);
     }
@@ -85,13 +84,12 @@ TEST(PlanSpeed, DraftsOverTheirMemoryAreGivenUpEarly) {
     SCOPED_TRACE(c.name);
     const auto sequences = groups(50'000, c.common, c.samples, c.length);
     const PlanRequest request{.sequences = as_spans(sequences), .max_tokens_per_pass = 1024, .costs = &costs};
-    const auto whole = index_tree(build_prefix_tree(request.sequences), all_sequences(request), request);
-    PartReader parts(request, whole);
-    const auto smallest = draft_blocks(request, whole, parts, 16);
+    IndexedTree whole(request);
+    const auto smallest = draft_blocks(whole, 16);
     const int64_t budget = simulate(smallest.plan, &costs).peak_bytes;
-    EXPECT_TRUE(draft_blocks(request, whole, parts, 16, budget).fits);
+    EXPECT_TRUE(draft_blocks(whole, 16, budget).fits);
     for (const int64_t size : {128, 256, 512, 1024}) {
-      const auto draft = draft_blocks(request, whole, parts, size, budget);
+      const auto draft = draft_blocks(whole, size, budget);
       EXPECT_FALSE(draft.fits) << size;
       EXPECT_LE(num_blocks(draft.plan), 64) << size;
     }
@@ -110,11 +108,10 @@ TEST(PlanSpeed, GivesUpOnlyWhatDoesNotFit) {
     if (seed % 2 == 0)
       for (const auto& sequence : sequences)
         for (size_t i = 0; i < sequence.size(); ++i) request.trained.push_back(random() % 3 == 0);
-    const auto whole = index_tree(build_prefix_tree(request.sequences), all_sequences(request), request);
-    PartReader parts(request, whole);
+    IndexedTree whole(request);
     for (const int64_t size : {1, 16, 100}) {
-      const int64_t peak = simulate(draft_blocks(request, whole, parts, size).plan, &costs).peak_bytes;
-      EXPECT_TRUE(draft_blocks(request, whole, parts, size, peak).fits) << size;
+      const int64_t peak = simulate(draft_blocks(whole, size).plan, &costs).peak_bytes;
+      EXPECT_TRUE(draft_blocks(whole, size, peak).fits) << size;
     }
   }
 }

@@ -1,0 +1,73 @@
+// What products are said to hold against what the allocator counted while one thread computed them.
+#include "kernels/matrix_product/matrix_product_cost.h"
+
+#include <ATen/Parallel.h>
+
+#include <functional>
+
+#include "kernels/common/cpu_allocator.h"
+#include "kernels/common/kernel_test.h"
+#include "kernels/matrix_product/matrix_product.h"
+
+namespace bough {
+namespace {
+
+int64_t peak_bytes(const std::function<void()>& work) {
+  const int64_t before = cpu_allocated_bytes();
+  reset_cpu_peak_bytes();
+  work();
+  return cpu_peak_bytes() - before;
+}
+
+class MatrixProductCost : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+    if (!has_tiles(type_)) GTEST_SKIP() << "no tiles of this type on this CPU";
+    install_cpu_allocator();
+    at::set_num_threads(1);
+  }
+  void TearDown() override { at::set_num_threads(threads_); }
+
+  at::ScalarType type_ = GetParam();
+  bool bf16_ = type_ == at::kBFloat16;
+  ElementSizes sizes_{bf16_ ? 2 : 4, 4};
+  DeviceKernels kernels_{
+      .attention = bf16_ ? DeviceKernels::Attention::kBf16Tiles : DeviceKernels::Attention::kTiles,
+      .packs_factors = true,
+      .threads = 1};
+  int threads_ = at::get_num_threads();
+};
+
+TEST_P(MatrixProductCost, IsWhatAProductPacks) {
+  for (const int64_t rows : {300, 700})
+    for (const int64_t depth : {96, 512, 1024, 1536, 2500})
+      for (const int64_t columns : {32, 1000, 5000}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << depth << " x " << columns);
+        const auto a = random_tensor({rows, depth}, type_, 1), b = random_tensor({columns, depth}, type_, 2);
+        const int64_t measured =
+            peak_bytes([&] { matrix_product_tiles(a, b.t()); }) - rows * columns * sizes_.element;
+        EXPECT_EQ(matrix_product_bytes(kernels_, sizes_, rows, depth, columns), measured);
+      }
+}
+
+TEST_P(MatrixProductCost, IsWhatAWeightsGradientPacks) {
+  for (const int64_t tokens : {40, 512, 1300})
+    for (const int64_t outputs : {64, 1500})
+      for (const int64_t inputs : {96, 1000}) {
+        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << outputs << " x " << inputs);
+        const auto d_y = random_tensor({tokens, outputs}, type_, 1),
+                   x = random_tensor({tokens, inputs}, type_, 2);
+        const auto gradient = at::zeros({outputs, inputs}, at::kFloat);
+        const int64_t measured = peak_bytes([&] { add_matrix_product_tiles_(gradient, d_y.t(), x); });
+        const int64_t counted = weight_gradient_bytes(kernels_, sizes_, tokens, outputs, inputs);
+        // In fp32 blocks are of 12 rows, and counted as of 32.
+        EXPECT_LE(measured, counted);
+        EXPECT_GE(static_cast<double>(measured), (bf16_ ? 1 : 0.98) * static_cast<double>(counted));
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, MatrixProductCost, testing::Values(at::kFloat, at::kBFloat16),
+                         [](const auto& info) { return info.param == at::kFloat ? "Fp32" : "Bf16"; });
+
+}  // namespace
+}  // namespace bough

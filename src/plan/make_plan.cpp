@@ -1,0 +1,348 @@
+// make_plan: the table of strategies, the pass size, what is kept, and the choice between strategies.
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <limits>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "plan/simulator.h"
+#include "plan/strategies.h"
+
+namespace bough {
+
+namespace {
+
+// Smaller passes cost more in overhead than their memory is worth.
+constexpr int64_t kSmallestPass = 16;
+
+constexpr int kWorseInARow = 2;
+
+// `auto` leaves out `dense` where the flat batch is more than so many times the tree: `blocks` fills passes of the same
+// size and repeats each token at most once, and a flat tree of nested prefixes would take gigabytes, if memory for a few
+// exits were short.
+constexpr int64_t kMostFlat = 16;
+
+// What strategies read of a request, made when it is asked for and once for all pass sizes.
+class Batch {
+ public:
+  explicit Batch(const PlanRequest& request) : request_(request) {}
+
+  const PlanRequest& request() const { return request_; }
+  IndexedTree& whole() {
+    if (!whole_) whole_.emplace(request_);
+    return *whole_;
+  }
+
+  // Without packing: of several trees one is more than half full, or it would have taken another's sequences.
+  bool is_packed_above(int64_t size, int64_t most_bytes);
+
+ private:
+  const PlanRequest& request_;
+  std::optional<IndexedTree> whole_;
+  std::optional<int64_t> least_packed_size_;  // the longest path
+  bool leaves_train_ = true;
+};
+
+// A candidate whose peak or time is beyond these is not looked at to its end.
+struct Bounds {
+  std::optional<int64_t> most_bytes;
+  double most_seconds = std::numeric_limits<double>::infinity();
+};
+
+struct Priced {
+  Simulation simulation;
+  std::optional<BlocksDraft> draft;  // where it was made to be priced; its plan may be all there is to it
+};
+
+struct Strategy {
+  std::string_view name;
+  // What its plan with passes of this size would do. Nothing where its peak is above bounds.most_bytes; one that is
+  // merely slower is priced wrong, but as slower. UserError where there is no such plan.
+  std::optional<Priced> (*price)(Batch& batch, int64_t size, const Bounds& bounds);
+  Plan (*make)(Batch& batch, int64_t size);
+  Plan (*finish)(Batch& batch, BlocksDraft draft);  // of a draft that was priced; null where there is none
+};
+
+struct Candidate {
+  const Strategy* strategy;
+  int64_t size;
+  Priced priced;
+};
+
+// B, three quarters of it (often as many passes, in less memory), and powers of two below B; the largest first.
+std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
+  std::vector<int64_t> sizes = {max_tokens_per_pass};
+  if (const int64_t smaller = max_tokens_per_pass * 3 / 4; smaller >= kSmallestPass) sizes.push_back(smaller);
+  int64_t size = kSmallestPass;
+  while (size * 2 < max_tokens_per_pass) size *= 2;
+  for (; size >= kSmallestPass && size < max_tokens_per_pass; size /= 2) sizes.push_back(size);
+  std::ranges::sort(sizes, std::greater{});
+  const auto repeated = std::ranges::unique(sizes);
+  sizes.erase(repeated.begin(), repeated.end());
+  return sizes;
+}
+
+bool Batch::is_packed_above(int64_t size, int64_t most_bytes) {
+  const auto& tree = whole().tree();
+  if (tree.num_tokens() <= size) return false;
+  if (!least_packed_size_) {
+    least_packed_size_ = 0;
+    for (const auto& node : whole().branches().nodes) {
+      const bool trains = whole().num_trained({node.begin, node.end}) > 0;
+      *least_packed_size_ = std::max<int64_t>(*least_packed_size_, node.depth);
+      if (node.is_leaf() && !trains) leaves_train_ = false;  // a tree that trains nothing takes nothing
+    }
+  }
+  if (size < *least_packed_size_ || !leaves_train_) return false;
+  const auto& costs = *request_.costs;
+  const int64_t num_tokens = size / 2 + 1;
+  return whole().num_rows(whole().all()) * costs.row_bytes() + num_tokens * costs.activation_bytes() +
+             costs.temporary_bytes({.tokens = num_tokens}) >
+         most_bytes;
+}
+
+// Bytes that the plan may hold: what was given, or what one pass of B tokens takes.
+int64_t budget(const PlanRequest& request, const Plan& plan) {
+  if (request.memory_bytes) return *request.memory_bytes;
+  const auto& costs = *request.costs;
+  const int64_t size = request.max_tokens_per_pass;
+  int64_t stack_rows = 0;
+  for (const auto& planned : plan.trees) stack_rows = std::max(stack_rows, planned.stack_capacity);
+  return stack_rows * costs.stack_row_bytes() + size * costs.activation_bytes() +
+         costs.temporary_bytes({plan.max_tokens_per_pass, stack_rows, 0, plan.max_tokens_per_pass});
+}
+
+std::optional<Priced> price_dense(Batch& batch, int64_t size, const Bounds& bounds) {
+  return Priced{simulate_dense(batch.request(), size, bounds.most_bytes, bounds.most_seconds), {}};
+}
+
+Plan make_dense(Batch& batch, int64_t size) {
+  return plan_dense(batch.request(), size);
+}
+
+std::optional<Priced> price_packed(Batch& batch, int64_t size, const Bounds& bounds) {
+  if (bounds.most_bytes && batch.is_packed_above(size, *bounds.most_bytes)) return std::nullopt;
+  const IndexedTree& whole = batch.whole();
+  return Priced{simulate_packed(whole, pack(whole.tree(), whole.branches(), size)), {}};
+}
+
+Plan make_packed(Batch& batch, int64_t size) {
+  return plan_packed(batch.whole(), size);
+}
+
+std::optional<Priced> price_path(Batch& batch, int64_t size, const Bounds& bounds) {
+  BlocksDraft draft{.plan = plan_path(batch.whole(), size)};
+  const auto simulation = simulate(draft.plan, batch.request().costs, bounds.most_bytes, bounds.most_seconds);
+  return Priced{simulation, std::move(draft)};
+}
+
+Plan make_path(Batch& batch, int64_t size) {
+  return plan_path(batch.whole(), size);
+}
+
+Plan finish_path(Batch&, BlocksDraft draft) {
+  return std::move(draft.plan);
+}
+
+std::optional<Priced> price_blocks(Batch& batch, int64_t size, const Bounds& bounds) {
+  const auto* costs = batch.request().costs;
+  auto draft = draft_blocks(batch.whole(), size, bounds.most_bytes);
+  if (!draft.fits) return std::nullopt;
+  choose_what_is_kept(draft.plan, *costs, budget(batch.request(), draft.plan));
+  const auto simulation = simulate(draft.plan, costs, bounds.most_bytes, bounds.most_seconds);
+  return Priced{simulation, std::move(draft)};
+}
+
+Plan make_blocks(Batch& batch, int64_t size) {
+  return finish_blocks(draft_blocks(batch.whole(), size), batch.whole());
+}
+
+Plan finish_drafted_blocks(Batch& batch, BlocksDraft draft) {
+  return finish_blocks(std::move(draft), batch.whole());
+}
+
+constexpr std::array kStrategies = {
+    Strategy{"dense", price_dense, make_dense, nullptr},
+    Strategy{"packed", price_packed, make_packed, nullptr},
+    Strategy{"path", price_path, make_path, finish_path},
+    Strategy{"blocks", price_blocks, make_blocks, finish_drafted_blocks},
+};
+constexpr std::string_view kAuto = "auto";
+constexpr std::array<std::string_view, 3> kAutoTries = {"blocks", "packed", "dense"};  // in this order
+
+constexpr auto kNames = [] {
+  std::array<std::string_view, kStrategies.size() + 1> names{kAuto};
+  for (size_t i = 0; i < kStrategies.size(); ++i) names[i + 1] = kStrategies[i].name;
+  return names;
+}();
+
+// As a row of the table; null where there is none.
+const Strategy* find_strategy(std::string_view name) {
+  const auto found = std::ranges::find(kStrategies, name, &Strategy::name);
+  return found == kStrategies.end() ? nullptr : &*found;
+}
+
+class Planner {
+ public:
+  explicit Planner(const PlanRequest& request) : request_(request), batch_(request) {}
+
+  // The plan of least predicted peak memory among those as fast as the one of least predicted time; without a cost
+  // model the one of B tokens a pass.
+  Plan best(const std::vector<const Strategy*>& strategies) {
+    if (!request_.costs) return strategies.front()->make(batch_, request_.max_tokens_per_pass);
+    std::vector<Candidate> fastest;  // all as fast as the fastest yet
+    bool any_too_large = false;
+    std::optional<UserError> refused;
+    for (const auto* strategy : strategies) {
+      if (is_left_out(strategy, strategies)) continue;
+      // From large passes to small ones, until these only cost more: time by pass size has one minimum, but for
+      // small steps where the number of passes jumps.
+      double least = std::numeric_limits<double>::infinity();
+      int num_worse = 0;
+      for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
+        if (num_worse == kWorseInARow) break;
+        try {
+          auto priced = strategy->price(batch_, size, {request_.memory_bytes, least * kAsFast});
+          if (!priced || !is_within_memory(*priced)) {
+            any_too_large = true;
+            continue;
+          }
+          const double seconds = priced->simulation.seconds;
+          num_worse = seconds < least ? 0 : num_worse + 1;
+          least = std::min(least, seconds);
+          add_if_fast(fastest, {strategy, size, std::move(*priced)});
+        } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
+          if (!refused) refused = error;
+          break;  // smaller passes hold no longer path
+        }
+      }
+    }
+    if (!fastest.empty())
+      return finish(std::move(*std::ranges::min_element(
+          fastest, {}, [](const Candidate& candidate) { return candidate.priced.simulation.peak_bytes; })));
+    if (!any_too_large) throw *refused;
+    const int64_t smallest = smallest_memory(strategies);
+    throw UserError(str("memory (--memory, mb_spec.memory): got ", *request_.memory_bytes,
+                        " bytes over weights and gradients, too little for this batch by strategy ",
+                        strategies.size() > 1 ? "auto" : std::string(strategies.front()->name),
+                        "; the smallest that would do is ", smallest, " bytes (",
+                        format_bytes(static_cast<double>(smallest)), ")"));
+  }
+
+ private:
+  static void add_if_fast(std::vector<Candidate>& fastest, Candidate candidate) {
+    double least = candidate.priced.simulation.seconds;
+    for (const auto& other : fastest) least = std::min(least, other.priced.simulation.seconds);
+    fastest.push_back(std::move(candidate));
+    std::erase_if(fastest,
+                  [&](const Candidate& other) { return other.priced.simulation.seconds > least * kAsFast; });
+  }
+
+  bool is_left_out(const Strategy* strategy, const std::vector<const Strategy*>& strategies) {
+    return strategy->name == "dense" && strategies.size() > 1 &&
+           batch_.whole().tree().num_flat_tokens() > kMostFlat * batch_.whole().tree().num_tokens();
+  }
+
+  bool is_within_memory(const Priced& priced) const {
+    return !request_.memory_bytes || priced.simulation.peak_bytes <= *request_.memory_bytes;
+  }
+
+  // Over all pass sizes, the small ones first: they leave the large ones little to try for.
+  int64_t smallest_memory(const std::vector<const Strategy*>& strategies) {
+    int64_t smallest = std::numeric_limits<int64_t>::max();
+    auto sizes = pass_sizes(request_.max_tokens_per_pass);
+    std::ranges::reverse(sizes);
+    for (const auto* strategy : strategies) {
+      if (is_left_out(strategy, strategies)) continue;
+      for (const int64_t size : sizes) {
+        try {
+          if (const auto priced = strategy->price(batch_, size, {smallest - 1}))
+            smallest = std::min(smallest, priced->simulation.peak_bytes);
+        } catch (const UserError&) {  // a path longer than a pass
+        }
+      }
+    }
+    return smallest;
+  }
+
+  Plan finish(Candidate candidate) {
+    const auto& strategy = *candidate.strategy;
+    return candidate.priced.draft ? strategy.finish(batch_, std::move(*candidate.priced.draft))
+                                  : strategy.make(batch_, candidate.size);
+  }
+
+  const PlanRequest& request_;
+  Batch batch_;
+};
+
+}  // namespace
+
+// Children before parents: a block near the leaves opens once for each of many chains, one near the root for all of
+// them together, so memory spent lower down saves more recomputation.
+void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
+  int64_t num_loss_rows = 0;
+  for (const auto& planned : plan.trees)
+    for (const auto& block : planned.blocks) num_loss_rows += block.num_loss_rows;
+  budget -= num_loss_rows * costs.row_bytes();
+  for (auto& planned : plan.trees) {
+    auto& blocks = planned.blocks;
+    const int64_t room = budget - planned.stack_capacity * costs.stack_row_bytes();
+    // By block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those, while what hangs
+    // off it runs.
+    std::vector<int64_t> exits(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
+    for (size_t i = 0; i < blocks.size(); ++i)
+      exits[i + 1] = exits[blocks[i].above + 1] + blocks[i].num_exits * costs.exit_bytes();
+    for (size_t i = blocks.size(); i-- > 0;) {
+      auto& block = blocks[i];
+      if (!block.needed) continue;
+      const int64_t activations = block.num_tokens * costs.activation_bytes();
+      const int64_t attention = block.num_tokens * costs.attention_bytes();
+      const int64_t pass = activations + costs.temporary_bytes(block.shape());
+      // With the block's exits, which end with it: above it they are part of what is held.
+      const int64_t below = held[i + 1];
+      int64_t total = pass;
+      if (block.interior) {
+        const int64_t with_activations = std::max(below + activations, pass);
+        const int64_t with_attention = std::max(below, pass) + attention;
+        total = std::max(below, pass);
+        if (with_activations + exits[i + 1] <= room) {
+          block.keep = Keep::kActivations;
+          total = with_activations;
+        } else if (with_attention + exits[i + 1] <= room) {
+          block.keep = Keep::kAttention;
+          total = with_attention;
+        }
+        total += block.num_exits * costs.exit_bytes();
+      }
+      held[block.above + 1] = std::max(held[block.above + 1], total);
+    }
+  }
+}
+
+Plan make_plan(std::string_view strategy, const PlanRequest& request) {
+  if (request.max_tokens_per_pass < 1)
+    throw UserError(
+        str("max_tokens_per_mb: got ", request.max_tokens_per_pass, ", expected at least 1 token a pass"));
+  BOUGH_CHECK(!request.memory_bytes || request.costs, "a memory budget needs a cost model");
+  std::vector<const Strategy*> strategies;
+  if (strategy == kAuto)
+    for (const auto name : kAutoTries) strategies.push_back(find_strategy(name));
+  else if (const auto* found = find_strategy(strategy)) strategies = {found};
+  else check_strategy("tree_training_mode", strategy);
+  return Planner(request).best(strategies);
+}
+
+std::span<const std::string_view> strategy_names() {
+  return kNames;
+}
+
+void check_strategy(const std::string& option, std::string_view name) {
+  if (std::ranges::find(kNames, name) != kNames.end()) return;
+  std::string known;
+  for (const auto& other : kNames)
+    known += str(&other == &kNames.front() ? "" : &other == &kNames.back() ? " or " : ", ", other);
+  throw UserError(str(option, ": got ", quoted(std::string(name)), ", expected ", known));
+}
+
+}  // namespace bough

@@ -1,0 +1,147 @@
+#include "plan/strategies.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "plan/simulator.h"
+#include "plan/test_costs.h"
+#include "tree/random_tree.h"
+
+namespace bough {
+namespace {
+
+void expect_same(const Simulation& ours, const Simulation& plans) {
+  EXPECT_EQ(ours.num_passes, plans.num_passes);
+  EXPECT_EQ(ours.tokens_forwarded, plans.tokens_forwarded);
+  EXPECT_EQ(ours.tokens_recomputed, plans.tokens_recomputed);
+  EXPECT_EQ(ours.peak_stack_tokens, plans.peak_stack_tokens);
+  EXPECT_EQ(ours.peak_pass_tokens, plans.peak_pass_tokens);
+  EXPECT_EQ(ours.peak_kept_tokens, plans.peak_kept_tokens);
+  EXPECT_EQ(ours.seconds, plans.seconds);  // the same sum in the same order
+  EXPECT_EQ(ours.peak_bytes, plans.peak_bytes);
+}
+
+// All train, a third of the tokens does, or a third of every second sequence's.
+std::vector<uint8_t> random_flags(uint64_t seed, const std::vector<TokenSpan>& sequences) {
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> flags;
+  if (seed % 3 == 0) return flags;
+  for (const auto& sequence : sequences) {
+    const bool idle = seed % 3 == 1 && random() % 2 == 0;
+    for (size_t i = 0; i < sequence.size(); ++i) flags.push_back(!idle && random() % 3 == 0);
+  }
+  return flags;
+}
+
+// What a block says of itself, counted token by token.
+void expect_counted(const Plan& plan, const PlanRequest& request) {
+  std::vector<int64_t> offsets = {0};
+  for (const auto& sequence : request.sequences) offsets.push_back(offsets.back() + std::ssize(sequence));
+  for (const auto& planned : plan.trees) {
+    const auto& tree = *planned.tree;
+    std::vector<int64_t> rows(tree.num_tokens(), 0);  // sequences that train the token
+    for (size_t i = 0; i < planned.sequences.size(); ++i) {
+      const auto path = tree.path(static_cast<int64_t>(i));
+      for (size_t t = 1; t < path.size(); ++t)
+        rows[path[t]] += request.trained.empty() || request.trained[offsets[planned.sequences[i]] + t] != 0;
+    }
+    for (const auto& block : planned.blocks) {
+      std::vector<uint8_t> inside(tree.num_tokens(), 0);
+      for (const auto& range : block.ranges)
+        std::fill(inside.begin() + range.begin, inside.begin() + range.end, 1);
+      Block counted;
+      std::vector<uint8_t> has_exit(tree.num_tokens(), 0);
+      std::vector<int32_t> keys_outside(tree.num_tokens(), 0);  // that the token sees
+      bool below = false;
+      for (int32_t t = 0; t < tree.num_tokens(); ++t) {
+        const int32_t parent = tree.parent[t];
+        if (!inside[t]) {
+          if (parent >= 0 && inside[parent] && rows[t] > 0) has_exit[parent] = 1;
+          below |= block.interior && rows[t] > 0 && t >= block.ranges.front().begin &&
+                   t < tree.subtree_end[block.ranges.front().begin];
+          continue;
+        }
+        ++counted.num_tokens;
+        counted.num_pairs += tree.depth[t] + 1;
+        keys_outside[t] = parent >= 0 && inside[parent] ? keys_outside[parent] : tree.depth[t];
+        counted.num_stack_pairs += keys_outside[t];
+        counted.num_pieces += t == 0 || !inside[t - 1] || parent != t - 1;
+        counted.num_head_rows += rows[t] > 0;
+        counted.num_loss_rows += rows[t];
+      }
+      for (const uint8_t exit : has_exit) counted.num_exits += exit;
+      EXPECT_EQ(block.num_tokens, counted.num_tokens);
+      EXPECT_EQ(block.num_pairs, counted.num_pairs);
+      EXPECT_EQ(block.num_stack_pairs, counted.num_stack_pairs);
+      EXPECT_EQ(block.num_pieces, counted.num_pieces);
+      EXPECT_EQ(block.num_head_rows, counted.num_head_rows);
+      EXPECT_EQ(block.num_loss_rows, counted.num_loss_rows);
+      EXPECT_EQ(block.num_exits, block.interior ? counted.num_exits : 0);
+      EXPECT_EQ(block.needed, counted.num_head_rows > 0 || below);
+    }
+  }
+}
+
+TEST(Strategies, PriceDenseAndPackedAsTheirPlansWhoseBlocksAreCounted) {
+  for (uint64_t seed = 0; seed < 600; ++seed) {
+    SCOPED_TRACE(str("seed ", seed));
+    const auto sequences = random_sequences(seed, seed % 5 == 0 ? 2000 : 200);
+    const TestCosts costs(static_cast<double>(seed % 2 == 0 ? seed % 100 : 7000));
+    PlanRequest request{.sequences = as_spans(sequences), .costs = &costs};
+    request.trained = random_flags(seed, request.sequences);
+    const IndexedTree whole(request);
+    for (const int64_t limit : {1, 3, 16, 100, 3000}) {
+      SCOPED_TRACE(str("limit ", limit));
+      request.max_tokens_per_pass = limit;
+      const auto dense = plan_dense(request, limit);
+      validate(dense, request.sequences);
+      if (seed < 60 && limit > 1) expect_counted(dense, request);
+      expect_same(simulate_dense(request, limit), simulate(dense, &costs));
+      std::optional<Plan> packed;
+      try {
+        packed = plan_packed(whole, limit);
+      } catch (const UserError&) {  // a longer path
+        continue;
+      }
+      validate(*packed, request.sequences);
+      if (seed < 60) expect_counted(*packed, request);
+      expect_same(simulate_packed(whole, pack(whole.tree(), limit)), simulate(*packed, &costs));
+    }
+    if (testing::Test::HasFailure()) break;
+  }
+}
+
+TEST(Strategies, BlocksOfPathAndBlocksAreCounted) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(str("seed ", seed));
+    const auto sequences = random_sequences(seed, 300);
+    const TestCosts costs(static_cast<double>(seed % 2 == 0 ? seed % 100 : 0));
+    PlanRequest request{.sequences = as_spans(sequences), .costs = &costs};
+    request.trained = random_flags(seed, request.sequences);
+    IndexedTree whole(request);
+    for (const int64_t limit : {3, 16, 100}) {
+      SCOPED_TRACE(str("limit ", limit));
+      request.max_tokens_per_pass = limit;
+      expect_counted(plan_path(whole, limit), request);
+      expect_counted(finish_blocks(draft_blocks(whole, limit), whole), request);
+    }
+    if (testing::Test::HasFailure()) break;
+  }
+}
+
+TEST(Strategies, TheTableIsWhatTheNamesSay) {
+  for (const auto name : strategy_names()) {
+    EXPECT_NO_THROW(check_strategy("--mode", name));
+    EXPECT_NO_THROW(make_plan(name, {}));
+  }
+  try {
+    make_plan("paths", {});
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "tree_training_mode: got 'paths', expected auto, dense, packed, path or blocks");
+  }
+}
+
+}  // namespace
+}  // namespace bough
