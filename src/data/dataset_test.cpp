@@ -5,7 +5,6 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "env/sums.h"
 
 namespace bough {
 namespace {
@@ -224,22 +223,6 @@ TEST_F(DatasetFile, SftExamplesOfEveryKind) {
             (std::vector<Message>{{"user", "p"}, {"assistant", "c"}}));
 }
 
-// What a model is warmed up on must begin as what it is then asked.
-TEST_F(DatasetFile, SftPromptsAreTheDatasets) {
-  for (const int64_t shots : {0, 3}) {
-    SumsSettings sums;
-    sums.shots = shots;
-    write_sums_dataset(settings_.path, 30, Split::train, 1, sums);
-    const Dataset dataset = read_dataset(settings_);
-    const auto examples = read_sft(settings_);
-    ASSERT_EQ(dataset.size(), 30u);
-    for (size_t i = 0; i < 30; ++i) {
-      EXPECT_EQ(examples[i].prompt, dataset[i].prompt);
-      EXPECT_EQ(examples[i].completion, " " + dataset[i].answer);
-    }
-  }
-}
-
 TEST(DatasetSettingsYaml, ReadsAndPrints) {
   const auto settings = parse_settings<DatasetSettings>(
       "path: a.jsonl\nfew_shot: {shots: 4}\nlayout: {separator: '|'}\n", "c.yaml");
@@ -249,14 +232,6 @@ TEST(DatasetSettingsYaml, ReadsAndPrints) {
       settings_diff(settings, parse_settings<DatasetSettings>(settings_yaml(settings), "again")).empty());
   EXPECT_THROW(parse_settings<DatasetSettings>("format: html\n", "c.yaml"), UserError);
   EXPECT_THROW(parse_settings<DatasetSettings>("layout: {question_template: Q}\n", "c.yaml"), UserError);
-}
-
-TEST(SumsSettingsYaml, ChecksWhatItReads) {
-  EXPECT_EQ(
-      parse_settings<SumsSettings>("operations: [multiply]\nmax_operand: 9\n", "c.yaml").operations.size(),
-      1u);
-  EXPECT_THROW(parse_settings<SumsSettings>("operations: [divide]\n", "c.yaml"), UserError);
-  EXPECT_THROW(parse_settings<SumsSettings>("min_operand: 30\n", "c.yaml"), UserError);
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 #include "env/sums.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <set>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/dataset.h"
 #include "env/verifier.h"
 
 namespace bough {
@@ -185,6 +187,33 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
   });
   EXPECT_EQ(std::count(prefix.begin(), prefix.end(), 'Q'), 3);
   EXPECT_TRUE(prefix.ends_with("\n\n"));
+}
+
+// What a model is warmed up on must begin as what it is then asked.
+TEST(SumsDataset, SftPromptsAreTheDatasets) {
+  DatasetSettings settings;
+  settings.path = (std::filesystem::path(::testing::TempDir()) / str("sums_", ::getpid(), ".jsonl")).string();
+  for (const int64_t shots : {0, 3}) {
+    SumsSettings sums;
+    sums.shots = shots;
+    write_sums_dataset(settings.path, 30, Split::train, 1, sums);
+    const Dataset dataset = read_dataset(settings);
+    const auto examples = read_sft(settings);
+    ASSERT_EQ(dataset.size(), 30u);
+    for (size_t i = 0; i < 30; ++i) {
+      EXPECT_EQ(examples[i].prompt, dataset[i].prompt);
+      EXPECT_EQ(examples[i].completion, " " + dataset[i].answer);
+    }
+  }
+  std::filesystem::remove(settings.path);
+}
+
+TEST(SumsSettingsYaml, ChecksWhatItReads) {
+  EXPECT_EQ(
+      parse_settings<SumsSettings>("operations: [multiply]\nmax_operand: 9\n", "c.yaml").operations.size(),
+      1u);
+  EXPECT_THROW(parse_settings<SumsSettings>("operations: [divide]\n", "c.yaml"), UserError);
+  EXPECT_THROW(parse_settings<SumsSettings>("min_operand: 30\n", "c.yaml"), UserError);
 }
 
 }  // namespace
