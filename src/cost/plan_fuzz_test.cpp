@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "cost/model_shape.h"
-#include "train/exactness.h"
 #include "plan/test_costs.h"
+#include "train/exactness.h"
 
 namespace bough {
 namespace {
@@ -38,7 +38,7 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
     auto model = random_model(static_cast<uint64_t>(seed), at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, *loss);
     int64_t longest = 1;
-    for (const auto& sequence : r->sequences) longest = std::max<int64_t>(longest, sequence.size());
+    for (const auto& sequence : r->batch.sequences) longest = std::max<int64_t>(longest, sequence.size());
 
     auto device = test_costs(static_cast<double>(below(60))).device();
     device.dtype = "fp64";
