@@ -5,6 +5,7 @@
 #include <set>
 
 #include "control/control_test_util.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 namespace {
