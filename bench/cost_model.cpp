@@ -39,19 +39,21 @@ using namespace bough;
 
 struct Case {
   std::string name;
-  std::vector<std::vector<int32_t>> sequences;
-  std::vector<std::vector<uint8_t>> masks;
+  std::vector<Trajectory> batch;
 };
 
 std::vector<Case> random_cases(int64_t count) {
   std::vector<Case> cases;
   for (int64_t i = 0; static_cast<int64_t>(cases.size()) < count; ++i) {
-    Case c{"random " + std::to_string(i), random_sequences(1000 + i, 1200, 4096), {}};
+    Case c{"random " + std::to_string(i), {}};
     int64_t tokens = 0;
-    for (const auto& sequence : c.sequences) {
+    for (auto& sequence : random_sequences(1000 + i, 1200, 4096)) {
       tokens += static_cast<int64_t>(sequence.size());
-      c.masks.emplace_back(sequence.size(), 1);
-      for (size_t t = 0; t < sequence.size() / 3; ++t) c.masks.back()[t] = 0;  // a prompt
+      Trajectory& trajectory = c.batch.emplace_back();
+      trajectory.loss_mask.assign(sequence.size(), 1);
+      std::fill_n(trajectory.loss_mask.begin(), sequence.size() / 3, 0);  // a prompt
+      trajectory.advantage = {1};
+      trajectory.input_ids = std::move(sequence);
     }
     if (tokens >= 200 && tokens <= 4000) cases.push_back(std::move(c));
   }
@@ -59,10 +61,11 @@ std::vector<Case> random_cases(int64_t count) {
 }
 
 Case file_case(const char* path) {
-  Case c{path, {}, {}};
+  Case c{path, {}};
   for (auto& rollout : read_rollouts(path)) {
-    c.sequences.push_back(rollout.input_ids);
-    c.masks.push_back(rollout.loss_mask);
+    rollout.logprobs.clear();  // policy gradient reads none
+    rollout.advantage = {1};
+    c.batch.push_back(std::move(rollout));
   }
   return c;
 }
@@ -126,7 +129,7 @@ class Bench {
   void step(const Case& c, const char* strategy, int64_t limit) {
     const int64_t before = cpu_allocated_bytes();
     reset_cpu_peak_bytes();
-    const auto batch = constant_batch(c);
+    const TrainBatch batch = make_batch(c.batch, {}, accumulator_type(model_->dtype()));
     auto request = plan_request(batch, limit);
     request.costs = &*costs_;
     const auto plan = make_plan(strategy, request);
@@ -158,15 +161,6 @@ class Bench {
   const std::map<std::string, StepRounds>& steps() const { return steps_; }
 
  private:
-  // Refers to the case's sequences.
-  static TrainBatch constant_batch(const Case& c) {
-    const std::vector<TokenSpan> spans(c.sequences.begin(), c.sequences.end());
-    auto batch = make_batch(spans, {c.masks.begin(), c.masks.end()}, 1.0);
-    batch.fields.advantages_R = at::ones({batch.num_rows()});
-    batch.fields.weights_R = at::full({batch.num_rows()}, 1e-3);
-    return batch;
-  }
-
   static ModelConfig small_config() {
     const auto shape = named_model_shape("small", "fp32");
     ModelConfig config;
@@ -210,7 +204,7 @@ int main(int argc, char** argv) {
       if (i % 2 == 0) bench.calibrate();
       const auto c = file_case(argv[i]);
       int64_t tokens = 0;
-      for (const auto& sequence : c.sequences) tokens += static_cast<int64_t>(sequence.size());
+      for (const Trajectory& one : c.batch) tokens += static_cast<int64_t>(one.input_ids.size());
       bench.step(c, "blocks", 1024);
       bench.step(c, "blocks", 256);
       bench.step(c, "path", 1024);

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <numeric>
-
 #include "algo/groups.h"
 #include "base/error.h"
 
@@ -11,35 +9,36 @@ namespace bough {
 
 namespace {
 
-int64_t sum_of(std::span<const int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
+// Denominators by group: the group's share-weighted tokens times the number of groups.
 std::vector<double> group_mean_weights(std::span<const int64_t> trained_tokens,
-                                       std::span<const int64_t> groups) {
+                                       std::span<const int64_t> groups, std::span<const double> shares) {
   BOUGH_CHECK(groups.size() == trained_tokens.size(), "groups ", groups.size(), ", sequences ",
               trained_tokens.size());
   const std::vector<std::vector<int64_t>> members = members_by_group(groups);
   std::vector<double> group_tokens(members.size(), 0.0);
   int64_t num_groups = 0;
   for (size_t g = 0; g < members.size(); ++g) {
-    for (const int64_t s : members[g]) group_tokens[g] += static_cast<double>(trained_tokens[s]);
+    for (const int64_t s : members[g]) group_tokens[g] += shares[s] * static_cast<double>(trained_tokens[s]);
     num_groups += group_tokens[g] > 0.0;
   }
   std::vector<double> weights(trained_tokens.size(), 0.0);
   for (size_t g = 0; g < members.size(); ++g)
     for (const int64_t s : members[g])
-      if (trained_tokens[s] > 0) weights[s] = 1.0 / (static_cast<double>(num_groups) * group_tokens[g]);
+      if (trained_tokens[s] > 0) weights[s] = shares[s] / (static_cast<double>(num_groups) * group_tokens[g]);
   return weights;
 }
 
 }  // namespace
 
 std::vector<double> sequence_weights(const AggregationSettings& settings,
-                                     std::span<const int64_t> trained_tokens,
-                                     std::span<const int64_t> groups) {
+                                     std::span<const int64_t> trained_tokens, std::span<const int64_t> groups,
+                                     std::span<const double> shares) {
+  const std::vector<double> whole(shares.empty() ? trained_tokens.size() : 0, 1.0);
+  if (shares.empty()) shares = whole;
+  BOUGH_CHECK(shares.size() == trained_tokens.size(), "shares ", shares.size(), ", sequences ",
+              trained_tokens.size());
   const std::string& how = settings.loss_aggregation;
-  if (how == "group_mean") return group_mean_weights(trained_tokens, groups);
+  if (how == "group_mean") return group_mean_weights(trained_tokens, groups, shares);
   if (how != "token_mean" && how != "sequence_mean" && how != "constant_length")
     throw UserError(str("setting loss_aggregation: got ", quoted(how),
                         ", expected one of token_mean, sequence_mean, constant_length, group_mean"));
@@ -47,19 +46,19 @@ std::vector<double> sequence_weights(const AggregationSettings& settings,
     throw UserError(str("setting loss_constant_length: got ", settings.loss_constant_length,
                         ", expected tokens above 0 with loss_aggregation: constant_length (for instance "
                         "gconfig.max_new_tokens)"));
-  int64_t num_sequences = 0;
-  for (const int64_t n : trained_tokens) {
-    BOUGH_CHECK(n >= 0, "trained tokens ", n);
-    num_sequences += n > 0;
+  double tokens = 0, sequences = 0;
+  for (size_t s = 0; s < trained_tokens.size(); ++s) {
+    BOUGH_CHECK(trained_tokens[s] >= 0, "trained tokens ", trained_tokens[s]);
+    tokens += shares[s] * static_cast<double>(trained_tokens[s]);
+    if (trained_tokens[s] > 0) sequences += shares[s];
   }
-  const double total = static_cast<double>(sum_of(trained_tokens));
-  const double sequences = static_cast<double>(num_sequences);
   std::vector<double> weights(trained_tokens.size(), 0.0);
   for (size_t s = 0; s < weights.size(); ++s) {
     if (trained_tokens[s] == 0) continue;
-    if (how == "token_mean") weights[s] = 1.0 / total;
-    else if (how == "sequence_mean") weights[s] = 1.0 / (sequences * static_cast<double>(trained_tokens[s]));
-    else weights[s] = 1.0 / (sequences * static_cast<double>(settings.loss_constant_length));
+    if (how == "token_mean") weights[s] = shares[s] / tokens;
+    else if (how == "sequence_mean")
+      weights[s] = shares[s] / (sequences * static_cast<double>(trained_tokens[s]));
+    else weights[s] = shares[s] / (sequences * static_cast<double>(settings.loss_constant_length));
   }
   return weights;
 }

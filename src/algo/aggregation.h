@@ -8,6 +8,9 @@
 //   constant_length  1 / (S constant_length)                   Dr.GRPO: mean of sums over a constant
 //   group_mean       1 / (groups * trained tokens of s's group)  DAPO as printed
 // S and the number of groups count what has a trained token: a sequence that trains nothing dilutes nothing.
+//
+// A row that is 1/N of a sequence (one of the N rows of a trajectory) counts as 1/N in S, its tokens as 1/N each in
+// n, and its weights are 1/N of the above.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,10 +39,11 @@ struct AggregationSettings {
 
 // One weight a sequence, [S]; 0 for a sequence without trained tokens. `groups` [S]: any ids; only group_mean
 // reads it, others take an empty span.
+// `shares` [S]: what part of a sequence each row is; empty: each is a whole one.
 // UserError: an unknown aggregation, or constant_length without a length above 0.
 std::vector<double> sequence_weights(const AggregationSettings& settings,
-                                     std::span<const int64_t> trained_tokens,
-                                     std::span<const int64_t> groups);
+                                     std::span<const int64_t> trained_tokens, std::span<const int64_t> groups,
+                                     std::span<const double> shares = {});
 
 // One value a row, [R] in `dtype` on sequences_R's device, from one value a sequence and each row's sequence
 // (int64 [R]): weights_R, and per-sequence advantages. InternalError: an index outside [0, S).

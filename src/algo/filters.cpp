@@ -8,23 +8,28 @@
 namespace bough {
 
 FilterResult filter_sequences(const FilterSettings& settings, std::span<const double> rewards,
-                              std::span<const int64_t> groups, std::span<const uint8_t> truncated) {
+                              std::span<const int64_t> groups, std::span<const uint8_t> truncated,
+                              std::span<const uint8_t> valid) {
   const std::string& how = settings.truncated_samples;
   if (how != "keep" && how != "mask" && how != "drop")
     throw UserError(str("setting truncated_samples: got ", quoted(how), ", expected keep, mask or drop"));
-  BOUGH_CHECK(rewards.size() == groups.size() && truncated.size() == groups.size(), "rewards ",
-              rewards.size(), ", groups ", groups.size(), ", truncated ", truncated.size());
+  BOUGH_CHECK(rewards.size() == groups.size() && truncated.size() == groups.size() &&
+                  (valid.empty() || valid.size() == groups.size()),
+              "rewards ", rewards.size(), ", groups ", groups.size(), ", truncated ", truncated.size(),
+              ", valid ", valid.size());
   FilterResult result;
   result.kept.assign(groups.size(), 1);
   for (const std::vector<int64_t>& members : members_by_group(groups)) {
     std::vector<int64_t> left;
     for (const int64_t s : members) {
-      result.truncated += truncated[s] != 0;
-      if (truncated[s] && how == "drop") result.kept[s] = 0;
+      const bool is_valid = valid.empty() || valid[s];
+      const bool cut = is_valid && truncated[s] && how == "drop";
+      result.truncated += is_valid && truncated[s];
+      result.truncated_dropped += cut;
+      if (cut || !is_valid) result.kept[s] = 0;
       else left.push_back(s);
     }
     const size_t dropped = members.size() - left.size();
-    result.truncated_dropped += static_cast<int64_t>(dropped);
     const bool equal = left.size() > 1 && std::all_of(left.begin(), left.end(), [&](int64_t s) {
                          return rewards[s] == rewards[left[0]];
                        });

@@ -238,7 +238,7 @@ class Reader {
                           std::vector<std::string>& out) {
     for (const SettingField& field : group.fields) {
       out.push_back(join_key(prefix, field.key));
-      append_keys(field, out.back(), out);
+      append_keys(field, std::string(out.back()), out);  // a copy: the list grows below it
     }
   }
 

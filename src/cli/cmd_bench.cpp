@@ -15,7 +15,7 @@
 #include "base/format.h"
 #include "cli/command.h"
 #include "cli/op_times.h"
-#include "cli/step_timing.h"
+#include "cli/step_input.h"
 #include "cost/rates.h"
 
 namespace bough {
@@ -111,14 +111,16 @@ std::string line_text(const Line& line, const TreeStatistics& tree, const Bound&
 
 void run_bench_step(const Options& options) {
   for (const auto& mode : options.modes) check_strategy("--modes", mode);
-  const StepInput input = load_step(options);
+  const StepInput input = load_step(options, step_settings(options, ""));
+  if (input.settings.tree_training_mode != "auto")
+    throw UserError("actor.tree_training_mode: what is measured is named by --modes");
   const TreeStatistics& statistics = input.statistics;
   const StepWork& work = input.work;
 
   std::vector<Line> lines;
   for (const auto& mode : options.modes) {
     Line line{mode, nullptr, ""};
-    auto timer = std::make_unique<StepTimer>(input, mode);
+    auto timer = input.timer(mode);
     try {
       timer->run(/*counted=*/false);
       line.timer = std::move(timer);

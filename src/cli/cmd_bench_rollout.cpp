@@ -26,6 +26,7 @@
 #include "models/checkpoint.h"
 #include "plan/plan.h"
 #include "rollout/embedded_engine.h"
+#include "rollout/rollouts.h"
 #include "train/executor.h"
 
 namespace bough {
@@ -111,26 +112,16 @@ struct Mismatch {
   double logprob_abs_diff = 0, importance_weight_max = 1;
 };
 
-Mismatch mismatch_of(Model& model, const Run& run, double temperature) {
+Mismatch mismatch_of(Model& model, const Run& run) {
   constexpr size_t kSequences = 32;  // one of each prompt, then the others: some thousand tokens are enough
-  std::vector<std::vector<int32_t>> tokens;
-  std::vector<std::vector<uint8_t>> masks;
-  std::vector<double> log_probs;
+  std::vector<Trajectory> sampled;
   for (size_t sample = 0; sample < run.results.front().samples.size(); ++sample)
-    for (const GenerationResult& result : run.results) {
-      if (tokens.size() == kSequences) break;
-      const GeneratedSample& one = result.samples[sample];
-      auto& sequence = tokens.emplace_back(result.prompt_ids);
-      sequence.insert(sequence.end(), one.token_ids.begin(), one.token_ids.end());
-      masks.emplace_back(result.prompt_ids.size(), 0).resize(sequence.size(), 1);
-      log_probs.insert(log_probs.end(), one.logprobs.begin(), one.logprobs.end());
-    }
-  const std::vector<TokenSpan> sequences(tokens.begin(), tokens.end());
-  const std::vector<std::span<const uint8_t>> trained(masks.begin(), masks.end());
-  const TrainBatch batch = make_batch(sequences, trained, temperature);
+    for (const GenerationResult& result : run.results)
+      if (sampled.size() < kSequences) sampled.push_back(to_rollout(result, sample, ""));
+  const TrainBatch batch = make_batch(sampled, {}, at::kDouble);
   Executor executor(model);
   const auto trainers = executor.forward(make_plan("dense", plan_request(batch, 4096)), batch).log_probs_R;
-  const auto difference = trainers.to(at::kCPU, at::kDouble) - at::tensor(log_probs, at::kDouble);
+  const auto difference = trainers.to(at::kCPU, at::kDouble) - batch.fields.behaviour_log_probs_R;
   return {difference.abs().mean().item<double>(), difference.max().exp().item<double>()};
 }
 
@@ -221,7 +212,7 @@ void run_bench_rollout(Options options) {
       static_cast<double>(run.statistics.cached_tokens) /
       static_cast<double>(std::max<int64_t>(1, run.statistics.cached_tokens + run.statistics.prefill_tokens));
 
-  const Mismatch mismatch = mismatch_of(*model, run, options.generation.temperature);
+  const Mismatch mismatch = mismatch_of(*model, run);
   std::optional<Interruption> interruption;
   if (options.interrupt) interruption = run_interrupted(*model, options, run);
   if (options.json) {

@@ -10,12 +10,13 @@
 #include "base/settings.h"
 #include "cli/command.h"
 #include "cli/plan_page.h"
-#include "cli/rollout_batch.h"
 #include "cli/torch_options.h"
-#include "cli/tree_page.h"
+#include "control/tree_view.h"
 #include "cost/run_costs.h"
+#include "data/rollout_file.h"
 #include "plan/load_balance.h"
 #include "plan/plan.h"
+#include "train/make_batch.h"
 
 namespace bough {
 
@@ -243,12 +244,14 @@ void run_plan(const PlanOptions& options) {
   if (!options.html.empty()) check_output_file("--html", options.html);
   if (!options.svg.empty()) check_output_file("--svg", options.svg);
   const auto memory = parse_memory("--memory", options.memory);
-  const RolloutBatch batch(read_rollouts(options.rollouts, {.require_reward_or_advantage = false}));
+  const std::vector<Trajectory> rollouts =
+      read_rollouts(options.rollouts, {.require_reward_or_advantage = false});
   const CostModel costs = cost_model_of(options);
-  const PrefixTree tree = build_prefix_tree(batch.sequences);
+  const std::vector<TokenSpan> sequences = token_spans(rollouts);
+  const PrefixTree tree = build_prefix_tree(sequences);
   const PlanRequest request{
-      .sequences = batch.sequences,
-      .trained = batch.trained_flags(),
+      .sequences = sequences,
+      .trained = trained_flags(rollouts),
       .max_tokens_per_pass = options.max_tokens_per_mb.value_or(
           options.device == "cpu" ? kDefaultMaxTokensPerPass : kDefaultMaxTokensPerPassOfGpu),
       .memory_bytes = memory,
@@ -262,7 +265,7 @@ void run_plan(const PlanOptions& options) {
         cost_of(std::string(names[i % names.size()]), request, costs, memory.has_value()));
   report.ranks = rank_costs(tree, request, costs.shape(), options.ranks);
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
-  if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, batch, options.rollouts));
+  if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, rollouts, options.rollouts));
   if (options.json) print_json(report_json(report));
   else print_readable_report(report, costs);
 }

@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
+#include "data/rollout_file.h"
 #include "models/checkpoint.h"
 #include "models/tokenizer.h"
 #include "rollout/embedded_engine.h"
@@ -46,7 +47,8 @@ std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
 }
 
 // All groups in the order of the prompts. Steps stop between passes on Ctrl-C: nothing is written then.
-std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options, std::vector<Prompt>& prompts) {
+std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options,
+                                 std::vector<Prompt>& prompts) {
   const StopFlag stop;
   for (size_t i = 0; i < prompts.size(); ++i)
     engine.submit(
@@ -62,11 +64,7 @@ std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options, 
       group = to_rollouts(result, prompts[result.id].group);
       // The prompt's other fields (an answer, say) go with its rollouts; what the engine says of a sample
       // wins.
-      for (Trajectory& rollout : group) {
-        Json extra = prompts[result.id].extra;
-        extra.update(rollout.fields);
-        rollout.fields = std::move(extra);
-      }
+      for (Trajectory& rollout : group) rollout.fields = prompts[result.id].extra;
       progress.advance();
     }
     progress.advance(0, str(format_thousands(engine.statistics().new_tokens), " tokens"));

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "cli/command.h"
-#include "cli/step_timing.h"
+#include "cli/step_input.h"
 #include "models/checkpoint.h"
 
 namespace bough {
@@ -70,8 +70,9 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
 void run_step(const Options& options) {
   check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
-  const StepInput input = load_step(options);
-  StepTimer step(input, options.mode);
+  const StepInput input = load_step(options, step_settings(options, options.mode));
+  const std::unique_ptr<StepTimer> timer = input.timer(input.settings.tree_training_mode);
+  StepTimer& step = *timer;
   step.run(/*counted=*/false);
   for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
   if (!options.grads.empty()) write_safetensors(options.grads, named_gradients(*input.model));

@@ -3,21 +3,16 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "rollout/rollout_test_util.h"
-#include "train/executor.h"
 #include "plan/plan.h"
+#include "rollout/rollout_test_util.h"
+#include "rollout/rollouts.h"
+#include "train/executor.h"
 
 namespace bough {
 namespace {
 
-struct Sampled {
-  std::vector<std::vector<int32_t>> sequences;
-  std::vector<std::vector<uint8_t>> masks;
-  std::vector<float> log_probs;  // of the trained tokens, in order, as a rollout file has them
-};
-
 // Groups with common headers; small pages of memory, so that samples are set back, too.
-Sampled sample(const Model& model, double temperature) {
+std::vector<Trajectory> sample(const Model& model, double temperature) {
   auto options = engine_options(7, 24);
   options.settings.batch_invariant = true;
   options.settings.kv_memory.count = 30 * KvStorage::bytes_per_page(model.config(), model.dtype());
@@ -31,15 +26,9 @@ Sampled sample(const Model& model, double temperature) {
     request.temperature = temperature;
     requests.push_back(std::move(request));
   }
-  Sampled sampled;
+  std::vector<Trajectory> sampled;
   for (const GenerationResult& result : engine.generate(std::move(requests)))
-    for (const GeneratedSample& one : result.samples) {
-      auto& sequence = sampled.sequences.emplace_back(result.prompt_ids);
-      sequence.insert(sequence.end(), one.token_ids.begin(), one.token_ids.end());
-      auto& mask = sampled.masks.emplace_back(result.prompt_ids.size(), 0);
-      mask.resize(sequence.size(), 1);
-      for (const double log_prob : one.logprobs) sampled.log_probs.push_back(static_cast<float>(log_prob));
-    }
+    for (size_t i = 0; i < result.samples.size(); ++i) sampled.push_back(to_rollout(result, i, "g"));
   return sampled;
 }
 
@@ -49,13 +38,10 @@ TEST(BatchInvariant, GenerationAgreesWithTrainingBitForBitInEveryPlan) {
     if (model->why_not_batch_invariant()) continue;
     model->set_batch_invariant(true);
     for (const double temperature : {1.0, 0.7}) {
-      const Sampled sampled = sample(*model, temperature);
-      std::vector<TokenSpan> sequences(sampled.sequences.begin(), sampled.sequences.end());
-      std::vector<std::span<const uint8_t>> masks(sampled.masks.begin(), sampled.masks.end());
-      const TrainBatch batch = make_batch(sequences, masks, temperature);
-      ASSERT_EQ(batch.num_rows(), static_cast<int64_t>(sampled.log_probs.size()));
+      const std::vector<Trajectory> sampled = sample(*model, temperature);
+      const TrainBatch batch = make_batch(sampled, {}, at::kFloat);
       ASSERT_GT(batch.num_rows(), 500);
-      const auto expected = at::tensor(sampled.log_probs, at::kFloat);
+      const auto expected = batch.fields.behaviour_log_probs_R;
       for (const char* strategy : {"dense", "packed", "path", "blocks"})
         for (const int64_t pass_tokens : {100, 700})
           for (const int threads : {1, 2}) {

@@ -112,24 +112,10 @@ void Controller::score(Sampled& sampled, MetricValues& metrics) {
 }
 
 std::vector<Trajectory> Controller::make_batch(Sampled sampled, MetricValues& metrics) const {
-  const RunSettings& settings = parts_.settings;
-  const std::vector<double> shaped = shape_rewards(settings.actor.shaping, sampled.rewards, sampled.lengths,
-                                                   settings.gconfig.max_new_tokens);
-  const FilterResult filtered =
-      filter_sequences(settings.actor.filters, shaped, sampled.groups, sampled.truncated);
-  std::vector<double> kept_rewards;
-  std::vector<int64_t> kept_groups;
-  for (size_t s = 0; s < shaped.size(); ++s) {
-    if (!filtered.kept[s]) continue;
-    kept_rewards.push_back(shaped[s]);
-    kept_groups.push_back(sampled.groups[s]);
-  }
-  const std::vector<double> kept_advantages =
-      compute_advantages(settings.actor.advantages, kept_rewards, kept_groups);
-
   std::vector<Trajectory> batch;
-  std::map<std::string, int64_t> drawn;  // a batch across the end of an epoch may have a problem twice: two groups
-  size_t next_kept = 0, s = 0;
+  // A batch across the end of an epoch may have a problem twice: two groups.
+  std::map<std::string, int64_t> drawn;
+  size_t s = 0;
   double total_length = 0;
   for (size_t group = 0; group < sampled.results.size(); ++group) {
     const GenerationResult& result = sampled.results[group];
@@ -137,21 +123,18 @@ std::vector<Trajectory> Controller::make_batch(Sampled sampled, MetricValues& me
     const int64_t times = ++drawn[id];
     const std::string name = times > 1 ? str(id, " (", times, ")") : id;
     for (size_t i = 0; i < result.samples.size(); ++i, ++s) {
-      const double advantage = filtered.kept[s] ? kept_advantages[next_kept++] : 0.0;
       Trajectory rollout = to_rollout(result, i, name);
       rollout.reward = sampled.rewards[s];
-      rollout.advantage = {static_cast<float>(advantage)};
-      for (const char* key : {"raw_logprobs", "truncated_logprobs"})
-        rollout.fields.erase(key);  // doubles the file, and nobody reads it after training
-      rollout.fields["prompt"] = sampled.prompts[group];
-      rollout.fields["completion"] = sampled.completions[s];
-      rollout.fields["answer"] = sampled.problems[group]->answer;
-      rollout.trained = filtered.trained[s];
-      if (!sampled.messages[s].empty()) rollout.fields["reward_failure"] = sampled.messages[s];
+      rollout.prompt = sampled.prompts[group];
+      rollout.completion = sampled.completions[s];
+      rollout.answer = sampled.problems[group]->answer;
+      if (!sampled.messages[s].empty()) rollout.reward_failure = sampled.messages[s];
       batch.push_back(std::move(rollout));
       total_length += static_cast<double>(sampled.lengths[s]);
     }
   }
+  const FilterResult filtered =
+      set_advantages(batch, parts_.settings.actor, parts_.settings.gconfig.max_new_tokens);
   const auto samples = static_cast<double>(std::max<size_t>(1, s));
   metrics["rollout/length_mean"] = total_length / samples;
   metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;

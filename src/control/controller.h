@@ -23,10 +23,10 @@
 #include "base/clock.h"
 #include "control/prompt_encoder.h"
 #include "control/run_settings.h"
-#include "train/trainer.h"
 #include "env/reward.h"
 #include "report/metrics.h"
 #include "rollout/engine.h"
+#include "train/trainer.h"
 
 namespace bough {
 
@@ -43,7 +43,7 @@ struct ControllerParts {
 struct StepRecord {
   int64_t step = 0;  // 1 is the first
   MetricValues metrics;
-  std::vector<Trajectory> batch;  // with prompt, completion, answer in their fields
+  std::vector<Trajectory> batch;  // with prompt, completion and answer
 };
 
 class Controller {

@@ -12,9 +12,9 @@
 #include "base/median.h"
 #include "control/controller.h"
 #include "control/evaluation.h"
-#include "cost/run_costs.h"
 #include "control/run_folder.h"
 #include "control/scalar_type.h"
+#include "cost/run_costs.h"
 #include "models/checkpoint.h"
 #include "rollout/embedded_engine.h"
 
@@ -280,14 +280,17 @@ std::optional<Comparison> Run::compare() {
     display_.set_activity(str("comparison with dense ", i + 1, "/", out.num_batches));
     const std::vector<Trajectory> batch =
         read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
+    const auto timer = [&](const std::string& strategy) {
+      return StepTimer(*model_, reference_.get(), settings_.actor, trainer_.pass_costs(), batch, strategy);
+    };
+    StepTimer with = timer(settings_.actor.tree_training_mode), without = timer("dense");
     for (int repeat = 0; repeat <= kRepeats; ++repeat) {
       if (stopping()) return {};
-      const double with = trainer_.time_gradient(batch, settings_.actor.tree_training_mode);
-      const double without = trainer_.time_gradient(batch, "dense");
-      if (repeat == 0) continue;
-      shared.push_back(with);
-      dense.push_back(without);
+      with.run(/*counted=*/repeat > 0);
+      without.run(/*counted=*/repeat > 0);
     }
+    shared.insert(shared.end(), with.seconds().begin(), with.seconds().end());
+    dense.insert(dense.end(), without.seconds().begin(), without.seconds().end());
   }
   display_.set_activity("");
   out.seconds = median(shared);

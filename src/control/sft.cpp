@@ -29,12 +29,12 @@ class Sft {
   void encode_examples();
   // The examples of a step: epoch after epoch, each in its own order; the last batch of an epoch may be
   // smaller.
-  std::vector<const EncodedExample*> batch_of(int64_t step);
-  double train(const std::vector<const EncodedExample*>& examples);
+  std::vector<const Trajectory*> batch_of(int64_t step);
+  double train(const std::vector<const Trajectory*>& examples);
 
   const SftSettings& settings_;
   const SftOptions& options_;
-  std::vector<EncodedExample> examples_;
+  std::vector<Trajectory> examples_;
   std::unique_ptr<Model> model_;
   CostModel costs_;
   int64_t steps_per_epoch_ = 0;
@@ -72,8 +72,11 @@ void Sft::encode_examples() {
     log_warning(
         str(settings_.model.path, ": the model has no stop token: it will not learn where answers end"));
   for (const SftExample& example : read_sft(settings_.train_dataset)) {
-    examples_.push_back(encoder.encode(example, stop_token));
-    const auto length = static_cast<int64_t>(examples_.back().ids.size());
+    EncodedExample encoded = encoder.encode(example, stop_token);
+    const auto length = static_cast<int64_t>(encoded.ids.size());
+    Trajectory& trajectory = examples_.emplace_back();
+    trajectory.input_ids = std::move(encoded.ids);
+    trajectory.loss_mask = std::move(encoded.loss_mask);
     if (length > model_->config().max_position_embeddings) {
       throw UserError(str(settings_.train_dataset.path, ": example ", examples_.size(), " has ", length,
                           " tokens, more than the model's ", model_->config().max_position_embeddings,
@@ -82,7 +85,7 @@ void Sft::encode_examples() {
   }
 }
 
-std::vector<const EncodedExample*> Sft::batch_of(int64_t step) {
+std::vector<const Trajectory*> Sft::batch_of(int64_t step) {
   const int64_t epoch = step / steps_per_epoch_;
   if (epoch != ordered_epoch_) {
     order_ = CounterRandom(static_cast<uint64_t>(settings_.seed), Purpose::shuffle)
@@ -91,25 +94,14 @@ std::vector<const EncodedExample*> Sft::batch_of(int64_t step) {
   }
   const auto batch = static_cast<size_t>(settings_.train_dataset.batch_size);
   const size_t begin = static_cast<size_t>(step % steps_per_epoch_) * batch;
-  std::vector<const EncodedExample*> out;
+  std::vector<const Trajectory*> out;
   for (size_t i = begin; i < std::min(begin + batch, order_.size()); ++i)
     out.push_back(&examples_[order_[i]]);
   return out;
 }
 
-double Sft::train(const std::vector<const EncodedExample*>& examples) {
-  std::vector<TokenSpan> sequences;
-  std::vector<std::span<const uint8_t>> masks;
-  for (const EncodedExample* example : examples) {
-    sequences.emplace_back(example->ids);
-    masks.emplace_back(example->loss_mask);
-  }
-  TrainBatch batch = make_batch(sequences, masks, 1.0);
-  std::vector<int64_t> trained;
-  for (const auto& positions : batch.trained_positions)
-    trained.push_back(static_cast<int64_t>(positions.size()));
-  batch.fields.weights_R = expand_to_rows(sequence_weights(AggregationSettings{}, trained, {}),
-                                          batch.fields.sequences_R, accumulator_type(model_->dtype()));
+double Sft::train(const std::vector<const Trajectory*>& examples) {
+  const TrainBatch batch = make_batch(examples, AggregationSettings{}, accumulator_type(model_->dtype()));
   const Plan plan = make_plan(settings_.tree_training_mode, plan_request(batch, settings_.mb_spec, &costs_));
   const WalkResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
   optimizer_->step();

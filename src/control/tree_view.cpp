@@ -1,6 +1,8 @@
 #include "control/tree_view.h"
 
 #include "base/error.h"
+#include "report/html_text.h"
+#include "report/page.h"
 
 namespace bough {
 
@@ -36,6 +38,14 @@ TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rol
     else node.trained.emplace_back(depth, depth + 1);
   }
   return picture;
+}
+
+std::string tree_page(const PrefixTree& tree, std::span<const Trajectory> rollouts,
+                      const std::string& title) {
+  return "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>" + html_escape(title) +
+         "</title><style>" + kPageStyle + "</style><main>" +
+         tree_figure(tree_picture(tree, rollouts, title)) + "</main><script>" + kPageScript +
+         "</script></html>\n";
 }
 
 }  // namespace bough

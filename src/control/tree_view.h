@@ -1,17 +1,20 @@
-// A batch's prefix tree as the picture of report/tree_picture.h.
+// A batch's prefix tree as the picture of report/tree_picture.h, and as a page with nothing else on it.
 #pragma once
 
 #include <span>
 #include <string>
 
+#include "data/trajectory.h"
 #include "report/tree_picture.h"
 #include "tree/prefix_tree.h"
-#include "data/rollout_file.h"
 
 namespace bough {
 
 // One node a run of tokens that the same sequences share; `tree` is of the rollouts' input_ids, in their
 // order. A token counts as trained where any sequence trains it.
-TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts, const std::string& title);
+TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts,
+                         const std::string& title);
+
+std::string tree_page(const PrefixTree& tree, std::span<const Trajectory> rollouts, const std::string& title);
 
 }  // namespace bough

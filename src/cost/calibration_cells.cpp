@@ -81,16 +81,16 @@ std::shared_ptr<Loss> policy_gradient() {
 
 // One sequence, of which the last token is trained, in one leaf block.
 struct PathBatch {
-  std::vector<int32_t> tokens;
+  Trajectory path;
   TrainBatch batch;
   Plan plan;
 
   PathBatch(int64_t count, int64_t vocab, at::ScalarType dtype) {
-    for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(i * 7919 % vocab));
-    std::vector<uint8_t> mask(count, 0);
-    mask.back() = 1;
-    batch = make_batch({tokens}, {mask}, 1.0);
-    batch.fields.advantages_R = batch.fields.weights_R = at::ones({1}, accumulator_type(dtype));
+    for (int64_t i = 0; i < count; ++i) path.input_ids.push_back(static_cast<int32_t>(i * 7919 % vocab));
+    path.loss_mask.assign(count, 0);
+    path.loss_mask.back() = 1;
+    path.advantage = {1};
+    batch = make_batch({&path}, {}, accumulator_type(dtype));
     plan = make_plan("path", plan_request(batch, count));
   }
 };

@@ -37,16 +37,18 @@ ModelConfig config_of(int64_t width, int64_t layers, int64_t inner, int64_t voca
 
 // A trunk of so many tokens, with branches; what is trained is the branches, or all.
 struct Sequences {
-  std::vector<std::vector<int32_t>> ids;
-  std::vector<std::vector<uint8_t>> masks;
+  std::vector<Trajectory> batch;
 
   Sequences(int64_t trunk, int64_t branches, int64_t length, bool train_trunk, int64_t vocab) {
     for (int64_t s = 0; s < branches; ++s) {
-      auto& sequence = ids.emplace_back();
+      Trajectory& trajectory = batch.emplace_back();
+      auto& sequence = trajectory.input_ids;
       for (int64_t i = 0; i < trunk + length; ++i)
         sequence.push_back(static_cast<int32_t>((i < trunk ? i * 5 : i * 7 + s * 11 + 1) % vocab));
-      masks.emplace_back(sequence.size(), 1);
-      if (!train_trunk) std::fill_n(masks.back().begin(), trunk, 0);
+      trajectory.loss_mask.assign(sequence.size(), 1);
+      if (!train_trunk) std::fill_n(trajectory.loss_mask.begin(), trunk, 0);
+      trajectory.logprobs.assign(sequence.size(), -1);
+      trajectory.advantage = {1};
     }
   }
 };
@@ -67,12 +69,7 @@ class Steps {
   double ratio(const Sequences& sequences, const char* strategy, int64_t limit) {
     const int64_t before = cpu_allocated_bytes();
     reset_cpu_peak_bytes();
-    const std::vector<TokenSpan> spans(sequences.ids.begin(), sequences.ids.end());
-    auto batch = make_batch(spans, {sequences.masks.begin(), sequences.masks.end()}, 1.0);
-    const auto type = accumulator_type(model_->dtype());
-    for (auto* field :
-         {&batch.fields.advantages_R, &batch.fields.behaviour_log_probs_R, &batch.fields.weights_R})
-      *field = at::ones({batch.num_rows()}, type);
+    const TrainBatch batch = make_batch(sequences.batch, {}, accumulator_type(model_->dtype()));
     auto request = plan_request(batch, limit);
     request.costs = &costs_;
     const auto plan = make_plan(strategy, request);
@@ -146,8 +143,7 @@ TEST(PeakMemory, FallsWithThePass) {
   const auto config = config_of(64, 3, 192, 500);
   const auto costs = costs_of(config, at::kFloat);
   const Sequences sequences(600, 8, 300, true, 500);
-  const std::vector<TokenSpan> spans(sequences.ids.begin(), sequences.ids.end());
-  const auto batch = make_batch(spans, {sequences.masks.begin(), sequences.masks.end()}, 1.0);
+  const TrainBatch batch = make_batch(sequences.batch, {}, at::kFloat);
   int64_t before = INT64_MAX;
   for (const int64_t limit : {512, 128, 32}) {
     const int64_t bytes = simulate(make_plan("path", plan_request(batch, limit)), &costs).peak_bytes;

@@ -59,7 +59,7 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
     auto model = random_model(static_cast<uint64_t>(seed), at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, *loss);
     int64_t longest = 1;
-    for (const auto& sequence : r->sequences) longest = std::max<int64_t>(longest, sequence.size());
+    for (const auto& sequence : r->batch.sequences) longest = std::max<int64_t>(longest, sequence.size());
 
     const CostModel costs(device_of(static_cast<double>(below(60))), model_shape(model->config(), "fp64"));
     const std::vector<std::string> strategies = {"dense", "packed", "path", "blocks", "auto"};

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "data/rollout_parser.h"
 
 namespace bough {
 

@@ -98,6 +98,62 @@ TEST_F(RolloutFile, ReadsEveryField) {
   EXPECT_TRUE(rollouts[1].fields.is_object());
 }
 
+TEST_F(RolloutFile, ReadsWhatRowsOfATrajectoryBring) {
+  Json line = Json::parse(kGood);
+  line.update(Json::parse(
+      R"({"trajectory": "t7", "turn": 2, "turns": [-1, 0, 1], "top_ids": [[], [6, 9], [7]],)"
+      R"( "top_logprobs": [[], [-0.5, -2], [-0.125]], "rewards": {"right": 1, "short": -0.5},)"
+      R"( "turn_rewards": [0.25, 1], "valid": false, "prompt": "p", "completion": "c", "answer": 42,)"
+      R"( "finish_reason": "length", "reward_failure": "late", "raw_logprobs": [-1, -2], "own": [1, 2, 3]})"));
+  RolloutReadOptions options;
+  options.columns.push_back("own");
+  const Trajectory row = read(line.dump(), options)[0];
+  EXPECT_EQ(row.trajectory, "t7");
+  EXPECT_EQ(row.turn, 2);
+  EXPECT_EQ(row.turns, (std::vector<int32_t>{-1, 0, 1}));
+  EXPECT_EQ(row.top_ids, (std::vector<std::vector<int32_t>>{{}, {6, 9}, {7}}));
+  EXPECT_EQ(row.top_logprobs, (std::vector<std::vector<float>>{{}, {-0.5f, -2}, {-0.125f}}));
+  EXPECT_EQ(row.rewards, (std::map<std::string, double>{{"right", 1}, {"short", -0.5}}));
+  EXPECT_EQ(row.turn_rewards, (std::vector<double>{0.25, 1}));
+  EXPECT_FALSE(row.valid);
+  EXPECT_FALSE(row.in_loss());
+  EXPECT_EQ(row.prompt, "p");
+  EXPECT_EQ(row.completion, "c");
+  EXPECT_FALSE(row.answer) << "not a text: kept as it stands";
+  EXPECT_EQ(row.fields, Json::parse(R"({"answer": 42})"));
+  EXPECT_EQ(row.finish_reason, "length");
+  EXPECT_EQ(row.reward_failure, "late");
+  EXPECT_EQ(row.columns.at("raw_logprobs"), (std::vector<double>{-1, -2}));  // of the generated tokens
+  EXPECT_EQ(row.columns.at("own"), (std::vector<double>{1, 2, 3}));
+  line["valid"] = false;
+  line.erase("reward");
+  EXPECT_NO_THROW(read(line.dump())) << "no reward could be had";
+  line["valid"] = true;
+  expect_names(refusal(line.dump()), {"'reward'", "nothing"});
+}
+
+// The order and the form that files of a run have.
+TEST_F(RolloutFile, WritesTheFieldsInTheirOrder) {
+  Trajectory row = read(with("versions", "[-1, 3, 3]"))[0];
+  row.advantage = {-0.5f};
+  row.prompt = "what?";
+  row.completion = "that";
+  row.answer = "7";
+  row.finish_reason = "stop";
+  row.reward_failure = "late";
+  row.trained = false;
+  row.fields["zebra"] = {1, 2};
+  row.fields["prompt"] = "a field with a form of its own wins";
+  write_rollouts(folder_ / "w.jsonl", {row});
+  EXPECT_EQ(
+      read_file(folder_ / "w.jsonl"),
+      R"({"group": "a", "input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [0, -0.5, -0.125], )"
+      R"("temperature": 1, "versions": [-1, 3, 3], "reward": 1, "advantage": -0.5, "answer": "7", )"
+      R"("completion": "that", "finish_reason": "stop", "prompt": "what?", "reward_failure": "late", )"
+      R"("zebra": [1,2], "trained": false})"
+      "\n");
+}
+
 // "Given, for no tokens" must not become "not given": the sequence would be refused when read again.
 TEST_F(RolloutFile, AdvantageOfAnEmptySequenceStaysGiven) {
   const auto rollouts = read(R"({"input_ids": [], "loss_mask": [], "logprobs": [], "advantage": []})");
@@ -150,6 +206,25 @@ TEST_F(RolloutFile, NamesLineFieldAndPosition) {
   expect_names(refusal(with("temperature", "\"1\"")), {"'temperature'"});
   expect_names(refusal(with("group", "7")), {"'group'", "'7'", "a string"});
   expect_names(refusal(with("more", "[1, nan]")), {"'more'", "JSON"});
+  expect_names(refusal(with("trajectory", "7")), {"'trajectory'", "'7'", "a string"});
+  expect_names(refusal(with("turn", "-1")), {"'turn'", "'-1'", "an integer from 0"});
+  expect_names(refusal(with("turns", "[0, -2, 0]")), {"'turns'", "position 1", "'-2'"});
+  expect_names(refusal(with("turns", "[0, 1]")), {"'turns'", "a list of 2", "expected 3"});
+  expect_names(refusal(with("valid", "1")), {"'valid'", "'1'", "true or false"});
+  expect_names(refusal(with("rewards", "[1]")), {"'rewards'", "'[1]", "an object of numbers"});
+  expect_names(refusal(with("rewards", R"({"right": 1e999})")), {"'rewards.right'", "'1e999'"});
+  expect_names(refusal(with("rewards", R"({"a": 1, "a": 1})")), {"'rewards.a'", "twice"});
+  expect_names(refusal(with("turn_rewards", "[0, null]")), {"'turn_rewards'", "position 1", "'null'"});
+  expect_names(refusal(with("top_ids", "[[], [1]]")), {"'top_ids'", "a list of 2", "expected 3"});
+  expect_names(refusal(with("top_ids", "[[], 1, []]")), {"'top_ids'", "position 1 ", "expected a list"});
+  expect_names(refusal(with("top_ids", "[[], [6, 7.5], []]")),
+               {"'top_ids'", "position 1, 1 (counted", "'7.5'"});
+  expect_names(refusal(with("top_logprobs", "[[], [-1, x], []]")),
+               {"'top_logprobs'", "position 1, 1 (counted", "'x'"});
+  Json top = Json::parse(with("top_ids", "[[], [6, 7], [8]]"));
+  top["top_logprobs"] = {Json::array(), {-1}, {-1}};
+  expect_names(refusal(top.dump()), {"'top_logprobs'", "position 1 ", "a list of 1", "expected 2"});
+  expect_names(refusal(with("raw_logprobs", "[0]")), {"'raw_logprobs'", "a list of 1", "expected 3", "or 2"});
   expect_names(refusal(with("more", "1e999")), {"'more'"});
 }
 
@@ -180,6 +255,8 @@ TEST_F(RolloutFile, RefusesWhatIsNotOneObjectALine) {
   expect_names(refusal(with("more", "\"\xff\"")), {"'more'"});
   expect_names(refusal("{\"reward\": 1, \"reward\": 2}"), {"'reward'", "twice"});
   expect_names(refusal("{\"more\": 1, \"more\": 2}"), {"'more'", "twice"});
+  expect_names(refusal(R"({"prompt": "a", "prompt": "b"})"), {"'prompt'", "twice"});
+  expect_names(refusal(R"({"raw_logprobs": [], "raw_logprobs": []})"), {"'raw_logprobs'", "twice"});
 }
 
 // An error quotes at most a little of the input, whatever the input is.
@@ -243,6 +320,25 @@ Trajectory random_rollout(std::mt19937& random) {
   else if (random() % 2) rollout.advantage = rollout.logprobs;
   rollout.fields = Json::object();
   if (random() % 2) rollout.fields["text"] = "line\nbreak \"quoted\" \u2028";
+  if (random() % 2) rollout.trajectory = str("t ", random());
+  if (random() % 2) rollout.turn = static_cast<int64_t>(random() % 9);
+  if (random() % 2)
+    for (size_t i = 0; i < length; ++i) rollout.turns.push_back(static_cast<int32_t>(random() % 4) - 1);
+  if (random() % 2)
+    for (size_t i = 0; i < length; ++i) {
+      rollout.top_ids.emplace_back(random() % 3, static_cast<int32_t>(random() % 100));
+      rollout.top_logprobs.emplace_back(rollout.top_ids.back().size(), random_float());
+    }
+  if (random() % 2) rollout.rewards = {{"right", random() * 1e-3}, {"a \"name\"", -1}};
+  if (random() % 2) rollout.turn_rewards.assign(random() % 3, random() * 1e-3);
+  rollout.valid = random() % 4 != 0;
+  rollout.trained = random() % 4 != 0;
+  if (random() % 2) rollout.prompt = "p\n", rollout.completion = "", rollout.reward_failure = "why";
+  if (random() % 2) rollout.answer = "42", rollout.finish_reason = "stop";
+  if (random() % 2) rollout.columns["raw_logprobs"].assign(length, random() * -1e-9);
+  if (random() % 2)
+    rollout.columns["truncated_logprobs"].assign(static_cast<size_t>(rollout.num_generated()),
+                                                 random() * -1e-9);
   return rollout;
 }
 
@@ -255,6 +351,19 @@ void expect_equal(const Trajectory& a, const Trajectory& b) {
   EXPECT_EQ(a.temperature, b.temperature);
   EXPECT_EQ(a.reward, b.reward);
   EXPECT_EQ(a.advantage, b.advantage);
+  EXPECT_EQ(a.trajectory, b.trajectory);
+  EXPECT_EQ(a.turn, b.turn);
+  EXPECT_EQ(a.turns, b.turns);
+  EXPECT_EQ(a.top_ids, b.top_ids);
+  EXPECT_EQ(a.top_logprobs, b.top_logprobs);
+  EXPECT_EQ(a.columns, b.columns);
+  EXPECT_EQ(a.rewards, b.rewards);
+  EXPECT_EQ(a.turn_rewards, b.turn_rewards);
+  EXPECT_EQ(a.valid, b.valid);
+  EXPECT_EQ(a.trained, b.trained);
+  for (const auto text : {&Trajectory::prompt, &Trajectory::completion, &Trajectory::answer,
+                          &Trajectory::finish_reason, &Trajectory::reward_failure})
+    EXPECT_EQ(a.*text, b.*text);
   EXPECT_EQ(a.fields, b.fields);
 }
 
@@ -262,7 +371,7 @@ TEST_F(RolloutFile, RoundTripsExactly) {
   std::mt19937 random(1);
   std::vector<Trajectory> rollouts;
   for (int i = 0; i < 500; ++i) rollouts.push_back(random_rollout(random));
-  rollouts.push_back(rollouts[0]);
+  rollouts.emplace_back().temperature = 0.7;
   rollouts.back().input_ids = {1, 2, 3, 4, 5, 6};
   rollouts.back().loss_mask.assign(6, 1);
   rollouts.back().versions.clear();

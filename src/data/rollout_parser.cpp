@@ -1,21 +1,44 @@
-#include "data/rollout_parser.h"
-
+// One line of a rollout file: text to Trajectory and back.
+//
+// Lists of numbers, which are nearly all of a file, are read straight from the text: a JSON library would build a 16-byte
+// node a number (90 MB/s; 350 this way) and could not say which number of a list is out of range. Every other value goes
+// through Json.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 
 namespace {
 
-// A field, and the position in its list (-1: not in a list): where an error is.
+// Where an error is: a field, the position in its list, and in the list that stands there (-1: not in one).
 struct Place {
   std::string_view field;
   int64_t position = -1;
+  int64_t inner = -1;
+
+  Place element(size_t index) const {
+    const auto at = static_cast<int64_t>(index);
+    return position < 0 ? Place{field, at} : Place{field, position, at};
+  }
 };
+
+// What people read of a sequence, in the order in which it is written.
+struct Text {
+  const char* name;
+  std::optional<std::string> Trajectory::*member;
+};
+constexpr Text kTexts[] = {{"answer", &Trajectory::answer},
+                           {"completion", &Trajectory::completion},
+                           {"finish_reason", &Trajectory::finish_reason},
+                           {"prompt", &Trajectory::prompt},
+                           {"reward_failure", &Trajectory::reward_failure}};
 
 class LineParser {
  public:
@@ -24,8 +47,7 @@ class LineParser {
         begin_(line.data()),
         end_(line.data() + line.size()),
         where_(where),
-        options_(options) {
-  }
+        options_(options) {}
 
   Trajectory parse() {
     skip_space();
@@ -52,8 +74,9 @@ class LineParser {
  private:
   // ---- errors ----
   [[noreturn]] void fail(const Place& place, std::string_view got, const std::string& expected) const {
+    const std::string inner = place.inner < 0 ? "" : str(", ", place.inner);
     const std::string position =
-        place.position < 0 ? "" : str(", position ", place.position, " (counted from 0)");
+        place.position < 0 ? "" : str(", position ", place.position, inner, " (counted from 0)");
     throw UserError(
         str(where_, ", field ", quoted(place.field), position, ": got ", got, "; expected ", expected));
   }
@@ -204,79 +227,166 @@ class LineParser {
   }
 
   template <class T, class ParseOne>
-  void parse_list(std::string_view field, std::vector<T>& out, ParseOne parse_one) {
-    if (!take('[')) fail({field}, got_here(), "a list");
+  void parse_list(const Place& list, std::vector<T>& out, ParseOne parse_one) {
+    if (!take('[')) fail(list, got_here(), "a list");
     skip_space();
     if (take(']')) return;
     do {
       skip_space();
-      out.push_back(parse_one(Place{field, int64_t(out.size())}));
+      out.push_back(parse_one(list.element(out.size())));
       skip_space();
     } while (take(','));
-    if (!take(']')) fail({field, int64_t(out.size())}, got_here(), "',' or ']'");
+    if (!take(']')) fail(list.element(out.size()), got_here(), "',' or ']'");
+  }
+
+  template <class T>
+  void parse_reals(const Place& list, std::vector<T>& out) {
+    parse_list(list, out, [&](const Place& place) { return parse_real<T>(place); });
+  }
+
+  // Integers from `low` on, up to `high`.
+  template <class T>
+  void parse_integers(const Place& list, std::vector<T>& out, int64_t low, int64_t high,
+                      const char* expected) {
+    parse_list(list, out,
+               [&](const Place& place) { return static_cast<T>(parse_integer(place, low, high, expected)); });
   }
 
   // ---- fields ----
-  enum Field { kGroup, kIds, kMask, kLogprobs, kVersions, kTemperature, kReward, kAdvantage, kTrained, kNumFields };
-  static constexpr const char* kNames[kNumFields] = {"group",    "input_ids",   "loss_mask", "logprobs",
-                                                     "versions", "temperature", "reward",    "advantage", "trained"};
+  enum Field {
+    kGroup,
+    kTrajectory,
+    kTurn,
+    kIds,
+    kMask,
+    kLogprobs,
+    kVersions,
+    kTurns,
+    kTopIds,
+    kTopLogprobs,
+    kTemperature,
+    kReward,
+    kRewards,
+    kTurnRewards,
+    kAdvantage,
+    kValid,
+    kTrained,
+    kNumFields
+  };
+  static constexpr const char* kNames[kNumFields] = {
+      "group",    "trajectory",   "turn",      "input_ids",    "loss_mask",   "logprobs",
+      "versions", "turns",        "top_ids",   "top_logprobs", "temperature", "reward",
+      "rewards",  "turn_rewards", "advantage", "valid",        "trained"};
 
   void parse_field(const std::string& key) {
     int field = 0;
     while (field < kNumFields && key != kNames[field]) ++field;
-    if (field == kNumFields ? rollout_.fields.contains(key) : seen_[field])
-      fail({key}, "the field twice", "every field once");
     if (field == kNumFields) {
-      rollout_.fields[key] = parse_value(skip_value(), key);
+      parse_other(key);
       return;
     }
-    seen_[field] = true;
+    if (std::exchange(seen_[field], true)) fail_twice(key);
+    parse_known(static_cast<Field>(field), key);
+  }
+
+  [[noreturn]] void fail_twice(const std::string& key) const {
+    fail({key}, "the field twice", "every field once");
+  }
+
+  // Texts that people read, columns that were asked for, and what this format does not know.
+  void parse_other(const std::string& key) {
+    if (rollout_.fields.contains(key) || rollout_.columns.contains(key)) fail_twice(key);
+    if (std::find(options_.columns.begin(), options_.columns.end(), key) != options_.columns.end()) {
+      parse_reals({key}, rollout_.columns[key]);
+      return;
+    }
+    const auto text =
+        std::find_if(std::begin(kTexts), std::end(kTexts), [&](const Text& t) { return key == t.name; });
+    if (text != std::end(kTexts) && rollout_.*(text->member)) fail_twice(key);
+    Json value = parse_value(skip_value(), key);
+    if (text != std::end(kTexts) && value.is_string()) rollout_.*(text->member) = value.get<std::string>();
+    else rollout_.fields[key] = std::move(value);
+  }
+
+  std::string parse_string(const std::string& key) {
+    if (at_ == end_ || *at_ != '"') fail({key}, got_here(), "a string");
+    return parse_value(skip_value(), key).get<std::string>();
+  }
+
+  bool parse_bool(const std::string& key) {
+    const std::string got = got_here();
+    const Json value = parse_value(skip_value(), key);
+    if (!value.is_boolean()) fail({key}, got, "true or false");
+    return value.get<bool>();
+  }
+
+  // {"name": number, ...}
+  void parse_named_reals(const std::string& key, std::map<std::string, double>& out) {
+    if (!take('{')) fail({key}, got_here(), "an object of numbers, {\"name\": 0.5}");
+    skip_space();
+    if (take('}')) return;
+    do {
+      skip_space();
+      const std::string name = parse_key(), full = str(key, ".", name);
+      skip_space();
+      if (!take(':')) fail_syntax("':' after the name");
+      skip_space();
+      if (!out.emplace(name, parse_real<double>({full})).second) fail_twice(full);
+      skip_space();
+    } while (take(','));
+    if (!take('}')) fail({key}, got_here(), "',' or '}'");
+  }
+
+  void parse_known(Field field, const std::string& key) {
     constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+    const int64_t last_id = options_.vocab_size > 0 ? options_.vocab_size - 1 : kMaxInt;
+    const char* an_id =
+        options_.vocab_size > 0 ? "an id of the model's vocabulary, an integer" : "a token id, an integer";
+    const Place here{key};
     switch (field) {
-      case kGroup:
-        if (at_ == end_ || *at_ != '"') fail({key}, got_here(), "a string");
-        rollout_.group = parse_value(skip_value(), key).get<std::string>();
-        break;
-      case kIds: {
-        const int64_t last = options_.vocab_size > 0 ? options_.vocab_size - 1 : kMaxInt;
-        const char* expected = options_.vocab_size > 0 ? "an id of the model's vocabulary, an integer"
-                                                       : "a token id, an integer";
-        parse_list(key, rollout_.input_ids,
-                   [&](const Place& place) { return int32_t(parse_integer(place, 0, last, expected)); });
-        break;
-      }
-      case kMask:
-        parse_list(key, rollout_.loss_mask,
-                   [&](const Place& place) { return uint8_t(parse_integer(place, 0, 1, "an integer")); });
-        break;
-      case kLogprobs:
-        parse_list(key, rollout_.logprobs, [&](const Place& place) { return parse_real<float>(place); });
-        break;
+      case kGroup: rollout_.group = parse_string(key); break;
+      case kTrajectory: rollout_.trajectory = parse_string(key); break;
+      case kTurn: rollout_.turn = parse_integer(here, 0, kMaxInt, "the number of a turn, an integer"); break;
+      case kIds: parse_integers(here, rollout_.input_ids, 0, last_id, an_id); break;
+      case kMask: parse_integers(here, rollout_.loss_mask, 0, 1, "an integer"); break;
+      case kLogprobs: parse_reals(here, rollout_.logprobs); break;
       case kVersions:
-        parse_list(key, rollout_.versions, [&](const Place& place) {
-          return int32_t(parse_integer(place, -1, kMaxInt, "a weight version, an integer"));
+        parse_integers(here, rollout_.versions, -1, kMaxInt, "a weight version, an integer");
+        break;
+      case kTurns:
+        parse_integers(here, rollout_.turns, -1, kMaxInt, "the number of a turn, an integer");
+        break;
+      case kTopIds:
+        parse_list(here, rollout_.top_ids, [&](const Place& place) {
+          std::vector<int32_t> ids;
+          parse_integers(place, ids, 0, last_id, an_id);
+          return ids;
+        });
+        break;
+      case kTopLogprobs:
+        parse_list(here, rollout_.top_logprobs, [&](const Place& place) {
+          std::vector<float> values;
+          parse_reals(place, values);
+          return values;
         });
         break;
       case kTemperature: {
         const std::string got = got_here();
-        rollout_.temperature = parse_real<double>({key});
+        rollout_.temperature = parse_real<double>(here);
         if (!(rollout_.temperature > 0))
-          fail({key}, got, "a number above 0: log-probabilities are of logits / temperature");
+          fail(here, got, "a number above 0: log-probabilities are of logits / temperature");
         break;
       }
-      case kReward: rollout_.reward = parse_real<double>({key}); break;
+      case kReward: rollout_.reward = parse_real<double>(here); break;
+      case kRewards: parse_named_reals(key, rollout_.rewards); break;
+      case kTurnRewards: parse_reals(here, rollout_.turn_rewards); break;
       case kAdvantage:
-        if (at_ != end_ && *at_ == '[')
-          parse_list(key, rollout_.advantage, [&](const Place& place) { return parse_real<float>(place); });
-        else rollout_.advantage.push_back(parse_real<float>({key})), advantage_is_number_ = true;
+        if (at_ != end_ && *at_ == '[') parse_reals(here, rollout_.advantage);
+        else rollout_.advantage.push_back(parse_real<float>(here)), advantage_is_number_ = true;
         break;
-      case kTrained: {
-        const std::string got = got_here();
-        const Json value = parse_value(skip_value(), key);
-        if (!value.is_boolean()) fail({key}, got, "true or false");
-        rollout_.trained = value.get<bool>();
-        break;
-      }
+      case kValid: rollout_.valid = parse_bool(key); break;
+      case kTrained: rollout_.trained = parse_bool(key); break;
+      case kNumFields: break;
     }
   }
 
@@ -289,6 +399,9 @@ class LineParser {
     check_length(kMask, rollout_.loss_mask.size(), length);
     check_length(kLogprobs, rollout_.logprobs.size(), length);
     if (seen_[kVersions]) check_length(kVersions, rollout_.versions.size(), length);
+    if (seen_[kTurns]) check_length(kTurns, rollout_.turns.size(), length);
+    check_top(length);
+    check_columns(length);
     if (seen_[kAdvantage] && !advantage_is_number_) {
       check_length(kAdvantage, rollout_.advantage.size(), length);
       // A list for no tokens says as much as any number, and Trajectory keeps "empty" for "not given".
@@ -297,7 +410,7 @@ class LineParser {
     if (!seen_[kGroup] && !seen_[kAdvantage])
       fail({kNames[kGroup]}, "nothing",
            "a string that the sequences of one prompt share, or an 'advantage', which needs no group");
-    if (options_.require_reward_or_advantage && !seen_[kReward] && !seen_[kAdvantage])
+    if (options_.require_reward_or_advantage && rollout_.valid && !seen_[kReward] && !seen_[kAdvantage])
       fail({kNames[kReward]}, "nothing",
            str("a number, or an 'advantage': training needs one of them", near_miss("reward")));
   }
@@ -306,6 +419,23 @@ class LineParser {
     fail({kNames[field]}, str("a list of ", got, field == kAdvantage ? " numbers" : ""),
          str(length, field == kAdvantage ? ", one a token of 'input_ids' (or one number for the sequence)"
                                          : ", one a token of 'input_ids'"));
+  }
+  void check_top(size_t length) const {
+    if (seen_[kTopIds]) check_length(kTopIds, rollout_.top_ids.size(), length);
+    if (seen_[kTopLogprobs]) check_length(kTopLogprobs, rollout_.top_logprobs.size(), length);
+    if (!seen_[kTopIds] || !seen_[kTopLogprobs]) return;
+    for (size_t i = 0; i < length; ++i)
+      if (const size_t ids = rollout_.top_ids[i].size(), got = rollout_.top_logprobs[i].size(); ids != got)
+        fail(Place{kNames[kTopLogprobs]}.element(i), str("a list of ", got),
+             str(ids, ", one an id of 'top_ids' there"));
+  }
+  void check_columns(size_t length) const {
+    for (const auto& [name, values] : rollout_.columns) {
+      const auto generated = static_cast<size_t>(rollout_.num_generated());
+      if (values.size() == length || values.size() == generated) continue;
+      fail({name}, str("a list of ", values.size(), " numbers"),
+           str(length, ", one a token of 'input_ids', or ", generated, ", one a token of mask 1"));
+    }
   }
   // " (it has 'logprob')" where an unknown field looks like the missing one.
   std::string near_miss(const char* missing) const {
@@ -332,22 +462,66 @@ void append_number(std::string& out, T value) {
   out.append(text, result.ptr);
 }
 
-template <class T>
-void append_list(std::string& out, const char* name, const std::vector<T>& values) {
-  ((out += ", \"") += name) += "\": [";
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (i > 0) out += ", ";
-    if constexpr (std::is_floating_point_v<T>)
-      BOUGH_CHECK(std::isfinite(values[i]), name, "[", i, "] = ", values[i]);
-    append_number(out, values[i]);
+// Of one line. Checks that what is written can be read again.
+class LineWriter {
+ public:
+  LineWriter(std::string& out, size_t num_tokens) : out_(out), num_tokens_(num_tokens) {}
+
+  template <class T>
+  void number(const char* name, T value) {
+    begin(name);
+    append(name, value);
   }
-  out += ']';
-}
+  template <class T>
+  void list(const std::string& name, const std::vector<T>& values) {
+    begin(name);
+    append(name, values);
+  }
+  // A list by token that may be missing.
+  template <class T>
+  void by_token(const char* name, const std::vector<T>& values) {
+    if (values.empty()) return;
+    BOUGH_CHECK(values.size() == num_tokens_, values.size(), " ", name, " of ", num_tokens_, " tokens");
+    list(name, values);
+  }
+  void json(const std::string& name, const Json& value) {
+    begin(name);
+    out_ += dump_line(value);
+  }
+  bool has(std::string_view name) const {
+    return std::find(names_.begin(), names_.end(), name) != names_.end();
+  }
+
+ private:
+  void begin(const std::string& name) {
+    out_ += names_.empty() ? "{" : ", ";
+    (out_ += dump_line(Json(name))) += ": ";
+    names_.push_back(name);
+  }
+  template <class T>
+  void append(const std::string& name, const std::vector<T>& values) {
+    out_ += '[';
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (i > 0) out_ += ", ";
+      append(name, values[i]);
+    }
+    out_ += ']';
+  }
+  template <class T>
+  void append(const std::string& name, T value) {
+    if constexpr (std::is_floating_point_v<T>) BOUGH_CHECK(std::isfinite(value), name, " = ", value);
+    append_number(out_, value);
+  }
+
+  std::string& out_;
+  size_t num_tokens_;
+  std::vector<std::string> names_;
+};
 
 }  // namespace
 
 Trajectory parse_rollout_line(std::string_view line, const std::string& where,
-                           const RolloutReadOptions& options) {
+                              const RolloutReadOptions& options) {
   return LineParser(line, where, options).parse();
 }
 
@@ -356,30 +530,38 @@ void append_rollout_line(std::string& out, const Trajectory& rollout) {
   BOUGH_CHECK(rollout.loss_mask.size() == length && rollout.logprobs.size() == length, "a rollout of ",
               length, " tokens has loss_mask of ", rollout.loss_mask.size(), ", logprobs of ",
               rollout.logprobs.size());
-  BOUGH_CHECK(rollout.versions.empty() || rollout.versions.size() == length, rollout.versions.size(),
-              " versions of ", length, " tokens");
-  BOUGH_CHECK(rollout.advantage.size() <= 1 || rollout.advantage.size() == length, rollout.advantage.size(),
-              " advantages of ", length, " tokens");
-  BOUGH_CHECK(std::isfinite(rollout.temperature) && std::isfinite(rollout.reward.value_or(0)), "temperature ",
-              rollout.temperature, ", reward ", rollout.reward.value_or(0));
-  (out += "{\"group\": ") += dump_line(rollout.group);
-  append_list(out, "input_ids", rollout.input_ids);
-  append_list(out, "loss_mask", rollout.loss_mask);
-  append_list(out, "logprobs", rollout.logprobs);
-  out += ", \"temperature\": ";
-  append_number(out, rollout.temperature);
-  if (!rollout.versions.empty()) append_list(out, "versions", rollout.versions);
-  if (rollout.reward) append_number(out += ", \"reward\": ", *rollout.reward);
-  if (rollout.advantage.size() == 1) {
-    BOUGH_CHECK(std::isfinite(rollout.advantage[0]), "advantage ", rollout.advantage[0]);
-    append_number(out += ", \"advantage\": ", rollout.advantage[0]);
-  } else if (!rollout.advantage.empty()) {
-    append_list(out, "advantage", rollout.advantage);
+  LineWriter line(out, length);
+  line.json("group", rollout.group);
+  if (!rollout.trajectory.empty()) line.json("trajectory", rollout.trajectory);
+  if (rollout.turn) line.number("turn", *rollout.turn);
+  line.list("input_ids", rollout.input_ids);
+  line.list("loss_mask", rollout.loss_mask);
+  line.list("logprobs", rollout.logprobs);
+  line.number("temperature", rollout.temperature);
+  line.by_token("versions", rollout.versions);
+  line.by_token("turns", rollout.turns);
+  line.by_token("top_ids", rollout.top_ids);
+  line.by_token("top_logprobs", rollout.top_logprobs);
+  if (rollout.reward) line.number("reward", *rollout.reward);
+  for (const auto& [name, value] : rollout.rewards)
+    BOUGH_CHECK(std::isfinite(value), "rewards.", name, " = ", value);
+  if (!rollout.rewards.empty()) line.json("rewards", rollout.rewards);
+  if (!rollout.turn_rewards.empty()) line.list("turn_rewards", rollout.turn_rewards);
+  if (rollout.advantage.size() == 1) line.number("advantage", rollout.advantage[0]);
+  else line.by_token("advantage", rollout.advantage);
+  for (const Text& text : kTexts)
+    if (const auto& value = rollout.*(text.member)) line.json(text.name, *value);
+  for (const auto& [name, values] : rollout.columns) {
+    BOUGH_CHECK(values.size() == length || static_cast<int64_t>(values.size()) == rollout.num_generated(),
+                name, " has ", values.size(), " values of ", length, " tokens");
+    line.list(name, values);
   }
+  // A field that has a form of its own wins over one that was kept.
   if (rollout.fields.is_object())
     for (auto it = rollout.fields.begin(); it != rollout.fields.end(); ++it)
-      (((out += ", ") += dump_line(Json(it.key()))) += ": ") += dump_line(it.value());
-  if (!rollout.trained) out += ", \"trained\": false";
+      if (!line.has(it.key())) line.json(it.key(), it.value());
+  if (!rollout.valid) line.json("valid", false);
+  if (!rollout.trained) line.json("trained", false);
   out += '}';
 }
 

@@ -1,8 +1,11 @@
 // One sampled sequence with all that training and reports know of it: the only form that a rollout has between an
-// engine and the executor. Rollout files (rollout_file.h) are these, a line each.
+// engine and train/make_batch. Rollout files (rollout_file.h) are these, a line each.
+//
+// A list by token has one value a token of input_ids, or is empty where the value is not known.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,19 +15,51 @@
 namespace bough {
 
 struct Trajectory {
-  std::string group;               // sequences of one prompt share it
+  std::string group;            // sequences of one prompt share it
+  std::string trajectory;       // rows of one trajectory share it; empty: a row by itself
+  std::optional<int64_t> turn;  // which turn of the trajectory this row is
+
+  // By token.
   std::vector<int32_t> input_ids;  // prompt and response; may be empty
   std::vector<uint8_t> loss_mask;  // 1: the policy produced this token and is trained on it
   std::vector<float> logprobs;     // under the sampling policy at `temperature`; 0 where the mask is 0
-  std::vector<int32_t> versions;   // empty, or the weight version of each token; -1 where the mask is 0
+  std::vector<int32_t> versions;   // the weight version that sampled it; -1 where the mask is 0
+  std::vector<int32_t> turns;      // the turn it belongs to; -1 outside of turns
+  std::vector<float> advantage;    // one a token; or a single value, the sequence's
+  std::vector<std::vector<int32_t>> top_ids;     // the engine's most likely tokens at this position
+  std::vector<std::vector<float>> top_logprobs;  // theirs, of the same lengths
+  // More numbers by token under names of their own: one a token, or one a token of mask 1, in order.
+  std::map<std::string, std::vector<double>> columns;
+
   double temperature = 1.0;
   std::optional<double> reward;
-  std::vector<float> advantage;  // empty; one value for the sequence; or one a token
-  bool trained = true;           // false: a filter left it out; it takes part in no loss
+  std::map<std::string, double> rewards;  // its parts, by name
+  std::vector<double> turn_rewards;       // by turn
+  bool valid = true;    // false: no reward could be had; the row leaves group mean, deviation and loss
+  bool trained = true;  // false: a filter left it out; it takes part in no loss
+
+  // What people read.
+  std::optional<std::string> answer, completion, prompt;
+  std::optional<std::string> finish_reason;   // stop, length, stop_string, cancelled
+  std::optional<std::string> reward_failure;  // the message of a reward that failed
+
   Json fields = Json::object();  // a file's other fields, kept
 
   // Position 0 has no prediction: its mask is ignored and not counted.
   bool trains(size_t position) const { return position > 0 && loss_mask[position] != 0; }
+  bool trains_a_token() const {
+    for (size_t i = 1; i < loss_mask.size(); ++i)
+      if (loss_mask[i] != 0) return true;
+    return false;
+  }
+  // Whether the loss sees it at all.
+  bool in_loss() const { return trained && valid; }
+  // The tokens that the policy produced.
+  int64_t num_generated() const {
+    int64_t count = 0;
+    for (const uint8_t mask : loss_mask) count += mask != 0;
+    return count;
+  }
 };
 
 }  // namespace bough

@@ -1,6 +1,7 @@
 #include "env/sums.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -190,14 +191,13 @@ TEST(Sums, WritesRecordsThatShareTheExamples) {
 }
 
 // What a model is warmed up on must begin as what it is then asked.
-TEST(Sums, SftPromptsAreTheDatasets) {
-  const auto path = std::filesystem::path(testing::TempDir()) / "sums_sft_test.jsonl";
+TEST(SumsDataset, SftPromptsAreTheDatasets) {
   DatasetSettings settings;
-  settings.path = path.string();
+  settings.path = (std::filesystem::path(::testing::TempDir()) / str("sums_", ::getpid(), ".jsonl")).string();
   for (const int64_t shots : {0, 3}) {
     SumsSettings sums;
     sums.shots = shots;
-    write_sums_dataset(path, 30, Split::train, 1, sums);
+    write_sums_dataset(settings.path, 30, Split::train, 1, sums);
     const Dataset dataset = read_dataset(settings);
     const auto examples = read_sft(settings);
     ASSERT_EQ(dataset.size(), 30u);
@@ -206,7 +206,7 @@ TEST(Sums, SftPromptsAreTheDatasets) {
       EXPECT_EQ(examples[i].completion, " " + dataset[i].answer);
     }
   }
-  std::filesystem::remove(path);
+  std::filesystem::remove(settings.path);
 }
 
 TEST(SumsSettingsYaml, ChecksWhatItReads) {

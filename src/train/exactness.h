@@ -57,19 +57,26 @@ inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, d
   return model;
 }
 
+// A batch and what it refers to.
 struct RandomBatch {
-  std::vector<std::vector<int32_t>> sequences;
-  std::vector<std::vector<uint8_t>> masks;
+  std::vector<Trajectory> trajectories;
   TrainBatch batch;
 };
+
+inline Trajectory trajectory_of(std::vector<int32_t> ids, std::vector<uint8_t> mask,
+                                double temperature = 1.0) {
+  Trajectory trajectory;
+  trajectory.input_ids = std::move(ids);
+  trajectory.loss_mask = std::move(mask);
+  trajectory.temperature = temperature;
+  return trajectory;
+}
 
 // Masks in runs, so that blocks without a loss (prompts, tool outputs) occur between trained ones.
 inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_tokens) {
   auto r = std::make_unique<RandomBatch>();
-  r->sequences = random_sequences(seed, max_tokens, kVocab);
   std::mt19937_64 random(seed + 1000);
-  std::vector<std::span<const uint8_t>> spans;
-  for (const auto& sequence : r->sequences) {
+  for (const auto& sequence : random_sequences(seed, max_tokens, kVocab)) {
     std::vector<uint8_t> mask(sequence.size());
     uint8_t value = random() % 2;
     for (auto& m : mask) {
@@ -77,10 +84,9 @@ inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_toke
       m = value;
     }
     if (random() % 8 == 0) std::fill(mask.begin(), mask.end(), 0);
-    r->masks.push_back(std::move(mask));
+    r->trajectories.push_back(trajectory_of(sequence, std::move(mask), seed % 2 ? 1.0 : 0.7));
   }
-  for (const auto& mask : r->masks) spans.emplace_back(mask);
-  r->batch = make_batch(as_spans(r->sequences), spans, seed % 2 ? 1.0 : 0.7);
+  r->batch = make_batch(r->trajectories, {}, at::kDouble);
   const int64_t rows = r->batch.num_rows();
   auto generator = at::detail::createCPUGenerator(seed);
   const auto normal = [&] { return at::randn({rows}, generator, at::TensorOptions().dtype(at::kDouble)); };

@@ -8,8 +8,6 @@
 
 #include "base/error.h"
 #include "train/head.h"
-#include "train/kv_stack.h"
-#include "train/row_map.h"
 #include "train/tree_context.h"
 
 namespace bough {

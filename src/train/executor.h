@@ -16,8 +16,8 @@
 #include <optional>
 
 #include "models/model.h"
-#include "train/batch.h"
 #include "plan/plan.h"
+#include "train/make_batch.h"
 
 namespace bough {
 

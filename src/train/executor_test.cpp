@@ -64,14 +64,12 @@ TEST(Executor, NestedPrefixesAreExact) {
   std::vector<int32_t> longest(1100);
   for (size_t i = 0; i < longest.size(); ++i) longest[i] = static_cast<int32_t>(i * 7 % kVocab);
   RandomBatch r;
-  std::vector<std::span<const uint8_t>> masks;
   for (size_t n = 1; n <= longest.size(); ++n) {
-    r.sequences.emplace_back(longest.begin(), longest.begin() + n);
-    r.masks.emplace_back(n, 0);
-    r.masks.back().back() = 1;
+    std::vector<uint8_t> mask(n, 0);
+    mask.back() = 1;
+    r.trajectories.push_back(trajectory_of({longest.begin(), longest.begin() + n}, std::move(mask)));
   }
-  for (const auto& mask : r.masks) masks.emplace_back(mask);
-  r.batch = make_batch(as_spans(r.sequences), masks, 1.0);
+  r.batch = make_batch(r.trajectories, {}, at::kDouble);
   r.batch.fields.advantages_R = at::ones({r.batch.num_rows()}, at::kDouble);
   r.batch.fields.weights_R = at::full({r.batch.num_rows()}, 1.0 / 1099, at::kDouble);
   LossSettings settings;
@@ -82,9 +80,8 @@ TEST(Executor, NestedPrefixesAreExact) {
   EXPECT_EQ(plan.trees[0].tree->num_tokens(), 1100);
   // The same losses on one sequence that trains each token are the flat batch: each prefix trains its last token only.
   RandomBatch whole;
-  whole.sequences = {longest};
-  whole.masks = {std::vector<uint8_t>(longest.size(), 1)};
-  whole.batch = make_batch(as_spans(whole.sequences), {std::span<const uint8_t>(whole.masks[0])}, 1.0);
+  whole.trajectories = {trajectory_of(longest, std::vector<uint8_t>(longest.size(), 1))};
+  whole.batch = make_batch(whole.trajectories, {}, at::kDouble);
   whole.batch.fields = r.batch.fields;
   whole.batch.fields.sequences_R = at::zeros({1099}, at::kLong);
   auto flat = FlatReference(*model).run(whole.batch, *loss);
@@ -155,9 +152,9 @@ TEST(Executor, Fp32IsCloseToFp64) {
 
 TEST(Executor, NoTrainedTokenMeansNoLossAndNoGradient) {
   RandomBatch r;
-  r.sequences = {{1, 2, 3}, {1, 2, 4}, {}};
-  r.masks = {{0, 0, 0}, {1, 0, 0}, {}};
-  r.batch = make_batch(as_spans(r.sequences), {r.masks[0], r.masks[1], r.masks[2]}, 1.0);
+  r.trajectories = {trajectory_of({1, 2, 3}, {0, 0, 0}), trajectory_of({1, 2, 4}, {1, 0, 0}),
+                    trajectory_of({}, {})};
+  r.batch = make_batch(r.trajectories, {}, at::kDouble);
   ASSERT_EQ(r.batch.num_rows(), 0);
   r.batch.fields.advantages_R = r.batch.fields.weights_R = at::zeros({0}, at::kDouble);
   LossSettings settings;

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "models/model.h"
-#include "train/batch.h"
+#include "train/make_batch.h"
 
 namespace bough {
 

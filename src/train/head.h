@@ -1,14 +1,40 @@
-// The head of one block: log-probabilities of its trained tokens, their loss where asked, and the gradient of the
-// hidden states they were predicted from, chunk by chunk (engine.md 3, "Head").
+// Which rows of the head and of the loss belong to which block of a planned tree, and the head of one block:
+// log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden states they were
+// predicted from, chunk by chunk (engine.md 3, "Head").
 #pragma once
 
-#include <functional>
+#include <vector>
 
 #include "models/model.h"
+#include "plan/plan.h"
 #include "train/executor.h"
-#include "train/row_map.h"
 
 namespace bough {
+
+// The head rows of one block: its tokens that some sequence trains, in pre-order. A row's hidden state is that of
+// the token's parent: row `source` of the block's own hidden states followed by those listed in `outside`.
+struct BlockRows {
+  struct Outside {
+    int32_t block;  // an interior block below
+    int32_t exit;   // index into its exits
+  };
+  std::vector<int64_t> labels;   // token ids
+  std::vector<int64_t> sources;  // < num_tokens: own; else num_tokens + index into `outside`
+  std::vector<Outside> outside;
+  std::vector<int64_t> loss_begin;  // [rows + 1]: the loss rows of row r are loss_rows[loss_begin[r] ..]
+  std::vector<int64_t> loss_rows;   // of the batch
+  int64_t num_rows() const { return static_cast<int64_t>(labels.size()); }
+};
+
+struct RowMap {
+  std::vector<BlockRows> blocks;
+  // Of each interior block: its tokens (as local rows) whose hidden states other blocks' heads read.
+  std::vector<std::vector<int64_t>> exits;
+  // Whether the block, or anything that runs on top of it, trains a token. A block that does not is never run.
+  std::vector<bool> needed;
+};
+
+RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch);
 
 // Gradients of log_probs and entropies of all loss rows, from a loss that was evaluated before the walk.
 struct Seeds {

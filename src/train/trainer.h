@@ -1,22 +1,17 @@
-// One batch of scored rollouts to one update of the weights: plan, gradients, optimizer, one or several
-// mini-batches.
-//
-// pi_old (algorithms.md): with one mini-batch it is the current policy, detached, and costs nothing; with
-// several its log-probabilities are computed for the whole batch before the first, and stay.
+// One batch of scored trajectories to one update of the weights: plan, gradients, optimizer, one or several
+// mini-batches. With several, pi_old is computed for the whole batch before the first.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "report/metrics.h"
-#include "train/executor.h"
+#include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/settings.h"
-#include "data/rollout_file.h"
 
 namespace bough {
 
@@ -45,28 +40,16 @@ class Trainer final : public BatchTrainer {
 
   MetricValues train(const std::vector<Trajectory>& batch) override;
 
-  // Seconds that gradient of the whole batch takes under `strategy`; weights and optimizer stay as they are,
-  // gradients are zero afterwards.
-  double time_gradient(const std::vector<Trajectory>& batch, const std::string& strategy);
-
   // What plans are made from; without it `auto` is `blocks` with passes of B tokens.
-  void use_costs(StepCosts costs) { costs_ = std::move(costs); }
+  void use_costs(StepCosts costs);
+  const PassCosts* pass_costs() const { return costs_.passes.get(); }
 
   Optimizer& optimizer() { return optimizer_; }
-  bool needs_reference() const { return loss_->needs_reference(); }
 
  private:
-  struct MiniBatch;
-  MiniBatch make_mini_batch(const std::vector<Trajectory>& batch, const std::vector<int64_t>& members) const;
-  void fill_fixed_fields(MiniBatch& mini, bool proximal_is_current);
-  Plan plan_of(const MiniBatch& mini, const std::string& strategy) const;
-
-  Model& model_;
-  Model* reference_;
   const ActorSettings settings_;
-  std::unique_ptr<Loss> loss_;
+  GradientStep gradient_;
   Optimizer optimizer_;
-  Executor executor_;
   const Clock& clock_;
   StepCosts costs_;
 };

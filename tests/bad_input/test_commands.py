@@ -118,6 +118,23 @@ def test_step_options(step, case):
     assert_refused(step(*arguments), *words)
 
 
+SETTINGS = {
+    "unknown key": ("actor.loss_agregation=token_mean", ["actor.loss_agregation", "actor.loss_aggregation"]),
+    "not the actor's": ("gconfig.n_samples=2", ["gconfig"]),
+    "no value": ("actor.eps_clip", ["actor.eps_clip", "key=value"]),
+    "impossible value": ("actor.adv_estimator=gae", ["actor.adv_estimator", "gae", "rloo"]),
+    "out of range": ("actor.eps_clip=7", ["actor.eps_clip", "7"]),
+    "more than one gradient": ("actor.ppo_n_minibatches=2", ["actor.ppo_n_minibatches", "got 2"]),
+    "a length that no file says": ("actor.overlong_reward_penalty=true", ["overlong_reward_penalty"]),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_step_settings(step, case):
+    setting, words = SETTINGS[case]
+    assert_refused(step(setting), *words)
+
+
 def test_cuda_without_a_gpu(step):
     """Neither without the CUDA library nor with it, on a machine that has no GPU."""
     if any(Path("/dev").glob("nvidia[0-9]*")):

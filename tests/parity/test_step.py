@@ -73,6 +73,30 @@ def test_rewards_become_group_advantages(bough, tiny_models, tmp_path):
     assert abs(given["loss"]) > 1e-3
 
 
+def test_settings_of_a_run(bough, tiny_models, tmp_path):
+    """Loss, advantages and aggregation as a run has them, given as key=value; options are their short forms."""
+    rollouts = random_rollouts(3, 311) + random_rollouts(4, 311)
+    for i, rollout in enumerate(rollouts):
+        rollout |= {"reward": 0.25 * (i % 3), "advantage": 1.0 + i}
+    path = write_rollouts(tmp_path / "r.jsonl", rollouts)
+
+    def loss(*arguments):
+        return step(bough, tiny_models("qwen3"), path, "--dtype", "fp64", *arguments)[0]["loss"]
+
+    default = loss()
+    assert loss("actor.loss_aggregation=token_mean") == default
+    assert loss("--loss", "grpo") == loss("actor.loss=grpo")
+    aggregations = {
+        loss(f"actor.loss_aggregation={how}", "actor.loss_constant_length=9")
+        for how in ("token_mean", "sequence_mean", "constant_length", "group_mean")
+    }
+    assert len(aggregations) >= 3
+    assert loss("actor.adv_estimator=dr_grpo") == default, "the file's own advantages win"
+    estimators = {loss("--from-rewards", f"actor.adv_estimator={name}") for name in ("grpo", "dr_grpo")}
+    assert len(estimators) == 2 and default not in estimators
+    assert loss("actor.loss=ppo", "actor.use_decoupled_loss=true") != loss("actor.loss=ppo")
+
+
 def test_temperature_divides_the_logits(bough, tiny_models, tmp_path):
     directory = tiny_models("qwen3")
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

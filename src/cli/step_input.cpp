@@ -1,0 +1,125 @@
+#include "cli/step_input.h"
+
+#include <limits>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cost/run_costs.h"
+#include "data/rollout_file.h"
+#include "models/checkpoint.h"
+
+namespace bough {
+
+namespace {
+
+// Keys as in a run's settings; defaults are those of a file that is looked at by itself.
+struct StepSettings {
+  ActorSettings actor;
+
+  StepSettings() {
+    actor.loss.loss = "pg";
+    // The clip is against the policy that sampled the tokens: a single step has no other.
+    actor.loss.use_decoupled_loss = false;
+    actor.loss.recompute_logprob = false;
+    // Rewards of a file are taken as they are.
+    actor.shaping.reward_clip = std::numeric_limits<double>::infinity();
+    actor.mb_spec.max_tokens_per_mb = kDefaultMaxTokensPerPass;
+  }
+
+  template <class V>
+  void visit(V& v) {
+    v("actor", actor, "how the gradient is taken");
+  }
+};
+
+// Of the rollouts, those that enter the loss, with their advantages.
+void score(std::vector<Trajectory>& rollouts, const ActorSettings& settings, bool from_rewards) {
+  if (from_rewards)
+    for (Trajectory& rollout : rollouts) {
+      if (!rollout.reward) continue;
+      rollout.advantage.clear();
+      rollout.trained = true;
+    }
+  set_advantages(rollouts, settings, /*max_response_tokens=*/{});
+  const size_t all = rollouts.size();
+  std::erase_if(rollouts, [](const Trajectory& rollout) { return !rollout.in_loss(); });
+  if (rollouts.empty())
+    throw UserError(str("none of the ", all, " sequences enters the loss: not valid, or filtered"));
+  if (rollouts.size() < all)
+    log_info(str(all - rollouts.size(), " of ", all, " sequences are left out: not valid, or filtered"));
+}
+
+}  // namespace
+
+ActorSettings step_settings(const StepOptions& options, const std::string& mode) {
+  check_at_least("--repeat", options.repeat, 1);
+  if (options.max_tokens_per_mb)
+    check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
+  if (options.loss != "pg" && options.loss != "grpo")
+    throw UserError(str("--loss: got ", quoted(options.loss), ", expected pg or grpo"));
+  const auto memory_bytes = parse_memory("--memory", options.memory);
+  std::vector<std::string> overrides = {str("actor.loss=", options.loss)};
+  if (options.max_tokens_per_mb)
+    overrides.push_back(str("actor.mb_spec.max_tokens_per_mb=", *options.max_tokens_per_mb));
+  if (memory_bytes) overrides.push_back(str("actor.mb_spec.memory=", *memory_bytes));
+  if (!mode.empty()) overrides.push_back(str("actor.tree_training_mode=", mode));
+  overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
+  const ActorSettings settings = parse_settings<StepSettings>("{}", "command line", overrides).actor;
+  if (settings.ppo_n_minibatches != 1)
+    throw UserError(str("actor.ppo_n_minibatches: got ", settings.ppo_n_minibatches,
+                        ", expected 1: the step is the gradient of the whole file; split the file"));
+  return settings;
+}
+
+StepInput load_step(const StepOptions& options, const ActorSettings& settings) {
+  make_loss(settings.loss);  // what it refuses is said before anything is loaded
+  const TorchSetup setup = set_up_torch(options.torch);
+
+  // The rollouts first: they are quickly found wrong, weights take long to load.
+  const ModelConfig config = load_model_config(options.model);
+  std::vector<Trajectory> rollouts = read_rollouts(options.rollouts, {.vocab_size = config.vocab_size});
+  score(rollouts, settings, options.from_rewards);
+  std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+  model->set_batch_invariant(options.batch_invariant.value_or(false));
+  CostModel costs(device_profile(options.torch.device, setup.dtype), model_shape(*model));
+  const PrefixTree tree = build_prefix_tree(token_spans(rollouts));
+  const StepWork work = count_work(tree, trained_flags(rollouts), work_model(costs.shape()));
+  return {settings, std::move(rollouts), std::move(model), std::move(costs), compute_statistics(tree), work};
+}
+
+void add_step_options(CLI::App& command, StepOptions& options) {
+  command.add_option("--model", options.model, "Hugging Face directory; its weights are not changed")
+      ->required()
+      ->type_name("DIR");
+  command.add_option("--rollouts", options.rollouts, "JSON Lines, .jsonl or .jsonl.zst")
+      ->required()
+      ->type_name("FILE");
+  command
+      .add_option("settings", options.overrides,
+                  "Settings of a run's actor, which win over the options:\n"
+                  "actor.loss=ppo actor.loss_aggregation=sequence_mean\n"
+                  "actor.adv_estimator=rloo actor.use_decoupled_loss=true ...\n"
+                  "(`bough train --settings` lists them)")
+      ->type_name("actor.key=value");
+  command.add_option("--repeat", options.repeat, "Repetitions, after one that is not counted")
+      ->type_name("K");
+  command
+      .add_option("--max-tokens-per-mb", options.max_tokens_per_mb,
+                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass, ")"))
+      ->type_name("B");
+  command
+      .add_option("--memory", options.memory,
+                  "Budget over weights and gradients, 40GiB: the plan keeps within it, or the\n"
+                  "step is refused with what would do")
+      ->type_name("BYTES");
+  command.add_option("--loss", options.loss,
+                     "pg: minus the mean of advantage x log-probability |\n"
+                     "grpo: PPO clip against the file's log-probabilities");
+  command.add_flag("--from-rewards", options.from_rewards,
+                   "Advantages are those of the rewards, also where the file gives some");
+  add_torch_options(command, options.torch);
+  add_batch_invariant_flag(command, options.batch_invariant);
+  add_json_flag(command, options.json);
+}
+
+}  // namespace bough

@@ -1,0 +1,75 @@
+// The gradient of a batch under a run's settings, and how long it takes: what the trainer, `bough step`, `bough bench
+// step` and a run's comparison with dense share.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "train/executor.h"
+#include "train/make_batch.h"
+
+namespace bough {
+
+// pi_old (algorithms.md): where the batch is one update it is the current policy, detached, and costs nothing; else its
+// log-probabilities are computed once, in prepare(), and stay. Where the loss takes it from the engine
+// (recompute_logprob: false), it is the behaviour policy.
+class GradientStep {
+ public:
+  // All must outlive it. `reference`: where the loss needs one. `costs`: what plans are made from, or null.
+  GradientStep(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs);
+
+  // All that the loss needs and that does not change while the batch is trained on. `strategy`: of the walks that it
+  // takes.
+  TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
+                     const std::string& strategy);
+  Plan plan(const TrainBatch& batch, const std::string& strategy) const;
+  // Adds the gradient to the parameters' main_grad.
+  WalkResult accumulate(const Plan& plan, const TrainBatch& batch);
+
+  const PassCosts* costs() const { return costs_; }
+  void use_costs(const PassCosts* costs) { costs_ = costs; }
+
+ private:
+  Model& model_;
+  Model* reference_;
+  const ActorSettings settings_;
+  const PassCosts* costs_;
+  std::unique_ptr<Loss> loss_;
+  Executor executor_;
+};
+
+// Repetitions of one batch's gradient. Weights stay as they are; main_grad holds the last repetition's gradient.
+class StepTimer {
+ public:
+  // All must outlive it. Allocates the gradients.
+  StepTimer(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs,
+            const std::vector<Trajectory>& batch, const std::string& strategy);
+
+  // From the trajectories to the gradient, planning included.
+  void run(bool counted);
+
+  const std::vector<double>& seconds() const { return seconds_; }  // of the counted runs, in order
+  double median_seconds() const;
+  int64_t peak_bytes() const { return peak_bytes_; }  // over weights and gradients; of all runs
+  double loss() const { return loss_; }
+  int64_t num_trained() const { return num_trained_; }
+  const std::string& strategy() const { return strategy_; }             // what was taken
+  int64_t max_tokens_per_pass() const { return max_tokens_per_pass_; }  // of the plan taken
+  const Simulation& simulation() const { return simulation_; }
+
+ private:
+  Model& model_;
+  GradientStep step_;
+  std::vector<const Trajectory*> batch_;
+  const std::string asked_strategy_;
+  std::vector<double> seconds_;
+  int64_t peak_bytes_ = 0;
+  double loss_ = 0;
+  int64_t num_trained_ = 0;
+  std::string strategy_;
+  int64_t max_tokens_per_pass_ = 0;
+  Simulation simulation_;
+};
+
+}  // namespace bough

@@ -1,0 +1,238 @@
+// From a rollout file's rows to weights, advantages and a gradient.
+#include "train/gradient_step.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "train/small_model.h"
+#include "train/trainer.h"
+
+namespace bough {
+namespace {
+
+Trajectory row(const std::string& group, double reward, std::vector<int32_t> ids, size_t prompt) {
+  Trajectory out;
+  out.group = group;
+  out.reward = reward;
+  out.loss_mask.assign(ids.size(), 1);
+  std::fill_n(out.loss_mask.begin(), prompt, 0);
+  out.logprobs.assign(ids.size(), 0);
+  for (size_t i = prompt; i < ids.size(); ++i) out.logprobs[i] = -3.5f + 0.1f * static_cast<float>(i);
+  out.input_ids = std::move(ids);
+  return out;
+}
+
+// Two groups, responses of one, two, three and five tokens.
+std::vector<Trajectory> small_batch() {
+  return {row("a", 1, {1, 2, 3, 4}, 3), row("a", 0, {1, 2, 3, 5, 6}, 3), row("b", 2, {7, 8, 9, 10}, 1),
+          row("b", -1, {7, 8, 9, 10, 11, 12}, 1)};
+}
+
+std::vector<double> list(const at::Tensor& x) {
+  const at::Tensor y = x.to(at::kDouble).contiguous();
+  return {y.const_data_ptr<double>(), y.const_data_ptr<double>() + y.numel()};
+}
+
+AggregationSettings aggregation(const std::string& how) {
+  return {.loss_aggregation = how, .loss_constant_length = 10};
+}
+
+TEST(MakeBatch, RowsOfTheLossAreTheTrainedTokens) {
+  std::vector<Trajectory> batch = small_batch();
+  batch[0].advantage = {0.5f};
+  batch[1].advantage = {0, 0, 0, -1, 2};
+  batch[2].trained = false;
+  batch[3].valid = false;
+  batch[0].loss_mask[0] = 1;  // position 0 has no prediction
+  const TrainBatch made = make_batch(batch, {}, at::kDouble);
+  ASSERT_EQ(made.sequences.size(), 2u) << "rows that are not trained or not valid are left out";
+  EXPECT_EQ(made.trained_positions, (std::vector<std::vector<int32_t>>{{3}, {3, 4}}));
+  EXPECT_EQ(made.row_offset, (std::vector<int64_t>{0, 1, 3}));
+  EXPECT_EQ(list(made.fields.advantages_R), (std::vector<double>{0.5, -1, 2}));
+  EXPECT_EQ(list(made.fields.behaviour_log_probs_R),
+            (std::vector<double>{batch[0].logprobs[3], batch[1].logprobs[3], batch[1].logprobs[4]}));
+  EXPECT_EQ(list(made.fields.weights_R), std::vector<double>(3, 1.0 / 3));
+  EXPECT_EQ(list(made.fields.sequences_R), (std::vector<double>{0, 1, 1}));
+  EXPECT_EQ(trained_flags(batch).size(), 19u);
+  const TrainBatch none = make_batch(std::vector<const Trajectory*>{}, {}, at::kDouble);
+  EXPECT_EQ(none.num_rows(), 0);
+  EXPECT_FALSE(none.fields.advantages_R.defined());
+}
+
+TEST(MakeBatch, RefusesWhatIsNoBatch) {
+  std::vector<Trajectory> batch = small_batch();
+  batch[1].temperature = 0.7;
+  EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
+  batch = small_batch();
+  batch[1].loss_mask.pop_back();
+  EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
+  batch = small_batch();
+  batch[1].advantage = {1, 2};
+  EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
+  batch = small_batch();
+  batch[1].logprobs.clear();
+  EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
+}
+
+// Two rows of one trajectory, of one and of two tokens, beside a sequence of three: each row has half a sequence's
+// weight, whatever the aggregation.
+TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
+  std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
+                                   row("g", 0, {1, 2, 3, 4, 5}, 2)};
+  batch[0].trajectory = batch[1].trajectory = "t";
+  const auto weights = [&](const std::string& how) {
+    return list(make_batch(batch, aggregation(how), at::kDouble).fields.weights_R);
+  };
+  const auto expect_near = [](const std::vector<double>& got, const std::vector<double>& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-15) << i;
+  };
+  const double tokens = 0.5 * 1 + 0.5 * 2 + 3, w = 1 / tokens;
+  expect_near(weights("token_mean"), {w / 2, w / 2, w / 2, w, w, w});
+  expect_near(weights("group_mean"), {w / 2, w / 2, w / 2, w, w, w});
+  expect_near(weights("sequence_mean"), {0.25, 0.125, 0.125, 1.0 / 6, 1.0 / 6, 1.0 / 6});
+  expect_near(weights("constant_length"), {0.025, 0.025, 0.025, 0.05, 0.05, 0.05});
+  // A row that trains nothing takes nothing from the other.
+  batch[0].loss_mask.assign(3, 0);
+  expect_near(weights("sequence_mean"), {0.25, 0.25, 1.0 / 6, 1.0 / 6, 1.0 / 6});
+}
+
+TEST(SetAdvantages, AreThoseOfTheEstimatorInsideEachGroup) {
+  std::vector<Trajectory> batch = small_batch();
+  ActorSettings settings;
+  settings.advantages.adv_estimator = "rloo";
+  set_advantages(batch, settings, {});
+  EXPECT_EQ(batch[0].advantage, std::vector<float>{1});
+  EXPECT_EQ(batch[1].advantage, std::vector<float>{-1});
+  EXPECT_EQ(batch[2].advantage, std::vector<float>{3});
+  EXPECT_EQ(batch[3].advantage, std::vector<float>{-3});
+
+  batch = small_batch();
+  batch[0].advantage = {7};  // given, and still in the group's mean
+  batch[2].reward.reset();
+  batch[2].advantage = {5};  // no reward: in no mean
+  settings.advantages.adv_estimator = "dr_grpo";
+  set_advantages(batch, settings, {});
+  EXPECT_EQ(batch[0].advantage, std::vector<float>{7});
+  EXPECT_EQ(batch[1].advantage, std::vector<float>{-0.5f});
+  EXPECT_EQ(batch[2].advantage, std::vector<float>{5});
+  EXPECT_EQ(batch[3].advantage, std::vector<float>{0});
+}
+
+TEST(SetAdvantages, WhatIsNotValidLeavesMeanDeviationAndLoss) {
+  std::vector<Trajectory> with = small_batch(), without = with;
+  with.insert(with.begin() + 1, row("a", 100, {1, 2, 3, 9}, 3));
+  with[1].valid = false;
+  set_advantages(with, {}, {});
+  set_advantages(without, {}, {});
+  EXPECT_EQ(with[0].advantage, without[0].advantage);
+  EXPECT_EQ(with[2].advantage, without[1].advantage);
+  EXPECT_EQ(list(make_batch(with, {}, at::kDouble).fields.weights_R),
+            list(make_batch(without, {}, at::kDouble).fields.weights_R));
+  // One that is left alone has no baseline.
+  with = small_batch();
+  with[0].valid = false;
+  with[0].reward.reset();
+  const FilterResult counts = set_advantages(with, {}, {});
+  EXPECT_FALSE(with[1].trained);
+  EXPECT_TRUE(with[2].trained);
+  EXPECT_EQ(counts.groups_dropped, 1);
+  EXPECT_EQ(counts.sequences_dropped, 2);
+  EXPECT_EQ(make_batch(with, {}, at::kDouble).sequences.size(), 2u);
+}
+
+TEST(SetAdvantages, ATrajectoryCountsOnceInItsGroup) {
+  std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
+                                   row("g", 0, {1, 2, 3, 4, 5}, 2)};
+  batch[0].trajectory = batch[1].trajectory = "t";
+  ActorSettings settings;
+  settings.advantages.adv_estimator = "dr_grpo";
+  set_advantages(batch, settings, {});
+  EXPECT_EQ(batch[0].advantage, std::vector<float>{0.5f});
+  EXPECT_EQ(batch[1].advantage, std::vector<float>{0.5f});
+  EXPECT_EQ(batch[2].advantage, std::vector<float>{-0.5f});
+  batch[1].reward = 0.75;
+  EXPECT_THROW(set_advantages(batch, settings, {}), UserError);
+}
+
+TEST(SetAdvantages, ShapingAndFiltersAct) {
+  std::vector<Trajectory> batch = small_batch();
+  ActorSettings settings;
+  settings.advantages.adv_estimator = "dr_grpo";
+  settings.shaping.reward_clip = 1;
+  settings.filters.truncated_samples = "mask";
+  batch[0].finish_reason = "length";
+  const FilterResult counts = set_advantages(batch, settings, {});
+  EXPECT_EQ(counts.truncated, 1);
+  EXPECT_FALSE(batch[0].trained);
+  EXPECT_TRUE(batch[1].trained);
+  EXPECT_EQ(batch[2].advantage, std::vector<float>{1}) << "a reward of 2 is cut to 1";
+  settings.shaping.overlong_reward_penalty = true;
+  EXPECT_THROW(set_advantages(batch, settings, {}), UserError) << "how long may a response be?";
+  EXPECT_NO_THROW(set_advantages(batch, settings, 8));
+}
+
+ActorSettings settings_of(const std::string& how) {
+  ActorSettings settings;
+  settings.tree_training_mode = "path";
+  settings.aggregation = aggregation(how);
+  settings.optimizer.lr = 0;
+  return settings;
+}
+
+TEST(StepTimer, TakesTheTrainersGradientWhateverTheAggregation) {
+  std::vector<Trajectory> batch = small_batch();
+  set_advantages(batch, {}, {});
+  const SteadyClock clock;
+  std::vector<double> losses;
+  for (const char* how : {"token_mean", "sequence_mean", "constant_length", "group_mean"}) {
+    const auto model = small_model(at::kDouble);
+    const ActorSettings settings = settings_of(how);
+    StepTimer timer(*model, nullptr, settings, nullptr, batch, "path");
+    timer.run(/*counted=*/false);
+    double squares = 0;
+    for (Parameter* parameter : model->parameters())
+      squares += parameter->main_grad.square().sum().item<double>();
+    model->zero_gradients();
+    Trainer trainer(*model, nullptr, settings, 10, clock);
+    const MetricValues metrics = trainer.train(batch);
+    EXPECT_NEAR(timer.loss(), metrics.at("loss/policy"), 1e-12) << how;
+    EXPECT_NEAR(std::sqrt(squares), metrics.at("optim/grad_norm"), 1e-9) << how;
+    losses.push_back(timer.loss());
+  }
+  for (size_t i = 1; i < losses.size(); ++i) EXPECT_GT(std::abs(losses[i] - losses[0]), 1e-3) << i;
+}
+
+TEST(StepTimer, ChangesNoWeightsAndRepeatsItsGradient) {
+  std::vector<Trajectory> batch = small_batch();
+  set_advantages(batch, {}, {});
+  const auto model = small_model(at::kDouble), untouched = small_model(at::kDouble);
+  const ActorSettings settings = settings_of("token_mean");
+  StepTimer shared(*model, nullptr, settings, nullptr, batch, "path"),
+      dense(*model, nullptr, settings, nullptr, batch, "dense");
+  shared.run(/*counted=*/false);
+  std::vector<at::Tensor> gradients;
+  for (Parameter* parameter : model->parameters()) gradients.push_back(parameter->main_grad.clone());
+  dense.run(/*counted=*/true);
+  shared.run(/*counted=*/true);
+  shared.run(/*counted=*/true);
+  EXPECT_EQ(shared.seconds().size(), 2u);
+  EXPECT_EQ(dense.seconds().size(), 1u);
+  EXPECT_GT(shared.median_seconds(), 0);
+  EXPECT_EQ(shared.strategy(), "path");
+  EXPECT_EQ(shared.num_trained(), 11);
+  EXPECT_NEAR(shared.loss(), dense.loss(), 1e-12);
+  const auto parameters = model->parameters(), others = untouched->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(at::equal(parameters[i]->main_grad, gradients[i])) << i;
+    EXPECT_TRUE(at::equal(parameters[i]->value, others[i]->value)) << i;
+  }
+  for (Trajectory& trajectory : batch) trajectory.trained = false;
+  StepTimer nothing(*model, nullptr, settings, nullptr, batch, "auto");
+  nothing.run(/*counted=*/true);
+  EXPECT_EQ(nothing.loss(), 0);
+}
+
+}  // namespace
+}  // namespace bough

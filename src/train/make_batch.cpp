@@ -1,0 +1,226 @@
+#include "train/make_batch.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+// Numbers equal things by first appearance.
+template <class Key>
+class Numbering {
+ public:
+  int64_t operator[](const Key& key) {
+    return known_.try_emplace(key, static_cast<int64_t>(known_.size())).first->second;
+  }
+  int64_t size() const { return static_cast<int64_t>(known_.size()); }
+
+ private:
+  std::map<Key, int64_t> known_;
+};
+
+// What rows of one trajectory have in common; `row` tells apart those that are by themselves.
+using TrajectoryKey = std::pair<std::pair<std::string_view, std::string_view>, size_t>;
+TrajectoryKey trajectory_key(const Trajectory& trajectory, size_t row) {
+  return {{trajectory.group, trajectory.trajectory}, trajectory.trajectory.empty() ? row + 1 : 0};
+}
+
+std::vector<const Trajectory*> pointers(const std::vector<Trajectory>& trajectories) {
+  std::vector<const Trajectory*> out;
+  for (const Trajectory& trajectory : trajectories) out.push_back(&trajectory);
+  return out;
+}
+
+void check_lengths(const Trajectory& trajectory) {
+  const size_t length = trajectory.input_ids.size();
+  BOUGH_CHECK(trajectory.loss_mask.size() == length, "a sequence of ", length, " tokens, its mask ",
+              trajectory.loss_mask.size());
+  BOUGH_CHECK(trajectory.logprobs.empty() || trajectory.logprobs.size() == length, "a sequence of ", length,
+              " tokens, its logprobs ", trajectory.logprobs.size());
+  BOUGH_CHECK(trajectory.advantage.size() <= 1 || trajectory.advantage.size() == length, "a sequence of ",
+              length, " tokens, its advantages ", trajectory.advantage.size());
+}
+
+// 1/N of each row of a trajectory of which N rows train a token.
+std::vector<double> row_shares(const std::vector<const Trajectory*>& rows,
+                               const std::vector<int64_t>& trained_tokens) {
+  Numbering<TrajectoryKey> numbers;
+  std::vector<int64_t> number_of, count;
+  for (size_t s = 0; s < rows.size(); ++s) {
+    number_of.push_back(numbers[trajectory_key(*rows[s], s)]);
+    count.resize(static_cast<size_t>(numbers.size()));
+    count[static_cast<size_t>(number_of.back())] += trained_tokens[s] > 0;
+  }
+  std::vector<double> shares;
+  for (const int64_t number : number_of)
+    shares.push_back(1.0 / static_cast<double>(std::max<int64_t>(1, count[static_cast<size_t>(number)])));
+  return shares;
+}
+
+}  // namespace
+
+TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
+                      const AggregationSettings& aggregation, at::ScalarType dtype) {
+  TrainBatch batch;
+  batch.row_offset.push_back(0);
+  std::vector<const Trajectory*> rows;
+  bool has_behaviour = false, has_advantages = false;
+  for (const Trajectory* trajectory : trajectories) {
+    if (!trajectory->in_loss()) continue;
+    check_lengths(*trajectory);
+    rows.push_back(trajectory);
+    has_behaviour |= !trajectory->logprobs.empty();
+    has_advantages |= !trajectory->advantage.empty();
+  }
+  if (!rows.empty()) batch.temperature = rows.front()->temperature;
+
+  std::vector<int64_t> row_sequences, trained_tokens;
+  std::vector<float> advantages, behaviour;
+  for (const Trajectory* row : rows) {
+    BOUGH_CHECK(row->temperature == batch.temperature, "temperatures ", batch.temperature, " and ",
+                row->temperature, " in one batch");
+    std::vector<int32_t> positions;
+    for (size_t i = 1; i < row->input_ids.size(); ++i) {
+      if (!row->trains(i)) continue;
+      positions.push_back(static_cast<int32_t>(i));
+      if (has_behaviour) {
+        BOUGH_CHECK(!row->logprobs.empty(), "some sequences of a batch have logprobs, others have none");
+        behaviour.push_back(row->logprobs[i]);
+      }
+      const std::vector<float>& own = row->advantage;
+      if (has_advantages) advantages.push_back(own.empty() ? 0.0f : own[own.size() == 1 ? 0 : i]);
+    }
+    const auto count = static_cast<int64_t>(positions.size());
+    row_sequences.insert(row_sequences.end(), positions.size(), static_cast<int64_t>(batch.sequences.size()));
+    trained_tokens.push_back(count);
+    batch.row_offset.push_back(batch.row_offset.back() + count);
+    batch.sequences.emplace_back(row->input_ids);
+    batch.trained_positions.push_back(std::move(positions));
+  }
+  LossRows& fields = batch.fields;
+  fields.sequences_R = at::tensor(row_sequences, at::kLong);
+  fields.weights_R = expand_to_rows(
+      sequence_weights(aggregation, trained_tokens, group_numbers(rows), row_shares(rows, trained_tokens)),
+      fields.sequences_R, dtype);
+  if (has_advantages) fields.advantages_R = at::tensor(advantages, at::kFloat).to(dtype);
+  if (has_behaviour) fields.behaviour_log_probs_R = at::tensor(behaviour, at::kFloat).to(dtype);
+  return batch;
+}
+
+TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const AggregationSettings& aggregation,
+                      at::ScalarType dtype) {
+  return make_batch(pointers(trajectories), aggregation, dtype);
+}
+
+FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
+                            std::optional<int64_t> max_response_tokens) {
+  if (settings.shaping.overlong_reward_penalty && !max_response_tokens)
+    throw UserError(
+        "setting overlong_reward_penalty: a rollout file does not say how many tokens a response may have; "
+        "expected "
+        "false");
+  // One entry a trajectory that has a reward or could not get one.
+  Numbering<TrajectoryKey> entries;
+  Numbering<std::string_view> group_of;
+  std::vector<int64_t> entry_of(batch.size(), -1);
+  std::vector<double> rewards;
+  std::vector<int64_t> groups, lengths;
+  std::vector<uint8_t> truncated, valid;
+  for (size_t s = 0; s < batch.size(); ++s) {
+    const Trajectory& row = batch[s];
+    const bool counts = row.valid && row.reward;
+    if (row.valid && !row.reward) continue;
+    const int64_t entry = entry_of[s] = entries[trajectory_key(row, s)];
+    const auto e = static_cast<size_t>(entry);
+    if (e == rewards.size()) {
+      rewards.push_back(0);
+      groups.push_back(group_of[row.group]);
+      lengths.push_back(0);
+      truncated.push_back(0);
+      valid.push_back(0);
+    }
+    if (!counts) continue;
+    if (valid[e] && rewards[e] != *row.reward)
+      throw UserError(str("rows of the trajectory ", quoted(row.trajectory), " have the rewards ", rewards[e],
+                          " and ", *row.reward, "; expected one, the trajectory's"));
+    rewards[e] = *row.reward;
+    valid[e] = 1;
+    lengths[e] += row.num_generated();
+    truncated[e] |= row.finish_reason == "length";
+  }
+  const std::vector<double> shaped =
+      shape_rewards(settings.shaping, rewards, lengths, max_response_tokens.value_or(0));
+  const FilterResult filtered = filter_sequences(settings.filters, shaped, groups, truncated, valid);
+  std::vector<double> kept_rewards;
+  std::vector<int64_t> kept_groups;
+  for (size_t e = 0; e < shaped.size(); ++e) {
+    if (!filtered.kept[e]) continue;
+    kept_rewards.push_back(shaped[e]);
+    kept_groups.push_back(groups[e]);
+  }
+  const std::vector<double> kept_advantages =
+      compute_advantages(settings.advantages, kept_rewards, kept_groups);
+  std::vector<float> advantages(shaped.size(), 0.0f);
+  size_t next_kept = 0;
+  for (size_t e = 0; e < shaped.size(); ++e)
+    if (filtered.kept[e]) advantages[e] = static_cast<float>(kept_advantages[next_kept++]);
+
+  for (size_t s = 0; s < batch.size(); ++s) {
+    Trajectory& row = batch[s];
+    if (entry_of[s] >= 0) {
+      const auto e = static_cast<size_t>(entry_of[s]);
+      if (row.advantage.empty()) row.advantage = {advantages[e]};
+      row.trained = row.trained && filtered.trained[e];
+    }
+    BOUGH_CHECK(!row.in_loss() || !row.advantage.empty(), "sequence ", s,
+                " has neither reward nor advantage");
+  }
+  return filtered;
+}
+
+std::vector<int64_t> group_numbers(const std::vector<const Trajectory*>& trajectories) {
+  Numbering<std::string_view> numbers;
+  std::vector<int64_t> out;
+  for (const Trajectory* trajectory : trajectories) out.push_back(numbers[trajectory->group]);
+  return out;
+}
+
+std::vector<TokenSpan> token_spans(const std::vector<Trajectory>& trajectories) {
+  std::vector<TokenSpan> spans;
+  for (const Trajectory& trajectory : trajectories) spans.emplace_back(trajectory.input_ids);
+  return spans;
+}
+
+std::vector<uint8_t> trained_flags(const std::vector<Trajectory>& trajectories) {
+  std::vector<uint8_t> flags;
+  for (const Trajectory& trajectory : trajectories)
+    for (size_t i = 0; i < trajectory.input_ids.size(); ++i) flags.push_back(trajectory.trains(i));
+  return flags;
+}
+
+PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass) {
+  PlanRequest request{
+      .sequences = batch.sequences, .trained = {}, .max_tokens_per_pass = max_tokens_per_pass};
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const size_t begin = request.trained.size();
+    request.trained.resize(begin + batch.sequences[s].size(), 0);
+    for (const int32_t position : batch.trained_positions[s]) request.trained[begin + position] = 1;
+  }
+  return request;
+}
+
+PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
+                         const PassCosts* costs) {
+  PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
+  request.costs = costs;
+  if (costs && !settings.memory.is_auto()) request.memory_bytes = settings.memory.count;
+  return request;
+}
+
+}  // namespace bough
