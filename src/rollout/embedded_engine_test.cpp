@@ -401,7 +401,7 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
     } else if (choice == 5 && next_id > 0) {
       engine.cancel(random.below(next_id, 5, i));
     } else if (choice == 6 && random.below(4, 6, i) == 0) {
-      engine.update_weights({static_cast<int32_t>(i), model.get()});
+      engine.update_weights({static_cast<int32_t>(i), &model});
     } else if (choice == 7 && random.below(4, 7, i) == 0) {
       engine.paused() ? engine.resume() : engine.pause();
     } else {
