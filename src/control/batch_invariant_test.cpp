@@ -23,7 +23,7 @@ std::vector<Trajectory> sample(const Model& model, double temperature) {
     const auto own = random_tokens(10 + i, 5 + 9 * static_cast<int64_t>(i), 97);
     prompt.insert(prompt.end(), own.begin(), own.end());
     auto request = request_of(i, prompt, 4, 30 + static_cast<int64_t>(i));
-    request.temperature = temperature;
+    request.sampling.temperature = temperature;
     requests.push_back(std::move(request));
   }
   std::vector<Trajectory> sampled;

@@ -10,7 +10,6 @@
 #include "base/progress.h"
 #include "base/random.h"
 #include "control/prompt_encoder.h"
-#include "control/scalar_type.h"
 #include "cost/run_costs.h"
 #include "models/checkpoint.h"
 #include "train/executor.h"
