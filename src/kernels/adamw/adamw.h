@@ -36,7 +36,7 @@ struct AdamwStep {
 // All tensors: the same sizes, contiguous, one device. The result does not depend on the number of threads.
 void adamw(const AdamwState& state, const AdamwStep& step);
 
-// What the kernels of every device compute with, of adamw_isa.h.
+// What the kernels of every device compute with, of common/element_loops.h.
 template <class A>
 struct AdamwScalars;
 template <class A>

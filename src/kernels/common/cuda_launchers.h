@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/adamw/adamw_isa.h"
+#include "kernels/common/element_loops.h"
 #include "kernels/common/element_types.h"
 
 namespace bough {

@@ -1,4 +1,4 @@
-#include "kernels/log_prob/log_prob_avx512.h"
+#include "kernels/common/element_loops.h"
 
 #include <immintrin.h>
 

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "kernels/log_prob/log_prob_avx512.h"
+#include "kernels/common/element_loops.h"
 
 namespace bough {
 
