@@ -18,6 +18,7 @@
 #include "kernels/common/cuda_launch.h"
 #include "kernels/common/cuda_launchers.h"
 #include "kernels/common/op.h"
+#include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
 #include "kernels/quantized_product/quantized_product.h"
@@ -44,7 +45,7 @@ std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors,
   return tensors;
 }
 
-std::tuple<at::Tensor, at::Tensor> rms_norm_forward(Tensor x, Tensor weight_D, double eps) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward_op(Tensor x, Tensor weight_D, double eps) {
   const Launch launch("rms_norm", {x, weight_D});
   const int64_t width = x.size(-1);
   const int64_t num_rows = width ? x.numel() / width : 0;
@@ -58,8 +59,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(Tensor x, Tensor weight_D, d
   return {y, rstd};
 }
 
-at::Tensor rms_norm_backward(Tensor d_y, Tensor x, Tensor weight_D, Tensor rstd,
-                             const OptionalTensor& residual, Tensor d_weight_D, const OptionalTensor& y) {
+at::Tensor rms_norm_backward_op(Tensor d_y, Tensor x, Tensor weight_D, Tensor rstd,
+                                const OptionalTensor& residual, Tensor d_weight_D, const OptionalTensor& y) {
   const Launch launch("rms_norm", with_defined({d_y, x, weight_D, rstd, d_weight_D}, {residual, y}));
   const int64_t num_rows = rstd.numel();
   auto d_x = at::empty_like(x);
@@ -83,7 +84,7 @@ at::Tensor rms_norm_backward(Tensor d_y, Tensor x, Tensor weight_D, Tensor rstd,
   return d_x;
 }
 
-at::Tensor swiglu_forward(Tensor gate_up_TF2) {
+at::Tensor swiglu_forward_op(Tensor gate_up_TF2) {
   const Launch launch("swiglu", {gate_up_TF2});
   const int64_t width = gate_up_TF2.size(1) / 2;
   auto y_TF = at::empty({gate_up_TF2.size(0), width}, gate_up_TF2.options());
@@ -94,7 +95,7 @@ at::Tensor swiglu_forward(Tensor gate_up_TF2) {
   return y_TF;
 }
 
-void swiglu_backward(Tensor d_y_TF, Tensor gate_up_TF2, Tensor y_TF, Tensor d_gate_up_TF2) {
+void swiglu_backward_op(Tensor d_y_TF, Tensor gate_up_TF2, Tensor y_TF, Tensor d_gate_up_TF2) {
   const Launch launch("swiglu", {d_y_TF, gate_up_TF2, y_TF, d_gate_up_TF2});
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
     swiglu_backward_cuda(mutable_data<T>(d_gate_up_TF2), mutable_data<T>(y_TF), data<T>(d_y_TF),
@@ -116,11 +117,11 @@ QkNormRotaryInput<T, AccOf<T>> qk_input(Tensor qkv, Tensor cos, Tensor sin, cons
           .eps = eps};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward(Tensor qkv, Tensor cos, Tensor sin,
-                                                                      const OptionalTensor& q_norm,
-                                                                      const OptionalTensor& k_norm,
-                                                                      int64_t num_heads, int64_t num_kv_heads,
-                                                                      double eps) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_op(Tensor qkv, Tensor cos, Tensor sin,
+                                                                         const OptionalTensor& q_norm,
+                                                                         const OptionalTensor& k_norm,
+                                                                         int64_t num_heads,
+                                                                         int64_t num_kv_heads, double eps) {
   const Launch launch("qk_norm_rotary", with_defined({qkv, cos, sin}, {q_norm, k_norm}));
   const int64_t head_dim = 2 * cos.size(1);
   auto q = at::empty({qkv.size(0), num_heads, head_dim}, qkv.options());
@@ -137,10 +138,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward(Tensor qkv
   return {q, k, v};
 }
 
-at::Tensor qk_norm_rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qkv, Tensor cos, Tensor sin,
-                                   const OptionalTensor& q_norm, const OptionalTensor& k_norm,
-                                   const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm,
-                                   double eps) {
+at::Tensor qk_norm_rotary_backward_op(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qkv, Tensor cos, Tensor sin,
+                                      const OptionalTensor& q_norm, const OptionalTensor& k_norm,
+                                      const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm,
+                                      double eps) {
   const Launch launch("qk_norm_rotary",
                       with_defined({qkv, cos, sin, d_q, d_k, d_v}, {q_norm, k_norm, d_q_norm, d_k_norm}));
   const int64_t head_dim = 2 * cos.size(1);
@@ -174,8 +175,8 @@ at::Tensor qk_norm_rotary_backward(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qk
   return d_qkv;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward(Tensor logits_RV, Tensor labels_R,
-                                                                double temperature) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_op(Tensor logits_RV, Tensor labels_R,
+                                                                   double temperature) {
   const Launch launch("log_prob", {logits_RV, labels_R});
   const auto options = logits_RV.options().dtype(accumulator_type(logits_RV.scalar_type()));
   auto log_probs = at::empty({logits_RV.size(0)}, options);
@@ -197,8 +198,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward(Tensor logits_RV
   return {log_probs, lse, entropies};
 }
 
-void log_prob_backward(Tensor logits_RV, Tensor labels_R, Tensor lse, Tensor entropies, Tensor d_log_probs,
-                       Tensor d_entropies, double temperature) {
+void log_prob_backward_op(Tensor logits_RV, Tensor labels_R, Tensor lse, Tensor entropies, Tensor d_log_probs,
+                          Tensor d_entropies, double temperature) {
   const Launch launch("log_prob", {logits_RV, labels_R, lse, entropies, d_log_probs, d_entropies});
   dispatch_float_types(logits_RV.scalar_type(), "log_prob", [&]<class T>() {
     using A = AccOf<T>;
@@ -216,7 +217,7 @@ void log_prob_backward(Tensor logits_RV, Tensor labels_R, Tensor lse, Tensor ent
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-at::Tensor sum_of_squares(Tensor x) {
+at::Tensor sum_of_squares_op(Tensor x) {
   const Launch launch("sum_of_squares", {x});
   const auto options = x.options().dtype(at::kDouble);
   auto result = at::empty({}, options);
@@ -229,7 +230,7 @@ at::Tensor sum_of_squares(Tensor x) {
   return result;
 }
 
-void add_embedding_gradient(Tensor sums_VD, Tensor tokens_T, Tensor rows_TD) {
+void add_embedding_gradient_op(Tensor sums_VD, Tensor tokens_T, Tensor rows_TD) {
   const Launch launch("add_embedding_gradient_", {sums_VD, tokens_T, rows_TD});
   const auto [tokens, order] = at::sort(tokens_T, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   dispatch_float_types(rows_TD.scalar_type(), "embedding", [&]<class T>() {
@@ -329,16 +330,16 @@ at::Tensor quantized_product_op(Tensor x_RI, Tensor weight_OI, Tensor scale_O, c
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CUDA, m) {
-  m.impl("rms_norm_forward", TORCH_FN(bough::rms_norm_forward));
-  m.impl("rms_norm_backward", TORCH_FN(bough::rms_norm_backward));
-  m.impl("swiglu_forward", TORCH_FN(bough::swiglu_forward));
-  m.impl("swiglu_backward", TORCH_FN(bough::swiglu_backward));
-  m.impl("qk_norm_rotary_forward", TORCH_FN(bough::qk_norm_rotary_forward));
-  m.impl("qk_norm_rotary_backward", TORCH_FN(bough::qk_norm_rotary_backward));
-  m.impl("log_prob_forward", TORCH_FN(bough::log_prob_forward));
-  m.impl("log_prob_backward_", TORCH_FN(bough::log_prob_backward));
-  m.impl("sum_of_squares", TORCH_FN(bough::sum_of_squares));
-  m.impl("add_embedding_gradient_", TORCH_FN(bough::add_embedding_gradient));
+  m.impl("rms_norm_forward", TORCH_FN(bough::rms_norm_forward_op));
+  m.impl("rms_norm_backward", TORCH_FN(bough::rms_norm_backward_op));
+  m.impl("swiglu_forward", TORCH_FN(bough::swiglu_forward_op));
+  m.impl("swiglu_backward", TORCH_FN(bough::swiglu_backward_op));
+  m.impl("qk_norm_rotary_forward", TORCH_FN(bough::qk_norm_rotary_forward_op));
+  m.impl("qk_norm_rotary_backward", TORCH_FN(bough::qk_norm_rotary_backward_op));
+  m.impl("log_prob_forward", TORCH_FN(bough::log_prob_forward_op));
+  m.impl("log_prob_backward_", TORCH_FN(bough::log_prob_backward_op));
+  m.impl("sum_of_squares", TORCH_FN(bough::sum_of_squares_op));
+  m.impl("add_embedding_gradient_", TORCH_FN(bough::add_embedding_gradient_op));
   m.impl("adamw_", TORCH_FN(bough::adamw_op));
   m.impl("quantize_rows_", TORCH_FN(bough::quantize_rows_op));
   m.impl("quantized_product", TORCH_FN(bough::quantized_product_op));
