@@ -20,14 +20,13 @@
 #include "base/random.h"
 #include "cli/command.h"
 #include "cli/generation_options.h"
-#include "cost/read_rate.h"
 #include "cli/torch_options.h"
-#include "models/checkpoint.h"
 #include "cost/model_shape.h"
 #include "cost/product_rate.h"
+#include "cost/read_rate.h"
+#include "plan/plan.h"
 #include "rollout/embedded_engine.h"
 #include "train/executor.h"
-#include "plan/plan.h"
 
 namespace bough {
 
@@ -36,7 +35,7 @@ namespace {
 struct Options {
   std::string model;
   int64_t prompts = 16, prompt_tokens = 32, repeat = 3, seed = 1;
-  GenerationSettings generation;
+  SamplingParameters generation;
   EngineOptions engine_options;
   RolloutSettings engine;  // of those
   TorchOptions torch;
@@ -87,22 +86,24 @@ std::vector<GenerationRequest> make_requests(const Model& model, const Options& 
     for (int64_t t = 0; t < options.prompt_tokens; ++t)
       prompt.push_back(
           static_cast<int32_t>(random.below(vocabulary, static_cast<uint64_t>(i), static_cast<uint64_t>(t))));
-    requests.push_back(make_request(options.generation, static_cast<uint64_t>(i), std::move(prompt),
-                                    static_cast<uint64_t>(options.seed)));
+    requests.push_back({.id = static_cast<uint64_t>(i),
+                        .prompt_ids = std::move(prompt),
+                        .sampling = options.generation,
+                        .seed = static_cast<uint64_t>(options.seed)});
   }
   return requests;
 }
 
 Run run_once(const Model& model, const Options& options) {
   Run run;
-  EmbeddedEngine engine(model, {.settings = options.engine,
-                                .on_pass = [&](const PassWork& work) { run.passes.push_back(work); }});
+  const auto engine = make_engine(model, options.model, std::nullopt, options.engine,
+                                  [&](const PassWork& work) { run.passes.push_back(work); });
   auto requests = make_requests(model, options);
   const auto start = std::chrono::steady_clock::now();
-  run.results = engine.generate(std::move(requests));
+  run.results = engine->generate(std::move(requests));
   run.seconds = seconds_since(start);
-  run.statistics = engine.statistics();
-  run.matrices = layer_matrix_bytes(engine.generating_model());
+  run.statistics = engine->statistics();
+  run.matrices = layer_matrix_bytes(engine->generating_model());
   return run;
 }
 
@@ -145,25 +146,25 @@ struct Interruption {
 
 Interruption run_interrupted(const Model& model, const Options& options, const Run& uninterrupted) {
   PassWork last;
-  EmbeddedEngine engine(model,
-                        {.settings = options.engine, .on_pass = [&](const PassWork& work) { last = work; }});
-  for (GenerationRequest& request : make_requests(model, options)) engine.submit(std::move(request));
+  const auto engine = make_engine(model, options.model, std::nullopt, options.engine,
+                                  [&](const PassWork& work) { last = work; });
+  for (GenerationRequest& request : make_requests(model, options)) engine->submit(std::move(request));
   Interruption interruption;
   std::vector<double> decode_seconds;
   const auto start = std::chrono::steady_clock::now();
-  while (2 * engine.statistics().new_tokens < uninterrupted.statistics.new_tokens) {
+  while (2 * engine->statistics().new_tokens < uninterrupted.statistics.new_tokens) {
     const auto step_start = std::chrono::steady_clock::now();
-    engine.step();
+    engine->step();
     if (last.decoding == last.tokens) decode_seconds.push_back(seconds_since(step_start));
   }
   const auto swap_start = std::chrono::steady_clock::now();
-  engine.update_weights(engine.version() + 1);
+  engine->update_weights({engine->version() + 1, &model});
   interruption.swap_seconds = seconds_since(swap_start);
-  engine.drain();
+  engine->drain();
   interruption.seconds = seconds_since(start);
   if (!decode_seconds.empty()) interruption.decode_seconds = median(decode_seconds);
   interruption.recomputed_tokens =
-      engine.statistics().prefill_tokens - uninterrupted.statistics.prefill_tokens;
+      engine->statistics().prefill_tokens - uninterrupted.statistics.prefill_tokens;
   return interruption;
 }
 
@@ -193,8 +194,7 @@ Bound bound_of(const std::vector<PassWork>& passes, const ModelShape& shape, con
 void run_bench_rollout(Options options) {
   check_options(options);
   const TorchSetup setup = set_up_torch(options.torch);
-  const auto model = load_model(options.model, setup.dtype, setup.device);
-  apply_batch_invariant(options.engine, *model);
+  const auto model = load_rollout_model(options.model, options.engine, setup.dtype, setup.device);
   const ModelShape shape = model_shape(model->config(), model->dtype());
   const ModelBytes bytes(shape, run_once(*model, options).matrices);
   Rates rates;
@@ -297,7 +297,7 @@ void run_bench_rollout(Options options) {
 
 void add_bench_rollout_command(CommandLine& line, CLI::App& bench) {
   auto options = std::make_shared<Options>();
-  GenerationSettings& generation = options->generation;
+  SamplingParameters& generation = options->generation;
   generation.n_samples = 8;
   generation.max_new_tokens = 64;
   CLI::App& command = line.add(bench, "rollout", "Generation by the embedded engine, against the bound",

@@ -7,7 +7,7 @@
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/evaluation.h"
-#include "models/checkpoint.h"
+#include "control/prompt_encoder.h"
 #include "rollout/embedded_engine.h"
 
 namespace bough {
@@ -19,7 +19,7 @@ struct EvalOptions {
   DatasetSettings dataset;
   std::string reward;
   RewardSettings reward_service;
-  GenerationSettings generation = {.n_samples = 1, .max_new_tokens = 256, .temperature = 0};
+  SamplingParameters generation;  // greedy: the temperature is 0
   EngineOptions engine;
   int64_t seed = 1;
   TorchOptions torch;
@@ -48,30 +48,24 @@ void print_result(const EvaluationResult& result) {
 
 void run_eval(const EvalOptions& options) {
   check_options(options);
-  RolloutSettings settings = engine_settings(options.engine);
+  const RolloutSettings settings = engine_settings(options.engine);
   const TorchSetup setup = set_up_torch(options.torch);
   const Dataset dataset = read_dataset(options.dataset);
   const PromptEncoder encoder = PromptEncoder::from_directory(options.model);
   const auto reward = make_reward(options.reward, options.reward_service);
   reward->check(dataset);
-  const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  apply_batch_invariant(settings, *model);
-  apply_quantization(settings, *model);
-  EmbeddedEngineOptions engine_options;
-  engine_options.settings = settings;
-  engine_options.stop_tokens = load_stop_tokens(options.model);
-  engine_options.token_bytes = [&](int32_t id) { return encoder.tokenizer().id_to_bytes(id); };
-  EmbeddedEngine engine(*model, engine_options);
+  const LoadedEngine loaded =
+      load_engine(options.model, encoder.tokenizer(), settings, setup.dtype, setup.device);
 
   const StopFlag stop;
   Progress progress("eval", static_cast<int64_t>(dataset.size()), "problems");
   EvaluationOptions evaluation;
-  evaluation.gconfig = options.generation;
+  evaluation.sampling = options.generation;
   evaluation.seed = static_cast<uint64_t>(options.seed);
-  evaluation.sampling.samples_in_flight = 2 * settings.max_concurrent_rollouts;
-  evaluation.sampling.stop = [&stop] { return stop.requested(); };
-  evaluation.sampling.on_progress = [&](int64_t, int64_t) { progress.advance(); };
-  const auto result = evaluate(engine, dataset, encoder, *reward, evaluation);
+  evaluation.samples_in_flight = 2 * settings.max_concurrent_rollouts;
+  evaluation.collect.stop = [&stop] { return stop.requested(); };
+  evaluation.collect.on_progress = [&](int64_t, int64_t) { progress.advance(); };
+  const auto result = evaluate(*loaded.engine, dataset, encoder, *reward, evaluation);
   progress.finish();
   if (!result) throw Interrupted("evaluation stopped");
   if (options.json) print_json(to_json(*result));
@@ -83,6 +77,7 @@ void run_eval(const EvalOptions& options) {
 void add_eval_command(CommandLine& line) {
   auto options = std::make_shared<EvalOptions>();
   options->dataset.shuffle = false;
+  options->generation.temperature = 0;
   CLI::App& command = line.add("eval", "Accuracy of a model on problems: avg@k, pass@k, 95% interval",
                                [options] { run_eval(*options); });
   command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");

@@ -13,11 +13,11 @@
 #include "cli/command.h"
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
-#include "models/checkpoint.h"
+#include "control/generator.h"
+#include "data/rollout_file.h"
 #include "models/tokenizer.h"
 #include "rollout/embedded_engine.h"
 #include "rollout/prompts.h"
-#include "rollout/rollouts.h"
 
 namespace bough {
 
@@ -25,7 +25,7 @@ namespace {
 
 struct RolloutOptions {
   std::string model, prompts, out;
-  GenerationSettings generation;
+  SamplingParameters generation;
   EngineOptions engine;
   int64_t seed = 1;
   TorchOptions torch;
@@ -46,61 +46,56 @@ std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
 }
 
 // All groups in the order of the prompts. Steps stop between passes on Ctrl-C: nothing is written then.
-std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options, std::vector<Prompt>& prompts) {
+std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options,
+                                 std::vector<Prompt>& prompts) {
   const StopFlag stop;
-  for (size_t i = 0; i < prompts.size(); ++i)
-    engine.submit(
-        make_request(options.generation, i, prompts[i].input_ids, static_cast<uint64_t>(options.seed)));
-  std::vector<std::vector<Trajectory>> groups(prompts.size());
+  const auto count = static_cast<int64_t>(prompts.size());
+  const auto next_task = [&prompts, next = size_t{0}]() mutable -> std::optional<GroupTask> {
+    if (next == prompts.size()) return std::nullopt;
+    const Prompt& prompt = prompts[next];
+    return GroupTask{.id = next++, .name = prompt.group, .prompt_ids = prompt.input_ids};
+  };
+  Generator generator(
+      {.engine = engine}, next_task,
+      {.sampling = options.generation, .seed = static_cast<uint64_t>(options.seed), .all_logprobs = true});
   log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples of ",
-               format_thousands(static_cast<int64_t>(prompts.size())), " prompts"));
-  Progress progress("rollout", static_cast<int64_t>(prompts.size()), "prompts");
-  while (!engine.idle()) {
-    if (stop.requested()) throw Interrupted(str("interrupted; ", quoted(options.out), " was not written"));
-    for (const GenerationResult& result : engine.step()) {
-      auto& group = groups[result.id];
-      group = to_rollouts(result, prompts[result.id].group);
-      // The prompt's other fields (an answer, say) go with its rollouts; what the engine says of a sample
-      // wins.
-      for (Trajectory& rollout : group) {
-        Json extra = prompts[result.id].extra;
-        extra.update(rollout.fields);
-        rollout.fields = std::move(extra);
-      }
-      progress.advance();
-    }
-    progress.advance(0, str(format_thousands(engine.statistics().new_tokens), " tokens"));
-  }
+               format_thousands(count), " prompts"));
+  Progress progress("rollout", count, "prompts");
+  auto groups = generator.collect(
+      count,
+      {.stop = [&stop] { return stop.requested(); },
+       .on_progress = [&](int64_t, int64_t) { progress.advance(); },
+       .on_step =
+           [&] { progress.advance(0, str(format_thousands(engine.statistics().new_tokens), " tokens")); }});
+  if (!groups) throw Interrupted(str("interrupted; ", quoted(options.out), " was not written"));
   std::vector<Trajectory> rollouts;
-  for (auto& group : groups)
-    for (Trajectory& rollout : group) rollouts.push_back(std::move(rollout));
+  for (FinishedGroup& group : *groups) {
+    for (Trajectory& rollout : group.samples) {
+      rollout.fields =
+          prompts[group.id].extra;  // the prompt's other fields (an answer, say) go with its rollouts
+      rollouts.push_back(std::move(rollout));
+    }
+  }
   return rollouts;
 }
 
 void run_rollout(const RolloutOptions& options) {
   check_options(options);
-  RolloutSettings settings = engine_settings(options.engine);
+  const RolloutSettings settings = engine_settings(options.engine);
   const TorchSetup setup = set_up_torch(options.torch);
   const ModelConfig config = load_model_config(options.model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(options.model);
   PromptReadOptions read{.vocab_size = config.vocab_size};
-  EmbeddedEngineOptions engine_options{.stop_tokens = load_stop_tokens(options.model)};
-  if (tokenizer) {
-    read.encode = [&](const std::string& text) { return tokenizer->encode(text); };
-    engine_options.token_bytes = [&](int32_t id) { return tokenizer->id_to_bytes(id); };
-  }
+  if (tokenizer) read.encode = [&](const std::string& text) { return tokenizer->encode(text); };
   std::vector<Prompt> prompts = read_prompts(options.prompts, read);
-  const std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
-  apply_batch_invariant(settings, *model);
-  engine_options.settings = settings;
-  const MatrixBytes matrices = apply_quantization(settings, *model);
+  const auto [model, matrices, engine] =
+      load_engine(options.model, tokenizer, settings, setup.dtype, setup.device);
 
-  EmbeddedEngine engine(*model, engine_options);
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<Trajectory> rollouts = generate(engine, options, prompts);
+  const std::vector<Trajectory> rollouts = generate(*engine, options, prompts);
   const double seconds = seconds_since(start);
   write_rollouts(options.out, rollouts);
-  const EngineStatistics statistics = engine.statistics();
+  const EngineStatistics statistics = engine->statistics();
   const double rate = static_cast<double>(statistics.new_tokens) / std::max(seconds, 1e-9);
   if (options.json) {
     print_json({{"sequences", rollouts.size()},
@@ -130,7 +125,7 @@ void run_rollout(const RolloutOptions& options) {
 
 void add_rollout_command(CommandLine& line) {
   auto options = std::make_shared<RolloutOptions>();
-  GenerationSettings& generation = options->generation;
+  SamplingParameters& generation = options->generation;
   CLI::App& command = line.add("rollout", "Samples of each prompt of a file, as a rollout file",
                                [options] { run_rollout(*options); });
   command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");

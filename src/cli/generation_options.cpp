@@ -9,7 +9,7 @@
 
 namespace bough {
 
-void add_sampling_options(CLI::App& command, GenerationSettings& generation) {
+void add_sampling_options(CLI::App& command, SamplingParameters& generation) {
   command.add_option("--max-new-tokens", generation.max_new_tokens, "A sample ends after this many tokens");
   command.add_option("--temperature", generation.temperature,
                      "Logits are divided by it; 0: the most likely token");
@@ -19,8 +19,8 @@ void add_sampling_options(CLI::App& command, GenerationSettings& generation) {
       ->type_name("TEXT");
 }
 
-void check_generation(const GenerationSettings& generation) {
-  GenerationSettings copy = generation;
+void check_generation(const SamplingParameters& generation) {
+  SamplingParameters copy = generation;
   for (const SettingField& field : describe_settings(copy).fields) {
     if (field.shape != SettingShape::kSingle ||
         (field.kind != SettingKind::kInteger && field.kind != SettingKind::kNumber))

@@ -10,10 +10,10 @@
 namespace bough {
 
 // --max-new-tokens, --temperature, --stop.
-void add_sampling_options(CLI::App& command, GenerationSettings& generation);
+void add_sampling_options(CLI::App& command, SamplingParameters& generation);
 
 // UserError naming the option, as --its-key, whose value is out of the setting's range.
-void check_generation(const GenerationSettings& generation);
+void check_generation(const SamplingParameters& generation);
 
 struct EngineOptions {
   RolloutSettings settings;

@@ -3,9 +3,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "plan/plan.h"
 #include "rollout/rollout_test_util.h"
 #include "train/executor.h"
-#include "plan/plan.h"
 
 namespace bough {
 namespace {
@@ -28,7 +28,7 @@ Sampled sample(const Model& model, double temperature) {
     const auto own = random_tokens(10 + i, 5 + 9 * static_cast<int64_t>(i), 97);
     prompt.insert(prompt.end(), own.begin(), own.end());
     auto request = request_of(i, prompt, 4, 30 + static_cast<int64_t>(i));
-    request.temperature = temperature;
+    request.sampling.temperature = temperature;
     requests.push_back(std::move(request));
   }
   Sampled sampled;

@@ -1,95 +1,14 @@
-// Fakes for tests of the control room: an engine without a model, a reward without workers, a trainer that
-// only looks. For tests only.
+// What this room's tests share beside its fakes: a trainer that only looks, the byte-level tokenizer. For tests only.
 #pragma once
 
-#include <chrono>
-#include <deque>
-#include <string>
 #include <vector>
 
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/random.h"
+#include "control/fakes.h"
 #include "control/prompt_encoder.h"
-#include "train/trainer.h"
-#include "env/reward.h"
 #include "models/tokenizer.h"
-#include "rollout/engine.h"
+#include "train/trainer.h"
 
 namespace bough::testing {
-
-// Finishes one request a step, the last submitted first. Each sample is one digit, a function of (seed, id,
-// sample), and the byte-level tokenizer's stop token.
-class FakeEngine final : public Engine {
- public:
-  static constexpr int32_t kStop = 258;
-
-  explicit FakeEngine(FakeClock* clock = nullptr) : clock_(clock) {}
-
-  void submit(GenerationRequest request) override {
-    submitted.push_back(request);
-    samples_in_flight_ += request.n_samples;
-    most_samples_in_flight = std::max(most_samples_in_flight, samples_in_flight_);
-    waiting_.push_back(std::move(request));
-  }
-  std::vector<GenerationResult> step() override {
-    if (clock_) clock_->advance(std::chrono::seconds(1));
-    if (waiting_.empty()) return {};
-    if (--steps_before_error == 0) throw IoError("the engine broke");
-    const GenerationRequest request = std::move(waiting_.back());
-    waiting_.pop_back();
-    samples_in_flight_ -= request.n_samples;
-    GenerationResult result{request.id, request.prompt_ids, request.temperature, {}, {}};
-    for (int64_t i = 0; i < request.n_samples; ++i) {
-      const auto draw =
-          CounterRandom(request.seed, Purpose::test).below(10, request.id, static_cast<uint64_t>(i));
-      const auto digit = static_cast<int32_t>('0' + draw);
-      GeneratedSample sample{.token_ids = {digit, kStop},
-                             .logprobs = {-1.f, -0.5f},
-                             .raw_logprobs = {-1.f, -0.5f},
-                             .truncated_logprobs = {-1.f, -0.5f},
-                             .versions = {version_, version_},
-                             .finish_reason = FinishReason::kStop};
-      statistics_.new_tokens += 2;
-      result.samples.push_back(std::move(sample));
-    }
-    return {std::move(result)};
-  }
-  bool idle() const override { return waiting_.empty(); }
-  bool cancel(uint64_t id) override {
-    return std::erase_if(waiting_, [&](const GenerationRequest& request) { return request.id == id; }) > 0;
-  }
-  void pause() override {}
-  void resume() override {}
-  bool paused() const override { return false; }
-  void update_weights(int32_t version) override { version_ = version; }
-  int32_t version() const override { return version_; }
-  EngineStatistics statistics() const override { return statistics_; }
-
-  std::vector<GenerationRequest> submitted;
-  int64_t most_samples_in_flight = 0;
-  int64_t steps_before_error = -1;
-
- private:
-  FakeClock* clock_;
-  std::vector<GenerationRequest> waiting_;
-  int64_t samples_in_flight_ = 0;
-  int32_t version_ = 0;
-  EngineStatistics statistics_;
-};
-
-// Right (1) where the completion is an even digit; "9" fails.
-class FakeReward final : public RewardFunction {
- public:
-  std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) override {
-    std::vector<RewardResult> results;
-    for (const RewardRequest& request : requests) {
-      if (request.completion == "9") results.push_back({0, true, "nine is out of order"});
-      else results.push_back({(request.completion.back() - '0') % 2 == 0 ? 1.0 : 0.0, false, ""});
-    }
-    return results;
-  }
-};
 
 class FakeTrainer final : public BatchTrainer {
  public:
@@ -102,13 +21,6 @@ class FakeTrainer final : public BatchTrainer {
 
 inline PromptEncoder byte_level_encoder() {
   return PromptEncoder(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"), ChatTemplate());
-}
-
-inline Dataset numbered_problems(int64_t n) {
-  std::vector<Problem> problems;
-  for (int64_t i = 0; i < n; ++i)
-    problems.push_back({.id = str("p", i), .prompt = str("Q", i, " "), .messages = {}, .answer = str(i)});
-  return {std::move(problems), "numbered"};
 }
 
 }  // namespace bough::testing

@@ -1,5 +1,7 @@
 #include "control/controller.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -7,9 +9,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "control/evaluation.h"
-#include "control/process_memory.h"
-#include "rollout/rollouts.h"
 
 namespace bough {
 
@@ -17,6 +16,15 @@ namespace {
 
 double seconds_between(Clock::Time begin, Clock::Time end) {
   return std::chrono::duration<double>(end - begin).count();
+}
+
+constexpr int64_t kMaxStaleness = 0;  // eta: synchronous
+
+// The largest resident set of the process since it began, in bytes.
+int64_t peak_process_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts it in KiB
 }
 
 struct Moments {
@@ -35,121 +43,94 @@ Moments moments(const std::vector<double>& values) {
 
 }  // namespace
 
-// What one step drew, sample by sample.
-struct Controller::Sampled {
-  std::vector<const Problem*> problems;   // [groups]
-  std::vector<std::string> prompts;       // [groups]
-  std::vector<GenerationResult> results;  // [groups]
-  // [S]
-  std::vector<int64_t> groups;
-  std::vector<std::string> completions;
-  std::vector<int64_t> lengths;  // generated tokens
-  std::vector<uint8_t> truncated;
-  std::vector<double> rewards;
-  std::vector<std::string> messages;  // of failed rewards
-};
-
 Controller::Controller(const ControllerParts& parts)
     : parts_(parts),
       order_(parts.problems, static_cast<uint64_t>(parts.settings.seed),
-             parts.settings.train_dataset.shuffle) {}
+             parts.settings.train_dataset.shuffle),
+      gate_(parts.settings.train_dataset.batch_size, kMaxStaleness),
+      generator_({parts.engine, &parts.encoder, &parts.reward, &gate_}, [this] { return next_task(); },
+                 {.sampling = parts.settings.gconfig,
+                  .seed = static_cast<uint64_t>(parts.settings.seed),
+                  .samples_in_flight = 2 * parts.settings.rollout.max_concurrent_rollouts}) {}
 
-std::optional<Controller::Sampled> Controller::sample(const std::function<bool()>& stop,
-                                                      const Activity& activity) {
-  const RunSettings& settings = parts_.settings;
-  Sampled sampled;
-  std::vector<GenerationRequest> requests;
-  for (int64_t i = 0; i < settings.train_dataset.batch_size; ++i) {
-    const int64_t position = num_steps_ * settings.train_dataset.batch_size + i;
-    const Problem& problem = parts_.problems[order_.index_at(position)];
-    EncodedPrompt prompt = parts_.encoder.encode(problem);
-    requests.push_back(make_request(settings.gconfig, static_cast<uint64_t>(position), std::move(prompt.ids),
-                                    static_cast<uint64_t>(settings.seed)));
-    sampled.problems.push_back(&problem);
-    sampled.prompts.push_back(std::move(prompt.text));
-  }
-  SamplingOptions options;
-  options.samples_in_flight = 2 * settings.rollout.max_concurrent_rollouts;
-  options.stop = stop;
-  if (activity) {
-    options.on_progress = [&](int64_t done, int64_t total) { activity(str("rollout ", done, "/", total)); };
-  }
-  auto results = sample_all(parts_.engine, std::move(requests), options);
-  if (!results) return std::nullopt;
-  sampled.results = std::move(*results);
-  for (size_t group = 0; group < sampled.results.size(); ++group) {
-    for (const GeneratedSample& generated : sampled.results[group].samples) {
-      sampled.groups.push_back(static_cast<int64_t>(group));
-      sampled.completions.push_back(completion_text(parts_.encoder, generated, settings.gconfig.stop));
-      sampled.lengths.push_back(static_cast<int64_t>(generated.token_ids.size()));
-      sampled.truncated.push_back(generated.finish_reason == FinishReason::kLength);
-    }
-  }
-  return sampled;
+std::optional<GroupTask> Controller::next_task() {
+  const int64_t position = next_position_++;
+  const Problem& problem = parts_.problems[order_.index_at(position)];
+  return GroupTask{.id = static_cast<uint64_t>(position), .name = problem.id, .problem = &problem};
 }
 
-void Controller::score(Sampled& sampled, MetricValues& metrics) {
-  std::vector<RewardRequest> requests;
-  for (size_t s = 0; s < sampled.groups.size(); ++s) {
-    const auto group = static_cast<size_t>(sampled.groups[s]);
-    requests.push_back({sampled.prompts[group], sampled.completions[s], sampled.problems[group]});
-  }
-  const std::vector<RewardResult> results = parts_.reward.score_all(requests);
-  BOUGH_CHECK(results.size() == requests.size(), "rewards ", results.size(), " for ", requests.size());
-  bool told = false;
-  for (const RewardResult& result : results) {
-    sampled.rewards.push_back(result.reward);
-    sampled.messages.push_back(result.failed ? result.message : "");
-    if (result.failed && !std::exchange(told, true)) {
-      log_warning(str("step ", num_steps_ + 1, ": ", count_failures(results), " of ", results.size(),
-                      " rewards failed; the first: ", quoted(result.message, 300)));
+// Nothing is in flight; an abandoned step's groups are begun again.
+void Controller::begin_step() {
+  gate_.restore(num_steps_, buffer_.size());
+  next_position_ = gate_.counts().accepted;
+}
+
+void Controller::publish() {
+  parts_.engine.update_weights({.version = static_cast<int32_t>(num_steps_), .model = parts_.model});
+  gate_.set_version(num_steps_);
+}
+
+void Controller::tell_rewards(const std::vector<FinishedGroup>& groups, MetricValues& metrics) const {
+  std::vector<double> rewards;
+  std::vector<const std::string*> failures;
+  for (const FinishedGroup& group : groups) {
+    for (const Trajectory& sample : group.samples) {
+      rewards.push_back(sample.reward.value());
+      if (sample.reward_failure) failures.push_back(&*sample.reward_failure);
     }
   }
-  const Moments reward = moments(sampled.rewards);
+  if (!failures.empty()) {
+    log_warning(str("step ", num_steps_ + 1, ": ", failures.size(), " of ", rewards.size(),
+                    " rewards failed; the first: ", quoted(*failures.front(), 300)));
+  }
+  const Moments reward = moments(rewards);
   metrics["reward/mean"] = reward.mean;
   metrics["reward/std"] = reward.deviation;
-  metrics["reward/failures"] = static_cast<double>(count_failures(results));
+  metrics["reward/failures"] = static_cast<double>(failures.size());
 }
 
-std::vector<Trajectory> Controller::make_batch(Sampled sampled, MetricValues& metrics) const {
+std::vector<Trajectory> Controller::make_batch(std::vector<FinishedGroup> finished,
+                                               MetricValues& metrics) const {
   const RunSettings& settings = parts_.settings;
-  const std::vector<double> shaped = shape_rewards(settings.actor.shaping, sampled.rewards, sampled.lengths,
-                                                   settings.gconfig.max_new_tokens);
-  const FilterResult filtered =
-      filter_sequences(settings.actor.filters, shaped, sampled.groups, sampled.truncated);
+  // [S]
+  std::vector<double> rewards;
+  std::vector<int64_t> groups, lengths;
+  std::vector<uint8_t> truncated;
+  for (size_t group = 0; group < finished.size(); ++group) {
+    for (const Trajectory& sample : finished[group].samples) {
+      groups.push_back(static_cast<int64_t>(group));
+      rewards.push_back(sample.reward.value());
+      lengths.push_back(sample.num_generated());
+      truncated.push_back(sample.finish_reason == finish_reason_name(FinishReason::kLength));
+    }
+  }
+  const std::vector<double> shaped =
+      shape_rewards(settings.actor.shaping, rewards, lengths, settings.gconfig.max_new_tokens);
+  const FilterResult filtered = filter_sequences(settings.actor.filters, shaped, groups, truncated);
   std::vector<double> kept_rewards;
   std::vector<int64_t> kept_groups;
   for (size_t s = 0; s < shaped.size(); ++s) {
     if (!filtered.kept[s]) continue;
     kept_rewards.push_back(shaped[s]);
-    kept_groups.push_back(sampled.groups[s]);
+    kept_groups.push_back(groups[s]);
   }
   const std::vector<double> kept_advantages =
       compute_advantages(settings.actor.advantages, kept_rewards, kept_groups);
 
   std::vector<Trajectory> batch;
-  std::map<std::string, int64_t> drawn;  // a batch across the end of an epoch may have a problem twice: two groups
+  std::map<std::string, int64_t>
+      drawn;  // a batch across the end of an epoch may have a problem twice: two groups
   size_t next_kept = 0, s = 0;
   double total_length = 0;
-  for (size_t group = 0; group < sampled.results.size(); ++group) {
-    const GenerationResult& result = sampled.results[group];
-    const std::string& id = sampled.problems[group]->id;
-    const int64_t times = ++drawn[id];
-    const std::string name = times > 1 ? str(id, " (", times, ")") : id;
-    for (size_t i = 0; i < result.samples.size(); ++i, ++s) {
+  for (FinishedGroup& group : finished) {
+    for (Trajectory& sample : group.samples) {
       const double advantage = filtered.kept[s] ? kept_advantages[next_kept++] : 0.0;
-      Trajectory rollout = to_rollout(result, i, name);
-      rollout.reward = sampled.rewards[s];
-      rollout.advantage = {static_cast<float>(advantage)};
-      for (const char* key : {"raw_logprobs", "truncated_logprobs"})
-        rollout.fields.erase(key);  // doubles the file, and nobody reads it after training
-      rollout.fields["prompt"] = sampled.prompts[group];
-      rollout.fields["completion"] = sampled.completions[s];
-      rollout.fields["answer"] = sampled.problems[group]->answer;
-      rollout.trained = filtered.trained[s];
-      if (!sampled.messages[s].empty()) rollout.fields["reward_failure"] = sampled.messages[s];
-      batch.push_back(std::move(rollout));
-      total_length += static_cast<double>(sampled.lengths[s]);
+      const int64_t times = &sample == &group.samples.front() ? ++drawn[sample.group] : drawn[sample.group];
+      sample.advantage = {static_cast<float>(advantage)};
+      sample.trained = filtered.trained[s];
+      total_length += static_cast<double>(lengths[s++]);
+      batch.push_back(std::move(sample));
+      if (times > 1) batch.back().group += str(" (", times, ")");
     }
   }
   const auto samples = static_cast<double>(std::max<size_t>(1, s));
@@ -163,28 +144,37 @@ std::vector<Trajectory> Controller::make_batch(Sampled sampled, MetricValues& me
 
 std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, const Activity& activity) {
   const Clock::Time start = parts_.clock.now();
+  begin_step();
   // A fresh engine, whatever ran before: its cached prompts would change how passes are composed, and with it
   // the last bits of the logits.
-  parts_.engine.update_weights(static_cast<int32_t>(num_steps_));
+  publish();
   const EngineStatistics before = parts_.engine.statistics();
-  auto sampled = sample(stop, activity);
-  if (!sampled) return std::nullopt;
+  CollectOptions collect{.stop = stop};
+  if (activity) {
+    collect.on_progress = [&](int64_t done, int64_t total) { activity(str("rollout ", done, "/", total)); };
+  }
+  const int64_t batch_groups = parts_.settings.train_dataset.batch_size;
+  auto groups = generator_.collect(batch_groups - buffer_.size(), collect);
+  if (!groups) return std::nullopt;
   const EngineStatistics after = parts_.engine.statistics();
   const Clock::Time sampled_at = parts_.clock.now();
 
   StepRecord record;
   record.step = num_steps_ + 1;
   if (activity) activity("reward");
-  score(*sampled, record.metrics);
+  generator_.score(*groups);
   const Clock::Time scored_at = parts_.clock.now();
   if (stop && stop()) return std::nullopt;
 
   if (activity) activity("train");
-  record.batch = make_batch(std::move(*sampled), record.metrics);
+  for (FinishedGroup& group : *groups) buffer_.put(std::move(group));
+  std::vector<FinishedGroup> batch = buffer_.take(batch_groups).value();
+  tell_rewards(batch, record.metrics);
+  record.batch = make_batch(std::move(batch), record.metrics);
   record.metrics.merge(parts_.trainer.train(record.batch));
   const Clock::Time trained_at = parts_.clock.now();
   ++num_steps_;
-  parts_.engine.update_weights(static_cast<int32_t>(num_steps_));
+  publish();
   const Clock::Time end = parts_.clock.now();
 
   MetricValues& metrics = record.metrics;
@@ -204,12 +194,14 @@ std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, co
 }
 
 Json Controller::save() const {
-  return {{"step", num_steps_}, {"problems", order_.save()}};
+  return {{"step", num_steps_}, {"problems", order_.save()}, {"buffer", buffer_.save()}};
 }
 
 void Controller::restore(const Json& state) {
   order_.restore(state.at("problems"));
   num_steps_ = state.at("step").get<int64_t>();
+  if (state.contains("buffer")) buffer_.restore(state.at("buffer"));
+  gate_.restore(num_steps_, buffer_.size());
 }
 
 }  // namespace bough

@@ -54,13 +54,13 @@ TEST_F(ControllerTest, AStepTrainsOnWholeGroupsWithTheirAdvantages) {
       const Trajectory& rollout = batch[static_cast<size_t>(i)];
       groups.insert(rollout.group);
       sum += rollout.advantage.at(0);
-      prompts.insert(rollout.fields.at("prompt"));
+      prompts.insert(*rollout.prompt);
       // The reward is that of this very completion: results came back in another order than they were asked
       // for.
-      const int digit = rollout.fields.at("completion").get<std::string>().back() - '0';
+      const int digit = rollout.completion->back() - '0';
       EXPECT_EQ(rollout.reward, digit % 2 == 0 ? 1.0 : 0.0);
-      EXPECT_EQ(str("Q", rollout.fields.at("answer").get<std::string>(), " "), rollout.fields.at("prompt"));
-      EXPECT_EQ(rollout.group, "p" + rollout.fields.at("answer").get<std::string>());
+      EXPECT_EQ(str("Q", *rollout.answer, " "), *rollout.prompt);
+      EXPECT_EQ(rollout.group, "p" + *rollout.answer);
       EXPECT_EQ(rollout.input_ids[rollout.input_ids.size() - 2], '0' + digit);
       EXPECT_EQ(rollout.loss_mask, (std::vector<uint8_t>{0, 0, 0, 1, 1}));
     }
@@ -76,7 +76,7 @@ TEST_F(ControllerTest, MetricsAreThoseOfTheSamplesAndOfTheClock) {
   double rewards = 0, failures = 0;
   for (const Trajectory& rollout : trainer_.batches[0]) {
     rewards += *rollout.reward;
-    failures += rollout.fields.contains("reward_failure");
+    failures += rollout.reward_failure.has_value();
   }
   EXPECT_DOUBLE_EQ(metrics.at("reward/mean"), rewards / 24);
   EXPECT_EQ(metrics.at("reward/failures"), failures);
@@ -100,8 +100,7 @@ TEST_F(ControllerTest, EveryStepMeetsTheNextProblemsUnderTheNextVersion) {
   for (uint64_t i = 0; i < 12; ++i) expected[i] = i;
   EXPECT_EQ(submitted_ids(), expected);
   std::set<std::string> first_epoch;
-  for (size_t i = 0; i < 7; ++i)
-    first_epoch.insert(trainer_.batches[i / 3][8 * (i % 3)].fields.at("prompt"));
+  for (size_t i = 0; i < 7; ++i) first_epoch.insert(trainer_.batches[i / 3][8 * (i % 3)].prompt.value());
   EXPECT_EQ(first_epoch.size(), 7u);
 }
 
@@ -117,8 +116,7 @@ TEST_F(ControllerTest, AStopDuringTheRolloutAbandonsTheStepAndItIsDrawnAgainTheS
   ASSERT_TRUE(never_stopped.step());
   ASSERT_EQ(trainer_.batches.size(), 2u);
   for (size_t i = 0; i < 24; ++i)
-    EXPECT_EQ(rollout_to_json(trainer_.batches[0][i]),
-              rollout_to_json(trainer_.batches[1][i]));
+    EXPECT_EQ(rollout_to_json(trainer_.batches[0][i]), rollout_to_json(trainer_.batches[1][i]));
 }
 
 TEST_F(ControllerTest, ARestoredControllerGoesOnWhereTheOtherStood) {
@@ -133,8 +131,7 @@ TEST_F(ControllerTest, ARestoredControllerGoesOnWhereTheOtherStood) {
   ASSERT_TRUE(record);
   EXPECT_EQ(record->step, 2);
   for (size_t i = 0; i < 24; ++i)
-    EXPECT_EQ(rollout_to_json(trainer_.batches[1][i]),
-              rollout_to_json(trainer_.batches[2][i]));
+    EXPECT_EQ(rollout_to_json(trainer_.batches[1][i]), rollout_to_json(trainer_.batches[2][i]));
 }
 
 TEST_F(ControllerTest, AnotherDataSetIsRefusedOnResume) {

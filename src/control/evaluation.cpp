@@ -54,63 +54,35 @@ std::string describe(const EvaluationResult& result) {
   return buffer;
 }
 
-std::string completion_text(const PromptEncoder& encoder, const GeneratedSample& sample,
-                            const std::vector<std::string>& stop_strings) {
-  std::span<const int32_t> ids(sample.token_ids);
-  if (sample.finish_reason == FinishReason::kStop) ids = ids.first(ids.size() - 1);
-  std::string text = encoder.tokenizer().decode(ids);
-  if (sample.finish_reason == FinishReason::kStopString) {
-    size_t cut = text.size();
-    for (const std::string& stop : stop_strings) cut = std::min(cut, text.find(stop));
-    text.resize(cut);
-  }
-  return text;
-}
-
-std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const PromptEncoder& encoder,
+std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const TextCodec& codec,
                                          RewardFunction& reward, const EvaluationOptions& options) {
   BOUGH_CHECK(dataset.size() > 0, "nothing to evaluate on");
   const Clock::Time start = SteadyClock().now();
   // Another stream than training's, whose ids would otherwise draw the same numbers.
   const uint64_t seed = CounterRandom(options.seed, Purpose::evaluation).bits(0, 0);
-  std::vector<GenerationRequest> requests;
-  std::vector<std::string> prompts;
-  for (size_t i = 0; i < dataset.size(); ++i) {
-    EncodedPrompt prompt = encoder.encode(dataset[i]);
-    requests.push_back(make_request(options.gconfig, i, std::move(prompt.ids), seed));
-    prompts.push_back(std::move(prompt.text));
-  }
-  const auto results = sample_all(engine, std::move(requests), options.sampling);
-  if (!results) return std::nullopt;
+  Generator generator(
+      {.engine = engine, .codec = &codec, .reward = &reward}, tasks_of(dataset),
+      {.sampling = options.sampling, .seed = seed, .samples_in_flight = options.samples_in_flight});
+  auto groups = generator.collect(static_cast<int64_t>(dataset.size()), options.collect);
+  if (!groups) return std::nullopt;
+  generator.score(*groups);
 
   EvaluationResult out;
   out.num_problems = static_cast<int64_t>(dataset.size());
-  out.k = options.gconfig.n_samples;
-  std::vector<std::string> completions;
-  for (const GenerationResult& result : *results) {
-    for (const GeneratedSample& sample : result.samples) {
-      completions.push_back(completion_text(encoder, sample, options.gconfig.stop));
-      out.new_tokens += static_cast<int64_t>(sample.token_ids.size());
-      out.truncated_fraction += sample.finish_reason == FinishReason::kLength;
-    }
-  }
-  std::vector<RewardRequest> to_score;
-  for (size_t i = 0; i < completions.size(); ++i) {
-    const size_t problem = i / static_cast<size_t>(out.k);
-    to_score.push_back({prompts[problem], completions[i], &dataset[problem]});
-  }
-  const std::vector<RewardResult> rewards = reward.score_all(to_score);
-  out.failures = count_failures(rewards);
-  for (size_t first = 0; first < rewards.size(); first += static_cast<size_t>(out.k)) {
+  out.k = options.sampling.n_samples;
+  for (const FinishedGroup& group : *groups) {
     int64_t right = 0;
-    for (size_t i = first; i < first + static_cast<size_t>(out.k); ++i) {
-      right += rewards[i].reward >= kRightReward;
-      out.reward_mean += rewards[i].reward;
+    for (const Trajectory& sample : group.samples) {
+      right += sample.reward.value() >= kRightReward;
+      out.reward_mean += sample.reward.value();
+      out.failures += sample.reward_failure.has_value();
+      out.new_tokens += sample.num_generated();
+      out.truncated_fraction += sample.finish_reason == finish_reason_name(FinishReason::kLength);
     }
     out.avg_at_k += static_cast<double>(right);
     out.pass_at_k += right > 0;
   }
-  const auto samples = static_cast<double>(rewards.size());
+  const auto samples = static_cast<double>(out.num_problems * out.k);
   out.avg_at_k /= samples;
   out.reward_mean /= samples;
   out.truncated_fraction /= samples;

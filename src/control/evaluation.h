@@ -7,13 +7,11 @@
 // numbers at every evaluation, so two evaluations differ by the weights alone.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "control/prompt_encoder.h"
-#include "control/sampling.h"
+#include "control/generator.h"
 #include "env/reward.h"
 #include "report/metrics.h"
 #include "rollout/engine.h"
@@ -50,18 +48,14 @@ Json to_json(const EvaluationResult& result);
 std::string describe(const EvaluationResult& result);  // "34.2% (30.1 to 38.5) of 512 problems"
 
 struct EvaluationOptions {
-  GenerationSettings gconfig;  // n_samples is k; temperature 0 is greedy
+  SamplingParameters sampling;  // n_samples is k; temperature 0 is greedy
   uint64_t seed = 0;
-  SamplingOptions sampling;
+  int64_t samples_in_flight = 256;
+  CollectOptions collect;
 };
 
 // nullopt: stopped. The data set must not be empty. Leaves the engine idle.
-std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const PromptEncoder& encoder,
+std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset, const TextCodec& codec,
                                          RewardFunction& reward, const EvaluationOptions& options);
-
-// Text of a generated sample: without its stop token, and without the stop string that ended it and what
-// follows.
-std::string completion_text(const PromptEncoder& encoder, const GeneratedSample& sample,
-                            const std::vector<std::string>& stop_strings);
 
 }  // namespace bough

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "control/control_test_util.h"
+#include "control/run_settings.h"
 
 namespace bough {
 namespace {
@@ -29,7 +30,7 @@ TEST(Evaluate, AverageAndPassAgreeWithTheSamples) {
   const Dataset problems = testing::numbered_problems(50);
   const PromptEncoder encoder = testing::byte_level_encoder();
   EvaluationOptions options;
-  options.gconfig.n_samples = 3;
+  options.sampling.n_samples = 3;
   options.seed = 4;
   const auto result = evaluate(engine, problems, encoder, reward, options);
   ASSERT_TRUE(result);
@@ -70,18 +71,43 @@ TEST(Evaluate, Stops) {
   FakeEngine engine;
   FakeReward reward;
   EvaluationOptions options;
-  options.sampling.stop = [] { return true; };
+  options.collect.stop = [] { return true; };
   EXPECT_FALSE(
       evaluate(engine, testing::numbered_problems(5), testing::byte_level_encoder(), reward, options));
 }
 
-TEST(CompletionText, EndsBeforeStopTokensAndStopStrings) {
-  const PromptEncoder encoder = testing::byte_level_encoder();
-  EXPECT_EQ(completion_text(encoder, {{'4', '2', 258}, {}, {}, {}, {}, FinishReason::kStop}, {}), "42");
-  EXPECT_EQ(completion_text(encoder, {{'4', '2'}, {}, {}, {}, {}, FinishReason::kLength}, {"2"}), "42");
-  EXPECT_EQ(completion_text(encoder, {{'4', '\n', 'Q', ':'}, {}, {}, {}, {}, FinishReason::kStopString},
-                            {"Q:", "\n"}),
-            "4");
+// Of gconfig evaluation takes what the task says a sample is; whatever bends training's draws stays out.
+TEST(EvaluationSampling, IsASetOfItsOwn) {
+  RunSettings settings;
+  settings.gconfig.n_samples = 8;
+  settings.gconfig.max_new_tokens = 77;
+  settings.gconfig.min_new_tokens = 5;
+  settings.gconfig.temperature = 0.7;
+  settings.gconfig.top_p = 0.9;
+  settings.gconfig.top_k = 50;
+  settings.gconfig.min_p = 0.1;
+  settings.gconfig.repetition_penalty = 1.2;
+  settings.gconfig.presence_penalty = 0.3;
+  settings.gconfig.frequency_penalty = 0.4;
+  settings.gconfig.greedy = true;
+  settings.gconfig.stop = {"Q:"};
+  settings.gconfig.stop_token_ids = {7};
+  settings.gconfig.ignore_eos = true;
+  settings.evaluator.n_samples = 3;
+  settings.evaluator.temperature = 0.5;
+  SamplingParameters got = settings.evaluation_sampling();
+  SamplingParameters expected;
+  expected.n_samples = 3;
+  expected.temperature = 0.5;
+  expected.max_new_tokens = 77;
+  expected.stop = {"Q:"};
+  expected.stop_token_ids = {7};
+  // Field by field, whatever fields there will be.
+  auto expected_fields = describe_settings(expected).fields;
+  const auto fields = describe_settings(got).fields;
+  ASSERT_EQ(fields.size(), expected_fields.size());
+  for (size_t i = 0; i < fields.size(); ++i)
+    EXPECT_EQ(fields[i].get(), expected_fields[i].get()) << fields[i].key;
 }
 
 }  // namespace

@@ -7,17 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "control/generator.h"
 #include "data/dataset.h"
-#include "data/problems.h"
 #include "models/chat_template.h"
 #include "models/tokenizer.h"
 
 namespace bough {
-
-struct EncodedPrompt {
-  std::string text;  // as the model sees it
-  std::vector<int32_t> ids;
-};
 
 // One sequence of supervised training: tokens, and a 1 for each that is learned.
 struct EncodedExample {
@@ -25,7 +20,7 @@ struct EncodedExample {
   std::vector<uint8_t> loss_mask;
 };
 
-class PromptEncoder {
+class PromptEncoder final : public TextCodec {
  public:
   explicit PromptEncoder(Tokenizer tokenizer, std::optional<ChatTemplate> chat_template = {});
 
@@ -36,7 +31,8 @@ class PromptEncoder {
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
   // UserError: a conversation, and the model has no usable chat template; an empty prompt. Names the problem.
-  EncodedPrompt encode(const Problem& problem) const;
+  EncodedPrompt encode(const Problem& problem) const override;
+  std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
 
   // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of
   // a conversation only the last message is learned, up to the end of its turn. Prompt and completion are

@@ -10,28 +10,14 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/median.h"
-#include "control/controller.h"
 #include "control/evaluation.h"
-#include "cost/run_costs.h"
-#include "control/run_folder.h"
-#include "control/scalar_type.h"
-#include "models/checkpoint.h"
-#include "rollout/embedded_engine.h"
+#include "control/run_parts.h"
 
 namespace bough {
 
 namespace {
 
-namespace fs = std::filesystem;
-
-int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
-  if (settings.total_train_steps > 0) return settings.total_train_steps;
-  const auto size = static_cast<int64_t>(problems.size());
-  const int64_t batch = settings.train_dataset.batch_size;
-  return (settings.total_train_epochs * size + batch - 1) / batch;
-}
-
-// All parts of a run, in the order in which they depend on each other.
+// The schedule over the parts of a run: steps, evaluations, checkpoints, and where it may be interrupted.
 class Run {
  public:
   Run(const RunSettings& settings, const RunOptions& options);
@@ -39,9 +25,6 @@ class Run {
   RunSummary work();
 
  private:
-  std::unique_ptr<Model> load(const std::string& path) const;
-  std::unique_ptr<Model> make_reference() const;
-  std::unique_ptr<EmbeddedEngine> make_engine() const;
   void resume();
   void evaluate_at_start();
   void finish_interrupted_step();
@@ -57,21 +40,13 @@ class Run {
   RunSummary summarise();
   bool stopping() const { return options_.stop && options_.stop(); }
 
-  const RunSettings settings_;
   const RunOptions options_;
-  SteadyClock clock_;
-  at::Device device_;
-  Dataset problems_;
-  Dataset valid_;
-  PromptEncoder encoder_;
-  std::unique_ptr<RewardFunction> reward_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Model> reference_;
+  RunParts parts_;
+  const RunSettings& settings_;
+  Trainer& trainer_;
+  Controller& controller_;
+  RunFolder& folder_;
   const int64_t total_steps_;
-  Trainer trainer_;
-  std::unique_ptr<EmbeddedEngine> engine_;
-  Controller controller_;
-  RunFolder folder_;
   LiveDisplay display_;
   std::unique_ptr<Metrics> metrics_;
   Clock::Time last_checkpoint_;
@@ -81,51 +56,21 @@ class Run {
 };
 
 Run::Run(const RunSettings& settings, const RunOptions& options)
-    : settings_(settings),
-      options_(options),
-      device_(settings.device == "cuda" ? at::kCUDA : at::kCPU),
-      problems_(read_dataset(settings.train_dataset)),
-      valid_(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
-      encoder_(PromptEncoder::from_directory(settings.model.path)),
-      reward_(make_reward(settings.reward, settings.reward_service)),
-      model_(load(settings.model.path)),
-      reference_(make_reference()),
-      total_steps_(planned_steps(settings, problems_)),
-      trainer_(*model_, reference_.get(), settings.actor, total_steps_, clock_),
-      engine_(make_engine()),
-      controller_({settings_, problems_, encoder_, *engine_, *reward_, trainer_, clock_}),
-      folder_(settings),
-      display_(total_steps_, clock_, options.display),
-      last_checkpoint_(clock_.now()) {
-  reward_->check(problems_);
-  if (valid_.size() > 0) reward_->check(valid_);
-  trainer_.use_costs(step_costs(run_costs(folder_.path(), settings_.calibration, *model_, options_.stop)));
+    : options_(options),
+      parts_(settings, options.stop),
+      settings_(parts_.settings),
+      trainer_(parts_.trainer),
+      controller_(parts_.controller),
+      folder_(parts_.folder),
+      total_steps_(parts_.total_steps),
+      display_(total_steps_, parts_.clock, options.display),
+      last_checkpoint_(parts_.clock.now()) {
   resume();
   metrics_ = folder_.open_metrics();
   if (!folder_.checkpoint()) return;
   for (const MetricRecord& record : read_metrics(folder_.path() / "metrics.jsonl"))
     if (const auto accuracy = record.values.find("eval/avg_at_k"); accuracy != record.values.end())
       display_.set_accuracy(accuracy->second);
-}
-
-std::unique_ptr<Model> Run::make_reference() const {
-  if (settings_.actor.loss.kl_loss_coef == 0.0) return nullptr;
-  const std::string& path = settings_.ref.path.empty() ? settings_.model.path : settings_.ref.path;
-  return load(path);
-}
-
-std::unique_ptr<Model> Run::load(const std::string& path) const {
-  auto model = load_model(path, scalar_type_of(settings_.dtype), device_);
-  apply_batch_invariant(settings_.rollout, *model);
-  return model;
-}
-
-std::unique_ptr<EmbeddedEngine> Run::make_engine() const {
-  EmbeddedEngineOptions options;
-  options.settings = settings_.rollout;
-  options.stop_tokens = load_stop_tokens(settings_.model.path);
-  options.token_bytes = [&tokenizer = encoder_.tokenizer()](int32_t id) { return tokenizer.id_to_bytes(id); };
-  return std::make_unique<EmbeddedEngine>(*model_, std::move(options));
 }
 
 // Threads decide the order in which sums are taken, and with it the last bits.
@@ -135,7 +80,7 @@ Json Run::thread_state() const {
 
 void Run::resume() {
   if (!folder_.checkpoint()) return;
-  const Json state = load_run_checkpoint(*folder_.checkpoint(), *model_, trainer_.optimizer());
+  const Json state = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer());
   controller_.restore(state.at("controller"));
   checkpointed_step_ = controller_.num_steps();
   if (state.contains("unwritten_metrics")) {
@@ -154,7 +99,7 @@ void Run::resume() {
 }
 
 bool Run::evaluation_due(int64_t step) const {
-  if (valid_.size() == 0) return false;
+  if (parts_.valid.size() == 0) return false;
   const EvaluatorSettings& evaluator = settings_.evaluator;
   return (evaluator.freq_steps > 0 && step % evaluator.freq_steps == 0) ||
          (evaluator.at_end && step == total_steps_);
@@ -162,27 +107,21 @@ bool Run::evaluation_due(int64_t step) const {
 
 std::optional<EvaluationResult> Run::evaluate_now() {
   EvaluationOptions options;
-  options.gconfig = settings_.gconfig;
-  options.gconfig.n_samples = settings_.evaluator.n_samples;
-  options.gconfig.temperature = settings_.evaluator.temperature;
-  options.gconfig.top_p = 1.0;
-  options.gconfig.top_k = 0;
-  options.gconfig.min_p = 0;
-  options.gconfig.repetition_penalty = 1.0;
-  options.gconfig.presence_penalty = options.gconfig.frequency_penalty = 0;
+  options.sampling = settings_.evaluation_sampling();
   options.seed = static_cast<uint64_t>(settings_.seed);
-  options.sampling.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts;
-  options.sampling.stop = options_.stop;
-  options.sampling.on_progress = [&](int64_t done, int64_t total) {
+  options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts;
+  options.collect.stop = options_.stop;
+  options.collect.on_progress = [&](int64_t done, int64_t total) {
     display_.set_activity(str("evaluation ", done, "/", total));
   };
-  return evaluate(*engine_, valid_, encoder_, *reward_, options);
+  return evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options);
 }
 
 void Run::evaluate_at_start() {
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
   const bool done = !records.empty() && records.front().step == 0;
-  if (controller_.num_steps() > 0 || done || !settings_.evaluator.at_start || valid_.size() == 0) return;
+  if (controller_.num_steps() > 0 || done || !settings_.evaluator.at_start || parts_.valid.size() == 0)
+    return;
   const auto result = evaluate_now();
   if (!result) interrupt();
   const MetricValues values = to_metrics(*result);
@@ -206,7 +145,7 @@ void Run::finish_interrupted_step() {
 bool Run::checkpoint_due(int64_t step) const {
   const SaverSettings& saver = settings_.saver;
   if (step == total_steps_ || (saver.freq_steps > 0 && step % saver.freq_steps == 0)) return true;
-  const double minutes = std::chrono::duration<double>(clock_.now() - last_checkpoint_).count() / 60;
+  const double minutes = std::chrono::duration<double>(parts_.clock.now() - last_checkpoint_).count() / 60;
   return saver.freq_minutes > 0 && minutes >= saver.freq_minutes;
 }
 
@@ -214,10 +153,10 @@ void Run::checkpoint() {
   if (checkpointed_step_ == controller_.num_steps()) return;
   Json state = {{"controller", controller_.save()}, {"environment", thread_state()}};
   if (unwritten_) state["unwritten_metrics"] = *unwritten_;
-  save_run_checkpoint(folder_.path(), controller_.num_steps(), *model_, trainer_.optimizer(), state,
+  save_run_checkpoint(folder_.path(), controller_.num_steps(), *parts_.model, trainer_.optimizer(), state,
                       {.source_model = settings_.model.path, .keep_last = settings_.saver.keep});
   checkpointed_step_ = controller_.num_steps();
-  last_checkpoint_ = clock_.now();
+  last_checkpoint_ = parts_.clock.now();
   RunFolder::write_report(folder_.path());
 }
 

@@ -36,8 +36,8 @@ class RunFolderTest : public ::testing::Test {
     out.loss_mask = {0, 1, 1};
     out.logprobs = {0, -1, -1};
     out.reward = 1.0;
-    out.fields["prompt"] = "what?";
-    out.fields["completion"] = "that";
+    out.prompt = "what?";
+    out.completion = "that";
     return out;
   }
   void checkpoint(int64_t step) {

@@ -42,6 +42,20 @@ void RunSettings::check() const {
   }
 }
 
+SamplingParameters RunSettings::evaluation_sampling() const {
+  SamplingParameters sampling;
+  sampling.n_samples = evaluator.n_samples;
+  sampling.temperature = evaluator.temperature;
+  sampling.max_new_tokens = gconfig.max_new_tokens;
+  sampling.stop = gconfig.stop;
+  sampling.stop_token_ids = gconfig.stop_token_ids;
+  return sampling;
+}
+
+c10::ScalarType scalar_type_of(const std::string& dtype) {
+  return dtype == "bf16" ? c10::kBFloat16 : dtype == "fp64" ? c10::kDouble : c10::kFloat;
+}
+
 SettingAliases RunSettings::aliases() {
   return {
       {"actor.path", "model.path"},

@@ -2,6 +2,8 @@
 // has them; its own spellings are accepted as aliases.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <string>
 #include <vector>
 
@@ -71,7 +73,7 @@ struct RunSettings {
   ModelSettings ref;
   DatasetSettings train_dataset;
   DatasetSettings valid_dataset = {.path = "", .shuffle = false};
-  GenerationSettings gconfig = {.n_samples = 8};
+  SamplingParameters gconfig = {.n_samples = 8};
   RolloutSettings rollout;
   ActorSettings actor;
   EvaluatorSettings evaluator;
@@ -114,7 +116,14 @@ struct RunSettings {
   }
   void check() const;
   static SettingAliases aliases();
+
+  // Evaluation's own set, complete: k and the temperature are the evaluator's; how long a sample may be and what ends it
+  // are the task's, gconfig's; nothing else bends the distribution.
+  SamplingParameters evaluation_sampling() const;
 };
+
+// The element type that a setting `dtype` names; settings have checked that it is fp32, bf16 or fp64.
+c10::ScalarType scalar_type_of(const std::string& dtype);
 
 // Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, or
 // where it is found, but not what a step computes.

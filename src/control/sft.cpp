@@ -11,7 +11,6 @@
 #include "base/random.h"
 #include "cost/run_costs.h"
 #include "control/prompt_encoder.h"
-#include "control/scalar_type.h"
 #include "models/checkpoint.h"
 #include "cost/model_shape.h"
 #include "train/executor.h"

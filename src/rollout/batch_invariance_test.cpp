@@ -50,7 +50,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
     for (GenerationRequest& request : mixed_requests()) interrupted.submit(std::move(request));
     std::map<uint64_t, GenerationResult> results;
     for (int32_t version = 0; !interrupted.idle(); ++version) {
-      if (version % 9 == 8) interrupted.update_weights(version);
+      if (version % 9 == 8) interrupted.update_weights({version, model.get()});
       for (GenerationResult& result : interrupted.step()) results[result.id] = std::move(result);
     }
     std::vector<GenerationResult> in_order;

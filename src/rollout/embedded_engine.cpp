@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "models/checkpoint.h"
 #include "rollout/upload.h"
 
 namespace bough {
@@ -31,9 +32,13 @@ int64_t page_budget(const ModelConfig& config, at::ScalarType dtype, const Rollo
 
 }  // namespace
 
-void apply_batch_invariant(const RolloutSettings& settings, Model& model) {
-  const bool is_cheap = model.dtype() == at::kFloat && !model.why_not_batch_invariant();
-  model.set_batch_invariant(settings.batch_invariant.value_or(is_cheap));
+std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
+                                          const RolloutSettings& settings, at::ScalarType dtype,
+                                          at::Device device) {
+  auto model = load_model(directory, dtype, device);
+  const bool is_cheap = model->dtype() == at::kFloat && !model->why_not_batch_invariant();
+  model->set_batch_invariant(settings.batch_invariant.value_or(is_cheap));
+  return model;
 }
 
 MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model) {
@@ -65,14 +70,14 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
 
 void EmbeddedEngine::submit(GenerationRequest request) {
   check_request(request, model_.config());
-  if (!request.stop_strings.empty() && !options_.token_bytes) {
+  if (!request.sampling.stop.empty() && !options_.token_bytes) {
     throw UserError(str("request ", request.id,
                         ": stop strings need a tokenizer, and the model directory has no "
                         "tokenizer.json; use stop_token_ids"));
   }
   const auto prompt_length = static_cast<int64_t>(request.prompt_ids.size());
   const int64_t longest =
-      std::min(prompt_length + request.max_new_tokens, model_.config().max_position_embeddings);
+      std::min(prompt_length + request.sampling.max_new_tokens, model_.config().max_position_embeddings);
   const int64_t needed =
       pages_for(longest) + 1;  // the prompt's last page, which the sample copies, is one more
   if (needed > scheduler_.pool().max_pages()) {
@@ -81,8 +86,10 @@ void EmbeddedEngine::submit(GenerationRequest request) {
                         " bytes of keys and values; raise rollout.kv_memory (now ",
                         options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
   }
-  std::vector<int32_t> stop_tokens = request.stop_token_ids;
-  if (!request.ignore_eos) {
+  // Inside the vocabulary (check_request).
+  std::vector<int32_t> stop_tokens(request.sampling.stop_token_ids.begin(),
+                                   request.sampling.stop_token_ids.end());
+  if (!request.sampling.ignore_eos) {
     stop_tokens.insert(stop_tokens.end(), options_.stop_tokens.begin(), options_.stop_tokens.end());
   }
   std::sort(stop_tokens.begin(), stop_tokens.end());
@@ -215,17 +222,10 @@ void EmbeddedEngine::draw(const at::Tensor& logits_RV,
     const GenerationRequest& request = sample->request->request;
     DrawRequest& draw = requests.emplace_back();
     draw.row = row;
-    draw.temperature = request.temperature;
-    draw.top_k = request.top_k;
-    draw.top_p = request.top_p;
-    draw.min_p = request.min_p;
-    draw.repetition_penalty = request.repetition_penalty;
-    draw.presence_penalty = request.presence_penalty;
-    draw.frequency_penalty = request.frequency_penalty;
+    static_cast<DrawParameters&>(draw) = request.sampling;
     draw.prompt = request.prompt_ids;
     draw.response = sample->result.token_ids;
-    draw.greedy = request.greedy;
-    if (static_cast<int64_t>(sample->result.token_ids.size()) < request.min_new_tokens) {
+    if (static_cast<int64_t>(sample->result.token_ids.size()) < request.sampling.min_new_tokens) {
       draw.excluded = sample->request->stop_tokens;
     }
     const uint64_t sequence = (request.id << kSampleBits) | static_cast<uint64_t>(sample->index);
@@ -256,9 +256,9 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   // The bytes are pushed before min_new_tokens too: a stop string may begin there.
   const bool ends_stop_string = sample.stop_matcher &&
                                 sample.stop_matcher->push(options_.token_bytes(token)) &&
-                                num_new >= request.min_new_tokens;
+                                num_new >= request.sampling.min_new_tokens;
   const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_position_embeddings;
-  const bool ends = is_stop || ends_stop_string || num_new >= request.max_new_tokens || is_full;
+  const bool ends = is_stop || ends_stop_string || num_new >= request.sampling.max_new_tokens || is_full;
   if (request.on_token) {
     request.on_token({request.id, sample.index, num_new - 1, token, draw.log_prob, draw.raw_log_prob,
                       draw.truncated_log_prob, version_, ends});
@@ -267,7 +267,7 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   scheduler_.finish(sample, is_stop            ? FinishReason::kStop
                             : ends_stop_string ? FinishReason::kStopString
                                                : FinishReason::kLength);
-  if (active.num_done == request.n_samples) finished_.push_back(scheduler_.take(active));
+  if (active.num_done == request.sampling.n_samples) finished_.push_back(scheduler_.take(active));
 }
 
 bool EmbeddedEngine::cancel(uint64_t id) {
@@ -276,8 +276,10 @@ bool EmbeddedEngine::cancel(uint64_t id) {
   return true;
 }
 
-void EmbeddedEngine::update_weights(int32_t version) {
-  version_ = version;
+void EmbeddedEngine::update_weights(const WeightUpdate& update) {
+  BOUGH_CHECK(update.model == &model_, "the engine shares one model's weights, version ", update.version,
+              " is of another");
+  version_ = update.version;
   if (quantized_) quantized_->update();
   scheduler_.set_all_back();
 }
@@ -287,6 +289,25 @@ EngineStatistics EmbeddedEngine::statistics() const {
   statistics.cached_tokens = scheduler_.cached_tokens();
   statistics.preemptions = scheduler_.preemptions();
   return statistics;
+}
+
+std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
+                                            const std::optional<Tokenizer>& tokenizer,
+                                            const RolloutSettings& settings,
+                                            std::function<void(const PassWork&)> on_pass) {
+  EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory)};
+  if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
+  options.on_pass = std::move(on_pass);
+  return std::make_unique<EmbeddedEngine>(model, std::move(options));
+}
+
+LoadedEngine load_engine(const std::filesystem::path& directory, const std::optional<Tokenizer>& tokenizer,
+                         const RolloutSettings& settings, at::ScalarType dtype, at::Device device) {
+  LoadedEngine loaded;
+  loaded.model = load_rollout_model(directory, settings, dtype, device);
+  loaded.matrices = apply_quantization(settings, *loaded.model);
+  loaded.engine = make_engine(*loaded.model, directory, tokenizer, settings);
+  return loaded;
 }
 
 }  // namespace bough

@@ -14,13 +14,16 @@
 // policy that draws; a trainer that recomputes them with the model sees the difference as mismatch.
 #pragma once
 
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "models/model.h"
 #include "models/quantized_model.h"
+#include "models/tokenizer.h"
 #include "rollout/engine.h"
 #include "rollout/forward_pass.h"
 #include "rollout/kv_storage.h"
@@ -49,9 +52,12 @@ struct EmbeddedEngineOptions {
   std::function<void(const PassWork&)> on_pass;  // after each, if set
 };
 
-// Makes the model batch-invariant, or not, as RolloutSettings::batch_invariant says; where that says nothing, in fp32 on
-// a CPU that can: it costs some 5% there. UserError where it is asked for and cannot be had.
-void apply_batch_invariant(const RolloutSettings& settings, Model& model);
+// A model to generate with: loaded from a Hugging Face directory, batch-invariant or not as
+// RolloutSettings::batch_invariant says; where that says nothing, in fp32 on a CPU that can: it costs some 5% there.
+// UserError where it is asked for and cannot be had.
+std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
+                                          const RolloutSettings& settings, at::ScalarType dtype,
+                                          at::Device device);
 
 // Of a model that is there for generation alone: quantizes it itself where RolloutSettings::quantization says so, and
 // releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers' matrices.
@@ -71,7 +77,8 @@ class EmbeddedEngine : public Engine {
   void pause() override { paused_ = true; }
   void resume() override { paused_ = false; }
   bool paused() const override { return paused_; }
-  void update_weights(int32_t version) override;
+  // The weights are the model's own, which have changed: `update` names that model.
+  void update_weights(const WeightUpdate& update) override;
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
   // What the passes run: the model, or its quantized copy.
@@ -100,5 +107,20 @@ class EmbeddedEngine : public Engine {
   std::vector<GenerationResult> finished_;  // to be returned by the next step
   EngineStatistics statistics_;
 };
+
+// The engine over a model of `directory`, with that model's stop tokens. Without a tokenizer stop strings are refused.
+std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
+                                            const std::optional<Tokenizer>& tokenizer,
+                                            const RolloutSettings& settings,
+                                            std::function<void(const PassWork&)> on_pass = {});
+
+// A model that is there for generation alone, and the engine over it.
+struct LoadedEngine {
+  std::unique_ptr<Model> model;
+  MatrixBytes matrices;  // of the layers
+  std::unique_ptr<EmbeddedEngine> engine;
+};
+LoadedEngine load_engine(const std::filesystem::path& directory, const std::optional<Tokenizer>& tokenizer,
+                         const RolloutSettings& settings, at::ScalarType dtype, at::Device device);
 
 }  // namespace bough

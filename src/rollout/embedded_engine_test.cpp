@@ -174,13 +174,13 @@ TEST(EmbeddedEngine, StopsAtStopTokensAndLengths) {
   auto stops = request_of(1, {17}, 2, 10);
   auto stops_at_once = request_of(2, {19}, 1, 10);
   auto ignores = request_of(3, {17}, 1, 10);
-  ignores.ignore_eos = true;
+  ignores.sampling.ignore_eos = true;
   auto own_stop = request_of(4, {17}, 1, 10);
-  own_stop.ignore_eos = true;
-  own_stop.stop_token_ids = {22};
+  own_stop.sampling.ignore_eos = true;
+  own_stop.sampling.stop_token_ids = {22};
   auto at_least = request_of(5, {17}, 1, 10);
-  at_least.min_new_tokens = 3;
-  at_least.greedy = true;
+  at_least.sampling.min_new_tokens = 3;
+  at_least.sampling.greedy = true;
   const auto results = engine.generate({stops, stops_at_once, ignores, own_stop, at_least});
   EXPECT_EQ(results[0].samples[1].token_ids, (std::vector<int32_t>{18, 19, 20}));
   EXPECT_EQ(results[0].samples[1].finish_reason, FinishReason::kStop);
@@ -210,14 +210,14 @@ TEST(EmbeddedEngine, StopStringsEndASampleAcrossTokenBorders) {
   options.token_bytes = [](int32_t token) { return std::string("<") + std::to_string(token) + ">"; };
   EmbeddedEngine engine(model, options);
   auto request = request_of(1, {3}, 2, 20);
-  request.stop_strings = {"nothing", "6><7"};
+  request.sampling.stop = {"nothing", "6><7"};
   auto inside = request_of(2, {3}, 1, 20);
-  inside.stop_strings = {"5>"};
+  inside.sampling.stop = {"5>"};
   auto prompt_only = request_of(3, {3, 4, 5}, 1, 4);
-  prompt_only.stop_strings = {"<5>"};
+  prompt_only.sampling.stop = {"<5>"};
   auto late = request_of(4, {3}, 1, 20);
-  late.stop_strings = {"<5>", "<8><9>"};
-  late.min_new_tokens = 6;  // tokens 4 ... 9
+  late.sampling.stop = {"<5>", "<8><9>"};
+  late.sampling.min_new_tokens = 6;  // tokens 4 ... 9
   const auto results = engine.generate({request, inside, prompt_only, late});
   EXPECT_EQ(results[0].samples[0].token_ids, (std::vector<int32_t>{4, 5, 6, 7}));
   EXPECT_EQ(results[0].samples[0].finish_reason, FinishReason::kStopString);
@@ -245,16 +245,16 @@ TEST(EmbeddedEngine, RequestsThatCannotBeServedAreRefused) {
   EXPECT_NE(refusal(request_of(1, {1}, 1, 100)).find("kv_memory"), std::string::npos);
   EXPECT_NE(refusal(request_of(uint64_t{1} << 44, {1}, 1, 5)).find("2^44"), std::string::npos);
   auto request = request_of(1, {1}, 1, 5);
-  request.stop_strings = {"x"};
+  request.sampling.stop = {"x"};
   EXPECT_NE(refusal(request).find("tokenizer"), std::string::npos);
   request = request_of(1, {1}, 1, 5);
-  request.temperature = NAN;
+  request.sampling.temperature = NAN;
   EXPECT_NE(refusal(request).find("temperature"), std::string::npos);
-  request.temperature = 1;
-  request.top_p = 1.5;
+  request.sampling.temperature = 1;
+  request.sampling.top_p = 1.5;
   EXPECT_NE(refusal(request).find("top_p"), std::string::npos);
-  request.top_p = 1;
-  request.stop_token_ids = {50};
+  request.sampling.top_p = 1;
+  request.sampling.stop_token_ids = {50};
   EXPECT_NE(refusal(request).find("stop token"), std::string::npos);
   EXPECT_TRUE(engine.idle()) << "nothing was queued";
   EXPECT_THROW(engine.generate({request_of(1, {1}, 1, 5), request_of(2, {}, 1, 5)}), UserError);
@@ -274,7 +274,9 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
   const auto from = new_model->parameters(), to = model->parameters();
   for (size_t i = 0; i < to.size(); ++i) to[i]->value.copy_(from[i]->value);
   const int64_t computed = engine.statistics().prefill_tokens;
-  engine.update_weights(5);
+  const auto another = small_model(at::kDouble, 77);
+  EXPECT_THROW(engine.update_weights({5, another.get()}), InternalError) << "it shares one model's weights";
+  engine.update_weights({5, model.get()});
   EXPECT_NO_THROW(engine.check_integrity());
   const auto results = engine.drain();
   ASSERT_EQ(results.size(), 1u);
@@ -393,13 +395,13 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
           random_tokens(random.below(3, 1, i), 1 + static_cast<int64_t>(random.below(90, 2, i)), 50);
       auto request = request_of(next_id, prompt, 1 + static_cast<int64_t>(random.below(5, 3, i)),
                                 1 + static_cast<int64_t>(random.below(60, 4, i)));
-      request.temperature = 4;
-      expected[next_id++] = request.n_samples;
+      request.sampling.temperature = 4;
+      expected[next_id++] = request.sampling.n_samples;
       engine.submit(std::move(request));
     } else if (choice == 5 && next_id > 0) {
       engine.cancel(random.below(next_id, 5, i));
     } else if (choice == 6 && random.below(4, 6, i) == 0) {
-      engine.update_weights(static_cast<int32_t>(i));
+      engine.update_weights({static_cast<int32_t>(i), &model});
     } else if (choice == 7 && random.below(4, 7, i) == 0) {
       engine.paused() ? engine.resume() : engine.pause();
     } else {

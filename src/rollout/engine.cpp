@@ -52,35 +52,6 @@ std::vector<GenerationResult> Engine::generate(std::vector<GenerationRequest> re
   return results;
 }
 
-GenerationRequest make_request(const GenerationSettings& settings, uint64_t id,
-                               std::vector<int32_t> prompt_ids, uint64_t seed) {
-  GenerationRequest request;
-  request.id = id;
-  request.prompt_ids = std::move(prompt_ids);
-  request.n_samples = settings.n_samples;
-  request.max_new_tokens = settings.max_new_tokens;
-  request.min_new_tokens = settings.min_new_tokens;
-  request.temperature = settings.temperature;
-  request.top_p = settings.top_p;
-  request.top_k = settings.top_k;
-  request.min_p = settings.min_p;
-  request.repetition_penalty = settings.repetition_penalty;
-  request.presence_penalty = settings.presence_penalty;
-  request.frequency_penalty = settings.frequency_penalty;
-  request.greedy = settings.greedy;
-  for (const int64_t token : settings.stop_token_ids) {
-    if (token < 0 || token > INT32_MAX) {
-      throw UserError(
-          str("gconfig.stop_token_ids: ", token, " is not a token id; expected 0 to ", INT32_MAX));
-    }
-    request.stop_token_ids.push_back(static_cast<int32_t>(token));
-  }
-  request.stop_strings = settings.stop;
-  request.ignore_eos = settings.ignore_eos;
-  request.seed = seed;
-  return request;
-}
-
 namespace {
 
 template <class... Args>
@@ -89,35 +60,36 @@ template <class... Args>
 }
 
 void check_numbers(const GenerationRequest& request) {
+  const SamplingParameters& sampling = request.sampling;
   if (request.id >= (uint64_t{1} << 44)) refuse(request, "id: expected a number below 2^44");
-  if (request.n_samples < 1 || request.n_samples > 100000) {
-    refuse(request, "n_samples: got ", request.n_samples, ", expected 1 to 100000");
+  if (sampling.n_samples < 1 || sampling.n_samples > 100000) {
+    refuse(request, "n_samples: got ", sampling.n_samples, ", expected 1 to 100000");
   }
-  if (request.max_new_tokens < 1) {
-    refuse(request, "max_new_tokens: got ", request.max_new_tokens, ", expected 1 or more");
+  if (sampling.max_new_tokens < 1) {
+    refuse(request, "max_new_tokens: got ", sampling.max_new_tokens, ", expected 1 or more");
   }
-  if (request.min_new_tokens < 0 || request.min_new_tokens > request.max_new_tokens) {
-    refuse(request, "min_new_tokens: got ", request.min_new_tokens,
-           ", expected 0 to max_new_tokens = ", request.max_new_tokens);
+  if (sampling.min_new_tokens < 0 || sampling.min_new_tokens > sampling.max_new_tokens) {
+    refuse(request, "min_new_tokens: got ", sampling.min_new_tokens,
+           ", expected 0 to max_new_tokens = ", sampling.max_new_tokens);
   }
-  if (!std::isfinite(request.temperature) || request.temperature < 0) {
-    refuse(request, "temperature: got ", request.temperature, ", expected 0 (greedy) or more");
+  if (!std::isfinite(sampling.temperature) || sampling.temperature < 0) {
+    refuse(request, "temperature: got ", sampling.temperature, ", expected 0 (greedy) or more");
   }
-  if (!(request.top_p >= 0 && request.top_p <= 1)) {
-    refuse(request, "top_p: got ", request.top_p, ", expected 0 to 1");
+  if (!(sampling.top_p >= 0 && sampling.top_p <= 1)) {
+    refuse(request, "top_p: got ", sampling.top_p, ", expected 0 to 1");
   }
-  if (request.top_k < 0) refuse(request, "top_k: got ", request.top_k, ", expected 0 (off) or more");
-  if (!(request.min_p >= 0 && request.min_p < 1)) {
-    refuse(request, "min_p: got ", request.min_p, ", expected 0 (off) to below 1");
+  if (sampling.top_k < 0) refuse(request, "top_k: got ", sampling.top_k, ", expected 0 (off) or more");
+  if (!(sampling.min_p >= 0 && sampling.min_p < 1)) {
+    refuse(request, "min_p: got ", sampling.min_p, ", expected 0 (off) to below 1");
   }
-  if (!(request.repetition_penalty > 0 && std::isfinite(request.repetition_penalty))) {
-    refuse(request, "repetition_penalty: got ", request.repetition_penalty, ", expected above 0; 1: off");
+  if (!(sampling.repetition_penalty > 0 && std::isfinite(sampling.repetition_penalty))) {
+    refuse(request, "repetition_penalty: got ", sampling.repetition_penalty, ", expected above 0; 1: off");
   }
-  if (!std::isfinite(request.presence_penalty)) {
-    refuse(request, "presence_penalty: got ", request.presence_penalty, ", expected a number; 0: off");
+  if (!std::isfinite(sampling.presence_penalty)) {
+    refuse(request, "presence_penalty: got ", sampling.presence_penalty, ", expected a number; 0: off");
   }
-  if (!std::isfinite(request.frequency_penalty)) {
-    refuse(request, "frequency_penalty: got ", request.frequency_penalty, ", expected a number; 0: off");
+  if (!std::isfinite(sampling.frequency_penalty)) {
+    refuse(request, "frequency_penalty: got ", sampling.frequency_penalty, ", expected a number; 0: off");
   }
 }
 
@@ -141,12 +113,12 @@ void check_request(const GenerationRequest& request, const ModelConfig& config) 
              config.vocab_size, "; was the prompt written with another tokenizer?");
     }
   }
-  for (const int32_t token : request.stop_token_ids) {
+  for (const int64_t token : request.sampling.stop_token_ids) {
     if (token < 0 || token >= config.vocab_size) {
       refuse(request, "stop token ", token, " is outside the vocabulary of ", config.vocab_size);
     }
   }
-  for (const std::string& stop : request.stop_strings) {
+  for (const std::string& stop : request.sampling.stop) {
     if (stop.empty()) refuse(request, "an empty stop string would stop everywhere; remove it");
   }
 }

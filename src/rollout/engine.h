@@ -7,7 +7,7 @@
 //
 // Who blocks: step() for one pass of the model, drain() and generate() until nothing is left; nothing else.
 // Who mutates: all calls come from one thread at a time; the engine owns no thread of its own. Weights:
-// update_weights(v) says that the model's weights are now version v. Samples in flight are not thrown away:
+// update_weights() brings others, or says that those an engine shares have changed. Samples in flight are not thrown away:
 // they keep their tokens, each with the log-probabilities and the version that it was drawn with, and go on
 // under the new weights, their keys and values recomputed. What an interrupted request returns: cancel() ends
 // its unfinished samples where they stand, finish reason `cancelled`; the next step() returns the request.
@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "base/json.h"
@@ -46,20 +45,7 @@ struct GenerationRequest {
   // sample, position) and the logits: not of other requests, the order of submission or a restart.
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;  // at least one token
-  int64_t n_samples = 1;
-  int64_t max_new_tokens = 256;
-  int64_t min_new_tokens = 0;  // before it stop tokens are not drawn, stop strings not looked for
-  double temperature = 1.0;    // 0: greedy
-  double top_p = 1.0;
-  int64_t top_k = 0;                // 0: off. With top_p: top_k first, top_p of what is left
-  double min_p = 0;                 // least probability, as a part of the most likely token's; 0: off
-  double repetition_penalty = 1.0;  // of tokens of the prompt and the response; 1: off (sampler.h)
-  double presence_penalty = 0;      // of tokens of the response; 0: off
-  double frequency_penalty = 0;     // the same, as often as they stand there
-  bool greedy = false;
-  std::vector<int32_t> stop_token_ids;    // besides the engine's own (the model's stop tokens)
-  std::vector<std::string> stop_strings;  // looked for in the response's bytes
-  bool ignore_eos = false;  // the model's stop tokens are ordinary tokens; stop_token_ids still stop
+  SamplingParameters sampling;
   uint64_t seed = 0;
   Json metadata;  // handed back untouched
   // Must not call the engine. What it throws, step() throws; the engine must not be used then.
@@ -87,6 +73,15 @@ struct GenerationResult {
   Json metadata;
 };
 
+class Model;  // models/model.h, which includes torch
+
+// Weights to generate with from now on.
+struct WeightUpdate {
+  int32_t version = 0;
+  // Has them until the call returns; an engine with a copy of its own copies. Never null where there is a model.
+  const Model* model = nullptr;
+};
+
 struct EngineStatistics {
   int64_t new_tokens = 0;      // drawn
   int64_t prefill_tokens = 0;  // computed to fill keys and values, recomputation included
@@ -111,7 +106,7 @@ class Engine {
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual bool paused() const = 0;
-  virtual void update_weights(int32_t version) = 0;
+  virtual void update_weights(const WeightUpdate& update) = 0;
   virtual int32_t version() const = 0;
   virtual EngineStatistics statistics() const = 0;
 
@@ -120,10 +115,6 @@ class Engine {
   // Submits and drains; results in the order of `requests`. UserError if other requests are in flight.
   std::vector<GenerationResult> generate(std::vector<GenerationRequest> requests);
 };
-
-// A request with these settings; prompt, id, seed are the caller's.
-GenerationRequest make_request(const GenerationSettings& settings, uint64_t id,
-                               std::vector<int32_t> prompt_ids, uint64_t seed);
 
 // UserError naming the request, the field, got, expected, remedy.
 void check_request(const GenerationRequest& request, const ModelConfig& config);

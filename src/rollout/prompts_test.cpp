@@ -105,7 +105,9 @@ TEST(Rollouts, MaskIsOneExactlyOnTheResponse) {
   EXPECT_EQ(rollout.loss_mask, (std::vector<uint8_t>{0, 0, 1, 1, 1}));
   EXPECT_EQ(rollout.logprobs, (std::vector<float>{0, 0, -1, -2, -3}));
   EXPECT_EQ(rollout.versions, (std::vector<int32_t>{-1, -1, 3, 3, 4}));
-  EXPECT_EQ(rollout.fields["finish_reason"], "stop_string");
+  EXPECT_EQ(rollout.finish_reason, "stop_string");
+  EXPECT_EQ(rollout.columns.at("raw_logprobs"), (std::vector<double>{-4, -5, -6}));
+  EXPECT_TRUE(to_rollout(result, 0, "g").columns.empty());
   EXPECT_FALSE(rollout.reward.has_value());
 }
 

@@ -71,7 +71,7 @@ TEST_P(Quantization, AnUpdateQuantizesAnew) {
     for (Parameter* parameter : model->parameters())
       parameter->value.mul_(parameter->value.dim() == 2 ? 1.3 : 1.0);
   }
-  engine.update_weights(4);
+  engine.update_weights({4, model.get()});
   const QuantizedModel now(*model);
   double before = 0, after = 0;
   int64_t drawn_after = 0;

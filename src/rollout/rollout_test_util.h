@@ -179,8 +179,8 @@ inline GenerationRequest request_of(uint64_t id, std::vector<int32_t> prompt, in
   GenerationRequest request;
   request.id = id;
   request.prompt_ids = std::move(prompt);
-  request.n_samples = n_samples;
-  request.max_new_tokens = max_new_tokens;
+  request.sampling.n_samples = n_samples;
+  request.sampling.max_new_tokens = max_new_tokens;
   return request;
 }
 
@@ -194,7 +194,7 @@ inline std::vector<GenerationRequest> mixed_requests(double temperature = 1.0) {
     if (i >= 4) prompt.insert(prompt.begin(), header.begin(), header.end());
     auto request =
         request_of(100 + i, prompt, 1 + static_cast<int64_t>(i) % 4, 20 + 3 * static_cast<int64_t>(i));
-    request.temperature = temperature;
+    request.sampling.temperature = temperature;
     request.seed = 7;
     requests.push_back(std::move(request));
   }

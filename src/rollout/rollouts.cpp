@@ -19,16 +19,18 @@ Trajectory to_rollout(const GenerationResult& result, size_t index, const std::s
   for (const double log_prob : sample.logprobs) rollout.logprobs.push_back(static_cast<float>(log_prob));
   rollout.versions.assign(prompt_length, -1);
   rollout.versions.insert(rollout.versions.end(), sample.versions.begin(), sample.versions.end());
-  rollout.fields = Json::object();
-  rollout.fields["finish_reason"] = finish_reason_name(sample.finish_reason);
-  rollout.fields["raw_logprobs"] = sample.raw_logprobs;
-  rollout.fields["truncated_logprobs"] = sample.truncated_logprobs;
+  rollout.finish_reason = finish_reason_name(sample.finish_reason);
   return rollout;
 }
 
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group) {
   std::vector<Trajectory> rollouts;
-  for (size_t i = 0; i < result.samples.size(); ++i) rollouts.push_back(to_rollout(result, i, group));
+  for (size_t i = 0; i < result.samples.size(); ++i) {
+    Trajectory& rollout = rollouts.emplace_back(to_rollout(result, i, group));
+    const GeneratedSample& sample = result.samples[i];
+    if (!sample.raw_logprobs.empty()) rollout.columns["raw_logprobs"] = sample.raw_logprobs;
+    if (!sample.truncated_logprobs.empty()) rollout.columns["truncated_logprobs"] = sample.truncated_logprobs;
+  }
   return rollouts;
 }
 

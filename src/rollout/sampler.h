@@ -21,17 +21,13 @@
 #include <cstdint>
 #include <span>
 
+#include "rollout/settings.h"
+
 namespace bough {
 
-struct DrawRequest {
-  int64_t row = 0;           // of the logits
-  double temperature = 1.0;  // 0: the most likely token
-  int64_t top_k = 0;
-  double top_p = 1.0;
-  double min_p = 0;  // below 1; 0: off
-  double repetition_penalty = 1.0, presence_penalty = 0, frequency_penalty = 0;
+struct DrawRequest : DrawParameters {
+  int64_t row = 0;                            // of the logits
   std::span<const int32_t> prompt, response;  // inside the vocabulary; what penalties look at
-  bool greedy = false;                        // the most likely token, log-probability at `temperature`
   std::span<const int32_t> excluded;          // sorted, inside the vocabulary; not all of it
   double uniform = 0.5;                       // in (0, 1)
 };

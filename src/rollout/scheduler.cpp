@@ -24,13 +24,13 @@ void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens)
   auto active = std::make_unique<ActiveRequest>();
   active->request = std::move(request);
   active->stop_tokens = std::move(stop_tokens);
-  active->num_fresh = active->request.n_samples;
-  for (int64_t i = 0; i < active->request.n_samples; ++i) {
+  active->num_fresh = active->request.sampling.n_samples;
+  for (int64_t i = 0; i < active->request.sampling.n_samples; ++i) {
     ActiveSample& sample = active->samples.emplace_back();
     sample.request = active.get();
     sample.index = i;
-    if (!active->request.stop_strings.empty()) {
-      sample.stop_matcher = std::make_unique<StopMatcher>(&active->request.stop_strings);
+    if (!active->request.sampling.stop.empty()) {
+      sample.stop_matcher = std::make_unique<StopMatcher>(&active->request.sampling.stop);
     }
   }
   waiting_.push_back(active.get());
@@ -301,14 +301,14 @@ void Scheduler::finish(ActiveSample& sample, FinishReason reason) {
 }
 
 GenerationResult Scheduler::take(ActiveRequest& request) {
-  BOUGH_CHECK(request.num_done == request.request.n_samples, request.num_done, " of ",
-              request.request.n_samples, " samples are done");
+  BOUGH_CHECK(request.num_done == request.request.sampling.n_samples, request.num_done, " of ",
+              request.request.sampling.n_samples, " samples are done");
   drop_prompt(request);
   erase_value(waiting_, &request);
   GenerationResult result;
   result.id = request.request.id;
   result.prompt_ids = std::move(request.request.prompt_ids);
-  result.temperature = request.request.temperature > 0 ? request.request.temperature : 1.0;
+  result.temperature = request.request.sampling.temperature > 0 ? request.request.sampling.temperature : 1.0;
   result.metadata = std::move(request.request.metadata);
   for (ActiveSample& sample : request.samples) result.samples.push_back(std::move(sample.result));
   requests_.erase(result.id);

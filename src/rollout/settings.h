@@ -12,21 +12,26 @@
 
 namespace bough {
 
-struct GenerationSettings {
+// How a token is drawn from its logits (sampler.h has the equations).
+struct DrawParameters {
+  double temperature = 1.0;         // 0: the most likely token
+  double top_p = 1.0;               // after top_k: of what that leaves
+  int64_t top_k = 0;                // 0: off
+  double min_p = 0;                 // below 1; 0: off
+  double repetition_penalty = 1.0;  // of tokens of the prompt and the response; 1: off
+  double presence_penalty = 0;      // of tokens of the response; 0: off
+  double frequency_penalty = 0;     // the same, as often as they stand there
+  bool greedy = false;              // the most likely token, log-probability at `temperature`
+};
+
+// What a sample is: settings (`gconfig`), requests (engine.h) and draws (sampler.h) all have these.
+struct SamplingParameters : DrawParameters {
   int64_t n_samples = 1;
   int64_t max_new_tokens = 256;
-  int64_t min_new_tokens = 0;
-  double temperature = 1.0;
-  double top_p = 1.0;
-  int64_t top_k = 0;
-  double min_p = 0;
-  double repetition_penalty = 1.0;
-  double presence_penalty = 0;
-  double frequency_penalty = 0;
-  bool greedy = false;
-  std::vector<std::string> stop;
-  std::vector<int64_t> stop_token_ids;
-  bool ignore_eos = false;
+  int64_t min_new_tokens = 0;           // before it stop tokens are not drawn, stop strings not looked for
+  std::vector<std::string> stop;        // looked for in the response's bytes
+  std::vector<int64_t> stop_token_ids;  // besides the model's own
+  bool ignore_eos = false;  // the model's stop tokens are ordinary tokens; stop_token_ids still stop
 
   template <class V>
   void visit(V& v) {

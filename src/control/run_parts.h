@@ -1,0 +1,39 @@
+// All parts of a run, built from its settings in the order in which they depend on each other: a wrong setting or a
+// damaged file ends the run here, before anything is computed. run.cpp is the schedule over them.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "base/clock.h"
+#include "control/controller.h"
+#include "control/prompt_encoder.h"
+#include "control/run_folder.h"
+#include "control/run_settings.h"
+#include "models/model.h"
+#include "rollout/embedded_engine.h"
+
+namespace bough {
+
+struct RunParts {
+  // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's folder.
+  RunParts(const RunSettings& settings, const std::function<bool()>& stop);
+  RunParts(const RunParts&) = delete;
+  RunParts& operator=(const RunParts&) = delete;
+
+  const RunSettings settings;
+  SteadyClock clock;
+  Dataset problems;
+  Dataset valid;  // empty: no evaluation
+  PromptEncoder encoder;
+  std::unique_ptr<RewardFunction> reward;
+  std::unique_ptr<Model> model;      // trained, and shared with the engine
+  std::unique_ptr<Model> reference;  // of the KL term; null where there is none
+  const int64_t total_steps;
+  Trainer trainer;
+  std::unique_ptr<EmbeddedEngine> engine;
+  Controller controller;
+  RunFolder folder;
+};
+
+}  // namespace bough
