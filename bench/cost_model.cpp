@@ -2,14 +2,14 @@
 //
 //   build/bench/cost_model [fp32|bf16] [random trees, default 50] [rounds, default 3] [ROLLOUTS.jsonl ...]
 //
-// A round calibrates this machine (cost/calibrate.h: other shapes, other trees) every 25 trees, then runs gradient steps
-// of the shape `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and on the rollout files (the
-// sets of bench/workload.py: group, agentic, agentic_leaf, flat), with plans `dense`, `path` and `blocks`
-// of several pass sizes. Peaks are the allocator's. Prints a line a step and, at last, quantiles of
-// |predicted / measured - 1|: of each run, and of the steps' medians over the rounds, each round with its own
-// calibrations. A shared machine's speed drifts by tenths within a minute, between calibration and step, too; what that
-// alone does is the last line: the same step in one round over its median of all.
-// Needs a machine that does nothing else: chrt -r 5 where others work on it.
+// A round calibrates this machine (cost/calibrate.h: other shapes, other trees) every 25 trees, then runs
+// gradient steps of the shape `small`, random weights, on random trees of up to 1,200 tokens (4,000 flat) and
+// on the rollout files (the sets of bench/workload.py: group, agentic, agentic_leaf, flat), with plans
+// `dense`, `path` and `blocks` of several pass sizes. Peaks are the allocator's. Prints a line a step and, at
+// last, quantiles of |predicted / measured - 1|: of each run, and of the steps' medians over the rounds, each
+// round with its own calibrations. A shared machine's speed drifts by tenths within a minute, between
+// calibration and step, too; what that alone does is the last line: the same step in one round over its
+// median of all. Needs a machine that does nothing else: chrt -r 5 where others work on it.
 // BOUGH_CALIBRATION=FILE takes a profile (calibration.json of a run) instead.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

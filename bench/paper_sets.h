@@ -1,5 +1,5 @@
-// Trajectory sets of the shapes that the papers on tree training measure, made from what they publish: lengths, samples a
-// prompt, compression. Tokens are random; each set is a function of its seed.
+// Trajectory sets of the shapes that the papers on tree training measure, made from what they publish:
+// lengths, samples a prompt, compression. Tokens are random; each set is a function of its seed.
 #pragma once
 
 #include <algorithm>
@@ -39,12 +39,12 @@ class Random {
   std::mt19937_64 engine;
 };
 
-// tau2-bench's airline tasks as AReaL trains on them: 30 tasks, 8 trajectories each, contexts of 16K. Every call of
-// the model is a sequence. All share the system prompt (policy and tools). In a turn, from one message of the user to
-// the next, a call extends the one before it: thought, tool call, the tool's result. With the next message the chat
-// template drops the thoughts, so that the turn is a branch that leaves the history where its first thought began.
-// Means below solve AReaL-DTA's Table 3 (leaves without the system prompt: 1.6K tokens, C = 1.42) and Figure 1 (with
-// it: 5.56; with the calls inside turns: 9.43).
+// tau2-bench's airline tasks as AReaL trains on them: 30 tasks, 8 trajectories each, contexts of 16K. Every
+// call of the model is a sequence. All share the system prompt (policy and tools). In a turn, from one
+// message of the user to the next, a call extends the one before it: thought, tool call, the tool's result.
+// With the next message the chat template drops the thoughts, so that the turn is a branch that leaves the
+// history where its first thought began. Means below solve AReaL-DTA's Table 3 (leaves without the system
+// prompt: 1.6K tokens, C = 1.42) and Figure 1 (with it: 5.56; with the calls inside turns: 9.43).
 struct Tau2Shape {
   int64_t system_prompt = 4770;
   int tasks = 30, samples = 8;
@@ -102,9 +102,9 @@ inline Batch group(int prompts, int samples, double prompt, double answer, doubl
   return batch;
 }
 
-// Tree Training's synthetic sets: a given potential overlap ratio at constant leaves and constant tokens. Each
-// sequence forks an older one at a share u^(1/theta) of their common length; lengths, bases and u are those of the
-// seed, and theta is what gives the ratio.
+// Tree Training's synthetic sets: a given potential overlap ratio at constant leaves and constant tokens.
+// Each sequence forks an older one at a share u^(1/theta) of their common length; lengths, bases and u are
+// those of the seed, and theta is what gives the ratio.
 inline Batch with_overlap(double potential_overlap_ratio, int num_leaves, double mean_length, double sigma,
                           uint64_t seed) {
   Random random(seed);

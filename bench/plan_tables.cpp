@@ -1,10 +1,12 @@
-// What do plans save on the sets that the papers on tree training measure? Their tables again, theirs beside ours.
+// What do plans save on the sets that the papers on tree training measure? Their tables again, theirs beside
+// ours.
 //
-//   build/bench/plan_tables [sharing | splitting | schedule | strategies | balance | overlap | exact ...]   default: all
+//   build/bench/plan_tables [sharing | splitting | schedule | strategies | balance | overlap | exact ...]
+//   default: all
 //
 // papers: AReaL-DTA (arXiv 2602.00482v2: Figures 1 and 5 to 9, Table 3, section 5.3) and Tree Training (arXiv
-// 2511.00413: sections 2.2 and 3.1, Figure 8). Sets of the same shapes are made (bench/paper_sets.h); all numbers are
-// counts, the same on every machine. docs/plans.md explains them.
+// 2511.00413: sections 2.2 and 3.1, Figure 8). Sets of the same shapes are made (bench/paper_sets.h); all
+// numbers are counts, the same on every machine. docs/plans.md explains them.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -212,7 +214,8 @@ void schedule() {
   }
 }
 
-// Work: forward passes of a token, of which a backward pass is two, over three a tree token, the least there is.
+// Work: forward passes of a token, of which a backward pass is two, over three a tree token, the least there
+// is.
 void strategies() {
   for (const Set* set : {&tau2_set(), &modified_prefix(), &gsm8k(), &aime()}) {
     Table table("Plans of " + set->name + ", " + count(set->statistics.num_flat_tokens) +
@@ -246,7 +249,8 @@ void strategies() {
 }
 
 void balance() {
-  // Seconds at equal rates: a token of Qwen3-1.7B takes 2.8 GFLOP forward in linear layers, a pair 0.23 MFLOP.
+  // Seconds at equal rates: a token of Qwen3-1.7B takes 2.8 GFLOP forward in linear layers, a pair 0.23
+  // MFLOP.
   const std::pair<const char*, bough::BalanceWeights> costs[] = {{"tree tokens", {1, 0}},
                                                                  {"tokens and pairs", {1, 0.23e6 / 2.8e9}}};
   for (const auto& [cost, weights] : costs) {

@@ -1,17 +1,20 @@
-// How fast are the prefix tree of a batch, its packing, load balance and plans (which build their tree), on one core?
+// How fast are the prefix tree of a batch, its packing, load balance and plans (which build their tree), on
+// one core?
 //
 //   build/bench/tree_build [largest number of tokens, default 10000000 [word of the shapes to run]]
 //
-// CPU time, medians and best of several builds. Shapes as training batches have them: `group` (prompts with 16
-// samples each), `agentic` (conversations that fork older ones at a turn and train every turn's own prefix), `flat`
-// (nothing shared), `varied` (the same, of many lengths, so that packing has something to do) and `nested` (every prefix
-// of one sequence); `shortN` and `shortflatN` (1 M tokens in sequences of N, in groups of 16 or nothing shared). Sequences
-// come shuffled, as a replay buffer hands them over. `auto B` prices its candidates with the built-in profile of an H100
-// and the shape "small"; "tight" is in the smallest memory that any plan fits.
+// CPU time, medians and best of several builds. Shapes as training batches have them: `group` (prompts with
+// 16 samples each), `agentic` (conversations that fork older ones at a turn and train every turn's own
+// prefix), `flat` (nothing shared), `varied` (the same, of many lengths, so that packing has something to do)
+// and `nested` (every prefix of one sequence); `shortN` and `shortflatN` (1 M tokens in sequences of N, in
+// groups of 16 or nothing shared). Sequences come shuffled, as a replay buffer hands them over. `auto B`
+// prices its candidates with the built-in profile of an H100 and the shape "small"; "tight" is in the
+// smallest memory that any plan fits.
 //
-// Ten times the tokens take 12 to 15 times as long from 10 M to 100 M, on memory that is already mapped: each token's 24
-// bytes and the prefixes to compare leave the cache, and sorting S sequences takes S log S steps (12.4 times as many).
-// Memory fresh from the system adds the kernel's clearing of 2.4 GB, which is no part of the algorithm.
+// Ten times the tokens take 12 to 15 times as long from 10 M to 100 M, on memory that is already mapped: each
+// token's 24 bytes and the prefixes to compare leave the cache, and sorting S sequences takes S log S steps
+// (12.4 times as many). Memory fresh from the system adds the kernel's clearing of 2.4 GB, which is no part
+// of the algorithm.
 #include <sys/resource.h>
 #include <time.h>
 

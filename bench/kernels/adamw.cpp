@@ -1,5 +1,5 @@
-// The optimizer: AdamW and the sum of squares of the global norm, on matrices of `small` and of Qwen3-0.6B: bound by
-// memory.
+// The optimizer: AdamW and the sum of squares of the global norm, on matrices of `small` and of Qwen3-0.6B:
+// bound by memory.
 //   build/bench/adamw --benchmark_counters_tabular=true
 #include "kernels/adamw/adamw.h"
 
@@ -17,7 +17,8 @@ double num_elements(const Setting& s) {
   return 2.0 * static_cast<double>(s.shape.intermediate_size * s.shape.hidden_size);
 }
 
-// Read and written: value, both moments, gradient; in bf16 the master instead of the value, which is only written.
+// Read and written: value, both moments, gradient; in bf16 the master instead of the value, which is only
+// written.
 Kernel update(const Setting& s) {
   const bool has_master = s.type != at::kFloat;
   const Work work{.bytes = num_elements(s) * (4 * 8 + (has_master ? 2 : 0)), .in_place = true};

@@ -1,18 +1,18 @@
-// What the programs of bench/kernels share: shapes, the bounds of this machine, operands beyond the caches, and one way
-// to report.
+// What the programs of bench/kernels share: shapes, the bounds of this machine, operands beyond the caches,
+// and one way to report.
 //
-// A kernel's bound is the least time of its work: its FLOPs at the rate of a matrix product at the model's shapes, or its
-// bytes, each operand read or written once, at the bandwidth of memory, whichever is longer. A shared machine is twice as
-// fast in one second as in the next, cores and memory alike, so that both rates are measured after each run, with all
-// threads: `of_bound` is the median of the runs' parts of the bound next to them. `best` is the fastest run beside the
-// best rates.
+// A kernel's bound is the least time of its work: its FLOPs at the rate of a matrix product at the model's
+// shapes, or its bytes, each operand read or written once, at the bandwidth of memory, whichever is longer. A
+// shared machine is twice as fast in one second as in the next, cores and memory alike, so that both rates
+// are measured after each run, with all threads: `of_bound` is the median of the runs' parts of the bound
+// next to them. `best` is the fastest run beside the best rates.
 //
-// Times are of the calling thread's CPU, so that other programs on the cores count for their cache misses only; its wait
-// for other threads, awake as in a step, is part of them.
+// Times are of the calling thread's CPU, so that other programs on the cores count for their cache misses
+// only; its wait for other threads, awake as in a step, is part of them.
 //
-// Operands and results rotate among sets of kRotatedBytes together, more than the caches of the machines we use hold,
-// so that bytes come from memory. In a training step many of them are still in a cache; a part of the bound above 1
-// says that the machine's cache is larger than that.
+// Operands and results rotate among sets of kRotatedBytes together, more than the caches of the machines we
+// use hold, so that bytes come from memory. In a training step many of them are still in a cache; a part of
+// the bound above 1 says that the machine's cache is larger than that.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -166,8 +166,8 @@ inline Kernel backward_of(const Work& work, const std::function<Graph()>& make) 
 
 class Rates {
  public:
-  // FLOP/s now, of kTokens x the model's width x kTokens: the better of two products, since the first finds the caches
-  // full of other things.
+  // FLOP/s now, of kTokens x the model's width x kTokens: the better of two products, since the first finds
+  // the caches full of other things.
   double products(const Setting& setting) {
     auto& rate = products_[{setting.shape.name, setting.type}];
     if (rate.best == 0) {
@@ -182,8 +182,8 @@ class Rates {
   }
   double best_products(const Setting& setting) { return products_[{setting.shape.name, setting.type}].best; }
 
-  // Bytes a second now: of a += s, else of a = b + s·c, which also fetches what it overwrites. Over a part that follows
-  // the last one, long enough for the threads' start not to count.
+  // Bytes a second now: of a += s, else of a = b + s·c, which also fetches what it overwrites. Over a part
+  // that follows the last one, long enough for the threads' start not to count.
   double bandwidth(bool in_place) {
     if (!a_.defined()) {
       a_ = at::zeros({static_cast<int64_t>(kRotatedBytes) / 12}, at::kFloat);

@@ -1,5 +1,5 @@
-// Linear layers at the matrices of `small` and of Qwen3-0.6B: forward, and backward with its accumulation into the
-// weight's gradient. Bound by products.
+// Linear layers at the matrices of `small` and of Qwen3-0.6B: forward, and backward with its accumulation
+// into the weight's gradient. Bound by products.
 //   build/bench/linear --benchmark_counters_tabular=true
 #include "kernels/linear/linear.h"
 

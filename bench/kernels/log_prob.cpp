@@ -1,6 +1,7 @@
 // The head of `small` and of Qwen3-0.6B, one chunk of rows: hidden states through the vocabulary's matrix to
-// log-probabilities and entropies, and back to both gradients, as train/head.cpp runs it. Bound by products where the
-// chunk has many rows, by memory (the matrix and its gradient) where it has few. `log_prob` alone is bound by memory.
+// log-probabilities and entropies, and back to both gradients, as train/head.cpp runs it. Bound by products
+// where the chunk has many rows, by memory (the matrix and its gradient) where it has few. `log_prob` alone
+// is bound by memory.
 //   build/bench/log_prob --benchmark_counters_tabular=true
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/log_prob/log_prob_cost.h"

@@ -1,5 +1,5 @@
-// The feed-forward sublayer at the shapes of `small` and of Qwen3-0.6B: forward alone, and forward with backward (which
-// overwrites what forward kept, so that it cannot run alone). Bound by products.
+// The feed-forward sublayer at the shapes of `small` and of Qwen3-0.6B: forward alone, and forward with
+// backward (which overwrites what forward kept, so that it cannot run alone). Bound by products.
 //   build/bench/mlp --benchmark_counters_tabular=true
 #include "kernels/linear/linear.h"
 

@@ -2,8 +2,8 @@
 //   path    one path, no stack
 //   stack   one path below 1,024 rows of the stack
 //   forest  16 pieces of 64 tokens below 1,024 rows
-// Bound by products: 4·H FLOPs a visible pair and head forward, twice that backward (what the step's bound counts;
-// backward computes the scores again, 2.5 times as much in all).
+// Bound by products: 4·H FLOPs a visible pair and head forward, twice that backward (what the step's bound
+// counts; backward computes the scores again, 2.5 times as much in all).
 //   build/bench/tree_attention --benchmark_counters_tabular=true
 #include "kernels/tree_attention/tree_attention.h"
 

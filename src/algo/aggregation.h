@@ -9,8 +9,8 @@
 //   group_mean       1 / (groups * trained tokens of s's group)  DAPO as printed
 // S and the number of groups count what has a trained token: a sequence that trains nothing dilutes nothing.
 //
-// A row that is 1/N of a sequence (one of the N rows of a trajectory) counts as 1/N in S, its tokens as 1/N each in
-// n, and its weights are 1/N of the above.
+// A row that is 1/N of a sequence (one of the N rows of a trajectory) counts as 1/N in S, its tokens as 1/N
+// each in n, and its weights are 1/N of the above.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,8 @@
 // Which sampled sequences are trained on. Each filter counts what it drops.
 //
-// Order: samples without a reward, then truncated samples (a dropped one no longer counts in its group's mean), then groups. A group
-// that dropping left with a single sample is dropped with it: its advantage would have no baseline. Groups of
-// one from the start are untouched.
+// Order: samples without a reward, then truncated samples (a dropped one no longer counts in its group's
+// mean), then groups. A group that dropping left with a single sample is dropped with it: its advantage would
+// have no baseline. Groups of one from the start are untouched.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,9 @@ struct FilterResult {
   int64_t sequences_dropped = 0;  // all that are not kept
 };
 
-// rewards, groups, truncated: [S]. Pass the rewards that advantages are computed from. `valid` [S], or empty where all
-// are: a sequence that is not valid is dropped before anything else, and only counted among sequences_dropped.
-// UserError: an unknown value of truncated_samples.
+// rewards, groups, truncated: [S]. Pass the rewards that advantages are computed from. `valid` [S], or empty
+// where all are: a sequence that is not valid is dropped before anything else, and only counted among
+// sequences_dropped. UserError: an unknown value of truncated_samples.
 FilterResult filter_sequences(const FilterSettings& settings, std::span<const double> rewards,
                               std::span<const int64_t> groups, std::span<const uint8_t> truncated,
                               std::span<const uint8_t> valid = {});

@@ -1,5 +1,6 @@
-// Columns of a large batch, in pages of 2 MiB where the system leaves that to programs: first touches of 4 KiB pages are
-// half of the time of a large batch, and reads at random miss the TLB. A hint; nothing depends on it.
+// Columns of a large batch, in pages of 2 MiB where the system leaves that to programs: first touches of 4
+// KiB pages are half of the time of a large batch, and reads at random miss the TLB. A hint; nothing depends
+// on it.
 #pragma once
 
 #include <sys/mman.h>

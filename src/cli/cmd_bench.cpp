@@ -1,8 +1,9 @@
-// `bough bench step`: what every strategy takes for a rollout file, beside the time that the work needs at least.
+// `bough bench step`: what every strategy takes for a rollout file, beside the time that the work needs at
+// least.
 //
-// The lower bound: the FLOPs of one gradient step over the tree (linear layers of each token, the head of each trained
-// one, attention of each visible pair; backward twice forward), at the best rate of a matrix product that was measured
-// in the same run at the model's own shapes.
+// The lower bound: the FLOPs of one gradient step over the tree (linear layers of each token, the head of
+// each trained one, attention of each visible pair; backward twice forward), at the best rate of a matrix
+// product that was measured in the same run at the model's own shapes.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

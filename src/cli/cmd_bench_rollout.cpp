@@ -1,9 +1,9 @@
 // `bough bench rollout`: how fast the embedded engine generates, beside what the machine allows.
 //
-// The lower bound, pass by pass: the weights and the keys and values that are visible, read once, at the rate of reading
-// so many bytes again and again; or the FLOPs of its tokens, at the best rate of a matrix product; whichever takes
-// longer. Both rates are measured in the same run. What a pass computes is what the engine did compute: a cache that
-// finds less shows in its tokens, not in the bound.
+// The lower bound, pass by pass: the weights and the keys and values that are visible, read once, at the rate
+// of reading so many bytes again and again; or the FLOPs of its tokens, at the best rate of a matrix product;
+// whichever takes longer. Both rates are measured in the same run. What a pass computes is what the engine
+// did compute: a cache that finds less shows in its tokens, not in the bound.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

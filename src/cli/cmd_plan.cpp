@@ -1,5 +1,5 @@
-// `bough plan`: what a rollout file shares, what each strategy would cost on a device, and the picture of its tree.
-// Needs neither weights nor the device.
+// `bough plan`: what a rollout file shares, what each strategy would cost on a device, and the picture of its
+// tree. Needs neither weights nor the device.
 #include <algorithm>
 #include <array>
 #include <optional>

@@ -7,8 +7,8 @@
 
 namespace bough {
 
-// While it lives, counts the seconds of every op that this thread calls, not those that ops call themselves. On the
-// CPU autograd's backward runs in the calling thread, too.
+// While it lives, counts the seconds of every op that this thread calls, not those that ops call themselves.
+// On the CPU autograd's backward runs in the calling thread, too.
 class OpTimes {
  public:
   OpTimes();

@@ -3,13 +3,13 @@
 
 #include <string>
 
-#include "report/plan_picture.h"
 #include "plan/plan.h"
+#include "report/plan_picture.h"
 
 namespace bough {
 
-// One node a run of tokens that the same sequences share and one block holds; blocks in the order of their forward
-// passes.
+// One node a run of tokens that the same sequences share and one block holds; blocks in the order of their
+// forward passes.
 PlanPicture plan_picture(const Plan& plan, const std::string& headline);
 
 }  // namespace bough

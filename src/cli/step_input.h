@@ -1,4 +1,5 @@
-// What `bough step` and `bough bench step` are given: a model, a rollout file and the settings of a run's actor.
+// What `bough step` and `bough bench step` are given: a model, a rollout file and the settings of a run's
+// actor.
 #pragma once
 
 #include <memory>
@@ -27,8 +28,8 @@ struct StepOptions {
 };
 void add_step_options(CLI::App& command, StepOptions& options);
 
-// The settings of one step: those that the options are short forms of (`mode` of tree_training_mode; empty: its
-// default), then the overrides. UserError: see parse_settings; what a single gradient has no place for.
+// The settings of one step: those that the options are short forms of (`mode` of tree_training_mode; empty:
+// its default), then the overrides. UserError: see parse_settings; what a single gradient has no place for.
 ActorSettings step_settings(const StepOptions& options, const std::string& mode);
 
 // What a step is taken of.

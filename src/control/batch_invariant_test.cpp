@@ -1,5 +1,5 @@
-// With a batch-invariant model the log-probabilities that generation returns are those of training, bit for bit: the
-// dense trainer's, and every other plan's.
+// With a batch-invariant model the log-probabilities that generation returns are those of training, bit for
+// bit: the dense trainer's, and every other plan's.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// What this room's tests share beside its fakes: a trainer that only looks, the byte-level tokenizer. For tests only.
+// What this room's tests share beside its fakes: a trainer that only looks, the byte-level tokenizer. For
+// tests only.
 #pragma once
 
 #include <vector>

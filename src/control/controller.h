@@ -1,6 +1,6 @@
-// The run's schedule of steps: generate a batch, train on it, publish the weights. Synchronous: one thread does one
-// thing after the other, and nobody waits for anybody. It is the asynchronous schedule with eta = 0: the gate lets a
-// batch begin when the one before it was trained on.
+// The run's schedule of steps: generate a batch, train on it, publish the weights. Synchronous: one thread
+// does one thing after the other, and nobody waits for anybody. It is the asynchronous schedule with eta = 0:
+// the gate lets a batch begin when the one before it was trained on.
 //
 //   ┌───────────────────────────────────── Controller::step() ───────────────────────────────────────┐
 //   │ problems ─▶ Generator ⇄ Engine  ─▶ RewardFunction ─▶ ReplayBuffer ─▶ shaping, filters,         │
@@ -9,10 +9,10 @@
 //   │           StalenessGate ◀── version + 1 ◀── Engine::update_weights ◀── weights ◀─────────┘     │
 //   └─────────────────────────────────────────────────────────────────────────────────────────────────┘
 //
-// Nothing is in flight in the engine while weights are published. The stop flag is looked at between two passes of the
-// engine: a stop before training begins abandons the step (the controller's state is as before it, the step will be
-// drawn again, the same); once training has begun the step is finished. What step n draws is a function of (seed, n,
-// weights), not of what the process did before.
+// Nothing is in flight in the engine while weights are published. The stop flag is looked at between two
+// passes of the engine: a stop before training begins abandons the step (the controller's state is as before
+// it, the step will be drawn again, the same); once training has begun the step is finished. What step n
+// draws is a function of (seed, n, weights), not of what the process did before.
 //
 // State that outlives the process: save()/restore(), beside weights and optimizer.
 #pragma once

@@ -1,5 +1,5 @@
-// Fakes for tests of what drives an engine: an engine without a model, text by bytes, a reward without workers. No
-// torch. For tests only.
+// Fakes for tests of what drives an engine: an engine without a model, text by bytes, a reward without
+// workers. No torch. For tests only.
 #pragma once
 
 #include <algorithm>

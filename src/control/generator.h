@@ -1,17 +1,17 @@
-// Drives an engine: takes tasks while there is room, submits them, steps the engine, hands finished groups out as
-// trajectories. Training, evaluation and `bough rollout` all generate through it. It knows the engine by its interface
-// (rollout/engine.h) and text by TextCodec: no model, no torch.
+// Drives an engine: takes tasks while there is room, submits them, steps the engine, hands finished groups
+// out as trajectories. Training, evaluation and `bough rollout` all generate through it. It knows the engine
+// by its interface (rollout/engine.h) and text by TextCodec: no model, no torch.
 //
-//   next_task() ─▶ TextCodec ─▶ Engine::submit ─▶ Engine::step ─▶ TextCodec ─▶ handed out by step() ─▶ score()
-//        ▲                                                                         ▲
-//   StalenessGate::try_start()                     hand_in(): groups made elsewhere (an endpoint's sessions)
+//   next_task() ─▶ TextCodec ─▶ Engine::submit ─▶ Engine::step ─▶ TextCodec ─▶ out by step() ─▶ score()
+//        ▲                                                                       ▲
+//   StalenessGate::try_start()                   hand_in(): groups made elsewhere (an endpoint's sessions)
 //
-// Threads: one drives, and all is computed on it: step(), collect(), score(), abandon() come from one thread at a time.
-// hand_in() may come from any; it takes the lock of the inbox, which nobody holds while calling anything. Who blocks:
-// step() for one pass of the engine, score() for the reward function.
+// Threads: one drives, and all is computed on it: step(), collect(), score(), abandon() come from one thread
+// at a time. hand_in() may come from any; it takes the lock of the inbox, which nobody holds while calling
+// anything. Who blocks: step() for one pass of the engine, score() for the reward function.
 //
-// A group's life: its slot is taken at the gate; it runs; when step() hands it out the gate has accepted it. A group
-// that comes to nothing (abandon(), a prompt that cannot be asked) gives its slot back.
+// A group's life: its slot is taken at the gate; it runs; when step() hands it out the gate has accepted it.
+// A group that comes to nothing (abandon(), a prompt that cannot be asked) gives its slot back.
 #pragma once
 
 #include <functional>
@@ -43,7 +43,8 @@ class TextCodec {
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 };
 
-// Text of a generated sample: without its stop token, and without the stop string that ended it and what follows.
+// Text of a generated sample: without its stop token, and without the stop string that ended it and what
+// follows.
 std::string completion_text(const TextCodec& codec, const GeneratedSample& sample,
                             const std::vector<std::string>& stop_strings);
 
@@ -83,16 +84,16 @@ class Generator {
   // All parts must outlive it.
   Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options);
 
-  // Begins what may be begun, one step of the engine; the groups that finished, in that order, then those handed in.
-  // Not scored. What the codec or the engine refuses is thrown, the groups in flight go on.
+  // Begins what may be begun, one step of the engine; the groups that finished, in that order, then those
+  // handed in. Not scored. What the codec or the engine refuses is thrown, the groups in flight go on.
   std::vector<FinishedGroup> step();
 
-  // Steps until `count` groups have finished, and returns them in order of their ids, not scored. nullopt: stop() said
-  // so. Then, and before an error is passed on, everything in flight is abandoned.
+  // Steps until `count` groups have finished, and returns them in order of their ids, not scored. nullopt:
+  // stop() said so. Then, and before an error is passed on, everything in flight is abandoned.
   std::optional<std::vector<FinishedGroup>> collect(int64_t count, const CollectOptions& options);
 
-  // Fills in the rewards of those that have problems, by one call of the reward function: as many groups at a time as
-  // the caller likes, a group as it finishes or a batch.
+  // Fills in the rewards of those that have problems, by one call of the reward function: as many groups at a
+  // time as the caller likes, a group as it finishes or a batch.
   void score(std::span<FinishedGroup> groups);
 
   // A group that was made elsewhere, its slot taken at the gate. The next step() hands it out.

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
-#include "train/trainer.h"
 #include "rollout/rollout_test_util.h"
 #include "rollout/rollouts.h"
+#include "train/trainer.h"
 
 namespace bough {
 namespace {

@@ -1,11 +1,12 @@
-// What stands between generation and training, without a model: the gate says how many groups may be begun, the buffer
-// keeps the finished ones until they are trained on (algorithms.md, Asynchrony; AReaL, section 5.1).
+// What stands between generation and training, without a model: the gate says how many groups may be begun,
+// the buffer keeps the finished ones until they are trained on (algorithms.md, Asynchrony; AReaL,
+// section 5.1).
 //
 //   try_start() ─▶ running ─▶ accept() ─▶ buffer ─▶ take(B) ─▶ trained: set_version(i + 1)
 //                     └─ drop_running()      └─ drop_accepted()
 //
-// Both may be used from several threads: the one that generates and the one that trains. Each has a lock of its own and
-// calls nothing while it holds it. Nobody waits inside.
+// Both may be used from several threads: the one that generates and the one that trains. Each has a lock of
+// its own and calls nothing while it holds it. Nobody waits inside.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +28,11 @@ struct FinishedGroup {
   std::vector<Trajectory> samples;
 };
 
-// Bounds staleness: a group may be begun while accepted + running < (i + eta + 1)·B, where i is the trainer's version
-// and B the groups of a batch. eta = 0 is synchronous: a batch is begun when the one before it was trained on.
-// Groups that finish in the order in which they were begun are then trained on at most eta versions later; one that is
-// overtaken by others may be older, because it holds one slot however long it runs.
+// Bounds staleness: a group may be begun while accepted + running < (i + eta + 1)·B, where i is the trainer's
+// version and B the groups of a batch. eta = 0 is synchronous: a batch is begun when the one before it was
+// trained on. Groups that finish in the order in which they were begun are then trained on at most eta
+// versions later; one that is overtaken by others may be older, because it holds one slot however long it
+// runs.
 class StalenessGate {
  public:
   StalenessGate(int64_t batch_groups, int64_t max_staleness);  // B >= 1, eta >= 0
@@ -44,8 +46,8 @@ class StalenessGate {
   void drop_accepted(int64_t n = 1);
   // The trainer's version is i, never less than it was.
   void set_version(int64_t version);
-  // As after i trained steps with so many groups in the buffer, and nothing running. A step has used B slots however
-  // many groups it trained on.
+  // As after i trained steps with so many groups in the buffer, and nothing running. A step has used B slots
+  // however many groups it trained on.
   void restore(int64_t version, int64_t buffered);
 
   struct Counts {
@@ -74,8 +76,8 @@ class ReplayBuffer {
   int64_t size() const;
   int64_t clear();  // how many there were
 
-  // Groups without their problems: scored ones need them no longer. restore() replaces what is there; UserError where
-  // the state is damaged.
+  // Groups without their problems: scored ones need them no longer. restore() replaces what is there;
+  // UserError where the state is damaged.
   Json save() const;
   void restore(const Json& state);
   void check_integrity() const;

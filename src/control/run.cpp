@@ -52,7 +52,8 @@ class Run {
   std::unique_ptr<Metrics> metrics_;
   Clock::Time last_checkpoint_;
   int64_t checkpointed_step_ = -1;
-  // Of the last step, where its evaluation was interrupted: written with the evaluation, after the run has resumed.
+  // Of the last step, where its evaluation was interrupted: written with the evaluation, after the run has
+  // resumed.
   std::optional<MetricValues> unwritten_;
 };
 
@@ -221,7 +222,8 @@ std::optional<Comparison> Run::compare() {
     const std::vector<Trajectory> batch =
         read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
     const auto timer = [&](const std::string& strategy) {
-      return StepTimer(*parts_.model, parts_.reference.get(), settings_.actor, trainer_.pass_costs(), batch, strategy);
+      return StepTimer(*parts_.model, parts_.reference.get(), settings_.actor, trainer_.pass_costs(), batch,
+                       strategy);
     };
     StepTimer with = timer(settings_.actor.tree_training_mode), without = timer("dense");
     for (int repeat = 0; repeat <= kRepeats; ++repeat) {

@@ -12,10 +12,10 @@
 
 #include "base/file.h"
 #include "control/run_settings.h"
+#include "data/rollout_file.h"
 #include "report/display.h"
 #include "report/metrics.h"
 #include "train/run_checkpoint.h"
-#include "data/rollout_file.h"
 
 namespace bough {
 

@@ -1,5 +1,6 @@
-// All parts of a run, built from its settings in the order in which they depend on each other: a wrong setting or a
-// damaged file ends the run here, before anything is computed. run.cpp is the schedule over them.
+// All parts of a run, built from its settings in the order in which they depend on each other: a wrong
+// setting or a damaged file ends the run here, before anything is computed. run.cpp is the schedule over
+// them.
 #pragma once
 
 #include <functional>
@@ -16,7 +17,8 @@
 namespace bough {
 
 struct RunParts {
-  // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's folder.
+  // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's
+  // folder.
   RunParts(const RunSettings& settings, const std::function<bool()>& stop);
   RunParts(const RunParts&) = delete;
   RunParts& operator=(const RunParts&) = delete;

@@ -117,8 +117,8 @@ struct RunSettings {
   void check() const;
   static SettingAliases aliases();
 
-  // Evaluation's own set, complete: k and the temperature are the evaluator's; how long a sample may be and what ends it
-  // are the task's, gconfig's; nothing else bends the distribution.
+  // Evaluation's own set, complete: k and the temperature are the evaluator's; how long a sample may be and
+  // what ends it are the task's, gconfig's; nothing else bends the distribution.
   SamplingParameters evaluation_sampling() const;
 };
 

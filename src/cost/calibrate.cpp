@@ -86,7 +86,8 @@ class AttentionFit {
                                (keys * static_cast<double>(cells.num_heads)));
   }
 
-  // Seconds of a key = a (4 head_dim + score_flops), from the two head sizes, in passes that fill their tiles.
+  // Seconds of a key = a (4 head_dim + score_flops), from the two head sizes, in passes that fill their
+  // tiles.
   double score_flops() const {
     std::vector<double> estimates;
     const auto &narrow = *cells_[0], &wide = *cells_[1];
@@ -122,8 +123,8 @@ CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side s
   return curve;
 }
 
-// Seconds of a layer's products that do not grow with its matrices, from two widths at the same number of tokens: at
-// least what they take in the tiny models.
+// Seconds of a layer's products that do not grow with its matrices, from two widths at the same number of
+// tokens: at least what they take in the tiny models.
 double linear_constant(const CalibrationCells& cells, Side side) {
   const double tiny = side(cells.tiny_linear);
   const auto& sizes = cells.linear.sizes;

@@ -1,21 +1,25 @@
-// Measures a CPU's DeviceProfile: what the cost model's units of work cost here, with the code that training runs.
+// Measures a CPU's DeviceProfile: what the cost model's units of work cost here, with the code that training
+// runs.
 //
-// Everything is timed on a decoder of two layers of its own shape (width 640, 8 query and 4 key/value heads of 96,
-// feed-forward 1,792, vocabulary 3,072; copies with weights of their own, so that small passes find them no
-// warmer in the caches than in a model of real size), for passes of 2 to 2,048 tokens:
+// Everything is timed on a decoder of two layers of its own shape (width 640, 8 query and 4 key/value heads
+// of 96, feed-forward 1,792, vocabulary 3,072; copies with weights of their own, so that small passes find
+// them no warmer in the caches than in a model of real size), for passes of 2 to 2,048 tokens:
 //
 //   linear       `linear` forward and backward over the layers' matrices
-//   attention    tree attention of one path, of many pieces, and over a stack of 1,000 rows; heads of 32 and 128,
+//   attention    tree attention of one path, of many pieces, and over a stack of 1,000 rows; heads of 32 and
+//   128,
 //                from whose difference follows what a score's softmax costs beside its products
 //   head         chunks of logits, log-probabilities, their gradients
-//   elementwise  what is left of a whole pass through the executor: norms, rotary embedding, SwiGLU, residuals,
+//   elementwise  what is left of a whole pass through the executor: norms, rotary embedding, SwiGLU,
+//   residuals,
 //                memory that the caches do not hold
-//   constants    passes of two tokens through models of width 16; what a layer's products cost whatever their size,
+//   constants    passes of two tokens through models of width 16; what a layer's products cost whatever their
+//   size,
 //                from two widths at 16 tokens
 //
-// All of it is measured in turns, several times, so that a burst of other programs' work falls on one sample of
-// many, and a run far above the others counts little. On a machine whose cores are busy all the time the curves are
-// those of what is left of it.
+// All of it is measured in turns, several times, so that a burst of other programs' work falls on one sample
+// of many, and a run far above the others counts little. On a machine whose cores are busy all the time the
+// curves are those of what is left of it.
 #pragma once
 
 #include <c10/core/ScalarType.h>

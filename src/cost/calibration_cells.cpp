@@ -22,8 +22,8 @@ namespace bough {
 
 namespace {
 
-// Runs of a small cell follow each other within a turn, as many as fit this time: its caches are then as warm as in
-// a walk.
+// Runs of a small cell follow each other within a turn, as many as fit this time: its caches are then as warm
+// as in a walk.
 constexpr double kTurnSeconds = 0.012;
 constexpr int kMaxRunsPerTurn = 12;
 
@@ -186,8 +186,9 @@ void add_turn(Cell& cell, bool counted) {
 
 }  // namespace
 
-// The mean, since a step is long enough to meet what disturbs short runs now and then; but a run counts 1.5 times the
-// lower quartile at most, which holds where threads that wait for each other share cores with other programs.
+// The mean, since a step is long enough to meet what disturbs short runs now and then; but a run counts 1.5
+// times the lower quartile at most, which holds where threads that wait for each other share cores with other
+// programs.
 double usual_seconds(std::vector<double> runs) {
   if (runs.empty()) return 0;
   const auto quartile = runs.begin() + static_cast<int64_t>(runs.size() / 4);
@@ -228,8 +229,9 @@ CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
                                    DeviceKernels::Attention attention)
     : dtype_(dtype), models_(std::make_unique<Models>()) {
   const auto config = shape_of(640, 2, 8, 4, 96, 1792, 3072);
-  // As many as make the predictions for other shapes come out best (bench/cost_model) where the last-level cache has
-  // 260 MB: 270 MB of weights and gradients in fp32, 136 MB in bf16, whose small passes are predicted too slow otherwise.
+  // As many as make the predictions for other shapes come out best (bench/cost_model) where the last-level
+  // cache has 260 MB: 270 MB of weights and gradients in fp32, 136 MB in bf16, whose small passes are
+  // predicted too slow otherwise.
   const int num_copies = dtype == at::kBFloat16 ? 2 : 3;
   for (int i = 0; i < num_copies; ++i) {
     models_->copies.push_back(filled_model(config, dtype));

@@ -1,5 +1,5 @@
-// What calibration times (calibrate.h): a cell is one piece of work of one size, forward and backward, with the
-// seconds that its runs took.
+// What calibration times (calibrate.h): a cell is one piece of work of one size, forward and backward, with
+// the seconds that its runs took.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -40,7 +40,8 @@ struct WorkCells {
 };
 using PassCells = WorkCells;
 
-// Attention with heads of one size: of one path, over a stack of so many rows, and of pieces of so many tokens.
+// Attention with heads of one size: of one path, over a stack of so many rows, and of pieces of so many
+// tokens.
 struct AttentionCells {
   static constexpr int64_t kStackRows = 1000, kPieceTokens = 50;
   int64_t num_heads = 8, num_kv_heads = 4, head_dim = 0;
@@ -69,8 +70,8 @@ class CalibrationCells {
   WorkCells head;
   AttentionCells narrow, wide;
   Cell tiny_linear, tiny_attention;  // of one layer of the tiny models, two tokens
-  // Of one layer of half the width, kHalfTokens tokens: beside `linear` it shows what calls cost whatever their size,
-  // threads included, which the tiny models do not start.
+  // Of one layer of half the width, kHalfTokens tokens: beside `linear` it shows what calls cost whatever
+  // their size, threads included, which the tiny models do not start.
   static constexpr int64_t kHalfTokens = 16;
   Cell half_linear;
   double half_linear_flops = 0;  // of a token, forward

@@ -1,11 +1,12 @@
 // What a pass through a model costs on a device (engine.md 2, "simulate"): the decoder's own figures
 // (models/decoder_cost.h) at the rates of a device's profile. It answers the planner (plan/pass_costs.h).
 //
-// Seconds of a pass are the sum of four parts, each a curve of the device (device_profile.h) times the model's units
-// of work: the matrix products of the layers (FLOPs), attention (FLOPs of what its busiest thread computes, which is
-// more than the pairs that are visible: tree_attention_cost.h), everything elementwise (elements read and written) and
-// the head (FLOPs, chunk by chunk); beside them a constant a layer and a pass. Where launches run ahead of the device (a
-// GPU) the constants are hidden behind the work, and the larger of the two counts.
+// Seconds of a pass are the sum of four parts, each a curve of the device (device_profile.h) times the
+// model's units of work: the matrix products of the layers (FLOPs), attention (FLOPs of what its busiest
+// thread computes, which is more than the pairs that are visible: tree_attention_cost.h), everything
+// elementwise (elements read and written) and the head (FLOPs, chunk by chunk); beside them a constant a
+// layer and a pass. Where launches run ahead of the device (a GPU) the constants are hidden behind the work,
+// and the larger of the two counts.
 #pragma once
 
 #include "cost/device_profile.h"

@@ -188,9 +188,9 @@ DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& wher
   return profile;
 }
 
-// Profiles of GPUs from published rates: a roofline. A pass's matrix products are bound by FLOPs at a share of the
-// tensor cores' dense peak, or by reading weights (forward, backward) and reading and writing their gradients
-// (backward), whichever takes longer; all else by memory or by launches.
+// Profiles of GPUs from published rates: a roofline. A pass's matrix products are bound by FLOPs at a share
+// of the tensor cores' dense peak, or by reading weights (forward, backward) and reading and writing their
+// gradients (backward), whichever takes longer; all else by memory or by launches.
 namespace {
 
 struct Gpu {
@@ -203,11 +203,12 @@ struct Gpu {
   double attention_forward_efficiency, attention_backward_efficiency;  // of the peak, long causal sequences
 };
 
-// Peaks are those of NVIDIA's data sheets of the SXM modules. The share of it that large products reach is assumed:
-// 0.65 where the power limit binds (H100, H200), 0.75 on A100. Attention is taken in the middle of what its papers
-// report, since causal sequences of a few thousand tokens stay below the best: FlashAttention-2 (arXiv 2307.08691)
-// on A100, 50-73% of the peak forward and up to 63% backward; FlashAttention-3 (arXiv 2407.08608) on H100, up to 75%
-// forward, and backward 1.5 to 1.75 times FlashAttention-2's.
+// Peaks are those of NVIDIA's data sheets of the SXM modules. The share of it that large products reach is
+// assumed: 0.65 where the power limit binds (H100, H200), 0.75 on A100. Attention is taken in the middle of
+// what its papers report, since causal sequences of a few thousand tokens stay below the best:
+// FlashAttention-2 (arXiv 2307.08691) on A100, 50-73% of the peak forward and up to 63% backward;
+// FlashAttention-3 (arXiv 2407.08608) on H100, up to 75% forward, and backward 1.5 to 1.75 times
+// FlashAttention-2's.
 constexpr std::array kGpus = {
     Gpu{"h100",
         "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); products at an "

@@ -1,7 +1,8 @@
-// How fast a device is: curves of seconds per unit of work by the size of a pass, measured once on the machine
-// (cost/calibrate.h) or built in, and saved with a run as calibration.json, so that a plan is a function of the
-// batch and that file. A CPU's cache likes passes of a few hundred tokens, a GPU thousands; every backward pass also
-// reads and writes all parameter gradients: both show in the curves, neither is assumed.
+// How fast a device is: curves of seconds per unit of work by the size of a pass, measured once on the
+// machine (cost/calibrate.h) or built in, and saved with a run as calibration.json, so that a plan is a
+// function of the batch and that file. A CPU's cache likes passes of a few hundred tokens, a GPU thousands;
+// every backward pass also reads and writes all parameter gradients: both show in the curves, neither is
+// assumed.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace bough {
 
-// Seconds of a pass of so many tokens (or rows), for one unit of work a token: linear between the measured sizes,
-// constant below the first (a pass has a least price).
+// Seconds of a pass of so many tokens (or rows), for one unit of work a token: linear between the measured
+// sizes, constant below the first (a pass has a least price).
 struct CostCurve {
   std::vector<int64_t> sizes;          // ascending, at least one, all positive
   std::vector<double> values;          // one a size, none negative
@@ -24,8 +25,8 @@ struct CostCurve {
   double clamped(int64_t size) const;  // constant above it: for what is not a price of the whole pass
 };
 
-// Attention's seconds: one FLOP a key, of so many keys a query as attention_work() says and overhead_keys more. A key
-// takes 4 * head_dim FLOPs and the softmax of one score.
+// Attention's seconds: one FLOP a key, of so many keys a query as attention_work() says and overhead_keys
+// more. A key takes 4 * head_dim FLOPs and the softmax of one score.
 struct AttentionCost {
   CostCurve by_queries;                 // by queries of the pass, padded; a unit is one FLOP a query
   double score_flops = 0;               // one score's softmax costs as much as so many FLOPs
@@ -44,8 +45,8 @@ struct DeviceProfile {
   // Launches run ahead of the device: of the constants below and the work, the larger counts, not the sum.
   bool launches_overlap = false;
 
-  // By tokens of the pass; a unit is one FLOP a token (of the forward pass; backward includes both products and the
-  // accumulation into the gradients).
+  // By tokens of the pass; a unit is one FLOP a token (of the forward pass; backward includes both products
+  // and the accumulation into the gradients).
   CostCurve linear_forward, linear_backward;
   // By tokens of the pass; a unit is one element a token.
   CostCurve elementwise_forward, elementwise_backward;
@@ -66,8 +67,8 @@ struct DeviceProfile {
   static DeviceProfile from_json(const Json& json, const std::string& where);  // UserError names the key
 };
 
-// h100, h200, a100 (the SXM modules), dtype fp32 | bf16: from published rates; `source` says which. UserError lists
-// the names.
+// h100, h200, a100 (the SXM modules), dtype fp32 | bf16: from published rates; `source` says which. UserError
+// lists the names.
 DeviceProfile built_in_profile(std::string_view name, std::string_view dtype);
 
 }  // namespace bough

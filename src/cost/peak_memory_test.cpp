@@ -1,5 +1,5 @@
-// Predicted peaks of whole gradient steps against what the allocator counted (engine.md 4.3). Whoever changes what a
-// pass keeps or holds for a moment changes models/decoder_cost.cpp, or the kernel's own cost, with it.
+// Predicted peaks of whole gradient steps against what the allocator counted (engine.md 4.3). Whoever changes
+// what a pass keeps or holds for a moment changes models/decoder_cost.cpp, or the kernel's own cost, with it.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Trees, strategies, pass sizes and memory budgets at random: every plan is valid, keeps its budget, and has the flat
-// batch's gradients.
+// Trees, strategies, pass sizes and memory budgets at random: every plan is valid, keeps its budget, and has
+// the flat batch's gradients.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -11,7 +11,8 @@
 namespace bough {
 namespace {
 
-// A made-up device: a pass costs as much as some dozens of tokens, whatever its size, and then the same for each token.
+// A made-up device: a pass costs as much as some dozens of tokens, whatever its size, and then the same for
+// each token.
 DeviceProfile device_of(double overhead) {
   const auto curve = [&](double seconds_per_unit) {
     return CostCurve{{1, 1'000'000},

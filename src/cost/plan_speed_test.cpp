@@ -1,4 +1,5 @@
-// What planning costs, as counts that are equal on every machine, and as CPU time with a factor of ten to spare.
+// What planning costs, as counts that are equal on every machine, and as CPU time with a factor of ten to
+// spare.
 #include <gtest/gtest.h>
 #include <time.h>
 
@@ -141,8 +142,8 @@ double cpu_seconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-// 1 M tokens in 4,096 sequences take under 0.1 s where nothing else runs (bench/tree_build.cpp), also in the smallest
-// memory that will do. A pass over all sequences for each of them would take minutes.
+// 1 M tokens in 4,096 sequences take under 0.1 s where nothing else runs (bench/tree_build.cpp), also in the
+// smallest memory that will do. A pass over all sequences for each of them would take minutes.
 TEST(PlanSpeed, AMillionTokensInFourThousandSequences) {
   if (!kMeasuresTime) GTEST_SKIP() << "only in release builds";
   const auto costs = h100_costs();

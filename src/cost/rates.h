@@ -1,5 +1,5 @@
-// How fast this CPU is now, at a model's own sizes: what lower bounds of a step, of its kernels and of a decoding step are
-// computed from.
+// How fast this CPU is now, at a model's own sizes: what lower bounds of a step, of its kernels and of a
+// decoding step are computed from.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,11 +10,12 @@
 
 namespace bough {
 
-// FLOP/s of x·Wᵀ on the CPU: the best of the layers' matrices and numbers of rows, each the best of several runs.
+// FLOP/s of x·Wᵀ on the CPU: the best of the layers' matrices and numbers of rows, each the best of several
+// runs.
 double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype);
 
-// Bytes a second of reading so many bytes again and again with all threads, measured now: of memory, or of the cache
-// they fit in.
+// Bytes a second of reading so many bytes again and again with all threads, measured now: of memory, or of
+// the cache they fit in.
 double read_rate(int64_t bytes);
 
 }  // namespace bough

@@ -82,8 +82,8 @@ std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey
   }
 }
 
-// The measuring thread computes all the time, or waits for threads that do: without a core for it the rates are those
-// of what other programs left. Such a measurement is not kept for long.
+// The measuring thread computes all the time, or waits for threads that do: without a core for it the rates
+// are those of what other programs left. Such a measurement is not kept for long.
 constexpr double kLeastShare = 0.8;
 constexpr double kShortest = 0.2;  // seconds, below which shares mean nothing
 

@@ -1,5 +1,5 @@
-// The cost model that plans are made from: which device's profile, measured once on a machine and kept for later runs
-// and with each run, and which model.
+// The cost model that plans are made from: which device's profile, measured once on a machine and kept for
+// later runs and with each run, and which model.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -14,13 +14,13 @@
 
 namespace bough {
 
-// B where the user gives none. On a CPU a thousand tokens hold most responses in one pass and are still near its
-// caches; a GPU needs more to be full.
+// B where the user gives none. On a CPU a thousand tokens hold most responses in one pass and are still near
+// its caches; a GPU needs more to be full.
 inline constexpr int64_t kDefaultMaxTokensPerPass = 2048;
 inline constexpr int64_t kDefaultMaxTokensPerPassOfGpu = 16384;
 
-// What a profile is measured for: of another processor, number of threads, dtype or version of the measurement it
-// says nothing.
+// What a profile is measured for: of another processor, number of threads, dtype or version of the
+// measurement it says nothing.
 struct ProfileKey {
   std::string cpu;  // model name and instruction sets
   int64_t threads = 0;
@@ -31,10 +31,10 @@ ProfileKey this_cpu(at::ScalarType dtype);  // with libtorch's present number of
 // $BOUGH_CACHE, else $XDG_CACHE_HOME/bough, else ~/.cache/bough; empty where none of these is set.
 std::filesystem::path cache_folder();
 
-// The profile that the folder holds for the key; else what `measure` returns, which is then written there, whole or
-// not at all. The log says what is measured and why. A file that is unreadable or of another version is measured again
-// and replaced; a folder that cannot be written is a warning; an empty one stands for no cache. What was measured while
-// other programs kept the cores busy is a warning, and good for ten minutes.
+// The profile that the folder holds for the key; else what `measure` returns, which is then written there,
+// whole or not at all. The log says what is measured and why. A file that is unreadable or of another version
+// is measured again and replaced; a folder that cannot be written is a warning; an empty one stands for no
+// cache. What was measured while other programs kept the cores busy is a warning, and good for ten minutes.
 DeviceProfile cached_profile(const std::filesystem::path& folder, const ProfileKey& key,
                              const std::function<DeviceProfile()>& measure);
 
@@ -42,8 +42,8 @@ DeviceProfile cached_profile(const std::filesystem::path& folder, const ProfileK
 // Where `stop` says so between pieces of work, Interrupted, and nothing is written.
 DeviceProfile cached_cpu_profile(at::ScalarType dtype, const std::function<bool()>& stop = {});
 
-// device, an option: cpu (measured once on this machine and cached) or the name of a built-in profile. UserError lists
-// them.
+// device, an option: cpu (measured once on this machine and cached) or the name of a built-in profile.
+// UserError lists them.
 DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 
 ModelShape model_shape(const Model& model);
@@ -52,9 +52,10 @@ ModelShape model_shape(const Model& model);
 // Interrupted where `stop` says so meanwhile.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 
-// A run's own calibration.json in `folder`: what stands there; else a copy of `from` (another run's, where it is not
-// empty); else the profile of model_costs(model, stop), saved. So plans of a run, and of one resumed, are a function of its batches alone.
-// UserError: `from` is missing, malformed, or of another element type than the model.
+// A run's own calibration.json in `folder`: what stands there; else a copy of `from` (another run's, where it
+// is not empty); else the profile of model_costs(model, stop), saved. So plans of a run, and of one resumed,
+// are a function of its batches alone. UserError: `from` is missing, malformed, or of another element type
+// than the model.
 CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
                     const std::function<bool()>& stop);
 

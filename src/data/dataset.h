@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "base/settings.h"
-#include "data/prompt_layout.h"
 #include "data/problems.h"
+#include "data/prompt_layout.h"
 
 namespace bough {
 

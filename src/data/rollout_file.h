@@ -26,13 +26,13 @@ std::vector<Trajectory> read_rollouts(const std::filesystem::path& path,
 // Writes aside and renames; `.zst` compresses. IoError on a full disk leaves what was there.
 void write_rollouts(const std::filesystem::path& path, const std::vector<Trajectory>& rollouts);
 
-// One line, a JSON object. UserErrors begin with `where` ("FILE, line 3"), then name the field and the position in its
-// list, counted from 0.
+// One line, a JSON object. UserErrors begin with `where` ("FILE, line 3"), then name the field and the
+// position in its list, counted from 0.
 Trajectory parse_rollout_line(std::string_view line, const std::string& where,
                               const RolloutReadOptions& options);
 
-// The line without its end, floats in the fewest digits that read back as the same float. Invariants of Trajectory
-// (lengths, finite numbers) are checked.
+// The line without its end, floats in the fewest digits that read back as the same float. Invariants of
+// Trajectory (lengths, finite numbers) are checked.
 void append_rollout_line(std::string& out, const Trajectory& rollout);
 
 Json rollout_to_json(const Trajectory& rollout);

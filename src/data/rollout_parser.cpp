@@ -1,8 +1,8 @@
 // One line of a rollout file: text to Trajectory and back.
 //
-// Lists of numbers, which are nearly all of a file, are read straight from the text: a JSON library would build a 16-byte
-// node a number (90 MB/s; 350 this way) and could not say which number of a list is out of range. Every other value goes
-// through Json.
+// Lists of numbers, which are nearly all of a file, are read straight from the text: a JSON library would
+// build a 16-byte node a number (90 MB/s; 350 this way) and could not say which number of a list is out of
+// range. Every other value goes through Json.
 #include <algorithm>
 #include <charconv>
 #include <cmath>

@@ -1,5 +1,5 @@
-// One sampled sequence with all that training and reports know of it: the only form that a rollout has between an
-// engine and train/make_batch. Rollout files (rollout_file.h) are these, a line each.
+// One sampled sequence with all that training and reports know of it: the only form that a rollout has
+// between an engine and train/make_batch. Rollout files (rollout_file.h) are these, a line each.
 //
 // A list by token has one value a token of input_ids, or is empty where the value is not known.
 #pragma once

@@ -1,5 +1,5 @@
-// Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none. Those of
-// generation: rollout/paged_attention_test.cpp, sampler_test.cpp.
+// Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none.
+// Those of generation: rollout/paged_attention_test.cpp, sampler_test.cpp.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -233,8 +233,8 @@ TEST_F(Cuda, Adamw) {
     }
 }
 
-// d_q and d_k sum p (d_o·v - D) · scale times a key or query: factors of order 1 with errors of their own, though the
-// difference and so the sum may be small, and is 0 where a query sees a single key.
+// d_q and d_k sum p (d_o·v - D) · scale times a key or query: factors of order 1 with errors of their own,
+// though the difference and so the sum may be small, and is 0 where a query sees a single key.
 void expect_score_gradient(const at::Tensor& got, const at::Tensor& expected, at::ScalarType type) {
   const double largest = std::max(1.0, expected.abs().max().item<double>());
   EXPECT_LE((got.to(at::kDouble) - expected).abs().max().item<double>(), tolerance(type) * largest);
@@ -333,7 +333,8 @@ TEST_F(Cuda, MatrixProduct) {
         }
 }
 
-// Rows fewer and more than the kernel takes, depths that its warps share unevenly, widths that it does not take.
+// Rows fewer and more than the kernel takes, depths that its warps share unevenly, widths that it does not
+// take.
 TEST_F(Cuda, QuantizedProduct) {
   struct Shape {
     int64_t rows, outputs, inputs;

@@ -3,8 +3,8 @@
 // Parameters are not autograd inputs (libtorch's own path would round dW to bf16 at every tree node): the
 // backward of `linear`, `embedding`, `rms_norm` adds (beta = 1) into `main_grad`, in the accumulator type.
 //
-// A matrix that only generates may be quantized: int8 with a scale for each row (kernels/quantized_product). It has no
-// gradient.
+// A matrix that only generates may be quantized: int8 with a scale for each row (kernels/quantized_product).
+// It has no gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,10 +1,11 @@
 // Conversations to text, in ChatML:
 //
-//   <|im_start|>role\ncontent<|im_end|>\n   for each message, then <|im_start|>assistant\n to make the model speak
+//   <|im_start|>role\ncontent<|im_end|>\n   for each message, then <|im_start|>assistant\n to make the model
+//   speak
 //
 // The template of a model directory is run as it is written, by the small Jinja interpreter of
-// chat_template_jinja.h, so that the text equals transformers' apply_chat_template. What is checked when it is
-// loaded is that it is ChatML: probe conversations must give the text above. Two deviations are known and
+// chat_template_jinja.h, so that the text equals transformers' apply_chat_template. What is checked when it
+// is loaded is that it is ChatML: probe conversations must give the text above. Two deviations are known and
 // kept: a default system message where the conversation has none (Qwen2.5), and templates that treat
 // <think> blocks of assistant messages (Qwen3). Tools are not passed to the template.
 #pragma once
@@ -25,8 +26,8 @@ class ChatTemplate {
  public:
   // Plain ChatML.
   ChatTemplate();
-  // Reads chat_template.jinja, or else the `chat_template` of tokenizer_config.json. UserError if the directory
-  // has neither, or the template is not ChatML: the message says to use plain prompts instead.
+  // Reads chat_template.jinja, or else the `chat_template` of tokenizer_config.json. UserError if the
+  // directory has neither, or the template is not ChatML: the message says to use plain prompts instead.
   static ChatTemplate from_directory(const std::filesystem::path& directory);
   // The same from a template's text; `name` is what error messages call it.
   static ChatTemplate from_text(std::string_view jinja, const std::string& name);

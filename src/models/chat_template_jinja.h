@@ -1,11 +1,12 @@
 // The part of Jinja that chat templates in ChatML are written in, as transformers runs them (trim_blocks and
 // lstrip_blocks on).
 //
-// Statements: if/elif/else, for over a list, set (a name or a namespace's attribute), generation. Expressions:
-// literals, names, attributes, subscripts, slices of lists, or/and/not, comparisons, in, is, + - ~ * // %, inline
-// if, filters length/trim/first/last, string methods strip/lstrip/rstrip/split/startswith/endswith, functions
-// namespace and raise_exception. A construct outside of this grammar is a UserError when parsing; an unknown
-// filter, test, method or function only when it is executed (templates have branches for tools).
+// Statements: if/elif/else, for over a list, set (a name or a namespace's attribute), generation.
+// Expressions: literals, names, attributes, subscripts, slices of lists, or/and/not, comparisons, in, is, + -
+// ~ * // %, inline if, filters length/trim/first/last, string methods
+// strip/lstrip/rstrip/split/startswith/endswith, functions namespace and raise_exception. A construct outside
+// of this grammar is a UserError when parsing; an unknown filter, test, method or function only when it is
+// executed (templates have branches for tools).
 #pragma once
 
 #include <memory>

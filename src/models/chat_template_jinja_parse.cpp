@@ -39,7 +39,8 @@ bool is_name(char c) {
                       "plain prompts (`prompt` instead of `messages`)"));
 }
 
-// Position behind the tag that begins at `begin` and closes with `close`, which does not count inside strings.
+// Position behind the tag that begins at `begin` and closes with `close`, which does not count inside
+// strings.
 size_t end_of_tag(std::string_view source, size_t begin, std::string_view close, const std::string& name) {
   char quote = 0;
   for (size_t i = begin + 2; i < source.size(); ++i) {
@@ -56,8 +57,8 @@ size_t end_of_tag(std::string_view source, size_t begin, std::string_view close,
   refuse(name, str("a tag is not closed: ", bough::quoted(source.substr(begin, 40))));
 }
 
-// Removes what the tag that follows `text` takes from its end: all white space for '-', blanks on the tag's line
-// for blocks and comments (lstrip_blocks).
+// Removes what the tag that follows `text` takes from its end: all white space for '-', blanks on the tag's
+// line for blocks and comments (lstrip_blocks).
 void trim_before_tag(std::string& text, bool at_line_start, char mark, bool is_output) {
   if (mark == '-') {
     while (!text.empty() && is_space(text.back())) text.pop_back();

@@ -1,5 +1,5 @@
-// What transformers makes of templates is compared in tests/parity/test_chat_template.py; here are the contract
-// and the interpreter's corners.
+// What transformers makes of templates is compared in tests/parity/test_chat_template.py; here are the
+// contract and the interpreter's corners.
 #include "models/chat_template.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The decoder that Qwen3, Qwen2.5 and Llama 3 share: pre-norm blocks of grouped-head attention and SwiGLU. What
-// differs is in ModelConfig: q/k norm (Qwen3), biases (Qwen2.5), tied head.
+// The decoder that Qwen3, Qwen2.5 and Llama 3 share: pre-norm blocks of grouped-head attention and SwiGLU.
+// What differs is in ModelConfig: q/k norm (Qwen3), biases (Qwen2.5), tied head.
 #include "models/decoder.h"
 
 #include <ATen/ATen.h>

@@ -49,8 +49,8 @@ double ModelShape::flops_per_head_row() const {
 }
 
 double ModelShape::elements_per_token() const {
-  // Two norms, two residual sums, q/k norm with rotary embedding, SwiGLU: what each reads and writes. Beside the
-  // layers, the embedding's row and the final norm.
+  // Two norms, two residual sums, q/k norm with rotary embedding, SwiGLU: what each reads and writes. Beside
+  // the layers, the embedding's row and the final norm.
   const int64_t layer = 2 * 2 * hidden_size + 2 * 3 * hidden_size + 2 * (query_width() + 2 * key_width()) +
                         3 * intermediate_size;
   return static_cast<double>(num_layers * layer + 4 * hidden_size);
@@ -134,8 +134,8 @@ int64_t DecoderBytes::of_attention() const {
 int64_t DecoderBytes::of_activations() const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
-  // Of a layer: both residuals; q, k, v before and after norm and rotary embedding; gate and up; both norms' scales;
-  // attention's output and log-sum-exp.
+  // Of a layer: both residuals; q, k, v before and after norm and rotary embedding; gate and up; both norms'
+  // scales; attention's output and log-sum-exp.
   const int64_t layer =
       (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element + 2 * accumulator;
   // Beside the layers: the last residual, its norm and scale, rotary angles, token and position, its end.
@@ -183,8 +183,8 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
 int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
-  // Beside the residual's gradient: SwiGLU's output with `down`; the norm's with gate and up, whose weight's gradient
-  // waits for the gradient of the input.
+  // Beside the residual's gradient: SwiGLU's output with `down`; the norm's with gate and up, whose weight's
+  // gradient waits for the gradient of the input.
   const int64_t down = tokens * inner * element +
                        std::max(product(tokens, width, inner), weight_gradient(tokens, width, inner));
   const int64_t gate_up = tokens * width * element +

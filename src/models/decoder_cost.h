@@ -1,6 +1,7 @@
-// What a pass through a decoder costs, from shapes alone: FLOPs, and bytes that follow the life of every tensor in
-// models/decoder.cpp and train/head.cpp, with the temporaries that each kernel's own cost says of it. Whoever changes
-// what a pass keeps changes of_activations() or of_temporaries() too, or cost/peak_memory_test.cpp fails. No torch.
+// What a pass through a decoder costs, from shapes alone: FLOPs, and bytes that follow the life of every
+// tensor in models/decoder.cpp and train/head.cpp, with the temporaries that each kernel's own cost says of
+// it. Whoever changes what a pass keeps changes of_activations() or of_temporaries() too, or
+// cost/peak_memory_test.cpp fails. No torch.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +44,8 @@ struct ModelShape {
   int64_t parameter_bytes() const;  // weights and their gradients
 };
 
-// qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (their config.json), small (the shape that README's tables
-// measure). dtype fp32 | bf16 | fp64. UserError lists the names.
+// qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (their config.json), small (the shape that README's
+// tables measure). dtype fp32 | bf16 | fp64. UserError lists the names.
 ModelShape named_model_shape(std::string_view name, std::string_view dtype);
 
 // dtype: fp32 | bf16 | fp64, of weights and activations.

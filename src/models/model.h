@@ -20,9 +20,10 @@ class AttentionContext {
  public:
   virtual ~AttentionContext() = default;
 
-  // Attention of one layer over whatever the pass's tokens see. q_TNH, k_TGH, v_TGH: after q/k norm and rotary
-  // embedding, last dimension contiguous (they may be strided views). Returns o_TNH, same dtype. Called once a
-  // layer, in order of layers. Keys and values must be stored by the callee where later tokens need them.
+  // Attention of one layer over whatever the pass's tokens see. q_TNH, k_TGH, v_TGH: after q/k norm and
+  // rotary embedding, last dimension contiguous (they may be strided views). Returns o_TNH, same dtype.
+  // Called once a layer, in order of layers. Keys and values must be stored by the callee where later tokens
+  // need them.
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                             const at::Tensor& v_TGH) = 0;
 };
@@ -35,9 +36,9 @@ class Model {
   at::ScalarType dtype() const { return embedding().value.scalar_type(); }
   at::Device device() const { return embedding().value.device(); }
 
-  // tokens_T, positions_T: int64 on the model's device, any tokens in any order (attention knows who sees whom).
-  // Returns the hidden states after the final norm, [T, D], model dtype. Under at::GradMode it records a graph
-  // for autograd whose backward adds to the parameters' main_grad.
+  // tokens_T, positions_T: int64 on the model's device, any tokens in any order (attention knows who sees
+  // whom). Returns the hidden states after the final norm, [T, D], model dtype. Under at::GradMode it records
+  // a graph for autograd whose backward adds to the parameters' main_grad.
   virtual at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                              AttentionContext& attention) const = 0;
 
@@ -46,8 +47,8 @@ class Model {
   virtual const Parameter& embedding() const = 0;  // [V, D]
   virtual const Parameter& head() const = 0;       // [V, D]; the embedding itself where tied
 
-  // Another model over the same tensors. A tensor that one of them is then given in place of another, the other does
-  // not see.
+  // Another model over the same tensors. A tensor that one of them is then given in place of another, the
+  // other does not see.
   virtual std::unique_ptr<Model> share() const = 0;
   // The matrices of the layers' linear products: what quantization replaces (quantized_model.h).
   virtual std::vector<Parameter*> layer_matrices() = 0;
@@ -55,9 +56,9 @@ class Model {
   // logits[R, V] = hidden_RD · head^T, model dtype; for generation (training goes through the fused head).
   at::Tensor logits(const at::Tensor& hidden_RD) const;
 
-  // Batch-invariant: a token's hidden states and logits are the same bits whatever else is in the pass, on any number
-  // of threads, if its attention is. Those who answer attention ask for it here, so that generation and training
-  // agree. Backward passes are as ever.
+  // Batch-invariant: a token's hidden states and logits are the same bits whatever else is in the pass, on
+  // any number of threads, if its attention is. Those who answer attention ask for it here, so that
+  // generation and training agree. Backward passes are as ever.
   bool batch_invariant() const { return batch_invariant_; }
   // UserError where why_not_batch_invariant() has a reason.
   void set_batch_invariant(bool on);

@@ -93,8 +93,8 @@ void PreTokenizer::add_split(const Json& description, const std::string& where) 
        static_cast<Behavior>(index), flag(description, "invert", false, where)});
 }
 
-// Cuts `piece` of `text` (of `subject`, where stand-ins matter) into matches and what lies between, as `invert`
-// and `behavior` want them.
+// Cuts `piece` of `text` (of `subject`, where stand-ins matter) into matches and what lies between, as
+// `invert` and `behavior` want them.
 void PreTokenizer::apply(const Step& step, std::string_view text, std::string_view subject, Piece piece,
                          std::vector<Piece>& out) {
   const std::string_view searched =

@@ -1,8 +1,9 @@
-// Cuts normalized text into the words that byte pair encoding works on: the `pre_tokenizer` of tokenizer.json.
+// Cuts normalized text into the words that byte pair encoding works on: the `pre_tokenizer` of
+// tokenizer.json.
 //
-// Supported: ByteLevel; Split by Regex or String, every behavior, inverted or not; Digits; a Sequence of these
-// that ends in ByteLevel. Words come out as plain bytes: the map from bytes to printable characters that
-// ByteLevel stands for exists in the vocabulary only.
+// Supported: ByteLevel; Split by Regex or String, every behavior, inverted or not; Digits; a Sequence of
+// these that ends in ByteLevel. Words come out as plain bytes: the map from bytes to printable characters
+// that ByteLevel stands for exists in the vocabulary only.
 #pragma once
 
 #include <functional>

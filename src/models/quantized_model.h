@@ -1,8 +1,10 @@
 // A model that generates with 8-bit weights: the matrices of its layers are int8 with a scale for each row
-// (kernels/quantized_product). Embedding, head, norms and biases stay as they are, shared with the model it is made from.
+// (kernels/quantized_product). Embedding, head, norms and biases stay as they are, shared with the model it
+// is made from.
 //
-// Which scheme, and why: symmetric, because weights are centred; a scale a row, because it then stands outside the sum,
-// so that integers are multiplied as they are; the head not, because its error goes into the logits undamped.
+// Which scheme, and why: symmetric, because weights are centred; a scale a row, because it then stands
+// outside the sum, so that integers are multiplied as they are; the head not, because its error goes into the
+// logits undamped.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +29,8 @@ class QuantizedModel {
   std::unique_ptr<Model> model_;
 };
 
-// Replaces the layers' matrices of the model by quantized ones, for good: of one that nobody else shares, their memory
-// is released.
+// Replaces the layers' matrices of the model by quantized ones, for good: of one that nobody else shares,
+// their memory is released.
 void quantize(Model& model);
 
 bool is_quantized(const Model& model);

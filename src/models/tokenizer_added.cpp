@@ -93,8 +93,8 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(std
       ++position;
       continue;
     }
-    // A match that flags discard or widen still hides those that overlap it, as in `tokenizers`: the search goes
-    // on behind the pattern itself, so that what `rstrip` took may be searched again.
+    // A match that flags discard or widen still hides those that overlap it, as in `tokenizers`: the search
+    // goes on behind the pattern itself, so that what `rstrip` took may be searched again.
     size_t begin = position;
     size_t end = position += length;
     if (token->single_word && !stands_alone(text, begin, end)) continue;

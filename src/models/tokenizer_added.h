@@ -29,8 +29,8 @@ class AddedTokenFinder {
   void add(std::string pattern, const AddedToken& token);
   bool empty() const { return num_tokens_ == 0; }
 
-  // Calls `between` with the stretches of `text` without a token and `found` with each token, from left to right.
-  // Views live as long as `text`, which must be valid UTF-8. Thread-safe.
+  // Calls `between` with the stretches of `text` without a token and `found` with each token, from left to
+  // right. Views live as long as `text`, which must be valid UTF-8. Thread-safe.
   void split(std::string_view text, const std::function<void(std::string_view)>& between,
              const std::function<void(const AddedToken&)>& found) const;
 

@@ -94,9 +94,9 @@ class BytePairEncoder::MergeTable {
   std::vector<Slot> slots_;
 };
 
-// Words seen, with their ids. Texts repeat their words, so most lookups end here. Bounded: a shard that is full
-// takes no more, which keeps what came first, the frequent words. Sharded by the word's hash, so that threads
-// seldom wait for each other.
+// Words seen, with their ids. Texts repeat their words, so most lookups end here. Bounded: a shard that is
+// full takes no more, which keeps what came first, the frequent words. Sharded by the word's hash, so that
+// threads seldom wait for each other.
 class BytePairEncoder::Cache {
  public:
   static constexpr size_t kLongestWord = 64;  // bytes; longer ones hardly ever come twice
@@ -238,8 +238,8 @@ void BytePairEncoder::encode(std::string_view word, std::vector<int32_t>& ids) c
 
 // A list of symbols linked over the word's bytes, and a heap of the merges that may apply. A merge does not
 // remove outdated heap entries; they are recognised when they come up. `tokenizers` recognises them by the
-// product's id, not by the pair, which lets an outdated entry stand in for another pair with the same product:
-// so does this.
+// product's id, not by the pair, which lets an outdated entry stand in for another pair with the same
+// product: so does this.
 std::vector<int32_t> BytePairEncoder::merge(std::string_view word) const {
   struct Symbol {
     int32_t id, previous, next;

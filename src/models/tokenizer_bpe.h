@@ -19,8 +19,8 @@ namespace bough {
 // The printable character that byte-level vocabularies write for each byte, in UTF-8 (GPT-2's table).
 const std::array<std::string, 256>& byte_level_characters();
 
-// The bytes that a vocabulary's spelling stands for; if one of its characters stands for no byte, the spelling's
-// own UTF-8 bytes (so decodes `tokenizers`). `exact` tells which it was.
+// The bytes that a vocabulary's spelling stands for; if one of its characters stands for no byte, the
+// spelling's own UTF-8 bytes (so decodes `tokenizers`). `exact` tells which it was.
 std::string byte_level_decode(std::string_view spelling, bool* exact = nullptr);
 
 class BytePairEncoder {

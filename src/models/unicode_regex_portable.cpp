@@ -12,7 +12,8 @@
 namespace bough::unicode {
 namespace {
 
-// General categories and their groups; scripts and binary properties follow the Unicode version and are not here.
+// General categories and their groups; scripts and binary properties follow the Unicode version and are not
+// here.
 constexpr std::array kProperties = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N", "Nd",
                                     "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S", "Sm",
                                     "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
@@ -59,8 +60,9 @@ class Walk {
             "groups, (?i:...), look-ahead, alternatives and quantifiers"));
   }
 
-  // What a literal may not be: a code point on which the libraries' Unicode versions differ, since subjects have
-  // another one in its place. Under (?i:...) only ASCII, and no pair that folds from one character (ß, ﬁ, ﬆ).
+  // What a literal may not be: a code point on which the libraries' Unicode versions differ, since subjects
+  // have another one in its place. Under (?i:...) only ASCII, and no pair that folds from one character (ß,
+  // ﬁ, ﬆ).
   void literal(char32_t c) {
     check_range(c, c);
     if (ignore_case_depth_ == 0) return;

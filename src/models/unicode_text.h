@@ -33,9 +33,9 @@ bool is_white_space(char32_t code_point);
 // NFC as `tokenizers` computes it. `text` must be valid.
 std::string nfc(std::string_view text);
 
-// `text`, same length, with every code point whose general category PCRE2 does not know, or knows otherwise than
-// `tokenizers`, replaced by one of the right category. Regular expressions that name no such code point match
-// alike on both. Empty if nothing had to be replaced. `text` must be valid.
+// `text`, same length, with every code point whose general category PCRE2 does not know, or knows otherwise
+// than `tokenizers`, replaced by one of the right category. Regular expressions that name no such code point
+// match alike on both. Empty if nothing had to be replaced. `text` must be valid.
 std::string with_stand_ins(std::string_view text);
 
 }  // namespace bough::unicode

@@ -55,8 +55,8 @@ TEST(UnicodeText, NfcComposesAndReorders) {
   EXPECT_EQ(nfc("\u212B"), "\u00C5");
 }
 
-// U+07FD came with Unicode 11 and goes below the letter, so an accent above composes across it; for the NFC of
-// `tokenizers` it is a starter, which keeps them apart.
+// U+07FD came with Unicode 11 and goes below the letter, so an accent above composes across it; for the NFC
+// of `tokenizers` it is a starter, which keeps them apart.
 TEST(UnicodeText, NfcLeavesNewerMarksAlone) {
   EXPECT_EQ(nfc("e\u07FD\u0301"), "e\u07FD\u0301");
   EXPECT_EQ(nfc("e\u0301\u07FDe\u0301"), "\u00E9\u07FD\u00E9");

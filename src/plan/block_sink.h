@@ -1,5 +1,6 @@
-// Where a strategy's blocks go, in the order of its walk: into a plan (PlanWriter), or past a simulator that prices and
-// forgets them (simulator.h), so that neither trees nor lists of blocks are made only to learn what a plan would cost.
+// Where a strategy's blocks go, in the order of its walk: into a plan (PlanWriter), or past a simulator that
+// prices and forgets them (simulator.h), so that neither trees nor lists of blocks are made only to learn
+// what a plan would cost.
 #pragma once
 
 #include <vector>

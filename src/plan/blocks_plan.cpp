@@ -1,12 +1,13 @@
-// `blocks`: leaf blocks are forests filled up from all along the stack; interior blocks hold through-tokens only.
+// `blocks`: leaf blocks are forests filled up from all along the stack; interior blocks hold through-tokens
+// only.
 //
-// With passes of b tokens, a token is *big* if more than b tokens hang off it (itself counted); big tokens are closed
-// upwards and become interior blocks. What hangs off them are *pieces*: subtrees of at most b tokens, whole. The walk
-// goes down runs of big tokens, which are cut only where two or more big children part (fewer than T/b times) and into
-// even chunks of at most b. A piece can run at any time while the token it hangs off lies on the stack, so it waits:
-// when an interior block is about to close, its own pieces must run, and the room their passes leave is filled with
-// the largest pieces that wait further down the stack. Passes are nearly full on any tree of short segments, where a
-// walk path by path starves the device.
+// With passes of b tokens, a token is *big* if more than b tokens hang off it (itself counted); big tokens
+// are closed upwards and become interior blocks. What hangs off them are *pieces*: subtrees of at most b
+// tokens, whole. The walk goes down runs of big tokens, which are cut only where two or more big children
+// part (fewer than T/b times) and into even chunks of at most b. A piece can run at any time while the token
+// it hangs off lies on the stack, so it waits: when an interior block is about to close, its own pieces must
+// run, and the room their passes leave is filled with the largest pieces that wait further down the stack.
+// Passes are nearly full on any tree of short segments, where a walk path by path starves the device.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -58,8 +59,8 @@ class BlocksWalk {
 
   bool is_big(int32_t index) const { return view_.subtree(index).size() > limit_; }
 
-  // Small children of a node (-1: the virtual root) wait at the current level; big ones are to be visited, the first of
-  // them next.
+  // Small children of a node (-1: the virtual root) wait at the current level; big ones are to be visited,
+  // the first of them next.
   void descend(int32_t index, std::vector<Visit>& todo) {
     const auto children = index < 0 ? view_.roots() : view_.children(index);
     for (auto it = children.rbegin(); it != children.rend(); ++it) {
@@ -130,8 +131,9 @@ class BlocksWalk {
     std::vector<TokenRange> ranges;
   };
 
-  // Runs what still waits at the level on top: best-fit decreasing, then the largest that fit from further down.
-  // Pieces that train nothing are never run: they have blocks of their own, so that nothing waits on them.
+  // Runs what still waits at the level on top: best-fit decreasing, then the largest that fit from further
+  // down. Pieces that train nothing are never run: they have blocks of their own, so that nothing waits on
+  // them.
   void flush(size_t level) {
     std::vector<BySize> own;
     int64_t num_tokens = 0;

@@ -36,8 +36,9 @@ std::vector<std::vector<int32_t>> random_small_tree(uint64_t seed, int max_nodes
   return sequences;
 }
 
-// The cheapest plan with passes of at most `limit` tokens, interior blocks of whole stretches: every partition of the
-// sequences into trees, every choice of interior stretches, every way to put pieces together.
+// The cheapest plan with passes of at most `limit` tokens, interior blocks of whole stretches: every
+// partition of the sequences into trees, every choice of interior stretches, every way to put pieces
+// together.
 class BruteForce {
  public:
   BruteForce(const PlanRequest& request, const PassCosts& costs, int64_t limit)

@@ -9,7 +9,8 @@ namespace bough {
 
 namespace {
 
-// Algorithm 1, lines 1 to 12: children leaves first, then by the depth of the leaf that their own order visits first.
+// Algorithm 1, lines 1 to 12: children leaves first, then by the depth of the leaf that their own order
+// visits first.
 void sort_children(BranchTree& branches) {
   std::vector<int32_t> tail(branches.nodes.size());
   const auto order = [&](std::span<int32_t> children) {

@@ -1,10 +1,11 @@
-// DTA's own schedule, pass by pass, without a model (papers/areal-dta.txt, Algorithms 1 to 3): what its tables count,
-// beside our strategies.
+// DTA's own schedule, pass by pass, without a model (papers/areal-dta.txt, Algorithms 1 to 3): what its
+// tables count, beside our strategies.
 //
-// Leaves come one after another. A leaf's new suffix goes onto the stack of tokens; keys and values are materialized,
-// without a graph, up to the next pop's last chunk (FWD-NoGrad); then the pop, down to what the next leaf shares,
-// forwards each chunk with its graph and backpropagates it. A pop goes on through branch points that no later leaf
-// needs, so that the last leaf of a branch shares its passes with the stretches above it.
+// Leaves come one after another. A leaf's new suffix goes onto the stack of tokens; keys and values are
+// materialized, without a graph, up to the next pop's last chunk (FWD-NoGrad); then the pop, down to what the
+// next leaf shares, forwards each chunk with its graph and backpropagates it. A pop goes on through branch
+// points that no later leaf needs, so that the last leaf of a branch shares its passes with the stretches
+// above it.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@
 namespace bough {
 
 enum class DtaVariant {
-  kReleased,  // the released code: first forwards end where the next pop's last chunk begins
-  kWholeSuffix,  // the released code with `cut_f1_tail` off: first forwards run to the leaf, so that its last chunk is
-                 // forwarded twice
+  kReleased,     // the released code: first forwards end where the next pop's last chunk begins
+  kWholeSuffix,  // the released code with `cut_f1_tail` off: first forwards run to the leaf, so that its last
+                 // chunk is forwarded twice
   kPrinted,  // Algorithm 3 to the letter: line 18 forwards every suffix, line 31 up to the anchor again
 };
 

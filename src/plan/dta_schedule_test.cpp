@@ -54,8 +54,8 @@ TEST(DtaSchedule, GroupOfSamplesByHand) {
   EXPECT_EQ(simulate_dta(tree, {.block_size = 2}).peak_pass_tokens, 2);
 }
 
-// Passes as a machine sees them: a pass reads only what is cached, chunks come off the top of the stack, and every
-// token of the tree is backpropagated once.
+// Passes as a machine sees them: a pass reads only what is cached, chunks come off the top of the stack, and
+// every token of the tree is backpropagated once.
 TEST(DtaSchedule, EachPassFindsItsPrefixCached) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto sequences = random_sequences(seed, 500, seed % 2 ? 50 : 3);
@@ -93,8 +93,9 @@ TEST(DtaSchedule, EachPassFindsItsPrefixCached) {
   }
 }
 
-// The released code's statistics (areal/experimental/dta/trie.py, get_stats("backward", B)) of the same batches: tokens
-// without a graph and the sum of prefixes. It was compared on 1,995 random cases, equal in all; these are twelve.
+// The released code's statistics (areal/experimental/dta/trie.py, get_stats("backward", B)) of the same
+// batches: tokens without a graph and the sum of prefixes. It was compared on 1,995 random cases, equal in
+// all; these are twelve.
 TEST(DtaSchedule, CountsAreThoseOfTheReleasedCode) {
   struct Case {
     uint64_t seed;
@@ -122,7 +123,8 @@ TEST(DtaSchedule, CountsAreThoseOfTheReleasedCode) {
   }
 }
 
-// What Algorithm 1 saves is passes: without a limit on chunks interior tokens are cached once in either order.
+// What Algorithm 1 saves is passes: without a limit on chunks interior tokens are cached once in either
+// order.
 TEST(DtaSchedule, BackwardOrderCachesInFewerPasses) {
   int64_t passes[2] = {}, recomputed[2] = {};
   for (uint64_t seed = 0; seed < 200; ++seed) {

@@ -1,7 +1,9 @@
-// Batches that are meant to hurt: recursion as deep as a sequence, work by pairs of sequences, memory by their product.
+// Batches that are meant to hurt: recursion as deep as a sequence, work by pairs of sequences, memory by
+// their product.
 //
-// Work is counted (blocks, steps, ranges, passes) and held to what the tree has; time is not asserted, but at these
-// sizes anything quadratic takes minutes where the whole file takes seconds. Sequences are spans of one array.
+// Work is counted (blocks, steps, ranges, passes) and held to what the tree has; time is not asserted, but at
+// these sizes anything quadratic takes minutes where the whole file takes seconds. Sequences are spans of one
+// array.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -98,8 +100,8 @@ Batch comb(int64_t depth) {
   return batch;
 }
 
-// The most that the process held during `work` beyond what it held before, in bytes; nothing where the system does not
-// tell.
+// The most that the process held during `work` beyond what it held before, in bytes; nothing where the system
+// does not tell.
 std::optional<int64_t> peak_growth(const std::function<void()>& work) {
   const auto read = [](const std::string& key) -> int64_t {
     std::ifstream status("/proc/self/status");
@@ -130,7 +132,8 @@ Size size_of(const Plan& plan) {
   return size;
 }
 
-// A plan of the batch, of no more blocks than the tree and the pass size call for, in memory by what its trees hold.
+// A plan of the batch, of no more blocks than the tree and the pass size call for, in memory by what its
+// trees hold.
 void expect_plan(const char* strategy, const Hostile& batch, int64_t bound, bool is_validated,
                  const std::vector<uint8_t>& trained = {}) {
   SCOPED_TRACE(str(batch.name, ", ", strategy, ", passes of ", bound));
@@ -175,8 +178,9 @@ struct Priced {
   std::vector<uint8_t> trained = {};
 };
 
-// What blocks and auto do where they may choose the pass size, and price dense and packed: within a few times what the
-// tree and the sequences' names take, though a flat batch of nested prefixes or a comb is thousands of times the tree.
+// What blocks and auto do where they may choose the pass size, and price dense and packed: within a few times
+// what the tree and the sequences' names take, though a flat batch of nested prefixes or a comb is thousands
+// of times the tree.
 void expect_priced(const Hostile& batch, int64_t bound, const Priced& options = {}) {
   SCOPED_TRACE(str(batch.name, ", passes of up to ", bound));
   const TestCosts costs(7000);  // as of a GPU, where a pass costs as much as thousands of tokens
@@ -371,7 +375,8 @@ TEST(Hostile, AHundredThousandChildren) {
 }
 
 TEST(Hostile, ACombOfFiftyThousandTeeth) {
-  // 1.25 G tokens in the flat batch: not for `dense`, which holds them all, nor for `validate`, which spells each.
+  // 1.25 G tokens in the flat batch: not for `dense`, which holds them all, nor for `validate`, which spells
+  // each.
   expect_all(*comb(50'000 / kShrink), {.dense = false, .is_validated = false});
   expect_all(*comb(2'000 / kShrink));
 }

@@ -1,6 +1,6 @@
-// The batch as planning reads it: its prefix tree with branches and running sums over tokens, what any range of it
-// costs; and parts of it that are planned as trees of their own, by what they take of the whole: no tree is built for
-// one until its plan is chosen.
+// The batch as planning reads it: its prefix tree with branches and running sums over tokens, what any range
+// of it costs; and parts of it that are planned as trees of their own, by what they take of the whole: no
+// tree is built for one until its plan is chosen.
 #pragma once
 
 #include <memory>
@@ -49,7 +49,8 @@ class IndexedTree {
     return before(range.end).trained - before(range.begin).trained;
   }
 
-  // Indices of the request's sequences that are the part's, as TreePart names them. Sorts them all the first time.
+  // Indices of the request's sequences that are the part's, as TreePart names them. Sorts them all the first
+  // time.
   std::vector<int64_t> sequences_of(const TreePart& part);
   // Sums before each token of the part's path, and after the last. Beside `starts`, as if the path were all.
   std::vector<Sums> path_sums(const TreePart& part);
@@ -70,11 +71,11 @@ class IndexedTree {
   std::vector<int64_t> by_end_;     // sequences by the token they end at; once they are asked for
 };
 
-// What is planned as one tree, without building it: the tree of the whole batch, some of its roots, or one node of it
-// with the path down to it. PlanBuilder reads tokens through it alone.
+// What is planned as one tree, without building it: the tree of the whole batch, some of its roots, or one
+// node of it with the path down to it. PlanBuilder reads tokens through it alone.
 //
-// Tokens of a node with its path are numbered as in a tree of their own: the path from 0 on, then the node's subtree.
-// Those of some roots keep the numbers of the whole tree.
+// Tokens of a node with its path are numbered as in a tree of their own: the path from 0 on, then the node's
+// subtree. Those of some roots keep the numbers of the whole tree.
 class TreeView {
  public:
   using Sums = IndexedTree::Sums;

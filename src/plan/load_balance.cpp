@@ -87,8 +87,8 @@ std::vector<Interval> search(const Leaves& leaves, int64_t num_ranks) {
   auto best = fill_greedily(leaves, low);
   if (std::ssize(best) <= num_ranks) return best;
   best = fill_greedily(leaves, std::numeric_limits<double>::infinity());
-  // Each success lowers the bound to a cost that is attained; a failure raises it. Costs are real numbers: stop where
-  // the rest is rounding.
+  // Each success lowers the bound to a cost that is attained; a failure raises it. Costs are real numbers:
+  // stop where the rest is rounding.
   double high = largest(best);
   while (high - low > 1e-12 * high) {
     const double middle = low + (high - low) / 2;

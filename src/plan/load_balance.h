@@ -1,9 +1,10 @@
 // Load balance: a batch over K ranks (papers/areal-dta.txt, section 4 and Algorithm 4).
 //
-// Each rank plans and computes its own prefix tree, so that a prefix that sequences of several ranks share is computed
-// on each. Leaves stand in lexicographic order, a depth-first order of the tree; each rank takes an interval, so that
-// at most K - 1 paths are computed again: K - 1 times the longest path in tokens. The cost of an interval is additive:
-// the whole path of its first leaf, and of each further leaf what it does not share with the one before.
+// Each rank plans and computes its own prefix tree, so that a prefix that sequences of several ranks share is
+// computed on each. Leaves stand in lexicographic order, a depth-first order of the tree; each rank takes an
+// interval, so that at most K - 1 paths are computed again: K - 1 times the longest path in tokens. The cost
+// of an interval is additive: the whole path of its first leaf, and of each further leaf what it does not
+// share with the one before.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +26,21 @@ struct RankShare {
   double cost = 0;
 };
 
-// Algorithm 4: intervals of least largest cost, by binary search with a greedy check; then the costliest interval of
-// two leaves or more is split until there are K, which lowers no one's cost but its own. Sequences that are prefixes
-// of others, and equal ones, go with a leaf that has them; so ranks stay empty where there are fewer leaves than K.
-// Empty sequences go to rank 0. O(S (log S + K)). UserError for fewer than 1 rank.
+// Algorithm 4: intervals of least largest cost, by binary search with a greedy check; then the costliest
+// interval of two leaves or more is split until there are K, which lowers no one's cost but its own.
+// Sequences that are prefixes of others, and equal ones, go with a leaf that has them; so ranks stay empty
+// where there are fewer leaves than K. Empty sequences go to rank 0. O(S (log S + K)). UserError for fewer
+// than 1 rank.
 std::vector<RankShare> balance_load(const PrefixTree& tree, int64_t num_ranks,
                                     const BalanceWeights& weights = {});
 
-// What other trainers do: longest sequence first, each to the rank with fewest tokens so far, blind to prefixes; costs
-// are those of the prefix trees that come of it. For comparison.
+// What other trainers do: longest sequence first, each to the rank with fewest tokens so far, blind to
+// prefixes; costs are those of the prefix trees that come of it. For comparison.
 std::vector<RankShare> balance_by_length(const PrefixTree& tree, int64_t num_ranks,
                                          const BalanceWeights& weights = {});
 
-// DTA's other baseline (Figures 7 to 9): leaves in lexicographic order, each to the rank of least cost so far.
+// DTA's other baseline (Figures 7 to 9): leaves in lexicographic order, each to the rank of least cost so
+// far.
 std::vector<RankShare> balance_by_tree_cost(const PrefixTree& tree, int64_t num_ranks,
                                             const BalanceWeights& weights = {});
 

@@ -127,8 +127,8 @@ TEST(LoadBalance, DoublesAndPrefixesStayTogetherAndRanksMayBeEmpty) {
   }
 }
 
-// One long leaf decides the bound, so that the greedy check fills the first rank with all the others: these are then
-// split where the larger part is least, 90 to 40 and 50, rather than leave ranks idle.
+// One long leaf decides the bound, so that the greedy check fills the first rank with all the others: these
+// are then split where the larger part is least, 90 to 40 and 50, rather than leave ranks idle.
 TEST(LoadBalance, IntervalsAreSplitUntilEveryRankHasWork) {
   Sequences sequences = {std::vector<int32_t>(100, 99)};
   for (int32_t s = 0; s < 9; ++s) sequences.push_back(std::vector<int32_t>(10, s));

@@ -18,9 +18,9 @@ constexpr int64_t kSmallestPass = 16;
 
 constexpr int kWorseInARow = 2;
 
-// `auto` leaves out `dense` where the flat batch is more than so many times the tree: `blocks` fills passes of the same
-// size and repeats each token at most once, and a flat tree of nested prefixes would take gigabytes, if memory for a few
-// exits were short.
+// `auto` leaves out `dense` where the flat batch is more than so many times the tree: `blocks` fills passes
+// of the same size and repeats each token at most once, and a flat tree of nested prefixes would take
+// gigabytes, if memory for a few exits were short.
 constexpr int64_t kMostFlat = 16;
 
 // What strategies read of a request, made when it is asked for and once for all pass sizes.
@@ -57,8 +57,8 @@ struct Priced {
 
 struct Strategy {
   std::string_view name;
-  // What its plan with passes of this size would do. Nothing where its peak is above bounds.most_bytes; one that is
-  // merely slower is priced wrong, but as slower. UserError where there is no such plan.
+  // What its plan with passes of this size would do. Nothing where its peak is above bounds.most_bytes; one
+  // that is merely slower is priced wrong, but as slower. UserError where there is no such plan.
   std::optional<Priced> (*price)(Batch& batch, int64_t size, const Bounds& bounds);
   Plan (*make)(Batch& batch, int64_t size);
   Plan (*finish)(Batch& batch, BlocksDraft draft);  // of a draft that was priced; null where there is none
@@ -70,7 +70,8 @@ struct Candidate {
   Priced priced;
 };
 
-// B, three quarters of it (often as many passes, in less memory), and powers of two below B; the largest first.
+// B, three quarters of it (often as many passes, in less memory), and powers of two below B; the largest
+// first.
 std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
   std::vector<int64_t> sizes = {max_tokens_per_pass};
   if (const int64_t smaller = max_tokens_per_pass * 3 / 4; smaller >= kSmallestPass) sizes.push_back(smaller);
@@ -187,8 +188,8 @@ class Planner {
  public:
   explicit Planner(const PlanRequest& request) : request_(request), batch_(request) {}
 
-  // The plan of least predicted peak memory among those as fast as the one of least predicted time; without a cost
-  // model the one of B tokens a pass.
+  // The plan of least predicted peak memory among those as fast as the one of least predicted time; without a
+  // cost model the one of B tokens a pass.
   Plan best(const std::vector<const Strategy*>& strategies) {
     if (!request_.costs) return strategies.front()->make(batch_, request_.max_tokens_per_pass);
     std::vector<Candidate> fastest;  // all as fast as the fastest yet
@@ -196,8 +197,8 @@ class Planner {
     std::optional<UserError> refused;
     for (const auto* strategy : strategies) {
       if (is_left_out(strategy, strategies)) continue;
-      // From large passes to small ones, until these only cost more: time by pass size has one minimum, but for
-      // small steps where the number of passes jumps.
+      // From large passes to small ones, until these only cost more: time by pass size has one minimum, but
+      // for small steps where the number of passes jumps.
       double least = std::numeric_limits<double>::infinity();
       int num_worse = 0;
       for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
@@ -278,8 +279,8 @@ class Planner {
 
 }  // namespace
 
-// Children before parents: a block near the leaves opens once for each of many chains, one near the root for all of
-// them together, so memory spent lower down saves more recomputation.
+// Children before parents: a block near the leaves opens once for each of many chains, one near the root for
+// all of them together, so memory spent lower down saves more recomputation.
 void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
   int64_t num_loss_rows = 0;
   for (const auto& planned : plan.trees)
@@ -288,8 +289,8 @@ void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
   for (auto& planned : plan.trees) {
     auto& blocks = planned.blocks;
     const int64_t room = budget - planned.stack_capacity * costs.stack_row_bytes();
-    // By block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those, while what hangs
-    // off it runs.
+    // By block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those, while
+    // what hangs off it runs.
     std::vector<int64_t> exits(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
     for (size_t i = 0; i < blocks.size(); ++i)
       exits[i + 1] = exits[blocks[i].above + 1] + blocks[i].num_exits * costs.exit_bytes();

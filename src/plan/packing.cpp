@@ -147,7 +147,8 @@ void sort_deepest_first(BranchTree& branches) {
     std::ranges::stable_sort(branches.children(n), std::greater(), [&](int32_t c) { return deepest[c]; });
 }
 
-// First-fit decreasing over sequences, as AReaL packs (areal-tree-training-docs.txt, "Tree Building Process").
+// First-fit decreasing over sequences, as AReaL packs (areal-tree-training-docs.txt, "Tree Building
+// Process").
 
 // Common prefixes of any two positions of a sorted list, from those of neighbours: minima over powers of two.
 class CommonPrefixes {
@@ -215,8 +216,8 @@ SortedSequences sort_sequences(const PrefixTree& tree) {
   for (const int64_t s : sorted.sequence) {
     const int32_t token = tree.sequence_end[s];
     sorted.length.push_back(tree.depth[token] + 1);
-    // Up from the later one, chain by chain, to the first token that is not after the earlier one: in pre-order the
-    // subtree of that token holds both.
+    // Up from the later one, chain by chain, to the first token that is not after the earlier one: in
+    // pre-order the subtree of that token holds both.
     int32_t up = token;
     while (up > previous) up = tree.chain_begin[up] > previous ? tree.parent[tree.chain_begin[up]] : previous;
     sorted.lcp.push_back(up < 0 ? 0 : tree.depth[up] + 1);

@@ -12,8 +12,8 @@ namespace {
 
 using internal::LeafBin;
 
-// What the leaves below a node come to if each bin shares one path: leaves, sum of their lengths, and the tokens
-// saved at most, DP(u), by sharing the path to the node itself or to nodes below it.
+// What the leaves below a node come to if each bin shares one path: leaves, sum of their lengths, and the
+// tokens saved at most, DP(u), by sharing the path to the node itself or to nodes below it.
 struct SinglePath {
   int64_t num_leaves = 0;
   int64_t sum_lengths = 0;
@@ -29,8 +29,8 @@ std::vector<SinglePath> solve_single_path(const BranchTree& branches, int64_t ca
     if (node.is_leaf()) {
       state = {1, node.depth, 0, true};
     } else {
-      // Feasible: L(u) + R(u) <= C, where R(u) is the sum of the leaves' rests below u. Ties go to the node above:
-      // fewer bins.
+      // Feasible: L(u) + R(u) <= C, where R(u) is the sum of the leaves' rests below u. Ties go to the node
+      // above: fewer bins.
       const int64_t saved = (state.num_leaves - 1) * node.depth;
       state.shared_here = state.sum_lengths - saved <= capacity && saved >= state.saved;
       if (state.shared_here) state.saved = saved;
@@ -44,8 +44,8 @@ std::vector<SinglePath> solve_single_path(const BranchTree& branches, int64_t ca
   return states;
 }
 
-// Sizes of the bins below a node in falling order, each from the root on, and their leaves. The tokens computed are
-// the sum of the sizes: what is saved above depends on the number of bins alone.
+// Sizes of the bins below a node in falling order, each from the root on, and their leaves. The tokens
+// computed are the sum of the sizes: what is saved above depends on the number of bins alone.
 struct State {
   std::vector<LeafBin> bins;
 
@@ -91,8 +91,8 @@ class ExactProgram {
   }
 
  private:
-  // Bins compared. Enough for any tree within max_states_ that is met; bounds the time on others, and the depth of
-  // join_all: a state of k bins took k² / 2 of it.
+  // Bins compared. Enough for any tree within max_states_ that is met; bounds the time on others, and the
+  // depth of join_all: a state of k bins took k² / 2 of it.
   static constexpr int64_t kWorkPerState = 200'000;
 
   bool join_children(int32_t n) {
@@ -113,8 +113,8 @@ class ExactProgram {
     return true;
   }
 
-  // All ways to join bins of `left` with bins of `right` from `next` on, at most one to one: two bins of one side
-  // would have been joined below, where it saves more. Undominated ones go to results_.
+  // All ways to join bins of `left` with bins of `right` from `next` on, at most one to one: two bins of one
+  // side would have been joined below, where it saves more. Undominated ones go to results_.
   bool join_all(const State& left, const State& right, size_t next) {
     if (next == right.bins.size()) {
       work_ += std::ssize(joined_.bins) * (1 + std::ssize(results_));

@@ -24,8 +24,8 @@ constexpr std::pair<const char*, Packer> kPackers[] = {
     {"single path", pack_single_path},
 };
 
-// A tree of `num_nodes` nodes of 1 to max_length tokens, each below a random earlier one or the root, `bushy` ones
-// below one of the first third; a sequence for each leaf.
+// A tree of `num_nodes` nodes of 1 to max_length tokens, each below a random earlier one or the root, `bushy`
+// ones below one of the first third; a sequence for each leaf.
 Sequences random_small_tree(std::mt19937_64& random, int num_nodes, int64_t max_length, bool bushy) {
   Sequences paths;
   std::vector<bool> is_leaf;
@@ -74,7 +74,8 @@ void expect_valid(const Packing& packing, const Sequences& sequences, int64_t ca
   for (size_t s = 0; s < seen.size(); ++s) ASSERT_EQ(seen[s], 1) << what << " sequence " << s;
 }
 
-// Fewest tokens over all partitions, by trying them; `cost` of a set of sequences, negative where it does not fit.
+// Fewest tokens over all partitions, by trying them; `cost` of a set of sequences, negative where it does not
+// fit.
 template <class Cost>
 int64_t brute_force(int64_t num_sequences, const Cost& cost) {
   std::vector<int64_t> cost_of_set(size_t{1} << num_sequences);
@@ -134,8 +135,8 @@ TEST(Packing, EveryMethodIsValidOnRandomBatches) {
   }
 }
 
-// Random trees of up to 8 nodes, half of them bushy, in thirds of capacities: up to where everything fits, up to half
-// over the longest path, and just over it.
+// Random trees of up to 8 nodes, half of them bushy, in thirds of capacities: up to where everything fits, up
+// to half over the longest path, and just over it.
 TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
   std::mt19937_64 random(1);
   double sum[std::size(kPackers)] = {}, worst[std::size(kPackers)] = {};
@@ -169,7 +170,8 @@ TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
     RecordProperty(name + " mean", str(sum[i] / kTrees));
     RecordProperty(name + " worst", str(worst[i]));
   }
-  // Measured 1.0002, worst 1.15; with worst fit for best fit 1.0006 and 1.21, Tree Training's heuristic 1.009 and 1.26.
+  // Measured 1.0002, worst 1.15; with worst fit for best fit 1.0006 and 1.21, Tree Training's heuristic 1.009
+  // and 1.26.
   EXPECT_LE(sum[0] / kTrees, 1.0004);
   EXPECT_LE(worst[0], 1.2);
 }
@@ -195,8 +197,8 @@ std::vector<int32_t> repeated(int64_t count, int32_t token, std::vector<int32_t>
   return prefix;
 }
 
-// Four prompts of 1,024 tokens, four samples of 1,024 tokens each, that finish in turn: first fit fills each tree with
-// one sample of each prompt, so that every prompt is computed four times.
+// Four prompts of 1,024 tokens, four samples of 1,024 tokens each, that finish in turn: first fit fills each
+// tree with one sample of each prompt, so that every prompt is computed four times.
 TEST(Packing, SamplesOfAPromptStayTogetherWhereFirstFitSpreadsThem) {
   Sequences sequences;
   for (int32_t sample = 0; sample < 4; ++sample)
@@ -214,7 +216,8 @@ TEST(Packing, SamplesOfAPromptStayTogetherWhereFirstFitSpreadsThem) {
   EXPECT_DOUBLE_EQ(effective_reuse_ratio(pack_first_fit_decreasing(tree, 8192), tree), 0);
 }
 
-// Section 2.2.2: two branches below one prefix, each branching again; one path a bin repeats what lies above it.
+// Section 2.2.2: two branches below one prefix, each branching again; one path a bin repeats what lies above
+// it.
 TEST(Packing, SeveralPathsShareMoreThanOne) {
   const auto stem = repeated(100, 0), left = repeated(50, 1, stem), right = repeated(50, 2, stem);
   const Sequences sequences = {repeated(10, 3, left), repeated(10, 4, left), repeated(10, 5, right),

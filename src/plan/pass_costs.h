@@ -1,5 +1,6 @@
-// What planning asks of a model on a device: seconds and bytes of one pass, from its shape alone. The room `cost`
-// answers from measured rates and the kernels' own figures; tests of plans from a made-up device (test_costs.h).
+// What planning asks of a model on a device: seconds and bytes of one pass, from its shape alone. The room
+// `cost` answers from measured rates and the kernels' own figures; tests of plans from a made-up device
+// (test_costs.h).
 #pragma once
 
 #include <cstdint>
@@ -32,16 +33,19 @@ class PassCosts {
   virtual double head_forward_seconds(const PassShape& pass) const = 0;
   virtual double head_backward_seconds(const PassShape& pass) const = 0;
 
-  // Bytes over weights and gradients. A pass with a graph takes tokens * activation_bytes() + temporary_bytes(), at
-  // its peak, beside the stack and the exits and rows of the whole walk.
+  // Bytes over weights and gradients. A pass with a graph takes tokens * activation_bytes() +
+  // temporary_bytes(), at its peak, beside the stack and the exits and rows of the whole walk.
   virtual int64_t stack_row_bytes() const = 0;   // keys, values and their gradients of one token, all layers
   virtual int64_t activation_bytes() const = 0;  // what autograd keeps of one token, all layers
-  virtual int64_t attention_bytes() const = 0;   // attention's outputs and log-sum-exps of one token, all layers
-  virtual int64_t exit_bytes() const = 0;  // a final hidden state that another block's head reads, and its gradient
-  virtual int64_t row_bytes() const = 0;   // of one row of the batch's loss: its fields and values, the whole walk long
-  // In flight at once beside what is still alive of the activations: the largest of the head's chunk, the last
-  // layer's MLP and its attention, backward. An upper bound; may be negative for a wide MLP, which frees its
-  // activations before attention needs room.
+  virtual int64_t attention_bytes()
+      const = 0;  // attention's outputs and log-sum-exps of one token, all layers
+  virtual int64_t exit_bytes()
+      const = 0;  // a final hidden state that another block's head reads, and its gradient
+  virtual int64_t row_bytes()
+      const = 0;  // of one row of the batch's loss: its fields and values, the whole walk long
+  // In flight at once beside what is still alive of the activations: the largest of the head's chunk, the
+  // last layer's MLP and its attention, backward. An upper bound; may be negative for a wide MLP, which frees
+  // its activations before attention needs room.
   virtual int64_t temporary_bytes(const PassShape& pass) const = 0;
 };
 

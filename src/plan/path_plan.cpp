@@ -8,9 +8,9 @@ namespace bough {
 
 namespace {
 
-// Children in the order of Algorithm 1 reversed: internal ones first, those of larger tail before, so that short
-// leaves come last, when nothing above needs to be forwarded again for them. A tail is the depth of the leaf that is
-// visited last.
+// Children in the order of Algorithm 1 reversed: internal ones first, those of larger tail before, so that
+// short leaves come last, when nothing above needs to be forwarded again for them. A tail is the depth of the
+// leaf that is visited last.
 void order_for_backward(BranchTree& branches) {
   const auto& nodes = branches.nodes;
   std::vector<int64_t> tail(nodes.size());

@@ -1,10 +1,11 @@
 // Plans: how a batch goes through the model (engine.md 2).
 //
-// A plan is a list of trees, each cut into blocks; a block is one pass through the model. An *interior* block is a
-// run of consecutive tokens of one path that have descendants in other blocks: its keys and values lie on the stack
-// while those run. A *leaf* block is any forest of pieces that hang off tokens of the stack; it runs forward and
-// backward at once. Steps are in post-order: forward(b), then all descendants, then backward(b), which recomputes of
-// b what was not kept. Memory is one root-to-leaf chain of blocks, never the tree.
+// A plan is a list of trees, each cut into blocks; a block is one pass through the model. An *interior* block
+// is a run of consecutive tokens of one path that have descendants in other blocks: its keys and values lie
+// on the stack while those run. A *leaf* block is any forest of pieces that hang off tokens of the stack; it
+// runs forward and backward at once. Steps are in post-order: forward(b), then all descendants, then
+// backward(b), which recomputes of b what was not kept. Memory is one root-to-leaf chain of blocks, never the
+// tree.
 #pragma once
 
 #include <cstdint>
@@ -84,32 +85,37 @@ struct Plan {
 
 struct PlanRequest {
   std::vector<TokenSpan> sequences;
-  // One flag a flat token, sequence after sequence; a sequence's first token never counts. Empty: all others train.
+  // One flag a flat token, sequence after sequence; a sequence's first token never counts. Empty: all others
+  // train.
   std::vector<uint8_t> trained;
   // B: tokens whose activations are held at once: those of a pass, and of interior blocks that keep theirs.
   int64_t max_tokens_per_pass = 1024;
   // Bytes over weights and gradients. Where given, B bounds single passes only.
   std::optional<int64_t> memory_bytes;
-  // Decides the pass size of `blocks` and `auto`, what is kept and what is replicated. Not owned; without it passes
-  // are of B tokens and nothing is kept.
+  // Decides the pass size of `blocks` and `auto`, what is kept and what is replicated. Not owned; without it
+  // passes are of B tokens and nothing is kept.
   const PassCosts* costs = nullptr;
 };
 
 // By name:
-//   dense   no sharing: sequences packed into passes of at most B tokens; a longer one goes in even chunks, the
+//   dense   no sharing: sequences packed into passes of at most B tokens; a longer one goes in even chunks,
+//   the
 //           earlier of them interior.
-//   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each. UserError for a longer path.
-//   path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward depth-first order,
-//           each stretch between branch points in even chunks of at most B; a leaf's last chunk runs forward and
-//           backward at once, where DTA forwards it twice.
-//   blocks  the general form: leaf blocks are forests, filled up to the pass size from all along the stack; interior
-//           blocks keep what the memory allows; short common paths are replicated where a pass of their own costs more.
-//   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left out where
+//   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each. UserError for a longer
+//   path. path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward
+//   depth-first order,
+//           each stretch between branch points in even chunks of at most B; a leaf's last chunk runs forward
+//           and backward at once, where DTA forwards it twice.
+//   blocks  the general form: leaf blocks are forests, filled up to the pass size from all along the stack;
+//   interior
+//           blocks keep what the memory allows; short common paths are replicated where a pass of their own
+//           costs more.
+//   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left
+//   out where
 //           the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
-// With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it that of
-// least memory.
-// UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the strategy (with the smallest that
-// would do).
+// With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it
+// that of least memory. UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the
+// strategy (with the smallest that would do).
 Plan make_plan(std::string_view strategy, const PlanRequest& request);
 
 // auto, then all of the others.
@@ -120,8 +126,9 @@ void check_strategy(const std::string& option, std::string_view name);
 // Predicted times that differ by less are as good as equal: predictions err by more.
 constexpr double kAsFast = 1.02;
 
-// Throws InternalError unless each sequence ends in exactly one tree and is spelled there, each token lies in one
-// block of at most B tokens, and the steps forward each block before it is read and backpropagate it once.
+// Throws InternalError unless each sequence ends in exactly one tree and is spelled there, each token lies in
+// one block of at most B tokens, and the steps forward each block before it is read and backpropagate it
+// once.
 void validate(const Plan& plan, const std::vector<TokenSpan>& sequences);
 
 // What a plan would do, without a model.

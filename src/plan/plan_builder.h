@@ -16,8 +16,8 @@ class PlanBuilder {
     writer_.begin_tree({}, 0);
   }
 
-  // From then on fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes together with
-  // the stack: a lower bound of the plan's peak, known while the plan is made.
+  // From then on fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes
+  // together with the stack: a lower bound of the plan's peak, known while the plan is made.
   void bound_memory(const PassCosts& costs, int64_t room) {
     costs_ = &costs;
     room_ = room;
@@ -28,8 +28,8 @@ class PlanBuilder {
   size_t num_open() const { return writer_.num_open(); }
   TokenRange open_range(size_t index) const { return writer_.open_block(index).ranges.front(); }
 
-  // Tokens [begin, end) in even chunks of at most B. With `is_leaf` the last chunk is a leaf block; all others are
-  // pushed and stay open.
+  // Tokens [begin, end) in even chunks of at most B. With `is_leaf` the last chunk is a leaf block; all
+  // others are pushed and stay open.
   void add_run(int32_t begin, int32_t end, bool is_leaf);
 
   void add_leaf(std::vector<TokenRange> ranges);  // in pre-order

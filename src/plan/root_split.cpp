@@ -71,7 +71,8 @@ class RootSplitter {
     return groups;
   }
 
-  // What hangs off the node in groups, if the path down to its end costs less in each of them than in a pass of its own.
+  // What hangs off the node in groups, if the path down to its end costs less in each of them than in a pass
+  // of its own.
   std::optional<Groups> groups_if_worth(const BranchNode& node, int64_t above) const {
     if (!is_big(node, above)) return std::nullopt;
     const int64_t path = above + node.end - node.begin;

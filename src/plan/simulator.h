@@ -1,5 +1,5 @@
-// The steps of a plan in turn: their seconds, and what is held beside the stack. For plans that exist (simulate), and as
-// a sink for those that are priced before they are built.
+// The steps of a plan in turn: their seconds, and what is held beside the stack. For plans that exist
+// (simulate), and as a sink for those that are priced before they are built.
 #pragma once
 
 #include <limits>
@@ -10,8 +10,8 @@ namespace bough {
 
 class Simulator final : public BlockSink {
  public:
-  // budget, most_seconds: once the peak or the time is above them, seconds are not summed any further: nobody asks what
-  // a plan that does not fit would take, nor how much slower a slower one is.
+  // budget, most_seconds: once the peak or the time is above them, seconds are not summed any further: nobody
+  // asks what a plan that does not fit would take, nor how much slower a slower one is.
   explicit Simulator(const PassCosts* costs, std::optional<int64_t> budget = {},
                      double most_seconds = std::numeric_limits<double>::infinity())
       : costs_(costs),

@@ -9,9 +9,9 @@
 
 namespace bough {
 
-// `dense` and `packed` write to a sink, so that they are priced without their trees: those spell a shared token again
-// for each tree, and a batch of ten thousand nested prefixes would take gigabytes only to learn that it is better
-// shared.
+// `dense` and `packed` write to a sink, so that they are priced without their trees: those spell a shared
+// token again for each tree, and a batch of ten thousand nested prefixes would take gigabytes only to learn
+// that it is better shared.
 
 // Tokens are numbered as in build_flat_forest. O(N) reads of flags, O(passes) otherwise.
 void walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink);
@@ -21,18 +21,18 @@ Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pas
                           std::optional<int64_t> most_bytes = {},
                           double most_seconds = std::numeric_limits<double>::infinity());
 
-// Of the whole batch's packing: tokens are numbered as in a tree of the bin's sequences. O(nodes of the bins); with
-// flags O(N).
+// Of the whole batch's packing: tokens are numbered as in a tree of the bin's sequences. O(nodes of the
+// bins); with flags O(N).
 void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink);
 Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
 Simulation simulate_packed(const IndexedTree& whole, const Packing& packing);
 
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
-// Where a common path is so short that a pass of its own costs more than computing it again (engine.md 2), the batch is
-// cut into several trees that each repeat it: parts to be planned as trees of their own with passes of at most
-// `max_tokens_per_pass`; together they are all sequences. A part with a path either fits a pass or has one node. None
-// where nothing is worth repeating.
+// Where a common path is so short that a pass of its own costs more than computing it again (engine.md 2),
+// the batch is cut into several trees that each repeat it: parts to be planned as trees of their own with
+// passes of at most `max_tokens_per_pass`; together they are all sequences. A part with a path either fits a
+// pass or has one node. None where nothing is worth repeating.
 std::vector<TreePart> split_short_roots(const IndexedTree& whole, const PassCosts& costs,
                                         int64_t max_tokens_per_pass, int64_t max_tokens_held);
 
@@ -47,8 +47,8 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass,
                          std::optional<int64_t> most_bytes = {});
 Plan finish_blocks(BlocksDraft draft, IndexedTree& whole);
 
-// Lets interior blocks keep attention's outputs, or all activations, where the plan's peak stays within `budget`
-// bytes over weights and gradients: the most recomputation saved.
+// Lets interior blocks keep attention's outputs, or all activations, where the plan's peak stays within
+// `budget` bytes over weights and gradients: the most recomputation saved.
 void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget);
 
 }  // namespace bough

@@ -1,6 +1,6 @@
-// A made-up device for tests of plans: a pass costs as much as some dozens of tokens, whatever its size, and then the
-// same for each token. Every member of PassShape that a device may read changes a figure, so that a plan whose blocks
-// say something else than its outline does is seen.
+// A made-up device for tests of plans: a pass costs as much as some dozens of tokens, whatever its size, and
+// then the same for each token. Every member of PassShape that a device may read changes a figure, so that a
+// plan whose blocks say something else than its outline does is seen.
 #pragma once
 
 #include <algorithm>

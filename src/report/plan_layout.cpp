@@ -12,7 +12,8 @@ namespace {
 
 // Pixels. A column is one drawn sequence; narrower ones are not told apart, and thinner outlines are noise.
 constexpr double kNarrowestColumn = 3, kNarrowestRectangle = 7, kLowestRectangle = 6;
-// A block is seen from this size on; smaller ones share a colour until together they are as large as the second.
+// A block is seen from this size on; smaller ones share a colour until together they are as large as the
+// second.
 constexpr double kSeenWidth = 7, kSeenHeight = 4, kSeenArea = 150;
 constexpr double kBandWidth = 14, kBandHeight = 8;
 constexpr double kTouching = 2.5;
@@ -77,7 +78,8 @@ class Layout {
     first_of_tree_.push_back(result_.num_sequences);
   }
 
-  // Every sequence where each has room, else evenly spread ones; a small gap between trees while that costs little.
+  // Every sequence where each has room, else evenly spread ones; a small gap between trees while that costs
+  // little.
   void choose_columns() {
     result_.trees.resize(plan_.trees.size());
     if (result_.num_sequences == 0) return;
@@ -161,8 +163,9 @@ class Layout {
            b.top <= a.bottom + kTouching;
   }
 
-  // Blocks that are seen have a band each; small ones share theirs with those that run before and after them, as long
-  // as these are near. Blocks that are not drawn at all join the open band, so that numbers stay without holes.
+  // Blocks that are seen have a band each; small ones share theirs with those that run before and after them,
+  // as long as these are near. Blocks that are not drawn at all join the open band, so that numbers stay
+  // without holes.
   void make_bands() {
     const auto boxes = block_boxes();
     band_of_.assign(plan_.blocks.size(), -1);
@@ -224,8 +227,8 @@ class Layout {
             interior ? one.keep : PlanPictureBlock::Keep::kNothing};
   }
 
-  // Joins cells of the same columns that follow one another and look the same: nodes between which only sequences that
-  // are not drawn branch off, and small blocks of one band.
+  // Joins cells of the same columns that follow one another and look the same: nodes between which only
+  // sequences that are not drawn branch off, and small blocks of one band.
   void join_chains() {
     std::map<std::array<int64_t, 3>, size_t> ending;  // left, right, end -> joined cell
     std::vector<Cell> joined;
@@ -261,8 +264,8 @@ class Layout {
     join_columns(small);
   }
 
-  // Column by column: cells of one look that touch become one strip, strips that overlap the last column's go on with
-  // its shape.
+  // Column by column: cells of one look that touch become one strip, strips that overlap the last column's go
+  // on with its shape.
   void join_columns(std::vector<std::vector<size_t>>& small) {
     std::vector<int64_t> open;  // shapes that reached the last column
     for (size_t c = 0; c < small.size(); ++c) {
@@ -343,8 +346,8 @@ class Layout {
            1;
   }
 
-  // Of the colours that no neighbour of the same kind has, the one after the last band's: bands that run one after the
-  // other differ too.
+  // Of the colours that no neighbour of the same kind has, the one after the last band's: bands that run one
+  // after the other differ too.
   void choose_colours() {
     for (const bool interior : {false, true}) {
       const auto neighbours = find_neighbours(interior);

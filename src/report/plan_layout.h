@@ -1,5 +1,5 @@
-// Where plan_svg draws what: evenly spread sequences where there are too many, one outline for neighbours of one
-// block, and colours that differ between neighbours. No text and no markup.
+// Where plan_svg draws what: evenly spread sequences where there are too many, one outline for neighbours of
+// one block, and colours that differ between neighbours. No text and no markup.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct PlanBox {
   double height() const { return bottom - top; }
 };
 
-// Blocks that share a colour: one, or several too small to be told apart. Numbers count the blocks that run, from 1, in
-// the order of their forward passes.
+// Blocks that share a colour: one, or several too small to be told apart. Numbers count the blocks that run,
+// from 1, in the order of their forward passes.
 struct PlanBand {
   int64_t first_number = 0, last_number = 0;  // 0: the blocks that never run
   int64_t num_blocks = 0;

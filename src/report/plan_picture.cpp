@@ -21,8 +21,8 @@ using Keep = PlanPictureBlock::Keep;
 constexpr double kWidth = 1280, kMargin = 24, kLeft = 78, kPlotHeight = 560;  // pixels
 constexpr double kBetween = 1;  // the white line between two outlines
 
-// Told apart in pairs by everybody: chosen for the largest least distance (Oklab) as normal, protan, deutan and tritan
-// eyes see them, dark text readable on the first and white on the second.
+// Told apart in pairs by everybody: chosen for the largest least distance (Oklab) as normal, protan, deutan
+// and tritan eyes see them, dark text readable on the first and white on the second.
 constexpr std::array<const char*, kNumLeafColours> kLeafColours = {"#8fdff3", "#bcb554", "#99adff",
                                                                    "#c6feda", "#ee90b1", "#fbd477"};
 constexpr std::array<const char*, kNumInteriorColours> kInteriorColours = {"#244eb5", "#a11d06", "#530004",

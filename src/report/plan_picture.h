@@ -1,5 +1,5 @@
-// The picture of a plan: its trees as icicles (width = sequences, height = depth in tokens, roots at the top),
-// coloured by block.
+// The picture of a plan: its trees as icicles (width = sequences, height = depth in tokens, roots at the
+// top), coloured by block.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace bough {
 
-// A run of tokens of one path that the same sequences share and one block holds. Nodes stand in preorder: parents
-// before children, siblings in the order in which they are drawn.
+// A run of tokens of one path that the same sequences share and one block holds. Nodes stand in preorder:
+// parents before children, siblings in the order in which they are drawn.
 struct PlanPictureNode {
   int64_t parent = -1;         // index in the tree's nodes; -1: begins at position 0
   int64_t begin = 0, end = 0;  // positions [begin, end); begin is the parent's end
@@ -37,9 +37,10 @@ struct PlanPicture {
   std::vector<PlanPictureBlock> blocks;  // in the order of their forward passes
 };
 
-// A standalone SVG file of at most about 2 MB, however large the plan. Where there are more sequences than columns of a
-// visible width, evenly spread ones are drawn; blocks too small to be seen share a colour with those that run next to
-// them. The caption says how many of either. InternalError when the nodes are not as above.
+// A standalone SVG file of at most about 2 MB, however large the plan. Where there are more sequences than
+// columns of a visible width, evenly spread ones are drawn; blocks too small to be seen share a colour with
+// those that run next to them. The caption says how many of either. InternalError when the nodes are not as
+// above.
 std::string plan_svg(const PlanPicture& plan);
 
 }  // namespace bough

@@ -59,7 +59,8 @@ PlanPicture group(int64_t num_samples, int64_t per_block, Keep keep = Keep::kNot
   return plan;
 }
 
-// Trees of random runs of at most `length` tokens, in random blocks; some never run, some sequences end inside.
+// Trees of random runs of at most `length` tokens, in random blocks; some never run, some sequences end
+// inside.
 PlanPicture random_plan(uint64_t seed, int64_t num_trees, int64_t num_sequences, int64_t length) {
   std::mt19937_64 random(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
@@ -207,7 +208,8 @@ TEST(PlanPicture, WhatIsThinnedAndMergedIsSaid) {
 }
 
 TEST(PlanPicture, StaysSmall) {
-  // The most outlines: as many columns as are drawn one by one, each of many blocks that are just large enough.
+  // The most outlines: as many columns as are drawn one by one, each of many blocks that are just large
+  // enough.
   PlanPicture chunks{.headline = "path", .trees = {{}}};
   for (int64_t s = 0; s < 160; ++s)
     for (int64_t i = 0; i < 1000; ++i) {

@@ -155,8 +155,8 @@ PassWork EmbeddedEngine::work_of(const Pass& pass) const {
   return work;
 }
 
-// Samples whose prompt was computed in an earlier step draw from its kept logits. Returns the others, whose prompt
-// ended in this pass; those that have drawn may be gone with their request.
+// Samples whose prompt was computed in an earlier step draw from its kept logits. Returns the others, whose
+// prompt ended in this pass; those that have drawn may be gone with their request.
 std::vector<ActiveSample*> EmbeddedEngine::draw_from_prompts(const std::vector<ActiveSample*>& started) {
   std::vector<ActiveSample*> waiting;
   for (size_t i = 0; i < started.size();) {

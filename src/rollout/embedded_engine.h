@@ -9,9 +9,10 @@
 // logits in chunks of rows. The model must outlive the engine and must not be trained while step() runs; call
 // update_weights() after every change of the weights.
 //
-// With RolloutSettings::quantization int8 the passes run a quantized copy of the model (quantized_model.h), which
-// update_weights() makes anew, unless the model is quantized already. Log-probabilities are those of the copy, the
-// policy that draws; a trainer that recomputes them with the model sees the difference as mismatch.
+// With RolloutSettings::quantization int8 the passes run a quantized copy of the model (quantized_model.h),
+// which update_weights() makes anew, unless the model is quantized already. Log-probabilities are those of
+// the copy, the policy that draws; a trainer that recomputes them with the model sees the difference as
+// mismatch.
 #pragma once
 
 #include <filesystem>
@@ -52,14 +53,15 @@ struct EmbeddedEngineOptions {
 };
 
 // A model to generate with: loaded from a Hugging Face directory, batch-invariant or not as
-// RolloutSettings::batch_invariant says; where that says nothing, in fp32 on a CPU that can: it costs some 5% there.
-// UserError where it is asked for and cannot be had.
+// RolloutSettings::batch_invariant says; where that says nothing, in fp32 on a CPU that can: it costs some 5%
+// there. UserError where it is asked for and cannot be had.
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device);
 
-// Of a model that is there for generation alone: quantizes it itself where RolloutSettings::quantization says so, and
-// releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers' matrices.
+// Of a model that is there for generation alone: quantizes it itself where RolloutSettings::quantization says
+// so, and releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers'
+// matrices.
 MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model);
 
 class EmbeddedEngine : public Engine {
@@ -107,7 +109,8 @@ class EmbeddedEngine : public Engine {
   EngineStatistics statistics_;
 };
 
-// The engine over a model of `directory`, with that model's stop tokens. Without a tokenizer stop strings are refused.
+// The engine over a model of `directory`, with that model's stop tokens. Without a tokenizer stop strings are
+// refused.
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
                                             const RolloutSettings& settings,

@@ -7,11 +7,12 @@
 //
 // Who blocks: step() for one pass of the model, drain() and generate() until nothing is left; nothing else.
 // Who mutates: all calls come from one thread at a time; the engine owns no thread of its own. Weights:
-// update_weights() brings others, or says that those an engine shares have changed. Samples in flight are not thrown away:
-// they keep their tokens, each with the log-probabilities and the version that it was drawn with, and go on
-// under the new weights, their keys and values recomputed. What an interrupted request returns: cancel() ends
-// its unfinished samples where they stand, finish reason `cancelled`; the next step() returns the request.
-// pause(): steps compute nothing until resume(), and still return what was cancelled; keys and values stay.
+// update_weights() brings others, or says that those an engine shares have changed. Samples in flight are not
+// thrown away: they keep their tokens, each with the log-probabilities and the version that it was drawn
+// with, and go on under the new weights, their keys and values recomputed. What an interrupted request
+// returns: cancel() ends its unfinished samples where they stand, finish reason `cancelled`; the next step()
+// returns the request. pause(): steps compute nothing until resume(), and still return what was cancelled;
+// keys and values stay.
 //
 // Tokens as they come: a request's on_token, called inside step() for each, before the request is returned.
 #pragma once
@@ -56,8 +57,8 @@ struct GenerationRequest {
 // string ends the sample with the token that completed it.
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
-  // log softmax(logits / temperature): before penalties, top-k, top-p, min-p and min_new_tokens. Temperature 0
-  // counts as 1 here.
+  // log softmax(logits / temperature): before penalties, top-k, top-p, min-p and min_new_tokens. Temperature
+  // 0 counts as 1 here.
   std::vector<double> logprobs;
   std::vector<double> raw_logprobs;        // log softmax(logits)
   std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
@@ -78,7 +79,8 @@ class Model;  // models/model.h, which includes torch
 // Weights to generate with from now on.
 struct WeightUpdate {
   int32_t version = 0;
-  // Has them until the call returns; an engine with a copy of its own copies. Never null where there is a model.
+  // Has them until the call returns; an engine with a copy of its own copies. Never null where there is a
+  // model.
   const Model* model = nullptr;
 };
 

@@ -1,9 +1,9 @@
 // The model over the tokens of one pass, with attention to the pages.
 //
-// On CUDA a pass of decode alone (one token of each sequence) has the same kernels again and again: it is rounded up to
-// one of a few sizes, with tokens that nobody reads, and captured as a graph when that size first comes; later passes
-// only bring their tokens and attention's work over and replay it. A pass that does not fit a graph runs as it is.
-// Nothing here waits for the device.
+// On CUDA a pass of decode alone (one token of each sequence) has the same kernels again and again: it is
+// rounded up to one of a few sizes, with tokens that nobody reads, and captured as a graph when that size
+// first comes; later passes only bring their tokens and attention's work over and replay it. A pass that does
+// not fit a graph runs as it is. Nothing here waits for the device.
 //
 // Graphs keep the addresses of the weights and of the pages: both must be changed in place.
 #pragma once
@@ -21,7 +21,8 @@
 
 namespace bough {
 
-// Passes of `num_tokens` decoding tokens are captured at this size: powers of two, from 16 on multiples of 16.
+// Passes of `num_tokens` decoding tokens are captured at this size: powers of two, from 16 on multiples
+// of 16.
 int64_t rounded_decode_size(int64_t num_tokens);
 // What a graph of this size has room for.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);

@@ -58,8 +58,9 @@ ModelConfig wide_heads() {
   return config;
 }
 
-// Sequences that grow by a token a pass, some of them with a common prompt; the same passes by the reference on other
-// pages. On CUDA the sizes come again, so that graphs are replayed with other lengths and other sequences.
+// Sequences that grow by a token a pass, some of them with a common prompt; the same passes by the reference
+// on other pages. On CUDA the sizes come again, so that graphs are replayed with other lengths and other
+// sequences.
 TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
   const at::NoGradGuard no_grad;
   for (const auto dtype : {at::kFloat, at::kBFloat16})

@@ -1,11 +1,11 @@
 // Keys and values in pages of kPageTokens tokens, for every layer, in the model's dtype on its device.
 //
-// A layer's pages lie as paged attention takes them (page_sizes() in kernels/paged_attention/paged_attention.h).
-// Slots that no token has been written to hold anything, NaN included: readers mask by length; but on the CPU the first
-// token of a page clears its values.
+// A layer's pages lie as paged attention takes them (page_sizes() in
+// kernels/paged_attention/paged_attention.h). Slots that no token has been written to hold anything, NaN
+// included: readers mask by length; but on the CPU the first token of a page clears its values.
 //
-// All of it is allocated at once and stays where it is (captured CUDA graphs keep its addresses). On the CPU pages that
-// were never written take addresses only.
+// All of it is allocated at once and stays where it is (captured CUDA graphs keep its addresses). On the CPU
+// pages that were never written take addresses only.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,5 @@
-// Generation with 8-bit weights: what it returns is the quantized model's, near the model's own, and follows its updates.
+// Generation with 8-bit weights: what it returns is the quantized model's, near the model's own, and follows
+// its updates.
 #include "models/quantized_model.h"
 #include "rollout/rollout_test_util.h"
 

@@ -1,5 +1,5 @@
-// What this room's tests share: the devices they run on, small models, and log-probabilities by a full forward of each
-// sequence.
+// What this room's tests share: the devices they run on, small models, and log-probabilities by a full
+// forward of each sequence.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,8 +21,8 @@
 
 namespace bough {
 
-// These models are so small that threads only cost time (much of it where the machine is busy); some tests ask
-// for two. The thread sanitizer sees nothing on one.
+// These models are so small that threads only cost time (much of it where the machine is busy); some tests
+// ask for two. The thread sanitizer sees nothing on one.
 #ifdef __SANITIZE_THREAD__
 constexpr int kThreads = 2;
 #else

@@ -9,12 +9,12 @@
 
 namespace bough {
 
-// Sample `index` of a result: prompt with mask 0, then the response with mask 1, its log-probabilities, versions and
-// finish_reason. No reward.
+// Sample `index` of a result: prompt with mask 0, then the response with mask 1, its log-probabilities,
+// versions and finish_reason. No reward.
 Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
-// All samples, in order, with the columns raw_logprobs and truncated_logprobs of their responses: twice the size, for
-// those who ask what was sampled from what, not for training.
+// All samples, in order, with the columns raw_logprobs and truncated_logprobs of their responses: twice the
+// size, for those who ask what was sampled from what, not for training.
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
 
 }  // namespace bough

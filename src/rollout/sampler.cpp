@@ -193,8 +193,8 @@ class RowSampler {
     return token_at_uniform(bound, [](const Candidate&) { return true; });
   }
 
-  // Where the uniform number falls in the mass kept, of the tokens with a logit of at least `bound` that are kept, in
-  // order of id.
+  // Where the uniform number falls in the mass kept, of the tokens with a logit of at least `bound` that are
+  // kept, in order of id.
   template <class IsKept>
   int32_t token_at_uniform(Acc bound, IsKept&& is_kept) {
     double target = request_->uniform * kept_mass_;

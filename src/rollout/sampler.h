@@ -1,14 +1,15 @@
 // Draws tokens from logits, and says how likely they were.
 //
-// The distribution drawn from: logits, penalised, without the tokens in `excluded`; divided by the temperature; its
-// top_k most likely tokens (0: all); of these, renormalised, the fewest most likely that together have
-// probability top_p; of these, those at least min_p times as likely as the most likely one. Equal logits rank by
-// lower id. Log-probabilities are of the whole distribution, nothing excluded, penalised or cut, and beside them of
-// the distribution drawn from.
+// The distribution drawn from: logits, penalised, without the tokens in `excluded`; divided by the
+// temperature; its top_k most likely tokens (0: all); of these, renormalised, the fewest most likely that
+// together have probability top_p; of these, those at least min_p times as likely as the most likely one.
+// Equal logits rank by lower id. Log-probabilities are of the whole distribution, nothing excluded, penalised
+// or cut, and beside them of the distribution drawn from.
 //
-// Penalties as elsewhere (CTRL, arXiv 1909.05858, section 4.1; OpenAI's API): the logit of a token that stands in the
-// prompt or the response is divided by repetition_penalty if positive, else multiplied by it; from that of a token
-// that stands in the response presence_penalty is subtracted, and frequency_penalty as often as it stands there.
+// Penalties as elsewhere (CTRL, arXiv 1909.05858, section 4.1; OpenAI's API): the logit of a token that
+// stands in the prompt or the response is divided by repetition_penalty if positive, else multiplied by it;
+// from that of a token that stands in the response presence_penalty is subtracted, and frequency_penalty as
+// often as it stands there.
 //
 // Which token: inverse of the cumulative distribution at `uniform`, tokens in order of id, or of probability
 // where top_k cuts. A draw depends on its own row and numbers only. Sums are taken in fp64 over fp32 (fp64
@@ -39,9 +40,10 @@ struct Draw {
   double truncated_log_prob = 0;  // under the distribution drawn from; 0 where the most likely token is taken
 };
 
-// logits_RV: fp32, bf16 or fp64, on the CPU or CUDA, where draws without cuts, penalties and excluded tokens are made on
-// the device (kernels/draw_token: sums in another order, so log-probabilities agree to rounding), and only rows of
-// others are copied to the CPU. One draw for each request; several may share a row. UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the weights have
+// logits_RV: fp32, bf16 or fp64, on the CPU or CUDA, where draws without cuts, penalties and excluded tokens
+// are made on the device (kernels/draw_token: sums in another order, so log-probabilities agree to rounding),
+// and only rows of others are copied to the CPU. One draw for each request; several may share a row.
+// UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the weights have
 // diverged.
 void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
 

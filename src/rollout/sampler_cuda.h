@@ -9,14 +9,15 @@
 
 namespace bough {
 
-// The log of a row's sum of exp(logit - largest). UserError if either is not finite: the weights have diverged.
+// The log of a row's sum of exp(logit - largest). UserError if either is not finite: the weights have
+// diverged.
 double log_of_sum(double largest, double sum);
 
 // draw_tokens() of logits on the CPU, contiguous.
 void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
 
-// draw_tokens() of logits on CUDA. Draws without cuts, penalties and excluded tokens are made there (kernels/draw_token);
-// the rows of others are brought to the CPU. Waits for the tokens.
+// draw_tokens() of logits on CUDA. Draws without cuts, penalties and excluded tokens are made there
+// (kernels/draw_token); the rows of others are brought to the CPU. Waits for the tokens.
 void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> requests,
                       std::span<Draw> draws);
 

@@ -186,8 +186,8 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
   }
 }
 
-// Draws made on the device, among others that are not: the same tokens from the same numbers, but where a uniform number
-// falls on the border between two (a rounding of the sums wide).
+// Draws made on the device, among others that are not: the same tokens from the same numbers, but where a
+// uniform number falls on the border between two (a rounding of the sums wide).
 class SamplerOn : public OnDevice {};
 BOUGH_ON_DEVICES(SamplerOn);
 

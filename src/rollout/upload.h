@@ -1,5 +1,5 @@
-// Numbers from the host to a device without waiting: a GPU gets them through pinned memory, which libtorch keeps until
-// the copy is done.
+// Numbers from the host to a device without waiting: a GPU gets them through pinned memory, which libtorch
+// keeps until the copy is done.
 #pragma once
 
 #include <ATen/core/Tensor.h>

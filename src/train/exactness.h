@@ -1,5 +1,5 @@
-// The system oracle's parts (engine.md 4): random models and batches, and a plan's result against the flat batch's. For
-// tests only.
+// The system oracle's parts (engine.md 4): random models and batches, and a plan's result against the flat
+// batch's. For tests only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -114,10 +114,11 @@ inline std::unique_ptr<Loss> full_loss() {
   return make_loss(settings);
 }
 
-// Largest over parameters of ||g - ref|| / max(||ref||, 1e-6 · sum over sequences of ||ref_seq||). Where a gradient is
-// next to 0 by structure (attention over one key, over equal values, or saturated) the flat batch, too, holds mostly
-// rounding errors of the terms that cancel: the scale is at least 1e-5 of the largest parameter's gradient, which at
-// 1e-10 allows an error of 1e-15 of that one, a few units in its last place.
+// Largest over parameters of ||g - ref|| / max(||ref||, 1e-6 · sum over sequences of ||ref_seq||). Where a
+// gradient is next to 0 by structure (attention over one key, over equal values, or saturated) the flat
+// batch, too, holds mostly rounding errors of the terms that cancel: the scale is at least 1e-5 of the
+// largest parameter's gradient, which at 1e-10 allows an error of 1e-15 of that one, a few units in its last
+// place.
 inline double gradient_error(Model& model, FlatResult& flat) {
   double largest = 0;
   for (const auto& [name, gradient] : flat.gradients)

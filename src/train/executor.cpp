@@ -156,8 +156,8 @@ class Walk {
     return model_.forward(input_.tokens_T, input_.positions_T, context);
   }
 
-  // Gradient of the block's own hidden states from its head rows, or undefined where it has none; what belongs to
-  // hidden states of blocks below is added there.
+  // Gradient of the block's own hidden states from its head rows, or undefined where it has none; what
+  // belongs to hidden states of blocks below is added there.
   at::Tensor run_head(int32_t index, const at::Tensor& hidden_TD) {
     const auto& rows = rows_.blocks[index];
     if (rows.num_rows() == 0) return {};

@@ -1,13 +1,14 @@
-// Executes a plan: log-probabilities, loss and gradients of a batch, each shared token computed once (engine.md 3).
+// Executes a plan: log-probabilities, loss and gradients of a batch, each shared token computed once
+// (engine.md 3).
 //
 // Walk. forward(b) of an interior block pushes its keys and values; a leaf block runs forward, head, loss and
-// backward at once; backward(b) recomputes an interior block with a graph, seeds it with its own loss, with what
-// other blocks' heads sent to its hidden states and, through the anchors, with what they sent to its keys and
-// values, and pops it.
+// backward at once; backward(b) recomputes an interior block with a graph, seeds it with its own loss, with
+// what other blocks' heads sent to its hidden states and, through the anchors, with what they sent to its
+// keys and values, and pops it.
 //
-// Head. Prediction belongs to the child: the log-probability of token t is computed in t's block from the final
-// hidden state of parent(t), which may lie in a block below. Only tokens that some sequence trains are computed, in
-// chunks of rows, so that [rows, vocabulary] is never whole.
+// Head. Prediction belongs to the child: the log-probability of token t is computed in t's block from the
+// final hidden state of parent(t), which may lie in a block below. Only tokens that some sequence trains are
+// computed, in chunks of rows, so that [rows, vocabulary] is never whole.
 //
 // Accumulates (+=): parameters' main_grad. Overwrites: nothing else of the model.
 #pragma once
@@ -40,8 +41,8 @@ class Executor {
  public:
   explicit Executor(Model& model, ExecutorOptions options = {});
 
-  // Adds the gradient of the loss over the whole batch to the parameters' main_grad. No trained token: loss and
-  // gradients 0. The plan must be of batch.sequences.
+  // Adds the gradient of the loss over the whole batch to the parameters' main_grad. No trained token: loss
+  // and gradients 0. The plan must be of batch.sequences.
   WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss);
 
   // The same walk without backward: log-probabilities and entropies only.

@@ -16,7 +16,8 @@ constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
 // Models this small run faster on one thread.
 const bool one_thread = (at::set_num_threads(1), true);
 
-// One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` of up to 500, the others of up to 100.
+// One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` of up to 500, the others
+// of up to 100.
 void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, int64_t every_medium) {
   const auto loss = full_loss();
   for (int64_t seed = begin; seed < end; ++seed) {
@@ -78,7 +79,8 @@ TEST(Executor, NestedPrefixesAreExact) {
   auto model = random_model(1, at::kDouble);
   const auto plan = make_plan("path", plan_request(r.batch, 100));
   EXPECT_EQ(plan.trees[0].tree->num_tokens(), 1100);
-  // The same losses on one sequence that trains each token are the flat batch: each prefix trains its last token only.
+  // The same losses on one sequence that trains each token are the flat batch: each prefix trains its last
+  // token only.
   RandomBatch whole;
   whole.trajectories = {trajectory_of(longest, std::vector<uint8_t>(longest.size(), 1))};
   whole.batch = make_batch(whole.trajectories, {}, at::kDouble);

@@ -1,5 +1,5 @@
-// The flat batch, for tests: each sequence by itself through a decoder written in plain tensor ops under libtorch's
-// own autograd. Shares no kernel, tree or plan with the executor.
+// The flat batch, for tests: each sequence by itself through a decoder written in plain tensor ops under
+// libtorch's own autograd. Shares no kernel, tree or plan with the executor.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,5 +1,5 @@
-// The gradient of a batch under a run's settings, and how long it takes: what the trainer, `bough step`, `bough bench
-// step` and a run's comparison with dense share.
+// The gradient of a batch under a run's settings, and how long it takes: what the trainer, `bough step`,
+// `bough bench step` and a run's comparison with dense share.
 #pragma once
 
 #include <memory>
@@ -11,16 +11,16 @@
 
 namespace bough {
 
-// pi_old (algorithms.md): where the batch is one update it is the current policy, detached, and costs nothing; else its
-// log-probabilities are computed once, in prepare(), and stay. Where the loss takes it from the engine
-// (recompute_logprob: false), it is the behaviour policy.
+// pi_old (algorithms.md): where the batch is one update it is the current policy, detached, and costs
+// nothing; else its log-probabilities are computed once, in prepare(), and stay. Where the loss takes it from
+// the engine (recompute_logprob: false), it is the behaviour policy.
 class GradientStep {
  public:
   // All must outlive it. `reference`: where the loss needs one. `costs`: what plans are made from, or null.
   GradientStep(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs);
 
-  // All that the loss needs and that does not change while the batch is trained on. `strategy`: of the walks that it
-  // takes.
+  // All that the loss needs and that does not change while the batch is trained on. `strategy`: of the walks
+  // that it takes.
   TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                      const std::string& strategy);
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
@@ -39,7 +39,8 @@ class GradientStep {
   Executor executor_;
 };
 
-// Repetitions of one batch's gradient. Weights stay as they are; main_grad holds the last repetition's gradient.
+// Repetitions of one batch's gradient. Weights stay as they are; main_grad holds the last repetition's
+// gradient.
 class StepTimer {
  public:
   // All must outlive it. Allocates the gradients.

@@ -75,8 +75,8 @@ TEST(MakeBatch, RefusesWhatIsNoBatch) {
   EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
 }
 
-// Two rows of one trajectory, of one and of two tokens, beside a sequence of three: each row has half a sequence's
-// weight, whatever the aggregation.
+// Two rows of one trajectory, of one and of two tokens, beside a sequence of three: each row has half a
+// sequence's weight, whatever the aggregation.
 TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
   std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
                                    row("g", 0, {1, 2, 3, 4, 5}, 2)};

@@ -154,8 +154,8 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
   return d_source_SD;
 }
 
-// Files the chunk's values under their loss rows and returns the gradients of its head rows: several sequences may
-// train one token, whose gradients add.
+// Files the chunk's values under their loss rows and returns the gradients of its head rows: several
+// sequences may train one token, whose gradients add.
 Seeds Head::chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const at::Tensor& log_probs,
                         const at::Tensor& entropies) {
   const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];

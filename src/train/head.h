@@ -1,6 +1,6 @@
 // Which rows of the head and of the loss belong to which block of a planned tree, and the head of one block:
-// log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden states they were
-// predicted from, chunk by chunk (engine.md 3, "Head").
+// log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden states they
+// were predicted from, chunk by chunk (engine.md 3, "Head").
 #pragma once
 
 #include <vector>
@@ -11,8 +11,9 @@
 
 namespace bough {
 
-// The head rows of one block: its tokens that some sequence trains, in pre-order. A row's hidden state is that of
-// the token's parent: row `source` of the block's own hidden states followed by those listed in `outside`.
+// The head rows of one block: its tokens that some sequence trains, in pre-order. A row's hidden state is
+// that of the token's parent: row `source` of the block's own hidden states followed by those listed in
+// `outside`.
 struct BlockRows {
   struct Outside {
     int32_t block;  // an interior block below
@@ -30,7 +31,8 @@ struct RowMap {
   std::vector<BlockRows> blocks;
   // Of each interior block: its tokens (as local rows) whose hidden states other blocks' heads read.
   std::vector<std::vector<int64_t>> exits;
-  // Whether the block, or anything that runs on top of it, trains a token. A block that does not is never run.
+  // Whether the block, or anything that runs on top of it, trains a token. A block that does not is never
+  // run.
   std::vector<bool> needed;
 };
 
@@ -43,13 +45,13 @@ struct Seeds {
 
 class Head {
  public:
-  // `loss` (token-separable) or `seeds`, or neither for a forward-only walk. `result` gets values of every row,
-  // the loss and its metrics; it must outlive the head.
+  // `loss` (token-separable) or `seeds`, or neither for a forward-only walk. `result` gets values of every
+  // row, the loss and its metrics; it must outlive the head.
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
        WalkResult* result);
 
-  // source_SD: hidden states that rows.sources index. Returns their gradient (accumulator type), or an undefined
-  // tensor in a forward-only walk.
+  // source_SD: hidden states that rows.sources index. Returns their gradient (accumulator type), or an
+  // undefined tensor in a forward-only walk.
   at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD);
 
  private:

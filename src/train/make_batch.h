@@ -1,9 +1,9 @@
-// From trajectories to what the executor takes: the only way, for training, `bough step`, `bough sft`, calibration and
-// tests alike.
+// From trajectories to what the executor takes: the only way, for training, `bough step`, `bough sft`,
+// calibration and tests alike.
 //
 // A row that is not trained or not valid is left out of the batch. Rows of one trajectory (equal `group` and
-// `trajectory`) count as one sequence together: each of N rows has 1/N of a sequence's weight in the loss, and their
-// reward enters the group's mean once.
+// `trajectory`) count as one sequence together: each of N rows has 1/N of a sequence's weight in the loss,
+// and their reward enters the group's mean once.
 #pragma once
 
 #include <optional>
@@ -30,21 +30,21 @@ struct TrainBatch {
   int64_t num_rows() const { return row_offset.back(); }
 };
 
-// Weights by `aggregation` over the whole batch; advantages by token or by sequence, behaviour log-probabilities (both
-// undefined where no trajectory has any; a missing advantage among others is 0). Proximal and reference
-// log-probabilities take walks of their own: GradientStep. `dtype`: the model's accumulator type. The trajectories must
-// outlive the batch and be of one temperature.
+// Weights by `aggregation` over the whole batch; advantages by token or by sequence, behaviour
+// log-probabilities (both undefined where no trajectory has any; a missing advantage among others is 0).
+// Proximal and reference log-probabilities take walks of their own: GradientStep. `dtype`: the model's
+// accumulator type. The trajectories must outlive the batch and be of one temperature.
 TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
                       const AggregationSettings& aggregation, at::ScalarType dtype);
 TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const AggregationSettings& aggregation,
                       at::ScalarType dtype);
 
-// Advantages from rewards: shaped, filtered, estimated inside each group, as `actor` of a run says. A sequence that has
-// an advantage keeps it, yet counts in its group's mean; what a filter drops becomes `trained: false`; a row that is
-// not valid counts nowhere. Rows of one trajectory share its advantage. Returns what the filters counted, trajectory by
-// trajectory.
-// UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where nobody knows how many
-// tokens a response may have; see compute_advantages.
+// Advantages from rewards: shaped, filtered, estimated inside each group, as `actor` of a run says. A
+// sequence that has an advantage keeps it, yet counts in its group's mean; what a filter drops becomes
+// `trained: false`; a row that is not valid counts nowhere. Rows of one trajectory share its advantage.
+// Returns what the filters counted, trajectory by trajectory. UserError: rows of a trajectory that disagree
+// in their reward; overlong_reward_penalty where nobody knows how many tokens a response may have; see
+// compute_advantages.
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens);
 
@@ -58,7 +58,8 @@ std::vector<uint8_t> trained_flags(const std::vector<Trajectory>& trajectories);
 
 // What make_plan needs of the batch; memory and costs are the caller's to add. The spans are the batch's own.
 PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
-// The same under a run's settings; the memory budget counts where there are costs, which are not owned either.
+// The same under a run's settings; the memory budget counts where there are costs, which are not owned
+// either.
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings, const PassCosts* costs);
 
 }  // namespace bough

@@ -26,8 +26,8 @@ class BatchTrainer {
  public:
   virtual ~BatchTrainer() = default;
 
-  // Updates the weights from sequences that have an advantage; those that are not trained take no part in anything.
-  // Metrics under the names of docs/formats.md. A batch without a trained token changes nothing.
+  // Updates the weights from sequences that have an advantage; those that are not trained take no part in
+  // anything. Metrics under the names of docs/formats.md. A batch without a trained token changes nothing.
   virtual MetricValues train(const std::vector<Trajectory>& batch) = 0;
 };
 
@@ -54,8 +54,8 @@ class Trainer final : public BatchTrainer {
   StepCosts costs_;
 };
 
-// Metrics tree/* of a batch: what its prefix tree shares and what the plans recompute. With a cost model, also what
-// they were predicted to take over the `seconds` they took.
+// Metrics tree/* of a batch: what its prefix tree shares and what the plans recompute. With a cost model,
+// also what they were predicted to take over the `seconds` they took.
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
                           const PassCosts* costs = nullptr, double seconds = 0);
 

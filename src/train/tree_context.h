@@ -1,5 +1,5 @@
-// The stack of keys and values that a planned tree is walked with, and what a training pass answers when the model asks
-// a token to attend: the stack below it and the pass itself (engine.md 3, "Stack").
+// The stack of keys and values that a planned tree is walked with, and what a training pass answers when the
+// model asks a token to attend: the stack below it and the pass itself (engine.md 3, "Stack").
 #pragma once
 
 #include <optional>
@@ -13,10 +13,11 @@ namespace bough {
 
 // Keys, values and their gradients of the tokens on the current root-to-leaf chain of interior blocks.
 //
-// One buffer a layer for k and v (model dtype) and one for each gradient (accumulator type), allocated once for the
-// plan's deepest chain. Only the executor moves the top. Forward writes at the plan's offsets and is idempotent;
-// gradient rows are zeroed when they are reserved, never by a recompute. Ops keep (stack, layer, offset, length),
-// never views across passes: a view would trip autograd's version check when a sibling writes other rows.
+// One buffer a layer for k and v (model dtype) and one for each gradient (accumulator type), allocated once
+// for the plan's deepest chain. Only the executor moves the top. Forward writes at the plan's offsets and is
+// idempotent; gradient rows are zeroed when they are reserved, never by a recompute. Ops keep (stack, layer,
+// offset, length), never views across passes: a view would trip autograd's version check when a sibling
+// writes other rows.
 class KvStack {
  public:
   KvStack(const ModelConfig& config, int64_t capacity, at::ScalarType dtype, at::Device device,
@@ -50,10 +51,11 @@ class KvStack {
   std::vector<int32_t> tokens_;
 };
 
-// An interior pass writes its keys and values to the stack. Its backward reads what descendants have added to the
-// gradients of its rows, so it must run in every layer even where nothing above asks for it: a prompt without a
-// loss of its own still passes its descendants' gradients on. Each layer's attention therefore has a second, empty
-// output, the *anchor*, and backward takes all anchors as roots; without them those gradients vanish silently.
+// An interior pass writes its keys and values to the stack. Its backward reads what descendants have added to
+// the gradients of its rows, so it must run in every layer even where nothing above asks for it: a prompt
+// without a loss of its own still passes its descendants' gradients on. Each layer's attention therefore has
+// a second, empty output, the *anchor*, and backward takes all anchors as roots; without them those gradients
+// vanish silently.
 class TreeContext : public AttentionContext {
  public:
   struct Pass {
@@ -65,8 +67,8 @@ class TreeContext : public AttentionContext {
     double scale;
     // Of a batch-invariant model: attention goes by these.
     std::optional<TreePages> pages;
-    // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them from there
-    // instead of computing them again. Either may be null.
+    // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them
+    // from there instead of computing them again. Either may be null.
     std::vector<TreeAttentionOutput>* keep_outputs = nullptr;
     const std::vector<TreeAttentionOutput>* kept_outputs = nullptr;
   };

@@ -1,8 +1,8 @@
 // The branches of a prefix tree: what packing, load balance and schedules work on.
 //
-// A node is a stretch of tokens between branch points, each but the last with exactly one child; so a tree of S
-// sequences has at most 2 S nodes, however many tokens. A leaf stands for every sequence that ends in it or, being a
-// prefix, above it: those are there for free wherever a leaf below them is.
+// A node is a stretch of tokens between branch points, each but the last with exactly one child; so a tree of
+// S sequences has at most 2 S nodes, however many tokens. A leaf stands for every sequence that ends in it
+// or, being a prefix, above it: those are there for free wherever a leaf below them is.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ class BranchTree {
       sequence_leaf;  // of each sequence: the first leaf at or below its end; -1 for an empty one
 
   int32_t size() const { return static_cast<int32_t>(nodes.size()); }
-  // Children of node n; n = -1 is the virtual root. May be reordered in place; then `visit` follows that order.
+  // Children of node n; n = -1 is the virtual root. May be reordered in place; then `visit` follows that
+  // order.
   std::span<int32_t> children(int32_t n);
   std::span<const int32_t> children(int32_t n) const;
 

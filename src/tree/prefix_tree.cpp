@@ -22,10 +22,10 @@ int64_t common_prefix(TokenSpan a, TokenSpan b, int64_t from) {
   return length;
 }
 
-// Sorts indices of sequences lexicographically and finds the common prefix of neighbours, by a merge sort that
-// carries common prefixes along (Ng and Kakehi 2008), with the first token after each (Bingmann, Eberle and Sanders
-// 2017): no token is compared twice along a merge, where plain comparison sorting reads shared prefixes again and
-// again, and most steps need no token at all, which would be a cache miss each. Stable.
+// Sorts indices of sequences lexicographically and finds the common prefix of neighbours, by a merge sort
+// that carries common prefixes along (Ng and Kakehi 2008), with the first token after each (Bingmann, Eberle
+// and Sanders 2017): no token is compared twice along a merge, where plain comparison sorting reads shared
+// prefixes again and again, and most steps need no token at all, which would be a cache miss each. Stable.
 struct LcpSorter {
   struct Entry {
     int32_t sequence;
@@ -51,9 +51,10 @@ struct LcpSorter {
     return position < static_cast<int64_t>(tokens.size()) ? tokens[position] : kEnd;
   }
 
-  // Merges sorted[begin, middle) and sorted[middle, end) into the buffer. `lcp` of each side's head is with the last
-  // output: the longer one is the smaller sequence, and of equal ones that with the smaller next token. After an
-  // output, the next on its own side brings its own common prefix with it; the other head keeps the shorter.
+  // Merges sorted[begin, middle) and sorted[middle, end) into the buffer. `lcp` of each side's head is with
+  // the last output: the longer one is the smaller sequence, and of equal ones that with the smaller next
+  // token. After an output, the next on its own side brings its own common prefix with it; the other head
+  // keeps the shorter.
   void merge(size_t begin, size_t middle, size_t end) {
     size_t left = begin, right = middle, out = begin;
     while (left < middle && right < end) {
@@ -102,8 +103,8 @@ CompressedTrie build_trie(const std::vector<TokenSpan>& sequences, const LcpSort
     const int64_t shared = entry.lcp;
     while (!path.empty() && trie.nodes[path.back()].begin >= shared) path.pop_back();
     if (!path.empty() && trie.nodes[path.back()].end > shared) {
-      // The shared prefix ends inside a node: what lies above becomes a node of its own, and everything that knew
-      // the old one as its end keeps it as the lower part.
+      // The shared prefix ends inside a node: what lies above becomes a node of its own, and everything that
+      // knew the old one as its end keeps it as the lower part.
       const int32_t lower = path.back();
       const int32_t upper = static_cast<int32_t>(trie.nodes.size());
       trie.nodes.push_back(
@@ -196,8 +197,8 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
   const auto last_token = [&](int32_t n) {
     return static_cast<int32_t>(nodes[n].first_token + nodes[n].end - nodes[n].begin - 1);
   };
-  // Node by node, so that memory is first touched where it is written: zeros over all of it first would cost a
-  // second way through memory, half of the time of a large batch.
+  // Node by node, so that memory is first touched where it is written: zeros over all of it first would cost
+  // a second way through memory, half of the time of a large batch.
   for (const int32_t n : walk) {
     const auto& node = nodes[n];
     const int32_t begin = static_cast<int32_t>(node.first_token);

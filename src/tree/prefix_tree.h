@@ -1,8 +1,8 @@
 // The prefix tree of a batch of sequences (engine.md 1).
 //
-// A forest of tokens under a virtual root. Tokens are numbered in depth-first pre-order, children heaviest (most
-// tokens below) first, so that any root-to-leaf path is at most log2(T) + 1 runs of consecutive numbers. With
-// subtree_end[j] = one past the last token below j:
+// A forest of tokens under a virtual root. Tokens are numbered in depth-first pre-order, children heaviest
+// (most tokens below) first, so that any root-to-leaf path is at most log2(T) + 1 runs of consecutive
+// numbers. With subtree_end[j] = one past the last token below j:
 //
 //   key j is visible to query i   iff   j <= i < subtree_end[j]
 //
@@ -25,9 +25,8 @@ struct PrefixTree {
   std::vector<int32_t> depth;   // = position id; 0 below the virtual root
   std::vector<int32_t> subtree_end;
   std::vector<int32_t> num_sequences;  // sequences that run through the token
-  std::vector<int32_t>
-      chain_begin;  // first token of the run of consecutive numbers, each the parent of the next,
-                    // that the token lies in
+  std::vector<int32_t> chain_begin;  // first token of the run of consecutive numbers, each the parent of the
+                                     // next, that the token lies in
   // Per sequence of the batch, in its order.
   std::vector<int32_t> sequence_end;     // the sequence's last token; -1 for an empty one
   std::vector<int64_t> sequence_offset;  // [S + 1]: where the sequence starts in the flat batch
@@ -43,8 +42,8 @@ struct PrefixTree {
   void check_integrity(const std::vector<TokenSpan>& sequences) const;
 };
 
-// Builds the tree by sorting and longest common prefixes, iteratively; O(N) beside the sort. Equal sequences end
-// together; one that is a prefix of another ends inside the tree.
+// Builds the tree by sorting and longest common prefixes, iteratively; O(N) beside the sort. Equal sequences
+// end together; one that is a prefix of another ends inside the tree.
 PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences);
 
 // UserError for more tokens than a tree can number.
@@ -69,8 +68,8 @@ struct TreeStatistics {
 };
 TreeStatistics compute_statistics(const PrefixTree& tree);
 
-// FLOPs of the forward pass per token, head row and visible pair. Backward is twice that for each term, so a step is
-// kStepOverForward of them, and ratios of steps are ratios of these.
+// FLOPs of the forward pass per token, head row and visible pair. Backward is twice that for each term, so a
+// step is kStepOverForward of them, and ratios of steps are ratios of these.
 inline constexpr double kStepOverForward = 3;
 struct WorkModel {
   double flops_per_token = 1;

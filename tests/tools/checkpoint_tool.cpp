@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "models/checkpoint.h"
 #include "data/rollout_file.h"
+#include "models/checkpoint.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
-// Tells the thread sanitizer what libgomp does: a parallel region begins after what its caller did before it, and ends
-// before what the caller does next. libgomp itself is not instrumented, so that without this every region looks like a
-// race with the code around it; races between the threads of one region are still seen.
+// Tells the thread sanitizer what libgomp does: a parallel region begins after what its caller did before it,
+// and ends before what the caller does next. libgomp itself is not instrumented, so that without this every
+// region looks like a race with the code around it; races between the threads of one region are still seen.
 //
 // A library that stands before libgomp in link order: all calls of GOMP_parallel come here, also libtorch's.
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
-// What an optimizer does to parameters: the update itself, and the sum of squares that a gradient norm is made of.
+// What an optimizer does to parameters: the update itself, and the sum of squares that a gradient norm is
+// made of.
 //
 // AdamW (Loshchilov and Hutter 2019), one update of one parameter. Per element, in the accumulator type:
 //   g = gradient · gradient_scale

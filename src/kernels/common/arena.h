@@ -1,7 +1,7 @@
-// One range of addresses that blocks are cut from: the first free part that is large enough, lowest address first, so
-// that what lives stays together and the range short. Freed parts merge with their neighbours and keep their pages:
-// what is resident is at most the extent the blocks ever had since the last discard(). Of large pages where the system
-// leaves that to programs. Not safe for threads by itself.
+// One range of addresses that blocks are cut from: the first free part that is large enough, lowest address
+// first, so that what lives stays together and the range short. Freed parts merge with their neighbours and
+// keep their pages: what is resident is at most the extent the blocks ever had since the last discard(). Of
+// large pages where the system leaves that to programs. Not safe for threads by itself.
 #pragma once
 
 #include <cstddef>

@@ -1,15 +1,17 @@
 // The CPU allocator of all tensors: keeps the memory of freed blocks for the next pass, and counts.
 //
-// A training pass allocates and frees the same sizes again and again; with plain malloc each large one is mapped
-// and its pages faulted in anew, a sixth to a quarter of a step. Blocks of 64 KiB and more are cut from one arena
-// (arena.h), whose pages stay: what is resident is what lived at the peak and little more, whatever sizes passes have.
+// A training pass allocates and frees the same sizes again and again; with plain malloc each large one is
+// mapped and its pages faulted in anew, a sixth to a quarter of a step. Blocks of 64 KiB and more are cut
+// from one arena (arena.h), whose pages stay: what is resident is what lived at the peak and little more,
+// whatever sizes passes have.
 #pragma once
 
 #include <cstdint>
 
 namespace bough {
 
-// Makes it libtorch's CPU allocator; blocks allocated before stay with the allocator they came from. Idempotent.
+// Makes it libtorch's CPU allocator; blocks allocated before stay with the allocator they came from.
+// Idempotent.
 void install_cpu_allocator();
 
 // Bytes of the tensors that live now, as asked for, since install_cpu_allocator().

@@ -1,5 +1,5 @@
-// CUDA graphs behind cuda_library.h. All are recorded on one stream of their own and share one pool of memory: they run
-// one after the other, so their temporaries may lie in the same place.
+// CUDA graphs behind cuda_library.h. All are recorded on one stream of their own and share one pool of
+// memory: they run one after the other, so their temporaries may lie in the same place.
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>

@@ -1,6 +1,7 @@
-// Launchers of the CUDA kernels of element-wise ops and their like, which cuda_ops.cpp binds to the dispatcher; the files
-// x_cuda.cu define them. What they compute: x.h. Pointers are of the device; launch errors are left to cudaGetLastError.
-// T, A, element and accumulator: float, float; BFloat16Bits, float; double, double.
+// Launchers of the CUDA kernels of element-wise ops and their like, which cuda_ops.cpp binds to the
+// dispatcher; the files x_cuda.cu define them. What they compute: x.h. Pointers are of the device; launch
+// errors are left to cudaGetLastError. T, A, element and accumulator: float, float; BFloat16Bits, float;
+// double, double.
 #pragma once
 
 #include <cstdint>
@@ -181,7 +182,8 @@ struct QuantizedProductCuda {
 
 // Whether the kernel below takes these: addresses and a width of 16 bytes' multiples.
 bool fits_quantized_product_cuda(const QuantizedProductCuda& product);
-// For up to some hundred rows: each 64 of them read the weight once. Larger products leave tensor cores idle here.
+// For up to some hundred rows: each 64 of them read the weight once. Larger products leave tensor cores idle
+// here.
 void quantized_product_cuda(const QuantizedProductCuda& product, CudaStream stream);
 
 }  // namespace bough

@@ -1,12 +1,12 @@
-// PTX of the tensor cores (sm_80 and up) behind plain functions, and the launch of kernels that need much shared
-// memory. Kernels that use this file alone for such things can be run by an emulator that replaces it.
+// PTX of the tensor cores (sm_80 and up) behind plain functions, and the launch of kernels that need much
+// shared memory. Kernels that use this file alone for such things can be run by an emulator that replaces it.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"); in a warp, row = lane / 4, pair = 2 · (lane % 4):
 //   A [16][16]: a0 = (row, pair), a1 = (row + 8, pair), a2 = (row, pair + 8), a3 = (row + 8, pair + 8)
 //   B [16][8]:  b0 = (pair, column row), b1 = (pair + 8, column row)
 //   C [16][8]:  c0, c1 = (row, pair), (row, pair + 1); c2, c3 = the same of row + 8
-// each register of A and B holding two neighbours along A's columns, B's rows; the lower half comes first. So C of
-// one product, rounded, is A of the next.
+// each register of A and B holding two neighbours along A's columns, B's rows; the lower half comes first. So
+// C of one product, rounded, is A of the next.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,8 @@ __device__ inline char* dynamic_shared_memory() {
   return bough_shared_memory;
 }
 
-// threadIdx.x, read anew: what follows from it is computed where it is used, not kept in registers around a loop.
+// threadIdx.x, read anew: what follows from it is computed where it is used, not kept in registers around a
+// loop.
 __device__ inline int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));

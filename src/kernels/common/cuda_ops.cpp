@@ -1,6 +1,6 @@
 // libbough_cuda.so: the CUDA kernels as torch ops. It links libtorch_cuda and is opened at run time
-// (cuda_library.h); ops without a kernel here run their reference, written in tensor ops, on the device. Ops of more
-// than one kernel have a file of their own, x_cuda_ops.cpp.
+// (cuda_library.h); ops without a kernel here run their reference, written in tensor ops, on the device. Ops
+// of more than one kernel have a file of their own, x_cuda_ops.cpp.
 //
 // Every op runs on the current stream of its tensors' device, and nothing waits for the device.
 #include <ATen/core/Tensor.h>
@@ -279,8 +279,8 @@ at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests
   return drawn;
 }
 
-// Of quantized_product: the kernel is for bf16 and decoding's few rows; many rows, as of a prompt, bind the tensor cores:
-// their weight is widened, exactly, for cuBLAS.
+// Of quantized_product: the kernel is for bf16 and decoding's few rows; many rows, as of a prompt, bind the
+// tensor cores: their weight is widened, exactly, for cuBLAS.
 constexpr int64_t kFewRows = 256;
 
 void quantize_rows_op(Tensor quantized_OI, Tensor scale_O, Tensor weight_OI) {

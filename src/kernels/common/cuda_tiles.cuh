@@ -1,5 +1,5 @@
-// Pieces of attention on the tensor cores: tiles of rows in shared memory, products of fragments with them, and the
-// running softmax of a fragment of scores (FlashAttention-2, Dao 2023, algorithm 1).
+// Pieces of attention on the tensor cores: tiles of rows in shared memory, products of fragments with them,
+// and the running softmax of a fragment of scores (FlashAttention-2, Dao 2023, algorithm 1).
 #pragma once
 
 #include "kernels/common/cuda_kernel.cuh"
@@ -21,8 +21,8 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// A tile in shared memory: rows of kHead bf16. The 16-byte chunks of row r stand at chunk ^ (r % 8), so that eight
-// rows of one chunk lie in eight different bank groups. Tiles start at multiples of 256 bytes.
+// A tile in shared memory: rows of kHead bf16. The 16-byte chunks of row r stand at chunk ^ (r % 8), so that
+// eight rows of one chunk lie in eight different bank groups. Tiles start at multiples of 256 bytes.
 template <int kHead>
 constexpr int kRowBytes = kHead * 2;
 
@@ -116,7 +116,8 @@ __device__ inline void multiply_rows(float (&c)[kTiles][4], const uint32_t (&a)[
     }
 }
 
-// The same with a[16][kHead] in a tile, from its row `a_row` on; b's columns are the rows of another, from its first.
+// The same with a[16][kHead] in a tile, from its row `a_row` on; b's columns are the rows of another, from
+// its first.
 template <int kHead, int kTiles>
 __device__ inline void multiply_tile_rows(float (&c)[kTiles][4], SharedAddress tall, int a_row,
                                           SharedAddress wide) {
@@ -159,8 +160,8 @@ __device__ inline void round_fragments(uint32_t (&a)[kTiles / 2][4], const float
   }
 }
 
-// One step of a running softmax over scores c[16][8 · kTiles]: they become weights 2^(scale · c - base), base the
-// largest scaled score of the row so far; row_max (unscaled), row_sum (this lane's part) and sums follow.
+// One step of a running softmax over scores c[16][8 · kTiles]: they become weights 2^(scale · c - base), base
+// the largest scaled score of the row so far; row_max (unscaled), row_sum (this lane's part) and sums follow.
 template <int kTiles, int kColumns>
 __device__ inline void online_softmax(float (&scores)[kTiles][4], float (&row_max)[2], float (&row_sum)[2],
                                       float (&sums)[kColumns][4], float scale) {

@@ -15,7 +15,8 @@ struct DeviceKernels {
   };
 
   Attention attention = Attention::kTiles;
-  // Products in the accumulator type (with kBf16Tiles: in bf16) are kernels/matrix_product's own, which pack factors.
+  // Products in the accumulator type (with kBf16Tiles: in bf16) are kernels/matrix_product's own, which pack
+  // factors.
   bool packs_factors = false;
   int64_t threads = 1;  // that share a kernel's work, each with partial sums of its own; 1 on a GPU
 

@@ -12,7 +12,8 @@
 
 namespace bough {
 
-// Opens the CUDA library before the first tensor where there is a GPU's driver; says why not where that fails.
+// Opens the CUDA library before the first tensor where there is a GPU's driver; says why not where that
+// fails.
 class CudaEnvironment : public ::testing::Environment {
  public:
   void SetUp() override {

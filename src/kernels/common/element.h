@@ -1,5 +1,5 @@
-// Element types inside *_isa.cpp files, which do not include torch: loads widen to the accumulator type, stores
-// round once.
+// Element types inside *_isa.cpp files, which do not include torch: loads widen to the accumulator type,
+// stores round once.
 #pragma once
 
 #include <cstring>

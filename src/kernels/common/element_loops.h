@@ -1,6 +1,7 @@
-// Loops over elements and rows that ops on the CPU are made of. The compiler vectorises element_loops_isa.cpp, once for each
-// instruction set; element_loops_bf16.cpp and log_prob_avx512.cpp are written with intrinsics where that is faster. No torch
-// here (see isa.h). T is float, BFloat16Bits or double, A its accumulator type.
+// Loops over elements and rows that ops on the CPU are made of. The compiler vectorises
+// element_loops_isa.cpp, once for each instruction set; element_loops_bf16.cpp and log_prob_avx512.cpp are
+// written with intrinsics where that is faster. No torch here (see isa.h). T is float, BFloat16Bits or
+// double, A its accumulator type.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 #include "kernels/common/isa.h"
 
 // rms_norm.h
-// Rows of `width` elements. A is the accumulator type; d_weight[width] is added to; y (which may be d_y) and residual may
-// be null.
+// Rows of `width` elements. A is the accumulator type; d_weight[width] is added to; y (which may be d_y) and
+// residual may be null.
 BOUGH_ISA_DECLARE(template <class T, class A> void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight,
                                                                  int64_t num_rows, int64_t width, double eps))
 BOUGH_ISA_DECLARE(template <class T, class A>
@@ -19,7 +20,8 @@ BOUGH_ISA_DECLARE(template <class T, class A>
                                               int64_t num_rows, int64_t width))
 
 namespace bough::bf16 {
-// The same where has_avx512_bf16(), width a multiple of 32: twice as fast, since loads and stores are most of the work.
+// The same where has_avx512_bf16(), width a multiple of 32: twice as fast, since loads and stores are most of
+// the work.
 void rms_norm_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
                    int64_t num_rows, int64_t width, double eps);
 void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
@@ -105,7 +107,8 @@ BOUGH_ISA_DECLARE(template <class T, class A> void adamw_elements(T* value, A* m
                                                                   const AdamwScalars<A>& scalars))
 BOUGH_ISA_DECLARE(template <class T> void sum_of_squares_block(double* sum, const T* x, int64_t size))
 
-// Rows of logits in fp32 and bf16 by AVX-512: what softmax_blocks.h and log_prob_backward_row say, two vectors at a time.
+// Rows of logits in fp32 and bf16 by AVX-512: what softmax_blocks.h and log_prob_backward_row say, two
+// vectors at a time.
 namespace bough::avx512 {
 
 template <class T>

@@ -118,8 +118,8 @@ void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat
 
 // qk_norm_rotary.h
 //
-// Forward takes the roots of up to kMostHeads heads first, kTogether in one vector: that brings their lines near in their
-// order, in another they come from memory at half the rate.
+// Forward takes the roots of up to kMostHeads heads first, kTogether in one vector: that brings their lines
+// near in their order, in another they come from memory at half the rate.
 
 namespace {
 constexpr int64_t kMostHeads = 8;

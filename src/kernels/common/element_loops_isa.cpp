@@ -81,7 +81,8 @@ void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
   }
 }
 
-// Forward was y = g · s · u with s = sigmoid(g); now d_g = d_y · u · s · (1 + g · (1 - s)), d_u = d_y · g · s.
+// Forward was y = g · s · u with s = sigmoid(g); now d_g = d_y · u · s · (1 + g · (1 - s)), d_u = d_y · g ·
+// s.
 template <class T>
 void swiglu_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,
                           int64_t width) {
@@ -147,8 +148,8 @@ void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* w
   }
 }
 
-// Forward was y = rotate(x · rstd · w); now the rotation is turned around into `g` = d(x · rstd · w), and then
-// d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
+// Forward was y = rotate(x · rstd · w); now the rotation is turned around into `g` = d(x · rstd · w), and
+// then d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
 template <class T, class A>
 void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
                                const A* sin, const T* weight, double eps, const HeadRows& rows) {

@@ -1,5 +1,5 @@
-// Types that torch's part and code without torch share: elements in files of one instruction set (*_isa.cpp, intrinsics) and
-// in CUDA kernels, and a stream.
+// Types that torch's part and code without torch share: elements in files of one instruction set (*_isa.cpp,
+// intrinsics) and in CUDA kernels, and a stream.
 #pragma once
 
 #include <cstdint>

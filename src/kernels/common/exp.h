@@ -1,5 +1,5 @@
-// exp that the compiler vectorises, for files compiled for one instruction set (<cmath> would bring inline templates
-// into them).
+// exp that the compiler vectorises, for files compiled for one instruction set (<cmath> would bring inline
+// templates into them).
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ BOUGH_SIMD double exp(double) noexcept(true);  // glibc's libmvec, at most 4 uni
 
 namespace bough::BOUGH_ISA {
 
-// exp(x) = 2^n · exp(r), n = round(x / ln 2), |r| <= ln 2 / 2: ln 2 in two parts whose first has a short mantissa, so
-// that n times it is exact (Cody and Waite), exp(r) by its series to r^7 / 7!: within 3 units in the last place where
-// the CPU has FMA, 31 where not (the compiler then joins the two parts). Above 88.3 it may be infinity.
-// -infinity gives 0, NaN stays NaN. Inlined and without a branch it is vectorised, and twice as fast as a call of the
-// vector library from a loop that must save its registers.
+// exp(x) = 2^n · exp(r), n = round(x / ln 2), |r| <= ln 2 / 2: ln 2 in two parts whose first has a short
+// mantissa, so that n times it is exact (Cody and Waite), exp(r) by its series to r^7 / 7!: within 3 units in
+// the last place where the CPU has FMA, 31 where not (the compiler then joins the two parts). Above 88.3 it
+// may be infinity. -infinity gives 0, NaN stays NaN. Inlined and without a branch it is vectorised, and twice
+// as fast as a call of the vector library from a loop that must save its registers.
 static inline float vector_exp(float x) {
   constexpr float kSmallest = -110.0f, kLargest = 89.0f;  // beyond: 0 and infinity
   x = x < kSmallest ? kSmallest : x;
@@ -48,8 +48,9 @@ static inline double vector_exp(double x) {
   return ::exp(x);
 }
 
-// 1 / (1 + exp(-x)) within 1e-5, for what is rounded to bf16, in half the instructions: a polynomial of degree 4, and two of
-// Newton's steps from an estimate of the reciprocal by its bits. Beyond 86 it is that of 86; NaN stays NaN.
+// 1 / (1 + exp(-x)) within 1e-5, for what is rounded to bf16, in half the instructions: a polynomial of
+// degree 4, and two of Newton's steps from an estimate of the reciprocal by its bits. Beyond 86 it is that of
+// 86; NaN stays NaN.
 static inline float rough_sigmoid(float x) {
   constexpr float kLargest = 86.0f, kOffset = 160.0f;
   float t = -x;

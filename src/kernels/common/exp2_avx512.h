@@ -1,4 +1,5 @@
-// For files written with AVX-512 intrinsics; internal linkage, since each is compiled with options of its own.
+// For files written with AVX-512 intrinsics; internal linkage, since each is compiled with options of its
+// own.
 #pragma once
 
 #include <immintrin.h>
@@ -9,8 +10,8 @@ constexpr float kLn2 = 0.693147181f;
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLowest = -3.0e38f;  // a maximum of nothing; finite: two of them differ by 0, not by NaN
 
-// 2^x = 2^floor(x) · 2^f, 2^f by a polynomial of which the highest coefficient comes first. NaN stays NaN; beyond the
-// range it is 0 or infinity.
+// 2^x = 2^floor(x) · 2^f, 2^f by a polynomial of which the highest coefficient comes first. NaN stays NaN;
+// beyond the range it is 0 or infinity.
 template <int kCoefficients>
 static inline __m512 exp2_by(const float (&coefficients)[kCoefficients], __m512 x) {
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);

@@ -1,7 +1,8 @@
 // Loops that the compiler vectorises, once per instruction set.
 //
-// A file x_isa.cpp is compiled three times, with BOUGH_ISA = baseline, avx2 (x86-64-v3) and avx512 (x86-64-v4),
-// and defines its functions in namespace bough::BOUGH_ISA. The caller picks the copy the CPU runs:
+// A file x_isa.cpp is compiled three times, with BOUGH_ISA = baseline, avx2 (x86-64-v3) and avx512
+// (x86-64-v4), and defines its functions in namespace bough::BOUGH_ISA. The caller picks the copy the CPU
+// runs:
 //   BOUGH_ISA_CALL(rms_norm_rows, arguments...)   (template arguments are deduced)
 // Such a file includes neither torch nor the standard library's templates: an inline function compiled for
 // AVX-512 could otherwise be the copy that the linker keeps for everyone.
@@ -41,7 +42,8 @@ bool has_amx();
     }                                                                                \
   } while (0)
 
-// The same, but by the function of that name in namespace bf16 where T is BFloat16Bits, the CPU has AVX512-BF16 and `fits`.
+// The same, but by the function of that name in namespace bf16 where T is BFloat16Bits, the CPU has
+// AVX512-BF16 and `fits`.
 #define BOUGH_BF16_OR_ISA_CALL(T, fits, function, ...)        \
   do {                                                        \
     if constexpr (std::is_same_v<T, ::bough::BFloat16Bits>) { \

@@ -1,6 +1,6 @@
-// Our ops live in torch's dispatcher under `bough::`, so that Python finds them as torch.ops.bough.* and the CUDA
-// library adds its kernels when it is opened. The reference, written in tensor ops, is registered for every
-// device; a CPU or CUDA kernel takes precedence where there is one.
+// Our ops live in torch's dispatcher under `bough::`, so that Python finds them as torch.ops.bough.* and the
+// CUDA library adds its kernels when it is opened. The reference, written in tensor ops, is registered for
+// every device; a CPU or CUDA kernel takes precedence where there is one.
 //
 // An implementation turns a tensor's dtype into a template's element type by dispatch_float_types.
 #pragma once

@@ -1,4 +1,5 @@
-// Memory of a call: a Workspace from the tensors' allocator, a thread's own AlignedBuffer, and sums over rows by threads.
+// Memory of a call: a Workspace from the tensors' allocator, a thread's own AlignedBuffer, and sums over rows
+// by threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +14,8 @@
 
 namespace bough {
 
-// Scratch that the tensors' allocator hands out: reused from call to call, and counted. Uninitialised, aligned to a cache
-// line.
+// Scratch that the tensors' allocator hands out: reused from call to call, and counted. Uninitialised,
+// aligned to a cache line.
 template <class T>
 class Workspace {
  public:
@@ -47,8 +48,8 @@ class AlignedBuffer {
   std::unique_ptr<T, Free> data_;
 };
 
-// Sums over rows, of which each thread makes a part by itself; the parts are then added in order, so that a number of
-// threads gives the same bits each time.
+// Sums over rows, of which each thread makes a part by itself; the parts are then added in order, so that a
+// number of threads gives the same bits each time.
 template <class A>
 class PartialSums {
  public:

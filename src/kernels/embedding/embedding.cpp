@@ -59,7 +59,8 @@ void add_embedding_gradient_reference_(const at::Tensor& sums_VD, const at::Tens
 namespace {
 constexpr int64_t kColumns = 64;  // a thread's are a multiple: whole cache lines
 
-// Each thread takes some columns of all rows, so that a token's rows are added in their order without atomics.
+// Each thread takes some columns of all rows, so that a token's rows are added in their order without
+// atomics.
 void add_embedding_gradient_cpu_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,
                                  const at::Tensor& rows_TD) {
   const int64_t width = rows_TD.size(1), num_rows = rows_TD.size(0);

@@ -1,5 +1,5 @@
-// Blocks in x over the columns, in y over the sorted tokens. Where a token begins, its rows are added one after the other,
-// so that their order is fixed without atomics.
+// Blocks in x over the columns, in y over the sorted tokens. Where a token begins, its rows are added one
+// after the other, so that their order is fixed without atomics.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 namespace bough {

@@ -116,7 +116,8 @@ struct Expected {
   }
 };
 
-// A bf16 result passes through h, gate and up, and the activation, each rounded: errors of four roundings and more add up.
+// A bf16 result passes through h, gate and up, and the activation, each rounded: errors of four roundings and
+// more add up.
 double bound(at::ScalarType type) {
   return type == at::kBFloat16 ? 8 * 3.9e-3 : tolerance(type);
 }

@@ -14,8 +14,8 @@ inline __mmask16 first(int64_t count) {
   return count >= 16 ? ~__mmask16{0} : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
 }
 
-// 32 elements, or `count` of them and zeros, in an order that suits the type: 16 and 16 of fp32; of bf16 those at even
-// places, then those at odd ones.
+// 32 elements, or `count` of them and zeros, in an order that suits the type: 16 and 16 of fp32; of bf16
+// those at even places, then those at odd ones.
 struct Two {
   __m512 a, b;
 };

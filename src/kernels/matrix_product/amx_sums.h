@@ -1,5 +1,5 @@
-// Sums of 32 x 32 entries in four AMX tiles, all tiles configured full (amx::begin_tiles). Included by files that are
-// compiled for AMX alone.
+// Sums of 32 x 32 entries in four AMX tiles, all tiles configured full (amx::begin_tiles). Included by files
+// that are compiled for AMX alone.
 #pragma once
 
 #include <immintrin.h>

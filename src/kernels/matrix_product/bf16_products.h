@@ -1,5 +1,5 @@
-// The two ways to multiply blocks of bf16 (matrix_product_tiles.h): AMX tiles where has_amx(), else AVX-512's dot products
-// of pairs. Both read the same packed factors and sum in fp32, over ascending k.
+// The two ways to multiply blocks of bf16 (matrix_product_tiles.h): AMX tiles where has_amx(), else AVX-512's
+// dot products of pairs. Both read the same packed factors and sum in fp32, over ascending k.
 #pragma once
 
 #include "kernels/common/isa.h"
@@ -24,8 +24,8 @@ void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16B
 void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, const BFloat16Bits* const* b,
                   int64_t count);
 
-// y[rows][n] = x[rows]·weight[n] (+ bias[n]) (+ residual[rows][n]), rounded once; 1 to kMostRows rows, of any depth. Sums run
-// in another order than those of blocks: not for batch_invariant_product.
+// y[rows][n] = x[rows]·weight[n] (+ bias[n]) (+ residual[rows][n]), rounded once; 1 to kMostRows rows, of any
+// depth. Sums run in another order than those of blocks: not for batch_invariant_product.
 struct FewRows {
   static constexpr int64_t kMostRows = 4;
   int64_t rows, depth;

@@ -1,5 +1,6 @@
-// Sums of up to 11 rows x 32 columns of bf16 products in 22 registers: each pair of elements of A broadcast, dot products
-// with pairs of B (Intel SDM, VDPBF16PS). Included by files that are compiled for AVX512-BF16; internal linkage.
+// Sums of up to 11 rows x 32 columns of bf16 products in 22 registers: each pair of elements of A broadcast,
+// dot products with pairs of B (Intel SDM, VDPBF16PS). Included by files that are compiled for AVX512-BF16;
+// internal linkage.
 #pragma once
 
 #include <immintrin.h>
@@ -18,8 +19,9 @@ constexpr int64_t kRowsTogether = 11;  // 32 rows: 11, 11, 10
 constexpr int64_t kPairs = 16;         // of a depth of 32
 constexpr int64_t kPairBytes = 4;
 
-// Where a depth of 32 of both factors lies: pairs of a row beside each other, rows a_row bytes apart; pairs of 16 columns
-// beside each other, the next pair of the depth b_pair bytes on, columns 16 to 31 b_high bytes on.
+// Where a depth of 32 of both factors lies: pairs of a row beside each other, rows a_row bytes apart; pairs
+// of 16 columns beside each other, the next pair of the depth b_pair bytes on, columns 16 to 31 b_high bytes
+// on.
 struct Layout {
   int64_t a_row = kTileStride;
   int64_t b_pair = kTileStride, b_high = kTileBytes;

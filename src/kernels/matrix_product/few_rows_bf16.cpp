@@ -1,5 +1,5 @@
-// Products of one to four rows with a weight, as dot products of their rows: each line of the weight is read once and meets
-// all of them, where blocks (dot_products.h) would multiply 16 columns.
+// Products of one to four rows with a weight, as dot products of their rows: each line of the weight is read
+// once and meets all of them, where blocks (dot_products.h) would multiply 16 columns.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/bf16_products.h"

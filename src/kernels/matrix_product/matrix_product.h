@@ -1,12 +1,13 @@
 // Matrix products of the linear layers and the head.
 //
-//   matrix_product:       c[m,n]  = sum_k a[m,k] · b[k,n] (+ bias[n]) (+ residual[m,n])   overwritten, a's dtype
-//   add_matrix_product_:  c[m,n] += sum_k a[m,k] · b[k,n]                 accumulated in c's dtype, the accumulator type
+//   matrix_product:       c[m,n]  = sum_k a[m,k] · b[k,n] (+ bias[n]) (+ residual[m,n])   overwritten, a's
+//   dtype add_matrix_product_:  c[m,n] += sum_k a[m,k] · b[k,n]                 accumulated in c's dtype, the
+//   accumulator type
 //
-// Products and sums are of the accumulator type, rounded once (a residual in fp32 after the sum, in bf16 with it). Rows or
-// columns of a and b are contiguous: a weight's transposed view is as good as the weight. bf16 is computed here on a CPU
-// with AMX tiles or AVX512-BF16, fp32 on one with AVX-512 that is not Intel's (MKL reaches half of such a CPU's rate); all
-// else is libtorch's.
+// Products and sums are of the accumulator type, rounded once (a residual in fp32 after the sum, in bf16 with
+// it). Rows or columns of a and b are contiguous: a weight's transposed view is as good as the weight. bf16
+// is computed here on a CPU with AMX tiles or AVX512-BF16, fp32 on one with AVX-512 that is not Intel's (MKL
+// reaches half of such a CPU's rate); all else is libtorch's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,14 +16,14 @@
 
 namespace bough {
 
-// a: [M, K]; b: [K, N], a's dtype (fp32, bf16, fp64) and device; bias: none or [N], residual: none or [M, N], both
-// contiguous and of a's dtype. Returns [M, N].
+// a: [M, K]; b: [K, N], a's dtype (fp32, bf16, fp64) and device; bias: none or [N], residual: none or [M, N],
+// both contiguous and of a's dtype. Returns [M, N].
 at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
                           const std::optional<at::Tensor>& bias_N = std::nullopt,
                           const std::optional<at::Tensor>& residual_MN = std::nullopt);
 
-// The same product on a CPU that has_tiles() for the type, in a way that makes a row of c depend on its row of a only:
-// the same bits with any other rows, any number of them, on any number of threads.
+// The same product on a CPU that has_tiles() for the type, in a way that makes a row of c depend on its row
+// of a only: the same bits with any other rows, any number of them, on any number of threads.
 at::Tensor batch_invariant_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
                                    const std::optional<at::Tensor>& bias_N = std::nullopt,
                                    const std::optional<at::Tensor>& residual_MN = std::nullopt);
@@ -33,9 +34,9 @@ void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const a
 // Whether products of that type on this CPU are computed here.
 bool products_are_ours(at::ScalarType type);
 
-// What is computed here, for tests and measurements: fp32 and bf16 on a CPU that has_tiles() for them. Every sum runs
-// over k in ascending order (bf16: in steps of a tile's depth) whichever factor is packed or turned, padded with zeros:
-// hence batch_invariant_product.
+// What is computed here, for tests and measurements: fp32 and bf16 on a CPU that has_tiles() for them. Every
+// sum runs over k in ascending order (bf16: in steps of a tile's depth) whichever factor is packed or turned,
+// padded with zeros: hence batch_invariant_product.
 bool has_tiles(at::ScalarType type);
 at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
                                 const std::optional<at::Tensor>& bias_N = std::nullopt,

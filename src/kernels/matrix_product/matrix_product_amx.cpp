@@ -8,8 +8,8 @@
 namespace bough::amx {
 
 namespace {
-// The compiler does not know that the tile intrinsics read memory: what they read is constant or was written by the
-// caller, in another file.
+// The compiler does not know that the tile intrinsics read memory: what they read is constant or was written
+// by the caller, in another file.
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {kTileStride, kTileStride, kTileStride, kTileStride,
@@ -19,8 +19,8 @@ struct TileConfig {
 constexpr TileConfig kEightFullTiles;
 static_assert(sizeof(TileConfig) == 64);
 
-// The sums += two tiles of rows times two tiles of columns, of depth 32. Columns are read past the nearest cache, where
-// the rows that meet the next columns then stay.
+// The sums += two tiles of rows times two tiles of columns, of depth 32. Columns are read past the nearest
+// cache, where the rows that meet the next columns then stay.
 inline void multiply_step(const char* a_low, const char* a_high, int64_t a_stride, const char* b) {
   _tile_stream_loadd(6, b, kTileStride);
   _tile_loadd(4, a_low, a_stride);

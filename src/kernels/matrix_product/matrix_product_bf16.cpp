@@ -21,8 +21,8 @@ inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride,
     r[i] = i < rows ? _mm512_maskz_loadu_epi16(columns, source + i * stride) : _mm512_setzero_si512();
 }
 
-// Four 128-bit lanes from rows `step` apart: one load each, where a shuffle between lanes would cost the one port that
-// shuffles.
+// Four 128-bit lanes from rows `step` apart: one load each, where a shuffle between lanes would cost the one
+// port that shuffles.
 inline __m512i lanes_of_rows(const BFloat16Bits* source, int64_t step) {
   const auto lane = [&](int64_t i) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * step));
@@ -50,8 +50,8 @@ inline void transpose_dwords(char* out, const BFloat16Bits* source, int64_t stri
   }
 }
 
-// out[i][j] = source[j * stride + i] of 32 x 32 elements. Lines far apart may share a set of the nearest cache, and each
-// is read four times: a copy of them first.
+// out[i][j] = source[j * stride + i] of 32 x 32 elements. Lines far apart may share a set of the nearest
+// cache, and each is read four times: a copy of them first.
 inline void transpose_elements(char* out, const BFloat16Bits* far_source, int64_t far_stride) {
   constexpr int64_t stride = 32;
   alignas(64) BFloat16Bits source[32 * stride];

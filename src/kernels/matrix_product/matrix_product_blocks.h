@@ -1,5 +1,5 @@
-// Blocks of a product: what the tiles of each element type take (matrix_product_tiles.h), and the walk of one thread
-// over its rows and panels. Included by matrix_product_cpu.cpp alone.
+// Blocks of a product: what the tiles of each element type take (matrix_product_tiles.h), and the walk of one
+// thread over its rows and panels. Included by matrix_product_cpu.cpp alone.
 #pragma once
 
 #include <algorithm>
@@ -192,8 +192,8 @@ class Worker {
     return Space::elements(p.k, panels);
   }
 
-  // A part of one block of c: to c from the last part, else to `sums`, which are null where the part is the whole.
-  // Meanwhile memory that is written or read next is brought near.
+  // A part of one block of c: to c from the last part, else to `sums`, which are null where the part is the
+  // whole. Meanwhile memory that is written or read next is brought near.
   void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Part& part,
              float* sums, const Upcoming& written, const Upcoming& read = {}) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);
@@ -236,8 +236,8 @@ class Worker {
     bool packed;
   };
 
-  // A block of rows of A: where it lies, or packed. Rows a multiple of 2 KiB apart share so few sets of the first-level
-  // cache that a part of them would not stay there: it is copied to `near_rows`.
+  // A block of rows of A: where it lies, or packed. Rows a multiple of 2 KiB apart share so few sets of the
+  // first-level cache that a part of them would not stay there: it is copied to `near_rows`.
   Rows rows_at(int64_t row, const Part& part, T* near_rows) const {
     if (packed_a_)
       return {{packed_a_ + (row - row_begin_) / Tiles::kRows * block_elements(p_) + part.begin * Tiles::kRows,

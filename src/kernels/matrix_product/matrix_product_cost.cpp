@@ -35,9 +35,9 @@ int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& s
   return packed + packed_bytes<Bf16Blocking>(kernels.threads, rows, depth, columns);
 }
 
-// In bf16 tiles x is packed whole, and d_yᵀ up to kMostBlocks blocks of rows and kTurnedDepth tokens at a time by each
-// thread; in fp32 ones d_yᵀ is packed kPackedRows rows and kDepthPerPass tokens at a time. On a CPU without tiles of
-// bf16 both factors are widened.
+// In bf16 tiles x is packed whole, and d_yᵀ up to kMostBlocks blocks of rows and kTurnedDepth tokens at a
+// time by each thread; in fp32 ones d_yᵀ is packed kPackedRows rows and kDepthPerPass tokens at a time. On a
+// CPU without tiles of bf16 both factors are widened.
 int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
                               int64_t outputs, int64_t inputs) {
   using Attention = DeviceKernels::Attention;

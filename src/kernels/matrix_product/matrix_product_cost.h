@@ -1,6 +1,6 @@
-// What matrix products cost, from shapes alone: FLOPs, and the bytes that the CPU's kernels pack factors and keep sums
-// in. The sizes that those kernels cut their work into stand here once: matrix_product_cpu.cpp cuts by them, and what
-// is counted is what it allocates. No torch.
+// What matrix products cost, from shapes alone: FLOPs, and the bytes that the CPU's kernels pack factors and
+// keep sums in. The sizes that those kernels cut their work into stand here once: matrix_product_cpu.cpp cuts
+// by them, and what is counted is what it allocates. No torch.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ constexpr int64_t matrix_product_flops(int64_t rows, int64_t depth, int64_t colu
   return 2 * rows * depth * columns;
 }
 
-// Less work than this for each of two threads is done by one: a start costs about as much as a quarter of a million
-// multiply-adds.
+// Less work than this for each of two threads is done by one: a start costs about as much as a quarter of a
+// million multiply-adds.
 constexpr double kMultipliesPerThread = 256 << 10;
 constexpr int64_t kPackedRows = 1024;  // of a factor that must be packed, at a time
 
@@ -25,8 +25,8 @@ struct Fp32Blocking {
   static constexpr int64_t kRows = avx512::kBlockRows;
   static constexpr int64_t kDepth = 1;
   static constexpr bool kPadsRows = false;
-  // Sums are kept in C between passes. Four panels of that depth come from the second-level cache, as fast as they are
-  // needed, for each block of rows that the first-level one keeps.
+  // Sums are kept in C between passes. Four panels of that depth come from the second-level cache, as fast as
+  // they are needed, for each block of rows that the first-level one keeps.
   static constexpr int64_t kDepthPerPass = 512;
   static constexpr int64_t kGroupBytes = 4 * kDepthPerPass * kPanelColumns * 4;
   static constexpr bool kInParts = false;
@@ -39,16 +39,16 @@ struct Bf16Blocking {
   static constexpr bool kPadsRows = true;  // the last rows of a factor are packed, too
   // Of an accumulated C: bf16 ones are rounded once.
   static constexpr int64_t kDepthPerPass = 512;
-  // Half of the second-level cache of CPUs with AMX, all of others': A, which comes from further away, is read once for
-  // each group.
+  // Half of the second-level cache of CPUs with AMX, all of others': A, which comes from further away, is
+  // read once for each group.
   static constexpr int64_t kGroupBytes = 1 << 20;
-  // A block of rows of a longer depth leaves the first-level cache before the next panel: it comes in parts, and fp32
-  // sums of several blocks wait in the second-level cache beside the parts of a group's panels.
+  // A block of rows of a longer depth leaves the first-level cache before the next panel: it comes in parts,
+  // and fp32 sums of several blocks wait in the second-level cache beside the parts of a group's panels.
   static constexpr bool kInParts = true;
   static constexpr int64_t kWholeDepth = 1024, kPartDepth = 512;
   static constexpr int64_t kPartSumBytes = 384 << 10, kPartPanels = 16;
-  // Of a weight's gradient: a quarter of the second-level cache for sums, as much for B; a block's part of A stays in
-  // the first-level one.
+  // Of a weight's gradient: a quarter of the second-level cache for sums, as much for B; a block's part of A
+  // stays in the first-level one.
   static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
   static constexpr int64_t kMostBlocks = 8;
 };

@@ -1,17 +1,17 @@
-// Panels of 32 columns of B are packed by the thread that owns them, a group of panels that fits the nearer cache
-// at a time; then blocks of rows of A pass over the group, read where they lie if they can be:
+// Panels of 32 columns of B are packed by the thread that owns them, a group of panels that fits the nearer
+// cache at a time; then blocks of rows of A pass over the group, read where they lie if they can be:
 //
 //   for each group of panels of this thread:  pack them
 //     for each block of rows:                 (pack it, if it must be: before, all threads together)
 //       for each panel of the group:          c block = or += a block · panel
 //
-// bf16 over a long depth: a part of the depth at a time for a few hundred rows, whose sums in fp32 wait in the nearer
-// cache and are rounded once.
+// bf16 over a long depth: a part of the depth at a time for a few hundred rows, whose sums in fp32 wait in
+// the nearer cache and are rounded once.
 //
 // A weight's gradient, c += aᵀ·b over a long depth, keeps its sums near instead: add_turned below.
 //
-// Few rows against a transposed B (a decoding step against a weight) are computed as cᵀ = bᵀ·aᵀ, so that the weight
-// is the operand that is read where it lies, once.
+// Few rows against a transposed B (a decoding step against a weight) are computed as cᵀ = bᵀ·aᵀ, so that the
+// weight is the operand that is read where it lies, once.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -69,9 +69,9 @@ void run_rows(const Product<typename Tiles::Element>& p, int64_t row_begin, int6
   else at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) { run(begin, end, 0, panels); });
 }
 
-// c += a·b of a transposed A, a weight's gradient: sums far larger than the caches, over a depth of thousands. Each
-// thread keeps kSumBytes of them in its nearer cache while the whole depth passes, a part at a time; A's part is packed
-// on the way, B's once, by all threads together.
+// c += a·b of a transposed A, a weight's gradient: sums far larger than the caches, over a depth of
+// thousands. Each thread keeps kSumBytes of them in its nearer cache while the whole depth passes, a part at
+// a time; A's part is packed on the way, B's once, by all threads together.
 template <class Tiles>
 void add_turned(const Product<typename Tiles::Element>& p) {
   using T = typename Tiles::Element;

@@ -10,8 +10,8 @@ namespace {
 struct Shape {
   int64_t m, n, k;
 };
-// Whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one element; the last ones
-// deeper than a part, with rows a multiple of 2 KiB apart and not.
+// Whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one element; the
+// last ones deeper than a part, with rows a multiple of 2 KiB apart and not.
 const Shape kShapes[] = {{64, 64, 64},  {1, 96, 64},   {12, 32, 33},    {16, 100, 96},    {17, 40, 96},
                          {33, 31, 32},  {45, 65, 130}, {1100, 70, 40},  {96, 33, 2100},   {1, 1, 1},
                          {300, 200, 7}, {5, 1000, 96}, {31, 257, 1030}, {430, 550, 2048}, {70, 40, 1568},
@@ -26,8 +26,8 @@ at::Tensor operand(int64_t rows, int64_t columns, at::ScalarType type, uint64_t 
   return transposed ? part.t() : part;
 }
 
-// Errors of a sum of k products of order one grow like sqrt(k); tolerance() is relative to the largest element,
-// which is of that order, too.
+// Errors of a sum of k products of order one grow like sqrt(k); tolerance() is relative to the largest
+// element, which is of that order, too.
 void expect_product(const at::Tensor& got, const at::Tensor& a, const at::Tensor& b, at::ScalarType type,
                     const at::Tensor& start) {
   EXPECT_CLOSE(got, start + at::mm(a.to(at::kDouble), b.to(at::kDouble)), type);

@@ -1,11 +1,12 @@
-// The inner products of matrix_product_cpu.cpp, one set per instruction set. Each computes blocks of `rows` x 32 of
-// C = A·B from a panel of B in the set's own packed form and from A as it lies in memory or packed:
+// The inner products of matrix_product_cpu.cpp, one set per instruction set. Each computes blocks of `rows` x
+// 32 of C = A·B from a panel of B in the set's own packed form and from A as it lies in memory or packed:
 //
 //   fp32: up to 12 x 32, by AVX-512; a packed B is [k][32], a packed A [k][12].
 //   bf16: 32 x 32, by AMX tiles or by AVX-512's dot products of pairs (bf16_products.h);
 //         a packed B is [k/32][2][16 pairs of k][16][2], a packed A [k/32][2][16 rows][32].
 //
-// The files that implement them include neither torch nor the standard library's templates (see common/isa.h).
+// The files that implement them include neither torch nor the standard library's templates (see
+// common/isa.h).
 #pragma once
 
 #include <cstdint>
@@ -26,14 +27,14 @@ struct Upcoming {
 namespace avx512 {
 constexpr int64_t kBlockRows = 12;
 
-// Panel of `columns` <= 32 columns, padded with zeros. b[k][n] = source[k * stride + n], or source[n * stride + k]
-// where transposed.
+// Panel of `columns` <= 32 columns, padded with zeros. b[k][n] = source[k * stride + n], or source[n * stride
+// + k] where transposed.
 void pack_panel(float* panel, const float* source, int64_t stride, bool transposed, int64_t depth,
                 int64_t columns);
 // Up to 12 rows of a[m][k] = source[k * stride + m], padded with zeros.
 void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows, int64_t depth);
-// c[rows][columns] = or += a·b, up to 12 x 32. a[i][k] at a[i * a_stride + k], or at a[k * a_stride + i] where turned (a
-// packed block: of stride 12); rows of b b_stride apart (a panel's: 32).
+// c[rows][columns] = or += a·b, up to 12 x 32. a[i][k] at a[i * a_stride + k], or at a[k * a_stride + i]
+// where turned (a packed block: of stride 12); rows of b b_stride apart (a panel's: 32).
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                     bool turned, const float* b, int64_t b_stride, int64_t rows, int64_t columns,
                     int64_t depth, const Upcoming& read = {});
@@ -58,8 +59,8 @@ void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride,
 // multiple of 32, at least width.
 void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source, int64_t stride,
                int64_t rows, int64_t width, int64_t rows_padded);
-// c[32][32] = or += a·b. packed: a is a packed block, else 32 rows of `a_stride`, depth a multiple of 32. Of c, what is
-// beyond `columns` is unspecified.
+// c[32][32] = or += a·b. packed: a is a packed block, else 32 rows of `a_stride`, depth a multiple of 32. Of
+// c, what is beyond `columns` is unspecified.
 void multiply_block(float* c, int64_t c_stride, bool accumulate, const BFloat16Bits* a, int64_t a_stride,
                     bool packed, const BFloat16Bits* panel, int64_t columns, int64_t depth,
                     const Upcoming& written = {}, const Upcoming& read = {});

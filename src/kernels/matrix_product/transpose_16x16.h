@@ -1,4 +1,5 @@
-// For files written with AVX-512 intrinsics; internal linkage, since each is compiled with options of its own.
+// For files written with AVX-512 intrinsics; internal linkage, since each is compiled with options of its
+// own.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,5 @@
-// Included by files written with intrinsics; internal linkage, since each is compiled with options of its own.
+// Included by files written with intrinsics; internal linkage, since each is compiled with options of its
+// own.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"

@@ -1,21 +1,23 @@
-// Attention of a pass's tokens to keys and values in pages: decode and chunked prefill mixed, grouped heads. The pass's
-// own keys and values are stored first.
+// Attention of a pass's tokens to keys and values in pages: decode and chunked prefill mixed, grouped heads.
+// The pass's own keys and values are stored first.
 //
 //   o[t, n]   = sum_j p_j v_j,  p = softmax_j(scale · q[t, n] · k_j)
 //   lse[t, n] = log sum_j exp(scale · q[t, n] · k_j)
-//   j: the keys of the pages that t's sequence lists (or of those that are selected of them), at positions up to t's own
+//   j: the keys of the pages that t's sequence lists (or of those that are selected of them), at positions up
+//   to t's own
 //
-// A page holds kPageTokens consecutive positions of one sequence, from its first key on; sequences with a common prefix
-// list the same pages. Who lists a page says the same first key of it. Scores, softmax and sums are in the accumulator
-// type, and o is rounded once; where bf16 is computed in blocks, p is rounded to bf16 before it meets v, as in training.
+// A page holds kPageTokens consecutive positions of one sequence, from its first key on; sequences with a
+// common prefix list the same pages. Who lists a page says the same first key of it. Scores, softmax and sums
+// are in the accumulator type, and o is rounded once; where bf16 is computed in blocks, p is rounded to bf16
+// before it meets v, as in training.
 //
-// What a call does is planned once for all layers that take the same pages (PagedPlan); a layer that selects pages of
-// its own has a plan of its own. A selection of all pages is the plan without one, bit for bit.
+// What a call does is planned once for all layers that take the same pages (PagedPlan); a layer that selects
+// pages of its own has a plan of its own. A selection of all pages is the plan without one, bit for bit.
 //
-// On the CPU a token visits its keys in ascending order, a page at a time, with a running maximum and sum: its result
-// does not depend on what else is in the pass, on chunk borders or on thread count. On CUDA the parts of a token's keys,
-// shared pages and its own, are computed side by side and joined by their log-sum-exp: the same pass gives the same
-// bits, another pass may round otherwise.
+// On the CPU a token visits its keys in ascending order, a page at a time, with a running maximum and sum:
+// its result does not depend on what else is in the pass, on chunk borders or on thread count. On CUDA the
+// parts of a token's keys, shared pages and its own, are computed side by side and joined by their
+// log-sum-exp: the same pass gives the same bits, another pass may round otherwise.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,10 +36,11 @@ struct PagedShape {
   at::Device device = at::kCPU;
 };
 
-// A layer's pages, uninitialised: on the CPU [B, G, 2, kPageTokens · padded H] (pages.h), on CUDA [2, B, G, kPageTokens, H].
+// A layer's pages, uninitialised: on the CPU [B, G, 2, kPageTokens · padded H] (pages.h), on CUDA [2, B, G,
+// kPageTokens, H].
 std::vector<int64_t> page_sizes(const PagedShape& shape, int64_t num_pages);
-// Views of them: keys [B, G, H' / P, kPageTokens, P], values [B, G, kPageTokens / P, H', P], with H' = padded H and P of
-// pages.h; on CUDA H' = H and P = 1.
+// Views of them: keys [B, G, H' / P, kPageTokens, P], values [B, G, kPageTokens / P, H', P], with H' = padded
+// H and P of pages.h; on CUDA H' = H and P = 1.
 at::Tensor keys_of_pages(const at::Tensor& pages, int64_t head_dim);
 at::Tensor values_of_pages(const at::Tensor& pages, int64_t head_dim);
 
@@ -45,12 +48,12 @@ at::Tensor values_of_pages(const at::Tensor& pages, int64_t head_dim);
 class PagedPlan {
  public:
   PagedPlan() = default;
-  // One pass. The segments' pages are read now, not later. InternalError where a token's own page is not listed or not
-  // selected, or lists are not in ascending order.
+  // One pass. The segments' pages are read now, not later. InternalError where a token's own page is not
+  // listed or not selected, or lists are not in ascending order.
   PagedPlan(std::span<const PagedSegment> segments, const PagedShape& shape,
             const PageSelection* selection = nullptr, AttentionPath path = AttentionPath::kFastest);
-  // On CUDA: passes of up to these capacities one after the other, always at the same addresses, as captured graphs
-  // need. parts: of make_parts(), for as many as there are rows.
+  // On CUDA: passes of up to these capacities one after the other, always at the same addresses, as captured
+  // graphs need. parts: of make_parts(), for as many as there are rows.
   PagedPlan(const PagedShape& shape, const PagedLayout& capacities, int64_t max_pages, at::Tensor parts);
 
   // Whether CUDA kernels compute this: fp32 or bf16, heads not too wide. Else the reference does.
@@ -84,19 +87,21 @@ struct PagedAttentionInput {
   double scale;  // usually 1/sqrt(H)
 };
 
-// Checks shapes, dtypes and devices (InternalError), then calls the kernel of q's device through torch's dispatcher.
-// Returns o_TNH, contiguous, q's dtype. lse_TN: contiguous, accumulator type, overwritten; not by CUDA kernels; may be
-// null.
+// Checks shapes, dtypes and devices (InternalError), then calls the kernel of q's device through torch's
+// dispatcher. Returns o_TNH, contiguous, q's dtype. lse_TN: contiguous, accumulator type, overwritten; not by
+// CUDA kernels; may be null.
 at::Tensor paged_attention(const PagedAttentionInput& in, at::Tensor* lse_TN = nullptr);
 
-// Token t of k and v goes to a slot: page · kPageTokens + place in it. Of a page the first place comes first. On the CPU.
+// Token t of k and v goes to a slot: page · kPageTokens + place in it. Of a page the first place comes first.
+// On the CPU.
 struct TokenSlot {
   int64_t token, slot;
 };
 void store_in_pages(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
                     std::span<const TokenSlot> tokens);
 
-// The op in tensor ops, on any device: gathers each token's pages, masks, softmax. work: PagedSchedule::as_tensor().
+// The op in tensor ops, on any device: gathers each token's pages, masks, softmax. work:
+// PagedSchedule::as_tensor().
 at::Tensor paged_attention_reference(const at::Tensor& q_TNH, const std::optional<at::Tensor>& k_TGH,
                                      const std::optional<at::Tensor>& v_TGH, const at::Tensor& pages,
                                      const at::Tensor& work, double scale,

@@ -2,10 +2,10 @@
 //
 //   S = Q·Kᵀ of every page of the batch;  P = 2^(scale·S - max), page by page;  O += P·V, page by page
 //
-// An entry is a row of the products (paged_attention_products.h), whose products and sums do not depend on the other rows. Its maximum is raised, and
-// its sum and output rescaled, only at a page with a score that is kSlack above it: a rule of the entry and the page,
-// so that batches, neighbours and the borders of runs change nothing. Weights then reach 2^kSlack, which costs no
-// precision and spares nearly all rescaling.
+// An entry is a row of the products (paged_attention_products.h), whose products and sums do not depend on
+// the other rows. Its maximum is raised, and its sum and output rescaled, only at a page with a score that is
+// kSlack above it: a rule of the entry and the page, so that batches, neighbours and the borders of runs
+// change nothing. Weights then reach 2^kSlack, which costs no precision and spares nearly all rescaling.
 #include <immintrin.h>
 
 #include <cstring>
@@ -27,8 +27,8 @@ constexpr int64_t kAhead = 8;           // pages between the one computed and th
 constexpr float kSlack = 8;             // in powers of two
 constexpr double kLog2E = 1.4426950408889634;
 
-// The pages that a task visits, in order, kAhead of them before they are computed: pages lie anywhere in a memory far
-// larger than the caches.
+// The pages that a task visits, in order, kAhead of them before they are computed: pages lie anywhere in a
+// memory far larger than the caches.
 class Ahead {
  public:
   Ahead(const Layer& layer, const TaskView<float>& task) : layer_(layer), task_(task) {
@@ -60,7 +60,8 @@ struct Block {
   float* o;          // [count][padded H]
 };
 
-// Pages of a run whose scores are in flight: their keys and values, and those that are brought near meanwhile.
+// Pages of a run whose scores are in flight: their keys and values, and those that are brought near
+// meanwhile.
 struct Batch {
   int64_t count;
   const Element* keys[kBatch];

@@ -1,7 +1,7 @@
-// Loops of paged attention on the CPU, but bf16 on one with AVX512-BF16 (paged_attention_bf16.cpp). An entry has a running
-// maximum, a running sum (a vector, folded at the end) and a running output. Four entries go through a page together,
-// so that each load of the page serves four products; an entry's operations and their order are the same however many
-// neighbours it has.
+// Loops of paged attention on the CPU, but bf16 on one with AVX512-BF16 (paged_attention_bf16.cpp). An entry
+// has a running maximum, a running sum (a vector, folded at the end) and a running output. Four entries go
+// through a page together, so that each load of the page serves four products; an entry's operations and
+// their order are the same however many neighbours it has.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -179,8 +179,8 @@ BOUGH_RUN_TASK(float)
 BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
 
-// One token's key and value of one head. The first token of a page clears its values: the others' slots are read, with
-// weight 0.
+// One token's key and value of one head. The first token of a page clears its values: the others' slots are
+// read, with weight 0.
 template <class T>
 void store_token(T* key, T* value, const T* k, const T* v, int64_t place, int64_t H, int64_t padded_H) {
   for (int64_t h = 0; h < padded_H; ++h) key[h * kPageTokens + place] = h < H ? k[h] : T{};
@@ -252,7 +252,8 @@ void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::sp
   }
 }
 
-// Whether tiles compute that type. The choice depends on the type alone: a token's result must not depend on more.
+// Whether tiles compute that type. The choice depends on the type alone: a token's result must not depend on
+// more.
 template <class T>
 bool by_tiles() {
   return std::is_same_v<T, BFloat16Bits> && has_tiles(at::kBFloat16);

@@ -1,9 +1,10 @@
-// CUDA launchers of paged_attention.h. Pointers are of the device; launch errors are left to cudaGetLastError. T:
-// BFloat16Bits or float; scores, sums and parts are fp32.
+// CUDA launchers of paged_attention.h. Pointers are of the device; launch errors are left to
+// cudaGetLastError. T: BFloat16Bits or float; scores, sums and parts are fp32.
 //
-// bf16 heads of up to 128 whose width is a multiple of 8 are multiplied by the tensor cores: all heads of a group and
-// all rows of an item share each load of a page (up to 16 query vectors: the four warps take different keys; up to 64:
-// different queries). All else is plain fp32 arithmetic. No atomics: the same work gives the same bits.
+// bf16 heads of up to 128 whose width is a multiple of 8 are multiplied by the tensor cores: all heads of a
+// group and all rows of an item share each load of a page (up to 16 query vectors: the four warps take
+// different keys; up to 64: different queries). All else is plain fp32 arithmetic. No atomics: the same work
+// gives the same bits.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// By AVX-512's dot products of pairs: of keys 16 tokens in a register, of values 16 columns. Few entries take several
-// pages, or columns, at once, since a dot product's result is ready some cycles later.
+// By AVX-512's dot products of pairs: of keys 16 tokens in a register, of values 16 columns. Few entries take
+// several pages, or columns, at once, since a dot product's result is ready some cycles later.
 #include <immintrin.h>
 
 #include <cstring>

@@ -1,5 +1,6 @@
-// What one thread does at once in paged attention: rows (query tokens) and the pages they visit, in order. Plain
-// types: the files that work on them include neither torch nor the standard library's templates (common/isa.h).
+// What one thread does at once in paged attention: rows (query tokens) and the pages they visit, in order.
+// Plain types: the files that work on them include neither torch nor the standard library's templates
+// (common/isa.h).
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,15 @@ namespace bough {
 
 inline constexpr int64_t kPageTokens = 16;  // one AVX-512 register of fp32 scores
 
-// Records of int32, as they lie in the op's work (paged_plan.h). A row's list of pages begins at pages_at of the work's
-// pages; keys count by their place in the list.
+// Records of int32, as they lie in the op's work (paged_plan.h). A row's list of pages begins at pages_at of
+// the work's pages; keys count by their place in the list.
 struct AttentionRow {
   int32_t token = 0;                    // of the pass
   int32_t limit = 0;                    // sees the keys below it; at least one of every page it visits
   int32_t pages_at = 0, num_pages = 0;  // up to the limit
 };
-struct
-    AttentionRun {  // rows [row_begin, row_end) visit pages [page_begin, page_end) of their lists, which agree
+struct AttentionRun {  // rows [row_begin, row_end) visit pages [page_begin, page_end) of their lists, which
+                       // agree
   int32_t row_begin = 0, row_end = 0;
   int32_t page_begin = 0, page_end = 0;
   int32_t pages_at = 0;  // of one of the rows
@@ -46,8 +47,8 @@ struct LayerView {
   int64_t offset(int64_t page, int64_t g) const { return (page * G + g) * 2 * kPageTokens * padded_H; }
 };
 
-// The rows of one task times the heads of one key/value head g are its entries, heads of a row beside each other.
-// Room for what is kept of each:
+// The rows of one task times the heads of one key/value head g are its entries, heads of a row beside each
+// other. Room for what is kept of each:
 template <class Acc>
 struct TaskView {
   const AttentionRow* rows;
@@ -63,8 +64,8 @@ struct TaskView {
 };
 
 namespace bf16 {
-// Runs a task by tiles: products of bf16, summed in fp32. begin_tiles() is not needed, end_tiles() afterwards is
-// (matrix_product_tiles.h).
+// Runs a task by tiles: products of bf16, summed in fp32. begin_tiles() is not needed, end_tiles() afterwards
+// is (matrix_product_tiles.h).
 void run_attention_task(const LayerView<BFloat16Bits, float>& layer, const TaskView<float>& task);
 }  // namespace bf16
 

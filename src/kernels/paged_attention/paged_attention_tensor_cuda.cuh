@@ -1,6 +1,7 @@
-// Paged attention of bf16 heads on the tensor cores. A block has one item and one key/value head; 64 keys at a time,
-// four pages, pass through two stages of shared memory. With one fragment of query vectors each warp takes one of the
-// four pages, and their running softmaxes are joined at the end; with four each warp has its own and all the keys.
+// Paged attention of bf16 heads on the tensor cores. A block has one item and one key/value head; 64 keys at
+// a time, four pages, pass through two stages of shared memory. With one fragment of query vectors each warp
+// takes one of the four pages, and their running softmaxes are joined at the end; with four each warp has its
+// own and all the keys.
 #pragma once
 
 #include "kernels/common/cuda_tiles.cuh"

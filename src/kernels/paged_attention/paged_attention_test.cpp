@@ -133,8 +133,8 @@ class Fixture {
   int64_t seed_ = 0;
 };
 
-// Of sums of up to 100 products of order 10, in the accumulator type. In bf16 the output is rounded, and so may weights
-// be: 2^-8 of the largest element each.
+// Of sums of up to 100 products of order 10, in the accumulator type. In bf16 the output is rounded, and so
+// may weights be: 2^-8 of the largest element each.
 double paged_tolerance(const at::Tensor& expected, at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 2.1 * expected.abs().max().item<double>() / 256;
   return dtype == at::kDouble ? 1e-13 : 3e-5;
@@ -177,7 +177,8 @@ TEST_P(PagedAttentionOn, EqualsSoftmaxOverTheSequence) {
   }
 }
 
-// 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several rows, cut and joined.
+// 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several rows, cut and
+// joined.
 TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Fixture fixture({4, 2, 64}, dtype, device());

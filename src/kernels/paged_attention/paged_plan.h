@@ -1,9 +1,10 @@
-// Which tokens of a pass visit which pages together, so that pages that several sequences hold are read once for all
-// of them: pure functions of the segments, as tasks for the CPU's threads and as work for a GPU's blocks (paged_work.h).
+// Which tokens of a pass visit which pages together, so that pages that several sequences hold are read once
+// for all of them: pure functions of the segments, as tasks for the CPU's threads and as work for a GPU's
+// blocks (paged_work.h).
 //
-// Positions matter here only. What kernels get counts keys by their place in a row's list of pages: page i of the list
-// has keys 16 i ... 16 i + 15, and a row sees the keys below its limit. As lists ascend and pages are whole but the last
-// that a row sees, these are the keys up to its position.
+// Positions matter here only. What kernels get counts keys by their place in a row's list of pages: page i of
+// the list has keys 16 i ... 16 i + 15, and a row sees the keys below its limit. As lists ascend and pages
+// are whole but the last that a row sees, these are the keys up to its position.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +18,8 @@
 
 namespace bough {
 
-// Tokens at positions begin ... begin + count - 1 of one sequence. Keys and values of the positions before `begin` are
-// stored already.
+// Tokens at positions begin ... begin + count - 1 of one sequence. Keys and values of the positions before
+// `begin` are stored already.
 struct PagedSegment {
   std::span<const int32_t>
       pages;  // any of the sequence's, in ascending order of positions, with room for these tokens
@@ -28,7 +29,8 @@ struct PagedSegment {
   std::span<const int32_t> first_keys = {};
 };
 
-// The pages that a segment's tokens attend to: ascending indices into its list, those of its own tokens among them.
+// The pages that a segment's tokens attend to: ascending indices into its list, those of its own tokens among
+// them.
 struct PageSelection {
   // Of segment s: lists[s], or where heads differ lists[s · G + g] of key/value head g.
   std::span<const std::vector<int32_t>> lists;
@@ -63,7 +65,8 @@ class PageList {
   const std::vector<int32_t>* selected_;
 };
 
-// What the CPU's threads do. Rows, and the runs that they take together, are a task: what a thread does at once.
+// What the CPU's threads do. Rows, and the runs that they take together, are a task: what a thread does at
+// once.
 struct PagedSchedule {
   std::vector<AttentionRow> rows;
   std::vector<AttentionRun> runs;
@@ -74,8 +77,8 @@ struct PagedSchedule {
   // One int32 tensor on the CPU: what the op takes. ScheduleView reads it.
   at::Tensor as_tensor() const;
 };
-// The pass's tokens are those of the segments, in order. At most `max_rows` decode rows a task: a task's rows share
-// reads, but only tasks run in parallel.
+// The pass's tokens are those of the segments, in order. At most `max_rows` decode rows a task: a task's rows
+// share reads, but only tasks run in parallel.
 PagedSchedule schedule_paged(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                              const PageSelection* selection, int64_t max_rows);
 // With as many decode rows a task as let this many threads and key/value heads even out.
@@ -94,10 +97,11 @@ struct ScheduleView {
 
 // What the blocks of the CUDA kernels do.
 //
-// Samples of a group and other sequences with a common prefix are one item over its pages: a page that k decode rows
-// share is read once for all of them, where that saves more than joining the parts costs (as cascade attention does,
-// over a tree of any depth). Tokens of a prefill are items of as many as a block takes. Then items of many pages are
-// cut, so that every multiprocessor has work also where there are few rows and long contexts.
+// Samples of a group and other sequences with a common prefix are one item over its pages: a page that k
+// decode rows share is read once for all of them, where that saves more than joining the parts costs (as
+// cascade attention does, over a tree of any depth). Tokens of a prefill are items of as many as a block
+// takes. Then items of many pages are cut, so that every multiprocessor has work also where there are few
+// rows and long contexts.
 struct PagedWork {
   std::vector<PagedItem> large, small;  // the longest first
   std::vector<PagedRow> rows;

@@ -80,7 +80,8 @@ class Scheduler {
             {token++, static_cast<int32_t>(pages.keys_below(end)), pages_at, static_cast<int32_t>(visited)});
         continue;
       }
-      // Blocks of a prefill end at page borders, so that all rows of a task see some of every page they visit.
+      // Blocks of a prefill end at page borders, so that all rows of a task see some of every page they
+      // visit.
       for (int64_t position = segment.begin; position < end;) {
         const size_t row_begin = made_.rows.size();
         const int64_t num_pages = pages_for(pages.keys_below(position + 1));
@@ -114,8 +115,8 @@ class Scheduler {
     return made_.pages[static_cast<size_t>(row.pages_at + i)];
   }
 
-  // Rows [begin, end) of the task that starts at row `origin` agree on pages below `at` and are sorted by their lists.
-  // Emits the runs of what follows; recursion is at most as deep as there are rows.
+  // Rows [begin, end) of the task that starts at row `origin` agree on pages below `at` and are sorted by
+  // their lists. Emits the runs of what follows; recursion is at most as deep as there are rows.
   void emit_runs(int32_t origin, int32_t begin, int32_t end, int32_t at) {
     const auto& rows = made_.rows;
     while (begin < end && rows[static_cast<size_t>(begin)].num_pages == at) ++begin;  // these are done

@@ -11,14 +11,15 @@ namespace {
 
 static_assert(kPagedPageTokens == kPageTokens);
 
-// Blocks of a launch: some for each multiprocessor of the largest GPUs. A constant, so that results are the same on
-// all.
+// Blocks of a launch: some for each multiprocessor of the largest GPUs. A constant, so that results are the
+// same on all.
 constexpr int64_t kWantedBlocks = 1024;
 constexpr int64_t kTilePages = 4;  // what a block reads at once
-// Of an item that was cut, for each fragment of query vectors: its parts are then at most a quarter of what it reads.
+// Of an item that was cut, for each fragment of query vectors: its parts are then at most a quarter of what
+// it reads.
 constexpr int64_t kLeastPages = 2 * kTilePages;
-// Sharing p pages among r rows saves reading (r - 1) p; the parts of each row, written and read, cost about as much as
-// two pages.
+// Sharing p pages among r rows saves reading (r - 1) p; the parts of each row, written and read, cost about
+// as much as two pages.
 constexpr int64_t kPagesOfAPart = 2;
 
 struct Row {

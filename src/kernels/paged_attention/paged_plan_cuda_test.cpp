@@ -141,7 +141,8 @@ int64_t pages_read(const PagedWork& work) {
   return pages;
 }
 
-// With first keys anywhere and a selection of pages for each head, a token sees the selected keys up to its own.
+// With first keys anywhere and a selection of pages for each head, a token sees the selected keys up to its
+// own.
 TEST(PagedWork, HeadsSeeTheirSelectedPages) {
   const std::vector<int32_t> pages = {9, 4, 7, 2, 5}, first_keys = {0, 16, 48, 100, 130};
   const std::vector<PagedSegment> segments = {{pages, 135, 1, first_keys}, {pages, 100, 5, first_keys}};

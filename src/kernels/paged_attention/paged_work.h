@@ -1,14 +1,14 @@
-// What the blocks of paged attention's CUDA kernels do in one pass, as integers in one array that a single copy brings
-// to the device. Filled by paged_plan.h. No torch here.
+// What the blocks of paged attention's CUDA kernels do in one pass, as integers in one array that a single
+// copy brings to the device. Filled by paged_plan.h. No torch here.
 //
-// An item is some query rows and pages, consecutive in their lists, that all of them attend to: one block an item and
-// key/value head; where heads attend to different pages, an item is of one of them. Keys count by their place in the
-// row's list of pages, 16 a page.
-// A row that one item covers is finished there; else each of its items leaves a part (sums not divided, largest score,
-// sum of weights), and a merge joins the row's parts in the order of their keys.
+// An item is some query rows and pages, consecutive in their lists, that all of them attend to: one block an
+// item and key/value head; where heads attend to different pages, an item is of one of them. Keys count by
+// their place in the row's list of pages, 16 a page. A row that one item covers is finished there; else each
+// of its items leaves a part (sums not divided, largest score, sum of weights), and a merge joins the row's
+// parts in the order of their keys.
 //
-// The sections lie at fixed places for given capacities, so that a captured graph finds the next pass's work where it
-// found its own; what is beyond the counts in the header is not read.
+// The sections lie at fixed places for given capacities, so that a captured graph finds the next pass's work
+// where it found its own; what is beyond the counts in the header is not read.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,12 @@
-// From the fused projection to what attention reads: split, RMSNorm of each head of q and k where the model has
-// it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has it).
+// From the fused projection to what attention reads: split, RMSNorm of each head of q and k where the model
+// has it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has it).
 //
 //   x̂ = x · rstd(x) · w      per head, skipped without norm
 //   y[0:H/2]  = x̂[0:H/2] · cos - x̂[H/2:H] · sin
 //   y[H/2:H]  = x̂[H/2:H] · cos + x̂[0:H/2] · sin
 //
-// Everything between the load and the store is in the accumulator type. Backward turns the rotation around, then
-// goes through the norm as in rms_norm.h: d_qkv overwritten, the norms' main_grad accumulated.
+// Everything between the load and the store is in the accumulator type. Backward turns the rotation around,
+// then goes through the norm as in rms_norm.h: d_qkv overwritten, the norms' main_grad accumulated.
 #pragma once
 
 #include <tuple>
@@ -22,16 +22,16 @@ struct QkvLayout {
   int64_t width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
-// cos and sin of position · theta^(-2i/H), each [T, H/2] in the accumulator type; angles in fp32 as transformers
-// computes them (in fp64 for fp64 models).
+// cos and sin of position · theta^(-2i/H), each [T, H/2] in the accumulator type; angles in fp32 as
+// transformers computes them (in fp64 for fp64 models).
 struct RotaryTable {
   at::Tensor cos, sin;
 };
 RotaryTable make_rotary_table(const at::Tensor& positions_T, int64_t head_dim, double theta,
                               at::ScalarType acc);
 
-// qkv: [T, (N + 2G) · H] contiguous: q's heads, then k's, then v's. q_norm, k_norm: [H] or null (both or none).
-// Returns q_TNH, k_TGH, v_TGH, contiguous. Differentiable.
+// qkv: [T, (N + 2G) · H] contiguous: q's heads, then k's, then v's. q_norm, k_norm: [H] or null (both or
+// none). Returns q_TNH, k_TGH, v_TGH, contiguous. Differentiable.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary(const at::Tensor& qkv, const QkvLayout& layout,
                                                               const RotaryTable& rotary,
                                                               const Parameter* q_norm,

@@ -1,5 +1,6 @@
-// Rows of x in panels of 32, packed once; each thread takes blocks of rows of the weight, widens a part of their depth to
-// where the tiles of matrix_product read it, and multiplies it with every panel, sums in fp32 beside it:
+// Rows of x in panels of 32, packed once; each thread takes blocks of rows of the weight, widens a part of
+// their depth to where the tiles of matrix_product read it, and multiplies it with every panel, sums in fp32
+// beside it:
 //
 //   for each group of panels that fits the nearer cache:
 //     for each block of this thread's rows of the weight:

@@ -1,9 +1,10 @@
-// A block has 16 rows of the weight and up to 64 rows of x. Its warps share the depth, 64 at a time in turns, so that few
-// blocks read memory fast; their sums meet in shared memory and are added in the order of the warps.
+// A block has 16 rows of the weight and up to 64 rows of x. Its warps share the depth, 64 at a time in turns,
+// so that few blocks read memory fast; their sums meet in shared memory and are added in the order of the
+// warps.
 //
-// In a product of fragments the order along the depth is free as long as both factors have the same. A lane takes 16
-// neighbours of its row of the weight in one load: four to each of four products, where the layout would have pairs far
-// apart; and the same of its row of x.
+// In a product of fragments the order along the depth is free as long as both factors have the same. A lane
+// takes 16 neighbours of its row of the weight in one load: four to each of four products, where the layout
+// would have pairs far apart; and the same of its row of x.
 #include <cmath>
 #include <limits>
 

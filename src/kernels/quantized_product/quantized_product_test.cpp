@@ -21,7 +21,8 @@ Quantized quantize(const at::Tensor& w_OI) {
   return q;
 }
 
-// Rows of panels and of bf16 and fp32 blocks less, whole and more; depths of parts, of no whole tile; few and many rows.
+// Rows of panels and of bf16 and fp32 blocks less, whole and more; depths of parts, of no whole tile; few and
+// many rows.
 struct Shape {
   int64_t rows, outputs, inputs;
 };
@@ -45,7 +46,8 @@ TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
       const Quantized expected{at::empty_like(q.weight_OI), at::empty_like(q.scale_O)};
       quantize_rows_reference_(expected.weight_OI, expected.scale_O, w);
       EXPECT_TRUE(at::equal(q.scale_O, expected.scale_O));
-      // A multiply-add rounds once where a product and a sum round twice: ties, of which bf16 has many, may differ.
+      // A multiply-add rounds once where a product and a sum round twice: ties, of which bf16 has many, may
+      // differ.
       const auto differs = (q.weight_OI.to(at::kLong) - expected.weight_OI.to(at::kLong)).abs();
       EXPECT_LE(differs.max().item<int64_t>(), 1);
       EXPECT_LE(differs.sum().item<int64_t>(), 1 + outputs * inputs / 100);

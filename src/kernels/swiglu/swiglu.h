@@ -3,15 +3,16 @@
 // Backward, s = sigmoid(gate), all overwritten:
 //   d_gate = d_y · up · s · (1 + gate · (1 - s))
 //   d_up   = d_y · gate · s
-// and y again, so that nobody keeps it. Where its memory is d_y's, and d_gate_up's is gate_up's, nothing is allocated.
+// and y again, so that nobody keeps it. Where its memory is d_y's, and d_gate_up's is gate_up's, nothing is
+// allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace bough {
 
-// gate_up_TF2: [T, 2F] contiguous, gate in the first F columns, up in the last. Returns [T, F]. Not differentiable by
-// itself: kernels/mlp is.
+// gate_up_TF2: [T, 2F] contiguous, gate in the first F columns, up in the last. Returns [T, F]. Not
+// differentiable by itself: kernels/mlp is.
 at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2);
 
 // y_TF, d_gate_up_TF2: like d_y_TF and gate_up_TF2, each memory of its own or exactly theirs.

@@ -9,8 +9,8 @@
 
 namespace bough {
 
-// A pass of random forests below a stack of P keys: parents are drawn so that long chains and wide branching both
-// occur; each root of the pass hangs off a random stack token.
+// A pass of random forests below a stack of P keys: parents are drawn so that long chains and wide branching
+// both occur; each root of the pass hangs off a random stack token.
 inline std::vector<int32_t> random_ends(int64_t num_stack, int64_t num_tokens, std::mt19937& random) {
   std::vector<int32_t> end(num_stack + num_tokens, static_cast<int32_t>(num_tokens));
   std::vector<int64_t> open;  // tokens whose subtree is still open

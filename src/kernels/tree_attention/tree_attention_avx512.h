@@ -1,5 +1,5 @@
-// Attention in units (tree_attention_units.h) in fp32; elements of bf16 are widened as they are loaded. What forward and
-// backward share.
+// Attention in units (tree_attention_units.h) in fp32; elements of bf16 are widened as they are loaded. What
+// forward and backward share.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"

@@ -25,7 +25,8 @@ class QueryBlocks {
         factors_(kQueryLayouts * x.shape.num_heads * per_head_ * elements_),
         scalars_(kQueryScalars * x.shape.num_heads * per_head_ * kUnit) {}
 
-  // Of a head's blocks from `block` on, all [blocks]: rows [32][width], and turned [width][32]; lse (base 2) and dots [32].
+  // Of a head's blocks from `block` on, all [blocks]: rows [32][width], and turned [width][32]; lse (base 2)
+  // and dots [32].
   float* q(int64_t head, int64_t block) const { return factor(0, head, block); }
   float* d_o(int64_t head, int64_t block) const { return factor(1, head, block); }
   float* q_turned(int64_t head, int64_t block) const { return factor(2, head, block); }
@@ -89,8 +90,8 @@ struct Step {
   int64_t head;
 };
 
-// Scores of a step's units and blocks -> P and dS, zeros where nothing is visible. What is computed of them: rows of
-// keys times columns of queries.
+// Scores of a step's units and blocks -> P and dS, zeros where nothing is visible. What is computed of them:
+// rows of keys times columns of queries.
 struct Computed {
   Range rows, columns;
 };

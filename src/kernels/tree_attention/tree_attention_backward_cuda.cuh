@@ -1,6 +1,6 @@
-// Backward on the tensor cores (FlashAttention-2, algorithm 2, cut in two so that nothing is added by atomics).
-// Forward was p = exp(scale · q·k - lse); now dS = p · (d_o·v - D), and d_q = scale · dS k, d_k = scale · dSᵀ q,
-// d_v = pᵀ d_o.
+// Backward on the tensor cores (FlashAttention-2, algorithm 2, cut in two so that nothing is added by
+// atomics). Forward was p = exp(scale · q·k - lse); now dS = p · (d_o·v - D), and d_q = scale · dS k, d_k =
+// scale · dSᵀ q, d_v = pᵀ d_o.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_forward_cuda.cuh"
@@ -114,7 +114,8 @@ struct QueryStages {
   }
 };
 
-// Where the rows of a tile's gradients go: [keys, groups, head_dim], to the stack, the pass, or a part of both.
+// Where the rows of a tile's gradients go: [keys, groups, head_dim], to the stack, the pass, or a part of
+// both.
 struct KeyGradientRows {
   float *d_k, *d_v;
 
@@ -135,9 +136,10 @@ struct KeyGradientRows {
   }
 };
 
-// d_k, d_v of 16 keys a warp, in registers over all queries of all heads of the group. Scores are turned: keys are
-// the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their registers. Where the heads of a
-// group are dealt to several blocks (gridDim.z), each writes its sums to a part of its own.
+// d_k, d_v of 16 keys a warp, in registers over all queries of all heads of the group. Scores are turned:
+// keys are the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their registers.
+// Where the heads of a group are dealt to several blocks (gridDim.z), each writes its sums to a part of its
+// own.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,

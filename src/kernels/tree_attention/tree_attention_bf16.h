@@ -1,5 +1,5 @@
-// Attention in units (tree_attention_units.h), each a product of bf16 blocks, its softmax (tree_attention_softmax_bf16.h) and
-// the products that read it. This file: what forward and backward share.
+// Attention in units (tree_attention_units.h), each a product of bf16 blocks, its softmax
+// (tree_attention_softmax_bf16.h) and the products that read it. This file: what forward and backward share.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"

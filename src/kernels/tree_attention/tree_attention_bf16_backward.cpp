@@ -1,7 +1,7 @@
 // For each 4 units of keys and each head of the group, 8 blocks of queries at a time:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ += Kᵀ·dSᵀ
-// Scores are transposed, so that Pᵀ and dSᵀ are written as the left factors that dV and dK read; dSᵀ also as the
-// right factor that dQᵀ reads.
+// Scores are transposed, so that Pᵀ and dSᵀ are written as the left factors that dV and dK read; dSᵀ also as
+// the right factor that dQᵀ reads.
 #include <array>
 #include <limits>
 
@@ -86,7 +86,8 @@ struct BackwardScratch {
   Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
 };
 
-// Up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: of its heads, [width][32] a block.
+// Up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: of its heads, [width][32] a
+// block.
 void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks& query_blocks, const BackwardScratch& s, const QuerySums& d_q) {
   const auto& shape = x.shape;

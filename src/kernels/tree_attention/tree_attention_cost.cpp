@@ -15,8 +15,8 @@ int64_t padded(int64_t rows) {
   return rounded_up(rows, kUnit);
 }
 
-// Keys of the units that the queries before `end` see. Pieces begin anywhere in a unit, so that their queries see
-// one unit more than those of a path.
+// Keys of the units that the queries before `end` see. Pieces begin anywhere in a unit, so that their queries
+// see one unit more than those of a path.
 double unit_keys(const AttentionPass& pass, int64_t end) {
   const auto path = static_cast<double>(padded(end));
   const double own =
@@ -24,8 +24,8 @@ double unit_keys(const AttentionPass& pass, int64_t end) {
   return own + (pass.stack_keys > 0 ? static_cast<double>(padded(std::llround(pass.stack_keys))) : 0);
 }
 
-// A group's queries (forward) or keys (backward) are dealt out in turn to as many shares as make all groups' a multiple
-// of the threads, while there are units for them.
+// A group's queries (forward) or keys (backward) are dealt out in turn to as many shares as make all groups'
+// a multiple of the threads, while there are units for them.
 double work_in_units(int64_t threads, const AttentionPass& pass) {
   double work = 0;
   for (int64_t begin = 0; begin < pass.queries; begin += kUnit)
@@ -60,8 +60,9 @@ double attention_work(const DeviceKernels& kernels, const AttentionPass& pass) {
 
 namespace {
 
-// Backward, queries and gradients of outputs in their layouts, scalars, and a sum of d_q for each share of a group's
-// keys; forward, a group's keys and values in another form for each thread. All in the width of units.
+// Backward, queries and gradients of outputs in their layouts, scalars, and a sum of d_q for each share of a
+// group's keys; forward, a group's keys and values in another form for each thread. All in the width of
+// units.
 int64_t bytes_in_units(const DeviceKernels& kernels, const ElementSizes& sizes, const AttentionHeads& heads,
                        int64_t tokens, int64_t stack_rows) {
   const bool bf16 = kernels.has_bf16_tiles();

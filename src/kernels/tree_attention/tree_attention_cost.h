@@ -1,6 +1,7 @@
-// What tree attention costs, from shapes alone: FLOPs, how many (query, key) pairs a kernel computes for a pass, which
-// are more than those that are visible, since kernels work on tiles of queries and keys and threads wait for the one
-// that got the most; and the bytes it works in. The kernels cut their work by the same numbers. No torch.
+// What tree attention costs, from shapes alone: FLOPs, how many (query, key) pairs a kernel computes for a
+// pass, which are more than those that are visible, since kernels work on tiles of queries and keys and
+// threads wait for the one that got the most; and the bytes it works in. The kernels cut their work by the
+// same numbers. No torch.
 #pragma once
 
 #include "kernels/common/device_kernels.h"
@@ -10,7 +11,8 @@ namespace bough {
 
 // Units of keys whose gradients one thread sums while all queries pass.
 constexpr int64_t kFp32BackwardUnits = 8, kBf16BackwardUnits = 4;
-// What backward holds of every head's queries: each and its gradient of outputs in two layouts, and two scalars.
+// What backward holds of every head's queries: each and its gradient of outputs in two layouts, and two
+// scalars.
 constexpr int64_t kQueryLayouts = 4, kQueryScalars = 2;
 
 // Forward, of one head: q·k and p·v of one visible pair.
@@ -26,17 +28,19 @@ struct AttentionPass {
   int64_t num_kv_heads = 1;  // G: heads are spread over threads by their groups
 };
 
-// (query, key) pairs of one head in the time that they take: those of the busiest thread times the number of threads.
+// (query, key) pairs of one head in the time that they take: those of the busiest thread times the number of
+// threads.
 //   kTiles, kBf16Tiles   as tree_attention_units.h cuts and spreads its work
 //   kReference          all queries times all keys
-//   kFused              the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces straddle tiles
+//   kFused              the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces
+//   straddle tiles
 double attention_work(const DeviceKernels& kernels, const AttentionPass& pass);
 
 // Queries that the kernel computes for a pass of so many: of units a multiple of 32.
 int64_t attention_rows(DeviceKernels::Attention kind, int64_t queries);
 
-// The pieces that a group's work in units is cut into, so that those of all groups are a multiple of the threads; at
-// most so many.
+// The pieces that a group's work in units is cut into, so that those of all groups are a multiple of the
+// threads; at most so many.
 int64_t attention_shares(int64_t threads, int64_t num_kv_heads, int64_t most);
 
 struct AttentionHeads {

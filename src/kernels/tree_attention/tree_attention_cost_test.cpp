@@ -23,12 +23,14 @@ int64_t pad(int64_t rows) {
   return (rows + 31) / 32 * 32;
 }
 
-// The kernel's loops, share by share, for one path over a stack: what all threads take that wait for the busiest.
+// The kernel's loops, share by share, for one path over a stack: what all threads take that wait for the
+// busiest.
 double computed(int64_t threads, int64_t queries, int64_t stack, int64_t groups) {
   double pairs = 0;
   for (int64_t first = 0; first < queries; first += 32)
     pairs += static_cast<double>(32 * (pad(stack) + pad(std::min(queries, first + 32))));
-  // As many shares of a group as make all a multiple of the threads, while there are blocks of queries for them.
+  // As many shares of a group as make all a multiple of the threads, while there are blocks of queries for
+  // them.
   int64_t shares = 1;
   while (shares * groups % threads != 0) ++shares;
   shares = std::min(shares, pad(queries) / 32);

@@ -27,8 +27,9 @@ struct AttentionShape {
         num_stack(in.k_stack_PGH.size(0)) {}
 };
 
-// By blocks of bf16 (matrix_product_tiles.h): needs has_tiles(at::kBFloat16). Operands are not widened, probabilities and their gradients are
-// rounded to bf16; scores, sums and gradients are fp32. o: as q; lse: fp32 [T, N].
+// By blocks of bf16 (matrix_product_tiles.h): needs has_tiles(at::kBFloat16). Operands are not widened,
+// probabilities and their gradients are rounded to bf16; scores, sums and gradients are fp32. o: as q; lse:
+// fp32 [T, N].
 void tree_attention_forward_bf16(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
 TreeAttentionGradient tree_attention_backward_bf16(const TreeAttentionInput& in,
                                                    const TreeAttentionOutput& out, const at::Tensor& d_o,

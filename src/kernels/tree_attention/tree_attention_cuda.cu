@@ -61,8 +61,8 @@ dim3 key_blocks(const TreeAttentionCuda<T>& in, int keys) {
           static_cast<unsigned>(KeyTiles(in.num_stack, in.num_tokens, keys).count())};
 }
 
-// Calls function with the number of warps a block: eight read keys and values half as often as four, where that
-// still gives every multiprocessor two blocks. The results do not depend on it.
+// Calls function with the number of warps a block: eight read keys and values half as often as four, where
+// that still gives every multiprocessor two blocks. The results do not depend on it.
 template <class Function>
 void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) {
   int device = 0, multiprocessors = 1;

@@ -2,8 +2,8 @@
 // T: BFloat16Bits or float; sums, log-sum-exp and gradients of keys and values are fp32.
 //
 // bf16 heads of up to 128 are multiplied by the tensor cores, all else by plain fp32 arithmetic. Gradients of
-// queries and those of keys come from a kernel each, which computes the scores anew: seven products instead of
-// five, but no atomics and no fp32 copy of the queries' gradient, and the same input gives the same bits.
+// queries and those of keys come from a kernel each, which computes the scores anew: seven products instead
+// of five, but no atomics and no fp32 copy of the queries' gradient, and the same input gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,9 @@ int64_t tree_attention_spans_size(int64_t num_stack, int64_t num_tokens);
 template <class T>
 void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* lse, CudaStream stream);
 
-// bf16: into how many parts the sums of d_k and d_v over the heads of a group are cut, where there are few keys and
-// groups; 1 for other types. A function of the sizes alone, so that the order of the sums is the same on every device.
+// bf16: into how many parts the sums of d_k and d_v over the heads of a group are cut, where there are few
+// keys and groups; 1 for other types. A function of the sizes alone, so that the order of the sums is the
+// same on every device.
 template <class T>
 int64_t tree_attention_num_parts(int64_t num_stack, int64_t num_tokens, int64_t num_heads,
                                  int64_t num_groups);

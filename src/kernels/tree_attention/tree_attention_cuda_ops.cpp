@@ -1,5 +1,5 @@
-// The CUDA kernels of tree attention as torch ops. fp64, and heads too wide for the kernels or for the GPU's shared
-// memory, run the reference.
+// The CUDA kernels of tree attention as torch ops. fp64, and heads too wide for the kernels or for the GPU's
+// shared memory, run the reference.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/empty.h>

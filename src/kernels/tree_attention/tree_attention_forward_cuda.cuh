@@ -1,5 +1,5 @@
-// Forward on the tensor cores, as in FlashAttention-2 (Dao 2023, algorithm 1): a block has 16 queries a warp of one
-// head, whose fragments stay in registers, and goes over the tiles of keys that any of them sees.
+// Forward on the tensor cores, as in FlashAttention-2 (Dao 2023, algorithm 1): a block has 16 queries a warp
+// of one head, whose fragments stay in registers, and goes over the tiles of keys that any of them sees.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_tiles.cuh"

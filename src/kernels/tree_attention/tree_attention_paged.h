@@ -1,6 +1,6 @@
-// Tree attention by the kernel that generation uses (kernels/paged_attention): each query's path in pages, its keys
-// visited in ascending order of position, kPageTokens at a time from position 0. The output of a token is then the
-// same bits in every plan, and in generation.
+// Tree attention by the kernel that generation uses (kernels/paged_attention): each query's path in pages,
+// its keys visited in ascending order of position, kPageTokens at a time from position 0. The output of a
+// token is then the same bits in every plan, and in generation.
 #pragma once
 
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace bough {
 
-// The paths of a pass in pages: one plan for all layers. A page holds keys of one path; where paths part inside a
-// page, the second branch gets a page of its own with the common keys copied.
+// The paths of a pass in pages: one plan for all layers. A page holds keys of one path; where paths part
+// inside a page, the second branch gets a page of its own with the common keys copied.
 class TreePages {
  public:
   // end_local: int32 [P + T], CPU, as TreeAttentionInput has it.
@@ -31,8 +31,8 @@ class TreePages {
   std::vector<int32_t> key_of_slot_;  // of each page's slots, an index into end_local; -1 where none is
   std::vector<TokenSlot> stack_slots_, own_slots_;
   PagedPlan plan_;
-  // While it is built: the segments and their pages, the keys and pages of the present path, and where its open segment
-  // began.
+  // While it is built: the segments and their pages, the keys and pages of the present path, and where its
+  // open segment began.
   std::vector<std::vector<int32_t>> tables_;
   std::vector<PagedSegment> segments_;
   std::vector<int32_t> path_, table_;

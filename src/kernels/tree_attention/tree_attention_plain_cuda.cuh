@@ -1,6 +1,6 @@
-// fp32 arithmetic for fp32, and for bf16 heads that do not suit the tensor cores. Blocks of 128 threads have 32 rows
-// (queries, or keys in the keys' gradient) and go over tiles of 32 columns; four threads share a row, each with every
-// fourth column of the scores and every fourth pack of four dimensions of the sums.
+// fp32 arithmetic for fp32, and for bf16 heads that do not suit the tensor cores. Blocks of 128 threads have
+// 32 rows (queries, or keys in the keys' gradient) and go over tiles of 32 columns; four threads share a row,
+// each with every fourth column of the scores and every fourth pack of four dimensions of the sums.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_tiles.cuh"
@@ -11,7 +11,8 @@ constexpr int kPlainThreads = 4 * kPlainTile;
 constexpr int kPlainColumns = kPlainTile / 4;  // of a thread
 constexpr int kWeightStride = kPlainTile + 1;
 
-// Rows of fp32 in shared memory, in packs of four; an odd number of packs a row keeps rows out of each other's banks.
+// Rows of fp32 in shared memory, in packs of four; an odd number of packs a row keeps rows out of each
+// other's banks.
 struct PlainTiles {
   int packs, stride;
 
@@ -99,7 +100,8 @@ struct PlainQuery {
         query(begin + row) {}
 };
 
-// Calls function(tile) with each tile of keys that the block's queries see, its keys and values in tiles 0 and 1.
+// Calls function(tile) with each tile of keys that the block's queries see, its keys and values in tiles 0
+// and 1.
 template <class T, class Function>
 __device__ inline void for_visible_keys(const TreeAttentionCuda<T>& in, const PlainTiles& shared, int begin,
                                         int64_t group, Function&& function) {

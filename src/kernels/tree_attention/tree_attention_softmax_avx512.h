@@ -1,5 +1,5 @@
-// Softmax of units of attention in fp32, keys in rows and queries in lanes. `scale` here is the attention's scale times
-// log2(e), and exponents are base 2.
+// Softmax of units of attention in fp32, keys in rows and queries in lanes. `scale` here is the attention's
+// scale times log2(e), and exponents are base 2.
 #pragma once
 
 #include "kernels/tree_attention/unit_mask.h"
@@ -16,8 +16,8 @@ struct OnlineSoftmax {
 
 // Before the first keys.
 void begin_softmax(const OnlineSoftmax& rows);
-// Scores q·k [units][32 keys][32 queries] -> unnormalised probabilities in their place, added to sums; max, sums and o
-// are rescaled where a score rises far above max.
+// Scores q·k [units][32 keys][32 queries] -> unnormalised probabilities in their place, added to sums; max,
+// sums and o are rescaled where a score rises far above max.
 void online_softmax(float* scores, const UnitMask* masks, int64_t units, float scale,
                     const OnlineSoftmax& rows);
 

@@ -9,8 +9,8 @@
 
 namespace bough::bf16 {
 
-// From one unit of scores to the next: a line more than a unit, since addresses 4 KiB apart share a set of the nearest
-// cache.
+// From one unit of scores to the next: a line more than a unit, since addresses 4 KiB apart share a set of
+// the nearest cache.
 constexpr int64_t kScoreStride = kUnitElements + kLanes;
 
 // Of 32 queries of one head, over all keys so far.
@@ -23,13 +23,14 @@ struct OnlineSoftmax {
 constexpr int kSlack =
     32;  // in powers of two: fp32 and bf16 have range to spare, and maxima are searched for once
 
-// Scores [count][2][32 keys][16 queries], units kScoreStride apart. max becomes the largest score so far; sums and o
-// are rescaled, or begun at the first step (o is not read then).
+// Scores [count][2][32 keys][16 queries], units kScoreStride apart. max becomes the largest score so far;
+// sums and o are rescaled, or begun at the first step (o is not read then).
 void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float scale, bool first_step,
                   const OnlineSoftmax& rows);
-// Scores -> unnormalised probabilities in their place: those of keys 2j and 2j + 1 in row 2j as pairs of bf16 (a right
-// factor of which every second line is skipped), and added to sums. False where a score lay kSlack above its query's max:
-// then sums are as they were, and scores must be computed again and maxima raised first.
+// Scores -> unnormalised probabilities in their place: those of keys 2j and 2j + 1 in row 2j as pairs of bf16
+// (a right factor of which every second line is skipped), and added to sums. False where a score lay kSlack
+// above its query's max: then sums are as they were, and scores must be computed again and maxima raised
+// first.
 bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
                    const OnlineSoftmax& rows);
 // o / sum -> `num_rows` rows of out, of head_dim; lse (of stride lse_stride) in natural units.

@@ -29,7 +29,8 @@ TEST(TreeAttention, MatchesReferenceInEveryDtype) {
     }
 }
 
-// Later keys with scores far above the first ones' raise maxima; the queries of one block begin at different keys.
+// Later keys with scores far above the first ones' raise maxima; the queries of one block begin at different
+// keys.
 TEST(TreeAttention, ScoresThatGrowAlongThePath) {
   for (const auto type : kFloatTypes) {
     auto r = random_attention_case({300, 400, 4, 2, 64}, type, 31);

@@ -1,5 +1,5 @@
-// What the CUDA kernels of tree attention share: tiles of keys, which of them a range of queries sees, and, for the
-// tensor cores, where a block's queries and keys lie.
+// What the CUDA kernels of tree attention share: tiles of keys, which of them a range of queries sees, and,
+// for the tensor cores, where a block's queries and keys lie.
 #pragma once
 
 #include <climits>
@@ -50,8 +50,8 @@ __device__ inline const T* key_rows(const TreeAttentionCuda<T>& in, const KeyTil
   return (on_stack ? stack : own) + (row * in.num_groups + group) * in.head_dim;
 }
 
-// Least and largest end_local of a tile. The least of a tile that is not full is 0, the end of the keys it lacks: so
-// it counts as one that not all queries see.
+// Least and largest end_local of a tile. The least of a tile that is not full is 0, the end of the keys it
+// lacks: so it counts as one that not all queries see.
 struct KeySpan {
   int min_end, max_end;
 };
@@ -69,7 +69,8 @@ __device__ inline bool all_visible(int first_key, int num_keys, KeySpan span, in
   return first_key + num_keys - 1 <= begin && end <= span.min_end;
 }
 
-// The first tile from `tile` on that a query of [begin, end) sees, or `num_tiles`; a warp looks at 32 at once.
+// The first tile from `tile` on that a query of [begin, end) sees, or `num_tiles`; a warp looks at 32 at
+// once.
 __device__ inline int next_visible_tile(const KeyTiles& tiles, const int32_t* spans, int tile, int num_tiles,
                                         int begin, int end) {
   for (; tile < num_tiles; tile += kWarp) {

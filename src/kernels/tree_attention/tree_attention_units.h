@@ -1,5 +1,6 @@
-// Attention in units of 32 queries times 32 keys of one head. Units of which no entry is visible are skipped, so that
-// short branches cost what they see. What the ways to compute them, in bf16 blocks and in fp32, share.
+// Attention in units of 32 queries times 32 keys of one head. Units of which no entry is visible are skipped,
+// so that short branches cost what they see. What the ways to compute them, in bf16 blocks and in fp32,
+// share.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -55,8 +56,8 @@ class KeyUnits {
     const bool all = unit.first_key + kUnit - 1 <= queries.begin && queries.end <= unit.min_end;
     return {all ? nullptr : unit.end, static_cast<int32_t>(queries.begin), unit.first_key};
   }
-  // The blocks whose queries see some of a unit: the queries that see a key are consecutive, and nearly so are those
-  // that see any of a unit.
+  // The blocks whose queries see some of a unit: the queries that see a key are consecutive, and nearly so
+  // are those that see any of a unit.
   static Range blocks(const KeyUnit& unit) {
     return {std::max(0, unit.first_key) / kUnit, num_units(unit.max_end)};
   }
@@ -106,7 +107,8 @@ struct UnitInputs {
   KeyUnits units;
 };
 
-// Where the gradients of keys and values go: added to the stack's, written to the pass's own. All fp32 [rows, G, H].
+// Where the gradients of keys and values go: added to the stack's, written to the pass's own. All fp32 [rows,
+// G, H].
 struct KeyGradients {
   float *d_k_own, *d_v_own, *d_k_stack, *d_v_stack;
 
@@ -144,8 +146,8 @@ void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   });
 }
 
-// Sums of queries' gradients, [heads][blocks][elements] of one share of one group: zeros until the first are added to a
-// block, filled in when it is about to be read anyway.
+// Sums of queries' gradients, [heads][blocks][elements] of one share of one group: zeros until the first are
+// added to a block, filled in when it is about to be read anyway.
 class QuerySums {
  public:
   QuerySums(float* data, char* begun, int64_t blocks, int64_t elements)
@@ -171,8 +173,8 @@ class QuerySums {
 //   Element, Session
 //   QueryBlocks(x): load(x, head, block, d_o, o, lse) of every head's blocks of queries
 //   Scratch(factor_elements): a thread's; d_k, d_v: sums of up to kUnits units, [units][32][width]
-//   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q, QuerySums of the group
-//   store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
+//   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q, QuerySums of the
+//   group store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
 template <class Way>
 TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                         const at::Tensor& d_o, const at::Tensor& d_k_stack,
