@@ -41,6 +41,19 @@ struct LossRows {
   // One update a batch at eta = 0: pi_old is the current policy, detached, and no proximal walk was made
   // (proximal_log_probs_R is then ignored).
   bool proximal_is_current = false;
+
+  // Every field but the two leaves, which are left undefined, through `pick` (a tensor to a tensor), where it is
+  // defined: some of the rows, say.
+  template <class Pick>
+  LossRows mapped(const Pick& pick) const {
+    LossRows picked;
+    for (const auto field : {&LossRows::advantages_R, &LossRows::behaviour_log_probs_R,
+                             &LossRows::proximal_log_probs_R, &LossRows::reference_log_probs_R,
+                             &LossRows::weights_R, &LossRows::versions_R, &LossRows::sequences_R})
+      if ((this->*field).defined()) picked.*field = pick(this->*field);
+    picked.proximal_is_current = proximal_is_current;
+    return picked;
+  }
 };
 
 struct LossOutput {

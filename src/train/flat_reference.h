@@ -108,20 +108,9 @@ class FlatReference {
 
  private:
   static LossRows slice(const LossRows& all, int64_t begin, int64_t count) {
-    const auto pick = [&](const at::Tensor& x) {
-      return x.defined() ? x.narrow(0, begin, count).to(x.is_floating_point() ? at::kDouble : x.scalar_type())
-                         : x;
-    };
-    LossRows rows;
-    rows.advantages_R = pick(all.advantages_R);
-    rows.behaviour_log_probs_R = pick(all.behaviour_log_probs_R);
-    rows.proximal_log_probs_R = pick(all.proximal_log_probs_R);
-    rows.reference_log_probs_R = pick(all.reference_log_probs_R);
-    rows.weights_R = pick(all.weights_R);
-    rows.versions_R = pick(all.versions_R);
-    rows.sequences_R = pick(all.sequences_R);
-    rows.proximal_is_current = all.proximal_is_current;
-    return rows;
+    return all.mapped([&](const at::Tensor& x) {
+      return x.narrow(0, begin, count).to(x.is_floating_point() ? at::kDouble : x.scalar_type());
+    });
   }
   const at::Tensor& weight(const std::string& name) const { return weights_.at(name); }
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {

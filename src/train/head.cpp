@@ -105,23 +105,6 @@ namespace {
 at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
   return at::tensor(at::ArrayRef<int64_t>(values.data() + begin, end - begin), at::kLong);
 }
-
-// The rows of a batch's fields that a chunk needs.
-LossRows select_rows(const LossRows& all, const at::Tensor& index) {
-  const auto pick = [&](const at::Tensor& field) {
-    return field.defined() ? field.index_select(0, index) : field;
-  };
-  LossRows rows;
-  rows.advantages_R = pick(all.advantages_R);
-  rows.behaviour_log_probs_R = pick(all.behaviour_log_probs_R);
-  rows.proximal_log_probs_R = pick(all.proximal_log_probs_R);
-  rows.reference_log_probs_R = pick(all.reference_log_probs_R);
-  rows.weights_R = pick(all.weights_R);
-  rows.versions_R = pick(all.versions_R);
-  rows.sequences_R = pick(all.sequences_R);
-  rows.proximal_is_current = all.proximal_is_current;
-  return rows;
-}
 }  // namespace
 
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
@@ -177,7 +160,8 @@ Seeds Head::chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const
     if (seeds_->d_entropies_R.defined()) d_entropies_R = seeds_->d_entropies_R.index_select(0, loss_rows);
   } else {
     at::AutoGradMode with_grad(true);
-    auto fields = select_rows(batch_.fields, loss_rows);
+    auto fields =
+        batch_.fields.mapped([&](const at::Tensor& field) { return field.index_select(0, loss_rows); });
     fields.log_probs_R = log_probs_R.requires_grad_(true);
     fields.entropies_R = entropies_R.requires_grad_(true);
     const auto out = (*loss_)(fields);

@@ -24,16 +24,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   using Stages = KeyStages<kHead, kGradientThreads>;
   const int num_tokens = static_cast<int>(in.num_tokens), head_dim = static_cast<int>(in.head_dim);
   const int64_t stride = in.num_heads * in.head_dim;
-  const KeyTiles tiles(in.num_stack, in.num_tokens, kTensorTile);
-  const Stages stages{in, tiles, Block::head() / (in.num_heads / in.num_groups)};
-  const int num_tiles = tiles.count_before(Block::end());
-  const auto next_tile = [&](int tile) {
-    return next_visible_tile(tiles, in.spans, tile, num_tiles, Block::begin(), Block::end());
-  };
-
-  int tile = next_tile(0);
-  if (tile < num_tiles) stages.load(0, tile);
-  int next = next_tile(tile + 1);
+  KeyWalk<kHead, Block, kGradientThreads> walk(in);
   uint32_t q[kHead / 16][4], d_o[kHead / 16][4];
   const int num_rows = num_tokens - Block::warp_begin();
   load_fragments<kHead>(q, in.q + Block::offset(in), stride, num_rows, head_dim);
@@ -49,22 +40,12 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   const LaneOffsets<kHead> lanes;
   const float scale = in.scale * kLog2E;
   float d_q[kHead / 8][4] = {};
-  // The tile after the next is looked for behind the products, where other warps fill the wait.
-  for (int stage = 0; tile < num_tiles; stage ^= 1, tile = next, next = next_tile(next + 1)) {
-    wait_for_copies();
-    __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
-    if (next < num_tiles) stages.load(stage ^ 1, next);
-    const int first_key = tiles[tile].first_key;
-    const KeySpan span = key_span(in.spans, tile);
-    const int warp_begin = Block::warp_begin(), warp_end = warp_begin + kFragmentRows;
-    if (!any_visible(first_key, span, warp_begin, warp_end)) continue;
-
-    const bool masked = !all_visible(first_key, kTensorTile, span, warp_begin, warp_end);
+  walk.run([&](int stage, int first_key, bool masked) {
 #pragma unroll 1
     for (int key = 0; key < kTensorTile; key += kKeys) {
       float scores[kTiles][4] = {}, d_p[kTiles][4] = {};
       multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, key);
-      if (masked) mask_keys(scores, Stages::ends(stage) + key, first_key + key, warp_begin);
+      if (masked) mask_keys(scores, Stages::ends(stage) + key, first_key + key, Block::warp_begin());
       multiply_rows<kHead>(d_p, d_o, Stages::v(stage) + lanes.wide, key);
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
@@ -75,7 +56,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
       round_fragments(d_s, d_p);
       multiply_columns<kHead>(d_q, d_s, Stages::k(stage) + lanes.tall, key);
     }
-  }
+  });
 
   store_fragments<kHead>(gradient.d_q + Block::offset(in), stride, d_q, {in.scale, in.scale},
                          num_tokens - Block::warp_begin(), head_dim);

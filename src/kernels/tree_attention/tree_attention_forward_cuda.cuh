@@ -37,41 +37,22 @@ __global__ void __launch_bounds__(kWarps* kWarp, kForwardBlocks<kHead, kWarps>)
   using Stages = KeyStages<kHead, kWarps * kWarp>;
   const int num_tokens = static_cast<int>(in.num_tokens), head_dim = static_cast<int>(in.head_dim);
   const int64_t stride = in.num_heads * in.head_dim;
-  const KeyTiles tiles(in.num_stack, in.num_tokens, kTensorTile);
-  const Stages stages{in, tiles, Block::head() / (in.num_heads / in.num_groups)};
-  const int num_tiles = tiles.count_before(Block::end());
-  const auto next_tile = [&](int tile) {
-    return next_visible_tile(tiles, in.spans, tile, num_tiles, Block::begin(), Block::end());
-  };
-
-  int tile = next_tile(0);
-  if (tile < num_tiles) stages.load(0, tile);
-  int next = next_tile(tile + 1);
+  KeyWalk<kHead, Block, kWarps * kWarp> walk(in);
   uint32_t q[kHead / 16][4];
   load_fragments<kHead>(q, in.q + Block::offset(in), stride, num_tokens - Block::warp_begin(), head_dim);
   const LaneOffsets<kHead> lanes;
   const float scale = in.scale * kLog2E;
   float sums[kHead / 8][4] = {};
   float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0, 0};
-  // The tile after the next is looked for behind the products, where other warps fill the wait.
-  for (int stage = 0; tile < num_tiles; stage ^= 1, tile = next, next = next_tile(next + 1)) {
-    wait_for_copies();
-    __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
-    if (next < num_tiles) stages.load(stage ^ 1, next);
-    const int first_key = tiles[tile].first_key;
-    const KeySpan span = key_span(in.spans, tile);
-    const int warp_begin = Block::warp_begin(), warp_end = warp_begin + kFragmentRows;
-    if (!any_visible(first_key, span, warp_begin, warp_end)) continue;
-
+  walk.run([&](int stage, int first_key, bool masked) {
     float scores[kTiles][4] = {};
     multiply_rows<kHead>(scores, q, Stages::k(stage) + lanes.wide, 0);
-    if (!all_visible(first_key, kTensorTile, span, warp_begin, warp_end))
-      mask_keys(scores, Stages::ends(stage), first_key, warp_begin);
+    if (masked) mask_keys(scores, Stages::ends(stage), first_key, Block::warp_begin());
     online_softmax(scores, row_max, row_sum, sums, scale);
     uint32_t p[kTiles / 2][4];
     round_fragments(p, scores);
     multiply_columns<kHead>(sums, p, Stages::v(stage) + lanes.tall, 0);
-  }
+  });
 
   for (float& sum : row_sum) sum = quad_sum(sum);
   const int num_rows = num_tokens - Block::warp_begin();

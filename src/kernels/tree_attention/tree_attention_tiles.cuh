@@ -108,7 +108,7 @@ struct KeyStages {
   static_assert(kStageBytes % 256 == 0);
 
   const TreeAttentionCuda<BFloat16Bits>& in;
-  const KeyTiles& tiles;
+  KeyTiles tiles;
   int64_t group;
 
   __device__ static SharedAddress k(int stage) {
@@ -130,6 +130,50 @@ struct KeyStages {
                                             tile.count, head_dim);
     load_scalars<kTensorTile>(v(stage) + kTileBytes, in.end_local + tile.begin, tile.count);
   }
+};
+
+// The tiles of keys that some query of the block sees, each on its way to shared memory while the one before it is
+// worked on.
+template <int kHead, class Block, int kThreads>
+class KeyWalk {
+ public:
+  using Stages = KeyStages<kHead, kThreads>;
+
+  // The first tile is on its way from here on.
+  __device__ __forceinline__ explicit KeyWalk(const TreeAttentionCuda<BFloat16Bits>& in)
+      : stages_{in, KeyTiles(in.num_stack, in.num_tokens, kTensorTile),
+                Block::head() / (in.num_heads / in.num_groups)},
+        num_tiles_(stages_.tiles.count_before(Block::end())),
+        tile_(find(0)) {
+    if (tile_ < num_tiles_) stages_.load(0, tile_);
+    next_ = find(tile_ + 1);
+  }
+  KeyWalk(const KeyWalk&) = delete;
+
+  // body(stage, first_key, masked): of a tile that some row of the warp sees; masked: not every row sees every
+  // key. The tile after the next is looked for behind the products, where other warps fill the wait.
+  template <class Body>
+  __device__ __forceinline__ void run(const Body& body) {
+    for (int stage = 0; tile_ < num_tiles_; stage ^= 1, tile_ = next_, next_ = find(next_ + 1)) {
+      wait_for_copies();
+      __syncthreads();  // this tile has arrived, and all have read the one whose place the next takes
+      if (next_ < num_tiles_) stages_.load(stage ^ 1, next_);
+      const int first_key = stages_.tiles[tile_].first_key;
+      const KeySpan span = key_span(stages_.in.spans, tile_);
+      const int begin = Block::warp_begin(), end = begin + kFragmentRows;
+      if (!any_visible(first_key, span, begin, end)) continue;
+      body(stage, first_key, !all_visible(first_key, kTensorTile, span, begin, end));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int find(int tile) const {
+    return next_visible_tile(stages_.tiles, stages_.in.spans, tile, num_tiles_, Block::begin(), Block::end());
+  }
+
+  const Stages stages_;
+  const int num_tiles_;
+  int tile_, next_;
 };
 
 }  // namespace bough
