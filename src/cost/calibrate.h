@@ -7,15 +7,12 @@
 //
 //   linear       `linear` forward and backward over the layers' matrices
 //   attention    tree attention of one path, of many pieces, and over a stack of 1,000 rows; heads of 32 and
-//   128,
-//                from whose difference follows what a score's softmax costs beside its products
+//                128, from whose difference follows what a score's softmax costs beside its products
 //   head         chunks of logits, log-probabilities, their gradients
 //   elementwise  what is left of a whole pass through the executor: norms, rotary embedding, SwiGLU,
-//   residuals,
-//                memory that the caches do not hold
+//                residuals, memory that the caches do not hold
 //   constants    passes of two tokens through models of width 16; what a layer's products cost whatever their
-//   size,
-//                from two widths at 16 tokens
+//                size, from two widths at 16 tokens
 //
 // All of it is measured in turns, several times, so that a burst of other programs' work falls on one sample
 // of many, and a run far above the others counts little. On a machine whose cores are busy all the time the

@@ -1,7 +1,7 @@
 // Conversations to text, in ChatML:
 //
 //   <|im_start|>role\ncontent<|im_end|>\n   for each message, then <|im_start|>assistant\n to make the model
-//   speak
+//                                           speak
 //
 // The template of a model directory is run as it is written, by the small Jinja interpreter of
 // chat_template_jinja.h, so that the text equals transformers' apply_chat_template. What is checked when it

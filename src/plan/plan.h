@@ -99,20 +99,17 @@ struct PlanRequest {
 
 // By name:
 //   dense   no sharing: sequences packed into passes of at most B tokens; a longer one goes in even chunks,
-//   the
-//           earlier of them interior.
+//           the earlier of them interior.
 //   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each. UserError for a longer
-//   path. path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward
-//   depth-first order,
-//           each stretch between branch points in even chunks of at most B; a leaf's last chunk runs forward
-//           and backward at once, where DTA forwards it twice.
+//           path.
+//   path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward depth-first
+//           order, each stretch between branch points in even chunks of at most B; a leaf's last chunk runs
+//           forward and backward at once, where DTA forwards it twice.
 //   blocks  the general form: leaf blocks are forests, filled up to the pass size from all along the stack;
-//   interior
-//           blocks keep what the memory allows; short common paths are replicated where a pass of their own
-//           costs more.
+//           interior blocks keep what the memory allows; short common paths are replicated where a pass of
+//           their own costs more.
 //   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left
-//   out where
-//           the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
+//           out where the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
 // With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it
 // that of least memory. UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the
 // strategy (with the smallest that would do).

@@ -57,10 +57,10 @@ NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, doub
 // Kept for backward are x, rstd and the products gate and up: D + 2F elements a token, where autograd over
 // the single ops keeps 2D + 3F. The norm's output h and the activation a = swiglu(gate, up) are computed
 // again in the passes over memory that need what they are computed from:
-//   d_a = d_y · down                                  then one pass: a and d_gate_up, in place of d_a and
-//   gate, up down.main_grad += d_yᵀ · a d_h = d_gate_up · gate_up                         then one pass: d_x
-//   = d_y + norm's backward, h in place of d_h gate_up.main_grad += d_gate_upᵀ · h,  norm.main_grad as
-//   rms_norm.h
+//   d_a = d_y · down              then one pass: a and d_gate_up, in place of d_a and gate, up
+//   down.main_grad += d_yᵀ · a
+//   d_h = d_gate_up · gate_up     then one pass: d_x = d_y + norm's backward, h in place of d_h
+//   gate_up.main_grad += d_gate_upᵀ · h,  norm.main_grad as rms_norm.h
 // Backward overwrites what was kept: it runs once, a second one is refused by autograd.
 
 struct MlpParameters {

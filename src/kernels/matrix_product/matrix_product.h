@@ -1,8 +1,9 @@
 // Matrix products of the linear layers and the head.
 //
-//   matrix_product:       c[m,n]  = sum_k a[m,k] · b[k,n] (+ bias[n]) (+ residual[m,n])   overwritten, a's
-//   dtype add_matrix_product_:  c[m,n] += sum_k a[m,k] · b[k,n]                 accumulated in c's dtype, the
-//   accumulator type
+//   matrix_product:       c[r,o]  = sum_k a[r,k] · b[k,o] (+ bias[o]) (+ residual[r,o])
+//                         overwritten, a's dtype
+//   add_matrix_product_:  c[r,o] += sum_k a[r,k] · b[k,o]
+//                         accumulated in c's dtype, the accumulator type
 //
 // Products and sums are of the accumulator type, rounded once (a residual in fp32 after the sum, in bf16 with
 // it). Rows or columns of a and b are contiguous: a weight's transposed view is as good as the weight. bf16

@@ -6,15 +6,14 @@
 //   query i sees key j   iff   j - P <= i < end_local[j]
 //
 // One softmax over all visible keys, in the accumulator type. A query always sees itself.
-//   o[i] = sum_j p_ij v[j],  p_ij = exp(scale · q[i]·k[j] - lse[i]),  lse[i] = log sum_j exp(scale ·
-//   q[i]·k[j])
+//   o[i] = sum_j p_ij v[j],  p_ij = exp(scale · q[i]·k[j] - lse[i])
+//   lse[i] = log sum_j exp(scale · q[i]·k[j])
 // Backward, D[i] = d_o[i]·o[i]:
 //   dS_ij  = p_ij (d_o[i]·v[j] - D[i]) · scale
 //   d_q[i] = sum_j dS_ij k[j]                  (overwritten)
-//   d_k[j] = sum_i dS_ij q[i], d_v[j] = sum_i p_ij d_o[i]   summed over the query heads of the group; the
-//   pass's own
-//            rows are returned (overwritten), the stack's rows are added to d_k_stack, d_v_stack; accumulator
-//            type.
+//   d_k[j] = sum_i dS_ij q[i], d_v[j] = sum_i p_ij d_o[i]
+//            summed over the query heads of the group; the pass's own rows are returned (overwritten), the
+//            stack's rows are added to d_k_stack, d_v_stack; accumulator type.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,7 +33,7 @@ struct AttentionPass {
 //   kTiles, kBf16Tiles   as tree_attention_units.h cuts and spreads its work
 //   kReference          all queries times all keys
 //   kFused              the visible pairs, half a tile of 128 at the diagonal, and a tile more where pieces
-//   straddle tiles
+//                       straddle tiles
 double attention_work(const DeviceKernels& kernels, const AttentionPass& pass);
 
 // Queries that the kernel computes for a pass of so many: of units a multiple of 32.
