@@ -42,8 +42,8 @@ struct LossRows {
   // (proximal_log_probs_R is then ignored).
   bool proximal_is_current = false;
 
-  // Every field but the two leaves, which are left undefined, through `pick` (a tensor to a tensor), where it is
-  // defined: some of the rows, say.
+  // Every defined field but the two leaves, which are left undefined, through `pick`, from tensor to tensor:
+  // some of the rows, say.
   template <class Pick>
   LossRows mapped(const Pick& pick) const {
     LossRows picked;

@@ -20,7 +20,7 @@ enum class DtaVariant {
   kReleased,     // the released code: first forwards end where the next pop's last chunk begins
   kWholeSuffix,  // the released code with `cut_f1_tail` off: first forwards run to the leaf, so that its last
                  // chunk is forwarded twice
-  kPrinted,  // Algorithm 3 to the letter: line 18 forwards every suffix, line 31 up to the anchor again
+  kPrinted,      // Algorithm 3 to the letter: line 18 forwards every suffix, line 31 up to the anchor again
 };
 
 enum class DtaOrder {

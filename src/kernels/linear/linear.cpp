@@ -39,34 +39,34 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 };
 }  // namespace
 
-void check_linear(const char* op, const at::Tensor& x_RI, const Parameter& weight) {
-  BOUGH_CHECK(x_RI.dim() == 2 && weight.value.dim() == 2 && x_RI.size(1) == weight.value.size(1) &&
-                  (weight.quantized() || x_RI.scalar_type() == weight.value.scalar_type()),
-              op, ": x ", x_RI.sizes(), " ", x_RI.scalar_type(), ", weight ", weight.value.sizes(), " ",
+void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weight) {
+  BOUGH_CHECK(x_RK.dim() == 2 && weight.value.dim() == 2 && x_RK.size(1) == weight.value.size(1) &&
+                  (weight.quantized() || x_RK.scalar_type() == weight.value.scalar_type()),
+              op, ": x ", x_RK.sizes(), " ", x_RK.scalar_type(), ", weight ", weight.value.sizes(), " ",
               weight.value.scalar_type());
   BOUGH_CHECK(!weight.quantized() || !at::GradMode::is_enabled(), op,
               ": a quantized weight has no gradient, and a graph is being recorded");
 }
 
-at::Tensor linear_forward(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias,
+at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
   if (weight.quantized())  // batch-invariant as it is
-    return quantized_product(x_RI, weight.value, weight.scale,
+    return quantized_product(x_RK, weight.value, weight.scale,
                              bias ? std::optional(bias->value) : std::nullopt, residual_RO);
   const auto product = batch_invariant ? batch_invariant_product : matrix_product;
-  return product(x_RI, weight.value.t(), bias ? std::optional(bias->value) : std::nullopt, residual_RO);
+  return product(x_RK, weight.value.t(), bias ? std::optional(bias->value) : std::nullopt, residual_RO);
 }
 
-void add_linear_gradients(const at::Tensor& weight_grad_OI, const at::Tensor& bias_grad_O,
-                          const at::Tensor& d_y_RO, const at::Tensor& x_RI) {
-  add_matrix_product_(weight_grad_OI, d_y_RO.t(), x_RI);
+void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,
+                          const at::Tensor& d_y_RO, const at::Tensor& x_RK) {
+  add_matrix_product_(weight_grad_OK, d_y_RO.t(), x_RK);
   if (bias_grad_O.defined()) bias_grad_O.add_(at::sum(d_y_RO, {0}, false, bias_grad_O.scalar_type()));
 }
 
-at::Tensor linear(const at::Tensor& x_RI, const Parameter& weight, const Parameter* bias,
+at::Tensor linear(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                   bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
-  check_linear("linear", x_RI, weight);
-  return LinearFunction::apply(x_RI, weight, bias, batch_invariant, residual_RO);
+  check_linear("linear", x_RK, weight);
+  return LinearFunction::apply(x_RK, weight, bias, batch_invariant, residual_RO);
 }
 
 namespace {

@@ -22,43 +22,43 @@ void check_factors(const char* op, const at::Tensor& a, const at::Tensor& b) {
 using OptionalTensor = std::optional<at::Tensor>;
 using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&);
 
-void check_product(const char* op, const at::Tensor& a_MK, const at::Tensor& b_KN,
-                   const OptionalTensor& bias_N, const OptionalTensor& residual_MN) {
-  check_factors(op, a_MK, b_KN);
-  BOUGH_CHECK(!bias_N || (bias_N->is_contiguous() && bias_N->numel() == b_KN.size(1) &&
-                          bias_N->scalar_type() == a_MK.scalar_type()),
-              op, ": bias ", bias_N->sizes(), " ", bias_N->scalar_type(), " for ", b_KN.size(1), " columns");
-  BOUGH_CHECK(!residual_MN || (residual_MN->is_contiguous() && residual_MN->dim() == 2 &&
-                               residual_MN->size(0) == a_MK.size(0) && residual_MN->size(1) == b_KN.size(1) &&
-                               residual_MN->scalar_type() == a_MK.scalar_type()),
-              op, ": residual ", residual_MN->sizes(), " ", residual_MN->scalar_type(), " for ", a_MK.size(0),
-              " rows, ", b_KN.size(1), " columns");
+void check_product(const char* op, const at::Tensor& a_RK, const at::Tensor& b_KO,
+                   const OptionalTensor& bias_O, const OptionalTensor& residual_RO) {
+  check_factors(op, a_RK, b_KO);
+  BOUGH_CHECK(!bias_O || (bias_O->is_contiguous() && bias_O->numel() == b_KO.size(1) &&
+                          bias_O->scalar_type() == a_RK.scalar_type()),
+              op, ": bias ", bias_O->sizes(), " ", bias_O->scalar_type(), " for ", b_KO.size(1), " columns");
+  BOUGH_CHECK(!residual_RO || (residual_RO->is_contiguous() && residual_RO->dim() == 2 &&
+                               residual_RO->size(0) == a_RK.size(0) && residual_RO->size(1) == b_KO.size(1) &&
+                               residual_RO->scalar_type() == a_RK.scalar_type()),
+              op, ": residual ", residual_RO->sizes(), " ", residual_RO->scalar_type(), " for ", a_RK.size(0),
+              " rows, ", b_KO.size(1), " columns");
 }
 }  // namespace
 
-at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN, const OptionalTensor& bias_N,
-                          const OptionalTensor& residual_MN) {
-  check_product("matrix_product", a_MK, b_KN, bias_N, residual_MN);
+at::Tensor matrix_product(const at::Tensor& a_RK, const at::Tensor& b_KO, const OptionalTensor& bias_O,
+                          const OptionalTensor& residual_RO) {
+  check_product("matrix_product", a_RK, b_KO, bias_O, residual_RO);
   static const auto op = find_op<Op>("bough::matrix_product");
-  return op.call(a_MK, b_KN, bias_N, residual_MN);
+  return op.call(a_RK, b_KO, bias_O, residual_RO);
 }
 
-at::Tensor batch_invariant_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                   const OptionalTensor& bias_N, const OptionalTensor& residual_MN) {
-  check_product("batch_invariant_product", a_MK, b_KN, bias_N, residual_MN);
+at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                                   const OptionalTensor& bias_O, const OptionalTensor& residual_RO) {
+  check_product("batch_invariant_product", a_RK, b_KO, bias_O, residual_RO);
   static const auto op = find_op<Op>("bough::batch_invariant_product");
-  return op.call(a_MK, b_KN, bias_N, residual_MN);
+  return op.call(a_RK, b_KO, bias_O, residual_RO);
 }
 
-void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  check_factors("add_matrix_product_", a_MK, b_KN);
-  BOUGH_CHECK(c_MN.dim() == 2 && c_MN.is_contiguous() && c_MN.size(0) == a_MK.size(0) &&
-                  c_MN.size(1) == b_KN.size(1) && c_MN.scalar_type() == accumulator_type(a_MK.scalar_type()),
-              "add_matrix_product_: c ", c_MN.sizes(), " ", c_MN.scalar_type(), " for a ", a_MK.sizes(),
-              ", b ", b_KN.sizes());
+void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO) {
+  check_factors("add_matrix_product_", a_RK, b_KO);
+  BOUGH_CHECK(c_RO.dim() == 2 && c_RO.is_contiguous() && c_RO.size(0) == a_RK.size(0) &&
+                  c_RO.size(1) == b_KO.size(1) && c_RO.scalar_type() == accumulator_type(a_RK.scalar_type()),
+              "add_matrix_product_: c ", c_RO.sizes(), " ", c_RO.scalar_type(), " for a ", a_RK.sizes(),
+              ", b ", b_KO.sizes());
   static const auto op =
       find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&)>("bough::add_matrix_product_");
-  op.call(c_MN, a_MK, b_KN);
+  op.call(c_RO, a_RK, b_KO);
 }
 
 }  // namespace bough

@@ -17,20 +17,20 @@
 
 namespace bough {
 
-// a: [M, K]; b: [K, N], a's dtype (fp32, bf16, fp64) and device; bias: none or [N], residual: none or [M, N],
-// both contiguous and of a's dtype. Returns [M, N].
-at::Tensor matrix_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                          const std::optional<at::Tensor>& bias_N = std::nullopt,
-                          const std::optional<at::Tensor>& residual_MN = std::nullopt);
+// a: [R, K]; b: [K, O], a's dtype (fp32, bf16, fp64) and device; bias: none or [O], residual: none or [R, O],
+// both contiguous and of a's dtype. Returns [R, O].
+at::Tensor matrix_product(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                          const std::optional<at::Tensor>& bias_O = std::nullopt,
+                          const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
 // The same product on a CPU that has_tiles() for the type, in a way that makes a row of c depend on its row
 // of a only: the same bits with any other rows, any number of them, on any number of threads.
-at::Tensor batch_invariant_product(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                   const std::optional<at::Tensor>& bias_N = std::nullopt,
-                                   const std::optional<at::Tensor>& residual_MN = std::nullopt);
+at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                                   const std::optional<at::Tensor>& bias_O = std::nullopt,
+                                   const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
-// c: [M, N] contiguous, accumulator type of a and b.
-void add_matrix_product_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
+// c: [R, O] contiguous, accumulator type of a and b.
+void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO);
 
 // Whether products of that type on this CPU are computed here.
 bool products_are_ours(at::ScalarType type);
@@ -39,15 +39,15 @@ bool products_are_ours(at::ScalarType type);
 // sum runs over k in ascending order (bf16: in steps of a tile's depth) whichever factor is packed or turned,
 // padded with zeros: hence batch_invariant_product.
 bool has_tiles(at::ScalarType type);
-at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                const std::optional<at::Tensor>& bias_N = std::nullopt,
-                                const std::optional<at::Tensor>& residual_MN = std::nullopt);
-void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
+at::Tensor matrix_product_tiles(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                                const std::optional<at::Tensor>& bias_O = std::nullopt,
+                                const std::optional<at::Tensor>& residual_RO = std::nullopt);
+void add_matrix_product_tiles_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO);
 
 // Reference: libtorch's products; any device and dtype.
-at::Tensor matrix_product_reference(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                    const std::optional<at::Tensor>& bias_N,
-                                    const std::optional<at::Tensor>& residual_MN);
-void add_matrix_product_reference_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN);
+at::Tensor matrix_product_reference(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                                    const std::optional<at::Tensor>& bias_O,
+                                    const std::optional<at::Tensor>& residual_RO);
+void add_matrix_product_reference_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO);
 
 }  // namespace bough

@@ -157,30 +157,30 @@ void with_tiles(at::ScalarType type, Function&& function) {
 }
 
 // A few rows in bf16 times a weight's transposed view, where AVX-512 computes it.
-bool is_of_few_rows(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  return a_MK.scalar_type() == at::kBFloat16 && has_avx512_bf16() && a_MK.size(0) > 0 &&
-         a_MK.size(0) <= dots::FewRows::kMostRows && a_MK.stride(1) == 1 && b_KN.stride(0) == 1 &&
-         b_KN.numel() > 0;
+bool is_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO) {
+  return a_RK.scalar_type() == at::kBFloat16 && has_avx512_bf16() && a_RK.size(0) > 0 &&
+         a_RK.size(0) <= dots::FewRows::kMostRows && a_RK.stride(1) == 1 && b_KO.stride(0) == 1 &&
+         b_KO.numel() > 0;
 }
 
-at::Tensor product_of_few_rows(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                               const std::optional<at::Tensor>& bias_N,
-                               const std::optional<at::Tensor>& residual_MN) {
-  const int64_t m = a_MK.size(0), k = a_MK.size(1), n = b_KN.size(1);
-  auto c = at::empty({m, n}, a_MK.options());
+at::Tensor product_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                               const std::optional<at::Tensor>& bias_O,
+                               const std::optional<at::Tensor>& residual_RO) {
+  const int64_t m = a_RK.size(0), k = a_RK.size(1), n = b_KO.size(1);
+  auto c = at::empty({m, n}, a_RK.options());
   const auto optional = [](const std::optional<at::Tensor>& x) {
     return x ? data<BFloat16Bits>(*x) : nullptr;
   };
   const dots::FewRows product{m,
                               k,
-                              data<BFloat16Bits>(a_MK),
-                              data<BFloat16Bits>(b_KN),
-                              a_MK.stride(0),
-                              b_KN.stride(1),
+                              data<BFloat16Bits>(a_RK),
+                              data<BFloat16Bits>(b_KO),
+                              a_RK.stride(0),
+                              b_KO.stride(1),
                               mutable_data<BFloat16Bits>(c),
                               n,
-                              optional(bias_N),
-                              optional(residual_MN)};
+                              optional(bias_O),
+                              optional(residual_RO)};
   constexpr int64_t kOutputs = 16;             // at a time
   constexpr int64_t kWorthAThread = 64 << 10;  // elements of the weight: the time is that of reading them
   at::parallel_for(0, ceil_div(n, kOutputs), std::max<int64_t>(1, kWorthAThread / (kOutputs * k)),
@@ -190,26 +190,26 @@ at::Tensor product_of_few_rows(const at::Tensor& a_MK, const at::Tensor& b_KN,
   return c;
 }
 
-at::Tensor matrix_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                              const std::optional<at::Tensor>& bias_N,
-                              const std::optional<at::Tensor>& residual_MN) {
-  if (is_of_few_rows(a_MK, b_KN)) return product_of_few_rows(a_MK, b_KN, bias_N, residual_MN);
-  return products_are_ours(a_MK.scalar_type()) ? matrix_product_tiles(a_MK, b_KN, bias_N, residual_MN)
-                                               : matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
+at::Tensor matrix_product_cpu(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                              const std::optional<at::Tensor>& bias_O,
+                              const std::optional<at::Tensor>& residual_RO) {
+  if (is_of_few_rows(a_RK, b_KO)) return product_of_few_rows(a_RK, b_KO, bias_O, residual_RO);
+  return products_are_ours(a_RK.scalar_type()) ? matrix_product_tiles(a_RK, b_KO, bias_O, residual_RO)
+                                               : matrix_product_reference(a_RK, b_KO, bias_O, residual_RO);
 }
 
-at::Tensor batch_invariant_product_cpu(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                       const std::optional<at::Tensor>& bias_N,
-                                       const std::optional<at::Tensor>& residual_MN) {
-  BOUGH_CHECK(has_tiles(a_MK.scalar_type()), "batch_invariant_product: no tiles for ", a_MK.scalar_type());
-  return matrix_product_tiles(a_MK, b_KN, bias_N, residual_MN);
+at::Tensor batch_invariant_product_cpu(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                                       const std::optional<at::Tensor>& bias_O,
+                                       const std::optional<at::Tensor>& residual_RO) {
+  BOUGH_CHECK(has_tiles(a_RK.scalar_type()), "batch_invariant_product: no tiles for ", a_RK.scalar_type());
+  return matrix_product_tiles(a_RK, b_KO, bias_O, residual_RO);
 }
 
-void add_matrix_product_cpu_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  if (products_are_ours(a_MK.scalar_type())) add_matrix_product_tiles_(c_MN, a_MK, b_KN);
-  else if (a_MK.scalar_type() != c_MN.scalar_type() && products_are_ours(c_MN.scalar_type()))
-    add_matrix_product_tiles_(c_MN, a_MK.to(c_MN.scalar_type()), b_KN.to(c_MN.scalar_type()));
-  else add_matrix_product_reference_(c_MN, a_MK, b_KN);
+void add_matrix_product_cpu_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO) {
+  if (products_are_ours(a_RK.scalar_type())) add_matrix_product_tiles_(c_RO, a_RK, b_KO);
+  else if (a_RK.scalar_type() != c_RO.scalar_type() && products_are_ours(c_RO.scalar_type()))
+    add_matrix_product_tiles_(c_RO, a_RK.to(c_RO.scalar_type()), b_KO.to(c_RO.scalar_type()));
+  else add_matrix_product_reference_(c_RO, a_RK, b_KO);
 }
 }  // namespace
 
@@ -245,20 +245,20 @@ bool products_are_ours(at::ScalarType type) {
   return has_tiles(type) && (type != at::kFloat || fp32);
 }
 
-at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                const std::optional<at::Tensor>& bias_N,
-                                const std::optional<at::Tensor>& residual_MN) {
-  if (a_MK.numel() == 0 || b_KN.numel() == 0)
-    return matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
-  const auto a = with_unit_stride(a_MK), b = with_unit_stride(b_KN);
+at::Tensor matrix_product_tiles(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                                const std::optional<at::Tensor>& bias_O,
+                                const std::optional<at::Tensor>& residual_RO) {
+  if (a_RK.numel() == 0 || b_KO.numel() == 0)
+    return matrix_product_reference(a_RK, b_KO, bias_O, residual_RO);
+  const auto a = with_unit_stride(a_RK), b = with_unit_stride(b_KO);
   const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   auto c = at::empty({m, n}, a.options());
   with_tiles(a.scalar_type(), [&]<class Tiles>() {
     using T = typename Tiles::Element;
     Product<T> product{m, n, k, factor<T>(a), factor<T>(b), mutable_data<T>(c), n};
-    if (bias_N) product.bias = data<T>(*bias_N);
+    if (bias_O) product.bias = data<T>(*bias_O);
     constexpr bool rounds = !std::is_same_v<T, float>;
-    if (rounds && residual_MN) product.residual = data<T>(*residual_MN);
+    if (rounds && residual_RO) product.residual = data<T>(*residual_RO);
     if (m <= Tiles::kFewRows && product.b.transposed && !Tiles::must_pack(product.b.transpose(), k)) {
       std::swap(product.m, product.n);
       std::swap(product.a, product.b);
@@ -267,18 +267,18 @@ at::Tensor matrix_product_tiles(const at::Tensor& a_MK, const at::Tensor& b_KN,
       product.c_transposed = true;
     }
     multiply<Tiles>(product);
-    if (!rounds && residual_MN) c.add_(*residual_MN);
+    if (!rounds && residual_RO) c.add_(*residual_RO);
   });
   return c;
 }
 
-void add_matrix_product_tiles_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  if (a_MK.numel() == 0 || b_KN.numel() == 0) return;
-  const auto a = with_unit_stride(a_MK), b = with_unit_stride(b_KN);
+void add_matrix_product_tiles_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO) {
+  if (a_RK.numel() == 0 || b_KO.numel() == 0) return;
+  const auto a = with_unit_stride(a_RK), b = with_unit_stride(b_KO);
   with_tiles(a.scalar_type(), [&]<class Tiles>() {
     using T = typename Tiles::Element;
     Product<T> product{
-        a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_MN), c_MN.size(1)};
+        a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_RO), c_RO.size(1)};
     product.accumulate = true;
     if constexpr (std::is_same_v<Tiles, Bf16Tiles>) {
       if (product.a.transposed) return add_turned<Tiles>(product);

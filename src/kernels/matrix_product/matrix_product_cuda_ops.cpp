@@ -55,18 +55,18 @@ class Fp32Sums {
 };
 
 // c = a b + beta c; c contiguous, bf16 or fp32.
-void multiply(Tensor c_MN, Tensor a_MK, Tensor b_KN, float beta) {
-  const Launch launch("matrix_product", {c_MN});
-  BOUGH_CHECK(a_MK.device() == c_MN.device() && b_KN.device() == c_MN.device(), "matrix_product: c on ",
-              c_MN.device().str(), ", a on ", a_MK.device().str(), ", b on ", b_KN.device().str());
-  const Factor a(a_MK), b(b_KN);
+void multiply(Tensor c_RO, Tensor a_RK, Tensor b_KO, float beta) {
+  const Launch launch("matrix_product", {c_RO});
+  BOUGH_CHECK(a_RK.device() == c_RO.device() && b_KO.device() == c_RO.device(), "matrix_product: c on ",
+              c_RO.device().str(), ", a on ", a_RK.device().str(), ", b on ", b_KO.device().str());
+  const Factor a(a_RK), b(b_KO);
   const cublasHandle_t handle = at::cuda::getCurrentCUDABlasHandle();  // on the current stream
   const Fp32Sums fp32_sums(handle);
   const float one = 1;
   TORCH_CUDABLAS_CHECK(cublasGemmEx_64(
-      handle, b.operation, a.operation, b_KN.size(1), a_MK.size(0), a_MK.size(1), &one,
+      handle, b.operation, a.operation, b_KO.size(1), a_RK.size(0), a_RK.size(1), &one,
       b.owner.const_data_ptr(), CUDA_R_16BF, b.stride, a.owner.const_data_ptr(), CUDA_R_16BF, a.stride, &beta,
-      c_MN.mutable_data_ptr(), c_MN.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF, c_MN.size(1),
+      c_RO.mutable_data_ptr(), c_RO.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF, c_RO.size(1),
       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
@@ -74,20 +74,20 @@ bool is_ours(Tensor a, Tensor b) {
   return a.scalar_type() == at::kBFloat16 && a.numel() > 0 && b.numel() > 0;
 }
 
-at::Tensor matrix_product_cuda(Tensor a_MK, Tensor b_KN, const std::optional<at::Tensor>& bias_N,
-                               const std::optional<at::Tensor>& residual_MN) {
-  if (!is_ours(a_MK, b_KN)) return matrix_product_reference(a_MK, b_KN, bias_N, residual_MN);
-  auto c = at::empty({a_MK.size(0), b_KN.size(1)}, a_MK.options());
-  if (residual_MN) c.copy_(*residual_MN);
-  else if (bias_N) c.copy_(bias_N->expand_as(c));
-  multiply(c, a_MK, b_KN, bias_N || residual_MN ? 1 : 0);
-  if (residual_MN && bias_N) c.add_(*bias_N);
+at::Tensor matrix_product_cuda(Tensor a_RK, Tensor b_KO, const std::optional<at::Tensor>& bias_O,
+                               const std::optional<at::Tensor>& residual_RO) {
+  if (!is_ours(a_RK, b_KO)) return matrix_product_reference(a_RK, b_KO, bias_O, residual_RO);
+  auto c = at::empty({a_RK.size(0), b_KO.size(1)}, a_RK.options());
+  if (residual_RO) c.copy_(*residual_RO);
+  else if (bias_O) c.copy_(bias_O->expand_as(c));
+  multiply(c, a_RK, b_KO, bias_O || residual_RO ? 1 : 0);
+  if (residual_RO && bias_O) c.add_(*bias_O);
   return c;
 }
 
-void add_matrix_product_cuda_(Tensor c_MN, Tensor a_MK, Tensor b_KN) {
-  if (is_ours(a_MK, b_KN)) multiply(c_MN, a_MK, b_KN, 1);
-  else add_matrix_product_reference_(c_MN, a_MK, b_KN);
+void add_matrix_product_cuda_(Tensor c_RO, Tensor a_RK, Tensor b_KO) {
+  if (is_ours(a_RK, b_KO)) multiply(c_RO, a_RK, b_KO, 1);
+  else add_matrix_product_reference_(c_RO, a_RK, b_KO);
 }
 }  // namespace
 

@@ -5,16 +5,16 @@
 
 namespace bough {
 
-at::Tensor matrix_product_reference(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                    const std::optional<at::Tensor>& bias_N,
-                                    const std::optional<at::Tensor>& residual_MN) {
-  if (residual_MN && bias_N) return at::addmm(*bias_N, a_MK, b_KN).add_(*residual_MN);
-  if (residual_MN) return at::addmm(*residual_MN, a_MK, b_KN);
-  return bias_N ? at::addmm(*bias_N, a_MK, b_KN) : at::mm(a_MK, b_KN);
+at::Tensor matrix_product_reference(const at::Tensor& a_RK, const at::Tensor& b_KO,
+                                    const std::optional<at::Tensor>& bias_O,
+                                    const std::optional<at::Tensor>& residual_RO) {
+  if (residual_RO && bias_O) return at::addmm(*bias_O, a_RK, b_KO).add_(*residual_RO);
+  if (residual_RO) return at::addmm(*residual_RO, a_RK, b_KO);
+  return bias_O ? at::addmm(*bias_O, a_RK, b_KO) : at::mm(a_RK, b_KO);
 }
 
-void add_matrix_product_reference_(const at::Tensor& c_MN, const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  c_MN.addmm_(a_MK.to(c_MN.scalar_type()), b_KN.to(c_MN.scalar_type()));
+void add_matrix_product_reference_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO) {
+  c_RO.addmm_(a_RK.to(c_RO.scalar_type()), b_KO.to(c_RO.scalar_type()));
 }
 
 }  // namespace bough

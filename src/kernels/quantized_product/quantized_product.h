@@ -17,21 +17,21 @@
 
 namespace bough {
 
-// weight: [O, I], fp32, bf16 or fp64, contiguous. Overwrites quantized: [O, I] int8, and scale: [O] fp32,
+// weight: [O, K], fp32, bf16 or fp64, contiguous. Overwrites quantized: [O, K] int8, and scale: [O] fp32,
 // both contiguous, on weight's device. A row of zeros has scale 0; one with an infinity or NaN has scale NaN,
 // and so makes y NaN.
-void quantize_rows_(const at::Tensor& quantized_OI, const at::Tensor& scale_O, const at::Tensor& weight_OI);
+void quantize_rows_(const at::Tensor& quantized_OK, const at::Tensor& scale_O, const at::Tensor& weight_OK);
 
-// x: [R, I], fp32, bf16 or fp64; weight: [O, I] int8, scale: [O] fp32, both contiguous; bias: none or [O],
+// x: [R, K], fp32, bf16 or fp64; weight: [O, K] int8, scale: [O] fp32, both contiguous; bias: none or [O],
 // residual: none or [R, O], contiguous and of x's dtype. Returns [R, O], x's dtype. No gradient.
-at::Tensor quantized_product(const at::Tensor& x_RI, const at::Tensor& weight_OI, const at::Tensor& scale_O,
+at::Tensor quantized_product(const at::Tensor& x_RK, const at::Tensor& weight_OK, const at::Tensor& scale_O,
                              const std::optional<at::Tensor>& bias_O = std::nullopt,
                              const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
 // Reference: weights in the accumulator type and libtorch's product; any device.
-void quantize_rows_reference_(const at::Tensor& quantized_OI, const at::Tensor& scale_O,
-                              const at::Tensor& weight_OI);
-at::Tensor quantized_product_reference(const at::Tensor& x_RI, const at::Tensor& weight_OI,
+void quantize_rows_reference_(const at::Tensor& quantized_OK, const at::Tensor& scale_O,
+                              const at::Tensor& weight_OK);
+at::Tensor quantized_product_reference(const at::Tensor& x_RK, const at::Tensor& weight_OK,
                                        const at::Tensor& scale_O, const std::optional<at::Tensor>& bias_O,
                                        const std::optional<at::Tensor>& residual_RO);
 

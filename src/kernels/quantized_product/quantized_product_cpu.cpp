@@ -282,29 +282,29 @@ BOUGH_QUANTIZE_ROWS(BFloat16Bits)
 using OptionalTensor = std::optional<at::Tensor>;
 
 template <class T>
-Int8Product<T> product_of(const at::Tensor& x_RI, const at::Tensor& weight_OI, const at::Tensor& scale_O,
+Int8Product<T> product_of(const at::Tensor& x_RK, const at::Tensor& weight_OK, const at::Tensor& scale_O,
                           const OptionalTensor& bias_O, const OptionalTensor& residual_RO,
                           const at::Tensor& y_RO) {
-  return {x_RI.size(0),
-          x_RI.size(1),
-          weight_OI.size(0),
-          data<T>(x_RI),
-          data<int8_t>(weight_OI),
+  return {x_RK.size(0),
+          x_RK.size(1),
+          weight_OK.size(0),
+          data<T>(x_RK),
+          data<int8_t>(weight_OK),
           data<float>(scale_O),
           bias_O ? data<T>(*bias_O) : nullptr,
           residual_RO ? data<T>(*residual_RO) : nullptr,
           mutable_data<T>(y_RO)};
 }
 
-at::Tensor quantized_product_cpu(const at::Tensor& x_RI, const at::Tensor& weight_OI,
+at::Tensor quantized_product_cpu(const at::Tensor& x_RK, const at::Tensor& weight_OK,
                                  const at::Tensor& scale_O, const OptionalTensor& bias_O,
                                  const OptionalTensor& residual_RO) {
-  const auto type = x_RI.scalar_type();
-  if ((type != at::kFloat && type != at::kBFloat16) || x_RI.numel() == 0 || weight_OI.numel() == 0)
-    return quantized_product_reference(x_RI, weight_OI, scale_O, bias_O, residual_RO);
-  auto y_RO = at::empty({x_RI.size(0), weight_OI.size(0)}, x_RI.options());
+  const auto type = x_RK.scalar_type();
+  if ((type != at::kFloat && type != at::kBFloat16) || x_RK.numel() == 0 || weight_OK.numel() == 0)
+    return quantized_product_reference(x_RK, weight_OK, scale_O, bias_O, residual_RO);
+  auto y_RO = at::empty({x_RK.size(0), weight_OK.size(0)}, x_RK.options());
   const auto run = [&]<class T>(auto&& multiply) {
-    multiply(product_of<T>(x_RI, weight_OI, scale_O, bias_O, residual_RO, y_RO));
+    multiply(product_of<T>(x_RK, weight_OK, scale_O, bias_O, residual_RO, y_RO));
   };
   if (type == at::kFloat) {
     if (has_tiles(type)) run.template operator()<float>(multiply_tiles<Avx512Int8>);
@@ -312,23 +312,23 @@ at::Tensor quantized_product_cpu(const at::Tensor& x_RI, const at::Tensor& weigh
   } else {
     if (has_tiles(type)) run.template operator()<BFloat16Bits>(multiply_tiles<Bf16Int8>);
     else {
-      const auto x = x_RI.to(at::kFloat);
+      const auto x = x_RK.to(at::kFloat);
       run.template operator()<BFloat16Bits>([&](const auto& p) { multiply_portable(p, data<float>(x)); });
     }
   }
   return y_RO;
 }
 
-void quantize_rows_cpu_(const at::Tensor& quantized_OI, const at::Tensor& scale_O,
-                        const at::Tensor& weight_OI) {
-  const auto type = weight_OI.scalar_type();
-  if ((type != at::kFloat && type != at::kBFloat16) || weight_OI.numel() == 0)
-    return quantize_rows_reference_(quantized_OI, scale_O, weight_OI);
-  const int64_t width = weight_OI.size(1);
+void quantize_rows_cpu_(const at::Tensor& quantized_OK, const at::Tensor& scale_O,
+                        const at::Tensor& weight_OK) {
+  const auto type = weight_OK.scalar_type();
+  if ((type != at::kFloat && type != at::kBFloat16) || weight_OK.numel() == 0)
+    return quantize_rows_reference_(quantized_OK, scale_O, weight_OK);
+  const int64_t width = weight_OK.size(1);
   const auto run = [&]<class T>() {
-    at::parallel_for(0, weight_OI.size(0), grain(width), [&](int64_t begin, int64_t end) {
-      quantize_rows(mutable_data<int8_t>(quantized_OI) + begin * width, mutable_data<float>(scale_O) + begin,
-                    data<T>(weight_OI) + begin * width, end - begin, width);
+    at::parallel_for(0, weight_OK.size(0), grain(width), [&](int64_t begin, int64_t end) {
+      quantize_rows(mutable_data<int8_t>(quantized_OK) + begin * width, mutable_data<float>(scale_O) + begin,
+                    data<T>(weight_OK) + begin * width, end - begin, width);
     });
   };
   type == at::kFloat ? run.template operator()<float>() : run.template operator()<BFloat16Bits>();

@@ -12,12 +12,12 @@ namespace bough {
 namespace {
 
 struct Quantized {
-  at::Tensor weight_OI, scale_O;
+  at::Tensor weight_OK, scale_O;
 };
 
-Quantized quantize(const at::Tensor& w_OI) {
-  Quantized q{at::full(w_OI.sizes(), 99, at::kChar), at::full({w_OI.size(0)}, 99.0, at::kFloat)};
-  quantize_rows_(q.weight_OI, q.scale_O, w_OI);
+Quantized quantize(const at::Tensor& w_OK) {
+  Quantized q{at::full(w_OK.sizes(), 99, at::kChar), at::full({w_OK.size(0)}, 99.0, at::kFloat)};
+  quantize_rows_(q.weight_OK, q.scale_O, w_OK);
   return q;
 }
 
@@ -39,16 +39,16 @@ TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
       const auto wide = w.to(at::kDouble), scale = q.scale_O.to(at::kDouble).unsqueeze(1);
       EXPECT_LE((std::get<0>(wide.abs().max(1)) / 127 - q.scale_O).abs().div(q.scale_O).max().item<double>(),
                 1e-6);
-      EXPECT_LE(((q.weight_OI.to(at::kDouble) * scale - wide).abs() / scale).max().item<double>(),
+      EXPECT_LE(((q.weight_OK.to(at::kDouble) * scale - wide).abs() / scale).max().item<double>(),
                 0.5 + 1e-4);
-      EXPECT_EQ(q.weight_OI.abs().to(at::kLong).amax(1).eq(127).all().item<bool>(), true)
+      EXPECT_EQ(q.weight_OK.abs().to(at::kLong).amax(1).eq(127).all().item<bool>(), true)
           << "the range is used";
-      const Quantized expected{at::empty_like(q.weight_OI), at::empty_like(q.scale_O)};
-      quantize_rows_reference_(expected.weight_OI, expected.scale_O, w);
+      const Quantized expected{at::empty_like(q.weight_OK), at::empty_like(q.scale_O)};
+      quantize_rows_reference_(expected.weight_OK, expected.scale_O, w);
       EXPECT_TRUE(at::equal(q.scale_O, expected.scale_O));
       // A multiply-add rounds once where a product and a sum round twice: ties, of which bf16 has many, may
       // differ.
-      const auto differs = (q.weight_OI.to(at::kLong) - expected.weight_OI.to(at::kLong)).abs();
+      const auto differs = (q.weight_OK.to(at::kLong) - expected.weight_OK.to(at::kLong)).abs();
       EXPECT_LE(differs.max().item<int64_t>(), 1);
       EXPECT_LE(differs.sum().item<int64_t>(), 1 + outputs * inputs / 100);
     }
@@ -64,8 +64,8 @@ TEST(QuantizedProduct, RowsOfZerosAndOfNoNumbers) {
     const auto q = quantize(w);
     EXPECT_EQ(q.scale_O[1].item<float>(), 0);
     EXPECT_TRUE(std::isnan(q.scale_O[2].item<float>()) && std::isnan(q.scale_O[3].item<float>()));
-    EXPECT_EQ(q.weight_OI.narrow(0, 1, 4).count_nonzero().item<int64_t>(), 0);
-    const auto y = quantized_product(random_tensor({3, 40}, type, 2), q.weight_OI, q.scale_O);
+    EXPECT_EQ(q.weight_OK.narrow(0, 1, 4).count_nonzero().item<int64_t>(), 0);
+    const auto y = quantized_product(random_tensor({3, 40}, type, 2), q.weight_OK, q.scale_O);
     EXPECT_EQ(y.isnan().sum(0).to(at::kInt).equal(at::tensor({0, 0, 3, 3, 0}, at::kInt)), true);
     EXPECT_EQ(y.select(1, 1).count_nonzero().item<int64_t>(), 0);
   }
@@ -119,7 +119,7 @@ TEST(QuantizedProduct, NothingIsAnEmptySum) {
   const auto [weight, scale] = quantize(at::empty({4, 0}));
   EXPECT_TRUE(at::equal(quantized_product(at::empty({3, 0}), weight, scale), at::zeros({3, 4})));
   const auto some = quantize(at::ones({4, 5}));
-  EXPECT_EQ(quantized_product(at::empty({0, 5}), some.weight_OI, some.scale_O).size(0), 0);
+  EXPECT_EQ(quantized_product(at::empty({0, 5}), some.weight_OK, some.scale_O).size(0), 0);
 }
 
 TEST(QuantizedProduct, RefusesOtherShapesAndTypes) {

@@ -132,8 +132,8 @@ struct KeyStages {
   }
 };
 
-// The tiles of keys that some query of the block sees, each on its way to shared memory while the one before it is
-// worked on.
+// The tiles of keys that some query of the block sees, each on its way to shared memory while the one before
+// it is worked on.
 template <int kHead, class Block, int kThreads>
 class KeyWalk {
  public:
@@ -150,8 +150,8 @@ class KeyWalk {
   }
   KeyWalk(const KeyWalk&) = delete;
 
-  // body(stage, first_key, masked): of a tile that some row of the warp sees; masked: not every row sees every
-  // key. The tile after the next is looked for behind the products, where other warps fill the wait.
+  // body(stage, first_key, masked): of a tile that some row of the warp sees; masked: not every row sees
+  // every key. The tile after the next is looked for behind the products, where other warps fill the wait.
   template <class Body>
   __device__ __forceinline__ void run(const Body& body) {
     for (int stage = 0; tile_ < num_tiles_; stage ^= 1, tile_ = next_, next_ = find(next_ + 1)) {
