@@ -11,7 +11,7 @@
 #include "cli/command.h"
 #include "cli/plan_page.h"
 #include "cli/torch_options.h"
-#include "control/tree_view.h"
+#include "control/batch_picture.h"
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
 #include "plan/load_balance.h"

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "control/tree_view.h"
+#include "control/batch_picture.h"
 #include "report/html_report.h"
 #include "report/tensorboard.h"
 

@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "control/tree_view.h"
+#include "control/batch_picture.h"
 #include "train/small_model.h"
 
 namespace bough {

@@ -1,4 +1,4 @@
-#include "control/tree_view.h"
+#include "control/batch_picture.h"
 
 #include "base/error.h"
 #include "report/html_text.h"
