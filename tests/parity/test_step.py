@@ -74,7 +74,7 @@ def test_rewards_become_group_advantages(bough, tiny_models, tmp_path):
 
 
 def test_settings_of_a_run(bough, tiny_models, tmp_path):
-    """Loss, advantages and aggregation as a run has them, given as key=value; options are their short forms."""
+    """Loss, advantages and aggregation as a run has them, given as key=value; options are short forms."""
     rollouts = random_rollouts(3, 311) + random_rollouts(4, 311)
     for i, rollout in enumerate(rollouts):
         rollout |= {"reward": 0.25 * (i % 3), "advantage": 1.0 + i}

@@ -26,7 +26,9 @@ def check(tmp_path: Path):
         for name, text in {**FILES, **changes}.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-        command = [ROOT / "scripts" / "check_rooms", "--root", tmp_path, *options]
+        # A tree of four files is too small for the limits: only tests of the limits ask for them.
+        limits = [] if "--limits" in options else ["--no-limits"]
+        command = [ROOT / "scripts" / "check_rooms", "--root", tmp_path, *limits, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not done.stderr, done.stderr
         *faults, last = done.stdout.splitlines()

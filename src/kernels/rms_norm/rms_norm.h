@@ -1,11 +1,11 @@
-// RMSNorm (Zhang and Sennrich 2019): y[r,d] = x[r,d] · rstd[r] · weight[d], rstd[r] = 1/sqrt(mean_d x[r,d]² +
-// eps).
+// RMSNorm (Zhang and Sennrich 2019):
+//   y[r,d] = x[r,d] · rstd[r] · weight[d], rstd[r] = 1/sqrt(mean_d x[r,d]² + eps)
 //
 // Everything between the load and the store is in the accumulator type. Backward, with g = d_y · weight:
 //   d_x[r,d]     = rstd · (g[d] - x[d] · rstd² · mean_d(g · x))     (overwritten)
 //   d_weight[d] += sum_r d_y[r,d] · x[r,d] · rstd[r]                 (accumulated, accumulator type)
-// Sublayers that keep x and rstd only (kernels/mlp) take the op's parts: backward adds a residual's gradient
-// to d_x and computes y again.
+// Sublayers that keep x and rstd only (kernels/linear) take the op's parts: backward adds a residual's
+// gradient to d_x and computes y again.
 #pragma once
 
 #include <optional>

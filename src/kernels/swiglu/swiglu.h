@@ -12,7 +12,7 @@
 namespace bough {
 
 // gate_up_TF2: [T, 2F] contiguous, gate in the first F columns, up in the last. Returns [T, F]. Not
-// differentiable by itself: kernels/mlp is.
+// differentiable by itself: kernels/linear is.
 at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2);
 
 // y_TF, d_gate_up_TF2: like d_y_TF and gate_up_TF2, each memory of its own or exactly theirs.
