@@ -10,12 +10,6 @@ namespace {
 
 constexpr std::string_view kEndOfTurn = "<|im_end|>";
 
-std::vector<Message> to_chat(const std::vector<Message>& messages) {
-  std::vector<Message> chat;
-  for (const Message& message : messages) chat.push_back({message.role, message.content});
-  return chat;
-}
-
 }  // namespace
 
 PromptEncoder::PromptEncoder(Tokenizer tokenizer, std::optional<ChatTemplate> chat_template)
@@ -42,7 +36,7 @@ EncodedPrompt PromptEncoder::encode(const Problem& problem) const {
     prompt.text = problem.prompt;
     prompt.ids = tokenizer_.encode(prompt.text, true);
   } else {
-    prompt.text = chat_template().render(to_chat(problem.messages), true);
+    prompt.text = chat_template().render(problem.messages, true);
     prompt.ids = tokenizer_.encode(prompt.text);
   }
   if (prompt.ids.empty()) throw UserError(str("problem ", quoted(problem.id), ": its prompt is empty"));
@@ -57,7 +51,7 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
     completion = tokenizer_.encode(example.completion);
     if (stop_token) completion.push_back(*stop_token);
   } else {
-    const std::vector<Message> chat = to_chat(example.messages);
+    const std::vector<Message>& chat = example.messages;
     const std::string prompt = chat_template().render(std::span(chat).first(chat.size() - 1), true);
     const std::string all = chat_template().render(chat, false);
     if (!all.starts_with(prompt)) {

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/random.h"
+#include "kernels/paged_attention/group_tables.h"
 
 namespace bough {
 namespace {
@@ -111,27 +112,6 @@ TEST(PagedWork, EveryTokenSeesEachOfItsKeysOnce) {
     for (const PagedItem& item : work.large)
       EXPECT_TRUE(item.num_rows == 1 || item.num_rows * heads / groups <= kPagedLargeEntries);
   }
-}
-
-// `samples` of each of `groups` prompts, every sample with `own` pages of its own.
-std::vector<std::vector<int32_t>> group_tables(int groups, int samples, int shared, int own) {
-  std::vector<std::vector<int32_t>> tables;
-  int32_t next = 0;
-  for (int g = 0; g < groups; ++g) {
-    std::vector<int32_t> prompt;
-    for (int p = 0; p < shared; ++p) prompt.push_back(next++);
-    for (int s = 0; s < samples; ++s) {
-      tables.push_back(prompt);
-      for (int p = 0; p < own; ++p) tables.back().push_back(next++);
-    }
-  }
-  return tables;
-}
-std::vector<PagedSegment> last_tokens(const std::vector<std::vector<int32_t>>& tables) {
-  std::vector<PagedSegment> segments;
-  for (const auto& table : tables)
-    segments.push_back({table, static_cast<int64_t>(table.size()) * 16 - 5, 1});
-  return segments;
 }
 
 int64_t pages_read(const PagedWork& work) {
