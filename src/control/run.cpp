@@ -218,7 +218,6 @@ std::optional<Comparison> Run::compare() {
   out.num_batches = std::min(settings_.compare_dense, static_cast<int64_t>(steps.size()));
   std::vector<double> shared, dense;
   for (int64_t i = 0; i < out.num_batches; ++i) {
-    display_.set_activity(str("comparison with dense ", i + 1, "/", out.num_batches));
     const std::vector<Trajectory> batch =
         read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
     const auto timer = [&](const std::string& strategy) {
@@ -228,6 +227,8 @@ std::optional<Comparison> Run::compare() {
     StepTimer with = timer(settings_.actor.tree_training_mode), without = timer("dense");
     for (int repeat = 0; repeat <= kRepeats; ++repeat) {
       if (stopping()) return {};
+      display_.set_activity(str("comparison with dense: batch ", i + 1, "/", out.num_batches, ", run ",
+                                repeat + 1, "/", kRepeats + 1));
       with.run(/*counted=*/repeat > 0);
       without.run(/*counted=*/repeat > 0);
     }

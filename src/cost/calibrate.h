@@ -40,6 +40,7 @@ struct CalibrationEffort {
   int max_rounds = 7;
   int64_t largest_pass = 2048;      // tokens; beyond it the curves go on in proportion
   std::function<bool()> stop = {};  // looked at between pieces of work: Interrupted, no profile
+  bool show_progress = false;
 };
 
 // dtype: fp32, bf16 or fp64. Uses libtorch's present number of threads. Makes our CPU allocator libtorch's.

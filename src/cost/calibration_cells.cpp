@@ -11,6 +11,7 @@
 #include "algo/loss.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/progress.h"
 #include "cost/calibrate.h"
 #include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
@@ -343,11 +344,14 @@ double CalibrationCells::disturbance() const {
 
 int CalibrationCells::measure(const CalibrationEffort& effort) {
   const Time begin = now();
+  Progress progress("measuring this machine", 0, "kernel runs",
+                    effort.show_progress ? ProgressStyle::kAutomatic : ProgressStyle::kSilent);
   const auto turn = [&](bool counted) {
     for (Cell* cell : all_) {
       if (effort.stop && effort.stop())
         throw Interrupted("stopped while this machine was measured; nothing was trained");
       add_turn(*cell, counted);
+      progress.advance();
     }
   };
   // The first run of a size compiles its kernels (oneDNN) and faults its memory in.

@@ -139,14 +139,14 @@ DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
     if (!folder.empty()) write_profile(file, key, profile, true);
     return profile;
   }
-  log_info(str("measured in ", format_duration(seconds)));
+  log_debug(str("measured in ", format_duration(seconds)));
   if (!folder.empty()) write_profile(file, key, profile, false);
   return profile;
 }
 
 DeviceProfile cached_cpu_profile(at::ScalarType dtype, const std::function<bool()>& stop) {
   return cached_profile(cache_folder(), this_cpu(dtype),
-                        [&] { return calibrate_cpu(dtype, {.stop = stop}); });
+                        [&] { return calibrate_cpu(dtype, {.stop = stop, .show_progress = true}); });
 }
 
 DeviceProfile device_profile(const std::string& device, at::ScalarType dtype) {

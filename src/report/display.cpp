@@ -48,7 +48,7 @@ DisplayStyle resolve(DisplayStyle style) {
 }  // namespace
 
 LiveDisplay::LiveDisplay(int64_t total_steps, const Clock& clock, DisplayStyle style)
-    : total_steps_(total_steps), clock_(clock), style_(resolve(style)), start_(clock.now()) {}
+    : total_steps_(total_steps), clock_(clock), style_(resolve(style)), start_(clock.now()), last_line_(start_) {}
 
 LiveDisplay::~LiveDisplay() {
   if (style_ != DisplayStyle::kTable) return;
@@ -93,7 +93,7 @@ void LiveDisplay::write(int64_t step, const MetricValues& values) {
     if (step_seconds_.size() > kStepsForEstimate) step_seconds_.pop_front();
   }
   last_step_ = step;
-  if (style_ == DisplayStyle::kLines) print_line(line(step, values));
+  if (style_ == DisplayStyle::kLines) print(line(step, values));
   if (style_ != DisplayStyle::kTable) return;
   last_rows_.push_back(cells(step, values));
   if (last_rows_.size() > kNumRows) last_rows_.pop_front();
@@ -103,6 +103,13 @@ void LiveDisplay::write(int64_t step, const MetricValues& values) {
 void LiveDisplay::set_activity(const std::string& activity) {
   activity_ = activity;
   if (style_ == DisplayStyle::kTable) refresh();
+  const double quiet_seconds = std::chrono::duration<double>(clock_.now() - last_line_).count();
+  if (style_ == DisplayStyle::kLines && !activity.empty() && quiet_seconds >= kQuietSeconds) print(activity);
+}
+
+void LiveDisplay::print(const std::string& line) {
+  last_line_ = clock_.now();
+  print_line(line);
 }
 
 void LiveDisplay::refresh() {

@@ -1,5 +1,6 @@
 // What a person watches while a run goes on, on stderr: a small table that refreshes itself on a terminal,
-// one plain line a step when piped, nothing when silent.
+// one plain line a step when piped (and one for what is going on where nothing was printed for ten seconds),
+// nothing when silent.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,10 @@ class LiveDisplay final : public MetricsSink {
   // Of a run that goes on: its last evaluation.
   void set_accuracy(double accuracy) { accuracy_ = accuracy; }
 
-  // What is going on between two steps: "rollout 37/128". Shown on a terminal only.
+  // What is going on between two steps: "rollout 37/128". Piped, it is printed only where the last line is
+  // kQuietSeconds old, so that long work never stands silent.
   void set_activity(const std::string& activity);
+  static constexpr double kQuietSeconds = 10;
 
   std::string table(int columns) const;  // the block on a terminal
   static std::string header();
@@ -41,11 +44,13 @@ class LiveDisplay final : public MetricsSink {
   std::vector<std::string> cells(int64_t step, const MetricValues& values) const;
   std::string time_left(int64_t step) const;
   void refresh();
+  void print(const std::string& line);
 
   const int64_t total_steps_;
   const Clock& clock_;
   const DisplayStyle style_;
   const Clock::Time start_;
+  Clock::Time last_line_;  // when a line was printed last, piped
   std::deque<double> step_seconds_;                 // of the last steps, for the time left
   std::deque<std::vector<std::string>> last_rows_;  // of the table
   int64_t last_step_ = 0;

@@ -26,6 +26,25 @@ TEST(LiveDisplay, ALineSaysWhatAStepHas) {
   EXPECT_EQ(display.line(13, {{"reward/mean", NAN}}), "step 13/100  accuracy 0.500  left 4:38");
 }
 
+TEST(LiveDisplay, PipedItSaysWhatGoesOnWhereItWasQuietForLong) {
+  FakeClock clock;
+  LiveDisplay display(100, clock, DisplayStyle::kLines);
+  const auto seconds = [](double count) {
+    return std::chrono::duration_cast<Clock::Duration>(std::chrono::duration<double>(count));
+  };
+  testing::internal::CaptureStderr();
+  clock.advance(seconds(LiveDisplay::kQuietSeconds - 1));
+  display.set_activity("rollout 1/9");  // a second too early
+  clock.advance(seconds(1));
+  display.set_activity("rollout 2/9");
+  display.set_activity("rollout 3/9");  // at once after a line
+  display.write(1, {{"reward/mean", 0.5}});
+  clock.advance(seconds(LiveDisplay::kQuietSeconds));
+  display.set_activity("");
+  display.set_activity("comparison");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "rollout 2/9\nstep 1/100  reward 0.500\ncomparison\n");
+}
+
 TEST(LiveDisplay, TimeLeftFollowsTheLastSteps) {
   FakeClock clock;
   LiveDisplay display(1000, clock, DisplayStyle::kSilent);
