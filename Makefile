@@ -3,7 +3,7 @@
 PRESET ?= release
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-slow demo bench bench-peers bundle format lint asan tsan tsan-torch clean distclean
+.PHONY: help setup build test test-slow demo demo-real bench bench-peers bundle format lint asan tsan tsan-torch clean distclean
 MAKEFLAGS += --no-print-directory
 
 help:  ## what can be made
@@ -25,10 +25,14 @@ demo:  ## warm up a small model, train it, show what the tree saved
 	@scripts/setup bough
 	@scripts/demo $(ARGS)
 
+demo-real:  ## SmolLM2-135M-Instruct learns arithmetic from reasoning-gym, in minutes
+	@scripts/setup bough
+	@scripts/demo_real $(ARGS)
+
 bench: build  ## the programs of bench/
 	@scripts/bench $(ARGS)
 
-bench-peers: build  ## Bough beside AReaL-DTA, transformers and TRL (ARGS=--quick: does everything run?)
+bench-peers: build  ## Bough beside AReaL-DTA, transformers, vLLM and TRL (ARGS=--quick: does everything run?)
 	@scripts/bench_peers $(ARGS)
 
 bundle:  ## binaries and their libraries in .bundle/, to run beside any torch 2.11
@@ -58,5 +62,5 @@ tsan-torch:  ## unit tests of the engine, which uses torch, under the thread san
 clean:  ## what was built; .venv stays
 	rm -rf build build-debug build-asan build-tsan build-tsan-torch build-bundle .bundle
 
-distclean: clean  ## also .venv and .venv-peers
-	rm -rf .venv .venv-peers
+distclean: clean  ## also .venv and the other environments
+	rm -rf .venv .venv-peers .venv-vllm .venv-real

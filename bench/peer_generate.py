@@ -1,7 +1,7 @@
 """Times transformers' generate with its KV cache: 16 prompts x 8 samples, and prints one line of JSON.
 
-Of several batch sizes the fastest counts. Prompts are random, weights those of peer_step.py; every sample
-is as long as --new says.
+Of several batch sizes the fastest counts. Prompts are random token ids; every sample is as long as --new
+says.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import sys
 import time
 
 import torch
-from peer_step import SHAPES, make_model
+from transformers import AutoModelForCausalLM
 
-PROMPTS, SAMPLES, VOCAB = 16, 8, 4096
+PROMPTS, SAMPLES, LARGEST_TOKEN = 16, 8, 4096
 
 
 def generate_all(model, prompts_ST, batch, new_tokens):
@@ -38,18 +38,17 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", required=True, help="a Hugging Face directory")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt (32)")
     parser.add_argument("--new", type=int, default=64, help="tokens of a sample (64)")
-    parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--batches", default="32,128", help="batch sizes to try (32,128)")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    _, model = make_model(args.model, getattr(torch, args.dtype), VOCAB)
-    model.eval()
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
     random = torch.Generator().manual_seed(0)
-    prompts_ST = torch.randint(5, VOCAB, (PROMPTS, args.prompt), generator=random)
+    prompts_ST = torch.randint(5, LARGEST_TOKEN, (PROMPTS, args.prompt), generator=random)
     prompts_ST = prompts_ST.repeat_interleave(SAMPLES, 0)
     batches = [int(word) for word in args.batches.split(",")]
     seconds, batch = min((generate_all(model, prompts_ST, batch, args.new), batch) for batch in batches)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""How long do generation and a whole training step take, beside transformers' generate and TRL?
+"""How long do generation and a whole training step take, beside transformers' generate, vLLM and TRL?
 
-generation: `bough bench rollout` and bench/peer_generate.py, 128 samples in 16 groups of random prompts.
+generation: `bough bench rollout`, bench/peer_generate.py and bench/peer_vllm.py, 128 samples in 16 groups of
+random prompts, all on one model directory.
 training: `bough train` and bench/peer_trl.py, GRPO on two-digit sums, 16 prompts x 8 samples of 64 new
 tokens a step (generation, rewards, loss, gradients, optimizer); the first step, which warms up, is not
 counted. Random weights; runs alternate, medians over the rounds; a ratio above 1 says that Bough is faster.
@@ -11,6 +12,7 @@ counted. Random weights; runs alternate, medians over the rounds; a ratio above 
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from pathlib import Path
 from peers import (
     BENCH,
     BOUGH_SHAPES,
+    ROOT,
     TORCH_DTYPES,
     add_program_options,
     aligned,
@@ -29,6 +32,7 @@ from peers import (
     say,
 )
 
+SIDES = ("Bough", "transformers", "vLLM", "TRL")
 TRAINING = """\
 experiment_name: bench
 trial_name: trl
@@ -49,6 +53,12 @@ def parse_arguments():
     parser.add_argument(
         "--generate", nargs="*", default=["32/64", "32/256", "1024/64"], help="prompt/new tokens"
     )
+    parser.add_argument(
+        "--model", type=Path, help="a Hugging Face directory to generate with (random weights of --shape)"
+    )
+    vllm = ROOT / ".venv-vllm/bin/python"
+    parser.add_argument("--vllm-python", type=Path, default=vllm, help="has vLLM (that of .venv-vllm)")
+    parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--train", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dtypes", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
     parser.add_argument("--rounds", type=int, default=2, help="repetitions, in turns (2)")
@@ -76,24 +86,28 @@ class Bench:
         (folder / "grpo.yaml").write_text(TRAINING)
         (folder / "sums.jsonl").write_text("\n".join(lines) + "\n")
 
-    def run_peer(self, script, *words):
-        shared = ["--model", self.args.shape, "--threads", self.args.threads]
-        return run_json([self.args.python, "-B", BENCH / script, *words, *shared], self.environment)
+    def run_peer(self, python, script, *words):
+        words = [*words, "--threads", self.args.threads]
+        return run_json([python, "-B", BENCH / script, *words], self.environment)
 
     def generate(self, case, dtype):
-        """Seconds of Bough and of transformers, and the part of Bough's bound that was reached."""
+        """Seconds of each side, and the part of Bough's bound that was reached."""
         prompt, new = case.split("/")
+        model = self.args.model or self.model
         ours = run_json(
-            [self.args.bough, "bench", "rollout", "--model", self.model, "--dtype", dtype, "--json"]
+            [self.args.bough, "bench", "rollout", "--model", model, "--dtype", dtype, "--json"]
             + ["--prompt-tokens", prompt, "--max-new-tokens", new, "--no-batch-invariant"]
             + ["--threads", self.args.threads]
         )
-        size = ["--prompt", prompt, "--new", new]
-        peer = self.run_peer("peer_generate.py", *size, "--dtype", TORCH_DTYPES[dtype])
-        return ours["seconds"], peer["s"], ours["bound_fraction"]
+        words = ["--model", model, "--prompt", prompt, "--new", new, "--dtype", TORCH_DTYPES[dtype]]
+        out = {"Bough": ours["seconds"], "of the bound": ours["bound_fraction"]}
+        out["transformers"] = self.run_peer(self.args.python, "peer_generate.py", *words)["s"]
+        if self.args.vllm:
+            out["vLLM"] = self.run_peer(self.args.vllm_python, "peer_vllm.py", *words)["s"]
+        return out
 
     def train(self, dtype):
-        """Seconds a step of Bough and of TRL, the median of those after the first."""
+        """Seconds a step of each side, the median of those after the first."""
         with tempfile.TemporaryDirectory(dir=self.folder) as runs:
             settings = [f"fileroot={runs}", f"dtype={dtype}", f"model.path={self.model}"]
             settings += [f"train_dataset.path={self.folder / 'sums.jsonl'}"]
@@ -102,13 +116,19 @@ class Bench:
             metrics = (Path(runs) / "bench/trl/metrics.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in metrics]
         ours = [step["time/step"] for step in steps if "time/step" in step]
-        peer = self.run_peer("peer_trl.py", dtype, "--new", self.args.train_new)
-        return statistics.median(ours[1:]), statistics.median(peer["s_per_step"])
+        words = [dtype, "--new", self.args.train_new, "--model", self.args.shape]
+        peer = self.run_peer(self.args.python, "peer_trl.py", *words)
+        return {"Bough": statistics.median(ours[1:]), "TRL": statistics.median(peer["s_per_step"])}
 
 
 def main():
     args = parse_arguments()
     check_programs(args)
+    if args.vllm and not os.access(args.vllm_python, os.X_OK):
+        raise SystemExit(
+            f"run_vs_peers: no Python at {args.vllm_python}: `make bench-peers` makes .venv-vllm; "
+            "--no-vllm leaves that column out"
+        )
     jobs = [(case, dtype) for case in args.generate for dtype in args.dtypes]
     jobs += [("train", dtype) for dtype in args.dtypes if args.train]
     runs = {job: [] for job in jobs}
@@ -118,14 +138,18 @@ def main():
             for job, results in runs.items():
                 case, dtype = job
                 results.append(bench.train(dtype) if case == "train" else bench.generate(case, dtype))
-                ours, peer = results[-1][:2]
-                say(f"round {number}/{args.rounds}  {case} {dtype}: {ours:.2f} s, peer {peer:.2f} s")
-    lines = [["prompt/new or job", "dtype", "Bough, s", "peer, s", "peer/Bough", "of the bound"]]
+                seconds = ", ".join(f"{side} {s:.2f} s" for side, s in results[-1].items() if side in SIDES)
+                say(f"round {number}/{args.rounds}  {case} {dtype}: {seconds}")
+    lines = [
+        ["prompt/new or job", "dtype", "Bough, s", *(f"{peer}/Bough" for peer in SIDES[1:]), "of the bound"]
+    ]
     for (case, dtype), results in runs.items():
-        ours, peer = (statistics.median(result[i] for result in results) for i in (0, 1))
-        part = f"{statistics.median(r[2] for r in results):.0%}" if len(results[0]) > 2 else ""
-        lines.append([case, dtype, f"{ours:.2f}", f"{peer:.2f}", f"{peer / ours:.1f}", part])
-    print("medians; peers: transformers' generate, TRL's GRPO step (`train`)")
+        medians = {key: statistics.median(result[key] for result in results) for key in results[0]}
+        ours = medians["Bough"]
+        ratios = [f"{medians[peer] / ours:.1f}" if peer in medians else "" for peer in SIDES[1:]]
+        part = f"{medians['of the bound']:.0%}" if "of the bound" in medians else ""
+        lines.append([case, dtype, f"{ours:.2f}", *ratios, part])
+    print("medians; above 1: Bough is faster. `train`: a GRPO step")
     print(aligned(lines))
     return 0
 

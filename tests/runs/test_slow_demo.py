@@ -1,4 +1,4 @@
-"""The demo's settings with three seeds: does training learn what it promises to?"""
+"""The demos' settings with three seeds: does training learn what it promises to?"""
 
 import json
 import os
@@ -11,23 +11,28 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_demo_halves_what_is_missing(bough_program, tmp_path, seed):
+def run_demo(script, bough_program, folder, seed, timeout):
+    """The summary that the demo prints last."""
     done = subprocess.run(
-        [ROOT / "scripts/demo", "--json"],
+        [ROOT / "scripts" / script, "--json"],
         capture_output=True,
         text=True,
-        timeout=3000,
+        timeout=timeout,
         check=False,
         env={
             **os.environ,
             "BOUGH": str(bough_program),
-            "DEMO_DIR": str(tmp_path / "demo"),
+            "DEMO_DIR": str(folder),
             "DEMO_SEED": str(seed),
         },
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    summary = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_demo_halves_what_is_missing(bough_program, tmp_path, seed):
+    summary = run_demo("demo", bough_program, tmp_path / "demo", seed, 3000)
     before, after = summary["before"], summary["after"]
     assert 0.2 <= before["avg_at_k"] <= 0.5, summary
     assert after["avg_at_k"] >= before["avg_at_k"] + 0.5 * (1 - before["avg_at_k"]), summary
@@ -38,3 +43,15 @@ def test_the_demo_halves_what_is_missing(bough_program, tmp_path, seed):
     settings = (ROOT / "configs/sums.yaml").read_text()
     assert int(re.search(r"n_samples: (\d+)", settings)[1]) >= 8
     assert sum(1 for _ in (tmp_path / "demo/test.jsonl").open()) >= 500
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_real_model_learns_arithmetic(bough_program, tmp_path, seed):
+    summary = run_demo("demo_real", bough_program, tmp_path / "demo", seed, 3000)
+    assert summary["after"]["interval"][0] > summary["before"]["interval"][1], summary
+    train, test = (
+        {json.loads(line)["question"] for line in (tmp_path / f"demo/{name}.jsonl").open()}
+        for name in ("train", "test")
+    )
+    assert len(test) == 200
+    assert not train & test
