@@ -372,7 +372,7 @@ ImportReport Importer::write(const fs::path& directory, at::ScalarType dtype) {
   if (tokenizer_.stops.size() > 1) generation["eos_token_id"] = tokenizer_.stops;
   if (!tokenizer_.pad.is_null()) generation["pad_token_id"] = tokenizer_.pad;
   tokenizer_.tokenizer_config["model_max_length"] = config_["max_position_embeddings"];
-  write_file_atomically(directory / "tokenizer.json", dump_pretty(tokenizer_.tokenizer));
+  write_file_atomically(directory / "tokenizer.json", dump_line(tokenizer_.tokenizer));
   write_file_atomically(directory / "tokenizer_config.json", dump_pretty(tokenizer_.tokenizer_config));
   write_file_atomically(directory / "generation_config.json", dump_pretty(generation));
 
