@@ -1,10 +1,10 @@
 // A GGUF file to a Hugging Face model directory: config.json, model.safetensors, tokenizer.json,
 // tokenizer_config.json (with the chat template), generation_config.json.
 //
-// Values are the file's own, dequantised (gguf.h), rounded once where they are stored in bf16. Where llama.cpp
-// reorders rows (the rotary pairs of llama's q and k) the order of Hugging Face is restored. Architectures are
-// a table in gguf_import.cpp; others, and metadata or tensors that the table does not know, are refused by
-// name: nothing is dropped that might change the result.
+// Values are the file's own, dequantised (gguf.h), rounded once where they are stored in bf16. Where
+// llama.cpp reorders rows (the rotary pairs of llama's q and k) the order of Hugging Face is restored.
+// Architectures are a table in gguf_import.cpp; others, and metadata or tensors that the table does not know,
+// are refused by name: nothing is dropped that might change the result.
 #pragma once
 
 #include <c10/core/ScalarType.h>
