@@ -183,7 +183,9 @@ void Importer::refuse_unknown_keys() const {
   for (const auto& [name, value] : file_.metadata().items()) {
     const std::string prefix = str(family_.gguf, ".");
     if (!name.starts_with(prefix) || known.contains(name.substr(prefix.size()))) continue;
-    if (value == 0 || value == false) continue;  // expert_count 0 and the like: the feature is off
+    const bool causal = name == key("attention.causal");
+    // expert_count 0 and the like: the feature is off. Attention that is not causal is no decoder's.
+    if (causal ? value == true : value == 0 || value == false) continue;
     file_.fail(str("metadata ", quoted(name), ": got ", quoted(dump_line(value)),
                    "; expected no such key: this feature of ", family_.gguf,
                    " models is not supported; use the model's original Hugging Face directory"));
@@ -219,7 +221,10 @@ void Importer::read_config() {
                    ", the rows of 'token_embd.weight'"));
   const bool biased = file_.tensors().contains("blk.0.attn_q.bias");
   // Stored in fp32: its shortest decimal form is what the model's author wrote (1e-05, not 9.99999974e-06).
-  const float epsilon = static_cast<float>(file_.number_or(key("attention.layer_norm_rms_epsilon"), 1e-5));
+  const std::string epsilon_key = key("attention.layer_norm_rms_epsilon");
+  const float epsilon = static_cast<float>(file_.number_or(epsilon_key, 0));
+  if (!(epsilon > 0))
+    file_.fail(str("metadata ", quoted(epsilon_key), ": got ", epsilon, "; expected a number above 0"));
   config_ = {{"architectures", Json::array({family_.class_name})},
              {"model_type", family_.model_type},
              {"vocab_size", rows},

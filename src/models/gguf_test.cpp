@@ -71,13 +71,15 @@ std::string tiny_llama() {
       {"blk.0.ffn_gate.weight", {32, 32}, 8},    {"blk.0.ffn_up.weight", {32, 32}, 8},
       {"blk.0.ffn_down.weight", {32, 32}, 8}};
   Writer file;
-  file.header(matrices.size(), 13)
+  file.header(matrices.size(), 14)
       .word("general.architecture", "llama")
       .integer("llama.block_count", 1)
       .integer("llama.context_length", 64)
       .integer("llama.embedding_length", 32)
       .integer("llama.feed_forward_length", 32)
       .integer("llama.attention.head_count", 2)
+      .key("llama.attention.layer_norm_rms_epsilon", 6)
+      .number(1e-5f)
       .word("tokenizer.ggml.model", "gpt2")
       .word("tokenizer.ggml.pre", "gpt-2")
       .words("tokenizer.ggml.tokens", tokens)

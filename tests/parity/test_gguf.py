@@ -102,7 +102,9 @@ def write_gguf(
         writer.add_value_length(size)
     for name, value in more.items():
         key = f"{architecture}.{name.replace('__', '.')}"
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
+        kinds = {str: writer.add_string, bool: writer.add_bool}
+        kinds |= {int: writer.add_uint32, float: writer.add_float32}
+        kinds[type(value)](key, value)
     settings = {"model": "gpt2", "pre": "gpt-2", "tokens": byte_vocabulary(VOCAB), "merges": ["a b"]}
     settings["tokens"][260] = "ab"
     settings |= {"token_type": [CONTROL] * 3 + [NORMAL] * (VOCAB - 3), "eos_token_id": 2, "bos_token_id": 1}
@@ -490,12 +492,29 @@ def test_refusals_name_what_is_wrong_and_leave_nothing(bough, tmp_path):
     extra = {"blk.0.ffn_gate_inp.weight": (np.zeros((4, WIDTH), np.float32), Type.F32)}
     refused(write_gguf(path, tensors=tensors | extra), "'blk.0.ffn_gate_inp.weight'", "not known")
     refused(write_gguf(path, attention__sliding_window=64.0), "'llama.attention.sliding_window'")
+    refused(write_gguf(path, attention__causal=False), "'llama.attention.causal'", "got 'false'")
     refused(write_gguf(path, rope__scaling__type="longrope"), "longrope", "yarn")
     whole = write_gguf(path).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     refused(path, "cut off", "download it again")
     path.write_bytes(b"")
     refused(path, "empty")
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rope_scaling_of_the_metadata(bough, tmp_path, kind):
+    more = {"rope__scaling__type": kind, "rope__scaling__factor": 4.0, "rope__scaling__finetuned": True}
+    expected = {"rope_type": kind, "factor": 4.0, "rope_theta": 5e4}
+    if kind == "yarn":
+        more |= {"rope__scaling__original_context_length": 32}
+        expected |= {"original_max_position_embeddings": 32}
+    done = bough("import", write_gguf(tmp_path / "model.gguf", **more), "out")
+    if done.returncode == 0:
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert config["rope_parameters"] == expected
+    else:
+        # A program that cannot compute this scaling says so.
+        assert done.returncode == 2 and kind in done.stderr
 
 
 def test_a_directory_that_is_there_is_kept(bough, tmp_path):
