@@ -1,9 +1,10 @@
 # Everything a developer types. A target does what it needs first: `make test` on a fresh machine is enough.
-#   ARGS="..." is passed on to scripts/test, scripts/lint, scripts/bundle, scripts/bench_peers and the programs of bench/.
+#   ARGS="..." is passed on to scripts/test, scripts/lint, scripts/bundle, scripts/wheel, scripts/bench_peers and the programs of bench/.
 PRESET ?= release
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-slow demo demo-real bench bench-peers bundle format lint asan tsan tsan-torch clean distclean
+.PHONY: help setup build test test-slow demo demo-real bench bench-peers bundle wheel format lint asan tsan tsan-torch \
+  clean distclean
 MAKEFLAGS += --no-print-directory
 
 help:  ## what can be made
@@ -38,6 +39,10 @@ bench-peers: build  ## Bough beside AReaL-DTA, transformers, vLLM and TRL (ARGS=
 bundle:  ## binaries and their libraries in .bundle/, to run beside any torch 2.11
 	@scripts/setup --preset bundle
 	@scripts/bundle $(ARGS)
+
+wheel:  ## dist/bough-*.whl: `pip install` of it beside torch 2.11 gives the command, without a compiler
+	@scripts/setup --no-build
+	@scripts/wheel $(ARGS)
 
 format:  ## clang-format, in place
 	@scripts/setup --no-build

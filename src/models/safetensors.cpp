@@ -187,26 +187,25 @@ int64_t stored_bytes(const at::Tensor& tensor, std::optional<at::ScalarType> dty
   return tensor.numel() * static_cast<int64_t>(c10::elementSize(dtype.value_or(tensor.scalar_type())));
 }
 
-void write_safetensors(AtomicFile& file, const NamedTensors& tensors, std::optional<at::ScalarType> dtype,
+void write_safetensors(AtomicFile& file, const std::vector<SafetensorsSource>& sources,
                        const SafetensorsMetadata& metadata) {
-  std::vector<const std::pair<std::string, at::Tensor>*> order;
-  for (const auto& named : tensors) order.push_back(&named);
-  const auto type_of = [&](const at::Tensor& tensor) { return dtype.value_or(tensor.scalar_type()); };
-  std::stable_sort(order.begin(), order.end(), [&](const auto* a, const auto* b) {
-    return c10::elementSize(type_of(a->second)) > c10::elementSize(type_of(b->second));
+  std::vector<const SafetensorsSource*> order;
+  for (const SafetensorsSource& source : sources) order.push_back(&source);
+  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return c10::elementSize(a->dtype) > c10::elementSize(b->dtype);
   });
 
   Json header = Json::object();
   if (!metadata.empty()) header[kMetadataKey] = metadata;
   int64_t offset = 0;
-  for (const auto* named : order) {
-    const auto& [name, tensor] = *named;
-    BOUGH_CHECK(name != kMetadataKey && !header.contains(name), "tensor name ", quoted(name),
-                " used twice or reserved");
-    const int64_t end = offset + stored_bytes(tensor, dtype);
-    header[name] = {{"dtype", dtype_name(type_of(tensor))},
-                    {"shape", tensor.sizes().vec()},
-                    {"data_offsets", {offset, end}}};
+  for (const SafetensorsSource* source : order) {
+    BOUGH_CHECK(source->name != kMetadataKey && !header.contains(source->name), "tensor name ",
+                quoted(source->name), " used twice or reserved");
+    int64_t end = static_cast<int64_t>(c10::elementSize(source->dtype));
+    for (const int64_t size : source->shape) end *= size;
+    end += offset;
+    header[source->name] = {
+        {"dtype", dtype_name(source->dtype)}, {"shape", source->shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = dump_line(header);
@@ -214,10 +213,22 @@ void write_safetensors(AtomicFile& file, const NamedTensors& tensors, std::optio
   const uint64_t length = text.size();
   file.write(&length, sizeof length);
   file.write(text);
-  for (const auto* named : order) {
-    const at::Tensor stored = named->second.detach().to(at::kCPU, type_of(named->second)).contiguous();
+  for (const SafetensorsSource* source : order) {
+    const at::Tensor made = source->make();
+    BOUGH_CHECK(made.sizes() == at::IntArrayRef(source->shape), quoted(source->name), " has the shape ",
+                made.sizes());
+    const at::Tensor stored = made.detach().to(at::kCPU, source->dtype).contiguous();
     file.write(stored.data_ptr(), static_cast<size_t>(stored_bytes(stored, {})));
   }
+}
+
+void write_safetensors(AtomicFile& file, const NamedTensors& tensors, std::optional<at::ScalarType> dtype,
+                       const SafetensorsMetadata& metadata) {
+  std::vector<SafetensorsSource> sources;
+  for (const auto& [name, tensor] : tensors)
+    sources.push_back({name, dtype.value_or(tensor.scalar_type()), tensor.sizes().vec(),
+                       [tensor = tensor] { return tensor; }});
+  write_safetensors(file, sources, metadata);
 }
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,

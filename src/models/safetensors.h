@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -68,6 +69,16 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
 // The same into a file that the caller commits: shards appear together or not at all.
 void write_safetensors(AtomicFile& file, const NamedTensors& tensors,
                        std::optional<at::ScalarType> dtype = {},
+                       const SafetensorsMetadata& metadata = {{"format", "pt"}});
+
+// A tensor that is made when its turn to be written comes, and stored in `dtype`: only one is in memory.
+struct SafetensorsSource {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  std::function<at::Tensor()> make;
+};
+void write_safetensors(AtomicFile& file, const std::vector<SafetensorsSource>& sources,
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
 // The bytes that a tensor takes in the file.

@@ -1,0 +1,149 @@
+"""The wheel of the build under test, installed into a fresh environment beside the torch of .venv, trains
+without a compiler or this repository."""
+
+import csv
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the launcher calls, and nothing else that the machine has.
+TOOLS = ("dirname", "basename", "readlink", "sed", "grep")
+
+SETTINGS = """
+experiment_name: wheel
+trial_name: first
+model: { path: base }
+train_dataset: { path: train.jsonl, batch_size: 4 }
+gconfig: { n_samples: 2, max_new_tokens: 8 }
+total_train_steps: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(bough_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [ROOT / "scripts" / "wheel", "--build-dir", bough_program.parents[1], "--out", out]
+    subprocess.run([sys.executable, *command], check=True)
+    [made] = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory):
+    """`environment(*words)` runs a command of a fresh environment in a folder of its own, `.folder`; its
+    packages are in `.site`."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv, tools, work = folder / "venv", folder / "tools", folder / "work"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    [site] = venv.glob("lib/python3*/site-packages")
+    [torch] = importlib.util.find_spec("torch").submodule_search_locations
+    (site / "torch_of_the_tests.pth").write_text(str(Path(torch).parent) + "\n")
+    tools.mkdir()
+    work.mkdir()
+    for name in TOOLS:
+        (tools / name).symlink_to(shutil.which(name))
+
+    # Of the tests' environment only the place of measurements of this machine, which take a minute.
+    kept = {
+        name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME", "BOUGH_CACHE") if name in os.environ
+    }
+
+    def run(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [venv / "bin" / words[0], *words[1:]],
+            env={"PATH": f"{venv}/bin:{tools}", "OMP_NUM_THREADS": "1", **kept},
+            cwd=work,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    # Not --no-deps: what the wheel asks for must be what .venv has. The pip of .venv installs into `venv`.
+    pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", "--no-index", wheel], check=True)
+    run.folder, run.site = work, site
+    return run
+
+
+def test_the_command_trains(environment):
+    done = environment("bough", "--version")
+    assert done.returncode == 0 and done.stdout.startswith("bough "), done.stderr
+    (environment.folder / "settings.yaml").write_text(SETTINGS)
+    for words in (
+        "init base --hidden-size 32 --layers 2 --heads 2 --kv-heads 1",
+        "data sums --out train.jsonl -n 20 --max-operand 9",
+        "train settings.yaml",
+    ):
+        done = environment("bough", *words.split())
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+    [metrics] = environment.folder.glob("runs/**/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) >= 2
+
+
+def test_rewards_run_in_the_python_of_the_environment(environment):
+    (environment.folder / "reward.py").write_text(
+        "import sys\n\n\ndef score(prompt, completion, answer, **fields):\n"
+        "    open('interpreter.txt', 'w').write(sys.prefix)\n    return 0.0\n"
+    )
+    (environment.folder / "settings.yaml").write_text(SETTINGS + "reward: reward.py:score\n")
+    for words in (
+        "init base --hidden-size 32 --layers 2 --heads 2 --kv-heads 1 --force",
+        "data sums --out train.jsonl -n 20 --max-operand 9",
+        "train settings.yaml trial_name=reward total_train_steps=1",
+    ):
+        done = environment("bough", *words.split())
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+    prefix = (environment.folder / "interpreter.txt").read_text()
+    assert Path(prefix) == environment.site.parents[2]
+
+
+def test_exit_code_and_message_are_the_programs(environment):
+    done = environment("bough", "trian")
+    assert done.returncode == 2 and "did you mean train?" in done.stderr
+
+
+def test_without_torch_it_says_what_to_install(environment):
+    [link] = environment.site.glob("torch_of_the_tests.pth")
+    text = link.read_text()
+    link.unlink()
+    try:
+        done = environment("bough", "--version")
+    finally:
+        link.write_text(text)
+    assert done.returncode == 2 and "torch==2.11.0" in done.stderr
+
+
+def test_the_wheel_is_well_formed(wheel: Path):
+    assert re.fullmatch(r"bough-[\d.]+-py3-none-manylinux_2_\d+_x86_64\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        [record] = [name for name in names if name.endswith("/RECORD")]
+        rows = list(csv.reader(archive.read(record).decode().splitlines()))
+        assert [row[0] for row in rows] == names
+        for name, digest, size in rows[:-1]:
+            content = archive.read(name)
+            expected = urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            assert (digest, int(size)) == (f"sha256={expected}", len(content))
+        assert archive.getinfo("bough/bundle/bin/bough").external_attr >> 16 & 0o111
+        metadata = archive.read(record.replace("RECORD", "METADATA")).decode()
+        assert "Requires-Dist: torch>=2.11.0,<2.12.0" in metadata
+        assert not [name for name in names if re.search(r"lib(torch|c10|cu|nv)\w*\.so", name)]
+
+
+def test_a_build_for_this_machine_alone_is_refused(bough_program: Path, tmp_path: Path):
+    cache = "CMAKE_CXX_FLAGS:STRING=-O2 -march=native\n"
+    (tmp_path / "CMakeCache.txt").write_text(cache)
+    command = [sys.executable, ROOT / "scripts" / "wheel", "--build-dir", tmp_path, "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode != 0 and "-march=native" in done.stderr and not (tmp_path / "out").exists()
