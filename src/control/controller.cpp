@@ -14,10 +14,6 @@ namespace bough {
 
 namespace {
 
-double seconds_between(Clock::Time begin, Clock::Time end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
-
 constexpr int64_t kMaxStaleness = 0;  // eta: synchronous
 
 // The largest resident set of the process since it began, in bytes.
