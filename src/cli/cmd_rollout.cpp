@@ -17,7 +17,7 @@
 #include "data/rollout_file.h"
 #include "models/tokenizer.h"
 #include "rollout/embedded_engine.h"
-#include "rollout/prompts.h"
+#include "data/prompts.h"
 
 namespace bough {
 

@@ -62,4 +62,16 @@ struct Trajectory {
   }
 };
 
+// What people read of a sequence: fields of a file and the members that hold them, in the order in which they
+// are written.
+struct TrajectoryText {
+  const char* name;
+  std::optional<std::string> Trajectory::*member;
+};
+inline constexpr TrajectoryText kTrajectoryTexts[] = {{"answer", &Trajectory::answer},
+                                                      {"completion", &Trajectory::completion},
+                                                      {"finish_reason", &Trajectory::finish_reason},
+                                                      {"prompt", &Trajectory::prompt},
+                                                      {"reward_failure", &Trajectory::reward_failure}};
+
 }  // namespace bough
