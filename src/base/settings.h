@@ -23,7 +23,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -65,9 +64,10 @@ struct Constraint {
 Constraint range(double low, double high);  // both included
 Constraint at_least(double low);
 Constraint above(double low);  // low not included
-Constraint one_of(std::initializer_list<std::string> choices);
-Constraint aliased(std::initializer_list<std::string> choices,
-                   std::initializer_list<std::pair<std::string, std::string>> spellings);
+Constraint one_of(std::vector<std::string> choices);
+// Besides the choices, other words for some of them.
+Constraint aliased(std::vector<std::string> choices,
+                   std::vector<std::pair<std::string, std::string>> spellings);
 Constraint not_empty();
 
 enum class SettingKind { kBool, kInteger, kNumber, kText, kBytes, kGroup };

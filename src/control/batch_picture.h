@@ -15,6 +15,8 @@ namespace bough {
 TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rollouts,
                          const std::string& title);
 
-std::string tree_page(const PrefixTree& tree, std::span<const Trajectory> rollouts, const std::string& title);
+// With a sentence below it.
+std::string tree_page(const PrefixTree& tree, std::span<const Trajectory> rollouts, const std::string& title,
+                      const std::string& note);
 
 }  // namespace bough

@@ -23,7 +23,7 @@ MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantizati
       batch.back().advantage = {i % 2 ? 1.0f : -1.0f};
     }
   ActorSettings settings;
-  settings.tree_training_mode = "path";
+  settings.tree.tree_training_mode = "path";
   const SteadyClock clock;
   Trainer trainer(*model, nullptr, settings, 10, clock);
   return trainer.train(batch);

@@ -123,9 +123,11 @@ Plan make_dense(Batch& batch, int64_t size) {
 }
 
 std::optional<Priced> price_packed(Batch& batch, int64_t size, const Bounds& bounds) {
-  if (bounds.most_bytes && batch.is_packed_above(size, *bounds.most_bytes)) return std::nullopt;
+  const bool fills_trees = batch.request().packer == "auto";
+  if (fills_trees && bounds.most_bytes && batch.is_packed_above(size, *bounds.most_bytes))
+    return std::nullopt;
   const IndexedTree& whole = batch.whole();
-  return Priced{simulate_packed(whole, pack(whole.tree(), whole.branches(), size)), {}};
+  return Priced{simulate_packed(whole, size), {}};
 }
 
 Plan make_packed(Batch& batch, int64_t size) {
@@ -326,6 +328,7 @@ Plan make_plan(std::string_view strategy, const PlanRequest& request) {
     throw UserError(
         str("max_tokens_per_mb: got ", request.max_tokens_per_pass, ", expected at least 1 token a pass"));
   BOUGH_CHECK(!request.memory_bytes || request.costs, "a memory budget needs a cost model");
+  check_packer("packer", request.packer);
   std::vector<const Strategy*> strategies;
   if (strategy == kAuto)
     for (const auto name : kAutoTries) strategies.push_back(find_strategy(name));
@@ -339,11 +342,21 @@ std::span<const std::string_view> strategy_names() {
 }
 
 void check_strategy(const std::string& option, std::string_view name) {
-  if (std::ranges::find(kNames, name) != kNames.end()) return;
-  std::string known;
-  for (const auto& other : kNames)
-    known += str(&other == &kNames.front() ? "" : &other == &kNames.back() ? " or " : ", ", other);
-  throw UserError(str(option, ": got ", quoted(std::string(name)), ", expected ", known));
+  if (std::ranges::find(kNames, name) == kNames.end())
+    throw UserError(str(option, ": got ", quoted(name), ", expected ", format_choices(kNames)));
+}
+
+int64_t num_planned_tokens(const Plan& plan) {
+  int64_t sum = 0;
+  for (const auto& planned : plan.trees)
+    for (const auto& block : planned.blocks) sum += block.num_tokens;
+  return sum;
+}
+
+double effective_reuse_ratio(int64_t num_computed_tokens, int64_t num_flat_tokens) {
+  return num_flat_tokens > 0
+             ? 1 - static_cast<double>(num_computed_tokens) / static_cast<double>(num_flat_tokens)
+             : 0;
 }
 
 }  // namespace bough

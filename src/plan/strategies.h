@@ -21,11 +21,11 @@ Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pas
                           std::optional<int64_t> most_bytes = {},
                           double most_seconds = std::numeric_limits<double>::infinity());
 
-// Of the whole batch's packing: tokens are numbered as in a tree of the bin's sequences. O(nodes of the
-// bins); with flags O(N).
+// Of the whole batch's packing, by the request's packer: tokens are numbered as in a tree of the bin's
+// sequences. O(nodes of the bins); with flags O(N).
 void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink);
 Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
-Simulation simulate_packed(const IndexedTree& whole, const Packing& packing);
+Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 

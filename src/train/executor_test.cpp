@@ -52,6 +52,23 @@ TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
   expect_every_plan_exact(300, 3000, 211, 23);
 }
 
+TEST(Executor, EveryPackersTreesAreExact) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 12; ++seed) {
+    const auto r = random_batch(seed, 100);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    for (const auto packer : packer_names()) {
+      PlanRequest request = plan_request(r->batch, 1);
+      for (const TokenSpan& sequence : request.sequences)  // no longer path, so that there are several trees
+        request.max_tokens_per_pass = std::max(request.max_tokens_per_pass, std::ssize(sequence));
+      if (packer == "exact" && request.sequences.size() > 10) continue;  // it is for small trees
+      request.packer = packer;
+      expect_exact(*model, flat, *r, make_plan("packed", request), *loss, str(packer, " seed ", seed));
+    }
+  }
+}
+
 TEST(Executor, OneTokenAPassIsExact) {
   const auto loss = full_loss();
   const auto r = random_batch(4, 120);

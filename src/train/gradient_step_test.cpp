@@ -175,7 +175,7 @@ TEST(SetAdvantages, ShapingAndFiltersAct) {
 
 ActorSettings settings_of(const std::string& how) {
   ActorSettings settings;
-  settings.tree_training_mode = "path";
+  settings.tree.tree_training_mode = "path";
   settings.aggregation = aggregation(how);
   settings.optimizer.lr = 0;
   return settings;

@@ -216,8 +216,9 @@ PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass) {
 }
 
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
-                         const PassCosts* costs) {
+                         const std::string& packer, const PassCosts* costs) {
   PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
+  request.packer = packer;
   request.costs = costs;
   if (costs && !settings.memory.is_auto()) request.memory_bytes = settings.memory.count;
   return request;

@@ -60,6 +60,7 @@ std::vector<uint8_t> trained_flags(const std::vector<Trajectory>& trajectories);
 PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
 // The same under a run's settings; the memory budget counts where there are costs, which are not owned
 // either.
-PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings, const PassCosts* costs);
+PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
+                         const std::string& packer, const PassCosts* costs);
 
 }  // namespace bough

@@ -57,10 +57,8 @@ struct TreeStatistics {
   int64_t num_flat_tokens = 0;         // N
   int64_t num_tree_tokens = 0;         // T
   double compression = 1;              // C = N / T
-  double space_saving = 0;             // 1 - 1/C
   double attention_compression = 1;    // visible pairs of the flat batch over those of the tree
-  double tree_token_ratio = 1;         // T / N (AReaL's name)
-  double potential_overlap_ratio = 0;  // POR = 1 - T / N (Tree Training, section 2.1)
+  double potential_overlap_ratio = 0;  // POR = 1 - T / N (Tree Training, section 3.1)
   int64_t longest_path = 0;            // tokens
   int64_t num_leaves = 0;
   int64_t num_branch_points = 0;  // tokens with two or more children
