@@ -55,7 +55,7 @@ std::optional<GroupTask> Controller::next_task() {
   return GroupTask{.id = static_cast<uint64_t>(position), .name = problem.id, .problem = &problem};
 }
 
-// Nothing is in flight; an abandoned step's groups are begun again.
+// Nothing is in flight when a step begins; an abandoned step's groups are begun again.
 void Controller::begin_step() {
   gate_.restore(num_steps_, buffer_.size());
   next_position_ = gate_.counts().accepted;

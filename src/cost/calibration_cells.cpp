@@ -76,7 +76,7 @@ std::shared_ptr<Loss> policy_gradient() {
   return make_loss(settings);
 }
 
-// One sequence, of which the last token is trained, in one leaf block.
+// A batch of one sequence, of which the last token is trained, in one leaf block.
 struct PathBatch {
   Trajectory path;
   TrainBatch batch;

@@ -19,7 +19,7 @@ struct Trajectory {
   std::string trajectory;       // rows of one trajectory share it; empty: a row by itself
   std::optional<int64_t> turn;  // which turn of the trajectory this row is
 
-  // By token.
+  // Lists by token.
   std::vector<int32_t> input_ids;  // prompt and response; may be empty
   std::vector<uint8_t> loss_mask;  // 1: the policy produced this token and is trained on it
   std::vector<float> logprobs;     // under the sampling policy at `temperature`; 0 where the mask is 0

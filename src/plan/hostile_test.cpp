@@ -389,7 +389,7 @@ TEST(Hostile, FlagsOverManyTrees) {
     expect_plan(strategy, *batch, 16, true, trained);
 }
 
-// With a cost model.
+// The plans below are made with a cost model.
 
 TEST(Hostile, PricedNestedPrefixes) {
   const auto batch = nested(10'000 / kShrink);

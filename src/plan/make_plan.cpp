@@ -34,7 +34,8 @@ class Batch {
     return *whole_;
   }
 
-  // Without packing: of several trees one is more than half full, or it would have taken another's sequences.
+  // Answers without packing: where there are several trees one is more than half full, or it would have taken
+  // another's sequences.
   bool is_packed_above(int64_t size, int64_t most_bytes);
 
  private:
@@ -199,8 +200,8 @@ class Planner {
     std::optional<UserError> refused;
     for (const auto* strategy : strategies) {
       if (is_left_out(strategy, strategies)) continue;
-      // From large passes to small ones, until these only cost more: time by pass size has one minimum, but
-      // for small steps where the number of passes jumps.
+      // Sizes are tried from large to small, until these only cost more: time by pass size has one minimum,
+      // but for small steps where the number of passes jumps.
       double least = std::numeric_limits<double>::infinity();
       int num_worse = 0;
       for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
@@ -291,8 +292,8 @@ void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
   for (auto& planned : plan.trees) {
     auto& blocks = planned.blocks;
     const int64_t room = budget - planned.stack_capacity * costs.stack_row_bytes();
-    // By block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those, while
-    // what hangs off it runs.
+    // Indexed by block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those,
+    // while what hangs off it runs.
     std::vector<int64_t> exits(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
     for (size_t i = 0; i < blocks.size(); ++i)
       exits[i + 1] = exits[blocks[i].above + 1] + blocks[i].num_exits * costs.exit_bytes();
@@ -302,7 +303,7 @@ void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
       const int64_t activations = block.num_tokens * costs.activation_bytes();
       const int64_t attention = block.num_tokens * costs.attention_bytes();
       const int64_t pass = activations + costs.temporary_bytes(block.shape());
-      // With the block's exits, which end with it: above it they are part of what is held.
+      // This includes the block's exits, which end with it: above it they are part of what is held.
       const int64_t below = held[i + 1];
       int64_t total = pass;
       if (block.interior) {

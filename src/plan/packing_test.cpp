@@ -103,7 +103,8 @@ int64_t optimum(const Sequences& sequences, int64_t capacity) {
   });
 }
 
-// As above where a bin is all that begins with some prefix, which is all that it shares.
+// Fewest tokens over all partitions where a bin is all that begins with some prefix, which is all that it
+// shares.
 int64_t single_path_optimum(const Sequences& sequences, int64_t capacity) {
   return brute_force(static_cast<int64_t>(sequences.size()), [&](const std::vector<int64_t>& members) {
     size_t shared = sequences[members[0]].size();

@@ -41,10 +41,10 @@ struct Block {
   std::vector<TokenRange> ranges;  // its tokens, in pre-order; an interior block has one range
   int64_t num_tokens = 0;
   int64_t num_pairs = 0;        // (query, key) pairs that attention visits: each token sees its whole path
-  int64_t num_stack_pairs = 0;  // of these, those with a key on the stack
+  int64_t num_stack_pairs = 0;  // (query, key) pairs with a key on the stack
   int64_t num_pieces = 0;       // runs of consecutive tokens, each the parent of the next
   int64_t num_head_rows = 0;    // its tokens that some sequence trains
-  int64_t num_loss_rows = 0;    // the same, once for each sequence that trains the token
+  int64_t num_loss_rows = 0;    // its tokens once for each sequence that trains them
   int64_t num_exits = 0;        // its tokens whose hidden states other blocks' heads read; interior blocks
   bool needed = true;           // it, or something that hangs off it, trains a token; else it is never run
 
@@ -85,8 +85,8 @@ struct Plan {
 
 struct PlanRequest {
   std::vector<TokenSpan> sequences;
-  // One flag a flat token, sequence after sequence; a sequence's first token never counts. Empty: all others
-  // train.
+  // A flag for each flat token, sequence after sequence; a sequence's first token never counts. Empty: all
+  // others train.
   std::vector<uint8_t> trained;
   // B: tokens whose activations are held at once: those of a pass, and of interior blocks that keep theirs.
   int64_t max_tokens_per_pass = 1024;
@@ -99,7 +99,7 @@ struct PlanRequest {
   std::string packer = "auto";
 };
 
-// By name:
+// Makes a plan by the name of its strategy:
 //   dense   no sharing: sequences packed into passes of at most B tokens; a longer one goes in even chunks,
 //           the earlier of them interior.
 //   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each, cut by the request's

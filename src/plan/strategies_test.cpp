@@ -21,7 +21,7 @@ void expect_same(const Simulation& ours, const Simulation& plans) {
   EXPECT_EQ(ours.peak_bytes, plans.peak_bytes);
 }
 
-// All train, a third of the tokens does, or a third of every second sequence's.
+// Flags by which all tokens train, a third of them, or a third of every second sequence's.
 std::vector<uint8_t> random_flags(uint64_t seed, const std::vector<TokenSpan>& sequences) {
   std::mt19937_64 random(seed);
   std::vector<uint8_t> flags;

@@ -96,8 +96,8 @@ TEST(Executor, NestedPrefixesAreExact) {
   auto model = random_model(1, at::kDouble);
   const auto plan = make_plan("path", plan_request(r.batch, 100));
   EXPECT_EQ(plan.trees[0].tree->num_tokens(), 1100);
-  // The same losses on one sequence that trains each token are the flat batch: each prefix trains its last
-  // token only.
+  // One sequence that trains each of its tokens has the losses of the nested prefixes: each prefix trains its
+  // last token only.
   RandomBatch whole;
   whole.trajectories = {trajectory_of(longest, std::vector<uint8_t>(longest.size(), 1))};
   whole.batch = make_batch(whole.trajectories, {}, at::kDouble);
@@ -155,7 +155,7 @@ TEST(Executor, Fp32IsCloseToFp64) {
   const auto loss = full_loss();
   for (uint64_t seed = 0; seed < 20; ++seed) {
     auto r = random_batch(seed, 300);
-    // At 0.3 the loss itself is so steep that fp32 loses 1e-5 in the flat batch as well.
+    // With weights of 0.3 the loss itself is so steep that fp32 loses 1e-5 in the flat batch as well.
     auto model = random_model(seed, at::kFloat, 0.15);
     auto flat = FlatReference(*model).run(r->batch, *loss);
     r->batch.fields = to_type(r->batch.fields, at::kFloat);

@@ -125,7 +125,7 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
         "setting overlong_reward_penalty: a rollout file does not say how many tokens a response may have; "
         "expected "
         "false");
-  // One entry a trajectory that has a reward or could not get one.
+  // Each trajectory that has a reward or could not get one is an entry.
   Numbering<TrajectoryKey> entries;
   Numbering<std::string_view> group_of;
   std::vector<int64_t> entry_of(batch.size(), -1);

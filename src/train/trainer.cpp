@@ -48,7 +48,7 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   values["optim/skipped_steps"] = static_cast<double>(optimizer_.num_skipped());
   if (kept.empty()) return values;
 
-  // Before the first update, all of them: pi_old is the policy of the start.
+  // All mini-batches are prepared before the first update: pi_old is the policy of the start.
   const std::string strategy = settings_.tree.strategy();
   const auto members = split_minibatches(group_numbers(kept), tokens, settings_.ppo_n_minibatches);
   std::vector<TrainBatch> minis;

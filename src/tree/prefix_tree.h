@@ -38,7 +38,7 @@ struct PrefixTree {
   // The token of each position of sequence s, in order.
   std::vector<int32_t> path(int64_t sequence) const;
 
-  // Throws InternalError where an invariant above does not hold. O(N).
+  // Throws InternalError where an invariant of PrefixTree does not hold. O(N).
   void check_integrity(const std::vector<TokenSpan>& sequences) const;
 };
 
@@ -49,7 +49,7 @@ PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences);
 // UserError for more tokens than a tree can number.
 void check_tree_size(int64_t num_tokens);
 
-// The same structure with nothing shared: each sequence hangs off the root by itself, in the batch's order.
+// A tree that shares nothing: each sequence hangs off the root by itself, in the batch's order.
 PrefixTree build_flat_forest(const std::vector<TokenSpan>& sequences);
 
 struct TreeStatistics {
