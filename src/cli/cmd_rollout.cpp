@@ -14,10 +14,10 @@
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/generator.h"
+#include "data/prompts.h"
 #include "data/rollout_file.h"
 #include "models/tokenizer.h"
 #include "rollout/embedded_engine.h"
-#include "data/prompts.h"
 
 namespace bough {
 
