@@ -334,9 +334,8 @@ void add_plan_command(CommandLine& line) {
                       " on the CPU, else ", kDefaultMaxTokensPerPassOfGpu, ")"))
       ->type_name("B");
   command
-      .add_option(
-          "--packer", options->packer,
-          str("How packed cuts the batch into trees: ", format_choices(packer_names()), "\n(default: auto)"))
+      .add_option("--packer", options->packer,
+                  str("How packed cuts the batch into trees: ", format_choices(packer_names())))
       ->type_name("NAME");
   command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
       ->type_name("FILE");

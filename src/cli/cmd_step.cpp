@@ -89,7 +89,7 @@ void add_step_command(CommandLine& line) {
   command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
       ->type_name("FILE");
   command.add_option("--mode", options->mode,
-                     str(format_choices(strategy_names()), " (default: auto, by the least predicted time)"));
+                     str(format_choices(strategy_names()), "; auto is the least predicted time"));
 }
 
 }  // namespace bough
