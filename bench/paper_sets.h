@@ -16,7 +16,8 @@ using Batch = std::vector<Sequence>;
 
 class Random {
  public:
-  explicit Random(uint64_t seed) : engine(seed) {}
+  // Tokens are ids from 5 to below `vocab`.
+  explicit Random(uint64_t seed, int64_t vocab = 150'005) : engine(seed), vocab_(vocab) {}
   int64_t below(int64_t n) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(n)); }
   double uniform() { return (static_cast<double>(engine() >> 11) + 0.5) * 0x1p-53; }
   // Log-normal around a mean: as lengths of model outputs are, many short ones and a long tail.
@@ -25,7 +26,7 @@ class Random {
     return std::max<int64_t>(2, std::lround(mean * std::exp(sigma * normal - sigma * sigma / 2)));
   }
   void append(Sequence& to, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) to.push_back(static_cast<int32_t>(5 + below(150'000)));
+    for (int64_t i = 0; i < count; ++i) to.push_back(static_cast<int32_t>(5 + below(vocab_ - 5)));
   }
   Sequence tokens(int64_t count) {
     Sequence result;
@@ -37,6 +38,9 @@ class Random {
   }
 
   std::mt19937_64 engine;
+
+ private:
+  int64_t vocab_;
 };
 
 // tau2-bench's airline tasks as AReaL trains on them: 30 tasks, 8 trajectories each, contexts of 16K. Every
@@ -106,8 +110,8 @@ inline Batch group(int prompts, int samples, double prompt, double answer, doubl
 // Each sequence forks an older one at a share u^(1/theta) of their common length; lengths, bases and u are
 // those of the seed, and theta is what gives the ratio.
 inline Batch with_overlap(double potential_overlap_ratio, int num_leaves, double mean_length, double sigma,
-                          uint64_t seed) {
-  Random random(seed);
+                          uint64_t seed, int64_t vocab = 150'005) {
+  Random random(seed, vocab);
   struct Fork {
     int64_t length, base;
     double u;

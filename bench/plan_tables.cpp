@@ -1,7 +1,8 @@
 // What do plans save on the sets that the papers on tree training measure? Their tables again, theirs beside
 // ours.
 //
-//   build/bench/plan_tables [sharing | splitting | schedule | strategies | balance | overlap | exact ...]
+//   build/bench/plan_tables [sharing | splitting | packers | schedule | strategies | balance | overlap |
+//     exact ...]
 //   default: all
 //
 // papers: AReaL-DTA (arXiv 2602.00482v2: Figures 1 and 5 to 9, Table 3, section 5.3) and Tree Training (arXiv
@@ -152,6 +153,10 @@ constexpr std::pair<const char*, Packer> kPackers[] = {{"ours", bough::pack},
                                                        {"first fit", bough::pack_first_fit_decreasing},
                                                        {"single path", bough::pack_single_path}};
 
+double reuse(const bough::Packing& packing, const Set& set) {
+  return bough::effective_reuse_ratio(packing.num_tokens, set.statistics.num_flat_tokens);
+}
+
 void splitting() {
   {
     Table table("AReaL-DTA, section 5.3: effective compression of the tau2 tree split into packed trees",
@@ -162,7 +167,7 @@ void splitting() {
       for (const auto& [name, packer] : kPackers) {
         const auto packing = packer(set.tree, capacity);
         if (row.size() == 1) row.push_back(count(std::ssize(packing.bins)));
-        row.push_back(fixed(1 / (1 - effective_reuse_ratio(packing, set.tree)), 2));
+        row.push_back(fixed(1 / (1 - reuse(packing, set)), 2));
       }
       row.push_back(capacity == 24'576 ? "7.47" : "");
       table.add(row);
@@ -183,6 +188,24 @@ void splitting() {
       row.push_back(fixed(static_cast<double>(set.statistics.num_flat_tokens) /
                               static_cast<double>(s.tokens_forwarded + s.tokens_recomputed),
                           2));
+    }
+    table.add(row);
+  }
+}
+
+// What setting `packer` gives: tokens computed, and trees, which are passes.
+void packers() {
+  std::vector<std::string> columns = {"set", "tokens a tree", "tree tokens"};
+  for (const auto name : bough::packer_names())
+    if (name != "exact") columns.push_back(std::string(name) + ": tokens, trees");
+  Table table("Tokens computed and trees of each packer", columns);
+  for (const auto* set : {&tau2_set(), &modified_prefix(), &gsm8k(), &aime()}) {
+    const int64_t capacity = set == &aime() ? 32'768 : 24'576;
+    std::vector<std::string> row = {set->name, count(capacity), count(set->statistics.num_tree_tokens)};
+    for (const auto name : bough::packer_names()) {
+      if (name == "exact") continue;  // these sets are far too large for it
+      const auto packing = pack_by(name, set->tree, bough::BranchTree(set->tree), capacity);
+      row.push_back(count(packing.num_tokens) + ", " + count(std::ssize(packing.bins)));
     }
     table.add(row);
   }
@@ -300,7 +323,7 @@ void overlap() {
       for (const auto& [name, packer] : kPackers) {
         const auto packing = packer(set.tree, 16'384);
         if (reused.empty()) num_bins = std::ssize(packing.bins);
-        reused.push_back(effective_reuse_ratio(packing, set.tree));
+        reused.push_back(reuse(packing, set));
         row.push_back(percent(reused.back()));
       }
       const auto flat = bough::build_flat_forest(set.spans);
@@ -320,7 +343,7 @@ void overlap() {
     const Set set("", with_overlap(por, kLeaves, kMeanLength, kSigma, 1));
     std::vector<std::string> row = {percent(set.statistics.potential_overlap_ratio)};
     for (const int64_t capacity : {8'192, 16'384, 32'768, 65'536, 131'072})
-      row.push_back(percent(effective_reuse_ratio(bough::pack(set.tree, capacity), set.tree)));
+      row.push_back(percent(reuse(bough::pack(set.tree, capacity), set)));
     const auto s = simulate_plan(set, "blocks", 8'192);
     const auto flat = static_cast<double>(set.statistics.num_flat_tokens);
     row.push_back(percent(1 - static_cast<double>(s.tokens_forwarded) / flat));
@@ -346,10 +369,10 @@ void exact() {
       if (!best) continue;
       ++trees;
       sum_por += set.statistics.potential_overlap_ratio;
-      sum_exact += effective_reuse_ratio(*best, set.tree);
+      sum_exact += reuse(*best, set);
       for (size_t p = 0; p < std::size(kPackers); ++p) {
         const auto packing = kPackers[p].second(set.tree, capacity);
-        sums[p] += effective_reuse_ratio(packing, set.tree);
+        sums[p] += reuse(packing, set);
         worst[p] = std::max(worst[p],
                             static_cast<double>(packing.num_tokens) / static_cast<double>(best->num_tokens));
       }
@@ -364,8 +387,8 @@ void exact() {
 
 int main(int argc, char** argv) {
   const std::pair<std::string, void (*)()> tables[] = {
-      {"sharing", sharing}, {"splitting", splitting}, {"schedule", schedule}, {"strategies", strategies},
-      {"balance", balance}, {"overlap", overlap},     {"exact", exact}};
+      {"sharing", sharing},       {"splitting", splitting}, {"packers", packers}, {"schedule", schedule},
+      {"strategies", strategies}, {"balance", balance},     {"overlap", overlap}, {"exact", exact}};
   const std::vector<std::string> chosen(argv + 1, argv + argc);
   for (const auto& [name, print] : tables)
     if (chosen.empty() || std::ranges::find(chosen, name) != chosen.end()) print();

@@ -1,5 +1,5 @@
 # Each bench/x.cpp is a program build/bench/x, built by the target `bench` alone; bench/kernels/x.cpp by Google
-# Benchmark, where that is installed.
+# Benchmark, where that is installed. What bench/x_test.cpp checks is the program bench_test of `make test`.
 add_custom_target(bench)
 function(bough_bench source)
   cmake_parse_arguments(ARG "" "" "LIBS" ${ARGN})
@@ -14,9 +14,17 @@ endfunction()
 
 if(BOUGH_TORCH_ROOMS)
   file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/*.cpp)
+  set(bench_tests ${bench_sources})
+  list(FILTER bench_sources EXCLUDE REGEX "_test\\.cpp$")
+  list(FILTER bench_tests INCLUDE REGEX "_test\\.cpp$")
   foreach(source ${bench_sources})
     bough_bench(${source} LIBS bough_cost)
   endforeach()
+  add_executable(bench_test ${bench_tests})
+  target_link_libraries(bench_test PRIVATE bough_data bough_tree GTest::gtest_main)
+  set_target_properties(bench_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test)
+  bough_use_pch(bench_test "")
+  add_test(NAME bench COMMAND bench_test)
   file(GLOB kernel_bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/kernels/*.cpp)
   if(benchmark_FOUND)
     foreach(source ${kernel_bench_sources})

@@ -1,6 +1,10 @@
 // The optimizer: AdamW and the sum of squares of the global norm, on matrices of `small` and of Qwen3-0.6B:
-// bound by memory.
+// bound by memory. Beside it the same update by torch's fused AdamW: over the fp32 master where weights are
+// bf16, which it then rounds, and with the gradient zeroed, in passes of their own; it knows no clipping. A
+// ratio of the two takes runs in turns:
 //   build/bench/adamw --benchmark_counters_tabular=true
+//   build/bench/adamw --benchmark_filter=adamw --benchmark_enable_random_interleaving=true
+//     --benchmark_repetitions=9
 #include "kernels/adamw/adamw.h"
 
 #include "kernel_bench.h"
@@ -17,19 +21,27 @@ double num_elements(const Setting& s) {
   return 2.0 * static_cast<double>(s.shape.intermediate_size * s.shape.hidden_size);
 }
 
-// Read and written: value, both moments, gradient; in bf16 the master instead of the value, which is only
-// written.
-Kernel update(const Setting& s) {
-  const bool has_master = s.type != at::kFloat;
-  const Work work{.bytes = num_elements(s) * (4 * 8 + (has_master ? 2 : 0)), .in_place = true};
+// Operands of one update, in sets that no cache holds, and what an update reads and writes: value, both
+// moments, gradient; in bf16 the master instead of the value, which is only written.
+struct Updates {
+  Work work;
   std::vector<AdamwState> states;
-  for (size_t i = 0; i < work.num_sets(); ++i) {
-    const auto value = values(matrix(s), at::kFloat);
-    states.push_back({value.to(s.type), has_master ? value : at::Tensor(), at::zeros_like(value),
-                      at::zeros_like(value), values(matrix(s), at::kFloat)});
+
+  explicit Updates(const Setting& s) {
+    const bool has_master = s.type != at::kFloat;
+    work = {.bytes = num_elements(s) * (4 * 8 + (has_master ? 2 : 0)), .in_place = true};
+    for (size_t i = 0; i < work.num_sets(); ++i) {
+      const auto value = values(matrix(s), at::kFloat);
+      states.push_back({value.to(s.type), has_master ? value : at::Tensor(), at::zeros_like(value),
+                        at::zeros_like(value), values(matrix(s), at::kFloat)});
+    }
   }
-  return {work,
-          [states](size_t turn) {
+};
+
+Kernel update(const Setting& s) {
+  const Updates updates(s);
+  return {updates.work,
+          [states = updates.states](size_t turn) {
             adamw(states[turn % states.size()], {.lr = 1e-3,
                                                  .beta1 = 0.9,
                                                  .beta2 = 0.999,
@@ -38,7 +50,24 @@ Kernel update(const Setting& s) {
                                                  .gradient_scale = 0.5,
                                                  .step = static_cast<int64_t>(turn) + 1});
           },
-          work.num_sets()};
+          updates.states.size()};
+}
+
+Kernel torch_update(const Setting& s) {
+  const Updates updates(s);
+  return {updates.work,
+          [states = updates.states, step = at::zeros({}, at::kFloat)](size_t turn) {
+            const AdamwState& state = states[turn % states.size()];
+            const at::Tensor& weights = state.master.defined() ? state.master : state.value;
+            step.fill_(static_cast<double>(turn) + 1);
+            at::_fused_adamw_({weights}, {state.gradient}, {state.exp_avg}, {state.exp_avg_sq}, {}, {step},
+                              /*lr=*/1e-3, /*beta1=*/0.9, /*beta2=*/0.999, /*weight_decay=*/0.01,
+                              /*eps=*/1e-8,
+                              /*amsgrad=*/false, /*maximize=*/false);
+            state.gradient.zero_();
+            if (state.master.defined()) state.value.copy_(state.master);
+          },
+          updates.states.size()};
 }
 
 // Gradients are of the accumulator type, whatever the weights are.
@@ -53,6 +82,7 @@ Kernel norm(const Setting& s) {
 int main(int argc, char** argv) {
   Program program;
   program.add("adamw", update);
+  program.add("torch_adamw", torch_update);
   program.add("sum_of_squares", norm);
   return program.run(argc, argv);
 }

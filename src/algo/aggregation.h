@@ -37,16 +37,15 @@ struct AggregationSettings {
   }
 };
 
-// One weight a sequence, [S]; 0 for a sequence without trained tokens. `groups` [S]: any ids; only group_mean
-// reads it, others take an empty span.
-// `shares` [S]: what part of a sequence each row is; empty: each is a whole one.
-// UserError: an unknown aggregation, or constant_length without a length above 0.
+// Returns a weight for each sequence, [S]; 0 for a sequence without trained tokens. `groups` [S]: any ids;
+// only group_mean reads it, others take an empty span. `shares` [S]: what part of a sequence each row is;
+// empty: each is a whole one. UserError: an unknown aggregation, or constant_length without a length above 0.
 std::vector<double> sequence_weights(const AggregationSettings& settings,
                                      std::span<const int64_t> trained_tokens, std::span<const int64_t> groups,
                                      std::span<const double> shares = {});
 
-// One value a row, [R] in `dtype` on sequences_R's device, from one value a sequence and each row's sequence
-// (int64 [R]): weights_R, and per-sequence advantages. InternalError: an index outside [0, S).
+// Returns a value for each row, [R] in `dtype` on sequences_R's device, from one value a sequence and each
+// row's sequence (int64 [R]): weights_R, and per-sequence advantages. InternalError: an index outside [0, S).
 at::Tensor expand_to_rows(std::span<const double> per_sequence, const at::Tensor& sequences_R,
                           at::ScalarType dtype);
 

@@ -8,7 +8,7 @@
 
 namespace bough {
 
-// One list of sequence indices (ascending) a distinct value of groups [S].
+// For each distinct value of groups [S] the list of its sequence indices (ascending).
 inline std::vector<std::vector<int64_t>> members_by_group(std::span<const int64_t> groups) {
   std::vector<std::vector<int64_t>> members;
   std::unordered_map<int64_t, size_t> slot_of;

@@ -38,8 +38,8 @@ struct LossRows {
   at::Tensor versions_R;             // int32: weight version that sampled the token
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
 
-  // One update a batch at eta = 0: pi_old is the current policy, detached, and no proximal walk was made
-  // (proximal_log_probs_R is then ignored).
+  // True for one update a batch at eta = 0: pi_old is the current policy, detached, and no proximal walk was
+  // made (proximal_log_probs_R is then ignored).
   bool proximal_is_current = false;
 
   // Every defined field but the two leaves, which are left undefined, through `pick`, from tensor to tensor:

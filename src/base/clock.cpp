@@ -37,8 +37,12 @@ int FakeClock::num_sleeping() const {
   return num_sleeping_;
 }
 
+double seconds_between(Clock::Time begin, Clock::Time end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
 double seconds_since(Clock::Time start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return seconds_between(start, std::chrono::steady_clock::now());
 }
 
 }  // namespace bough

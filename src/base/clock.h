@@ -46,6 +46,7 @@ class FakeClock final : public Clock {
   int num_sleeping_ = 0;
 };
 
+double seconds_between(Clock::Time begin, Clock::Time end);
 // Seconds since `start` on the steady clock.
 double seconds_since(Clock::Time start);
 

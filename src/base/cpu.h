@@ -13,8 +13,8 @@ struct CpuFeatures {
   bool amx_bf16 = false;     // products of bf16 tiles: reported, and permitted by the kernel
 };
 
-// Of the processor this runs on; all false on other architectures. A feature counts only when the operating
-// system saves its registers.
+// Features of the processor this runs on; all false on other architectures. A feature counts only when the
+// operating system saves its registers.
 CpuFeatures cpu_features();
 
 // "avx512 avx512_bf16", for logs and calibration files.

@@ -43,7 +43,7 @@ std::string str(const Args&... args) {
 // At most `max_length` characters of untrusted text, on one line, control characters and bytes that are not
 // UTF-8 escaped: what an error message may quote of the input.
 std::string quoted(std::string_view text, size_t max_length = 80);
-// For std::string itself, or std::quoted of <iomanip>, found by argument lookup, would be the better match.
+// Overloads for std::string: else std::quoted of <iomanip>, found by argument lookup, would match better.
 inline std::string quoted(const std::string& text, size_t max_length = 80) {
   return quoted(std::string_view(text), max_length);
 }

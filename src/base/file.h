@@ -22,7 +22,8 @@ std::string read_file(const std::filesystem::path& path);
 // permissions of an existing file are kept; a device (/dev/null) is written in place.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-// The same for content that is produced in pieces. Without commit() the destructor discards what was written.
+// Writes aside and renames content that is produced in pieces. Without commit() the destructor discards what
+// was written.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -55,7 +56,7 @@ class AppendFile {
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
-  // All or nothing: after a failed write the file is cut back to its former length.
+  // Appends all or nothing: after a failed write the file is cut back to its former length.
   void append(std::string_view text);
   void sync();
 

@@ -114,6 +114,15 @@ std::string format_shortest(double value) {
   return {buffer.data(), end};
 }
 
+std::string format_choices(std::span<const std::string_view> names) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
+  }
+  return text;
+}
+
 int display_width(std::string_view text) {
   int width = 0;
   for (size_t i = 0; i < text.size();) width += width_of(next_code_point(text, i));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,9 @@ std::string format_significant(double value, int digits = 4);  // "0.03125", "1.
 
 // The shortest text that reads back as exactly `value` ("1e-05", "0.1"); "nan", "inf", "-inf".
 std::string format_shortest(double value);
+
+// "a, b or c".
+std::string format_choices(std::span<const std::string_view> names);
 
 // Columns a terminal needs for UTF-8 text: one a code point, 0 for combining marks and 2 for wide East Asian
 // ones.

@@ -29,11 +29,11 @@ Json read_json(const std::filesystem::path& path);
 void for_each_json_line(std::string_view text, const std::string& source,
                         const std::function<void(Json value, int64_t line)>& use);
 
-// One line without a line break at its end. Bytes that are not UTF-8 become U+FFFD; NaN and infinities, for
-// which JSON has no form, become null. Never throws on content.
+// JSON as one line without a line break at its end. Bytes that are not UTF-8 become U+FFFD; NaN and
+// infinities, for which JSON has no form, become null. Never throws on content.
 std::string dump_line(const Json& value);
 
-// The same, indented by two spaces, with a line break at the end: for files that people read.
+// JSON over several lines, indented by two spaces, with a line break at the end: for files that people read.
 std::string dump_pretty(const Json& value);
 
 }  // namespace bough

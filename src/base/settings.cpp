@@ -71,12 +71,12 @@ Constraint above(double low) {
 Constraint not_empty() {
   return {.not_empty = true};
 }
-Constraint one_of(std::initializer_list<std::string> choices) {
-  return {.choices = choices};
+Constraint one_of(std::vector<std::string> choices) {
+  return {.choices = std::move(choices)};
 }
-Constraint aliased(std::initializer_list<std::string> choices,
-                   std::initializer_list<std::pair<std::string, std::string>> spellings) {
-  return {.choices = choices, .spellings = spellings};
+Constraint aliased(std::vector<std::string> choices,
+                   std::vector<std::pair<std::string, std::string>> spellings) {
+  return {.choices = std::move(choices), .spellings = std::move(spellings)};
 }
 
 std::string Constraint::describe() const {

@@ -23,7 +23,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -65,15 +64,16 @@ struct Constraint {
 Constraint range(double low, double high);  // both included
 Constraint at_least(double low);
 Constraint above(double low);  // low not included
-Constraint one_of(std::initializer_list<std::string> choices);
-Constraint aliased(std::initializer_list<std::string> choices,
-                   std::initializer_list<std::pair<std::string, std::string>> spellings);
+Constraint one_of(std::vector<std::string> choices);
+// One of these texts; `spellings` are other words for some of them.
+Constraint aliased(std::vector<std::string> choices,
+                   std::vector<std::pair<std::string, std::string>> spellings);
 Constraint not_empty();
 
 enum class SettingKind { kBool, kInteger, kNumber, kText, kBytes, kGroup };
 enum class SettingShape { kSingle, kOptional, kList };
 
-// One field, or a group of fields, of one settings object; refers into that object.
+// A field, or a group of fields, of one settings object; refers into that object.
 struct SettingField {
   std::string key;  // its own name; the dotted key is made of those on the way
   std::string help;
@@ -239,7 +239,7 @@ S load_settings(const std::filesystem::path& path, const std::vector<std::string
   return parse_settings<S>(internal::read_settings_file(path), path.string(), overrides);
 }
 
-// One line a key: name, default, help, constraint; aliases are not listed.
+// Help with a line for each key: name, default, help, constraint; aliases are not listed.
 template <class S>
 std::string settings_help(S defaults = {}) {
   return internal::help_text(describe_settings(defaults));

@@ -113,7 +113,7 @@ std::string line_text(const Line& line, const TreeStatistics& tree, const Bound&
 void run_bench_step(const Options& options) {
   for (const auto& mode : options.modes) check_strategy("--modes", mode);
   const StepInput input = load_step(options, step_settings(options, ""));
-  if (input.settings.tree_training_mode != "auto")
+  if (input.settings.tree.strategy() != "auto")
     throw UserError("actor.tree_training_mode: what is measured is named by --modes");
   const TreeStatistics& statistics = input.statistics;
   const StepWork& work = input.work;

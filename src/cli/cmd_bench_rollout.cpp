@@ -53,11 +53,11 @@ void check_options(Options& options) {
   options.generation.ignore_eos = true;
 }
 
-// Of the whole model: bytes that each pass reads, and those of one token's keys and values.
+// Bytes of the whole model that each pass reads, and those of one token's keys and values.
 struct ModelBytes {
   ModelBytes(const ModelShape& shape, const MatrixBytes& matrices)
       : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
-    // Of an embedding that is not the head, too, only the pass's rows are read.
+    // An embedding that is not the head is not read whole either: only the pass's rows are.
     const int64_t looked_up = shape.tied_head ? 0 : shape.vocab_size * shape.hidden_size;
     weights =
         (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;

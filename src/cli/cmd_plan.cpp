@@ -15,6 +15,7 @@
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
 #include "plan/load_balance.h"
+#include "plan/packing.h"
 #include "plan/plan.h"
 #include "train/make_batch.h"
 
@@ -28,6 +29,7 @@ struct PlanOptions {
   std::string device = "cpu";
   std::string dtype;
   std::string memory;
+  std::string packer = "auto";
   int64_t ranks = 1;
   std::optional<int64_t> max_tokens_per_mb;
   bool json = false;
@@ -38,7 +40,8 @@ struct StrategyCost {
   std::string error;  // why it cannot be had; then the rest says nothing
   Plan plan;
   Simulation simulation;
-  bool fits = true;  // the device's memory, beside weights and gradients
+  double effective_reuse = 0;  // ERR
+  bool fits = true;            // the device's memory, beside weights and gradients
 };
 
 struct RankCost {
@@ -79,6 +82,9 @@ StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, co
   try {
     cost.plan = make_plan(strategy, request);
     cost.simulation = simulate(cost.plan, request.costs);
+    int64_t num_flat_tokens = 0;
+    for (const TokenSpan& sequence : request.sequences) num_flat_tokens += std::ssize(sequence);
+    cost.effective_reuse = effective_reuse_ratio(num_planned_tokens(cost.plan), num_flat_tokens);
   } catch (const UserError& error) {
     if (strategy == "auto" && memory_given) throw;  // no plan at all fits
     cost.error = error.what();
@@ -127,6 +133,7 @@ Json report_json(const PlanReport& report) {
                                  {"max_tokens_per_pass", cost.plan.max_tokens_per_pass},
                                  {"tokens_forwarded", s.tokens_forwarded},
                                  {"tokens_recomputed", s.tokens_recomputed},
+                                 {"err", cost.effective_reuse},
                                  {"peak_stack_tokens", s.peak_stack_tokens},
                                  {"peak_pass_tokens", s.peak_pass_tokens},
                                  {"predicted_seconds", s.seconds},
@@ -154,15 +161,34 @@ Json report_json(const PlanReport& report) {
           {"ranks", ranks}};
 }
 
+std::string percent(double ratio) {
+  return str(format_significant(100 * ratio, 3), "%");
+}
+
+// What the tree's page says below the picture.
+std::string reuse_note(const PlanReport& report) {
+  std::string text =
+      str("POR (potential overlap ratio) ", percent(report.tree.potential_overlap_ratio),
+          ": the part of the tokens that the whole tree saves. ERR (effective reuse ratio), the "
+          "part that a plan saves: ");
+  std::string separator;
+  for (const StrategyCost& cost : report.strategies) {
+    if (!cost.error.empty()) continue;
+    text += str(separator, cost.strategy, " ", percent(cost.effective_reuse));
+    separator = ", ";
+  }
+  return text + ".";
+}
+
 std::string strategy_table(const PlanReport& report) {
-  using Row = std::array<std::string, 8>;
-  std::vector<Row> rows = {{"strategy", "passes", "of at most", "forwarded", "recomputed", "seconds",
+  using Row = std::array<std::string, 9>;
+  std::vector<Row> rows = {{"strategy", "passes", "of at most", "forwarded", "recomputed", "ERR", "seconds",
                             "peak memory", "over dense"}};
   const StrategyCost& dense = report.of("dense");
   std::string notes;
   for (const StrategyCost& cost : report.strategies) {
     if (!cost.error.empty()) {
-      rows.push_back({cost.strategy, "-", "-", "-", "-", "-", "-", "-"});
+      rows.push_back({cost.strategy, "-", "-", "-", "-", "-", "-", "-", "-"});
       notes += str(cost.strategy, ": ", cost.error, "\n");
       continue;
     }
@@ -170,13 +196,13 @@ std::string strategy_table(const PlanReport& report) {
     rows.push_back(
         {cost.strategy, format_thousands(s.num_passes), format_thousands(cost.plan.max_tokens_per_pass),
          format_thousands(s.tokens_forwarded), format_thousands(s.tokens_recomputed),
-         format_significant(s.seconds, 3),
+         percent(cost.effective_reuse), format_significant(s.seconds, 3),
          str(format_bytes(static_cast<double>(s.peak_bytes)), cost.fits ? "" : " (!)"),
          dense.error.empty() ? str(format_significant(dense.simulation.seconds / s.seconds, 3), "x") : "-"});
     if (!cost.fits && notes.find("(!)") == std::string::npos)
       notes += "(!) more than the device holds beside weights and gradients\n";
   }
-  std::array<size_t, 8> widths{};
+  std::array<size_t, 9> widths{};
   for (const Row& row : rows)
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   std::string text;
@@ -226,14 +252,17 @@ void print_readable_report(const PlanReport& report, const CostModel& costs) {
                {"work ratio",
                 str(format_significant(report.work_ratio), ": FLOPs of dense over those with the tree")},
                {"attention compression", format_significant(tree.attention_compression)},
-               {"space saving", str(format_significant(100 * tree.space_saving, 3), "%")},
+               {"POR", str(percent(tree.potential_overlap_ratio),
+                           ": potential overlap ratio, the part of the tokens that the tree saves")},
                {"longest path", str(format_thousands(tree.longest_path), " tokens")},
                {"leaves", format_thousands(tree.num_leaves)},
                {"branch points", format_thousands(tree.num_branch_points)},
                {"model", str(costs.shape().name, ", ", costs.device().dtype)},
                {"device", str(costs.device().name, ": ", costs.device().source)}});
   print_text(str("\none gradient step, predicted, with at most ", format_thousands(report.max_tokens_per_mb),
-                 " tokens' activations held:\n", strategy_table(report), "\n", choice(report)));
+                 " tokens' activations held:\n", strategy_table(report),
+                 "ERR: effective reuse ratio, the part of the tokens that the plan saves; at most POR\n\n",
+                 choice(report)));
   if (report.ranks.size() > 1) print_text(rank_table(report.ranks));
 }
 
@@ -241,6 +270,7 @@ void run_plan(const PlanOptions& options) {
   if (options.max_tokens_per_mb)
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
   check_at_least("--ranks", options.ranks, 1);
+  check_packer("--packer", options.packer);
   if (!options.html.empty()) check_output_file("--html", options.html);
   if (!options.svg.empty()) check_output_file("--svg", options.svg);
   const auto memory = parse_memory("--memory", options.memory);
@@ -255,7 +285,8 @@ void run_plan(const PlanOptions& options) {
       .max_tokens_per_pass = options.max_tokens_per_mb.value_or(
           options.device == "cpu" ? kDefaultMaxTokensPerPass : kDefaultMaxTokensPerPassOfGpu),
       .memory_bytes = memory,
-      .costs = &costs};
+      .costs = &costs,
+      .packer = options.packer};
   PlanReport report{.tree = compute_statistics(tree),
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
                     .max_tokens_per_mb = request.max_tokens_per_pass};
@@ -265,7 +296,8 @@ void run_plan(const PlanOptions& options) {
         cost_of(std::string(names[i % names.size()]), request, costs, memory.has_value()));
   report.ranks = rank_costs(tree, request, costs.shape(), options.ranks);
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
-  if (!options.html.empty()) write_file_atomically(options.html, tree_page(tree, rollouts, options.rollouts));
+  if (!options.html.empty())
+    write_file_atomically(options.html, tree_page(tree, rollouts, options.rollouts, reuse_note(report)));
   if (options.json) print_json(report_json(report));
   else print_readable_report(report, costs);
 }
@@ -301,6 +333,10 @@ void add_plan_command(CommandLine& line) {
                   str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,
                       " on the CPU, else ", kDefaultMaxTokensPerPassOfGpu, ")"))
       ->type_name("B");
+  command
+      .add_option("--packer", options->packer,
+                  str("How packed cuts the batch into trees: ", format_choices(packer_names())))
+      ->type_name("NAME");
   command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
       ->type_name("FILE");
   command.add_option("--svg", options->svg, "Write the picture of the chosen plan, coloured by block")

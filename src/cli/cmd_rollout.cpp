@@ -14,10 +14,10 @@
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/generator.h"
+#include "data/prompts.h"
 #include "data/rollout_file.h"
 #include "models/tokenizer.h"
 #include "rollout/embedded_engine.h"
-#include "rollout/prompts.h"
 
 namespace bough {
 
@@ -45,7 +45,8 @@ std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
   return Tokenizer::load(directory);
 }
 
-// All groups in the order of the prompts. Steps stop between passes on Ctrl-C: nothing is written then.
+// Generates all groups, in the order of the prompts. Steps stop between passes on Ctrl-C: nothing is written
+// then.
 std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options,
                                  std::vector<Prompt>& prompts) {
   const StopFlag stop;

@@ -71,7 +71,7 @@ void run_step(const Options& options) {
   check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
   const StepInput input = load_step(options, step_settings(options, options.mode));
-  const std::unique_ptr<StepTimer> timer = input.timer(input.settings.tree_training_mode);
+  const std::unique_ptr<StepTimer> timer = input.timer(input.settings.tree.strategy());
   StepTimer& step = *timer;
   step.run(/*counted=*/false);
   for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
@@ -89,7 +89,7 @@ void add_step_command(CommandLine& line) {
   command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
       ->type_name("FILE");
   command.add_option("--mode", options->mode,
-                     "auto: the least predicted time | dense | packed | path | blocks");
+                     str(format_choices(strategy_names()), "; auto is the least predicted time"));
 }
 
 }  // namespace bough

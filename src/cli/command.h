@@ -74,8 +74,8 @@ void add_report_command(CommandLine& line);
 
 void add_json_flag(CLI::App& command, bool& json);
 
-// To stdout at once. IoError where stdout is full or closed; a reader that went away (SIGPIPE) ends the
-// process as that signal does.
+// Prints to stdout at once. IoError where stdout is full or closed; a reader that went away (SIGPIPE) ends
+// the process as that signal does.
 void print_text(std::string_view text);
 void print_json(const Json& object);  // one line
 // "name   value" lines, names padded to one width.

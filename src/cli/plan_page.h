@@ -8,8 +8,8 @@
 
 namespace bough {
 
-// One node a run of tokens that the same sequences share and one block holds; blocks in the order of their
-// forward passes.
+// Each node is a run of tokens that the same sequences share and one block holds; blocks in the order of
+// their forward passes.
 PlanPicture plan_picture(const Plan& plan, const std::string& headline);
 
 }  // namespace bough

@@ -32,7 +32,7 @@ struct StepSettings {
   }
 };
 
-// Of the rollouts, those that enter the loss, with their advantages.
+// Leaves the rollouts that enter the loss, with their advantages.
 void score(std::vector<Trajectory>& rollouts, const ActorSettings& settings, bool from_rewards) {
   if (from_rewards)
     for (Trajectory& rollout : rollouts) {

@@ -40,12 +40,12 @@ TreePicture tree_picture(const PrefixTree& tree, std::span<const Trajectory> rol
   return picture;
 }
 
-std::string tree_page(const PrefixTree& tree, std::span<const Trajectory> rollouts,
-                      const std::string& title) {
+std::string tree_page(const PrefixTree& tree, std::span<const Trajectory> rollouts, const std::string& title,
+                      const std::string& note) {
   return "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>" + html_escape(title) +
          "</title><style>" + kPageStyle + "</style><main>" +
-         tree_figure(tree_picture(tree, rollouts, title)) + "</main><script>" + kPageScript +
-         "</script></html>\n";
+         tree_figure(tree_picture(tree, rollouts, title)) + "<p>" + html_escape(note) +
+         "</p></main><script>" + kPageScript + "</script></html>\n";
 }
 
 }  // namespace bough

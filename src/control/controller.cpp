@@ -14,10 +14,6 @@ namespace bough {
 
 namespace {
 
-double seconds_between(Clock::Time begin, Clock::Time end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
-
 constexpr int64_t kMaxStaleness = 0;  // eta: synchronous
 
 // The largest resident set of the process since it began, in bytes.
@@ -59,7 +55,7 @@ std::optional<GroupTask> Controller::next_task() {
   return GroupTask{.id = static_cast<uint64_t>(position), .name = problem.id, .problem = &problem};
 }
 
-// Nothing is in flight; an abandoned step's groups are begun again.
+// Nothing is in flight when a step begins; an abandoned step's groups are begun again.
 void Controller::begin_step() {
   gate_.restore(num_steps_, buffer_.size());
   next_position_ = gate_.counts().accepted;

@@ -50,13 +50,13 @@ struct StepRecord {
 
 class Controller {
  public:
-  // All parts must outlive it.
+  // All parts must outlive the controller.
   explicit Controller(const ControllerParts& parts);
   Controller(const Controller&) = delete;
   Controller& operator=(const Controller&) = delete;
 
   using Activity = std::function<void(const std::string&)>;  // "rollout 37/128"
-  // One step, or nullopt where `stop` said so before training began. Both functions may be empty.
+  // Takes one step; nullopt where `stop` said so before training began. Both functions may be empty.
   std::optional<StepRecord> step(const std::function<bool()>& stop = {}, const Activity& activity = {});
 
   int64_t num_steps() const { return num_steps_; }  // done, since the run began

@@ -35,7 +35,7 @@ TEST(Evaluate, AverageAndPassAgreeWithTheSamples) {
   const auto result = evaluate(engine, problems, encoder, reward, options);
   ASSERT_TRUE(result);
 
-  // The same draws by hand, from the requests that were made.
+  // What evaluation drew is counted again by hand, from the requests that were made.
   double right = 0, passed = 0;
   for (const GenerationRequest& request : engine.submitted) {
     again.submit(request);
@@ -76,7 +76,7 @@ TEST(Evaluate, Stops) {
       evaluate(engine, testing::numbered_problems(5), testing::byte_level_encoder(), reward, options));
 }
 
-// Of gconfig evaluation takes what the task says a sample is; whatever bends training's draws stays out.
+// Evaluation takes from gconfig what the task says a sample is; whatever bends training's draws stays out.
 TEST(EvaluationSampling, IsASetOfItsOwn) {
   RunSettings settings;
   settings.gconfig.n_samples = 8;

@@ -81,7 +81,7 @@ class Generator {
  public:
   // nullopt: there is none, for now.
   using TaskSource = std::function<std::optional<GroupTask>()>;
-  // All parts must outlive it.
+  // All parts must outlive the generator.
   Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options);
 
   // Begins what may be begun, one step of the engine; the groups that finished, in that order, then those

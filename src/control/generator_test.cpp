@@ -169,7 +169,7 @@ TEST(Generator, RandomOperationsLoseNothing) {
   }
 }
 
-// One thread generates and scores, one hands sessions in, one trains.
+// One thread generates and scores, another hands sessions in, a third trains.
 TEST(Generator, SessionsAndTrainingRunBesideIt) {
   constexpr int64_t kBatch = 4, kSteps = 40;
   FakeEngine engine;

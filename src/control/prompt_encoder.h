@@ -14,7 +14,7 @@
 
 namespace bough {
 
-// One sequence of supervised training: tokens, and a 1 for each that is learned.
+// A sequence of supervised training: its tokens, and a 1 for each that is learned.
 struct EncodedExample {
   std::vector<int32_t> ids;
   std::vector<uint8_t> loss_mask;

@@ -10,7 +10,8 @@
 namespace bough {
 namespace {
 
-// One training step on samples of this engine setting, from the same weights.
+// The metrics of one training step on samples of an engine of this setting; each call begins with the same
+// weights.
 MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantization) {
   const auto model = small_model(dtype, 6);
   auto options = engine_options(16, 64);
@@ -23,7 +24,7 @@ MetricValues step_on_samples(at::ScalarType dtype, const std::string& quantizati
       batch.back().advantage = {i % 2 ? 1.0f : -1.0f};
     }
   ActorSettings settings;
-  settings.tree_training_mode = "path";
+  settings.tree.tree_training_mode = "path";
   const SteadyClock clock;
   Trainer trainer(*model, nullptr, settings, 10, clock);
   return trainer.train(batch);

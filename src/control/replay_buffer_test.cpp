@@ -101,8 +101,8 @@ TEST(ReplayBuffer, ASavedBufferComesBackAsItWas) {
                UserError);
 }
 
-// Against a model that keeps sets: groups are begun, finish in order or in any, are dropped, trained on,
-// saved and restored.
+// Gate and buffer are compared with a model that keeps sets: groups are begun, finish in order or in any, are
+// dropped, trained on, saved and restored.
 TEST(GateAndBuffer, RandomOperationsKeepStalenessBoundedAndLoseNothing) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const CounterRandom random(seed, Purpose::test);

@@ -224,7 +224,7 @@ std::optional<Comparison> Run::compare() {
       return StepTimer(*parts_.model, parts_.reference.get(), settings_.actor, trainer_.pass_costs(), batch,
                        strategy);
     };
-    StepTimer with = timer(settings_.actor.tree_training_mode), without = timer("dense");
+    StepTimer with = timer(settings_.actor.tree.strategy()), without = timer("dense");
     for (int repeat = 0; repeat <= kRepeats; ++repeat) {
       if (stopping()) return {};
       display_.set_activity(str("comparison with dense: batch ", i + 1, "/", out.num_batches, ", run ",

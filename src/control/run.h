@@ -24,7 +24,7 @@ struct Accuracy {
 struct Comparison {
   int64_t num_batches = 0;
   double seconds = 0;        // of the gradient of one batch as it is trained, median
-  double dense_seconds = 0;  // the same without sharing
+  double dense_seconds = 0;  // of the gradient without sharing
 };
 
 struct RunSummary {

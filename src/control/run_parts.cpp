@@ -18,8 +18,8 @@ std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path
                             settings.device == "cuda" ? at::kCUDA : at::kCPU);
 }
 
-// Of the same element type and batch invariance as the model, so that before the first step the two agree bit
-// for bit.
+// The reference has the model's element type and batch invariance, so that before the first step the two
+// agree bit for bit.
 std::unique_ptr<Model> load_reference(const RunSettings& settings) {
   if (settings.actor.loss.kl_loss_coef == 0.0) return nullptr;
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);

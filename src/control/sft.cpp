@@ -101,7 +101,8 @@ std::vector<const Trajectory*> Sft::batch_of(int64_t step) {
 
 double Sft::train(const std::vector<const Trajectory*>& examples) {
   const TrainBatch batch = make_batch(examples, AggregationSettings{}, accumulator_type(model_->dtype()));
-  const Plan plan = make_plan(settings_.tree_training_mode, plan_request(batch, settings_.mb_spec, &costs_));
+  const Plan plan = make_plan(settings_.tree.strategy(),
+                              plan_request(batch, settings_.mb_spec, settings_.tree.packer, &costs_));
   const WalkResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {
@@ -158,6 +159,7 @@ void SftSettings::check() const {
   require(model.path, "model.path", "--model");
   require(train_dataset.path, "train_dataset.path", "--data");
   require(out, "out", "--out");
+  tree.check();
   std::error_code absent;  // then they are not the same
   if (std::filesystem::equivalent(out, model.path, absent))
     throw UserError(

@@ -19,7 +19,7 @@ struct SftSettings {
   int64_t seed = 1;
   std::string device = "cpu";
   std::string dtype = "fp32";
-  std::string tree_training_mode = "auto";
+  TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
   OptimizerSettings optimizer = {.lr = 1e-4, .lr_scheduler_type = "cosine"};
 
@@ -34,9 +34,7 @@ struct SftSettings {
     v("device", device, "what trains", one_of({"cpu", "cuda"}));
     v("dtype", dtype, "element type of the model",
       aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
-    v("tree_training_mode", tree_training_mode, "auto, dense, packed, path or blocks",
-      aliased({"auto", "dense", "packed", "path", "blocks"},
-              {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
+    tree.visit(v);
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
   }

@@ -13,7 +13,7 @@
 namespace bough {
 namespace {
 
-// One turn of passes of up to 256 tokens: a second.
+// One turn of passes of up to 256 tokens takes a second.
 const CalibrationEffort kBrief{.seconds = 0, .min_rounds = 1, .max_rounds = 1, .largest_pass = 256};
 
 TEST(Median, OfFewAndOfMany) {
@@ -52,7 +52,7 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
       }
       EXPECT_GT(curve->values.back(), curve->values.front());
     }
-    // It is for other models: its prediction of one grows with what there is to do.
+    // The profile is for other models: its prediction of one grows with what there is to do.
     const CostModel costs(profile, named_model_shape("qwen3-0.6b", name));
     const PassShape small{.tokens = 64, .pairs = 64 * 65 / 2, .head_rows = 10};
     const PassShape large{

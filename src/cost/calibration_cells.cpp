@@ -32,9 +32,6 @@ using Time = Clock::Time;
 Time now() {
   return std::chrono::steady_clock::now();
 }
-double between(Time begin, Time end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
 
 // Values of order 1, the same for every element a thread may meet: speed does not depend on them.
 at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -80,7 +77,7 @@ std::shared_ptr<Loss> policy_gradient() {
   return make_loss(settings);
 }
 
-// One sequence, of which the last token is trained, in one leaf block.
+// A batch of one sequence, of which the last token is trained, in one leaf block.
 struct PathBatch {
   Trajectory path;
   TrainBatch batch;
@@ -102,7 +99,7 @@ ForwardBackward time_pass(Model& model, const PathBatch& path, const Loss& loss)
   executor.forward(path.plan, path.batch);
   const Time middle = now();
   executor.forward_backward(path.plan, path.batch, loss);
-  return {between(begin, middle), between(middle, now())};
+  return {seconds_between(begin, middle), seconds_between(middle, now())};
 }
 
 Cell tiny_pass(at::ScalarType dtype, int layers) {
@@ -120,11 +117,11 @@ ForwardBackward time_linear(const Parameter* const* matrices, size_t count,
   outputs.reserve(count);
   const Time begin = now();
   for (size_t i = 0; i < count; ++i) outputs.push_back(linear(inputs[i], *matrices[i]));
-  const double forward = between(begin, now());
+  const double forward = seconds_between(begin, now());
   for (const auto& output : outputs) gradients.push_back(output.detach());
   const Time middle = now();
   torch::autograd::grad(outputs, inputs, gradients);
-  return {forward, between(middle, now())};
+  return {forward, seconds_between(middle, now())};
 }
 
 std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matrices, size_t count,
@@ -160,7 +157,7 @@ Cell attention_cell(const AttentionCells& kind, at::ScalarType dtype, int64_t to
     const auto out = tree_attention_forward(in);
     const Time middle = now();
     tree_attention_backward(in, out, d_o, d_k, d_v);
-    return ForwardBackward{between(begin, middle), between(middle, now())};
+    return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now())};
   }};
 }
 
@@ -314,7 +311,7 @@ Cell CalibrationCells::head_cell(int64_t rows) {
     log_prob_backward_(logits_RV, labels, out, seeds, seeds, 1.0);
     add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
     const auto d_hidden_RD = matrix_product(logits_RV, weight.value).to(accumulator_type(dtype_));
-    return ForwardBackward{between(begin, middle), between(middle, now())};
+    return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now())};
   }};
 }
 

@@ -60,7 +60,7 @@ class CalibrationCells {
   // Runs all cells in turns; returns how many turns were counted.
   int measure(const CalibrationEffort& effort);
 
-  // All runs' seconds over what they would have been at their medians: what other programs cost.
+  // What other programs cost: all runs' seconds over what they would have been at their medians.
   double disturbance() const;
 
   const ModelConfig& config() const;  // of the decoder behind `passes`
@@ -70,8 +70,8 @@ class CalibrationCells {
   WorkCells head;
   AttentionCells narrow, wide;
   Cell tiny_linear, tiny_attention;  // of one layer of the tiny models, two tokens
-  // Of one layer of half the width, kHalfTokens tokens: beside `linear` it shows what calls cost whatever
-  // their size, threads included, which the tiny models do not start.
+  // Products of one layer of half the width over kHalfTokens tokens: beside `linear` they show what calls
+  // cost whatever their size, threads included, which the tiny models do not start.
   static constexpr int64_t kHalfTokens = 16;
   Cell half_linear;
   double half_linear_flops = 0;  // of a token, forward

@@ -33,31 +33,33 @@ double CostModel::attention_seconds(const PassShape& pass, bool backward) const 
 }
 
 double CostModel::attention_forward_seconds(const PassShape& pass) const {
-  return attention_seconds(pass, false);
+  return attention_seconds(pass, /*backward=*/false);
 }
 
 double CostModel::attention_backward_seconds(const PassShape& pass) const {
-  return attention_seconds(pass, true);
+  return attention_seconds(pass, /*backward=*/true);
+}
+
+double CostModel::layers_seconds(const PassShape& pass, bool backward) const {
+  if (pass.tokens == 0) return 0;
+  const CostCurve& linear = backward ? device_.linear_backward : device_.linear_forward;
+  const CostCurve& elementwise = backward ? device_.elementwise_backward : device_.elementwise_forward;
+  const double work = shape_.linear_flops_per_token() * linear.at(pass.tokens) +
+                      shape_.elements_per_token() * elementwise.at(pass.tokens) +
+                      attention_seconds(pass, backward);
+  const double constant =
+      static_cast<double>(shape_.num_layers) *
+          (backward ? device_.seconds_per_layer_backward : device_.seconds_per_layer_forward) +
+      (backward ? device_.seconds_per_pass_backward : device_.seconds_per_pass_forward);
+  return device_.launches_overlap ? std::max(work, constant) : work + constant;
 }
 
 double CostModel::forward_seconds(const PassShape& pass) const {
-  if (pass.tokens == 0) return 0;
-  const double work = shape_.linear_flops_per_token() * device_.linear_forward.at(pass.tokens) +
-                      shape_.elements_per_token() * device_.elementwise_forward.at(pass.tokens) +
-                      attention_forward_seconds(pass);
-  const double constant = static_cast<double>(shape_.num_layers) * device_.seconds_per_layer_forward +
-                          device_.seconds_per_pass_forward;
-  return device_.launches_overlap ? std::max(work, constant) : work + constant;
+  return layers_seconds(pass, /*backward=*/false);
 }
 
 double CostModel::backward_seconds(const PassShape& pass) const {
-  if (pass.tokens == 0) return 0;
-  const double work = shape_.linear_flops_per_token() * device_.linear_backward.at(pass.tokens) +
-                      shape_.elements_per_token() * device_.elementwise_backward.at(pass.tokens) +
-                      attention_backward_seconds(pass);
-  const double constant = static_cast<double>(shape_.num_layers) * device_.seconds_per_layer_backward +
-                          device_.seconds_per_pass_backward;
-  return device_.launches_overlap ? std::max(work, constant) : work + constant;
+  return layers_seconds(pass, /*backward=*/true);
 }
 
 double CostModel::head_seconds(const CostCurve& curve, int64_t rows) const {

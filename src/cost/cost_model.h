@@ -39,6 +39,8 @@ class CostModel final : public PassCosts {
 
  private:
   DecoderBytes bytes() const { return {shape_, device_.kernels}; }
+  // Seconds of the layers in a forward or, where `backward`, a backward pass.
+  double layers_seconds(const PassShape& pass, bool backward) const;
   double attention_seconds(const PassShape& pass, bool backward) const;
   double head_seconds(const CostCurve& curve, int64_t rows) const;
 

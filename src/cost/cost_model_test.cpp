@@ -127,7 +127,7 @@ TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
     EXPECT_GT(bytes, before);
     before = bytes;
   }
-  // At least a chunk of logits.
+  // The head holds at least a chunk of logits.
   EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}), 151936 * 4);
   // The reference holds dense matrices of scores.
   profile.kernels.attention = DeviceKernels::Attention::kReference;

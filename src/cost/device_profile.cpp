@@ -227,7 +227,7 @@ constexpr std::array kGpus = {
         312e12, 19.5e12, 2.0e12, 80'000'000'000, 0.75, 0.6, 0.5},
 };
 
-// Of the peak bandwidth, streaming kernels reach about this.
+// The share of the peak bandwidth that streaming kernels reach.
 constexpr double kBandwidthShare = 0.85;
 // An eager layer launches about 14 kernels forward and 30 backward; each costs the CPU about this.
 constexpr double kLaunch = 5e-6;

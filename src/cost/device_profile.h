@@ -51,7 +51,8 @@ struct DeviceProfile {
   // By tokens of the pass; a unit is one element a token.
   CostCurve elementwise_forward, elementwise_backward;
   AttentionCost attention_forward, attention_backward;
-  // By rows of one chunk of the head; a unit is one FLOP a row (backward as above).
+  // By rows of one chunk of the head; a unit is one FLOP a row (of the forward pass, as
+  // for `linear`).
   CostCurve head_forward, head_backward;
   // Whatever the size: launches, autograd's nodes, the loss.
   double seconds_per_layer_forward = 0, seconds_per_layer_backward = 0;

@@ -48,8 +48,8 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 
 ModelShape model_shape(const Model& model);
 
-// On the model's own device: a CPU is measured once on this machine and cached, a GPU's profile is built in.
-// Interrupted where `stop` says so meanwhile.
+// Costs on the model's own device: a CPU is measured once on this machine and cached, a GPU's profile is
+// built in. Interrupted where `stop` says so meanwhile.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 
 // A run's own calibration.json in `folder`: what stands there; else a copy of `from` (another run's, where it
@@ -59,7 +59,7 @@ CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
                     const std::function<bool()>& stop);
 
-// The same as the trainer takes it.
+// A cost model as the trainer takes it.
 StepCosts step_costs(CostModel costs);
 
 }  // namespace bough

@@ -65,7 +65,7 @@ TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
   get({"Some(R) CPU @ 4 GHz, avx2", key_.threads, key_.dtype});
   EXPECT_EQ(measurements_, 4);
   EXPECT_EQ(get(key_).name, "measurement 1");
-  // The same file's name, another processor: what is read says for whom it was measured.
+  // Another processor may have the same file name: what is read says for whom it was measured.
   EXPECT_EQ(get({"Some(R) CPU @ 3 GHz. avx2", key_.threads, key_.dtype}).name, "measurement 5");
 }
 

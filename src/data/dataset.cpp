@@ -11,7 +11,7 @@ namespace bough {
 
 namespace {
 
-// One line, checked but not yet laid out.
+// A line of the file, checked but not yet laid out.
 struct Record {
   enum class Kind { messages, prompt, question };
   Kind kind = Kind::question;

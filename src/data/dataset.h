@@ -78,7 +78,7 @@ struct DatasetSettings {
 // record that is one of the examples. UserError also where nothing is left.
 Dataset read_dataset(const DatasetSettings& settings);
 
-// One example of supervised training: either a conversation that ends with the assistant, or a prompt and its
+// An example of supervised training: either a conversation that ends with the assistant, or a prompt and its
 // completion as plain text, to be concatenated as they are.
 struct SftExample {
   std::vector<Message> messages;

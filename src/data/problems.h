@@ -16,7 +16,7 @@
 
 namespace bough {
 
-// One turn of a conversation. role: system, user or assistant.
+// A turn of a conversation; `role` is system, user or assistant.
 struct Message {
   std::string role;
   std::string content;
@@ -24,7 +24,7 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
-// One problem: either a plain prompt or messages, of which a chat template makes the prompt.
+// A problem is either a plain prompt or messages, of which a chat template makes the prompt.
 struct Problem {
   std::string id;                 // unique in its data set
   std::string prompt;             // plain text; empty where `messages` is not

@@ -48,7 +48,7 @@ std::string render_question(std::string_view question, const PromptLayout& layou
 std::string plain_prompt(std::span<const WorkedExample> examples, std::string_view prompt,
                          const PromptLayout& layout);
 
-// The same as a conversation: system message, a user and an assistant turn an example, the question. The
+// The prompt as a conversation: system message, a user and an assistant turn an example, the question. The
 // questions stand as they are: the chat template of the model does the rest.
 std::vector<Message> conversation(std::span<const WorkedExample> examples, std::string_view question,
                                   const PromptLayout& layout);

@@ -26,8 +26,8 @@ std::vector<Trajectory> read_rollouts(const std::filesystem::path& path,
 // Writes aside and renames; `.zst` compresses. IoError on a full disk leaves what was there.
 void write_rollouts(const std::filesystem::path& path, const std::vector<Trajectory>& rollouts);
 
-// One line, a JSON object. UserErrors begin with `where` ("FILE, line 3"), then name the field and the
-// position in its list, counted from 0.
+// Reads a line, which is a JSON object. UserErrors begin with `where` ("FILE, line 3"), then name the field
+// and the position in its list, counted from 0.
 Trajectory parse_rollout_line(std::string_view line, const std::string& where,
                               const RolloutReadOptions& options);
 

@@ -19,7 +19,7 @@ struct Trajectory {
   std::string trajectory;       // rows of one trajectory share it; empty: a row by itself
   std::optional<int64_t> turn;  // which turn of the trajectory this row is
 
-  // By token.
+  // Lists by token.
   std::vector<int32_t> input_ids;  // prompt and response; may be empty
   std::vector<uint8_t> loss_mask;  // 1: the policy produced this token and is trained on it
   std::vector<float> logprobs;     // under the sampling policy at `temperature`; 0 where the mask is 0
@@ -61,5 +61,17 @@ struct Trajectory {
     return count;
   }
 };
+
+// What people read of a sequence: fields of a file and the members that hold them, in the order in which they
+// are written.
+struct TrajectoryText {
+  const char* name;
+  std::optional<std::string> Trajectory::*member;
+};
+inline constexpr TrajectoryText kTrajectoryTexts[] = {{"answer", &Trajectory::answer},
+                                                      {"completion", &Trajectory::completion},
+                                                      {"finish_reason", &Trajectory::finish_reason},
+                                                      {"prompt", &Trajectory::prompt},
+                                                      {"reward_failure", &Trajectory::reward_failure}};
 
 }  // namespace bough

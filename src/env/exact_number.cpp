@@ -92,7 +92,7 @@ Decimal normalised(bool negative, std::string digits, int64_t exponent) {
   return {negative, std::move(digits), exponent - static_cast<int64_t>(first)};
 }
 
-// Of an unsigned decimal in the grammar of skip_decimal.
+// The value of an unsigned decimal in the grammar of skip_decimal.
 std::optional<Decimal> parse_decimal(std::string_view text) {
   const size_t e = text.find_first_of("eE");
   const std::string_view mantissa = text.substr(0, e);

@@ -107,7 +107,7 @@ class PythonReward : public RewardFunction {
   const std::string python_;
   std::atomic<int64_t> num_restarts_ = 0;
 
-  // Of the dispatcher alone.
+  // The dispatcher alone touches these.
   std::vector<Worker> workers_;
   int64_t next_id_ = 0;
   int wake_descriptor_ = -1;  // an eventfd: score_all and the destructor interrupt poll() by it

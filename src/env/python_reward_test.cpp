@@ -31,7 +31,7 @@ class PythonRewardFile : public testing::Test {
   std::unique_ptr<PythonReward> load(const std::string& code) {
     return std::make_unique<PythonReward>(write(code), settings_);
   }
-  // One call a completion.
+  // Each completion is scored by a call of its own.
   std::vector<RewardResult> score(PythonReward& reward, const std::vector<std::string>& completions) {
     std::vector<RewardRequest> requests;
     for (const std::string& completion : completions)

@@ -60,7 +60,8 @@ class RewardFunction {
  public:
   virtual ~RewardFunction() = default;
 
-  // One result a request, in order. May be called from several threads. Throws on broken invariants only.
+  // Returns a result for each request, in order. May be called from several threads. Throws on broken
+  // invariants only.
   virtual std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) = 0;
 
   RewardResult score(const RewardRequest& request) { return score_all(std::span(&request, 1)).front(); }
@@ -82,8 +83,8 @@ class VerifierReward : public RewardFunction {
   double failure_reward_;
 };
 
-// By the setting `reward`: "" or FILE.py:FUNCTION. UserError: neither, or the file cannot be loaded; blocks
-// until every worker has imported it.
+// The function that the setting `reward` names: "" or FILE.py:FUNCTION. UserError: neither, or the file
+// cannot be loaded; blocks until every worker has imported it.
 std::unique_ptr<RewardFunction> make_reward(const std::string& specification, const RewardSettings& settings);
 
 int64_t count_failures(std::span<const RewardResult> results);

@@ -14,7 +14,7 @@ namespace bough {
 
 namespace {
 
-// One way to tell a chain of operations. {things} is a number with the object ("1 fig", "7 figs"), {objects}
+// A way to tell a chain of operations. {things} is a number with the object ("1 fig", "7 figs"), {objects}
 // the object in the plural, {a} and {b} the operands.
 struct Wording {
   std::string_view start;           // the first number

@@ -143,7 +143,7 @@ class BlocksWalk {
       own.push_back({pieces_[piece].size(), piece});
       num_tokens += own.back().size;
     }
-    // Of several bins one is more than half full, or it would have taken another's.
+    // Where there are several bins one is more than half full, or it would have taken another's.
     if (num_tokens > limit_ && !builder_.has_room_for(limit_ / 2 + 1)) return;
     for (auto& bin : pack(own)) {
       if (!builder_.fits()) return;
@@ -194,7 +194,7 @@ class BlocksWalk {
     return bins;
   }
 
-  // In pre-order, neighbours as one.
+  // The ranges in pre-order, neighbours joined into one.
   static std::vector<TokenRange> joined(std::vector<TokenRange> ranges) {
     std::sort(ranges.begin(), ranges.end(), [](auto a, auto b) { return a.begin < b.begin; });
     std::vector<TokenRange> result;
@@ -211,9 +211,9 @@ class BlocksWalk {
   std::vector<TokenRange> pieces_;
   std::vector<bool> is_waiting_;                     // of each piece
   std::map<int32_t, std::vector<int32_t>> waiting_;  // by size: pieces, and some that wait no more
-  // By the number of blocks open up to the one that the piece hangs off; 0: the virtual root.
+  // Pieces by the number of blocks open up to the one that they hang off; 0: the virtual root.
   std::vector<std::vector<int32_t>> waiting_at_;
-  std::vector<std::vector<BySize>> idle_at_;  // likewise, pieces that train nothing
+  std::vector<std::vector<BySize>> idle_at_;  // pieces that train nothing, ordered as waiting_at_
 };
 
 }  // namespace

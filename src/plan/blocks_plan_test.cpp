@@ -12,7 +12,7 @@
 namespace bough {
 namespace {
 
-// At most `max_nodes` runs of 1 to `longest` tokens; a sequence at each leaf.
+// A tree of at most `max_nodes` runs of 1 to `longest` tokens; a sequence at each leaf.
 std::vector<std::vector<int32_t>> random_small_tree(uint64_t seed, int max_nodes, int longest) {
   std::mt19937_64 random(seed);
   std::vector<std::vector<int32_t>> paths;

@@ -10,7 +10,7 @@ namespace bough {
 
 namespace {
 
-// Which positions of which sequence train, without an index.
+// Says which positions of which sequence train, without an index.
 class Flags {
  public:
   explicit Flags(const PlanRequest& request) : request_(request), offsets_{0} {
@@ -30,7 +30,7 @@ class Flags {
   bool trains(size_t sequence, int64_t position) const {
     return position > 0 && (request_.trained.empty() || request_.trained[offsets_[sequence] + position] != 0);
   }
-  // Of positions [begin, end).
+  // How many of positions [begin, end) train.
   int64_t count(size_t sequence, int64_t begin, int64_t end) const {
     begin = std::max<int64_t>(begin, 1);
     if (begin >= end) return 0;
@@ -38,7 +38,7 @@ class Flags {
     const auto* own = request_.trained.data() + offsets_[sequence];
     return std::count_if(own + begin, own + end, [](uint8_t flag) { return flag != 0; });
   }
-  // One past the last position that trains; 0 where none does.
+  // The position after the last that trains; 0 where none does.
   int64_t trained_end(size_t sequence) const {
     int64_t end = length(sequence);
     while (end > 0 && !trains(sequence, end - 1)) --end;

@@ -46,7 +46,7 @@ struct DtaSchedule {
   std::vector<DtaPass> passes;
   int64_t num_leaves = 0;
   int64_t tokens_forwarded = 0;      // by all passes
-  int64_t tokens_recomputed = 0;     // of these, beyond once a tree token
+  int64_t tokens_recomputed = 0;     // forwarded beyond once a tree token
   int64_t peak_stack_tokens = 0;     // keys and values held: the longest path
   int64_t peak_pass_tokens = 0;      // activations held: the largest chunk with a graph
   double effective_compression = 1;  // tokens of the flat batch over tokens forwarded

@@ -50,7 +50,7 @@ TEST(DtaSchedule, GroupOfSamplesByHand) {
   EXPECT_DOUBLE_EQ(schedule.effective_compression, 17.0 / 12);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kWholeSuffix}).tokens_forwarded, 18);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kPrinted}).tokens_forwarded, 21);
-  // In chunks of 2: the last of them is ceil(4 / 2), so that 2 of 4 need a cache.
+  // The pop goes in chunks of 2: the last of them is ceil(4 / 2), so that 2 of 4 need a cache.
   EXPECT_EQ(simulate_dta(tree, {.block_size = 2}).peak_pass_tokens, 2);
 }
 

@@ -306,7 +306,7 @@ void expect_all(const Hostile& batch, const Options& options = {}) {
   ASSERT_EQ(tree.num_sequences_total(), std::ssize(batch.sequences));
   const auto statistics = compute_statistics(tree);
   for (const double ratio : {statistics.compression, statistics.attention_compression,
-                             statistics.space_saving, statistics.tree_token_ratio, statistics.mean_depth})
+                             statistics.potential_overlap_ratio, statistics.mean_depth})
     EXPECT_TRUE(std::isfinite(ratio)) << batch.name;
   const int64_t longest = batch.longest();
   for (const int64_t bound : options.bounds) {
@@ -389,7 +389,7 @@ TEST(Hostile, FlagsOverManyTrees) {
     expect_plan(strategy, *batch, 16, true, trained);
 }
 
-// With a cost model.
+// The plans below are made with a cost model.
 
 TEST(Hostile, PricedNestedPrefixes) {
   const auto batch = nested(10'000 / kShrink);

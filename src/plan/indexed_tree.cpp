@@ -8,7 +8,7 @@
 
 namespace bough {
 
-// Of each tree token, how many sequences train it.
+// How many sequences train each tree token.
 std::vector<int32_t> IndexedTree::trained_counts() const {
   const auto& tree = *tree_;
   const auto& offsets = tree.sequence_offset;
@@ -17,7 +17,7 @@ std::vector<int32_t> IndexedTree::trained_counts() const {
   std::vector<int32_t> counts(tree.num_tokens(), 0);
   for (size_t s = 0; s < tree.sequence_end.size(); ++s) {
     const uint8_t* own = request_.trained.data() + offsets[s];
-    // From the end to the root, a run of consecutive numbers at a time.
+    // The walk goes from the end to the root, a run of consecutive numbers at a time.
     for (int32_t t = tree.sequence_end[s]; t >= 0;) {
       const int32_t begin = tree.chain_begin[t];
       const int32_t shift = tree.depth[begin] - begin;
@@ -61,7 +61,7 @@ std::vector<int64_t> IndexedTree::all_sequences() const {
 const std::vector<int64_t>& IndexedTree::by_end() {
   const auto& end = tree_->sequence_end;
   if (by_end_.size() == end.size()) return by_end_;
-  // One number for token and sequence: sorted without a look at either.
+  // One number holds token and sequence, so that they are sorted without a look at either.
   std::vector<uint64_t> keys(end.size());
   for (size_t s = 0; s < end.size(); ++s) keys[s] = static_cast<uint64_t>(end[s] + 1) << 32 | s;
   std::sort(keys.begin(), keys.end());
@@ -97,7 +97,7 @@ std::vector<IndexedTree::Sums> IndexedTree::path_sums(const TreePart& part) {
   if (request_.trained.empty()) {
     for (const int32_t node : part.nodes) rows.back() += tree.num_sequences[nodes[node].begin];
     for (const int32_t node : part.ends) {
-      // Those through a token that do not end below it, token by token.
+      // The sequences through a token that do not end below it, token by token.
       const auto& n = nodes[node];
       int64_t below = 0;
       for (const int32_t child : branches_.children(node)) below += tree.num_sequences[nodes[child].begin];

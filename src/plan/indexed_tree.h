@@ -28,7 +28,7 @@ class IndexedTree {
     int32_t starts;   // tokens that are not the child of the token before them
   };
 
-  // Of all the request's sequences; the request outlives it.
+  // Indexes the tree of all the request's sequences; the request must outlive it.
   explicit IndexedTree(const PlanRequest& request);
 
   const PlanRequest& request() const { return request_; }
@@ -56,7 +56,7 @@ class IndexedTree {
   std::vector<Sums> path_sums(const TreePart& part);
   // The leaf block that a part with a path is where it fits into a pass.
   Block leaf_block(const TreePart& part);
-  // From this tree's numbers to those of a tree of these roots alone.
+  // Changes this tree's numbers to those of a tree of these roots alone.
   void renumber(const TreePart& roots, PlannedTree& planned) const;
 
  private:
@@ -83,7 +83,7 @@ class TreeView {
   TreeView(const IndexedTree& whole)  // NOLINT: a tree is a view of itself
       : TreeView(whole, whole.branches().children(-1)) {}
   TreeView(const IndexedTree& whole, std::span<const int32_t> roots) : whole_(&whole), roots_(roots) {}
-  // Of a part of one node below a path.
+  // The view of a part of one node below a path.
   TreeView(IndexedTree& whole, const TreePart& part);
 
   std::span<const int32_t> roots() const { return node_ < 0 ? roots_ : std::span(&node_, 1); }
@@ -107,7 +107,7 @@ class TreeView {
   int64_t num_pairs(TokenRange range) const { return sum(&Sums::pairs, range.begin, range.end); }
   int64_t num_rows(TokenRange range) const { return sum(&Sums::rows, range.begin, range.end); }
   int64_t num_trained(TokenRange range) const { return sum(&Sums::trained, range.begin, range.end); }
-  // Of at least one token; runs, each token the parent of the next.
+  // The number of runs, each token the parent of the next, in a range of at least one token.
   int64_t num_pieces(TokenRange range) const { return 1 + sum(&Sums::starts, range.begin + 1, range.end); }
   bool trains(int32_t token) const { return num_trained({token, token + 1}) > 0; }
 

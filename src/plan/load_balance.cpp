@@ -34,7 +34,7 @@ class Leaves {
   int32_t size() const { return static_cast<int32_t>(visits_.size()); }
   const LeafVisit& operator[](int32_t i) const { return visits_[i]; }
 
-  // Of leaf i by itself, and behind the leaf before it.
+  // The cost of leaf i by itself, and behind the leaf before it.
   double whole_cost(int32_t i) const { return path_cost(weights_, 0, visits_[i].length); }
   double added_cost(int32_t i) const { return path_cost(weights_, visits_[i].lcp, visits_[i].length); }
 
@@ -79,7 +79,7 @@ double largest(const std::vector<Interval>& intervals) {
   return std::ranges::max_element(intervals, {}, &Interval::cost)->cost;
 }
 
-// At most K intervals of least largest cost.
+// Finds at most K intervals of least largest cost.
 std::vector<Interval> search(const Leaves& leaves, int64_t num_ranks) {
   if (leaves.size() == 0) return {};
   double low = 0;  // no less will do
@@ -145,7 +145,7 @@ class GreedyRanks {
 
   const std::vector<RankShare>& shares() const { return shares_; }
 
-  // Before each leaf: what a rank's last leaf shares with the one to come.
+  // To be called before each leaf: updates what each rank's last leaf shares with the one to come.
   void approach(int32_t leaf) {
     for (auto& common : common_) common = std::min(common, leaves_[leaf].lcp);
   }

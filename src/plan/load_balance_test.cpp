@@ -78,7 +78,7 @@ TEST(LoadBalance, SharesAreWholeAndRepeatAtMostAPathARank) {
   }
 }
 
-// Against all ways to cut the leaves in lexicographic order into K intervals.
+// Compared with all ways to cut the leaves in lexicographic order into K intervals.
 TEST(LoadBalance, LargestCostIsTheLeastOfAllIntervals) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto sequences = random_sequences(seed, 300);

@@ -34,7 +34,8 @@ class Batch {
     return *whole_;
   }
 
-  // Without packing: of several trees one is more than half full, or it would have taken another's sequences.
+  // Answers without packing: where there are several trees one is more than half full, or it would have taken
+  // another's sequences.
   bool is_packed_above(int64_t size, int64_t most_bytes);
 
  private:
@@ -123,9 +124,11 @@ Plan make_dense(Batch& batch, int64_t size) {
 }
 
 std::optional<Priced> price_packed(Batch& batch, int64_t size, const Bounds& bounds) {
-  if (bounds.most_bytes && batch.is_packed_above(size, *bounds.most_bytes)) return std::nullopt;
+  const bool fills_trees = batch.request().packer == "auto";
+  if (fills_trees && bounds.most_bytes && batch.is_packed_above(size, *bounds.most_bytes))
+    return std::nullopt;
   const IndexedTree& whole = batch.whole();
-  return Priced{simulate_packed(whole, pack(whole.tree(), whole.branches(), size)), {}};
+  return Priced{simulate_packed(whole, size), {}};
 }
 
 Plan make_packed(Batch& batch, int64_t size) {
@@ -197,8 +200,8 @@ class Planner {
     std::optional<UserError> refused;
     for (const auto* strategy : strategies) {
       if (is_left_out(strategy, strategies)) continue;
-      // From large passes to small ones, until these only cost more: time by pass size has one minimum, but
-      // for small steps where the number of passes jumps.
+      // Sizes are tried from large to small, until these only cost more: time by pass size has one minimum,
+      // but for small steps where the number of passes jumps.
       double least = std::numeric_limits<double>::infinity();
       int num_worse = 0;
       for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
@@ -289,8 +292,8 @@ void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
   for (auto& planned : plan.trees) {
     auto& blocks = planned.blocks;
     const int64_t room = budget - planned.stack_capacity * costs.stack_row_bytes();
-    // By block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those, while
-    // what hangs off it runs.
+    // Indexed by block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those,
+    // while what hangs off it runs.
     std::vector<int64_t> exits(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
     for (size_t i = 0; i < blocks.size(); ++i)
       exits[i + 1] = exits[blocks[i].above + 1] + blocks[i].num_exits * costs.exit_bytes();
@@ -300,7 +303,7 @@ void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
       const int64_t activations = block.num_tokens * costs.activation_bytes();
       const int64_t attention = block.num_tokens * costs.attention_bytes();
       const int64_t pass = activations + costs.temporary_bytes(block.shape());
-      // With the block's exits, which end with it: above it they are part of what is held.
+      // This includes the block's exits, which end with it: above it they are part of what is held.
       const int64_t below = held[i + 1];
       int64_t total = pass;
       if (block.interior) {
@@ -326,6 +329,7 @@ Plan make_plan(std::string_view strategy, const PlanRequest& request) {
     throw UserError(
         str("max_tokens_per_mb: got ", request.max_tokens_per_pass, ", expected at least 1 token a pass"));
   BOUGH_CHECK(!request.memory_bytes || request.costs, "a memory budget needs a cost model");
+  check_packer("packer", request.packer);
   std::vector<const Strategy*> strategies;
   if (strategy == kAuto)
     for (const auto name : kAutoTries) strategies.push_back(find_strategy(name));
@@ -339,11 +343,21 @@ std::span<const std::string_view> strategy_names() {
 }
 
 void check_strategy(const std::string& option, std::string_view name) {
-  if (std::ranges::find(kNames, name) != kNames.end()) return;
-  std::string known;
-  for (const auto& other : kNames)
-    known += str(&other == &kNames.front() ? "" : &other == &kNames.back() ? " or " : ", ", other);
-  throw UserError(str(option, ": got ", quoted(std::string(name)), ", expected ", known));
+  if (std::ranges::find(kNames, name) == kNames.end())
+    throw UserError(str(option, ": got ", quoted(name), ", expected ", format_choices(kNames)));
+}
+
+int64_t num_planned_tokens(const Plan& plan) {
+  int64_t sum = 0;
+  for (const auto& planned : plan.trees)
+    for (const auto& block : planned.blocks) sum += block.num_tokens;
+  return sum;
+}
+
+double effective_reuse_ratio(int64_t num_computed_tokens, int64_t num_flat_tokens) {
+  return num_flat_tokens > 0
+             ? 1 - static_cast<double>(num_computed_tokens) / static_cast<double>(num_flat_tokens)
+             : 0;
 }
 
 }  // namespace bough

@@ -44,27 +44,27 @@ class TrainedRows {
   std::vector<int32_t> last_bin_;  // that trained the token
 };
 
+Packing packing_of(const IndexedTree& whole, int64_t max_tokens_per_pass) {
+  return pack_by(whole.request().packer, whole.tree(), whole.branches(), max_tokens_per_pass);
+}
+
 }  // namespace
 
 void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink) {
-  const auto& branches = whole.branches();
-  const auto& nodes = branches.nodes;
   const bool all_train = whole.request().trained.empty();
   TrainedRows rows(whole);
-  std::vector<int32_t> last_bin(nodes.size(), -1);
+  internal::TreeOfSome trees(whole.tree(), whole.branches());
   for (size_t b = 0; b < packing.bins.size(); ++b) {
     const auto& bin = packing.bins[b];
     const auto number = static_cast<int32_t>(b);
     Block block;
     int64_t num_roots = 0;
-    for (const int64_t s : bin.sequences)
-      for (int32_t n = branches.sequence_leaf[s]; n >= 0 && last_bin[n] != number; n = nodes[n].parent) {
-        last_bin[n] = number;
-        block.num_tokens += nodes[n].end - nodes[n].begin;
-        block.num_pairs += whole.num_pairs({nodes[n].begin, nodes[n].end});
-        block.num_pieces += nodes[n].is_leaf();  // each piece ends in a leaf
-        num_roots += nodes[n].parent < 0;
-      }
+    trees.visit(bin.sequences, [&](const BranchNode& node, int32_t begin, int32_t end) {
+      block.num_tokens += end - begin;
+      block.num_pairs += whole.num_pairs({begin, end});
+      num_roots += node.parent < 0 && begin == node.begin;
+    });
+    block.num_pieces = trees.num_leaves();  // each piece ends in a leaf
     rows.add(number, bin.sequences, block);
     if (all_train) block.num_head_rows = block.num_tokens - num_roots;
     block.needed = block.num_head_rows > 0;
@@ -79,7 +79,7 @@ void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& si
 Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass) {
   const auto& all = whole.request().sequences;
   PlanWriter writer;
-  walk_packed(whole, pack(whole.tree(), whole.branches(), max_tokens_per_pass), writer);
+  walk_packed(whole, packing_of(whole, max_tokens_per_pass), writer);
   Plan plan{"packed", max_tokens_per_pass, writer.finish()};
   for (auto& planned : plan.trees) {
     std::vector<TokenSpan> sequences;
@@ -90,9 +90,9 @@ Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass) {
   return plan;
 }
 
-Simulation simulate_packed(const IndexedTree& whole, const Packing& packing) {
+Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass) {
   Simulator simulator(whole.request().costs, whole.request().memory_bytes);
-  walk_packed(whole, packing, simulator);
+  walk_packed(whole, packing_of(whole, max_tokens_per_pass), simulator);
   return simulator.finish();
 }
 

@@ -1,6 +1,7 @@
 #include "plan/packing.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <compare>
 #include <functional>
@@ -8,6 +9,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/format.h"
 
 namespace bough {
 
@@ -47,6 +49,20 @@ Packing to_packing(const BranchTree& branches, std::vector<LeafBin> bins, int64_
     packing.bins[bin].sequences.push_back(static_cast<int64_t>(s));
   }
   return packing;
+}
+
+TreeOfSome::TreeOfSome(const PrefixTree& tree, const BranchTree& branches)
+    : tree_(tree),
+      branches_(branches),
+      last_tree_(branches.nodes.size(), 0),
+      last_inner_(branches.nodes.size(), 0),
+      reach_(branches.nodes.size(), 0) {}
+
+int32_t TreeOfSome::node_of(int64_t sequence) const {
+  const int32_t leaf = branches_.sequence_leaf[sequence], token = tree_.sequence_end[sequence];
+  if (leaf < 0 || token >= branches_.nodes[leaf].begin) return leaf;
+  const auto after = std::ranges::upper_bound(branches_.nodes, token, {}, &BranchNode::begin);
+  return static_cast<int32_t>(after - branches_.nodes.begin()) - 1;
 }
 
 }  // namespace internal
@@ -226,6 +242,56 @@ SortedSequences sort_sequences(const PrefixTree& tree) {
   return sorted;
 }
 
+Packing pack_single_path_as_trees(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
+  Packing packing = pack_single_path(tree, capacity);
+  internal::TreeOfSome trees(tree, branches);
+  packing.num_tokens = 0;
+  for (auto& bin : packing.bins) {
+    bin.num_tokens = 0;
+    trees.visit(bin.sequences,
+                [&](const BranchNode&, int32_t begin, int32_t end) { bin.num_tokens += end - begin; });
+    packing.num_tokens += bin.num_tokens;
+  }
+  return packing;
+}
+
+Packing pack_exactly(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
+  // Where nothing is computed twice no packing is better, however many states the program would need.
+  Packing packing = pack(tree, branches, capacity);
+  if (packing.num_tokens == tree.num_tokens()) return packing;
+  auto exact = pack_exact(tree, capacity);
+  if (!exact)
+    throw UserError(
+        str("packer: exact finds no packing of these ", tree.num_sequences_total(),
+            " sequences into trees of at most ", capacity,
+            " tokens in reasonable time, which grows exponentially with them; take auto, which is "
+            "near the optimum, or fewer sequences a batch (ppo_n_minibatches)"));
+  return std::move(*exact);
+}
+
+struct NamedPacker {
+  std::string_view name;
+  Packing (*pack)(const PrefixTree& tree, const BranchTree& branches, int64_t capacity);
+};
+
+constexpr std::array kPackers = {
+    NamedPacker{"auto", pack},
+    NamedPacker{"heuristic", [](const PrefixTree& tree, const BranchTree&,
+                                int64_t capacity) { return pack_depth_first(tree, capacity); }},
+    NamedPacker{"first_fit_decreasing",
+                [](const PrefixTree& tree, const BranchTree&, int64_t capacity) {
+                  return pack_first_fit_decreasing(tree, capacity);
+                }},
+    NamedPacker{"single_path", pack_single_path_as_trees},
+    NamedPacker{"exact", pack_exactly},
+};
+
+constexpr auto kPackerNames = [] {
+  std::array<std::string_view, kPackers.size()> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kPackers[i].name;
+  return names;
+}();
+
 }  // namespace
 
 Packing pack(const PrefixTree& tree, int64_t capacity) {
@@ -302,9 +368,19 @@ Packing pack_first_fit_decreasing(const PrefixTree& tree, int64_t capacity) {
   return packing;
 }
 
-double effective_reuse_ratio(const Packing& packing, const PrefixTree& tree) {
-  const auto flat = static_cast<double>(tree.num_flat_tokens());
-  return flat > 0 ? 1 - static_cast<double>(packing.num_tokens) / flat : 0;
+Packing pack_by(std::string_view packer, const PrefixTree& tree, const BranchTree& branches,
+                int64_t capacity) {
+  check_packer("packer", packer);
+  return std::ranges::find(kPackers, packer, &NamedPacker::name)->pack(tree, branches, capacity);
+}
+
+std::span<const std::string_view> packer_names() {
+  return kPackerNames;
+}
+
+void check_packer(const std::string& option, std::string_view name) {
+  if (std::ranges::find(kPackerNames, name) == kPackerNames.end())
+    throw UserError(str(option, ": got ", quoted(name), ", expected ", format_choices(kPackerNames)));
 }
 
 }  // namespace bough

@@ -113,8 +113,8 @@ class ExactProgram {
     return true;
   }
 
-  // All ways to join bins of `left` with bins of `right` from `next` on, at most one to one: two bins of one
-  // side would have been joined below, where it saves more. Undominated ones go to results_.
+  // Tries all ways to join bins of `left` with bins of `right` from `next` on, at most one to one: two bins
+  // of one side would have been joined below, where it saves more. Undominated ones go to results_.
   bool join_all(const State& left, const State& right, size_t next) {
     if (next == right.bins.size()) {
       work_ += std::ssize(joined_.bins) * (1 + std::ssize(results_));

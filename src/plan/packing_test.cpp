@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "plan/plan.h"
 #include "tree/branch_tree.h"
 #include "tree/random_tree.h"
 
@@ -102,7 +103,8 @@ int64_t optimum(const Sequences& sequences, int64_t capacity) {
   });
 }
 
-// As above where a bin is all that begins with some prefix, which is all that it shares.
+// Fewest tokens over all partitions where a bin is all that begins with some prefix, which is all that it
+// shares.
 int64_t single_path_optimum(const Sequences& sequences, int64_t capacity) {
   return brute_force(static_cast<int64_t>(sequences.size()), [&](const std::vector<int64_t>& members) {
     size_t shared = sequences[members[0]].size();
@@ -212,8 +214,8 @@ TEST(Packing, SamplesOfAPromptStayTogetherWhereFirstFitSpreadsThem) {
   EXPECT_EQ(tree.num_tokens(), 20'480);
   const auto statistics = compute_statistics(tree);
   EXPECT_DOUBLE_EQ(statistics.potential_overlap_ratio, 1 - 20'480.0 / 32'768);
-  EXPECT_DOUBLE_EQ(effective_reuse_ratio(packing, tree), statistics.potential_overlap_ratio);
-  EXPECT_DOUBLE_EQ(effective_reuse_ratio(pack_first_fit_decreasing(tree, 8192), tree), 0);
+  EXPECT_DOUBLE_EQ(effective_reuse_ratio(packing.num_tokens, 32'768), statistics.potential_overlap_ratio);
+  EXPECT_DOUBLE_EQ(effective_reuse_ratio(pack_first_fit_decreasing(tree, 8192).num_tokens, 32'768), 0);
 }
 
 // Section 2.2.2: two branches below one prefix, each branching again; one path a bin repeats what lies above
@@ -228,6 +230,99 @@ TEST(Packing, SeveralPathsShareMoreThanOne) {
   EXPECT_EQ(pack_single_path(tree, 340).num_tokens, 340);
   EXPECT_EQ(pack(tree, 300).num_tokens, 240);
   EXPECT_EQ(pack_exact(tree, 300)->num_tokens, 240);
+}
+
+std::vector<std::vector<int64_t>> sequences_of(const Packing& packing) {
+  std::vector<std::vector<int64_t>> result;
+  for (const auto& bin : packing.bins) result.push_back(bin.sequences);
+  return result;
+}
+
+Packing pack_named(std::string_view packer, const Sequences& sequences, int64_t capacity) {
+  const auto tree = build_prefix_tree(as_spans(sequences));
+  return pack_by(packer, tree, BranchTree(tree), capacity);
+}
+
+// Two prompts of 4 tokens: sequences 0 and 1 are of length 7, 2 and 3 of 6, and 4 extends the second prompt
+// alone.
+const Sequences kTwoPrompts = {
+    {1, 1, 1, 1, 2, 2, 2}, {5, 5, 5, 5, 6, 6, 6}, {1, 1, 1, 1, 3, 3}, {5, 5, 5, 5, 7, 7}, {5, 5, 5, 5, 8}};
+using Bins = std::vector<std::vector<int64_t>>;
+
+// Longest first into the first tree with room: 0 opens a tree of 7 tokens and 1, which shares nothing with
+// it, fills it to 14. 2 adds two tokens and 3 two, which is 18; 4 finds no room.
+TEST(Packers, FirstFitDecreasingMixesPrompts) {
+  const auto packing = pack_named("first_fit_decreasing", kTwoPrompts, 18);
+  EXPECT_EQ(sequences_of(packing), (Bins{{0, 1, 2, 3}, {4}}));
+  EXPECT_EQ(packing.num_tokens, 18 + 5);
+}
+
+// Depth first, deepest leaves first, from the second prompt, which has more sequences: 1, 3 and 4 are 10
+// tokens, 0 would make them 17.
+TEST(Packers, TheHeuristicOpensATreeWhenTheNextLeafDoesNotFit) {
+  const auto packing = pack_named("heuristic", kTwoPrompts, 16);
+  EXPECT_EQ(sequences_of(packing), (Bins{{1, 3, 4}, {0, 2}}));
+  EXPECT_EQ(packing.num_tokens, 10 + 9);
+  // With room for 17 it joins them, and the first prompt is computed twice.
+  const auto greedy = pack_named("heuristic", kTwoPrompts, 17);
+  EXPECT_EQ(sequences_of(greedy), (Bins{{0, 1, 3, 4}, {2}}));
+  EXPECT_EQ(greedy.num_tokens, 17 + 6);
+}
+
+// L(u) + R(u) of each prompt is 4 + 3 + 2 and 4 + 3 + 2 + 1; the program joins no roots. Below a common stem
+// its trees repeat what branches share: they are counted, but not computed, twice.
+TEST(Packers, SinglePathSharesOnePathATree) {
+  const auto packing = pack_named("single_path", kTwoPrompts, 18);
+  EXPECT_EQ(sequences_of(packing), (Bins{{1, 3, 4}, {0, 2}}));
+  EXPECT_EQ(packing.num_tokens, 10 + 9);
+  const auto apart = pack_named("single_path", kTwoPrompts, 9);  // the second prompt's three are 10
+  EXPECT_EQ(sequences_of(apart), (Bins{{1}, {3}, {4}, {0, 2}}));
+  const auto stem = repeated(10, 0), left = repeated(5, 1, stem);
+  const Sequences nested = {repeated(2, 3, left), repeated(2, 4, left), repeated(2, 5, stem)};
+  const auto tree = build_prefix_tree(as_spans(nested));
+  EXPECT_EQ(pack_single_path(tree, 26).num_tokens, 10 + 7 + 7 + 2);  // all below the stem
+  EXPECT_EQ(pack_named("single_path", nested, 26).num_tokens, 10 + 5 + 2 + 2 + 2);
+}
+
+TEST(Packers, EachIsItsFunctionAndExactIsTheOptimum) {
+  std::mt19937_64 random(5);
+  for (int t = 0; t < 300; ++t) {
+    const auto sequences = random_small_tree(random, 8, 1 + t % 40, /*bushy=*/t % 2);
+    const auto tree = build_prefix_tree(as_spans(sequences));
+    const int64_t capacity = longest(sequences) + static_cast<int64_t>(random() % 40);
+    const std::pair<std::string_view, Packing> packings[] = {
+        {"auto", pack(tree, capacity)},
+        {"heuristic", pack_depth_first(tree, capacity)},
+        {"first_fit_decreasing", pack_first_fit_decreasing(tree, capacity)},
+        {"single_path", pack_single_path(tree, capacity)}};
+    for (const auto& [name, expected] : packings)
+      EXPECT_EQ(sequences_of(pack_named(name, sequences, capacity)), sequences_of(expected)) << name;
+    for (const auto name : packer_names())
+      expect_valid(pack_named(name, sequences, capacity), sequences, capacity, std::string(name));
+    ASSERT_EQ(pack_named("exact", sequences, capacity).num_tokens, optimum(sequences, capacity));
+  }
+}
+
+TEST(Packers, AreNamedWhereOneIsUnknownOrAsksTooMuch) {
+  try {
+    pack_named("worst", {{1, 2}}, 4);
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "packer: got 'worst', expected auto, heuristic, first_fit_decreasing, single_path or exact");
+  }
+  Sequences star;  // 64 leaves of different lengths below one prompt
+  for (int32_t n = 0; n < 64; ++n) star.push_back(repeated(3 + n % 29, 1 + n, repeated(7, 0)));
+  try {
+    pack_named("exact", star, 50);
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what())
+                  .find("exact finds no packing of these 64 sequences into trees of at most 50"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(pack_named("exact", star, 10'000).bins.size(), 1u);  // where all fits there is nothing to search
 }
 
 TEST(Packing, APathLongerThanTheCapacityIsNamed) {

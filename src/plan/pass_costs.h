@@ -7,7 +7,7 @@
 
 namespace bough {
 
-// One pass through the model. What is left at its default is taken as of a block of one path.
+// What a pass through the model works on. What is left at its default is taken as of a block of one path.
 struct PassShape {
   int64_t tokens = 0;
   int64_t stack_rows = 0;  // keys and values below it
@@ -43,9 +43,9 @@ class PassCosts {
       const = 0;  // a final hidden state that another block's head reads, and its gradient
   virtual int64_t row_bytes()
       const = 0;  // of one row of the batch's loss: its fields and values, the whole walk long
-  // In flight at once beside what is still alive of the activations: the largest of the head's chunk, the
-  // last layer's MLP and its attention, backward. An upper bound; may be negative for a wide MLP, which frees
-  // its activations before attention needs room.
+  // Bytes in flight at once beside what is still alive of the activations: the largest of the head's chunk,
+  // the last layer's MLP and its attention, backward. An upper bound; may be negative for a wide MLP, which
+  // frees its activations before attention needs room.
   virtual int64_t temporary_bytes(const PassShape& pass) const = 0;
 };
 

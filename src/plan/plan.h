@@ -41,10 +41,10 @@ struct Block {
   std::vector<TokenRange> ranges;  // its tokens, in pre-order; an interior block has one range
   int64_t num_tokens = 0;
   int64_t num_pairs = 0;        // (query, key) pairs that attention visits: each token sees its whole path
-  int64_t num_stack_pairs = 0;  // of these, those with a key on the stack
+  int64_t num_stack_pairs = 0;  // (query, key) pairs with a key on the stack
   int64_t num_pieces = 0;       // runs of consecutive tokens, each the parent of the next
   int64_t num_head_rows = 0;    // its tokens that some sequence trains
-  int64_t num_loss_rows = 0;    // the same, once for each sequence that trains the token
+  int64_t num_loss_rows = 0;    // its tokens once for each sequence that trains them
   int64_t num_exits = 0;        // its tokens whose hidden states other blocks' heads read; interior blocks
   bool needed = true;           // it, or something that hangs off it, trains a token; else it is never run
 
@@ -85,8 +85,8 @@ struct Plan {
 
 struct PlanRequest {
   std::vector<TokenSpan> sequences;
-  // One flag a flat token, sequence after sequence; a sequence's first token never counts. Empty: all others
-  // train.
+  // A flag for each flat token, sequence after sequence; a sequence's first token never counts. Empty: all
+  // others train.
   std::vector<uint8_t> trained;
   // B: tokens whose activations are held at once: those of a pass, and of interior blocks that keep theirs.
   int64_t max_tokens_per_pass = 1024;
@@ -95,13 +95,15 @@ struct PlanRequest {
   // Decides the pass size of `blocks` and `auto`, what is kept and what is replicated. Not owned; without it
   // passes are of B tokens and nothing is kept.
   const PassCosts* costs = nullptr;
+  // How `packed` cuts the batch into trees: a name of packer_names() (plan/packing.h).
+  std::string packer = "auto";
 };
 
-// By name:
+// Makes a plan by the name of its strategy:
 //   dense   no sharing: sequences packed into passes of at most B tokens; a longer one goes in even chunks,
 //           the earlier of them interior.
-//   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each. UserError for a longer
-//           path.
+//   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each, cut by the request's
+//           packer. UserError for a longer path.
 //   path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward depth-first
 //           order, each stretch between branch points in even chunks of at most B; a leaf's last chunk runs
 //           forward and backward at once, where DTA forwards it twice.
@@ -111,14 +113,24 @@ struct PlanRequest {
 //   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left
 //           out where the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
 // With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it
-// that of least memory. UserError: another name; max_tokens_per_pass < 1; memory_bytes too small for the
-// strategy (with the smallest that would do).
+// that of least memory. UserError: another name of a strategy or packer; max_tokens_per_pass < 1;
+// memory_bytes too small for the strategy (with the smallest that would do).
 Plan make_plan(std::string_view strategy, const PlanRequest& request);
 
 // auto, then all of the others.
 std::span<const std::string_view> strategy_names();
 // UserError that names the option and the strategies.
 void check_strategy(const std::string& option, std::string_view name);
+
+// Tokens of the plan's trees; one that several trees repeat counts in each. Interior blocks that are
+// forwarded again count once.
+int64_t num_planned_tokens(const Plan& plan);
+
+// ERR, the effective reuse ratio (papers/tree-training.txt, section 3.1): the part of the flat batch's tokens
+// that is not computed. At most POR (TreeStatistics::potential_overlap_ratio), which one tree of all
+// sequences reaches. 1 / (1 - ERR) is the effective compression that DTA (papers/areal-dta.txt, section 5.3)
+// gives for split trees, and 1 - ERR what AReaL calls tree_token_ratio. 0 for no tokens.
+double effective_reuse_ratio(int64_t num_computed_tokens, int64_t num_flat_tokens);
 
 // Predicted times that differ by less are as good as equal: predictions err by more.
 constexpr double kAsFast = 1.02;

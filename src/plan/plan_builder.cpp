@@ -98,7 +98,7 @@ Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const
       end = std::min(view_.subtree_end(t), range.end);
       block.num_stack_pairs += int64_t{end - t} * view_.depth(t);
     }
-    // Of a leaf block all that can train lies in it; of an interior one below its first token.
+    // All that can train of a leaf block lies in it; of an interior one it lies below its first token.
     const int32_t end = interior ? view_.subtree_end(range.begin) : range.end;
     block.needed |= view_.num_trained({range.begin, end}) > 0;
   }

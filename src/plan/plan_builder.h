@@ -16,7 +16,7 @@ class PlanBuilder {
     writer_.begin_tree({}, 0);
   }
 
-  // From then on fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes
+  // After this call fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes
   // together with the stack: a lower bound of the plan's peak, known while the plan is made.
   void bound_memory(const PassCosts& costs, int64_t room) {
     costs_ = &costs;

@@ -52,6 +52,30 @@ TEST(Plan, GroupOfSamplesIsAPromptAndALeafEach) {
   EXPECT_EQ(simulate(dense).tokens_recomputed, 0);
 }
 
+// Two prompts of 4 tokens; 31 flat tokens, and 4 + 3 + 2 and 4 + 3 + 2 + 1 in the tree.
+TEST(Plan, ReusedTokensAreThoseThatNoTreeRepeats) {
+  const std::vector<std::vector<int32_t>> sequences = {
+      {1, 1, 1, 1, 2, 2, 2}, {5, 5, 5, 5, 6, 6, 6}, {1, 1, 1, 1, 3, 3}, {5, 5, 5, 5, 7, 7}, {5, 5, 5, 5, 8}};
+  const auto spans = as_spans(sequences);
+  const auto reuse = [&](const char* strategy, int64_t limit, const char* packer = "auto") {
+    const auto plan =
+        make_plan(strategy, {.sequences = spans, .max_tokens_per_pass = limit, .packer = packer});
+    validate(plan, spans);
+    return effective_reuse_ratio(num_planned_tokens(plan), 31);
+  };
+  const double por = compute_statistics(build_prefix_tree(spans)).potential_overlap_ratio;
+  EXPECT_DOUBLE_EQ(por, 1 - 19.0 / 31);
+  EXPECT_DOUBLE_EQ(reuse("dense", 100), 0);
+  EXPECT_DOUBLE_EQ(reuse("path", 3), por);  // whatever is forwarded again
+  EXPECT_DOUBLE_EQ(reuse("blocks", 100), por);
+  EXPECT_DOUBLE_EQ(reuse("packed", 100), por);
+  EXPECT_DOUBLE_EQ(reuse("packed", 10), por);                    // a tree a prompt
+  EXPECT_DOUBLE_EQ(reuse("packed", 9), 1 - (9.0 + 9 + 5) / 31);  // the second prompt twice
+  EXPECT_DOUBLE_EQ(reuse("packed", 18, "first_fit_decreasing"), 1 - (18.0 + 5) / 31);
+  EXPECT_DOUBLE_EQ(reuse("packed", 17, "heuristic"), 1 - (17.0 + 6) / 31);
+  EXPECT_DOUBLE_EQ(effective_reuse_ratio(0, 0), 0);
+}
+
 TEST(Plan, BrokenPlansAreFound) {
   const auto sequences = random_sequences(3, 200);
   const auto spans = as_spans(sequences);
@@ -73,6 +97,7 @@ TEST(Plan, BrokenPlansAreFound) {
 TEST(Plan, UnknownStrategyAndEmptyPassAreRefused) {
   EXPECT_THROW(make_plan("forest", {}), UserError);
   EXPECT_THROW(make_plan("dense", {.max_tokens_per_pass = 0}), UserError);
+  EXPECT_THROW(make_plan("dense", {.packer = "worst"}), UserError);
 }
 
 }  // namespace

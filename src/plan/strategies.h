@@ -16,16 +16,16 @@ namespace bough {
 // Tokens are numbered as in build_flat_forest. O(N) reads of flags, O(passes) otherwise.
 void walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink);
 Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
-// Above most_bytes or most_seconds it says only that it is above.
+// Prices plan_dense; above most_bytes or most_seconds it says only that it is above.
 Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                           std::optional<int64_t> most_bytes = {},
                           double most_seconds = std::numeric_limits<double>::infinity());
 
-// Of the whole batch's packing: tokens are numbered as in a tree of the bin's sequences. O(nodes of the
-// bins); with flags O(N).
+// Writes the blocks of the whole batch's packing: tokens are numbered as in a tree of the bin's
+// sequences. O(nodes of the bins); with flags O(N).
 void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink);
 Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
-Simulation simulate_packed(const IndexedTree& whole, const Packing& packing);
+Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 

@@ -29,7 +29,7 @@ std::string chart_figure(const Chart& chart);
 // inside.
 std::vector<double> axis_ticks(double low, double high, int most);
 
-// At most `most` points: means of equal runs of points where there are more.
+// The curve in at most `most` points: means of equal runs of points where there are more.
 std::vector<std::pair<double, double>> thinned(const std::vector<std::pair<double, double>>& points,
                                                size_t most);
 

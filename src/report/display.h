@@ -28,7 +28,7 @@ class LiveDisplay final : public MetricsSink {
   // accuracy.
   void write(int64_t step, const MetricValues& values) override;
 
-  // Of a run that goes on: its last evaluation.
+  // To be told of a run that goes on: its last evaluation.
   void set_accuracy(double accuracy) { accuracy_ = accuracy; }
 
   // What is going on between two steps: "rollout 37/128". Piped, it is printed only where the last line is

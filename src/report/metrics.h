@@ -37,8 +37,8 @@ struct MetricRecord {
   MetricValues values;  // without those that are null
 };
 
-// All records of a metrics.jsonl. A last line without its line break (torn by a kill) is left out; any other
-// malformed line is a UserError with its number. A missing file has no records.
+// Reads all records of a metrics.jsonl. A last line without its line break (torn by a kill) is left out; any
+// other malformed line is a UserError with its number. A missing file has no records.
 std::vector<MetricRecord> read_metrics(const std::filesystem::path& path);
 
 // Cuts what was written after the checkpoint of `step`: the file ends before the first line of a later step,

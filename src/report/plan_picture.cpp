@@ -60,7 +60,7 @@ std::string range_text(int64_t first, int64_t last, const char* to) {
   return first == last ? format_thousands(first) : str(format_thousands(first), to, format_thousands(last));
 }
 
-// At most `columns` wide each; breaks at spaces.
+// The text in lines of at most `columns`, broken at spaces.
 std::vector<std::string> wrapped(const std::string& text, int columns) {
   std::vector<std::string> lines(1);
   for (size_t at = 0; at <= text.size();) {
@@ -82,7 +82,7 @@ std::string text_element(double x, double y, const char* kind, std::string_view 
 
 // ---- Outlines ----
 
-// One outline around strips that touch: along their tops to the right and along their bottoms back.
+// The outline around strips that touch goes along their tops to the right and along their bottoms back.
 std::string outline(const std::vector<PlanBox>& strips) {
   // The white line between neighbours, where there is room for one.
   const double whole = strips.back().right - strips.front().left;
@@ -272,7 +272,7 @@ std::string depth_axis(int64_t depth, double top) {
   return out;
 }
 
-// Above trees that are wide enough for it.
+// Names stand above trees that are wide enough for them.
 std::string tree_names(const PlanLayout& layout, double top) {
   if (layout.trees.size() < 2) return "";
   std::string out;

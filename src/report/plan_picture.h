@@ -22,7 +22,7 @@ struct PlanPictureTree {
   std::vector<PlanPictureNode> nodes;
 };
 
-// One pass forward and one backward, or both at once (a leaf block).
+// A block has a pass forward and one backward, or both at once (a leaf block).
 struct PlanPictureBlock {
   enum class Keep { kNothing, kAttention, kActivations };  // beside keys and values; of interior blocks
   bool interior = false;

@@ -63,7 +63,7 @@ std::string rectangle(const char* kind, double x, double y, double width, double
              "\" height=\"", number(height), "\"/>");
 }
 
-// One node: a rectangle for all of it, and one for each trained range on top.
+// A node is drawn as a rectangle for all of it, and one for each trained range on top.
 std::string node_group(const TreePictureNode& node, double first, double per_sequence, double per_token) {
   const double whole = static_cast<double>(node.num_sequences) * per_sequence;
   const double gap = whole > 4 * kGap ? kGap : whole / 5;

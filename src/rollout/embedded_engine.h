@@ -59,9 +59,9 @@ std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device);
 
-// Of a model that is there for generation alone: quantizes it itself where RolloutSettings::quantization says
-// so, and releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers'
-// matrices.
+// For a model that is there for generation alone: quantizes it itself where RolloutSettings::quantization
+// says so, and releases what was there, so that an engine over it needs no copy. Returns the bytes of its
+// layers' matrices.
 MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model);
 
 class EmbeddedEngine : public Engine {
@@ -69,8 +69,8 @@ class EmbeddedEngine : public Engine {
   // UserError if the memory setting does not hold a single page, or a stop token is outside the vocabulary.
   EmbeddedEngine(const Model& model, EmbeddedEngineOptions options);
 
-  // Also a UserError: a request of which one sample alone could outgrow the memory setting; an id in flight;
-  // stop strings without token_bytes.
+  // UserError, beside those of Engine: a request of which one sample alone could outgrow the memory setting;
+  // an id in flight; stop strings without token_bytes.
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }

@@ -30,7 +30,7 @@ namespace bough {
 enum class FinishReason { kStop, kLength, kStopString, kCancelled };
 const char* finish_reason_name(FinishReason reason);  // stop, length, stop_string, cancelled
 
-// One token of one sample, as it was drawn; a cancelled sample has none that says it is the last.
+// A token of a sample, as it was drawn; a cancelled sample has none that says it is the last.
 struct StreamedToken {
   uint64_t id = 0;       // of the request
   int64_t sample = 0;    // of the request's n_samples

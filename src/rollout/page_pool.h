@@ -51,7 +51,7 @@ class PagePool {
   void publish(std::span<const int32_t> tokens, int64_t num_tokens, PageTable& table);
   // Gives all of the table's pages back and empties it.
   void release(PageTable& table);
-  // Nothing published remains: the weights have changed. Tables must have been released.
+  // Forgets all published pages, because the weights have changed. Tables must have been released.
   void forget_prefixes();
 
   int64_t max_pages() const { return max_pages_; }

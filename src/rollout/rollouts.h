@@ -13,8 +13,8 @@ namespace bough {
 // versions and finish_reason. No reward.
 Trajectory to_rollout(const GenerationResult& result, size_t index, const std::string& group);
 
-// All samples, in order, with the columns raw_logprobs and truncated_logprobs of their responses: twice the
-// size, for those who ask what was sampled from what, not for training.
+// Trajectories of all samples, in order, with the columns raw_logprobs and truncated_logprobs of their
+// responses: twice the size, for those who ask what was sampled from what, not for training.
 std::vector<Trajectory> to_rollouts(const GenerationResult& result, const std::string& group);
 
 }  // namespace bough

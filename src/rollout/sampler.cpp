@@ -96,7 +96,7 @@ class RowSampler {
         std::min(0.0, below_maximum * static_cast<double>(inverse_temperature_) - std::log(kept_mass_));
   }
 
-  // From a copy of the row in the accumulator type.
+  // Draws from a copy of the row in the accumulator type.
   Draw draw_penalised() {
     if (!penalised_) penalised_ = std::make_unique<RowSampler<Acc>>(size_);
     auto& logits = penalised_row_;
@@ -183,7 +183,7 @@ class RowSampler {
     }
   }
 
-  // From the tokens with a logit of at least `bound`, in order of id.
+  // Draws from the tokens with a logit of at least `bound`, in order of id.
   int32_t draw_above(Acc bound) {
     kept_mass_ = 0;
     for_each_above(bound, [&](const Candidate&, Acc weight) {
@@ -193,8 +193,8 @@ class RowSampler {
     return token_at_uniform(bound, [](const Candidate&) { return true; });
   }
 
-  // Where the uniform number falls in the mass kept, of the tokens with a logit of at least `bound` that are
-  // kept, in order of id.
+  // The token on which the uniform number falls in the mass kept, of the tokens with a logit of at least
+  // `bound` that are kept, in order of id.
   template <class IsKept>
   int32_t token_at_uniform(Acc bound, IsKept&& is_kept) {
     double target = request_->uniform * kept_mass_;

@@ -22,7 +22,7 @@ double log_of_sum(double largest, double sum) {
 
 namespace {
 
-// Nothing is cut, penalised or excluded; or the most likely of all tokens is taken.
+// Whether nothing is cut, penalised or excluded, or the most likely of all tokens is taken.
 bool draws_from_all(const DrawRequest& request, int64_t vocabulary) {
   if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0 ||
       !request.excluded.empty())
@@ -31,7 +31,7 @@ bool draws_from_all(const DrawRequest& request, int64_t vocabulary) {
   return (request.top_k == 0 || request.top_k >= vocabulary) && request.top_p >= 1 && request.min_p == 0;
 }
 
-// All requests draw from all.
+// Draws for requests that all draw from all tokens.
 void draw_on_cuda(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
   const auto temperature_of = [](const DrawRequest& request) {
     return request.temperature > 0 ? request.temperature : 1.0;

@@ -297,7 +297,8 @@ TEST(Sampler, ACutKeepsTheMostLikely) {
 }
 
 TEST(Sampler, TopPCutsAmongNearlyEqualLogits) {
-  // All in one bucket of the histogram; the 33 largest of 64 are the fewest with more than half of the mass.
+  // All tokens lie in one bucket of the histogram; the 33 largest of 64 are the fewest with more than half of
+  // the mass.
   const auto logits = at::arange(64, at::TensorOptions().dtype(at::kDouble)).mul_(1e-6).unsqueeze(0);
   std::map<int32_t, int> tokens;
   for (int i = 0; i < 1000; ++i) {

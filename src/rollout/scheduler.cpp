@@ -162,7 +162,7 @@ bool Scheduler::add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& bu
   const int64_t count = std::min(request.prompt_length() - request.num_computed, budget);
   if (count == 0) return true;
   while (!ensure_pages(request.prompt_table, request.num_computed + count)) {
-    // Only while the pass is empty: a prompt that is part of it must keep its pages.
+    // Prompts are reclaimed only while the pass is empty: one that is part of it must keep its pages.
     if (pass.entries.empty() && reclaim_prompt(&request)) continue;
     return false;
   }

@@ -20,7 +20,7 @@ struct DrawParameters {
   double min_p = 0;                 // below 1; 0: off
   double repetition_penalty = 1.0;  // of tokens of the prompt and the response; 1: off
   double presence_penalty = 0;      // of tokens of the response; 0: off
-  double frequency_penalty = 0;     // the same, as often as they stand there
+  double frequency_penalty = 0;     // of tokens of the response, as often as they stand there
   bool greedy = false;              // the most likely token, log-probability at `temperature`
 };
 

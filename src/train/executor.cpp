@@ -47,7 +47,7 @@ PassInput make_pass_input(const PrefixTree& tree, const Block& block,
           at::tensor(end_local, at::kInt).to(device)};
 }
 
-// One planned tree's walk.
+// Walks through the steps of one planned tree.
 class Walk {
  public:
   Walk(Model& model, const ExecutorOptions& options, const PlannedTree& planned, const TrainBatch& batch,

@@ -45,7 +45,7 @@ class Executor {
   // and gradients 0. The plan must be of batch.sequences.
   WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss);
 
-  // The same walk without backward: log-probabilities and entropies only.
+  // Walks the plan without backward, for log-probabilities and entropies alone.
   RowValues forward(const Plan& plan, const TrainBatch& batch);
 
  private:

@@ -52,6 +52,23 @@ TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
   expect_every_plan_exact(300, 3000, 211, 23);
 }
 
+TEST(Executor, EveryPackersTreesAreExact) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 12; ++seed) {
+    const auto r = random_batch(seed, 100);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    for (const auto packer : packer_names()) {
+      PlanRequest request = plan_request(r->batch, 1);
+      for (const TokenSpan& sequence : request.sequences)  // no longer path, so that there are several trees
+        request.max_tokens_per_pass = std::max(request.max_tokens_per_pass, std::ssize(sequence));
+      if (packer == "exact" && request.sequences.size() > 10) continue;  // it is for small trees
+      request.packer = packer;
+      expect_exact(*model, flat, *r, make_plan("packed", request), *loss, str(packer, " seed ", seed));
+    }
+  }
+}
+
 TEST(Executor, OneTokenAPassIsExact) {
   const auto loss = full_loss();
   const auto r = random_batch(4, 120);
@@ -79,8 +96,8 @@ TEST(Executor, NestedPrefixesAreExact) {
   auto model = random_model(1, at::kDouble);
   const auto plan = make_plan("path", plan_request(r.batch, 100));
   EXPECT_EQ(plan.trees[0].tree->num_tokens(), 1100);
-  // The same losses on one sequence that trains each token are the flat batch: each prefix trains its last
-  // token only.
+  // One sequence that trains each of its tokens has the losses of the nested prefixes: each prefix trains its
+  // last token only.
   RandomBatch whole;
   whole.trajectories = {trajectory_of(longest, std::vector<uint8_t>(longest.size(), 1))};
   whole.batch = make_batch(whole.trajectories, {}, at::kDouble);
@@ -138,7 +155,7 @@ TEST(Executor, Fp32IsCloseToFp64) {
   const auto loss = full_loss();
   for (uint64_t seed = 0; seed < 20; ++seed) {
     auto r = random_batch(seed, 300);
-    // At 0.3 the loss itself is so steep that fp32 loses 1e-5 in the flat batch as well.
+    // With weights of 0.3 the loss itself is so steep that fp32 loses 1e-5 in the flat batch as well.
     auto model = random_model(seed, at::kFloat, 0.15);
     auto flat = FlatReference(*model).run(r->batch, *loss);
     r->batch.fields = to_type(r->batch.fields, at::kFloat);

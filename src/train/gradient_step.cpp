@@ -35,7 +35,7 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
 }
 
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
-  return make_plan(strategy, plan_request(batch, settings_.mb_spec, costs_));
+  return make_plan(strategy, plan_request(batch, settings_.mb_spec, settings_.tree.packer, costs_));
 }
 
 WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch) {

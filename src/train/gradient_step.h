@@ -16,7 +16,8 @@ namespace bough {
 // the engine (recompute_logprob: false), it is the behaviour policy.
 class GradientStep {
  public:
-  // All must outlive it. `reference`: where the loss needs one. `costs`: what plans are made from, or null.
+  // All arguments must outlive the object. `reference`: where the loss needs one. `costs`: what plans are
+  // made from, or null.
   GradientStep(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs);
 
   // All that the loss needs and that does not change while the batch is trained on. `strategy`: of the walks
@@ -43,11 +44,11 @@ class GradientStep {
 // gradient.
 class StepTimer {
  public:
-  // All must outlive it. Allocates the gradients.
+  // All arguments must outlive the timer. Allocates the gradients.
   StepTimer(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs,
             const std::vector<Trajectory>& batch, const std::string& strategy);
 
-  // From the trajectories to the gradient, planning included.
+  // Times one step from the trajectories to the gradient, planning included.
   void run(bool counted);
 
   const std::vector<double>& seconds() const { return seconds_; }  // of the counted runs, in order

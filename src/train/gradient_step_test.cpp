@@ -23,7 +23,7 @@ Trajectory row(const std::string& group, double reward, std::vector<int32_t> ids
   return out;
 }
 
-// Two groups, responses of one, two, three and five tokens.
+// The batch has two groups, with responses of one, two, three and five tokens.
 std::vector<Trajectory> small_batch() {
   return {row("a", 1, {1, 2, 3, 4}, 3), row("a", 0, {1, 2, 3, 5, 6}, 3), row("b", 2, {7, 8, 9, 10}, 1),
           row("b", -1, {7, 8, 9, 10, 11, 12}, 1)};
@@ -75,8 +75,8 @@ TEST(MakeBatch, RefusesWhatIsNoBatch) {
   EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
 }
 
-// Two rows of one trajectory, of one and of two tokens, beside a sequence of three: each row has half a
-// sequence's weight, whatever the aggregation.
+// The batch is two rows of one trajectory, of one and of two tokens, beside a sequence of three: each row has
+// half a sequence's weight, whatever the aggregation.
 TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
   std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
                                    row("g", 0, {1, 2, 3, 4, 5}, 2)};
@@ -130,7 +130,7 @@ TEST(SetAdvantages, WhatIsNotValidLeavesMeanDeviationAndLoss) {
   EXPECT_EQ(with[2].advantage, without[1].advantage);
   EXPECT_EQ(list(make_batch(with, {}, at::kDouble).fields.weights_R),
             list(make_batch(without, {}, at::kDouble).fields.weights_R));
-  // One that is left alone has no baseline.
+  // A sequence that is left alone in its group has no baseline.
   with = small_batch();
   with[0].valid = false;
   with[0].reward.reset();
@@ -175,7 +175,7 @@ TEST(SetAdvantages, ShapingAndFiltersAct) {
 
 ActorSettings settings_of(const std::string& how) {
   ActorSettings settings;
-  settings.tree_training_mode = "path";
+  settings.tree.tree_training_mode = "path";
   settings.aggregation = aggregation(how);
   settings.optimizer.lr = 0;
   return settings;

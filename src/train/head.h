@@ -29,7 +29,7 @@ struct BlockRows {
 
 struct RowMap {
   std::vector<BlockRows> blocks;
-  // Of each interior block: its tokens (as local rows) whose hidden states other blocks' heads read.
+  // By interior block: its tokens (as local rows) whose hidden states other blocks' heads read.
   std::vector<std::vector<int64_t>> exits;
   // Whether the block, or anything that runs on top of it, trains a token. A block that does not is never
   // run.

@@ -125,7 +125,7 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
         "setting overlong_reward_penalty: a rollout file does not say how many tokens a response may have; "
         "expected "
         "false");
-  // One entry a trajectory that has a reward or could not get one.
+  // Each trajectory that has a reward or could not get one is an entry.
   Numbering<TrajectoryKey> entries;
   Numbering<std::string_view> group_of;
   std::vector<int64_t> entry_of(batch.size(), -1);
@@ -216,8 +216,9 @@ PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass) {
 }
 
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
-                         const PassCosts* costs) {
+                         const std::string& packer, const PassCosts* costs) {
   PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
+  request.packer = packer;
   request.costs = costs;
   if (costs && !settings.memory.is_auto()) request.memory_bytes = settings.memory.count;
   return request;

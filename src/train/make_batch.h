@@ -48,18 +48,20 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens);
 
-// Of each sequence the number of its group, by first appearance.
+// The number of each sequence's group, by first appearance.
 std::vector<int64_t> group_numbers(const std::vector<const Trajectory*>& trajectories);
 
-// For the tree of all trajectories, whether they are in the loss or not.
+// Spans of the tokens of all trajectories, whether they are in the loss or not: what their tree is built
+// from.
 std::vector<TokenSpan> token_spans(const std::vector<Trajectory>& trajectories);
-// One flag a flat token, sequence after sequence; position 0 is 0.
+// A flag for each flat token, sequence after sequence; that of position 0 is 0.
 std::vector<uint8_t> trained_flags(const std::vector<Trajectory>& trajectories);
 
 // What make_plan needs of the batch; memory and costs are the caller's to add. The spans are the batch's own.
 PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
-// The same under a run's settings; the memory budget counts where there are costs, which are not owned
-// either.
-PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings, const PassCosts* costs);
+// What make_plan needs under a run's settings; the memory budget counts where there are costs, which are not
+// owned.
+PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
+                         const std::string& packer, const PassCosts* costs);
 
 }  // namespace bough

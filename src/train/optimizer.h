@@ -62,7 +62,8 @@ class Optimizer {
     bool skipped;
   };
 
-  // One update from main_grad, which is zero afterwards. The norm is summed in fp64 in a fixed order.
+  // Updates the weights from main_grad, which is zero afterwards. The norm is summed in fp64 in a fixed
+  // order.
   Report step();
 
   int64_t num_steps() const { return num_steps_; }  // calls of step(), skipped ones too

@@ -1,13 +1,17 @@
 // How a model is trained: `actor` of a run's settings (docs/formats.md), named as AReaL names it.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "algo/advantages.h"
 #include "algo/aggregation.h"
 #include "algo/filters.h"
 #include "algo/loss_settings.h"
+#include "base/error.h"
 #include "base/settings.h"
+#include "plan/packing.h"
+#include "plan/plan.h"
 
 namespace bough {
 
@@ -52,8 +56,50 @@ struct MicroBatchSettings {
   }
 };
 
-struct ActorSettings {
+// How a batch goes through the model. `enable_tree_training` and `pad_to_maximum` are AReaL's: true is any
+// plan that shares, false is `dense`, and there is no padding here to want.
+struct TreeTrainingSettings {
   std::string tree_training_mode = "auto";
+  std::optional<bool> enable_tree_training;
+  bool pad_to_maximum = false;
+  std::string packer = "auto";
+
+  template <class V>
+  void visit(V& v) {
+    const auto modes = strategy_names(), packers = packer_names();
+    v("tree_training_mode", tree_training_mode,
+      "how a batch goes through the model; auto: by the plan of the least predicted time",
+      aliased({modes.begin(), modes.end()}, {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
+    v("enable_tree_training", enable_tree_training,
+      "AReaL's key; false: tree_training_mode dense; true: any other; null: what tree_training_mode says");
+    v("pad_to_maximum", pad_to_maximum,
+      "AReaL's key, which its tree training needs; changes nothing: a pass is as long as its tokens");
+    v("packer", packer,
+      "how tree_training_mode packed, and auto where it tries that, cuts the batch into trees",
+      one_of({packers.begin(), packers.end()}));
+  }
+
+  // What make_plan takes.
+  std::string strategy() const { return enable_tree_training == false ? "dense" : tree_training_mode; }
+
+  // UserError: settings that contradict each other.
+  void check() const {
+    const bool is_dense = tree_training_mode == "dense", is_auto = tree_training_mode == "auto";
+    if (enable_tree_training == true && is_dense)
+      throw UserError(
+          "enable_tree_training is true, but tree_training_mode is dense (AReaL's disabled), which "
+          "shares nothing; leave one of them out");
+    if (enable_tree_training == false && !is_dense && !is_auto)
+      throw UserError(str("enable_tree_training is false, but tree_training_mode is ", tree_training_mode,
+                          ", which computes shared prefixes once; leave one of them out"));
+    if (packer != "auto" && strategy() != "auto" && strategy() != "packed")
+      throw UserError(str("packer is ", packer, ", but tree_training_mode ", strategy(),
+                          " packs no trees; leave the packer out, or take tree_training_mode packed"));
+  }
+};
+
+struct ActorSettings {
+  TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
   OptimizerSettings optimizer;
   LossSettings loss;
@@ -65,10 +111,7 @@ struct ActorSettings {
 
   template <class V>
   void visit(V& v) {
-    v("tree_training_mode", tree_training_mode,
-      "how a batch goes through the model: auto (the least predicted time), or dense, packed, path, blocks",
-      aliased({"auto", "dense", "packed", "path", "blocks"},
-              {{"disabled", "dense"}, {"dta", "path"}, {"sparse", "packed"}}));
+    tree.visit(v);
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
@@ -79,6 +122,7 @@ struct ActorSettings {
     shaping.visit(v);
     filters.visit(v);
   }
+  void check() const { tree.check(); }
 };
 
 }  // namespace bough

@@ -10,10 +10,6 @@ namespace bough {
 
 namespace {
 
-double seconds_between(Clock::Time begin, Clock::Time end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
-
 // A metric of the whole step from those of its mini-batches. Losses are per optimizer step: their mean.
 MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   MetricValues values;
@@ -52,20 +48,21 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   values["optim/skipped_steps"] = static_cast<double>(optimizer_.num_skipped());
   if (kept.empty()) return values;
 
-  // Before the first update, all of them: pi_old is the policy of the start.
+  // All mini-batches are prepared before the first update: pi_old is the policy of the start.
+  const std::string strategy = settings_.tree.strategy();
   const auto members = split_minibatches(group_numbers(kept), tokens, settings_.ppo_n_minibatches);
   std::vector<TrainBatch> minis;
   for (const std::vector<int64_t>& indices : members) {
     std::vector<const Trajectory*> mini;
     for (const int64_t index : indices) mini.push_back(kept[static_cast<size_t>(index)]);
-    minis.push_back(gradient_.prepare(mini, members.size() == 1, settings_.tree_training_mode));
+    minis.push_back(gradient_.prepare(mini, members.size() == 1, strategy));
   }
 
   std::vector<Plan> plans;
   WeightedSums sums;
   double grad_norm = 0, lr = 0, gradient_seconds = 0;
   for (const TrainBatch& mini : minis) {
-    plans.push_back(gradient_.plan(mini, settings_.tree_training_mode));
+    plans.push_back(gradient_.plan(mini, strategy));
     const Clock::Time planned = clock_.now();
     const WalkResult result = gradient_.accumulate(plans.back(), mini);
     gradient_seconds += seconds_between(planned, clock_.now());
@@ -102,18 +99,21 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
                           const PassCosts* costs, double seconds) {
   const TreeStatistics statistics = compute_statistics(tree);
-  int64_t forwarded = 0, recomputed = 0, peak_bytes = 0;
+  int64_t planned = 0, forwarded = 0, recomputed = 0, peak_bytes = 0;
   double predicted = 0;
   for (const Plan* plan : plans) {
     const Simulation simulation = simulate(*plan, costs);
     predicted += simulation.seconds;
     peak_bytes = std::max(peak_bytes, simulation.peak_bytes);
+    planned += num_planned_tokens(*plan);
     forwarded += simulation.tokens_forwarded;
     recomputed += simulation.tokens_recomputed;
   }
   MetricValues values;
   values["tree/compression"] = statistics.compression;
   values["tree/attention_compression"] = statistics.attention_compression;
+  if (!plans.empty())
+    values["tree_token_ratio"] = 1 - effective_reuse_ratio(planned, statistics.num_flat_tokens);
   values["tree/recomputed_fraction"] =
       forwarded > 0 ? static_cast<double>(recomputed) / static_cast<double>(forwarded) : 0.0;
   if (costs) values["memory/predicted"] = static_cast<double>(peak_bytes);

@@ -54,8 +54,9 @@ class Trainer final : public BatchTrainer {
   StepCosts costs_;
 };
 
-// Metrics tree/* of a batch: what its prefix tree shares and what the plans recompute. With a cost model,
-// also what they were predicted to take over the `seconds` they took.
+// Metrics of a batch's tree: what it shares, and what the plans compute of it (AReaL's tree_token_ratio,
+// under its name) and compute again. With a cost model, also what they were predicted to take over the
+// `seconds` they took.
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
                           const PassCosts* costs = nullptr, double seconds = 0);
 

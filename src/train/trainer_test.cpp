@@ -27,7 +27,7 @@ std::vector<Trajectory> batch_of(int64_t groups) {
 
 ActorSettings settings_with(const std::string& mode, int64_t mini_batches = 1) {
   ActorSettings settings;
-  settings.tree_training_mode = mode;
+  settings.tree.tree_training_mode = mode;
   settings.ppo_n_minibatches = mini_batches;
   settings.optimizer.lr = 1e-2;
   settings.optimizer.warmup_steps_proportion = 0;
@@ -60,6 +60,26 @@ TEST(Trainer, SharingChangesTheWorkAndNotTheUpdate) {
   EXPECT_EQ(a.at("tree/compression"), 96.0 / (4 + 3 + 3 * 4 * 3));
   EXPECT_EQ(a.at("optim/lr"), 1e-2);
   EXPECT_GT(largest_difference(values_of(*tree), values_of(*small_model(at::kDouble))), 1e-3);
+}
+
+// AReaL's metric: tokens of all trees over tokens of the sequences. A group alone is a tree of 5 + 4 x 3
+// tokens; three of them repeat the 4 tokens that all groups share.
+TEST(Trainer, TreeTokenRatioIsWhatThePlansTreesHold) {
+  const SteadyClock clock;
+  const auto ratio = [&](const ActorSettings& settings) {
+    const auto model = small_model(at::kDouble);
+    return Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3)).at("tree_token_ratio");
+  };
+  EXPECT_DOUBLE_EQ(ratio(settings_with("path")), (4 + 3 + 3 * 4 * 3) / 96.0);
+  EXPECT_DOUBLE_EQ(ratio(settings_with("dense")), 1);
+  ActorSettings packed = settings_with("packed");
+  packed.mb_spec.max_tokens_per_mb = 17;
+  EXPECT_DOUBLE_EQ(ratio(packed), 3 * (5 + 4 * 3) / 96.0);
+  ActorSettings by_group = settings_with("path", /*mini_batches=*/3);
+  EXPECT_DOUBLE_EQ(ratio(by_group), 3 * (5 + 4 * 3) / 96.0);
+  ActorSettings off = settings_with("auto");
+  off.tree.enable_tree_training = false;
+  EXPECT_DOUBLE_EQ(ratio(off), 1);
 }
 
 TEST(Trainer, UntrainedSequencesAndEmptyBatchesChangeNothing) {

@@ -96,7 +96,8 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     const auto saved = context->get_saved_variables();
     const auto &q = saved[0], &k = saved[1];
     TreeAttentionGradient d;
-    // In the last layer of a pass without a loss of its own, only the anchor led here.
+    // The outputs' gradient is undefined where only the anchor led here: in the last layer of a pass without
+    // a loss.
     if (d_outputs[0].defined())
       d = tree_attention_backward(make_input(pass, layer, q, k, saved[2]), {saved[3], saved[4]},
                                   d_outputs[0].contiguous(), pass.stack->d_k(layer, 0, pass.stack_rows),

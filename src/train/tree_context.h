@@ -65,7 +65,7 @@ class TreeContext : public AttentionContext {
     bool verify_recompute;  // what is written must be what stands there, bit for bit
     at::Tensor end_local;   // int32 [P + T]: kernels/tree_attention
     double scale;
-    // Of a batch-invariant model: attention goes by these.
+    // Attention of a batch-invariant model goes by these pages; others have none.
     std::optional<TreePages> pages;
     // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them
     // from there instead of computing them again. Either may be null.
@@ -78,7 +78,7 @@ class TreeContext : public AttentionContext {
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
 
-  // One empty tensor a layer, to be passed to backward as roots beside the hidden states.
+  // An empty tensor for each layer, to be passed to backward as roots beside the hidden states.
   const std::vector<at::Tensor>& anchors() const { return anchors_; }
 
  private:

@@ -7,7 +7,7 @@ namespace bough {
 
 namespace {
 
-// One past the last token of the stretch that begins at t. A later token e belongs to it iff the numbers
+// The token after the last of the stretch that begins at t. A later token e belongs to it iff the numbers
 // between are a chain (depths grow with them) and none has another child (subtrees end together); both then
 // hold for all tokens before e, so that the end is found by doubling and halving.
 int32_t stretch_end(const PrefixTree& tree, int32_t t) {

@@ -21,7 +21,7 @@ struct BranchNode {
   bool is_leaf() const { return num_children == 0; }
 };
 
-// One step of a depth-first walk from leaf to leaf.
+// A step of a depth-first walk from leaf to leaf.
 struct LeafVisit {
   int32_t node;
   int32_t length;  // tokens of the leaf's path
@@ -49,7 +49,7 @@ class BranchTree {
   // Leaves in depth-first order.
   std::vector<LeafVisit> visit() const;
 
-  // Of each leaf (by node index) the sequences it stands for, in the batch's order; empty for other nodes.
+  // By leaf (node index) the sequences that it stands for, in the batch's order; empty for other nodes.
   std::vector<std::vector<int64_t>> sequences_of_leaves() const;
 
  private:

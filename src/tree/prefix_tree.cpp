@@ -301,9 +301,7 @@ TreeStatistics compute_statistics(const PrefixTree& tree) {
     s.mean_depth = depth_sum / static_cast<double>(s.num_tree_tokens);
     s.attention_compression = flat_pairs / tree_pairs;
   }
-  s.space_saving = 1 - 1 / s.compression;
-  s.tree_token_ratio = 1 / s.compression;
-  s.potential_overlap_ratio = s.space_saving;
+  s.potential_overlap_ratio = 1 - 1 / s.compression;
   return s;
 }
 

@@ -38,7 +38,7 @@ struct PrefixTree {
   // The token of each position of sequence s, in order.
   std::vector<int32_t> path(int64_t sequence) const;
 
-  // Throws InternalError where an invariant above does not hold. O(N).
+  // Throws InternalError where an invariant of PrefixTree does not hold. O(N).
   void check_integrity(const std::vector<TokenSpan>& sequences) const;
 };
 
@@ -49,7 +49,7 @@ PrefixTree build_prefix_tree(const std::vector<TokenSpan>& sequences);
 // UserError for more tokens than a tree can number.
 void check_tree_size(int64_t num_tokens);
 
-// The same structure with nothing shared: each sequence hangs off the root by itself, in the batch's order.
+// A tree that shares nothing: each sequence hangs off the root by itself, in the batch's order.
 PrefixTree build_flat_forest(const std::vector<TokenSpan>& sequences);
 
 struct TreeStatistics {
@@ -57,10 +57,8 @@ struct TreeStatistics {
   int64_t num_flat_tokens = 0;         // N
   int64_t num_tree_tokens = 0;         // T
   double compression = 1;              // C = N / T
-  double space_saving = 0;             // 1 - 1/C
   double attention_compression = 1;    // visible pairs of the flat batch over those of the tree
-  double tree_token_ratio = 1;         // T / N (AReaL's name)
-  double potential_overlap_ratio = 0;  // POR = 1 - T / N (Tree Training, section 2.1)
+  double potential_overlap_ratio = 0;  // POR = 1 - T / N (Tree Training, section 3.1)
   int64_t longest_path = 0;            // tokens
   int64_t num_leaves = 0;
   int64_t num_branch_points = 0;  // tokens with two or more children

@@ -149,7 +149,7 @@ TEST(TreeStatistics, CountsBySmallExample) {
   EXPECT_EQ(s.num_leaves, 2);
   EXPECT_EQ(s.num_branch_points, 1);
   EXPECT_EQ(s.longest_path, 3);
-  // Both last tokens trained: W = (6·10 + 12·1 + 2·5) / (4·10 + 9·1 + 2·5).
+  // With both last tokens trained W = (6·10 + 12·1 + 2·5) / (4·10 + 9·1 + 2·5).
   EXPECT_DOUBLE_EQ(count_work(tree, {1, 0, 1, 0, 0, 1}, {10, 5, 1}).ratio(), 82.0 / 59.0);
 }
 

@@ -14,8 +14,8 @@ inline std::vector<TokenSpan> as_spans(const std::vector<std::vector<int32_t>>& 
   return {sequences.begin(), sequences.end()};
 }
 
-// At most `max_tokens` distinct tokens of a vocabulary of `vocab`: sequences fork older ones at random
-// positions; some are empty, some equal, some prefixes of others, some share nothing.
+// Sequences of at most `max_tokens` distinct tokens of a vocabulary of `vocab`: sequences fork older ones at
+// random positions; some are empty, some equal, some prefixes of others, some share nothing.
 inline std::vector<std::vector<int32_t>> random_sequences(uint64_t seed, int64_t max_tokens,
                                                           int32_t vocab = 50) {
   std::mt19937_64 random(seed);

@@ -194,6 +194,50 @@ def test_what_is_printed(bough, tiny_models, tmp_path):
     assert "<svg" in (tmp_path / "tree.html").read_text()
 
 
+def test_overlap_and_what_plans_reuse(bough, tiny_models, tmp_path):
+    """POR and ERR, counted by hand: prompts of 4 tokens with answers of 3 and 2, and of 3, 2 and 1."""
+    answers = {1: [[2, 2, 2], [3, 3]], 5: [[6, 6, 6], [7, 7], [8]]}
+    rollouts = [
+        {
+            "group": str(prompt),
+            "input_ids": [prompt] * 4 + answer,
+            "loss_mask": [0] * 4 + [1] * len(answer),
+            "logprobs": [0.0] * 4 + [-1.0] * len(answer),
+            "advantage": 1.0,
+        }
+        for prompt, samples in answers.items()
+        for answer in samples
+    ]
+    path, page = write_rollouts(tmp_path / "rollouts.jsonl", rollouts), tmp_path / "tree.html"
+    options = ("--rollouts", path, "--device", "h100", "--max-tokens-per-mb", 18)
+
+    def plan(packer):
+        return bough("plan", *options, "--packer", packer, "--json", "--html", page, ok=True).json
+
+    report = plan("auto")
+    assert report["por"] == pytest.approx(1 - 19 / 31)
+    errs = {name: strategy["err"] for name, strategy in report["strategies"].items()}
+    assert errs["dense"] == 0
+    assert errs["path"] == errs["blocks"] == pytest.approx(1 - 19 / 31)
+    assert errs["packed"] == pytest.approx(1 - 19 / 31)
+    # Longest first, the two prompts share a tree that has no room for the last sequence.
+    assert plan("first_fit_decreasing")["strategies"]["packed"]["err"] == pytest.approx(1 - 23 / 31)
+    assert "POR (potential overlap ratio) 38.7%" in page.read_text()
+    assert "dense 0%, packed 25.8%, path 38.7%" in page.read_text()
+    text = bough("plan", *options, "--packer", "first_fit_decreasing", ok=True).stdout
+    assert "38.7%: potential overlap ratio" in text
+    assert "25.8%" in next(line for line in text.splitlines() if line.startswith("packed"))
+    assert "expected auto, heuristic" in bough("plan", *options, "--packer", "best").stderr
+    # Whatever cuts the batch into trees, the loss is the same.
+    model = tiny_models("qwen3")
+    limits = ("--mode", "packed", "--max-tokens-per-mb", 10)
+    losses = [
+        step(bough, model, path, "--dtype", "fp64", *limits, f"actor.packer={packer}")[0]["loss"]
+        for packer in ("auto", "heuristic", "first_fit_decreasing", "single_path", "exact")
+    ]
+    assert losses == pytest.approx([losses[0]] * 5, rel=1e-12)
+
+
 def test_memory_budget(bough, tiny_models, tmp_path):
     """A budget is kept, or refused with a number of bytes that does."""
     path = write_rollouts(tmp_path / "rollouts.jsonl", random_rollouts(7, 311, longest_piece=200))

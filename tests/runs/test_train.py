@@ -51,7 +51,8 @@ def test_a_run_leaves_what_the_formats_promise(bough):
         "optim/grad_norm", "optim/lr", "optim/skipped_steps", "rollout/length_mean",
         "rollout/truncated_fraction", "rollout/zero_std_groups", "mismatch/logprob_abs_diff",
         "mismatch/importance_weight_mean", "mismatch/masked_fraction", "staleness/mean", "staleness/max",
-        "tree/compression", "tree/attention_compression", "tree/recomputed_fraction", "time/step",
+        "tree/compression", "tree/attention_compression", "tree/recomputed_fraction", "tree_token_ratio",
+        "time/step",
         "time/rollout", "time/train", "time/publish", "perf/train_tokens_per_s", "perf/unique_tokens_per_s",
         "perf/generated_tokens_per_s", "perf/mfu", "memory/peak",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-#include "rollout/prompts.h"
+#include "data/prompts.h"
 
 #include "base/error.h"
 #include "base/file.h"

@@ -1,0 +1,57 @@
+// Tree Training's synthetic sets (papers/tree-training.txt, section 3.1) as rollouts that every command
+// reads.
+#pragma once
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/settings.h"
+#include "data/trajectory.h"
+#include "paper_sets.h"
+
+namespace bough_bench {
+
+struct OverlapSettings {
+  std::string out;
+  double por = 0.5;
+  int64_t leaves = 128;
+  double mean_length = 4000;
+  double sigma = 0.25;
+  int64_t vocab = 4096;
+  int64_t seed = 1;
+
+  template <class V>
+  void visit(V& v) {
+    v("out", out, "the rollout file to write, .jsonl or .jsonl.zst; empty: only say what the set is");
+    v("por", por, "potential overlap ratio: 1 - tree tokens / tokens", bough::range(0, 0.99));
+    v("leaves", leaves, "sequences, none a prefix of another", bough::range(1, 100'000));
+    v("mean_length", mean_length, "tokens of a sequence, in the mean", bough::range(2, 1e6));
+    v("sigma", sigma, "of the logarithm of lengths", bough::range(0, 2));
+    v("vocab", vocab, "tokens are below it", bough::range(100, std::numeric_limits<int32_t>::max()));
+    v("seed", seed, "of every random draw; lengths depend on it alone, whatever the ratio",
+      bough::range(0, 1e15));
+  }
+};
+
+// All tokens but a sequence's first are trained, with an advantage from [-1, 1) for each sequence and the
+// log-probability of a uniform guess.
+inline std::vector<bough::Trajectory> overlap_rollouts(const OverlapSettings& settings) {
+  const Batch batch = with_overlap(settings.por, static_cast<int>(settings.leaves), settings.mean_length,
+                                   settings.sigma, static_cast<uint64_t>(settings.seed), settings.vocab);
+  Random random(static_cast<uint64_t>(settings.seed) + 1);
+  std::vector<bough::Trajectory> rollouts;
+  for (const Sequence& sequence : batch) {
+    bough::Trajectory& rollout = rollouts.emplace_back();
+    rollout.group = "0";
+    rollout.input_ids = sequence;
+    rollout.loss_mask.assign(sequence.size(), 1);
+    rollout.logprobs.assign(sequence.size(), -std::log(static_cast<float>(settings.vocab)));
+    rollout.loss_mask[0] = 0;
+    rollout.logprobs[0] = 0;
+    rollout.advantage = {static_cast<float>(2 * random.uniform() - 1)};
+  }
+  return rollouts;
+}
+
+}  // namespace bough_bench
