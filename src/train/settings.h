@@ -62,9 +62,13 @@ struct ActorSettings {
   RewardShapingSettings shaping;
   FilterSettings filters;
   int64_t ppo_n_minibatches = 1;
+  int64_t threads = 0;
 
   template <class V>
   void visit(V& v) {
+    v("threads", threads,
+      "threads that train, where generation and training run at once; 0: what rollout.threads leaves",
+      range(0, 4096));
     v("tree_training_mode", tree_training_mode,
       "how a batch goes through the model: auto (the least predicted time), or dense, packed, path, blocks",
       aliased({"auto", "dense", "packed", "path", "blocks"},
