@@ -148,7 +148,7 @@ RolloutWorker::Waited RolloutWorker::wait_for(int64_t count, const std::function
       return waited;
     }
     if (stop && stop()) return waited;
-    if (!options_.own_thread && pump()) continue;
+    if (!options_.own_thread && !has_samples && pump()) continue;
     Lock lock(mutex_);
     if (!options_.own_thread)
       BOUGH_CHECK(statistics_.num_awaiting_reward > 0 || parts_.buffer.size() >= count || error_,
