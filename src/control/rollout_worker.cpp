@@ -176,6 +176,7 @@ void RolloutWorker::while_suspended(const std::function<void()>& work) {
   }
   const auto go_on = [&] {
     const Lock lock(mutex_);
+    statistics_.engine = parts_.engine.statistics();
     wants_suspension_ = false;
     changed_.notify_all();
   };

@@ -97,7 +97,7 @@ class RolloutWorker {
     int64_t publications = 0;         // taken by the engine
     int64_t interrupted_samples = 0;  // that were running when weights were taken
     int64_t num_awaiting_reward = 0;  // now
-    EngineStatistics engine;          // as of its last pass
+    EngineStatistics engine;          // as of its last pass, or the last suspension's end
   };
   Statistics statistics() const;
   void check_integrity() const;  // while nothing runs
