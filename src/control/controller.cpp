@@ -14,8 +14,6 @@ namespace bough {
 
 namespace {
 
-constexpr int64_t kMaxStaleness = 0;  // eta: synchronous
-
 // The largest resident set of the process since it began, in bytes.
 int64_t peak_process_memory() {
   rusage usage{};
@@ -43,27 +41,72 @@ Controller::Controller(const ControllerParts& parts)
     : parts_(parts),
       order_(parts.problems, static_cast<uint64_t>(parts.settings.seed),
              parts.settings.train_dataset.shuffle),
-      gate_(parts.settings.train_dataset.batch_size, kMaxStaleness),
-      generator_({parts.engine, &parts.encoder, &parts.reward, &gate_}, [this] { return next_task(); },
-                 {.sampling = parts.settings.gconfig,
-                  .seed = static_cast<uint64_t>(parts.settings.seed),
-                  .samples_in_flight = 2 * parts.settings.rollout.max_concurrent_rollouts}) {}
+      gate_(parts.settings.train_dataset.batch_size, parts.settings.rollout.max_head_offpolicyness,
+            parts.total_steps),
+      worker_({parts.engine, parts.weights, parts.encoder, parts.reward, gate_, buffer_, parts.clock},
+              [this] { return next_task(); },
+              {.generation = {.sampling = parts.settings.gconfig,
+                              .seed = static_cast<uint64_t>(parts.settings.seed),
+                              .samples_in_flight = 2 * parts.settings.rollout.max_concurrent_rollouts},
+               .own_thread = is_asynchronous(),
+               .interruptible = parts.settings.rollout.interruptible,
+               .reward_threads = parts.settings.reward_service.workers,
+               .on_thread_start = parts.on_engine_thread}) {}
 
 std::optional<GroupTask> Controller::next_task() {
-  const int64_t position = next_position_++;
+  const std::lock_guard lock(positions_mutex_);
+  int64_t position = 0;
+  if (again_.empty()) {
+    position = next_position_++;
+  } else {
+    position = again_.front();
+    again_.pop_front();
+  }
+  begun_.insert(position);
   const Problem& problem = parts_.problems[order_.index_at(position)];
   return GroupTask{.id = static_cast<uint64_t>(position), .name = problem.id, .problem = &problem};
 }
 
-// Nothing is in flight when a step begins; an abandoned step's groups are begun again.
+// Synchronous: a fresh engine, whatever ran before: its cached prompts would change how passes are composed,
+// and with it the last bits of the logits.
 void Controller::begin_step() {
-  gate_.restore(num_steps_, buffer_.size());
-  next_position_ = gate_.counts().accepted;
+  if (!is_asynchronous() || published_step_ < 0) publish();
+}
+
+// Synchronous: as before the step.
+void Controller::abandon_step() {
+  worker_.abandon();
+  gate_.drop_accepted(buffer_.clear());
+  const std::lock_guard lock(positions_mutex_);
+  again_.insert(again_.begin(), begun_.begin(), begun_.end());
+  begun_.clear();
 }
 
 void Controller::publish() {
-  parts_.engine.update_weights({.version = static_cast<int32_t>(num_steps_), .model = parts_.model});
-  gate_.set_version(num_steps_);
+  parts_.weights.publish(static_cast<int32_t>(num_steps_));
+  published_step_ = num_steps_;
+  worker_.weights_published();
+}
+
+void Controller::while_suspended(const std::function<void()>& work) {
+  if (published_step_ != num_steps_) publish();
+  worker_.while_suspended(work);
+}
+
+// What the batch says of its tokens' age: versions behind the weights that are trained now.
+void Controller::tell_rollout(const std::vector<Trajectory>& batch, MetricValues& metrics) const {
+  double total = 0;
+  int64_t count = 0, largest = 0;
+  for (const Trajectory& sample : batch)
+    for (size_t i = 0; i < sample.loss_mask.size(); ++i) {
+      if (sample.loss_mask[i] == 0) continue;
+      const int64_t age = num_steps_ - sample.versions[i];
+      total += static_cast<double>(age);
+      largest = std::max(largest, age);
+      ++count;
+    }
+  metrics["staleness/mean"] = total / static_cast<double>(std::max<int64_t>(1, count));
+  metrics["staleness/max"] = static_cast<double>(largest);
 }
 
 void Controller::tell_rewards(const std::vector<FinishedGroup>& groups, MetricValues& metrics) const {
@@ -112,64 +155,92 @@ std::vector<Trajectory> Controller::make_batch(std::vector<FinishedGroup> finish
 
 std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, const Activity& activity) {
   const Clock::Time start = parts_.clock.now();
+  const RolloutWorker::Statistics before = worker_.statistics();
   begin_step();
-  // A fresh engine, whatever ran before: its cached prompts would change how passes are composed, and with it
-  // the last bits of the logits.
-  publish();
-  const EngineStatistics before = parts_.engine.statistics();
-  CollectOptions collect{.stop = stop};
-  if (activity) {
-    collect.on_progress = [&](int64_t done, int64_t total) { activity(str("rollout ", done, "/", total)); };
-  }
   const int64_t batch_groups = parts_.settings.train_dataset.batch_size;
-  auto groups = generator_.collect(batch_groups - buffer_.size(), collect);
-  if (!groups) return std::nullopt;
-  const EngineStatistics after = parts_.engine.statistics();
-  const Clock::Time sampled_at = parts_.clock.now();
+  const auto waited = worker_.wait_for(batch_groups, stop, [&](int64_t done) {
+    if (activity) activity(str("rollout ", done, "/", batch_groups));
+  });
+  if (!waited.enough || (stop && stop())) {
+    if (!is_asynchronous()) abandon_step();
+    return std::nullopt;
+  }
+  const Clock::Time scored_at = parts_.clock.now();
 
   StepRecord record;
   record.step = num_steps_ + 1;
-  if (activity) activity("reward");
-  generator_.score(*groups);
-  const Clock::Time scored_at = parts_.clock.now();
-  if (stop && stop()) return std::nullopt;
-
+  MetricValues& metrics = record.metrics;
   if (activity) activity("train");
-  for (FinishedGroup& group : *groups) buffer_.put(std::move(group));
   std::vector<FinishedGroup> batch = buffer_.take(batch_groups).value();
-  tell_rewards(batch, record.metrics);
-  record.batch = make_batch(std::move(batch), record.metrics);
-  record.metrics.merge(parts_.trainer.train(record.batch));
+  {
+    const std::lock_guard lock(positions_mutex_);
+    for (const FinishedGroup& group : batch) begun_.erase(static_cast<int64_t>(group.id));
+  }
+  tell_rewards(batch, metrics);
+  record.batch = make_batch(std::move(batch), metrics);
+  tell_rollout(record.batch, metrics);
+  metrics.merge(parts_.trainer.train(record.batch));
   const Clock::Time trained_at = parts_.clock.now();
   ++num_steps_;
-  publish();
+  if (num_steps_ % parts_.settings.rollout.weight_sync_steps == 0) publish();
   const Clock::Time end = parts_.clock.now();
 
-  MetricValues& metrics = record.metrics;
-  metrics["staleness/mean"] = 0;  // every token was sampled by the weights that it trains
-  metrics["staleness/max"] = 0;
-  metrics["time/rollout"] = seconds_between(start, sampled_at);
-  metrics["time/reward"] = seconds_between(sampled_at, scored_at);
+  const RolloutWorker::Statistics after = worker_.statistics();
+  const double step_seconds = seconds_between(start, end);
+  const double rollout_seconds = seconds_between(start, waited.generated_until);
+  const auto new_tokens = static_cast<double>(after.engine.new_tokens - before.engine.new_tokens);
+  double trained_tokens = 0;
+  for (const Trajectory& sample : record.batch)
+    if (sample.in_loss()) trained_tokens += static_cast<double>(sample.num_generated());
+  metrics["time/rollout"] = rollout_seconds;
+  metrics["time/reward"] = seconds_between(waited.generated_until, scored_at);
   metrics["time/publish"] = seconds_between(trained_at, end);
-  metrics["time/step"] = seconds_between(start, end);
+  metrics["time/step"] = step_seconds;
   metrics.try_emplace("time/train", seconds_between(scored_at, trained_at));
-  metrics["perf/generated_tokens_per_s"] = static_cast<double>(after.new_tokens - before.new_tokens) /
-                                           std::max(1e-9, seconds_between(start, sampled_at));
-  metrics["rollout/new_tokens"] = static_cast<double>(after.new_tokens - before.new_tokens);
-  metrics["rollout/prefill_tokens"] = static_cast<double>(after.prefill_tokens - before.prefill_tokens);
+  // A synchronous engine generates in its own part of the step only.
+  metrics["perf/generated_tokens_per_s"] =
+      new_tokens / std::max(1e-9, is_asynchronous() ? step_seconds : rollout_seconds);
+  metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);
+  metrics["rollout/new_tokens"] = new_tokens;
+  metrics["rollout/prefill_tokens"] =
+      static_cast<double>(after.engine.prefill_tokens - before.engine.prefill_tokens);
+  if (is_asynchronous()) {
+    metrics["idle/trainer_seconds"] = seconds_between(start, scored_at);
+    metrics["idle/engine_seconds"] = after.idle_seconds - before.idle_seconds;
+    metrics["rollout/buffered_groups"] = static_cast<double>(buffer_.size());
+    metrics["rollout/interrupted_samples"] =
+        static_cast<double>(after.interrupted_samples - before.interrupted_samples);
+  }
   metrics["memory/peak"] = static_cast<double>(peak_process_memory());
   return record;
 }
 
 Json Controller::save() const {
-  return {{"step", num_steps_}, {"problems", order_.save()}, {"buffer", buffer_.save()}};
+  // In this order: a group that is finished meanwhile is begun again, and none is lost or there twice.
+  const Json buffer = buffer_.save();
+  const std::lock_guard lock(positions_mutex_);
+  std::set<int64_t> unfinished = begun_;
+  for (const Json& group : buffer) unfinished.erase(group.at("id").get<int64_t>());
+  unfinished.insert(again_.begin(), again_.end());
+  return {{"step", num_steps_},
+          {"problems", order_.save()},
+          {"buffer", buffer},
+          {"next_position", next_position_},
+          {"unfinished", unfinished}};
 }
 
 void Controller::restore(const Json& state) {
+  const std::lock_guard lock(positions_mutex_);
   order_.restore(state.at("problems"));
   num_steps_ = state.at("step").get<int64_t>();
   if (state.contains("buffer")) buffer_.restore(state.at("buffer"));
   gate_.restore(num_steps_, buffer_.size());
+  next_position_ = state.value("next_position", gate_.counts().accepted);
+  const auto unfinished = state.value("unfinished", std::vector<int64_t>());
+  again_.assign(unfinished.begin(), unfinished.end());
+  begun_.clear();
+  if (state.contains("buffer"))
+    for (const Json& group : state.at("buffer")) begun_.insert(group.at("id").get<int64_t>());
 }
 
 }  // namespace bough

@@ -22,7 +22,7 @@ class ControllerTest : public ::testing::Test {
     settings_.seed = 5;
   }
   Controller controller() {
-    return Controller({settings_, problems_, encoder_, engine_, reward_, trainer_, clock_});
+    return Controller({settings_, problems_, encoder_, engine_, reward_, trainer_, weights_, clock_});
   }
 
   std::vector<uint64_t> submitted_ids() const {
@@ -38,6 +38,7 @@ class ControllerTest : public ::testing::Test {
   FakeEngine engine_{&clock_};
   FakeReward reward_;
   FakeTrainer trainer_;
+  SharedWeights weights_{nullptr};
 };
 
 TEST_F(ControllerTest, AStepTrainsOnWholeGroupsWithTheirAdvantages) {

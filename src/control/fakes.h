@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -61,6 +62,8 @@ class FakeEngine final : public Engine {
   void pause() override {}
   void resume() override {}
   bool paused() const override { return false; }
+  void park() override { parked_ = std::exchange(waiting_, {}); }
+  void unpark() override { waiting_ = std::exchange(parked_, {}); }
   void update_weights(const WeightUpdate& update) override { version_ = update.version; }
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override { return statistics_; }
@@ -71,7 +74,7 @@ class FakeEngine final : public Engine {
 
  private:
   FakeClock* clock_;
-  std::vector<GenerationRequest> waiting_;
+  std::vector<GenerationRequest> waiting_, parked_;
   int64_t samples_in_flight_ = 0;
   int32_t version_ = 0;
   EngineStatistics statistics_;

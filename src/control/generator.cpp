@@ -39,7 +39,7 @@ std::vector<FinishedGroup> Generator::step() {
 }
 
 void Generator::begin_tasks() {
-  while (samples_in_flight_ < options_.samples_in_flight) {
+  while (admits_ && samples_in_flight_ < options_.samples_in_flight) {
     if (parts_.gate && !parts_.gate->try_start()) return;
     bool has_begun = false;
     try {

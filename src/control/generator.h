@@ -102,7 +102,11 @@ class Generator {
   // Ends everything in flight; nothing of it is handed out. Leaves the engine idle.
   void abandon();
 
+  // False: no task begins until it is true again.
+  void set_admitting(bool admits) { admits_ = admits; }
+
   bool idle() const;  // nothing is in flight or waits to be handed out
+  int64_t samples_in_flight() const { return samples_in_flight_; }
   void check_integrity() const;
 
  private:
@@ -119,6 +123,7 @@ class Generator {
   const GeneratorOptions options_;
   std::unordered_map<uint64_t, InFlight> in_flight_;  // by id
   int64_t samples_in_flight_ = 0;
+  bool admits_ = true;
   mutable std::mutex inbox_mutex_;  // of inbox_
   std::vector<FinishedGroup> inbox_;
 };

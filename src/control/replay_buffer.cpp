@@ -7,8 +7,8 @@
 
 namespace bough {
 
-StalenessGate::StalenessGate(int64_t batch_groups, int64_t max_staleness)
-    : batch_groups_(batch_groups), max_staleness_(max_staleness) {
+StalenessGate::StalenessGate(int64_t batch_groups, int64_t max_staleness, int64_t total_batches)
+    : batch_groups_(batch_groups), max_staleness_(max_staleness), total_batches_(total_batches) {
   BOUGH_CHECK(batch_groups >= 1 && max_staleness >= 0, "batches of ", batch_groups, ", staleness ",
               max_staleness);
 }

@@ -9,6 +9,7 @@
 // its own and calls nothing while it holds it. Nobody waits inside.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -35,7 +36,8 @@ struct FinishedGroup {
 // runs.
 class StalenessGate {
  public:
-  StalenessGate(int64_t batch_groups, int64_t max_staleness);  // B >= 1, eta >= 0
+  // B >= 1, eta >= 0. total_batches: no more is begun than so many batches take; 0: no bound.
+  StalenessGate(int64_t batch_groups, int64_t max_staleness, int64_t total_batches = 0);
 
   // Takes a slot for one more running group, if there is one.
   bool try_start();
@@ -46,8 +48,8 @@ class StalenessGate {
   void drop_accepted(int64_t n = 1);
   // The trainer's version is i, never less than it was.
   void set_version(int64_t version);
-  // As after i trained steps with so many groups in the buffer, and nothing running. A step has used B slots
-  // however many groups it trained on.
+  // As after so many trained steps with so many groups in the buffer, nothing running, and an engine that
+  // holds the weights of the last step. A step has used B slots however many groups it trained on.
   void restore(int64_t version, int64_t buffered);
 
   struct Counts {
@@ -59,9 +61,12 @@ class StalenessGate {
   void check_integrity() const;
 
  private:
-  int64_t slots() const { return (counts_.version + max_staleness_ + 1) * batch_groups_; }
+  int64_t slots() const {
+    const int64_t batches = counts_.version + max_staleness_ + 1;
+    return (total_batches_ > 0 ? std::min(batches, total_batches_) : batches) * batch_groups_;
+  }
 
-  const int64_t batch_groups_, max_staleness_;
+  const int64_t batch_groups_, max_staleness_, total_batches_;
   mutable std::mutex mutex_;  // of counts_
   Counts counts_;
 };

@@ -116,7 +116,10 @@ std::optional<EvaluationResult> Run::evaluate_now() {
   options.collect.on_progress = [&](int64_t done, int64_t total) {
     display_.set_activity(str("evaluation ", done, "/", total));
   };
-  return evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options);
+  std::optional<EvaluationResult> result;
+  controller_.while_suspended(
+      [&] { result = evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options); });
+  return result;
 }
 
 void Run::evaluate_at_start() {

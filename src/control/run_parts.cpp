@@ -1,5 +1,9 @@
 #include "control/run_parts.h"
 
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
 #include "cost/run_costs.h"
 
 namespace bough {
@@ -25,21 +29,44 @@ std::unique_ptr<Model> load_reference(const RunSettings& settings) {
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);
 }
 
+std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const Model& trained,
+                                            Model* generating) {
+  if (!generating) return std::make_unique<SharedWeights>(&trained);
+  const bool in_place = trained.device().is_cuda() || settings.rollout.quantization != "none";
+  return std::make_unique<CopiedWeights>(trained, *generating, in_place);
+}
+
 }  // namespace
+
+ThreadSplit split_threads(const RunSettings& settings, int threads) {
+  if (settings.rollout.max_head_offpolicyness == 0) return {threads, threads};
+  const auto half = std::max(1, threads / 2);
+  ThreadSplit split;
+  split.generating = settings.rollout.threads > 0 ? static_cast<int>(settings.rollout.threads) : half;
+  split.training = settings.actor.threads > 0 ? static_cast<int>(settings.actor.threads)
+                                              : std::max(1, threads - split.generating);
+  return split;
+}
 
 RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop)
     : settings(run_settings),
+      threads(split_threads(settings, at::get_num_threads())),
       problems(read_dataset(settings.train_dataset)),
       valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder(PromptEncoder::from_directory(settings.model.path)),
       reward(make_reward(settings.reward, settings.reward_service)),
       model(load(settings, settings.model.path)),
+      generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
       reference(load_reference(settings)),
       total_steps(planned_steps(settings, problems)),
       trainer(*model, reference.get(), settings.actor, total_steps, clock),
-      engine(make_engine(*model, settings.model.path, encoder.tokenizer(), settings.rollout)),
-      controller({settings, problems, encoder, *engine, *reward, trainer, clock, model.get()}),
+      weights(make_channel(settings, *model, generating.get())),
+      engine(make_engine(generating ? *generating : *model, settings.model.path, encoder.tokenizer(),
+                         settings.rollout)),
+      controller({settings, problems, encoder, *engine, *reward, trainer, *weights, clock, total_steps,
+                  [this] { at::set_num_threads(threads.generating); }}),
       folder(settings) {
+  at::set_num_threads(threads.training);
   reward->check(problems);
   if (valid.size() > 0) reward->check(valid);
   trainer.use_costs(step_costs(run_costs(folder.path(), settings.calibration, *model, stop)));

@@ -12,27 +12,38 @@
 #include "control/run_folder.h"
 #include "control/run_settings.h"
 #include "models/model.h"
+#include "rollout/copied_weights.h"
 #include "rollout/embedded_engine.h"
 
 namespace bough {
 
+// Threads that compute. Where the engine generates beside training they share the run's threads: two teams
+// of all cores would wait for each other at every barrier.
+struct ThreadSplit {
+  int training = 1, generating = 1;
+};
+ThreadSplit split_threads(const RunSettings& settings, int threads);
+
 struct RunParts {
   // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's
-  // folder.
+  // folder. Sets the calling thread's number of threads where the engine has a part of them.
   RunParts(const RunSettings& settings, const std::function<bool()>& stop);
   RunParts(const RunParts&) = delete;
   RunParts& operator=(const RunParts&) = delete;
 
   const RunSettings settings;
+  const ThreadSplit threads;
   SteadyClock clock;
   Dataset problems;
   Dataset valid;  // empty: no evaluation
   PromptEncoder encoder;
   std::unique_ptr<RewardFunction> reward;
-  std::unique_ptr<Model> model;      // trained, and shared with the engine
-  std::unique_ptr<Model> reference;  // of the KL term; null where there is none
+  std::unique_ptr<Model> model;       // trained, and shared with the engine
+  std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
+  std::unique_ptr<Model> reference;   // of the KL term; null where there is none
   const int64_t total_steps;
   Trainer trainer;
+  std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<EmbeddedEngine> engine;
   Controller controller;
   RunFolder folder;

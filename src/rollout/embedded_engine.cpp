@@ -284,6 +284,17 @@ void EmbeddedEngine::update_weights(const WeightUpdate& update) {
   scheduler_.set_all_back();
 }
 
+void EmbeddedEngine::park() {
+  scheduler_.park();
+  parked_finished_ = std::exchange(finished_, {});
+}
+
+void EmbeddedEngine::unpark() {
+  BOUGH_CHECK(idle(), "the engine is not idle, and what was parked comes back");
+  scheduler_.unpark();
+  finished_ = std::exchange(parked_finished_, {});
+}
+
 EngineStatistics EmbeddedEngine::statistics() const {
   EngineStatistics statistics = statistics_;
   statistics.cached_tokens = scheduler_.cached_tokens();

@@ -78,6 +78,8 @@ class EmbeddedEngine : public Engine {
   void pause() override { paused_ = true; }
   void resume() override { paused_ = false; }
   bool paused() const override { return paused_; }
+  void park() override;
+  void unpark() override;
   // The weights are the model's own, which have changed: `update` names that model.
   void update_weights(const WeightUpdate& update) override;
   int32_t version() const override { return version_; }
@@ -106,6 +108,7 @@ class EmbeddedEngine : public Engine {
   KvStorage storage_;
   ForwardPass forward_pass_;
   std::vector<GenerationResult> finished_;  // to be returned by the next step
+  std::vector<GenerationResult> parked_finished_;
   EngineStatistics statistics_;
 };
 

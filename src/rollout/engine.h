@@ -12,13 +12,16 @@
 // with, and go on under the new weights, their keys and values recomputed. What an interrupted request
 // returns: cancel() ends its unfinished samples where they stand, finish reason `cancelled`; the next step()
 // returns the request. pause(): steps compute nothing until resume(), and still return what was cancelled;
-// keys and values stay.
+// keys and values stay. park() puts everything in flight aside, so that the engine serves others as if it
+// were idle; unpark() goes on with it, its keys and values recomputed.
 //
 // Tokens as they come: a request's on_token, called inside step() for each, before the request is returned.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "base/json.h"
@@ -84,6 +87,37 @@ struct WeightUpdate {
   const Model* model = nullptr;
 };
 
+// Brings weights from a trainer to an engine that may compute while the next ones are made.
+class WeightChannel {
+ public:
+  virtual ~WeightChannel() = default;
+  // On the trainer's thread: the weights as they are now. Replaces a publication that was not taken. Waits
+  // for no pass of the engine.
+  virtual void publish(int32_t version) = 0;
+  // On the engine's thread, between two passes: what was published since the last call, if anything. The
+  // engine's model has these weights when it returns. Never waits: while a publication is being written there
+  // is none.
+  virtual std::optional<WeightUpdate> take() = 0;
+  virtual bool has_new() const = 0;  // from any thread
+};
+
+// Trainer and engine share one model and never compute at the same time: nothing is copied.
+class SharedWeights final : public WeightChannel {
+ public:
+  explicit SharedWeights(const Model* model) : model_(model) {}
+  void publish(int32_t version) override { new_.store(version); }
+  std::optional<WeightUpdate> take() override {
+    const int32_t version = new_.exchange(-1);
+    if (version < 0) return std::nullopt;
+    return WeightUpdate{.version = version, .model = model_};
+  }
+  bool has_new() const override { return new_.load() >= 0; }
+
+ private:
+  const Model* model_;
+  std::atomic<int32_t> new_ = -1;
+};
+
 struct EngineStatistics {
   int64_t new_tokens = 0;      // drawn
   int64_t prefill_tokens = 0;  // computed to fill keys and values, recomputation included
@@ -108,6 +142,9 @@ class Engine {
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual bool paused() const = 0;
+  // Once at a time; the engine is idle at unpark().
+  virtual void park() = 0;
+  virtual void unpark() = 0;
   virtual void update_weights(const WeightUpdate& update) = 0;
   virtual int32_t version() const = 0;
   virtual EngineStatistics statistics() const = 0;

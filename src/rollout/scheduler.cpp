@@ -324,12 +324,30 @@ bool Scheduler::cancel(uint64_t id) {
   return true;
 }
 
-void Scheduler::set_all_back() {
+void Scheduler::release_everything() {
   while (!running_.empty()) set_back(*running_.back());  // the first started is the first in the queue
   while (!starting_.empty()) drop_prompt(*starting_.back());
   while (!prefilling_.empty()) drop_prompt(*prefilling_.back());
   for (auto& [id, request] : requests_) drop_prompt(*request);
+}
+
+void Scheduler::set_all_back() {
+  release_everything();
   pool_.forget_prefixes();
+}
+
+void Scheduler::park() {
+  BOUGH_CHECK(!parked_, "parked twice");
+  release_everything();
+  parked_.emplace(std::exchange(requests_, {}), std::exchange(waiting_, {}), std::exchange(set_back_, {}));
+}
+
+void Scheduler::unpark() {
+  BOUGH_CHECK(parked_ && idle(), "nothing is parked, or something is in flight");
+  requests_ = std::move(parked_->requests);
+  waiting_ = std::move(parked_->waiting);
+  set_back_ = std::move(parked_->set_back);
+  parked_.reset();
 }
 
 void Scheduler::check_integrity() const {

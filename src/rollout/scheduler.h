@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -98,6 +99,10 @@ class Scheduler {
   bool cancel(uint64_t id);
   // The weights changed: nothing computed is valid any more.
   void set_all_back();
+  // Everything in flight gives its pages and slots back and waits aside until unpark(), which wants the
+  // scheduler idle. What was computed may still be found in the index of prefixes.
+  void park();
+  void unpark();
 
   bool idle() const { return requests_.empty(); }
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
@@ -114,6 +119,7 @@ class Scheduler {
   bool reclaim_prompt(const ActiveRequest* except);
   void drop_prompt(ActiveRequest& request);
   void set_back(ActiveSample& sample);
+  void release_everything();
   bool fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies);
   bool should_wait_for_prefix(const ActiveRequest& request) const;
   void plan_running(Pass& pass, int64_t& budget);
@@ -131,6 +137,12 @@ class Scheduler {
   std::deque<ActiveRequest*> starting_;    // prompt ready, samples fresh
   std::deque<ActiveSample*> running_;      // in order of start
   std::deque<ActiveSample*> set_back_;
+  struct Parked {
+    std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests;
+    std::deque<ActiveRequest*> waiting;
+    std::deque<ActiveSample*> set_back;
+  };
+  std::optional<Parked> parked_;
   int64_t cached_tokens_ = 0, preemptions_ = 0;
 };
 

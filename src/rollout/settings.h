@@ -73,6 +73,10 @@ struct RolloutSettings {
   Bytes kv_memory = {};
   std::optional<bool> batch_invariant;
   std::string quantization = "none";
+  int64_t max_head_offpolicyness = 0;
+  bool interruptible = true;
+  int64_t weight_sync_steps = 1;
+  int64_t threads = 0;
 
   template <class V>
   void visit(V& v) {
@@ -90,6 +94,26 @@ struct RolloutSettings {
       "int8: generate with 8-bit weights in the layers, made anew from the trained ones at each update; "
       "mismatch/logprob_abs_diff shows what it costs",
       one_of({"none", "int8"}));
+    v("max_head_offpolicyness", max_head_offpolicyness,
+      "batches that generation may be ahead of training (eta): 0 generates and trains in turns, more do both "
+      "at "
+      "once",
+      range(0, 1000000));
+    v("interruptible", interruptible,
+      "running samples go on under new weights, their keys and values computed again; false: they finish on "
+      "the old ones, and none begins before that");
+    v("weight_sync_steps", weight_sync_steps,
+      "weights are published every so many steps; at most max_head_offpolicyness + 1", range(1, 1000000));
+    v("threads", threads,
+      "threads that generate, where generation and training run at once; 0: half of the run's",
+      range(0, 4096));
+  }
+  void check() const {
+    if (weight_sync_steps > max_head_offpolicyness + 1)
+      throw UserError(str("rollout.weight_sync_steps is ", weight_sync_steps,
+                          "; expected at most rollout.max_head_offpolicyness + 1, ",
+                          max_head_offpolicyness + 1,
+                          ": the gate would wait for weights that are never published"));
   }
 };
 

@@ -108,10 +108,14 @@ struct ActorSettings {
   RewardShapingSettings shaping;
   FilterSettings filters;
   int64_t ppo_n_minibatches = 1;
+  int64_t threads = 0;
 
   template <class V>
   void visit(V& v) {
     tree.visit(v);
+    v("threads", threads,
+      "threads that train, where generation and training run at once; 0: what rollout.threads leaves",
+      range(0, 4096));
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",

@@ -1,0 +1,49 @@
+// Weights of an engine that generates while its model is being trained: a model of its own, and a snapshot
+// between the two.
+//
+//   trained model ──publish(): copy──▶ snapshot ──take(): exchanged──▶ generating model
+//      trainer's thread                  mutex_        engine's thread
+//
+// publish() holds the lock while it copies; take() only tries it, so that the engine never waits: a
+// publication that is being written is taken one pass later. The trainer waits at most for an exchange of
+// pointers (where the tensors must stay in place, for a copy on the device). Memory: two more copies of the
+// weights.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "models/model.h"
+#include "rollout/engine.h"
+
+namespace bough {
+
+// A model with the same weights in tensors of its own.
+std::unique_ptr<Model> copy_of(const Model& model);
+
+class CopiedWeights final : public WeightChannel {
+ public:
+  // Both must outlive it; `generating` is copy_of(trained). in_place: the generating model's tensors keep
+  // their addresses (a quantized copy or a CUDA graph reads them there).
+  CopiedWeights(const Model& trained, Model& generating, bool in_place);
+
+  void publish(int32_t version) override;
+  std::optional<WeightUpdate> take() override;
+  bool has_new() const override { return has_new_.load(); }
+
+ private:
+  const Model& generating_;
+  const bool in_place_;
+  std::vector<const Parameter*> trained_;
+  std::unique_ptr<Model> trained_view_;  // has the parameters that trained_ points to
+  std::vector<Parameter*> parameters_;   // of the generating model, in the same order
+  std::mutex mutex_;                     // of what follows
+  std::vector<at::Tensor> snapshot_;
+  int32_t version_ = -1;
+  std::atomic<bool> has_new_ = false;
+};
+
+}  // namespace bough
