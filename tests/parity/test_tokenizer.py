@@ -50,6 +50,9 @@ MARKS = [c for c in ASSIGNED if unicodedata.category(chr(c)) in ("Mn", "Mc", "Me
 WORDS = (
     "the quick brown fox jumps over lazy dogs don't we'll I'M it's you'D THEY'VE naïve Straße piña".split()
 )
+# What Metaspace, byte tokens and their added tokens could trip over.
+MARKED = ["▁", " ▁", "▁ ", "<s>", "</s>", "<unk>", "<0x41>", "<0xE2>", "<0xC3><0xA9>", "[INST]", "[/INST] ", "<|user|>\n",
+          "<|end|>", "<tag>", "\n\n", "    ", "of the ", "x", "antidisestablishmentarianism"]  # fmt: skip
 CODE = [
     "def f(x):\n    return x**2",
     "for (int i = 0; i < n; ++i) {",
@@ -60,7 +63,7 @@ CODE = [
 
 def pieces(rng):
     """One random piece of text of a random kind."""
-    kind = rng.randrange(13)
+    kind = rng.randrange(14)
     if kind == 0:
         return " ".join(rng.choices(WORDS, k=rng.randint(1, 8)))
     if kind == 1:
@@ -87,6 +90,8 @@ def pieces(rng):
         return "".join(chr(rng.randint(0x20, 0x7E)) for _ in range(rng.randint(1, 10)))
     if kind == 10:
         return "".join(chr(rng.choice(NEWER)) for _ in range(rng.randint(1, 3)))
+    if kind == 13:
+        return rng.choice(MARKED) * rng.choice([1, 1, 1, 2, 40])
     if kind == 11:
         return (
             "'"
@@ -194,6 +199,131 @@ def removing_splits():
     return trained(pre_tokenizers.Sequence([*steps, byte_level()]), 2500)
 
 
+def deepseek():
+    words = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    words += r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    steps = [split_by(r"\p{N}{1,3}"), split_by(r"[一-龥぀-ゟ゠-ヿ]+"), split_by(words), byte_level()]
+    tokenizer = trained(pre_tokenizers.Sequence(steps), 2500)
+    tokenizer.add_tokens([AddedToken("<tag>", normalized=True, special=False)])
+    return tokenizer
+
+
+def without_bytes(missing, **model):
+    """A byte-level tokenizer without tokens for some bytes, and with other settings of the model."""
+    steps = [pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]
+    content = json.loads(trained(pre_tokenizers.Sequence(steps), 2000).to_str())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    gone = set(random.Random(3).sample(alphabet, missing)) | {"Ð", "Ø"}  # bytes of Cyrillic and Arabic
+    kept = [token for token in content["model"]["vocab"] if not gone & set(token)]
+    content["model"] |= {
+        "vocab": {token: i for i, token in enumerate(kept)},
+        "merges": [pair for pair in content["model"]["merges"] if not gone & set("".join(pair))],
+        **model,
+    }
+    for i, token in enumerate(content["added_tokens"]):
+        token["id"] = kept.index(token["content"]) if token["content"] in kept else len(kept) + i
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def smollm2():
+    """Text in bytes that have no token is lost."""
+    return without_bytes(19)
+
+
+def gguf():
+    """As converters write it: byte_fallback, without any <0xNN>."""
+    tokenizer = without_bytes(60, byte_fallback=True)
+    content = json.loads(tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["<|unknown|>"] = len(vocabulary)
+    content["model"]["unk_token"] = "<|unknown|>"
+    for token in content["added_tokens"]:
+        token["id"] += 1
+    return Tokenizer.from_str(json.dumps(content))
+
+
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+@functools.cache
+def sentencepiece_model(across):
+    """Vocabulary and merges as SentencePiece trains them; `across`: merges may reach across spaces."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    words = r"[^\n]{1,30}|\n" if across else r"▁+[^▁\n]*|[^▁\n]+|\n"
+    tokenizer.pre_tokenizer = split_by(words)
+    lines = texts(7, 2500)
+    for name in ("heapq.py", "textwrap.py", "string.py", "shutil.py", "abc.py"):
+        lines += (Path(os.__file__).parent / name).read_text().splitlines(keepends=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=3000,
+        limit_alphabet=300,
+        special_tokens=["<unk>", "<s>", "</s>", *BYTE_TOKENS],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" " + line for line in lines], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["vocab"], [tuple(pair) for pair in model["merges"]]
+
+
+LEGACY = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+TO_TEXT = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def sentencepiece(across=False, normalizer=None, pre_tokenizer=None, strips=True, bos=True, **model):
+    vocabulary, merges = sentencepiece_model(across)
+    model = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True} | model
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, **model))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.Sequence(TO_TEXT + [decoders.Strip(" ", 1, 0)] * strips)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+        )
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+def llama2():
+    """The space in front is put before every stretch between added tokens; </s> is found behind one only."""
+    tokenizer = sentencepiece(normalizer=normalizers.Sequence(LEGACY))
+    tokenizer.add_special_tokens([AddedToken("</s>", normalized=True)])
+    return tokenizer
+
+
+def mistral():
+    """The space in front is put at the true beginning only."""
+    tokenizer = sentencepiece(
+        pre_tokenizer=pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+    )
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("[INST]", "[/INST]")])
+    return tokenizer
+
+
+def gemma():
+    """No space in front; merges across spaces; pieces of text that are added tokens."""
+    tokenizer = sentencepiece(
+        across=True,
+        normalizer=normalizers.Replace(" ", "▁"),
+        pre_tokenizer=pre_tokenizers.Split(" ", "merged_with_previous"),
+        strips=False,
+    )
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("\n\n", "<tag>", "▁▁▁▁")])
+    return tokenizer
+
+
+def phi3():
+    """As Llama 2, with added tokens that take the white space behind them along; no BOS."""
+    tokenizer = sentencepiece(normalizer=normalizers.Sequence(LEGACY), bos=False)
+    tokenizer.add_special_tokens(
+        [AddedToken(t, normalized=False, rstrip=True) for t in ("<|user|>", "<|end|>", "</s>")]
+    )
+    return tokenizer
+
+
 def merges_as_text(tokenizer):
     """The older form of the file: merges "a b"."""
     content = json.loads(tokenizer.to_str())
@@ -201,10 +331,11 @@ def merges_as_text(tokenizer):
     return content
 
 
-MAKERS = [qwen2, llama3, gpt2, gpt2_prefix_space, flags, several_splits, removing_splits]
+FAMILIES = [gpt2, qwen2, llama3, smollm2, gguf, llama2, mistral, gemma, phi3, deepseek]
+VARIANTS = [gpt2_prefix_space, flags, several_splits, removing_splits]
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", FAMILIES + VARIANTS, ids=lambda make: make.__name__)
 def test_ids_and_texts_equal(make, tmp_path):
     theirs = make()
     file = tmp_path / "tokenizer.json"
@@ -212,10 +343,17 @@ def test_ids_and_texts_equal(make, tmp_path):
         file.write_text(json.dumps(merges_as_text(theirs)))
     else:
         theirs.save(str(file))
-    inputs = texts(11, NUM_STRINGS)
+    check_equal(theirs, file, texts(11, NUM_STRINGS if make in FAMILIES else NUM_STRINGS // 4))
+
+
+def check_equal(theirs, file, inputs):
+    """Ids with and without special tokens; texts of those ids, of such cut short and of random ones."""
     rng = random.Random(13)
     size = theirs.get_vocab_size()
-    noise = [[rng.randrange(size + 5) for _ in range(rng.randint(0, 12))] for _ in range(2000)]
+    noise = [[rng.randrange(size + 5) for _ in range(rng.randint(0, 12))] for _ in range(1000)]
+    byte_ids = [theirs.token_to_id(token) for token in (*BYTE_TOKENS, "▁", "<s>")]
+    if byte_ids[0] is not None:  # runs of bytes, most of them no UTF-8
+        noise += [rng.choices(byte_ids[0xB0:0xF5] + byte_ids[-2:], k=rng.randint(1, 8)) for _ in range(1000)]
     load = {"op": "load", "name": "t", "path": str(file)}
     for add_special in (False, True):
         requests = [
@@ -227,7 +365,7 @@ def test_ids_and_texts_equal(make, tmp_path):
         wrong = [(t, a, e) for t, a, e in zip(inputs, answers, expected, strict=True) if a.get("ids") != e]
         assert not wrong, f"{len(wrong)} of {len(inputs)}, the first: {wrong[0]}"
     for skip in (False, True):
-        ids = expected + noise
+        ids = expected[: NUM_STRINGS // 2] + [i[rng.randrange(9) :] for i in expected[::4]] + noise
         requests = [{"op": "decode", "name": "t", "ids": i, "skip_special_tokens": skip} for i in ids]
         answers = ask(load, *requests)[1:]
         for one, answer in zip(ids, answers, strict=True):
