@@ -61,15 +61,17 @@ std::string Normalizer::normalize(std::string_view text, TextStart& start) const
   return result;
 }
 
-// A first character that decomposes for good (U+0958) leaves all its parts at the beginning; otherwise it,
-// or what it composes to, is one character.
+// What stood at the beginning still does, together with what has composed with its end.
 std::string Normalizer::nfc(std::string text, TextStart& start) {
   std::string result = unicode::nfc(text);
   if (start.bytes > 0) {
-    const std::string first = unicode::nfc(std::string_view(text).substr(0, unicode::decode(text).length));
-    const auto differ = std::mismatch(first.begin(), first.end(), result.begin(), result.end()).first;
-    const bool whole = differ == first.end();
-    start.bytes = whole ? first.size() : unicode::decode(result).length;
+    const std::string first = unicode::nfc(std::string_view(text).substr(0, start.bytes));
+    size_t same = 0;
+    while (same < first.size() && same < result.size() && first[same] == result[same]) ++same;
+    while (same > 0 && same < result.size() && (static_cast<unsigned char>(result[same]) & 0xC0) == 0x80)
+      --same;
+    const bool composed = same < first.size() && same < result.size();
+    start.bytes = same + (composed ? unicode::decode(std::string_view(result).substr(same)).length : 0);
   }
   return result;
 }
