@@ -30,9 +30,9 @@ class PromptEncoder final : public TextCodec {
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
-  // A plain prompt gets the special tokens of the tokenizer's own template (such as a BOS); a conversation has
-  // those that the chat template writes, as with transformers' apply_chat_template. UserError: a conversation,
-  // and the model has no usable chat template; an empty prompt. Names the problem.
+  // A plain prompt gets the special tokens of the tokenizer's own template (such as a BOS); a conversation
+  // has those that the chat template writes, as with transformers' apply_chat_template. UserError: a
+  // conversation, and the model has no usable chat template; an empty prompt. Names the problem.
   EncodedPrompt encode(const Problem& problem) const override;
   std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
 

@@ -5,12 +5,13 @@
 //
 // The template of a model directory is run as it is written, by the small Jinja interpreter of
 // chat_template_jinja.h, so that the text equals transformers' apply_chat_template. What is checked when it
-// is loaded is that it is ChatML: probe conversations must give the text above. Three deviations are known and
-// kept: the model's bos_token in front, a default system message where the conversation has none (Qwen2.5), and
-// templates that treat <think> blocks of assistant messages (Qwen3). Tools are not passed to the template.
+// is loaded is that it is ChatML: probe conversations must give the text above. Three deviations are known
+// and kept: the model's bos_token in front, a default system message where the conversation has none
+// (Qwen2.5), and templates that treat <think> blocks of assistant messages (Qwen3). Tools are not passed to
+// the template.
 //
-// The text is whole: it is encoded without the tokenizer's own template, as apply_chat_template does, so that a
-// bos_token is there once if the chat template writes it, and else not at all.
+// The text is whole: it is encoded without the tokenizer's own template, as apply_chat_template does, so that
+// a bos_token is there once if the chat template writes it, and else not at all.
 #pragma once
 
 #include <filesystem>

@@ -4,8 +4,8 @@
 // Supported: ByteLevel; Metaspace; Split by Regex or String, every behavior, inverted or not; Digits;
 // WhitespaceSplit; a Sequence of these; none (the whole text is one word).
 //
-// ByteLevel replaces bytes by printable characters. Where it comes last, words come out as plain bytes and the
-// map exists in the vocabulary only (byte_level()); otherwise what follows sees the characters.
+// ByteLevel replaces bytes by printable characters. Where it comes last, words come out as plain bytes and
+// the map exists in the vocabulary only (byte_level()); otherwise what follows sees the characters.
 #pragma once
 
 #include <functional>

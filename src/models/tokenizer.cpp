@@ -282,7 +282,8 @@ StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
 
 std::string StreamDecoder::push(int32_t id) {
   std::string text;
-  if (const auto* token = tokenizer_.data_->decodable(id, skip_special_tokens_)) run_.push(token->prepared, text);
+  if (const auto* token = tokenizer_.data_->decodable(id, skip_special_tokens_))
+    run_.push(token->prepared, text);
   return text;
 }
 

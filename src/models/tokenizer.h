@@ -2,15 +2,15 @@
 //
 // The file is the one that Hugging Face's `tokenizers` writes; ids and decoded text equal that library's
 // (0.23). Supported are
-//   model           BPE over bytes (GPT-2, Llama 3, Qwen, SmolLM2, DeepSeek) or over characters (Llama 2, Mistral,
-//                   Gemma, Phi-3), its vocabulary complete or not: unk_token, fuse_unk, byte_fallback,
-//                   ignore_merges (tokenizer_bpe.h)
+//   model           BPE over bytes (GPT-2, Llama 3, Qwen, SmolLM2, DeepSeek) or over characters (Llama 2,
+//                   Mistral, Gemma, Phi-3), its vocabulary complete or not: unk_token, fuse_unk,
+//                   byte_fallback, ignore_merges (tokenizer_bpe.h)
 //   normalizer      NFC, Prepend, Replace, Strip (tokenizer_normalizer.h)
 //   pre_tokenizer   ByteLevel, Metaspace, Split, Digits, WhitespaceSplit (pre_tokenizer.h)
 //   post_processor  ByteLevel, one TemplateProcessing
 //   decoder         ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip (tokenizer_decoder.h)
-// with a Sequence of each, and added tokens with every flag. Anything else in the file (WordPiece, Unigram and
-// WordLevel models among it) is a UserError that names it.
+// with a Sequence of each, and added tokens with every flag. Anything else in the file (WordPiece, Unigram
+// and WordLevel models among it) is a UserError that names it.
 //
 // The file's `truncation` and `padding` are not applied: lengths are the caller's business (transformers does
 // the same unless told otherwise).

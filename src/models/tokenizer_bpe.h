@@ -1,13 +1,13 @@
 // Byte pair encoding of single words (Sennrich et al. 2016), over bytes as in GPT-2 or over characters as in
 // SentencePiece.
 //
-// A word starts as one token a byte or character; again and again the adjacent pair whose merge has the lowest
-// rank is replaced by its product, the leftmost first, until no pair has a merge. O(n log n) in the word's
-// length.
+// A word starts as one token a byte or character; again and again the adjacent pair whose merge has the
+// lowest rank is replaced by its product, the leftmost first, until no pair has a merge. O(n log n) in the
+// word's length.
 //
 // What has no token becomes, as in `tokenizers`: with byte_fallback the tokens <0xNN> of its UTF-8 bytes, if
-// all of them exist; else unk_token, one for several in a row if fuse_unk; else nothing. Over bytes that holds
-// for the character that the vocabulary writes for the byte.
+// all of them exist; else unk_token, one for several in a row if fuse_unk; else nothing. Over bytes that
+// holds for the character that the vocabulary writes for the byte.
 #pragma once
 
 #include <array>

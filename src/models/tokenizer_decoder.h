@@ -4,7 +4,8 @@
 //   ByteLevel     all texts become one: their bytes, U+FFFD for what is not UTF-8
 //   Metaspace     ▁ becomes a space; in the first text it vanishes, unless nothing was put in front
 //   Replace       a String or Regex (that cannot match nothing) in each text
-//   ByteFallback  <0xNN> is a byte: a run of such texts becomes one text or, if it is not UTF-8, one U+FFFD each
+//   ByteFallback  <0xNN> is a byte: a run of such texts becomes one text or, if it is not UTF-8, one U+FFFD
+//                 each
 //   Fuse          all texts become one
 //   Strip         takes up to `start` characters off the begin of each text
 //   Sequence      of these

@@ -1,7 +1,7 @@
 // The `normalizer` of tokenizer.json: what happens to the text before it is cut into words.
 //
-// Supported: NFC, Prepend, Replace (by String, or by a Regex that cannot match nothing), Strip, and a Sequence
-// of these; none. NFD, NFKC, NFKD, Lowercase and the rest are a UserError that names them.
+// Supported: NFC, Prepend, Replace (by String, or by a Regex that cannot match nothing), Strip, and a
+// Sequence of these; none. NFD, NFKC, NFKD, Lowercase and the rest are a UserError that names them.
 #pragma once
 
 #include <optional>

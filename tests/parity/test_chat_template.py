@@ -216,9 +216,7 @@ def test_bos_is_there_once_or_not_at_all(writes_bos, tokenizer, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": "Hi."}]
-    (chat,) = ask(
-        {"op": "chat", "path": str(tmp_path), "messages": messages, "add_generation_prompt": True}
-    )
+    (chat,) = ask({"op": "chat", "path": str(tmp_path), "messages": messages, "add_generation_prompt": True})
     _, chat_ids, plain_ids = ask(
         {"op": "load", "name": "t", "path": str(tmp_path)},
         {"op": "encode", "name": "t", "text": chat["text"]},

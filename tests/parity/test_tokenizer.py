@@ -1,4 +1,4 @@
-"""Our tokenizer and chat template against `tokenizers` and transformers, on files that these write."""
+"""Our tokenizer against `tokenizers`, on files that it writes: the shapes of ten families, and random ones."""
 
 import functools
 import json
@@ -101,6 +101,7 @@ def pieces(rng):
     return rng.choice(ODD)
 
 
+@functools.cache
 def texts(seed, count):
     rng = random.Random(seed)
     return ["", " ", "\n"] + [
@@ -252,7 +253,7 @@ def sentencepiece_model(across):
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     words = r"[^\n]{1,30}|\n" if across else r"▁+[^▁\n]*|[^▁\n]+|\n"
     tokenizer.pre_tokenizer = split_by(words)
-    lines = texts(7, 2500)
+    lines = [*texts(7, 2500)]
     for name in ("heapq.py", "textwrap.py", "string.py", "shutil.py", "abc.py"):
         lines += (Path(os.__file__).parent / name).read_text().splitlines(keepends=True)
     trainer = trainers.BpeTrainer(
@@ -322,6 +323,12 @@ def phi3():
         [AddedToken(t, normalized=False, rstrip=True) for t in ("<|user|>", "<|end|>", "</s>")]
     )
     return tokenizer
+
+
+def spaces():
+    """Words without the white space around them, and what Strip takes off."""
+    steps = [pre_tokenizers.WhitespaceSplit(), byte_level()]
+    return trained(pre_tokenizers.Sequence(steps), 1500, normalizers.Strip())
 
 
 def merges_as_text(tokenizer):
@@ -454,9 +461,10 @@ def test_random_combinations(seed, tmp_path):
         check_equal(theirs, file, texts(100 * seed + round, 150))
 
 
-def test_every_code_point(tmp_path):
+@pytest.mark.parametrize("make", [qwen2, smollm2, spaces, gemma], ids=lambda make: make.__name__)
+def test_every_code_point(make, tmp_path):
     """Alone, and between letters: what a code point's class and normal form depend on."""
-    theirs = qwen2()
+    theirs = make()
     theirs.save(str(tmp_path / "tokenizer.json"))
     # Planes 0, 1 and 14; of the ideographs in 2 and 3 some. The others hold nothing.
     code_points = [
@@ -494,7 +502,11 @@ def test_a_megabyte_of_one_word(char, tmp_path):
         ("normalizer", normalizers.Lowercase(), "Lowercase"),
         ("normalizer", normalizers.Sequence([normalizers.NFC(), normalizers.NFKC()]), "NFKC"),
         ("pre_tokenizer", pre_tokenizers.Whitespace(), "Whitespace"),
-        ("pre_tokenizer", pre_tokenizers.Sequence([byte_level(), pre_tokenizers.Punctuation()]), "Punctuation"),
+        (
+            "pre_tokenizer",
+            pre_tokenizers.Sequence([byte_level(), pre_tokenizers.Punctuation()]),
+            "Punctuation",
+        ),
         ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"\w+"), byte_level()]), "the escape"),
         ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"\p{Han}+"), byte_level()]), "Han"),
         ("pre_tokenizer", pre_tokenizers.Sequence([split_by(r"^a"), byte_level()]), "anchor"),
