@@ -116,6 +116,35 @@ TEST(PreTokenizer, MetaspaceFirstIsForTheTrueBeginning) {
   EXPECT_EQ(from({0, false}), (Texts{"ab"})) << "the stretch begins later";
 }
 
+// Normalized, cut by `pattern`, and with Metaspace "first": what stands at the beginning of the given text
+// gets a ▁ in front, even if normalization has made several pieces of it. As `tokenizers` 0.23 does.
+std::string marked(const Json& normalizer, const std::string& text, const std::string& pattern) {
+  TextStart start{unicode::decode(text).length, false};
+  const std::string normalized = Normalizer::from_json(normalizer, "test").normalize(text, start);
+  const Json cut = {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
+  std::string result;
+  PreTokenizer::from_json(sequence({cut, metaspace("first", false)}), "test")
+      .split(normalized, start, [&](std::string_view word) { result += word; });
+  return result;
+}
+
+TEST(PreTokenizer, NormalizersKeepTrackOfTheTrueBeginning) {
+  const Json nfc = {{"type", "NFC"}};
+  const Json strip = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}};
+  const auto replace = [](const char* from, const char* to) {
+    return Json{{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
+  };
+  EXPECT_EQ(marked(nfc, "e\u0301a", "a"), "▁éa");
+  EXPECT_EQ(marked(nfc, "\u0958a", "\u0915"), "▁\u0915▁\u093Ca");
+  EXPECT_EQ(marked(strip, "  ab", "a"), "ab");
+  EXPECT_EQ(marked(strip, "ab  ", "a"), "▁ab");
+  EXPECT_EQ(marked(replace("a", "bc"), "ab", "[abc]"), "▁b▁cb");
+  EXPECT_EQ(marked(replace("ab", "c"), "abb", "[abc]"), "cb");
+  const Json prepend = {{"type", "Prepend"}, {"prepend", "_"}};
+  const Json both = {{"type", "Sequence"}, {"normalizers", {prepend, nfc}}};
+  EXPECT_EQ(marked(both, "e\u0301a", "_"), "▁_▁éa");
+}
+
 TEST(PreTokenizer, NothingIsPutInFrontOfAContinuation) {
   for (const Json& description : {metaspace("first"), metaspace("always"), byte_level(false, true)}) {
     Texts found;

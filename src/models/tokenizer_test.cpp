@@ -253,6 +253,7 @@ TEST(Tokenizer, CharactersAndBytes) {
   EXPECT_EQ(tokenizer.id_to_bytes(0xC3), "\xC3");
   EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{301, 0xC3, 0x41, 302}), "a\uFFFD\uFFFDb")
       << "a run of bytes is good as a whole or not at all";
+  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{0xC3, 256, 0xA9}), "é") << "no token has the id 256";
 }
 
 TEST(Tokenizer, AContinuationHasNoSpaceInFront) {
