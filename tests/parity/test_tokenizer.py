@@ -350,35 +350,31 @@ def test_ids_and_texts_equal(make, tmp_path):
         file.write_text(json.dumps(merges_as_text(theirs)))
     else:
         theirs.save(str(file))
-    check_equal(theirs, file, texts(11, NUM_STRINGS if make in FAMILIES else NUM_STRINGS // 4))
+    check_equal(theirs, file, texts(11, NUM_STRINGS if make in FAMILIES else NUM_STRINGS // 8))
 
 
 def check_equal(theirs, file, inputs):
     """Ids with and without special tokens; texts of those ids, of such cut short and of random ones."""
     rng = random.Random(13)
     size = theirs.get_vocab_size()
-    noise = [[rng.randrange(size + 5) for _ in range(rng.randint(0, 12))] for _ in range(1000)]
+    count = min(1000, len(inputs))
+    noise = [[rng.randrange(size + 5) for _ in range(rng.randint(0, 12))] for _ in range(count)]
     byte_ids = [theirs.token_to_id(token) for token in (*BYTE_TOKENS[0xB0:0xF5], "▁", "<s>")]
     byte_ids = [i for i in byte_ids if i is not None]
     if len(byte_ids) > 2:  # runs of bytes, most of them no UTF-8
-        noise += [rng.choices(byte_ids, k=rng.randint(1, 8)) for _ in range(1000)]
-    load = {"op": "load", "name": "t", "path": str(file)}
-    for add_special in (False, True):
-        requests = [
-            {"op": "encode", "name": "t", "text": t, "add_special_tokens": add_special} for t in inputs
-        ]
-        loaded, *answers = ask(load, *requests)
-        assert loaded == {"vocab_size": size}
-        expected = [e.ids for e in theirs.encode_batch(inputs, add_special_tokens=add_special)]
-        wrong = [(t, a, e) for t, a, e in zip(inputs, answers, expected, strict=True) if a.get("ids") != e]
-        assert not wrong, f"{len(wrong)} of {len(inputs)}, the first: {wrong[0]}"
+        noise += [rng.choices(byte_ids, k=rng.randint(1, 8)) for _ in range(count)]
+    requests, expected = [{"op": "load", "name": "t", "path": str(file)}], [{"vocab_size": size}]
+    for special in (False, True):
+        requests += [{"op": "encode", "name": "t", "text": t, "add_special_tokens": special} for t in inputs]
+        ids = [e.ids for e in theirs.encode_batch(inputs, add_special_tokens=special)]
+        expected += [{"ids": i} for i in ids]
+    ids = ids[: len(ids) // 2] + [i[rng.randrange(9) :] for i in ids[::4]] + noise
     for skip in (False, True):
-        ids = expected[: NUM_STRINGS // 2] + [i[rng.randrange(9) :] for i in expected[::4]] + noise
-        requests = [{"op": "decode", "name": "t", "ids": i, "skip_special_tokens": skip} for i in ids]
-        answers = ask(load, *requests)[1:]
-        for one, answer in zip(ids, answers, strict=True):
-            text = theirs.decode(one, skip_special_tokens=skip)
-            assert answer == {"text": text, "streamed": text}, one
+        requests += [{"op": "decode", "name": "t", "ids": i, "skip_special_tokens": skip} for i in ids]
+        decoded = theirs.decode_batch(ids, skip_special_tokens=skip)
+        expected += [{"text": text, "streamed": text} for text in decoded]
+    wrong = [a for a in zip(requests, ask(*requests), expected, strict=True) if a[1] != a[2]]
+    assert not wrong, f"{len(wrong)} of {len(requests)}, the first: {wrong[0]}"
 
 
 def random_parts(rng):
@@ -429,7 +425,7 @@ def test_random_combinations(seed, tmp_path):
     rng = random.Random(seed)
     vocabulary, merges = sentencepiece_model(seed % 2 == 1)
     byte_level_model = json.loads(gpt2_file())["model"]
-    for round in range(20):
+    for round in range(8):
         content = json.loads(sentencepiece().to_str()) | random_parts(rng)
         model = content["model"]
         if "ByteLevel" in json.dumps(content["pre_tokenizer"]):
@@ -461,7 +457,7 @@ def test_random_combinations(seed, tmp_path):
         check_equal(theirs, file, texts(100 * seed + round, 150))
 
 
-@pytest.mark.parametrize("make", [qwen2, smollm2, spaces, gemma], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [qwen2, smollm2, spaces], ids=lambda make: make.__name__)
 def test_every_code_point(make, tmp_path):
     """Alone, and between letters: what a code point's class and normal form depend on."""
     theirs = make()
@@ -484,17 +480,16 @@ def test_every_code_point(make, tmp_path):
         assert answer["ids"] == theirs.encode(text, add_special_tokens=False).ids, hex(ord(text[1]))
 
 
-@pytest.mark.parametrize("char", ["a", " ", "\n", "1", "é", "字", "ab", "a ", "  \n"])
 @pytest.mark.parametrize("make", [qwen2, gemma], ids=lambda make: make.__name__)
-def test_a_megabyte_of_one_word(make, char, tmp_path):
+def test_a_megabyte_of_one_word(make, tmp_path):
     theirs = make()
     theirs.save(str(tmp_path / "tokenizer.json"))
-    text = char * (1_000_000 // len(char.encode()))
-    load = {"op": "load", "name": "t", "path": str(tmp_path)}
-    assert (
-        ask(load, {"op": "encode", "name": "t", "text": text})[1]["ids"]
-        == theirs.encode(text, add_special_tokens=False).ids
-    )
+    inputs = [text * 1_000_000 for text in ("a", " ")]
+    inputs += [text * 100_000 for text in ("\n", "1", "é", "字", "ab", "a ", "  \n")]
+    requests = [{"op": "encode", "name": "t", "text": text} for text in inputs]
+    answers = ask({"op": "load", "name": "t", "path": str(tmp_path)}, *requests)[1:]
+    for text, answer in zip(inputs, answers, strict=True):
+        assert answer["ids"] == theirs.encode(text, add_special_tokens=False).ids, text[:9]
 
 
 @pytest.mark.parametrize(
