@@ -87,7 +87,7 @@ void run_rollout(const RolloutOptions& options) {
   const ModelConfig config = load_model_config(options.model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(options.model);
   PromptReadOptions read{.vocab_size = config.vocab_size};
-  if (tokenizer) read.encode = [&](const std::string& text) { return tokenizer->encode(text); };
+  if (tokenizer) read.encode = [&](const std::string& text) { return tokenizer->encode(text, true); };
   std::vector<Prompt> prompts = read_prompts(options.prompts, read);
   const auto [model, matrices, engine] =
       load_engine(options.model, tokenizer, settings, setup.dtype, setup.device);

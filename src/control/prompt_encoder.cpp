@@ -37,7 +37,7 @@ EncodedPrompt PromptEncoder::encode(const Problem& problem) const {
     prompt.ids = tokenizer_.encode(prompt.text, true);
   } else {
     prompt.text = chat_template().render(problem.messages, true);
-    prompt.ids = tokenizer_.encode(prompt.text);
+    prompt.ids = tokenizer_.encode(prompt.text);  // a bos_token is the chat template's to write
   }
   if (prompt.ids.empty()) throw UserError(str("problem ", quoted(problem.id), ": its prompt is empty"));
   return prompt;
@@ -48,7 +48,7 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
   std::vector<int32_t> completion;
   if (example.messages.empty()) {
     out.ids = tokenizer_.encode(example.prompt, true);
-    completion = tokenizer_.encode(example.completion);
+    completion = tokenizer_.encode_continuation(example.completion);
     if (stop_token) completion.push_back(*stop_token);
   } else {
     const std::vector<Message>& chat = example.messages;
@@ -64,7 +64,7 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
     if (const size_t end = answer.rfind(kEndOfTurn); end != std::string::npos)
       answer.resize(end + kEndOfTurn.size());
     out.ids = tokenizer_.encode(prompt);
-    completion = tokenizer_.encode(answer);
+    completion = tokenizer_.encode_continuation(answer);
   }
   out.loss_mask.assign(out.ids.size(), 0);
   out.ids.insert(out.ids.end(), completion.begin(), completion.end());

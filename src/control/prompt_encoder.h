@@ -30,13 +30,16 @@ class PromptEncoder final : public TextCodec {
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
 
-  // UserError: a conversation, and the model has no usable chat template; an empty prompt. Names the problem.
+  // A plain prompt gets the special tokens of the tokenizer's own template (such as a BOS); a conversation
+  // has those that the chat template writes, as with transformers' apply_chat_template. UserError: a
+  // conversation, and the model has no usable chat template; an empty prompt. Names the problem.
   EncodedPrompt encode(const Problem& problem) const override;
   std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
 
   // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of
   // a conversation only the last message is learned, up to the end of its turn. Prompt and completion are
-  // encoded apart, as they are when the model generates. UserError: see encode().
+  // encoded apart, as they are when the model generates, and no space is put in front of the completion
+  // (Tokenizer::encode_continuation). UserError: see encode().
   EncodedExample encode(const SftExample& example, std::optional<int32_t> stop_token) const;
 
  private:

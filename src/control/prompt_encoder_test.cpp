@@ -39,6 +39,19 @@ TEST(PromptEncoder, OfAConversationTheLastTurnIsLearnedUpToItsEnd) {
   EXPECT_EQ(learned(encoder.encode(example, 258)), "4!");
 }
 
+// A tokenizer that puts a space in front of texts puts none between a prompt and what is learned.
+TEST(PromptEncoder, TheCompletionGoesOnAfterThePrompt) {
+  Json file = Json::parse(byte_level_tokenizer_json());
+  file["pre_tokenizer"]["add_prefix_space"] = true;
+  const PromptEncoder encoder(Tokenizer::from_json(file.dump(), "tokenizer.json"), ChatTemplate());
+  SftExample example;
+  example.prompt = "1+1=";
+  example.completion = "2";
+  EXPECT_EQ(encoder.encode(example, std::nullopt).ids, (std::vector<int32_t>{' ', '1', '+', '1', '=', '2'}));
+  example.messages = {{"user", "1+1"}, {"assistant", "2"}};
+  EXPECT_EQ(learned(encoder.encode(example, std::nullopt)), "2!");
+}
+
 TEST(PromptEncoder, SaysWhatIsMissing) {
   const PromptEncoder plain(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"));
   Problem chat;

@@ -107,7 +107,7 @@ void ChatTemplate::check_is_chatml() try {
   const Message system{"system", "Sys."}, user{"user", "One."}, assistant{"assistant", "Two."},
       again{"user", "Three."};
   const auto expect = [&](std::span<const Message> messages, bool prompt, bool has_default) {
-    const std::string wanted = str(has_default ? default_block_ : "", chatml(messages, prompt));
+    const std::string wanted = str(begin_, has_default ? default_block_ : "", chatml(messages, prompt));
     const std::string got = run(messages, prompt);
     if (got == wanted) return;
     // Qwen3 puts an empty <think> block into an answer that ends the conversation.
@@ -122,7 +122,9 @@ void ChatTemplate::check_is_chatml() try {
                         ". Only ChatML is supported; use plain prompts (`prompt` instead of `messages`)"));
   };
   const std::string lone = run(std::vector{user}, true);
-  const auto front = between(lone, "", chatml(std::vector{user}, true));
+  const Json bos = program_->variables.value("bos_token", Json());
+  if (bos.is_string() && lone.starts_with(bos.get_ref<const std::string&>())) begin_ = bos;
+  const auto front = between(lone, begin_, chatml(std::vector{user}, true));
   if (const auto content = system_message(front.value_or(""))) {
     default_system_ = *content;
     default_block_ = *front;

@@ -5,9 +5,13 @@
 //
 // The template of a model directory is run as it is written, by the small Jinja interpreter of
 // chat_template_jinja.h, so that the text equals transformers' apply_chat_template. What is checked when it
-// is loaded is that it is ChatML: probe conversations must give the text above. Two deviations are known and
-// kept: a default system message where the conversation has none (Qwen2.5), and templates that treat
-// <think> blocks of assistant messages (Qwen3). Tools are not passed to the template.
+// is loaded is that it is ChatML: probe conversations must give the text above. Three deviations are known
+// and kept: the model's bos_token in front, a default system message where the conversation has none
+// (Qwen2.5), and templates that treat <think> blocks of assistant messages (Qwen3). Tools are not passed to
+// the template.
+//
+// The text is whole: it is encoded without the tokenizer's own template, as apply_chat_template does, so that
+// a bos_token is there once if the chat template writes it, and else not at all.
 #pragma once
 
 #include <filesystem>
@@ -47,6 +51,7 @@ class ChatTemplate {
 
   std::shared_ptr<const Program> program_;  // immutable: copies share it, threads may too
   std::string name_;
+  std::string begin_;           // in front of every conversation: bos_token, or nothing
   std::string default_system_;  // the content alone
   std::string default_block_;   // as rendered
 };

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "models/tokenizer_bpe.h"
 #include "models/unicode_text.h"
 
 namespace bough {
@@ -14,98 +14,174 @@ namespace {
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-std::string type_of(const Json& description, const std::string& where) {
-  if (!description.is_object() || !description.contains("type") || !description["type"].is_string())
-    throw UserError(str(where, ": pre_tokenizer: expected an object with a type, got ",
-                        bough::quoted(dump_line(description))));
-  return description["type"];
-}
-
-bool flag(const Json& description, const char* key, bool otherwise, const std::string& where) {
-  if (!description.contains(key)) return otherwise;
-  if (!description[key].is_boolean())
-    throw UserError(str(where, ": pre_tokenizer: ", key, " must be true or false"));
-  return description[key];
-}
+// Numbers as Digits sees them: its Unicode is version 17, that of regular expressions is 16.
+constexpr std::string_view kDigit = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
 
 }  // namespace
 
 PreTokenizer PreTokenizer::from_json(const Json& description, const std::string& where) {
   PreTokenizer result;
-  if (!description.is_null()) result.add(description, where);
-  if (!result.byte_level_)
-    throw UserError(str(where,
-                        ": pre_tokenizer: expected ByteLevel, alone or last in a Sequence, found none: only "
-                        "byte-level tokenizers are supported"));
+  if (!description.is_null()) result.add(description, where + ": pre_tokenizer");
   return result;
 }
 
 void PreTokenizer::add(const Json& description, const std::string& where) {
-  const std::string type = type_of(description, where);
+  const std::string type = tokenizer_json::type_of(description, where);
+  const std::string here = where + " " + type;
   if (type == "Sequence") {
-    if (!description.contains("pretokenizers") || !description["pretokenizers"].is_array())
-      throw UserError(str(where, ": pre_tokenizer: a Sequence needs a list `pretokenizers`"));
-    for (const Json& part : description["pretokenizers"]) add(part, where);
+    for (const Json& part : tokenizer_json::list_of(description, "pretokenizers", here)) add(part, where);
     return;
   }
-  if (byte_level_)
-    throw UserError(
-        str(where, ": pre_tokenizer: ", bough::quoted(type), " after ByteLevel is not supported"));
+  if (byte_level_) {
+    steps_.push_back({Kind::kByteCharacters, {}, {}, false, {}});
+    byte_level_ = false;
+  }
   if (type == "ByteLevel") {
     byte_level_ = true;
-    add_prefix_space_ = flag(description, "add_prefix_space", true, where);
-    if (flag(description, "use_regex", true, where))
-      byte_level_steps_.push_back(
-          {unicode::Regex::compile(kGpt2Pattern, "ByteLevel"), Behavior::kIsolated, false});
+    if (tokenizer_json::flag(description, "add_prefix_space", true, here))
+      steps_.push_back({Kind::kPrefixSpace, {}, {}, false, {}});
+    if (tokenizer_json::flag(description, "use_regex", true, here))
+      add_cut(unicode::Regex::compile(kGpt2Pattern, here), Behavior::kIsolated);
+  } else if (type == "Metaspace") {
+    const tokenizer_json::Metaspace metaspace = tokenizer_json::metaspace_of(description, here);
+    steps_.push_back({Kind::kMetaspace, {}, {}, false, metaspace});
+    if (metaspace.split) add_cut(unicode::Regex::literal(metaspace.replacement), Behavior::kMergedWithNext);
   } else if (type == "Digits") {
-    const bool each = flag(description, "individual_digits", false, where);
-    steps_.push_back(
-        {unicode::Regex::compile(each ? R"(\p{N})" : R"(\p{N}+)", "Digits"), Behavior::kIsolated, false});
+    const bool each = tokenizer_json::flag(description, "individual_digits", false, here);
+    add_cut(unicode::Regex::trusted(each ? std::string(kDigit) : str(kDigit, '+')), Behavior::kIsolated);
+  } else if (type == "WhitespaceSplit") {
+    add_cut(unicode::Regex::trusted(R"(\s)"), Behavior::kRemoved);
   } else if (type == "Split") {
-    add_split(description, where);
+    add_split(description, here);
   } else {
-    throw UserError(str(where, ": pre_tokenizer ", bough::quoted(type),
-                        " is not supported. Supported are ByteLevel, Split, Digits and Sequence"));
+    throw UserError(str(where, " ", bough::quoted(type),
+                        " is not supported. Supported are ByteLevel, Metaspace, Split, Digits, "
+                        "WhitespaceSplit and a Sequence of these: use a model whose tokenizer needs no "
+                        "other"));
   }
+}
+
+void PreTokenizer::add_cut(unicode::Regex regex, Behavior behavior, bool invert) {
+  steps_.push_back({Kind::kCut, std::move(regex), behavior, invert, {}});
 }
 
 void PreTokenizer::add_split(const Json& description, const std::string& where) {
   constexpr std::array kBehaviors = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious",
                                      "MergedWithNext"};
-  const std::string in_split = where + ": pre_tokenizer Split";
   const Json behavior = description.value("behavior", Json());
   size_t index = 0;
   while (index < kBehaviors.size() && behavior != kBehaviors[index]) ++index;
   if (index == kBehaviors.size())
-    throw UserError(str(in_split, ": unknown behavior ",
-                        bough::quoted(behavior.is_string() ? behavior.get<std::string>() : "")));
-  const Json pattern = description.value("pattern", Json());
-  const auto text_of = [&](const char* kind) -> std::string {
-    if (!pattern.is_object() || !pattern.contains(kind) || !pattern[kind].is_string()) return "";
-    return pattern[kind];
-  };
-  const std::string regex = text_of("Regex");
-  const std::string literal = text_of("String");
-  if (regex.empty() == literal.empty())
-    throw UserError(str(in_split, ": the pattern must be one Regex or one String, and not empty"));
-  steps_.push_back(
-      {regex.empty() ? unicode::Regex::literal(literal) : unicode::Regex::compile(regex, in_split),
-       static_cast<Behavior>(index), flag(description, "invert", false, where)});
+    throw UserError(str(where, ": unknown behavior ", tokenizer_json::shown(behavior)));
+  add_cut(tokenizer_json::pattern_of(description, where), static_cast<Behavior>(index),
+          tokenizer_json::flag(description, "invert", false, where));
 }
 
-// Cuts `piece` of `text` (of `subject`, where stand-ins matter) into matches and what lies between, as
-// `invert` and `behavior` want them.
-void PreTokenizer::apply(const Step& step, std::string_view text, std::string_view subject, Piece piece,
-                         std::vector<Piece>& out) {
-  const std::string_view searched =
-      (step.regex.is_literal() ? text : subject).substr(piece.begin, piece.end - piece.begin);
+// A text as far as it is cut.
+class PreTokenizer::Cutting {
+ public:
+  Cutting(std::string_view text, const TextStart& start)
+      : text_(text), start_(start), pieces_{{0, text.size()}} {}
+
+  void run(const Step& step) {
+    switch (step.kind) {
+      case Kind::kCut: cut(step); break;
+      case Kind::kPrefixSpace:
+        rewrite(" ", Prepend::kAlways, [](std::string_view part) { return std::string(part); });
+        break;
+      case Kind::kMetaspace: metaspace(step.metaspace); break;
+      case Kind::kByteCharacters:
+        rewrite("", Prepend::kNever, [](std::string_view part) {
+          std::string characters;
+          for (const char byte : part)
+            characters += byte_level_characters()[static_cast<unsigned char>(byte)];
+          return characters;
+        });
+        break;
+    }
+  }
+
+  void give(const std::function<void(std::string_view)>& word) const {
+    for (const Piece& piece : pieces_) word(text_.substr(piece.begin, piece.end - piece.begin));
+  }
+
+ private:
+  using Prepend = tokenizer_json::Metaspace::Prepend;
+
+  // What regular expressions search: the text with stand-ins, found once for all steps.
+  std::string_view subject(const Step& step) {
+    if (!step.regex->wants_stand_ins()) return text_;
+    if (!has_stand_ins_) stand_ins_ = unicode::with_stand_ins(text_);
+    has_stand_ins_ = true;
+    return stand_ins_.empty() ? text_ : std::string_view(stand_ins_);
+  }
+
+  void cut(const Step& step) {
+    const std::string_view searched = subject(step);
+    std::vector<Piece> finer;
+    for (const Piece& piece : pieces_) cut_piece(step, searched, piece, finer);
+    pieces_ = std::move(finer);
+  }
+
+  static void cut_piece(const Step& step, std::string_view subject, Piece piece, std::vector<Piece>& out);
+
+  void metaspace(const tokenizer_json::Metaspace& metaspace) {
+    rewrite(metaspace.replacement, metaspace.prepend, [&](std::string_view part) {
+      std::string marked;
+      for (const char c : part)
+        if (c == ' ') marked += metaspace.replacement;
+        else marked += c;
+      return marked;
+    });
+  }
+
+  // Replaces each piece by `map` of it, with `prefix` in front if `prepend` wants it and the piece does not
+  // begin so. `map` works on each character by itself.
+  template <class Map>
+  void rewrite(std::string_view prefix, Prepend prepend, const Map& map) {
+    std::string rewritten;
+    rewritten.reserve(text_.size() + text_.size() / 2 + prefix.size());
+    TextStart start{0, start_.continues};
+    for (Piece& piece : pieces_) {
+      const std::string_view part = text_.substr(piece.begin, piece.end - piece.begin);
+      const TextStart here = start_.at(piece.begin);
+      const size_t begin = rewritten.size();
+      const std::string mapped = map(part);
+      const bool wanted = prepend == Prepend::kAlways || (prepend == Prepend::kFirst && here.bytes > 0);
+      if (wanted && !here.continues && !mapped.starts_with(prefix)) {
+        rewritten += prefix;
+        if (here.bytes > 0) start.bytes += prefix.size();
+      }
+      rewritten += mapped;
+      if (here.bytes > 0) start.bytes += map(part.substr(0, here.bytes)).size();
+      if (piece.begin > 0 && begin == 0) start.continues = false;
+      piece = {begin, rewritten.size()};
+    }
+    owned_.swap(rewritten);
+    text_ = owned_;
+    has_stand_ins_ = false;
+    start_ = start;
+  }
+
+  std::string_view text_;  // of the caller, or owned_
+  std::string owned_;
+  std::string stand_ins_;  // empty if the text needs none
+  bool has_stand_ins_ = false;
+  TextStart start_;
+  std::vector<Piece> pieces_;
+};
+
+// Cuts `piece` into matches and what lies between, as `invert` and `behavior` want them.
+void PreTokenizer::Cutting::cut_piece(const Step& step, std::string_view subject, Piece piece,
+                                      std::vector<Piece>& out) {
   struct Part {
     Piece piece;
     bool match;
   };
   std::vector<Part> parts;
   size_t previous = piece.begin;
-  for (const unicode::Match& match : step.regex.find_all(searched)) {
+  for (const unicode::Match& match :
+       step.regex->find_all(subject.substr(piece.begin, piece.end - piece.begin))) {
     const Piece found{piece.begin + match.begin, piece.begin + match.end};
     if (previous != found.begin) parts.push_back({{previous, found.begin}, step.invert});
     parts.push_back({found, !step.invert});
@@ -134,31 +210,12 @@ void PreTokenizer::apply(const Step& step, std::string_view text, std::string_vi
   out.erase(std::remove_if(out.begin() + static_cast<std::ptrdiff_t>(first), out.end(), empty), out.end());
 }
 
-void PreTokenizer::split(std::string_view text, const std::function<void(std::string_view)>& word) const {
+void PreTokenizer::split(std::string_view text, const TextStart& start,
+                         const std::function<void(std::string_view)>& word) const {
   if (text.empty()) return;
-  const std::string replaced = unicode::with_stand_ins(text);
-  const std::string_view subject = replaced.empty() ? text : std::string_view(replaced);
-
-  const auto cut = [](const std::vector<Step>& steps, std::string_view text, std::string_view subject) {
-    std::vector<Piece> pieces{{0, text.size()}};
-    for (const Step& step : steps) {
-      std::vector<Piece> finer;
-      for (const Piece& piece : pieces) apply(step, text, subject, piece, finer);
-      pieces = std::move(finer);
-    }
-    return pieces;
-  };
-  for (const Piece& piece : cut(steps_, text, subject)) {
-    std::string_view part = text.substr(piece.begin, piece.end - piece.begin);
-    std::string_view part_subject = subject.substr(piece.begin, piece.end - piece.begin);
-    std::string prefixed, prefixed_subject;
-    if (add_prefix_space_ && part.front() != ' ') {
-      part = prefixed = str(' ', part);
-      part_subject = prefixed_subject = str(' ', part_subject);
-    }
-    for (const Piece& p : cut(byte_level_steps_, part, part_subject))
-      word(part.substr(p.begin, p.end - p.begin));
-  }
+  Cutting cutting(text, start);
+  for (const Step& step : steps_) cutting.run(step);
+  cutting.give(word);
 }
 
 }  // namespace bough

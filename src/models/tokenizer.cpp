@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -9,33 +10,14 @@
 #include "models/pre_tokenizer.h"
 #include "models/tokenizer_added.h"
 #include "models/tokenizer_bpe.h"
+#include "models/tokenizer_json.h"
+#include "models/tokenizer_normalizer.h"
 #include "models/unicode_text.h"
 
 namespace bough {
 namespace {
 
-std::string shown(const Json& value) {
-  return bough::quoted(dump_line(value));
-}
-
-std::string type_of(const Json& description, const std::string& where, const char* part) {
-  if (!description.is_object() || !description.contains("type") || !description["type"].is_string())
-    throw UserError(str(where, ": ", part, ": expected an object with a type, got ", shown(description)));
-  return description["type"];
-}
-
-// Whether the normalizer is NFC (true) or none (false).
-bool read_normalizer(const Json& description, const std::string& where) {
-  if (description.is_null()) return false;
-  const std::string type = type_of(description, where, "normalizer");
-  if (type == "NFC") return true;
-  if (type != "Sequence" || !description.contains("normalizers") || !description["normalizers"].is_array())
-    throw UserError(
-        str(where, ": normalizer ", bough::quoted(type), " is not supported: only NFC, or none, is"));
-  bool nfc = false;
-  for (const Json& part : description["normalizers"]) nfc |= read_normalizer(part, where);
-  return nfc;
-}
+using tokenizer_json::shown;
 
 // What a template puts around the text.
 struct Template {
@@ -73,7 +55,7 @@ Template read_template(const Json& description, const std::string& where) {
 
 void read_post_processor(const Json& description, const std::string& where, Template& out) {
   if (description.is_null()) return;
-  const std::string type = type_of(description, where, "post_processor");
+  const std::string type = tokenizer_json::type_of(description, where + ": post_processor");
   if (type == "ByteLevel") return;  // changes offsets only
   if (type == "Sequence" && description.contains("processors") && description["processors"].is_array()) {
     for (const Json& part : description["processors"]) read_post_processor(part, where, out);
@@ -84,14 +66,9 @@ void read_post_processor(const Json& description, const std::string& where, Temp
   } else {
     throw UserError(
         str(where, ": post_processor ", bough::quoted(type),
-            " is not supported. Supported are ByteLevel, TemplateProcessing and a Sequence of these"));
+            " is not supported. Supported are ByteLevel, TemplateProcessing and a Sequence of these: use a "
+            "model whose tokenizer needs no other"));
   }
-}
-
-void check_decoder(const Json& description, const std::string& where) {
-  const std::string type = description.is_null() ? "none" : type_of(description, where, "decoder");
-  if (type != "ByteLevel")
-    throw UserError(str(where, ": decoder ", bough::quoted(type), " is not supported: only ByteLevel is"));
 }
 
 AddedToken read_added_token(const Json& entry, const std::string& where) {
@@ -102,17 +79,14 @@ AddedToken read_added_token(const Json& entry, const std::string& where) {
         str(where, ": added_tokens: expected an object with `content` and `id`, got ", shown(entry)));
   token.content = entry["content"];
   token.id = entry["id"];
-  const auto flag = [&](const char* name, bool& value) {
-    const Json given = entry.value(name, Json(false));
-    if (!given.is_boolean())
-      throw UserError(str(where, ": added_tokens: ", name, " must be true or false in ", shown(entry)));
-    value = given;
+  const auto flag = [&](const char* name) {
+    return tokenizer_json::flag(entry, name, false, where + ": added_tokens: " + shown(entry));
   };
-  flag("special", token.special);
-  flag("normalized", token.normalized);
-  flag("single_word", token.single_word);
-  flag("lstrip", token.lstrip);
-  flag("rstrip", token.rstrip);
+  token.special = flag("special");
+  token.normalized = flag("normalized");
+  token.single_word = flag("single_word");
+  token.lstrip = flag("lstrip");
+  token.rstrip = flag("rstrip");
   return token;
 }
 
@@ -123,26 +97,36 @@ struct Tokenizer::Data {
 
   // Texts are looked up by id when decoding; ids are dense, a few holes apart.
   struct Token {
-    std::string bytes;
+    std::string prepared;  // for the decoder
+    std::string bytes;     // inside a text
     bool special = false;
+    bool exists = false;  // ids have holes
   };
 
   void read_added_tokens(const Json& list, const std::string& where);
-  void set_token(int32_t id, std::string bytes, bool special);
-  void encode_text(std::string_view text, std::vector<int32_t>& ids) const;
+  void set_token(int32_t id, std::string_view spelling, bool special);
+  void encode_text(std::string_view text, bool continues, std::vector<int32_t>& ids) const;
+  // The token to decode, or nullptr if there is none or it is left out.
+  const Token* decodable(int32_t id, bool skip_special) const {
+    if (id < 0 || static_cast<size_t>(id) >= tokens.size()) return nullptr;
+    const Token& token = tokens[static_cast<size_t>(id)];
+    return token.exists && !(skip_special && token.special) ? &token : nullptr;
+  }
 
   BytePairEncoder encoder;
-  bool nfc = false;
+  Normalizer normalizer;
   PreTokenizer pre_tokenizer;
+  TokenDecoder decoder;
   Template around;
   AddedTokenFinder in_raw_text, in_normalized_text;
   std::unordered_map<std::string, int32_t> added_ids;
   std::vector<Token> tokens;
 };
 
-void Tokenizer::Data::set_token(int32_t id, std::string bytes, bool special) {
+void Tokenizer::Data::set_token(int32_t id, std::string_view spelling, bool special) {
   if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
-  tokens[id] = {std::move(bytes), special};
+  tokens[id] = {decoder.prepare(spelling), "", special, true};
+  tokens[id].bytes = decoder.bytes_inside(tokens[id].prepared);
 }
 
 void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& where) {
@@ -152,10 +136,16 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
   std::unordered_map<std::string, bool> patterns[2];
   int64_t next_id = static_cast<int64_t>(vocabulary.size());
   std::vector<std::pair<AddedToken, std::string>> added;  // with what is searched for
+  std::unordered_set<std::string> special;
   for (const Json& entry : list) {
     const AddedToken token = read_added_token(entry, where);
     if (token.content.empty()) continue;
-    const std::string pattern = token.normalized && nfc ? unicode::nfc(token.content) : token.content;
+    TextStart anywhere;
+    const std::string pattern =
+        token.normalized ? normalizer.normalize(token.content, anywhere) : token.content;
+    if (pattern.empty())
+      throw UserError(str(where, ": added_tokens: nothing is left of ", bough::quoted(token.content),
+                          " after normalization: set its `normalized` to false"));
     if (!added_ids.emplace(token.content, token.id).second ||
         !patterns[token.normalized].emplace(pattern, true).second)
       throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " is there twice"));
@@ -167,15 +157,16 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
                           ", but ",
                           known != vocabulary.end() ? "the vocabulary says " : "the next free one is ", id));
     (token.normalized ? in_normalized_text : in_raw_text).add(pattern, token);
+    if (token.special) special.insert(token.content);
     added.emplace_back(token, pattern);
   }
   for (const auto& [token, pattern] : added) {
     if (token.id < static_cast<int64_t>(tokens.size()) && !vocabulary.contains(token.content) &&
-        !tokens[token.id].bytes.empty())
+        tokens[token.id].exists)
       throw UserError(
           str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content), " is taken"));
     // `tokenizers` knows a special token by its content when decoding, but decodes the normalized one.
-    set_token(token.id, byte_level_decode(pattern), token.special && pattern == token.content);
+    set_token(token.id, pattern, special.contains(pattern));
   }
 }
 
@@ -184,18 +175,20 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& na
   if (!file.is_object() || !file.contains("model"))
     throw UserError(
         str(name, ": expected an object with `model`: not a tokenizer.json of the tokenizers library"));
-  auto data = std::make_shared<Data>(BytePairEncoder::from_json(file["model"], name));
-  data->nfc = read_normalizer(file.value("normalizer", Json()), name);
-  data->pre_tokenizer = PreTokenizer::from_json(file.value("pre_tokenizer", Json()), name);
+  PreTokenizer pre_tokenizer = PreTokenizer::from_json(file.value("pre_tokenizer", Json()), name);
+  auto data =
+      std::make_shared<Data>(BytePairEncoder::from_json(file["model"], pre_tokenizer.byte_level(), name));
+  data->pre_tokenizer = std::move(pre_tokenizer);
+  data->normalizer = Normalizer::from_json(file.value("normalizer", Json()), name);
   read_post_processor(file.value("post_processor", Json()), name, data->around);
-  check_decoder(file.value("decoder", Json()), name);
+  data->decoder = TokenDecoder::from_json(file.value("decoder", Json()), name);
   // A vocabulary with one huge id must not make a table of that size.
   const int64_t most_ids = 16 * static_cast<int64_t>(data->encoder.vocabulary().size()) + 65536;
   for (const auto& [spelling, id] : data->encoder.vocabulary()) {
     if (id >= most_ids)
       throw UserError(
           str(name, ": model: vocab: the id ", id, " of ", bough::quoted(spelling), " is out of proportion"));
-    data->set_token(id, byte_level_decode(spelling), false);
+    data->set_token(id, spelling, false);
   }
   data->read_added_tokens(file.value("added_tokens", Json()), name);
   for (const auto* ids : {&data->around.before, &data->around.after})
@@ -210,37 +203,55 @@ Tokenizer Tokenizer::load(const std::filesystem::path& file) {
   return from_json(read_file(path), path.string());
 }
 
-void Tokenizer::Data::encode_text(std::string_view text, std::vector<int32_t>& ids) const {
-  const auto words = [&](std::string_view stretch) {
-    pre_tokenizer.split(stretch, [&](std::string_view word) { encoder.encode(word, ids); });
-  };
+void Tokenizer::Data::encode_text(std::string_view text, bool continues, std::vector<int32_t>& ids) const {
   const auto added = [&](const AddedToken& token) { ids.push_back(token.id); };
+  const auto word = [&](std::string_view word) { encoder.encode(word, ids); };
   in_raw_text.split(
       text,
       [&](std::string_view stretch) {
-        if (nfc) in_normalized_text.split(unicode::nfc(stretch), words, added);
-        else in_normalized_text.split(stretch, words, added);
+        const bool first = stretch.data() == text.data();
+        TextStart start{first ? unicode::decode(stretch).length : 0, first && continues};
+        const std::string normalized = normalizer.empty() ? "" : normalizer.normalize(stretch, start);
+        const std::string_view whole = normalizer.empty() ? stretch : normalized;
+        in_normalized_text.split(
+            whole,
+            [&](std::string_view part) {
+              pre_tokenizer.split(part, start.at(static_cast<size_t>(part.data() - whole.data())), word);
+            },
+            added);
       },
       added);
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+std::vector<int32_t> Tokenizer::encode_after(std::string_view text, bool continues) const {
   if (const auto bad = unicode::find_invalid(text))
     throw UserError(
         str("text to encode: not valid UTF-8 at byte ", *bad, ": ", bough::quoted(text.substr(*bad, 16))));
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + 8);
-  if (add_special_tokens) ids = data_->around.before;
-  data_->encode_text(text, ids);
-  if (add_special_tokens) ids.insert(ids.end(), data_->around.after.begin(), data_->around.after.end());
+  data_->encode_text(text, continues, ids);
   return ids;
 }
 
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  std::vector<int32_t> ids = encode_after(text, false);
+  if (!add_special_tokens) return ids;
+  ids.insert(ids.begin(), data_->around.before.begin(), data_->around.before.end());
+  ids.insert(ids.end(), data_->around.after.begin(), data_->around.after.end());
+  return ids;
+}
+
+std::vector<int32_t> Tokenizer::encode_continuation(std::string_view text) const {
+  return encode_after(text, true);
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
-  std::string bytes;
+  std::string text;
+  TokenDecoder::Run run(data_->decoder);
   for (const int32_t id : ids)
-    if (!skip_special_tokens || !is_special(id)) bytes += id_to_bytes(id);
-  return unicode::replace_invalid(bytes);
+    if (const Data::Token* token = data_->decodable(id, skip_special_tokens)) run.push(token->prepared, text);
+  run.finish(text);
+  return text;
 }
 
 int64_t Tokenizer::vocab_size() const {
@@ -264,25 +275,21 @@ bool Tokenizer::is_special(int32_t id) const {
   return id >= 0 && id < vocab_size() && data_->tokens[id].special;
 }
 
+StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
+    : tokenizer_(std::move(tokenizer)),
+      skip_special_tokens_(skip_special_tokens),
+      run_(tokenizer_.data_->decoder) {}
+
 std::string StreamDecoder::push(int32_t id) {
-  if (skip_special_tokens_ && tokenizer_.is_special(id)) return "";
-  pending_ += tokenizer_.id_to_bytes(id);
-  // A character has at most four bytes: one that is not complete begins in the last three.
-  size_t complete = pending_.size();
-  for (size_t back = 1; back <= std::min<size_t>(3, pending_.size()); ++back) {
-    const size_t begin = pending_.size() - back;
-    if ((static_cast<unsigned char>(pending_[begin]) & 0xC0) == 0x80) continue;
-    if (unicode::decode(std::string_view(pending_).substr(begin)).truncated) complete = begin;
-    break;
-  }
-  const std::string text = unicode::replace_invalid(std::string_view(pending_).substr(0, complete));
-  pending_.erase(0, complete);
+  std::string text;
+  if (const auto* token = tokenizer_.data_->decodable(id, skip_special_tokens_))
+    run_.push(token->prepared, text);
   return text;
 }
 
 std::string StreamDecoder::finish() {
-  const std::string text = unicode::replace_invalid(pending_);
-  pending_.clear();
+  std::string text;
+  run_.finish(text);
   return text;
 }
 

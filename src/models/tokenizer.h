@@ -1,9 +1,16 @@
-// Text to token ids and back: byte-level byte pair encoding, read from tokenizer.json.
+// Text to token ids and back by byte pair encoding, read from tokenizer.json.
 //
-// The file is the one that Hugging Face's `tokenizers` writes for Qwen2, Qwen3, Llama 3, GPT-2 and their kin;
-// ids and decoded text equal that library's (0.23). Supported: model BPE over all bytes; normalizer none or
-// NFC; pre-tokenizer as pre_tokenizer.h lists; post-processor ByteLevel or one TemplateProcessing; decoder
-// ByteLevel; added tokens with every flag. Anything else in the file is a UserError that names it.
+// The file is the one that Hugging Face's `tokenizers` writes; ids and decoded text equal that library's
+// (0.23). Supported are
+//   model           BPE over bytes (GPT-2, Llama 3, Qwen, SmolLM2, DeepSeek) or over characters (Llama 2,
+//                   Mistral, Gemma, Phi-3), its vocabulary complete or not: unk_token, fuse_unk,
+//                   byte_fallback, ignore_merges (tokenizer_bpe.h)
+//   normalizer      NFC, Prepend, Replace, Strip (tokenizer_normalizer.h)
+//   pre_tokenizer   ByteLevel, Metaspace, Split, Digits, WhitespaceSplit (pre_tokenizer.h)
+//   post_processor  ByteLevel, one TemplateProcessing
+//   decoder         ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip (tokenizer_decoder.h)
+// with a Sequence of each, and added tokens with every flag. Anything else in the file (WordPiece, Unigram
+// and WordLevel models among it) is a UserError that names it.
 //
 // The file's `truncation` and `padding` are not applied: lengths are the caller's business (transformers does
 // the same unless told otherwise).
@@ -21,6 +28,8 @@
 #include <string_view>
 #include <vector>
 
+#include "models/tokenizer_decoder.h"
+
 namespace bough {
 
 class Tokenizer {
@@ -35,39 +44,47 @@ class Tokenizer {
   // template (Llama 3: the begin-of-text token in front). UserError if `text` is not valid UTF-8.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const;
 
-  // The bytes of the tokens, with U+FFFD for what is not UTF-8. Ids that no token has give nothing (a model's
-  // embedding is often padded beyond its vocabulary).
+  // The same for a text that goes on after another one, which was encoded before: where encode() would put a
+  // space in front of the text (Prepend, Metaspace, add_prefix_space), this does not.
+  std::vector<int32_t> encode_continuation(std::string_view text) const;
+
+  // The text of the tokens, with U+FFFD for what is not UTF-8. The space that encode() may have put in front
+  // of a text is taken off again. Ids that no token has give nothing (a model's embedding is often padded
+  // beyond its vocabulary).
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
   // One more than the largest id.
   int64_t vocab_size() const;
   // `token` as the file spells it: "Ġthe" for " the", or an added token's content.
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  // The bytes that a token stands for, perhaps part of a character; empty if no token has this id.
+  // The bytes that a token stands for inside a text: perhaps part of a character, and with its leading space.
+  // Empty if no token has this id.
   const std::string& id_to_bytes(int32_t id) const;
   // An added token marked special; `decode` leaves these out.
   bool is_special(int32_t id) const;
 
  private:
+  friend class StreamDecoder;
   struct Data;  // immutable but for a cache of words with its own locks: copies share it, threads may too
   explicit Tokenizer(std::shared_ptr<const Data> data) : data_(std::move(data)) {}
+  std::vector<int32_t> encode_after(std::string_view text, bool continues) const;
   std::shared_ptr<const Data> data_;
 };
 
 // Decodes token by token. The pieces given out, `finish()` included, concatenate to Tokenizer::decode of all
-// ids; bytes of a character that is not complete yet are held back.
+// ids. Held back is what later tokens may change: bytes of a character that is not complete yet and, where
+// the file's decoder is ByteFallback, a run of byte tokens until it ends.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true)
-      : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
+  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
   std::string push(int32_t id);
-  // What was held back, as U+FFFD, since it will not be completed. The decoder is then as new.
+  // What was held back, as it is if nothing follows. The decoder is then as new.
   std::string finish();
 
  private:
   Tokenizer tokenizer_;
   bool skip_special_tokens_;
-  std::string pending_;
+  TokenDecoder::Run run_;
 };
 
 // The tokenizer of `bough init`: a token for each byte (its id is the byte's value), <|endoftext|> 256,

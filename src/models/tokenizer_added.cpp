@@ -17,34 +17,9 @@ bool is_word_character(std::string_view character) {
   return !regex.find_all(replaced.empty() ? character : std::string_view(replaced)).empty();
 }
 
-// Begin of the character that ends at `end`.
-size_t character_before(std::string_view text, size_t end) {
-  do --end;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80);
-  return end;
-}
-
-size_t skip_space(std::string_view text, size_t position) {
-  while (position < text.size()) {
-    const unicode::Decoded next = unicode::decode(text.substr(position));
-    if (!unicode::is_white_space(next.code_point)) break;
-    position += next.length;
-  }
-  return position;
-}
-
-size_t skip_space_back(std::string_view text, size_t position) {
-  while (position > 0) {
-    const size_t before = character_before(text, position);
-    if (!unicode::is_white_space(unicode::decode(text.substr(before)).code_point)) break;
-    position = before;
-  }
-  return position;
-}
-
 bool stands_alone(std::string_view text, size_t begin, size_t end) {
   if (begin > 0) {
-    const size_t before = character_before(text, begin);
+    const size_t before = unicode::character_before(text, begin);
     if (is_word_character(text.substr(before, begin - before))) return false;
   }
   return end == text.size() || !is_word_character(text.substr(end, unicode::decode(text.substr(end)).length));
@@ -98,8 +73,8 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(std
     size_t begin = position;
     size_t end = position += length;
     if (token->single_word && !stands_alone(text, begin, end)) continue;
-    if (token->lstrip) begin = std::max(skip_space_back(text, begin), done);
-    if (token->rstrip) end = skip_space(text, end);
+    if (token->lstrip) begin = std::max(unicode::skip_white_space_back(text, begin), done);
+    if (token->rstrip) end = unicode::skip_white_space(text, end);
     if (done < begin) between(text.substr(done, begin - done));
     found(*token);
     done = end;

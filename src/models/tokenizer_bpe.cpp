@@ -4,18 +4,22 @@
 #include <limits>
 #include <mutex>
 #include <queue>
-#include <unordered_set>
+#include <utility>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "models/tokenizer_json.h"
 #include "models/unicode_text.h"
 
 namespace bough {
 namespace {
 
-std::string shown(const Json& value) {
-  return bough::quoted(dump_line(value));
-}
+using tokenizer_json::shown;
+
+// The mark that SentencePiece writes for a space.
+constexpr std::string_view kMark = "\u2581";
+constexpr char32_t kMarkCharacter = 0x2581;
+
+constexpr size_t kCommonCharacters = 0x10000;  // what a table holds; rarer ones are in a map
 
 }  // namespace
 
@@ -134,33 +138,33 @@ BytePairEncoder::BytePairEncoder() : cache_(std::make_unique<Cache>()) {}
 BytePairEncoder::BytePairEncoder(BytePairEncoder&&) noexcept = default;
 BytePairEncoder::~BytePairEncoder() = default;
 
-BytePairEncoder BytePairEncoder::from_json(const Json& model, const std::string& where) {
-  if (!model.is_object()) throw UserError(str(where, ": model: expected an object, got ", shown(model)));
+BytePairEncoder BytePairEncoder::from_json(const Json& model, bool byte_level, const std::string& where) {
+  const std::string here = where + ": model";
+  if (!model.is_object()) throw UserError(str(here, ": expected an object, got ", shown(model)));
   const Json type = model.value("type", Json("BPE"));
-  if (type != "BPE") throw UserError(str(where, ": model ", shown(type), " is not supported: only BPE is"));
-  // `unk_token` and `fuse_unk` never matter: every byte has a token.
-  for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"}) {
+  if (type != "BPE")
+    throw UserError(
+        str(here, " ", shown(type),
+            " is not supported: only BPE is. Use a model with a BPE tokenizer (GPT-2, Llama, Qwen, "
+            "Mistral, Gemma, Phi-3 and their kin have one), or work with token ids"));
+  for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const Json value = model.value(name, Json());
     const bool absent = value.is_null() || value == "" || value == false || value == 0.0;
-    if (!absent) throw UserError(str(where, ": model: ", name, " = ", shown(value), " is not supported"));
+    if (!absent) throw UserError(str(here, ": ", name, " = ", shown(value), " is not supported"));
   }
   if (!model.contains("vocab") || !model["vocab"].is_object() || !model.contains("merges") ||
       !model["merges"].is_array())
-    throw UserError(str(where, ": model: expected a `vocab` object and a `merges` list"));
+    throw UserError(str(here, ": expected a `vocab` object and a `merges` list"));
   BytePairEncoder result;
+  result.byte_level_ = byte_level;
+  result.byte_fallback_ = tokenizer_json::flag(model, "byte_fallback", false, here);
+  result.fuse_unknown_ = tokenizer_json::flag(model, "fuse_unk", false, here);
+  result.ignore_merges_ = tokenizer_json::flag(model, "ignore_merges", false, here);
+  if (!model.value("unk_token", Json()).is_null())
+    result.unknown_token_ = tokenizer_json::text_of(model, "unk_token", here);
   result.read_vocabulary(model["vocab"], where);
+  result.read_units();
   result.read_merges(model["merges"], where);
-  const Json ignore_merges = model.value("ignore_merges", Json(false));
-  if (!ignore_merges.is_boolean())
-    throw UserError(str(where, ": model: ignore_merges must be true or false"));
-  result.ignore_merges_ = ignore_merges;
-  if (result.ignore_merges_) {
-    for (const auto& [spelling, id] : result.vocabulary_) {
-      bool exact = false;
-      const std::string bytes = byte_level_decode(spelling, &exact);
-      if (exact) result.whole_words_.emplace(bytes, id);
-    }
-  }
   return result;
 }
 
@@ -176,15 +180,33 @@ void BytePairEncoder::read_vocabulary(const Json& vocabulary, const std::string&
                           bough::quoted(spelling)));
     vocabulary_.emplace(spelling, id.get<int32_t>());
   }
+}
+
+// The tokens that words begin as, and what stands in for those that the vocabulary lacks.
+void BytePairEncoder::read_units() {
+  constexpr std::string_view kHexadecimal = "0123456789ABCDEF";
+  const auto id_of = [&](const std::string& spelling) {
+    const auto token = vocabulary_.find(spelling);
+    return token == vocabulary_.end() ? -1 : token->second;
+  };
   for (size_t byte = 0; byte < 256; ++byte) {
-    const auto token = vocabulary_.find(byte_level_characters()[byte]);
-    // C0, C1 and F5..FF occur in no UTF-8 text; some vocabularies leave them out.
-    const bool occurs = byte < 0xC0 || (byte > 0xC1 && byte < 0xF5);
-    if (token == vocabulary_.end() && occurs)
-      throw UserError(str(where, ": model: vocab: no token for byte ", byte, " (",
-                          bough::quoted(byte_level_characters()[byte]),
-                          "): only byte-level vocabularies that cover all texts are supported"));
-    byte_ids_[byte] = token == vocabulary_.end() ? -1 : token->second;
+    byte_ids_[byte] = id_of(byte_level_characters()[byte]);
+    fallback_ids_[byte] = id_of(str("<0x", kHexadecimal[byte / 16], kHexadecimal[byte % 16], '>'));
+  }
+  if (unknown_token_) unknown_id_ = id_of(*unknown_token_);
+  if (!byte_level_) character_ids_.assign(kCommonCharacters, -1);
+  for (const auto& [spelling, id] : vocabulary_) {
+    if (byte_level_ && !ignore_merges_) break;
+    if (byte_level_) {
+      bool exact = false;
+      const std::string bytes = byte_level_decode(spelling, &exact);
+      if (exact) whole_words_.emplace(bytes, id);
+    } else if (!spelling.empty()) {
+      const unicode::Decoded first = unicode::decode(spelling);
+      if (first.length != spelling.size()) continue;
+      if (first.code_point < kCommonCharacters) character_ids_[first.code_point] = id;
+      else rare_character_ids_[first.code_point] = id;
+    }
   }
 }
 
@@ -216,24 +238,102 @@ void BytePairEncoder::read_merges(const Json& merges, const std::string& where) 
                           ": expected \"left right\" or [\"left\", \"right\"], got ", shown(merge)));
     const int32_t left_id = id_of(left, rank);
     const int32_t right_id = id_of(right, rank);
-    merges_->insert(left_id, right_id, {static_cast<int32_t>(rank), id_of(left + right, rank)});
+    const std::string product = left + right;
+    merges_->insert(left_id, right_id, {static_cast<int32_t>(rank), id_of(product, rank)});
+    for (size_t mark = product.find(kMark, 1); !byte_level_ && mark != std::string::npos;
+         mark = product.find(kMark, mark + 1))
+      before_mark_.insert(
+          unicode::decode(std::string_view(product).substr(unicode::character_before(product, mark)))
+              .code_point);
   }
+}
+
+int32_t BytePairEncoder::character_id(char32_t character) const {
+  if (character < kCommonCharacters) return character_ids_[character];
+  const auto rare = rare_character_ids_.find(character);
+  return rare == rare_character_ids_.end() ? -1 : rare->second;
 }
 
 void BytePairEncoder::encode(std::string_view word, std::vector<int32_t>& ids) const {
   if (word.empty()) return;
   if (ignore_merges_) {
-    const auto whole = whole_words_.find(std::string(word));
-    if (whole != whole_words_.end()) {
-      ids.push_back(whole->second);
+    const auto& whole = byte_level_ ? whole_words_ : vocabulary_;
+    if (const auto token = whole.find(std::string(word)); token != whole.end()) {
+      ids.push_back(token->second);
       return;
     }
   }
-  const bool cached = word.size() > 1 && word.size() <= Cache::kLongestWord;
-  if (cached && cache_->find(word, ids)) return;
-  const std::vector<int32_t> merged = merge(word);
+  size_t begin = 0;
+  if (!byte_level_ && character_ids_[kMarkCharacter] >= 0) {
+    for (size_t mark = word.find(kMark, 1); mark != std::string_view::npos;
+         mark = word.find(kMark, mark + 1)) {
+      const char32_t before = unicode::decode(word.substr(unicode::character_before(word, mark))).code_point;
+      // A character without a token may be another token at its end, and may be waiting to be fused.
+      if (character_id(before) < 0 || before_mark_.contains(before)) continue;
+      encode_part(word.substr(begin, mark - begin), ids);
+      begin = mark;
+    }
+  }
+  encode_part(word.substr(begin), ids);
+}
+
+void BytePairEncoder::encode_part(std::string_view part, std::vector<int32_t>& ids) const {
+  const bool cached = part.size() > 1 && part.size() <= Cache::kLongestWord;
+  if (cached && cache_->find(part, ids)) return;
+  const std::vector<int32_t> merged = merge(part);
   ids.insert(ids.end(), merged.begin(), merged.end());
-  if (cached) cache_->insert(word, merged);
+  if (cached) cache_->insert(part, merged);
+}
+
+// The tokens of a word, linked, with those removed that a merge has taken into the one before.
+class BytePairEncoder::Symbols {
+ public:
+  struct Symbol {
+    int32_t id, previous, next;
+    bool removed;
+  };
+
+  explicit Symbols(size_t most) { list_.reserve(most); }
+
+  // What has no token waits until something is added that has one; `tokenizers` lets bytes that stand in for
+  // a character overtake it, which add_fallback() does.
+  void add(int32_t id) {
+    if (waiting_ >= 0) add_fallback(std::exchange(waiting_, -1));
+    add_fallback(id);
+  }
+  void add_fallback(int32_t id) {
+    const int32_t position = static_cast<int32_t>(list_.size());
+    if (position > 0) list_.back().next = position;
+    list_.push_back({id, position - 1, -1, false});
+  }
+  void add_unknown(int32_t id, bool fuse) {
+    if (waiting_ >= 0 && !fuse) add_fallback(waiting_);
+    waiting_ = id;
+  }
+  std::vector<Symbol>& finish() {
+    if (waiting_ >= 0) add_fallback(std::exchange(waiting_, -1));
+    return list_;
+  }
+
+ private:
+  std::vector<Symbol> list_;
+  int32_t waiting_ = -1;  // an unk_token
+};
+
+void BytePairEncoder::add_unknown(std::string_view character, Symbols& symbols) const {
+  const auto id_of = [&](char byte) { return fallback_ids_[static_cast<unsigned char>(byte)]; };
+  if (byte_fallback_ &&
+      std::all_of(character.begin(), character.end(), [&](char byte) { return id_of(byte) >= 0; })) {
+    for (const char byte : character) symbols.add_fallback(id_of(byte));
+    return;
+  }
+  if (!unknown_token_) return;
+  if (unknown_id_ < 0)
+    throw UserError(str("text to encode: the tokenizer has no token for ", bough::quoted(character),
+                        ", and its unk_token ", bough::quoted(*unknown_token_),
+                        " is not in the vocabulary of its model: take the character out of the text, or mend "
+                        "tokenizer.json"));
+  symbols.add_unknown(unknown_id_, fuse_unknown_);
 }
 
 // A list of symbols linked over the word's bytes, and a heap of the merges that may apply. A merge does not
@@ -241,10 +341,6 @@ void BytePairEncoder::encode(std::string_view word, std::vector<int32_t>& ids) c
 // product's id, not by the pair, which lets an outdated entry stand in for another pair with the same
 // product: so does this.
 std::vector<int32_t> BytePairEncoder::merge(std::string_view word) const {
-  struct Symbol {
-    int32_t id, previous, next;
-    bool removed;
-  };
   struct Candidate {
     int32_t rank, position, id;
     bool operator>(const Candidate& other) const {
@@ -253,18 +349,26 @@ std::vector<int32_t> BytePairEncoder::merge(std::string_view word) const {
   };
   BOUGH_CHECK(word.size() < static_cast<size_t>(std::numeric_limits<int32_t>::max()), "a word of ",
               word.size(), " bytes");
-  const int32_t size = static_cast<int32_t>(word.size());
-  std::vector<Symbol> symbols(word.size());
-  std::vector<Candidate> first;
-  for (int32_t i = 0; i < size; ++i) {
-    const int32_t id = byte_ids_[static_cast<unsigned char>(word[i])];
-    BOUGH_CHECK(id >= 0, "byte ", static_cast<int>(static_cast<unsigned char>(word[i])),
-                " of a word that is not UTF-8");
-    symbols[i] = {id, i - 1, i + 1 < size ? i + 1 : -1, false};
-    if (i == 0) continue;
-    if (const auto* merge = merges_->find(symbols[i - 1].id, id))
-      first.push_back({merge->rank, i - 1, merge->id});
+  Symbols unmerged(word.size());
+  for (size_t i = 0; i < word.size();) {
+    if (byte_level_) {
+      const size_t byte = static_cast<unsigned char>(word[i++]);
+      if (byte_ids_[byte] >= 0) unmerged.add(byte_ids_[byte]);
+      else add_unknown(byte_level_characters()[byte], unmerged);
+    } else {
+      const unicode::Decoded next = unicode::decode(word.substr(i));
+      const int32_t id = character_id(next.code_point);
+      if (id >= 0) unmerged.add(id);
+      else add_unknown(word.substr(i, next.length), unmerged);
+      i += next.length;
+    }
   }
+  std::vector<Symbols::Symbol>& symbols = unmerged.finish();
+  if (symbols.empty()) return {};
+  std::vector<Candidate> first;
+  for (int32_t i = 1; i < static_cast<int32_t>(symbols.size()); ++i)
+    if (const auto* merge = merges_->find(symbols[i - 1].id, symbols[i].id))
+      first.push_back({merge->rank, i - 1, merge->id});
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue(std::greater<>(),
                                                                                std::move(first));
   const auto offer = [&](int32_t left, int32_t right) {
@@ -274,9 +378,9 @@ std::vector<int32_t> BytePairEncoder::merge(std::string_view word) const {
   while (!queue.empty()) {
     const Candidate top = queue.top();
     queue.pop();
-    Symbol& left = symbols[top.position];
+    Symbols::Symbol& left = symbols[top.position];
     if (left.removed || left.next < 0) continue;
-    Symbol& right = symbols[left.next];
+    Symbols::Symbol& right = symbols[left.next];
     const auto* merge = merges_->find(left.id, right.id);
     if (!merge || merge->id != top.id) continue;
     left.id = top.id;

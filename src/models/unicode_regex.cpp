@@ -64,12 +64,27 @@ Regex Regex::trusted(std::string_view pattern) {
 }
 
 Regex Regex::literal(std::string_view text) {
-  Regex regex(text, PCRE2_UTF | PCRE2_LITERAL, "literal pattern");
-  regex.is_literal_ = true;
+  BOUGH_CHECK(!text.empty(), "a literal pattern must not be empty");
+  Regex regex;
+  regex.literal_ = text;
   return regex;
 }
 
+bool Regex::may_match_nothing() const {
+  if (!code_) return false;
+  uint32_t result = 0;
+  pcre2_pattern_info(static_cast<const pcre2_code*>(code_.get()), PCRE2_INFO_MATCHEMPTY, &result);
+  return result != 0;
+}
+
 std::vector<Match> Regex::find_all(std::string_view subject) const {
+  if (!literal_.empty()) {
+    std::vector<Match> found;
+    for (size_t at = subject.find(literal_); at != std::string_view::npos;
+         at = subject.find(literal_, found.back().end))
+      found.push_back({at, at + literal_.size()});
+    return found;
+  }
   const auto* code = static_cast<const pcre2_code*>(code_.get());
   const MatchData match(code);
   const MatchContext context;

@@ -29,16 +29,20 @@ class Regex {
   // For patterns of our own, which may use all of PCRE2.
   static Regex trusted(std::string_view pattern);
 
-  bool is_literal() const { return is_literal_; }
+  // Whether subjects must have passed through with_stand_ins(): not those of a literal.
+  bool wants_stand_ins() const { return literal_.empty(); }
+  // Whether some subject has an empty match.
+  bool may_match_nothing() const;
 
   // All matches from left to right that do not overlap. `subject` must be valid UTF-8. Empty matches directly
   // after another match are left out, as Oniguruma's iterator does. Thread-safe.
   std::vector<Match> find_all(std::string_view subject) const;
 
  private:
+  Regex() = default;
   explicit Regex(std::string_view pattern, uint32_t options, const std::string& where);
-  std::shared_ptr<const void> code_;  // pcre2_code
-  bool is_literal_ = false;
+  std::shared_ptr<const void> code_;  // pcre2_code; none for a literal
+  std::string literal_;
 };
 
 // Throws UserError if `pattern` uses a construct that could mean something else in PCRE2 than in Oniguruma.

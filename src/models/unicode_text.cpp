@@ -103,6 +103,30 @@ bool is_white_space(char32_t c) {
          c == 0x3000;
 }
 
+size_t character_before(std::string_view text, size_t end) {
+  do --end;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80);
+  return end;
+}
+
+size_t skip_white_space(std::string_view text, size_t position) {
+  while (position < text.size()) {
+    const Decoded next = decode(text.substr(position));
+    if (!is_white_space(next.code_point)) break;
+    position += next.length;
+  }
+  return position;
+}
+
+size_t skip_white_space_back(std::string_view text, size_t position) {
+  while (position > 0) {
+    const size_t before = character_before(text, position);
+    if (!is_white_space(decode(text.substr(before)).code_point)) break;
+    position = before;
+  }
+  return position;
+}
+
 std::string nfc(std::string_view text) {
   // Below U+0300 nothing composes, reorders or decomposes; in UTF-8 that is every byte below 0xCC.
   const bool plain =

@@ -30,6 +30,13 @@ void append(std::string& out, char32_t code_point);
 // Unicode White_Space.
 bool is_white_space(char32_t code_point);
 
+// Begin of the character that ends at `end` > 0.
+size_t character_before(std::string_view text, size_t end);
+
+// The end of the white space that begins at `position`, and the begin of the white space that ends there.
+size_t skip_white_space(std::string_view text, size_t position);
+size_t skip_white_space_back(std::string_view text, size_t position);
+
 // NFC as `tokenizers` computes it. `text` must be valid.
 std::string nfc(std::string_view text);
 

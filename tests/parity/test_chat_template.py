@@ -132,6 +132,7 @@ NOT_CHATML = {
     "not_closed": PLAIN.replace("{% endfor %}", ""),
     "wrong_syntax": PLAIN.replace("message['role'] +", "message['role'] + +"),
     "empty": "",
+    "other_begin": "<s>" + PLAIN,
 }
 
 
@@ -191,6 +192,40 @@ def test_texts_equal_transformers(name, as_file, tokenizer, tmp_path):
             messages, chat_template=template, tokenize=False, add_generation_prompt=prompt
         )
         assert answer == {"text": expected}, messages
+
+
+@pytest.mark.parametrize("writes_bos", [True, False])
+def test_bos_is_there_once_or_not_at_all(writes_bos, tokenizer, tmp_path):
+    """Ids of a conversation, where the tokenizer itself puts a BOS in front of plain texts."""
+    template = "{{ bos_token }}" * writes_bos + PLAIN
+    ask({"op": "byte_level", "path": str(tmp_path)})
+    file = json.loads((tmp_path / "tokenizer.json").read_text())
+    begin = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    text = [{"Sequence": {"id": kind, "type_id": 0}} for kind in "AB"]
+    file["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, text[0]],
+        "pair": [begin, *text],
+        "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [256], "tokens": ["<|endoftext|>"]}
+        },
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {"chat_template": template, "bos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "Hi."}]
+    (chat,) = ask({"op": "chat", "path": str(tmp_path), "messages": messages, "add_generation_prompt": True})
+    _, chat_ids, plain_ids = ask(
+        {"op": "load", "name": "t", "path": str(tmp_path)},
+        {"op": "encode", "name": "t", "text": chat["text"]},
+        {"op": "encode", "name": "t", "text": "Hi.", "add_special_tokens": True},
+    )
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert chat_ids["ids"] == expected
+    assert chat_ids["ids"].count(256) == writes_bos
+    assert plain_ids["ids"] == theirs("Hi.")["input_ids"] == [256, *b"Hi."]
 
 
 @pytest.mark.parametrize("name", NOT_CHATML)
