@@ -79,9 +79,15 @@ ModelConfig make_config(const InitOptions& options) {
       {"head_dim", head_dim},
       {"max_position_embeddings", options.max_positions},
       {"rms_norm_eps", 1e-6},
-      {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}}},
+      {"rope_theta", 1e6},
       {"tie_word_embeddings", options.tie},
-      {"hidden_act", "silu"},
+      {"query_pre_attn_scalar", head_dim},
+      {"attn_logit_softcapping", nullptr},
+      {"final_logit_softcapping", nullptr},
+      // A window that holds every sequence: all of them are exact.
+      {"sliding_window", is_gemma ? Json(options.max_positions) : Json(nullptr)},
+      {"original_max_position_embeddings",
+       architecture == Architecture::kPhi3 ? Json(options.max_positions) : Json(nullptr)},
   };
   ModelConfig config = parse_model_config(asked, "bough init");
   config.source = write_model_config(config);
