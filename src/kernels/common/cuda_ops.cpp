@@ -21,6 +21,7 @@
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
+#include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/quantized_product/quantized_product.h"
 
 namespace bough {

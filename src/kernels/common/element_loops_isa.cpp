@@ -7,9 +7,16 @@ namespace bough::BOUGH_ISA {
 
 // rms_norm.h
 
-template <class T, class A>
-void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
-                   const NormSettings& norm) {
+// weight + offset. Without an offset nothing is added: the compiler would put the factors in another order.
+template <bool kOffset, class A, class T>
+static inline A factor_of(const T* weight, A offset) {
+  if constexpr (kOffset) return load(weight) + offset;
+  else return load(weight);
+}
+
+template <bool kOffset, class T, class A>
+static inline void norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                             const NormSettings& norm) {
   const double eps = norm.eps;
   const A offset = static_cast<A>(norm.weight_offset);
   for (int64_t r = 0; r < num_rows; ++r, x += width, y += width) {
@@ -19,20 +26,29 @@ void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows,
         A(1) / (sizeof(A) == 8 ? __builtin_sqrt(sum / width + eps)
                                : __builtin_sqrtf(static_cast<float>(sum / width + static_cast<A>(eps))));
     rstd[r] = scale;
-    for (int64_t d = 0; d < width; ++d) store(y + d, load(x + d) * scale * (load(weight + d) + offset));
+    for (int64_t d = 0; d < width; ++d)
+      store(y + d, load(x + d) * scale * factor_of<kOffset, A>(weight + d, offset));
   }
 }
 
+template <class T, class A>
+void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                   const NormSettings& norm) {
+  const auto rows = norm.weight_offset == 0 ? norm_rows<false, T, A> : norm_rows<true, T, A>;
+  rows(y, rstd, x, weight, num_rows, width, norm);
+}
+
 // Forward was y = x · rstd · w; now, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)).
-template <bool kResidual, bool kAgain, class T, class A>
+template <bool kOffset, bool kResidual, bool kAgain, class T, class A>
 static inline void backward_row(T* d_x, T* y, A* d_weight, const T* d_y, const T* x, const T* weight,
                                 const T* residual, A scale, int64_t width, A offset) {
   A dot = 0;
-  for (int64_t d = 0; d < width; ++d) dot += load(d_y + d) * (load(weight + d) + offset) * load(x + d);
+  for (int64_t d = 0; d < width; ++d)
+    dot += load(d_y + d) * factor_of<kOffset, A>(weight + d, offset) * load(x + d);
   const A mean = dot * scale * scale / width;
 #pragma GCC ivdep
   for (int64_t d = 0; d < width; ++d) {
-    const A x_d = load(x + d), d_y_d = load(d_y + d), w_d = load(weight + d) + offset;
+    const A x_d = load(x + d), d_y_d = load(d_y + d), w_d = factor_of<kOffset, A>(weight + d, offset);
     d_weight[d] += d_y_d * x_d * scale;
     A d_x_d = scale * (d_y_d * w_d - x_d * mean);
     if constexpr (kResidual) d_x_d += load(residual + d);
@@ -41,12 +57,19 @@ static inline void backward_row(T* d_x, T* y, A* d_weight, const T* d_y, const T
   }
 }
 
+template <bool kOffset, class T, class A>
+static inline auto backward_row_of(bool residual, bool again) {
+  return residual
+             ? (again ? backward_row<kOffset, true, true, T, A> : backward_row<kOffset, true, false, T, A>)
+             : (again ? backward_row<kOffset, false, true, T, A> : backward_row<kOffset, false, false, T, A>);
+}
+
 template <class T, class A>
 void rms_norm_backward_rows(T* d_x, T* y, A* d_weight, const T* d_y, const T* x, const T* weight,
                             const T* residual, const A* rstd, int64_t num_rows, int64_t width,
                             double weight_offset) {
-  const auto row = residual ? (y ? backward_row<true, true, T, A> : backward_row<true, false, T, A>)
-                            : (y ? backward_row<false, true, T, A> : backward_row<false, false, T, A>);
+  const auto row = weight_offset == 0 ? backward_row_of<false, T, A>(residual, y)
+                                      : backward_row_of<true, T, A>(residual, y);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t at = r * width;
     row(d_x + at, y ? y + at : nullptr, d_weight, d_y + at, x + at, weight,
@@ -156,9 +179,9 @@ static inline A inverse_rms(const T* x, int64_t width, double eps) {
                                 : __builtin_sqrtf(static_cast<float>(sum / width + static_cast<A>(eps))));
 }
 
-template <class T, class A>
-void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
-                      const NormSettings& norm, const HeadRows& rows) {
+template <bool kOffset, class T, class A>
+static inline void rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
+                               const NormSettings& norm, const HeadRows& rows) {
   const int64_t half = rows.num_pairs;
   const A offset = static_cast<A>(norm.weight_offset);
   const T* x = qkv;
@@ -167,13 +190,13 @@ void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* w
       const A scale = inverse_rms<A>(x, rows.head_dim, norm.eps);
 #pragma GCC ivdep
       for (int64_t d = 0; d < half; ++d) {
-        const A first = load(x + d) * scale * (load(weight + d) + offset);
-        const A second = load(x + half + d) * scale * (load(weight + half + d) + offset);
+        const A first = load(x + d) * scale * factor_of<kOffset, A>(weight + d, offset);
+        const A second = load(x + half + d) * scale * factor_of<kOffset, A>(weight + half + d, offset);
         store(y + d, first * cos[d] - second * sin[d]);
         store(y + half + d, second * cos[d] + first * sin[d]);
       }
       for (int64_t d = 2 * half; d < rows.head_dim; ++d)
-        store(y + d, load(x + d) * scale * (load(weight + d) + offset));
+        store(y + d, load(x + d) * scale * factor_of<kOffset, A>(weight + d, offset));
     } else {
 #pragma GCC ivdep
       for (int64_t d = 0; d < half; ++d) {
@@ -189,10 +212,10 @@ void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* w
 
 // Forward was y = rotate(x · rstd · w); now the rotation is turned around into `g` = d(x · rstd · w), and
 // then d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
-template <class T, class A>
-void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
-                               const A* sin, const T* weight, const NormSettings& norm,
-                               const HeadRows& rows) {
+template <bool kOffset, class T, class A>
+static inline void rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
+                                        const A* sin, const T* weight, const NormSettings& norm,
+                                        const HeadRows& rows) {
   const int64_t width = rows.head_dim;
   const int64_t half = rows.num_pairs;
   const A offset = static_cast<A>(norm.weight_offset);
@@ -210,19 +233,36 @@ void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const 
     if (weight) {
       const A scale = inverse_rms<A>(x, width, norm.eps);
       A dot = 0;
-      for (int64_t d = 0; d < width; ++d) dot += g[d] * (load(weight + d) + offset) * load(x + d);
+      for (int64_t d = 0; d < width; ++d)
+        dot += g[d] * factor_of<kOffset, A>(weight + d, offset) * load(x + d);
       const A mean = dot * scale * scale / width;
 #pragma GCC ivdep
       for (int64_t d = 0; d < width; ++d) {
         const A x_d = load(x + d);
         d_weight[d] += g[d] * x_d * scale;
-        store(d_x + d, scale * (g[d] * (load(weight + d) + offset) - x_d * mean));
+        store(d_x + d, scale * (g[d] * factor_of<kOffset, A>(weight + d, offset) - x_d * mean));
       }
     } else {
 #pragma GCC ivdep
       for (int64_t d = 0; d < width; ++d) store(d_x + d, g[d]);
     }
   }
+}
+
+template <class T, class A>
+void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
+                      const NormSettings& norm, const HeadRows& rows) {
+  const auto all = norm.weight_offset == 0 ? rotate_rows<false, T, A> : rotate_rows<true, T, A>;
+  all(y, qkv, cos, sin, weight, norm, rows);
+}
+
+template <class T, class A>
+void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
+                               const A* sin, const T* weight, const NormSettings& norm,
+                               const HeadRows& rows) {
+  const auto all =
+      norm.weight_offset == 0 ? rotate_backward_rows<false, T, A> : rotate_backward_rows<true, T, A>;
+  all(d_qkv, d_weight, g, d_y, qkv, cos, sin, weight, norm, rows);
 }
 
 #define INSTANTIATE(T, A)                                                                               \
