@@ -47,8 +47,8 @@ PassInput make_pass_input(const PrefixTree& tree, const Block& block,
           at::tensor(end_local, at::kInt).to(device)};
 }
 
-// Beyond the length up to which the model is computed exactly, tokens that several sequences share would not be
-// the same for all of them, or the model another one.
+// Beyond the length up to which the model is computed exactly, tokens that several sequences share would not
+// be the same for all of them, or the model another one.
 void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
   for (size_t s = 0; s < batch.sequences.size(); ++s)
     if (static_cast<int64_t>(batch.sequences[s].size()) > config.max_exact_length)

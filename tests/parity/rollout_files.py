@@ -91,8 +91,8 @@ def gradient_error(got: torch.Tensor, expected: torch.Tensor, norm_sum: float) -
 
 
 def compute_in_double(monkeypatch) -> None:
-    """transformers casts RMSNorm, rotary angles and Gemma's embedding scale to fp32 even in an fp64 model: 3e-7
-    in gradients. Its own formulas without the casts."""
+    """transformers casts RMSNorm, rotary angles and Gemma's embedding scale to fp32 even in an fp64 model:
+    3e-7 in gradients. Its own formulas without the casts."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     def norm(self, x):

@@ -91,7 +91,7 @@ def test_far_positions(logits, tmp_path):
         ("llama_dynamic", 2048, "rope_parameters"),
     ],
 )
-def test_length_up_to_which_a_model_is_exact(bough, logits, tiny_models, tmp_path, architecture, longest, why):
+def test_length_of_an_exact_model(bough, logits, tiny_models, tmp_path, architecture, longest, why):
     directory = tiny_models(architecture)
     ids = random.Random(5).choices(range(311), k=longest)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

@@ -1,5 +1,5 @@
-// y[t] = weight[tokens[t]] · scale. Backward: weight.main_grad[tokens[t]] += d_y[t] · scale, accumulator type;
-// a token that occurs often is summed in the order of t.
+// y[t] = weight[tokens[t]] · scale. Backward: weight.main_grad[tokens[t]] += d_y[t] · scale, accumulator
+// type; a token that occurs often is summed in the order of t.
 #pragma once
 
 #include "kernels/parameter.h"
