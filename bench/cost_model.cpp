@@ -173,7 +173,7 @@ class Bench {
     config.vocab_size = shape.vocab_size;
     config.tie_word_embeddings = config.qk_norm = true;
     config.max_position_embeddings = 40960;
-    config.rope_theta = 1e6;
+    config.rope.theta = 1e6;
     return config;
   }
 

@@ -1,5 +1,6 @@
 """Small random models as transformers writes them, the same for the same seed. For tests only."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,108 @@ _COMMON = {
     "pad_token_id": None,
 }
 
+_LLAMA = {"model_type": "llama", "tie_word_embeddings": False, "rope_theta": 5e5}
+_WINDOW = 512  # longer than the tests' sequences: beyond it a model with windows is refused
+
+# Families first, then what their layers may have besides: by name, so that a failure says which.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False, "rope_theta": 1e6},
     "qwen3_tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": False, "rope_theta": 1e6},
     "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True, "rope_theta": 1e4},
-    "llama": {"model_type": "llama", "tie_word_embeddings": False, "rope_theta": 5e5},
-    "llama_tied": {"model_type": "llama", "tie_word_embeddings": True, "rope_theta": 5e5},
+    "llama": _LLAMA,
+    "llama_tied": {**_LLAMA, "tie_word_embeddings": True},
+    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": _WINDOW, "rope_theta": 1e4},
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "sliding_window": _WINDOW,
+        "rope_theta": 1e4,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": _WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "rope_theta": 2e6},
+    "phi3": {"model_type": "phi3", "sliding_window": _WINDOW, "rope_theta": 1e4},
+    "olmo2": {"model_type": "olmo2", "tie_word_embeddings": False, "rope_theta": 5e5},
+    "llama_biases": {**_LLAMA, "attention_bias": True, "mlp_bias": True},
+    "qwen3_biases": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True, "rope_theta": 1e6},
+    "qwen2_window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+        "sliding_window": _WINDOW,
+        "rope_theta": 1e6,
+    },
+    "llama_linear": {
+        **_LLAMA,
+        "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+    },
+    "llama_dynamic": {
+        **_LLAMA,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+    },
+    # A head's six waves are short, between and long against the original length.
+    "llama_llama3": {
+        **_LLAMA,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+            "rope_theta": 1e3,
+        },
+    },
+    "qwen3_yarn": {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+            "rope_theta": 1e3,
+        },
+    },
+    "llama_yarn_mscale": {
+        **_LLAMA,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "truncate": False,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.3,
+            "original_max_position_embeddings": 256,
+            "rope_theta": 1e3,
+        },
+    },
+    # Three heads of 16, of which 8 elements are turned.
+    "phi3_longrope": {
+        "model_type": "phi3",
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "original_max_position_embeddings": 400,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.25, 1.5, 2.0],
+            "long_factor": [1.5, 3.0, 6.0, 12.0],
+        },
+    },
 }
 
 
@@ -39,7 +135,14 @@ def make_tiny_model(architecture: str, seed: int = 0, **overrides: Any):
 
     settings = {**_COMMON, **ARCHITECTURES[architecture], **overrides}
     # transformers 5 reads the rotary base from rope_parameters; checkpoints of before have rope_theta.
-    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
+    theta = settings.pop("rope_theta", None)
+    settings.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": theta})
+    # transformers keeps what it is given, and fills in what is missing.
+    settings["rope_parameters"] = copy.deepcopy(settings["rope_parameters"])
+    is_gemma = settings["model_type"].startswith("gemma")
+    if is_gemma:
+        settings["hidden_activation"] = "gelu_pytorch_tanh"
+        del settings["hidden_act"]
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -47,7 +150,7 @@ def make_tiny_model(architecture: str, seed: int = 0, **overrides: Any):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:
-                    center = 0.0 if name.endswith(".bias") else 1.0
+                    center = 0.0 if name.endswith(".bias") or is_gemma else 1.0
                     parameter.copy_(center + 0.2 * torch.randn_like(parameter))
                 else:
                     # Wide enough that the logits differ clearly between tokens.

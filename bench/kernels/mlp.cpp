@@ -14,7 +14,7 @@ struct Layer {
   Parameter norm, gate_up, down;
   at::Tensor x, d_y;
 
-  at::Tensor forward() const { return mlp(x, {norm, gate_up, down, 1e-6}); }
+  at::Tensor forward() const { return mlp(x, {&norm, gate_up, down, 1e-6}); }
 };
 
 std::vector<Layer> layers(const Setting& s) {

@@ -58,7 +58,7 @@ struct ModelBytes {
   ModelBytes(const ModelShape& shape, const MatrixBytes& matrices)
       : kv_token(2 * shape.num_layers * shape.key_width() * shape.element_bytes) {
     // An embedding that is not the head is not read whole either: only the pass's rows are.
-    const int64_t looked_up = shape.tied_head ? 0 : shape.vocab_size * shape.hidden_size;
+    const int64_t looked_up = shape.tie_word_embeddings ? 0 : shape.vocab_size * shape.hidden_size;
     weights =
         (shape.num_parameters() - looked_up) * shape.element_bytes - matrices.unquantized + matrices.held;
   }

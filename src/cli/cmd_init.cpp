@@ -39,13 +39,6 @@ struct InitOptions {
   bool json = false;
 };
 
-const char* class_of(const std::string& arch) {
-  if (arch == "qwen3") return "Qwen3ForCausalLM";
-  if (arch == "qwen2") return "Qwen2ForCausalLM";
-  if (arch == "llama") return "LlamaForCausalLM";
-  throw UserError(str("--arch: got ", quoted(arch), ", expected qwen3, qwen2 or llama"));
-}
-
 void check_sizes(const InitOptions& options) {
   check_at_least("--hidden-size", options.hidden_size, 1);
   check_at_least("--layers", options.layers, 1);
@@ -62,10 +55,20 @@ void check_sizes(const InitOptions& options) {
                         "; change one of them, or give --head-dim"));
 }
 
+Architecture read_arch(const std::string& arch) {
+  try {
+    return architecture_of(arch);
+  } catch (const UserError& error) {
+    throw UserError(str("--arch: ", error.what()));
+  }
+}
+
 // As the user would have written it, then read like any other: one place knows what is possible.
 ModelConfig make_config(const InitOptions& options) {
+  const Architecture architecture = read_arch(options.arch);
+  const bool is_gemma = architecture == Architecture::kGemma2 || architecture == Architecture::kGemma3;
+  const int64_t head_dim = options.head_dim.value_or(options.hidden_size / options.heads);
   const Json asked = {
-      {"architectures", Json::array({class_of(options.arch)})},
       {"model_type", options.arch},
       {"vocab_size", options.vocab_size},
       {"hidden_size", options.hidden_size},
@@ -73,12 +76,18 @@ ModelConfig make_config(const InitOptions& options) {
       {"num_hidden_layers", options.layers},
       {"num_attention_heads", options.heads},
       {"num_key_value_heads", options.kv_heads},
-      {"head_dim", options.head_dim.value_or(options.hidden_size / options.heads)},
+      {"head_dim", head_dim},
       {"max_position_embeddings", options.max_positions},
       {"rms_norm_eps", 1e-6},
-      {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}}},
+      {"rope_theta", 1e6},
       {"tie_word_embeddings", options.tie},
-      {"hidden_act", "silu"},
+      {"query_pre_attn_scalar", head_dim},
+      {"attn_logit_softcapping", nullptr},
+      {"final_logit_softcapping", nullptr},
+      // A window that holds every sequence: all of them are exact.
+      {"sliding_window", is_gemma ? Json(options.max_positions) : Json(nullptr)},
+      {"original_max_position_embeddings",
+       architecture == Architecture::kPhi3 ? Json(options.max_positions) : Json(nullptr)},
   };
   ModelConfig config = parse_model_config(asked, "bough init");
   config.source = write_model_config(config);
@@ -132,7 +141,8 @@ void add_init_command(CommandLine& line) {
       line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
                [options] { run_init(*options); });
   command.add_option("DIR", options->directory, "The folder to make")->required()->type_name("");
-  command.add_option("--arch", options->arch, "qwen3 | qwen2 | llama");
+  command.add_option("--arch", options->arch,
+                     "qwen3 | qwen2 | llama | mistral | gemma2 | gemma3_text | smollm3 | phi3 | olmo2");
   command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
   command.add_option("--layers", options->layers, "Decoder layers");
   command.add_option("--heads", options->heads, "Query heads");

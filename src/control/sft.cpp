@@ -76,10 +76,11 @@ void Sft::encode_examples() {
     Trajectory& trajectory = examples_.emplace_back();
     trajectory.input_ids = std::move(encoded.ids);
     trajectory.loss_mask = std::move(encoded.loss_mask);
-    if (length > model_->config().max_position_embeddings) {
+    if (length > model_->config().max_length()) {
       throw UserError(str(settings_.train_dataset.path, ": example ", examples_.size(), " has ", length,
-                          " tokens, more than the model's ", model_->config().max_position_embeddings,
-                          " positions; leave it out, or use fewer worked examples"));
+                          " tokens, more than the ", model_->config().max_length(),
+                          " that the model takes by ", model_->config().max_length_reason(),
+                          "; leave it out, or use fewer worked examples"));
     }
   }
 }

@@ -130,6 +130,30 @@ TEST(PeakMemory, OfNarrowAndWideMlps) {
     }
 }
 
+// Norms after the sublayers, which Gemma has beside those before and OLMo 2 alone, q and k normed together.
+TEST(PeakMemory, OfFamiliesWithPostNorms) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const bool gemma : {true, false}) {
+      ModelConfig config = config_of(64, 3, 192, 500);
+      config.post_norms = true;
+      config.pre_norms = gemma;
+      config.qk_norm_over_width = !gemma;
+      if (gemma) {
+        config.norm_weight_offset = 1;
+        config.activation = GateActivation::kGeluTanh;
+        config.scale_embedding = true;
+        config.layer_ropes = {LayerRope::kLocal, LayerRope::kGlobal, LayerRope::kLocal};
+      }
+      Steps steps(config, dtype);
+      for (const bool train_trunk : {false, true})
+        for (const int64_t limit : {2048, 300, 40}) {
+          SCOPED_TRACE(testing::Message() << c10::toString(dtype) << (gemma ? " gemma" : " olmo") << " B "
+                                          << limit << (train_trunk ? ", trunk trained" : ""));
+          expect_near(steps.ratio(Sequences(600, 3, 100, train_trunk, 500), "path", limit));
+        }
+    }
+}
+
 // The reference's matrices of scores.
 TEST(PeakMemory, Fp64) {
   Steps steps(config_of(64, 2, 128, 300), at::kDouble);

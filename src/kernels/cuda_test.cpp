@@ -54,16 +54,18 @@ const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 5},     {3, 7},   
 TEST_F(Cuda, RmsNorm) {
   for (const auto type : kFloatTypes)
     for (const auto& [rows, width] : kShapes) {
+      const double offset = width % 2;  // of the weight
+      const NormSettings norm{1e-6, offset};
       const auto x = random_tensor({rows, width}, type, 1), d_y = random_tensor({rows, width}, type, 3);
       const Parameter weight = random_parameter({width}, type, 2);
-      const auto [y, rstd] = rms_norm_forward_reference(x, weight.value, 1e-6);
+      const auto [y, rstd] = rms_norm_forward_reference(x, weight.value, norm);
       auto d_weight = weight.main_grad.clone();
-      const auto d_x = rms_norm_backward_reference({d_y, x, weight.value, rstd, {}, d_weight, {}});
+      const auto d_x = rms_norm_backward_reference({d_y, x, weight.value, rstd, {}, d_weight, {}, offset});
       std::vector<at::Tensor> gradients;
       for (int run = 0; run < 2; ++run) {
         const Parameter weight_gpu = on_gpu(weight);
         auto x_gpu = on_gpu(x).requires_grad_(true);
-        const auto y_gpu = rms_norm(x_gpu, weight_gpu, 1e-6);
+        const auto y_gpu = rms_norm(x_gpu, weight_gpu, norm);
         y_gpu.backward(on_gpu(d_y));
         EXPECT_CLOSE(y_gpu.cpu(), y, type);
         EXPECT_CLOSE(x_gpu.grad().cpu(), d_x, type);
@@ -75,50 +77,53 @@ TEST_F(Cuda, RmsNorm) {
       const auto residual = random_tensor({rows, width}, type, 4);
       const auto again = on_gpu(d_y);
       const auto d_x_gpu = rms_norm_backward({again, on_gpu(x), on_gpu(weight.value), on_gpu(rstd),
-                                              on_gpu(residual), on_gpu(weight.main_grad), again});
+                                              on_gpu(residual), on_gpu(weight.main_grad), again, offset});
       EXPECT_CLOSE(d_x_gpu.cpu(), d_x.to(at::kDouble) + residual.to(at::kDouble), type);
       EXPECT_CLOSE(again.cpu(), y, type);
     }
 }
 
 TEST_F(Cuda, Swiglu) {
-  for (const auto type : kFloatTypes)
-    for (const auto& [rows, width] : kShapes) {
-      const auto x = random_tensor({rows, 2 * width}, type, 1) * 5,
-                 d_y = random_tensor({rows, width}, type, 2);
-      const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
-      swiglu_backward_reference(d_y, x, y, d_x);
-      const auto x_gpu = on_gpu(x), d_y_gpu = on_gpu(d_y);
-      EXPECT_CLOSE(swiglu_forward(x_gpu).cpu(), y, type);
-      swiglu_backward(d_y_gpu, x_gpu, d_y_gpu, x_gpu);
-      EXPECT_CLOSE(d_y_gpu.cpu(), y, type);
-      EXPECT_CLOSE(x_gpu.cpu(), d_x, type);
-    }
+  for (const auto activation : {GateActivation::kSilu, GateActivation::kGeluTanh})
+    for (const auto type : kFloatTypes)
+      for (const auto& [rows, width] : kShapes) {
+        const auto x = random_tensor({rows, 2 * width}, type, 1) * 5,
+                   d_y = random_tensor({rows, width}, type, 2);
+        const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
+        swiglu_backward_reference(d_y, x, y, d_x, activation);
+        const auto x_gpu = on_gpu(x), d_y_gpu = on_gpu(d_y);
+        EXPECT_CLOSE(swiglu_forward(x_gpu, activation).cpu(), y, type);
+        swiglu_backward(d_y_gpu, x_gpu, d_y_gpu, x_gpu, activation);
+        EXPECT_CLOSE(d_y_gpu.cpu(), y, type);
+        EXPECT_CLOSE(x_gpu.cpu(), d_x, type);
+      }
 }
 
-void check_qk_norm_rotary(at::ScalarType type, const QkvLayout& layout, int64_t num_tokens, bool with_norm) {
+void check_qk_norm_rotary(at::ScalarType type, const QkvLayout& layout, int64_t num_tokens, bool with_norm,
+                          std::optional<int64_t> turned = {}) {
+  const NormSettings norm_settings{1e-6, turned ? 1.0 : 0.0};
   using Optional = std::optional<at::Tensor>;
   const int64_t n = layout.num_heads, g = layout.num_kv_heads, h = layout.head_dim;
-  const auto rotary =
-      make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, h, 1e4, accumulator_type(type));
+  const auto rotary = make_rotary_table(at::arange(num_tokens, at::kLong) * 3 + 1, turned.value_or(h), 1e4,
+                                        accumulator_type(type));
   const auto qkv = random_tensor({num_tokens, layout.width()}, type, 1);
   const Parameter q_norm = random_parameter({h}, type, 2), k_norm = random_parameter({h}, type, 3);
   const auto norm = [&](const Parameter& p) { return with_norm ? Optional(p.value) : std::nullopt; };
   const auto d_q = random_tensor({num_tokens, n, h}, type, 4),
              d_k = random_tensor({num_tokens, g, h}, type, 5),
              d_v = random_tensor({num_tokens, g, h}, type, 6);
-  const auto [q, k, v] =
-      qk_norm_rotary_forward_reference(qkv, rotary.cos, rotary.sin, norm(q_norm), norm(k_norm), n, g, 1e-6);
+  const auto [q, k, v] = qk_norm_rotary_forward_reference(qkv, rotary.cos, rotary.sin, norm(q_norm),
+                                                          norm(k_norm), n, g, norm_settings);
   auto d_q_norm = at::zeros_like(q_norm.main_grad), d_k_norm = at::zeros_like(k_norm.main_grad);
   const auto d_qkv =
       qk_norm_rotary_backward_reference(d_q, d_k, d_v, qkv, rotary.cos, rotary.sin, norm(q_norm),
-                                        norm(k_norm), Optional(d_q_norm), Optional(d_k_norm), 1e-6);
+                                        norm(k_norm), Optional(d_q_norm), Optional(d_k_norm), norm_settings);
 
   const Parameter q_norm_gpu = on_gpu(q_norm), k_norm_gpu = on_gpu(k_norm);
   auto qkv_gpu = on_gpu(qkv).requires_grad_(true);
   const auto [q_gpu, k_gpu, v_gpu] =
       qk_norm_rotary(qkv_gpu, layout, {on_gpu(rotary.cos), on_gpu(rotary.sin)},
-                     with_norm ? &q_norm_gpu : nullptr, with_norm ? &k_norm_gpu : nullptr, 1e-6);
+                     with_norm ? &q_norm_gpu : nullptr, with_norm ? &k_norm_gpu : nullptr, norm_settings);
   torch::autograd::backward({q_gpu, k_gpu, v_gpu}, {on_gpu(d_q), on_gpu(d_k), on_gpu(d_v)});
   EXPECT_CLOSE(q_gpu.cpu(), q, type);
   EXPECT_CLOSE(k_gpu.cpu(), k, type);
@@ -135,6 +140,8 @@ TEST_F(Cuda, QkNormRotary) {
       check_qk_norm_rotary(type, {3, 1, 6}, 5, with_norm);       // halves of odd length
       check_qk_norm_rotary(type, {16, 8, 128}, 600, with_norm);  // all parts of the first stage
       check_qk_norm_rotary(type, {2, 1, 1024}, 33, with_norm);   // fewer warps a block
+      for (const int64_t turned : {96, 94, 0})                   // a part of each head, or none
+        check_qk_norm_rotary(type, {4, 2, 128}, 70, with_norm, turned);
     }
 }
 

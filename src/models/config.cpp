@@ -3,9 +3,9 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "base/error.h"
+#include "models/config_keys.h"
 
 namespace bough {
 
@@ -18,180 +18,106 @@ constexpr int64_t kMaxLayers = 10'000;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
 constexpr int64_t kMaxVocabulary = std::numeric_limits<int32_t>::max();  // tokens are int32
 
-struct KnownArchitecture {
+struct Family {
   Architecture architecture;
   const char* class_name;  // what `architectures` says
   const char* model_type;
+  // transformers' defaults, where a config.json may leave a key out.
+  int64_t max_positions;
+  double rms_norm_eps;
+  double rope_theta;
+  bool tied;
 };
-constexpr std::array<KnownArchitecture, 3> kKnown = {{{Architecture::kQwen3, "Qwen3ForCausalLM", "qwen3"},
-                                                      {Architecture::kQwen2, "Qwen2ForCausalLM", "qwen2"},
-                                                      {Architecture::kLlama, "LlamaForCausalLM", "llama"}}};
-constexpr const char* kSupported = "Qwen3ForCausalLM, Qwen2ForCausalLM or LlamaForCausalLM";
+constexpr std::array<Family, 9> kFamilies = {{
+    {Architecture::kQwen3, "Qwen3ForCausalLM", "qwen3", 32768, 1e-6, 1e4, false},
+    {Architecture::kQwen2, "Qwen2ForCausalLM", "qwen2", 32768, 1e-6, 1e4, false},
+    {Architecture::kLlama, "LlamaForCausalLM", "llama", 2048, 1e-6, 1e4, false},
+    {Architecture::kMistral, "MistralForCausalLM", "mistral", 131072, 1e-6, 1e4, false},
+    {Architecture::kGemma2, "Gemma2ForCausalLM", "gemma2", 8192, 1e-6, 1e4, true},
+    {Architecture::kGemma3, "Gemma3ForCausalLM", "gemma3_text", 131072, 1e-6, 1e6, true},
+    {Architecture::kSmolLM3, "SmolLM3ForCausalLM", "smollm3", 32768, 1e-6, 2e6, true},
+    {Architecture::kPhi3, "Phi3ForCausalLM", "phi3", 4096, 1e-5, 1e4, false},
+    {Architecture::kOlmo2, "Olmo2ForCausalLM", "olmo2", 2048, 1e-5, 1e4, false},
+}};
 
-std::string shown(const Json& value) {
-  return value.is_null() ? "nothing" : quoted(dump_line(value));
+std::string supported(const char* Family::*name) {
+  std::string names;
+  for (const Family& family : kFamilies)
+    names += str(&family == &kFamilies.front()  ? ""
+                 : &family == &kFamilies.back() ? " or "
+                                                : ", ",
+                 family.*name);
+  return names;
 }
 
-// Keys of one JSON object, read with checks; null counts as absent, as transformers writes None.
-class Keys {
- public:
-  Keys(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
-
-  const Json& get(const char* key) const {
-    static const Json null;
-    const auto it = object_.find(key);
-    return it == object_.end() ? null : *it;
-  }
-  bool has(const char* key) const { return !get(key).is_null(); }
-
-  [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected) const {
-    throw UserError(str(where_, ", key ", quoted(key), ": got ", got, "; expected ", expected));
-  }
-  // What would change the result and is not computed.
-  [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
-    throw UserError(str(where_, ", key ", quoted(key), ": ", what,
-                        " is not supported; use a model without it (a wrong result is never computed)"));
-  }
-
-  int64_t integer(const char* key, int64_t high, const int64_t* fallback = nullptr) const {
-    if (!has(key) && fallback) return *fallback;
-    const Json& value = get(key);
-    const std::string expected = str("an integer from 1 to ", high);
-    if (!value.is_number_integer()) fail(key, shown(value), expected);
-    if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(high))
-      fail(key, shown(value), expected);
-    if (value.get<int64_t>() < 1 || value.get<int64_t>() > high) fail(key, shown(value), expected);
-    return value.get<int64_t>();
-  }
-  int64_t integer_or(const char* key, int64_t high, int64_t fallback) const {
-    return integer(key, high, &fallback);
-  }
-
-  double positive_or(const char* key, double high, double fallback) const {
-    if (!has(key)) return fallback;
-    const Json& value = get(key);
-    const double number = value.is_number() ? value.get<double>() : -1;
-    if (!(number > 0 && number <= high)) fail(key, shown(value), str("a number above 0, at most ", high));
-    return number;
-  }
-  bool flag_or(const char* key, bool fallback) const {
-    if (!has(key)) return fallback;
-    if (!get(key).is_boolean()) fail(key, shown(get(key)), "true or false");
-    return get(key).get<bool>();
-  }
-  std::string text_or(const char* key, const char* fallback) const {
-    if (!has(key)) return fallback;
-    if (!get(key).is_string()) fail(key, shown(get(key)), "a string");
-    return get(key).get<std::string>();
-  }
-  const Json& object() const { return object_; }
-  const std::string& where() const { return where_; }
-
- private:
-  const Json& object_;
-  std::string where_;
-};
+const Family& family_of(Architecture architecture) {
+  for (const Family& family : kFamilies)
+    if (family.architecture == architecture) return family;
+  BOUGH_CHECK(false, "architecture ", static_cast<int>(architecture));
+}
 
 // By `architectures`, which names the class; a config without it (a base class's) by `model_type`.
-const KnownArchitecture& read_architecture(const Keys& keys) {
+const Family& read_family(const ConfigKeys& keys) {
   const std::string model_type = keys.text_or("model_type", "");
-  const KnownArchitecture* found = nullptr;
+  const Family* found = nullptr;
   if (keys.has("architectures")) {
     const Json& names = keys.get("architectures");
     if (!names.is_array() || names.size() != 1 || !names[0].is_string())
-      keys.fail("architectures", shown(names), str("a list of one name: ", kSupported));
-    for (const KnownArchitecture& known : kKnown)
-      if (names[0] == known.class_name) found = &known;
+      keys.fail("architectures", ConfigKeys::shown(names),
+                str("a list of one name: ", supported(&Family::class_name)));
+    for (const Family& family : kFamilies)
+      if (names[0] == family.class_name) found = &family;
     if (!found)
-      keys.fail("architectures", shown(names[0]), str(kSupported, ": no other architecture is supported"));
+      keys.fail("architectures", ConfigKeys::shown(names[0]),
+                str(supported(&Family::class_name), ": no other architecture is supported"));
     if (!model_type.empty() && model_type != found->model_type)
       keys.fail("model_type", quoted(model_type),
                 str("'", found->model_type, "', which ", found->class_name, " has"));
     return *found;
   }
-  for (const KnownArchitecture& known : kKnown)
-    if (model_type == known.model_type) found = &known;
-  if (!found) keys.fail("architectures", str("nothing, and model_type ", quoted(model_type)), kSupported);
+  for (const Family& family : kFamilies)
+    if (model_type == family.model_type) found = &family;
+  if (!found)
+    keys.fail("architectures", str("nothing, and model_type ", quoted(model_type)),
+              supported(&Family::class_name));
   return *found;
 }
 
-// transformers before 5 writes rope_theta beside rope_scaling (null, or what stretches the positions); from 5
-// on rope_parameters holds both.
-double read_rope_theta(const Keys& keys) {
-  double theta = keys.positive_or("rope_theta", 1e30, 1e4);
-  if (keys.has("partial_rotary_factor") && keys.get("partial_rotary_factor") != 1)
-    keys.refuse("partial_rotary_factor",
-                str("rotating a part of each head (", shown(keys.get("partial_rotary_factor")), ")"));
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!keys.has(key)) continue;
-    const Json& object = keys.get(key);
-    if (!object.is_object()) keys.fail(key, shown(object), "an object such as {\"rope_type\": \"default\"}");
-    const Keys rope(object, str(keys.where(), ", key '", key, "'"));
-    for (const char* type_key : {"rope_type", "type"}) {
-      const std::string type = rope.text_or(type_key, "default");
-      if (type != "default") keys.refuse(key, str("rope scaling of type ", quoted(type)));
-    }
-    if (rope.has("partial_rotary_factor") && rope.get("partial_rotary_factor") != 1)
-      rope.refuse("partial_rotary_factor", "rotating a part of each head");
-    static const std::set<std::string> known = {"rope_type", "type", "rope_theta", "partial_rotary_factor",
-                                                "original_max_position_embeddings"};
-    for (const auto& [name, value] : object.items())
-      if (!known.contains(name) && !value.is_null())
-        rope.refuse(name, str("this rope parameter (", shown(value), ")"));
-    theta = rope.positive_or("rope_theta", 1e30, theta);
-  }
-  return theta;
+bool is_gemma(Architecture architecture) {
+  return architecture == Architecture::kGemma2 || architecture == Architecture::kGemma3;
+}
+bool is_qwen(Architecture architecture) {
+  return architecture == Architecture::kQwen2 || architecture == Architecture::kQwen3;
 }
 
-void refuse_sliding_windows(const Keys& keys, int64_t num_layers) {
-  if (keys.flag_or("use_sliding_window", false))
-    keys.refuse("use_sliding_window", "sliding-window attention");
-  if (!keys.has("layer_types")) return;
-  const Json& types = keys.get("layer_types");
-  if (!types.is_array() || int64_t(types.size()) != num_layers)
-    keys.fail("layer_types", shown(types), str("a list of ", num_layers, " names, one a layer"));
-  for (size_t layer = 0; layer < types.size(); ++layer)
-    if (types[layer] != "full_attention")
-      keys.refuse("layer_types", str("attention ", shown(types[layer]), " in layer ", layer));
-}
-
-void refuse_what_changes_the_result(const Keys& keys, const ModelConfig& config) {
-  const std::string activation = keys.text_or("hidden_act", "silu");
-  if (activation != "silu") keys.refuse("hidden_act", str("activation ", quoted(activation)));
-  if (keys.has("quantization_config")) keys.refuse("quantization_config", "a quantised model");
-  if (keys.flag_or("mlp_bias", false)) keys.refuse("mlp_bias", "a bias in the feed-forward layers");
-  if (config.architecture == Architecture::kQwen3 && keys.flag_or("attention_bias", false))
-    keys.refuse("attention_bias", "a bias in Qwen3's attention");
-  if (keys.has("attention_dropout") && keys.get("attention_dropout") != 0)
-    keys.refuse("attention_dropout", str("attention dropout (", shown(keys.get("attention_dropout")), ")"));
-  refuse_sliding_windows(keys, config.num_layers);
-}
-
-void read_sizes(const Keys& keys, ModelConfig& config) {
+void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
+  const Architecture architecture = family.architecture;
   config.vocab_size = keys.integer("vocab_size", kMaxVocabulary);
   config.hidden_size = keys.integer("hidden_size", kMaxWidth);
   config.intermediate_size = keys.integer("intermediate_size", kMaxWidth);
   config.num_layers = keys.integer("num_hidden_layers", kMaxLayers);
   config.num_heads = keys.integer("num_attention_heads", kMaxWidth);
-  config.max_position_embeddings = keys.integer_or(
-      "max_position_embeddings", kMaxPositions, config.architecture == Architecture::kLlama ? 2048 : 32768);
-  // Absent, Qwen's classes take 32 and Llama's the query heads; null is the query heads for all.
-  if (!keys.object().contains("num_key_value_heads") && config.architecture != Architecture::kLlama)
+  config.max_position_embeddings =
+      keys.integer_or("max_position_embeddings", kMaxPositions, family.max_positions);
+  // Absent, these classes take the query heads and others a number of their own; null is the query heads for
+  // all.
+  const bool defaults_to_heads = architecture == Architecture::kLlama ||
+                                 architecture == Architecture::kPhi3 || architecture == Architecture::kOlmo2;
+  if (!keys.object().contains("num_key_value_heads") && !defaults_to_heads)
     keys.fail("num_key_value_heads", "nothing",
               str("an integer that divides the ", config.num_heads, " query heads"));
   config.num_kv_heads = keys.integer_or("num_key_value_heads", kMaxWidth, config.num_heads);
   if (config.num_heads % config.num_kv_heads != 0)
     keys.fail("num_key_value_heads", str(config.num_kv_heads),
               str("a divisor of num_attention_heads, ", config.num_heads));
-  // transformers' Qwen3 has a default of its own; the others divide the width.
-  if (!keys.has("head_dim") && config.architecture != Architecture::kQwen3 &&
-      config.hidden_size % config.num_heads != 0)
+  // Qwen3's and Gemma's classes have a default of their own; the others divide the width.
+  const int64_t default_head = architecture == Architecture::kQwen3 ? 128 : is_gemma(architecture) ? 256 : 0;
+  if (!keys.has("head_dim") && default_head == 0 && config.hidden_size % config.num_heads != 0)
     keys.fail("num_attention_heads", str(config.num_heads),
               str("a divisor of hidden_size, ", config.hidden_size, ", where head_dim is not given"));
-  config.head_dim = keys.integer_or("head_dim", 1 << 16,
-                                    config.architecture == Architecture::kQwen3
-                                        ? 128
-                                        : std::max<int64_t>(1, config.hidden_size / config.num_heads));
+  config.head_dim = keys.integer_or(
+      "head_dim", 1 << 16,
+      default_head ? default_head : std::max<int64_t>(1, config.hidden_size / config.num_heads));
   if (config.head_dim % 2 != 0)
     keys.fail("head_dim", str(config.head_dim), "an even number: rotary positions turn pairs");
   if (config.num_heads > kMaxWidth / config.head_dim)
@@ -199,42 +125,232 @@ void read_sizes(const Keys& keys, ModelConfig& config) {
               str("at most ", kMaxWidth, " / head_dim ", config.head_dim));
 }
 
+// What a layer of the family has.
+void read_layer(const ConfigKeys& keys, ModelConfig& config) {
+  const Architecture architecture = config.architecture;
+  const bool has_attention_bias = architecture != Architecture::kQwen2 &&
+                                  architecture != Architecture::kMistral &&
+                                  architecture != Architecture::kPhi3;
+  config.output_bias = has_attention_bias && keys.flag_or("attention_bias", false);
+  config.qkv_bias = config.output_bias || architecture == Architecture::kQwen2;
+  const bool has_mlp_bias = architecture == Architecture::kLlama || architecture == Architecture::kSmolLM3;
+  config.mlp_bias = keys.flag_or("mlp_bias", false);
+  if (config.mlp_bias && !has_mlp_bias)
+    keys.refuse("mlp_bias", "a bias in this family's feed-forward layers");
+  config.qk_norm = architecture == Architecture::kQwen3 || architecture == Architecture::kGemma3 ||
+                   architecture == Architecture::kOlmo2;
+  config.qk_norm_over_width = architecture == Architecture::kOlmo2;
+  config.pre_norms = architecture != Architecture::kOlmo2;
+  config.post_norms = architecture == Architecture::kOlmo2 || is_gemma(architecture);
+  config.fused_projections = architecture == Architecture::kPhi3;
+  const char* activation_key = is_gemma(architecture) ? "hidden_activation" : "hidden_act";
+  const std::string activation =
+      keys.text_or(activation_key, is_gemma(architecture) ? "gelu_pytorch_tanh" : "silu");
+  if (activation != "silu" && activation != "gelu_pytorch_tanh")
+    keys.refuse(activation_key, str("activation ", quoted(activation)));
+  config.activation = activation == "silu" ? GateActivation::kSilu : GateActivation::kGeluTanh;
+  if (!is_gemma(architecture)) return;
+  config.norm_weight_offset = 1;
+  config.scale_embedding = true;
+  config.query_scale = keys.positive_or("query_pre_attn_scalar", 1e9, 256);
+}
+
+void refuse_what_changes_the_result(const ConfigKeys& keys, Architecture architecture) {
+  if (keys.has("quantization_config")) keys.refuse("quantization_config", "a quantised model");
+  for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"})
+    if (keys.has(key) && keys.get(key) != 0)
+      keys.refuse(key, str("dropout (", ConfigKeys::shown(keys.get(key)), ")"));
+  if (keys.flag_or("use_bidirectional_attention", false))
+    keys.refuse("use_bidirectional_attention", "attention to later tokens");
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    // Gemma 2's class caps where the key is absent.
+    if (architecture == Architecture::kGemma2 && !keys.object().contains(key))
+      keys.refuse(key, "soft-capping of logits, which Gemma 2 does where the key is absent,");
+    if (keys.has(key))
+      keys.refuse(key, str("soft-capping of logits (", ConfigKeys::shown(keys.get(key)), ")"));
+  }
+}
+
+bool slides_by_default(const ConfigKeys& keys, Architecture architecture, int64_t layer) {
+  const int64_t number = layer + 1;
+  switch (architecture) {
+    case Architecture::kMistral:
+    case Architecture::kPhi3: return true;
+    case Architecture::kQwen3:
+    case Architecture::kQwen2: return layer >= keys.integer_or("max_window_layers", kMaxLayers, 28);
+    case Architecture::kGemma2: return number % 2 != 0;
+    case Architecture::kGemma3: return number % keys.integer_or("sliding_window_pattern", kMaxLayers, 6) != 0;
+    default: return false;
+  }
+}
+
+// Which layers see a window of tokens. Up to its length that is the whole sequence.
+std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& config) {
+  const Architecture architecture = config.architecture;
+  const bool asks = is_qwen(architecture) || architecture == Architecture::kSmolLM3;
+  const bool uses = keys.flag_or("use_sliding_window", !asks);
+  const bool has_default =
+      architecture == Architecture::kMistral || is_gemma(architecture) || is_qwen(architecture);
+  const bool has_window =
+      uses && (keys.has("sliding_window") || (has_default && !keys.object().contains("sliding_window")));
+  std::vector<bool> slides(static_cast<size_t>(config.num_layers));
+  if (keys.has("layer_types")) {
+    const Json& types = keys.get("layer_types");
+    if (!types.is_array() || int64_t(types.size()) != config.num_layers)
+      keys.fail("layer_types", ConfigKeys::shown(types),
+                str("a list of ", config.num_layers, " names, one a layer"));
+    for (size_t layer = 0; layer < types.size(); ++layer) {
+      slides[layer] = types[layer] == "sliding_attention";
+      if (slides[layer] ? !has_window : types[layer] != "full_attention")
+        keys.refuse("layer_types", str("attention ", ConfigKeys::shown(types[layer]), " in layer ", layer,
+                                       slides[layer] ? " without a window (sliding_window)" : ""));
+    }
+  } else {
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      slides[static_cast<size_t>(layer)] =
+          (has_window || is_gemma(architecture)) && slides_by_default(keys, architecture, layer);
+  }
+  // These classes read no layer_types.
+  if (has_window && (architecture == Architecture::kMistral || architecture == Architecture::kPhi3))
+    slides.assign(slides.size(), true);
+  if (std::find(slides.begin(), slides.end(), true) == slides.end()) return slides;
+  const int64_t window =
+      keys.object().contains("sliding_window") ? keys.integer("sliding_window", kMaxPositions) : 4096;
+  config.max_exact_length = window;
+  config.beyond_exact_length = str("its sliding window (sliding_window ", window,
+                                   "), beyond which tokens would see a part of the sequence");
+  return slides;
+}
+
+// transformers before 5 writes rope_theta beside rope_scaling (null, or what stretches the positions); from 5
+// on rope_parameters holds both, in Gemma 3 for each type of layer.
+const char* rope_key(const ConfigKeys& keys) {
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (keys.has(key) && !keys.get(key).is_object())
+      keys.fail(key, ConfigKeys::shown(keys.get(key)), "an object such as {\"rope_type\": \"default\"}");
+  const bool has_scaling = keys.has("rope_scaling") && !keys.get("rope_scaling").empty();
+  if (has_scaling && keys.has("rope_parameters") && keys.get("rope_parameters") != keys.get("rope_scaling"))
+    keys.fail("rope_scaling", "another object than rope_parameters", "one of them");
+  return has_scaling ? "rope_scaling" : "rope_parameters";
+}
+
+double read_partial_rotary(const ConfigKeys& keys, const ConfigKeys& rope, Architecture architecture) {
+  const ConfigKeys& where = rope.has("partial_rotary_factor") ? rope : keys;
+  const double part = where.positive_or("partial_rotary_factor", 1, 1);
+  if (part != 1 && architecture != Architecture::kPhi3)
+    where.refuse("partial_rotary_factor", str("rotating a part of each head (", part, ") in this family"));
+  return part;
+}
+
+void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<bool>& slides,
+                ModelConfig& config) {
+  static const Json empty = Json::object();
+  const char* key = rope_key(keys);
+  const Json& object = keys.has(key) ? keys.get(key) : empty;
+  const auto keys_of = [&](const Json& json, const std::string& name) {
+    return ConfigKeys(json, str(keys.where(), ", key '", key, "'", name));
+  };
+  const auto part_of = [&](const char* name) -> ConfigKeys {
+    const Json& part = object.contains(name) && !object[name].is_null() ? object[name] : empty;
+    if (!part.is_object()) keys_of(object, "").fail(name, ConfigKeys::shown(part), "an object");
+    return keys_of(part, str(", key '", name, "'"));
+  };
+  const bool by_layer = family.architecture == Architecture::kGemma3 &&
+                        (object.contains("full_attention") || object.contains("sliding_attention"));
+  const ConfigKeys global = by_layer ? part_of("full_attention") : keys_of(object, "");
+  const double part = read_partial_rotary(keys, global, family.architecture);
+  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * part);
+  if (rotary_dim % 2 != 0 || rotary_dim == 0)
+    keys.fail("partial_rotary_factor", str(part), "an even number of a head's elements");
+  config.rotary_dim = rotary_dim == config.head_dim ? 0 : rotary_dim;
+  RopeContext context{
+      .default_theta = keys.positive_or("rope_theta", 1e30, family.rope_theta),
+      .rotary_dim = rotary_dim,
+      .max_positions = config.max_position_embeddings,
+      .original_positions = keys.has("original_max_position_embeddings")
+                                ? keys.integer("original_max_position_embeddings", kMaxPositions)
+                                : 0,
+      .yarn_is_longrope = family.architecture == Architecture::kPhi3};
+  if (context.yarn_is_longrope && context.original_positions == 0) context.original_positions = 4096;
+  config.rope = read_rope(global, context);
+  if (config.rope.max_exact_length < config.max_exact_length) {
+    config.max_exact_length = config.rope.max_exact_length;
+    config.beyond_exact_length =
+        str("the length up to which its rope scaling does not depend on a sequence's length (", key, ")");
+  }
+  if (family.architecture == Architecture::kGemma3) {
+    context.default_theta = keys.positive_or("rope_local_base_freq", 1e30, 1e4);
+    const ConfigKeys local = by_layer ? part_of("sliding_attention") : keys_of(empty, "");
+    config.local_rope = read_rope(local, context);
+    if (config.local_rope.type != RopeType::kDefault || local.has("partial_rotary_factor") ||
+        config.rope.type == RopeType::kYarn)
+      keys.refuse(key, "this rope scaling in Gemma 3");
+    for (const bool slide : slides)
+      config.layer_ropes.push_back(slide ? LayerRope::kLocal : LayerRope::kGlobal);
+  }
+}
+
+// SmolLM3: layers without positions.
+void read_layers_without_rope(const ConfigKeys& keys, ModelConfig& config) {
+  const int64_t interval = keys.integer_or("no_rope_layer_interval", kMaxLayers, 4);
+  const bool listed = keys.has("no_rope_layers");
+  const Json& list = keys.get("no_rope_layers");
+  if (listed && (!list.is_array() || int64_t(list.size()) < config.num_layers))
+    keys.fail("no_rope_layers", ConfigKeys::shown(list),
+              str("a list of ", config.num_layers, " numbers, 0 for a layer without positions"));
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const bool turns = listed ? list[static_cast<size_t>(layer)] != 0 : (layer + 1) % interval != 0;
+    config.layer_ropes.push_back(turns ? LayerRope::kGlobal : LayerRope::kNone);
+  }
+}
+
 int32_t stop_token(const Json& value, const std::string& where) {
   if (!value.is_number_integer() || value < 0 || value > kMaxVocabulary)
-    throw UserError(
-        str(where, ", key 'eos_token_id': got ", shown(value), "; expected a token id or a list of them"));
+    throw UserError(str(where, ", key 'eos_token_id': got ", ConfigKeys::shown(value),
+                        "; expected a token id or a list of them"));
   return value.get<int32_t>();
 }
 
 }  // namespace
 
+const char* class_name(Architecture architecture) {
+  return family_of(architecture).class_name;
+}
+const char* model_type(Architecture architecture) {
+  return family_of(architecture).model_type;
+}
+Architecture architecture_of(const std::string& model_type) {
+  for (const Family& family : kFamilies)
+    if (model_type == family.model_type) return family.architecture;
+  throw UserError(str("got ", quoted(model_type), ", expected ", supported(&Family::model_type)));
+}
+
 int64_t ModelConfig::num_parameters() const {
-  const int64_t q = num_heads * head_dim;
-  const int64_t kv = num_kv_heads * head_dim;
-  int64_t layer =
-      hidden_size * (q + 2 * kv) + q * hidden_size + 3 * hidden_size * intermediate_size + 2 * hidden_size;
-  if (qkv_bias) layer += q + 2 * kv;
+  const int64_t qkv = query_width() + 2 * key_width();
+  int64_t layer = hidden_size * (qkv + query_width() + 3 * intermediate_size);
+  layer += ((pre_norms ? 2 : 0) + (post_norms ? 2 : 0)) * hidden_size;
+  if (qkv_bias) layer += qkv;
   if (output_bias) layer += hidden_size;
-  if (qk_norm) layer += 2 * head_dim;
+  if (mlp_bias) layer += 2 * intermediate_size + hidden_size;
+  if (qk_norm) layer += qk_norm_over_width ? query_width() + key_width() : 2 * head_dim;
   return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
 }
 
 ModelConfig parse_model_config(const Json& json, const std::string& where) {
   if (!json.is_object())
-    throw UserError(str(where, ": got ", shown(json), "; expected an object, a model's config"));
-  const Keys keys(json, where);
+    throw UserError(str(where, ": got ", ConfigKeys::shown(json), "; expected an object, a model's config"));
+  const ConfigKeys keys(json, where);
+  const Family& family = read_family(keys);
   ModelConfig config;
-  config.architecture = read_architecture(keys).architecture;
-  read_sizes(keys, config);
-  refuse_what_changes_the_result(keys, config);
-  config.rms_norm_eps = keys.positive_or("rms_norm_eps", 1, 1e-6);
-  config.rope_theta = read_rope_theta(keys);
-  config.tie_word_embeddings = keys.flag_or("tie_word_embeddings", false);
-  config.qk_norm = config.architecture == Architecture::kQwen3;
-  const bool llama_bias =
-      config.architecture == Architecture::kLlama && keys.flag_or("attention_bias", false);
-  config.qkv_bias = llama_bias || config.architecture == Architecture::kQwen2;
-  config.output_bias = llama_bias;
+  config.architecture = family.architecture;
+  read_sizes(keys, family, config);
+  read_layer(keys, config);
+  refuse_what_changes_the_result(keys, family.architecture);
+  config.rms_norm_eps = keys.positive_or("rms_norm_eps", 1, family.rms_norm_eps);
+  const std::vector<bool> slides = read_sliding_layers(keys, config);
+  read_ropes(keys, family, slides, config);
+  if (family.architecture == Architecture::kSmolLM3) read_layers_without_rope(keys, config);
+  config.tie_word_embeddings = keys.flag_or("tie_word_embeddings", family.tied);
   config.torch_dtype = keys.text_or("dtype", keys.text_or("torch_dtype", "float32").c_str());
   config.source = json;
   return config;
@@ -254,8 +370,9 @@ std::vector<int32_t> load_stop_tokens(const std::filesystem::path& directory) {
     const std::filesystem::path file = directory / name;
     if (!std::filesystem::exists(file)) continue;
     const Json json = read_json(file);
-    if (!json.is_object()) throw UserError(str(file.string(), ": got ", shown(json), "; expected an object"));
-    const Keys keys(json, file.string());
+    if (!json.is_object())
+      throw UserError(str(file.string(), ": got ", ConfigKeys::shown(json), "; expected an object"));
+    const ConfigKeys keys(json, file.string());
     if (!keys.has("eos_token_id")) continue;
     const Json& ids = keys.get("eos_token_id");
     std::vector<int32_t> tokens;

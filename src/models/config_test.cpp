@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <initializer_list>
 #include <limits>
@@ -46,6 +47,20 @@ Json qwen2() {
   return json;
 }
 
+Json gemma2() {
+  Json json = llama();
+  json.update({{"architectures", {"Gemma2ForCausalLM"}},
+               {"model_type", "gemma2"},
+               {"num_key_value_heads", 1},
+               {"head_dim", 8},
+               {"attention_bias", false},
+               {"attn_logit_softcapping", nullptr},
+               {"final_logit_softcapping", nullptr},
+               {"sliding_window", 100}});
+  json.erase("hidden_act");
+  return json;
+}
+
 std::string refusal(const Json& json) {
   try {
     parse_model_config(json, "dir/config.json");
@@ -75,7 +90,7 @@ TEST(ModelConfig, ReadsQwen3) {
   EXPECT_EQ(config.head_dim, 16);
   EXPECT_EQ(config.max_position_embeddings, 512);
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
-  EXPECT_EQ(config.rope_theta, 1e6);
+  EXPECT_EQ(config.rope.theta, 1e6);
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_TRUE(config.qk_norm);
   EXPECT_FALSE(config.qkv_bias);
@@ -88,7 +103,7 @@ TEST(ModelConfig, ReadsLlamaOfOlderVersions) {
   EXPECT_EQ(config.architecture, Architecture::kLlama);
   EXPECT_EQ(config.num_kv_heads, 4);
   EXPECT_EQ(config.head_dim, 8);
-  EXPECT_EQ(config.rope_theta, 5e5);
+  EXPECT_EQ(config.rope.theta, 5e5);
   EXPECT_FALSE(config.qk_norm);
   EXPECT_TRUE(config.qkv_bias);
   EXPECT_TRUE(config.output_bias);
@@ -112,7 +127,7 @@ TEST(ModelConfig, TakesTransformersDefaults) {
   const ModelConfig config = parse_model_config(json, "x");
   EXPECT_EQ(config.architecture, Architecture::kQwen3);  // by model_type
   EXPECT_EQ(config.head_dim, 128);                       // Qwen3's, not width / heads
-  EXPECT_EQ(config.rope_theta, 1e4);
+  EXPECT_EQ(config.rope.theta, 1e4);
   EXPECT_EQ(config.rms_norm_eps, 1e-6);
   EXPECT_FALSE(config.tie_word_embeddings);
   EXPECT_EQ(config.torch_dtype, "float32");
@@ -122,30 +137,44 @@ TEST(ModelConfig, TakesTransformersDefaults) {
 
 // What would change the result is refused by its name.
 TEST(ModelConfig, RefusesByName) {
-  expect_names(refusal_with(qwen3(), "architectures", {"MistralForCausalLM"}),
-               {"dir/config.json", "architectures", "MistralForCausalLM", "Qwen3ForCausalLM"});
+  expect_names(refusal_with(qwen3(), "architectures", {"Qwen3MoeForCausalLM"}),
+               {"dir/config.json", "architectures", "Qwen3MoeForCausalLM", "Qwen3ForCausalLM"});
+  expect_names(refusal_with(qwen3(), "architectures", {"Gemma3ForConditionalGeneration"}),
+               {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"});
   expect_names(refusal_with(qwen3(), "model_type", "qwen2"), {"model_type", "qwen2", "qwen3"});
   Json json = llama();
   json.erase("architectures");
   expect_names(refusal_with(json, "model_type", "gemma"), {"model_type", "gemma"});
   expect_names(refusal_with(llama(), "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}),
-               {"rope_scaling", "llama3", "not supported"});
-  expect_names(refusal_with(llama(), "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}), {"linear"});
-  expect_names(refusal_with(qwen3(), "rope_parameters", {{"rope_type", "yarn"}, {"factor", 4.0}}),
-               {"rope_parameters", "yarn"});
+               {"rope_scaling", "low_freq_factor"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"type", "linear"}}), {"rope_scaling", "factor"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"type", "su"}, {"factor", 2.0}}),
+               {"su", "not supported"});
+  expect_names(refusal_with(llama(), "rope_scaling", {{"rope_type", "proportional"}}), {"proportional"});
+  expect_names(refusal_with(llama(), "rope_scaling",
+                            {{"rope_type", "longrope"}, {"short_factor", {1, 2}}, {"long_factor", {1, 2}}}),
+               {"short_factor", "a list of 4"});
+  expect_names(
+      refusal_with(qwen3(), "rope_parameters", {{"rope_type", "linear"}, {"factor", 4}, {"beta_fast", 3}}),
+      {"beta_fast", "linear"});
   expect_names(
       refusal_with(qwen3(), "rope_parameters", {{"rope_type", "default"}, {"mrope_section", {1, 2}}}),
       {"mrope_section"});
   expect_names(refusal_with(qwen3(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
                {"full_attention"});
   expect_names(refusal_with(llama(), "partial_rotary_factor", 0.5), {"partial_rotary_factor", "0.5"});
-  expect_names(refusal_with(qwen2(), "use_sliding_window", true), {"use_sliding_window", "sliding-window"});
   expect_names(refusal_with(qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
                {"layer_types", "sliding_attention", "layer 1"});
   expect_names(refusal_with(qwen3(), "layer_types", {"full_attention"}), {"layer_types", "2 names"});
   expect_names(refusal_with(qwen3(), "hidden_act", "gelu"), {"hidden_act", "gelu"});
-  expect_names(refusal_with(qwen3(), "attention_bias", true), {"attention_bias"});
-  expect_names(refusal_with(llama(), "mlp_bias", true), {"mlp_bias"});
+  expect_names(refusal_with(qwen3(), "mlp_bias", true), {"mlp_bias"});
+  expect_names(refusal_with(gemma2(), "attn_logit_softcapping", 50.0), {"attn_logit_softcapping", "50"});
+  expect_names(refusal_with(gemma2(), "final_logit_softcapping", 30.0), {"final_logit_softcapping", "30"});
+  Json capped = gemma2();
+  capped.erase("attn_logit_softcapping");  // the class's default is 50
+  expect_names(refusal(capped), {"attn_logit_softcapping"});
+  expect_names(refusal_with(gemma2(), "use_bidirectional_attention", true), {"use_bidirectional_attention"});
+  expect_names(refusal_with(gemma2(), "sliding_window", nullptr), {"sliding_window"});
   expect_names(refusal_with(llama(), "attention_dropout", 0.1), {"attention_dropout", "0.1"});
   expect_names(refusal_with(llama(), "quantization_config", {{"quant_method", "gptq"}}),
                {"quantization_config"});
@@ -180,6 +209,41 @@ TEST(ModelConfig, RefusesImpossibleValues) {
   EXPECT_LT(refusal_with(qwen3(), "hidden_size", std::string(100000, 'x')).size(), 400u);
 }
 
+// Mistral's, Gemma's and Phi-3's classes, Qwen's layers from max_window_layers on.
+TEST(ModelConfig, IsExactUpToTheWindow) {
+  const auto longest = [](Json json, const Json& changes) {
+    json.update(changes);
+    return parse_model_config(json, "x").max_exact_length;
+  };
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(longest(llama(), Json::object()), kAll);
+  EXPECT_EQ(longest(qwen2(), Json::object()), kAll);
+  EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}}), kAll);  // from layer 28 on
+  EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}, {"max_window_layers", 1}}), 131072);
+  EXPECT_EQ(longest(gemma2(), Json::object()), 100);
+  EXPECT_EQ(longest(gemma2(), {{"layer_types", {"full_attention", "full_attention"}}}), kAll);
+  Json mistral = llama();
+  mistral.update({{"architectures", {"MistralForCausalLM"}},
+                  {"model_type", "mistral"},
+                  {"num_key_value_heads", 2},
+                  {"attention_bias", false}});
+  EXPECT_EQ(longest(mistral, Json::object()), 4096);  // the class's default
+  EXPECT_EQ(longest(mistral, {{"sliding_window", nullptr}}), kAll);
+  EXPECT_EQ(longest(mistral, {{"sliding_window", 77}}), 77);
+  EXPECT_EQ(longest(llama(), {{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2}}}}), 512);
+  const Json longrope = {{"rope_type", "longrope"},
+                         {"short_factor", {1, 1, 1, 1}},
+                         {"long_factor", {2, 2, 2, 2}},
+                         {"original_max_position_embeddings", 64}};
+  EXPECT_EQ(longest(llama(), {{"rope_scaling", longrope}}), 64);
+  Json scaled = llama();
+  scaled["rope_scaling"] = longrope;
+  const ModelConfig config = parse_model_config(scaled, "x");
+  EXPECT_EQ(config.max_length(), 64);
+  EXPECT_NE(config.max_length_reason().find("rope_scaling"), std::string::npos);
+  EXPECT_NEAR(config.rope.attention_factor, std::sqrt(1 + std::log(8.0) / std::log(64.0)), 1e-12);
+}
+
 TEST(ModelConfig, CountsParameters) {
   ModelConfig config = parse_model_config(qwen3(), "x");
   EXPECT_EQ(config.num_parameters(), 64 * 32 + 32 + 2 * (32 * 128 + 64 * 32 + 3 * 32 * 48 + 64 + 32));
@@ -188,7 +252,7 @@ TEST(ModelConfig, CountsParameters) {
 }
 
 TEST(ModelConfig, WrittenConfigReadsBack) {
-  for (const Json& json : {qwen3(), qwen2(), llama()}) {
+  for (const Json& json : {qwen3(), qwen2(), llama(), gemma2()}) {
     const ModelConfig config = parse_model_config(json, "x");
     const ModelConfig again = parse_model_config(write_model_config(config), "again");
     EXPECT_EQ(again.architecture, config.architecture);
@@ -198,7 +262,7 @@ TEST(ModelConfig, WrittenConfigReadsBack) {
     EXPECT_EQ(again.head_dim, config.head_dim);
     EXPECT_EQ(again.max_position_embeddings, config.max_position_embeddings);
     EXPECT_EQ(again.rms_norm_eps, config.rms_norm_eps);
-    EXPECT_EQ(again.rope_theta, config.rope_theta);
+    EXPECT_EQ(again.rope.theta, config.rope.theta);
     EXPECT_EQ(again.tie_word_embeddings, config.tie_word_embeddings);
     EXPECT_EQ(again.qkv_bias, config.qkv_bias);
     EXPECT_EQ(again.output_bias, config.output_bias);

@@ -1,8 +1,11 @@
-// The decoder that Qwen3, Qwen2.5 and Llama 3 share: pre-norm blocks of grouped-head attention and SwiGLU.
-// What differs is in ModelConfig: q/k norm (Qwen3), biases (Qwen2.5), tied head.
+// The decoder that all families share: blocks of grouped-head attention and a gated feed-forward layer. What
+// differs is in ModelConfig: which norms and biases a layer has, its rotary embedding, its activation.
 #include "models/decoder.h"
 
 #include <ATen/ATen.h>
+
+#include <array>
+#include <cmath>
 
 #include "base/error.h"
 #include "kernels/embedding/embedding.h"
@@ -39,63 +42,104 @@ class Decoder : public Model {
   std::vector<Parameter*> layer_matrices() override;
 
  private:
+  // Undefined: what the model does not have.
   struct Layer {
-    Parameter input_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, post_norm, gate_up, down;
+    Parameter attention_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, attention_post_norm;
+    Parameter mlp_norm, gate_up, gate_up_bias, down, down_bias, mlp_post_norm;
+
+    std::vector<Parameter*> parameters() {
+      return {&attention_norm,      &qkv,      &qkv_bias, &q_norm,       &k_norm, &output,    &output_bias,
+              &attention_post_norm, &mlp_norm, &gate_up,  &gate_up_bias, &down,   &down_bias, &mlp_post_norm};
+    }
   };
-  // With its norm and residual.
+  Layer make_layer(int64_t index, const at::TensorOptions& options) const;
+
+  // Each with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
+  at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD) const;
+
+  // The table of each LayerRope that the model has, by its number.
+  std::array<RotaryTable, 3> rotary_tables(const at::Tensor& positions_T) const;
 
   Parameter embedding_;
   std::vector<Layer> layers_;
   Parameter final_norm_;
-  Parameter head_;  // undefined where tied
+  Parameter head_;                                     // undefined where tied
+  at::Tensor global_frequencies_, local_frequencies_;  // of angles; undefined where no layer has them
 };
+
+bool has_rope(const ModelConfig& config, LayerRope rope) {
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    if (config.layer_rope(layer) == rope) return true;
+  return false;
+}
 
 Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& options) : Model(config) {
   const int64_t width = config.hidden_size;
-  const int64_t q_rows = config.num_heads * config.head_dim;
-  const int64_t kv_rows = config.num_kv_heads * config.head_dim;
   embedding_ = make_parameter({{"model.embed_tokens.weight", config.vocab_size}}, width, options);
-  for (int64_t i = 0; i < config.num_layers; ++i) {
-    const std::string prefix = str("model.layers.", i, ".");
-    const std::string attn = prefix + "self_attn.";
-    const std::string mlp = prefix + "mlp.";
-    Layer layer;
-    layer.input_norm = make_parameter({{prefix + "input_layernorm.weight", width}}, {}, options);
-    layer.qkv = make_parameter({{attn + "q_proj.weight", q_rows},
-                                {attn + "k_proj.weight", kv_rows},
-                                {attn + "v_proj.weight", kv_rows}},
-                               width, options);
-    if (config.qkv_bias)
-      layer.qkv_bias = make_parameter(
-          {{attn + "q_proj.bias", q_rows}, {attn + "k_proj.bias", kv_rows}, {attn + "v_proj.bias", kv_rows}},
-          {}, options);
-    if (config.qk_norm) {
-      layer.q_norm = make_parameter({{attn + "q_norm.weight", config.head_dim}}, {}, options);
-      layer.k_norm = make_parameter({{attn + "k_norm.weight", config.head_dim}}, {}, options);
-    }
-    layer.output = make_parameter({{attn + "o_proj.weight", width}}, q_rows, options);
-    if (config.output_bias) layer.output_bias = make_parameter({{attn + "o_proj.bias", width}}, {}, options);
-    layer.post_norm = make_parameter({{prefix + "post_attention_layernorm.weight", width}}, {}, options);
-    layer.gate_up = make_parameter({{mlp + "gate_proj.weight", config.intermediate_size},
-                                    {mlp + "up_proj.weight", config.intermediate_size}},
-                                   width, options);
-    layer.down = make_parameter({{mlp + "down_proj.weight", width}}, config.intermediate_size, options);
-    layers_.push_back(std::move(layer));
-  }
+  for (int64_t i = 0; i < config.num_layers; ++i) layers_.push_back(make_layer(i, options));
   final_norm_ = make_parameter({{"model.norm.weight", width}}, {}, options);
   if (!config.tie_word_embeddings)
     head_ = make_parameter({{"lm_head.weight", config.vocab_size}}, width, options);
+  const auto frequencies = [&](const Rope& rope) {
+    return rope_frequencies(rope, config.turned_elements(), accumulator_type(dtype())).to(device());
+  };
+  if (has_rope(config, LayerRope::kGlobal)) global_frequencies_ = frequencies(config.rope);
+  if (has_rope(config, LayerRope::kLocal)) local_frequencies_ = frequencies(config.local_rope);
+}
+
+Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& options) const {
+  const ModelConfig& config = config_;
+  const int64_t width = config.hidden_size, inner = config.intermediate_size;
+  const int64_t q_rows = config.query_width(), kv_rows = config.key_width();
+  const std::string prefix = str("model.layers.", index, ".");
+  const std::string attn = prefix + "self_attn.", mlp = prefix + "mlp.";
+  const auto norm = [&](const std::string& name, int64_t size) {
+    return make_parameter({{name + ".weight", size}}, {}, options);
+  };
+  const auto qkv = [&](const char* kind) -> Rows {
+    if (config.fused_projections) return {{attn + "qkv_proj" + kind, q_rows + 2 * kv_rows}};
+    return {{attn + "q_proj" + kind, q_rows},
+            {attn + "k_proj" + kind, kv_rows},
+            {attn + "v_proj" + kind, kv_rows}};
+  };
+  const auto gate_up = [&](const char* kind) -> Rows {
+    if (config.fused_projections) return {{mlp + "gate_up_proj" + kind, 2 * inner}};
+    return {{mlp + "gate_proj" + kind, inner}, {mlp + "up_proj" + kind, inner}};
+  };
+  Layer layer;
+  // What a model with norms on one side calls after its attention is the feed-forward layer's own.
+  if (config.pre_norms) {
+    layer.attention_norm = norm(prefix + "input_layernorm", width);
+    layer.mlp_norm =
+        norm(prefix + (config.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"), width);
+  }
+  if (config.post_norms) {
+    layer.attention_post_norm = norm(prefix + "post_attention_layernorm", width);
+    layer.mlp_post_norm = norm(prefix + "post_feedforward_layernorm", width);
+  }
+  layer.qkv = make_parameter(qkv(".weight"), width, options);
+  if (config.qkv_bias) layer.qkv_bias = make_parameter(qkv(".bias"), {}, options);
+  if (config.qk_norm) {
+    layer.q_norm = norm(attn + "q_norm", config.qk_norm_over_width ? q_rows : config.head_dim);
+    layer.k_norm = norm(attn + "k_norm", config.qk_norm_over_width ? kv_rows : config.head_dim);
+  }
+  layer.output = make_parameter({{attn + "o_proj.weight", width}}, q_rows, options);
+  if (config.output_bias) layer.output_bias = make_parameter({{attn + "o_proj.bias", width}}, {}, options);
+  layer.gate_up = make_parameter(gate_up(".weight"), width, options);
+  layer.down = make_parameter({{mlp + "down_proj.weight", width}}, inner, options);
+  if (config.mlp_bias) {
+    layer.gate_up_bias = make_parameter(gate_up(".bias"), {}, options);
+    layer.down_bias = make_parameter({{mlp + "down_proj.bias", width}}, {}, options);
+  }
+  return layer;
 }
 
 std::vector<Parameter*> Decoder::parameters() {
   std::vector<Parameter*> all = {&embedding_};
   for (auto& layer : layers_)
-    for (Parameter* parameter :
-         {&layer.input_norm, &layer.qkv, &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.output,
-          &layer.output_bias, &layer.post_norm, &layer.gate_up, &layer.down})
-      all.push_back(parameter);
+    for (Parameter* parameter : layer.parameters()) all.push_back(parameter);
   all.push_back(&final_norm_);
   all.push_back(&head_);
   std::erase_if(all, [](const Parameter* parameter) { return !parameter->value.defined(); });
@@ -114,29 +158,78 @@ const Parameter* if_defined(const Parameter& parameter) {
   return parameter.value.defined() ? &parameter : nullptr;
 }
 
+// q and k of all heads normed together; v as it is.
+at::Tensor norm_qk_over_width(const at::Tensor& qkv, const QkvLayout& layout, const Parameter& q_norm,
+                              const Parameter& k_norm, const NormSettings& norm) {
+  const int64_t q_width = layout.num_heads * layout.head_dim, k_width = layout.num_kv_heads * layout.head_dim;
+  const auto parts = qkv.split_with_sizes({q_width, k_width, k_width}, 1);
+  return at::cat({rms_norm(parts[0].contiguous(), q_norm, norm),
+                  rms_norm(parts[1].contiguous(), k_norm, norm), parts[2]},
+                 1);
+}
+
 at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                                     const RotaryTable& rotary, AttentionContext& attention) const {
   const QkvLayout layout{config_.num_heads, config_.num_kv_heads, config_.head_dim};
-  const auto [qkv, residual_TD] = norm_linear(x_TD, layer.input_norm, config_.rms_norm_eps, layer.qkv,
-                                              if_defined(layer.qkv_bias), batch_invariant());
-  const auto [q_TNH, k_TGH, v_TGH] = qk_norm_rotary(qkv, layout, rotary, if_defined(layer.q_norm),
-                                                    if_defined(layer.k_norm), config_.rms_norm_eps);
+  const NormSettings norm = config_.norm();
+  auto [qkv, residual_TD] =
+      config_.pre_norms
+          ? norm_linear(x_TD, layer.attention_norm, norm, layer.qkv, if_defined(layer.qkv_bias),
+                        batch_invariant())
+          : NormLinearOutput{linear(x_TD, layer.qkv, if_defined(layer.qkv_bias), batch_invariant()), x_TD};
+  const bool norm_of_heads = config_.qk_norm && !config_.qk_norm_over_width;
+  if (config_.qk_norm_over_width) qkv = norm_qk_over_width(qkv, layout, layer.q_norm, layer.k_norm, norm);
+  const auto [q_TNH, k_TGH, v_TGH] =
+      qk_norm_rotary(qkv, layout, rotary, norm_of_heads ? &layer.q_norm : nullptr,
+                     norm_of_heads ? &layer.k_norm : nullptr, norm);
   const auto o_TNH = attention.attend(index, q_TNH, k_TGH, v_TGH);
-  return linear(o_TNH.reshape({o_TNH.size(0), -1}), layer.output, if_defined(layer.output_bias),
-                batch_invariant(), residual_TD);
+  const auto o_TD = o_TNH.reshape({o_TNH.size(0), -1});
+  const Parameter* bias = if_defined(layer.output_bias);
+  if (!config_.post_norms) return linear(o_TD, layer.output, bias, batch_invariant(), residual_TD);
+  return residual_TD +
+         rms_norm(linear(o_TD, layer.output, bias, batch_invariant()), layer.attention_post_norm, norm);
+}
+
+at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const {
+  const MlpParameters parameters{.norm = if_defined(layer.mlp_norm),
+                                 .gate_up = layer.gate_up,
+                                 .down = layer.down,
+                                 .norm_settings = config_.norm(),
+                                 .activation = config_.activation,
+                                 .gate_up_bias = if_defined(layer.gate_up_bias),
+                                 .down_bias = if_defined(layer.down_bias),
+                                 .residual = !config_.post_norms};
+  const auto y_TD = mlp(x_TD, parameters, batch_invariant());
+  return config_.post_norms ? x_TD + rms_norm(y_TD, layer.mlp_post_norm, config_.norm()) : y_TD;
+}
+
+std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T) const {
+  std::array<RotaryTable, 3> tables;
+  const auto table = [&](LayerRope rope) -> RotaryTable& { return tables[static_cast<size_t>(rope)]; };
+  if (global_frequencies_.defined())
+    table(LayerRope::kGlobal) =
+        make_rotary_table(positions_T, global_frequencies_, config_.rope.attention_factor);
+  if (local_frequencies_.defined())
+    table(LayerRope::kLocal) =
+        make_rotary_table(positions_T, local_frequencies_, config_.local_rope.attention_factor);
+  // No pair is turned.
+  const auto none =
+      at::empty({positions_T.size(0), 0}, embedding_.value.options().dtype(accumulator_type(dtype())));
+  table(LayerRope::kNone) = {none, none};
+  return tables;
 }
 
 at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                             AttentionContext& attention) const {
-  const auto rotary =
-      make_rotary_table(positions_T, config_.head_dim, config_.rope_theta, accumulator_type(dtype()));
-  auto x_TD = bough::embedding(tokens_T, embedding_);
+  const auto rotary = rotary_tables(positions_T);
+  const double scale = config_.scale_embedding ? std::sqrt(static_cast<double>(config_.hidden_size)) : 1;
+  auto x_TD = bough::embedding(tokens_T, embedding_, scale);
   for (int64_t i = 0; i < config_.num_layers; ++i) {
-    const auto& layer = layers_[i];
-    x_TD = attention_block(layer, i, x_TD, rotary, attention);
-    x_TD = mlp(x_TD, {layer.post_norm, layer.gate_up, layer.down, config_.rms_norm_eps}, batch_invariant());
+    x_TD =
+        attention_block(layers_[i], i, x_TD, rotary[static_cast<size_t>(config_.layer_rope(i))], attention);
+    x_TD = mlp_block(layers_[i], x_TD);
   }
-  return rms_norm(x_TD, final_norm_, config_.rms_norm_eps);
+  return rms_norm(x_TD, final_norm_, config_.norm());
 }
 }  // namespace
 

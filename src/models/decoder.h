@@ -1,4 +1,4 @@
-// The decoder that Qwen3, Qwen2.5 and Llama 3 share.
+// The decoder that all families share (docs/models.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,5 +10,8 @@
 namespace bough {
 
 std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options);
+
+// Radians a position of each pair that is turned, [rotary_dim / 2], on the CPU. type: an accumulator type.
+at::Tensor rope_frequencies(const Rope& rope, int64_t rotary_dim, at::ScalarType type);
 
 }  // namespace bough

@@ -49,10 +49,14 @@ double ModelShape::flops_per_head_row() const {
 }
 
 double ModelShape::elements_per_token() const {
-  // Two norms, two residual sums, q/k norm with rotary embedding, SwiGLU: what each reads and writes. Beside
-  // the layers, the embedding's row and the final norm.
-  const int64_t layer = 2 * 2 * hidden_size + 2 * 3 * hidden_size + 2 * (query_width() + 2 * key_width()) +
-                        3 * intermediate_size;
+  // Norms, two residual sums, q/k norm with rotary embedding, the activation: what each reads and writes.
+  // Beside the layers, the embedding's row and the final norm.
+  const int64_t norms = (pre_norms ? 2 : 0) + (post_norms ? 2 : 0);
+  const int64_t qkv = query_width() + 2 * key_width();
+  // Split, normed and joined.
+  const int64_t over_width = qk_norm_over_width ? 6 * qkv : 0;
+  const int64_t layer =
+      norms * 2 * hidden_size + 2 * 3 * hidden_size + 2 * qkv + over_width + 3 * intermediate_size;
   return static_cast<double>(num_layers * layer + 4 * hidden_size);
 }
 
@@ -60,14 +64,6 @@ WorkModel work_model(const ModelShape& shape) {
   return {.flops_per_token = shape.linear_flops_per_token(),
           .flops_per_head_row = shape.flops_per_head_row(),
           .flops_per_pair = shape.flops_per_pair()};
-}
-
-int64_t ModelShape::num_parameters() const {
-  const int64_t qkv = query_width() + 2 * key_width();
-  const int64_t matrices = hidden_size * (qkv + query_width() + 3 * intermediate_size);
-  const int64_t vectors =
-      2 * hidden_size + (qk_norm ? 2 * head_dim : 0) + (qkv_bias ? qkv : 0) + (output_bias ? hidden_size : 0);
-  return num_layers * (matrices + vectors) + hidden_size + (tied_head ? 1 : 2) * vocab_size * hidden_size;
 }
 
 int64_t ModelShape::parameter_bytes() const {
@@ -99,25 +95,15 @@ ModelShape named_model_shape(std::string_view name, std::string_view dtype) {
   shape.num_kv_heads = found->kv_heads;
   shape.head_dim = found->head_dim;
   shape.vocab_size = found->vocab;
-  shape.tied_head = found->tied;
+  shape.tie_word_embeddings = found->tied;
+  shape.qk_norm = true;
   set_dtype(shape, dtype);
   return shape;
 }
 
 ModelShape model_shape(const ModelConfig& config, std::string_view dtype) {
-  ModelShape shape;
+  ModelShape shape{config};
   shape.name = "model";
-  shape.num_layers = config.num_layers;
-  shape.hidden_size = config.hidden_size;
-  shape.intermediate_size = config.intermediate_size;
-  shape.num_heads = config.num_heads;
-  shape.num_kv_heads = config.num_kv_heads;
-  shape.head_dim = config.head_dim;
-  shape.vocab_size = config.vocab_size;
-  shape.tied_head = config.tie_word_embeddings;
-  shape.qk_norm = config.qk_norm;
-  shape.qkv_bias = config.qkv_bias;
-  shape.output_bias = config.output_bias;
   set_dtype(shape, dtype);
   return shape;
 }
@@ -134,13 +120,18 @@ int64_t DecoderBytes::of_attention() const {
 int64_t DecoderBytes::of_activations() const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
-  // Of a layer: both residuals; q, k, v before and after norm and rotary embedding; gate and up; both norms'
-  // scales; attention's output and log-sum-exp.
-  const int64_t layer =
-      (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element + 2 * accumulator;
+  // Of a layer: both residuals; q, k, v before and after norm and rotary embedding; gate and up; the norms'
+  // scales; what is normed before it is added; attention's output and log-sum-exp.
+  int64_t layer = (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element;
+  if (shape_.pre_norms) layer += 2 * accumulator;
+  if (shape_.post_norms) layer += 2 * (shape_.hidden_size * element + accumulator);
+  if (shape_.qk_norm_over_width)
+    layer += (shape_.query_width() + shape_.key_width()) * element + 2 * accumulator;
   // Beside the layers: the last residual, its norm and scale, rotary angles, token and position, its end.
-  const int64_t pass =
-      2 * shape_.hidden_size * element + (shape_.head_dim + 1) * accumulator + 2 * int64_t{8} + 4;
+  const bool has_local = std::find(shape_.layer_ropes.begin(), shape_.layer_ropes.end(), LayerRope::kLocal) !=
+                         shape_.layer_ropes.end();
+  const int64_t angles = (has_local ? 2 : 1) * shape_.turned_elements();
+  const int64_t pass = 2 * shape_.hidden_size * element + (angles + 1) * accumulator + 2 * int64_t{8} + 4;
   return shape_.num_layers * layer + of_attention() + pass;
 }
 

@@ -15,32 +15,19 @@
 
 namespace bough {
 
-// Sizes of a decoder, as far as its costs depend on them. FLOPs count a multiply-add as two.
-struct ModelShape {
+// A decoder and the sizes of its numbers. FLOPs count a multiply-add as two.
+struct ModelShape : ModelConfig {
   std::string name;
-  int64_t num_layers = 0;         // L
-  int64_t hidden_size = 0;        // D
-  int64_t intermediate_size = 0;  // F
-  int64_t num_heads = 0;          // N
-  int64_t num_kv_heads = 0;       // G
-  int64_t head_dim = 0;           // H
-  int64_t vocab_size = 0;         // V
-  bool tied_head = false;         // the head is the embedding
-  bool qk_norm = true;            // norms of head_dim on queries and keys
-  bool qkv_bias = false, output_bias = false;
   int64_t element_bytes = 4;      // of weights and activations
   int64_t accumulator_bytes = 4;  // of gradients, softmax, norms
 
   ElementSizes element_sizes() const { return {element_bytes, accumulator_bytes}; }
-  int64_t query_width() const { return num_heads * head_dim; }
-  int64_t key_width() const { return num_kv_heads * head_dim; }
   double linear_flops_per_token() const;  // forward, all layers, without the head
   double flops_per_pair() const;          // forward attention, all layers: q·k and p·v
   double scores_per_pair() const;         // exponentials, all layers
   double flops_per_head_row() const;      // forward
-  // Read or written by norms, rotary embedding, SwiGLU, residuals, of all layers.
+  // Read or written by norms, rotary embedding, activations, residuals, of all layers.
   double elements_per_token() const;
-  int64_t num_parameters() const;
   int64_t parameter_bytes() const;  // weights and their gradients
 };
 

@@ -11,32 +11,37 @@ namespace {
 
 TEST(ModelShape, CountsTheParametersOfEveryArchitecture) {
   for (const bool tied : {false, true})
-    for (const auto architecture : {Architecture::kQwen3, Architecture::kQwen2, Architecture::kLlama}) {
-      ModelConfig config;
-      config.architecture = architecture;
-      config.vocab_size = 50;
-      config.hidden_size = 24;
-      config.intermediate_size = 40;
-      config.num_layers = 3;
-      config.num_heads = 4;
-      config.num_kv_heads = 2;
-      config.head_dim = 8;
-      config.max_position_embeddings = 64;
-      config.tie_word_embeddings = tied;
-      config.qk_norm = architecture == Architecture::kQwen3;
-      config.qkv_bias = architecture != Architecture::kQwen3;
-      config.output_bias = architecture == Architecture::kLlama;
-      const auto shape = model_shape(config, "bf16");
-      const auto model = make_model(config, at::kBFloat16);
-      model->allocate_gradients();
-      int64_t count = 0, bytes = 0;
-      for (const auto* parameter : model->parameters()) {
-        count += parameter->value.numel();
-        bytes += static_cast<int64_t>(parameter->value.nbytes() + parameter->main_grad.nbytes());
+    for (const char* family :
+         {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2"})
+      for (const bool biases : {false, true}) {
+        SCOPED_TRACE(testing::Message() << family << (biases ? " with biases" : ""));
+        const std::string name = family;
+        Json json = {{"model_type", name},
+                     {"vocab_size", 50},
+                     {"hidden_size", 24},
+                     {"intermediate_size", 40},
+                     {"num_hidden_layers", 3},
+                     {"num_attention_heads", 4},
+                     {"num_key_value_heads", 2},
+                     {"head_dim", 8},
+                     {"max_position_embeddings", 64},
+                     {"attn_logit_softcapping", nullptr},
+                     {"final_logit_softcapping", nullptr},
+                     {"tie_word_embeddings", tied},
+                     {"attention_bias", biases}};
+        if (name == "llama" || name == "smollm3") json["mlp_bias"] = biases;
+        const ModelConfig config = parse_model_config(json, "x");
+        const auto shape = model_shape(config, "bf16");
+        const auto model = make_model(config, at::kBFloat16);
+        model->allocate_gradients();
+        int64_t count = 0, bytes = 0;
+        for (const auto* parameter : model->parameters()) {
+          count += parameter->value.numel();
+          bytes += static_cast<int64_t>(parameter->value.nbytes() + parameter->main_grad.nbytes());
+        }
+        EXPECT_EQ(shape.num_parameters(), count);
+        EXPECT_EQ(shape.parameter_bytes(), bytes);
       }
-      EXPECT_EQ(shape.num_parameters(), count);
-      EXPECT_EQ(shape.parameter_bytes(), bytes);
-    }
 }
 
 TEST(ModelShape, KnowsElementsAndAccumulators) {

@@ -46,7 +46,8 @@ void initialise(Model& model, uint64_t seed) {
     for (const auto& part : parameter->parts) {
       auto value = parameter->part_value(part);
       if (part.name.ends_with(".bias")) value.zero_();
-      else if (part.name.find("norm.weight") != std::string::npos) value.fill_(1);
+      else if (part.name.find("norm.weight") != std::string::npos)
+        value.fill_(1 - model.config().norm_weight_offset);
       else
         value.copy_(at::randn(value.sizes(), generator, at::TensorOptions().dtype(at::kFloat)) *
                     kInitializerRange);

@@ -80,8 +80,8 @@ class Model {
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
                                   at::Device device = at::kCPU);
 
-// Normal(0, 0.02) matrices, ones for norms, zeros for biases, as transformers initialises; a function of the
-// seed only.
+// Normal(0, 0.02) matrices, norms that multiply by 1, zeros for biases, as transformers initialises; a
+// function of the seed only.
 void initialise(Model& model, uint64_t seed);
 
 // Loads a Hugging Face directory (config.json, model.safetensors or shards), converting to `dtype`.

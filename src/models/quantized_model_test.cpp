@@ -9,7 +9,8 @@
 namespace bough {
 namespace {
 
-ModelConfig tiny_config() {
+// `with_all`: what only some families have.
+ModelConfig tiny_config(bool with_all = false) {
   ModelConfig config;
   config.vocab_size = 31;
   config.hidden_size = 24;
@@ -20,11 +21,18 @@ ModelConfig tiny_config() {
   config.head_dim = 6;
   config.max_position_embeddings = 64;
   config.qkv_bias = true;
+  if (with_all) {
+    config.mlp_bias = config.output_bias = config.post_norms = config.scale_embedding = true;
+    config.qk_norm = config.qk_norm_over_width = true;
+    config.norm_weight_offset = 1;
+    config.activation = GateActivation::kGeluTanh;
+    config.rotary_dim = 4;
+  }
   return config;
 }
 
-std::unique_ptr<Model> tiny_model(at::ScalarType dtype) {
-  auto model = make_model(tiny_config(), dtype);
+std::unique_ptr<Model> tiny_model(at::ScalarType dtype, bool with_all = false) {
+  auto model = make_model(tiny_config(with_all), dtype);
   initialise(*model, 3);
   return model;
 }
@@ -44,8 +52,9 @@ at::Tensor hidden(const Model& model) {
 
 TEST(QuantizedModel, IsTheModelWithRoundedMatricesAndLeavesItAlone) {
   const at::NoGradGuard no_grad;
-  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-    const auto model = tiny_model(dtype), rounded = tiny_model(dtype);
+  for (const auto& [dtype, with_all] :
+       {std::pair(at::kFloat, false), {at::kFloat, true}, {at::kDouble, true}, {at::kBFloat16, false}}) {
+    const auto model = tiny_model(dtype, with_all), rounded = tiny_model(dtype, with_all);
     const auto before = hidden(*model);
     const QuantizedModel quantized(*model);
     EXPECT_TRUE(is_quantized(quantized.model()));

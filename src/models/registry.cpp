@@ -10,7 +10,13 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtyp
   switch (config.architecture) {
     case Architecture::kQwen3:
     case Architecture::kQwen2:
-    case Architecture::kLlama: return make_decoder(config, options);
+    case Architecture::kLlama:
+    case Architecture::kMistral:
+    case Architecture::kGemma2:
+    case Architecture::kGemma3:
+    case Architecture::kSmolLM3:
+    case Architecture::kPhi3:
+    case Architecture::kOlmo2: return make_decoder(config, options);
   }
   BOUGH_CHECK(false, "architecture ", static_cast<int>(config.architecture));
 }

@@ -77,7 +77,7 @@ void EmbeddedEngine::submit(GenerationRequest request) {
   }
   const auto prompt_length = static_cast<int64_t>(request.prompt_ids.size());
   const int64_t longest =
-      std::min(prompt_length + request.sampling.max_new_tokens, model_.config().max_position_embeddings);
+      std::min(prompt_length + request.sampling.max_new_tokens, model_.config().max_length());
   const int64_t needed =
       pages_for(longest) + 1;  // the prompt's last page, which the sample copies, is one more
   if (needed > scheduler_.pool().max_pages()) {
@@ -257,7 +257,7 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   const bool ends_stop_string = sample.stop_matcher &&
                                 sample.stop_matcher->push(options_.token_bytes(token)) &&
                                 num_new >= request.sampling.min_new_tokens;
-  const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_position_embeddings;
+  const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_length();
   const bool ends = is_stop || ends_stop_string || num_new >= request.sampling.max_new_tokens || is_full;
   if (request.on_token) {
     request.on_token({request.id, sample.index, num_new - 1, token, draw.log_prob, draw.raw_log_prob,

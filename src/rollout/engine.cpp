@@ -102,9 +102,9 @@ void check_request(const GenerationRequest& request, const ModelConfig& config) 
     refuse(request,
            "the prompt is empty; a first token needs one to follow (the model's begin-of-text token, say)");
   }
-  if (length >= config.max_position_embeddings) {
-    refuse(request, "the prompt has ", length, " tokens, and the model has ", config.max_position_embeddings,
-           " positions (max_position_embeddings): no room for a response; shorten the prompt");
+  if (length >= config.max_length()) {
+    refuse(request, "the prompt has ", length, " tokens, and the model takes ", config.max_length(),
+           " positions by ", config.max_length_reason(), ": no room for a response; shorten the prompt");
   }
   for (int64_t i = 0; i < length; ++i) {
     const int32_t token = request.prompt_ids[static_cast<size_t>(i)];

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/error.h"
 #include "rollout/upload.h"
@@ -40,7 +39,7 @@ at::Tensor PagedContext::attend(int64_t layer, const at::Tensor& q_TNH, const at
                           .v_TGH = v_TGH,
                           .pages = storage_.pages(layer),
                           .plan = plan_,
-                          .scale = 1 / std::sqrt(static_cast<double>(storage_.head_dim()))});
+                          .scale = scale_});
 }
 
 ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)
@@ -76,7 +75,8 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
       return pass->hidden_TD.narrow(0, 0, num_tokens);
     }
   }
-  PagedContext attention(storage_, PagedPlan(segments, shape_, nullptr, path_));
+  PagedContext attention(storage_, PagedPlan(segments, shape_, nullptr, path_),
+                         model_.config().attention_scale());
   return model_.forward(tokens_T, positions_T, attention);
 }
 
@@ -90,10 +90,11 @@ ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& wo
     const int64_t num_parts = decode_capacities(max_decode_, num_groups, true, true).max_rows;
     parts_ = PagedPlan::make_parts(shape_, num_parts);
   }
-  const int64_t max_pages = size * pages_for(model_.config().max_position_embeddings);
+  const int64_t max_pages = size * pages_for(model_.config().max_length());
   pass.attention = std::make_unique<PagedContext>(
       storage_,
-      PagedPlan(shape_, decode_capacities(size, num_groups, has_large, has_merges), max_pages, parts_));
+      PagedPlan(shape_, decode_capacities(size, num_groups, has_large, has_merges), max_pages, parts_),
+      model_.config().attention_scale());
   if (!pass.attention->plan().set_work(work)) {
     graphs_.erase(key);
     return nullptr;

@@ -30,8 +30,9 @@ PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_l
 // What a pass answers when the model asks a token to attend: the pages of its sequence.
 class PagedContext : public AttentionContext {
  public:
-  // The storage must outlive this object.
-  PagedContext(KvStorage& storage, PagedPlan plan) : storage_(storage), plan_(std::move(plan)) {}
+  // The storage must outlive this object. `scale`: of q · k.
+  PagedContext(KvStorage& storage, PagedPlan plan, double scale)
+      : storage_(storage), plan_(std::move(plan)), scale_(scale) {}
 
   PagedPlan& plan() { return plan_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
@@ -40,6 +41,7 @@ class PagedContext : public AttentionContext {
  private:
   KvStorage& storage_;
   PagedPlan plan_;
+  double scale_;
 };
 
 class ForwardPass {

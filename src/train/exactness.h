@@ -42,6 +42,24 @@ inline ModelConfig random_config(uint64_t seed) {
   config.qk_norm = seed % 3 == 0;
   config.qkv_bias = seed % 3 == 1;
   config.output_bias = seed % 3 == 2;
+  // What only some families have, in mixtures that none has.
+  std::mt19937_64 random(seed);
+  const auto draw = [&] { return random() % 3 == 0; };
+  config.qk_norm_over_width = config.qk_norm && draw();
+  config.mlp_bias = draw();
+  config.norm_weight_offset = draw() ? 1 : 0;
+  config.post_norms = draw();
+  config.pre_norms = !(config.post_norms && draw());
+  config.activation = draw() ? GateActivation::kGeluTanh : GateActivation::kSilu;
+  config.scale_embedding = draw();
+  config.query_scale = draw() ? 5 : 0;
+  config.rotary_dim = draw() ? 6 : 0;
+  config.local_rope.theta = 100;
+  // A layer without positions has no gradient of its keys' bias: what is left is rounding.
+  const uint64_t num_kinds = config.qkv_bias ? 2 : 3;
+  if (draw())
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      config.layer_ropes.push_back(static_cast<LayerRope>(random() % num_kinds));
   return config;
 }
 
@@ -52,7 +70,7 @@ inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, d
   for (Parameter* parameter : model->parameters()) {
     const auto noise = at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble));
     const bool norm = parameter->parts[0].name.find("norm.weight") != std::string::npos;
-    parameter->value.copy_(norm ? 1 + scale * noise : scale * noise);
+    parameter->value.copy_(norm ? 1 - model->config().norm_weight_offset + scale * noise : scale * noise);
   }
   return model;
 }

@@ -47,6 +47,16 @@ PassInput make_pass_input(const PrefixTree& tree, const Block& block,
           at::tensor(end_local, at::kInt).to(device)};
 }
 
+// Beyond the length up to which the model is computed exactly, tokens that several sequences share would not
+// be the same for all of them, or the model another one.
+void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
+  for (size_t s = 0; s < batch.sequences.size(); ++s)
+    if (static_cast<int64_t>(batch.sequences[s].size()) > config.max_exact_length)
+      throw UserError(str("sequence ", s + 1, " of the batch has ", batch.sequences[s].size(),
+                          " tokens; expected at most ", config.max_exact_length, ", for this model: ",
+                          config.beyond_exact_length, "; leave the sequence out, or shorten it"));
+}
+
 // Walks through the steps of one planned tree.
 class Walk {
  public:
@@ -144,9 +154,8 @@ class Walk {
     BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
     input_ = make_pass_input(*planned_.tree, block, stack_.tokens(), model_.device());
-    TreeContext::Pass pass{&stack_,          block.stack_rows,
-                           block.interior,   verify_recompute,
-                           input_.end_local, 1 / std::sqrt(static_cast<double>(model_.config().head_dim))};
+    TreeContext::Pass pass{&stack_,          block.stack_rows, block.interior,
+                           verify_recompute, input_.end_local, model_.config().attention_scale()};
     if (model_.batch_invariant())
       pass.pages.emplace(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
     return pass;
@@ -199,6 +208,7 @@ class Walk {
 
 WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
                 const Loss* loss, const Seeds* seeds) {
+  check_lengths(model.config(), batch);
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
   result.values = {at::zeros({batch.num_rows()}, type), at::zeros({batch.num_rows()}, type)};

@@ -33,39 +33,32 @@ class FlatReference {
     const int64_t n = static_cast<int64_t>(ids.size());
     const auto tokens = at::tensor(ids, at::kLong);
     auto x = weight("model.embed_tokens.weight").index_select(0, tokens);
-    const int64_t half = config_.head_dim / 2;
-    const auto frequency = at::pow(config_.rope_theta, -at::arange(half, at::kDouble) * 2 / config_.head_dim);
-    const auto angle = at::arange(n, at::kDouble).unsqueeze(1) * frequency;
-    const auto rotate = [&](const at::Tensor& y) {  // [n, heads, H]
-      const auto a = y.narrow(2, 0, half), b = y.narrow(2, half, half);
-      const auto c = angle.cos().unsqueeze(1), s = angle.sin().unsqueeze(1);
-      return at::cat({a * c - b * s, b * c + a * s}, 2);
-    };
+    if (config_.scale_embedding) x = x * std::sqrt(double(config_.hidden_size));
     const auto causal = at::ones({n, n}, at::kBool).tril();
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-      const auto h = norm(x, prefix + "input_layernorm.weight");
+      const auto h = config_.pre_norms ? norm(x, prefix + "input_layernorm.weight") : x;
       const auto project = [&](const std::string& name, int64_t heads) {
         auto y = at::matmul(h, weight(prefix + "self_attn." + name + "_proj.weight").t());
         if (config_.qkv_bias) y = y + weight(prefix + "self_attn." + name + "_proj.bias");
+        const std::string norm_name = prefix + "self_attn." + name + "_norm.weight";
+        if (config_.qk_norm_over_width && name != "v") y = norm(y, norm_name);
         y = y.view({n, heads, config_.head_dim});
-        if (config_.qk_norm && name != "v") y = norm(y, prefix + "self_attn." + name + "_norm.weight");
-        return name == "v" ? y : rotate(y);
+        if (config_.qk_norm && !config_.qk_norm_over_width && name != "v") y = norm(y, norm_name);
+        return name == "v" ? y : rotate(y, layer);
       };
       const int64_t repeat = config_.num_heads / config_.num_kv_heads;
       const auto q = project("q", config_.num_heads).transpose(0, 1);
       const auto k = project("k", config_.num_kv_heads).repeat_interleave(repeat, 1).transpose(0, 1);
       const auto v = project("v", config_.num_kv_heads).repeat_interleave(repeat, 1).transpose(0, 1);
-      const auto scores = at::matmul(q, k.transpose(1, 2)) / std::sqrt(double(config_.head_dim));
+      const auto scores = at::matmul(q, k.transpose(1, 2)) * config_.attention_scale();
       const auto p = scores.masked_fill(causal.logical_not(), -INFINITY).softmax(-1);
       const auto o = at::matmul(p, v).transpose(0, 1).reshape({n, -1});
       auto attended = at::matmul(o, weight(prefix + "self_attn.o_proj.weight").t());
       if (config_.output_bias) attended = attended + weight(prefix + "self_attn.o_proj.bias");
+      if (config_.post_norms) attended = norm(attended, prefix + "post_attention_layernorm.weight");
       x = x + attended;
-      const auto m = norm(x, prefix + "post_attention_layernorm.weight");
-      const auto gate = at::matmul(m, weight(prefix + "mlp.gate_proj.weight").t());
-      const auto up = at::matmul(m, weight(prefix + "mlp.up_proj.weight").t());
-      x = x + at::matmul(gate * gate.sigmoid() * up, weight(prefix + "mlp.down_proj.weight").t());
+      x = x + feed_forward(x, prefix);
     }
     x = norm(x, "model.norm.weight");
     const auto& head = weight(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
@@ -107,6 +100,33 @@ class FlatReference {
   }
 
  private:
+  // y: [n, heads, H] at positions 0, 1, ...
+  at::Tensor rotate(const at::Tensor& y, int64_t layer) const {
+    const LayerRope kind = config_.layer_rope(layer);
+    if (kind == LayerRope::kNone) return y;
+    const double theta = (kind == LayerRope::kLocal ? config_.local_rope : config_.rope).theta;
+    const int64_t turned = config_.turned_elements(), half = turned / 2;
+    const auto frequency = at::pow(theta, -at::arange(half, at::kDouble) * 2 / turned);
+    const auto angle = at::arange(y.size(0), at::kDouble).unsqueeze(1) * frequency;
+    const auto a = y.narrow(2, 0, half), b = y.narrow(2, half, half);
+    const auto c = angle.cos().unsqueeze(1), s = angle.sin().unsqueeze(1);
+    return at::cat({a * c - b * s, b * c + a * s, y.narrow(2, turned, y.size(2) - turned)}, 2);
+  }
+
+  // Without the residual.
+  at::Tensor feed_forward(const at::Tensor& x, const std::string& prefix) const {
+    const auto product = [&](const at::Tensor& y, const std::string& name) {
+      const auto z = at::matmul(y, weight(prefix + "mlp." + name + "_proj.weight").t());
+      return config_.mlp_bias ? z + weight(prefix + "mlp." + name + "_proj.bias") : z;
+    };
+    const char* norm_name = config_.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
+    const auto m = config_.pre_norms ? norm(x, prefix + norm_name + ".weight") : x;
+    const auto gate = product(m, "gate");
+    const bool silu = config_.activation == GateActivation::kSilu;
+    const auto y = product((silu ? at::silu(gate) : at::gelu(gate, "tanh")) * product(m, "up"), "down");
+    return config_.post_norms ? norm(y, prefix + "post_feedforward_layernorm.weight") : y;
+  }
+
   static LossRows slice(const LossRows& all, int64_t begin, int64_t count) {
     return all.mapped([&](const at::Tensor& x) {
       return x.narrow(0, begin, count).to(x.is_floating_point() ? at::kDouble : x.scalar_type());
@@ -114,7 +134,8 @@ class FlatReference {
   }
   const at::Tensor& weight(const std::string& name) const { return weights_.at(name); }
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {
-    return x / (x.square().mean(-1, true) + config_.rms_norm_eps).sqrt() * weight(name);
+    return x / (x.square().mean(-1, true) + config_.rms_norm_eps).sqrt() *
+           (weight(name) + config_.norm_weight_offset);
   }
 
   ModelConfig config_;

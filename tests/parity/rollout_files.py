@@ -1,5 +1,6 @@
 """Random rollout files and what transformers makes of them: shared by the parity tests of `bough step`."""
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -90,25 +91,48 @@ def gradient_error(got: torch.Tensor, expected: torch.Tensor, norm_sum: float) -
 
 
 def compute_in_double(monkeypatch) -> None:
-    """transformers casts RMSNorm and rotary angles to fp32 even in an fp64 model: 3e-7 in gradients. Its own
-    formulas without the casts."""
-    from transformers.models.llama import modeling_llama
-    from transformers.models.qwen2 import modeling_qwen2
-    from transformers.models.qwen3 import modeling_qwen3
+    """transformers casts RMSNorm, rotary angles and Gemma's embedding scale to fp32 even in an fp64 model:
+    3e-7 in gradients. Its own formulas without the casts."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     def norm(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
-    def rotary(self, x, position_ids):
-        head_dim = getattr(self.config, "head_dim", None) or (
-            self.config.hidden_size // self.config.num_attention_heads
-        )
-        theta = self.config.rope_parameters["rope_theta"]
-        frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    def gemma_norm(self, x):
+        return self._norm(x) * (1 + self.weight)
+
+    def gemma_embedding(self, ids):
+        return torch.nn.functional.embedding(ids, self.weight) * self.scalar_embed_scale
+
+    def rotary(self, x, position_ids, layer_type=None):
+        parameters = self.config.rope_parameters
+        arguments = {} if layer_type is None else {"layer_type": layer_type}
+        kind = (parameters if layer_type is None else parameters[layer_type])["rope_type"]
+        function = ROPE_INIT_FUNCTIONS.get(kind, self.compute_default_rope_parameters)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "float", torch.float64)
+            patch.setattr(torch, "float32", torch.float64)
+            frequency, scale = function(self.config, **arguments)
         angles = position_ids[..., None].double() * frequency
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+        return angles.cos() * scale, angles.sin() * scale
 
-    for module, name in ((modeling_qwen3, "Qwen3"), (modeling_qwen2, "Qwen2"), (modeling_llama, "Llama")):
-        monkeypatch.setattr(getattr(module, name + "RMSNorm"), "forward", norm)
+    names = {
+        "qwen3": "Qwen3",
+        "qwen2": "Qwen2",
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "smollm3": "SmolLM3",
+        "phi3": "Phi3",
+        "olmo2": "Olmo2",
+        "gemma2": "Gemma2",
+        "gemma3": "Gemma3",
+    }
+    for module_name, name in names.items():
+        module = importlib.import_module(f"transformers.models.{module_name}.modeling_{module_name}")
+        is_gemma = name.startswith("Gemma")
+        monkeypatch.setattr(getattr(module, name + "RMSNorm"), "forward", gemma_norm if is_gemma else norm)
         monkeypatch.setattr(getattr(module, name + "RotaryEmbedding"), "forward", rotary)
+        if is_gemma:
+            embedding = getattr(module, name + "TextScaledWordEmbedding")
+            monkeypatch.setattr(embedding, "forward", gemma_embedding)

@@ -122,18 +122,23 @@ def test_order_and_padding_of_the_safetensors_library(tool, tiny_models, tmp_pat
     assert_same(weights_of(source), weights_of(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2"],
+)
 def test_new_model(tool, tmp_path, architecture):
     tool("new", architecture, tmp_path / "out")
     weights = weights_of(tmp_path / "out")
     config = AutoConfig.from_pretrained(tmp_path / "out")
     assert config.model_type == architecture
-    assert config.rope_parameters["rope_theta"] == 12345
+    rope = config.rope_parameters
+    assert rope.get("full_attention", rope)["rope_theta"] == 12345
     # Nothing that transformers writes for such a model is left to its defaults.
     config.save_pretrained(tmp_path / "again")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     again = json.loads((tmp_path / "again" / "config.json").read_text())
     again.pop("transformers_version")
+    again.pop("_sliding_window_pattern", None)  # what Gemma 3's class made layer_types from
     if architecture == "qwen2":
         written.pop("head_dim")  # a key that Qwen2's class keeps only where it is not width / heads
         again.pop("head_dim", None)

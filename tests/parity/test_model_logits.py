@@ -10,10 +10,8 @@ import pytest
 import torch
 from rollout_files import compute_in_double, log_probs
 from safetensors.torch import load_file
-from tiny_models import write_tiny_model
+from tiny_models import ARCHITECTURES, write_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-ARCHITECTURES = ["qwen3", "qwen3_tied", "qwen2", "qwen2_tied", "llama", "llama_tied"]
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ def test_logits_in_fp32(logits, tiny_models, architecture):
         assert their_error < 1e-3
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_in_fp64(logits, tiny_models, monkeypatch, architecture):
     compute_in_double(monkeypatch)
     model = AutoModelForCausalLM.from_pretrained(
@@ -83,10 +81,57 @@ def test_far_positions(logits, tmp_path):
     assert (ours - theirs).abs().max() < 1e-3  # angles differ in their last fp32 digit: 5,000 x 6e-8
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_rollout_log_probs(bough, tiny_models, tmp_path, temperature):
+# What changes beyond a length, and that length in tests/tiny_models.py. Up to it all is exact.
+@pytest.mark.parametrize(
+    ("architecture", "longest", "why"),
+    [
+        ("mistral", 512, "sliding_window"),
+        ("gemma3", 512, "sliding_window"),
+        ("phi3_longrope", 400, "rope_parameters"),
+        ("llama_dynamic", 2048, "rope_parameters"),
+    ],
+)
+def test_length_of_an_exact_model(bough, logits, tiny_models, tmp_path, architecture, longest, why):
+    directory = tiny_models(architecture)
+    ids = random.Random(5).choices(range(311), k=longest)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        theirs = model(torch.tensor([ids])).logits[0]
+    (ours,) = logits(directory, "fp32", [ids])
+    assert (ours - theirs).abs().max() < 1e-3  # of angles of thousands, as in test_far_positions
+
+    def rollout(count):
+        line = {"input_ids": (ids * 2)[:count], "loss_mask": [0] + [1] * (count - 1), "advantage": 1.0}
+        (tmp_path / "r.jsonl").write_text(json.dumps(line | {"logprobs": [0.0] * count}) + "\n")
+        return bough("step", "--model", directory, "--rollouts", "r.jsonl", "--json")
+
+    assert rollout(longest).returncode == 0
+    refused = rollout(longest + 1)
+    assert refused.returncode == 2
+    assert why in refused.stderr and str(longest) in refused.stderr and str(longest + 1) in refused.stderr
+    # A sample ends there; a prompt as long as that is refused.
+    prompts = [ids[: longest - 3], ids]
+    results = []
+    for prompt in prompts:
+        (tmp_path / "p.jsonl").write_text(json.dumps({"input_ids": prompt}) + "\n")
+        results.append(
+            bough("rollout", "--model", directory, "--prompts", "p.jsonl", "--out", "o.jsonl",
+                  "--max-new-tokens", 20, "--min-new-tokens", 10)
+        )  # fmt: skip
+        if results[-1].returncode == 0:
+            assert len(json.loads((tmp_path / "o.jsonl").read_text())["input_ids"]) == longest
+    assert [result.returncode for result in results] == [0, 2]
+    if longest < 2048:
+        assert why in results[1].stderr
+
+
+@pytest.mark.parametrize(
+    ("architecture", "temperature"),
+    [("qwen3", 0.7), ("qwen3", 1.0), ("qwen3", 1.3), ("gemma3", 1.0), ("olmo2", 1.0), ("phi3_longrope", 1.0)],
+)
+def test_rollout_log_probs(bough, tiny_models, tmp_path, architecture, temperature):
     """What `bough rollout` writes is what transformers, and `bough step`, give the tokens that were drawn."""
-    directory = tiny_models("qwen3")
+    directory = tiny_models(architecture)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     prompts = "".join(json.dumps({"input_ids": [7, 8, 9, 100 + i]}) + "\n" for i in range(3))
     (tmp_path / "prompts.jsonl").write_text(prompts)
@@ -98,7 +143,8 @@ def test_rollout_log_probs(bough, tiny_models, tmp_path, temperature):
     rollouts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(rollouts) == 12
     assert report.json["new_tokens"] == sum(sum(r["loss_mask"]) for r in rollouts)
-    assert len({tuple(r["input_ids"]) for r in rollouts}) == 12
+    # A random Gemma is sure of most tokens: its head is its embedding, which it scales.
+    assert len({tuple(r["input_ids"]) for r in rollouts}) >= (4 if architecture == "gemma3" else 12)
     for rollout in rollouts:
         ids, start = rollout["input_ids"], rollout["loss_mask"].index(1)
         assert len(ids) - start >= 10
@@ -117,7 +163,10 @@ def test_rollout_log_probs(bough, tiny_models, tmp_path, temperature):
     assert step.json["loss"] == pytest.approx(-sum(flat) / len(flat), abs=1e-4)
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(
+    "arch",
+    ["qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "smollm3", "phi3", "olmo2"],
+)
 def test_init_is_loaded_by_transformers(bough, logits, tmp_path, arch):
     shape = ("--hidden-size", 48, "--layers", 2, "--heads", 6, "--kv-heads", 2, "--intermediate-size", 80)
     made = bough("init", "model", "--arch", arch, *shape, "--vocab-size", 300, "--seed", 7, "--json", ok=True)

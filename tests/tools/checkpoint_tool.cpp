@@ -1,7 +1,7 @@
 // Model directories and rollout files for tests written in Python.
 //
 //   checkpoint_tool copy IN OUT [DTYPE [SHARD_BYTES]]   loads IN as DTYPE (fp32, bf16, fp64), saves it to OUT
-//   checkpoint_tool new qwen3|qwen2|llama OUT           a new model: config.json made here, initial weights
+//   checkpoint_tool new MODEL_TYPE OUT                  a new model: config.json made here, initial weights
 //   checkpoint_tool rollouts IN OUT [VOCAB_SIZE]        reads a rollout file and writes it
 //
 // Errors go to stderr; exit codes are the program's: 2 bad input, 3 a failure at run time.
@@ -20,8 +20,6 @@ using namespace bough;
 
 const std::map<std::string, at::ScalarType> kDtypes = {
     {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp64", at::kDouble}};
-const std::map<std::string, Architecture> kArchitectures = {
-    {"qwen3", Architecture::kQwen3}, {"qwen2", Architecture::kQwen2}, {"llama", Architecture::kLlama}};
 
 void copy(const std::vector<std::string>& arguments) {
   const auto model = load_model(arguments[1], kDtypes.at(arguments.size() > 3 ? arguments[3] : "fp32"));
@@ -31,19 +29,24 @@ void copy(const std::vector<std::string>& arguments) {
 }
 
 void make_new(const std::vector<std::string>& arguments) {
-  ModelConfig config;
-  config.architecture = kArchitectures.at(arguments[1]);
-  config.vocab_size = 61;
-  config.hidden_size = 24;
-  config.intermediate_size = 40;
-  config.num_layers = 2;
-  config.num_heads = 4;
-  config.num_kv_heads = 2;
-  config.head_dim = config.architecture == Architecture::kQwen3 ? 16 : 6;
-  config.max_position_embeddings = 128;
-  config.rope_theta = 12345;
-  config.tie_word_embeddings = true;
-  const auto model = make_model(parse_model_config(write_model_config(config), "new"), at::kFloat);
+  const bool is_gemma = arguments[1].starts_with("gemma");
+  // The family's own flags come from reading; the rest of its keys from writing.
+  const Json asked = {{"model_type", arguments[1]},
+                      {"vocab_size", 61},
+                      {"hidden_size", 24},
+                      {"intermediate_size", 40},
+                      {"num_hidden_layers", 2},
+                      {"num_attention_heads", 4},
+                      {"num_key_value_heads", 2},
+                      {"head_dim", is_gemma || arguments[1] == "qwen3" ? 16 : 6},
+                      {"max_position_embeddings", 128},
+                      {"rope_theta", 12345.0},
+                      {"sliding_window", is_gemma ? Json(128) : Json(nullptr)},
+                      {"attn_logit_softcapping", nullptr},
+                      {"final_logit_softcapping", nullptr},
+                      {"tie_word_embeddings", true}};
+  const Json written = write_model_config(parse_model_config(asked, "new"));
+  const auto model = make_model(parse_model_config(written, "new"), at::kFloat);
   initialise(*model, 1);
   save_model(arguments[2], *model);
 }

@@ -7,7 +7,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
-#include <cmath>
 #include <exception>
 #include <iostream>
 #include <sstream>
@@ -28,8 +27,8 @@ at::Tensor sequence_logits(const Model& model, const std::vector<int64_t>& ids) 
   const auto count = static_cast<int64_t>(ids.size());
   KvStack stack(model.config(), 0, model.dtype(), at::kCPU, false);
   // Every key is seen by all tokens after it: a sequence by itself.
-  TreeContext context({&stack, 0, false, false, at::full({count}, count, at::kInt),
-                       1 / std::sqrt(static_cast<double>(model.config().head_dim))});
+  TreeContext context(
+      {&stack, 0, false, false, at::full({count}, count, at::kInt), model.config().attention_scale()});
   return model.logits(model.forward(at::tensor(ids, at::kLong), at::arange(count, at::kLong), context));
 }
 

@@ -48,6 +48,9 @@ inline Lanes operator*(const Lanes& a, const Lanes& b) {
 inline Lanes operator*(const Lanes& a, __m512 b) {
   return {_mm512_mul_ps(a.even, b), _mm512_mul_ps(a.odd, b)};
 }
+inline Lanes operator+(const Lanes& a, __m512 b) {
+  return {_mm512_add_ps(a.even, b), _mm512_add_ps(a.odd, b)};
+}
 inline Lanes operator+(const Lanes& a, const Lanes& b) {
   return {_mm512_add_ps(a.even, b.even), _mm512_add_ps(a.odd, b.odd)};
 }

@@ -15,7 +15,7 @@ namespace bough {
 
 template <class T, class A>
 void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
-                           double eps, CudaStream stream);
+                           const NormSettings& norm, CudaStream stream);
 
 template <class T, class A>
 struct RmsNormBackward {
@@ -30,6 +30,7 @@ struct RmsNormBackward {
   const A* rstd;
   int64_t num_rows;
   int64_t width;
+  A weight_offset;
 };
 
 // A function of the rows alone, so that the order of the sum is the same on every device.
@@ -43,24 +44,27 @@ void rms_norm_backward_cuda(const RmsNormBackward<T, A>& arguments, CudaStream s
 // Backward: y may be d_y, d_gate_up may be gate_up.
 
 template <class T>
-void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width, CudaStream stream);
+void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width, GateActivation activation,
+                         CudaStream stream);
 
 template <class T>
 void swiglu_backward_cuda(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows, int64_t width,
-                          CudaStream stream);
+                          GateActivation activation, CudaStream stream);
 
 // qk_norm_rotary
 
 template <class T, class A>
 struct QkNormRotaryInput {
   const T* qkv;              // [num_tokens, (N + 2G) · head_dim]
-  const A *cos, *sin;        // [num_tokens, head_dim / 2]
+  const A *cos, *sin;        // [num_tokens, num_pairs]
   const T *q_norm, *k_norm;  // [head_dim], both or none
   int64_t num_tokens;
   int64_t num_heads;     // N
   int64_t num_kv_heads;  // G
   int64_t head_dim;
-  double eps;
+  int64_t num_pairs;  // that are turned, at most head_dim / 2
+  A eps;
+  A weight_offset;
 };
 
 template <class T, class A>

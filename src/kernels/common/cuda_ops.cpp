@@ -21,6 +21,7 @@
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/parameter.h"
+#include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/quantized_product/quantized_product.h"
 
 namespace bough {
@@ -45,7 +46,8 @@ std::vector<at::Tensor> with_defined(std::vector<at::Tensor> tensors,
   return tensors;
 }
 
-std::tuple<at::Tensor, at::Tensor> rms_norm_forward_op(Tensor x, Tensor weight_D, double eps) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward_op(Tensor x, Tensor weight_D, double eps,
+                                                       double weight_offset) {
   const Launch launch("rms_norm", {x, weight_D});
   const int64_t width = x.size(-1);
   const int64_t num_rows = width ? x.numel() / width : 0;
@@ -53,14 +55,15 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward_op(Tensor x, Tensor weight_D
   auto rstd = at::empty({num_rows}, x.options().dtype(accumulator_type(x.scalar_type())));
   dispatch_float_types(x.scalar_type(), "rms_norm", [&]<class T>() {
     rms_norm_forward_cuda(mutable_data<T>(y), mutable_data<AccOf<T>>(rstd), data<T>(x), data<T>(weight_D),
-                          num_rows, width, eps, launch.stream());
+                          num_rows, width, {eps, weight_offset}, launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return {y, rstd};
 }
 
 at::Tensor rms_norm_backward_op(Tensor d_y, Tensor x, Tensor weight_D, Tensor rstd,
-                                const OptionalTensor& residual, Tensor d_weight_D, const OptionalTensor& y) {
+                                const OptionalTensor& residual, Tensor d_weight_D, const OptionalTensor& y,
+                                double weight_offset) {
   const Launch launch("rms_norm", with_defined({d_y, x, weight_D, rstd, d_weight_D}, {residual, y}));
   const int64_t num_rows = rstd.numel();
   auto d_x = at::empty_like(x);
@@ -77,60 +80,66 @@ at::Tensor rms_norm_backward_op(Tensor d_y, Tensor x, Tensor weight_D, Tensor rs
                                                  .residual = optional_data<T>(residual),
                                                  .rstd = data<A>(rstd),
                                                  .num_rows = num_rows,
-                                                 .width = x.size(-1)},
+                                                 .width = x.size(-1),
+                                                 .weight_offset = static_cast<A>(weight_offset)},
                            launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return d_x;
 }
 
-at::Tensor swiglu_forward_op(Tensor gate_up_TF2) {
+at::Tensor swiglu_forward_op(Tensor gate_up_TF2, int64_t activation) {
   const Launch launch("swiglu", {gate_up_TF2});
   const int64_t width = gate_up_TF2.size(1) / 2;
   auto y_TF = at::empty({gate_up_TF2.size(0), width}, gate_up_TF2.options());
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
-    swiglu_forward_cuda(mutable_data<T>(y_TF), data<T>(gate_up_TF2), y_TF.size(0), width, launch.stream());
+    swiglu_forward_cuda(mutable_data<T>(y_TF), data<T>(gate_up_TF2), y_TF.size(0), width,
+                        static_cast<GateActivation>(activation), launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return y_TF;
 }
 
-void swiglu_backward_op(Tensor d_y_TF, Tensor gate_up_TF2, Tensor y_TF, Tensor d_gate_up_TF2) {
+void swiglu_backward_op(Tensor d_y_TF, Tensor gate_up_TF2, Tensor y_TF, Tensor d_gate_up_TF2,
+                        int64_t activation) {
   const Launch launch("swiglu", {d_y_TF, gate_up_TF2, y_TF, d_gate_up_TF2});
   dispatch_float_types(gate_up_TF2.scalar_type(), "swiglu", [&]<class T>() {
     swiglu_backward_cuda(mutable_data<T>(d_gate_up_TF2), mutable_data<T>(y_TF), data<T>(d_y_TF),
-                         data<T>(gate_up_TF2), d_y_TF.size(0), d_y_TF.size(1), launch.stream());
+                         data<T>(gate_up_TF2), d_y_TF.size(0), d_y_TF.size(1),
+                         static_cast<GateActivation>(activation), launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 template <class T>
 QkNormRotaryInput<T, AccOf<T>> qk_input(Tensor qkv, Tensor cos, Tensor sin, const OptionalTensor& q_norm,
-                                        const OptionalTensor& k_norm, double eps) {
+                                        const OptionalTensor& k_norm, const QkvLayout& layout,
+                                        const NormSettings& norm) {
   return {.qkv = data<T>(qkv),
           .cos = data<AccOf<T>>(cos),
           .sin = data<AccOf<T>>(sin),
           .q_norm = optional_data<T>(q_norm),
           .k_norm = optional_data<T>(k_norm),
           .num_tokens = qkv.size(0),
-          .head_dim = 2 * cos.size(1),
-          .eps = eps};
+          .num_heads = layout.num_heads,
+          .num_kv_heads = layout.num_kv_heads,
+          .head_dim = layout.head_dim,
+          .num_pairs = cos.size(1),
+          .eps = static_cast<AccOf<T>>(norm.eps),
+          .weight_offset = static_cast<AccOf<T>>(norm.weight_offset)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_op(Tensor qkv, Tensor cos, Tensor sin,
-                                                                         const OptionalTensor& q_norm,
-                                                                         const OptionalTensor& k_norm,
-                                                                         int64_t num_heads,
-                                                                         int64_t num_kv_heads, double eps) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_op(
+    Tensor qkv, Tensor cos, Tensor sin, const OptionalTensor& q_norm, const OptionalTensor& k_norm,
+    int64_t num_heads, int64_t num_kv_heads, double eps, double weight_offset) {
   const Launch launch("qk_norm_rotary", with_defined({qkv, cos, sin}, {q_norm, k_norm}));
-  const int64_t head_dim = 2 * cos.size(1);
+  const int64_t head_dim = qkv.size(1) / (num_heads + 2 * num_kv_heads);
   auto q = at::empty({qkv.size(0), num_heads, head_dim}, qkv.options());
   auto k = at::empty({qkv.size(0), num_kv_heads, head_dim}, qkv.options());
   auto v = at::empty_like(k);
   dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
-    auto input = qk_input<T>(qkv, cos, sin, q_norm, k_norm, eps);
-    input.num_heads = num_heads;
-    input.num_kv_heads = num_kv_heads;
+    const auto input =
+        qk_input<T>(qkv, cos, sin, q_norm, k_norm, {num_heads, num_kv_heads, head_dim}, {eps, weight_offset});
     qk_norm_rotary_forward_cuda(input, mutable_data<T>(q), mutable_data<T>(k), mutable_data<T>(v),
                                 launch.stream());
   });
@@ -141,10 +150,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_op(Tensor 
 at::Tensor qk_norm_rotary_backward_op(Tensor d_q, Tensor d_k, Tensor d_v, Tensor qkv, Tensor cos, Tensor sin,
                                       const OptionalTensor& q_norm, const OptionalTensor& k_norm,
                                       const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm,
-                                      double eps) {
+                                      double eps, double weight_offset) {
   const Launch launch("qk_norm_rotary",
                       with_defined({qkv, cos, sin, d_q, d_k, d_v}, {q_norm, k_norm, d_q_norm, d_k_norm}));
-  const int64_t head_dim = 2 * cos.size(1);
+  const int64_t head_dim = d_q.size(2);
   const int64_t num_heads = d_q.size(1);
   const int64_t num_kv_heads = d_k.size(1);
   auto d_qkv = at::empty_like(qkv);
@@ -158,9 +167,8 @@ at::Tensor qk_norm_rotary_backward_op(Tensor d_q, Tensor d_k, Tensor d_v, Tensor
   }
   dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
     using A = AccOf<T>;
-    auto input = qk_input<T>(qkv, cos, sin, q_norm, k_norm, eps);
-    input.num_heads = num_heads;
-    input.num_kv_heads = num_kv_heads;
+    const auto input =
+        qk_input<T>(qkv, cos, sin, q_norm, k_norm, {num_heads, num_kv_heads, head_dim}, {eps, weight_offset});
     qk_norm_rotary_backward_cuda(input,
                                  QkNormRotaryGradient<T, A>{.d_q = data<T>(d_q),
                                                             .d_k = data<T>(d_k),

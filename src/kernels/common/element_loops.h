@@ -13,36 +13,39 @@
 // Rows of `width` elements. A is the accumulator type; d_weight[width] is added to; y (which may be d_y) and
 // residual may be null.
 BOUGH_ISA_DECLARE(template <class T, class A> void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight,
-                                                                 int64_t num_rows, int64_t width, double eps))
+                                                                 int64_t num_rows, int64_t width,
+                                                                 const NormSettings& norm))
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void rms_norm_backward_rows(T* d_x, T* y, A* d_weight, const T* d_y, const T* x,
                                               const T* weight, const T* residual, const A* rstd,
-                                              int64_t num_rows, int64_t width))
+                                              int64_t num_rows, int64_t width, double weight_offset))
 
 namespace bough::bf16 {
 // The same where has_avx512_bf16(), width a multiple of 32: twice as fast, since loads and stores are most of
 // the work.
 void rms_norm_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
-                   int64_t num_rows, int64_t width, double eps);
+                   int64_t num_rows, int64_t width, const NormSettings& norm);
 void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
                             const BFloat16Bits* x, const BFloat16Bits* weight, const BFloat16Bits* residual,
-                            const float* rstd, int64_t num_rows, int64_t width);
+                            const float* rstd, int64_t num_rows, int64_t width, double weight_offset);
 }  // namespace bough::bf16
 
 // swiglu.h
 
-BOUGH_ISA_DECLARE(template <class T>
-                  void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width))
+BOUGH_ISA_DECLARE(template <class T> void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width,
+                                                      GateActivation activation))
 // y may be d_y, d_gate_up may be gate_up.
 BOUGH_ISA_DECLARE(template <class T> void swiglu_backward_rows(T* d_gate_up, T* y, const T* d_y,
                                                                const T* gate_up, int64_t num_rows,
-                                                               int64_t width))
+                                                               int64_t width, GateActivation activation))
 
 namespace bough::bf16 {
 // The same where has_avx512_bf16(), width a multiple of 32.
-void swiglu_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width);
+void swiglu_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width,
+                 GateActivation activation);
 void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat16Bits* d_y,
-                          const BFloat16Bits* gate_up, int64_t num_rows, int64_t width);
+                          const BFloat16Bits* gate_up, int64_t num_rows, int64_t width,
+                          GateActivation activation);
 }  // namespace bough::bf16
 
 // qk_norm_rotary.h
@@ -51,26 +54,27 @@ namespace bough {
 struct HeadRows {  // of one token, beside each other
   int64_t num_heads;
   int64_t head_dim;
+  int64_t num_pairs;  // that are turned, at most head_dim / 2: elements i and num_pairs + i
 };
 }  // namespace bough
 
-// y[heads, H] from qkv; weight null: no norm. cos, sin: [H/2].
-BOUGH_ISA_DECLARE(template <class T, class A> void norm_rotate_rows(T* y, const T* qkv, const A* cos,
-                                                                    const A* sin, const T* weight, double eps,
-                                                                    const HeadRows& rows))
+// y[heads, H] from qkv; weight null: no norm. cos, sin: [num_pairs].
+BOUGH_ISA_DECLARE(template <class T, class A>
+                  void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
+                                        const NormSettings& norm, const HeadRows& rows))
 // d_qkv overwritten; d_weight[H] added to; scratch[H].
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* scratch, const T* d_y,
                                                  const T* qkv, const A* cos, const A* sin, const T* weight,
-                                                 double eps, const HeadRows& rows))
+                                                 const NormSettings& norm, const HeadRows& rows))
 
 namespace bough::bf16 {
-// The same where has_avx512_bf16(), heads of 64 or 128.
+// The same where has_avx512_bf16(), heads of 64 or 128 that are turned whole.
 void norm_rotate_rows(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, const float* sin,
-                      const BFloat16Bits* weight, double eps, const HeadRows& rows);
+                      const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows);
 void norm_rotate_backward_rows(BFloat16Bits* d_qkv, float* d_weight, float* scratch, const BFloat16Bits* d_y,
                                const BFloat16Bits* qkv, const float* cos, const float* sin,
-                               const BFloat16Bits* weight, double eps, const HeadRows& rows);
+                               const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows);
 }  // namespace bough::bf16
 
 // log_prob.h

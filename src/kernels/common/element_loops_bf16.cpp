@@ -15,7 +15,8 @@ namespace {
 // One row after the other: rows in turn, a line of each at a time, come from memory at half the rate.
 template <int64_t kRows>
 void forward_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
-                  int64_t width, double eps) {
+                  int64_t width, const NormSettings& norm) {
+  const __m512 offset = _mm512_set1_ps(static_cast<float>(norm.weight_offset));
   __m512 squares[kRows];
 #pragma GCC unroll 4
   for (int64_t i = 0; i < kRows; ++i) {
@@ -25,36 +26,36 @@ void forward_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFl
 #pragma GCC unroll 4
   for (int64_t i = 0; i < kRows; ++i) {
     const float mean = _mm512_reduce_add_ps(squares[i]) / static_cast<float>(width);
-    rstd[i] = 1 / __builtin_sqrtf(mean + static_cast<float>(eps));
+    rstd[i] = 1 / __builtin_sqrtf(mean + static_cast<float>(norm.eps));
   }
   for (int64_t i = 0; i < kRows; ++i, x += width, y += width) {
     const __m512 factor = _mm512_set1_ps(rstd[i]);
     for (int64_t d = 0; d < width; d += kNeighbours)
-      store_lanes(y + d, load_lanes(x + d) * factor * load_lanes(weight + d));
+      store_lanes(y + d, load_lanes(x + d) * factor * (load_lanes(weight + d) + offset));
   }
 }
 }  // namespace
 
 void rms_norm_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
-                   int64_t num_rows, int64_t width, double eps) {
+                   int64_t num_rows, int64_t width, const NormSettings& norm) {
   int64_t r = 0;
   for (; r + kTogether <= num_rows; r += kTogether)
-    forward_rows<kTogether>(y + r * width, rstd + r, x + r * width, weight, width, eps);
-  for (; r < num_rows; ++r) forward_rows<1>(y + r * width, rstd + r, x + r * width, weight, width, eps);
+    forward_rows<kTogether>(y + r * width, rstd + r, x + r * width, weight, width, norm);
+  for (; r < num_rows; ++r) forward_rows<1>(y + r * width, rstd + r, x + r * width, weight, width, norm);
 }
 
 namespace {
 template <bool kResidual, bool kAgain>
 void backward_row(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
                   const BFloat16Bits* x, const BFloat16Bits* weight, const BFloat16Bits* residual,
-                  float scale, int64_t width) {
+                  float scale, int64_t width, __m512 offset) {
   Lanes dot = zero_lanes();
   for (int64_t d = 0; d < width; d += kNeighbours)
-    dot = multiply_add(load_lanes(d_y + d) * load_lanes(weight + d), load_lanes(x + d), dot);
+    dot = multiply_add(load_lanes(d_y + d) * (load_lanes(weight + d) + offset), load_lanes(x + d), dot);
   const __m512 mean = _mm512_set1_ps(sum_of(dot) * scale * scale / static_cast<float>(width));
   const __m512 factor = _mm512_set1_ps(scale);
   for (int64_t d = 0; d < width; d += kNeighbours) {
-    const Lanes x_d = load_lanes(x + d), d_y_d = load_lanes(d_y + d), w_d = load_lanes(weight + d);
+    const Lanes x_d = load_lanes(x + d), d_y_d = load_lanes(d_y + d), w_d = load_lanes(weight + d) + offset;
     const Lanes normal = x_d * factor;
     store_ordered(d_weight + d, multiply_add(d_y_d, normal, load_ordered(d_weight + d)));
     Lanes d_x_d = subtract_product(d_y_d * w_d, x_d, mean) * factor;
@@ -67,14 +68,15 @@ void backward_row(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFl
 
 void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
                             const BFloat16Bits* x, const BFloat16Bits* weight, const BFloat16Bits* residual,
-                            const float* rstd, int64_t num_rows, int64_t width) {
+                            const float* rstd, int64_t num_rows, int64_t width, double weight_offset) {
+  const __m512 offset = _mm512_set1_ps(static_cast<float>(weight_offset));
   const auto row = residual ? (y ? backward_row<true, true> : backward_row<true, false>)
                             : (y ? backward_row<false, true> : backward_row<false, false>);
   to_lane_order(d_weight, width);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t at = r * width;
     row(d_x + at, y ? y + at : nullptr, d_weight, d_y + at, x + at, weight,
-        residual ? residual + at : nullptr, rstd[r], width);
+        residual ? residual + at : nullptr, rstd[r], width, offset);
   }
   from_lane_order(d_weight, width);
 }
@@ -90,30 +92,62 @@ inline __m512 sigmoid(__m512 x) {
 inline Lanes sigmoid(const Lanes& x) {
   return {sigmoid(x.even), sigmoid(x.odd)};
 }
-}  // namespace
 
-void swiglu_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width) {
+// gate_argument and gate_steepness of element_loops_isa.cpp.
+constexpr float kGelu = 1.5957691216f, kGeluCube = kGelu * 0.044715f;
+inline Lanes cubic(const Lanes& g, float linear, float cube) {
+  const __m512 a = _mm512_set1_ps(linear), b = _mm512_set1_ps(cube);
+  return g * multiply_add(g * g, {b, b}, {a, a});
+}
+template <GateActivation kActivation>
+inline Lanes gate_argument(const Lanes& g) {
+  return kActivation == GateActivation::kSilu ? g : cubic(g, kGelu, kGeluCube);
+}
+template <GateActivation kActivation>
+inline Lanes gate_steepness(const Lanes& g) {
+  return kActivation == GateActivation::kSilu ? g : cubic(g, kGelu, 3 * kGeluCube);
+}
+
+template <GateActivation kActivation>
+void gated_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width) {
   for (int64_t r = 0; r < num_rows; ++r, y += width, gate_up += 2 * width)
     for (int64_t f = 0; f < width; f += kNeighbours) {
       const Lanes g = load_lanes(gate_up + f);
-      store_lanes(y + f, g * sigmoid(g) * load_lanes(gate_up + width + f));
+      store_lanes(y + f, g * sigmoid(gate_argument<kActivation>(g)) * load_lanes(gate_up + width + f));
     }
 }
 
-void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat16Bits* d_y,
-                          const BFloat16Bits* gate_up, int64_t num_rows, int64_t width) {
+template <GateActivation kActivation>
+void gated_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat16Bits* d_y,
+                         const BFloat16Bits* gate_up, int64_t num_rows, int64_t width) {
   const __m512 one = _mm512_set1_ps(1);
   for (int64_t r = 0; r < num_rows;
        ++r, y += width, d_y += width, gate_up += 2 * width, d_gate_up += 2 * width)
     for (int64_t f = 0; f < width; f += kNeighbours) {
       const Lanes g = load_lanes(gate_up + f), u = load_lanes(gate_up + width + f), d = load_lanes(d_y + f);
-      const Lanes s = sigmoid(g), d_s = d * s, gs = g * s;
-      const Lanes slope =
-          multiply_add(g, {_mm512_sub_ps(one, s.even), _mm512_sub_ps(one, s.odd)}, {one, one});
+      const Lanes s = sigmoid(gate_argument<kActivation>(g)), d_s = d * s, gs = g * s;
+      const Lanes slope = multiply_add(gate_steepness<kActivation>(g),
+                                       {_mm512_sub_ps(one, s.even), _mm512_sub_ps(one, s.odd)}, {one, one});
       store_lanes(d_gate_up + f, d_s * u * slope);
       store_lanes(d_gate_up + width + f, d * gs);
       store_lanes(y + f, gs * u);
     }
+}
+}  // namespace
+
+void swiglu_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width,
+                 GateActivation activation) {
+  const auto rows = activation == GateActivation::kSilu ? gated_rows<GateActivation::kSilu>
+                                                        : gated_rows<GateActivation::kGeluTanh>;
+  rows(y, gate_up, num_rows, width);
+}
+
+void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat16Bits* d_y,
+                          const BFloat16Bits* gate_up, int64_t num_rows, int64_t width,
+                          GateActivation activation) {
+  const auto rows = activation == GateActivation::kSilu ? gated_backward_rows<GateActivation::kSilu>
+                                                        : gated_backward_rows<GateActivation::kGeluTanh>;
+  rows(d_gate_up, y, d_y, gate_up, num_rows, width);
 }
 
 // qk_norm_rotary.h
@@ -165,23 +199,25 @@ struct Angles {
 template <int kBlocks>
 struct Weight {
   Lanes w[2 * kBlocks];
-  explicit Weight(const BFloat16Bits* weight) {
+  Weight(const BFloat16Bits* weight, double offset) {
+    const __m512 added = _mm512_set1_ps(static_cast<float>(offset));
     for (int b = 0; b < 2 * kBlocks; ++b)
-      w[b] = weight ? load_lanes(weight + b * kNeighbours) : Lanes{_mm512_set1_ps(1), _mm512_set1_ps(1)};
+      w[b] =
+          weight ? load_lanes(weight + b * kNeighbours) + added : Lanes{_mm512_set1_ps(1), _mm512_set1_ps(1)};
   }
 };
 
 template <bool kNorm, int kBlocks>
 void forward_heads(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, const float* sin,
-                   const BFloat16Bits* weight, double eps, const HeadRows& rows) {
+                   const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows) {
   constexpr int64_t kHalf = kBlocks * kNeighbours, kWidth = 2 * kHalf;
-  const Weight<kBlocks> w(weight);
+  const Weight<kBlocks> w(weight, norm.weight_offset);
   alignas(64) float scales[kMostHeads];
   const Angles<kBlocks> angles(cos, sin);
   const BFloat16Bits* x = qkv;
   for (int64_t first = 0; first < rows.num_heads; first += kMostHeads) {
     const int64_t left = rows.num_heads - first, count = left < kMostHeads ? left : kMostHeads;
-    if constexpr (kNorm) inverse_rms_of_heads<kWidth>(scales, x, count, eps);
+    if constexpr (kNorm) inverse_rms_of_heads<kWidth>(scales, x, count, norm.eps);
     for (int64_t h = 0; h < count; ++h, x += kWidth, y += kWidth) {
       const __m512 scale = _mm512_set1_ps(kNorm ? scales[h] : 1.0f);
       Lanes x_b[2 * kBlocks];
@@ -219,10 +255,10 @@ struct TurnedBack {
 
 template <bool kNorm, int kBlocks>
 void backward_heads(BFloat16Bits* d_qkv, float* d_weight, const BFloat16Bits* d_y, const BFloat16Bits* qkv,
-                    const float* cos, const float* sin, const BFloat16Bits* weight, double eps,
+                    const float* cos, const float* sin, const BFloat16Bits* weight, const NormSettings& norm,
                     const HeadRows& rows) {
   constexpr int64_t kWidth = 2 * kBlocks * kNeighbours;
-  const Weight<kBlocks> w(weight);
+  const Weight<kBlocks> w(weight, norm.weight_offset);
   Lanes sums[2 * kBlocks];
   for (int b = 0; b < 2 * kBlocks; ++b)
     sums[b] = kNorm ? load_lanes(d_weight + b * kNeighbours) : zero_lanes();
@@ -243,7 +279,7 @@ void backward_heads(BFloat16Bits* d_qkv, float* d_weight, const BFloat16Bits* d_
       squares = add_squares(x + b * kNeighbours, squares);
       dot = multiply_add(back.g[b] * w.w[b], load_lanes(x + b * kNeighbours), dot);
     }
-    const __m512 scale = broadcast_inverse_rms(squares, kWidth, eps);
+    const __m512 scale = broadcast_inverse_rms(squares, kWidth, norm.eps);
     const __m512 mean = scale * scale * _mm512_set1_ps(sum_of(dot) / static_cast<float>(kWidth));
 #pragma GCC unroll 4
     for (int b = 0; b < 2 * kBlocks; ++b) {
@@ -257,18 +293,18 @@ void backward_heads(BFloat16Bits* d_qkv, float* d_weight, const BFloat16Bits* d_
 }  // namespace
 
 void norm_rotate_rows(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, const float* sin,
-                      const BFloat16Bits* weight, double eps, const HeadRows& rows) {
+                      const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows) {
   const auto all = rows.head_dim == 64 ? (weight ? forward_heads<true, 1> : forward_heads<false, 1>)
                                        : (weight ? forward_heads<true, 2> : forward_heads<false, 2>);
-  all(y, qkv, cos, sin, weight, eps, rows);
+  all(y, qkv, cos, sin, weight, norm, rows);
 }
 
 void norm_rotate_backward_rows(BFloat16Bits* d_qkv, float* d_weight, float*, const BFloat16Bits* d_y,
                                const BFloat16Bits* qkv, const float* cos, const float* sin,
-                               const BFloat16Bits* weight, double eps, const HeadRows& rows) {
+                               const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows) {
   const auto all = rows.head_dim == 64 ? (weight ? backward_heads<true, 1> : backward_heads<false, 1>)
                                        : (weight ? backward_heads<true, 2> : backward_heads<false, 2>);
-  all(d_qkv, d_weight, d_y, qkv, cos, sin, weight, eps, rows);
+  all(d_qkv, d_weight, d_y, qkv, cos, sin, weight, norm, rows);
 }
 
 }  // namespace bough::bf16

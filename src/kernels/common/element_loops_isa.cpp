@@ -7,8 +7,18 @@ namespace bough::BOUGH_ISA {
 
 // rms_norm.h
 
-template <class T, class A>
-void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width, double eps) {
+// weight + offset. Without an offset nothing is added: the compiler would put the factors in another order.
+template <bool kOffset, class A, class T>
+static inline A factor_of(const T* weight, A offset) {
+  if constexpr (kOffset) return load(weight) + offset;
+  else return load(weight);
+}
+
+template <bool kOffset, class T, class A>
+static inline void norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                             const NormSettings& norm) {
+  const double eps = norm.eps;
+  const A offset = static_cast<A>(norm.weight_offset);
   for (int64_t r = 0; r < num_rows; ++r, x += width, y += width) {
     A sum = 0;
     for (int64_t d = 0; d < width; ++d) sum += load(x + d) * load(x + d);
@@ -16,20 +26,29 @@ void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows,
         A(1) / (sizeof(A) == 8 ? __builtin_sqrt(sum / width + eps)
                                : __builtin_sqrtf(static_cast<float>(sum / width + static_cast<A>(eps))));
     rstd[r] = scale;
-    for (int64_t d = 0; d < width; ++d) store(y + d, load(x + d) * scale * load(weight + d));
+    for (int64_t d = 0; d < width; ++d)
+      store(y + d, load(x + d) * scale * factor_of<kOffset, A>(weight + d, offset));
   }
 }
 
+template <class T, class A>
+void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
+                   const NormSettings& norm) {
+  const auto rows = norm.weight_offset == 0 ? norm_rows<false, T, A> : norm_rows<true, T, A>;
+  rows(y, rstd, x, weight, num_rows, width, norm);
+}
+
 // Forward was y = x · rstd · w; now, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)).
-template <bool kResidual, bool kAgain, class T, class A>
+template <bool kOffset, bool kResidual, bool kAgain, class T, class A>
 static inline void backward_row(T* d_x, T* y, A* d_weight, const T* d_y, const T* x, const T* weight,
-                                const T* residual, A scale, int64_t width) {
+                                const T* residual, A scale, int64_t width, A offset) {
   A dot = 0;
-  for (int64_t d = 0; d < width; ++d) dot += load(d_y + d) * load(weight + d) * load(x + d);
+  for (int64_t d = 0; d < width; ++d)
+    dot += load(d_y + d) * factor_of<kOffset, A>(weight + d, offset) * load(x + d);
   const A mean = dot * scale * scale / width;
 #pragma GCC ivdep
   for (int64_t d = 0; d < width; ++d) {
-    const A x_d = load(x + d), d_y_d = load(d_y + d), w_d = load(weight + d);
+    const A x_d = load(x + d), d_y_d = load(d_y + d), w_d = factor_of<kOffset, A>(weight + d, offset);
     d_weight[d] += d_y_d * x_d * scale;
     A d_x_d = scale * (d_y_d * w_d - x_d * mean);
     if constexpr (kResidual) d_x_d += load(residual + d);
@@ -38,22 +57,30 @@ static inline void backward_row(T* d_x, T* y, A* d_weight, const T* d_y, const T
   }
 }
 
+template <bool kOffset, class T, class A>
+static inline auto backward_row_of(bool residual, bool again) {
+  return residual
+             ? (again ? backward_row<kOffset, true, true, T, A> : backward_row<kOffset, true, false, T, A>)
+             : (again ? backward_row<kOffset, false, true, T, A> : backward_row<kOffset, false, false, T, A>);
+}
+
 template <class T, class A>
 void rms_norm_backward_rows(T* d_x, T* y, A* d_weight, const T* d_y, const T* x, const T* weight,
-                            const T* residual, const A* rstd, int64_t num_rows, int64_t width) {
-  const auto row = residual ? (y ? backward_row<true, true, T, A> : backward_row<true, false, T, A>)
-                            : (y ? backward_row<false, true, T, A> : backward_row<false, false, T, A>);
+                            const T* residual, const A* rstd, int64_t num_rows, int64_t width,
+                            double weight_offset) {
+  const auto row = weight_offset == 0 ? backward_row_of<false, T, A>(residual, y)
+                                      : backward_row_of<true, T, A>(residual, y);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t at = r * width;
     row(d_x + at, y ? y + at : nullptr, d_weight, d_y + at, x + at, weight,
-        residual ? residual + at : nullptr, rstd[r], width);
+        residual ? residual + at : nullptr, rstd[r], width, static_cast<A>(weight_offset));
   }
 }
 
 #define INSTANTIATE(T, A)                                                                                  \
-  template void rms_norm_rows<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, double);                 \
+  template void rms_norm_rows<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, const NormSettings&);    \
   template void rms_norm_backward_rows<T, A>(T*, T*, A*, const T*, const T*, const T*, const T*, const A*, \
-                                             int64_t, int64_t);
+                                             int64_t, int64_t, double);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)
 INSTANTIATE(double, double)
@@ -61,31 +88,46 @@ INSTANTIATE(double, double)
 
 // swiglu.h
 
+// silu(g) = g · sigmoid(g); gelu by tanh is g · (1 + tanh(u)) / 2 = g · sigmoid(2u),
+// u = sqrt(2 / pi) · (g + 0.044715 · g³).
+constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
+
+// What the sigmoid is taken of, p(g), and g · p'(g).
+template <GateActivation kActivation, class A>
+static inline A gate_argument(A g) {
+  if constexpr (kActivation == GateActivation::kSilu) return g;
+  else return g * (static_cast<A>(kGelu) + static_cast<A>(kGeluCube) * g * g);
+}
+template <GateActivation kActivation, class A>
+static inline A gate_steepness(A g) {
+  if constexpr (kActivation == GateActivation::kSilu) return g;
+  else return g * (static_cast<A>(kGelu) + static_cast<A>(3 * kGeluCube) * g * g);
+}
+
 namespace {
 template <class T>
 Acc<T> sigmoid(Acc<T> x) {
   if constexpr (sizeof(T) == 2) return rough_sigmoid(x);
   else return 1 / (1 + vector_exp(-x));
 }
-}  // namespace
 
-template <class T>
-void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
+template <GateActivation kActivation, class T>
+void gated_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
   for (int64_t r = 0; r < num_rows; ++r, y += width, gate_up += 2 * width) {
     const T* up = gate_up + width;
 #pragma GCC ivdep
     for (int64_t f = 0; f < width; ++f) {
       const Acc<T> g = load(gate_up + f);
-      store(y + f, g * sigmoid<T>(g) * load(up + f));
+      store(y + f, g * sigmoid<T>(gate_argument<kActivation>(g)) * load(up + f));
     }
   }
 }
 
-// Forward was y = g · s · u with s = sigmoid(g); now d_g = d_y · u · s · (1 + g · (1 - s)), d_u = d_y · g ·
-// s.
-template <class T>
-void swiglu_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,
-                          int64_t width) {
+// Forward was y = g · s · u with s = sigmoid(p(g)); now d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)),
+// d_u = d_y · g · s.
+template <GateActivation kActivation, class T>
+void gated_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,
+                         int64_t width) {
   for (int64_t r = 0; r < num_rows;
        ++r, y += width, d_y += width, gate_up += 2 * width, d_gate_up += 2 * width) {
     const T* up = gate_up + width;
@@ -95,17 +137,33 @@ void swiglu_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, in
       const Acc<T> g = load(gate_up + f);
       const Acc<T> d = load(d_y + f);
       const Acc<T> u = load(up + f);
-      const Acc<T> s = sigmoid<T>(g);
-      store(d_gate_up + f, d * u * s * (1 + g * (1 - s)));
+      const Acc<T> s = sigmoid<T>(gate_argument<kActivation>(g));
+      store(d_gate_up + f, d * u * s * (1 + gate_steepness<kActivation>(g) * (1 - s)));
       store(d_up + f, d * g * s);
       store(y + f, g * s * u);
     }
   }
 }
 
-#define INSTANTIATE(T)                                          \
-  template void swiglu_rows<T>(T*, const T*, int64_t, int64_t); \
-  template void swiglu_backward_rows<T>(T*, T*, const T*, const T*, int64_t, int64_t);
+}  // namespace
+
+template <class T>
+void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width, GateActivation activation) {
+  if (activation == GateActivation::kSilu) gated_rows<GateActivation::kSilu>(y, gate_up, num_rows, width);
+  else gated_rows<GateActivation::kGeluTanh>(y, gate_up, num_rows, width);
+}
+
+template <class T>
+void swiglu_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows, int64_t width,
+                          GateActivation activation) {
+  if (activation == GateActivation::kSilu)
+    gated_backward_rows<GateActivation::kSilu>(d_gate_up, y, d_y, gate_up, num_rows, width);
+  else gated_backward_rows<GateActivation::kGeluTanh>(d_gate_up, y, d_y, gate_up, num_rows, width);
+}
+
+#define INSTANTIATE(T)                                                          \
+  template void swiglu_rows<T>(T*, const T*, int64_t, int64_t, GateActivation); \
+  template void swiglu_backward_rows<T>(T*, T*, const T*, const T*, int64_t, int64_t, GateActivation);
 INSTANTIATE(float)
 INSTANTIATE(BFloat16Bits)
 INSTANTIATE(double)
@@ -121,21 +179,24 @@ static inline A inverse_rms(const T* x, int64_t width, double eps) {
                                 : __builtin_sqrtf(static_cast<float>(sum / width + static_cast<A>(eps))));
 }
 
-template <class T, class A>
-void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight, double eps,
-                      const HeadRows& rows) {
-  const int64_t half = rows.head_dim / 2;
+template <bool kOffset, class T, class A>
+static inline void rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
+                               const NormSettings& norm, const HeadRows& rows) {
+  const int64_t half = rows.num_pairs;
+  const A offset = static_cast<A>(norm.weight_offset);
   const T* x = qkv;
   for (int64_t h = 0; h < rows.num_heads; ++h, x += rows.head_dim, y += rows.head_dim) {
     if (weight) {
-      const A scale = inverse_rms<A>(x, rows.head_dim, eps);
+      const A scale = inverse_rms<A>(x, rows.head_dim, norm.eps);
 #pragma GCC ivdep
       for (int64_t d = 0; d < half; ++d) {
-        const A first = load(x + d) * scale * load(weight + d);
-        const A second = load(x + half + d) * scale * load(weight + half + d);
+        const A first = load(x + d) * scale * factor_of<kOffset, A>(weight + d, offset);
+        const A second = load(x + half + d) * scale * factor_of<kOffset, A>(weight + half + d, offset);
         store(y + d, first * cos[d] - second * sin[d]);
         store(y + half + d, second * cos[d] + first * sin[d]);
       }
+      for (int64_t d = 2 * half; d < rows.head_dim; ++d)
+        store(y + d, load(x + d) * scale * factor_of<kOffset, A>(weight + d, offset));
     } else {
 #pragma GCC ivdep
       for (int64_t d = 0; d < half; ++d) {
@@ -144,17 +205,20 @@ void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* w
         store(y + d, first * cos[d] - second * sin[d]);
         store(y + half + d, second * cos[d] + first * sin[d]);
       }
+      for (int64_t d = 2 * half; d < rows.head_dim; ++d) y[d] = x[d];
     }
   }
 }
 
 // Forward was y = rotate(x · rstd · w); now the rotation is turned around into `g` = d(x · rstd · w), and
 // then d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
-template <class T, class A>
-void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
-                               const A* sin, const T* weight, double eps, const HeadRows& rows) {
+template <bool kOffset, class T, class A>
+static inline void rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
+                                        const A* sin, const T* weight, const NormSettings& norm,
+                                        const HeadRows& rows) {
   const int64_t width = rows.head_dim;
-  const int64_t half = width / 2;
+  const int64_t half = rows.num_pairs;
+  const A offset = static_cast<A>(norm.weight_offset);
   for (int64_t h = 0; h < rows.num_heads; ++h, d_y += width) {
     const T* x = qkv + h * width;
     T* d_x = d_qkv + h * width;
@@ -165,16 +229,18 @@ void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const 
       g[d] = first * cos[d] + second * sin[d];
       g[half + d] = second * cos[d] - first * sin[d];
     }
+    for (int64_t d = 2 * half; d < width; ++d) g[d] = load(d_y + d);
     if (weight) {
-      const A scale = inverse_rms<A>(x, width, eps);
+      const A scale = inverse_rms<A>(x, width, norm.eps);
       A dot = 0;
-      for (int64_t d = 0; d < width; ++d) dot += g[d] * load(weight + d) * load(x + d);
+      for (int64_t d = 0; d < width; ++d)
+        dot += g[d] * factor_of<kOffset, A>(weight + d, offset) * load(x + d);
       const A mean = dot * scale * scale / width;
 #pragma GCC ivdep
       for (int64_t d = 0; d < width; ++d) {
         const A x_d = load(x + d);
         d_weight[d] += g[d] * x_d * scale;
-        store(d_x + d, scale * (g[d] * load(weight + d) - x_d * mean));
+        store(d_x + d, scale * (g[d] * factor_of<kOffset, A>(weight + d, offset) - x_d * mean));
       }
     } else {
 #pragma GCC ivdep
@@ -183,10 +249,27 @@ void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const 
   }
 }
 
-#define INSTANTIATE(T, A)                                                                                    \
-  template void norm_rotate_rows<T, A>(T*, const T*, const A*, const A*, const T*, double, const HeadRows&); \
-  template void norm_rotate_backward_rows<T, A>(T*, A*, A*, const T*, const T*, const A*, const A*,          \
-                                                const T*, double, const HeadRows&);
+template <class T, class A>
+void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
+                      const NormSettings& norm, const HeadRows& rows) {
+  const auto all = norm.weight_offset == 0 ? rotate_rows<false, T, A> : rotate_rows<true, T, A>;
+  all(y, qkv, cos, sin, weight, norm, rows);
+}
+
+template <class T, class A>
+void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
+                               const A* sin, const T* weight, const NormSettings& norm,
+                               const HeadRows& rows) {
+  const auto all =
+      norm.weight_offset == 0 ? rotate_backward_rows<false, T, A> : rotate_backward_rows<true, T, A>;
+  all(d_qkv, d_weight, g, d_y, qkv, cos, sin, weight, norm, rows);
+}
+
+#define INSTANTIATE(T, A)                                                                               \
+  template void norm_rotate_rows<T, A>(T*, const T*, const A*, const A*, const T*, const NormSettings&, \
+                                       const HeadRows&);                                                \
+  template void norm_rotate_backward_rows<T, A>(T*, A*, A*, const T*, const T*, const A*, const A*,     \
+                                                const T*, const NormSettings&, const HeadRows&);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)
 INSTANTIATE(double, double)

@@ -1,5 +1,5 @@
 // Types that torch's part and code without torch share: elements in files of one instruction set (*_isa.cpp,
-// intrinsics) and in CUDA kernels, and a stream.
+// intrinsics) and in CUDA kernels, what ops may be asked for, and a stream.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,17 @@ namespace bough {
 struct BFloat16Bits {
   uint16_t bits;
 };
+
+// Of an RMSNorm: y = x · rstd · (weight + weight_offset). Gemma's checkpoints hold weights around 0: offset
+// 1.
+struct NormSettings {
+  NormSettings(double eps, double weight_offset = 0) : eps(eps), weight_offset(weight_offset) {}
+  double eps;
+  double weight_offset;
+};
+
+// What a feed-forward layer's gate goes through (kernels/swiglu).
+enum class GateActivation : int64_t { kSilu, kGeluTanh };
 
 // cudaStream_t, without CUDA's headers.
 using CudaStream = CUstream_st*;

@@ -16,17 +16,22 @@ namespace bough {
 namespace {
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& root, const at::Tensor& tokens,
-                            const Parameter& weight) {
+                            const Parameter& weight, double scale) {
     at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({tokens});
     context->saved_data["main_grad"] = weight.main_grad;
-    return at::index_select(weight.value, 0, tokens);
+    context->saved_data["scale"] = scale;
+    auto rows_TD = at::index_select(weight.value, 0, tokens);
+    return scale == 1 ? rows_TD : rows_TD.mul_(scale);
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto main_grad = context->saved_data["main_grad"].toTensor();
-    add_embedding_gradient_(main_grad, context->get_saved_variables()[0], d_outputs[0].contiguous());
-    return {{}, {}, {}};
+    const double scale = context->saved_data["scale"].toDouble();
+    auto rows_TD = d_outputs[0].contiguous();
+    if (scale != 1) rows_TD = rows_TD.to(main_grad.scalar_type()) * scale;
+    add_embedding_gradient_(main_grad, context->get_saved_variables()[0], rows_TD);
+    return {{}, {}, {}, {}};
   }
 };
 }  // namespace
@@ -44,11 +49,14 @@ void add_embedding_gradient_(const at::Tensor& sums_VD, const at::Tensor& tokens
   op.call(sums_VD, tokens_T, rows_TD);
 }
 
-at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight) {
+at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight, double scale) {
   BOUGH_CHECK(tokens_T.dim() == 1 && tokens_T.scalar_type() == at::kLong && weight.value.dim() == 2,
               "embedding: tokens ", tokens_T.sizes(), " ", tokens_T.scalar_type(), ", weight ",
               weight.value.sizes());
-  return EmbeddingFunction::apply(graph_root(tokens_T.device()), tokens_T, weight);
+  const auto type = weight.value.scalar_type();
+  if (type == at::kFloat) scale = static_cast<float>(scale);
+  if (type == at::kBFloat16) scale = static_cast<float>(at::BFloat16(static_cast<float>(scale)));
+  return EmbeddingFunction::apply(graph_root(tokens_T.device()), tokens_T, weight, scale);
 }
 
 void add_embedding_gradient_reference_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,

@@ -1,14 +1,14 @@
-// y[t] = weight[tokens[t]]. Backward: weight.main_grad[tokens[t]] += d_y[t], accumulator type; a token that
-// occurs often is summed in the order of t.
+// y[t] = weight[tokens[t]] · scale. Backward: weight.main_grad[tokens[t]] += d_y[t] · scale, accumulator
+// type; a token that occurs often is summed in the order of t.
 #pragma once
 
 #include "kernels/parameter.h"
 
 namespace bough {
 
-// tokens_T: int64, each in [0, V) (checked by who reads them); weight.value: [V, D]. Returns [T, D].
-// Differentiable: it is where a pass's graph begins.
-at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight);
+// tokens_T: int64, each in [0, V) (checked by who reads them); weight.value: [V, D]; scale is rounded to the
+// weight's dtype. Returns [T, D]. Differentiable: it is where a pass's graph begins.
+at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight, double scale = 1);
 
 // sums[tokens[t]] += rows[t]. sums_VD: contiguous, accumulator type of rows; rows_TD: fp32, bf16 or fp64,
 // contiguous.

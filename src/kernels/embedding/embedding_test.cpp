@@ -48,5 +48,20 @@ TEST(Embedding, GathersAndAddsRepeatedTokens) {
   EXPECT_EQ(weight.main_grad[0].abs().sum().item<double>(), 0.0);
 }
 
+TEST(Embedding, IsScaled) {
+  for (const auto type : kFloatTypes) {
+    Parameter weight = random_parameter({6, 64}, type, 1);
+    const auto tokens = at::tensor({4, 1, 4}, at::kLong);
+    const auto d_y = random_tensor({3, 64}, type, 2);
+    const double root = std::sqrt(3072.0);  // in bf16 it is 55.5
+    const auto scale = at::scalar_tensor(root, at::TensorOptions().dtype(type));
+    const auto y = embedding(tokens, weight, root);
+    EXPECT_TRUE(at::equal(y, weight.value.index_select(0, tokens) * scale));
+    y.backward(d_y);
+    const auto expected = (d_y[0] + d_y[2].to(at::kDouble)) * scale.to(at::kDouble);
+    EXPECT_CLOSE(weight.main_grad[4], expected, accumulator_type(type));
+  }
+}
+
 }  // namespace
 }  // namespace bough

@@ -72,15 +72,16 @@ at::Tensor linear(const at::Tensor& x_RK, const Parameter& weight, const Paramet
 namespace {
 struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const Parameter& norm,
-                               double eps, const Parameter& weight, const Parameter* bias,
+                               const NormSettings& settings, const Parameter& weight, const Parameter* bias,
                                bool batch_invariant) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [h, rstd] = rms_norm_forward(x, norm.value, eps);
+    const auto [h, rstd] = rms_norm_forward(x, norm.value, settings);
     context->save_for_backward({x, rstd});
     context->set_materialize_grads(false);
     auto& data = context->saved_data;
     data["norm"] = norm.value;
     data["norm_grad"] = norm.main_grad;
+    data["weight_offset"] = settings.weight_offset;
     data["weight"] = weight.value;
     data["weight_grad"] = weight.main_grad;
     data["bias_grad"] = bias ? bias->main_grad : at::Tensor();
@@ -102,7 +103,8 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
          .rstd = saved[1],
          .residual = d_residual.defined() ? std::optional(d_residual.contiguous()) : std::nullopt,
          .d_weight_D = data["norm_grad"].toTensor(),
-         .y = d_h});
+         .y = d_h,
+         .weight_offset = data["weight_offset"].toDouble()});
     const auto& h = d_h;  // overwritten
     add_linear_gradients(data["weight_grad"].toTensor(), data["bias_grad"].toTensor(), d_y, h);
     return {d_x, {}, {}, {}, {}, {}};
@@ -110,10 +112,10 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
 };
 }  // namespace
 
-NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, double eps,
+NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, const NormSettings& settings,
                              const Parameter& weight, const Parameter* bias, bool batch_invariant) {
   check_linear("norm_linear", x_RD, weight);
-  const auto outputs = NormLinearFunction::apply(x_RD, norm, eps, weight, bias, batch_invariant);
+  const auto outputs = NormLinearFunction::apply(x_RD, norm, settings, weight, bias, batch_invariant);
   return {outputs[0], outputs[1]};
 }
 
@@ -122,19 +124,27 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const MlpParameters& parameters,
                             bool batch_invariant) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto& [norm, gate_up, down, eps] = parameters;
-    auto [h_TD, rstd] = rms_norm_forward(x_TD, norm.value, eps);
-    const auto gate_up_TF2 = linear_forward(h_TD, gate_up, nullptr, batch_invariant);
+    const auto& p = parameters;
+    auto h_TD = x_TD;
+    at::Tensor rstd;
+    if (p.norm) std::tie(h_TD, rstd) = rms_norm_forward(x_TD, p.norm->value, p.norm_settings);
+    const auto gate_up_TF2 = linear_forward(h_TD, p.gate_up, p.gate_up_bias, batch_invariant);
     h_TD.reset();
     context->save_for_backward({x_TD, rstd, gate_up_TF2});
     auto& data = context->saved_data;
-    data["norm"] = norm.value;
-    data["norm_grad"] = norm.main_grad;
-    data["gate_up"] = gate_up.value;
-    data["gate_up_grad"] = gate_up.main_grad;
-    data["down"] = down.value;
-    data["down_grad"] = down.main_grad;
-    return linear_forward(swiglu_forward(gate_up_TF2), down, nullptr, batch_invariant, x_TD);
+    data["norm"] = p.norm ? p.norm->value : at::Tensor();
+    data["norm_grad"] = p.norm ? p.norm->main_grad : at::Tensor();
+    data["weight_offset"] = p.norm_settings.weight_offset;
+    data["activation"] = static_cast<int64_t>(p.activation);
+    data["gate_up"] = p.gate_up.value;
+    data["gate_up_grad"] = p.gate_up.main_grad;
+    data["gate_up_bias_grad"] = p.gate_up_bias ? p.gate_up_bias->main_grad : at::Tensor();
+    data["down"] = p.down.value;
+    data["down_grad"] = p.down.main_grad;
+    data["down_bias_grad"] = p.down_bias ? p.down_bias->main_grad : at::Tensor();
+    data["residual"] = p.residual;
+    return linear_forward(swiglu_forward(gate_up_TF2, p.activation), p.down, p.down_bias, batch_invariant,
+                          p.residual ? std::optional(x_TD) : std::nullopt);
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
@@ -142,24 +152,34 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const auto saved = context->get_saved_variables();
     const auto &x_TD = saved[0], &rstd = saved[1], &gate_up_TF2 = saved[2];
     auto& data = context->saved_data;
+    const auto gradient = [&](const char* name) { return data[name].toTensor(); };
+    const auto residual_TD = data["residual"].toBool() ? std::optional(d_y_TD) : std::nullopt;
     {
       const auto d_a_TF = matrix_product(d_y_TD, data["down"].toTensor());
-      swiglu_backward(d_a_TF, gate_up_TF2, /*y_TF=*/d_a_TF, /*d_gate_up_TF2=*/gate_up_TF2);
+      swiglu_backward(d_a_TF, gate_up_TF2, /*y_TF=*/d_a_TF, /*d_gate_up_TF2=*/gate_up_TF2,
+                      static_cast<GateActivation>(data["activation"].toInt()));
       gate_up_TF2.unsafeGetTensorImpl()->bump_version();  // what was saved is no more
       const auto& a_TF = d_a_TF;
-      add_matrix_product_(data["down_grad"].toTensor(), d_y_TD.t(), a_TF);
+      add_linear_gradients(gradient("down_grad"), gradient("down_bias_grad"), d_y_TD, a_TF);
     }
     const auto& d_gate_up_TF2 = gate_up_TF2;
-    const auto d_h_TD = matrix_product(d_gate_up_TF2, data["gate_up"].toTensor());
+    const auto& gate_up = data["gate_up"].toTensor();
+    if (!rstd.defined()) {
+      const auto d_x_TD = matrix_product(d_gate_up_TF2, gate_up, std::nullopt, residual_TD);
+      add_linear_gradients(gradient("gate_up_grad"), gradient("gate_up_bias_grad"), d_gate_up_TF2, x_TD);
+      return {d_x_TD, {}, {}};
+    }
+    const auto d_h_TD = matrix_product(d_gate_up_TF2, gate_up);
     const auto d_x_TD = rms_norm_backward({.d_y = d_h_TD,
                                            .x = x_TD,
                                            .weight_D = data["norm"].toTensor(),
                                            .rstd = rstd,
-                                           .residual = d_y_TD,
-                                           .d_weight_D = data["norm_grad"].toTensor(),
-                                           .y = d_h_TD});
+                                           .residual = residual_TD,
+                                           .d_weight_D = gradient("norm_grad"),
+                                           .y = d_h_TD,
+                                           .weight_offset = data["weight_offset"].toDouble()});
     const auto& h_TD = d_h_TD;
-    add_matrix_product_(data["gate_up_grad"].toTensor(), d_gate_up_TF2.t(), h_TD);
+    add_linear_gradients(gradient("gate_up_grad"), gradient("gate_up_bias_grad"), d_gate_up_TF2, h_TD);
     return {d_x_TD, {}, {}};
   }
 };

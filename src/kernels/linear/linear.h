@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "kernels/common/element_types.h"
 #include "kernels/parameter.h"
 
 namespace bough {
@@ -48,14 +49,15 @@ struct NormLinearOutput {
 
 // x: [R, D] contiguous; norm.value: [D]; weight.value: [O, D]; bias null or [O]. Differentiable.
 // batch_invariant as of linear().
-NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, double eps,
+NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, const NormSettings& settings,
                              const Parameter& weight, const Parameter* bias = nullptr,
                              bool batch_invariant = false);
 
-// The feed-forward sublayer with its residual: y = x + swiglu(rms_norm(x) · gate_upᵀ) · downᵀ.
+// The feed-forward sublayer: y = x + act(rms_norm(x) · gate_upᵀ) · downᵀ, act gated (kernels/swiglu), with
+// biases where the model has them; without the norm or the residual where a model norms the output instead.
 //
 // Kept for backward are x, rstd and the products gate and up: D + 2F elements a token, where autograd over
-// the single ops keeps 2D + 3F. The norm's output h and the activation a = swiglu(gate, up) are computed
+// the single ops keeps 2D + 3F. The norm's output h and the activation a = act(gate, up) are computed
 // again in the passes over memory that need what they are computed from:
 //   d_a = d_y · down              then one pass: a and d_gate_up, in place of d_a and gate, up
 //   down.main_grad += d_yᵀ · a
@@ -64,8 +66,12 @@ NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, doub
 // Backward overwrites what was kept: it runs once, a second one is refused by autograd.
 
 struct MlpParameters {
-  const Parameter &norm, &gate_up, &down;  // [D], [2F, D] with gate's rows first, [D, F]
-  double eps;                              // of the norm
+  const Parameter* norm;            // [D], or null: gate_up reads x itself
+  const Parameter &gate_up, &down;  // [2F, D] with gate's rows first, [D, F]
+  NormSettings norm_settings;
+  GateActivation activation = GateActivation::kSilu;
+  const Parameter *gate_up_bias = nullptr, *down_bias = nullptr;  // [2F], [D]
+  bool residual = true;
 };
 
 // x: [T, D] contiguous. Returns [T, D], x's dtype. Differentiable. batch_invariant as of linear().

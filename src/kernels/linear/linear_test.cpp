@@ -92,7 +92,7 @@ struct Mlp {
     gate_up.value.mul_(1 / std::sqrt(static_cast<double>(width)));
     down.value.mul_(1 / std::sqrt(static_cast<double>(inner)));
   }
-  at::Tensor operator()(const at::Tensor& x) const { return mlp(x, {norm, gate_up, down, kEps}); }
+  at::Tensor operator()(const at::Tensor& x) const { return mlp(x, {&norm, gate_up, down, kEps}); }
 };
 
 // The sublayer in tensor ops under libtorch's own autograd, in fp64.
@@ -148,6 +148,64 @@ TEST(Mlp, BackwardIsTheDerivative) {
   check_gradient([&](const at::Tensor& input) { return f(input); }, x);
   for (Parameter* parameter : {&f.norm, &f.gate_up, &f.down})
     check_parameter_gradient([&] { return f(x.detach().requires_grad_(true)); }, *parameter);
+}
+
+// What families have in other places: no norm before, no residual, biases, GeGLU, norms around 1.
+struct MlpVariant {
+  bool norm, residual, bias, gelu;
+};
+
+TEST(Mlp, VariantsOfFamilies) {
+  for (const auto type : kFloatTypes)
+    for (const auto& v : {MlpVariant{false, false, false, false},
+                          {true, false, false, true},
+                          {true, true, true, false},
+                          {false, true, true, true}}) {
+      SCOPED_TRACE(testing::Message() << c10::toString(type) << " norm " << v.norm << " residual "
+                                      << v.residual << " bias " << v.bias << " gelu " << v.gelu);
+      const int64_t width = 64, inner = 96;
+      Mlp f(width, inner, type);
+      Parameter gate_up_bias = random_parameter({2 * inner}, type, 6),
+                down_bias = random_parameter({width}, type, 7);
+      const double offset = v.gelu ? 1 : 0;
+      const auto run = [&](const at::Tensor& x) {
+        return mlp(x, {.norm = v.norm ? &f.norm : nullptr,
+                       .gate_up = f.gate_up,
+                       .down = f.down,
+                       .norm_settings = {kEps, offset},
+                       .activation = v.gelu ? GateActivation::kGeluTanh : GateActivation::kSilu,
+                       .gate_up_bias = v.bias ? &gate_up_bias : nullptr,
+                       .down_bias = v.bias ? &down_bias : nullptr,
+                       .residual = v.residual});
+      };
+      const auto leaf = [](const at::Tensor& t) {
+        return t.detach().to(at::kDouble).clone().requires_grad_(true);
+      };
+      auto x = random_tensor({70, width}, type, 4).requires_grad_(true);
+      const auto d_y = random_tensor({70, width}, type, 5);
+      const auto xd = leaf(x), norm = leaf(f.norm.value), gate_up = leaf(f.gate_up.value),
+                 down = leaf(f.down.value), b = leaf(gate_up_bias.value), c = leaf(down_bias.value);
+      const auto h = v.norm ? xd * (xd.square().mean(-1, true) + kEps).rsqrt() * (norm + offset) : xd;
+      auto products = at::mm(h, gate_up.t());
+      if (v.bias) products = products + b;
+      const auto parts = products.chunk(2, 1);
+      auto expected = at::mm((v.gelu ? at::gelu(parts[0], "tanh") : at::silu(parts[0])) * parts[1], down.t());
+      if (v.bias) expected = expected + c;
+      if (v.residual) expected = expected + xd;
+      expected.backward(d_y.to(at::kDouble));
+      const auto y = run(x);
+      EXPECT_LE(relative_error(y, expected), bound(type));
+      y.backward(d_y);
+      EXPECT_LE(relative_error(x.grad(), xd.grad()), bound(type));
+      EXPECT_LE(relative_error(f.gate_up.main_grad, gate_up.grad()), bound(type));
+      EXPECT_LE(relative_error(f.down.main_grad, down.grad()), bound(type));
+      if (v.norm) {
+        EXPECT_LE(relative_error(f.norm.main_grad, norm.grad()), bound(type));
+      }
+      if (!v.bias) continue;
+      EXPECT_LE(relative_error(gate_up_bias.main_grad, b.grad()), bound(type));
+      EXPECT_LE(relative_error(down_bias.main_grad, c.grad()), bound(type));
+    }
 }
 
 TEST(Mlp, WithoutAGraphTheSameBits) {

@@ -1,9 +1,11 @@
 // From the fused projection to what attention reads: split, RMSNorm of each head of q and k where the model
-// has it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has it).
+// has it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has it), of all
+// of a head or of its first 2r elements (Phi-4-mini; none at all where SmolLM3 has no positions).
 //
-//   x̂ = x · rstd(x) · w      per head, skipped without norm
-//   y[0:H/2]  = x̂[0:H/2] · cos - x̂[H/2:H] · sin
-//   y[H/2:H]  = x̂[H/2:H] · cos + x̂[0:H/2] · sin
+//   x̂ = x · rstd(x) · (w + offset)      per head, skipped without norm
+//   y[0:r]   = x̂[0:r] · cos - x̂[r:2r] · sin
+//   y[r:2r]  = x̂[r:2r] · cos + x̂[0:r] · sin
+//   y[2r:H]  = x̂[2r:H]
 //
 // Everything between the load and the store is in the accumulator type. Backward turns the rotation around,
 // then goes through the norm as in rms_norm.h: d_qkv overwritten, the norms' main_grad accumulated.
@@ -11,6 +13,7 @@
 
 #include <tuple>
 
+#include "kernels/common/element_types.h"
 #include "kernels/parameter.h"
 
 namespace bough {
@@ -22,11 +25,15 @@ struct QkvLayout {
   int64_t width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
 
-// cos and sin of position · theta^(-2i/H), each [T, H/2] in the accumulator type; angles in fp32 as
-// transformers computes them (in fp64 for fp64 models).
+// cos and sin of position · frequency, each [T, r] in the accumulator type; angles in fp32 as transformers
+// computes them (in fp64 for fp64 models).
 struct RotaryTable {
   at::Tensor cos, sin;
 };
+// theta^(-2i/width), [width / 2]. options: the accumulator type and the device.
+at::Tensor rotary_frequencies(int64_t width, double theta, const at::TensorOptions& options);
+// cos and sin are multiplied by `scale`.
+RotaryTable make_rotary_table(const at::Tensor& positions_T, const at::Tensor& frequencies, double scale = 1);
 RotaryTable make_rotary_table(const at::Tensor& positions_T, int64_t head_dim, double theta,
                               at::ScalarType acc);
 
@@ -35,19 +42,18 @@ RotaryTable make_rotary_table(const at::Tensor& positions_T, int64_t head_dim, d
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary(const at::Tensor& qkv, const QkvLayout& layout,
                                                               const RotaryTable& rotary,
                                                               const Parameter* q_norm,
-                                                              const Parameter* k_norm, double eps);
+                                                              const Parameter* k_norm,
+                                                              const NormSettings& norm);
 
 // Reference, in tensor ops, any device; undefined norms where the model has none.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_reference(
     const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
     const std::optional<at::Tensor>& q_norm, const std::optional<at::Tensor>& k_norm, int64_t num_heads,
-    int64_t num_kv_heads, double eps);
-at::Tensor qk_norm_rotary_backward_reference(const at::Tensor& d_q, const at::Tensor& d_k,
-                                             const at::Tensor& d_v, const at::Tensor& qkv,
-                                             const at::Tensor& cos, const at::Tensor& sin,
-                                             const std::optional<at::Tensor>& q_norm,
-                                             const std::optional<at::Tensor>& k_norm,
-                                             const std::optional<at::Tensor>& d_q_norm,
-                                             const std::optional<at::Tensor>& d_k_norm, double eps);
+    int64_t num_kv_heads, const NormSettings& norm);
+at::Tensor qk_norm_rotary_backward_reference(
+    const at::Tensor& d_q, const at::Tensor& d_k, const at::Tensor& d_v, const at::Tensor& qkv,
+    const at::Tensor& cos, const at::Tensor& sin, const std::optional<at::Tensor>& q_norm,
+    const std::optional<at::Tensor>& k_norm, const std::optional<at::Tensor>& d_q_norm,
+    const std::optional<at::Tensor>& d_k_norm, const NormSettings& norm);
 
 }  // namespace bough

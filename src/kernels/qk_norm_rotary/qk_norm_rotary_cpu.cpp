@@ -20,10 +20,11 @@ void bring_near(const T* elements, int64_t count) {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
     const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, const OptionalTensor& q_norm,
-    const OptionalTensor& k_norm, int64_t num_heads, int64_t num_kv_heads, double eps) {
-  const int64_t num_tokens = qkv.size(0);
-  const int64_t head_dim = 2 * cos.size(1);
-  const bool in_lanes = head_dim == 64 || head_dim == 128;
+    const OptionalTensor& k_norm, int64_t num_heads, int64_t num_kv_heads, double eps, double weight_offset) {
+  const NormSettings norm{eps, weight_offset};
+  const int64_t num_tokens = qkv.size(0), num_pairs = cos.size(1);
+  const int64_t head_dim = qkv.size(1) / (num_heads + 2 * num_kv_heads);
+  const bool in_lanes = (head_dim == 64 || head_dim == 128) && head_dim == 2 * num_pairs;
   const int64_t stride = qkv.size(1), q_width = num_heads * head_dim, k_width = num_kv_heads * head_dim;
   auto q = at::empty({num_tokens, num_heads, head_dim}, qkv.options());
   auto k = at::empty({num_tokens, num_kv_heads, head_dim}, qkv.options());
@@ -35,12 +36,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
     at::parallel_for(0, num_tokens, grain(stride), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const T* row = data<T>(qkv) + t * stride;
-        const A* c = data<A>(cos) + t * head_dim / 2;
-        const A* s = data<A>(sin) + t * head_dim / 2;
+        const A* c = data<A>(cos) + t * num_pairs;
+        const A* s = data<A>(sin) + t * num_pairs;
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_rows, q_data + t * q_width, row, c, s,
-                               q_norm ? data<T>(*q_norm) : nullptr, eps, HeadRows{num_heads, head_dim});
+                               q_norm ? data<T>(*q_norm) : nullptr, norm,
+                               HeadRows{num_heads, head_dim, num_pairs});
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_rows, k_data + t * k_width, row + q_width, c, s,
-                               k_norm ? data<T>(*k_norm) : nullptr, eps, HeadRows{num_kv_heads, head_dim});
+                               k_norm ? data<T>(*k_norm) : nullptr, norm,
+                               HeadRows{num_kv_heads, head_dim, num_pairs});
         std::memcpy(v_data + t * k_width, row + q_width + k_width, k_width * sizeof(T));
       }
     });
@@ -52,10 +55,11 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
                                        const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
                                        const OptionalTensor& q_norm, const OptionalTensor& k_norm,
                                        const OptionalTensor& d_q_norm, const OptionalTensor& d_k_norm,
-                                       double eps) {
-  const int64_t num_tokens = qkv.size(0);
-  const int64_t head_dim = 2 * cos.size(1);
-  const bool in_lanes = head_dim == 64 || head_dim == 128;
+                                       double eps, double weight_offset) {
+  const NormSettings norm{eps, weight_offset};
+  const int64_t num_tokens = qkv.size(0), num_pairs = cos.size(1);
+  const int64_t head_dim = d_q.size(2);
+  const bool in_lanes = (head_dim == 64 || head_dim == 128) && head_dim == 2 * num_pairs;
   const int64_t stride = qkv.size(1);
   const int64_t num_heads = d_q.size(1);
   const int64_t num_kv_heads = d_k.size(1);
@@ -69,14 +73,15 @@ at::Tensor qk_norm_rotary_backward_cpu(const at::Tensor& d_q, const at::Tensor& 
       for (int64_t t = begin; t < end; ++t) {
         const T* row = data<T>(qkv) + t * stride;
         T* d_row = d_qkv_data + t * stride;
-        const A* c = data<A>(cos) + t * head_dim / 2;
-        const A* s = data<A>(sin) + t * head_dim / 2;
+        const A* c = data<A>(cos) + t * num_pairs;
+        const A* s = data<A>(sin) + t * num_pairs;
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_backward_rows, d_row, sums, sums + 2 * head_dim,
                                data<T>(d_q) + t * q_width, row, c, s, q_norm ? data<T>(*q_norm) : nullptr,
-                               eps, HeadRows{num_heads, head_dim});
+                               norm, HeadRows{num_heads, head_dim, num_pairs});
         BOUGH_BF16_OR_ISA_CALL(T, in_lanes, norm_rotate_backward_rows, d_row + q_width, sums + head_dim,
                                sums + 2 * head_dim, data<T>(d_k) + t * k_width, row + q_width, c, s,
-                               k_norm ? data<T>(*k_norm) : nullptr, eps, HeadRows{num_kv_heads, head_dim});
+                               k_norm ? data<T>(*k_norm) : nullptr, norm,
+                               HeadRows{num_kv_heads, head_dim, num_pairs});
         bring_near(row + q_width + k_width, k_width);
         std::memcpy(d_row + q_width + k_width, data<T>(d_v) + t * k_width, k_width * sizeof(T));
       }

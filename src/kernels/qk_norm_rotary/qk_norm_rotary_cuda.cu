@@ -49,10 +49,10 @@ __device__ A inverse_rms(const T* x, int64_t width, A eps) {
 }
 
 template <class T, class A, int kPack>
-__device__ void norm_rotate(T* y, const T* x, const A* cos, const A* sin, const T* weight, int64_t head_dim,
-                            A eps) {
-  const int64_t half = head_dim / 2;
-  const A scale = weight == nullptr ? A(1) : inverse_rms<T, A, kPack>(x, head_dim, eps);
+__device__ void norm_rotate(T* y, const T* x, const A* cos, const A* sin, const T* weight,
+                            const QkNormRotaryInput<T, A>& in) {
+  const int64_t half = in.num_pairs;
+  const A scale = weight == nullptr ? A(1) : inverse_rms<T, A, kPack>(x, in.head_dim, in.eps);
   for (int64_t d = threadIdx.x % kWarp * kPack; d < half; d += kWarp * kPack) {
     A first[kPack], second[kPack], c[kPack], s[kPack];
     load(first, x + d);
@@ -65,8 +65,8 @@ __device__ void norm_rotate(T* y, const T* x, const A* cos, const A* sin, const 
       load(w_second, weight + half + d);
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        first[j] = first[j] * scale * w_first[j];
-        second[j] = second[j] * scale * w_second[j];
+        first[j] = first[j] * scale * (w_first[j] + in.weight_offset);
+        second[j] = second[j] * scale * (w_second[j] + in.weight_offset);
       }
     }
     A y_first[kPack], y_second[kPack];
@@ -77,6 +77,17 @@ __device__ void norm_rotate(T* y, const T* x, const A* cos, const A* sin, const 
     }
     store(y + d, y_first);
     store(y + half + d, y_second);
+  }
+  for (int64_t d = 2 * half + threadIdx.x % kWarp * kPack; d < in.head_dim; d += kWarp * kPack) {
+    A rest[kPack];
+    load(rest, x + d);
+    if (weight != nullptr) {
+      A w_d[kPack];
+      load(w_d, weight + d);
+#pragma unroll
+      for (int j = 0; j < kPack; ++j) rest[j] = rest[j] * scale * (w_d[j] + in.weight_offset);
+    }
+    store(y + d, rest);
   }
 }
 
@@ -91,9 +102,9 @@ __global__ void forward_kernel(QkNormRotaryInput<T, A> in, T* q, T* k, T* v) {
       copy_head<T, kPack>(v + head.destination, x, in.head_dim);
       continue;
     }
-    const int64_t angle = head.token * in.head_dim / 2;
+    const int64_t angle = head.token * in.num_pairs;
     norm_rotate<T, A, kPack>((head.kind == 0 ? q : k) + head.destination, x, in.cos + angle, in.sin + angle,
-                             head.kind == 0 ? in.q_norm : in.k_norm, in.head_dim, static_cast<A>(in.eps));
+                             head.kind == 0 ? in.q_norm : in.k_norm, in);
   }
 }
 
@@ -115,20 +126,22 @@ __device__ void unrotate(A (&first)[kPack], A (&second)[kPack], const T* d_y, co
 }
 
 template <class T, class A, int kPack>
-__device__ void unrotate_head(T* d_x, const T* d_y, const A* cos, const A* sin, int64_t half) {
+__device__ void unrotate_head(T* d_x, const T* d_y, const A* cos, const A* sin, int64_t half,
+                              int64_t head_dim) {
   for (int64_t d = threadIdx.x % kWarp * kPack; d < half; d += kWarp * kPack) {
     A first[kPack], second[kPack];
     unrotate(first, second, d_y, cos, sin, half, d);
     store(d_x + d, first);
     store(d_x + half + d, second);
   }
+  copy_head<T, kPack>(d_x + 2 * half, d_y + 2 * half, head_dim - 2 * half);
 }
 
 // Places `at` of the norm's backward, g of the unrotated gradient: d_x = rstd · (g·w - x · mean), d_w += g ·
 // x · rstd.
 template <class T, class A, int kPack>
 __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, const T* weight, int64_t at,
-                              A scale, A mean) {
+                              A scale, A mean, A offset) {
   A x_d[kPack], w_d[kPack], sum_d[kPack];
   load(x_d, x + at);
   load(w_d, weight + at);
@@ -136,7 +149,7 @@ __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, 
 #pragma unroll
   for (int j = 0; j < kPack; ++j) {
     sum_d[j] += g[j] * x_d[j] * scale;
-    x_d[j] = scale * (g[j] * w_d[j] - x_d[j] * mean);
+    x_d[j] = scale * (g[j] * (w_d[j] + offset) - x_d[j] * mean);
   }
   store(sums + at, sum_d);
   store(d_x + at, x_d);
@@ -146,7 +159,9 @@ __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, 
 // d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
 template <class T, class A, int kPack>
 __device__ void norm_unrotate_head(T* d_x, A* sums, const T* d_y, const T* x, const A* cos, const A* sin,
-                                   const T* weight, int64_t half, A eps) {
+                                   const T* weight, const QkNormRotaryInput<T, A>& in) {
+  const int64_t half = in.num_pairs;
+  const A offset = in.weight_offset;
   A squares = 0;
   A dot = 0;
   const int64_t begin = threadIdx.x % kWarp * kPack;
@@ -160,17 +175,34 @@ __device__ void norm_unrotate_head(T* d_x, A* sums, const T* d_y, const T* x, co
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
       squares += x_first[j] * x_first[j] + x_second[j] * x_second[j];
-      dot += g_first[j] * w_first[j] * x_first[j] + g_second[j] * w_second[j] * x_second[j];
+      dot += g_first[j] * (w_first[j] + offset) * x_first[j] +
+             g_second[j] * (w_second[j] + offset) * x_second[j];
     }
   }
-  const A width = static_cast<A>(2 * half);
-  const A scale = A(1) / sqrt(warp_sum(squares) / width + eps);
+  for (int64_t d = 2 * half + begin; d < in.head_dim; d += kWarp * kPack) {
+    A g_d[kPack], x_d[kPack], w_d[kPack];
+    load(g_d, d_y + d);
+    load(x_d, x + d);
+    load(w_d, weight + d);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      squares += x_d[j] * x_d[j];
+      dot += g_d[j] * (w_d[j] + offset) * x_d[j];
+    }
+  }
+  const A width = static_cast<A>(in.head_dim);
+  const A scale = A(1) / sqrt(warp_sum(squares) / width + in.eps);
   const A mean = warp_sum(dot) * scale * scale / width;
   for (int64_t d = begin; d < half; d += kWarp * kPack) {
     A g_first[kPack], g_second[kPack];
     unrotate(g_first, g_second, d_y, cos, sin, half, d);
-    norm_backward(d_x, sums, g_first, x, weight, d, scale, mean);
-    norm_backward(d_x, sums, g_second, x, weight, half + d, scale, mean);
+    norm_backward(d_x, sums, g_first, x, weight, d, scale, mean, offset);
+    norm_backward(d_x, sums, g_second, x, weight, half + d, scale, mean, offset);
+  }
+  for (int64_t d = 2 * half + begin; d < in.head_dim; d += kWarp * kPack) {
+    A g_d[kPack];
+    load(g_d, d_y + d);
+    norm_backward(d_x, sums, g_d, x, weight, d, scale, mean, offset);
   }
 }
 
@@ -186,7 +218,7 @@ __global__ void backward_kernel(QkNormRotaryInput<T, A> in, QkNormRotaryGradient
     for (int64_t d = threadIdx.x; d < warps * row; d += blockDim.x) all_sums[d] = 0;
     __syncthreads();
   }
-  const int64_t half = in.head_dim / 2;
+  const int64_t half = in.num_pairs;
   const int64_t num_items = in.num_tokens * (in.num_heads + 2 * in.num_kv_heads);
   for (int64_t item = blockIdx.x * warps + threadIdx.x / kWarp; item < num_items; item += gridDim.x * warps) {
     const auto head = head_of(in, item);
@@ -199,11 +231,10 @@ __global__ void backward_kernel(QkNormRotaryInput<T, A> in, QkNormRotaryGradient
     const A* cos = in.cos + head.token * half;
     const A* sin = in.sin + head.token * half;
     if (in.q_norm == nullptr) {
-      unrotate_head<T, A, kPack>(d_x, d_y, cos, sin, half);
+      unrotate_head<T, A, kPack>(d_x, d_y, cos, sin, half, in.head_dim);
     } else {
       norm_unrotate_head<T, A, kPack>(d_x, sums + head.kind * in.head_dim, d_y, in.qkv + item * in.head_dim,
-                                      cos, sin, head.kind == 0 ? in.q_norm : in.k_norm, half,
-                                      static_cast<A>(in.eps));
+                                      cos, sin, head.kind == 0 ? in.q_norm : in.k_norm, in);
     }
   }
   if (in.q_norm == nullptr) return;
@@ -235,7 +266,7 @@ template <class T, class A>
 void qk_norm_rotary_forward_cuda(const QkNormRotaryInput<T, A>& in, T* q, T* k, T* v, CudaStream stream) {
   if (num_items(in) == 0) return;
   const bool packs =
-      fits_packs(in.head_dim / 2, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm, q, k, v);
+      fits_packs(in.num_pairs, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm, q, k, v);
   with_pack<kPairPack>(packs, [&](auto pack) {
     const int64_t blocks = std::min(divide_up(num_items(in), kWarps), kMaxBlocks);
     forward_kernel<T, A, decltype(pack)::value>
@@ -251,7 +282,7 @@ void qk_norm_rotary_backward_cuda(const QkNormRotaryInput<T, A>& in, const QkNor
   const bool with_norm = in.q_norm != nullptr;
   const int64_t warp_bytes = with_norm ? 2 * in.head_dim * static_cast<int64_t>(sizeof(A)) : 0;
   const int64_t warps = with_norm ? std::clamp<int64_t>(kSharedBytes / warp_bytes, 1, kWarps) : kWarps;
-  const bool packs = fits_packs(in.head_dim / 2, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm,
+  const bool packs = fits_packs(in.num_pairs, kPairPack, in.qkv, in.cos, in.sin, in.q_norm, in.k_norm,
                                 out.d_q, out.d_k, out.d_v, out.d_qkv);
   with_pack<kPairPack>(packs, [&](auto pack) {
     backward_kernel<T, A, decltype(pack)::value>

@@ -11,10 +11,10 @@
 #include "kernels/common/scratch.h"
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
-  m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  m.def("rms_norm_forward(Tensor x, Tensor weight, float eps, float weight_offset) -> (Tensor, Tensor)");
   m.def(
       "rms_norm_backward(Tensor d_y, Tensor x, Tensor weight, Tensor rstd, Tensor? residual, Tensor(a!) "
-      "d_weight, Tensor(b!)? y) -> Tensor");
+      "d_weight, Tensor(b!)? y, float weight_offset) -> Tensor");
 }
 
 namespace bough {
@@ -22,12 +22,13 @@ namespace bough {
 namespace {
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter& weight,
-                            double eps) {
+                            const NormSettings& norm) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [y, rstd] = rms_norm_forward(x, weight.value, eps);
+    auto [y, rstd] = rms_norm_forward(x, weight.value, norm);
     context->save_for_backward({x, rstd});
     context->saved_data["weight"] = weight.value;
     context->saved_data["main_grad"] = weight.main_grad;
+    context->saved_data["weight_offset"] = norm.weight_offset;
     return y;
   }
 
@@ -40,7 +41,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
                                .rstd = saved[1],
                                .residual = {},
                                .d_weight_D = data["main_grad"].toTensor(),
-                               .y = {}}),
+                               .y = {},
+                               .weight_offset = data["weight_offset"].toDouble()}),
             {},
             {}};
   }
@@ -48,15 +50,15 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D,
-                                                    double eps) {
+                                                    const NormSettings& norm) {
   BOUGH_CHECK(
       x.is_contiguous() && x.size(-1) == weight_D.numel() && x.scalar_type() == weight_D.scalar_type(),
       "rms_norm: x ", x.sizes(), " ", x.scalar_type(), ", weight ", weight_D.sizes(), " ",
       weight_D.scalar_type());
   static const auto op =
-      find_op<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double)>(
+      find_op<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, double, double)>(
           "bough::rms_norm_forward");
-  return op.call(x, weight_D, eps);
+  return op.call(x, weight_D, norm.eps, norm.weight_offset);
 }
 
 at::Tensor rms_norm_backward(const RmsNormGradient& in) {
@@ -71,20 +73,20 @@ at::Tensor rms_norm_backward(const RmsNormGradient& in) {
   using Optional = const std::optional<at::Tensor>&;
   static const auto op =
       find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, Optional,
-                         const at::Tensor&, Optional)>("bough::rms_norm_backward");
-  return op.call(in.d_y, in.x, in.weight_D, in.rstd, in.residual, in.d_weight_D, in.y);
+                         const at::Tensor&, Optional, double)>("bough::rms_norm_backward");
+  return op.call(in.d_y, in.x, in.weight_D, in.rstd, in.residual, in.d_weight_D, in.y, in.weight_offset);
 }
 
-at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, double eps) {
-  return RmsNormFunction::apply(x, weight, eps);
+at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, const NormSettings& norm) {
+  return RmsNormFunction::apply(x, weight, norm);
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D,
-                                                              double eps) {
+                                                              const NormSettings& norm) {
   const auto acc = accumulator_type(x.scalar_type());
   const auto wide = x.to(acc);
-  const auto rstd = (wide.square().mean(-1) + eps).rsqrt();
-  const auto y = wide * rstd.unsqueeze(-1) * weight_D.to(acc);
+  const auto rstd = (wide.square().mean(-1) + norm.eps).rsqrt();
+  const auto y = wide * rstd.unsqueeze(-1) * (weight_D.to(acc) + norm.weight_offset);
   return {y.to(x.scalar_type()), rstd.flatten()};
 }
 
@@ -94,25 +96,33 @@ at::Tensor rms_norm_backward_reference(const RmsNormGradient& in) {
   const auto x_RD = in.x.to(acc).view({-1, width});
   const auto d_y_RD = in.d_y.to(acc).view({-1, width});
   const auto r = in.rstd.unsqueeze(-1);
-  const auto g_RD = d_y_RD * in.weight_D.to(acc);
+  const auto weight_D = in.weight_D.to(acc) + in.weight_offset;
+  const auto g_RD = d_y_RD * weight_D;
   in.d_weight_D.add_((d_y_RD * x_RD * r).sum(0));
   auto d_x = r * (g_RD - x_RD * r * r * (g_RD * x_RD).mean(-1, true));
   if (in.residual) d_x = d_x + in.residual->to(acc).view({-1, width});
-  if (in.y) in.y->copy_((x_RD * r * in.weight_D.to(acc)).view(in.x.sizes()));
+  if (in.y) in.y->copy_((x_RD * r * weight_D).view(in.x.sizes()));
   return d_x.to(in.x.scalar_type()).view(in.x.sizes());
 }
 
 namespace {
+std::tuple<at::Tensor, at::Tensor> forward_op(const at::Tensor& x, const at::Tensor& weight_D, double eps,
+                                              double weight_offset) {
+  return rms_norm_forward_reference(x, weight_D, {eps, weight_offset});
+}
+
 at::Tensor backward_op(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
                        const at::Tensor& rstd, const std::optional<at::Tensor>& residual,
-                       const at::Tensor& d_weight_D, const std::optional<at::Tensor>& y) {
-  return rms_norm_backward_reference({d_y, x, weight_D, rstd, residual, d_weight_D, y});
+                       const at::Tensor& d_weight_D, const std::optional<at::Tensor>& y,
+                       double weight_offset) {
+  return rms_norm_backward_reference({d_y, x, weight_D, rstd, residual, d_weight_D, y, weight_offset});
 }
 }  // namespace
 
 namespace {
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& weight_D,
-                                                        double eps) {
+                                                        double eps, double weight_offset) {
+  const NormSettings norm{eps, weight_offset};
   const int64_t width = x.size(-1);
   const int64_t num_rows = width ? x.numel() / width : 0;
   auto y = at::empty_like(x);
@@ -123,7 +133,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, con
     A* rstd_data = mutable_data<A>(rstd);
     at::parallel_for(0, num_rows, grain(width), [&](int64_t begin, int64_t end) {
       BOUGH_BF16_OR_ISA_CALL(T, width % 32 == 0, rms_norm_rows, y_data + begin * width, rstd_data + begin,
-                             data<T>(x) + begin * width, data<T>(weight_D), end - begin, width, eps);
+                             data<T>(x) + begin * width, data<T>(weight_D), end - begin, width, norm);
     });
   });
   return {y, rstd};
@@ -131,7 +141,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward_cpu(const at::Tensor& x, con
 
 at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& weight_D,
                                  const at::Tensor& rstd, const std::optional<at::Tensor>& residual,
-                                 const at::Tensor& d_weight_D, const std::optional<at::Tensor>& y) {
+                                 const at::Tensor& d_weight_D, const std::optional<at::Tensor>& y,
+                                 double weight_offset) {
   const int64_t width = x.size(-1);
   const int64_t num_rows = rstd.numel();
   auto d_x = at::empty_like(x);
@@ -146,7 +157,7 @@ at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, con
                              y_data ? y_data + begin * width : nullptr, d_weight,
                              data<T>(d_y) + begin * width, data<T>(x) + begin * width, data<T>(weight_D),
                              residual_data ? residual_data + begin * width : nullptr, data<A>(rstd) + begin,
-                             end - begin, width);
+                             end - begin, width, weight_offset);
     });
     sums.add_to(mutable_data<A>(d_weight_D), 0, width);
   });
@@ -157,7 +168,7 @@ at::Tensor rms_norm_backward_cpu(const at::Tensor& d_y, const at::Tensor& x, con
 }  // namespace bough
 
 TORCH_LIBRARY_IMPL(bough, CompositeExplicitAutograd, m) {
-  m.impl("rms_norm_forward", TORCH_FN(bough::rms_norm_forward_reference));
+  m.impl("rms_norm_forward", TORCH_FN(bough::forward_op));
   m.impl("rms_norm_backward", TORCH_FN(bough::backward_op));
 }
 

@@ -1,7 +1,8 @@
 // RMSNorm (Zhang and Sennrich 2019):
-//   y[r,d] = x[r,d] · rstd[r] · weight[d], rstd[r] = 1/sqrt(mean_d x[r,d]² + eps)
+//   y[r,d] = x[r,d] · rstd[r] · (weight[d] + weight_offset), rstd[r] = 1/sqrt(mean_d x[r,d]² + eps)
 //
-// Everything between the load and the store is in the accumulator type. Backward, with g = d_y · weight:
+// Everything between the load and the store is in the accumulator type. Backward, with g = d_y · (weight +
+// weight_offset):
 //   d_x[r,d]     = rstd · (g[d] - x[d] · rstd² · mean_d(g · x))     (overwritten)
 //   d_weight[d] += sum_r d_y[r,d] · x[r,d] · rstd[r]                 (accumulated, accumulator type)
 // Sublayers that keep x and rstd only (kernels/linear) take the op's parts: backward adds a residual's
@@ -11,29 +12,31 @@
 #include <optional>
 #include <tuple>
 
+#include "kernels/common/element_types.h"
 #include "kernels/parameter.h"
 
 namespace bough {
 
 // x: [..., D] contiguous. Returns y like x. Differentiable; adds to weight.main_grad.
-at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, double eps);
+at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, const NormSettings& norm);
 
 // y and rstd[rows] (accumulator type).
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D,
-                                                    double eps);
+                                                    const NormSettings& norm);
 
 struct RmsNormGradient {
   at::Tensor d_y, x, weight_D, rstd;
   std::optional<at::Tensor> residual;  // like x: added to d_x before it is rounded
   at::Tensor d_weight_D;               // added to
   std::optional<at::Tensor> y;         // like x: the forward's y, overwritten; its memory may be d_y's
+  double weight_offset = 0;
 };
 // d_x. All contiguous.
 at::Tensor rms_norm_backward(const RmsNormGradient& in);
 
 // Reference, in tensor ops, any device.
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D,
-                                                              double eps);
+                                                              const NormSettings& norm);
 at::Tensor rms_norm_backward_reference(const RmsNormGradient& in);
 
 }  // namespace bough

@@ -12,7 +12,7 @@ constexpr int64_t kSharedBytes = 47 * 1024;
 
 template <class T, class A, int kPack>
 __global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
-                               A eps) {
+                               A eps, A offset) {
   __shared__ A scratch[kMaxWarps];
   const int64_t first = threadIdx.x * kPack;
   const int64_t step = blockDim.x * kPack;
@@ -31,7 +31,7 @@ __global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64
       load(x_d, x + r * width + d);
       load(w_d, weight + d);
 #pragma unroll
-      for (int j = 0; j < kPack; ++j) x_d[j] = x_d[j] * scale * w_d[j];
+      for (int j = 0; j < kPack; ++j) x_d[j] = x_d[j] * scale * (w_d[j] + offset);
       store(y + r * width + d, x_d);
     }
   }
@@ -59,7 +59,7 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
       load(d_y_d, d_y + d);
       load(w_d, in.weight + d);
 #pragma unroll
-      for (int j = 0; j < kPack; ++j) dot += d_y_d[j] * w_d[j] * x_d[j];
+      for (int j = 0; j < kPack; ++j) dot += d_y_d[j] * (w_d[j] + in.weight_offset) * x_d[j];
     }
     const A scale = in.rstd[r];
     const A mean = block_sum(dot, scratch) * scale * scale / static_cast<A>(in.width);
@@ -72,10 +72,10 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
       if (in.residual) load(residual_d, in.residual + r * in.width + d);
 #pragma unroll
       for (int j = 0; j < kPack; ++j) {
-        const A d_y_j = d_y_d[j];
+        const A d_y_j = d_y_d[j], w_j = w_d[j] + in.weight_offset;
         sum_d[j] += d_y_j * x_d[j] * scale;
-        d_y_d[j] = x_d[j] * scale * w_d[j];
-        x_d[j] = scale * (d_y_j * w_d[j] - x_d[j] * mean) + residual_d[j];
+        d_y_d[j] = x_d[j] * scale * w_j;
+        x_d[j] = scale * (d_y_j * w_j - x_d[j] * mean) + residual_d[j];
       }
       store(sums + d, sum_d);
       if (in.y) store(in.y + r * in.width + d, d_y_d);
@@ -98,13 +98,13 @@ int64_t rms_norm_num_parts(int64_t num_rows) {
 
 template <class T, class A>
 void rms_norm_forward_cuda(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
-                           double eps, CudaStream stream) {
+                           const NormSettings& norm, CudaStream stream) {
   if (num_rows == 0) return;
   with_pack<kFullPack<T>>(fits_packs(width, kFullPack<T>, y, x, weight), [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const auto blocks = static_cast<unsigned>(std::min(num_rows, kMaxBlocks));
     forward_kernel<T, A, kPack><<<blocks, threads_for(width / kPack, kThreads), 0, stream>>>(
-        y, rstd, x, weight, num_rows, width, static_cast<A>(eps));
+        y, rstd, x, weight, num_rows, width, static_cast<A>(norm.eps), static_cast<A>(norm.weight_offset));
   });
 }
 
@@ -124,9 +124,9 @@ void rms_norm_backward_cuda(const RmsNormBackward<T, A>& in, CudaStream stream) 
   add_parts(in.d_weight, in.partial, num_parts, in.width, in.width, stream);
 }
 
-#define INSTANTIATE(T, A)                                                                         \
-  template void rms_norm_forward_cuda<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, double, \
-                                            CudaStream);                                          \
+#define INSTANTIATE(T, A)                                                                 \
+  template void rms_norm_forward_cuda<T, A>(T*, A*, const T*, const T*, int64_t, int64_t, \
+                                            const NormSettings&, CudaStream);             \
   template void rms_norm_backward_cuda<T, A>(const RmsNormBackward<T, A>&, CudaStream);
 INSTANTIATE(float, float)
 INSTANTIATE(BFloat16Bits, float)

@@ -10,7 +10,20 @@ constexpr int kThreads = 256;
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-template <class T, int kPack>
+// p(g) and g · p'(g) of swiglu.h.
+constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
+template <GateActivation kActivation, class A>
+__device__ A gate_argument(A g) {
+  if constexpr (kActivation == GateActivation::kSilu) return g;
+  else return g * (static_cast<A>(kGelu) + static_cast<A>(kGeluCube) * g * g);
+}
+template <GateActivation kActivation, class A>
+__device__ A gate_steepness(A g) {
+  if constexpr (kActivation == GateActivation::kSilu) return g;
+  else return g * (static_cast<A>(kGelu) + static_cast<A>(3 * kGeluCube) * g * g);
+}
+
+template <GateActivation kActivation, class T, int kPack>
 __global__ void forward_kernel(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
   using A = Acc<T>;
   const int64_t f = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPack;
@@ -20,14 +33,15 @@ __global__ void forward_kernel(T* y, const T* gate_up, int64_t num_rows, int64_t
     load(gate, gate_up + 2 * r * width + f);
     load(up, gate_up + (2 * r + 1) * width + f);
 #pragma unroll
-    for (int j = 0; j < kPack; ++j) gate[j] = gate[j] / (1 + exp(-gate[j])) * up[j];
+    for (int j = 0; j < kPack; ++j)
+      gate[j] = gate[j] / (1 + exp(-gate_argument<kActivation>(gate[j]))) * up[j];
     store(y + r * width + f, gate);
   }
 }
 
-// Forward was y = g · s · u with s = sigmoid(g); now d_g = d_y · u · s · (1 + g · (1 - s)), d_u = d_y · g ·
-// s.
-template <class T, int kPack>
+// Forward was y = g · s · u with s = sigmoid(p(g)); now d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)),
+// d_u = d_y · g · s.
+template <GateActivation kActivation, class T, int kPack>
 __global__ void backward_kernel(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,
                                 int64_t width) {
   using A = Acc<T>;
@@ -41,9 +55,9 @@ __global__ void backward_kernel(T* d_gate_up, T* y, const T* d_y, const T* gate_
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
       const A g = gate[j];
-      const A s = 1 / (1 + exp(-g));
+      const A s = 1 / (1 + exp(-gate_argument<kActivation>(g)));
       const A u = up[j];
-      gate[j] = d[j] * u * s * (1 + g * (1 - s));
+      gate[j] = d[j] * u * s * (1 + gate_steepness<kActivation>(g) * (1 - s));
       up[j] = d[j] * g * s;
       d[j] = g * s * u;
     }
@@ -60,29 +74,36 @@ dim3 blocks_for(int64_t num_rows, int64_t num_packs) {
 }  // namespace
 
 template <class T>
-void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width, CudaStream stream) {
+void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width, GateActivation activation,
+                         CudaStream stream) {
   if (num_rows * width == 0) return;
   with_pack<kFullPack<T>>(fits_packs(width, kFullPack<T>, y, gate_up), [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
-    forward_kernel<T, kPack>
-        <<<blocks_for(num_rows, width / kPack), kThreads, 0, stream>>>(y, gate_up, num_rows, width);
+    const auto kernel = activation == GateActivation::kSilu
+                            ? forward_kernel<GateActivation::kSilu, T, kPack>
+                            : forward_kernel<GateActivation::kGeluTanh, T, kPack>;
+    kernel<<<blocks_for(num_rows, width / kPack), kThreads, 0, stream>>>(y, gate_up, num_rows, width);
   });
 }
 
 template <class T>
 void swiglu_backward_cuda(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows, int64_t width,
-                          CudaStream stream) {
+                          GateActivation activation, CudaStream stream) {
   if (num_rows * width == 0) return;
   with_pack<kFullPack<T>>(fits_packs(width, kFullPack<T>, d_gate_up, y, d_y, gate_up), [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
-    backward_kernel<T, kPack><<<blocks_for(num_rows, width / kPack), kThreads, 0, stream>>>(
-        d_gate_up, y, d_y, gate_up, num_rows, width);
+    const auto kernel = activation == GateActivation::kSilu
+                            ? backward_kernel<GateActivation::kSilu, T, kPack>
+                            : backward_kernel<GateActivation::kGeluTanh, T, kPack>;
+    kernel<<<blocks_for(num_rows, width / kPack), kThreads, 0, stream>>>(d_gate_up, y, d_y, gate_up, num_rows,
+                                                                         width);
   });
 }
 
-#define INSTANTIATE(T)                                                              \
-  template void swiglu_forward_cuda<T>(T*, const T*, int64_t, int64_t, CudaStream); \
-  template void swiglu_backward_cuda<T>(T*, T*, const T*, const T*, int64_t, int64_t, CudaStream);
+#define INSTANTIATE(T)                                                                                \
+  template void swiglu_forward_cuda<T>(T*, const T*, int64_t, int64_t, GateActivation, CudaStream);   \
+  template void swiglu_backward_cuda<T>(T*, T*, const T*, const T*, int64_t, int64_t, GateActivation, \
+                                        CudaStream);
 INSTANTIATE(float)
 INSTANTIATE(BFloat16Bits)
 INSTANTIATE(double)

@@ -7,38 +7,53 @@
 namespace bough {
 namespace {
 
+constexpr GateActivation kActivations[] = {GateActivation::kSilu, GateActivation::kGeluTanh};
+
 TEST(Swiglu, MatchesReferenceInEveryDtype) {
-  for (const auto type : kFloatTypes)
-    for (const int64_t width : {1, 15, 512}) {
-      const auto x = random_tensor({37, 2 * width}, type, 1) * 5;
-      const auto d_y = random_tensor({37, width}, type, 2);
-      const auto y_ref = at::empty_like(d_y), d_x_ref = at::empty_like(x);
-      swiglu_backward_reference(d_y, x, y_ref, d_x_ref);
-      EXPECT_CLOSE(swiglu_forward(x), y_ref, type);
-      const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
-      swiglu_backward(d_y, x, y, d_x);
-      EXPECT_CLOSE(y, y_ref, type);
-      EXPECT_CLOSE(d_x, d_x_ref, type);
-    }
+  for (const auto activation : kActivations)
+    for (const auto type : kFloatTypes)
+      for (const int64_t width : {1, 15, 512}) {
+        SCOPED_TRACE(testing::Message()
+                     << "activation " << static_cast<int>(activation) << " width " << width);
+        const auto x = random_tensor({37, 2 * width}, type, 1) * 3;
+        const auto d_y = random_tensor({37, width}, type, 2);
+        const auto y_ref = at::empty_like(d_y), d_x_ref = at::empty_like(x);
+        swiglu_backward_reference(d_y, x, y_ref, d_x_ref, activation);
+        EXPECT_CLOSE(swiglu_forward(x, activation), y_ref, type);
+        const auto y = at::empty_like(d_y), d_x = at::empty_like(x);
+        swiglu_backward(d_y, x, y, d_x, activation);
+        EXPECT_CLOSE(y, y_ref, type);
+        EXPECT_CLOSE(d_x, d_x_ref, type);
+      }
+}
+
+TEST(Swiglu, IsLibtorchsSiluAndGelu) {
+  const auto x = random_tensor({5, 14}, at::kDouble, 1) * 2;
+  const auto parts = x.chunk(2, 1);
+  EXPECT_CLOSE(swiglu_forward(x), at::silu(parts[0]) * parts[1], at::kDouble);
+  EXPECT_CLOSE(swiglu_forward(x, GateActivation::kGeluTanh), at::gelu(parts[0], "tanh") * parts[1],
+               at::kDouble);
 }
 
 TEST(Swiglu, GatesFarFromZero) {
-  for (const auto type : kFloatTypes) {
-    // Repeated: as wide as the vectors of every way to compute it.
-    const auto gate =
-        at::tensor({-300.0, -90.0, -87.0, -30.0, -1e-30, 0.0, 30.0, 87.0, 90.0, 300.0}).to(type).repeat({16});
-    const auto x = at::cat({gate, at::full_like(gate, 2)}).unsqueeze(0),
-               d_y = at::ones_like(gate).unsqueeze(0);
-    const auto y = at::empty_like(d_y), y_ref = at::empty_like(d_y), d_x = at::empty_like(x),
-               d_x_ref = at::empty_like(x);
-    swiglu_backward_reference(d_y, x, y_ref, d_x_ref);
-    swiglu_backward(d_y, x, y, d_x);
-    EXPECT_CLOSE(swiglu_forward(x), y_ref, type);
-    EXPECT_CLOSE(y, y_ref, type);
-    EXPECT_CLOSE(d_x, d_x_ref, type);
-    const auto nan = at::full({1, 64}, NAN, x.options());
-    EXPECT_TRUE(swiglu_forward(nan).isnan().all().item<bool>());
-  }
+  for (const auto activation : kActivations)
+    for (const auto type : kFloatTypes) {
+      // Repeated: as wide as the vectors of every way to compute it.
+      const auto gate = at::tensor({-300.0, -90.0, -87.0, -30.0, -1e-30, 0.0, 30.0, 87.0, 90.0, 300.0})
+                            .to(type)
+                            .repeat({16});
+      const auto x = at::cat({gate, at::full_like(gate, 2)}).unsqueeze(0),
+                 d_y = at::ones_like(gate).unsqueeze(0);
+      const auto y = at::empty_like(d_y), y_ref = at::empty_like(d_y), d_x = at::empty_like(x),
+                 d_x_ref = at::empty_like(x);
+      swiglu_backward_reference(d_y, x, y_ref, d_x_ref, activation);
+      swiglu_backward(d_y, x, y, d_x, activation);
+      EXPECT_CLOSE(swiglu_forward(x, activation), y_ref, type);
+      EXPECT_CLOSE(y, y_ref, type);
+      EXPECT_CLOSE(d_x, d_x_ref, type);
+      const auto nan = at::full({1, 64}, NAN, x.options());
+      EXPECT_TRUE(swiglu_forward(nan, activation).isnan().all().item<bool>());
+    }
 }
 
 TEST(Swiglu, BackwardInTheMemoryOfItsInputs) {
@@ -56,20 +71,24 @@ TEST(Swiglu, BackwardInTheMemoryOfItsInputs) {
 // d_gate_up of random weights of y against central differences.
 TEST(Swiglu, BackwardIsTheDerivative) {
   struct Function : torch::autograd::Function<Function> {
-    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                              GateActivation activation) {
       context->save_for_backward({x});
-      return swiglu_forward(x);
+      context->saved_data["activation"] = static_cast<int64_t>(activation);
+      return swiglu_forward(x, activation);
     }
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                    torch::autograd::variable_list d_outputs) {
       const auto x = context->get_saved_variables()[0];
       auto d_x = at::empty_like(x);
-      swiglu_backward(d_outputs[0], x, at::empty_like(d_outputs[0]), d_x);
-      return {d_x};
+      swiglu_backward(d_outputs[0], x, at::empty_like(d_outputs[0]), d_x,
+                      static_cast<GateActivation>(context->saved_data["activation"].toInt()));
+      return {d_x, {}};
     }
   };
-  check_gradient([](const at::Tensor& x) { return Function::apply(x); },
-                 random_tensor({3, 8}, at::kDouble, 1));
+  for (const auto activation : kActivations)
+    check_gradient([&](const at::Tensor& x) { return Function::apply(x, activation); },
+                   random_tensor({3, 8}, at::kDouble, 1));
 }
 
 }  // namespace
