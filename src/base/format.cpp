@@ -100,7 +100,7 @@ std::string format_thousands(int64_t value) {
   std::string digits = std::to_string(value);
   const std::ptrdiff_t first = digits[0] == '-' ? 1 : 0;
   for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(digits.size()) - 3; i > first; i -= 3)
-    digits.insert(static_cast<size_t>(i), ",");
+    digits.insert(static_cast<size_t>(i), 1, ',');
   return digits;
 }
 

@@ -13,13 +13,14 @@
 // Synchronous runs (own_thread false) drive the engine on the trainer's own thread, inside wait_for(): the
 // same code, and nothing computes beside the trainer.
 //
-// Who waits for whom, at most how long, who wakes it:
+// Who waits for whom, for how long at most, and who wakes it:
 //   trainer   in wait_for(), for groups: until there are enough; looks at `stop` every kPoll
 //             in while_suspended(), for the engine's thread to stand: one pass of the engine
 //   engine    where nothing is in flight and the gate is shut: for new weights or the end; kPoll
 //   reward    for a group to score, or the end; inside the reward function as long as its own limits say
-// changed_ wakes all three. One lock (mutex_) guards the queue and the flags; nobody holds it while
-// computing, the buffer's and the gate's are taken inside it and never the other way round. An error of any thread is thrown by the trainer's next call.
+// changed_ wakes all three. One lock (mutex_) guards the queue and the flags. Nobody holds it while
+// computing; the buffer's and the gate's are taken inside it, never the other way round. An error of any
+// thread is thrown by the trainer's next call.
 //
 // A group is in one place at a time: in flight (Generator), waiting for its reward or being scored
 // (num_awaiting_reward), in the buffer, taken. check_integrity() counts them against the gate.

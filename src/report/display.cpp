@@ -48,7 +48,11 @@ DisplayStyle resolve(DisplayStyle style) {
 }  // namespace
 
 LiveDisplay::LiveDisplay(int64_t total_steps, const Clock& clock, DisplayStyle style)
-    : total_steps_(total_steps), clock_(clock), style_(resolve(style)), start_(clock.now()), last_line_(start_) {}
+    : total_steps_(total_steps),
+      clock_(clock),
+      style_(resolve(style)),
+      start_(clock.now()),
+      last_line_(start_) {}
 
 LiveDisplay::~LiveDisplay() {
   if (style_ != DisplayStyle::kTable) return;
