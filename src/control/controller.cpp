@@ -51,6 +51,8 @@ Controller::Controller(const ControllerParts& parts)
                .own_thread = is_asynchronous(),
                .interruptible = parts.settings.rollout.interruptible,
                .reward_threads = parts.settings.reward_service.workers,
+               .min_group = std::min(parts.settings.rollout.min_group, parts.settings.gconfig.n_samples),
+               .max_consecutive_failures = parts.settings.reward_service.max_consecutive_failures,
                .on_thread_start = parts.on_engine_thread}) {}
 
 std::optional<GroupTask> Controller::next_task() {
@@ -110,16 +112,18 @@ void Controller::tell_rollout(const std::vector<Trajectory>& batch, MetricValues
 }
 
 void Controller::tell_rewards(const std::vector<FinishedGroup>& groups, MetricValues& metrics) const {
-  std::vector<double> rewards;
+  std::vector<double> rewards;  // of those that could be had
   std::vector<const std::string*> failures;
+  int64_t samples = 0;
   for (const FinishedGroup& group : groups) {
     for (const Trajectory& sample : group.samples) {
-      rewards.push_back(sample.reward.value());
+      ++samples;
+      if (sample.reward) rewards.push_back(*sample.reward);
       if (sample.reward_failure) failures.push_back(&*sample.reward_failure);
     }
   }
   if (!failures.empty()) {
-    log_warning(str("step ", num_steps_ + 1, ": ", failures.size(), " of ", rewards.size(),
+    log_warning(str("step ", num_steps_ + 1, ": ", failures.size(), " of ", samples,
                     " rewards failed; the first: ", quoted(*failures.front(), 300)));
   }
   const Moments reward = moments(rewards);
@@ -175,6 +179,7 @@ std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, co
   {
     const std::lock_guard lock(positions_mutex_);
     for (const FinishedGroup& group : batch) begun_.erase(static_cast<int64_t>(group.id));
+    for (const uint64_t id : worker_.take_dropped()) begun_.erase(static_cast<int64_t>(id));
   }
   tell_rewards(batch, metrics);
   record.batch = make_batch(std::move(batch), metrics);
@@ -202,6 +207,8 @@ std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, co
       new_tokens / std::max(1e-9, is_asynchronous() ? step_seconds : rollout_seconds);
   metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);
   metrics["rollout/new_tokens"] = new_tokens;
+  metrics["rollout/groups_without_reward"] =
+      static_cast<double>(after.dropped_groups - before.dropped_groups);
   metrics["rollout/prefill_tokens"] =
       static_cast<double>(after.engine.prefill_tokens - before.engine.prefill_tokens);
   if (is_asynchronous()) {

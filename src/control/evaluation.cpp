@@ -73,8 +73,10 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   for (const FinishedGroup& group : *groups) {
     int64_t right = 0;
     for (const Trajectory& sample : group.samples) {
-      right += sample.reward.value() >= kRightReward;
-      out.reward_mean += sample.reward.value();
+      // Accuracy is over all problems: one whose reward could not be had is not known to be right.
+      const double reward = sample.reward.value_or(0);
+      right += reward >= kRightReward;
+      out.reward_mean += reward;
       out.failures += sample.reward_failure.has_value();
       out.new_tokens += sample.num_generated();
       out.truncated_fraction += sample.finish_reason == finish_reason_name(FinishReason::kLength);

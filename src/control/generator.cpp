@@ -145,7 +145,8 @@ void Generator::score(std::span<FinishedGroup> groups) {
   const std::vector<RewardResult> results = parts_.reward->score_all(requests);
   BOUGH_CHECK(results.size() == requests.size(), "rewards ", results.size(), " for ", requests.size());
   for (size_t i = 0; i < results.size(); ++i) {
-    samples[i]->reward = results[i].reward;
+    samples[i]->valid = results[i].valid;
+    if (results[i].valid) samples[i]->reward = results[i].reward;
     if (results[i].failed) samples[i]->reward_failure = results[i].message;
   }
 }

@@ -93,7 +93,8 @@ class Generator {
   std::optional<std::vector<FinishedGroup>> collect(int64_t count, const CollectOptions& options);
 
   // Fills in the rewards of those that have problems, by one call of the reward function: as many groups at a
-  // time as the caller likes, a group as it finishes or a batch.
+  // time as the caller likes, a group as it finishes or a batch. A sample whose reward could not be had, and
+  // that nothing stands in for, is not valid afterwards.
   void score(std::span<FinishedGroup> groups);
 
   // A group that was made elsewhere, its slot taken at the gate. The next step() hands it out.

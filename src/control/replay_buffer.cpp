@@ -125,7 +125,8 @@ void ReplayBuffer::check_integrity() const {
   for (const auto& [id, group] : groups_) {
     BOUGH_CHECK(group.id == id, "group ", group.id, " stands under ", id);
     for (const Trajectory& sample : group.samples)
-      BOUGH_CHECK(!group.problem || sample.reward, "group ", id, " is in the buffer without a reward");
+      BOUGH_CHECK(!group.problem || sample.reward || !sample.valid, "group ", id,
+                  " is in the buffer without a reward");
   }
 }
 

@@ -1,5 +1,6 @@
 #include "control/rollout_worker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -102,6 +103,28 @@ void RolloutWorker::run_engine() {
   }
 }
 
+// Under the lock. Failed rewards are nobody's zeros: what is left of the group is trained on, or nothing.
+void RolloutWorker::keep_or_drop(FinishedGroup group) {
+  int64_t num_valid = 0;
+  for (const Trajectory& sample : group.samples) {
+    num_valid += sample.valid;
+    statistics_.reward_failures += sample.reward_failure.has_value();
+    consecutive_failures_ = sample.reward_failure ? consecutive_failures_ + 1 : 0;
+    if (consecutive_failures_ < options_.max_consecutive_failures || error_) continue;
+    error_ = std::make_exception_ptr(IoError(
+        str("the last ", consecutive_failures_,
+            " rewards all failed, the last one with: ", quoted(*sample.reward_failure, 300),
+            "; nothing can be learned from them. Mend the reward function (setting reward), or raise "
+            "reward_service.max_consecutive_failures; the same command goes on from the last checkpoint")));
+  }
+  if (num_valid >= std::min<int64_t>(options_.min_group, static_cast<int64_t>(group.samples.size())))
+    return parts_.buffer.put(std::move(group));
+  parts_.gate.drop_accepted();
+  ++statistics_.dropped_groups;
+  dropped_.push_back(group.id);
+  wakes_engine_ = true;  // another group may begin
+}
+
 void RolloutWorker::run_rewards() {
   while (true) {
     Lock lock(mutex_);
@@ -118,7 +141,7 @@ void RolloutWorker::run_rewards() {
       error = std::current_exception();
     }
     lock.lock();
-    if (!error) parts_.buffer.put(std::move(group));
+    if (!error) keep_or_drop(std::move(group));
     else if (!error_) error_ = error;
     --num_being_scored_;
     --statistics_.num_awaiting_reward;
@@ -151,9 +174,13 @@ RolloutWorker::Waited RolloutWorker::wait_for(int64_t count, const std::function
     if (!options_.own_thread && !has_samples && pump()) continue;
     Lock lock(mutex_);
     if (!options_.own_thread)
-      BOUGH_CHECK(statistics_.num_awaiting_reward > 0 || parts_.buffer.size() >= count || error_,
+      BOUGH_CHECK(statistics_.num_awaiting_reward > 0 || parts_.buffer.size() >= count || error_ ||
+                      std::exchange(wakes_engine_, false),
                   parts_.buffer.size(), " of ", count, " groups, and no more may begin");
-    changed_.wait_for(lock, kPoll, [&] { return error_ || parts_.buffer.size() >= count; });
+    changed_.wait_for(lock, kPoll, [&] {
+      const bool has_enough = parts_.buffer.size() >= count;
+      return error_ || has_enough || (!options_.own_thread && statistics_.num_awaiting_reward == 0);
+    });
   }
 }
 
@@ -209,6 +236,11 @@ void RolloutWorker::abandon() {
   statistics_.num_awaiting_reward -= num_unscored;
   parts_.gate.drop_accepted(num_unscored);
   changed_.wait(lock, [&] { return num_being_scored_ == 0; });
+}
+
+std::vector<uint64_t> RolloutWorker::take_dropped() {
+  const Lock lock(mutex_);
+  return std::exchange(dropped_, {});
 }
 
 RolloutWorker::Statistics RolloutWorker::statistics() const {

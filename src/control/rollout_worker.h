@@ -23,7 +23,7 @@
 // thread is thrown by the trainer's next call.
 //
 // A group is in one place at a time: in flight (Generator), waiting for its reward or being scored
-// (num_awaiting_reward), in the buffer, taken. check_integrity() counts them against the gate.
+// (num_awaiting_reward), in the buffer, taken; or it is dropped, and another may begin in its slot. check_integrity() counts them against the gate.
 #pragma once
 
 #include <chrono>
@@ -59,7 +59,9 @@ struct RolloutWorkerOptions {
   // ones, and none begins until then.
   bool interruptible = true;
   int64_t reward_threads = 1;
-  std::function<void()> on_thread_start;  // on the engine's thread, before anything else
+  int64_t min_group = 2;                   // valid samples; a group with fewer is dropped
+  int64_t max_consecutive_failures = 256;  // of rewards: so many in a row are an IoError
+  std::function<void()> on_thread_start;   // on the engine's thread, before anything else
 };
 
 class RolloutWorker {
@@ -97,10 +99,14 @@ class RolloutWorker {
     double idle_seconds = 0;          // of the engine's thread, waiting
     int64_t publications = 0;         // taken by the engine
     int64_t interrupted_samples = 0;  // that were running when weights were taken
+    int64_t reward_failures = 0;      // of all samples that were scored
+    int64_t dropped_groups = 0;       // with fewer than min_group valid samples
     int64_t num_awaiting_reward = 0;  // now
     EngineStatistics engine;          // as of its last pass, or the last suspension's end
   };
   Statistics statistics() const;
+  // Ids of groups that were dropped since the last call.
+  std::vector<uint64_t> take_dropped();
   void check_integrity() const;  // while nothing runs
 
  private:
@@ -112,6 +118,7 @@ class RolloutWorker {
   void run_engine();
   void run_rewards();
   void fail(std::exception_ptr error);
+  void keep_or_drop(FinishedGroup group);
   void rethrow(const Lock& lock) const;
 
   const RolloutWorkerParts parts_;
@@ -126,6 +133,8 @@ class RolloutWorker {
   bool wakes_engine_ = false;  // it has nothing to do, and weights were published
   bool wants_suspension_ = false, is_suspended_ = false, is_ending_ = false;
   std::exception_ptr error_;
+  int64_t consecutive_failures_ = 0;
+  std::vector<uint64_t> dropped_;
   Statistics statistics_;
 
   std::vector<std::thread> threads_;

@@ -346,7 +346,7 @@ void PythonReward::fail_what_waits(const std::string& why) {
 }
 
 RewardResult PythonReward::failed(const std::string& why) const {
-  return {settings_.failure_reward, true, str("reward ", specification_, ": ", why)};
+  return failed_reward(settings_.failure_reward, str("reward ", specification_, ": ", why));
 }
 
 }  // namespace bough

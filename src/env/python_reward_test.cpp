@@ -48,7 +48,8 @@ class PythonRewardFile : public testing::Test {
   }
   void expect_failure(const RewardResult& result, const std::string& message) {
     EXPECT_TRUE(result.failed);
-    EXPECT_EQ(result.reward, settings_.failure_reward);
+    EXPECT_EQ(result.reward, settings_.failure_reward.value_or(0));
+    EXPECT_EQ(result.valid, settings_.failure_reward.has_value());
     EXPECT_NE(result.message.find(message), std::string::npos)
         << "got: " << result.message << "\nexpected: " << message;
   }

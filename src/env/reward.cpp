@@ -20,7 +20,7 @@ std::vector<RewardResult> VerifierReward::score_all(std::span<const RewardReques
       Verdict verdict = verifier_.verify(request.completion, gold);
       results.push_back({verdict.score, false, std::move(verdict.reason)});
     } catch (const UserError& error) {  // only if check() was not called
-      results.push_back({failure_reward_, true, error.what()});
+      results.push_back(failed_reward(failure_reward_, error.what()));
     }
   }
   return results;
@@ -36,6 +36,10 @@ std::unique_ptr<RewardFunction> make_reward(const std::string& specification,
                                             const RewardSettings& settings) {
   if (specification.empty()) return std::make_unique<VerifierReward>(settings);
   return std::make_unique<PythonReward>(specification, settings);
+}
+
+RewardResult failed_reward(std::optional<double> failure_reward, std::string message) {
+  return {failure_reward.value_or(0), true, std::move(message), failure_reward.has_value()};
 }
 
 int64_t count_failures(std::span<const RewardResult> results) {

@@ -3,13 +3,15 @@
 //   reward: ""                        the task's verifier of the final number (verifier.h)
 //   reward: my_reward.py:score        the user's Python function, in worker processes (python_reward.h)
 //
-// A reward that cannot be had (an exception, a hang, a result that is no finite number) is a failed one: it
-// counts as `failure_reward`, comes with a message, and the run goes on. Callers count failures as
-// `reward/failures`.
+// A reward that cannot be had (an exception, a hang, a result that is no finite number) is a failed one. It
+// comes with a message, and the run goes on: without the sample, whose group's mean, deviation and loss are
+// those of the others; or with `failure_reward` in its place, where that is set. Callers count failures as
+// `reward/failures`, and end a run whose rewards fail one after the other.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,16 +32,21 @@ struct RewardRequest {
 };
 
 struct RewardResult {
-  double reward = 0;  // finite
+  double reward = 0;  // finite; of a failed one failure_reward, or 0
   bool failed = false;
   std::string message;  // why it failed; else what the verifier says, or ""
+  bool valid = true;    // false: failed, and no reward stands in its place
 };
+
+// A reward that could not be had.
+RewardResult failed_reward(std::optional<double> failure_reward, std::string message);
 
 struct RewardSettings {
   int64_t workers = 2;
   double timeout_seconds = 15;
   double startup_timeout_seconds = 120;
-  double failure_reward = 0;
+  std::optional<double> failure_reward;
+  int64_t max_consecutive_failures = 256;
   std::string python;
   VerifierSettings verifier;
 
@@ -50,7 +57,10 @@ struct RewardSettings {
       "limit of one call; a call beyond it fails and its worker is restarted", range(0.001, 86400));
     v("startup_timeout_seconds", startup_timeout_seconds, "limit of importing the user's file",
       range(0.1, 86400));
-    v("failure_reward", failure_reward, "reward of a call that failed");
+    v("failure_reward", failure_reward,
+      "reward of a call that failed; null: its sample is left out, of its group's mean and of the loss");
+    v("max_consecutive_failures", max_consecutive_failures,
+      "so many failed rewards in a row, and no other between them, end the run", range(1, 1'000'000'000));
     v("python", python, "interpreter; empty: $BOUGH_PYTHON, else .venv of the installation, else python3");
     v("verifier", verifier, "of the final number, where no function is given");
   }
@@ -80,7 +90,7 @@ class VerifierReward : public RewardFunction {
 
  private:
   NumberVerifier verifier_;
-  double failure_reward_;
+  std::optional<double> failure_reward_;
 };
 
 // The function that the setting `reward` names: "" or FILE.py:FUNCTION. UserError: neither, or the file

@@ -22,6 +22,8 @@ TEST(VerifierReward, ScoresAgainstTheGold) {
   EXPECT_EQ(results[1].message, "5 is not the answer");
   EXPECT_TRUE(results[2].failed);
   EXPECT_EQ(results[2].reward, -2);
+  EXPECT_TRUE(results[2].valid) << "a reward stands in its place";
+  EXPECT_FALSE(VerifierReward().score(requests[2]).valid);
   EXPECT_EQ(count_failures(results), 1);
   EXPECT_EQ(reward.score(requests[0]).reward, 1);
 }

@@ -77,6 +77,7 @@ struct RolloutSettings {
   bool interruptible = true;
   int64_t weight_sync_steps = 1;
   int64_t threads = 0;
+  int64_t min_group = 2;
 
   template <class V>
   void visit(V& v) {
@@ -104,6 +105,9 @@ struct RolloutSettings {
       "the old ones, and none begins before that");
     v("weight_sync_steps", weight_sync_steps,
       "weights are published every so many steps; at most max_head_offpolicyness + 1", range(1, 1000000));
+    v("min_group", min_group,
+      "a group of which fewer samples have a reward, because others failed, is dropped and another one drawn",
+      range(1, 100000));
     v("threads", threads,
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));

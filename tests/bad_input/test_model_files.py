@@ -126,10 +126,10 @@ CONFIG = {
     "a list": ("[]", ["config.json"]),
     "architecture": ({"architectures": ["GPT2LMHeadModel"]}, ["architectures", "GPT2LMHeadModel"]),
     "rope scaling": (
-        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4}},
-        ["rope_parameters", "llama3"],
+        {"rope_parameters": {"rope_type": "ntk", "factor": 8.0, "rope_theta": 1e4}},
+        ["rope_parameters", "ntk"],
     ),
-    "sliding windows": ({"use_sliding_window": True}, ["use_sliding_window"]),
+    "part of a head turned": ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
     "heads": ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
     "negative": ({"vocab_size": -1}, ["vocab_size", "-1"]),
     "huge": ({"vocab_size": 2**31 - 1, "hidden_size": 2**24}, ["model.embed_tokens.weight"]),

@@ -14,6 +14,14 @@ static inline A factor_of(const T* weight, A offset) {
   else return load(weight);
 }
 
+// The normed element. Forward and backward, which computes it again, must agree to the last bit; with an
+// offset the compiler would join its sum to other factors in each.
+template <bool kOffset, class A>
+static inline A normed(A x, A scale, A factor) {
+  if constexpr (kOffset) return __builtin_assoc_barrier(x * scale) * __builtin_assoc_barrier(factor);
+  else return x * scale * factor;
+}
+
 template <bool kOffset, class T, class A>
 static inline void norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows, int64_t width,
                              const NormSettings& norm) {
@@ -27,7 +35,7 @@ static inline void norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t
                                : __builtin_sqrtf(static_cast<float>(sum / width + static_cast<A>(eps))));
     rstd[r] = scale;
     for (int64_t d = 0; d < width; ++d)
-      store(y + d, load(x + d) * scale * factor_of<kOffset, A>(weight + d, offset));
+      store(y + d, normed<kOffset, A>(load(x + d), scale, factor_of<kOffset, A>(weight + d, offset)));
   }
 }
 
@@ -53,7 +61,7 @@ static inline void backward_row(T* d_x, T* y, A* d_weight, const T* d_y, const T
     A d_x_d = scale * (d_y_d * w_d - x_d * mean);
     if constexpr (kResidual) d_x_d += load(residual + d);
     store(d_x + d, d_x_d);
-    if constexpr (kAgain) store(y + d, x_d * scale * w_d);
+    if constexpr (kAgain) store(y + d, normed<kOffset>(x_d, scale, w_d));
   }
 }
 
@@ -105,9 +113,11 @@ static inline A gate_steepness(A g) {
 }
 
 namespace {
-template <class T>
+// Of what is rounded to bf16 a rough one is enough for SiLU. GeLU's steepness grows with the cube of the
+// gate, and with it what an error of 1 - s costs.
+template <GateActivation kActivation, class T>
 Acc<T> sigmoid(Acc<T> x) {
-  if constexpr (sizeof(T) == 2) return rough_sigmoid(x);
+  if constexpr (sizeof(T) == 2 && kActivation == GateActivation::kSilu) return rough_sigmoid(x);
   else return 1 / (1 + vector_exp(-x));
 }
 
@@ -118,7 +128,7 @@ void gated_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
 #pragma GCC ivdep
     for (int64_t f = 0; f < width; ++f) {
       const Acc<T> g = load(gate_up + f);
-      store(y + f, g * sigmoid<T>(gate_argument<kActivation>(g)) * load(up + f));
+      store(y + f, g * sigmoid<kActivation, T>(gate_argument<kActivation>(g)) * load(up + f));
     }
   }
 }
@@ -137,7 +147,7 @@ void gated_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int
       const Acc<T> g = load(gate_up + f);
       const Acc<T> d = load(d_y + f);
       const Acc<T> u = load(up + f);
-      const Acc<T> s = sigmoid<T>(gate_argument<kActivation>(g));
+      const Acc<T> s = sigmoid<kActivation, T>(gate_argument<kActivation>(g));
       store(d_gate_up + f, d * u * s * (1 + gate_steepness<kActivation>(g) * (1 - s)));
       store(d_up + f, d * g * s);
       store(y + f, g * s * u);
