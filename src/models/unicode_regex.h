@@ -26,10 +26,10 @@ class Regex {
   // Matches exactly `text`, which must not be empty; its subjects are used as they are, without stand-ins.
   static Regex literal(std::string_view text);
 
-  // For patterns of our own, which may use all of PCRE2.
+  // Compiles a pattern of our own, which may use all of PCRE2.
   static Regex trusted(std::string_view pattern);
 
-  // Whether subjects must have passed through with_stand_ins(): not those of a literal.
+  // Whether subjects must have passed through with_stand_ins(), which those of a literal need not.
   bool wants_stand_ins() const { return literal_.empty(); }
   // Whether some subject has an empty match.
   bool may_match_nothing() const;

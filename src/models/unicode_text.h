@@ -27,7 +27,7 @@ std::string replace_invalid(std::string_view text);
 
 void append(std::string& out, char32_t code_point);
 
-// Unicode White_Space.
+// Whether the code point has Unicode's property White_Space.
 bool is_white_space(char32_t code_point);
 
 // Begin of the character that ends at `end` > 0.
