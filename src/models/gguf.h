@@ -39,7 +39,7 @@ enum class GgmlType : uint32_t {
 // Returns "Q4_K", for example; "type 99" for a number that ggml does not have.
 std::string ggml_type_name(uint32_t type);
 
-// The elements that share a block of `block_bytes` bytes; rows are whole blocks.
+// A block of a type: so many elements share so many bytes; rows are whole blocks.
 struct GgmlBlock {
   int64_t elements;
   int64_t bytes;

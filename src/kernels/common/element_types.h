@@ -13,8 +13,8 @@ struct BFloat16Bits {
   uint16_t bits;
 };
 
-// Of an RMSNorm: y = x · rstd · (weight + weight_offset). Gemma's checkpoints hold weights around 0: offset
-// 1.
+// Settings of an RMSNorm: y = x · rstd · (weight + weight_offset). Gemma's checkpoints hold weights around 0:
+// offset 1.
 struct NormSettings {
   NormSettings(double eps, double weight_offset = 0) : eps(eps), weight_offset(weight_offset) {}
   double eps;

@@ -28,14 +28,14 @@ struct TreeAttentionCuda {
   float scale;
 };
 
-// Elements of `spans`: of each tile of keys the least and the largest end_local.
+// Elements of `spans`, which hold for each tile of keys the least and the largest end_local.
 int64_t tree_attention_spans_size(int64_t num_stack, int64_t num_tokens);
 
 template <class T>
 void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* lse, CudaStream stream);
 
-// bf16: into how many parts the sums of d_k and d_v over the heads of a group are cut, where there are few
-// keys and groups; 1 for other types. A function of the sizes alone, so that the order of the sums is the
+// For bf16, into how many parts the sums of d_k and d_v over the heads of a group are cut, where there are
+// few keys and groups; 1 for other types. A function of the sizes alone, so that the order of the sums is the
 // same on every device.
 template <class T>
 int64_t tree_attention_num_parts(int64_t num_stack, int64_t num_tokens, int64_t num_heads,
