@@ -56,7 +56,7 @@ TEST(Adamw, MatchesReferenceInEveryDtype) {
     }
 }
 
-// The formula of the header in plain fp64, element by element.
+// The expected values are the formula of the header in plain fp64, element by element.
 TEST(Adamw, ReferenceFollowsTheFormula) {
   auto state = random_state({64}, at::kDouble, 5);
   const auto before = copy(state);

@@ -101,7 +101,8 @@ struct BlockWorkspace {
 int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t rows,
                              int64_t depth, int64_t columns);
 
-// Bytes in flight in a weight's gradient, [outputs, inputs] += d_yᵀ·x over so many tokens, beside its operands.
+// Bytes in flight in a weight's gradient, [outputs, inputs] += d_yᵀ·x over so many tokens, beside its
+// operands.
 int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
                               int64_t outputs, int64_t inputs);
 

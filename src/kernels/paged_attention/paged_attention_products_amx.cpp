@@ -17,7 +17,7 @@ inline void bring_near(const Element* tile, int64_t stride) {
     _mm_prefetch(reinterpret_cast<const char*>(tile) + i * stride, _MM_HINT_T1);
 }
 
-// Up to 4 pages.
+// Multiplies the keys of up to 4 pages.
 void multiply_four(float* scores, const Element* q, int64_t padded_H, const PageFactors& k) {
   const int64_t q_stride = padded_H * static_cast<int64_t>(sizeof(Element));
   _tile_zero(0);

@@ -59,7 +59,7 @@ class Scheduler {
  public:
   explicit Scheduler(int64_t max_rows) : max_rows_(max_rows) {}
 
-  // All segments as head `head` sees them, or as all do.
+  // Adds all segments as head `head` sees them, or as all heads do.
   void add(std::span<const PagedSegment> segments, const PageSelection* selection, size_t lists,
            int32_t head) {
     std::vector<AttentionRow> decode;

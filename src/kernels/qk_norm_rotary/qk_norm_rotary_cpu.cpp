@@ -32,7 +32,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
   dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
     using A = AccOf<T>;
     T *q_data = mutable_data<T>(q), *k_data = mutable_data<T>(k), *v_data = mutable_data<T>(v);
-    // A token's q, k and v after each other: its row comes from memory once, from its beginning to its end.
+    // A thread takes a token's q, k and v after each other: its row comes from memory once, from its
+    // beginning to its end.
     at::parallel_for(0, num_tokens, grain(stride), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const T* row = data<T>(qkv) + t * stride;

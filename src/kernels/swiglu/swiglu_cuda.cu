@@ -10,7 +10,7 @@ constexpr int kThreads = 256;
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// p(g) and g · p'(g) of swiglu.h.
+// Constants of p(g) and g · p'(g) of swiglu.h.
 constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
 template <GateActivation kActivation, class A>
 __device__ A gate_argument(A g) {
