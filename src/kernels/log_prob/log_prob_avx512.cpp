@@ -79,7 +79,7 @@ struct Exponent {
   __m512 operator()(__m512 logits) const { return _mm512_mul_ps(_mm512_sub_ps(logits, maximum), factor); }
 };
 
-// Exponents are bounded so that a weight of 0 adds 0 to the dots, not NaN.
+// Bounds exponents so that a weight of 0 adds 0 to the dots, not NaN.
 inline __m512 bounded(__m512 exponent) {
   return _mm512_max_ps(exponent, _mm512_set1_ps(-1443.0f));
 }

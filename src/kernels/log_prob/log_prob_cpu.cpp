@@ -14,7 +14,7 @@
 namespace bough {
 
 namespace {
-// Loads the logit at the label, widened.
+// Loads a logit, widened.
 float load(const float* p) {
   return *p;
 }
