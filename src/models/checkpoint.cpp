@@ -232,7 +232,7 @@ void remove_stale_weights(const fs::path& directory, const std::set<std::string>
   for (const fs::path& path : stale) fs::remove(path);
 }
 
-// All is written aside before anything is renamed.
+// Config and weights are all written aside before anything is renamed.
 void write_config_and_weights(const fs::path& directory, const Json& config, Model& model,
                               const SaveOptions& options) {
   const std::vector<NamedTensors> shards = split_into_shards(named_weights(model), options);

@@ -53,7 +53,7 @@ class Tokenizer {
   // beyond its vocabulary).
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
-  // One more than the largest id.
+  // One more than the largest token id.
   int64_t vocab_size() const;
   // The id of a token as the file spells it: "Ġthe" for " the", or an added token's content.
   std::optional<int32_t> token_to_id(std::string_view token) const;

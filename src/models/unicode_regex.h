@@ -34,8 +34,8 @@ class Regex {
   // Whether some subject has an empty match.
   bool may_match_nothing() const;
 
-  // All matches from left to right that do not overlap. `subject` must be valid UTF-8. Empty matches directly
-  // after another match are left out, as Oniguruma's iterator does. Thread-safe.
+  // Returns all matches from left to right that do not overlap. `subject` must be valid UTF-8. Empty matches
+  // directly after another match are left out, as Oniguruma's iterator does. Thread-safe.
   std::vector<Match> find_all(std::string_view subject) const;
 
  private:

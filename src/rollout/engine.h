@@ -57,8 +57,8 @@ struct GenerationRequest {
   std::function<void(const StreamedToken&)> on_token;
 };
 
-// All vectors have one entry for each generated token. A stop token is the last token of its sample; a stop
-// string ends the sample with the token that completed it.
+// A sample's vectors have one entry for each generated token. A stop token is the last token of its sample; a
+// stop string ends the sample with the token that completed it.
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
   // log softmax(logits / temperature) of each token: before penalties, top-k, top-p, min-p and

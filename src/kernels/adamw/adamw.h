@@ -34,7 +34,8 @@ struct AdamwStep {
   int64_t step;           // this update's number, from 1
 };
 
-// All tensors: the same sizes, contiguous, one device. The result does not depend on the number of threads.
+// Updates a parameter, all of whose tensors have the same sizes, are contiguous and on one device. The result
+// does not depend on the number of threads.
 void adamw(const AdamwState& state, const AdamwStep& step);
 
 // What the kernels of every device compute an update with; the scalars are those of common/element_loops.h.

@@ -26,8 +26,8 @@ at::Tensor linear(const at::Tensor& x_RK, const Parameter& weight, const Paramet
 // x [R, K] goes with the weight [O, K]: of its dtype, or the weight is quantized and no graph is recorded.
 void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weight);
 
-// For functions of several steps that keep less than autograd would: y alone, and weight.main_grad += d_yᵀ ·
-// x, bias_grad (if defined) += sum_r d_y.
+// Parts of linear() for functions of several steps that keep less than autograd would: y alone, and
+// weight.main_grad += d_yᵀ · x, bias_grad (if defined) += sum_r d_y.
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt);
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,

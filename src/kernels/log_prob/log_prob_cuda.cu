@@ -104,7 +104,7 @@ __global__ void backward_kernel(LogProbBackward<T, A> in, A inverse_temperature)
     for (int j = 0; j < kPack; ++j) {
       const A log_p = x[j] * inverse_temperature - lse;
       const A p = exp(log_p);
-      // At the label d_log_prob · (1 - p), and -expm1(log p) = 1 - p without cancellation.
+      // The label's element is d_log_prob · (1 - p), where -expm1(log p) = 1 - p without cancellation.
       const A d = label == j ? d_log_prob * -expm1(log_p) : -p * d_log_prob;
       x[j] = (d - p * d_entropy * (log_p + entropy)) * inverse_temperature;
     }

@@ -264,7 +264,8 @@ template <class T>
 void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
                   const ScheduleView& schedule) {
   using Acc = typename simd::Types<T>::Acc;
-  // Of prompts: other tasks read them. A head's pages are one thread's: tokens of a page share its lines.
+  // Tokens of prompts are stored before any task runs: other tasks read them. A head's pages are one
+  // thread's: tokens of a page share its lines.
   int64_t max_rows = 0;
   bool has_prompts = false;
   for (const AttentionTask& task : schedule.tasks) {

@@ -1,6 +1,6 @@
-// From the fused projection to what attention reads: split, RMSNorm of each head of q and k where the model
-// has it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has it), of all
-// of a head or of its first 2r elements (Phi-4-mini; none at all where SmolLM3 has no positions).
+// The steps from the fused projection to what attention reads: split, RMSNorm of each head of q and k where
+// the model has it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has
+// it), of all of a head or of its first 2r elements (Phi-4-mini; none at all where SmolLM3 has no positions).
 //
 //   x̂ = x · rstd(x) · (w + offset)      per head, skipped without norm
 //   y[0:r]   = x̂[0:r] · cos - x̂[r:2r] · sin

@@ -10,8 +10,8 @@ namespace bough {
 namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Of rows read without a gap the CPU fetches what follows by itself: backward reads v, too, which it does not
-// need.
+// The CPU fetches what follows by itself where rows are read without a gap: backward reads v, too, which it
+// does not need.
 template <class T>
 void bring_near(const T* elements, int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(T);

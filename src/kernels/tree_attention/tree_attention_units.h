@@ -28,7 +28,7 @@ inline Range block_queries(const AttentionShape& shape, int64_t block) {
   return {block * kUnit, std::min(shape.num_queries, (block + 1) * kUnit)};
 }
 
-// Up to 32 keys, all of the stack or all of the pass.
+// A run of up to 32 keys, all of the stack or all of the pass.
 struct KeyUnit {
   Range rows;  // of the stack, or of the pass
   bool on_stack;
