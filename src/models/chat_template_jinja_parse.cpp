@@ -1,4 +1,5 @@
-// Source to statements: first the pieces between tags, then a recursive descent over each tag's words.
+// The parser from source to statements: first the pieces between tags, then a recursive descent over each
+// tag's words.
 #include <algorithm>
 #include <cctype>
 #include <set>

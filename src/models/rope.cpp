@@ -50,7 +50,7 @@ void refuse_unknown_keys(const ConfigKeys& keys, const KnownType& type) {
                             quoted(std::string_view(type.name))));
 }
 
-// YaRN's scale of the scores, as cos and sin take it.
+// Returns YaRN's scale of the scores, as cos and sin take it.
 double yarn_scale(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }

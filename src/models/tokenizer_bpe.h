@@ -44,7 +44,7 @@ class BytePairEncoder {
   // UserError: something has no token, and the file names an unk_token that does not exist.
   void encode(std::string_view word, std::vector<int32_t>& ids) const;
 
-  // Spelling to id, as in the file.
+  // Maps each spelling to its id, as in the file.
   const std::unordered_map<std::string, int32_t>& vocabulary() const { return vocabulary_; }
 
  private:

@@ -77,7 +77,7 @@ class TokenDecoder::Run {
     bool given = false;  // ByteLevel: some text has been given on
     size_t left = 0;     // Strip: so many characters may still be taken off this text
   };
-  // A part of a text for step `i`; `begins`: the text's first part.
+  // Takes a part of a text for step `i`; `begins`: it is the text's first part.
   void take(size_t i, std::string_view part, bool begins, std::string& out);
   void whole(size_t i, std::string_view text, std::string& out);
   void end(size_t i, std::string& out);

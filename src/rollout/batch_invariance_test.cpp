@@ -6,7 +6,7 @@
 namespace bough {
 namespace {
 
-// Tokens and the bits of their log-probabilities.
+// Returns the tokens of all samples and the bits of their log-probabilities.
 std::vector<std::pair<int32_t, double>> drawn(const std::vector<GenerationResult>& results) {
   std::vector<std::pair<int32_t, double>> tokens;
   for (const GenerationResult& result : results)

@@ -21,7 +21,7 @@
 
 namespace bough {
 
-// A model with the same weights in tensors of its own.
+// Makes a model with the same weights in tensors of its own.
 std::unique_ptr<Model> copy_of(const Model& model);
 
 class CopiedWeights final : public WeightChannel {

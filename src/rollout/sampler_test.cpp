@@ -20,7 +20,7 @@ Draw draw_one(const at::Tensor& logits, const DrawRequest& request) {
   return draw;
 }
 
-// Probabilities that the draws should follow, by the definition in sampler.h: sorting everything.
+// Probabilities that the draws should follow, by the definition in sampler.h, found by sorting everything.
 std::vector<double> expected_distribution(const at::Tensor& logits_V, const DrawRequest& request) {
   const auto V = static_cast<size_t>(logits_V.size(0));
   const double temperature = request.temperature;

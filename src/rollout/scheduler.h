@@ -59,7 +59,7 @@ struct ActiveRequest {
   ActiveSample& first_fresh() { return samples[samples.size() - static_cast<size_t>(num_fresh)]; }
 };
 
-// Tokens begin ... begin + count - 1 of a sample, or of a request's prompt.
+// The tokens begin ... begin + count - 1 of a sample, or of a request's prompt, in a pass.
 struct PassEntry {
   ActiveSample* sample = nullptr;  // null: the prompt
   ActiveRequest* request = nullptr;

@@ -73,7 +73,7 @@ TEST(Adamw, ReferenceFollowsTheFormula) {
   }
 }
 
-// Second moments from nothing to denormal to huge: estimated square roots (-mrecip) fail on some of these.
+// Second moments go from nothing to denormal to huge: estimated square roots (-mrecip) fail on some of these.
 TEST(Adamw, EveryMagnitudeOfGradientStaysFinite) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     std::vector<double> gradients = {0};

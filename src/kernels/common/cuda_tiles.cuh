@@ -40,7 +40,8 @@ struct LaneOffsets {
   }
 };
 
-// `lane`: address of a tile plus a lane's offset; row a multiple of 8, column of 16.
+// Returns an address within a tile. `lane`: address of a tile plus a lane's offset; row a multiple of 8,
+// column of 16.
 template <int kHead>
 __device__ inline SharedAddress at(SharedAddress lane, int row, int column) {
   return (lane ^ static_cast<SharedAddress>(column * 2)) + row * kRowBytes<kHead>;

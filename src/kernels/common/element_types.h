@@ -8,7 +8,7 @@ struct CUstream_st;
 
 namespace bough {
 
-// Bit-compatible with c10::BFloat16.
+// bf16 as its bits, compatible with c10::BFloat16.
 struct BFloat16Bits {
   uint16_t bits;
 };
@@ -24,7 +24,7 @@ struct NormSettings {
 // What a feed-forward layer's gate goes through (kernels/swiglu).
 enum class GateActivation : int64_t { kSilu, kGeluTanh };
 
-// cudaStream_t, without CUDA's headers.
+// CUDA's cudaStream_t, without CUDA's headers.
 using CudaStream = CUstream_st*;
 
 }  // namespace bough

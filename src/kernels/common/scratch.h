@@ -29,7 +29,7 @@ class Workspace {
   T* data_;
 };
 
-// A task's scratch, small and a thread's own: uninitialised, aligned to a cache line.
+// Scratch of a task, small and a thread's own: uninitialised, aligned to a cache line.
 template <class T>
 class AlignedBuffer {
  public:

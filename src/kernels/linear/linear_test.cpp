@@ -95,7 +95,7 @@ struct Mlp {
   at::Tensor operator()(const at::Tensor& x) const { return mlp(x, {&norm, gate_up, down, kEps}); }
 };
 
-// The sublayer in tensor ops under libtorch's own autograd, in fp64.
+// Expected results of the sublayer in tensor ops under libtorch's own autograd, in fp64.
 struct Expected {
   at::Tensor y, d_x, d_norm, d_gate_up, d_down;
   Expected(const Mlp& f, const at::Tensor& x, const at::Tensor& d_y) {

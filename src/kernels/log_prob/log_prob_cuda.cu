@@ -81,7 +81,8 @@ __global__ void forward_kernel(LogProbForward<T, A> in, A inverse_temperature) {
     const A max = sums.max * inverse_temperature;
     const A log_sum = log(sums.sum);
     in.lse[r] = max + log_sum;
-    // z[label] - max - log sum: the difference first, so that a confident row loses nothing to cancellation.
+    // The sum z[label] - max - log sum takes the difference first, so that a confident row loses nothing to
+    // cancellation.
     in.log_probs[r] = (widen(row[in.labels[r]]) * inverse_temperature - max) - log_sum;
     in.entropies[r] = log_sum - sums.dot / sums.sum;
   }

@@ -72,7 +72,7 @@ inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&&
   }
 }
 
-// Products of a block of 32 rows, with `step` as of dot_rows.
+// Products of a block of 32 rows, with `step` as dot_rows has it.
 template <int kVectors = 2, class Step>
 inline void dot_block(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
   const auto rows_from = [&](int64_t row) {

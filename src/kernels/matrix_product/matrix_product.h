@@ -44,7 +44,7 @@ at::Tensor matrix_product_tiles(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                 const std::optional<at::Tensor>& residual_RO = std::nullopt);
 void add_matrix_product_tiles_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO);
 
-// Reference: libtorch's products; any device and dtype.
+// References: libtorch's products; any device and dtype.
 at::Tensor matrix_product_reference(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                     const std::optional<at::Tensor>& bias_O,
                                     const std::optional<at::Tensor>& residual_RO);

@@ -75,7 +75,7 @@ struct BlockWorkspace {
       if (is_in_parts(depth)) fit = Blocking::kPartPanels;
     return ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
   }
-  // Blocks of rows whose sums wait for the next part of the depth.
+  // Number of blocks of rows whose sums wait for the next part of the depth.
   static int64_t chunk_blocks(int64_t group) {
     if constexpr (Blocking::kInParts)
       return std::max<int64_t>(1, Blocking::kPartSumBytes / (group * Blocking::kRows * kPanelColumns * 4));

@@ -17,11 +17,11 @@ class UpcomingLines {
         lines_(upcoming.lines),
         per_step_((rows * upcoming.lines + steps - 1) / steps) {}
 
-  // Brings lines that will be written to the nearest cache.
+  // Prefetches lines that will be written into the nearest cache.
   void write_soon() {
     each([](const char* line) { __builtin_prefetch(line, 1); });
   }
-  // Brings lines that will be read to the second-level cache.
+  // Prefetches lines that will be read into the second-level cache.
   void read_soon() {
     each([](const char* line) { __builtin_prefetch(line, 0, 2); });
   }

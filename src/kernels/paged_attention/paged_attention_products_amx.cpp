@@ -92,7 +92,7 @@ void add_columns(float* o, int64_t padded_H, const Element* weights, const PageF
 }
 }  // namespace
 
-// Tiles: 0 to 3 sums, 4 queries, 5 keys, 6 weights, 7 values.
+// Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 weights, 7 values.
 void begin_rows(int64_t entries) {
   struct {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};

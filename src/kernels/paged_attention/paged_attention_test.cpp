@@ -219,7 +219,7 @@ TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
 }
 
 TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
-  // 8 samples of one prompt of 4 full pages, each with two pages of its own.
+  // The pass has 8 samples of one prompt of 4 full pages, each with two pages of its own.
   std::vector<std::vector<int32_t>> tables;
   for (int32_t s = 0; s < 8; ++s) tables.push_back({10, 11, 12, 13, 20 + 2 * s, 21 + 2 * s});
   std::vector<PagedSegment> segments;

@@ -1,4 +1,5 @@
-// Element by element: blocks in x over the columns, in y over the rows, so that no thread divides.
+// SwiGLU goes element by element: blocks in x over the columns, in y over the rows, so that no thread
+// divides.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
