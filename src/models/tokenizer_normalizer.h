@@ -23,7 +23,7 @@ struct TextStart {
   // True for a stretch that goes on after a text that was encoded before: nothing is put in front of it.
   bool continues = false;
 
-  // The start of the part of the stretch that begins at `offset`.
+  // Returns the start of the part of the stretch that begins at `offset`.
   TextStart at(size_t offset) const {
     return {bytes > offset ? bytes - offset : 0, continues && offset == 0};
   }

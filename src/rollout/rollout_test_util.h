@@ -34,7 +34,7 @@ class FewThreads : public ::testing::Environment {
 };
 inline ::testing::Environment* const kFewThreads = ::testing::AddGlobalTestEnvironment(new FewThreads);
 
-// Message of the E that f throws; "" with a failure if it throws nothing.
+// Returns the message of the E that f throws; "" with a failure if it throws nothing.
 template <class E, class F>
 std::string message_of(F&& f) {
   try {

@@ -27,7 +27,7 @@ __device__ inline char* dynamic_shared_memory() {
   return bough_shared_memory;
 }
 
-// threadIdx.x, read anew: what follows from it is computed where it is used, not kept in registers around a
+// Reads threadIdx.x anew: what follows from it is computed where it is used, not kept in registers around a
 // loop.
 __device__ inline int thread_index() {
   int index;

@@ -142,7 +142,7 @@ __device__ inline void put(const PagedOutput<BFloat16Bits>& out, int column, flo
   else *reinterpret_cast<uint32_t*>(out.o + column) = pack_bf16(a * inverse, b * inverse);
 }
 
-// Writes the results of each warp's own 16 entries.
+// Writes the warp's own 16 entries.
 template <int kHead>
 __device__ inline void write_own(const PagedAttentionCuda<BFloat16Bits>& in, const PagedEntry (&entries)[2],
                                  const float (&sums)[kHead / 8][4], const float (&row_max)[2],

@@ -178,8 +178,8 @@ TEST_P(PagedAttentionOn, EqualsSoftmaxOverTheSequence) {
   }
 }
 
-// 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several rows, cut and
-// joined.
+// The pass has 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several
+// rows, cut and joined.
 TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Fixture fixture({4, 2, 64}, dtype, device());

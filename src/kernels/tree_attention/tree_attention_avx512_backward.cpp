@@ -90,8 +90,8 @@ struct Step {
   int64_t head;
 };
 
-// Scores of a step's units and blocks -> P and dS, zeros where nothing is visible. What is computed of them:
-// rows of keys times columns of queries.
+// Rows of keys times columns of queries that compute_scores computes of a step: scores of its units and
+// blocks become P and dS, zeros where nothing is visible.
 struct Computed {
   Range rows, columns;
 };

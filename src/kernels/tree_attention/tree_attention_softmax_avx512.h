@@ -22,7 +22,7 @@ void online_softmax(float* scores, const UnitMask* masks, int64_t units, float s
                     const OnlineSoftmax& rows);
 
 // Turns scores of a unit, rows of `stride`, and the gradients of its probabilities in the same order into
-//  p = 2^(scale · score - lse), dS = p (d_p - dot), in their place
+//   p = 2^(scale · score - lse), dS = p (d_p - dot), in their place
 // lse (base 2), dots: of the 32 queries.
 void softmax_backward(float* scores, float* d_p, int64_t stride, const UnitMask& mask, float scale,
                       const float* lse, const float* dots);

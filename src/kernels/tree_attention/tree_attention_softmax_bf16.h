@@ -42,7 +42,7 @@ void row_dots(float* sums, const BFloat16Bits* a, const BFloat16Bits* b, int64_t
               int64_t head_dim);
 // Backward of one transposed unit: scores[32 keys][32 queries] and the gradients of the probabilities in the
 // same order become
-//  p = 2^(scale · score - lse), dS = p (d_p - dot)
+//   p = 2^(scale · score - lse), dS = p (d_p - dot)
 // p, d_s: [32 keys][32 queries]; d_s_right: dS as a right factor, keys in depth (matrix_product_tiles.h). lse
 // (base 2), dots: of the 32 queries.
 void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask& mask, float scale,

@@ -174,7 +174,8 @@ class QuerySums {
 //   QueryBlocks(x): load(x, head, block, d_o, o, lse) of every head's blocks of queries
 //   Scratch(factor_elements): a thread's; d_k, d_v: sums of up to kUnits units, [units][32][width]
 //   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q, QuerySums of the
-//   group store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
+//     group
+//   store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
 template <class Way>
 TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                         const at::Tensor& d_o, const at::Tensor& d_k_stack,
