@@ -19,9 +19,9 @@ int64_t rounded_decode_size(int64_t num_tokens) {
   return size >= num_tokens ? size : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
 }
 
-// There is room for twice the sequences, for pieces of a tree with so many leaves, and for a number of cuts
-// of long ones; an unused place costs a block that ends at once. Rows and parts are what groups of samples
-// with prompts of thousands of tokens need.
+// There is room for twice the sequences, which a tree with so many leaves has as pieces, and for a number of
+// cuts of long ones; an unused place costs a block that ends at once. Rows and parts are what groups of
+// samples with prompts of thousands of tokens need.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges) {
   const int64_t cuts = 1024 / num_groups;
   return {.max_large = has_large ? num_tokens + cuts : 0,
