@@ -1,5 +1,5 @@
 // Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none.
-// Those of generation: rollout/paged_attention_test.cpp, sampler_test.cpp.
+// Ops of generation are tested in rollout/paged_attention_test.cpp and sampler_test.cpp.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,7 +23,7 @@
 namespace bough {
 namespace {
 
-// Two runs on the same input: sums have a fixed order.
+// Two runs on the same input give the same bits: sums have a fixed order.
 #define EXPECT_SAME_BITS(a, b) EXPECT_TRUE((a).equal(b))
 
 class Cuda : public testing::Test {
@@ -46,8 +46,8 @@ Parameter on_gpu(const Parameter& parameter) {
   return {.value = on_gpu(parameter.value), .main_grad = on_gpu(parameter.main_grad), .parts = {}};
 }
 
-// Widths with and without 16-byte packs, rows fewer and more than a first stage's parts, and a row whose sums
-// do not fit shared memory.
+// Widths are with and without 16-byte packs, rows fewer and more than a first stage's parts, and one row's
+// sums do not fit shared memory.
 const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 5},     {3, 7},     {65, 64},  {130, 512},
                                                           {9000, 48}, {70, 1023}, {3, 16384}};
 
@@ -73,7 +73,7 @@ TEST_F(Cuda, RmsNorm) {
         gradients.push_back(weight_gpu.main_grad);
       }
       EXPECT_SAME_BITS(gradients[0], gradients[1]);
-      // With a residual, the output again in d_y's memory.
+      // Backward with a residual also writes the output again in d_y's memory.
       const auto residual = random_tensor({rows, width}, type, 4);
       const auto again = on_gpu(d_y);
       const auto d_x_gpu = rms_norm_backward({again, on_gpu(x), on_gpu(weight.value), on_gpu(rstd),
@@ -182,7 +182,7 @@ TEST_F(Cuda, ConfidentAndHopelessRowsStayFinite) {
 TEST_F(Cuda, EmbeddingGradient) {
   for (const auto type : kFloatTypes)
     for (const auto& [rows, width] : kShapes) {
-      // Few tokens: many occur often.
+      // There are few tokens, so that many occur often.
       const auto tokens = at::randint(11, {rows}, at::kLong);
       const auto d_y = random_tensor({rows, width}, type, 1);
       const auto start = random_tensor({11, width}, accumulator_type(type), 2), expected = start.clone();
@@ -247,7 +247,7 @@ void expect_score_gradient(const at::Tensor& got, const at::Tensor& expected, at
   EXPECT_LE((got.to(at::kDouble) - expected).abs().max().item<double>(), tolerance(type) * largest);
 }
 
-// Against the reference's dense softmax on the device, in fp64.
+// Compares attention with the reference's dense softmax on the device, in fp64.
 void check_tree_attention(const AttentionCase& c, at::ScalarType type, unsigned seed) {
   SCOPED_TRACE(testing::Message() << c.num_stack << " + " << c.num_tokens << " tokens, " << c.num_heads
                                   << " heads of " << c.head_dim << " in " << c.num_groups << " groups, "
@@ -304,7 +304,7 @@ TEST_F(Cuda, TreeAttention) {
           AttentionCase{90, 77, 3, 1, 5},   // no packs of 16 bytes
           AttentionCase{40, 100, 2, 1, 256}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for a kernel
       check_tree_attention(c, type, ++seed);
-  // Enough queries for the wider blocks of the forward kernel on every GPU there is.
+  // There are enough queries for the wider blocks of the forward kernel on every GPU there is.
   for (const int64_t head_dim : {64, 128})
     check_tree_attention({200, 2300, 16, 4, head_dim}, at::kBFloat16, 99);
 }
@@ -340,8 +340,8 @@ TEST_F(Cuda, MatrixProduct) {
         }
 }
 
-// Rows fewer and more than the kernel takes, depths that its warps share unevenly, widths that it does not
-// take.
+// Shapes have rows fewer and more than the kernel takes, depths that its warps share unevenly, and widths
+// that it does not take.
 TEST_F(Cuda, QuantizedProduct) {
   struct Shape {
     int64_t rows, outputs, inputs;
@@ -373,7 +373,7 @@ TEST_F(Cuda, QuantizedProduct) {
     }
 }
 
-// A row of zeros, of an infinity, of NaN.
+// One row is of zeros, one has an infinity and one a NaN.
 TEST_F(Cuda, QuantizedRowsWithoutAScale) {
   auto w = random_tensor({4, 40}, at::kBFloat16, 1);
   w[1].zero_();
@@ -403,7 +403,7 @@ TEST_F(Cuda, TensorsOfTwoDevicesAreRefused) {
   EXPECT_THROW(rms_norm(x, random_parameter({8}, at::kFloat, 2), 1e-6), InternalError);
 }
 
-// Needs no GPU: the library opens, registers its kernels, and says what is missing.
+// The test needs no GPU: the library opens, registers its kernels, and says what is missing.
 TEST(CudaLibrary, OpensWithoutAGpu) {
   if (find_cuda_library().empty()) GTEST_SKIP() << "libbough_cuda.so was not built";
   try {

@@ -20,14 +20,14 @@ std::string chatml(std::span<const Message> messages, bool add_generation_prompt
   return text;
 }
 
-// The text between the first `prefix` and the last `suffix`, or nothing if they are not there.
+// Returns the text between the first `prefix` and the last `suffix`, or nothing if they are not there.
 std::optional<std::string> between(std::string_view text, std::string_view prefix, std::string_view suffix) {
   if (text.size() < prefix.size() + suffix.size() || !text.starts_with(prefix) || !text.ends_with(suffix))
     return std::nullopt;
   return std::string(text.substr(prefix.size(), text.size() - prefix.size() - suffix.size()));
 }
 
-// The content of a lone system message, or nothing if `text` is not one.
+// Returns the content of a lone system message, or nothing if `text` is not one.
 std::optional<std::string> system_message(std::string_view text) {
   const auto content = between(text, str(kStart, "system\n"), kEnd);
   return content && content->find("<|im_") == std::string::npos ? content : std::nullopt;
@@ -45,7 +45,7 @@ Json special_tokens(const Json& config) {
   return variables;
 }
 
-// `chat_template` of tokenizer_config.json: a text, or a list of named ones.
+// Reads the `chat_template` of tokenizer_config.json: a text, or a list of named ones.
 std::string template_of(const Json& config, const std::string& where) {
   const Json value = config.value("chat_template", Json());
   if (value.is_string()) return value;
@@ -100,9 +100,9 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
                       config_file.string());
 }
 
-// Conversations of every shape that is used: with and without a system message, one and several turns, to be
-// answered and complete. A template that passes may still treat other contents specially (<think>), as its
-// model expects.
+// Probes are conversations of every shape that is used: with and without a system message, one and several
+// turns, to be answered and complete. A template that passes may still treat other contents specially
+// (<think>), as its model expects.
 void ChatTemplate::check_is_chatml() try {
   const Message system{"system", "Sys."}, user{"user", "One."}, assistant{"assistant", "Two."},
       again{"user", "Three."};

@@ -33,7 +33,7 @@ class ChatTemplate {
   // Reads chat_template.jinja, or else the `chat_template` of tokenizer_config.json. UserError if the
   // directory has neither, or the template is not ChatML: the message says to use plain prompts instead.
   static ChatTemplate from_directory(const std::filesystem::path& directory);
-  // The same from a template's text; `name` is what error messages call it.
+  // Makes a template from its text; `name` is what error messages call it.
   static ChatTemplate from_text(std::string_view jinja, const std::string& name);
 
   // The text of the conversation; with `add_generation_prompt` it ends where the assistant's answer begins.

@@ -19,7 +19,8 @@ bool is_true(const Json& value) {
   return !value.empty();
 }
 
-// Python's str.isspace for what is in White_Space or is an ASCII separator.
+// Whether a strip takes `c`: one of `characters` or, without them, what Python's str.isspace takes:
+// White_Space and the ASCII separators.
 bool strips(char32_t c, const std::string* characters) {
   if (!characters) return unicode::is_white_space(c) || (c >= 0x1C && c <= 0x1F);
   std::string encoded;
@@ -94,7 +95,7 @@ class Machine {
                                 {"length", items.size()},
                                 {"revindex0", items.size() - 1 - i},
                                 {"revindex", items.size() - i}};
-      // as in Jinja, undefined at the ends
+      // The neighbours are undefined at the ends, as in Jinja.
       if (i > 0) scopes_.back()["loop"]["previtem"] = items[i - 1];
       if (i + 1 < items.size()) scopes_.back()["loop"]["nextitem"] = items[i + 1];
       run(statement.body);
@@ -119,7 +120,8 @@ class Machine {
     (*object)[target.name] = std::move(value);
   }
 
-  // The value in place where it has one, so that a conversation is not copied at every mention; else nullptr.
+  // Returns the value in place where it has one, so that a conversation is not copied at every mention; else
+  // nullptr.
   const Json* in_place(const Expression& e) {
     if (e.kind == Kind::kLiteral) return &e.value;
     if (e.kind == Kind::kName) {
@@ -199,7 +201,7 @@ class Machine {
     if (operation == "+" && !__builtin_add_overflow(a, b, &result)) return result;
     if (operation == "-" && !__builtin_sub_overflow(a, b, &result)) return result;
     if (operation == "*" && !__builtin_mul_overflow(a, b, &result)) return result;
-    // Rounds down, as Python does; the one overflow of a division is excluded by the second condition.
+    // Division rounds down, as Python's does; its one overflow is excluded by the second condition.
     if ((operation == "//" || operation == "%") && b != 0 && b != -1) {
       const int64_t remainder = (a % b + b) % b;
       return operation == "%" ? remainder : (a - remainder) / b;

@@ -1,4 +1,5 @@
-// Source to statements: first the pieces between tags, then a recursive descent over each tag's words.
+// The parser from source to statements: first the pieces between tags, then a recursive descent over each
+// tag's words.
 #include <algorithm>
 #include <cctype>
 #include <set>
@@ -39,8 +40,8 @@ bool is_name(char c) {
                       "plain prompts (`prompt` instead of `messages`)"));
 }
 
-// Position behind the tag that begins at `begin` and closes with `close`, which does not count inside
-// strings.
+// Position behind the tag that begins at `begin` and closes with `close`; a `close` inside strings does not
+// count.
 size_t end_of_tag(std::string_view source, size_t begin, std::string_view close, const std::string& name) {
   char quote = 0;
   for (size_t i = begin + 2; i < source.size(); ++i) {
@@ -69,7 +70,7 @@ void trim_before_tag(std::string& text, bool at_line_start, char mark, bool is_o
   }
 }
 
-// Where the next tag begins, or the end.
+// Finds where the next tag begins, or the end.
 size_t find_tag(std::string_view source, size_t from) {
   for (size_t i = from; i + 1 < source.size(); ++i)
     if (source[i] == '{' && (source[i + 1] == '{' || source[i + 1] == '%' || source[i + 1] == '#')) return i;
@@ -114,7 +115,7 @@ std::vector<Piece> cut(std::string_view given, const std::string& name) {
       if (!text.empty()) pieces.push_back({Piece::Kind::kText, text});
       if (kind != '#')
         pieces.push_back({kind == '{' ? Piece::Kind::kOutput : Piece::Kind::kStatement, std::string(inside)});
-      // trim_blocks: the line break after a block or comment goes
+      // trim_blocks removes the line break after a block or comment.
       if (kind != '{' && last != '-' && last != '+' && position < source.size() && source[position] == '\n')
         ++position;
     } else if (!text.empty()) {
@@ -170,7 +171,7 @@ std::vector<Word> words_of(std::string_view text, const std::string& name) {
   return words;
 }
 
-// One tag's words to an expression; the methods follow Jinja's order of precedence, loosest first.
+// Parses one tag's words to an expression; the methods follow Jinja's order of precedence, loosest first.
 class ExpressionParser {
  public:
   ExpressionParser(std::string_view text, const std::string& name)
@@ -344,7 +345,7 @@ class ExpressionParser {
 
   Expression call(Expression callee) { return arguments(node(Kind::kCall, "", {std::move(callee)})); }
 
-  // Behind the '(': adds the arguments to `target`.
+  // Adds the arguments behind a '(' to `target`.
   Expression arguments(Expression target) {
     while (!take(")")) {
       if (words_[position_].kind == Word::Kind::kName && words_[position_ + 1].text == "=") {
@@ -380,7 +381,8 @@ class StatementParser {
   }
 
  private:
-  // Up to one of the statements `ends`, whose keyword is left in ending_ and whose expression in condition_.
+  // Reads up to one of the statements `ends`, whose keyword is left in ending_ and whose expression in
+  // condition_.
   std::vector<Statement> block(const std::set<std::string>& ends) {
     if (++depth_ > kDeepest) refuse(name_, "blocks are nested too deeply");
     std::vector<Statement> statements;
@@ -446,7 +448,7 @@ class StatementParser {
     return result;
   }
 
-  // Behind the condition of an if or elif.
+  // Reads what follows the condition of an if or elif.
   void finish_if(Statement& result) {
     if (++depth_ > kDeepest) refuse(name_, "blocks are nested too deeply");
     result.body = block({"elif", "else", "endif"});

@@ -81,7 +81,7 @@ StoredWeights open_shards(const fs::path& directory) {
   return weights;
 }
 
-// As transformers chooses: the single file where there is one, else the index.
+// Chooses as transformers does: the single file where there is one, else the index.
 StoredWeights open_weights(const fs::path& directory) {
   StoredWeights weights;
   if (fs::exists(directory / kSingle)) add_file(weights, directory / kSingle);
@@ -111,7 +111,7 @@ bool may_be_ignored(const std::string& name, const SafetensorsEntry& entry, cons
          entry.shape == std::vector<int64_t>{config.vocab_size, config.hidden_size};
 }
 
-// A few of many, so that a wrong model does not print thousands of names.
+// Names a few of many, so that a wrong model does not print thousands of names.
 void append_some(std::string& message, const char* what, const std::vector<std::string>& items) {
   constexpr size_t kShown = 5;
   if (items.empty()) return;
@@ -174,7 +174,7 @@ const char* dtype_text(at::ScalarType type) {
   }
 }
 
-// config.json as it was read, but for what saving decides.
+// Returns config.json as it was read, but for what saving decides.
 Json saved_config(const ModelConfig& config, at::ScalarType dtype) {
   Json json =
       config.source.is_object() && !config.source.empty() ? config.source : write_model_config(config);
@@ -219,7 +219,8 @@ Json make_index(const std::vector<NamedTensors>& shards, const SaveOptions& opti
           {"weight_map", weight_map}};
 }
 
-// What an earlier save in another number of shards left: it would be read instead, or lie there unused.
+// Removes what an earlier save in another number of shards left: it would be read instead, or lie there
+// unused.
 void remove_stale_weights(const fs::path& directory, const std::set<std::string>& written) {
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(directory)) {
@@ -231,7 +232,7 @@ void remove_stale_weights(const fs::path& directory, const std::set<std::string>
   for (const fs::path& path : stale) fs::remove(path);
 }
 
-// All is written aside before anything is renamed.
+// Config and weights are all written aside before anything is renamed.
 void write_config_and_weights(const fs::path& directory, const Json& config, Model& model,
                               const SaveOptions& options) {
   const std::vector<NamedTensors> shards = split_into_shards(named_weights(model), options);
@@ -306,7 +307,7 @@ void save_model(const fs::path& directory, Model& model, const SaveOptions& opti
 }
 
 namespace {
-// What a family's class has beside what all have.
+// Writes what a family's class has beside what all have.
 void write_family_keys(const ModelConfig& config, Json& json) {
   const auto layers = static_cast<size_t>(config.num_layers);
   const Json all_full = std::vector<std::string>(layers, "full_attention");

@@ -22,7 +22,7 @@ struct Family {
   Architecture architecture;
   const char* class_name;  // what `architectures` says
   const char* model_type;
-  // transformers' defaults, where a config.json may leave a key out.
+  // transformers' defaults of the family, where a config.json may leave a key out.
   int64_t max_positions;
   double rms_norm_eps;
   double rope_theta;
@@ -56,7 +56,8 @@ const Family& family_of(Architecture architecture) {
   BOUGH_CHECK(false, "architecture ", static_cast<int>(architecture));
 }
 
-// By `architectures`, which names the class; a config without it (a base class's) by `model_type`.
+// Finds the family by `architectures`, which names the class; that of a config without it (a base class's) by
+// `model_type`.
 const Family& read_family(const ConfigKeys& keys) {
   const std::string model_type = keys.text_or("model_type", "");
   const Family* found = nullptr;
@@ -99,8 +100,8 @@ void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& confi
   config.num_heads = keys.integer("num_attention_heads", kMaxWidth);
   config.max_position_embeddings =
       keys.integer_or("max_position_embeddings", kMaxPositions, family.max_positions);
-  // Absent, these classes take the query heads and others a number of their own; null is the query heads for
-  // all.
+  // Where num_key_value_heads is absent, these classes take the query heads and others a number of their own;
+  // null is the query heads for all.
   const bool defaults_to_heads = architecture == Architecture::kLlama ||
                                  architecture == Architecture::kPhi3 || architecture == Architecture::kOlmo2;
   if (!keys.object().contains("num_key_value_heads") && !defaults_to_heads)
@@ -125,7 +126,7 @@ void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& confi
               str("at most ", kMaxWidth, " / head_dim ", config.head_dim));
 }
 
-// What a layer of the family has.
+// Reads what a layer of the family has.
 void read_layer(const ConfigKeys& keys, ModelConfig& config) {
   const Architecture architecture = config.architecture;
   const bool has_attention_bias = architecture != Architecture::kQwen2 &&
@@ -163,7 +164,7 @@ void refuse_what_changes_the_result(const ConfigKeys& keys, Architecture archite
   if (keys.flag_or("use_bidirectional_attention", false))
     keys.refuse("use_bidirectional_attention", "attention to later tokens");
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
-    // Gemma 2's class caps where the key is absent.
+    // Gemma 2's class caps logits where the key is absent.
     if (architecture == Architecture::kGemma2 && !keys.object().contains(key))
       keys.refuse(key, "soft-capping of logits, which Gemma 2 does where the key is absent,");
     if (keys.has(key))
@@ -184,7 +185,7 @@ bool slides_by_default(const ConfigKeys& keys, Architecture architecture, int64_
   }
 }
 
-// Which layers see a window of tokens. Up to its length that is the whole sequence.
+// Finds which layers see a window of tokens. Up to its length that is the whole sequence.
 std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& config) {
   const Architecture architecture = config.architecture;
   const bool asks = is_qwen(architecture) || architecture == Architecture::kSmolLM3;
@@ -210,7 +211,7 @@ std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& confi
       slides[static_cast<size_t>(layer)] =
           (has_window || is_gemma(architecture)) && slides_by_default(keys, architecture, layer);
   }
-  // These classes read no layer_types.
+  // Mistral's and Phi-3's classes read no layer_types.
   if (has_window && (architecture == Architecture::kMistral || architecture == Architecture::kPhi3))
     slides.assign(slides.size(), true);
   if (std::find(slides.begin(), slides.end(), true) == slides.end()) return slides;
@@ -290,7 +291,7 @@ void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<
   }
 }
 
-// SmolLM3: layers without positions.
+// Finds the layers without positions, which SmolLM3 has.
 void read_layers_without_rope(const ConfigKeys& keys, ModelConfig& config) {
   const int64_t interval = keys.integer_or("no_rope_layer_interval", kMaxLayers, 4);
   const bool listed = keys.has("no_rope_layers");

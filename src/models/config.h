@@ -21,10 +21,10 @@ namespace bough {
 
 enum class Architecture { kQwen3, kQwen2, kLlama, kMistral, kGemma2, kGemma3, kSmolLM3, kPhi3, kOlmo2 };
 
-// As `architectures` and `model_type` have them.
+// Names as config.json's `architectures` and `model_type` have them.
 const char* class_name(Architecture architecture);
 const char* model_type(Architecture architecture);
-// By model_type; UserError lists the names.
+// The architecture of a model_type; UserError lists the names.
 Architecture architecture_of(const std::string& model_type);
 
 enum class LayerRope { kGlobal, kLocal, kNone };
@@ -72,7 +72,7 @@ struct ModelConfig {
   LayerRope layer_rope(int64_t layer) const {
     return layer_ropes.empty() ? LayerRope::kGlobal : layer_ropes[static_cast<size_t>(layer)];
   }
-  // Of q · k before the softmax.
+  // What q · k is multiplied by before the softmax.
   double attention_scale() const {
     return 1 / std::sqrt(query_scale > 0 ? query_scale : static_cast<double>(head_dim));
   }

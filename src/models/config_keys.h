@@ -13,7 +13,7 @@ namespace bough {
 
 class ConfigKeys {
  public:
-  // The object must outlive this.
+  // The object must outlive this one.
   ConfigKeys(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
   static std::string shown(const Json& value) {
@@ -30,7 +30,7 @@ class ConfigKeys {
   [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected) const {
     throw UserError(str(where_, ", key ", quoted(key), ": got ", got, "; expected ", expected));
   }
-  // What would change the result and is not computed.
+  // Refuses what would change the result and is not computed.
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
     throw UserError(str(where_, ", key ", quoted(key), ": ", what,
                         " is not supported; use a model without it (a wrong result is never computed)"));

@@ -13,7 +13,7 @@
 namespace bough {
 namespace {
 
-// As transformers 5.17 writes it.
+// A Qwen3 config as transformers 5.17 writes it.
 Json qwen3() {
   return Json::parse(R"({
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16",
@@ -26,7 +26,7 @@ Json qwen3() {
     "sliding_window": null, "tie_word_embeddings": true, "use_cache": true, "use_sliding_window": false,
     "vocab_size": 64, "eos_token_id": 3})");
 }
-// As transformers before 5 wrote it, without what may be missing.
+// A Llama config as transformers before 5 wrote it, without what may be missing.
 Json llama() {
   return Json::parse(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16",
@@ -209,7 +209,8 @@ TEST(ModelConfig, RefusesImpossibleValues) {
   EXPECT_LT(refusal_with(qwen3(), "hidden_size", std::string(100000, 'x')).size(), 400u);
 }
 
-// Mistral's, Gemma's and Phi-3's classes, Qwen's layers from max_window_layers on.
+// Windows are those of Mistral's, Gemma's and Phi-3's classes, and of Qwen's layers from max_window_layers
+// on.
 TEST(ModelConfig, IsExactUpToTheWindow) {
   const auto longest = [](Json json, const Json& changes) {
     json.update(changes);

@@ -42,7 +42,7 @@ class Decoder : public Model {
   std::vector<Parameter*> layer_matrices() override;
 
  private:
-  // Undefined: what the model does not have.
+  // Parameters that the model does not have are undefined.
   struct Layer {
     Parameter attention_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, attention_post_norm;
     Parameter mlp_norm, gate_up, gate_up_bias, down, down_bias, mlp_post_norm;
@@ -54,7 +54,7 @@ class Decoder : public Model {
   };
   Layer make_layer(int64_t index, const at::TensorOptions& options) const;
 
-  // Each with its norms and residual.
+  // Blocks compute attention and the feed-forward layer, each with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
   at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD) const;
@@ -109,7 +109,7 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
     return {{mlp + "gate_proj" + kind, inner}, {mlp + "up_proj" + kind, inner}};
   };
   Layer layer;
-  // What a model with norms on one side calls after its attention is the feed-forward layer's own.
+  // In a model with norms on one side post_attention_layernorm is the feed-forward layer's own.
   if (config.pre_norms) {
     layer.attention_norm = norm(prefix + "input_layernorm", width);
     layer.mlp_norm =
@@ -158,7 +158,7 @@ const Parameter* if_defined(const Parameter& parameter) {
   return parameter.value.defined() ? &parameter : nullptr;
 }
 
-// q and k of all heads normed together; v as it is.
+// Norms q and k over all their heads together; v stays as it is.
 at::Tensor norm_qk_over_width(const at::Tensor& qkv, const QkvLayout& layout, const Parameter& q_norm,
                               const Parameter& k_norm, const NormSettings& norm) {
   const int64_t q_width = layout.num_heads * layout.head_dim, k_width = layout.num_kv_heads * layout.head_dim;
@@ -212,7 +212,7 @@ std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T)
   if (local_frequencies_.defined())
     table(LayerRope::kLocal) =
         make_rotary_table(positions_T, local_frequencies_, config_.local_rope.attention_factor);
-  // No pair is turned.
+  // LayerRope::kNone turns no pair.
   const auto none =
       at::empty({positions_T.size(0), 0}, embedding_.value.options().dtype(accumulator_type(dtype())));
   table(LayerRope::kNone) = {none, none};

@@ -11,7 +11,8 @@ namespace bough {
 
 std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options);
 
-// Radians a position of each pair that is turned, [rotary_dim / 2], on the CPU. type: an accumulator type.
+// Returns the radians that each pair that is turned gains a position, [rotary_dim / 2], on the CPU. type: an
+// accumulator type.
 at::Tensor rope_frequencies(const Rope& rope, int64_t rotary_dim, at::ScalarType type);
 
 }  // namespace bough

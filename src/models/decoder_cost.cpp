@@ -49,11 +49,11 @@ double ModelShape::flops_per_head_row() const {
 }
 
 double ModelShape::elements_per_token() const {
-  // Norms, two residual sums, q/k norm with rotary embedding, the activation: what each reads and writes.
-  // Beside the layers, the embedding's row and the final norm.
+  // A layer's elements are what norms, two residual sums, q/k norm with rotary embedding, and the activation
+  // read and write. Beside the layers there are the embedding's row and the final norm.
   const int64_t norms = (pre_norms ? 2 : 0) + (post_norms ? 2 : 0);
   const int64_t qkv = query_width() + 2 * key_width();
-  // Split, normed and joined.
+  // Norms over the width of q and k split, norm and join them.
   const int64_t over_width = qk_norm_over_width ? 6 * qkv : 0;
   const int64_t layer =
       norms * 2 * hidden_size + 2 * 3 * hidden_size + 2 * qkv + over_width + 3 * intermediate_size;
@@ -120,14 +120,15 @@ int64_t DecoderBytes::of_attention() const {
 int64_t DecoderBytes::of_activations() const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
-  // Of a layer: both residuals; q, k, v before and after norm and rotary embedding; gate and up; the norms'
+  // A layer keeps both residuals; q, k, v before and after norm and rotary embedding; gate and up; the norms'
   // scales; what is normed before it is added; attention's output and log-sum-exp.
   int64_t layer = (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element;
   if (shape_.pre_norms) layer += 2 * accumulator;
   if (shape_.post_norms) layer += 2 * (shape_.hidden_size * element + accumulator);
   if (shape_.qk_norm_over_width)
     layer += (shape_.query_width() + shape_.key_width()) * element + 2 * accumulator;
-  // Beside the layers: the last residual, its norm and scale, rotary angles, token and position, its end.
+  // A pass keeps beside its layers: the last residual, its norm and scale, rotary angles, token and position,
+  // its end.
   const bool has_local = std::find(shape_.layer_ropes.begin(), shape_.layer_ropes.end(), LayerRope::kLocal) !=
                          shape_.layer_ropes.end();
   const int64_t angles = (has_local ? 2 : 1) * shape_.turned_elements();
@@ -140,7 +141,7 @@ int64_t DecoderBytes::of_exit() const {
 }
 
 int64_t DecoderBytes::of_loss_row() const {
-  // Advantage, two old log-probabilities, weight, log-probability, entropy; the sequence's number.
+  // A row has advantage, two old log-probabilities, weight, log-probability, entropy; the sequence's number.
   return 6 * shape_.accumulator_bytes + 8;
 }
 
@@ -157,10 +158,11 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
   const int64_t width = shape_.hidden_size, vocab = shape_.vocab_size;
   const int64_t rows = std::min(pass.head_rows, head_chunk_rows(vocab));
   if (rows == 0) return 0;
-  // The hidden states again where others are appended to them.
+  // The hidden states are there again where others are appended to them.
   const int64_t sources = pass.stack_rows > 0 ? pass.tokens * width * element : 0;
   const int64_t logits = log_prob_bytes(shape_.element_sizes(), rows, vocab) + rows * width * element;
-  // The loss and its graph hold tens of tensors of loss rows; then the weight's gradient; then the rows' own.
+  // The loss and its graph hold tens of tensors of loss rows; then come the weight's gradient and the rows'
+  // own.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
   const int64_t chunk_loss_rows = (loss_rows * rows + pass.head_rows - 1) / pass.head_rows;
   const int64_t loss = chunk_loss_rows * (24 * accumulator + 24);
@@ -174,8 +176,8 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
 int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
-  // Beside the residual's gradient: SwiGLU's output with `down`; the norm's with gate and up, whose weight's
-  // gradient waits for the gradient of the input.
+  // Beside the residual's gradient there are SwiGLU's output with `down`, and the norm's output with gate and
+  // up, whose weight's gradient waits for the gradient of the input.
   const int64_t down = tokens * inner * element +
                        std::max(product(tokens, width, inner), weight_gradient(tokens, width, inner));
   const int64_t gate_up = tokens * width * element +
@@ -188,7 +190,7 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t width = shape_.hidden_size, query = shape_.query_width(), key = shape_.key_width();
   const int64_t tokens = pass.tokens;
-  // The MLP's activations are freed by then. Gradients of the residual, the output, q, k and v.
+  // The MLP's activations are freed by then. The gradients are those of the residual, the output, q, k and v.
   const int64_t freed = tokens * (2 * shape_.intermediate_size + width) * element;
   const int64_t gradients = tokens * ((width + 2 * query) * element + 2 * key * accumulator +
                                       (element < accumulator ? 2 * key * element : 0));

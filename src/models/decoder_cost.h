@@ -26,13 +26,13 @@ struct ModelShape : ModelConfig {
   double flops_per_pair() const;          // forward attention, all layers: q·k and p·v
   double scores_per_pair() const;         // exponentials, all layers
   double flops_per_head_row() const;      // forward
-  // Read or written by norms, rotary embedding, activations, residuals, of all layers.
+  // Elements that norms, rotary embedding, activations and residuals of all layers read or write.
   double elements_per_token() const;
   int64_t parameter_bytes() const;  // weights and their gradients
 };
 
-// qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (their config.json), small (the shape that README's
-// tables measure). dtype fp32 | bf16 | fp64. UserError lists the names.
+// Names are qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b (their config.json) and small (the shape
+// that README's tables measure). dtype fp32 | bf16 | fp64. UserError lists the names.
 ModelShape named_model_shape(std::string_view name, std::string_view dtype);
 
 // dtype: fp32 | bf16 | fp64, of weights and activations.
@@ -40,11 +40,11 @@ ModelShape model_shape(const ModelConfig& config, std::string_view dtype);
 
 WorkModel work_model(const ModelShape& shape);
 
-// Bytes of an element and of an accumulator; UserError unless fp32 | bf16 | fp64.
+// Sets the bytes of an element and of an accumulator; UserError unless fp32 | bf16 | fp64.
 void set_dtype(ModelShape& shape, std::string_view dtype);
 
-// Bytes of a decoder's passes over weights and gradients, where its kernels are these: as PassCosts
-// (plan/pass_costs.h) says them.
+// Bytes of a decoder's passes over weights and gradients on a device with the given kernels, in the terms of
+// PassCosts (plan/pass_costs.h).
 class DecoderBytes {
  public:
   DecoderBytes(const ModelShape& shape, const DeviceKernels& kernels) : shape_(shape), kernels_(kernels) {}

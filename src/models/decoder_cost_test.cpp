@@ -55,7 +55,7 @@ TEST(ModelShape, KnowsElementsAndAccumulators) {
 }
 
 TEST(ModelShape, NamedShapesHaveTheParametersOfTheirCheckpoints) {
-  // As the safetensors files on the Hub count them; tied weights once.
+  // The numbers are those that the safetensors files on the Hub count; tied weights once.
   const auto parameters = [](const char* name) { return named_model_shape(name, "bf16").num_parameters(); };
   EXPECT_EQ(parameters("qwen3-0.6b"), 596'049'920);
   EXPECT_EQ(parameters("qwen3-1.7b"), 1'720'574'976);
@@ -67,7 +67,7 @@ TEST(ModelShape, NamedShapesHaveTheParametersOfTheirCheckpoints) {
 
 TEST(ModelShape, WorkOfTheSmallShapeByHand) {
   const auto shape = named_model_shape("small", "fp32");
-  // A layer: q, k, v 512 x 1024, output 512 x 512, gate and up 512 x 3072, down 1536 x 512.
+  // A layer has q, k, v 512 x 1024, output 512 x 512, gate and up 512 x 3072, down 1536 x 512.
   EXPECT_EQ(shape.linear_flops_per_token(), 2.0 * 8 * (524288 + 262144 + 1572864 + 786432));
   EXPECT_EQ(shape.flops_per_pair(), 8.0 * 2 * 2 * 512);
   EXPECT_EQ(shape.scores_per_pair(), 64);

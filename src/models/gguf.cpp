@@ -24,12 +24,12 @@ namespace {
 constexpr std::string_view kMagic = "GGUF";
 constexpr const char* kAlignmentKey = "general.alignment";
 constexpr uint64_t kDefaultAlignment = 32;
-// ggml's own limit; no weight of a decoder has more than two.
+// Most dimensions of a tensor, by ggml's own limit; no weight of a decoder has more than two.
 constexpr uint32_t kMaxDimensions = 4;
 // Arrays of arrays occur in no known file; deeper ones would overflow the stack.
 constexpr int kMaxDepth = 4;
 
-// What ggml calls its types, those too that cannot be read, so that a refusal has a name.
+// What ggml calls its types, also those that cannot be read, so that a refusal has a name.
 constexpr std::array<std::pair<uint32_t, const char*>, 35> kTypeNames = {{
     {0, "F32"},     {1, "F16"},    {2, "Q4_0"},     {3, "Q4_1"},    {6, "Q5_0"},     {7, "Q5_1"},
     {8, "Q8_0"},    {9, "Q8_1"},   {10, "Q2_K"},    {11, "Q3_K"},   {12, "Q4_K"},    {13, "Q5_K"},
@@ -94,14 +94,16 @@ int nibble(const std::byte* bytes, int64_t i, bool high) {
 constexpr int64_t kBlock = 32;        // elements of a block of Q4_0, Q4_1, Q8_0
 constexpr int64_t kSuperBlock = 256;  // of Q4_K and Q6_K
 
-// fp16 scale, 16 bytes whose low halves are elements 0 to 15 and whose high halves are 16 to 31.
+// A block has an fp16 scale and 16 bytes whose low halves are elements 0 to 15 and whose high halves are 16
+// to 31.
 void dequantize_q4_0(const std::byte* block, float* out) {
   const float scale = half_at(block);
   for (int64_t i = 0; i < kBlock; ++i)
     out[i] = scale * static_cast<float>(nibble(block + 2, i % 16, i >= 16) - 8);
 }
 
-// The same with an fp16 minimum after the scale.
+// A block has an fp16 scale, an fp16 minimum, and 16 bytes whose low halves are elements 0 to 15 and whose
+// high halves are 16 to 31.
 void dequantize_q4_1(const std::byte* block, float* out) {
   const float scale = half_at(block), minimum = half_at(block + 2);
   for (int64_t i = 0; i < kBlock; ++i)
@@ -113,10 +115,11 @@ void dequantize_q8_0(const std::byte* block, float* out) {
   for (int64_t i = 0; i < kBlock; ++i) out[i] = scale * static_cast<float>(static_cast<int8_t>(block[2 + i]));
 }
 
-// fp16 scale and minimum; 12 bytes with eight 6-bit scales and eight 6-bit minima; 128 bytes of 4-bit
-// quanta: 32 bytes hold the 32 elements of sub-block 2c in their low halves and of 2c + 1 in their high ones.
-// Scales 0 to 3 and minima 0 to 3 are the low six bits of bytes 0 to 3 and 4 to 7; of the others, bytes 8 to
-// 11 have the low four bits (scales low, minima high) and the top two bits of bytes 0 to 7 the rest.
+// A block has an fp16 scale and minimum; 12 bytes with eight 6-bit scales and eight 6-bit minima; 128 bytes
+// of 4-bit quanta: 32 bytes hold the 32 elements of sub-block 2c in their low halves and of 2c + 1 in their
+// high ones. Scales 0 to 3 and minima 0 to 3 are the low six bits of bytes 0 to 3 and 4 to 7; of the others,
+// bytes 8 to 11 have the low four bits (scales low, minima high) and the top two bits of bytes 0 to 7 the
+// rest.
 void dequantize_q4_k(const std::byte* block, float* out) {
   const float d = half_at(block), d_min = half_at(block + 2);
   const std::byte* packed = block + 4;
@@ -133,9 +136,9 @@ void dequantize_q4_k(const std::byte* block, float* out) {
   }
 }
 
-// 128 bytes of low four bits, 64 bytes of high two bits, 16 signed scales of 16 elements each, an fp16 scale
-// of all. Each half of the block (128 elements) is four runs of 32: runs 0 and 1 are the low halves of 64
-// bytes, 2 and 3 their high halves; run r has bits 2r and 2r + 1 of 32 bytes.
+// A block has 128 bytes of low four bits, 64 bytes of high two bits, 16 signed scales of 16 elements each, an
+// fp16 scale of all. Each half of the block (128 elements) is four runs of 32: runs 0 and 1 are the low
+// halves of 64 bytes, 2 and 3 their high halves; run r has bits 2r and 2r + 1 of 32 bytes.
 void dequantize_q6_k(const std::byte* block, float* out) {
   const std::byte* low = block;
   const std::byte* high = block + 128;
@@ -241,7 +244,7 @@ class GgufFile::Cursor {
           str(what, ": got bytes that are no UTF-8 (", quoted(bytes.substr(*bad, 16)), "); expected text"));
     return std::string(bytes);
   }
-  // A number of things of which each takes at least `bytes_each`.
+  // Reads a number of things of which each takes at least `bytes_each`.
   uint64_t count(const std::string& what, uint64_t bytes_each) {
     const uint64_t value = number<uint64_t>(what);
     if (value > bytes_.size() / bytes_each)
@@ -281,7 +284,7 @@ void GgufFile::read_header() {
   if (version != 2 && version != 3)
     fail(str("got GGUF version ", version,
              "; expected 2 or 3: convert the model again with a llama.cpp of September 2023 or later"));
-  // A tensor's entry takes at least 24 bytes (no name, no dimension), one of the metadata 13.
+  // A tensor's entry takes at least 24 bytes (no name, no dimension), a metadata entry 13.
   const uint64_t num_tensors = cursor.count("the number of tensors", 24);
   const uint64_t num_entries = cursor.count("the number of metadata entries", 13);
   for (uint64_t i = 0; i < num_entries; ++i) {
@@ -347,7 +350,7 @@ void GgufFile::read_tensors(Cursor& cursor, uint64_t count) {
     uint64_t elements = 1;
     for (uint32_t d = 0; d < dimensions; ++d) {
       const auto size = cursor.number<uint64_t>(what);
-      // Bounds the product below by 2^48: more elements than any file holds.
+      // The limits bound the product by 2^48: more elements than any file holds.
       if (size > (uint64_t{1} << 48) || (size != 0 && elements > (uint64_t{1} << 48) / size))
         damaged(str(what, ": got ", size, " for dimension ", d, "; expected sizes that fit a file of ",
                     file_->size(), " bytes"));

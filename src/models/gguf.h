@@ -36,10 +36,10 @@ enum class GgmlType : uint32_t {
   kBF16 = 30,
 };
 
-// "Q4_K"; "type 99" for a number that ggml does not have.
+// Returns "Q4_K", for example; "type 99" for a number that ggml does not have.
 std::string ggml_type_name(uint32_t type);
 
-// The elements that share a block of `block_bytes` bytes; rows are whole blocks.
+// A block of a type: so many elements share so many bytes; rows are whole blocks.
 struct GgmlBlock {
   int64_t elements;
   int64_t bytes;
@@ -67,7 +67,7 @@ class GgufFile {
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, GgufTensor>& tensors() const { return tensors_; }
 
-  // An object: numbers, booleans, strings (valid UTF-8) and arrays of these under their keys.
+  // Metadata are an object: numbers, booleans, strings (valid UTF-8) and arrays of these under their keys.
   const Json& metadata() const { return metadata_; }
 
   // The value of a key, or of one that must be there. UserError if it is of another kind.

@@ -114,7 +114,7 @@ bool is_of_layers(const TensorName& name) {
   return std::string_view(name.gguf).find('#') != std::string_view::npos;
 }
 
-// The metadata of the model itself, under "<architecture>.".
+// Reads the metadata of the model itself, under "<architecture>.".
 class Importer {
  public:
   Importer(const GgufFile& file, const std::string& pre)
@@ -154,7 +154,7 @@ class Importer {
   std::set<std::string> used_;
 };
 
-// A size that config.json has: from 1 to 2^31, so that products of two fit 64 bits.
+// Reads a size that config.json has: from 1 to 2^31, so that products of two fit 64 bits.
 int64_t Importer::size(const std::string& name) const {
   const int64_t value = file_.integer(key(name));
   if (value < 1 || value > (int64_t{1} << 31))
@@ -162,7 +162,7 @@ int64_t Importer::size(const std::string& name) const {
   return value;
 }
 
-// What is read below. Anything else of the architecture might change what the model computes.
+// Refuses keys of the architecture that nothing here reads: they might change what the model computes.
 void Importer::refuse_unknown_keys() const {
   static const std::set<std::string> known = {"block_count",
                                               "context_length",
@@ -184,7 +184,7 @@ void Importer::refuse_unknown_keys() const {
     const std::string prefix = str(family_.gguf, ".");
     if (!name.starts_with(prefix) || known.contains(name.substr(prefix.size()))) continue;
     const bool causal = name == key("attention.causal");
-    // expert_count 0 and the like: the feature is off. Attention that is not causal is no decoder's.
+    // With expert_count 0 and the like the feature is off. Attention that is not causal is no decoder's.
     if (causal ? value == true : value == 0 || value == false) continue;
     file_.fail(str("metadata ", quoted(name), ": got ", quoted(dump_line(value)),
                    "; expected no such key: this feature of ", family_.gguf,
@@ -220,7 +220,8 @@ void Importer::read_config() {
     file_.fail(str("metadata ", quoted(key("vocab_size")), ": got ", size("vocab_size"), "; expected ", rows,
                    ", the rows of 'token_embd.weight'"));
   const bool biased = file_.tensors().contains("blk.0.attn_q.bias");
-  // Stored in fp32: its shortest decimal form is what the model's author wrote (1e-05, not 9.99999974e-06).
+  // The epsilon is stored in fp32: its shortest decimal form is what the model's author wrote (1e-05, not
+  // 9.99999974e-06).
   const std::string epsilon_key = key("attention.layer_norm_rms_epsilon");
   const float epsilon = static_cast<float>(file_.number_or(epsilon_key, 0));
   if (!(epsilon > 0))
@@ -396,11 +397,13 @@ ImportReport Importer::write(const fs::path& directory, at::ScalarType dtype) {
   return {family_.class_name, tokenizer_.description, parsed_.num_parameters(), tokenizer_.num_tokens, dtype};
 }
 
-// Where the directory shall be; a folder that is there and may not be replaced is refused before the work.
+// Returns where the directory shall be; a folder that is there and may not be replaced is refused before the
+// work.
 fs::path checked_target(const fs::path& directory, bool force) {
   std::error_code error;
   if (directory.empty()) throw UserError("DIR: the folder's name is empty");
-  // Without the slash at its end and through symbolic links, so that a rename puts it in place.
+  // The path is taken without the slash at its end and through symbolic links, so that a rename puts it in
+  // place.
   fs::path target = fs::weakly_canonical(directory, error);
   if (error) target = fs::absolute(directory);
   if (!target.has_filename()) target = target.parent_path();

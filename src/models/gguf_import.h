@@ -19,8 +19,8 @@
 namespace bough {
 
 struct ImportOptions {
-  // What weights are stored in, fp32 or bf16. Without it bf16 for files whose matrices are BF16 or quantised,
-  // and fp32, which loses nothing, where one is F32 or F16.
+  // What weights are stored in, fp32 or bf16. Where none is given: bf16 for files whose matrices are BF16 or
+  // quantised, and fp32, which loses nothing, where one is F32 or F16.
   std::optional<at::ScalarType> dtype;
   std::string pre;     // read_gguf_tokenizer()
   bool force = false;  // replace a model directory that is there

@@ -219,14 +219,14 @@ TEST_F(Gguf, OtherTypesAreRefusedByName) {
 }
 
 TEST_F(Gguf, BlocksAreDequantised) {
-  // Q4_0: scale 2, quanta 0 (element 0) and 15 (element 16).
+  // The Q4_0 block has scale 2, quanta 0 (element 0) and 15 (element 16).
   std::string block = std::string("\x00\x40", 2) + "\xF0" + std::string(15, '\x88');
   float out[32];
   dequantize(GgmlType::kQ4_0, reinterpret_cast<const std::byte*>(block.data()), 32, out);
   EXPECT_EQ(out[0], -16);
   EXPECT_EQ(out[16], 14);
   EXPECT_EQ(out[1], 0);
-  // Q4_1: the same quanta, minimum -1.
+  // The Q4_1 block has scale 2, minimum -1, quanta 0 (element 0) and 15 (element 16).
   block = std::string("\x00\x40\x00\xBC", 4) + "\xF0" + std::string(15, '\0');
   dequantize(GgmlType::kQ4_1, reinterpret_cast<const std::byte*>(block.data()), 32, out);
   EXPECT_EQ(out[0], -1);
@@ -240,7 +240,7 @@ TEST_F(Gguf, ImportedDirectoryIsAModel) {
   const auto model = load_model(folder_ / "out", at::kFloat);
   EXPECT_EQ(model->config().num_layers, 1);
   EXPECT_TRUE(model->config().tie_word_embeddings);
-  // Nothing is left beside it.
+  // Nothing is left beside the model's directory.
   size_t files = 0;
   for (const auto& entry : fs::directory_iterator(folder_)) files += entry.path().filename() != "model.gguf";
   EXPECT_EQ(files, 1u);
@@ -276,7 +276,7 @@ TEST_F(Gguf, WhatIsNotKnownIsRefusedByName) {
 
 TEST_F(Gguf, DamagedFilesNeverCrash) {
   const std::string whole = tiny_llama();
-  // Flips of weights are just other weights: these are the 11,200 bytes at the end.
+  // Flips of bits in weights are just other weights: these are the 11,200 bytes at the end.
   const size_t header = whole.size() - 11'200;
   std::mt19937 draw(7);
   int refused = 0, accepted = 0;

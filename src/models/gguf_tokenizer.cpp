@@ -20,7 +20,7 @@ constexpr const char* kModelKey = "tokenizer.ggml.model";
 constexpr const char* kPreKey = "tokenizer.ggml.pre";
 constexpr const char* kSpace = "\u2581";  // what SentencePiece writes for a space
 
-// tokenizer.ggml.token_type
+// Values of tokenizer.ggml.token_type.
 enum TokenType : int64_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
 
 // The expressions below are those of the original tokenizer.json files.
@@ -67,7 +67,7 @@ constexpr PreTokenizer kPreTokenizers[] = {
      false,
      false,
      false},
-    // What llama.cpp does where a model's own is not known.
+    // "default" is what llama.cpp does where a model's own is not known.
     {"default",
      {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", "[0-9][0-9][0-9]"},
      false,
@@ -116,7 +116,7 @@ struct Vocabulary {
   const GgufFile& file;
   const Json& tokens;
   std::vector<int64_t> types;
-  // Tokens by spelling; without the fillers of rows that no token has.
+  // Tokens by spelling, without the fillers of rows that no token has.
   std::unordered_map<std::string, int64_t> ids;
 
   explicit Vocabulary(const GgufFile& source);
@@ -191,7 +191,7 @@ Json vocabulary_json(const Vocabulary& vocabulary) {
   return object;
 }
 
-// The file's merges, "left right" each.
+// Reads the file's merges, "left right" each.
 Json read_merges(const Vocabulary& vocabulary) {
   Json merges = Json::array();
   const Json& given = vocabulary.file.list(kMergesKey);
@@ -268,7 +268,7 @@ Json bpe(const Vocabulary& vocabulary, Json merges) {
           {"merges", std::move(merges)}};
 }
 
-// The tokenizer's parts before and after, of one kind of vocabulary.
+// The parts of a tokenizer that depend on its kind of vocabulary.
 struct Parts {
   Json normalizer, pre_tokenizer, decoder, model;
   bool add_bos = false;  // where the file does not say
@@ -323,7 +323,7 @@ Parts sentencepiece_parts(const Vocabulary& vocabulary) {
   return parts;
 }
 
-// A token of each end that the file wants around a text.
+// Writes the tokens, one at each end, that the file wants around a text.
 Json post_processor(const Vocabulary& vocabulary, bool add_bos, const Json& bos, const Json& eos) {
   const GgufFile& file = vocabulary.file;
   Json single = Json::array(), pair = Json::array(), special = Json::object();

@@ -80,7 +80,7 @@ class Model {
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
                                   at::Device device = at::kCPU);
 
-// Normal(0, 0.02) matrices, norms that multiply by 1, zeros for biases, as transformers initialises; a
+// Sets matrices to Normal(0, 0.02), norms to multiply by 1 and biases to zero, as transformers initialises; a
 // function of the seed only.
 void initialise(Model& model, uint64_t seed);
 

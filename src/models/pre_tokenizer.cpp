@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Numbers as Digits sees them: its Unicode is version 17, that of regular expressions is 16.
+// A character that Digits takes for a number: its Unicode is version 17, that of regular expressions is 16.
 constexpr std::string_view kDigit = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
 
 }  // namespace

@@ -116,8 +116,8 @@ TEST(PreTokenizer, MetaspaceFirstIsForTheTrueBeginning) {
   EXPECT_EQ(from({0, false}), (Texts{"ab"})) << "the stretch begins later";
 }
 
-// Normalized, cut by `pattern`, and with Metaspace "first": what stands at the beginning of the given text
-// gets a ▁ in front, even if normalization has made several pieces of it. As `tokenizers` 0.23 does.
+// The text is normalized, cut by `pattern`, and with Metaspace "first": what stands at the beginning of the
+// given text gets a ▁ in front, even if normalization has made several pieces of it, as in `tokenizers` 0.23.
 std::string marked(const Json& normalizer, const std::string& text, const std::string& pattern) {
   TextStart start{unicode::decode(text).length, false};
   const std::string normalized = Normalizer::from_json(normalizer, "test").normalize(text, start);

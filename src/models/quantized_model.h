@@ -16,10 +16,10 @@ namespace bough {
 
 class QuantizedModel {
  public:
-  // Quantizes now. `source` must outlive this.
+  // Quantizes in the constructor. `source` must outlive this object.
   explicit QuantizedModel(const Model& source);
 
-  // The source's weights are others now: quantizes them again, in place.
+  // Quantizes the source's weights again, in place, after they have changed.
   void update();
 
   const Model& model() const { return *model_; }  // runs where no graph is recorded
@@ -29,8 +29,8 @@ class QuantizedModel {
   std::unique_ptr<Model> model_;
 };
 
-// Replaces the layers' matrices of the model by quantized ones, for good: of one that nobody else shares,
-// their memory is released.
+// Replaces the matrices of the model's layers by quantized ones, for good; the memory of those that no other
+// model shares is released.
 void quantize(Model& model);
 
 bool is_quantized(const Model& model);

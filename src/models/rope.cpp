@@ -50,7 +50,7 @@ void refuse_unknown_keys(const ConfigKeys& keys, const KnownType& type) {
                             quoted(std::string_view(type.name))));
 }
 
-// YaRN's scale of the scores, as cos and sin take it.
+// Returns YaRN's scale of the scores, as cos and sin take it.
 double yarn_scale(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
@@ -79,7 +79,7 @@ Rope read_rope(const ConfigKeys& keys, const RopeContext& context) {
   rope.source = keys.object();
   rope.theta = keys.positive_or("rope_theta", kMaxTheta, context.default_theta);
   if (rope.type == RopeType::kDefault) return rope;
-  // Beside rope_parameters it wins, as in transformers.
+  // original_max_position_embeddings beside rope_parameters wins over the one in them, as in transformers.
   rope.original_positions =
       context.original_positions
           ? context.original_positions

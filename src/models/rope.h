@@ -31,7 +31,7 @@ struct Rope {
   Json source;  // the rope_parameters, as read; empty where there were none
 };
 
-// What of the model its rope depends on.
+// What a model's rope depends on beside its parameters.
 struct RopeContext {
   double default_theta;
   int64_t rotary_dim;          // elements of a head that are turned
@@ -40,10 +40,10 @@ struct RopeContext {
   bool yarn_is_longrope;       // Phi-3's classes take "su" and "yarn" as longrope
 };
 
-// One object of rope parameters (empty: the default). UserError names an unknown type or key.
+// Reads one object of rope parameters (empty: the default). UserError names an unknown type or key.
 Rope read_rope(const ConfigKeys& keys, const RopeContext& context);
 
-// The object that read_rope reads.
+// Writes the object that read_rope reads.
 Json write_rope(const Rope& rope);
 
 }  // namespace bough

@@ -1,4 +1,5 @@
-// Step by step as transformers 5.17's modeling_rope_utils has it, so that fp32 rounds alike.
+// Frequencies are computed step by step as transformers 5.17's modeling_rope_utils does, so that fp32 rounds
+// alike.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -11,7 +12,7 @@ namespace bough {
 
 namespace {
 
-// Llama 3.1: long waves are stretched, short ones stay, between them they go over into each other.
+// Llama 3.1 stretches long waves, keeps short ones, and blends between them.
 at::Tensor llama3_frequencies(const Rope& rope, const at::Tensor& plain) {
   const auto length = static_cast<double>(rope.original_positions);
   const double longest = length / rope.low_freq_factor, shortest = length / rope.high_freq_factor;
@@ -22,7 +23,8 @@ at::Tensor llama3_frequencies(const Rope& rope, const at::Tensor& plain) {
   return at::where((wave < shortest).logical_or(wave > longest), stretched, between);
 }
 
-// YaRN (Peng et al. 2023): the same by turns over the original length, linear in the element's number.
+// YaRN (Peng et al. 2023) stretches waves of few turns over the original length, keeps those of many, and
+// blends between them linearly in the element's number.
 at::Tensor yarn_frequencies(const Rope& rope, int64_t rotary_dim, const at::Tensor& plain) {
   const auto dim = static_cast<double>(rotary_dim);
   const auto element_of = [&](double turns) {

@@ -66,7 +66,7 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
                        std::optional<at::ScalarType> dtype = {},
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
-// The same into a file that the caller commits: shards appear together or not at all.
+// Writes the tensors into a file that the caller commits: shards appear together or not at all.
 void write_safetensors(AtomicFile& file, const NamedTensors& tensors,
                        std::optional<at::ScalarType> dtype = {},
                        const SafetensorsMetadata& metadata = {{"format", "pt"}});

@@ -24,7 +24,7 @@ struct Template {
   std::vector<int32_t> before, after;
 };
 
-// `single` of a TemplateProcessing: special tokens around one Sequence A.
+// Reads `single` of a TemplateProcessing: special tokens around one Sequence A.
 Template read_template(const Json& description, const std::string& where) {
   const std::string in = where + ": post_processor TemplateProcessing";
   Template result;

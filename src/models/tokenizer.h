@@ -37,15 +37,15 @@ class Tokenizer {
   // `file` is a tokenizer.json, or a directory that holds one. UserError if it is missing, not JSON, or asks
   // for something unsupported.
   static Tokenizer load(const std::filesystem::path& file);
-  // The same from the file's content; `name` is what error messages call it.
+  // Makes a tokenizer from the content of a tokenizer.json; `name` is what error messages call the file.
   static Tokenizer from_json(std::string_view json_text, const std::string& name);
 
   // Added tokens are recognised inside `text`, special ones too. `add_special_tokens` also applies the file's
   // template (Llama 3: the begin-of-text token in front). UserError if `text` is not valid UTF-8.
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = false) const;
 
-  // The same for a text that goes on after another one, which was encoded before: where encode() would put a
-  // space in front of the text (Prepend, Metaspace, add_prefix_space), this does not.
+  // Encodes a text that goes on after another one, which was encoded before: where encode() would put a space
+  // in front of the text (Prepend, Metaspace, add_prefix_space), this does not.
   std::vector<int32_t> encode_continuation(std::string_view text) const;
 
   // The text of the tokens, with U+FFFD for what is not UTF-8. The space that encode() may have put in front
@@ -53,14 +53,14 @@ class Tokenizer {
   // beyond its vocabulary).
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens = true) const;
 
-  // One more than the largest id.
+  // One more than the largest token id.
   int64_t vocab_size() const;
-  // `token` as the file spells it: "Ġthe" for " the", or an added token's content.
+  // The id of a token as the file spells it: "Ġthe" for " the", or an added token's content.
   std::optional<int32_t> token_to_id(std::string_view token) const;
   // The bytes that a token stands for inside a text: perhaps part of a character, and with its leading space.
   // Empty if no token has this id.
   const std::string& id_to_bytes(int32_t id) const;
-  // An added token marked special; `decode` leaves these out.
+  // True for an added token marked special; `decode` leaves these out.
   bool is_special(int32_t id) const;
 
  private:
@@ -78,7 +78,7 @@ class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
   std::string push(int32_t id);
-  // What was held back, as it is if nothing follows. The decoder is then as new.
+  // Gives out what was held back, as it is if nothing follows. The decoder is then as new.
   std::string finish();
 
  private:
@@ -90,7 +90,8 @@ class StreamDecoder {
 // The tokenizer of `bough init`: a token for each byte (its id is the byte's value), <|endoftext|> 256,
 // <|im_start|> 257, <|im_end|> 258, no merges. transformers.AutoTokenizer loads a directory with both files.
 std::string byte_level_tokenizer_json();
-// Its tokenizer_config.json: ChatML as the chat template, <|im_end|> ends a turn, <|endoftext|> pads.
+// The tokenizer_config.json of `bough init`: ChatML as the chat template, <|im_end|> ends a turn,
+// <|endoftext|> pads.
 std::string byte_level_tokenizer_config_json();
 
 }  // namespace bough

@@ -57,8 +57,8 @@ std::string byte_level_decode(std::string_view spelling, bool* exact) {
   return out;
 }
 
-// (left id, right id) to (rank, id of the product). Open addressing: this lookup is what encoding spends its
-// time on.
+// Maps (left id, right id) to (rank, id of the product). Open addressing: this lookup is what encoding spends
+// its time on.
 class BytePairEncoder::MergeTable {
  public:
   struct Merge {
@@ -98,9 +98,9 @@ class BytePairEncoder::MergeTable {
   std::vector<Slot> slots_;
 };
 
-// Words seen, with their ids. Texts repeat their words, so most lookups end here. Bounded: a shard that is
-// full takes no more, which keeps what came first, the frequent words. Sharded by the word's hash, so that
-// threads seldom wait for each other.
+// Words seen, with their ids. Texts repeat their words, so most lookups end here. The cache is bounded: a
+// shard that is full takes no more, which keeps what came first, the frequent words. It is sharded by the
+// word's hash, so that threads seldom wait for each other.
 class BytePairEncoder::Cache {
  public:
   static constexpr size_t kLongestWord = 64;  // bytes; longer ones hardly ever come twice
@@ -182,7 +182,7 @@ void BytePairEncoder::read_vocabulary(const Json& vocabulary, const std::string&
   }
 }
 
-// The tokens that words begin as, and what stands in for those that the vocabulary lacks.
+// Reads the tokens that words begin as, and what stands in for those that the vocabulary lacks.
 void BytePairEncoder::read_units() {
   constexpr std::string_view kHexadecimal = "0123456789ABCDEF";
   const auto id_of = [&](const std::string& spelling) {

@@ -33,8 +33,8 @@ std::string byte_level_decode(std::string_view spelling, bool* exact = nullptr);
 
 class BytePairEncoder {
  public:
-  // From the `model` of tokenizer.json; `byte_level`: over bytes. UserError names what is unsupported or
-  // inconsistent.
+  // Reads the `model` of tokenizer.json; `byte_level`: it works over bytes. UserError names what is
+  // unsupported or inconsistent.
   static BytePairEncoder from_json(const Json& model, bool byte_level, const std::string& where);
 
   BytePairEncoder(BytePairEncoder&&) noexcept;
@@ -44,7 +44,7 @@ class BytePairEncoder {
   // UserError: something has no token, and the file names an unk_token that does not exist.
   void encode(std::string_view word, std::vector<int32_t>& ids) const;
 
-  // Spelling to id, as in the file.
+  // Maps each spelling to its id, as in the file.
   const std::unordered_map<std::string, int32_t>& vocabulary() const { return vocabulary_; }
 
  private:
@@ -69,14 +69,14 @@ class BytePairEncoder {
   std::optional<std::string> unknown_token_;  // none: what has no token is dropped
   int32_t unknown_id_ = -1;                   // -1: the vocabulary lacks it
 
-  // Ids, or -1: of single bytes; of single characters, those beyond the table in the map; of <0xNN>.
+  // Ids, or -1, of single bytes, of single characters (those beyond the table in the map) and of <0xNN>.
   std::array<int32_t, 256> byte_ids_{};
   std::vector<int32_t> character_ids_;
   std::unordered_map<char32_t, int32_t> rare_character_ids_;
   std::array<int32_t, 256> fallback_ids_{};
 
-  // Characters before ▁ inside some merge's product. Behind any other no merge crosses the begin of a ▁, so
-  // that a text is cut there into parts that are encoded, and remembered, on their own.
+  // Characters before ▁ inside some merge's product. Behind any other character no merge crosses the begin of
+  // a ▁, so that a text is cut there into parts that are encoded, and remembered, on their own.
   std::unordered_set<char32_t> before_mark_;
   std::unique_ptr<MergeTable> merges_;
   std::unique_ptr<Cache> cache_;

@@ -22,7 +22,7 @@ std::string byte_level_tokenizer_json() {
                      {"rstrip", false},
                      {"normalized", false},
                      {"special", true}});
-  // Without merges the words do not matter, so the text is not cut.
+  // The text is not cut, since without merges the words do not matter.
   const ordered_json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
   const ordered_json file = {{"version", "1.0"},

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\uFFFD";
 
-// How many bytes of `text` are not the begin of a character that more bytes could complete. A character has
-// at most four bytes: one that is not complete begins in the last three.
+// Returns how many bytes of `text` are not the begin of a character that more bytes could complete. A
+// character has at most four bytes: one that is not complete begins in the last three.
 size_t complete_bytes(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const size_t begin = text.size() - back;
@@ -63,7 +63,7 @@ TokenDecoder TokenDecoder::from_json(const Json& description, const std::string&
   result.add(description, here);
   const std::vector<Step>& steps = result.steps_;
   if (steps.empty()) throw UserError(str(here, ": a Sequence without a decoder"));
-  // Replacements before anything else, or a first ByteLevel's table, need a token alone.
+  // Replacements that come first, or a first ByteLevel's table, need a token alone.
   if (steps[0].kind == Kind::kByteLevel) result.num_prepared_ = 1;
   else
     while (result.num_prepared_ < steps.size() && steps[result.num_prepared_].kind == Kind::kReplace)

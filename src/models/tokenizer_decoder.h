@@ -45,9 +45,10 @@ class TokenDecoder {
     std::optional<unicode::Regex> regex;  // Replace
     size_t start = 0;                     // Strip
     bool drops_first = false;             // Metaspace
-    // An earlier step has made one text of all, so that it comes here in parts.
+    // True where an earlier step has made one text of all, so that it comes to this step in parts.
     bool in_parts = false;
-    // Needs a whole text at once: of one that comes in parts nothing is given out before the end.
+    // True for a step that needs a whole text at once: of one that comes in parts nothing is given out before
+    // the end.
     bool wants_whole = false;
   };
   void add(const Json& description, const std::string& where);
@@ -76,7 +77,7 @@ class TokenDecoder::Run {
     bool given = false;  // ByteLevel: some text has been given on
     size_t left = 0;     // Strip: so many characters may still be taken off this text
   };
-  // A part of a text for step `i`; `begins`: the text's first part.
+  // Takes a part of a text for step `i`; `begins`: it is the text's first part.
   void take(size_t i, std::string_view part, bool begins, std::string& out);
   void whole(size_t i, std::string_view text, std::string& out);
   void end(size_t i, std::string& out);

@@ -10,22 +10,22 @@
 
 namespace bough::tokenizer_json {
 
-// `value` on one line, shortened and in quotes, for messages.
+// Shows `value` on one line, shortened and in quotes, for messages.
 std::string shown(const Json& value);
 
-// The `type` of a part such as {"type": "ByteLevel", ...}.
+// Reads the `type` of a part such as {"type": "ByteLevel", ...}.
 std::string type_of(const Json& part, const std::string& where);
 
-// The boolean `key`; `otherwise` if it is absent or null.
+// Reads the boolean `key`; `otherwise` if it is absent or null.
 bool flag(const Json& part, const char* key, bool otherwise, const std::string& where);
 
-// The text `key`, which must be there.
+// Reads the text `key`, which must be there.
 std::string text_of(const Json& part, const char* key, const std::string& where);
 
-// The list `key` of a Sequence.
+// Reads the list `key` of a Sequence.
 const Json& list_of(const Json& part, const char* key, const std::string& where);
 
-// `pattern` of a Split or Replace: {"Regex": "..."} or {"String": "..."}, not empty.
+// Reads the `pattern` of a Split or Replace: {"Regex": "..."} or {"String": "..."}, not empty.
 unicode::Regex pattern_of(const Json& part, const std::string& where);
 
 // Metaspace: spaces are written as a visible character, and one may be put in front of the text.

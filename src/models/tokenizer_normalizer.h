@@ -16,14 +16,14 @@ namespace bough {
 
 // Where a stretch of text stands, which decides whether a space is put in front of it.
 struct TextStart {
-  // So many of its first bytes stand for the first character of the whole text; 0 if it begins later.
-  // `tokenizers` compares offsets into the text as it was given: a beginning that Strip has taken off is
-  // not the beginning any more.
+  // How many of the stretch's first bytes stand for the first character of the whole text; 0 if it begins
+  // later. `tokenizers` compares offsets into the text as it was given: a beginning that Strip has taken off
+  // is not the beginning any more.
   size_t bytes = 0;
-  // It goes on after a text that was encoded before: nothing is put in front of it.
+  // True for a stretch that goes on after a text that was encoded before: nothing is put in front of it.
   bool continues = false;
 
-  // The same for the part of the stretch that begins at `offset`.
+  // Returns the start of the part of the stretch that begins at `offset`.
   TextStart at(size_t offset) const {
     return {bytes > offset ? bytes - offset : 0, continues && offset == 0};
   }
@@ -36,8 +36,8 @@ class Normalizer {
 
   bool empty() const { return steps_.empty(); }
 
-  // `text`, which must be valid UTF-8, normalized; `start` is that of `text` and becomes that of the result.
-  // Thread-safe.
+  // Returns `text`, which must be valid UTF-8, normalized; `start` is that of `text` and becomes that of the
+  // result. Thread-safe.
   std::string normalize(std::string_view text, TextStart& start) const;
 
  private:

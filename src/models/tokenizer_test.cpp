@@ -69,7 +69,7 @@ TEST(Tokenizer, UnknownIdsDecodeToNothing) {
 }
 
 TEST(Tokenizer, MergesByRankThenFromTheLeft) {
-  // ranks: bc 0, ab 1, aa 2, abc (ab + c) 3
+  // Ranks of the merges: bc 0, ab 1, aa 2, abc (ab + c) 3.
   const Tokenizer tokenizer = tokenizer_of(description({{"b", "c"}, {"a", "b"}, {"a", "a"}, {"ab", "c"}}));
   EXPECT_EQ(tokenizer.encode("abc"), (std::vector<int32_t>{'a', 256}));
   EXPECT_EQ(tokenizer.encode("ab"), (std::vector<int32_t>{257}));
@@ -187,7 +187,7 @@ TEST(Tokenizer, WrongFilesAreNamed) {
   EXPECT_THROW(Tokenizer::load("/no/such/tokenizer.json"), UserError);
 }
 
-// As `tokenizers` 0.23 does all of this.
+// The expected ids are those of `tokenizers` 0.23.
 TEST(Tokenizer, BytesWithoutATokenAreDroppedOrUnknown) {
   Json file = description({});
   file["model"]["vocab"].erase("z");

@@ -26,16 +26,16 @@ class Regex {
   // Matches exactly `text`, which must not be empty; its subjects are used as they are, without stand-ins.
   static Regex literal(std::string_view text);
 
-  // For patterns of our own, which may use all of PCRE2.
+  // Compiles a pattern of our own, which may use all of PCRE2.
   static Regex trusted(std::string_view pattern);
 
-  // Whether subjects must have passed through with_stand_ins(): not those of a literal.
+  // Whether subjects must have passed through with_stand_ins(), which those of a literal need not.
   bool wants_stand_ins() const { return literal_.empty(); }
   // Whether some subject has an empty match.
   bool may_match_nothing() const;
 
-  // All matches from left to right that do not overlap. `subject` must be valid UTF-8. Empty matches directly
-  // after another match are left out, as Oniguruma's iterator does. Thread-safe.
+  // Returns all matches from left to right that do not overlap. `subject` must be valid UTF-8. Empty matches
+  // directly after another match are left out, as Oniguruma's iterator does. Thread-safe.
   std::vector<Match> find_all(std::string_view subject) const;
 
  private:

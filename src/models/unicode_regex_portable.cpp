@@ -60,9 +60,9 @@ class Walk {
             "groups, (?i:...), look-ahead, alternatives and quantifiers"));
   }
 
-  // What a literal may not be: a code point on which the libraries' Unicode versions differ, since subjects
-  // have another one in its place. Under (?i:...) only ASCII, and no pair that folds from one character (ß,
-  // ﬁ, ﬆ).
+  // Takes a literal, which may not be a code point on which the libraries' Unicode versions differ, since
+  // subjects have another one in its place. Under (?i:...) it may only be ASCII, and form no pair that folds
+  // from one character (ß, ﬁ, ﬆ).
   void literal(char32_t c) {
     check_range(c, c);
     if (ignore_case_depth_ == 0) return;
@@ -84,7 +84,8 @@ class Walk {
     }
   }
 
-  // After a backslash. Returns the code point of an escaped literal, or 0 for a class such as \s.
+  // Reads what follows a backslash. Returns the code point of an escaped literal, or 0 for a class such as
+  // \s.
   char32_t escape(bool in_class) {
     const size_t begin = position_;
     take();
@@ -126,7 +127,7 @@ class Walk {
            "a property that is not a general category");
   }
 
-  // \xHH or \x{H...}
+  // Reads \xHH or \x{H...}.
   char32_t hexadecimal(size_t begin) {
     const bool braces = peek() == '{';
     if (braces) take();
@@ -200,7 +201,7 @@ class Walk {
     take();
   }
 
-  // {n}, {n,} and {n,m}. A '+' or '?' behind one means different things to the two libraries.
+  // Reads {n}, {n,} and {n,m}. A '+' or '?' behind one means different things to the two libraries.
   void interval() {
     const size_t begin = position_;
     take();

@@ -23,7 +23,7 @@ TEST(UnicodeRegex, FindsAll) {
   EXPECT_EQ(matches("x", ""), Texts{});
 }
 
-// As Oniguruma: no empty match directly behind another match.
+// No empty match lies directly behind another match, as in Oniguruma.
 TEST(UnicodeRegex, EmptyMatches) {
   EXPECT_EQ(matches("b*", "abbé"), (Texts{"", "bb", ""}));
   EXPECT_EQ(matches("b*", "é"), (Texts{"", ""}));

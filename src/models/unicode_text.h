@@ -15,10 +15,10 @@ struct Decoded {
   bool truncated;  // invalid only because the text ends: more bytes could complete it
 };
 
-// The character at text[0]; `text` must not be empty.
+// Decodes the character at text[0]; `text` must not be empty.
 Decoded decode(std::string_view text);
 
-// Position of the first byte that is not UTF-8.
+// Returns the position of the first byte that is not UTF-8, if there is one.
 std::optional<size_t> find_invalid(std::string_view text);
 
 // `text` with U+FFFD for every maximal part that is not UTF-8 (the Unicode standard's recommended practice,
@@ -27,10 +27,10 @@ std::string replace_invalid(std::string_view text);
 
 void append(std::string& out, char32_t code_point);
 
-// Unicode White_Space.
+// Whether the code point has Unicode's property White_Space.
 bool is_white_space(char32_t code_point);
 
-// Begin of the character that ends at `end` > 0.
+// Returns the begin of the character that ends at `end` > 0.
 size_t character_before(std::string_view text, size_t end);
 
 // The end of the white space that begins at `position`, and the begin of the white space that ends there.

@@ -30,7 +30,7 @@ TEST(UnicodeText, FindsTheFirstInvalidByte) {
   EXPECT_EQ(find_invalid("\x80"), 0u);
 }
 
-// One U+FFFD for each maximal part; the example is the Unicode standard's (chapter 3, table 3-8).
+// Each maximal part becomes one U+FFFD; the example is the Unicode standard's (chapter 3, table 3-8).
 TEST(UnicodeText, ReplacesMaximalParts) {
   EXPECT_EQ(replace_invalid("a\xF1\x80\x80\xE1\x80\xC2"
                             "b\x80"

@@ -1,4 +1,4 @@
-// The same bits whatever is computed beside a sample.
+// A sample has the same bits whatever is computed beside it.
 #include <map>
 
 #include "rollout/rollout_test_util.h"
@@ -6,7 +6,7 @@
 namespace bough {
 namespace {
 
-// Tokens and the bits of their log-probabilities.
+// Returns the tokens of all samples and the bits of their log-probabilities.
 std::vector<std::pair<int32_t, double>> drawn(const std::vector<GenerationResult>& results) {
   std::vector<std::pair<int32_t, double>> tokens;
   for (const GenerationResult& result : results)
@@ -45,7 +45,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
     EXPECT_EQ(drawn(small_engine.generate(mixed_requests())), together) << "little memory";
     EXPECT_GT(small_engine.statistics().preemptions, 0);
 
-    // Interrupted again and again, under the same weights.
+    // Samples interrupted again and again, under the same weights, have the same bits.
     EmbeddedEngine interrupted(*model, engine_options(16, 24));
     for (GenerationRequest& request : mixed_requests()) interrupted.submit(std::move(request));
     std::map<uint64_t, GenerationResult> results;

@@ -21,13 +21,13 @@
 
 namespace bough {
 
-// A model with the same weights in tensors of its own.
+// Makes a model with the same weights in tensors of its own.
 std::unique_ptr<Model> copy_of(const Model& model);
 
 class CopiedWeights final : public WeightChannel {
  public:
-  // Both must outlive it; `generating` is copy_of(trained). in_place: the generating model's tensors keep
-  // their addresses (a quantized copy or a CUDA graph reads them there).
+  // Both models must outlive this object; `generating` is copy_of(trained). in_place: the generating model's
+  // tensors keep their addresses (a quantized copy or a CUDA graph reads them there).
   CopiedWeights(const Model& trained, Model& generating, bool in_place);
 
   void publish(int32_t version) override;

@@ -86,7 +86,7 @@ void EmbeddedEngine::submit(GenerationRequest request) {
                         " bytes of keys and values; raise rollout.kv_memory (now ",
                         options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
   }
-  // Inside the vocabulary (check_request).
+  // check_request made sure that these are inside the vocabulary.
   std::vector<int32_t> stop_tokens(request.sampling.stop_token_ids.begin(),
                                    request.sampling.stop_token_ids.end());
   if (!request.sampling.ignore_eos) {
@@ -119,7 +119,7 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
   return std::exchange(finished_, {});
 }
 
-// The final hidden states [T, D] of the pass's tokens.
+// Returns the final hidden states [T, D] of the pass's tokens.
 at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
   std::vector<int64_t> tokens, positions;
   std::vector<PagedSegment> segments;

@@ -45,23 +45,23 @@ struct PassWork {
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
   std::vector<int32_t> stop_tokens;  // the model's own (load_stop_tokens)
-  // The bytes a token stands for (Tokenizer::id_to_bytes); needed by requests with stop strings.
+  // Gives the bytes that a token stands for (Tokenizer::id_to_bytes); needed by requests with stop strings.
   std::function<std::string(int32_t)> token_bytes;
   int32_t version = 0;  // of the weights as they are now
   AttentionPath attention = AttentionPath::kFastest;
   std::function<void(const PassWork&)> on_pass;  // after each, if set
 };
 
-// A model to generate with: loaded from a Hugging Face directory, batch-invariant or not as
+// Loads a model to generate with from a Hugging Face directory, batch-invariant or not as
 // RolloutSettings::batch_invariant says; where that says nothing, in fp32 on a CPU that can: it costs some 5%
 // there. UserError where it is asked for and cannot be had.
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
                                           at::Device device);
 
-// For a model that is there for generation alone: quantizes it itself where RolloutSettings::quantization
-// says so, and releases what was there, so that an engine over it needs no copy. Returns the bytes of its
-// layers' matrices.
+// Quantizes a model that is there for generation alone where RolloutSettings::quantization says so, and
+// releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers'
+// matrices.
 MatrixBytes apply_quantization(const RolloutSettings& settings, Model& model);
 
 class EmbeddedEngine : public Engine {
@@ -69,8 +69,8 @@ class EmbeddedEngine : public Engine {
   // UserError if the memory setting does not hold a single page, or a stop token is outside the vocabulary.
   EmbeddedEngine(const Model& model, EmbeddedEngineOptions options);
 
-  // UserError, beside those of Engine: a request of which one sample alone could outgrow the memory setting;
-  // an id in flight; stop strings without token_bytes.
+  // UserError as Engine says, and also for a request of which one sample alone could outgrow the memory
+  // setting, for an id in flight, and for stop strings without token_bytes.
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }
@@ -80,7 +80,7 @@ class EmbeddedEngine : public Engine {
   bool paused() const override { return paused_; }
   void park() override;
   void unpark() override;
-  // The weights are the model's own, which have changed: `update` names that model.
+  // Takes note that the weights, which are the model's own, have changed: `update` names that model.
   void update_weights(const WeightUpdate& update) override;
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
@@ -112,8 +112,8 @@ class EmbeddedEngine : public Engine {
   EngineStatistics statistics_;
 };
 
-// The engine over a model of `directory`, with that model's stop tokens. Without a tokenizer stop strings are
-// refused.
+// Makes the engine over a model of `directory`, with that model's stop tokens. Without a tokenizer stop
+// strings are refused.
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
                                             const RolloutSettings& settings,

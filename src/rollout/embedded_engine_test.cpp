@@ -9,7 +9,7 @@ namespace bough {
 namespace {
 
 // A model that needs no weights: the next token is a function of the last one, whatever came before.
-// Attention is called all the same. token t is followed by t + 1 (modulo the vocabulary) with probability 1 -
+// Attention is called all the same. Token t is followed by t + 1 (modulo the vocabulary) with probability 1 -
 // 1e-6 or so.
 class CountingModel : public Model {
  public:
@@ -114,7 +114,7 @@ TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
   std::reverse(results.begin(), results.end());
   EXPECT_EQ(all_tokens(results), reference) << "reversed";
 
-  // Room for about three sequences: samples are set back and recomputed.
+  // There is room for about three sequences: samples are set back and recomputed.
   auto options = engine_options(16, 40);
   options.settings.kv_memory.count = 26 * KvStorage::bytes_per_page(model->config(), at::kDouble);
   EmbeddedEngine small_engine(*model, options);
@@ -189,7 +189,7 @@ TEST(EmbeddedEngine, StopsAtStopTokensAndLengths) {
   EXPECT_EQ(results[2].samples[0].token_ids.size(), 10u);
   EXPECT_EQ(results[2].samples[0].finish_reason, FinishReason::kLength);
   EXPECT_EQ(results[3].samples[0].token_ids.back(), 22);
-  // 18, 19, then 20 although it stops: three tokens are there only after it, so token 20 is not drawn before.
+  // After 18 and 19 token 20 would come, which stops: it may not be drawn before three tokens are there.
   EXPECT_EQ(results[4].samples[0].token_ids[1], 19);
   EXPECT_NE(results[4].samples[0].token_ids[2], 20);
   EXPECT_GT(results[4].samples[0].token_ids.size(), 3u);
@@ -297,7 +297,7 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
                   log_probs[36 + static_cast<int64_t>(i)][sample.token_ids[i]].item<double>(), 1e-9);
     }
   }
-  // The prompt once, and of each sample what it had drawn.
+  // Recomputed are the prompt once, and of each sample what it had drawn.
   EXPECT_LE(engine.statistics().prefill_tokens - computed, 37 + 3 * 10);
 }
 
@@ -420,7 +420,7 @@ TEST(EmbeddedEngine, Bf16ServesAndItsLogProbabilitiesAreClose) {
   const auto model = small_model(at::kBFloat16, 3);
   EmbeddedEngine engine(*model, engine_options());
   for (const GenerationResult& result : engine.generate(mixed_requests())) {
-    // Logits of order 10 have steps of 2^-5 in bf16; both ways round at other places.
+    // Logits of order 10 have steps of 2^-5 in bf16; the engine and the full forward round at other places.
     EXPECT_LT(largest_log_prob_error(*model, result, 1.0), 0.5) << "request " << result.id;
   }
 }

@@ -52,16 +52,17 @@ struct GenerationRequest {
   SamplingParameters sampling;
   uint64_t seed = 0;
   Json metadata;  // handed back untouched
-  // Must not call the engine. What it throws, step() throws; the engine must not be used then.
+  // Gets each token as it is drawn, and must not call the engine. What it throws, step() throws; the engine
+  // must not be used then.
   std::function<void(const StreamedToken&)> on_token;
 };
 
-// All vectors have one entry for each generated token. A stop token is the last token of its sample; a stop
-// string ends the sample with the token that completed it.
+// A sample's vectors have one entry for each generated token. A stop token is the last token of its sample; a
+// stop string ends the sample with the token that completed it.
 struct GeneratedSample {
   std::vector<int32_t> token_ids;
-  // log softmax(logits / temperature): before penalties, top-k, top-p, min-p and min_new_tokens. Temperature
-  // 0 counts as 1 here.
+  // log softmax(logits / temperature) of each token: before penalties, top-k, top-p, min-p and
+  // min_new_tokens. Temperature 0 counts as 1 here.
   std::vector<double> logprobs;
   std::vector<double> raw_logprobs;        // log softmax(logits)
   std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
@@ -82,8 +83,8 @@ class Model;  // models/model.h, which includes torch
 // Weights to generate with from now on.
 struct WeightUpdate {
   int32_t version = 0;
-  // Has them until the call returns; an engine with a copy of its own copies. Never null where there is a
-  // model.
+  // A model that has these weights until the call returns; an engine with weights of its own copies them.
+  // Never null where there is a model.
   const Model* model = nullptr;
 };
 
@@ -91,17 +92,18 @@ struct WeightUpdate {
 class WeightChannel {
  public:
   virtual ~WeightChannel() = default;
-  // On the trainer's thread: the weights as they are now. Replaces a publication that was not taken. Waits
-  // for no pass of the engine.
+  // Publishes the weights as they are now; the trainer's thread calls it. Replaces a publication that was not
+  // taken. Waits for no pass of the engine.
   virtual void publish(int32_t version) = 0;
-  // On the engine's thread, between two passes: what was published since the last call, if anything. The
-  // engine's model has these weights when it returns. Never waits: while a publication is being written there
-  // is none.
+  // Takes what was published since the last call, if anything; the engine's thread calls it, between two
+  // passes. The engine's model has these weights when it returns. Never waits: while a publication is being
+  // written there is none to take.
   virtual std::optional<WeightUpdate> take() = 0;
   virtual bool has_new() const = 0;  // from any thread
 };
 
-// Trainer and engine share one model and never compute at the same time: nothing is copied.
+// Weights of a trainer and an engine that share one model and never compute at the same time: nothing is
+// copied.
 class SharedWeights final : public WeightChannel {
  public:
   explicit SharedWeights(const Model* model) : model_(model) {}
@@ -131,18 +133,19 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // UserError if the request cannot be served (empty prompt, ids outside the vocabulary, longer than the
-  // model's positions, ...); nothing is queued then.
+  // Queues a request. UserError if it cannot be served (empty prompt, ids outside the vocabulary, longer than
+  // the model's positions, ...); nothing is queued then.
   virtual void submit(GenerationRequest request) = 0;
-  // Finished requests; empty if none finished in this step, or if there is nothing to do.
+  // Runs at most one pass and returns the finished requests; empty if none finished in this step, or if there
+  // is nothing to do.
   virtual std::vector<GenerationResult> step() = 0;
   virtual bool idle() const = 0;  // nothing waits, runs, or is to be returned
-  // False if no such request is in flight.
+  // Ends a request's unfinished samples. False if no such request is in flight.
   virtual bool cancel(uint64_t id) = 0;
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual bool paused() const = 0;
-  // Once at a time; the engine is idle at unpark().
+  // Puts everything in flight aside, once at a time; the engine must be idle at unpark().
   virtual void park() = 0;
   virtual void unpark() = 0;
   virtual void update_weights(const WeightUpdate& update) = 0;
@@ -155,7 +158,7 @@ class Engine {
   std::vector<GenerationResult> generate(std::vector<GenerationRequest> requests);
 };
 
-// UserError naming the request, the field, got, expected, remedy.
+// Throws a UserError that names the request, the field, got, expected, remedy.
 void check_request(const GenerationRequest& request, const ModelConfig& config);
 
 }  // namespace bough

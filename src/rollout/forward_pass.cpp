@@ -19,9 +19,9 @@ int64_t rounded_decode_size(int64_t num_tokens) {
   return size >= num_tokens ? size : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
 }
 
-// Twice the sequences for pieces of a tree with so many leaves, and a number for cuts of long ones; an unused
-// place costs a block that ends at once. Rows and parts: what groups of samples with prompts of thousands of
-// tokens need.
+// There is room for twice the sequences, which a tree with so many leaves has as pieces, and for a number of
+// cuts of long ones; an unused place costs a block that ends at once. Rows and parts are what groups of
+// samples with prompts of thousands of tokens need.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges) {
   const int64_t cuts = 1024 / num_groups;
   return {.max_large = has_large ? num_tokens + cuts : 0,
@@ -80,7 +80,7 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
   return model_.forward(tokens_T, positions_T, attention);
 }
 
-// The graph of these sizes, with `work` as its next; null if it has no room for it.
+// Returns the graph of these sizes, with `work` as its next; null if it has no room for it.
 ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& work) {
   const auto [size, has_large, has_merges] = key;
   Captured& pass = graphs_[key];

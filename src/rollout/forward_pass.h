@@ -21,16 +21,16 @@
 
 namespace bough {
 
-// Passes of `num_tokens` decoding tokens are captured at this size: powers of two, from 16 on multiples
+// The size at which a pass of `num_tokens` decoding tokens is captured: powers of two, from 16 on multiples
 // of 16.
 int64_t rounded_decode_size(int64_t num_tokens);
-// What a graph of this size has room for.
+// What a captured graph of `num_tokens` decoding tokens has room for.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges);
 
 // What a pass answers when the model asks a token to attend: the pages of its sequence.
 class PagedContext : public AttentionContext {
  public:
-  // The storage must outlive this object. `scale`: of q · k.
+  // The storage must outlive this object. q · k is multiplied by `scale`.
   PagedContext(KvStorage& storage, PagedPlan plan, double scale)
       : storage_(storage), plan_(std::move(plan)), scale_(scale) {}
 
@@ -46,10 +46,10 @@ class PagedContext : public AttentionContext {
 
 class ForwardPass {
  public:
-  // Graphs are made of passes of up to max_decode tokens.
+  // Graphs are made of passes of decode of up to max_decode tokens.
   ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode);
 
-  // The final hidden states [T, D] of the segments' tokens, in order. Valid until the next pass.
+  // Returns the final hidden states [T, D] of the segments' tokens, in order; valid until the next pass.
   at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
                  std::span<const PagedSegment> segments);
 

@@ -15,7 +15,7 @@
 namespace bough {
 
 namespace {
-// Addresses without memory: the system gives pages, large ones where it can, as they are first written.
+// Maps addresses without memory: the system gives pages, large ones where it can, as they are first written.
 at::Tensor map_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const size_t num_bytes = c10::multiply_integers(sizes) * options.dtype().itemsize();
   void* memory =

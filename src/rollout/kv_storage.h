@@ -4,8 +4,8 @@
 // kernels/paged_attention/paged_attention.h). Slots that no token has been written to hold anything, NaN
 // included: readers mask by length; but on the CPU the first token of a page clears its values.
 //
-// All of it is allocated at once and stays where it is (captured CUDA graphs keep its addresses). On the CPU
-// pages that were never written take addresses only.
+// All of the memory is allocated at once and stays where it is (captured CUDA graphs keep its addresses). On
+// the CPU pages that were never written take addresses only.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -43,7 +43,7 @@ class PagePool {
   // Makes `table` (empty) hold the longest published prefix of `tokens`, at most `max_tokens` of them.
   // Returns the number of tokens covered.
   int64_t match(std::span<const int32_t> tokens, int64_t max_tokens, PageTable& table);
-  // Number of tokens that match() would cover.
+  // Returns the number of tokens that match() would cover.
   int64_t match_length(std::span<const int32_t> tokens, int64_t max_tokens) const;
   // Makes `to` (empty) hold the published pages of `from` too.
   void share(const PageTable& from, PageTable& to);
@@ -59,7 +59,7 @@ class PagePool {
   int64_t num_held() const { return num_held_; }
   int64_t num_cached() const { return static_cast<int64_t>(cached_.size()); }
 
-  // BOUGH_CHECK of the invariants; `tables` are all tables that hold pages.
+  // Checks the invariants by BOUGH_CHECK; `tables` are all tables that hold pages.
   void check_integrity(std::span<const PageTable* const> tables) const;
 
  private:

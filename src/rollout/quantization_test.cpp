@@ -109,7 +109,7 @@ TEST_P(Quantization, AModelQuantizedInPlaceGeneratesTheSame) {
   EXPECT_EQ(tokens_of(engine.generate(mixed_requests())), expected);
 }
 
-// Batch-invariant as without: with a row's sum in an order of its own.
+// A quantized model is as batch-invariant as another: each row's sum has an order of its own.
 TEST(QuantizationBatchInvariant, TokensDoNotDependOnTheirNeighbours) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_model(dtype, 7);

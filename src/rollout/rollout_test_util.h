@@ -34,7 +34,7 @@ class FewThreads : public ::testing::Environment {
 };
 inline ::testing::Environment* const kFewThreads = ::testing::AddGlobalTestEnvironment(new FewThreads);
 
-// Message of the E that f throws; "" with a failure if it throws nothing.
+// Returns the message of the E that f throws; "" with a failure if it throws nothing.
 template <class E, class F>
 std::string message_of(F&& f) {
   try {
@@ -60,7 +60,8 @@ inline ModelConfig small_config(int64_t vocabulary = 97) {
   return config;
 }
 
-// Random weights, matrices ten times larger than a fresh model's: distributions that are far from uniform.
+// Makes a model of random weights, its matrices ten times larger than a fresh model's, for distributions that
+// are far from uniform.
 inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed,
                                           const ModelConfig& config = small_config(),
                                           at::Device device = at::kCPU) {
@@ -73,7 +74,8 @@ inline std::unique_ptr<Model> small_model(at::ScalarType dtype, uint64_t seed,
   return model;
 }
 
-// Every token of one sequence sees itself and those before it: softmax over all keys, with a mask.
+// Attention of one sequence in which every token sees itself and those before it: softmax over all keys, with
+// a mask.
 class FullAttention : public AttentionContext {
  public:
   at::Tensor attend(int64_t, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
@@ -89,7 +91,7 @@ class FullAttention : public AttentionContext {
   }
 };
 
-// logits [T, V] of a whole sequence, in fp64, on the CPU.
+// Returns the logits [T, V] of a whole sequence, in fp64, on the CPU.
 inline at::Tensor full_logits(const Model& model, const std::vector<int32_t>& tokens) {
   const at::NoGradGuard no_grad;
   FullAttention attention;

@@ -126,14 +126,14 @@ class RowSampler {
     return penalised_->draw(logits.data(), request);
   }
 
-  // Logits of tokens that are min_p times as likely as the most likely one.
+  // Returns the logit of tokens that are min_p times as likely as the most likely one.
   Acc min_p_bound() const {
     if (request_->min_p <= 0) return -std::numeric_limits<Acc>::infinity();
     return static_cast<Acc>(static_cast<double>(draw_maximum_) +
                             std::log(request_->min_p) / static_cast<double>(inverse_temperature_));
   }
 
-  // The weights of one block, 0 where excluded, in weights_; returns their number.
+  // Puts the weights of one block, 0 where excluded, in weights_; returns their number.
   int64_t fill_weights(int64_t block) {
     const int64_t begin = block * kSoftmaxBlock, count = std::min(kSoftmaxBlock, size_ - begin);
     softmax_weights(row_ + begin, count, draw_maximum_, inverse_temperature_, weights_.data());
@@ -145,8 +145,8 @@ class RowSampler {
     return count;
   }
 
-  // Maxima and sums without the excluded tokens, measured from the largest logit that is left: the others may
-  // lie so far below an excluded one that their exponentials would vanish.
+  // Takes maxima and sums without the excluded tokens, measured from the largest logit that is left: the
+  // others may lie so far below an excluded one that their exponentials would vanish.
   void exclude() {
     draw_maximum_ = maximum_;
     const auto& excluded = request_->excluded;
@@ -193,8 +193,8 @@ class RowSampler {
     return token_at_uniform(bound, [](const Candidate&) { return true; });
   }
 
-  // The token on which the uniform number falls in the mass kept, of the tokens with a logit of at least
-  // `bound` that are kept, in order of id.
+  // Finds the token on which the uniform number falls in the mass kept, of the tokens with a logit of at
+  // least `bound` that are kept, in order of id.
   template <class IsKept>
   int32_t token_at_uniform(Acc bound, IsKept&& is_kept) {
     double target = request_->uniform * kept_mass_;
@@ -230,7 +230,7 @@ class RowSampler {
     return static_cast<int32_t>(static_cast<int64_t>(block) * kSoftmaxBlock + last);
   }
 
-  // A logit that the top_k largest reach: as many blocks have a maximum of at least this.
+  // Returns a logit that the top_k largest reach: as many blocks have a maximum of at least this.
   Acc top_k_bound() const {
     const auto top_k = static_cast<size_t>(request_->top_k);
     if (top_k > maxima_.size()) return -std::numeric_limits<Acc>::infinity();
@@ -256,7 +256,7 @@ class RowSampler {
     }
   }
 
-  // Few tokens: sorted, drawn in order of probability.
+  // top_k leaves few tokens: they are sorted, and drawn in order of probability.
   int32_t draw_from_top_k() {
     candidates_.clear();
     for_each_above(top_k_bound(), [&](const Candidate& candidate, Acc weight) {
@@ -287,12 +287,12 @@ class RowSampler {
     return candidates_[i].candidate.token;
   }
 
-  // Perhaps many tokens: a histogram of mass over the logits says in which narrow bucket the cut falls; only
-  // that bucket is sorted. Drawn in order of id.
+  // top_p may leave many tokens: a histogram of mass over the logits says in which narrow bucket the cut
+  // falls; only that bucket is sorted. Tokens are drawn in order of id.
   int32_t draw_from_top_p() {
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. A
-    // little lower, since sums are rounded.
+    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. The
+    // bound is a little lower, since sums are rounded.
     const double weight_bound = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
     const Acc bound = std::min(
         draw_maximum_, static_cast<Acc>(static_cast<double>(draw_maximum_) +

@@ -11,10 +11,10 @@
 // from that of a token that stands in the response presence_penalty is subtracted, and frequency_penalty as
 // often as it stands there.
 //
-// Which token: inverse of the cumulative distribution at `uniform`, tokens in order of id, or of probability
-// where top_k cuts. A draw depends on its own row and numbers only. Sums are taken in fp64 over fp32 (fp64
-// for fp64 logits) exponentials. The vocabulary is never sorted: a bound from block maxima (top_k) or from
-// the total mass (top_p) excludes most tokens, and a histogram finds where top_p cuts.
+// The token drawn is the inverse of the cumulative distribution at `uniform`, tokens in order of id, or of
+// probability where top_k cuts. A draw depends on its own row and numbers only. Sums are taken in fp64 over
+// fp32 (fp64 for fp64 logits) exponentials. The vocabulary is never sorted: a bound from block maxima (top_k)
+// or from the total mass (top_p) excludes most tokens, and a histogram finds where top_p cuts.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -31,7 +31,7 @@ bool draws_from_all(const DrawRequest& request, int64_t vocabulary) {
   return (request.top_k == 0 || request.top_k >= vocabulary) && request.top_p >= 1 && request.min_p == 0;
 }
 
-// Draws for requests that all draw from all tokens.
+// Makes draws for requests that all draw from all tokens.
 void draw_on_cuda(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
   const auto temperature_of = [](const DrawRequest& request) {
     return request.temperature > 0 ? request.temperature : 1.0;

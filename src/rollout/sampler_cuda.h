@@ -13,11 +13,11 @@ namespace bough {
 // diverged.
 double log_of_sum(double largest, double sum);
 
-// draw_tokens() of logits on the CPU, contiguous.
+// Draws as draw_tokens() from contiguous logits on the CPU.
 void draw_on_cpu(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
 
-// draw_tokens() of logits on CUDA. Draws without cuts, penalties and excluded tokens are made there
-// (kernels/draw_token); the rows of others are brought to the CPU. Waits for the tokens.
+// Draws as draw_tokens() from logits on CUDA. Draws without cuts, penalties and excluded tokens are made
+// there (kernels/draw_token); the rows of others are brought to the CPU. Waits for the tokens.
 void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> requests,
                       std::span<Draw> draws);
 

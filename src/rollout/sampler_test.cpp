@@ -20,7 +20,7 @@ Draw draw_one(const at::Tensor& logits, const DrawRequest& request) {
   return draw;
 }
 
-// Probabilities that the draws should follow, by the definition in sampler.h: sorting everything.
+// Probabilities that the draws should follow, by the definition in sampler.h, found by sorting everything.
 std::vector<double> expected_distribution(const at::Tensor& logits_V, const DrawRequest& request) {
   const auto V = static_cast<size_t>(logits_V.size(0));
   const double temperature = request.temperature;
@@ -56,7 +56,7 @@ std::vector<double> expected_distribution(const at::Tensor& logits_V, const Draw
   return weights;
 }
 
-// Pearson's statistic over 100,000 draws; tokens expected fewer than 5 times are pooled.
+// Tests Pearson's statistic over 100,000 draws; tokens expected fewer than 5 times are pooled.
 void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char* what) {
   const int kDraws = 100000;
   const CounterRandom random(17, Purpose::test);
@@ -90,7 +90,7 @@ void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char
     ++cells;
   }
   if (cells < 2) return;  // one token is left: it was drawn, since no other was
-  // Mean and deviation of chi-square with n degrees of freedom: n, sqrt(2 n); 4.5 deviations.
+  // Chi-square with n degrees of freedom has mean n and deviation sqrt(2 n); 4.5 deviations are allowed.
   const double freedom = cells - 1;
   EXPECT_LT(statistic, freedom + 4.5 * std::sqrt(2 * freedom)) << what << ", " << cells << " cells";
 }
@@ -186,7 +186,7 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
   }
 }
 
-// Draws made on the device, among others that are not: the same tokens from the same numbers, but where a
+// Draws are made on the device, among others that are not: the same tokens from the same numbers, but where a
 // uniform number falls on the border between two (a rounding of the sums wide).
 class SamplerOn : public OnDevice {};
 BOUGH_ON_DEVICES(SamplerOn);

@@ -53,7 +53,7 @@ bool Scheduler::ensure_pages(PageTable& table, int64_t num_tokens) {
   return true;
 }
 
-// The prompt's pages go back; it is computed again (or found in the index) when a sample needs it.
+// Gives the prompt's pages back; it is computed again (or found in the index) when a sample needs it.
 void Scheduler::drop_prompt(ActiveRequest& request) {
   pool_.release(request.prompt_table);
   request.num_computed = 0;
@@ -95,8 +95,8 @@ void Scheduler::set_back(ActiveSample& sample) {
   set_back_.push_front(&sample);
 }
 
-// The sample gets the prompt's pages, or, if the index knows more of its own past, those. False: no page
-// left.
+// Gives the sample the prompt's pages, or, if the index knows more of its own past, those. False if no page
+// is left.
 bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies) {
   ActiveRequest& request = *sample.request;
   const int64_t prompt_length = request.prompt_length();
@@ -179,7 +179,7 @@ void Scheduler::plan_prefill(Pass& pass, int64_t& budget) {
   }
 }
 
-// False if it should not begin now.
+// Begins to compute a prompt. False if it should not begin now.
 bool Scheduler::admit_prompt(ActiveRequest& request) {
   if (should_wait_for_prefix(request)) return false;
   const bool alone = running_.empty() && prefilling_.empty();
@@ -206,7 +206,7 @@ void Scheduler::admit_set_back(Pass& pass, int64_t& budget) {
     }
     if (request.prompt_state != ActiveRequest::PromptState::kReady || !has_slot()) continue;
     const auto size = static_cast<int64_t>(sample->tokens.size());
-    // Room for all its tokens and a page to go on with, or it would be set back again at once.
+    // A sample needs room for all its tokens and a page to go on with, or it would be set back again at once.
     const int64_t needed = pages_for(size + kPageTokens) - request.prompt_table.num_published;
     const bool alone = running_.empty() && prefilling_.empty();
     if (!alone && pool_.max_pages() - pool_.num_held() < needed) return;

@@ -59,7 +59,7 @@ struct ActiveRequest {
   ActiveSample& first_fresh() { return samples[samples.size() - static_cast<size_t>(num_fresh)]; }
 };
 
-// Tokens begin ... begin + count - 1 of a sample, or of a request's prompt.
+// The tokens begin ... begin + count - 1 of a sample, or of a request's prompt, in a pass.
 struct PassEntry {
   ActiveSample* sample = nullptr;  // null: the prompt
   ActiveRequest* request = nullptr;
@@ -79,27 +79,27 @@ class Scheduler {
  public:
   Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages);
 
-  // UserError if the id is in flight. The request has been checked.
+  // Queues a request that has been checked. UserError if its id is in flight.
   void add(GenerationRequest request, std::vector<int32_t> stop_tokens);
   bool contains(uint64_t id) const { return requests_.count(id) > 0; }
 
-  // The next pass; empty if nothing can be computed (nothing in flight, or only fresh samples of ready
-  // prompts).
+  // Returns the next pass; empty if nothing can be computed (nothing in flight, or only fresh samples of
+  // ready prompts).
   Pass plan();
-  // The pass was computed: its pages are published, finished prompts become ready.
+  // Takes note that the pass was computed: its pages are published, finished prompts become ready.
   void commit(const Pass& pass);
-  // Fresh samples of ready prompts that start now; they draw from the prompt's logits. Appends the page
-  // copies that are to be made before the next pass.
+  // Starts fresh samples of ready prompts; they draw from the prompt's logits. Appends the page copies that
+  // are to be made before the next pass.
   std::vector<ActiveSample*> start_fresh(std::vector<std::pair<int32_t, int32_t>>& page_copies);
-  // The sample has ended: its pages and its slot are free.
+  // Frees the pages and the slot of a sample that has ended.
   void finish(ActiveSample& sample, FinishReason reason);
   // Takes the request out once all its samples are done.
   GenerationResult take(ActiveRequest& request);
-  // Ends its samples. False if there is no such request.
+  // Ends a request's samples. False if there is no such request.
   bool cancel(uint64_t id);
-  // The weights changed: nothing computed is valid any more.
+  // Sets every sample back after the weights changed: nothing computed is valid any more.
   void set_all_back();
-  // Everything in flight gives its pages and slots back and waits aside until unpark(), which wants the
+  // Takes pages and slots from everything in flight, which waits aside until unpark(); that wants the
   // scheduler idle. What was computed may still be found in the index of prefixes.
   void park();
   void unpark();

@@ -1,5 +1,5 @@
-// Numbers from the host to a device without waiting: a GPU gets them through pinned memory, which libtorch
-// keeps until the copy is done.
+// Copies of numbers from the host to a device without waiting: a GPU gets them through pinned memory, which
+// libtorch keeps until the copy is done.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 
 namespace bough {
 
-// [values.size()] on `device`.
+// Returns a tensor [values.size()] on `device`.
 template <class T>
 at::Tensor upload(std::span<const T> values, at::Device device) {
   const auto options = at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value);

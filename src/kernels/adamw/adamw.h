@@ -34,16 +34,17 @@ struct AdamwStep {
   int64_t step;           // this update's number, from 1
 };
 
-// All tensors: the same sizes, contiguous, one device. The result does not depend on the number of threads.
+// Updates a parameter, all of whose tensors have the same sizes, are contiguous and on one device. The result
+// does not depend on the number of threads.
 void adamw(const AdamwState& state, const AdamwStep& step);
 
-// What the kernels of every device compute with, of common/element_loops.h.
+// What the kernels of every device compute an update with; the scalars are those of common/element_loops.h.
 template <class A>
 struct AdamwScalars;
 template <class A>
 AdamwScalars<A> adamw_scalars(const AdamwStep& step);
 
-// Reference, in tensor ops, any device.
+// Reference of adamw(), in tensor ops, any device.
 void adamw_reference(const AdamwState& state, const AdamwStep& step);
 
 // sum over all elements of x², in fp64 whatever x is: what a global gradient norm is made of.
@@ -55,7 +56,7 @@ inline constexpr int64_t kSumOfSquaresBlock = 16384;
 // x: fp32, fp64 or bf16, contiguous. Returns an fp64 scalar on x's device.
 at::Tensor sum_of_squares(const at::Tensor& x);
 
-// Reference, in tensor ops, any device.
+// Reference of sum_of_squares(), in tensor ops, any device.
 at::Tensor sum_of_squares_reference(const at::Tensor& x);
 
 }  // namespace bough

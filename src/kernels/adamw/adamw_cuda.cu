@@ -1,4 +1,4 @@
-// Element by element: bound by memory, so all five arrays are read and written once.
+// AdamW goes element by element: bound by memory, so all five arrays are read and written once.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 

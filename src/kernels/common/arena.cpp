@@ -39,7 +39,7 @@ Arena::Arena(size_t bytes) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
     const size_t before = round_up(address, kLargePage) - address;
     base_ = static_cast<char*>(memory) + before;
-    // Where addresses are limited (ulimit -v), others need some, too.
+    // Where addresses are limited (ulimit -v), half are taken: others need some, too.
     reserved_ = asked == wanted ? asked : asked / 2 / kLargePage * kLargePage;
     if (before > 0) munmap(memory, before);
     munmap(base_ + reserved_, asked + kLargePage - before - reserved_);

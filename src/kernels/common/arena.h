@@ -1,7 +1,7 @@
 // One range of addresses that blocks are cut from: the first free part that is large enough, lowest address
 // first, so that what lives stays together and the range short. Freed parts merge with their neighbours and
-// keep their pages: what is resident is at most the extent the blocks ever had since the last discard(). Of
-// large pages where the system leaves that to programs. Not safe for threads by itself.
+// keep their pages: what is resident is at most the extent the blocks ever had since the last discard(). The
+// pages are large ones where the system leaves that to programs. Not safe for threads by itself.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,12 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Uninitialised; null where no addresses are left or the system refuses memory. bytes > 0.
+  // Returns an uninitialised block; null where no addresses are left or the system refuses memory. bytes > 0.
   void* take(size_t bytes);
-  // The same bytes as were asked for.
+  // Frees a block; `bytes` are those it was asked for with.
   void give_back(void* block, size_t bytes);
   bool contains(const void* address) const { return address >= base_ && address < base_ + reserved_; }
-  // Pages that no block touches go back to the system.
+  // Gives pages that no block touches back to the system.
   void discard();
 
   // Bytes from the first address to the last block's end, now and at most since the last discard().

@@ -10,13 +10,13 @@
 
 namespace bough {
 
-// Makes it libtorch's CPU allocator; blocks allocated before stay with the allocator they came from.
+// Makes the arena libtorch's CPU allocator; blocks allocated before stay with the allocator they came from.
 // Idempotent.
 void install_cpu_allocator();
 
 // Bytes of the tensors that live now, as asked for, since install_cpu_allocator().
 int64_t cpu_allocated_bytes();
-// The most since the last reset.
+// The most bytes of tensors that lived at once since the last reset.
 int64_t cpu_peak_bytes();
 void reset_cpu_peak_bytes();
 // Gives the pages of freed blocks back to the system.

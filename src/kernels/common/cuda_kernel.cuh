@@ -60,11 +60,11 @@ __device__ inline void store(T* p, const A (&x)[kPack]) {
   *reinterpret_cast<Pack<T, kPack>*>(p) = pack;
 }
 
-// Elements of a 16-byte pack.
+// Number of elements of a 16-byte pack.
 template <class T>
 constexpr int kFullPack = 16 / sizeof(T);
 
-// Rows of `width` elements at these addresses may be read in packs of kPack.
+// Whether rows of `width` elements at these addresses may be read in packs of kPack.
 template <class... Pointers>
 bool fits_packs(int64_t width, int pack, Pointers... pointers) {
   return width % pack == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
@@ -84,7 +84,7 @@ inline int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Whole warps, enough for one pack a thread, at most `limit`.
+// Threads of a block: whole warps, enough for one pack a thread, at most `limit`.
 inline int threads_for(int64_t num_packs, int limit) {
   return static_cast<int>(std::clamp<int64_t>(divide_up(num_packs, kWarp) * kWarp, kWarp, limit));
 }

@@ -33,15 +33,16 @@ struct RmsNormBackward {
   A weight_offset;
 };
 
-// A function of the rows alone, so that the order of the sum is the same on every device.
+// Parts that a sum over rows is cut into: a function of the rows alone, so that the order of the sum is the
+// same on every device.
 int64_t rms_norm_num_parts(int64_t num_rows);
 
 template <class T, class A>
 void rms_norm_backward_cuda(const RmsNormBackward<T, A>& arguments, CudaStream stream);
 
 // swiglu
-// T: float, BFloat16Bits, double; gate_up, d_gate_up: [num_rows, 2 · width], y, d_y: [num_rows, width].
-// Backward: y may be d_y, d_gate_up may be gate_up.
+// T: float, BFloat16Bits, double; gate_up, d_gate_up: [num_rows, 2 · width], y, d_y: [num_rows, width]. In
+// backward y may be d_y, and d_gate_up may be gate_up.
 
 template <class T>
 void swiglu_forward_cuda(T* y, const T* gate_up, int64_t num_rows, int64_t width, GateActivation activation,
@@ -78,7 +79,8 @@ struct QkNormRotaryGradient {
   A* partial;              // scratch [qk_norm_rotary_num_parts(...), 2, head_dim]; null without norms
 };
 
-// A function of the sizes alone, so that the order of the sums is the same on every device.
+// Parts that sums over heads are cut into: a function of the sizes alone, so that the order of the sums is
+// the same on every device.
 int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads);
 
 // The widest head whose sums fit a block: 6144 in fp32, 3072 in fp64.
@@ -162,8 +164,8 @@ void adamw_cuda(const AdamwArrays<T, A>& arrays, const AdamwScalars<A>& scalars,
 
 int64_t sum_of_squares_num_parts(int64_t size);
 
-// *result, overwritten: the sum over x[size]. partial: scratch [sum_of_squares_num_parts(size)].
-// T: float, BFloat16Bits, double.
+// Overwrites *result with the sum over x[size]. partial: scratch [sum_of_squares_num_parts(size)]. T: float,
+// BFloat16Bits, double.
 template <class T>
 void sum_of_squares_cuda(double* result, double* partial, const T* x, int64_t size, CudaStream stream);
 
@@ -184,10 +186,10 @@ struct QuantizedProductCuda {
   int64_t rows, inputs, outputs;
 };
 
-// Whether the kernel below takes these: addresses and a width of 16 bytes' multiples.
+// Whether quantized_product_cuda takes these: addresses and a width of 16 bytes' multiples.
 bool fits_quantized_product_cuda(const QuantizedProductCuda& product);
-// For up to some hundred rows: each 64 of them read the weight once. Larger products leave tensor cores idle
-// here.
+// Computes products of up to some hundred rows: each 64 of them read the weight once. Larger products leave
+// tensor cores idle here.
 void quantized_product_cuda(const QuantizedProductCuda& product, CudaStream stream);
 
 }  // namespace bough

@@ -32,7 +32,8 @@ void open_cuda_library() {
     throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()),
                         " nor in ", quoted((program_folder().parent_path() / "lib").string()),
                         "; it is built where nvcc is installed. Build it there, or use device cpu"));
-  // Global, so that what is opened after it finds the same libtorch_cuda; never closed.
+  // The library is opened for all of the process, so that what is opened after it finds the same
+  // libtorch_cuda; never closed.
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     const char* reason = dlerror();
     throw UserError(str("device cuda: cannot open ", quoted(path.string()), ": ",
@@ -46,7 +47,7 @@ void open_cuda_library() {
 }
 
 std::unique_ptr<DeviceGraph> capture_device_graph(const std::function<void()>& work) {
-  // In cuda_graph_cuda_ops.cpp; the library was opened for all of the process.
+  // The function is in cuda_graph_cuda_ops.cpp; the library was opened for all of the process.
   using Capture = DeviceGraph*(const std::function<void()>&);
   auto* const capture = reinterpret_cast<Capture*>(dlsym(RTLD_DEFAULT, "bough_capture_cuda_graph"));
   return std::unique_ptr<DeviceGraph>(capture ? capture(work) : nullptr);

@@ -27,7 +27,7 @@ __device__ inline char* dynamic_shared_memory() {
   return bough_shared_memory;
 }
 
-// threadIdx.x, read anew: what follows from it is computed where it is used, not kept in registers around a
+// Reads threadIdx.x anew: what follows from it is computed where it is used, not kept in registers around a
 // loop.
 __device__ inline int thread_index() {
   int index;
@@ -51,8 +51,8 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements; lanes 8m..8m+7 give the addresses of matrix m's rows, r[m] gets its
-// (row, pair), (row, pair + 1) or, transposed, (pair, row), (pair + 1, row).
+// Loads four 8 x 8 matrices of 16-bit elements; lanes 8m..8m+7 give the addresses of matrix m's rows, r[m]
+// gets its (row, pair), (row, pair + 1) or, transposed, (pair, row), (pair + 1, row).
 __device__ inline void load_matrices(uint32_t (&r)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -75,7 +75,7 @@ __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats, rounded to nearest even.
+// Packs two floats as bf16, rounded to nearest even.
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

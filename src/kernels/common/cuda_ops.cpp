@@ -287,8 +287,8 @@ at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests
   return drawn;
 }
 
-// Of quantized_product: the kernel is for bf16 and decoding's few rows; many rows, as of a prompt, bind the
-// tensor cores: their weight is widened, exactly, for cuBLAS.
+// Most rows of quantized_product's kernel, which is for bf16 and decoding's few rows; many rows, as of a
+// prompt, bind the tensor cores: their weight is widened, exactly, for cuBLAS.
 constexpr int64_t kFewRows = 256;
 
 void quantize_rows_op(Tensor quantized_OK, Tensor scale_O, Tensor weight_OK) {

@@ -11,7 +11,7 @@ constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr int kFragmentRows = 16;
 
-// Over the four lanes that hold a row of C.
+// Maximum and sum over the four lanes that hold a row of C.
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
   return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
@@ -40,13 +40,14 @@ struct LaneOffsets {
   }
 };
 
-// `lane`: address of a tile plus a lane's offset; row a multiple of 8, column of 16.
+// Returns an address within a tile. `lane`: address of a tile plus a lane's offset; row a multiple of 8,
+// column of 16.
 template <int kHead>
 __device__ inline SharedAddress at(SharedAddress lane, int row, int column) {
   return (lane ^ static_cast<SharedAddress>(column * 2)) + row * kRowBytes<kHead>;
 }
 
-// Rows beyond `num_rows` and columns beyond head_dim become zeros.
+// Loads rows of a tile; those beyond `num_rows` and columns beyond head_dim become zeros.
 template <int kHead, int kRows, int kThreads>
 __device__ inline void load_tile(SharedAddress tile, const BFloat16Bits* rows, int64_t stride, int num_rows,
                                  int head_dim) {
@@ -69,7 +70,7 @@ __device__ inline void load_scalars(SharedAddress to, const T* from, int count) 
   if (i < kCount) copy_async<4>(to + i * 4, from + i, i < count);
 }
 
-// A of 16 rows straight from memory; rows beyond num_rows and columns beyond head_dim are zeros.
+// Loads A of 16 rows straight from memory; rows beyond num_rows and columns beyond head_dim are zeros.
 template <int kHead>
 __device__ inline void load_fragments(uint32_t (&a)[kHead / 16][4], const BFloat16Bits* rows, int64_t stride,
                                       int num_rows, int head_dim) {
@@ -84,7 +85,7 @@ __device__ inline void load_fragments(uint32_t (&a)[kHead / 16][4], const BFloat
     }
 }
 
-// 16 rows of C, each times its factor (of rows row and row + 8), rounded.
+// Stores 16 rows of C, each times its factor (of rows row and row + 8), rounded.
 template <int kHead>
 __device__ inline void store_fragments(BFloat16Bits* rows, int64_t stride, const float (&c)[kHead / 8][4],
                                        const float (&factor)[2], int num_rows, int head_dim) {
@@ -116,8 +117,8 @@ __device__ inline void multiply_rows(float (&c)[kTiles][4], const uint32_t (&a)[
     }
 }
 
-// The same with a[16][kHead] in a tile, from its row `a_row` on; b's columns are the rows of another, from
-// its first.
+// c[16][8 · kTiles] += a[16][kHead] · b, a in a tile from its row `a_row` on; b's columns are the rows of
+// another tile, from its first.
 template <int kHead, int kTiles>
 __device__ inline void multiply_tile_rows(float (&c)[kTiles][4], SharedAddress tall, int a_row,
                                           SharedAddress wide) {
@@ -150,7 +151,7 @@ __device__ inline void multiply_columns(float (&c)[kHead / 8][4], const uint32_t
     }
 }
 
-// C of 8-column tiles, rounded, as A of the next product.
+// Rounds C of 8-column tiles as A of the next product.
 template <int kTiles>
 __device__ inline void round_fragments(uint32_t (&a)[kTiles / 2][4], const float (&c)[kTiles][4]) {
 #pragma unroll

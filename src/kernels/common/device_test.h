@@ -33,7 +33,7 @@ class CudaEnvironment : public ::testing::Environment {
 inline CudaEnvironment* const kCuda =
     static_cast<CudaEnvironment*>(::testing::AddGlobalTestEnvironment(new CudaEnvironment));
 
-// A test of every device; on CUDA skipped where there is none.
+// Base of tests that run on every device; on CUDA they are skipped where there is none.
 class OnDevice : public ::testing::TestWithParam<at::DeviceType> {
  protected:
   void SetUp() override {

@@ -10,8 +10,8 @@
 #include "kernels/common/isa.h"
 
 // rms_norm.h
-// Rows of `width` elements. A is the accumulator type; d_weight[width] is added to; y (which may be d_y) and
-// residual may be null.
+// RMSNorm of rows of `width` elements. A is the accumulator type; d_weight[width] is added to; y (which may
+// be d_y) and residual may be null.
 BOUGH_ISA_DECLARE(template <class T, class A> void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight,
                                                                  int64_t num_rows, int64_t width,
                                                                  const NormSettings& norm))
@@ -21,8 +21,8 @@ BOUGH_ISA_DECLARE(template <class T, class A>
                                               int64_t num_rows, int64_t width, double weight_offset))
 
 namespace bough::bf16 {
-// The same where has_avx512_bf16(), width a multiple of 32: twice as fast, since loads and stores are most of
-// the work.
+// RMSNorm of rows where has_avx512_bf16(), width a multiple of 32: twice as fast, since loads and stores are
+// most of the work.
 void rms_norm_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
                    int64_t num_rows, int64_t width, const NormSettings& norm);
 void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight, const BFloat16Bits* d_y,
@@ -34,13 +34,13 @@ void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight,
 
 BOUGH_ISA_DECLARE(template <class T> void swiglu_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width,
                                                       GateActivation activation))
-// y may be d_y, d_gate_up may be gate_up.
+// In backward y may be d_y, and d_gate_up may be gate_up.
 BOUGH_ISA_DECLARE(template <class T> void swiglu_backward_rows(T* d_gate_up, T* y, const T* d_y,
                                                                const T* gate_up, int64_t num_rows,
                                                                int64_t width, GateActivation activation))
 
 namespace bough::bf16 {
-// The same where has_avx512_bf16(), width a multiple of 32.
+// SwiGLU of rows where has_avx512_bf16(), width a multiple of 32.
 void swiglu_rows(BFloat16Bits* y, const BFloat16Bits* gate_up, int64_t num_rows, int64_t width,
                  GateActivation activation);
 void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat16Bits* d_y,
@@ -58,18 +58,18 @@ struct HeadRows {  // of one token, beside each other
 };
 }  // namespace bough
 
-// y[heads, H] from qkv; weight null: no norm. cos, sin: [num_pairs].
+// Makes y[heads, H] from qkv; weight null: no norm. cos, sin: [num_pairs].
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void norm_rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, const T* weight,
                                         const NormSettings& norm, const HeadRows& rows))
-// d_qkv overwritten; d_weight[H] added to; scratch[H].
+// d_qkv is overwritten; d_weight[H] is added to; scratch[H].
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void norm_rotate_backward_rows(T* d_qkv, A* d_weight, A* scratch, const T* d_y,
                                                  const T* qkv, const A* cos, const A* sin, const T* weight,
                                                  const NormSettings& norm, const HeadRows& rows))
 
 namespace bough::bf16 {
-// The same where has_avx512_bf16(), heads of 64 or 128 that are turned whole.
+// Norm and rotation where has_avx512_bf16(), heads of 64 or 128 that are turned whole.
 void norm_rotate_rows(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, const float* sin,
                       const BFloat16Bits* weight, const NormSettings& norm, const HeadRows& rows);
 void norm_rotate_backward_rows(BFloat16Bits* d_qkv, float* d_weight, float* scratch, const BFloat16Bits* d_y,
@@ -78,13 +78,14 @@ void norm_rotate_backward_rows(BFloat16Bits* d_qkv, float* d_weight, float* scra
 }  // namespace bough::bf16
 
 // log_prob.h
-// logits become d_logits but for the label's own term.
+// Turns logits into d_logits but for the label's own term.
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void log_prob_backward_row(T* logits, int64_t width, A inverse_temperature, A lse,
                                              A entropy, A d_log_prob, A d_entropy))
 
 // embedding.h
-// sums[tokens[t]][columns] += rows[t][columns], columns [begin, end) of `width`, t ascending.
+// Adds rows to sums: sums[tokens[t]][columns] += rows[t][columns], columns [begin, end) of `width`, t
+// ascending.
 BOUGH_ISA_DECLARE(template <class T, class A>
                   void add_rows_of_tokens(A* sums, const int64_t* tokens, const T* rows, int64_t num_rows,
                                           int64_t width, int64_t begin, int64_t end))
@@ -105,7 +106,7 @@ struct AdamwScalars {
 };
 }  // namespace bough
 
-// `size` elements. master == nullptr: value is of type A and its own master.
+// Updates `size` elements. master == nullptr: value is of type A and its own master.
 BOUGH_ISA_DECLARE(template <class T, class A> void adamw_elements(T* value, A* master, A* exp_avg,
                                                                   A* exp_avg_sq, A* gradient, int64_t size,
                                                                   const AdamwScalars<A>& scalars))

@@ -12,7 +12,8 @@ constexpr int64_t kTogether = 4;  // rows or heads whose roots are taken at once
 // rms_norm.h
 
 namespace {
-// One row after the other: rows in turn, a line of each at a time, come from memory at half the rate.
+// RMSNorm takes one row after the other: rows in turn, a line of each at a time, come from memory at half the
+// rate.
 template <int64_t kRows>
 void forward_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
                   int64_t width, const NormSettings& norm) {
@@ -93,7 +94,7 @@ inline Lanes sigmoid(const Lanes& x) {
   return {sigmoid(x.even), sigmoid(x.odd)};
 }
 
-// gate_argument and gate_steepness of element_loops_isa.cpp.
+// Constants of gate_argument and gate_steepness of element_loops_isa.cpp.
 constexpr float kGelu = 1.5957691216f, kGeluCube = kGelu * 0.044715f;
 inline Lanes cubic(const Lanes& g, float linear, float cube) {
   const __m512 a = _mm512_set1_ps(linear), b = _mm512_set1_ps(cube);
@@ -158,7 +159,7 @@ void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat
 namespace {
 constexpr int64_t kMostHeads = 8;
 
-// 1 / sqrt(mean of squares + eps)
+// Returns 1 / sqrt(mean of squares + eps) for each of kTogether heads.
 inline __m128 inverse_rms(const __m512 (&squares)[kTogether], int64_t width, double eps) {
   const __m128 mean = _mm_div_ps(sums_across(squares), _mm_set1_ps(static_cast<float>(width)));
   return _mm_div_ps(_mm_set1_ps(1), _mm_sqrt_ps(_mm_add_ps(mean, _mm_set1_ps(static_cast<float>(eps)))));
@@ -169,7 +170,7 @@ inline __m512 broadcast_inverse_rms(__m512 squares, int64_t width, double eps) {
   return _mm512_set1_ps(1 / __builtin_sqrtf(mean + static_cast<float>(eps)));
 }
 
-// Of `count` heads beside each other.
+// Writes the inverse roots of `count` heads beside each other.
 template <int64_t kWidth>
 inline void inverse_rms_of_heads(float* scales, const BFloat16Bits* x, int64_t count, double eps) {
   for (int64_t h = 0; h < count; h += kTogether) {

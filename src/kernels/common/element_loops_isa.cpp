@@ -1,4 +1,4 @@
-// What the ops compute: their headers. Each is vectorised by the compiler (isa.h).
+// Loops over elements and rows, each vectorised by the compiler (isa.h). What the ops compute: their headers.
 #include "kernels/common/element.h"
 #include "kernels/common/element_loops.h"
 #include "kernels/common/exp.h"
@@ -7,7 +7,8 @@ namespace bough::BOUGH_ISA {
 
 // rms_norm.h
 
-// weight + offset. Without an offset nothing is added: the compiler would put the factors in another order.
+// Returns weight + offset. Without an offset nothing is added: the compiler would put the factors in another
+// order.
 template <bool kOffset, class A, class T>
 static inline A factor_of(const T* weight, A offset) {
   if constexpr (kOffset) return load(weight) + offset;
@@ -100,7 +101,7 @@ INSTANTIATE(double, double)
 // u = sqrt(2 / pi) · (g + 0.044715 · g³).
 constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
 
-// What the sigmoid is taken of, p(g), and g · p'(g).
+// Computes what the sigmoid is taken of, p(g), and g · p'(g).
 template <GateActivation kActivation, class A>
 static inline A gate_argument(A g) {
   if constexpr (kActivation == GateActivation::kSilu) return g;
@@ -339,7 +340,7 @@ static inline double square_root(double x) {
   return __builtin_sqrt(x);
 }
 
-// One element; returns the new weight.
+// Updates one element; returns the new weight.
 template <class A>
 static inline A update(A weight, A* exp_avg, A* exp_avg_sq, A* gradient, const AdamwScalars<A>& s) {
   const A g = *gradient * s.gradient_scale;

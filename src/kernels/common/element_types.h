@@ -8,13 +8,13 @@ struct CUstream_st;
 
 namespace bough {
 
-// Bit-compatible with c10::BFloat16.
+// bf16 as its bits, compatible with c10::BFloat16.
 struct BFloat16Bits {
   uint16_t bits;
 };
 
-// Of an RMSNorm: y = x · rstd · (weight + weight_offset). Gemma's checkpoints hold weights around 0: offset
-// 1.
+// Settings of an RMSNorm: y = x · rstd · (weight + weight_offset). Gemma's checkpoints hold weights around 0:
+// offset 1.
 struct NormSettings {
   NormSettings(double eps, double weight_offset = 0) : eps(eps), weight_offset(weight_offset) {}
   double eps;
@@ -24,7 +24,7 @@ struct NormSettings {
 // What a feed-forward layer's gate goes through (kernels/swiglu).
 enum class GateActivation : int64_t { kSilu, kGeluTanh };
 
-// cudaStream_t, without CUDA's headers.
+// CUDA's cudaStream_t, without CUDA's headers.
 using CudaStream = CUstream_st*;
 
 }  // namespace bough

@@ -36,7 +36,7 @@ static inline float vector_exp(float x) {
   series = series * r + 1.66666667e-1f;
   series = series * r + 0.5f;
   series = series * r * r + r + 1.0f;
-  // 2^n in two factors, since n reaches 128 and -159.
+  // 2^n is taken in two factors, since n reaches 128 and -159.
   const auto u = static_cast<uint32_t>(n);
   const uint32_t bits_a = ((u >> 1) + 47u) << 23, bits_b = (u - (u >> 1) + 47u) << 23;
   float a, b;

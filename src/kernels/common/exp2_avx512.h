@@ -1,5 +1,5 @@
-// For files written with AVX-512 intrinsics; internal linkage, since each is compiled with options of its
-// own.
+// Powers of 2 for files written with AVX-512 intrinsics; internal linkage, since each is compiled with
+// options of its own.
 #pragma once
 
 #include <immintrin.h>
@@ -21,15 +21,15 @@ static inline __m512 exp2_by(const float (&coefficients)[kCoefficients], __m512 
   return _mm512_scalef_ps(y, x);
 }
 
-// Within 8e-5.
+// 2^x within 8e-5.
 static inline __m512 exp2_rough(__m512 x) {
   return exp2_by({7.80245226e-2f, 2.26067155e-1f, 6.95833540e-1f, 9.99925218e-1f}, x);
 }
-// Within 3e-6: bf16 keeps 4e-3.
+// 2^x within 3e-6, where bf16 keeps 4e-3.
 static inline __m512 exp2_lanes(__m512 x) {
   return exp2_by({1.35341680e-2f, 5.20114611e-2f, 2.41442756e-1f, 6.93003835e-1f, 1.00000259f}, x);
 }
-// Within one unit in the last place of fp32.
+// 2^x within one unit in the last place of fp32.
 static inline __m512 exp2_fp32(__m512 x) {
   return exp2_by({2.170225489e-4f, 1.243968727e-3f, 9.678840637e-3f, 5.548334122e-2f, 2.402298301e-1f,
                   6.931470037e-1f, 1.0f},

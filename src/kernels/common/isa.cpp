@@ -61,8 +61,8 @@ bool has_amx() {
 }
 
 namespace {
-// When this library is loaded, by the bough program, a test or Python alike: before libtorch multiplies its
-// first bf16 matrices.
+// The workarounds are applied when this library is loaded, by the bough program, a test or Python alike:
+// before libtorch multiplies its first bf16 matrices.
 [[maybe_unused]] const bool workarounds_applied = (apply_cpu_workarounds(), true);
 }  // namespace
 

@@ -42,8 +42,8 @@ bool has_amx();
     }                                                                                \
   } while (0)
 
-// The same, but by the function of that name in namespace bf16 where T is BFloat16Bits, the CPU has
-// AVX512-BF16 and `fits`.
+// Calls the function of that name in namespace bf16 where T is BFloat16Bits, the CPU has AVX512-BF16 and
+// `fits`; else as BOUGH_ISA_CALL.
 #define BOUGH_BF16_OR_ISA_CALL(T, fits, function, ...)        \
   do {                                                        \
     if constexpr (std::is_same_v<T, ::bough::BFloat16Bits>) { \

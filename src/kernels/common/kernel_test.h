@@ -26,9 +26,9 @@ inline Parameter random_parameter(at::IntArrayRef sizes, at::ScalarType type, ui
   return parameter;
 }
 
-// Relative to the largest element: kernel and reference sum in different orders, so an element's error is
-// bounded by the unit roundoff times the sum of its terms' sizes, not by the element's own. 64 roundoffs
-// cover the lengths the tests use (errors grow like the square root of the length).
+// Tolerance relative to the largest element: kernel and reference sum in different orders, so an element's
+// error is bounded by the unit roundoff times the sum of its terms' sizes, not by the element's own. 64
+// roundoffs cover the lengths the tests use (errors grow like the square root of the length).
 inline double tolerance(at::ScalarType type) {
   return 64 * (type == at::kDouble ? 1.1e-16 : type == at::kFloat ? 6e-8 : 3.9e-3 / 16);
 }

@@ -29,7 +29,7 @@ class Workspace {
   T* data_;
 };
 
-// A task's scratch, small and a thread's own: uninitialised, aligned to a cache line.
+// Scratch of a task, small and a thread's own: uninitialised, aligned to a cache line.
 template <class T>
 class AlignedBuffer {
  public:
@@ -53,14 +53,14 @@ class AlignedBuffer {
 template <class A>
 class PartialSums {
  public:
-  // A part has at least `least_rows`.
+  // Rows are cut into parts of at least `least_rows`.
   PartialSums(int64_t num_rows, int64_t least_rows, int64_t width)
       : num_rows_(num_rows),
         width_(width),
         num_parts_(std::clamp<int64_t>(num_rows / least_rows, 1, at::get_num_threads())),
         sums_(num_parts_ * width) {}
 
-  // visit(begin, end, sums): rows of a part, and its sums, zeros, to add to.
+  // Calls visit(begin, end, sums) for each part: its rows, and its sums, zeros, to add to.
   template <class Visit>
   void for_parts(Visit&& visit) const {
     at::parallel_for(0, num_parts_, 1, [&](int64_t first, int64_t last) {
@@ -71,7 +71,7 @@ class PartialSums {
       }
     });
   }
-  // Sums [begin, begin + count) of all parts, added to out[count].
+  // Adds the sums [begin, begin + count) of all parts to out[count].
   void add_to(A* out, int64_t begin, int64_t count) const {
     for (int64_t part = 1; part < num_parts_; ++part)
       for (int64_t i = begin; i < begin + count; ++i) sums_.get()[i] += sums_.get()[part * width_ + i];

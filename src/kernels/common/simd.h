@@ -45,7 +45,7 @@ typedef uint16_t Half16 __attribute__((vector_size(32)));
 typedef double Double16 __attribute__((vector_size(128)));
 typedef int64_t Long16 __attribute__((vector_size(128)));
 
-// Element type -> accumulator, its vector, the vector of equally wide integers.
+// For an element type: its accumulator, that one's vector, and the vector of equally wide integers.
 template <class T>
 struct Types {
   using Acc = float;
@@ -101,7 +101,7 @@ BOUGH_INLINE void narrow(BFloat16Bits& y, float x) {  // round to nearest even; 
   y.bits = is_nan ? 0x7FC0u : static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Lanes are folded in halves, the same order whatever the instruction set.
+// Sums the lanes by folding them in halves, the same order whatever the instruction set.
 template <class Vector>
 BOUGH_INLINE auto max_of(const Vector& v) {
   auto lanes = v;
@@ -150,7 +150,7 @@ BOUGH_INLINE void raise_to(Vector& x, const Vector& other) {
   sign_mask(mask, Vector(x - other));
   replace(x, mask, other);
 }
-// All ones where x is not a number.
+// Sets all bits of the lanes where x is not a number.
 BOUGH_INLINE void nan_mask(Int16& mask, const Float16& x) {
   std::memcpy(&mask, &x, sizeof mask);
   mask = (0x7F800000 - (mask & 0x7FFFFFFF)) >> 31;

@@ -10,12 +10,12 @@ namespace bough {
 // weight's dtype. Returns [T, D]. Differentiable: it is where a pass's graph begins.
 at::Tensor embedding(const at::Tensor& tokens_T, const Parameter& weight, double scale = 1);
 
-// sums[tokens[t]] += rows[t]. sums_VD: contiguous, accumulator type of rows; rows_TD: fp32, bf16 or fp64,
-// contiguous.
+// Adds rows to their tokens' sums: sums[tokens[t]] += rows[t]. sums_VD: contiguous, accumulator type of rows;
+// rows_TD: fp32, bf16 or fp64, contiguous.
 void add_embedding_gradient_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,
                              const at::Tensor& rows_TD);
 
-// Reference; any device.
+// Reference of add_embedding_gradient_; any device.
 void add_embedding_gradient_reference_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,
                                        const at::Tensor& rows_TD);
 

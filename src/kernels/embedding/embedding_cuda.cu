@@ -1,4 +1,4 @@
-// Blocks in x over the columns, in y over the sorted tokens. Where a token begins, its rows are added one
+// Blocks go in x over the columns, in y over the sorted tokens. Where a token begins, its rows are added one
 // after the other, so that their order is fixed without atomics.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"

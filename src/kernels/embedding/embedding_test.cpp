@@ -12,7 +12,7 @@ TEST(EmbeddingGradient, MatchesReferenceInEveryDtype) {
     for (const int64_t width : {1, 63, 64, 200})
       for (const int64_t num_tokens : {0, 1, 77}) {
         SCOPED_TRACE(testing::Message() << width << " wide, " << num_tokens << " tokens");
-        // Few tokens: many occur often.
+        // There are few tokens, so that many occur often.
         const auto tokens = at::randint(11, {num_tokens}, at::kLong);
         const auto rows = random_tensor({num_tokens, width}, type, 1);
         const auto sums = random_tensor({11, width}, accumulator_type(type), 2), expected = sums.clone();

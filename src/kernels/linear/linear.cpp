@@ -90,7 +90,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto& d_residual = d_outputs[1];
-    // Where nothing came through y there is nothing but the residual's.
+    // Where no gradient came through y, d_x is the residual's alone.
     if (!d_outputs[0].defined()) return {d_residual, {}, {}, {}, {}, {}};
     const auto d_y = d_outputs[0].contiguous();
     const auto saved = context->get_saved_variables();

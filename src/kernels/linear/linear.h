@@ -26,8 +26,8 @@ at::Tensor linear(const at::Tensor& x_RK, const Parameter& weight, const Paramet
 // x [R, K] goes with the weight [O, K]: of its dtype, or the weight is quantized and no graph is recorded.
 void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weight);
 
-// For functions of several steps that keep less than autograd would: y alone, and weight.main_grad += d_yᵀ ·
-// x, bias_grad (if defined) += sum_r d_y.
+// Parts of linear() for functions of several steps that keep less than autograd would: y alone, and
+// weight.main_grad += d_yᵀ · x, bias_grad (if defined) += sum_r d_y.
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt);
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,
@@ -42,13 +42,13 @@ void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bi
 
 struct NormLinearOutput {
   at::Tensor y_RO;
-  // x again: what a residual connection should read, so that its gradient is added in this function's
-  // backward.
+  // The input x, which a residual connection should read here, so that its gradient is added in this
+  // function's backward.
   at::Tensor residual_RD;
 };
 
 // x: [R, D] contiguous; norm.value: [D]; weight.value: [O, D]; bias null or [O]. Differentiable.
-// batch_invariant as of linear().
+// batch_invariant means what it does in linear().
 NormLinearOutput norm_linear(const at::Tensor& x_RD, const Parameter& norm, const NormSettings& settings,
                              const Parameter& weight, const Parameter* bias = nullptr,
                              bool batch_invariant = false);
@@ -74,7 +74,8 @@ struct MlpParameters {
   bool residual = true;
 };
 
-// x: [T, D] contiguous. Returns [T, D], x's dtype. Differentiable. batch_invariant as of linear().
+// x: [T, D] contiguous. Returns [T, D], x's dtype. Differentiable. batch_invariant means what it does in
+// linear().
 at::Tensor mlp(const at::Tensor& x_TD, const MlpParameters& parameters, bool batch_invariant = false);
 
 }  // namespace bough

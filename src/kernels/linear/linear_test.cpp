@@ -88,14 +88,14 @@ struct Mlp {
       : norm(random_parameter({width}, type, 1)),
         gate_up(random_parameter({2 * inner, width}, type, 2)),
         down(random_parameter({width, inner}, type, 3)) {
-    // So that gate and up are of order 1, and y is.
+    // Weights are scaled so that gate and up are of order 1, and y is.
     gate_up.value.mul_(1 / std::sqrt(static_cast<double>(width)));
     down.value.mul_(1 / std::sqrt(static_cast<double>(inner)));
   }
   at::Tensor operator()(const at::Tensor& x) const { return mlp(x, {&norm, gate_up, down, kEps}); }
 };
 
-// The sublayer in tensor ops under libtorch's own autograd, in fp64.
+// Expected results of the sublayer in tensor ops under libtorch's own autograd, in fp64.
 struct Expected {
   at::Tensor y, d_x, d_norm, d_gate_up, d_down;
   Expected(const Mlp& f, const at::Tensor& x, const at::Tensor& d_y) {
@@ -150,7 +150,8 @@ TEST(Mlp, BackwardIsTheDerivative) {
     check_parameter_gradient([&] { return f(x.detach().requires_grad_(true)); }, *parameter);
 }
 
-// What families have in other places: no norm before, no residual, biases, GeGLU, norms around 1.
+// A variant has what families have in other places: no norm before, no residual, biases, GeGLU, norms around
+// 1.
 struct MlpVariant {
   bool norm, residual, bias, gelu;
 };

@@ -1,6 +1,6 @@
-// A block a draw. It reads the row twice: for the largest logit, then for the sums of exponentials by blocks
-// of 256 tokens, one warp each. The first warp then finds the block that the uniform number falls in, and the
-// token in it.
+// A block makes a draw. It reads the row twice: for the largest logit, then for the sums of exponentials by
+// blocks of 256 tokens, one warp each. The first warp then finds the block that the uniform number falls in,
+// and the token in it.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 #include "kernels/common/cuda_mma.cuh"
@@ -22,7 +22,7 @@ __device__ inline double exponential(double x) {
   return exp(x);
 }
 
-// This lane's eight tokens of a block of 256; minus infinity beyond the row.
+// Loads this lane's eight tokens of a block of 256; minus infinity beyond the row.
 template <class T, class A, int kPack>
 __device__ inline void read_tokens(A (&x)[kLaneTokens], const T* row, int64_t begin, int64_t width) {
 #pragma unroll
@@ -44,8 +44,8 @@ __device__ inline A warp_max(A x) {
   return x;
 }
 
-// Of `count` weights the one where `target` falls when they are laid end to end; takes those before it off
-// the target. Rounding may leave the target beyond them all: then the last that is not 0.
+// Finds of `count` weights the one where `target` falls when they are laid end to end; takes those before it
+// off the target. Rounding may leave the target beyond them all: then it is the last that is not 0.
 template <class Weight>
 __device__ inline int find(int count, double& target, Weight&& weight) {
   int last = 0;

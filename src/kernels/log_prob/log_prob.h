@@ -23,7 +23,7 @@ LogProbOutput log_prob_forward(const at::Tensor& logits_RV, const at::Tensor& la
 void log_prob_backward_(const at::Tensor& logits_RV, const at::Tensor& labels_R, const LogProbOutput& output,
                         const at::Tensor& d_log_probs_R, const at::Tensor& d_entropies_R, double temperature);
 
-// References, in tensor ops, any device.
+// References of forward and backward, in tensor ops, any device.
 LogProbOutput log_prob_forward_reference(const at::Tensor& logits_RV, const at::Tensor& labels_R,
                                          double temperature);
 void log_prob_backward_reference_(const at::Tensor& logits_RV, const at::Tensor& labels_R,

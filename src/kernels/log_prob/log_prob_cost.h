@@ -13,8 +13,8 @@ inline int64_t head_chunk_rows(int64_t vocab_size) {
   return std::max<int64_t>(64, (int64_t{4} << 20) / vocab_size);
 }
 
-// Of a chunk: logits, which become their gradients in place; of each row its log-probability, entropy, their
-// gradients and the log-sum-exp, the target and the row's number.
+// Bytes of a chunk: logits, which become their gradients in place; for each row its log-probability, entropy,
+// their gradients and the log-sum-exp, the target and the row's number.
 inline int64_t log_prob_bytes(const ElementSizes& sizes, int64_t rows, int64_t vocab_size) {
   return rows * (vocab_size * sizes.element + 5 * sizes.accumulator + 2 * int64_t{8});
 }

@@ -14,7 +14,7 @@
 namespace bough {
 
 namespace {
-// logit at the label, widened.
+// Loads a logit, widened.
 float load(const float* p) {
   return *p;
 }
@@ -96,7 +96,7 @@ void log_prob_backward_cpu_(const at::Tensor& logits_RV, const at::Tensor& label
         T* label = row + data<int64_t>(labels_R)[r];
         const A log_p = load(label) * inverse - data<A>(lse)[r];
         backward_row(row, width, inverse, data<A>(lse)[r], entropy, d_log_prob, d_entropy);
-        // The label's element whole, rounded once: -expm1(log_p) = 1 - p without cancellation.
+        // The label's element is computed whole and rounded once: -expm1(log_p) = 1 - p without cancellation.
         store(label,
               (d_log_prob * -std::expm1(log_p) - d_entropy * std::exp(log_p) * (log_p + entropy)) * inverse);
       }

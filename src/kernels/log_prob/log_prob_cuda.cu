@@ -17,8 +17,8 @@ struct SoftmaxSums {
   A dot;  // of e · z
 };
 
-// Rescales the one with the smaller maximum, by s = exp(δ), δ = (smaller - larger) / temperature: sum becomes
-// s · sum, and dot, whose z all shift by δ, becomes s · (dot + δ · sum).
+// Merges two parts' sums: those with the smaller maximum are rescaled by s = exp(δ), δ = (smaller - larger) /
+// temperature: sum becomes s · sum, and dot, whose z all shift by δ, becomes s · (dot + δ · sum).
 template <class A>
 __device__ SoftmaxSums<A> merge(SoftmaxSums<A> a, SoftmaxSums<A> b, A inverse_temperature) {
   if (a.sum == 0) return b;
@@ -81,7 +81,8 @@ __global__ void forward_kernel(LogProbForward<T, A> in, A inverse_temperature) {
     const A max = sums.max * inverse_temperature;
     const A log_sum = log(sums.sum);
     in.lse[r] = max + log_sum;
-    // z[label] - max - log sum: the difference first, so that a confident row loses nothing to cancellation.
+    // The difference z[label] - max comes first, then log sum is taken off, so that a confident row loses
+    // nothing to cancellation.
     in.log_probs[r] = (widen(row[in.labels[r]]) * inverse_temperature - max) - log_sum;
     in.entropies[r] = log_sum - sums.dot / sums.sum;
   }
@@ -104,7 +105,7 @@ __global__ void backward_kernel(LogProbBackward<T, A> in, A inverse_temperature)
     for (int j = 0; j < kPack; ++j) {
       const A log_p = x[j] * inverse_temperature - lse;
       const A p = exp(log_p);
-      // At the label d_log_prob · (1 - p), and -expm1(log p) = 1 - p without cancellation.
+      // The label's element is d_log_prob · (1 - p), where -expm1(log p) = 1 - p without cancellation.
       const A d = label == j ? d_log_prob * -expm1(log_p) : -p * d_log_prob;
       x[j] = (d - p * d_entropy * (log_p + entropy)) * inverse_temperature;
     }

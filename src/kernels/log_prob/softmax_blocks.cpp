@@ -38,7 +38,7 @@ BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<
   }
 }
 
-// One block; kUse: what is wanted beside the sum.
+// Sums of one block; kUse: what is wanted beside the sum.
 enum class Use { kSum, kDot, kWeights };
 template <Use kUse, class T>
 BOUGH_INLINE void block_sum(const T* row, int64_t count, typename simd::Types<T>::Acc maximum,

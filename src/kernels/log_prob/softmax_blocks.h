@@ -23,17 +23,17 @@ inline int64_t softmax_blocks(int64_t width) {
 template <class T>
 void softmax_maxima(const T* logits, int64_t width, typename simd::Types<T>::Acc* maxima);
 
-// dots: sums of weight · log weight; may be null.
+// Sums the weights of each block. dots: sums of weight · log weight; may be null.
 template <class T>
 void softmax_sums(const T* logits, int64_t width, typename simd::Types<T>::Acc maximum,
                   typename simd::Types<T>::Acc inverse_temperature, double* sums, double* dots);
 
-// The weights of at most one block; room for kSoftmaxBlock.
+// Writes the weights of at most one block; `weights` has room for kSoftmaxBlock.
 template <class T>
 void softmax_weights(const T* logits, int64_t count, typename simd::Types<T>::Acc maximum,
                      typename simd::Types<T>::Acc inverse_temperature, typename simd::Types<T>::Acc* weights);
 
-// log_sum: log of the sum of weights. The difference first, so that a confident row loses nothing to
+// log_sum: log of the sum of weights. The difference is taken first, so that a confident row loses nothing to
 // cancellation.
 inline double log_probability(double logit, double maximum, double temperature, double log_sum) {
   return (logit - maximum) / temperature - log_sum;

@@ -35,7 +35,7 @@ struct FewRows {
   int64_t y_stride;  // of residual, too
   const BFloat16Bits *bias, *residual;
 };
-// Of outputs [begin, end).
+// Computes outputs [begin, end) of the product.
 void multiply_few_rows(const FewRows& product, int64_t begin, int64_t end);
 }  // namespace dots
 

@@ -33,7 +33,8 @@ struct Sums {
   bool accumulate;
 };
 
-// step(i, &a, &b): the first row's and the first pair's address of depths 32i to 32i + 31.
+// Products of kRows rows. step(i, &a, &b): the first row's and the first pair's address of depths 32i to 32i
+// + 31.
 template <int kRows, int kVectors, class Step>
 inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
   __m512 sum[kRows][2];
@@ -71,7 +72,7 @@ inline void dot_rows(const Sums& to, const Layout& layout, int64_t steps, Step&&
   }
 }
 
-// The same of 32 rows.
+// Products of a block of 32 rows, with `step` as dot_rows has it.
 template <int kVectors = 2, class Step>
 inline void dot_block(const Sums& to, const Layout& layout, int64_t steps, Step&& step) {
   const auto rows_from = [&](int64_t row) {

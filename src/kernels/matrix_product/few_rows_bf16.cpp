@@ -19,7 +19,7 @@ inline __m128 widen(const BFloat16Bits* p, __mmask8 lanes) {
   return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_maskz_loadu_epi16(lanes, p)), 16));
 }
 
-// The sums of four vectors.
+// Sums the lanes of each of four vectors.
 inline __m128 sums_of(__m512 a, __m512 b, __m512 c, __m512 d) {
   const auto fold = [](__m512 x) {
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -35,7 +35,7 @@ void multiply(const FewRows& p, int64_t begin, int64_t end) {
     const BFloat16Bits* weight[kTogether];
     for (int64_t i = 0; i < kTogether; ++i)
       weight[i] = p.weight + (n + (i < count ? i : 0)) * p.weight_stride;
-    // The next rows, brought near meanwhile.
+    // The next rows are brought near meanwhile.
     const int64_t further = n + 2 * kTogether <= end ? kTogether * p.weight_stride : 0;
     __m512 sum[kRows][kTogether];
     // All loops over sums are unrolled, so that these lie in registers.

@@ -23,8 +23,8 @@ at::Tensor matrix_product(const at::Tensor& a_RK, const at::Tensor& b_KO,
                           const std::optional<at::Tensor>& bias_O = std::nullopt,
                           const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
-// The same product on a CPU that has_tiles() for the type, in a way that makes a row of c depend on its row
-// of a only: the same bits with any other rows, any number of them, on any number of threads.
+// matrix_product on a CPU that has_tiles() for the type, in a way that makes a row of c depend on its row of
+// a only: the same bits with any other rows, any number of them, on any number of threads.
 at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                    const std::optional<at::Tensor>& bias_O = std::nullopt,
                                    const std::optional<at::Tensor>& residual_RO = std::nullopt);
@@ -44,7 +44,7 @@ at::Tensor matrix_product_tiles(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                 const std::optional<at::Tensor>& residual_RO = std::nullopt);
 void add_matrix_product_tiles_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO);
 
-// Reference: libtorch's products; any device and dtype.
+// References: libtorch's products; any device and dtype.
 at::Tensor matrix_product_reference(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                     const std::optional<at::Tensor>& bias_O,
                                     const std::optional<at::Tensor>& residual_RO);

@@ -19,8 +19,8 @@ struct TileConfig {
 constexpr TileConfig kEightFullTiles;
 static_assert(sizeof(TileConfig) == 64);
 
-// The sums += two tiles of rows times two tiles of columns, of depth 32. Columns are read past the nearest
-// cache, where the rows that meet the next columns then stay.
+// Adds the products of two tiles of rows and two tiles of columns, of depth 32, to the sums. Columns are read
+// past the nearest cache, where the rows that meet the next columns then stay.
 inline void multiply_step(const char* a_low, const char* a_high, int64_t a_stride, const char* b) {
   _tile_stream_loadd(6, b, kTileStride);
   _tile_loadd(4, a_low, a_stride);

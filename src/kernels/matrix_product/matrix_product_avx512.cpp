@@ -15,10 +15,10 @@ inline __mmask16 first(int64_t count) {
 
 constexpr int64_t kStep = 8;  // of the depth, between lines that are brought near
 
-// Columns of b: at most 16, half the work; more; all 32, whose loads need no mask.
+// How many columns of b there are: at most 16, half the work; more; all 32, whose loads need no mask.
 enum class Columns { kHalf, kSome, kAll };
 
-// kTurned: a[i][k] = a[k * a_stride + i].
+// Where kTurned, a[i][k] = a[k * a_stride + i].
 template <Columns kColumns, int kRows, bool kTurned>
 void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                    const float* b, int64_t b_stride, int64_t columns, int64_t depth, const Upcoming& read) {

@@ -69,7 +69,7 @@ struct Fp32Tiles : Fp32Blocking {
 };
 
 struct Bf16Tiles : Bf16Blocking {
-  // Up to so many rows, packing a weight costs more than turning the sums.
+  // Up to so many rows of A, packing a weight costs more than turning the sums.
   static constexpr int64_t kFewRows = 256;
   static void begin() { bf16::begin_tiles(); }
   static void end() { bf16::end_tiles(); }
@@ -108,7 +108,7 @@ inline float widen(BFloat16Bits value) {
   return wide;
 }
 
-// Rows [row_begin, row_end) of c, from a depth of p.k; packed_a: blocks of those rows, or null.
+// Computes rows [row_begin, row_end) of c, from a depth of p.k; packed_a: blocks of those rows, or null.
 template <class Tiles>
 class Worker {
  public:
@@ -123,7 +123,7 @@ class Worker {
     bool first, last;
   };
 
-  // Panels [first, last); `workspace` of workspace_elements(last - first).
+  // Computes panels [first, last); `workspace` of workspace_elements(last - first).
   void run(int64_t first, int64_t last, T* workspace) {
     const int64_t group = Space::panel_group(p_.k, last - first);
     T* edge = workspace + group * panel_elements(p_);
@@ -165,7 +165,8 @@ class Worker {
     }
   }
 
-  // A part of the depth for all panels, then the next: neighbouring columns share rows, and rows share pages.
+  // Packs a part of the depth for all panels, then the next: neighbouring columns share rows, and rows share
+  // pages.
   void pack_panels(int64_t begin, int64_t end, T* panels) const {
     const int64_t step = p_.b.transposed ? p_.k : kPackedDepth;
     for (int64_t k = 0; k < p_.k; k += step)
@@ -175,7 +176,7 @@ class Worker {
                           columns_of(panel));
   }
 
-  // All rows of A, as blocks; of a transposed one as pack_panels does.
+  // Packs all rows of A as blocks; those of a transposed A in parts of the depth, as pack_panels does.
   void pack_rows(T* blocks) const {
     const int64_t step = p_.a.transposed ? kPackedDepth : p_.k;
     for (int64_t k = 0; k < p_.k; k += step)
@@ -187,13 +188,13 @@ class Worker {
 
   static int64_t panel_elements(const Product<T>& p) { return Space::panel_elements(p.k); }
   static int64_t block_elements(const Product<T>& p) { return Space::block_elements(p.k); }
-  // Of one thread.
+  // Elements of one thread's workspace.
   static int64_t workspace_elements(const Product<T>& p, int64_t panels) {
     return Space::elements(p.k, panels);
   }
 
-  // A part of one block of c: to c from the last part, else to `sums`, which are null where the part is the
-  // whole. Meanwhile memory that is written or read next is brought near.
+  // Computes a part of one block of c: to c from the last part, else to `sums`, which are null where the part
+  // is the whole. Meanwhile memory that is written or read next is brought near.
   void block(int64_t row, int64_t panel, const Factor<T>& a, bool packed, const T* b, const Part& part,
              float* sums, const Upcoming& written, const Upcoming& read = {}) {
     const int64_t rows = std::min(Tiles::kRows, row_end_ - row);

@@ -4,7 +4,8 @@ namespace bough {
 
 namespace {
 
-// Of all threads, as matrix_product_cpu.cpp's run_rows spreads panels over them.
+// Bytes that all threads pack and keep sums in, with panels spread over them as run_rows of
+// matrix_product_cpu.cpp does.
 template <class Blocking>
 int64_t packed_bytes(int64_t num_threads, int64_t rows, int64_t depth, int64_t columns) {
   const bool alone = static_cast<double>(rows) * static_cast<double>(depth) * static_cast<double>(columns) <

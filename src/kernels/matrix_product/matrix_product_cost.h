@@ -10,7 +10,7 @@
 
 namespace bough {
 
-// A multiply-add counts as two.
+// FLOPs of a product; a multiply-add counts as two.
 constexpr int64_t matrix_product_flops(int64_t rows, int64_t depth, int64_t columns) {
   return 2 * rows * depth * columns;
 }
@@ -37,18 +37,18 @@ struct Bf16Blocking {
   static constexpr int64_t kRows = bf16::kBlockRows;
   static constexpr int64_t kDepth = bf16::kDepth;
   static constexpr bool kPadsRows = true;  // the last rows of a factor are packed, too
-  // Of an accumulated C: bf16 ones are rounded once.
+  // The depth of a pass over an accumulated C; a bf16 C is rounded once.
   static constexpr int64_t kDepthPerPass = 512;
-  // Half of the second-level cache of CPUs with AMX, all of others': A, which comes from further away, is
-  // read once for each group.
+  // The bytes of a group of panels are half of the second-level cache of CPUs with AMX, all of others': A,
+  // which comes from further away, is read once for each group.
   static constexpr int64_t kGroupBytes = 1 << 20;
   // A block of rows of a longer depth leaves the first-level cache before the next panel: it comes in parts,
   // and fp32 sums of several blocks wait in the second-level cache beside the parts of a group's panels.
   static constexpr bool kInParts = true;
   static constexpr int64_t kWholeDepth = 1024, kPartDepth = 512;
   static constexpr int64_t kPartSumBytes = 384 << 10, kPartPanels = 16;
-  // Of a weight's gradient: a quarter of the second-level cache for sums, as much for B; a block's part of A
-  // stays in the first-level one.
+  // A weight's gradient takes a quarter of the second-level cache for sums, as much for B; a block's part of
+  // A stays in the first-level one.
   static constexpr int64_t kSumBytes = 512 << 10, kTurnedDepth = 512;
   static constexpr int64_t kMostBlocks = 8;
 };
@@ -68,14 +68,14 @@ struct BlockWorkspace {
   static int64_t block_elements(int64_t depth) {
     return rounded_up(depth, Blocking::kDepth) * Blocking::kRows;
   }
-  // Panels that are packed together, of so many: in groups of about one size.
+  // How many of so many panels are packed together: groups are of about one size.
   static int64_t panel_group(int64_t depth, int64_t panels) {
     int64_t fit = Blocking::kGroupBytes / (panel_elements(depth) * kElementBytes);
     if constexpr (Blocking::kInParts)
       if (is_in_parts(depth)) fit = Blocking::kPartPanels;
     return ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
   }
-  // Blocks of rows whose sums wait for the next part of the depth.
+  // Number of blocks of rows whose sums wait for the next part of the depth.
   static int64_t chunk_blocks(int64_t group) {
     if constexpr (Blocking::kInParts)
       return std::max<int64_t>(1, Blocking::kPartSumBytes / (group * Blocking::kRows * kPanelColumns * 4));
@@ -84,7 +84,8 @@ struct BlockWorkspace {
   static int64_t near_elements(int64_t depth) {
     return is_in_parts(depth) ? part_of_depth(depth) * Blocking::kRows : 0;
   }
-  // Its panels, the last rows of A where they must be padded, and what products in parts keep near.
+  // Elements that a thread holds: its panels, the last rows of A where they must be padded, and what products
+  // in parts keep near.
   static int64_t elements(int64_t depth, int64_t panels) {
     const int64_t group = panel_group(depth, panels);
     int64_t elements =
@@ -96,11 +97,12 @@ struct BlockWorkspace {
   }
 };
 
-// In flight in c[rows, columns] = a[rows, depth]·b, beside its factors and itself.
+// Bytes in flight in c[rows, columns] = a[rows, depth]·b, beside its factors and itself.
 int64_t matrix_product_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t rows,
                              int64_t depth, int64_t columns);
 
-// The same of a weight's gradient, [outputs, inputs] += d_yᵀ·x over so many tokens.
+// Bytes in flight in a weight's gradient, [outputs, inputs] += d_yᵀ·x over so many tokens, beside its
+// operands.
 int64_t weight_gradient_bytes(const DeviceKernels& kernels, const ElementSizes& sizes, int64_t tokens,
                               int64_t outputs, int64_t inputs);
 

@@ -30,7 +30,7 @@ namespace bough {
 namespace {
 constexpr int64_t kPackedTogether = 64 << 10;  // elements a thread should at least pack
 
-// Too little work to start threads for.
+// True for too little work to start threads for.
 bool is_for_one_thread(int64_t rows, int64_t n, int64_t k) {
   const double multiplies = static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
   return multiplies < 2 * kMultipliesPerThread || at::get_num_threads() == 1;
@@ -85,7 +85,8 @@ void add_turned(const Product<typename Tiles::Element>& p) {
                    });
   const int64_t grain = is_for_one_thread(p.m, p.n, p.k) ? blocks : 1;
   at::parallel_for(0, blocks, grain, [&](int64_t begin_block, int64_t end_block) {
-    // Many rows for each reading of B; A is packed again for each group of panels.
+    // Groups are small enough for many rows for each reading of B; A is packed again for each group of
+    // panels.
     const int64_t chunk_blocks = std::min(end_block - begin_block, Tiles::kMostBlocks);
     const int64_t fit = Tiles::kSumBytes / (chunk_blocks * Tiles::kRows * kPanelColumns * 4);
     const int64_t group = ceil_div(panels, ceil_div(panels, std::clamp<int64_t>(fit, 1, panels)));
@@ -156,7 +157,7 @@ void with_tiles(at::ScalarType type, Function&& function) {
   type == at::kFloat ? function.template operator()<Fp32Tiles>() : function.template operator()<Bf16Tiles>();
 }
 
-// A few rows in bf16 times a weight's transposed view, where AVX-512 computes it.
+// True for a few rows in bf16 times a weight's transposed view, where AVX-512 computes it.
 bool is_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO) {
   return a_RK.scalar_type() == at::kBFloat16 && has_avx512_bf16() && a_RK.size(0) > 0 &&
          a_RK.size(0) <= dots::FewRows::kMostRows && a_RK.stride(1) == 1 && b_KO.stride(0) == 1 &&
@@ -217,7 +218,7 @@ bool has_tiles(at::ScalarType type) {
   return type == at::kFloat ? best_isa() == Isa::kAvx512 : type == at::kBFloat16 && has_avx512_bf16();
 }
 
-// The choice of the two ways, once a block.
+// bf16 chooses between its two ways once a block.
 namespace bf16 {
 void begin_tiles() {
   if (has_amx()) amx::begin_tiles();

@@ -10,14 +10,15 @@ namespace {
 struct Shape {
   int64_t m, n, k;
 };
-// Whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one element; the
-// last ones deeper than a part, with rows a multiple of 2 KiB apart and not.
+// Shapes have whole blocks and panels, every kind of rest, few rows, more rows than are packed at once, one
+// element; the last ones are deeper than a part, with rows a multiple of 2 KiB apart and not.
 const Shape kShapes[] = {{64, 64, 64},  {1, 96, 64},   {12, 32, 33},    {16, 100, 96},    {17, 40, 96},
                          {33, 31, 32},  {45, 65, 130}, {1100, 70, 40},  {96, 33, 2100},   {1, 1, 1},
                          {300, 200, 7}, {5, 1000, 96}, {31, 257, 1030}, {430, 550, 2048}, {70, 40, 1568},
                          {3, 64, 1600}, {2, 37, 70},   {4, 18, 33}};
 
-// [rows, columns], as such or as the transposed view of its transpose; padded: a part of a wider matrix.
+// Makes [rows, columns], as such or as the transposed view of its transpose; padded: a part of a wider
+// matrix.
 at::Tensor operand(int64_t rows, int64_t columns, at::ScalarType type, uint64_t seed, bool transposed,
                    bool padded) {
   const int64_t outer = transposed ? columns : rows, inner = transposed ? rows : columns;

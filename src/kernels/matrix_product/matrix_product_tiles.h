@@ -27,11 +27,11 @@ struct Upcoming {
 namespace avx512 {
 constexpr int64_t kBlockRows = 12;
 
-// Panel of `columns` <= 32 columns, padded with zeros. b[k][n] = source[k * stride + n], or source[n * stride
-// + k] where transposed.
+// Packs a panel of `columns` <= 32 columns, padded with zeros. b[k][n] = source[k * stride + n], or source[n
+// * stride + k] where transposed.
 void pack_panel(float* panel, const float* source, int64_t stride, bool transposed, int64_t depth,
                 int64_t columns);
-// Up to 12 rows of a[m][k] = source[k * stride + m], padded with zeros.
+// Packs up to 12 rows of a[m][k] = source[k * stride + m], padded with zeros.
 void pack_transposed_block(float* block, const float* source, int64_t stride, int64_t rows, int64_t depth);
 // c[rows][columns] = or += a·b, up to 12 x 32. a[i][k] at a[i * a_stride + k], or at a[k * a_stride + i]
 // where turned (a packed block: of stride 12); rows of b b_stride apart (a panel's: 32).
@@ -46,13 +46,15 @@ namespace bf16 {
 constexpr int64_t kBlockRows = 32;
 constexpr int64_t kDepth = 32;  // of one step
 
-// Before and after the calls below, in each thread: AMX tiles keep 8 KiB of state that context switches save.
+// Called before and after the functions below, in each thread: AMX tiles keep 8 KiB of state that context
+// switches save.
 void begin_tiles();
 void end_tiles();
 
 void pack_panel(BFloat16Bits* panel, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t depth, int64_t columns);
-// Up to 32 rows, padded with zeros to 32 and to a multiple of 32 of k. a[m][k] as pack_panel's b[k][n].
+// Packs up to 32 rows, padded with zeros to 32 and to a multiple of 32 of k. a[m][k] lies as pack_panel's
+// b[k][n].
 void pack_block(BFloat16Bits* block, const BFloat16Bits* source, int64_t stride, bool transposed,
                 int64_t rows, int64_t depth);
 // dst[rows_padded][dst_stride]: `rows` rows of `width`, the rest of each and further rows zeros; dst_stride a
@@ -70,7 +72,7 @@ void add_products(float* c, int64_t c_stride, const BFloat16Bits* const* a, cons
 // c = block (+ residual, of c's stride, or null), rounded to nearest even.
 void store_block(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
                  const BFloat16Bits* residual = nullptr);
-// The same of the transpose: c[j][i] = block[i][j].
+// Stores the transpose: c[j][i] = block[i][j] (+ residual, of c's stride, or null), rounded to nearest even.
 void store_block_turned(BFloat16Bits* c, int64_t c_stride, const float* block, int64_t rows, int64_t columns,
                         const BFloat16Bits* residual = nullptr);
 }  // namespace bf16

@@ -1,5 +1,5 @@
-// For files written with AVX-512 intrinsics; internal linkage, since each is compiled with options of its
-// own.
+// A transpose for files written with AVX-512 intrinsics; internal linkage, since each is compiled with
+// options of its own.
 #pragma once
 
 #include <immintrin.h>

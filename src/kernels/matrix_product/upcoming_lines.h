@@ -7,7 +7,7 @@
 namespace bough {
 namespace {
 
-// Lines of memory, a few a step: all at once would hold up the product's own loads.
+// Brings lines of memory near, a few a step: all at once would hold up the product's own loads.
 class UpcomingLines {
  public:
   UpcomingLines(const Upcoming& upcoming, int64_t rows, int64_t steps)
@@ -17,11 +17,11 @@ class UpcomingLines {
         lines_(upcoming.lines),
         per_step_((rows * upcoming.lines + steps - 1) / steps) {}
 
-  // To the nearest cache.
+  // Prefetches lines that will be written into the nearest cache.
   void write_soon() {
     each([](const char* line) { __builtin_prefetch(line, 1); });
   }
-  // To the second-level cache.
+  // Prefetches lines that will be read into the second-level cache.
   void read_soon() {
     each([](const char* line) { __builtin_prefetch(line, 0, 2); });
   }

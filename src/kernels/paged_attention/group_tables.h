@@ -8,7 +8,7 @@
 
 namespace bough {
 
-// `samples` of each of `groups` prompts, every sample with `own` pages of its own.
+// Tables of `samples` of each of `groups` prompts, every sample with `own` pages of its own.
 inline std::vector<std::vector<int32_t>> group_tables(int groups, int samples, int shared, int own) {
   std::vector<std::vector<int32_t>> tables;
   int32_t next = 0;
@@ -23,7 +23,7 @@ inline std::vector<std::vector<int32_t>> group_tables(int groups, int samples, i
   return tables;
 }
 
-// A pass of the last token of each.
+// A pass of the last token of each table's sequence.
 inline std::vector<PagedSegment> last_tokens(const std::vector<std::vector<int32_t>>& tables) {
   std::vector<PagedSegment> segments;
   for (const auto& table : tables)

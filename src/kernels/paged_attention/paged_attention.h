@@ -36,11 +36,11 @@ struct PagedShape {
   at::Device device = at::kCPU;
 };
 
-// A layer's pages, uninitialised: on the CPU [B, G, 2, kPageTokens · padded H] (pages.h), on CUDA [2, B, G,
-// kPageTokens, H].
+// Sizes of a layer's pages, uninitialised: on the CPU [B, G, 2, kPageTokens · padded H] (pages.h), on CUDA
+// [2, B, G, kPageTokens, H].
 std::vector<int64_t> page_sizes(const PagedShape& shape, int64_t num_pages);
-// Views of them: keys [B, G, H' / P, kPageTokens, P], values [B, G, kPageTokens / P, H', P], with H' = padded
-// H and P of pages.h; on CUDA H' = H and P = 1.
+// Views of a layer's pages: keys [B, G, H' / P, kPageTokens, P], values [B, G, kPageTokens / P, H', P], with
+// H' = padded H and P of pages.h; on CUDA H' = H and P = 1.
 at::Tensor keys_of_pages(const at::Tensor& pages, int64_t head_dim);
 at::Tensor values_of_pages(const at::Tensor& pages, int64_t head_dim);
 
@@ -48,20 +48,20 @@ at::Tensor values_of_pages(const at::Tensor& pages, int64_t head_dim);
 class PagedPlan {
  public:
   PagedPlan() = default;
-  // One pass. The segments' pages are read now, not later. InternalError where a token's own page is not
-  // listed or not selected, or lists are not in ascending order.
+  // Plans one pass. The segments' pages are read now, not later. InternalError where a token's own page is
+  // not listed or not selected, or lists are not in ascending order.
   PagedPlan(std::span<const PagedSegment> segments, const PagedShape& shape,
             const PageSelection* selection = nullptr, AttentionPath path = AttentionPath::kFastest);
-  // On CUDA: passes of up to these capacities one after the other, always at the same addresses, as captured
-  // graphs need. parts: of make_parts(), for as many as there are rows.
+  // On CUDA, plans passes of up to these capacities one after the other, always at the same addresses, as
+  // captured graphs need. parts: of make_parts(), for as many as there are rows.
   PagedPlan(const PagedShape& shape, const PagedLayout& capacities, int64_t max_pages, at::Tensor parts);
 
-  // Whether CUDA kernels compute this: fp32 or bf16, heads not too wide. Else the reference does.
+  // Whether CUDA kernels compute this shape: fp32 or bf16, heads not too wide. Else the reference does.
   static bool on_cuda(const PagedShape& shape);
   // Uninitialised room for parts of rows that are cut.
   static at::Tensor make_parts(const PagedShape& shape, int64_t num_parts);
 
-  // On CUDA: what the next call computes. False, and nothing is changed, if it does not fit.
+  // On CUDA, sets what the next call computes. False, and nothing is changed, if it does not fit.
   bool set_work(const PagedWork& work);
 
   int64_t num_tokens() const { return num_tokens_; }  // of the pass; with capacities: the most
@@ -92,15 +92,15 @@ struct PagedAttentionInput {
 // CUDA kernels; may be null.
 at::Tensor paged_attention(const PagedAttentionInput& in, at::Tensor* lse_TN = nullptr);
 
-// Token t of k and v goes to a slot: page · kPageTokens + place in it. Of a page the first place comes first.
-// On the CPU.
+// A token of k and v, and the slot it goes to on the CPU: page · kPageTokens + place in it. Of the tokens of
+// a page that of its first place comes first.
 struct TokenSlot {
   int64_t token, slot;
 };
 void store_in_pages(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
                     std::span<const TokenSlot> tokens);
 
-// The op in tensor ops, on any device: gathers each token's pages, masks, softmax. work:
+// Paged attention in tensor ops, on any device: gathers each token's pages, masks, softmax. work:
 // PagedSchedule::as_tensor().
 at::Tensor paged_attention_reference(const at::Tensor& q_TNH, const std::optional<at::Tensor>& k_TGH,
                                      const std::optional<at::Tensor>& v_TGH, const at::Tensor& pages,

@@ -35,7 +35,7 @@ class Ahead {
     if (task.num_runs > 0) page_ = task.runs[0].page_begin;
     for (int64_t i = 0; i < kAhead; ++i) next();
   }
-  // Offset of that page's keys, and of its values; of the last page at the end.
+  // Returns the offset of the next page's keys, and of its values; at the end that of the last page.
   int64_t next() {
     if (run_ == task_.num_runs) return offset_;
     const AttentionRun& run = task_.runs[run_];
@@ -90,7 +90,7 @@ void add_values(const Block& block, const Batch& batch, int64_t begin, int64_t e
   add(block.o, block.count, block.layer.padded_H, weights + begin * kRows * kPage, values);
 }
 
-// The entry's maximum becomes that of these scores.
+// Raises the entry's maximum to that of these scores, and rescales its sum and output.
 void raise_maximum(const Block& block, int64_t entry, __m512 scores, __mmask16 visible) {
   float& maximum = block.task.maximum[block.first + entry];
   const float raised = _mm512_mask_reduce_max_ps(visible, scores);
@@ -189,7 +189,7 @@ void run_attention_task(const Layer& layer, const TaskView<float>& task) {
       count = run.row_end * heads - first < kRows ? run.row_end * heads - first : kRows;
       if (count != configured && has_amx()) amx::begin_rows(count);
       configured = count;
-      // Further entries find the run's pages near.
+      // Only the first entries bring pages near: further ones find the run's pages there.
       run_block(
           {layer, task, run, first, count, q + first * layer.padded_H, task.output + first * layer.padded_H},
           first == run.row_begin * heads ? &ahead : nullptr, scores, weights, scale);

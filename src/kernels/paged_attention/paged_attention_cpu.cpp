@@ -32,7 +32,7 @@ constexpr int64_t kPairSize = sizeof(T) == 2 ? 2 : 1;
 // Starting threads costs some 5 microseconds, in which one thread does about this many multiply-adds.
 constexpr int64_t kProductsWorthThreads = 200000;
 
-// Elements of a page that lie in pairs (pages.h): 16 pairs as two vectors, or two rows of 16.
+// Loads elements of a page that lie in pairs (pages.h): 16 pairs as two vectors, or two rows of 16.
 BOUGH_INLINE void load_two(simd::Float16& even, simd::Float16& odd, const BFloat16Bits* pairs, int64_t) {
   simd::UInt16 bits;
   std::memcpy(&bits, pairs, sizeof bits);
@@ -46,7 +46,7 @@ BOUGH_INLINE void load_two(Vector& even, Vector& odd, const A* rows, int64_t str
   simd::load(odd, rows + stride);
 }
 
-// One page, B entries: scores, running maximum and sum, weighted values.
+// Takes B entries through one page: scores, running maximum and sum, weighted values.
 template <int B, class T>
 BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
                              const int64_t* counts, const T* keys, const T* values) {
@@ -179,8 +179,8 @@ BOUGH_RUN_TASK(float)
 BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
 
-// One token's key and value of one head. The first token of a page clears its values: the others' slots are
-// read, with weight 0.
+// Stores one token's key and value of one head. The first token of a page clears its values: the others'
+// slots are read, with weight 0.
 template <class T>
 void store_token(T* key, T* value, const T* k, const T* v, int64_t place, int64_t H, int64_t padded_H) {
   for (int64_t h = 0; h < padded_H; ++h) key[h * kPageTokens + place] = h < H ? k[h] : T{};
@@ -230,7 +230,8 @@ struct Tokens {
                 v + t * v_stride_t + g * v_stride_g, slot % kPageTokens, H, padded_H);
   }
 
-  // What store() writes, a part of every line of the page's keys: to be called a few tokens before.
+  // Brings near what store() writes, a part of every line of the page's keys: to be called a few tokens
+  // before.
   void bring_near(int64_t g, int64_t slot) const {
     const int64_t padded_H = padded_head_dim(H), lines = kPageTokens * padded_H * int64_t{sizeof(T)} / 64;
     const auto* keys = reinterpret_cast<const char*>(page(g, slot));
@@ -241,7 +242,7 @@ struct Tokens {
   }
 };
 
-// The tokens of a task's rows, to one head's pages.
+// Stores the tokens of a task's rows to one head's pages.
 template <class T>
 void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::span<const int32_t> slots) {
   constexpr int64_t kAhead = 4;  // rows between the one stored and the one brought near
@@ -263,7 +264,8 @@ template <class T>
 void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
                   const ScheduleView& schedule) {
   using Acc = typename simd::Types<T>::Acc;
-  // Of prompts: other tasks read them. A head's pages are one thread's: tokens of a page share its lines.
+  // Tokens of prompts are stored before any task runs: other tasks read them. A head's pages are one
+  // thread's: tokens of a page share its lines.
   int64_t max_rows = 0;
   bool has_prompts = false;
   for (const AttentionTask& task : schedule.tasks) {

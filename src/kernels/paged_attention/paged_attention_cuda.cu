@@ -23,7 +23,7 @@ __global__ void store_tokens_kernel(const PagedAttentionCuda<T> in) {
   *reinterpret_cast<P*>(in.values + to) = *reinterpret_cast<const P*>(in.v + from);
 }
 
-// A warp an entry: lanes are keys for the scores, dimensions for the sums.
+// A warp has an entry: lanes are keys for the scores, dimensions for the sums.
 template <class T, int kPack>
 __global__ void __launch_bounds__(kPagedThreads)
     paged_attention_plain_kernel(const PagedAttentionCuda<T> in, bool large) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kPagedThreads)
   }
 }
 
-// A warp a row and head: the parts in the order of their keys. Some part has a visible key.
+// A warp has a row and head, whose parts it joins in the order of their keys. Some part has a visible key.
 template <class T>
 __global__ void __launch_bounds__(kPagedThreads) merge_parts_kernel(const PagedAttentionCuda<T> in) {
   constexpr int kColumns = static_cast<int>(kPagedAttentionMaxHeadDim) / kWarp;

@@ -16,7 +16,7 @@ struct PageFactors {
 };
 
 namespace amx {
-// Before the calls below, for so many entries.
+// Called before the functions below, for so many entries.
 void begin_rows(int64_t entries);
 // scores[page][16 entries][16 keys] = q·k of `entries`; q[entries][padded_H].
 void multiply_keys(float* scores, const BFloat16Bits* q, int64_t entries, int64_t padded_H,

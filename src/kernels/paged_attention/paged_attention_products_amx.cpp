@@ -17,7 +17,7 @@ inline void bring_near(const Element* tile, int64_t stride) {
     _mm_prefetch(reinterpret_cast<const char*>(tile) + i * stride, _MM_HINT_T1);
 }
 
-// Up to 4 pages.
+// Multiplies the keys of up to 4 pages.
 void multiply_four(float* scores, const Element* q, int64_t padded_H, const PageFactors& k) {
   const int64_t q_stride = padded_H * static_cast<int64_t>(sizeof(Element));
   _tile_zero(0);
@@ -92,7 +92,7 @@ void add_columns(float* o, int64_t padded_H, const Element* weights, const PageF
 }
 }  // namespace
 
-// Tiles: 0 to 3 sums, 4 queries, 5 keys, 6 weights, 7 values.
+// Tiles 0 to 3 hold sums, 4 queries, 5 keys, 6 weights, 7 values.
 void begin_rows(int64_t entries) {
   struct {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};

@@ -1,5 +1,5 @@
-// By AVX-512's dot products of pairs: of keys 16 tokens in a register, of values 16 columns. Few entries take
-// several pages, or columns, at once, since a dot product's result is ready some cycles later.
+// Products by AVX-512's dot products of pairs: of keys 16 tokens in a register, of values 16 columns. Few
+// entries take several pages, or columns, at once, since a dot product's result is ready some cycles later.
 #include <immintrin.h>
 
 #include <cstring>
@@ -17,7 +17,7 @@ inline __m512bh pair_of(const Element* pair) {
   std::memcpy(&bits, pair, sizeof bits);
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
 }
-// And the line as far on in a later page, brought near.
+// Loads a line of a page, and brings near the line as far on in a later page.
 inline __m512bh line_of(const Element* line, const Element* ahead) {
   _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
   return reinterpret_cast<__m512bh>(_mm512_loadu_si512(line));

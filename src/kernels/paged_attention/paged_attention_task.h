@@ -31,7 +31,7 @@ struct AttentionTask {
   int32_t head = -1;                   // the key/value head that it is of; -1: all
 };
 
-// One layer. Pages as in pages.h.
+// What attention reads and writes of one layer. Pages lie as in pages.h.
 template <class T, class Acc>
 struct LayerView {
   const T* q;  // token t, head n at q + t * q_stride_t + n * q_stride_n
@@ -43,7 +43,7 @@ struct LayerView {
   double scale;
   int64_t N, G, H, padded_H;
   int64_t heads() const { return N / G; }
-  // Of the keys of a page's head, and of its values.
+  // Where the keys of a page's head begin, and its values, in their arrays.
   int64_t offset(int64_t page, int64_t g) const { return (page * G + g) * 2 * kPageTokens * padded_H; }
 };
 

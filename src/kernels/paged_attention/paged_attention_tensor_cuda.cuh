@@ -75,7 +75,7 @@ struct PageStages {
   }
   __device__ static SharedAddress v(int stage) { return k(stage) + kTileBytes; }
 
-  // The tile's pages: they are asked for one tile ahead, since their addresses wait for them.
+  // Reads the numbers of a tile's pages: one tile ahead, since their addresses wait for them.
   __device__ static void read_pages(int (&ids)[kTilePages], const int32_t* pages, int tile, int num_pages) {
 #pragma unroll
     for (int p = 0; p < kTilePages; ++p) {
@@ -84,7 +84,7 @@ struct PageStages {
     }
   }
 
-  // Rows from num_keys on become zeros, whatever the pages hold there.
+  // Loads a tile; rows from num_keys on become zeros, whatever the pages hold there.
   __device__ static void load(int stage, const PagedAttentionCuda<BFloat16Bits>& in,
                               const int (&ids)[kTilePages], int group, int num_keys) {
     const int thread = thread_index(), first = thread / kChunks, chunk = thread % kChunks;
@@ -103,7 +103,7 @@ struct PageStages {
   }
 };
 
-// Fragments of 16 query vectors, of this lane's two.
+// Loads the fragments of 16 query vectors, of which this lane holds parts of two.
 template <int kHead>
 __device__ inline void load_entries(uint32_t (&a)[kHead / 16][4], const PagedAttentionCuda<BFloat16Bits>& in,
                                     const PagedEntry (&entries)[2]) {
@@ -124,7 +124,7 @@ __device__ inline void load_entries(uint32_t (&a)[kHead / 16][4], const PagedAtt
   }
 }
 
-// Scores of keys from an entry's limit on become minus infinity. first_key: of the fragment's first column.
+// Sets scores of keys from an entry's limit on to minus infinity. first_key: of the fragment's first column.
 template <int kTiles>
 __device__ inline void mask_limits(float (&c)[kTiles][4], int first_key, const PagedEntry (&entries)[2]) {
   const int key = first_key + thread_index() % 4 * 2;
@@ -135,14 +135,14 @@ __device__ inline void mask_limits(float (&c)[kTiles][4], int first_key, const P
       if (key + n * 8 + e % 2 >= entries[e / 2].limit) c[n][e] = -INFINITY;
 }
 
-// Two neighbouring sums of an entry.
+// Writes two neighbouring sums of an entry.
 __device__ inline void put(const PagedOutput<BFloat16Bits>& out, int column, float a, float b,
                            float inverse) {
   if (out.part) *reinterpret_cast<float2*>(out.part + column) = {a, b};
   else *reinterpret_cast<uint32_t*>(out.o + column) = pack_bf16(a * inverse, b * inverse);
 }
 
-// Each warp writes its own 16 entries.
+// Writes the warp's own 16 entries.
 template <int kHead>
 __device__ inline void write_own(const PagedAttentionCuda<BFloat16Bits>& in, const PagedEntry (&entries)[2],
                                  const float (&sums)[kHead / 8][4], const float (&row_max)[2],
@@ -161,7 +161,7 @@ __device__ inline void write_own(const PagedAttentionCuda<BFloat16Bits>& in, con
   }
 }
 
-// The four warps' softmaxes of the same 16 entries, over different keys, joined in the order of the warps.
+// Joins the four warps' softmaxes of the same 16 entries, over different keys, in the order of the warps.
 template <int kHead>
 __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, const PagedItem& item,
                                     const PagedRow* rows, int group, const float (&sums)[kHead / 8][4],
@@ -217,7 +217,7 @@ __device__ inline void write_joined(const PagedAttentionCuda<BFloat16Bits>& in, 
 template <int kHead, bool kLarge>
 constexpr int kPagedBlocks = kHead > 64 ? (kLarge ? 2 : 3) : (kLarge ? 3 : 4);
 
-// kLarge: a fragment of entries each warp, else one for all of them.
+// With kLarge each warp has a fragment of entries, else one is for all of them.
 template <int kHead, bool kLarge>
 __global__ void __launch_bounds__(kPagedThreads, kPagedBlocks<kHead, kLarge>)
     paged_attention_kernel(const PagedAttentionCuda<BFloat16Bits> in) {

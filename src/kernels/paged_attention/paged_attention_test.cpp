@@ -25,7 +25,7 @@ class Fixture {
         pages_(
             at::full(page_sizes(paged_shape_, 400), NAN, at::TensorOptions().dtype(dtype).device(device))) {}
 
-  // A sequence of `length` tokens that shares the first `shared` pages (full ones) of sequence `parent`.
+  // Adds a sequence of `length` tokens that shares the first `shared` pages (full ones) of sequence `parent`.
   int64_t add_sequence(int64_t length, int64_t parent = -1, int64_t shared = 0) {
     Sequence sequence;
     sequence.k = random({length, shape_.G, shape_.H});
@@ -42,7 +42,7 @@ class Fixture {
     return static_cast<int64_t>(sequences_.size()) - 1;
   }
 
-  // All but these pages of a sequence leave its list.
+  // Takes all but these pages of a sequence out of its list.
   void keep_pages(int64_t s, const std::vector<int32_t>& kept) {
     Sequence& sequence = sequences_[static_cast<size_t>(s)];
     std::vector<int32_t> pages;
@@ -56,7 +56,7 @@ class Fixture {
   struct Part {
     int64_t sequence, begin, count;
   };
-  // Output of one pass, on the CPU, and what it should be.
+  // Returns the output of one pass, on the CPU.
   at::Tensor run(const std::vector<Part>& parts, AttentionPath path,
                  const PageSelection* selection = nullptr) {
     std::vector<PagedSegment> segments;
@@ -68,7 +68,7 @@ class Fixture {
       v.push_back(sequence.v.narrow(0, part.begin, part.count));
       q.push_back(query(part));
     }
-    // Strided views, as a model hands them over.
+    // q, k and v are strided views, as a model hands them over.
     const auto qkv = at::cat({at::cat(q), at::cat(k), at::cat(v)}, 1).to(device_);
     const PagedPlan plan(segments, paged_shape_, selection, path);
     return paged_attention({.q_TNH = qkv.narrow(1, 0, shape_.N),
@@ -79,7 +79,7 @@ class Fixture {
                             .scale = 1 / std::sqrt(static_cast<double>(shape_.H))})
         .cpu();
   }
-  // Dense attention over just the keys of the selected pages.
+  // Returns what a pass should give: dense attention over just the keys of the selected pages.
   at::Tensor expected(const std::vector<Part>& parts, const PageSelection* selection = nullptr) {
     std::vector<at::Tensor> o;
     for (size_t s = 0; s < parts.size(); ++s) {
@@ -133,15 +133,16 @@ class Fixture {
   int64_t seed_ = 0;
 };
 
-// Of sums of up to 100 products of order 10, in the accumulator type. In bf16 the output is rounded, and so
-// may weights be: 2^-8 of the largest element each.
+// Tolerance of sums of up to 100 products of order 10, in the accumulator type. In bf16 the output is
+// rounded, and so may weights be: 2^-8 of the largest element each.
 double paged_tolerance(const at::Tensor& expected, at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 2.1 * expected.abs().max().item<double>() / 256;
   return dtype == at::kDouble ? 1e-13 : 3e-5;
 }
 
 std::vector<Fixture::Part> fill(Fixture& fixture, AttentionPath path) {
-  // A tree of pages: 0 is the root, 1-3 hang off it, 4-5 off 1; chunks of prefill beside decode.
+  // The sequences' pages form a tree: 0 is the root, 1-3 hang off it, 4-5 off 1; chunks of prefill stand
+  // beside decode.
   const int64_t lengths[] = {70, 55, 90, 33, 81, 17};
   fixture.add_sequence(70);
   fixture.add_sequence(55, 0, 2);
@@ -177,8 +178,8 @@ TEST_P(PagedAttentionOn, EqualsSoftmaxOverTheSequence) {
   }
 }
 
-// 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several rows, cut and
-// joined.
+// The pass has 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several
+// rows, cut and joined.
 TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Fixture fixture({4, 2, 64}, dtype, device());
@@ -199,7 +200,7 @@ TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
 }
 
 TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
-  // 2 to 40 entries a page; scores far enough apart that maxima rise in the middle of a run.
+  // A page has 2 to 40 entries, with scores far enough apart that maxima rise in the middle of a run.
   for (const Shape shape : {Shape{4, 2, 12}, Shape{8, 1, 64}, Shape{40, 1, 32}}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       Fixture fixture(shape, dtype);
@@ -218,7 +219,7 @@ TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
 }
 
 TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
-  // 8 samples of one prompt of 4 full pages, each with two pages of its own.
+  // The pass has 8 samples of one prompt of 4 full pages, each with two pages of its own.
   std::vector<std::vector<int32_t>> tables;
   for (int32_t s = 0; s < 8; ++s) tables.push_back({10, 11, 12, 13, 20 + 2 * s, 21 + 2 * s});
   std::vector<PagedSegment> segments;
@@ -234,7 +235,7 @@ TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
   EXPECT_EQ(rows_times_pages, 8 * 6);
 }
 
-// Of each segment's list: the first page, the last ones that its tokens lie in, and some between.
+// Selects of each segment's list the first page, the last ones that its tokens lie in, and some between.
 std::vector<std::vector<int32_t>> selected_pages(const std::vector<Fixture::Part>& parts, int64_t heads,
                                                  bool all) {
   std::vector<std::vector<int32_t>> lists;
@@ -271,7 +272,7 @@ TEST_P(PagedAttentionOn, SelectedPagesEqualDenseAttentionOverTheirKeys) {
         }
 }
 
-// A list without some of the sequence's pages: positions come from the first keys.
+// Lists lack some of the sequence's pages: positions come from the first keys.
 TEST_P(PagedAttentionOn, ListsWithGapsEqualASelection) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const auto path : {AttentionPath::kFastest, AttentionPath::kReference}) {

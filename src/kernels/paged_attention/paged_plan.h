@@ -32,7 +32,7 @@ struct PagedSegment {
 // The pages that a segment's tokens attend to: ascending indices into its list, those of its own tokens among
 // them.
 struct PageSelection {
-  // Of segment s: lists[s], or where heads differ lists[s · G + g] of key/value head g.
+  // The pages of segment s are lists[s], or where heads differ, of key/value head g, lists[s · G + g].
   std::span<const std::vector<int32_t>> lists;
   bool per_head = false;
 };
@@ -74,14 +74,14 @@ struct PagedSchedule {
   std::vector<int32_t> slots;        // of each token
   std::vector<int32_t> pages;        // the rows' lists
 
-  // One int32 tensor on the CPU: what the op takes. ScheduleView reads it.
+  // The schedule as one int32 tensor on the CPU, which the op takes and ScheduleView reads.
   at::Tensor as_tensor() const;
 };
-// The pass's tokens are those of the segments, in order. At most `max_rows` decode rows a task: a task's rows
-// share reads, but only tasks run in parallel.
+// Plans a pass, whose tokens are those of the segments, in order. At most `max_rows` decode rows a task: a
+// task's rows share reads, but only tasks run in parallel.
 PagedSchedule schedule_paged(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                              const PageSelection* selection, int64_t max_rows);
-// With as many decode rows a task as let this many threads and key/value heads even out.
+// Plans a pass with as many decode rows a task as let this many threads and key/value heads even out.
 PagedSchedule schedule_paged_for_threads(std::span<const PagedSegment> segments, int64_t num_kv_heads,
                                          const PageSelection* selection = nullptr);
 
@@ -110,10 +110,11 @@ struct PagedWork {
   int64_t num_parts = 0;
   bool per_head = false;
 
-  // With no room to spare.
+  // The layout of this work, with no room to spare.
   PagedLayout layout() const;
   bool fits(const PagedLayout& capacities) const;
-  // layout.pages() + pages.size() numbers. `to` has room for them; tokens that the pass lacks get slot -1.
+  // Writes layout.pages() + pages.size() numbers. `to` has room for them; tokens that the pass lacks get slot
+  // -1.
   void write(int32_t* to, const PagedLayout& layout) const;
 };
 

@@ -59,7 +59,7 @@ class Scheduler {
  public:
   explicit Scheduler(int64_t max_rows) : max_rows_(max_rows) {}
 
-  // All segments as head `head` sees them, or as all do.
+  // Adds all segments as head `head` sees them, or as all heads do.
   void add(std::span<const PagedSegment> segments, const PageSelection* selection, size_t lists,
            int32_t head) {
     std::vector<AttentionRow> decode;
@@ -178,7 +178,7 @@ PagedSchedule schedule_paged_for_threads(std::span<const PagedSegment> segments,
                                          const PageSelection* selection) {
   int64_t num_decode = 0;
   for (const PagedSegment& segment : segments) num_decode += segment.count == 1;
-  // Four tasks a thread even out; 32 rows read a page often enough to hide its loading.
+  // Four tasks a thread even the work out; 32 rows read a page often enough to hide its loading.
   const int64_t tasks_wanted = 4 * at::get_num_threads();
   const int64_t max_rows = num_decode * num_kv_heads / tasks_wanted;
   return schedule_paged(segments, num_kv_heads, selection, std::clamp<int64_t>(max_rows, 4, 32));

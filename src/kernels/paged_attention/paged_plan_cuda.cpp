@@ -11,12 +11,12 @@ namespace {
 
 static_assert(kPagedPageTokens == kPageTokens);
 
-// Blocks of a launch: some for each multiprocessor of the largest GPUs. A constant, so that results are the
-// same on all.
+// Blocks wanted of a launch: some for each multiprocessor of the largest GPUs. A constant, so that results
+// are the same on all.
 constexpr int64_t kWantedBlocks = 1024;
 constexpr int64_t kTilePages = 4;  // what a block reads at once
-// Of an item that was cut, for each fragment of query vectors: its parts are then at most a quarter of what
-// it reads.
+// Least pages of an item that was cut, for each fragment of query vectors: its parts are then at most a
+// quarter of what it reads.
 constexpr int64_t kLeastPages = 2 * kTilePages;
 // Sharing p pages among r rows saves reading (r - 1) p; the parts of each row, written and read, cost about
 // as much as two pages.
@@ -39,7 +39,7 @@ class Planner {
         num_groups_(num_groups),
         max_rows_(std::max<int64_t>(1, kPagedLargeEntries / heads_)) {}
 
-  // All segments as head `group` sees them, or as all do.
+  // Adds all segments as head `group` sees them, or as all heads do.
   void add_segments(std::span<const PagedSegment> segments, const PageSelection* selection, size_t lists,
                     int32_t group) {
     group_ = group;
@@ -128,7 +128,7 @@ class Planner {
     }
   }
 
-  // Cuts into equal items of at most `most` pages, of whole tiles.
+  // Cuts a piece into equal items of at most `most` pages, of whole tiles.
   void add_items(const Piece& piece, int64_t most) {
     const int64_t num_pages = piece.page_end - piece.page_begin, cuts = (num_pages + most - 1) / most;
     const int64_t tiles = (num_pages + cuts * kTilePages - 1) / (cuts * kTilePages);

@@ -122,7 +122,7 @@ int64_t pages_read(const PagedWork& work) {
 }
 
 // With first keys anywhere and a selection of pages for each head, a token sees the selected keys up to its
-// own.
+// own position.
 TEST(PagedWork, HeadsSeeTheirSelectedPages) {
   const std::vector<int32_t> pages = {9, 4, 7, 2, 5}, first_keys = {0, 16, 48, 100, 130};
   const std::vector<PagedSegment> segments = {{pages, 135, 1, first_keys}, {pages, 100, 5, first_keys}};
@@ -156,7 +156,7 @@ TEST(PagedWork, SharedPagesAreReadOnceForAllSamples) {
   const auto tables = group_tables(16, 8, 64, 4);
   const PagedWork work = plan_paged_work(last_tokens(tables), 16, 8);
   EXPECT_EQ(pages_read(work), 16 * (64 + 8 * 4));
-  // Too little to share: the parts would cost more than is saved.
+  // There is too little to share: the parts would cost more than is saved.
   EXPECT_EQ(pages_read(plan_paged_work(last_tokens(group_tables(16, 8, 1, 4)), 16, 8)), 16 * 8 * 5);
 }
 

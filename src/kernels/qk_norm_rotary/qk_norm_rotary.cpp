@@ -106,7 +106,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary(const at::Tensor& 
 }
 
 namespace {
-// x: [T, heads, H]; cos, sin: [T, r]. sign -1 turns the rotation around.
+// Rotates x: [T, heads, H]; cos, sin: [T, r]. sign -1 turns the rotation around.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
   const int64_t pairs = cos.size(1);
   const auto parts = x.split_with_sizes({pairs, pairs, x.size(-1) - 2 * pairs}, -1);

@@ -1,6 +1,6 @@
-// From the fused projection to what attention reads: split, RMSNorm of each head of q and k where the model
-// has it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has it), of all
-// of a head or of its first 2r elements (Phi-4-mini; none at all where SmolLM3 has no positions).
+// The steps from the fused projection to what attention reads: split, RMSNorm of each head of q and k where
+// the model has it (Qwen3), rotary embedding of q and k (Su et al. 2021, halves layout as transformers has
+// it), of all of a head or of its first 2r elements (Phi-4-mini; none at all where SmolLM3 has no positions).
 //
 //   x̂ = x · rstd(x) · (w + offset)      per head, skipped without norm
 //   y[0:r]   = x̂[0:r] · cos - x̂[r:2r] · sin
@@ -30,9 +30,9 @@ struct QkvLayout {
 struct RotaryTable {
   at::Tensor cos, sin;
 };
-// theta^(-2i/width), [width / 2]. options: the accumulator type and the device.
+// Returns theta^(-2i/width), [width / 2]. options: the accumulator type and the device.
 at::Tensor rotary_frequencies(int64_t width, double theta, const at::TensorOptions& options);
-// cos and sin are multiplied by `scale`.
+// Makes the table of positions; cos and sin are multiplied by `scale`.
 RotaryTable make_rotary_table(const at::Tensor& positions_T, const at::Tensor& frequencies, double scale = 1);
 RotaryTable make_rotary_table(const at::Tensor& positions_T, int64_t head_dim, double theta,
                               at::ScalarType acc);
@@ -45,7 +45,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary(const at::Tensor& 
                                                               const Parameter* k_norm,
                                                               const NormSettings& norm);
 
-// Reference, in tensor ops, any device; undefined norms where the model has none.
+// References of forward and backward, in tensor ops, any device; undefined norms where the model has none.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_reference(
     const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin,
     const std::optional<at::Tensor>& q_norm, const std::optional<at::Tensor>& k_norm, int64_t num_heads,

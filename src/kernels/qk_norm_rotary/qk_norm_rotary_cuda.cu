@@ -1,6 +1,6 @@
-// One warp a head of a token at a time: a head's elements are next to each other in qkv, and a lane holds the
-// same places of both halves, so the rotation needs no exchange. Backward sums the norms' gradients in two
-// stages: each warp over its heads, the warps of a block in order, then all blocks in order.
+// One warp takes a head of a token at a time: a head's elements are next to each other in qkv, and a lane
+// holds the same places of both halves, so the rotation needs no exchange. Backward sums the norms' gradients
+// in two stages: each warp over its heads, the warps of a block in order, then all blocks in order.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -108,7 +108,7 @@ __global__ void forward_kernel(QkNormRotaryInput<T, A> in, T* q, T* k, T* v) {
   }
 }
 
-// The rotation turned around, at places d and half + d of a head.
+// Turns the rotation around, at places d and half + d of a head.
 template <class T, class A, int kPack>
 __device__ void unrotate(A (&first)[kPack], A (&second)[kPack], const T* d_y, const A* cos, const A* sin,
                          int64_t half, int64_t d) {
@@ -137,8 +137,8 @@ __device__ void unrotate_head(T* d_x, const T* d_y, const A* cos, const A* sin, 
   copy_head<T, kPack>(d_x + 2 * half, d_y + 2 * half, head_dim - 2 * half);
 }
 
-// Places `at` of the norm's backward, g of the unrotated gradient: d_x = rstd · (g·w - x · mean), d_w += g ·
-// x · rstd.
+// The norm's backward at places `at`, with g of the unrotated gradient: d_x = rstd · (g·w - x · mean), d_w +=
+// g · x · rstd.
 template <class T, class A, int kPack>
 __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, const T* weight, int64_t at,
                               A scale, A mean, A offset) {
@@ -206,7 +206,7 @@ __device__ void norm_unrotate_head(T* d_x, A* sums, const T* d_y, const T* x, co
   }
 }
 
-// Shared memory: [warps][2][head_dim], sums of d_q_norm and d_k_norm; none without norms.
+// Shared memory holds [warps][2][head_dim], sums of d_q_norm and d_k_norm; none without norms.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(QkNormRotaryInput<T, A> in, QkNormRotaryGradient<T, A> out) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -252,7 +252,7 @@ int64_t num_items(const QkNormRotaryInput<T, A>& in) {
 }
 }  // namespace
 
-// At least 64 heads a part, or the second stage costs as much as the first; 1024 parts fill the largest
+// A part has at least 64 heads, or the second stage costs as much as the first; 1024 parts fill the largest
 // devices.
 int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
   return std::clamp<int64_t>(divide_up(num_tokens * (num_heads + 2 * num_kv_heads), 64), 1, 1024);

@@ -28,7 +28,7 @@ at::Tensor quantized_product(const at::Tensor& x_RK, const at::Tensor& weight_OK
                              const std::optional<at::Tensor>& bias_O = std::nullopt,
                              const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
-// Reference: weights in the accumulator type and libtorch's product; any device.
+// References: weights in the accumulator type and libtorch's product; any device.
 void quantize_rows_reference_(const at::Tensor& quantized_OK, const at::Tensor& scale_O,
                               const at::Tensor& weight_OK);
 at::Tensor quantized_product_reference(const at::Tensor& x_RK, const at::Tensor& weight_OK,

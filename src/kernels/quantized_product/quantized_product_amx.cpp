@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kLine = 64;         // bytes
 constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth
 
-// int8 to bf16, exactly: an int8 in the upper half of a dword becomes an fp32 whose lower half is zero, so
-// that the upper halves of two of them are a pair of bf16.
+// Turns int8 into bf16, exactly: an int8 in the upper half of a dword becomes an fp32 whose lower half is
+// zero, so that the upper halves of two of them are a pair of bf16.
 inline __m512i widen(__m256i weights) {
   const __m512i words = _mm512_cvtepi8_epi16(weights);
   const __m512 even = _mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16));

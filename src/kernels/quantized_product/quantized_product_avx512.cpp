@@ -1,4 +1,4 @@
-// int8 to fp32.
+// 8-bit weights to blocks of fp32, by AVX-512.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/matrix_product_tiles.h"

@@ -7,8 +7,7 @@
 //       for each part of the depth:   widen it;  for each panel: sums = or += block · panel
 //       scale the sums, turn and store them
 //
-// By the blocks of matrix_product_tiles.h. On other CPUs dot products of vectors, in
-// fp32.
+// Blocks are those of matrix_product_tiles.h. Other CPUs take dot products of vectors, in fp32.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -57,7 +56,7 @@ struct Bf16Int8 {
                     bool rows_follow) {
     bf16::widen_block(block, weights, stride, rows, depth, rows_follow);
   }
-  // One panel alone; false where that has no way of its own.
+  // Multiplies by one panel alone; false on a CPU that has no way of its own for that.
   static bool multiply_one(float* sums, const Int8Product<Element>& p, int64_t output, int64_t outputs,
                            const Element* panel, int64_t rows, bool rows_follow, Element* scratch) {
     static_assert(kRows * kPart >= amx::kRingElements);
@@ -163,7 +162,8 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
   });
 }
 
-// Portable: four rows of the weight, widened a part at a time, with one row of x after the other.
+// The portable way takes four rows of the weight, widened a part at a time, with one row of x after the
+// other.
 constexpr int64_t kDotRows = 4, kDotPart = 1024;
 
 // sums[row][i] += x[row] · weight[i] of `depth`, i < count <= 4; `widened` is scratch of kDotRows * kDotPart.
@@ -228,7 +228,7 @@ BOUGH_INLINE int32_t magnitude_bits(float w) {
   return bits & 0x7FFFFFFF;
 }
 
-// Rows of `width`: each one's scale, its integers.
+// Quantizes rows of `width`: each one's scale, its integers.
 template <class T>
 BOUGH_INLINE void quantize_rows_of(int8_t* quantized, float* scale, const T* weight, int64_t rows,
                                    int64_t width) {

@@ -51,7 +51,7 @@ __device__ inline uint32_t widen_two(uint32_t bytes, int first) {
   return pack_bf16(at(first), at(first + 1));
 }
 
-// kTiles: of 8 rows of x.
+// A block takes kTiles tiles of 8 rows of x.
 template <int kTiles>
 __global__ void product_kernel(QuantizedProductCuda p) {
   __shared__ float sums[kWarps][kOutputs][8 * kTiles];

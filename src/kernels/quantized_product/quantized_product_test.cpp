@@ -21,8 +21,8 @@ Quantized quantize(const at::Tensor& w_OK) {
   return q;
 }
 
-// Rows of panels and of bf16 and fp32 blocks less, whole and more; depths of parts, of no whole tile; few and
-// many rows.
+// Shapes have rows of panels and of bf16 and fp32 blocks less, whole and more; depths of parts and of no
+// whole tile; few and many rows.
 struct Shape {
   int64_t rows, outputs, inputs;
 };

@@ -20,7 +20,7 @@ namespace bough {
 // x: [..., D] contiguous. Returns y like x. Differentiable; adds to weight.main_grad.
 at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, const NormSettings& norm);
 
-// y and rstd[rows] (accumulator type).
+// Returns y and rstd[rows] (accumulator type).
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const at::Tensor& weight_D,
                                                     const NormSettings& norm);
 
@@ -31,10 +31,10 @@ struct RmsNormGradient {
   std::optional<at::Tensor> y;         // like x: the forward's y, overwritten; its memory may be d_y's
   double weight_offset = 0;
 };
-// d_x. All contiguous.
+// Returns d_x. All tensors are contiguous.
 at::Tensor rms_norm_backward(const RmsNormGradient& in);
 
-// Reference, in tensor ops, any device.
+// References of forward and backward, in tensor ops, any device.
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward_reference(const at::Tensor& x, const at::Tensor& weight_D,
                                                               const NormSettings& norm);
 at::Tensor rms_norm_backward_reference(const RmsNormGradient& in);

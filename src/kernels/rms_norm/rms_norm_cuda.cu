@@ -1,5 +1,5 @@
-// One block a row at a time. Backward sums the weight's gradient in two stages: each block over its rows, in
-// shared memory where a row fits, then all blocks in order.
+// One block takes a row at a time. Backward sums the weight's gradient in two stages: each block over its
+// rows, in shared memory where a row fits, then all blocks in order.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -91,7 +91,8 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
 }
 }  // namespace
 
-// At least 8 rows a part, or the second stage costs as much as the first; 512 parts fill the largest devices.
+// A part has at least 8 rows, or the second stage costs as much as the first; 512 parts fill the largest
+// devices.
 int64_t rms_norm_num_parts(int64_t num_rows) {
   return std::clamp<int64_t>(divide_up(num_rows, 8), 1, 512);
 }

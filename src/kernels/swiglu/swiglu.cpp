@@ -43,7 +43,7 @@ void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, co
 }
 
 namespace {
-// p(x) and x · p'(x).
+// Returns p(x) and x · p'(x).
 std::pair<at::Tensor, at::Tensor> gate_argument(const at::Tensor& x, GateActivation activation) {
   if (activation == GateActivation::kSilu) return {x, x};
   const double linear = 2 * std::sqrt(2 / M_PI), cube = 0.044715 * linear;

@@ -19,11 +19,12 @@ namespace bough {
 // differentiable by itself: kernels/linear is.
 at::Tensor swiglu_forward(const at::Tensor& gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 
-// y_TF, d_gate_up_TF2: like d_y_TF and gate_up_TF2, each memory of its own or exactly theirs.
+// Overwrites y_TF and d_gate_up_TF2, which are like d_y_TF and gate_up_TF2, each memory of its own or exactly
+// theirs.
 void swiglu_backward(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2, const at::Tensor& y_TF,
                      const at::Tensor& d_gate_up_TF2, GateActivation activation = GateActivation::kSilu);
 
-// Reference, in tensor ops, any device.
+// References of forward and backward, in tensor ops, any device.
 at::Tensor swiglu_forward_reference(const at::Tensor& gate_up_TF2,
                                     GateActivation activation = GateActivation::kSilu);
 void swiglu_backward_reference(const at::Tensor& d_y_TF, const at::Tensor& gate_up_TF2,

@@ -1,4 +1,5 @@
-// Element by element: blocks in x over the columns, in y over the rows, so that no thread divides.
+// SwiGLU goes element by element: blocks in x over the columns, in y over the rows, so that no thread
+// divides.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -10,7 +11,7 @@ constexpr int kThreads = 256;
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// p(g) and g · p'(g) of swiglu.h.
+// Constants of p(g) and g · p'(g) of swiglu.h.
 constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
 template <GateActivation kActivation, class A>
 __device__ A gate_argument(A g) {

@@ -42,13 +42,14 @@ struct TreeAttentionGradient {
 // Checks shapes, dtypes and devices, then calls the kernel of q's device through torch's dispatcher.
 TreeAttentionOutput tree_attention_forward(const TreeAttentionInput& input);
 
-// d_k_stack_PGH, d_v_stack_PGH: accumulator type, added to.
+// Returns d_q, d_k and d_v of the pass. d_k_stack_PGH, d_v_stack_PGH: accumulator type, added to.
 TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& input,
                                               const TreeAttentionOutput& output, const at::Tensor& d_o_TNH,
                                               const at::Tensor& d_k_stack_PGH,
                                               const at::Tensor& d_v_stack_PGH);
 
-// Reference: one dense masked softmax in the accumulator type; any device and dtype; memory N · T · (P + T).
+// Reference of forward: one dense masked softmax in the accumulator type; any device and dtype; memory N · T
+// · (P + T).
 TreeAttentionOutput tree_attention_forward_reference(const TreeAttentionInput& input);
 TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput& input,
                                                         const TreeAttentionOutput& output,

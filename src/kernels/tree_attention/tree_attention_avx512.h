@@ -1,5 +1,5 @@
-// Attention in units (tree_attention_units.h) in fp32; elements of bf16 are widened as they are loaded. What
-// forward and backward share.
+// Attention in units (tree_attention_units.h) in fp32; elements of bf16 are widened as they are loaded. This
+// file: what forward and backward share.
 #pragma once
 
 #include "kernels/matrix_product/matrix_product_tiles.h"
@@ -8,7 +8,7 @@
 
 namespace bough::avx512 {
 
-// Threads hold nothing while they compute.
+// A Session of for_each_share that holds nothing: threads need none to compute in fp32.
 struct NoSession {};
 
 // A left factor: element [i][k] at data[i * stride + k], or at data[k * stride + i] where turned.
@@ -32,7 +32,7 @@ inline void multiply(float* c, int64_t c_stride, bool accumulate, const Left& a,
                      std::min(kPanelColumns, shape.n - j), shape.k);
 }
 
-// One group's rows of units [first, first + count) of keys or values, in fp32: [count][32][width].
+// Loads one group's rows of units [first, first + count) of keys or values, in fp32: [count][32][width].
 template <class T>
 void load_units(float* dst, const UnitInputs<T>& x, const at::Tensor& own, const at::Tensor& stack,
                 int64_t group, int64_t first, int64_t count) {
@@ -44,7 +44,8 @@ void load_units(float* dst, const UnitInputs<T>& x, const at::Tensor& own, const
   }
 }
 
-// Rows [32][width] of a block of queries of one head, from a tensor of queries' shape; turned: [width][32].
+// Loads rows [32][width] of a block of queries of one head, from a tensor of queries' shape; turned:
+// [width][32].
 template <class T>
 void load_block(float* rows, float* turned, const UnitInputs<T>& x, const T* source, const Range& queries,
                 int64_t head) {

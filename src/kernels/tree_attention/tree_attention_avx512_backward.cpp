@@ -11,7 +11,7 @@ namespace bough {
 namespace avx512 {
 namespace {
 constexpr int64_t kBackwardUnits = kFp32BackwardUnits;
-// Of a step, whose scores stay in the nearest cache.
+// Units and blocks of a step, whose scores stay in the nearest cache.
 constexpr int64_t kStepUnits = 2, kStepBlocks = 2;
 constexpr int64_t kScoreStride = kStepBlocks * kUnit;
 
@@ -25,8 +25,8 @@ class QueryBlocks {
         factors_(kQueryLayouts * x.shape.num_heads * per_head_ * elements_),
         scalars_(kQueryScalars * x.shape.num_heads * per_head_ * kUnit) {}
 
-  // Of a head's blocks from `block` on, all [blocks]: rows [32][width], and turned [width][32]; lse (base 2)
-  // and dots [32].
+  // Factors of a head's blocks from `block` on, all [blocks]: rows [32][width], and turned [width][32]; lse
+  // (base 2) and dots [32].
   float* q(int64_t head, int64_t block) const { return factor(0, head, block); }
   float* d_o(int64_t head, int64_t block) const { return factor(1, head, block); }
   float* q_turned(int64_t head, int64_t block) const { return factor(2, head, block); }
@@ -49,7 +49,7 @@ class QueryBlocks {
                    shape.q_stride());
     for (int64_t i = 0; i < count; ++i)
       block_lse[i] = lse_data[(queries.begin + i) * shape.num_heads + head] * kLog2E;
-    // Padding: probabilities of 0.
+    // Padding has probabilities of 0.
     std::fill(block_lse + count, block_lse + kUnit, std::numeric_limits<float>::max());
     std::fill(block_dots + count, block_dots + kUnit, 0.0f);
   }
@@ -90,8 +90,8 @@ struct Step {
   int64_t head;
 };
 
-// Scores of a step's units and blocks -> P and dS, zeros where nothing is visible. What is computed of them:
-// rows of keys times columns of queries.
+// Rows of keys times columns of queries that compute_scores computes of a step: scores of its units and
+// blocks become P and dS, zeros where nothing is visible.
 struct Computed {
   Range rows, columns;
 };
@@ -127,7 +127,7 @@ Computed compute_scores(const UnitInputs<T>& x, int64_t first_unit, const Step& 
   return computed;
 }
 
-// d_q: of the group's heads, [32][width] a block.
+// Adds what a step gives to the sums; d_q: of the group's heads, [32][width] a block.
 template <class T>
 void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
                    const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {
@@ -147,7 +147,7 @@ void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
            {num_queries, width, num_keys});
 }
 
-// Units [first_unit, first_unit + count) of keys of one group.
+// Takes units [first_unit, first_unit + count) of keys of one group.
 template <class T>
 void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {

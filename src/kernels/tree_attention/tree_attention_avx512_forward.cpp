@@ -12,7 +12,7 @@ namespace avx512 {
 namespace {
 constexpr int64_t kForwardUnits = 4;  // of keys whose scores are in flight: with a head's sums they stay near
 
-// Consecutive units of which the block sees some, kForwardUnits at most.
+// Runs of consecutive units of which the block sees some, kForwardUnits at most.
 template <class T>
 std::vector<Range> visible_runs(const UnitInputs<T>& x, const Range& queries) {
   std::vector<Range> runs;
@@ -24,7 +24,7 @@ std::vector<Range> visible_runs(const UnitInputs<T>& x, const Range& queries) {
   return runs;
 }
 
-// Blocks share, share + num_shares, ... of one group's queries.
+// Computes blocks share, share + num_shares, ... of one group's queries.
 template <class T>
 void forward_share(const UnitInputs<T>& x, int64_t group, int64_t share, int64_t num_shares, T* o_data,
                    float* lse_data) {

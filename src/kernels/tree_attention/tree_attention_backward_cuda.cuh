@@ -7,13 +7,15 @@
 
 namespace bough {
 
-// Of both kernels. Blocks a multiprocessor: what registers allow without spilling.
+// Both backward kernels have these warps, threads, and blocks a multiprocessor: what registers allow without
+// spilling.
 constexpr int kGradientWarps = 4;
 constexpr int kGradientThreads = kGradientWarps * kWarp;
 template <int kHead>
 constexpr int kGradientBlocks = kHead > 64 ? 2 : 3;
 
-// d_q of 16 queries a warp: as in the forward pass, queries in registers, keys through shared memory.
+// Computes d_q of 16 queries a warp: as in the forward pass, queries in registers, keys through shared
+// memory.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_query_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
@@ -76,7 +78,7 @@ struct QueryStages {
   __device__ static SharedAddress v() { return k() + kKeyBytes; }
   __device__ static SharedAddress q(int stage) { return k() + 2 * kKeyBytes + stage * kStageBytes; }
   __device__ static SharedAddress d_o(int stage) { return q(stage) + kTileBytes; }
-  // [kQueries] log-sum-exp, [kQueries] D
+  // Scalars of the stage's queries: [kQueries] log-sum-exp, [kQueries] D.
   __device__ static const float* scalars(int stage) {
     return reinterpret_cast<const float*>(dynamic_shared_memory() + 2 * kKeyBytes + stage * kStageBytes +
                                           2 * kTileBytes);
@@ -117,10 +119,10 @@ struct KeyGradientRows {
   }
 };
 
-// d_k, d_v of 16 keys a warp, in registers over all queries of all heads of the group. Scores are turned:
-// keys are the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their registers.
-// Where the heads of a group are dealt to several blocks (gridDim.z), each writes its sums to a part of its
-// own.
+// Computes d_k, d_v of 16 keys a warp, in registers over all queries of all heads of the group. Scores are
+// turned: keys are the rows, so that pᵀ and dSᵀ go from one product to the next without leaving their
+// registers. Where the heads of a group are dealt to several blocks (gridDim.z), each writes its sums to a
+// part of its own.
 template <int kHead>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
     tree_attention_key_gradient_kernel(const TreeAttentionCuda<BFloat16Bits> in,
@@ -227,7 +229,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<kHead>)
   }
 }
 
-// Adds the parts in order; blockIdx.y: d_k, d_v. A thread has four elements.
+// Adds the parts in order; blockIdx.y chooses d_k or d_v. A thread has four elements.
 __global__ void add_key_gradient_parts_kernel(const TreeAttentionCuda<BFloat16Bits> in,
                                               const TreeAttentionCudaGradient<BFloat16Bits> gradient,
                                               int64_t num_parts) {

@@ -23,13 +23,13 @@ inline int64_t columns_from(const Inputs& x, int64_t column) {
   return std::min(kUnit, x.shape.head_dim - column);
 }
 
-// Rows as the right factor whose depth they are: a panel for each 32 columns.
+// Packs rows as the right factor whose depth they are: a panel for each 32 columns.
 inline void pack_rows(Element* dst, const Inputs& x, const Element* rows, int64_t stride, int64_t count) {
   for (int64_t column = 0; column < x.shape.head_dim; column += kUnit, dst += kUnitElements)
     pack_panel(dst, rows + column, stride, false, count, columns_from(x, column));
 }
 
-// The transpose of rows as a left factor: a block for each 32 columns.
+// Packs the transpose of rows as a left factor: a block for each 32 columns.
 inline void pack_columns(Element* dst, const Inputs& x, const Element* rows, int64_t stride, int64_t count) {
   for (int64_t column = 0; column < x.shape.head_dim; column += kUnit, dst += kUnitElements)
     pack_block(dst, rows + column, stride, true, columns_from(x, column), count);

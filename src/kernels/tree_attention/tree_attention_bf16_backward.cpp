@@ -49,7 +49,7 @@ class QueryBlocks {
     pack_panel(b.d_o_turned, d_o + offset, stride, true, shape.head_dim, count);
     row_dots(b.dots, d_o + offset, o + offset, count, stride, shape.head_dim);
     for (int64_t i = 0; i < count; ++i) b.lse[i] = lse[(queries.begin + i) * shape.num_heads + head] * kLog2E;
-    // Padding: probabilities of 0.
+    // Padding has probabilities of 0.
     std::fill(b.lse + count, b.lse + kUnit, std::numeric_limits<float>::max());
     std::fill(b.dots + count, b.dots + kUnit, 0.0f);
   }
@@ -86,7 +86,7 @@ struct BackwardScratch {
   Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
 };
 
-// Up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: of its heads, [width][32] a
+// Takes up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: of its heads, [width][32] a
 // block.
 void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks& query_blocks, const BackwardScratch& s, const QuerySums& d_q) {

@@ -34,7 +34,7 @@ class PackedKeys {
   Workspace<Element> factors_;
 };
 
-// Blocks share, share + num_shares, ... of one group's queries.
+// Computes blocks share, share + num_shares, ... of one group's queries.
 void forward_share(const Inputs& x, int64_t group, int64_t share, int64_t num_shares, Element* o_data,
                    float* lse_data) {
   const auto& shape = x.shape;

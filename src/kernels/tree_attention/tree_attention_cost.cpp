@@ -60,9 +60,9 @@ double attention_work(const DeviceKernels& kernels, const AttentionPass& pass) {
 
 namespace {
 
-// Backward, queries and gradients of outputs in their layouts, scalars, and a sum of d_q for each share of a
-// group's keys; forward, a group's keys and values in another form for each thread. All in the width of
-// units.
+// Backward holds queries and gradients of outputs in their layouts, scalars, and a sum of d_q for each share
+// of a group's keys; forward holds a group's keys and values in another form for each thread. All have the
+// width of units.
 int64_t bytes_in_units(const DeviceKernels& kernels, const ElementSizes& sizes, const AttentionHeads& heads,
                        int64_t tokens, int64_t stack_rows) {
   const bool bf16 = kernels.has_bf16_tiles();
@@ -77,7 +77,7 @@ int64_t bytes_in_units(const DeviceKernels& kernels, const ElementSizes& sizes, 
   return std::max(backward, kernels.threads * units * kUnit * 2 * width * factor);
 }
 
-// Five matrices of scores at once; keys and values repeated for every query head.
+// The reference holds five matrices of scores at once, and keys and values repeated for every query head.
 int64_t reference_bytes(const ElementSizes& sizes, const AttentionHeads& heads, int64_t tokens,
                         int64_t stack_rows) {
   const int64_t query = heads.num_heads * heads.head_dim, key = heads.num_kv_heads * heads.head_dim;

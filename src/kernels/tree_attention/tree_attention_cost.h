@@ -15,7 +15,7 @@ constexpr int64_t kFp32BackwardUnits = 8, kBf16BackwardUnits = 4;
 // scalars.
 constexpr int64_t kQueryLayouts = 4, kQueryScalars = 2;
 
-// Forward, of one head: q·k and p·v of one visible pair.
+// FLOPs of one visible pair in forward, of one head: q·k and p·v.
 constexpr int64_t tree_attention_flops(int64_t head_dim) {
   return 4 * head_dim;
 }
@@ -36,18 +36,18 @@ struct AttentionPass {
 //                       straddle tiles
 double attention_work(const DeviceKernels& kernels, const AttentionPass& pass);
 
-// Queries that the kernel computes for a pass of so many: of units a multiple of 32.
+// Queries that the kernel computes for a pass of so many; where it works in units, a multiple of 32.
 int64_t attention_rows(DeviceKernels::Attention kind, int64_t queries);
 
-// The pieces that a group's work in units is cut into, so that those of all groups are a multiple of the
-// threads; at most so many.
+// How many pieces a group's work in units is cut into, so that those of all groups are a multiple of the
+// threads; at most `most`.
 int64_t attention_shares(int64_t threads, int64_t num_kv_heads, int64_t most);
 
 struct AttentionHeads {
   int64_t num_heads, num_kv_heads, head_dim;
 };
 
-// In flight in one call, forward or backward, beside inputs, outputs and gradients.
+// Bytes in flight in one call, forward or backward, beside inputs, outputs and gradients.
 int64_t tree_attention_bytes(const DeviceKernels& kernels, const ElementSizes& sizes,
                              const AttentionHeads& heads, int64_t tokens, int64_t stack_rows);
 

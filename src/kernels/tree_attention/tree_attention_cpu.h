@@ -27,15 +27,15 @@ struct AttentionShape {
         num_stack(in.k_stack_PGH.size(0)) {}
 };
 
-// By blocks of bf16 (matrix_product_tiles.h): needs has_tiles(at::kBFloat16). Operands are not widened,
-// probabilities and their gradients are rounded to bf16; scores, sums and gradients are fp32. o: as q; lse:
-// fp32 [T, N].
+// Computes attention by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16). Operands are
+// not widened, probabilities and their gradients are rounded to bf16; scores, sums and gradients are fp32. o:
+// as q; lse: fp32 [T, N].
 void tree_attention_forward_bf16(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
 TreeAttentionGradient tree_attention_backward_bf16(const TreeAttentionInput& in,
                                                    const TreeAttentionOutput& out, const at::Tensor& d_o,
                                                    const at::Tensor& d_k_stack, const at::Tensor& d_v_stack);
 
-// In fp32 by AVX-512, which best_isa() must be; bf16 is widened as it is loaded.
+// Computes attention in fp32 by AVX-512, which best_isa() must be; bf16 is widened as it is loaded.
 void tree_attention_forward_avx512(const TreeAttentionInput& in, const at::Tensor& o, const at::Tensor& lse);
 TreeAttentionGradient tree_attention_backward_avx512(const TreeAttentionInput& in,
                                                      const TreeAttentionOutput& out, const at::Tensor& d_o,

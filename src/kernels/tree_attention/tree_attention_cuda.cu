@@ -10,7 +10,7 @@ namespace {
 constexpr int kRowWarps = 8;
 constexpr int64_t kWantedKeyBlocks = 512;  // three for each multiprocessor of the largest GPUs
 
-// A warp a tile.
+// A warp finds the span of a tile.
 __global__ void key_spans_kernel(int32_t* spans, const int32_t* end_local, KeyTiles tiles) {
   const int index = static_cast<int>(blockIdx.x * kRowWarps + threadIdx.x / kWarp);
   if (index >= tiles.count()) return;
@@ -35,7 +35,7 @@ void key_spans(const TreeAttentionCuda<T>& in, int tile_size, CudaStream stream)
   launch(key_spans_kernel, dim3(blocks), kRowWarps * kWarp, 0, stream, in.spans, in.end_local, tiles);
 }
 
-// A warp a row of d_o and o.
+// A warp multiplies a row of d_o and o.
 template <class T>
 __global__ void row_dots_kernel(const TreeAttentionCuda<T> in, const TreeAttentionCudaGradient<T> gradient) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
@@ -73,7 +73,7 @@ void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) 
   else function(std::integral_constant<int, 4>());
 }
 
-// Packs of 16 bytes in rows of up to 128 elements.
+// Tensor cores take packs of 16 bytes in rows of up to 128 elements.
 bool suits_tensor_cores(const TreeAttentionCuda<BFloat16Bits>& in) {
   return in.head_dim <= 128 && fits_packs(in.head_dim, 8, in.q, in.k, in.v, in.k_stack, in.v_stack);
 }

@@ -28,15 +28,15 @@ struct TreeAttentionCuda {
   float scale;
 };
 
-// Elements of `spans`: of each tile of keys the least and the largest end_local.
+// Elements of `spans`, which hold for each tile of keys the least and the largest end_local.
 int64_t tree_attention_spans_size(int64_t num_stack, int64_t num_tokens);
 
 template <class T>
 void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* lse, CudaStream stream);
 
-// bf16: into how many parts the sums of d_k and d_v over the heads of a group are cut, where there are few
-// keys and groups; 1 for other types. A function of the sizes alone, so that the order of the sums is the
-// same on every device.
+// Number of parts that the sums of d_k and d_v over the heads of a group are cut into, for bf16 where there
+// are few keys and groups; else 1. A function of the sizes alone, so that the order of the sums is the same
+// on every device.
 template <class T>
 int64_t tree_attention_num_parts(int64_t num_stack, int64_t num_tokens, int64_t num_heads,
                                  int64_t num_groups);

@@ -6,7 +6,7 @@
 
 namespace bough {
 
-// Scores of the keys a query does not see become minus infinity. c: queries x keys.
+// Sets scores of the keys a query does not see to minus infinity. c: queries x keys.
 template <int kTiles>
 __device__ inline void mask_keys(float (&c)[kTiles][4], const int32_t* ends, int first_key, int first_query) {
   const int thread = thread_index(), query = first_query + thread % kWarp / 4, pair = thread % 4 * 2;

@@ -31,15 +31,15 @@ class TreePages {
   std::vector<int32_t> key_of_slot_;  // of each page's slots, an index into end_local; -1 where none is
   std::vector<TokenSlot> stack_slots_, own_slots_;
   PagedPlan plan_;
-  // While it is built: the segments and their pages, the keys and pages of the present path, and where its
-  // open segment began.
+  // State while the pages are built: the segments and their pages, the keys and pages of the present path,
+  // and where its open segment began.
   std::vector<std::vector<int32_t>> tables_;
   std::vector<PagedSegment> segments_;
   std::vector<int32_t> path_, table_;
   int64_t segment_begin_ = 0;
 };
 
-// As tree_attention_forward, on the CPU. `pages` must be of in.end_local.
+// Computes what tree_attention_forward does, on the CPU. `pages` must be of in.end_local.
 TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, const TreePages& pages);
 
 }  // namespace bough

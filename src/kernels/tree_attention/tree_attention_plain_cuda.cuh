@@ -1,6 +1,7 @@
-// fp32 arithmetic for fp32, and for bf16 heads that do not suit the tensor cores. Blocks of 128 threads have
-// 32 rows (queries, or keys in the keys' gradient) and go over tiles of 32 columns; four threads share a row,
-// each with every fourth column of the scores and every fourth pack of four dimensions of the sums.
+// Attention in fp32 arithmetic for fp32, and for bf16 heads that do not suit the tensor cores. Blocks of 128
+// threads have 32 rows (queries, or keys in the keys' gradient) and go over tiles of 32 columns; four threads
+// share a row, each with every fourth column of the scores and every fourth pack of four dimensions of the
+// sums.
 #pragma once
 
 #include "kernels/tree_attention/tree_attention_tiles.cuh"
@@ -25,7 +26,7 @@ struct PlainTiles {
   __device__ const float4* row(const float* tile, int row) const {
     return reinterpret_cast<const float4*>(tile) + row * stride;
   }
-  // After the tiles: weights of the block's rows.
+  // Weights of the block's rows lie after the tiles.
   __device__ float* weights(int num_tiles, int index) const {
     return tile(num_tiles) + index * kPlainTile * kWeightStride;
   }
@@ -33,7 +34,7 @@ struct PlainTiles {
     return (num_tiles * elements() + num_weights * kPlainTile * kWeightStride) * 4;
   }
 
-  // Rows beyond num_rows and columns beyond head_dim become zeros.
+  // Loads a tile; rows beyond num_rows and columns beyond head_dim become zeros.
   template <class T>
   __device__ void load(float* tile, const T* rows, int64_t row_stride, int num_rows, int head_dim) const {
     for (int r = threadIdx.x / kWarp; r < kPlainTile; r += kPlainThreads / kWarp)
@@ -41,7 +42,7 @@ struct PlainTiles {
         tile[r * stride * 4 + d] = r < num_rows && d < head_dim ? widen(rows[r * row_stride + d]) : 0;
   }
 
-  // Products of one row with this thread's columns: rows part, part + 4, ... of the other tile.
+  // Multiplies one row with this thread's columns: rows part, part + 4, ... of the other tile.
   __device__ void multiply(float (&c)[kPlainColumns], const float* a, int a_row, const float* b,
                            int part) const {
     for (float& x : c) x = 0;
@@ -74,7 +75,7 @@ struct PlainTiles {
     }
   }
 
-  // put(d, sum) for each of this thread's dimensions.
+  // Calls put(d, sum) for each of this thread's dimensions.
   template <int kPacks, class Put>
   __device__ void store(const float4 (&sums)[kPacks], int part, int head_dim, Put&& put) const {
 #pragma unroll

@@ -11,11 +11,11 @@
 namespace bough {
 
 namespace amx {
-// scores of units = k·q: k[count] left factors [32 keys, depth], q a right factor [depth, 32 queries].
-// Queries of a unit lie in two halves: scores [count][2][32 keys][16 queries].
+// Computes scores of units = k·q: k[count] left factors [32 keys, depth], q a right factor [depth, 32
+// queries]. Queries of a unit lie in two halves: scores [count][2][32 keys][16 queries].
 void multiply_keys(float* scores, const BFloat16Bits* const* k, int64_t count, const BFloat16Bits* q,
                    int64_t depth);
-// o[width][32 queries] (=, or += ) v·p: v[count] left factors [width, 32 keys]; p [count] units as
+// Computes o[width][32 queries] (=, or += ) v·p: v[count] left factors [width, 32 keys]; p [count] units as
 // softmax_units leaves them.
 void add_values(float* o, bool accumulate, const BFloat16Bits* const* v, const float* p, int64_t count,
                 int64_t width);

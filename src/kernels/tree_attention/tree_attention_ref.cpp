@@ -7,8 +7,8 @@
 namespace bough {
 
 namespace {
-// Heads first, keys of stack and pass together, key/value heads repeated for their query heads. All [N, ·,
-// H].
+// Operands with heads first, keys of stack and pass together, key/value heads repeated for their query heads.
+// All [N, ·, H].
 struct Dense {
   at::Tensor q, k, v;
   at::Tensor probabilities;  // [N, T, P + T]

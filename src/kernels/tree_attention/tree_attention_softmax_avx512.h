@@ -6,7 +6,7 @@
 
 namespace bough::avx512 {
 
-// Of 32 queries of one head, over all keys so far.
+// Running softmax of 32 queries of one head, over all keys so far.
 struct OnlineSoftmax {
   float* max;     // [32], scaled: a score, at most a few powers of two below the largest
   float* sums;    // [32]
@@ -14,20 +14,20 @@ struct OnlineSoftmax {
   int64_t width;  // a multiple of 16
 };
 
-// Before the first keys.
+// Sets up the running softmax before the first keys.
 void begin_softmax(const OnlineSoftmax& rows);
-// Scores q·k [units][32 keys][32 queries] -> unnormalised probabilities in their place, added to sums; max,
-// sums and o are rescaled where a score rises far above max.
+// Turns scores q·k [units][32 keys][32 queries] into unnormalised probabilities in their place, added to
+// sums; max, sums and o are rescaled where a score rises far above max.
 void online_softmax(float* scores, const UnitMask* masks, int64_t units, float scale,
                     const OnlineSoftmax& rows);
 
-// Scores of a unit, rows of `stride`, and the gradients of its probabilities in the same order:
+// Turns scores of a unit, rows of `stride`, and the gradients of its probabilities in the same order into
 //   p = 2^(scale · score - lse), dS = p (d_p - dot), in their place
 // lse (base 2), dots: of the 32 queries.
 void softmax_backward(float* scores, float* d_p, int64_t stride, const UnitMask& mask, float scale,
                       const float* lse, const float* dots);
 
-// 32 key gradients [32][width] · scale -> rows of out, of head_dim: added or overwritten.
+// Stores 32 key gradients [32][width] · scale to rows of out, of head_dim: added or overwritten.
 void store_gradients(const float* sums, int64_t width, float scale, int64_t num_rows, bool add, float* out,
                      int64_t out_stride, int64_t head_dim);
 

@@ -9,12 +9,12 @@
 namespace bough::bf16 {
 
 namespace {
-// Two vectors as one of bf16: `low` first.
+// Rounds two vectors to one of bf16: `low` first.
 inline __m512i round_pair(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// Two vectors of bf16 as pairs, `low` first; rounds half up.
+// Rounds two vectors to pairs of bf16, `low` first and half up.
 inline __m512i round_to_pairs(__m512 low, __m512 high) {
   const __m512i half = _mm512_set1_epi32(0x8000);
   const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);
@@ -23,7 +23,7 @@ inline __m512i round_to_pairs(__m512 low, __m512 high) {
 
 constexpr int64_t kHalf = kUnit * kLanes;  // scores of half of the queries
 
-// Scores [32 keys][16 queries] that are not visible become -infinity.
+// Sets scores [32 keys][16 queries] that are not visible to -infinity.
 inline void mask_scores(float* scores, const UnitMask& mask, int64_t half) {
   if (!mask.end) return;
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
@@ -47,7 +47,7 @@ void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float sca
         largest_1 = _mm512_max_ps(_mm512_load_ps(s + j + kLanes), largest_1);
       }
     }
-    // Nothing visible: still finite, so that nothing becomes NaN.
+    // The largest is finite where nothing is visible, so that nothing becomes NaN.
     const __m512 largest = _mm512_max_ps(
         _mm512_mul_ps(_mm512_max_ps(largest_0, largest_1), _mm512_set1_ps(scale)), _mm512_set1_ps(kLowest));
     float* const row_max = rows.max + half * kLanes;

@@ -43,7 +43,7 @@ TEST(TreeAttention, ScoresThatGrowAlongThePath) {
   }
 }
 
-// The reference against autograd of a softmax over explicitly listed visible keys.
+// The reference is compared with autograd of a softmax over explicitly listed visible keys.
 TEST(TreeAttention, ReferenceIsSoftmaxOverVisibleKeysAndItsDerivative) {
   auto r = random_attention_case({6, 9, 4, 2, 4}, at::kDouble, 77);
   const auto keys = at::cat({r.in.k_stack_PGH, r.in.k_TGH}).requires_grad_(true);
@@ -88,7 +88,7 @@ TEST(TreeAttention, PagedMatchesReferenceAndDoesNotDependOnThePlan) {
       const auto expected = tree_attention_forward_reference(in);
       EXPECT_CLOSE(out.o_TNH, expected.o_TNH, type);
       EXPECT_CLOSE(out.lse_TN, expected.lse_TN, type);
-      // The same path with nothing beside it, its keys in the pass: the same bits.
+      // A token's path alone, with nothing beside it and its keys in the pass, gives the same bits.
       const auto k = at::cat({in.k_stack_PGH, in.k_TGH}), v = at::cat({in.v_stack_PGH, in.v_TGH});
       for (int64_t i = 0; i < c.num_tokens; i += 7) {
         std::vector<int64_t> path;

@@ -29,7 +29,7 @@ struct KeyTiles {
         num_stack_tiles((num_stack + tile_size - 1) / tile_size) {}
 
   __host__ __device__ int count() const { return num_stack_tiles + (num_tokens + size - 1) / size; }
-  // Tiles of the stack and of keys numbered below `end`.
+  // Number of tiles of the stack and of keys numbered below `end`.
   __device__ int count_before(int end) const {
     return num_stack_tiles + (min(end, num_tokens) + size - 1) / size;
   }
@@ -41,7 +41,7 @@ struct KeyTiles {
   }
 };
 
-// Rows of one group's head, of a tile's keys.
+// Where rows of one group's head, of a tile's keys, begin.
 template <class T>
 __device__ inline const T* key_rows(const TreeAttentionCuda<T>& in, const KeyTile& tile, const T* stack,
                                     const T* own, int64_t group) {
@@ -61,7 +61,7 @@ __device__ inline KeySpan key_span(const int32_t* spans, int tile) {
   return {span.x, span.y};
 }
 
-// Queries [begin, end), keys first_key, first_key + 1, ...
+// Whether queries [begin, end) see any, or all, of keys first_key, first_key + 1, ...
 __device__ inline bool any_visible(int first_key, KeySpan span, int begin, int end) {
   return first_key < end && begin < span.max_end;
 }
@@ -94,7 +94,7 @@ struct QueryBlock {
   __device__ static int begin() { return static_cast<int>(gridDim.y - 1 - blockIdx.y) * kQueries; }
   __device__ static int end() { return begin() + kQueries; }
   __device__ static int warp_begin() { return begin() + thread_index() / kWarp * kFragmentRows; }
-  // Of the warp's first row in [tokens, heads, head_dim].
+  // Offset of the warp's first row in [tokens, heads, head_dim].
   __device__ static int64_t offset(const TreeAttentionCuda<BFloat16Bits>& in) {
     return (warp_begin() * in.num_heads + head()) * in.head_dim;
   }
@@ -115,7 +115,7 @@ struct KeyStages {
     return shared_address(dynamic_shared_memory()) + stage * kStageBytes;
   }
   __device__ static SharedAddress v(int stage) { return k(stage) + kTileBytes; }
-  // 0 where the tile has no key: no query sees it.
+  // The ends of a stage's keys; 0 where the tile has no key: no query sees it.
   __device__ static const int32_t* ends(int stage) {
     return reinterpret_cast<const int32_t*>(dynamic_shared_memory() + stage * kStageBytes + 2 * kTileBytes);
   }
@@ -139,7 +139,7 @@ class KeyWalk {
  public:
   using Stages = KeyStages<kHead, kThreads>;
 
-  // The first tile is on its way from here on.
+  // Starts to load the first tile.
   __device__ __forceinline__ explicit KeyWalk(const TreeAttentionCuda<BFloat16Bits>& in)
       : stages_{in, KeyTiles(in.num_stack, in.num_tokens, kTensorTile),
                 Block::head() / (in.num_heads / in.num_groups)},
@@ -150,8 +150,9 @@ class KeyWalk {
   }
   KeyWalk(const KeyWalk&) = delete;
 
-  // body(stage, first_key, masked): of a tile that some row of the warp sees; masked: not every row sees
-  // every key. The tile after the next is looked for behind the products, where other warps fill the wait.
+  // Calls body(stage, first_key, masked) for each tile that some row of the warp sees; masked: not every row
+  // sees every key. The tile after the next is looked for behind the products, where other warps fill the
+  // wait.
   template <class Body>
   __device__ __forceinline__ void run(const Body& body) {
     for (int stage = 0; tile_ < num_tiles_; stage ^= 1, tile_ = next_, next_ = find(next_ + 1)) {

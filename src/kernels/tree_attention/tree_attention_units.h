@@ -1,6 +1,6 @@
 // Attention in units of 32 queries times 32 keys of one head. Units of which no entry is visible are skipped,
-// so that short branches cost what they see. What the ways to compute them, in bf16 blocks and in fp32,
-// share.
+// so that short branches cost what they see. This file: what the ways to compute units, in bf16 blocks and in
+// fp32, share.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -28,7 +28,7 @@ inline Range block_queries(const AttentionShape& shape, int64_t block) {
   return {block * kUnit, std::min(shape.num_queries, (block + 1) * kUnit)};
 }
 
-// Up to 32 keys, all of the stack or all of the pass.
+// A run of up to 32 keys, all of the stack or all of the pass.
 struct KeyUnit {
   Range rows;  // of the stack, or of the pass
   bool on_stack;
@@ -86,7 +86,7 @@ struct UnitInputs {
         width(rounded_up(shape.head_dim, kUnit)),
         units(shape, data<int32_t>(input.end_local)) {}
 
-  // Rows of a unit of keys or values, of one group.
+  // Where rows of a unit of keys or values, of one group, begin.
   const T* key_rows(const at::Tensor& own, const at::Tensor& stack, const KeyUnit& unit,
                     int64_t group) const {
     return data<T>(unit.on_stack ? stack : own) + unit.rows.begin * shape.k_stride() + group * shape.head_dim;
@@ -98,7 +98,7 @@ struct UnitInputs {
     return key_rows(in.v_TGH, in.v_stack_PGH, unit, group);
   }
   int64_t num_blocks() const { return num_units(shape.num_queries); }
-  // Of one unit's or block's rows, padded.
+  // Elements of one unit's or block's rows, padded.
   int64_t factor_elements() const { return kUnit * width; }
 
   const TreeAttentionInput& in;
@@ -118,7 +118,7 @@ struct KeyGradients {
         d_k_stack(mutable_data<float>(d_k_stack)),
         d_v_stack(mutable_data<float>(d_v_stack)) {}
 
-  // Sums [count][32][width] of units [first, first + count) of one group.
+  // Stores the sums d_k, d_v [count][32][width] of units [first, first + count) of one group.
   template <class T>
   void store(const UnitInputs<T>& x, int64_t group, int64_t first, int64_t count, const float* d_k,
              const float* d_v) const {
@@ -137,7 +137,7 @@ struct KeyGradients {
   }
 };
 
-// Calls work(group, share) for all; each thread holds a Session meanwhile.
+// Calls work(group, share) for all groups and shares; each thread holds a Session meanwhile.
 template <class Session, class Work>
 void for_each_share(int64_t num_groups, int64_t num_shares, Work&& work) {
   at::parallel_for(0, num_groups * num_shares, 1, [&](int64_t begin, int64_t end) {
@@ -174,7 +174,8 @@ class QuerySums {
 //   QueryBlocks(x): load(x, head, block, d_o, o, lse) of every head's blocks of queries
 //   Scratch(factor_elements): a thread's; d_k, d_v: sums of up to kUnits units, [units][32][width]
 //   add_units(x, group, first, count, queries, scratch, d_q): sums of those units, and d_q, QuerySums of the
-//   group store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
+//     group
+//   store_d_q(x, queries, sums, out): sums of one block, scaled, to rows of out
 template <class Way>
 TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                         const at::Tensor& d_o, const at::Tensor& d_k_stack,
@@ -189,7 +190,7 @@ TreeAttentionGradient backward_in_units(const TreeAttentionInput& in, const Tree
   const KeyGradients gradients(d, d_k_stack, d_v_stack);
   const typename Way::QueryBlocks queries(x);
   const int64_t blocks = x.num_blocks(), elements = x.factor_elements(), heads = shape.heads_per_group();
-  // All heads of a block after each other: they share its rows' memory.
+  // Loads all heads of a block after each other: they share its rows' memory.
   at::parallel_for(0, blocks * shape.num_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       queries.load(x, i % shape.num_heads, i / shape.num_heads, data<T>(d_o), data<T>(out.o_TNH),

@@ -1,4 +1,4 @@
-// What every way to compute attention in units knows, files of intrinsics included.
+// What every way to compute attention in units knows of visibility, files of intrinsics included.
 #pragma once
 
 #include <cstdint>
