@@ -23,7 +23,8 @@
 // thread is thrown by the trainer's next call.
 //
 // A group is in one place at a time: in flight (Generator), waiting for its reward or being scored
-// (num_awaiting_reward), in the buffer, taken; or it is dropped, and another may begin in its slot. check_integrity() counts them against the gate.
+// (num_awaiting_reward), in the buffer, taken; or it is dropped, and another may begin in its slot.
+// check_integrity() counts them against the gate.
 #pragma once
 
 #include <chrono>
