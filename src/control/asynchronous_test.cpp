@@ -4,11 +4,12 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
 #include "control/control_test_util.h"
-#include "control/controller.h"
+#include "control/workers.h"
 #include "plan/plan.h"
 #include "rollout/copied_weights.h"
 #include "rollout/rollout_test_util.h"
@@ -25,7 +26,7 @@ class WanderingTrainer final : public BatchTrainer {
   explicit WanderingTrainer(Model& model) : model_(model) { keep(); }
 
   MetricValues train(const std::vector<Trajectory>& batch) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(15));
+    std::this_thread::sleep_for(pause);
     const at::NoGradGuard no_grad;
     for (Parameter* parameter : model_.parameters())
       parameter->value.add_(at::randn_like(parameter->value), 0.02);
@@ -34,6 +35,7 @@ class WanderingTrainer final : public BatchTrainer {
     return {};
   }
 
+  std::chrono::milliseconds pause{15};
   std::vector<std::vector<Trajectory>> batches;
   std::vector<std::unique_ptr<Model>> versions;
 
@@ -45,29 +47,79 @@ class WanderingTrainer final : public BatchTrainer {
 struct AsynchronousRun {
   explicit AsynchronousRun(int64_t eta, int64_t batch_groups = 3, int64_t total_steps = 8) {
     at::manual_seed(3);
-    settings.train_dataset.batch_size = batch_groups;
-    settings.gconfig = {.n_samples = 4, .max_new_tokens = 90};
-    settings.rollout.max_head_offpolicyness = eta;
-    settings.rollout.max_concurrent_rollouts = 16;
-    settings.seed = 5;
+    sampling = {.n_samples = 4, .max_new_tokens = 90};
     auto options = engine_options(257, 24);
-    options.settings = settings.rollout;
+    options.settings.max_head_offpolicyness = eta;
+    options.settings.max_concurrent_rollouts = 16;
     engine = std::make_unique<EmbeddedEngine>(*generating, options);
-    ControllerParts parts{settings, problems, encoder, *engine, reward, trainer, weights, clock, total_steps};
-    parts.on_engine_thread = [] { at::set_num_threads(1); };
-    controller = std::make_unique<Controller>(parts);
+    workers = std::make_unique<RunWorkers>(
+        WorkerParts{.engine = *engine,
+                    .weights = weights,
+                    .codec = encoder,
+                    .reward = reward,
+                    .clock = clock,
+                    .events = events,
+                    .timeline = timeline,
+                    .task_of =
+                        [this](uint64_t id) {
+                          const Problem& problem = problems[id % problems.size()];
+                          return GroupTask{.id = id, .name = problem.id, .problem = &problem};
+                        },
+                    .train = [this](const TrainOrder& order) { return train(order); },
+                    .take_snapshot = [] {},
+                    .write_checkpoint = [this](const ControllerState& state, bool) { saved = state; },
+                    .evaluate = [this](const std::function<bool()>&) { return evaluate(); }},
+        WorkerOptions{.generation = {.sampling = sampling, .seed = 5, .samples_in_flight = 64},
+                      .own_threads = true,
+                      .on_engine_thread = [] { at::set_num_threads(1); },
+                      .on_trainer_thread = [] { at::set_num_threads(1); }});
+    controller = std::make_unique<Controller>(
+        *workers, clock,
+        ControllerOptions{.batch_groups = batch_groups,
+                          .max_staleness = eta,
+                          .total_steps = total_steps,
+                          .group_size = 4,
+                          .samples_in_flight = 32,
+                          .evaluation_due = [this](int64_t step, bool) { return evaluates && step > 0; }},
+        ControllerObserver{[this](const StepRecord& record) { records.push_back(record); }, {}});
   }
 
-  RunSettings settings;
+  StepRecord train(const TrainOrder& order) {
+    StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
+    for (const GroupPointer& group : order.groups)
+      record.batch.insert(record.batch.end(), group->samples.begin(), group->samples.end());
+    record.metrics = trainer.train(record.batch);
+    return record;
+  }
+  std::optional<MetricValues> evaluate() {
+    EXPECT_TRUE(engine->idle());
+    const auto results = engine->generate({request_of(0, {81, 49, 32}, 2, 5)});
+    evaluated_versions.push_back(engine->version());
+    EXPECT_EQ(results.at(0).samples.at(0).versions.at(0), engine->version());
+    return MetricValues{{"eval/avg_at_k", 0}};
+  }
+  void run(const std::function<bool()>& stop = {}) {
+    controller->start();
+    drive(*controller, *workers, events, {.stop = stop, .on_activity = {}});
+  }
+
+  SamplingParameters sampling;
   Dataset problems = testing::numbered_problems(7);
   PromptEncoder encoder = testing::byte_level_encoder();
   testing::FakeReward reward;
   SteadyClock clock;
+  EventQueue events;
+  Timeline timeline{clock.now()};
   std::unique_ptr<Model> model = small_model(at::kFloat, 4, small_config(260));
   std::unique_ptr<Model> generating = copy_of(*model);
   WanderingTrainer trainer{*model};
   CopiedWeights weights{*model, *generating, false};
   std::unique_ptr<EmbeddedEngine> engine;
+  bool evaluates = false;
+  std::vector<int32_t> evaluated_versions;
+  std::vector<StepRecord> records;
+  std::optional<ControllerState> saved;
+  std::unique_ptr<RunWorkers> workers;
   std::unique_ptr<Controller> controller;
 };
 
@@ -96,61 +148,78 @@ double largest_error(AsynchronousRun& run, const std::vector<Trajectory>& batch,
   return largest;
 }
 
+std::set<int32_t> labels_of(const Trajectory& sample) {
+  std::set<int32_t> labels;
+  for (size_t i = 0; i < sample.versions.size(); ++i)
+    if (sample.loss_mask[i] != 0) labels.insert(sample.versions[i]);
+  return labels;
+}
+
 TEST(Asynchronous, EveryTokenWasDrawnByTheWeightsThatItsLabelNames) {
   AsynchronousRun run(/*eta=*/2);
+  run.run();
+  ASSERT_EQ(run.records.size(), 8u);
   std::set<int32_t> labels;
   int64_t mixed = 0;
   double wrong_label = 0;
-  for (int64_t step = 0; step < 8; ++step) {
-    const auto record = run.controller->step();
-    ASSERT_TRUE(record);
-    EXPECT_LE(record->metrics.at("staleness/max"), step);
-    for (const Trajectory& sample : record->batch) {
-      std::set<int32_t> own;
-      for (size_t i = 0; i < sample.versions.size(); ++i)
-        if (sample.loss_mask[i] != 0) own.insert(sample.versions[i]);
+  for (const StepRecord& record : run.records) {
+    EXPECT_LE(record.metrics.at("staleness/max"), static_cast<double>(record.step - 1));
+    for (const Trajectory& sample : record.batch) {
+      const std::set<int32_t> own = labels_of(sample);
       mixed += own.size() > 1;
       labels.insert(own.begin(), own.end());
     }
-    EXPECT_LT(largest_error(run, run.trainer.batches.back(), 0), 1e-4) << "step " << step;
-    wrong_label = std::max(wrong_label, largest_error(run, run.trainer.batches.back(), 1));
+    EXPECT_LT(largest_error(run, record.batch, 0), 1e-4) << "step " << record.step;
+    wrong_label = std::max(wrong_label, largest_error(run, record.batch, 1));
   }
   EXPECT_GT(labels.size(), 2u);
   EXPECT_GT(mixed, 0) << "no sample was interrupted";
   EXPECT_GT(wrong_label, 1e-2) << "labels shifted by one are not told from right ones";
 }
 
-TEST(Asynchronous, AnEvaluationBetweenStepsHasTheStepsWeightsAndLosesNoSample) {
+TEST(Asynchronous, AnEvaluationHasItsStepsWeightsAndLosesNoSample) {
   AsynchronousRun run(/*eta=*/3);
-  std::set<std::string> seen;
-  for (int64_t step = 0; step < 8; ++step) {
-    ASSERT_TRUE(run.controller->step());
-    run.controller->while_suspended([&] {
-      EXPECT_EQ(run.engine->version(), step + 1);
-      EXPECT_TRUE(run.engine->idle());
-      const auto results = run.engine->generate({request_of(0, {81, 49, 32}, 2, 5)});
-      EXPECT_EQ(results.at(0).samples.at(0).versions.at(0), step + 1);
-    });
-  }
+  run.evaluates = true;
+  run.run();
   EXPECT_EQ(run.trainer.batches.size(), 8u);
+  ASSERT_FALSE(run.evaluated_versions.empty());
+  EXPECT_EQ(run.evaluated_versions.back(), 8);
+  // The trainer is as fast as an evaluation: each step of it has one, or said why not.
+  EXPECT_TRUE(std::is_sorted(run.evaluated_versions.begin(), run.evaluated_versions.end()));
 }
 
-TEST(Asynchronous, WhatWasBegunSinceTheCheckpointIsTrainedOnOnce) {
+// Stopped in the middle of samples: the run that goes on draws the rest of them under its own weights, the
+// first tokens keep their labels, and every label is right.
+TEST(Asynchronous, WhatWasBegunSinceTheCheckpointGoesOnWhereItStoodAndIsTrainedOnOnce) {
   AsynchronousRun first(/*eta=*/3);
-  std::multiset<std::string> trained;
-  const auto add = [&](const AsynchronousRun& run) {
-    for (const auto& batch : run.trainer.batches)
-      for (size_t i = 0; i < batch.size(); i += 4) trained.insert(*batch[i].prompt);
-  };
-  for (int64_t step = 0; step < 3; ++step) ASSERT_TRUE(first.controller->step());
-  const Json saved = Json::parse(first.controller->save().dump());
-  add(first);
-  EXPECT_GT(saved.at("next_position").get<int64_t>(), 9) << "nothing was begun ahead";
+  first.trainer.pause = std::chrono::milliseconds(0);
+  first.run([&] { return first.controller->num_steps() >= 3; });
+  ASSERT_TRUE(first.saved);
+  ASSERT_FALSE(first.saved->running.empty()) << "nothing was running";
+  ProblemOrder order(first.problems, 1);
+  const Json saved = Json::parse(to_json(*first.saved, order).dump());
+  const int64_t steps = first.saved->step;
 
   AsynchronousRun second(/*eta=*/3);
-  second.controller->restore(saved);
-  for (int64_t step = 3; step < 8; ++step) ASSERT_TRUE(second.controller->step());
-  add(second);
+  second.trainer.versions.clear();
+  for (auto& version : first.trainer.versions) second.trainer.versions.push_back(copy_of(*version));
+  for (size_t i = 0; i < second.model->parameters().size(); ++i)
+    second.model->parameters()[i]->value.copy_(first.model->parameters()[i]->value);
+  second.controller->restore(controller_state_from_json(saved, order));
+  second.run();
+  std::multiset<std::string> trained;
+  int64_t of_both = 0;
+  for (const AsynchronousRun* run : {&first, &second})
+    for (const StepRecord& record : run->records)
+      for (size_t i = 0; i < record.batch.size(); i += 4) trained.insert(*record.batch[i].prompt);
+  for (const StepRecord& record : second.records) {
+    EXPECT_LT(largest_error(second, record.batch, 0), 1e-4) << "step " << record.step;
+    for (const Trajectory& sample : record.batch) {
+      const std::set<int32_t> labels = labels_of(sample);
+      of_both += *labels.begin() < steps && *labels.rbegin() >= steps;
+    }
+  }
+  EXPECT_GT(of_both, 0) << "no sample was drawn by both processes";
   // 24 groups are three epochs of seven problems and three more: each problem three or four times.
   EXPECT_EQ(trained.size(), 24u);
   for (int64_t i = 0; i < 7; ++i) {

@@ -1,108 +1,526 @@
 #include "control/controller.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <utility>
 
-#include "base/error.h"
 #include "base/log.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 
-namespace {
-
-// The largest resident set of the process since it began, in bytes.
-int64_t peak_process_memory() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts it in KiB
+Controller::Controller(Workers& workers, const Clock& clock, ControllerOptions options,
+                       ControllerObserver observer)
+    : workers_(workers), clock_(clock), options_(std::move(options)), observer_(std::move(observer)) {
+  BOUGH_CHECK(options_.batch_groups >= 1 && options_.max_staleness >= 0 && options_.total_steps >= 0,
+              "batches of ", options_.batch_groups, ", staleness ", options_.max_staleness, ", ",
+              options_.total_steps, " steps");
+  BOUGH_CHECK(options_.weight_sync_steps <= options_.max_staleness + 1, "published every ",
+              options_.weight_sync_steps, " steps: the gate would wait for ever");
 }
 
-struct Moments {
-  double mean = 0, deviation = 0;
-};
+// ---- Gate and places.
 
-Moments moments(const std::vector<double>& values) {
-  if (values.empty()) return {};
-  Moments out;
-  for (const double value : values) out.mean += value / static_cast<double>(values.size());
-  for (const double value : values)
-    out.deviation += (value - out.mean) * (value - out.mean) / static_cast<double>(values.size());
-  out.deviation = std::sqrt(out.deviation);
-  return out;
+bool Controller::gate_is_open() const {
+  const int64_t begun_steps = num_steps_ + (training_.empty() ? 0 : 1);
+  const int64_t slots = std::min(engine_version_ + options_.max_staleness + 1, options_.total_steps);
+  const int64_t ahead = num_buffered() + num_awaiting();
+  if (options_.max_buffered_groups > 0 && ahead + num_running() >= options_.max_buffered_groups) return false;
+  return begun_steps * options_.batch_groups + ahead + num_running() < slots * options_.batch_groups;
+}
+
+bool Controller::can_draw() const {
+  return !again_.empty() || options_.total_groups == 0 || next_position_ < options_.total_groups;
+}
+
+bool Controller::is_drained() const {
+  return !can_draw() && running_.empty() && awaiting_.empty();
+}
+
+bool Controller::is_over() const {
+  return num_steps_ >= options_.total_steps || (is_drained() && buffered_.empty() && training_.empty());
+}
+
+void Controller::drop(uint64_t id, const std::string& reason) {
+  ++dropped_[reason];
+  log_debug(str("group ", id, " is dropped: ", reason));
+}
+
+Controller::Counts Controller::counts() const {
+  Counts counts{.drawn = num_drawn_,
+                .trained = num_trained_,
+                .training = static_cast<int64_t>(training_.size()),
+                .buffered = num_buffered(),
+                .awaiting = num_awaiting(),
+                .running = num_running(),
+                .version = engine_version_};
+  for (const auto& [reason, count] : dropped_) counts.dropped += count;
+  return counts;
+}
+
+void Controller::check_integrity() const {
+  const Counts now = counts();
+  BOUGH_CHECK(
+      now.drawn == now.trained + now.training + now.buffered + now.awaiting + now.running + now.dropped,
+      now.drawn, " groups drawn, but ", now.trained, " trained, ", now.training, " in training, ",
+      now.buffered, " buffered, ", now.awaiting, " awaiting rewards, ", now.running, " running, ",
+      now.dropped, " dropped");
+}
+
+// ---- Events.
+
+void Controller::start() {
+  last_event_ = clock_.now();
+  trainer_free_since_ = last_event_;
+  workers_.publish(num_steps_);
+  published_version_ = num_steps_;
+  if (unwritten_ || (num_steps_ == 0 && evaluation_due(0, false))) {
+    evaluation_ = Evaluation::kWanted;
+    evaluation_step_ = num_steps_;
+    records_.push_back({num_steps_, unwritten_ ? *unwritten_ : MetricValues(), true});
+    unwritten_.reset();
+  }
+  for (const auto& [id, group] : awaiting_) workers_.score(group);
+  sums_.engine = sums_at_step_.engine = workers_.engine_statistics();
+  decide();
+}
+
+void Controller::on(Event event) {
+  std::visit([this](auto& what) { handle(what); }, event);
+  if (!std::holds_alternative<TimePassed>(event)) {
+    last_event_ = clock_.now();
+    stall_warned_seconds_ = 0;
+  }
+  decide();
+}
+
+void Controller::handle(GroupGenerated& event) {
+  const uint64_t id = event.group->id;
+  BOUGH_CHECK(running_.erase(id) == 1, "group ", id, " was generated, and nobody asked for it");
+  if (checkpoint_ && !checkpoint_->has_running && checkpoint_->running.erase(id) > 0)
+    checkpoint_->state.awaiting.emplace(id, event.group);
+  awaiting_.emplace(id, event.group);
+  workers_.score(std::move(event.group));
+}
+
+void Controller::count_failures(const std::vector<RewardResult>& rewards) {
+  for (const RewardResult& result : rewards) {
+    consecutive_failures_ = result.failed ? consecutive_failures_ + 1 : 0;
+    if (!result.failed) continue;
+    ++sums_.reward_failures;
+    if (consecutive_failures_ < options_.max_consecutive_failures) continue;
+    throw IoError(
+        str("the last ", consecutive_failures_,
+            " rewards all failed, the last one with: ", quoted(result.message, 300),
+            "; nothing can be learned from them. Mend the reward function (setting reward), or raise "
+            "reward_service.max_consecutive_failures; the same command goes on from the last "
+            "checkpoint"));
+  }
+}
+
+// Failed rewards are nobody's zeros: what is left of the group is trained on, or nothing.
+void Controller::handle(GroupScored& event) {
+  const auto found = awaiting_.find(event.id);
+  BOUGH_CHECK(found != awaiting_.end(), "group ", event.id, " was scored, and nobody asked for it");
+  auto group = std::make_shared<FinishedGroup>(*found->second);
+  awaiting_.erase(found);
+  BOUGH_CHECK(event.rewards.empty() || event.rewards.size() == group->samples.size(), "rewards ",
+              event.rewards.size(), " for ", group->samples.size(), " samples");
+  for (size_t i = 0; i < event.rewards.size(); ++i) apply_reward(event.rewards[i], group->samples[i]);
+  count_failures(event.rewards);
+  const auto num_valid = std::count_if(group->samples.begin(), group->samples.end(),
+                                       [](const Trajectory& sample) { return sample.valid; });
+  const auto size = static_cast<int64_t>(group->samples.size());
+  if (num_valid < std::min(options_.min_group, size)) return drop(event.id, "too few rewards");
+  if (options_.refuse)
+    if (const auto reason = options_.refuse(*group)) return drop(event.id, *reason);
+  buffered_.emplace(event.id, std::move(group));
+}
+
+void Controller::handle(WeightsTaken& event) {
+  BOUGH_CHECK(event.version >= engine_version_, "version ", event.version, " after ", engine_version_);
+  engine_version_ = event.version;
+  has_asked_for_weights_ = false;
+  sums_.interrupted += event.interrupted_samples;
+}
+
+void Controller::handle(TrainingDone& event) {
+  BOUGH_CHECK(trainer_ == Trainer::kTraining && event.record.step == num_steps_ + 1, "step ",
+              event.record.step, " was trained after ", num_steps_);
+  num_trained_ += static_cast<int64_t>(training_.size());
+  training_.clear();
+  trainer_ = Trainer::kIdle;
+  trainer_free_since_ = clock_.now();
+  num_steps_ = event.record.step;
+  if (training_publishes_) published_version_ = num_steps_;
+  const bool evaluates = evaluation_due(num_steps_, is_over());
+  add_own_metrics(event.record);
+  if (observer_.on_batch) observer_.on_batch(event.record);
+  if (evaluates) {
+    if (published_version_ < num_steps_) {  // that this was the last step was not known when it began
+      workers_.publish(num_steps_);
+      published_version_ = num_steps_;
+    }
+    if (evaluation_ == Evaluation::kNone) {
+      evaluation_ = Evaluation::kWanted;
+      evaluation_step_ = num_steps_;
+    } else {
+      log_warning(
+          str("step ", num_steps_, " is not evaluated: the evaluation of step ", evaluation_step_,
+              " is still going on; evaluate more seldom (evaluator.freq_steps) or on fewer problems"));
+    }
+  }
+  const bool awaits = evaluation_ != Evaluation::kNone && evaluation_step_ == num_steps_;
+  records_.push_back({num_steps_, std::move(event.record.metrics), awaits});
+  begin_checkpoint();
+}
+
+void Controller::handle(SnapshotTaken&) {
+  BOUGH_CHECK(trainer_ == Trainer::kSnapshotting && checkpoint_, "nobody asked for a snapshot");
+  trainer_ = Trainer::kIdle;
+  trainer_free_since_ = clock_.now();
+  checkpoint_->has_weights = true;
+}
+
+void Controller::handle(EvaluationDone& event) {
+  BOUGH_CHECK(evaluation_ == Evaluation::kRunning, "nobody asked for an evaluation");
+  evaluation_ = Evaluation::kNone;
+  for (PendingRecord& record : records_) {
+    if (!record.awaits_evaluation) continue;
+    // The checkpoint of the step that the run stops after keeps its metrics until it has been evaluated.
+    if (!event.metrics && is_stopping_ && record.step == num_steps_) {
+      unwritten_ = std::move(record.metrics);
+      records_.pop_back();
+      break;
+    }
+    record.awaits_evaluation = false;
+    if (event.metrics) record.metrics.merge(*event.metrics);
+    else if (!is_stopping_)
+      log_warning(str("the evaluation of step ", record.step, " was given up after ",
+                      options_.evaluation_seconds, " s (evaluator.timeout_seconds); the run goes on"));
+    break;
+  }
+}
+
+void Controller::handle(RunningSaved& event) {
+  BOUGH_CHECK(checkpoint_ && !checkpoint_->has_running, "nobody asked what is running");
+  for (RunningRequest& request : event.requests) {
+    if (checkpoint_->running.erase(request.id) > 0 && !request.samples.empty())
+      checkpoint_->state.running.emplace(request.id, std::move(request.samples));
+  }
+  for (const auto& [id, samples] : checkpoint_->state.running)
+    checkpoint_->state.unfinished.erase(static_cast<int64_t>(id));
+  checkpoint_->has_running = true;
+}
+
+void Controller::handle(CheckpointWritten&) {
+  BOUGH_CHECK(checkpoint_ && checkpoint_->is_written, "nobody asked for a checkpoint");
+  checkpointed_step_ = checkpoint_->state.step;
+  checkpoint_.reset();
+}
+
+void Controller::handle(WorkerFailed& event) {
+  std::rethrow_exception(event.error);
+}
+
+void Controller::handle(StopRequested&) {
+  if (is_stopping_) return;
+  is_stopping_ = true;
+  if (evaluation_ == Evaluation::kRunning) workers_.cancel_evaluation();
+}
+
+void Controller::handle(TimePassed&) {
+  const Clock::Time now = clock_.now();
+  const double quiet = seconds_between(std::max(last_event_, workers_.last_progress()), now);
+  if (options_.stall_seconds > 0 && quiet >= options_.stall_seconds)
+    throw StallError(str("nothing has happened for ", static_cast<int64_t>(quiet),
+                         " s: ", workers_.busy_with(), "; ", activity(),
+                         ". If that can be, raise stall_seconds; the same command goes on "
+                         "from the last checkpoint"));
+  if (quiet >= std::max(60.0, 2 * stall_warned_seconds_)) {
+    log_warning(str("nothing has happened for ", static_cast<int64_t>(quiet), " s: ", workers_.busy_with()));
+    stall_warned_seconds_ = quiet;
+  }
+}
+
+void Controller::restore(ControllerState state) {
+  num_steps_ = state.step;
+  checkpointed_step_ = state.step;
+  next_position_ = state.next_position;
+  buffered_ = std::move(state.buffered);
+  awaiting_ = std::move(state.awaiting);
+  begun_before_ = std::move(state.running);
+  std::set<int64_t> again = std::move(state.unfinished);
+  for (const auto& [id, samples] : begun_before_) again.insert(static_cast<int64_t>(id));
+  again_.assign(again.begin(), again.end());
+  num_drawn_ = num_buffered() + num_awaiting();
+  unwritten_ = std::move(state.unwritten_metrics);
+}
+
+// ---- Decisions.
+
+void Controller::decide() {
+  if (is_finished_) return;
+  if (is_stopping_ && evaluation_ == Evaluation::kWanted) {  // the run that goes on makes it
+    evaluation_ = Evaluation::kRunning;
+    EvaluationDone given_up;
+    handle(given_up);
+  }
+  write_records();
+  advance_checkpoint();
+  advance_engine();
+  begin_groups();
+  begin_training();
+  write_records();
+  finish_if_done();
+  check_integrity();
+}
+
+// Weights, and the evaluation that waits for them.
+void Controller::advance_engine() {
+  if (evaluation_ == Evaluation::kRunning) return;
+  const bool may_take = options_.interruptible || running_.empty();
+  if (published_version_ > engine_version_ && may_take && !has_asked_for_weights_) {
+    workers_.take_weights();
+    has_asked_for_weights_ = true;
+  }
+  if (evaluation_ != Evaluation::kWanted || engine_version_ != evaluation_step_) return;
+  evaluation_ = Evaluation::kRunning;
+  workers_.evaluate(clock_.now() + std::chrono::duration_cast<Clock::Duration>(
+                                       std::chrono::duration<double>(options_.evaluation_seconds)));
+}
+
+void Controller::begin_groups() {
+  if (is_stopping_ || engine_version_ < 0) return;
+  if (!computes_beside() && evaluation_ != Evaluation::kNone) return;
+  if (!options_.interruptible && published_version_ != engine_version_) return;
+  while (can_draw() && gate_is_open() && num_running() * options_.group_size < options_.samples_in_flight) {
+    int64_t position = 0;
+    if (again_.empty()) {
+      position = next_position_++;
+    } else {
+      position = again_.front();
+      again_.pop_front();
+    }
+    const auto id = static_cast<uint64_t>(position);
+    std::vector<BegunSample> begun;
+    if (auto node = begun_before_.extract(id)) begun = std::move(node.mapped());
+    running_.insert(id);
+    ++num_drawn_;
+    workers_.begin(id, std::move(begun));
+  }
+}
+
+void Controller::begin_training() {
+  if (trainer_ != Trainer::kIdle || num_steps_ >= options_.total_steps) return;
+  // The weights that are to be evaluated must not be replaced before the engine has them; and without threads
+  // of their own nothing computes beside the trainer.
+  if (evaluation_ == Evaluation::kWanted) return;
+  if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
+  if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
+  const bool is_last = is_drained() && num_buffered() > 0;
+  const int64_t wanted = is_last ? std::min(options_.batch_groups, num_buffered()) : options_.batch_groups;
+  if (num_buffered() + num_awaiting() < wanted) has_samples_since_.reset();
+  else if (!has_samples_since_) has_samples_since_ = clock_.now();
+  if (num_buffered() < wanted || is_stopping_) return;
+  TrainOrder order{.step = num_steps_ + 1, .groups = {}};
+  for (int64_t i = 0; i < wanted; ++i) {
+    auto oldest = buffered_.extract(buffered_.begin());
+    training_.push_back(oldest.key());
+    order.groups.push_back(std::move(oldest.mapped()));
+  }
+  const bool ends = order.step >= options_.total_steps || (is_drained() && buffered_.empty());
+  order.publish = order.step % options_.weight_sync_steps == 0 || evaluation_due(order.step, ends);
+  training_publishes_ = order.publish;
+  trainer_ = Trainer::kTraining;
+  train_begin_ = clock_.now();
+  workers_.train(std::move(order));
+}
+
+// In order of steps; what lies before an evaluation that goes on waits for it.
+void Controller::write_records() {
+  while (!records_.empty() && !records_.front().awaits_evaluation) {
+    if (observer_.on_record && !records_.front().metrics.empty())
+      observer_.on_record(records_.front().step, records_.front().metrics);
+    records_.pop_front();
+  }
+}
+
+// At the end of a step, where one is due and none is on its way.
+void Controller::begin_checkpoint() {
+  const bool is_last = is_over() || is_stopping_;
+  const bool is_due =
+      is_last || checkpoint_is_overdue_ || (options_.checkpoint_due && options_.checkpoint_due(num_steps_));
+  if (!is_due || checkpointed_step_ == num_steps_) return;
+  checkpoint_is_overdue_ = checkpoint_.has_value();
+  if (checkpoint_is_overdue_) return;
+  Checkpoint& checkpoint = checkpoint_.emplace();
+  ControllerState& state = checkpoint.state;
+  state.step = num_steps_;
+  state.next_position = next_position_;
+  state.unfinished.insert(again_.begin(), again_.end());
+  for (const uint64_t id : running_) state.unfinished.insert(static_cast<int64_t>(id));
+  if (computes_beside()) {
+    state.buffered = buffered_;
+    state.awaiting = awaiting_;
+    state.running = begun_before_;
+    checkpoint.running.insert(running_.begin(), running_.end());
+    // Where no training follows, the model itself stays as it is while it is written.
+    checkpoint.copied = !is_last;
+  } else {
+    // Drawn again, the same: what a step draws is a function of the seed, its number and the weights.
+    for (const auto* groups : {&awaiting_, &buffered_})
+      for (const auto& [id, group] : *groups) state.unfinished.insert(static_cast<int64_t>(id));
+  }
+  checkpoint.has_running = checkpoint.running.empty();
+  if (!checkpoint.has_running) workers_.save_running();
+  checkpoint.has_weights = !checkpoint.copied;
+  if (!checkpoint.copied) return;
+  trainer_ = Trainer::kSnapshotting;
+  workers_.take_snapshot();
+}
+
+// The metrics of its steps are on the disk before it, so that a checkpoint covers complete steps.
+void Controller::advance_checkpoint() {
+  if (!checkpoint_ || checkpoint_->is_written || !checkpoint_->has_running || !checkpoint_->has_weights)
+    return;
+  if (!records_.empty() && records_.front().step <= checkpoint_->state.step) return;
+  for (const auto& [id, group] : checkpoint_->state.awaiting)
+    checkpoint_->state.unfinished.erase(static_cast<int64_t>(id));
+  if (unwritten_) checkpoint_->state.unwritten_metrics = unwritten_;
+  checkpoint_->is_written = true;
+  workers_.write_checkpoint(checkpoint_->state, checkpoint_->copied);
+}
+
+void Controller::finish_if_done() {
+  if (!is_over() && !is_stopping_) return;
+  if (trainer_ != Trainer::kIdle || evaluation_ != Evaluation::kNone || checkpoint_) return;
+  begin_checkpoint();
+  advance_checkpoint();
+  is_finished_ = !checkpoint_;
+}
+
+std::string Controller::activity() const {
+  std::vector<std::string> parts;
+  if (trainer_ == Trainer::kTraining) parts.push_back(str("train step ", num_steps_ + 1));
+  if (trainer_ == Trainer::kSnapshotting) parts.emplace_back("copy weights for the checkpoint");
+  if (evaluation_ == Evaluation::kRunning) parts.push_back(str("evaluation of step ", evaluation_step_));
+  if (checkpoint_ && checkpoint_->is_written) parts.emplace_back("checkpoint");
+  if (num_steps_ < options_.total_steps && (computes_beside() || parts.empty()))
+    parts.push_back(str("rollout ", num_buffered(), "/", options_.batch_groups));
+  if (!awaiting_.empty()) parts.push_back(str(num_awaiting(), " awaiting rewards"));
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+  return text;
+}
+
+// ---- A checkpoint's form (docs/formats.md).
+
+namespace {
+
+Json groups_to_json(const std::map<uint64_t, GroupPointer>& groups) {
+  Json list = Json::array();
+  for (const auto& [id, group] : groups) {
+    Json samples = Json::array();
+    for (const Trajectory& sample : group->samples) samples.push_back(rollout_to_json(sample));
+    list.push_back({{"id", id}, {"samples", std::move(samples)}});
+  }
+  return list;
+}
+
+std::map<uint64_t, GroupPointer> groups_from_json(const Json& list) {
+  std::map<uint64_t, GroupPointer> groups;
+  for (const Json& saved : list) {
+    auto group = std::make_shared<FinishedGroup>();
+    group->id = saved.at("id").get<uint64_t>();
+    for (const Json& sample : saved.at("samples"))
+      group->samples.push_back(parse_rollout(sample, str("the saved buffer, group ", group->id),
+                                             {.require_reward_or_advantage = false}));
+    const uint64_t id = group->id;
+    if (!groups.emplace(id, std::move(group)).second)
+      throw UserError(str("the saved buffer has group ", id, " twice"));
+  }
+  return groups;
+}
+
+Json begun_to_json(const BegunSample& begun) {
+  const GeneratedSample& sample = begun.sample;
+  return {{"tokens", sample.token_ids},
+          {"logprobs", sample.logprobs},
+          {"raw_logprobs", sample.raw_logprobs},
+          {"truncated_logprobs", sample.truncated_logprobs},
+          {"versions", sample.versions},
+          {"finish_reason", begun.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
+}
+
+BegunSample begun_from_json(const Json& json) {
+  BegunSample begun;
+  GeneratedSample& sample = begun.sample;
+  json.at("tokens").get_to(sample.token_ids);
+  json.at("logprobs").get_to(sample.logprobs);
+  json.at("raw_logprobs").get_to(sample.raw_logprobs);
+  json.at("truncated_logprobs").get_to(sample.truncated_logprobs);
+  json.at("versions").get_to(sample.versions);
+  begun.has_ended = !json.at("finish_reason").is_null();
+  if (begun.has_ended) sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());
+  return begun;
 }
 
 }  // namespace
 
-Controller::Controller(const ControllerParts& parts)
-    : parts_(parts),
-      order_(parts.problems, static_cast<uint64_t>(parts.settings.seed),
-             parts.settings.train_dataset.shuffle),
-      gate_(parts.settings.train_dataset.batch_size, parts.settings.rollout.max_head_offpolicyness,
-            parts.total_steps),
-      worker_({parts.engine, parts.weights, parts.encoder, parts.reward, gate_, buffer_, parts.clock},
-              [this] { return next_task(); },
-              {.generation = {.sampling = parts.settings.gconfig,
-                              .seed = static_cast<uint64_t>(parts.settings.seed),
-                              .samples_in_flight = 2 * parts.settings.rollout.max_concurrent_rollouts},
-               .own_thread = is_asynchronous(),
-               .interruptible = parts.settings.rollout.interruptible,
-               .reward_threads = parts.settings.reward_service.workers,
-               .min_group = std::min(parts.settings.rollout.min_group, parts.settings.gconfig.n_samples),
-               .max_consecutive_failures = parts.settings.reward_service.max_consecutive_failures,
-               .on_thread_start = parts.on_engine_thread}) {}
-
-std::optional<GroupTask> Controller::next_task() {
-  const std::lock_guard lock(positions_mutex_);
-  int64_t position = 0;
-  if (again_.empty()) {
-    position = next_position_++;
-  } else {
-    position = again_.front();
-    again_.pop_front();
+Json to_json(const ControllerState& state, const ProblemOrder& problems) {
+  Json running = Json::array();
+  for (const auto& [id, samples] : state.running) {
+    Json list = Json::array();
+    for (const BegunSample& sample : samples) list.push_back(begun_to_json(sample));
+    running.push_back({{"id", id}, {"samples", std::move(list)}});
   }
-  begun_.insert(position);
-  const Problem& problem = parts_.problems[order_.index_at(position)];
-  return GroupTask{.id = static_cast<uint64_t>(position), .name = problem.id, .problem = &problem};
+  Json json = {{"step", state.step},
+               {"problems", problems.save()},
+               {"buffer", groups_to_json(state.buffered)},
+               {"awaiting_reward", groups_to_json(state.awaiting)},
+               {"running", std::move(running)},
+               {"next_position", state.next_position},
+               {"unfinished", state.unfinished}};
+  if (state.unwritten_metrics) json["unwritten_metrics"] = *state.unwritten_metrics;
+  return json;
 }
 
-// Synchronous: a fresh engine, whatever ran before: its cached prompts would change how passes are composed,
-// and with it the last bits of the logits.
-void Controller::begin_step() {
-  if (!is_asynchronous() || published_step_ < 0) publish();
+ControllerState controller_state_from_json(const Json& json, ProblemOrder& problems) {
+  ControllerState state;
+  try {
+    problems.restore(json.at("problems"));
+    state.step = json.at("step").get<int64_t>();
+    state.next_position = json.at("next_position").get<int64_t>();
+    state.buffered = groups_from_json(json.at("buffer"));
+    state.awaiting = groups_from_json(json.value("awaiting_reward", Json::array()));
+    for (const Json& request : json.value("running", Json::array())) {
+      std::vector<BegunSample>& samples = state.running[request.at("id").get<uint64_t>()];
+      for (const Json& sample : request.at("samples")) samples.push_back(begun_from_json(sample));
+    }
+    json.at("unfinished").get_to(state.unfinished);
+    if (json.contains("unwritten_metrics")) {
+      state.unwritten_metrics.emplace();
+      for (const auto& [name, value] : json.at("unwritten_metrics").items())
+        (*state.unwritten_metrics)[name] = value.is_number() ? value.get<double>() : NAN;
+    }
+  } catch (const Json::exception& error) {
+    throw UserError(
+        str("the saved state of the run is damaged: ", error.what(), "; go back to an earlier checkpoint"));
+  }
+  return state;
 }
 
-// Synchronous: as before the step.
-void Controller::abandon_step() {
-  worker_.abandon();
-  gate_.drop_accepted(buffer_.clear());
-  const std::lock_guard lock(positions_mutex_);
-  again_.insert(again_.begin(), begun_.begin(), begun_.end());
-  begun_.clear();
-}
+// ---- Metrics of a step.
 
-void Controller::publish() {
-  parts_.weights.publish(static_cast<int32_t>(num_steps_));
-  published_step_ = num_steps_;
-  worker_.weights_published();
-}
-
-void Controller::while_suspended(const std::function<void()>& work) {
-  if (published_step_ != num_steps_) publish();
-  worker_.while_suspended(work);
-}
-
-// What the batch says of its tokens' age: versions behind the weights that are trained now.
-void Controller::tell_rollout(const std::vector<Trajectory>& batch, MetricValues& metrics) const {
+// The versions behind the weights that are trained now, over the trained tokens of the batch.
+static void add_staleness(const StepRecord& record, int64_t version, MetricValues& metrics) {
   double total = 0;
   int64_t count = 0, largest = 0;
-  for (const Trajectory& sample : batch)
+  for (const Trajectory& sample : record.batch)
     for (size_t i = 0; i < sample.loss_mask.size(); ++i) {
       if (sample.loss_mask[i] == 0) continue;
-      const int64_t age = num_steps_ - sample.versions[i];
+      const int64_t age = version - sample.versions[i];
       total += static_cast<double>(age);
       largest = std::max(largest, age);
       ++count;
@@ -111,143 +529,52 @@ void Controller::tell_rollout(const std::vector<Trajectory>& batch, MetricValues
   metrics["staleness/max"] = static_cast<double>(largest);
 }
 
-void Controller::tell_rewards(const std::vector<FinishedGroup>& groups, MetricValues& metrics) const {
-  std::vector<double> rewards;  // of those that could be had
-  std::vector<const std::string*> failures;
-  int64_t samples = 0;
-  for (const FinishedGroup& group : groups) {
-    for (const Trajectory& sample : group.samples) {
-      ++samples;
-      if (sample.reward) rewards.push_back(*sample.reward);
-      if (sample.reward_failure) failures.push_back(&*sample.reward_failure);
-    }
-  }
-  if (!failures.empty()) {
-    log_warning(str("step ", num_steps_ + 1, ": ", failures.size(), " of ", samples,
-                    " rewards failed; the first: ", quoted(*failures.front(), 300)));
-  }
-  const Moments reward = moments(rewards);
-  metrics["reward/mean"] = reward.mean;
-  metrics["reward/std"] = reward.deviation;
-  metrics["reward/failures"] = static_cast<double>(failures.size());
-}
-
-std::vector<Trajectory> Controller::make_batch(std::vector<FinishedGroup> finished,
-                                               MetricValues& metrics) const {
-  std::vector<Trajectory> batch;
-  // A batch across the end of an epoch may have a problem twice: two groups.
-  std::map<std::string, int64_t> drawn;
-  double total_length = 0;
-  for (FinishedGroup& group : finished) {
-    for (Trajectory& sample : group.samples) {
-      const int64_t times = &sample == &group.samples.front() ? ++drawn[sample.group] : drawn[sample.group];
-      total_length += static_cast<double>(sample.num_generated());
-      batch.push_back(std::move(sample));
-      if (times > 1) batch.back().group += str(" (", times, ")");
-    }
-  }
-  const FilterResult filtered =
-      set_advantages(batch, parts_.settings.actor, parts_.settings.gconfig.max_new_tokens);
-  const auto samples = static_cast<double>(std::max<size_t>(1, batch.size()));
-  metrics["rollout/length_mean"] = total_length / samples;
-  metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;
-  metrics["rollout/zero_std_groups"] = static_cast<double>(filtered.zero_std_groups);
-  metrics["rollout/groups_dropped"] = static_cast<double>(filtered.groups_dropped);
-  metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
-  return batch;
-}
-
-std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, const Activity& activity) {
-  const Clock::Time start = parts_.clock.now();
-  const RolloutWorker::Statistics before = worker_.statistics();
-  begin_step();
-  const int64_t batch_groups = parts_.settings.train_dataset.batch_size;
-  const auto waited = worker_.wait_for(batch_groups, stop, [&](int64_t done) {
-    if (activity) activity(str("rollout ", done, "/", batch_groups));
-  });
-  if (!waited.enough || (stop && stop())) {
-    if (!is_asynchronous()) abandon_step();
-    return std::nullopt;
-  }
-  const Clock::Time scored_at = parts_.clock.now();
-
-  StepRecord record;
-  record.step = num_steps_ + 1;
+void Controller::add_own_metrics(StepRecord& record) {
   MetricValues& metrics = record.metrics;
-  if (activity) activity("train");
-  std::vector<FinishedGroup> batch = buffer_.take(batch_groups).value();
-  {
-    const std::lock_guard lock(positions_mutex_);
-    for (const FinishedGroup& group : batch) begun_.erase(static_cast<int64_t>(group.id));
-    for (const uint64_t id : worker_.take_dropped()) begun_.erase(static_cast<int64_t>(id));
-  }
-  tell_rewards(batch, metrics);
-  record.batch = make_batch(std::move(batch), metrics);
-  tell_rollout(record.batch, metrics);
-  metrics.merge(parts_.trainer.train(record.batch));
-  const Clock::Time trained_at = parts_.clock.now();
-  ++num_steps_;
-  if (num_steps_ % parts_.settings.rollout.weight_sync_steps == 0) publish();
-  const Clock::Time end = parts_.clock.now();
-
-  const RolloutWorker::Statistics after = worker_.statistics();
-  const double step_seconds = seconds_between(start, end);
-  const double rollout_seconds = seconds_between(start, waited.generated_until);
-  const auto new_tokens = static_cast<double>(after.engine.new_tokens - before.engine.new_tokens);
+  const Clock::Time now = clock_.now();
+  const Clock::Time begin = step_begin_.value_or(train_begin_);
+  const Clock::Time generated = std::min(has_samples_since_.value_or(train_begin_), train_begin_);
+  sums_.engine = workers_.engine_statistics();
+  sums_.engine_idle = workers_.engine_idle_seconds();
+  sums_.dropped = dropped_;
+  const double step_seconds = seconds_between(begin, now);
+  const double rollout_seconds = seconds_between(begin, std::max(begin, generated));
+  const auto gained = [&](int64_t EngineStatistics::*member) {
+    return static_cast<double>(sums_.engine.*member - sums_at_step_.engine.*member);
+  };
+  const double new_tokens = gained(&EngineStatistics::new_tokens);
   double trained_tokens = 0;
   for (const Trajectory& sample : record.batch)
     if (sample.in_loss()) trained_tokens += static_cast<double>(sample.num_generated());
+  add_staleness(record, record.step - 1, metrics);
   metrics["time/rollout"] = rollout_seconds;
-  metrics["time/reward"] = seconds_between(waited.generated_until, scored_at);
-  metrics["time/publish"] = seconds_between(trained_at, end);
+  metrics["time/reward"] = seconds_between(std::max(begin, generated), std::max(begin, train_begin_));
   metrics["time/step"] = step_seconds;
-  metrics.try_emplace("time/train", seconds_between(scored_at, trained_at));
+  metrics.try_emplace("time/train", seconds_between(train_begin_, now));
   // A synchronous engine generates in its own part of the step only.
   metrics["perf/generated_tokens_per_s"] =
-      new_tokens / std::max(1e-9, is_asynchronous() ? step_seconds : rollout_seconds);
+      new_tokens / std::max(1e-9, computes_beside() ? step_seconds : rollout_seconds);
   metrics["perf/effective_tokens_per_s"] = trained_tokens / std::max(1e-9, step_seconds);
   metrics["rollout/new_tokens"] = new_tokens;
+  metrics["rollout/prefill_tokens"] = gained(&EngineStatistics::prefill_tokens);
+  double dropped = 0;
+  for (const auto& [reason, count] : dropped_)
+    dropped += static_cast<double>(count - sums_at_step_.dropped[reason]);
+  metrics["rollout/groups_refused"] = dropped;
   metrics["rollout/groups_without_reward"] =
-      static_cast<double>(after.dropped_groups - before.dropped_groups);
-  metrics["rollout/prefill_tokens"] =
-      static_cast<double>(after.engine.prefill_tokens - before.engine.prefill_tokens);
-  if (is_asynchronous()) {
-    metrics["idle/trainer_seconds"] = seconds_between(start, scored_at);
-    metrics["idle/engine_seconds"] = after.idle_seconds - before.idle_seconds;
-    metrics["rollout/buffered_groups"] = static_cast<double>(buffer_.size());
+      static_cast<double>(sums_.dropped["too few rewards"] - sums_at_step_.dropped["too few rewards"]);
+  if (computes_beside()) {
+    metrics["idle/trainer_seconds"] = seconds_between(begin, std::max(begin, train_begin_));
+    metrics["idle/engine_seconds"] = sums_.engine_idle - sums_at_step_.engine_idle;
+    metrics["rollout/buffered_groups"] = static_cast<double>(num_buffered());
+    metrics["rollout/running_groups"] = static_cast<double>(num_running());
     metrics["rollout/interrupted_samples"] =
-        static_cast<double>(after.interrupted_samples - before.interrupted_samples);
+        static_cast<double>(sums_.interrupted - sums_at_step_.interrupted);
+    metrics["rollout/recomputed_tokens"] = gained(&EngineStatistics::recomputed_tokens);
   }
-  metrics["memory/peak"] = static_cast<double>(peak_process_memory());
-  return record;
-}
-
-Json Controller::save() const {
-  // In this order: a group that is finished meanwhile is begun again, and none is lost or there twice.
-  const Json buffer = buffer_.save();
-  const std::lock_guard lock(positions_mutex_);
-  std::set<int64_t> unfinished = begun_;
-  for (const Json& group : buffer) unfinished.erase(group.at("id").get<int64_t>());
-  unfinished.insert(again_.begin(), again_.end());
-  return {{"step", num_steps_},
-          {"problems", order_.save()},
-          {"buffer", buffer},
-          {"next_position", next_position_},
-          {"unfinished", unfinished}};
-}
-
-void Controller::restore(const Json& state) {
-  const std::lock_guard lock(positions_mutex_);
-  order_.restore(state.at("problems"));
-  num_steps_ = state.at("step").get<int64_t>();
-  if (state.contains("buffer")) buffer_.restore(state.at("buffer"));
-  gate_.restore(num_steps_, buffer_.size());
-  next_position_ = state.value("next_position", gate_.counts().accepted);
-  const auto unfinished = state.value("unfinished", std::vector<int64_t>());
-  again_.assign(unfinished.begin(), unfinished.end());
-  begun_.clear();
-  if (state.contains("buffer"))
-    for (const Json& group : state.at("buffer")) begun_.insert(group.at("id").get<int64_t>());
+  sums_at_step_ = sums_;
+  step_begin_.reset();
+  has_samples_since_.reset();
 }
 
 }  // namespace bough

@@ -16,9 +16,9 @@
 //   writer    checkpoint files; waits for a command
 //
 // A worker waits for its own queue only, and whoever puts something there wakes it. Nobody waits for a worker
-// but the control thread, and for that it has deadlines: evaluation_seconds, after which an evaluation is
-// cancelled and the run goes on; stall_seconds, after which a run in which nothing has happened ends with a
-// message that names who was busy with what. With eta 0 control, engine and trainer are one thread: the same
+// but the control thread, and for that there are deadlines: evaluation_seconds, after which the engine gives an
+// evaluation up and the run goes on; stall_seconds, after which the control thread ends a run in which nothing
+// has happened, with a message that names who was busy with what. With eta 0 control, engine and trainer are one thread: the same
 // code, and nothing computes beside the trainer.
 //
 // Places of a group, one at a time: running, awaiting its reward, in the buffer, being trained on; at the end
@@ -44,24 +44,21 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/json.h"
-#include "data/problems.h"
-#include "data/trajectory.h"
-#include "env/reward.h"
+#include "control/generator.h"
 #include "report/metrics.h"
-#include "rollout/engine.h"
 
 namespace bough {
 
-// Samples of one prompt, all ended.
-struct FinishedGroup {
-  uint64_t id = 0;                   // its position in the order of problems
-  const Problem* problem = nullptr;  // what was asked; none: a plain prompt, never scored
-  std::vector<Trajectory> samples;
-};
 using GroupPointer = std::shared_ptr<const FinishedGroup>;
 
-// What a step was, before and after its evaluation.
+// Nothing happens any more, and no thread can be waited for.
+struct StallError : IoError {
+  using IoError::IoError;
+};
+
+// What a step was; its evaluation may be missing.
 struct StepRecord {
   int64_t step = 0;  // 1 is the first
   MetricValues metrics;
@@ -97,9 +94,9 @@ struct WorkerFailed {
 };
 struct StopRequested {};
 struct TimePassed {};
-using Event = std::variant<GroupGenerated, GroupScored, WeightsTaken, TrainingDone, SnapshotTaken,
-                           EvaluationDone, RunningSaved, CheckpointWritten, WorkerFailed, StopRequested,
-                           TimePassed>;
+using Event =
+    std::variant<GroupGenerated, GroupScored, WeightsTaken, TrainingDone, SnapshotTaken, EvaluationDone,
+                 RunningSaved, CheckpointWritten, WorkerFailed, StopRequested, TimePassed>;
 
 // ---- Commands.
 
@@ -128,16 +125,17 @@ class Workers {
   virtual ~Workers() = default;
   // Engine, in this order, between two of its passes.
   virtual void begin(uint64_t id, std::vector<BegunSample> begun) = 0;  // ─▶ GroupGenerated
-  virtual void take_weights() = 0;   // those published last ─▶ WeightsTaken
-  virtual void evaluate() = 0;       // with the weights that it holds, training samples parked ─▶ EvaluationDone
-  virtual void save_running() = 0;   // ─▶ RunningSaved
+  virtual void take_weights() = 0;  // those published last ─▶ WeightsTaken
+  // With the weights that it holds, training samples parked, given up at the deadline ─▶ EvaluationDone
+  virtual void evaluate(Clock::Time deadline) = 0;
   virtual void cancel_evaluation() = 0;
+  virtual void save_running() = 0;  // ─▶ RunningSaved
   // Rewards.
   virtual void score(GroupPointer group) = 0;  // ─▶ GroupScored
   // Trainer.
-  virtual void publish(int64_t version) = 0;    // before the first step; nothing follows
-  virtual void train(TrainOrder order) = 0;     // ─▶ TrainingDone
-  virtual void take_snapshot() = 0;             // ─▶ SnapshotTaken
+  virtual void publish(int64_t version) = 0;  // at once, the trainer idle
+  virtual void train(TrainOrder order) = 0;   // ─▶ TrainingDone
+  virtual void take_snapshot() = 0;           // ─▶ SnapshotTaken
   // Writer. copied: of the snapshot; else of the model itself, which nothing changes meanwhile.
   virtual void write_checkpoint(ControllerState state, bool copied) = 0;  // ─▶ CheckpointWritten
 
@@ -158,9 +156,9 @@ struct ControllerOptions {
   int64_t batch_groups = 1;   // B
   int64_t max_staleness = 0;  // eta
   int64_t total_steps = 1;
-  int64_t total_groups = 0;  // that may be drawn; 0: no end
+  int64_t total_groups = 0;         // that may be drawn; 0: no end
   int64_t max_buffered_groups = 0;  // finished or awaiting a reward; 0: the gate's own bound
-  int64_t group_size = 1;    // samples
+  int64_t group_size = 1;           // samples
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
   int64_t weight_sync_steps = 1;
   // Running samples go on under new weights. False: they finish on the old ones, and none begins before that.
@@ -169,8 +167,9 @@ struct ControllerOptions {
   int64_t max_consecutive_failures = 256;  // of rewards: so many in a row end the run
   double evaluation_seconds = 3600;        // an evaluation that takes longer is cancelled
   double stall_seconds = 0;                // a run in which nothing happens for so long ends; 0: never
-  std::function<bool(int64_t step)> evaluation_due;  // 0: before the first; none: never
-  std::function<bool(int64_t step)> checkpoint_due;
+  // After this step; 0: before the first. None: never.
+  std::function<bool(int64_t step, bool is_last)> evaluation_due;
+  std::function<bool(int64_t step)> checkpoint_due;  // after the last one it is, whatever this says
   // Of a scored group: why it is not trained on, if it is not.
   std::function<std::optional<std::string>(const FinishedGroup&)> refuse;
 };
@@ -231,6 +230,10 @@ class Controller {
   bool gate_is_open() const;
   bool can_draw() const;  // now or later
   bool is_drained() const;
+  bool is_over() const;
+  bool evaluation_due(int64_t step, bool is_last) const {
+    return options_.evaluation_due && options_.evaluation_due(step, is_last);
+  }
   void decide();
   void advance_engine();
   void begin_groups();
@@ -258,6 +261,7 @@ class Controller {
   std::set<uint64_t> running_;
   std::map<uint64_t, GroupPointer> awaiting_, buffered_;
   std::vector<uint64_t> training_;
+  bool training_publishes_ = false;
   int64_t num_drawn_ = 0, num_trained_ = 0;
   std::map<std::string, int64_t> dropped_;
 
@@ -268,11 +272,11 @@ class Controller {
   bool has_asked_for_weights_ = false;
   Evaluation evaluation_ = Evaluation::kNone;
   int64_t evaluation_step_ = 0;
-  Clock::Time evaluation_deadline_;
   std::deque<PendingRecord> records_;
   std::optional<MetricValues> unwritten_;  // of a step whose evaluation was cancelled by a stop
   std::optional<Checkpoint> checkpoint_;
   int64_t checkpointed_step_ = -1;
+  bool checkpoint_is_overdue_ = false;  // it was due while another was on its way
   bool is_stopping_ = false, is_finished_ = false;
   int64_t consecutive_failures_ = 0;
 

@@ -1,165 +1,477 @@
+// The controller under a fake clock: random schedules of everything that can happen, stops and resumptions
+// among them; what it promises of staleness, counts, order and the distribution of lengths.
 #include "control/controller.h"
 
 #include <gtest/gtest.h>
 
-#include <set>
+#include <algorithm>
+#include <cmath>
+#include <numeric>
 
-#include "control/control_test_util.h"
-#include "data/rollout_file.h"
+#include "base/log.h"
+#include "control/fakes.h"
+#include "control/simulator.h"
 
 namespace bough {
 namespace {
 
-using testing::FakeEngine;
-using testing::FakeReward;
-using testing::FakeTrainer;
+SimulationOptions small_run() {
+  SimulationOptions options;
+  options.controller.batch_groups = 4;
+  options.controller.max_staleness = 2;
+  options.controller.total_steps = 12;
+  options.controller.group_size = 4;
+  options.controller.stall_seconds = 1e6;
+  options.rates.max_running = 32;
+  options.lengths = {.mean = 60, .sigma = 0.8, .longest = 4000, .seen = {}};
+  return options;
+}
 
-class ControllerTest : public ::testing::Test {
- protected:
-  ControllerTest() {
-    settings_.train_dataset.batch_size = 3;
-    settings_.gconfig.n_samples = 8;
-    settings_.seed = 5;
-  }
-  Controller controller() {
-    return Controller({settings_, problems_, encoder_, engine_, reward_, trainer_, weights_, clock_});
-  }
+// Draws a run of any shape.
+SimulationOptions random_run(const CounterRandom& random, uint64_t schedule) {
+  uint64_t what = 0;
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random.below(static_cast<uint64_t>(n), schedule, what++));
+  };
+  const auto seconds = [&](double most) {
+    return below(3) == 0 ? 0 : most * static_cast<double>(below(1000)) / 1000;
+  };
+  SimulationOptions options = small_run();
+  ControllerOptions& run = options.controller;
+  run.batch_groups = 1 + below(5);
+  run.max_staleness = below(5);
+  run.total_steps = 1 + below(9);
+  run.total_groups = below(3) == 0 ? 1 + below(run.batch_groups * run.total_steps + 2) : 0;
+  run.max_buffered_groups = below(4) == 0 ? run.batch_groups + below(4) : 0;
+  run.group_size = 1 + below(4);
+  run.samples_in_flight = below(2) == 0 ? run.group_size + below(20) : std::numeric_limits<int64_t>::max();
+  run.weight_sync_steps = 1 + below(run.max_staleness + 1);
+  run.interruptible = below(2) == 0;
+  run.min_group = 1 + below(3);
+  const int64_t evaluates = below(4), saves = below(4);
+  run.evaluation_due = [evaluates](int64_t step, bool is_last) {
+    return evaluates > 0 && (is_last || step % evaluates == 0);
+  };
+  run.checkpoint_due = [saves](int64_t step) { return saves > 0 && step % saves == 0; };
+  run.evaluation_seconds = below(3) == 0 ? 0.5 : 1e6;
+  if (below(3) == 0)
+    run.refuse = [](const FinishedGroup& group) {
+      return group.id % 5 == 0 ? std::optional<std::string>("a fifth") : std::nullopt;
+    };
+  options.reward_failure_rate = below(3) == 0 ? 0.4 : 0;
+  options.rates = {.rollout_devices = 1 + below(3),
+                   .train_devices = 1,
+                   .max_running = 1 + below(40),
+                   .train_tokens_per_s = 100.0 * static_cast<double>(1 + below(100)),
+                   .step_seconds = seconds(3),
+                   .publish_seconds = seconds(1),
+                   .swap_seconds = seconds(0.2),
+                   .reward_min_seconds = 0,
+                   .reward_max_seconds = seconds(5),
+                   .reward_workers = 1 + below(4),
+                   .evaluation_seconds = seconds(4),
+                   .checkpoint_seconds = seconds(6),
+                   .snapshot_seconds = seconds(0.5)};
+  options.seed = 17 + schedule;
+  return options;
+}
 
-  std::vector<uint64_t> submitted_ids() const {
-    std::vector<uint64_t> ids;
-    for (const GenerationRequest& request : engine_.submitted) ids.push_back(request.id);
-    return ids;
-  }
+// What must hold after every event, told from outside: what was begun and is neither trained on nor dropped
+// never exceeds the gate.
+void watch(Simulator& run, const SimulationOptions& options, int64_t steps_before) {
+  run.on_event = [&run, &options, steps_before] {
+    run.controller().check_integrity();
+    const Controller::Counts counts = run.controller().counts();
+    const int64_t live = counts.buffered + counts.awaiting + counts.running;
+    const int64_t begun_steps = steps_before + static_cast<int64_t>(run.trained_groups().size());
+    const int64_t slots =
+        std::min(counts.version + options.controller.max_staleness + 1, options.controller.total_steps);
+    if (counts.version >= 0) {
+      EXPECT_LE(begun_steps * options.controller.batch_groups + live,
+                slots * options.controller.batch_groups);
+    }
+    if (options.controller.max_buffered_groups > 0) {
+      EXPECT_LE(live, std::max(options.controller.max_buffered_groups, counts.running));
+    }
+  };
+}
 
-  RunSettings settings_;
-  Dataset problems_ = testing::numbered_problems(7);
-  PromptEncoder encoder_ = testing::byte_level_encoder();
-  FakeClock clock_;
-  FakeEngine engine_{&clock_};
-  FakeReward reward_;
-  FakeTrainer trainer_;
-  SharedWeights weights_{nullptr};
+TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
+  set_log_level(LogLevel::kSilent);
+  const CounterRandom random(11, Purpose::test);
+  int64_t num_stopped = 0, num_short = 0, num_dropped = 0;
+  for (uint64_t schedule = 0; schedule < 1000 && !::testing::Test::HasFailure(); ++schedule) {
+    const SimulationOptions options = random_run(random, schedule);
+    const ControllerOptions& shape = options.controller;
+    SCOPED_TRACE(str("schedule ", schedule, ": batches of ", shape.batch_groups, ", eta ",
+                     shape.max_staleness, ", ", shape.total_steps, " steps, ", shape.total_groups,
+                     " groups, buffer ", shape.max_buffered_groups, ", published every ",
+                     shape.weight_sync_steps, ", interruptible ", shape.interruptible));
+    std::set<uint64_t> trained;
+    std::vector<std::vector<uint64_t>> batches;
+    std::optional<ControllerState> state;
+    int64_t steps = 0, dropped = 0;
+    // Stopped at random moments, and gone on from the checkpoint, as another process would.
+    for (uint64_t part = 0;; ++part) {
+      Simulator run(options);
+      if (state) run.restore(*state);
+      watch(run, options, steps);
+      const bool stops = part < 3 && random.below(2, schedule, 900 + part) == 0;
+      const double stop_at = static_cast<double>(random.below(20000, schedule, 950 + part)) / 1000;
+      ASSERT_NO_THROW(run.run(stops ? std::optional<double>(stop_at) : std::nullopt));
+      for (const auto& batch : run.trained_groups()) batches.push_back(batch);
+      for (const auto& [reason, count] : run.controller().dropped_by_reason()) dropped += count;
+      steps = run.controller().num_steps();
+      ASSERT_TRUE(run.checkpoint() || state) << "nothing was saved";
+      if (run.checkpoint()) state = run.checkpoint();
+      ASSERT_EQ(state->step, steps) << "what was trained is not covered by the checkpoint";
+      const Controller::Counts counts = run.controller().counts();
+      if (!run.controller().is_stopping() ||
+          (counts.running == 0 && steps >= options.controller.total_steps)) {
+        EXPECT_EQ(counts.running + counts.awaiting + counts.buffered + counts.training, 0)
+            << "drawn, and no step could use it";
+        break;
+      }
+      ++num_stopped;
+    }
+    for (const auto& batch : batches) {
+      EXPECT_LE(static_cast<int64_t>(batch.size()), options.controller.batch_groups);
+      EXPECT_TRUE(std::is_sorted(batch.begin(), batch.end())) << "not the oldest first";
+      for (const uint64_t id : batch) EXPECT_TRUE(trained.insert(id).second) << "group " << id << " twice";
+    }
+    for (size_t i = 0; i + 1 < batches.size(); ++i)
+      EXPECT_EQ(static_cast<int64_t>(batches[i].size()), options.controller.batch_groups);
+    num_short += static_cast<int64_t>(batches.size()) > 0 &&
+                 static_cast<int64_t>(batches.back().size()) < options.controller.batch_groups;
+    num_dropped += dropped;
+    // Whatever was begun was trained on or dropped (after a checkpoint once more, in the run that goes on), and
+    // nothing between was skipped.
+    const auto begun = static_cast<int64_t>(state->next_position);
+    const auto num_trained = static_cast<int64_t>(trained.size());
+    EXPECT_LT(num_trained == 0 ? -1 : static_cast<int64_t>(*trained.rbegin()), begun);
+    EXPECT_GE(num_trained + dropped, begun);
+    EXPECT_TRUE(state->unfinished.empty());
+    if (options.controller.total_groups > 0) {
+      EXPECT_LE(begun, options.controller.total_groups);
+    }
+    if (steps < options.controller.total_steps) {
+      EXPECT_GE(num_trained + dropped, options.controller.total_groups);
+    } else if (batches.size() > 1 && options.controller.total_groups == 0) {
+      EXPECT_EQ(static_cast<int64_t>(trained.size()),
+                options.controller.total_steps * options.controller.batch_groups);
+    }
+  }
+  EXPECT_GT(num_stopped, 300);
+  EXPECT_GT(num_short, 20);
+  EXPECT_GT(num_dropped, 300);
+  set_log_level(LogLevel::kInfo);
+}
+
+// Two samples come from one distribution: Kolmogorov's distance below its 0.1% bound.
+double ks_distance(std::vector<int64_t> a, std::vector<int64_t> b) {
+  std::sort(a.begin(), a.end());
+  std::sort(b.begin(), b.end());
+  double largest = 0;
+  for (const int64_t value : a) {
+    const auto share = [value](const std::vector<int64_t>& list) {
+      return static_cast<double>(std::upper_bound(list.begin(), list.end(), value) - list.begin()) /
+             static_cast<double>(list.size());
+    };
+    largest = std::max(largest, std::abs(share(a) - share(b)));
+  }
+  return largest;
+}
+
+TEST(Controller, TrainedLengthsAreDrawnLengths) {
+  for (const int64_t eta : {1, 4}) {
+    SimulationOptions options = small_run();
+    options.controller.max_staleness = eta;
+    options.controller.total_steps = 120;
+    options.lengths = {.mean = 300, .sigma = 1.2, .longest = 20000, .seen = {}};  // what is long takes long
+    options.rates.max_running = 24;
+    Simulator run(options);
+    const SimulationResult result = run.run();
+    std::vector<int64_t> drawn;
+    const CounterRandom random(options.seed, Purpose::test);
+    for (int64_t id = 0; id < run.num_begun(); ++id)
+      for (int64_t i = 0; i < options.controller.group_size; ++i)
+        drawn.push_back(options.lengths.draw(random, static_cast<uint64_t>(id), i));
+    // Run to its end, nothing is left out: the very same numbers.
+    std::vector<int64_t> trained = result.trained_lengths;
+    ASSERT_EQ(trained.size(), drawn.size());
+    std::sort(trained.begin(), trained.end());
+    std::sort(drawn.begin(), drawn.end());
+    EXPECT_EQ(trained, drawn) << "eta " << eta;
+    // And in the run's first half they are as long as in its second: nobody waits for ever.
+    const auto middle =
+        result.trained_lengths.begin() + static_cast<int64_t>(result.trained_lengths.size() / 2);
+    const std::vector<int64_t> first(result.trained_lengths.begin(), middle),
+        second(middle, result.trained_lengths.end());
+    const auto n = static_cast<double>(first.size()), m = static_cast<double>(second.size());
+    EXPECT_LT(ks_distance(first, second), 1.95 * std::sqrt((n + m) / (n * m))) << "eta " << eta;
+    // The test sees what it is for: the shorter half alone is another distribution.
+    const std::vector<int64_t> shorter(drawn.begin(), drawn.begin() + static_cast<int64_t>(drawn.size() / 2));
+    EXPECT_GT(ks_distance(shorter, drawn), 0.4);
+  }
+}
+
+TEST(Controller, AnEvaluationThatTakesTooLongIsGivenUpAndTrainingGoesOnBesideIt) {
+  SimulationOptions options = small_run();
+  options.rates.evaluation_seconds = 1000;
+  options.controller.evaluation_seconds = 30;
+  options.controller.evaluation_due = [](int64_t step, bool is_last) { return step == 3 || is_last; };
+  Simulator run(options);
+  const SimulationResult result = run.run();
+  EXPECT_EQ(result.steps, options.controller.total_steps);
+  EXPECT_LT(result.seconds, 200) << "the run waited for the evaluation";
+}
+
+// Records what the controller asks for, and answers when the test says so.
+class ManualWorkers final : public Workers {
+ public:
+  void begin(uint64_t id, std::vector<BegunSample>) override { begun.push_back(id); }
+  void take_weights() override { ++weights_wanted; }
+  void evaluate(Clock::Time) override { ++evaluations; }
+  void cancel_evaluation() override { ++cancels; }
+  void save_running() override { ++running_wanted; }
+  void score(GroupPointer group) override { scoring.push_back(group->id); }
+  void publish(int64_t version) override { published = version; }
+  void train(TrainOrder order) override { orders.push_back(std::move(order)); }
+  void take_snapshot() override { ++snapshots; }
+  void write_checkpoint(ControllerState state, bool) override { checkpoints.push_back(std::move(state)); }
+  EngineStatistics engine_statistics() const override { return {}; }
+  double engine_idle_seconds() const override { return 0; }
+  Clock::Time last_progress() const override { return {}; }
+  std::string busy_with() const override { return "the engine with a pass"; }
+
+  std::vector<uint64_t> begun, scoring;
+  std::vector<TrainOrder> orders;
+  std::vector<ControllerState> checkpoints;
+  int64_t published = -1;
+  int weights_wanted = 0, evaluations = 0, cancels = 0, running_wanted = 0, snapshots = 0;
 };
 
-TEST_F(ControllerTest, AStepTrainsOnWholeGroupsWithTheirAdvantages) {
-  Controller controller = this->controller();
-  const auto record = controller.step();
-  ASSERT_TRUE(record);
-  EXPECT_EQ(record->step, 1);
-  ASSERT_EQ(trainer_.batches.size(), 1u);
-  const std::vector<Trajectory>& batch = trainer_.batches[0];
-  ASSERT_EQ(batch.size(), 24u);
-  for (int64_t group = 0; group < 3; ++group) {
-    double sum = 0;
-    std::set<std::string> prompts, groups;
-    for (int64_t i = 8 * group; i < 8 * group + 8; ++i) {
-      const Trajectory& rollout = batch[static_cast<size_t>(i)];
-      groups.insert(rollout.group);
-      sum += rollout.advantage.at(0);
-      prompts.insert(*rollout.prompt);
-      // The reward is that of this very completion: results came back in another order than they were asked
-      // for.
-      const int digit = rollout.completion->back() - '0';
-      EXPECT_EQ(rollout.reward, digit % 2 == 0 ? 1.0 : 0.0);
-      EXPECT_EQ(str("Q", *rollout.answer, " "), *rollout.prompt);
-      EXPECT_EQ(rollout.group, "p" + *rollout.answer);
-      EXPECT_EQ(rollout.input_ids[rollout.input_ids.size() - 2], '0' + digit);
-      EXPECT_EQ(rollout.loss_mask, (std::vector<uint8_t>{0, 0, 0, 1, 1}));
-    }
-    EXPECT_EQ(prompts.size(), 1u);
-    EXPECT_EQ(groups.size(), 1u);
-    EXPECT_NEAR(sum, 0, 1e-6);  // of floats
+struct ManualRun {
+  explicit ManualRun(ControllerOptions options)
+      : controller(workers, clock, std::move(options),
+                   {{}, [this](int64_t step, const MetricValues& metrics) {
+                      records.emplace_back(step, metrics);
+                    }}) {}
+
+  void generate(uint64_t id, const std::vector<bool>& fails = {false, false}) {
+    auto group = std::make_shared<FinishedGroup>();
+    group->id = id;
+    group->samples.resize(fails.size());
+    controller.on(GroupGenerated{group});
+    GroupScored scored{.id = id, .rewards = {}};
+    for (const bool failed : fails)
+      scored.rewards.push_back(failed ? failed_reward({}, "out of order") : RewardResult{.reward = 1});
+    controller.on(std::move(scored));
+  }
+  void train() {
+    TrainingDone done;
+    done.record.step = workers.orders.back().step;
+    done.record.metrics["loss"] = 1;
+    controller.on(std::move(done));
+  }
+
+  FakeClock clock;
+  ManualWorkers workers;
+  std::vector<std::pair<int64_t, MetricValues>> records;
+  Controller controller;
+};
+
+TEST(Controller, TheGateOpensByTheVersionThatTheEngineHolds) {
+  ManualRun run({.batch_groups = 2, .max_staleness = 1, .total_steps = 9});
+  run.controller.start();
+  EXPECT_EQ(run.workers.published, 0);
+  EXPECT_TRUE(run.workers.begun.empty()) << "the engine has no weights yet";
+  run.controller.on(WeightsTaken{0, 0});
+  EXPECT_EQ(run.workers.begun.size(), 4u);
+  run.generate(1);
+  EXPECT_TRUE(run.workers.orders.empty());
+  run.generate(0);
+  ASSERT_EQ(run.workers.orders.size(), 1u);
+  EXPECT_EQ(run.workers.orders[0].groups[0]->id, 0u) << "the oldest first";
+  run.train();
+  EXPECT_EQ(run.workers.begun.size(), 4u) << "version 1 is trained, but the engine has version 0";
+  run.controller.on(WeightsTaken{1, 4});
+  EXPECT_EQ(run.workers.begun.size(), 6u);
+}
+
+TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
+  ManualRun run({.batch_groups = 2, .total_steps = 1, .refuse = [](const FinishedGroup& group) {
+                   return group.id == 1 ? std::optional<std::string>("all right") : std::nullopt;
+                 }});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  EXPECT_EQ(run.workers.begun, (std::vector<uint64_t>{0, 1}));
+  run.generate(0, {true, true, false});
+  EXPECT_EQ(run.workers.begun.size(), 3u);
+  run.generate(1);
+  EXPECT_EQ(run.workers.begun.size(), 4u);
+  run.generate(2, {true, false, false});
+  run.generate(3);
+  ASSERT_EQ(run.workers.orders.size(), 1u);
+  const FinishedGroup& group = *run.workers.orders[0].groups[0];
+  EXPECT_FALSE(group.samples[0].valid);
+  EXPECT_FALSE(group.samples[0].reward) << "a failed reward is nobody's zero";
+  EXPECT_EQ(run.controller.dropped_by_reason(),
+            (std::map<std::string, int64_t>{{"all right", 1}, {"too few rewards", 1}}));
+}
+
+TEST(Controller, RewardsThatFailOneAfterTheOtherEndTheRunAndSayWhose) {
+  ManualRun run({.batch_groups = 8, .total_steps = 9, .max_consecutive_failures = 6});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  run.generate(0, {true, true, true, true});
+  run.generate(1, {true, false});
+  run.generate(2, {true, true, true, true});
+  try {
+    run.generate(3, {true, true});
+    FAIL() << "nothing was thrown";
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("6 rewards all failed"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("out of order"), std::string::npos) << error.what();
   }
 }
 
-TEST_F(ControllerTest, MetricsAreThoseOfTheSamplesAndOfTheClock) {
-  Controller controller = this->controller();
-  const MetricValues metrics = controller.step()->metrics;
-  double rewards = 0, failures = 0;
-  for (const Trajectory& rollout : trainer_.batches[0]) {
-    rewards += *rollout.reward;
-    failures += rollout.reward_failure.has_value();
+TEST(Controller, AnEvaluationHasItsStepsWeightsAndRecordsKeepTheirOrder) {
+  ManualRun run({.batch_groups = 1,
+                 .max_staleness = 4,
+                 .total_steps = 9,
+                 .evaluation_due = [](int64_t step, bool) { return step == 1; },
+                 .checkpoint_due = [](int64_t step) { return step == 2; }});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  for (uint64_t id = 0; id < 4; ++id) run.generate(id);
+  run.train();
+  EXPECT_EQ(run.workers.orders.size(), 1u) << "version 2 could replace version 1 before the engine has that";
+  EXPECT_EQ(run.workers.evaluations, 0);
+  run.controller.on(WeightsTaken{1, 1});
+  EXPECT_EQ(run.workers.evaluations, 1);
+  ASSERT_EQ(run.workers.orders.size(), 2u) << "training goes on beside the evaluation";
+  run.train();
+  EXPECT_EQ(run.workers.weights_wanted, 2) << "the swap waits for the evaluation";
+  EXPECT_TRUE(run.records.empty());
+  EXPECT_EQ(run.workers.snapshots, 1);
+  run.controller.on(SnapshotTaken{});
+  run.controller.on(RunningSaved{});
+  EXPECT_TRUE(run.workers.checkpoints.empty()) << "a checkpoint covers complete records";
+  run.controller.on(EvaluationDone{MetricValues{{"eval/avg_at_k", 0.5}}});
+  ASSERT_EQ(run.records.size(), 2u);
+  EXPECT_EQ(run.records[0].first, 1);
+  EXPECT_EQ(run.records[0].second.at("eval/avg_at_k"), 0.5);
+  EXPECT_FALSE(run.records[1].second.contains("eval/avg_at_k"));
+  EXPECT_EQ(run.workers.checkpoints.size(), 1u);
+  EXPECT_EQ(run.workers.weights_wanted, 3);
+}
+
+TEST(Controller, RunningSamplesFinishOnTheOldWeightsWhereTheyMayNotBeInterrupted) {
+  ManualRun run({.batch_groups = 1, .max_staleness = 2, .total_steps = 9, .interruptible = false});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  EXPECT_EQ(run.workers.begun.size(), 3u);
+  run.generate(0);
+  run.train();
+  EXPECT_EQ(run.workers.weights_wanted, 1);
+  run.generate(1);
+  run.generate(2);
+  EXPECT_EQ(run.workers.weights_wanted, 2) << "nothing runs any more";
+}
+
+TEST(Controller, AStopInAnEvaluationKeepsTheStepsMetricsForTheRunThatGoesOn) {
+  ControllerOptions options{
+      .batch_groups = 1, .total_steps = 9, .evaluation_due = [](int64_t step, bool) { return step == 1; }};
+  ManualRun run(options);
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  run.generate(0);
+  run.train();
+  run.controller.on(WeightsTaken{1, 0});
+  EXPECT_EQ(run.workers.evaluations, 1);
+  run.controller.on(StopRequested{});
+  EXPECT_EQ(run.workers.cancels, 1);
+  run.controller.on(EvaluationDone{});
+  ASSERT_EQ(run.workers.checkpoints.size(), 1u);
+  run.controller.on(CheckpointWritten{});
+  EXPECT_TRUE(run.controller.is_finished());
+  EXPECT_TRUE(run.records.empty());
+
+  const Dataset problems = testing::numbered_problems(5);
+  ProblemOrder order(problems, 1);
+  const Json saved = Json::parse(to_json(run.workers.checkpoints[0], order).dump());
+  ManualRun second(options);
+  second.controller.restore(controller_state_from_json(saved, order));
+  second.controller.start();
+  second.controller.on(WeightsTaken{1, 0});
+  EXPECT_EQ(second.workers.evaluations, 1);
+  second.controller.on(EvaluationDone{MetricValues{{"eval/avg_at_k", 0.5}}});
+  ASSERT_EQ(second.records.size(), 1u);
+  EXPECT_EQ(second.records[0].first, 1);
+  EXPECT_EQ(second.records[0].second.at("loss"), 1);
+  EXPECT_EQ(second.records[0].second.at("eval/avg_at_k"), 0.5);
+}
+
+TEST(Controller, ACheckpointHasEverythingThatWasBegun) {
+  ManualRun run({.batch_groups = 1, .max_staleness = 4, .total_steps = 9, .checkpoint_due = [](int64_t step) {
+                   return step == 1;
+                 }});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  ASSERT_EQ(run.workers.begun.size(), 5u);
+  run.generate(0);
+  run.generate(1);
+  auto unscored = std::make_shared<FinishedGroup>();
+  unscored->id = 2;
+  unscored->samples.resize(2);
+  run.controller.on(GroupGenerated{unscored});
+  run.train();  // while 1 is in the buffer, 2 awaits its reward, 3 and 4 run
+  auto ends = std::make_shared<FinishedGroup>();
+  ends->id = 3;
+  ends->samples.resize(2);
+  run.controller.on(GroupGenerated{ends});  // before the engine says what is running
+  BegunSample half{.sample = {.token_ids = {7, 8},
+                              .logprobs = {-1, -0.25},
+                              .raw_logprobs = {-1, -0.5},
+                              .truncated_logprobs = {-1, 0},
+                              .versions = {0, 1}},
+                   .has_ended = false};
+  run.controller.on(RunningSaved{{{.id = 4, .samples = {half}}, {.id = 5, .samples = {half}}}});
+  run.controller.on(SnapshotTaken{});
+  ASSERT_EQ(run.workers.checkpoints.size(), 1u);
+  const Dataset problems = testing::numbered_problems(5);
+  ProblemOrder order(problems, 1);
+  const ControllerState state =
+      controller_state_from_json(Json::parse(to_json(run.workers.checkpoints[0], order).dump()), order);
+  EXPECT_EQ(state.next_position, 5);
+  EXPECT_TRUE(state.buffered.contains(1));
+  EXPECT_TRUE(state.awaiting.contains(2) && state.awaiting.contains(3));
+  ASSERT_EQ(state.running.size(), 1u) << "5 was begun after the step, and is not part of it";
+  EXPECT_EQ(state.running.at(4)[0].sample.token_ids, (std::vector<int32_t>{7, 8}));
+  EXPECT_EQ(state.running.at(4)[0].sample.logprobs, (std::vector<double>{-1, -0.25}));
+  EXPECT_EQ(state.running.at(4)[0].sample.versions, (std::vector<int32_t>{0, 1}));
+  EXPECT_TRUE(state.unfinished.empty());
+
+  const Dataset others = testing::numbered_problems(6);
+  ProblemOrder other_order(others, 1);
+  EXPECT_THROW(controller_state_from_json(to_json(state, order), other_order), UserError);
+  EXPECT_THROW(controller_state_from_json(Json{{"step", 1}}, order), UserError);
+}
+
+TEST(Controller, ARunInWhichNothingHappensEndsAndSaysWhoWasBusy) {
+  ManualRun run({.batch_groups = 1, .total_steps = 9, .stall_seconds = 100});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  run.clock.advance(std::chrono::seconds(99));
+  run.controller.on(TimePassed{});
+  run.clock.advance(std::chrono::seconds(2));
+  try {
+    run.controller.on(TimePassed{});
+    FAIL() << "it waits for ever";
+  } catch (const StallError& error) {
+    EXPECT_NE(std::string(error.what()).find("the engine with a pass"), std::string::npos) << error.what();
   }
-  EXPECT_DOUBLE_EQ(metrics.at("reward/mean"), rewards / 24);
-  EXPECT_EQ(metrics.at("reward/failures"), failures);
-  EXPECT_GT(failures, 0) << "the seed must draw a nine";
-  EXPECT_EQ(metrics.at("rollout/length_mean"), 2);
-  EXPECT_EQ(metrics.at("rollout/truncated_fraction"), 0);
-  EXPECT_EQ(metrics.at("time/rollout"), 3);  // three requests, one a step, a second each
-  EXPECT_EQ(metrics.at("perf/generated_tokens_per_s"), 16);
-  EXPECT_EQ(metrics.at("time/step"), 3);
-  EXPECT_EQ(metrics.at("loss/policy"), 0.25);
-}
-
-TEST_F(ControllerTest, EveryStepMeetsTheNextProblemsUnderTheNextVersion) {
-  Controller controller = this->controller();
-  for (int step = 0; step < 4; ++step) {
-    EXPECT_TRUE(controller.step());
-    EXPECT_EQ(engine_.version(), step + 1);
-    EXPECT_EQ(trainer_.batches.back()[0].versions.back(), step);
-  }
-  std::vector<uint64_t> expected(12);
-  for (uint64_t i = 0; i < 12; ++i) expected[i] = i;
-  EXPECT_EQ(submitted_ids(), expected);
-  std::set<std::string> first_epoch;
-  for (size_t i = 0; i < 7; ++i) first_epoch.insert(trainer_.batches[i / 3][8 * (i % 3)].prompt.value());
-  EXPECT_EQ(first_epoch.size(), 7u);
-}
-
-TEST_F(ControllerTest, AStopDuringTheRolloutAbandonsTheStepAndItIsDrawnAgainTheSame) {
-  Controller controller = this->controller();
-  int polls = 0;
-  EXPECT_FALSE(controller.step([&] { return ++polls > 2; }));
-  EXPECT_TRUE(engine_.idle());
-  EXPECT_TRUE(trainer_.batches.empty());
-  EXPECT_EQ(controller.num_steps(), 0);
-  ASSERT_TRUE(controller.step());
-  Controller never_stopped = this->controller();
-  ASSERT_TRUE(never_stopped.step());
-  ASSERT_EQ(trainer_.batches.size(), 2u);
-  for (size_t i = 0; i < 24; ++i)
-    EXPECT_EQ(rollout_to_json(trainer_.batches[0][i]), rollout_to_json(trainer_.batches[1][i]));
-}
-
-TEST_F(ControllerTest, ARestoredControllerGoesOnWhereTheOtherStood) {
-  Controller first = this->controller();
-  ASSERT_TRUE(first.step());
-  const Json saved = Json::parse(first.save().dump());
-  ASSERT_TRUE(first.step());
-  Controller second = this->controller();
-  second.restore(saved);
-  EXPECT_EQ(second.num_steps(), 1);
-  const auto record = second.step();
-  ASSERT_TRUE(record);
-  EXPECT_EQ(record->step, 2);
-  for (size_t i = 0; i < 24; ++i)
-    EXPECT_EQ(rollout_to_json(trainer_.batches[1][i]), rollout_to_json(trainer_.batches[2][i]));
-}
-
-TEST_F(ControllerTest, AnotherDataSetIsRefusedOnResume) {
-  Controller first = this->controller();
-  const Json saved = first.save();
-  problems_ = testing::numbered_problems(8);
-  Controller second = this->controller();
-  EXPECT_THROW(second.restore(saved), UserError);
-}
-
-TEST_F(ControllerTest, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
-  settings_.gconfig.n_samples = 2;
-  settings_.actor.filters.dynamic_sampling = true;
-  Controller controller = this->controller();
-  int64_t dropped = 0, equal = 0;
-  for (int step = 0; step < 5; ++step) {
-    const auto record = controller.step();
-    dropped += static_cast<int64_t>(record->metrics.at("rollout/sequences_dropped"));
-    for (size_t i = 0; i < record->batch.size(); i += 2) {
-      const bool same = record->batch[i].reward == record->batch[i + 1].reward;
-      equal += same;
-      EXPECT_EQ(record->batch[i].trained, !same);
-    }
-  }
-  EXPECT_GT(equal, 0);
-  EXPECT_EQ(dropped, 2 * equal);
 }
 
 }  // namespace

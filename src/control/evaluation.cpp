@@ -61,11 +61,14 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   // Another stream than training's, whose ids would otherwise draw the same numbers.
   const uint64_t seed = CounterRandom(options.seed, Purpose::evaluation).bits(0, 0);
   Generator generator(
-      {.engine = engine, .codec = &codec, .reward = &reward}, tasks_of(dataset),
+      {.engine = engine, .codec = &codec}, tasks_of(dataset),
       {.sampling = options.sampling, .seed = seed, .samples_in_flight = options.samples_in_flight});
   auto groups = generator.collect(static_cast<int64_t>(dataset.size()), options.collect);
   if (!groups) return std::nullopt;
-  generator.score(*groups);
+  const std::vector<RewardResult> rewards = score(*groups, reward);
+  auto result = rewards.begin();
+  for (FinishedGroup& group : *groups)
+    for (Trajectory& sample : group.samples) apply_reward(*result++, sample);
 
   EvaluationResult out;
   out.num_problems = static_cast<int64_t>(dataset.size());

@@ -28,29 +28,11 @@ std::vector<FinishedGroup> Generator::step() {
   begin_tasks();
   std::vector<FinishedGroup> groups;
   for (const GenerationResult& result : parts_.engine.step()) groups.push_back(finish(result));
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    for (FinishedGroup& group : inbox_) groups.push_back(std::move(group));
-    inbox_.clear();
-  }
-  if (parts_.gate)
-    for (size_t i = 0; i < groups.size(); ++i) parts_.gate->accept();
   return groups;
 }
 
 void Generator::begin_tasks() {
-  while (admits_ && samples_in_flight_ < options_.samples_in_flight) {
-    if (parts_.gate && !parts_.gate->try_start()) return;
-    bool has_begun = false;
-    try {
-      has_begun = begin_task();
-    } catch (...) {
-      if (parts_.gate) parts_.gate->drop_running();
-      throw;
-    }
-    if (has_begun) continue;
-    if (parts_.gate) parts_.gate->drop_running();
-    return;
+  while (samples_in_flight_ < options_.samples_in_flight && begin_task()) {
   }
 }
 
@@ -70,6 +52,7 @@ bool Generator::begin_task() {
   } else {
     request.prompt_ids = std::move(task->prompt_ids);
   }
+  request.begun = std::move(task->begun);
   parts_.engine.submit(std::move(request));
   in_flight_.emplace(id, InFlight{std::move(*task), std::move(text)});
   samples_in_flight_ += options_.sampling.n_samples;
@@ -102,10 +85,7 @@ FinishedGroup Generator::finish(const GenerationResult& result) {
 std::optional<std::vector<FinishedGroup>> Generator::collect(int64_t count, const CollectOptions& options) {
   std::vector<FinishedGroup> groups;
   const auto num_done = [&] { return static_cast<int64_t>(groups.size()); };
-  const auto give_up = [&] {
-    if (parts_.gate) parts_.gate->drop_accepted(num_done());
-    abandon();
-  };
+  const auto give_up = [&] { abandon(); };
   try {
     while (num_done() < count) {
       if (options.stop && options.stop()) {
@@ -130,50 +110,11 @@ std::optional<std::vector<FinishedGroup>> Generator::collect(int64_t count, cons
   return groups;
 }
 
-void Generator::score(std::span<FinishedGroup> groups) {
-  std::vector<RewardRequest> requests;
-  std::vector<Trajectory*> samples;
-  for (FinishedGroup& group : groups) {
-    if (!group.problem) continue;
-    for (Trajectory& sample : group.samples) {
-      requests.push_back({sample.prompt.value(), sample.completion.value(), group.problem});
-      samples.push_back(&sample);
-    }
-  }
-  if (requests.empty()) return;
-  BOUGH_CHECK(parts_.reward, "groups to score, and no reward function");
-  const std::vector<RewardResult> results = parts_.reward->score_all(requests);
-  BOUGH_CHECK(results.size() == requests.size(), "rewards ", results.size(), " for ", requests.size());
-  for (size_t i = 0; i < results.size(); ++i) {
-    samples[i]->valid = results[i].valid;
-    if (results[i].valid) samples[i]->reward = results[i].reward;
-    if (results[i].failed) samples[i]->reward_failure = results[i].message;
-  }
-}
-
-void Generator::hand_in(FinishedGroup group) {
-  const std::lock_guard lock(inbox_mutex_);
-  inbox_.push_back(std::move(group));
-}
-
 void Generator::abandon() {
-  size_t num_dropped = in_flight_.size();
   for (const auto& [id, running] : in_flight_) parts_.engine.cancel(id);
   in_flight_.clear();
   samples_in_flight_ = 0;
-  {
-    const std::lock_guard lock(inbox_mutex_);
-    num_dropped += inbox_.size();
-    inbox_.clear();
-  }
-  if (parts_.gate)
-    for (size_t i = 0; i < num_dropped; ++i) parts_.gate->drop_running();
   parts_.engine.drain();
-}
-
-bool Generator::idle() const {
-  const std::lock_guard lock(inbox_mutex_);
-  return in_flight_.empty() && inbox_.empty();
 }
 
 void Generator::check_integrity() const {
@@ -181,11 +122,24 @@ void Generator::check_integrity() const {
               samples_in_flight_, " samples in flight of ", in_flight_.size(), " groups");
   for (const auto& [id, running] : in_flight_)
     BOUGH_CHECK(running.task.id == id, "group ", running.task.id, " is ", id);
-  const std::lock_guard lock(inbox_mutex_);
-  if (parts_.gate)
-    BOUGH_CHECK(static_cast<int64_t>(in_flight_.size() + inbox_.size()) <= parts_.gate->counts().running,
-                "of ", in_flight_.size(), " groups in flight and ", inbox_.size(), " handed in only ",
-                parts_.gate->counts().running, " have a slot");
+}
+
+std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward) {
+  std::vector<RewardRequest> requests;
+  for (const FinishedGroup& group : groups)
+    for (const Trajectory& sample : group.samples)
+      if (group.problem)
+        requests.push_back({sample.prompt.value(), sample.completion.value(), group.problem});
+  if (requests.empty()) return {};
+  std::vector<RewardResult> results = reward.score_all(requests);
+  BOUGH_CHECK(results.size() == requests.size(), "rewards ", results.size(), " for ", requests.size());
+  return results;
+}
+
+void apply_reward(const RewardResult& result, Trajectory& sample) {
+  sample.valid = result.valid;
+  if (result.valid) sample.reward = result.reward;
+  if (result.failed) sample.reward_failure = result.message;
 }
 
 Generator::TaskSource tasks_of(const Dataset& dataset) {

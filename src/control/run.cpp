@@ -3,22 +3,25 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cmath>
+#include <atomic>
+#include <mutex>
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/median.h"
 #include "control/evaluation.h"
 #include "control/run_parts.h"
+#include "control/train_batch.h"
+#include "control/workers.h"
 #include "data/rollout_file.h"
 
 namespace bough {
 
 namespace {
 
-// The schedule over the parts of a run: steps, evaluations, checkpoints, and where it may be interrupted.
+// The controller over the parts of a run, its workers, and the files that it leaves.
 class Run {
  public:
   Run(const RunSettings& settings, const RunOptions& options);
@@ -26,17 +29,20 @@ class Run {
   RunSummary work();
 
  private:
+  bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
   void resume();
-  void evaluate_at_start();
-  void finish_interrupted_step();
-  bool evaluation_due(int64_t step) const;
-  std::optional<EvaluationResult> evaluate_now();
-  void publish_metrics(int64_t step, const MetricValues& values);
-  void finish_step(StepRecord record);
-  bool checkpoint_due(int64_t step) const;
-  void checkpoint();
+  GroupTask task_of(uint64_t id);
+  WorkerParts worker_parts();
+  WorkerOptions worker_options();
+  ControllerOptions controller_options();
+  ControllerObserver observer();
+  bool evaluation_due(int64_t step, bool is_last) const;
+  std::optional<MetricValues> evaluate_now(const std::function<bool()>& stop);
+  void write_checkpoint(const ControllerState& state, bool copied);
+  void write_record(int64_t step, const MetricValues& values);
+  void write_timeline(bool all);
+  void show(const std::string& activity);
   Json thread_state() const;
-  [[noreturn]] void interrupt();
   std::optional<Comparison> compare();
   RunSummary summarise();
   bool stopping() const { return options_.stop && options_.stop(); }
@@ -45,16 +51,26 @@ class Run {
   RunParts parts_;
   const RunSettings& settings_;
   Trainer& trainer_;
-  Controller& controller_;
   RunFolder& folder_;
   const int64_t total_steps_;
   LiveDisplay display_;
   std::unique_ptr<Metrics> metrics_;
-  Clock::Time last_checkpoint_;
-  int64_t checkpointed_step_ = -1;
-  // Of the last step, where its evaluation was interrupted: written with the evaluation, after the run has
-  // resumed.
-  std::optional<MetricValues> unwritten_;
+  std::unique_ptr<AppendFile> timeline_file_;
+  double timeline_begin_ = 0;  // seconds of the processes before this one
+  bool is_evaluated_at_start_ = false;
+  std::atomic<Clock::Time> last_checkpoint_;
+  std::atomic<int64_t> evaluated_ = 0;  // problems of the evaluation that goes on
+
+  std::mutex order_mutex_;  // of order_: it keeps the epoch asked for last
+  ProblemOrder order_;
+  // What a checkpoint is written from while training goes on.
+  std::unique_ptr<Model> model_copy_;
+  OptimizerSnapshot optimizer_copy_;
+
+  EventQueue events_;
+  Timeline timeline_;
+  RunWorkers workers_;  // its threads use what stands above
+  Controller controller_;
 };
 
 Run::Run(const RunSettings& settings, const RunOptions& options)
@@ -62,152 +78,199 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       parts_(settings, options.stop),
       settings_(parts_.settings),
       trainer_(parts_.trainer),
-      controller_(parts_.controller),
       folder_(parts_.folder),
       total_steps_(parts_.total_steps),
       display_(total_steps_, parts_.clock, options.display),
-      last_checkpoint_(parts_.clock.now()) {
+      last_checkpoint_(parts_.clock.now()),
+      order_(parts_.problems, static_cast<uint64_t>(settings_.seed), settings_.train_dataset.shuffle),
+      timeline_(parts_.clock.now()),
+      workers_(worker_parts(), worker_options()),
+      controller_(workers_, parts_.clock, controller_options(), observer()) {
   resume();
   metrics_ = folder_.open_metrics();
-  if (!folder_.checkpoint()) return;
-  for (const MetricRecord& record : read_metrics(folder_.path() / "metrics.jsonl"))
+  const auto records = read_metrics(folder_.path() / "metrics.jsonl");
+  is_evaluated_at_start_ = !records.empty() && records.front().step == 0;
+  for (const MetricRecord& record : records)
     if (const auto accuracy = record.values.find("eval/avg_at_k"); accuracy != record.values.end())
       display_.set_accuracy(accuracy->second);
+  const auto timeline = folder_.path() / "timeline.jsonl";
+  for (const TimelineSpan& span : read_timeline(timeline))
+    timeline_begin_ = std::max(timeline_begin_, span.end);
+  timeline_file_ = std::make_unique<AppendFile>(timeline);
 }
 
 // Threads decide the order in which sums are taken, and with it the last bits.
 Json Run::thread_state() const {
-  return {{"threads", at::get_num_threads()}};
+  return {{"threads", parts_.threads.training}};
 }
 
 void Run::resume() {
   if (!folder_.checkpoint()) return;
-  const Json state = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer());
-  controller_.restore(state.at("controller"));
-  checkpointed_step_ = controller_.num_steps();
-  if (state.contains("unwritten_metrics")) {
-    unwritten_.emplace();
-    for (const auto& [name, value] : state.at("unwritten_metrics").items())
-      (*unwritten_)[name] = value.is_number() ? value.get<double>() : NAN;
-  }
-  if (state.value("environment", Json()) != thread_state()) {
+  const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer());
+  ControllerState state = controller_state_from_json(saved.at("controller"), order_);
+  // Else a run that resumed, wrote them and was killed has done it.
+  const auto records = read_metrics(folder_.path() / "metrics.jsonl");
+  if (!records.empty() && records.back().step >= state.step) state.unwritten_metrics.reset();
+  const int64_t step = state.step;
+  controller_.restore(std::move(state));
+  if (saved.value("environment", Json()) != thread_state()) {
     log_warning(
-        str("the run was computed with ", state.value("environment", Json()).value("threads", 0),
-            " threads, this process has ", at::get_num_threads(),
+        str("the run was computed with ", saved.value("environment", Json()).value("threads", 0),
+            " threads, this process has ", parts_.threads.training,
             ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads to change that"));
   }
-  log_info(str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", controller_.num_steps(),
-               " of ", total_steps_));
+  log_info(
+      str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));
 }
 
-bool Run::evaluation_due(int64_t step) const {
+// ---- What workers and controller ask of the run.
+
+GroupTask Run::task_of(uint64_t id) {
+  const std::lock_guard lock(order_mutex_);
+  const Problem& problem = parts_.problems[order_.index_at(static_cast<int64_t>(id))];
+  return {.id = id, .name = problem.id, .problem = &problem};
+}
+
+WorkerParts Run::worker_parts() {
+  return {.engine = *parts_.engine,
+          .weights = *parts_.weights,
+          .codec = parts_.encoder,
+          .reward = *parts_.reward,
+          .clock = parts_.clock,
+          .events = events_,
+          .timeline = timeline_,
+          .task_of = [this](uint64_t id) { return task_of(id); },
+          .train = [this](const TrainOrder& order) { return train_batch(order, settings_, trainer_); },
+          .take_snapshot =
+              [this] {
+                model_copy_ = copy_of(*parts_.model);
+                optimizer_copy_ = trainer_.optimizer().snapshot(/*copies=*/true);
+              },
+          .write_checkpoint = [this](const ControllerState& state,
+                                     bool copied) { write_checkpoint(state, copied); },
+          .evaluate = [this](const std::function<bool()>& stop) { return evaluate_now(stop); }};
+}
+
+WorkerOptions Run::worker_options() {
+  WorkerOptions options{
+      .generation = {.sampling = settings_.gconfig, .seed = static_cast<uint64_t>(settings_.seed)},
+      .own_threads = is_asynchronous(),
+      .reward_threads = settings_.reward_service.workers};
+  options.on_engine_thread = [this] { at::set_num_threads(parts_.threads.generating); };
+  options.on_trainer_thread = [this] { at::set_num_threads(parts_.threads.training); };
+  return options;
+}
+
+ControllerOptions Run::controller_options() {
+  const RolloutSettings& rollout = settings_.rollout;
+  ControllerOptions options{.batch_groups = settings_.train_dataset.batch_size,
+                            .max_staleness = rollout.max_head_offpolicyness,
+                            .total_steps = total_steps_,
+                            .max_buffered_groups = rollout.max_buffered_groups,
+                            .group_size = settings_.gconfig.n_samples,
+                            .samples_in_flight = 2 * rollout.max_concurrent_rollouts,
+                            .weight_sync_steps = rollout.weight_sync_steps,
+                            .interruptible = rollout.interruptible,
+                            .min_group = std::min(rollout.min_group, settings_.gconfig.n_samples),
+                            .max_consecutive_failures = settings_.reward_service.max_consecutive_failures,
+                            .evaluation_seconds = settings_.evaluator.timeout_seconds,
+                            .stall_seconds = settings_.stall_seconds};
+  if (settings_.total_train_steps == 0)
+    options.total_groups = settings_.total_train_epochs * static_cast<int64_t>(parts_.problems.size());
+  options.evaluation_due = [this](int64_t step, bool is_last) { return evaluation_due(step, is_last); };
+  options.checkpoint_due = [this](int64_t step) {
+    const SaverSettings& saver = settings_.saver;
+    const double minutes = seconds_between(last_checkpoint_, parts_.clock.now()) / 60;
+    return (saver.freq_steps > 0 && step % saver.freq_steps == 0) ||
+           (saver.freq_minutes > 0 && minutes >= saver.freq_minutes);
+  };
+  return options;
+}
+
+ControllerObserver Run::observer() {
+  ControllerObserver observer;
+  observer.on_batch = [this](const StepRecord& record) {
+    if (settings_.saver.rollouts || settings_.compare_dense > 0)
+      write_rollouts(folder_.rollout_file(record.step), record.batch);
+  };
+  observer.on_record = [this](int64_t step, const MetricValues& values) { write_record(step, values); };
+  return observer;
+}
+
+bool Run::evaluation_due(int64_t step, bool is_last) const {
   if (parts_.valid.size() == 0) return false;
   const EvaluatorSettings& evaluator = settings_.evaluator;
-  return (evaluator.freq_steps > 0 && step % evaluator.freq_steps == 0) ||
-         (evaluator.at_end && step == total_steps_);
+  if (step == 0) return evaluator.at_start && !is_evaluated_at_start_;
+  return (evaluator.freq_steps > 0 && step % evaluator.freq_steps == 0) || (evaluator.at_end && is_last);
 }
 
-std::optional<EvaluationResult> Run::evaluate_now() {
+// On the engine's thread.
+std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop) {
   EvaluationOptions options;
   options.sampling = settings_.evaluation_sampling();
   options.seed = static_cast<uint64_t>(settings_.seed);
   options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts;
-  options.collect.stop = options_.stop;
+  options.collect.stop = [&] { return stopping() || stop(); };
   options.collect.on_progress = [&](int64_t done, int64_t total) {
-    display_.set_activity(str("evaluation ", done, "/", total));
+    evaluated_.store(done);
+    if (!is_asynchronous()) display_.set_activity(str("evaluation ", done, "/", total));
   };
-  std::optional<EvaluationResult> result;
-  controller_.while_suspended(
-      [&] { result = evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options); });
-  return result;
+  const auto result = evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options);
+  evaluated_.store(0);
+  if (!result) return std::nullopt;
+  return to_metrics(*result);
 }
 
-void Run::evaluate_at_start() {
-  const auto records = read_metrics(folder_.path() / "metrics.jsonl");
-  const bool done = !records.empty() && records.front().step == 0;
-  if (controller_.num_steps() > 0 || done || !settings_.evaluator.at_start || parts_.valid.size() == 0)
-    return;
-  const auto result = evaluate_now();
-  if (!result) interrupt();
-  const MetricValues values = to_metrics(*result);
-  publish_metrics(0, values);
-}
-
-void Run::finish_interrupted_step() {
-  if (!unwritten_) return;
-  const auto records = read_metrics(folder_.path() / "metrics.jsonl");
-  const int64_t step = controller_.num_steps();
-  if (records.empty() ||
-      records.back().step < step) {  // else a run that resumed and was killed has written them
-    const auto result = evaluate_now();
-    if (!result) interrupt();
-    unwritten_->merge(to_metrics(*result));
-    publish_metrics(step, *unwritten_);
+// On the writer's thread.
+void Run::write_checkpoint(const ControllerState& state, bool copied) {
+  Json json = {{"environment", thread_state()}};
+  {
+    const std::lock_guard lock(order_mutex_);
+    json["controller"] = to_json(state, order_);
   }
-  unwritten_.reset();
-}
-
-bool Run::checkpoint_due(int64_t step) const {
-  const SaverSettings& saver = settings_.saver;
-  if (step == total_steps_ || (saver.freq_steps > 0 && step % saver.freq_steps == 0)) return true;
-  const double minutes = std::chrono::duration<double>(parts_.clock.now() - last_checkpoint_).count() / 60;
-  return saver.freq_minutes > 0 && minutes >= saver.freq_minutes;
-}
-
-void Run::checkpoint() {
-  if (checkpointed_step_ == controller_.num_steps()) return;
-  Json state = {{"controller", controller_.save()}, {"environment", thread_state()}};
-  if (unwritten_) state["unwritten_metrics"] = *unwritten_;
-  save_run_checkpoint(folder_.path(), controller_.num_steps(), *parts_.model, trainer_.optimizer(), state,
+  save_run_checkpoint(folder_.path(), state.step, copied ? *model_copy_ : *parts_.model,
+                      copied ? optimizer_copy_ : trainer_.optimizer().snapshot(/*copies=*/false), json,
                       {.source_model = settings_.model.path, .keep_last = settings_.saver.keep});
-  checkpointed_step_ = controller_.num_steps();
+  model_copy_.reset();
+  optimizer_copy_ = {};
   last_checkpoint_ = parts_.clock.now();
   RunFolder::write_report(folder_.path());
 }
 
-void Run::interrupt() {
-  checkpoint();
-  throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_,
-                        "; checkpoint in ", folder_.path().string(),
-                        ". The same command goes on from there"));
-}
-
-void Run::publish_metrics(int64_t step, const MetricValues& values) {
+void Run::write_record(int64_t step, const MetricValues& values) {
   metrics_->write(step, values);
   display_.write(step, values);
   log_debug(display_.line(step, values));  // for log.txt; people see the display
+  write_timeline(/*all=*/false);
 }
 
-// Metrics and rollouts first, the checkpoint last: what a checkpoint covers is complete.
-void Run::finish_step(StepRecord record) {
-  if (settings_.saver.rollouts || settings_.compare_dense > 0)
-    write_rollouts(folder_.rollout_file(record.step), record.batch);
-  if (evaluation_due(record.step)) {
-    const auto result = evaluate_now();
-    if (!result) {
-      unwritten_ = std::move(record.metrics);
-      interrupt();
-    }
-    record.metrics.merge(to_metrics(*result));
+void Run::write_timeline(bool all) {
+  std::string lines;
+  for (TimelineSpan& span : timeline_.take(all)) {
+    span.begin += timeline_begin_;
+    span.end += timeline_begin_;
+    lines += to_line(span) + "\n";
   }
-  publish_metrics(record.step, record.metrics);
-  if (checkpoint_due(record.step)) {
-    display_.set_activity("checkpoint");
-    checkpoint();
-  }
+  timeline_file_->append(lines);
+}
+
+void Run::show(const std::string& activity) {
+  const int64_t evaluated = evaluated_.load();
+  display_.set_activity(
+      evaluated == 0 ? activity : str(activity, " (", evaluated, "/", parts_.valid.size(), " problems)"));
 }
 
 RunSummary Run::work() {
-  evaluate_at_start();
-  finish_interrupted_step();
-  while (controller_.num_steps() < total_steps_) {
-    auto record =
-        controller_.step(options_.stop, [&](const std::string& what) { display_.set_activity(what); });
-    if (record) finish_step(std::move(*record));
-    if (stopping()) interrupt();
-  }
-  checkpoint();
+  controller_.start();
+  drive(controller_, workers_, events_,
+        {.stop = options_.stop, .on_activity = [this](const std::string& activity) { show(activity); }});
+  write_timeline(/*all=*/true);
   display_.set_activity("");
+  if (controller_.is_stopping()) {
+    throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_,
+                          "; checkpoint in ", folder_.path().string(),
+                          ". The same command goes on from there"));
+  }
   return summarise();
 }
 
@@ -277,11 +340,13 @@ RunSummary Run::summarise() {
 
 RunSummary run_training(const RunSettings& settings, const RunOptions& options) {
   if (settings.threads > 0) at::set_num_threads(static_cast<int>(settings.threads));
-  Run run(settings, options);
+  auto run = std::make_unique<Run>(settings, options);
   try {
-    return run.work();
+    return run->work();
   } catch (const std::exception& error) {
     log_debug(str("the run ended: ", error.what()));  // for log.txt; the caller tells people
+    // A thread that will never come back cannot be joined, and nothing that it uses may go.
+    if (dynamic_cast<const StallError*>(&error)) (void)run.release();
     throw;
   }
 }

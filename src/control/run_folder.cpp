@@ -110,7 +110,9 @@ void RunFolder::cut_after(int64_t step) {
   if (step >= 0) return;
   std::vector<fs::path> events;
   for (const auto& entry : fs::directory_iterator(path_))
-    if (entry.path().filename().string().starts_with("events.")) events.push_back(entry.path());
+    if (const std::string name = entry.path().filename();
+        name.starts_with("events.") || name == "timeline.jsonl")
+      events.push_back(entry.path());
   for (const fs::path& file : events) remove_tree(file);
 }
 

@@ -63,8 +63,6 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       weights(make_channel(settings, *model, generating.get())),
       engine(make_engine(generating ? *generating : *model, settings.model.path, encoder.tokenizer(),
                          settings.rollout)),
-      controller({settings, problems, encoder, *engine, *reward, trainer, *weights, clock, total_steps,
-                  [this] { at::set_num_threads(threads.generating); }}),
       folder(settings) {
   at::set_num_threads(threads.training);
   reward->check(problems);

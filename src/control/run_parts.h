@@ -7,13 +7,14 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "control/controller.h"
 #include "control/prompt_encoder.h"
 #include "control/run_folder.h"
 #include "control/run_settings.h"
+#include "env/reward.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
 #include "rollout/embedded_engine.h"
+#include "train/trainer.h"
 
 namespace bough {
 
@@ -26,7 +27,7 @@ ThreadSplit split_threads(const RunSettings& settings, int threads);
 
 struct RunParts {
   // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's
-  // folder. Sets the calling thread's number of threads where the engine has a part of them.
+  // folder.
   RunParts(const RunSettings& settings, const std::function<bool()>& stop);
   RunParts(const RunParts&) = delete;
   RunParts& operator=(const RunParts&) = delete;
@@ -45,7 +46,6 @@ struct RunParts {
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<EmbeddedEngine> engine;
-  Controller controller;
   RunFolder folder;
 };
 

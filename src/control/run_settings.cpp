@@ -72,7 +72,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 15> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 19> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -85,6 +85,10 @@ bool is_harmless_change(const std::string& key) {
                                                                  "evaluator.freq_steps",
                                                                  "evaluator.at_start",
                                                                  "evaluator.at_end",
+                                                                 "evaluator.timeout_seconds",
+                                                                 "stall_seconds",
+                                                                 "rollout.threads",
+                                                                 "actor.threads",
                                                                  "threads",
                                                                  "actor.pad_to_maximum"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();

@@ -30,6 +30,7 @@ struct EvaluatorSettings {
   bool at_end = true;
   int64_t n_samples = 1;
   double temperature = 0.0;
+  double timeout_seconds = 3600;
 
   template <class V>
   void visit(V& v) {
@@ -39,6 +40,8 @@ struct EvaluatorSettings {
     v("n_samples", n_samples, "samples of each problem (k of avg@k and pass@k)", range(1, 10'000));
     v("temperature", temperature, "of these samples; 0: the most likely token, with n_samples 1",
       range(0.0, 100.0));
+    v("timeout_seconds", timeout_seconds, "an evaluation that takes longer is given up, and the run goes on",
+      range(0.001, 1e9));
   }
   void check() const;  // UserError: several samples without a temperature would all be the same
 };
@@ -81,6 +84,7 @@ struct RunSettings {
   int64_t total_train_steps = 0;
   int64_t total_train_epochs = 1;
   int64_t compare_dense = 0;
+  double stall_seconds = 1800;
   std::string calibration;
 
   template <class V>
@@ -110,6 +114,10 @@ struct RunSettings {
       "passes over the training problems, where total_train_steps is 0", at_least(1));
     v("calibration", calibration,
       "a calibration.json to make plans from; empty: this machine's, measured once, saved with the run");
+    v("stall_seconds", stall_seconds,
+      "a run in which no thread has begun or finished anything for so long ends, and says who was busy with "
+      "what; 0: never. Longer than the longest step of training",
+      at_least(0.0));
     v("compare_dense", compare_dense,
       "after training, time this many of the last batches with and without the tree; 0: do not",
       range(0, 100));

@@ -94,7 +94,12 @@ void EmbeddedEngine::submit(GenerationRequest request) {
   }
   std::sort(stop_tokens.begin(), stop_tokens.end());
   stop_tokens.erase(std::unique(stop_tokens.begin(), stop_tokens.end()), stop_tokens.end());
+  const uint64_t id = request.id;
   scheduler_.add(std::move(request), std::move(stop_tokens));
+  for (ActiveSample& sample : scheduler_.find(id)->samples)
+    if (sample.stop_matcher)
+      for (const int32_t token : sample.result.token_ids)
+        sample.stop_matcher->push(options_.token_bytes(token));
 }
 
 std::vector<GenerationResult> EmbeddedEngine::step() {
@@ -132,6 +137,7 @@ at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
     segments.push_back({entry.table().pages, entry.begin, entry.count});
     const bool is_decode = entry.sample && entry.count == 1;
     if (!is_decode) statistics_.prefill_tokens += entry.count;
+    if (!is_decode && entry.sample) statistics_.recomputed_tokens += entry.count;
   }
   return forward_pass_.run(tokens, positions, segments);
 }
@@ -243,6 +249,7 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   ActiveRequest& active = *sample.request;
   const GenerationRequest& request = active.request;
   GeneratedSample& result = sample.result;
+  sample.owes_token = false;
   sample.tokens.push_back(token);
   result.token_ids.push_back(token);
   result.logprobs.push_back(draw.log_prob);

@@ -82,6 +82,8 @@ class EmbeddedEngine : public Engine {
   void unpark() override;
   // Takes note that the weights, which are the model's own, have changed: `update` names that model.
   void update_weights(const WeightUpdate& update) override;
+  bool ready_for_weights() const override { return !scheduler_.owes_work(); }
+  std::vector<RunningRequest> running() const override { return scheduler_.running_requests(); }
   int32_t version() const override { return version_; }
   EngineStatistics statistics() const override;
   // What the passes run: the model, or its quantized copy.

@@ -301,6 +301,68 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
   EXPECT_LE(engine.statistics().prefill_tokens - computed, 37 + 3 * 10);
 }
 
+// Stopped after any number of passes and begun again in another engine: the same tokens, as if nothing had
+// happened. fp64, so that no draw hangs on rounding.
+TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
+  const auto model = small_model(at::kDouble, 6);
+  EmbeddedEngine whole(*model, engine_options(8, 24));
+  const auto expected = whole.generate(mixed_requests());
+  int64_t num_begun = 0, num_ended = 0;
+  for (const int64_t passes : {0, 1, 7, 25, 40}) {
+    EmbeddedEngine first(*model, engine_options(8, 24)), second(*model, engine_options(8, 24));
+    for (GenerationRequest& request : mixed_requests()) first.submit(request);
+    std::map<uint64_t, GenerationResult> results;
+    for (int64_t i = 0; i < passes; ++i)
+      for (GenerationResult& result : first.step()) results[result.id] = std::move(result);
+    std::map<uint64_t, std::vector<BegunSample>> begun;
+    for (RunningRequest& running : first.running()) begun[running.id] = std::move(running.samples);
+    for (GenerationRequest& request : mixed_requests()) {
+      if (results.contains(request.id)) continue;
+      ASSERT_TRUE(begun.contains(request.id));
+      request.begun = begun[request.id];
+      for (const BegunSample& sample : request.begun) {
+        ++num_begun;
+        num_ended += sample.has_ended;
+      }
+      second.submit(request);
+    }
+    second.check_integrity();
+    for (GenerationResult& result : second.drain()) results[result.id] = std::move(result);
+    ASSERT_EQ(results.size(), expected.size());
+    for (const GenerationResult& result : expected)
+      for (size_t i = 0; i < result.samples.size(); ++i) {
+        const GeneratedSample& sample = results.at(result.id).samples[i];
+        EXPECT_EQ(sample.token_ids, result.samples[i].token_ids) << "after " << passes << " passes";
+        EXPECT_EQ(sample.finish_reason, result.samples[i].finish_reason);
+        EXPECT_EQ(sample.logprobs.size(), sample.token_ids.size());
+      }
+  }
+  EXPECT_GT(num_begun, 10);
+  EXPECT_GT(num_ended, 0);
+
+  GenerationRequest damaged = request_of(1, {3, 4}, 2, 5);
+  damaged.begun.push_back({{.token_ids = {7}}, false});
+  EXPECT_THROW(whole.submit(damaged), UserError) << "without log-probabilities";
+}
+
+// New weights at every pass: each sample draws a token between two of them.
+TEST(EmbeddedEngine, ASampleThatWasInterruptedDrawsBeforeItIsInterruptedAgain) {
+  const auto model = small_model(at::kFloat, 6);
+  EmbeddedEngine engine(*model, engine_options(4, 8));  // 8 tokens a pass: recomputing takes several
+  for (uint64_t id = 0; id < 3; ++id) engine.submit(request_of(id, random_tokens(id, 40, 97), 2, 20));
+  int32_t version = 0;
+  int64_t passes = 0, refused = 0;
+  while (!engine.idle() && passes < 5000) {
+    if (engine.ready_for_weights()) engine.update_weights({.version = ++version, .model = model.get()});
+    else ++refused;
+    engine.step();
+    ++passes;
+  }
+  EXPECT_LT(passes, 5000) << "somebody never draws";
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(engine.statistics().recomputed_tokens, 0);
+}
+
 TEST(EmbeddedEngine, CancelReturnsWhatIsThere) {
   const CountingModel model(counting_config());
   EmbeddedEngine engine(model, engine_options(3, 512));

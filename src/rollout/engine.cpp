@@ -118,6 +118,26 @@ void check_request(const GenerationRequest& request, const ModelConfig& config) 
       refuse(request, "stop token ", token, " is outside the vocabulary of ", config.vocab_size);
     }
   }
+  if (static_cast<int64_t>(request.begun.size()) > request.sampling.n_samples)
+    refuse(request, request.begun.size(), " samples have begun, of ", request.sampling.n_samples);
+  int64_t num_ended = 0;
+  for (const auto& [sample, has_ended] : request.begun) {
+    num_ended += has_ended;
+    if (num_ended == request.sampling.n_samples) refuse(request, "all of its samples have ended already");
+    const size_t size = sample.token_ids.size();
+    const bool agrees = sample.logprobs.size() == size && sample.raw_logprobs.size() == size &&
+                        sample.truncated_logprobs.size() == size && sample.versions.size() == size;
+    const bool fits = static_cast<int64_t>(size) <= request.sampling.max_new_tokens - (has_ended ? 0 : 1) &&
+                      length + static_cast<int64_t>(size) <= config.max_length() - (has_ended ? 0 : 1);
+    if (size == 0 || !agrees || !fits)
+      refuse(request, "a begun sample of ", size,
+             " tokens: expected 1 to below max_new_tokens = ", request.sampling.max_new_tokens,
+             ", each with its log-probabilities and version");
+    for (const int32_t token : sample.token_ids)
+      if (token < 0 || token >= config.vocab_size)
+        refuse(request, "a begun sample has token ", token, ", outside the vocabulary of ",
+               config.vocab_size);
+  }
   for (const std::string& stop : request.sampling.stop) {
     if (stop.empty()) refuse(request, "an empty stop string would stop everywhere; remove it");
   }

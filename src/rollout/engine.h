@@ -44,19 +44,6 @@ struct StreamedToken {
   bool is_last = false;
 };
 
-struct GenerationRequest {
-  // Chosen by the caller, below 2^44, unique among the requests in flight. Draws are a function of (seed, id,
-  // sample, position) and the logits: not of other requests, the order of submission or a restart.
-  uint64_t id = 0;
-  std::vector<int32_t> prompt_ids;  // at least one token
-  SamplingParameters sampling;
-  uint64_t seed = 0;
-  Json metadata;  // handed back untouched
-  // Gets each token as it is drawn, and must not call the engine. What it throws, step() throws; the engine
-  // must not be used then.
-  std::function<void(const StreamedToken&)> on_token;
-};
-
 // A sample's vectors have one entry for each generated token. A stop token is the last token of its sample; a
 // stop string ends the sample with the token that completed it.
 struct GeneratedSample {
@@ -68,6 +55,32 @@ struct GeneratedSample {
   std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
   std::vector<int32_t> versions;           // of the weights that drew the token
   FinishReason finish_reason = FinishReason::kLength;
+};
+
+// A sample on its way.
+struct BegunSample {
+  GeneratedSample sample;  // finish_reason means something where it has ended
+  bool has_ended = false;
+};
+
+struct GenerationRequest {
+  // Chosen by the caller, below 2^44, unique among the requests in flight. Draws are a function of (seed, id,
+  // sample, position) and the logits: not of other requests, the order of submission or a restart.
+  uint64_t id = 0;
+  std::vector<int32_t> prompt_ids;  // at least one token
+  SamplingParameters sampling;
+  uint64_t seed = 0;
+  Json metadata;  // handed back untouched
+  // The first samples, as far as another process generated them (Engine::running()): they go on from there.
+  std::vector<BegunSample> begun;
+  // Gets each token as it is drawn, and must not call the engine. What it throws, step() throws; the engine
+  // must not be used then.
+  std::function<void(const StreamedToken&)> on_token;
+};
+
+struct RunningRequest {
+  uint64_t id = 0;
+  std::vector<BegunSample> samples;  // those that have begun: the first ones
 };
 
 struct GenerationResult {
@@ -121,10 +134,11 @@ class SharedWeights final : public WeightChannel {
 };
 
 struct EngineStatistics {
-  int64_t new_tokens = 0;      // drawn
-  int64_t prefill_tokens = 0;  // computed to fill keys and values, recomputation included
-  int64_t cached_tokens = 0;   // prompt tokens found computed already, for another request
-  int64_t preemptions = 0;     // samples set back because memory ran out
+  int64_t new_tokens = 0;         // drawn
+  int64_t prefill_tokens = 0;     // computed to fill keys and values, recomputation included
+  int64_t recomputed_tokens = 0;  // of these, of samples that had been set back
+  int64_t cached_tokens = 0;      // prompt tokens found computed already, for another request
+  int64_t preemptions = 0;        // samples set back because memory ran out
   int64_t steps = 0;
   double seconds = 0;  // inside step()
 };
@@ -149,7 +163,12 @@ class Engine {
   virtual void park() = 0;
   virtual void unpark() = 0;
   virtual void update_weights(const WeightUpdate& update) = 0;
+  // False while what the last update interrupted is still being computed again: updates that come faster than
+  // that would keep a sample from ever drawing its next token, or a long prompt from ever being complete.
+  virtual bool ready_for_weights() const { return true; }
   virtual int32_t version() const = 0;
+  // What is in flight and how far it is, for a checkpoint; parked requests are not.
+  virtual std::vector<RunningRequest> running() const { return {}; }
   virtual EngineStatistics statistics() const = 0;
 
   // Steps until idle. UserError while paused with work in flight: it would not end.

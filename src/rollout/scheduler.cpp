@@ -24,7 +24,8 @@ void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens)
   auto active = std::make_unique<ActiveRequest>();
   active->request = std::move(request);
   active->stop_tokens = std::move(stop_tokens);
-  active->num_fresh = active->request.sampling.n_samples;
+  std::vector<BegunSample> begun = std::exchange(active->request.begun, {});
+  active->num_fresh = active->request.sampling.n_samples - static_cast<int64_t>(begun.size());
   for (int64_t i = 0; i < active->request.sampling.n_samples; ++i) {
     ActiveSample& sample = active->samples.emplace_back();
     sample.request = active.get();
@@ -32,8 +33,16 @@ void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens)
     if (!active->request.sampling.stop.empty()) {
       sample.stop_matcher = std::make_unique<StopMatcher>(&active->request.sampling.stop);
     }
+    if (i >= static_cast<int64_t>(begun.size())) continue;
+    auto& [result, has_ended] = begun[static_cast<size_t>(i)];
+    sample.result = std::move(result);
+    sample.tokens = active->request.prompt_ids;
+    sample.tokens.insert(sample.tokens.end(), sample.result.token_ids.begin(), sample.result.token_ids.end());
+    sample.state = has_ended ? ActiveSample::State::kDone : ActiveSample::State::kSetBack;
+    if (has_ended) ++active->num_done;
+    else set_back_.push_back(&sample);
   }
-  waiting_.push_back(active.get());
+  if (active->num_fresh > 0) waiting_.push_back(active.get());
   requests_.emplace(id, std::move(active));
 }
 
@@ -57,6 +66,7 @@ bool Scheduler::ensure_pages(PageTable& table, int64_t num_tokens) {
 void Scheduler::drop_prompt(ActiveRequest& request) {
   pool_.release(request.prompt_table);
   request.num_computed = 0;
+  request.owes_prompt = false;
   request.logits_1V = at::Tensor();
   if (request.prompt_state == ActiveRequest::PromptState::kPrefilling) erase_value(prefilling_, &request);
   if (request.prompt_state == ActiveRequest::PromptState::kReady) erase_value(starting_, &request);
@@ -91,6 +101,7 @@ void Scheduler::set_back(ActiveSample& sample) {
   --sample.request->num_running;
   pool_.release(sample.table);
   sample.num_computed = 0;
+  sample.owes_token = false;
   sample.state = ActiveSample::State::kSetBack;
   set_back_.push_front(&sample);
 }
@@ -264,6 +275,7 @@ void Scheduler::commit(const Pass& pass) {
     pool_.publish(request.request.prompt_ids, end, request.prompt_table);
     if (!entry.reaches_end()) continue;
     request.prompt_state = ActiveRequest::PromptState::kReady;
+    request.owes_prompt = false;
     erase_value(prefilling_, &request);
     if (request.num_fresh > 0) starting_.push_back(&request);
   }
@@ -332,8 +344,36 @@ void Scheduler::release_everything() {
 }
 
 void Scheduler::set_all_back() {
+  const std::vector<ActiveSample*> interrupted(running_.begin(), running_.end());
+  const std::vector<ActiveRequest*> prompts(prefilling_.begin(), prefilling_.end());
   release_everything();
+  for (ActiveSample* sample : interrupted) sample->owes_token = true;
+  for (ActiveRequest* request : prompts) request->owes_prompt = true;
   pool_.forget_prefixes();
+}
+
+bool Scheduler::owes_work() const {
+  return std::any_of(requests_.begin(), requests_.end(), [](const auto& entry) {
+    const ActiveRequest& request = *entry.second;
+    return request.owes_prompt ||
+           std::any_of(request.samples.begin(), request.samples.end(), [](const ActiveSample& sample) {
+             return sample.owes_token && sample.state != ActiveSample::State::kDone;
+           });
+  });
+}
+
+std::vector<RunningRequest> Scheduler::running_requests() const {
+  std::vector<RunningRequest> running;
+  for (const auto& [id, request] : requests_) {
+    RunningRequest& saved = running.emplace_back(RunningRequest{.id = id, .samples = {}});
+    // Samples begin in order, so that those that have not begun are the last.
+    for (int64_t i = 0; i < request->request.sampling.n_samples - request->num_fresh; ++i) {
+      const ActiveSample& sample = request->samples[static_cast<size_t>(i)];
+      if (sample.result.token_ids.empty()) break;  // it has its pages, and draws in the pass that comes
+      saved.samples.push_back({sample.result, sample.state == ActiveSample::State::kDone});
+    }
+  }
+  return running;
 }
 
 void Scheduler::park() {

@@ -40,6 +40,7 @@ struct ActiveSample {
   std::vector<int32_t> tokens;  // prompt and response, once started
   PageTable table;
   int64_t num_computed = 0;  // leading tokens whose keys and values are stored
+  bool owes_token = false;   // set back by new weights, and none was drawn since
   GeneratedSample result;
   std::unique_ptr<StopMatcher> stop_matcher;  // if the request has stop strings
 };
@@ -51,6 +52,7 @@ struct ActiveRequest {
   PromptState prompt_state = PromptState::kWaiting;
   PageTable prompt_table;
   int64_t num_computed = 0;          // of the prompt
+  bool owes_prompt = false;          // it was being computed when new weights came, and is not complete since
   at::Tensor logits_1V;              // after the prompt, while samples are fresh
   std::deque<ActiveSample> samples;  // addresses stay
   int64_t num_fresh = 0, num_running = 0, num_done = 0;
@@ -79,7 +81,8 @@ class Scheduler {
  public:
   Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages);
 
-  // Queues a request that has been checked. UserError if its id is in flight.
+  // Queues a request that has been checked. Samples that were begun elsewhere are set back ones. UserError if
+  // its id is in flight.
   void add(GenerationRequest request, std::vector<int32_t> stop_tokens);
   bool contains(uint64_t id) const { return requests_.count(id) > 0; }
 
@@ -105,6 +108,10 @@ class Scheduler {
   void unpark();
 
   bool idle() const { return requests_.empty(); }
+  // Whether something that the last update of the weights interrupted is still being computed again: a sample
+  // that has not drawn since, a prompt that is not complete. What lost its pages once more is not waited for.
+  bool owes_work() const;
+  std::vector<RunningRequest> running_requests() const;
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t cached_tokens() const { return cached_tokens_; }
   int64_t preemptions() const { return preemptions_; }

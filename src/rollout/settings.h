@@ -78,6 +78,7 @@ struct RolloutSettings {
   int64_t weight_sync_steps = 1;
   int64_t threads = 0;
   int64_t min_group = 2;
+  int64_t max_buffered_groups = 0;
 
   template <class V>
   void visit(V& v) {
@@ -108,6 +109,9 @@ struct RolloutSettings {
     v("min_group", min_group,
       "a group of which fewer samples have a reward, because others failed, is dropped and another one drawn",
       range(1, 100000));
+    v("max_buffered_groups", max_buffered_groups,
+      "groups begun and not yet trained on, at most; 0: as many as max_head_offpolicyness allows",
+      at_least(0));
     v("threads", threads,
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));

@@ -139,11 +139,18 @@ NamedTensors Optimizer::named_state() const {
   return tensors;
 }
 
-void Optimizer::save(const fs::path& directory) const {
-  write_safetensors(directory / kFile, named_state(), {},
+OptimizerSnapshot Optimizer::snapshot(bool copies) const {
+  OptimizerSnapshot snapshot{named_state(), num_steps_, num_skipped_};
+  if (copies)
+    for (auto& [name, tensor] : snapshot.tensors) tensor = tensor.clone();
+  return snapshot;
+}
+
+void OptimizerSnapshot::save(const fs::path& directory) const {
+  write_safetensors(directory / kFile, tensors, {},
                     {{"format", kFormat},
-                     {"num_steps", std::to_string(num_steps_)},
-                     {"num_skipped", std::to_string(num_skipped_)}});
+                     {"num_steps", std::to_string(num_steps)},
+                     {"num_skipped", std::to_string(num_skipped)}});
 }
 
 void Optimizer::load(const fs::path& directory) {

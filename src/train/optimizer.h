@@ -50,6 +50,16 @@ Schedule::Shape schedule_shape(const std::string& name);
 // The schedule of a run of `total_steps` optimizer steps; warm-up is rounded to whole steps.
 Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps);
 
+// An optimizer's state as it is saved: views of the optimizer's own, or a copy that training does not change.
+struct OptimizerSnapshot {
+  NamedTensors tensors;
+  int64_t num_steps = 0, num_skipped = 0;
+
+  // <directory>/optimizer.safetensors: under each part's Hugging Face name with the suffix .exp_avg,
+  // .exp_avg_sq and, for bf16 models, .master; the counts are in its metadata.
+  void save(const std::filesystem::path& directory) const;
+};
+
 class Optimizer {
  public:
   // Allocates its state, and the model's main_grads where there are none. The model must outlive it. Masters
@@ -70,10 +80,9 @@ class Optimizer {
   int64_t num_skipped() const { return num_skipped_; }
   const OptimizerSettings& settings() const { return settings_; }
 
-  // <directory>/optimizer.safetensors: under each part's Hugging Face name with the suffix .exp_avg,
-  // .exp_avg_sq and, for bf16 models, .master; the counts are in its metadata. Restoring it, and the model's
-  // weights where they are their own masters, goes on bit for bit.
-  void save(const std::filesystem::path& directory) const;
+  // Restoring it, and the model's weights where they are their own masters, goes on bit for bit.
+  OptimizerSnapshot snapshot(bool copies) const;
+  void save(const std::filesystem::path& directory) const { snapshot(false).save(directory); }
   // UserError names what is damaged or of another model; optimizer and model are then unchanged. For bf16
   // models it also sets the model's values, from the masters.
   void load(const std::filesystem::path& directory);

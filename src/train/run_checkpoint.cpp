@@ -102,7 +102,7 @@ class Unfinished {
   fs::path path_;
 };
 
-void write_contents(const fs::path& directory, int64_t step, Model& model, const Optimizer& optimizer,
+void write_contents(const fs::path& directory, int64_t step, Model& model, const OptimizerSnapshot& optimizer,
                     const Json& state, const RunCheckpointOptions& options) {
   make_directories(directory);
   save_model(directory / "model", model, {.copy_from = options.source_model});
@@ -147,8 +147,9 @@ Json read_state(const RunCheckpoint& checkpoint) {
 
 }  // namespace
 
-void save_run_checkpoint(const fs::path& run_dir, int64_t step, Model& model, const Optimizer& optimizer,
-                         const Json& state, const RunCheckpointOptions& options) {
+void save_run_checkpoint(const fs::path& run_dir, int64_t step, Model& model,
+                         const OptimizerSnapshot& optimizer, const Json& state,
+                         const RunCheckpointOptions& options) {
   BOUGH_CHECK(step >= 0 && options.keep_last >= 1, "step ", step, ", keep_last ", options.keep_last);
   const fs::path checkpoints = checkpoints_of(run_dir);
   make_directories(checkpoints);

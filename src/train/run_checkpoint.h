@@ -39,7 +39,7 @@ struct RunCheckpoint {
 // steps: the run went back before them. IoError on a full disk: the former checkpoint stays the latest, and
 // nothing of this one remains.
 void save_run_checkpoint(const std::filesystem::path& run_dir, int64_t step, Model& model,
-                         const Optimizer& optimizer, const Json& state,
+                         const OptimizerSnapshot& optimizer, const Json& state,
                          const RunCheckpointOptions& options = {});
 
 // The one that `latest` names; where that file is missing (the process died before its first), the complete

@@ -41,7 +41,7 @@ struct TinyRun {
 
   void save(const fs::path& run_dir, int64_t keep_last = 2) {
     const int64_t step = optimizer.num_steps();
-    save_run_checkpoint(run_dir, step, *model, optimizer, {{"seen", step * 10}}, {.keep_last = keep_last});
+    save_run_checkpoint(run_dir, step, *model, optimizer.snapshot(false), {{"seen", step * 10}}, {.keep_last = keep_last});
   }
 
   // Loads the latest, trains on to `step`, and compares with a run that never stopped.
@@ -109,7 +109,7 @@ TEST_F(RunCheckpointTest, TheModelIsADirectoryOfItsOwnWithItsTokenizer) {
   fs::create_directories(source);
   write_file_atomically(source / "tokenizer.json", "{\"a\": 1}");
   TinyRun run;
-  save_run_checkpoint(run_dir_, 7, *run.model, run.optimizer, {}, {.source_model = source});
+  save_run_checkpoint(run_dir_, 7, *run.model, run.optimizer.snapshot(false), {}, {.source_model = source});
   const auto checkpoint = find_latest_checkpoint(run_dir_);
   ASSERT_TRUE(checkpoint);
   EXPECT_EQ(names(checkpoint->model_directory()),
@@ -131,7 +131,7 @@ TEST_F(RunCheckpointTest, KeepsTheLastOnesAndDropsAFutureThatWasLeft) {
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step_10", "step_11"}));
   write_file_atomically(run_dir_ / "latest", "step_10");  // the user goes back; no line break at its end
   EXPECT_EQ(find_latest_checkpoint(run_dir_)->step, 10);
-  save_run_checkpoint(run_dir_, 10, *run.model, run.optimizer, {},
+  save_run_checkpoint(run_dir_, 10, *run.model, run.optimizer.snapshot(false), {},
                       {.keep_last = 1});  // over the one that is there
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step_10"}));
   fs::remove(run_dir_ / "latest");

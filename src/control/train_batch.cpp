@@ -1,0 +1,85 @@
+#include "control/train_batch.h"
+
+#include <sys/resource.h>
+
+#include <cmath>
+#include <map>
+
+#include "base/log.h"
+
+namespace bough {
+
+namespace {
+
+// The largest resident set of the process since it began, in bytes.
+int64_t peak_process_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;  // Linux counts it in KiB
+}
+
+struct Moments {
+  double mean = 0, deviation = 0;
+};
+
+Moments moments(const std::vector<double>& values) {
+  if (values.empty()) return {};
+  Moments out;
+  for (const double value : values) out.mean += value / static_cast<double>(values.size());
+  for (const double value : values)
+    out.deviation += (value - out.mean) * (value - out.mean) / static_cast<double>(values.size());
+  out.deviation = std::sqrt(out.deviation);
+  return out;
+}
+
+void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
+  std::vector<double> rewards;  // of those that could be had
+  std::vector<const std::string*> failures;
+  size_t samples = 0;
+  for (const GroupPointer& group : order.groups) {
+    samples += group->samples.size();
+    for (const Trajectory& sample : group->samples) {
+      if (sample.reward) rewards.push_back(*sample.reward);
+      if (sample.reward_failure) failures.push_back(&*sample.reward_failure);
+    }
+  }
+  if (!failures.empty()) {
+    log_warning(str("step ", order.step, ": ", failures.size(), " of ", samples,
+                    " rewards failed; the first: ", quoted(*failures.front(), 300)));
+  }
+  const Moments reward = moments(rewards);
+  metrics["reward/mean"] = reward.mean;
+  metrics["reward/std"] = reward.deviation;
+  metrics["reward/failures"] = static_cast<double>(failures.size());
+}
+
+}  // namespace
+
+StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, BatchTrainer& trainer) {
+  StepRecord record{.step = order.step, .metrics = {}, .batch = {}};
+  MetricValues& metrics = record.metrics;
+  add_reward_metrics(order, metrics);
+  std::map<std::string, int64_t> drawn;
+  double total_length = 0;
+  for (const GroupPointer& group : order.groups) {
+    if (group->samples.empty()) continue;
+    const int64_t times = ++drawn[group->samples.front().group];
+    for (const Trajectory& sample : group->samples) {
+      total_length += static_cast<double>(sample.num_generated());
+      record.batch.push_back(sample);
+      if (times > 1) record.batch.back().group += str(" (", times, ")");
+    }
+  }
+  const FilterResult filtered = set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens);
+  const auto samples = static_cast<double>(std::max<size_t>(1, record.batch.size()));
+  metrics["rollout/length_mean"] = total_length / samples;
+  metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;
+  metrics["rollout/zero_std_groups"] = static_cast<double>(filtered.zero_std_groups);
+  metrics["rollout/groups_dropped"] = static_cast<double>(filtered.groups_dropped);
+  metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
+  metrics.merge(trainer.train(record.batch));
+  metrics["memory/peak"] = static_cast<double>(peak_process_memory());
+  return record;
+}
+
+}  // namespace bough

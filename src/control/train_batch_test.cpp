@@ -1,0 +1,111 @@
+#include "control/train_batch.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "control/control_test_util.h"
+
+namespace bough {
+namespace {
+
+using testing::ByteCodec;
+using testing::FakeEngine;
+using testing::FakeReward;
+using testing::FakeTrainer;
+
+// Groups as the engine and the rewards make them, out of the order in which they were asked for.
+TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples) {
+  static const Dataset problems = testing::numbered_problems(7);
+  FakeEngine engine;
+  FakeReward reward;
+  const ByteCodec codec;
+  GeneratorOptions options{.seed = 5};
+  options.sampling.n_samples = n_samples;
+  int64_t next = first;
+  Generator generator(
+      {engine, &codec},
+      [&]() -> std::optional<GroupTask> {
+        if (next == first + count) return std::nullopt;
+        const Problem& problem = problems[static_cast<size_t>(next) % problems.size()];
+        return GroupTask{.id = static_cast<uint64_t>(next++), .name = problem.id, .problem = &problem};
+      },
+      options);
+  auto groups = generator.collect(count, {}).value();
+  const std::vector<RewardResult> rewards = score(groups, reward);
+  auto result = rewards.begin();
+  TrainOrder order{.step = 1, .groups = {}};
+  for (FinishedGroup& group : groups) {
+    for (Trajectory& sample : group.samples) apply_reward(*result++, sample);
+    order.groups.push_back(std::make_shared<const FinishedGroup>(group));
+  }
+  return order;
+}
+
+TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndSaysWhatTheyWere) {
+  RunSettings settings;
+  FakeTrainer trainer;
+  const StepRecord record = train_batch(order_of(0, 3, 8), settings, trainer);
+  EXPECT_EQ(record.step, 1);
+  ASSERT_EQ(trainer.batches.size(), 1u);
+  const std::vector<Trajectory>& batch = trainer.batches[0];
+  ASSERT_EQ(batch.size(), 24u);
+  double rewards = 0, failures = 0;
+  for (int64_t group = 0; group < 3; ++group) {
+    double sum = 0;
+    std::set<std::string> prompts, groups;
+    for (int64_t i = 8 * group; i < 8 * group + 8; ++i) {
+      const Trajectory& rollout = batch[static_cast<size_t>(i)];
+      groups.insert(rollout.group);
+      if (!rollout.advantage.empty()) sum += rollout.advantage.at(0);
+      prompts.insert(*rollout.prompt);
+      const int digit = rollout.completion->back() - '0';
+      if (digit != 9) {
+        EXPECT_EQ(rollout.reward, digit % 2 == 0 ? 1.0 : 0.0);
+      }
+      rewards += rollout.reward.value_or(0);
+      failures += rollout.reward_failure.has_value();
+      EXPECT_EQ(str("Q", *rollout.answer, " "), *rollout.prompt);
+      EXPECT_EQ(rollout.group, "p" + *rollout.answer);
+      EXPECT_EQ(rollout.input_ids[rollout.input_ids.size() - 2], '0' + digit);
+      EXPECT_EQ(rollout.loss_mask, (std::vector<uint8_t>{0, 0, 0, 1, 1}));
+    }
+    EXPECT_EQ(prompts.size(), 1u);
+    EXPECT_EQ(groups.size(), 1u);
+    EXPECT_NEAR(sum, 0, 1e-6);  // of floats
+  }
+  EXPECT_DOUBLE_EQ(record.metrics.at("reward/mean"), rewards / 24);
+  EXPECT_EQ(record.metrics.at("reward/failures"), failures);
+  EXPECT_GT(failures, 0) << "the seed must draw a nine";
+  EXPECT_EQ(record.metrics.at("rollout/length_mean"), 2);
+  EXPECT_EQ(record.metrics.at("rollout/truncated_fraction"), 0);
+  EXPECT_EQ(record.metrics.at("loss/policy"), 0.25);
+}
+
+TEST(TrainBatch, AProblemThatTheBatchHasTwiceIsTwoGroups) {
+  RunSettings settings;
+  FakeTrainer trainer;
+  train_batch(order_of(5, 9, 2), settings, trainer);
+  std::set<std::string> groups;
+  for (const Trajectory& sample : trainer.batches[0]) groups.insert(sample.group);
+  EXPECT_EQ(groups.size(), 9u);
+  EXPECT_TRUE(groups.contains("p5 (2)"));
+}
+
+TEST(TrainBatch, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
+  RunSettings settings;
+  settings.actor.filters.dynamic_sampling = true;
+  FakeTrainer trainer;
+  const StepRecord record = train_batch(order_of(0, 15, 2), settings, trainer);
+  int64_t equal = 0;
+  for (size_t i = 0; i < record.batch.size(); i += 2) {
+    const bool same = record.batch[i].reward == record.batch[i + 1].reward;
+    equal += same;
+    EXPECT_EQ(record.batch[i].trained, !same);
+  }
+  EXPECT_GT(equal, 0);
+  EXPECT_EQ(record.metrics.at("rollout/sequences_dropped"), 2 * equal);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,285 @@
+#include "control/workers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace bough {
+
+void EventQueue::post(Event event) {
+  {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(std::move(event));
+  }
+  posted_.notify_one();
+}
+
+std::optional<Event> EventQueue::take(Clock::Duration at_most) {
+  std::unique_lock lock(mutex_);
+  if (!posted_.wait_for(lock, at_most, [this] { return !events_.empty(); })) return std::nullopt;
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+WorkQueue::WorkQueue(WorkQueueOptions options, const Clock& clock, EventQueue& events, Timeline& timeline)
+    : options_(std::move(options)),
+      clock_(clock),
+      events_(events),
+      timeline_(timeline),
+      last_progress_(clock.now().time_since_epoch().count()) {
+  for (int64_t i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { run(); });
+}
+
+WorkQueue::~WorkQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void WorkQueue::post(const char* name, std::function<void()> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back({name, std::move(work)});
+  }
+  changed_.notify_one();
+}
+
+bool WorkQueue::do_some() {
+  Piece piece{"generate", options_.own_work};
+  bool is_queued = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_queued = !queue_.empty();
+    if (is_queued) {
+      piece = std::move(queue_.front());
+      queue_.pop_front();
+    }
+  }
+  if (!piece.work && !options_.own_work) return false;
+  const Clock::Time begin = clock_.now();
+  progress();
+  current_.store(piece.name);
+  bool did = true;
+  if (is_queued) piece.work();
+  else did = options_.own_work();
+  current_.store(nullptr);
+  progress();
+  if (did) timeline_.add(options_.name, piece.name, begin, clock_.now());
+  return did;
+}
+
+void WorkQueue::run() {
+  try {
+    if (options_.on_start) options_.on_start();
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (is_ending_) return;
+      }
+      if (do_some()) continue;
+      const Clock::Time begin = clock_.now();
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return is_ending_ || !queue_.empty(); });
+      }
+      idle_seconds_.fetch_add(seconds_between(begin, clock_.now()));
+    }
+  } catch (...) {
+    current_.store(nullptr);
+    events_.post(WorkerFailed{std::current_exception()});
+  }
+}
+
+std::string WorkQueue::busy_with(Clock::Time now) const {
+  const char* current = current_.load();
+  if (!current) return "";
+  return str(options_.name, " (", current, ", ", static_cast<int64_t>(seconds_between(last_progress(), now)),
+             " s)");
+}
+
+RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
+    : parts_(std::move(parts)),
+      generator_(
+          {parts_.engine, &parts_.codec},
+          [this]() -> std::optional<GroupTask> {
+            if (tasks_.empty()) return std::nullopt;
+            GroupTask task = std::move(tasks_.front());
+            tasks_.pop_front();
+            return task;
+          },
+          options.generation),
+      engine_({"engine", options.own_threads ? 1 : 0, options.on_engine_thread, [this] { return pass(); }},
+              parts_.clock, parts_.events, parts_.timeline),
+      trainer_({"trainer", options.own_threads ? 1 : 0, options.on_trainer_thread, {}}, parts_.clock,
+               parts_.events, parts_.timeline),
+      writer_({"writer", options.own_threads ? 1 : 0, {}, {}}, parts_.clock, parts_.events, parts_.timeline),
+      rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, parts_.events, parts_.timeline) {}
+
+RunWorkers::~RunWorkers() {
+  cancel_evaluation();
+}
+
+// ---- Engine.
+
+bool RunWorkers::take_weights_now() {
+  if (!parts_.engine.ready_for_weights()) return false;
+  const std::optional<WeightUpdate> update = parts_.weights.take();
+  if (!update) return false;  // it is being written: one pass later
+  const int64_t interrupted = generator_.samples_in_flight();
+  parts_.engine.update_weights(*update);
+  weights_ = update;
+  wants_weights_ = false;
+  parts_.events.post(WeightsTaken{update->version, interrupted});
+  return true;
+}
+
+bool RunWorkers::pass() {
+  bool did = wants_weights_ && take_weights_now();
+  if (!weights_ || (tasks_.empty() && generator_.idle())) {
+    if (wants_weights_ && !did) std::this_thread::yield();
+    return did || wants_weights_;
+  }
+  std::vector<FinishedGroup> groups = generator_.step();
+  {
+    const std::lock_guard lock(statistics_mutex_);
+    statistics_ = parts_.engine.statistics();
+  }
+  for (FinishedGroup& group : groups)
+    parts_.events.post(GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
+  return true;
+}
+
+void RunWorkers::begin(uint64_t id, std::vector<BegunSample> begun) {
+  engine_.post("begin", [this, id, begun = std::move(begun)]() mutable {
+    GroupTask task = parts_.task_of(id);
+    task.begun = std::move(begun);
+    tasks_.push_back(std::move(task));
+  });
+}
+
+void RunWorkers::take_weights() {
+  engine_.post("take weights", [this] {
+    wants_weights_ = true;
+    take_weights_now();
+  });
+}
+
+void RunWorkers::evaluate(Clock::Time deadline) {
+  cancels_evaluation_.store(false);
+  engine_.post("evaluate", [this, deadline] {
+    parts_.engine.park();
+    std::optional<MetricValues> metrics;
+    try {
+      metrics = parts_.evaluate(
+          [this, deadline] { return cancels_evaluation_.load() || parts_.clock.now() > deadline; });
+    } catch (...) {
+      parts_.engine.unpark();
+      throw;
+    }
+    parts_.engine.unpark();
+    // What evaluation has left among the known prefixes would change how passes are composed, and with it the
+    // last bits of what comes: a step's samples depend on its weights alone.
+    parts_.engine.update_weights(*weights_);
+    {
+      const std::lock_guard lock(statistics_mutex_);
+      statistics_ = parts_.engine.statistics();
+    }
+    parts_.events.post(EvaluationDone{std::move(metrics)});
+  });
+}
+
+void RunWorkers::save_running() {
+  engine_.post("save running samples", [this] { parts_.events.post(RunningSaved{parts_.engine.running()}); });
+}
+
+// ---- Others.
+
+void RunWorkers::score(GroupPointer group) {
+  rewards_.post("reward", [this, group = std::move(group)] {
+    GroupScored scored{.id = group->id, .rewards = {}};
+    if (group->problem) {
+      scored.rewards = bough::score({group.get(), 1}, parts_.reward);
+    } else {  // of a checkpoint
+      FinishedGroup with_problem = *group;
+      with_problem.problem = parts_.task_of(group->id).problem;
+      scored.rewards = bough::score({&with_problem, 1}, parts_.reward);
+    }
+    parts_.events.post(std::move(scored));
+  });
+}
+
+void RunWorkers::publish(int64_t version) {
+  parts_.weights.publish(static_cast<int32_t>(version));
+}
+
+void RunWorkers::train(TrainOrder order) {
+  trainer_.post("train", [this, order = std::move(order)] {
+    StepRecord record = parts_.train(order);
+    const Clock::Time trained = parts_.clock.now();
+    if (order.publish) publish(order.step);
+    record.metrics["time/publish"] = seconds_between(trained, parts_.clock.now());
+    parts_.events.post(TrainingDone{std::move(record)});
+  });
+}
+
+void RunWorkers::take_snapshot() {
+  trainer_.post("copy weights", [this] {
+    parts_.take_snapshot();
+    parts_.events.post(SnapshotTaken{});
+  });
+}
+
+void RunWorkers::write_checkpoint(ControllerState state, bool copied) {
+  writer_.post("checkpoint", [this, state = std::move(state), copied] {
+    parts_.write_checkpoint(state, copied);
+    parts_.events.post(CheckpointWritten{});
+  });
+}
+
+EngineStatistics RunWorkers::engine_statistics() const {
+  const std::lock_guard lock(statistics_mutex_);
+  return statistics_;
+}
+
+Clock::Time RunWorkers::last_progress() const {
+  return std::max(
+      {engine_.last_progress(), trainer_.last_progress(), writer_.last_progress(), rewards_.last_progress()});
+}
+
+std::string RunWorkers::busy_with() const {
+  const Clock::Time now = parts_.clock.now();
+  std::string text;
+  for (const WorkQueue* queue : {&engine_, &trainer_, &writer_, &rewards_}) {
+    const std::string busy = queue->busy_with(now);
+    if (!busy.empty()) text += (text.empty() ? "" : ", ") + busy;
+  }
+  return text.empty() ? "no thread computes" : "busy: " + text;
+}
+
+bool RunWorkers::run_some() {
+  return trainer_.run_some() || writer_.run_some() || engine_.run_some();
+}
+
+void drive(Controller& controller, RunWorkers& workers, EventQueue& events, const DriveOptions& options) {
+  constexpr auto kPoll = std::chrono::milliseconds(50);
+  std::string shown;
+  bool works_here = true;  // threads have work of their own; without them it is done here
+  while (!controller.is_finished()) {
+    if (options.stop && options.stop() && !controller.is_stopping()) controller.on(StopRequested{});
+    if (controller.is_finished()) break;
+    std::optional<Event> event = events.take(works_here ? Clock::Duration(0) : Clock::Duration(kPoll));
+    const bool has_happened = event.has_value();
+    if (event) controller.on(std::move(*event));
+    else if (!works_here) controller.on(TimePassed{});
+    if (options.on_activity) {
+      std::string activity = controller.activity();
+      if (activity != shown || !has_happened) options.on_activity(shown = std::move(activity));
+    }
+    works_here = has_happened || workers.run_some();
+  }
+}
+
+}  // namespace bough

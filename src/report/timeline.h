@@ -1,0 +1,67 @@
+// What each thread of a run did when: spans with a name in lanes, for the report. From any thread.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace bough {
+
+struct TimelineSpan {
+  std::string lane;           // engine, trainer, rewards, writer
+  std::string what;           // generate, train, publish, ...
+  double begin = 0, end = 0;  // seconds since the run began
+};
+
+// A line of timeline.jsonl, without its line break: ["engine","generate",0.5,1.25].
+std::string to_line(const TimelineSpan& span);
+// A missing file has no spans; neither has a line that is torn or damaged.
+std::vector<TimelineSpan> read_timeline(const std::filesystem::path& path);
+
+// Spans of one name that follow each other in a lane within kMergeSeconds become one: passes of an engine are
+// many, and what people look for is when it did not compute.
+class Timeline {
+ public:
+  static constexpr double kMergeSeconds = 0.02;
+
+  explicit Timeline(Clock::Time start) : start_(start) {}
+
+  void add(const std::string& lane, const std::string& what, Clock::Time begin, Clock::Time end) {
+    const TimelineSpan span{lane, what, seconds_between(start_, begin), seconds_between(start_, end)};
+    const std::lock_guard lock(mutex_);
+    const auto last = open_.find(lane);
+    if (last != open_.end()) {
+      if (last->second.what == what && span.begin - last->second.end <= kMergeSeconds) {
+        last->second.end = std::max(last->second.end, span.end);
+        return;
+      }
+      done_.push_back(last->second);
+    }
+    open_[lane] = span;
+  }
+
+  // Those that have ended since the last call, in the order of their ends within a lane; `all`: what may still
+  // grow, too.
+  std::vector<TimelineSpan> take(bool all = false) {
+    const std::lock_guard lock(mutex_);
+    std::vector<TimelineSpan> spans = std::move(done_);
+    done_.clear();
+    if (!all) return spans;
+    for (auto& [lane, span] : open_) spans.push_back(std::move(span));
+    open_.clear();
+    return spans;
+  }
+
+ private:
+  const Clock::Time start_;
+  std::mutex mutex_;  // of what follows
+  std::map<std::string, TimelineSpan> open_;
+  std::vector<TimelineSpan> done_;
+};
+
+}  // namespace bough
