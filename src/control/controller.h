@@ -16,10 +16,10 @@
 //   writer    checkpoint files; waits for a command
 //
 // A worker waits for its own queue only, and whoever puts something there wakes it. Nobody waits for a worker
-// but the control thread, and for that there are deadlines: evaluation_seconds, after which the engine gives an
-// evaluation up and the run goes on; stall_seconds, after which the control thread ends a run in which nothing
-// has happened, with a message that names who was busy with what. With eta 0 control, engine and trainer are one thread: the same
-// code, and nothing computes beside the trainer.
+// but the control thread, and for that there are deadlines: evaluation_seconds, after which the engine gives
+// an evaluation up and the run goes on; stall_seconds, after which the control thread ends a run in which
+// nothing has happened, with a message that names who was busy with what. With eta 0 control, engine and
+// trainer are one thread: the same code, and nothing computes beside the trainer.
 //
 // Places of a group, one at a time: running, awaiting its reward, in the buffer, being trained on; at the end
 // trained or dropped. check_integrity() counts: drawn = trained + training + buffered + awaiting + running +
@@ -140,7 +140,7 @@ class Workers {
   virtual void write_checkpoint(ControllerState state, bool copied) = 0;  // ─▶ CheckpointWritten
 
   // For the controller's eyes.
-  virtual EngineStatistics engine_statistics() const = 0;
+  virtual EngineStatistics engine_statistics() const = 0;  // evaluations left out
   virtual double engine_idle_seconds() const = 0;
   virtual Clock::Time last_progress() const = 0;  // when a worker last finished or began a piece of work
   virtual std::string busy_with() const = 0;      // "the engine with a pass (12 s), ..."

@@ -144,8 +144,8 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
     num_short += static_cast<int64_t>(batches.size()) > 0 &&
                  static_cast<int64_t>(batches.back().size()) < options.controller.batch_groups;
     num_dropped += dropped;
-    // Whatever was begun was trained on or dropped (after a checkpoint once more, in the run that goes on), and
-    // nothing between was skipped.
+    // Whatever was begun was trained on or dropped (after a checkpoint once more, in the run that goes on),
+    // and nothing between was skipped.
     const auto begun = static_cast<int64_t>(state->next_position);
     const auto num_trained = static_cast<int64_t>(trained.size());
     EXPECT_LT(num_trained == 0 ? -1 : static_cast<int64_t>(*trained.rbegin()), begun);

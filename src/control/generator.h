@@ -47,7 +47,8 @@ struct FinishedGroup {
   std::vector<Trajectory> samples;
 };
 
-// The rewards of the samples of those groups that have problems, in order, by one call of the reward function.
+// The rewards of the samples of those groups that have problems, in order, by one call of the reward
+// function.
 std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward);
 // Writes a reward into its sample: one that could not be had, and that nothing stands in for, makes it
 // invalid.

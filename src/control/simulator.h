@@ -1,12 +1,12 @@
-// A run without its work: the controller (controller.h), driven by discrete events over a clock of its own. What
-// it says of idle devices, staleness and throughput is what the same controller does with real workers that
-// take this long. Tests run random schedules through it; `bough simulate` compares splits of a cluster.
+// A run without its work: the controller (controller.h), driven by discrete events over a clock of its own.
+// What it says of idle devices, staleness and throughput is what the same controller does with real workers
+// that take this long. Tests run random schedules through it; `bough simulate` compares splits of a cluster.
 //
-// The engine's model: its devices share the running samples evenly; a decode pass takes pass_seconds + (samples
-// of a device) · sample_seconds, and a prompt, or a sample that new weights interrupted, is computed at
-// prefill_tokens_per_s a device, during which the device decodes nothing. The trainer's: step_seconds + tokens /
-// (train_tokens_per_s · devices). A reward takes a uniform time between two bounds, on a worker of its own where
-// there are enough. Synchronous runs (eta 0) have all devices for both, in turns.
+// The engine's model: its devices share the running samples evenly; a decode pass takes pass_seconds +
+// (samples of a device) · sample_seconds, and a prompt, or a sample that new weights interrupted, is computed
+// at prefill_tokens_per_s a device, during which the device decodes nothing. The trainer's: step_seconds +
+// tokens / (train_tokens_per_s · devices). A reward takes a uniform time between two bounds, on a worker of
+// its own where there are enough. Synchronous runs (eta 0) have all devices for both, in turns.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct SimulatedRates {
   double evaluation_seconds = 0, checkpoint_seconds = 0, snapshot_seconds = 0;
 };
 
-// How long responses are: log-normal with this mean and this deviation of the logarithm, at most `longest`; or
-// drawn from those that a run has seen.
+// How long responses are: log-normal with this mean and this deviation of the logarithm, at most `longest`;
+// or drawn from those that a run has seen.
 struct LengthDistribution {
   double mean = 256, sigma = 0.8;
   int64_t longest = 1 << 20;

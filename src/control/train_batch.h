@@ -9,8 +9,8 @@
 namespace bough {
 
 // Trains on the order's groups, in their order. Metrics of rewards, samples and training; the record's batch
-// has every sample, those that a filter left out too. A problem that the batch has twice, across the end of an
-// epoch, is two groups.
+// has every sample, those that a filter left out too. A problem that the batch has twice, across the end of
+// an epoch, is two groups.
 StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, BatchTrainer& trainer);
 
 }  // namespace bough

@@ -145,7 +145,7 @@ bool RunWorkers::pass() {
   std::vector<FinishedGroup> groups = generator_.step();
   {
     const std::lock_guard lock(statistics_mutex_);
-    statistics_ = parts_.engine.statistics();
+    statistics_ = parts_.engine.statistics() - of_evaluations_;
   }
   for (FinishedGroup& group : groups)
     parts_.events.post(GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
@@ -170,6 +170,7 @@ void RunWorkers::take_weights() {
 void RunWorkers::evaluate(Clock::Time deadline) {
   cancels_evaluation_.store(false);
   engine_.post("evaluate", [this, deadline] {
+    const EngineStatistics before = parts_.engine.statistics() - of_evaluations_;
     parts_.engine.park();
     std::optional<MetricValues> metrics;
     try {
@@ -183,10 +184,7 @@ void RunWorkers::evaluate(Clock::Time deadline) {
     // What evaluation has left among the known prefixes would change how passes are composed, and with it the
     // last bits of what comes: a step's samples depend on its weights alone.
     parts_.engine.update_weights(*weights_);
-    {
-      const std::lock_guard lock(statistics_mutex_);
-      statistics_ = parts_.engine.statistics();
-    }
+    of_evaluations_ = parts_.engine.statistics() - before;
     parts_.events.post(EvaluationDone{std::move(metrics)});
   });
 }

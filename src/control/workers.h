@@ -1,8 +1,8 @@
 // The threads of a run: those who do what the controller asks (controller.h draws them). No torch.
 //
-// A WorkQueue has threads that do what is queued and, where nothing is, work of their own (an engine's passes).
-// Without threads it is driven by whoever calls run_some(): so a synchronous run is the same code on one
-// thread.
+// A WorkQueue has threads that do what is queued and, where nothing is, work of their own (an engine's
+// passes). Without threads it is driven by whoever calls run_some(): so a synchronous run is the same code on
+// one thread.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,8 @@ struct WorkQueueOptions {
 
 class WorkQueue {
  public:
-  // What work throws is posted as WorkerFailed, and the thread ends. Clock, queue and timeline must outlive it.
+  // What work throws is posted as WorkerFailed, and the thread ends. Clock, queue and timeline must outlive
+  // it.
   WorkQueue(WorkQueueOptions options, const Clock& clock, EventQueue& events, Timeline& timeline);
   ~WorkQueue();  // ends after the pieces of work that are being done; what is queued is not
   WorkQueue(const WorkQueue&) = delete;
@@ -143,6 +144,7 @@ class RunWorkers final : public Workers {
   Generator generator_;
   bool wants_weights_ = false;
   std::optional<WeightUpdate> weights_;  // that the engine holds
+  EngineStatistics of_evaluations_;      // which are not the run's
 
   std::atomic<bool> cancels_evaluation_ = false;
   mutable std::mutex statistics_mutex_;

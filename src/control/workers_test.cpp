@@ -1,4 +1,5 @@
-// The controller with its threads: an engine that computes nothing, a trainer and rewards that take their time.
+// The controller with its threads: an engine that computes nothing, a trainer and rewards that take their
+// time.
 #include "control/workers.h"
 
 #include <gtest/gtest.h>

@@ -45,8 +45,8 @@ class Timeline {
     open_[lane] = span;
   }
 
-  // Those that have ended since the last call, in the order of their ends within a lane; `all`: what may still
-  // grow, too.
+  // Those that have ended since the last call, in the order of their ends within a lane; `all`: what may
+  // still grow, too.
   std::vector<TimelineSpan> take(bool all = false) {
     const std::lock_guard lock(mutex_);
     std::vector<TimelineSpan> spans = std::move(done_);

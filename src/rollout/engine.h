@@ -143,6 +143,16 @@ struct EngineStatistics {
   double seconds = 0;  // inside step()
 };
 
+inline EngineStatistics operator-(const EngineStatistics& a, const EngineStatistics& b) {
+  return {a.new_tokens - b.new_tokens,
+          a.prefill_tokens - b.prefill_tokens,
+          a.recomputed_tokens - b.recomputed_tokens,
+          a.cached_tokens - b.cached_tokens,
+          a.preemptions - b.preemptions,
+          a.steps - b.steps,
+          a.seconds - b.seconds};
+}
+
 class Engine {
  public:
   virtual ~Engine() = default;

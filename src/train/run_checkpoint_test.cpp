@@ -41,7 +41,8 @@ struct TinyRun {
 
   void save(const fs::path& run_dir, int64_t keep_last = 2) {
     const int64_t step = optimizer.num_steps();
-    save_run_checkpoint(run_dir, step, *model, optimizer.snapshot(false), {{"seen", step * 10}}, {.keep_last = keep_last});
+    save_run_checkpoint(run_dir, step, *model, optimizer.snapshot(false), {{"seen", step * 10}},
+                        {.keep_last = keep_last});
   }
 
   // Loads the latest, trains on to `step`, and compares with a run that never stopped.
