@@ -21,5 +21,6 @@ int main(int argc, char** argv) {
   bough::add_data_command(line);
   bough::add_bench_command(line);
   bough::add_report_command(line);
+  bough::add_simulate_command(line);
   return line.run(argc, argv);
 }

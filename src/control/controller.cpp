@@ -213,10 +213,20 @@ void Controller::handle(RunningSaved& event) {
   checkpoint_->has_running = true;
 }
 
-void Controller::handle(CheckpointWritten&) {
+// A disk that is full now may have room later: the run goes on, and tries again after the next step. The last
+// checkpoint has no later: then it is the run's error.
+void Controller::handle(CheckpointWritten& event) {
   BOUGH_CHECK(checkpoint_ && checkpoint_->is_written, "nobody asked for a checkpoint");
-  checkpointed_step_ = checkpoint_->state.step;
+  const bool is_last = is_stopping_ || is_over();
+  const int64_t step = checkpoint_->state.step;
   checkpoint_.reset();
+  if (event.error.empty()) {
+    checkpointed_step_ = step;
+    return;
+  }
+  if (is_last && step == num_steps_) throw IoError(event.error);
+  checkpoint_is_overdue_ = true;
+  log_warning(str(event.error, "; the run goes on, and tries again after the next step"));
 }
 
 void Controller::handle(WorkerFailed& event) {

@@ -1,6 +1,6 @@
 // The run as a state machine: what has happened comes in as events, what is to be done goes out as commands.
 // It owns no thread and no clock, computes nothing and includes no torch: the run (run.h), the tests and the
-// simulator (simulator.h) drive the same code.
+// simulator (run_simulator.h) drive the same code.
 //
 //   begin ─▶ engine ── GroupGenerated ─▶ score ─▶ rewards ── GroupScored ─▶ buffer ─▶ train ─▶ trainer ─┐
 //     ▲        ▲                                               └─▶ dropped, by reason                   │
@@ -88,7 +88,9 @@ struct EvaluationDone {
 struct RunningSaved {
   std::vector<RunningRequest> requests;
 };
-struct CheckpointWritten {};
+struct CheckpointWritten {
+  std::string error;  // why it was not: a full disk, say
+};
 struct WorkerFailed {
   std::exception_ptr error;
 };

@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "control/fakes.h"
-#include "control/simulator.h"
+#include "control/run_simulator.h"
 
 namespace bough {
 namespace {
@@ -78,7 +78,7 @@ SimulationOptions random_run(const CounterRandom& random, uint64_t schedule) {
 
 // What must hold after every event, told from outside: what was begun and is neither trained on nor dropped
 // never exceeds the gate.
-void watch(Simulator& run, const SimulationOptions& options, int64_t steps_before) {
+void watch(RunSimulator& run, const SimulationOptions& options, int64_t steps_before) {
   run.on_event = [&run, &options, steps_before] {
     run.controller().check_integrity();
     const Controller::Counts counts = run.controller().counts();
@@ -113,7 +113,7 @@ TEST(Controller, RandomSchedulesNeverStandStillAndTrainEveryGroupOnce) {
     int64_t steps = 0, dropped = 0;
     // Stopped at random moments, and gone on from the checkpoint, as another process would.
     for (uint64_t part = 0;; ++part) {
-      Simulator run(options);
+      RunSimulator run(options);
       if (state) run.restore(*state);
       watch(run, options, steps);
       const bool stops = part < 3 && random.below(2, schedule, 900 + part) == 0;
@@ -189,7 +189,7 @@ TEST(Controller, TrainedLengthsAreDrawnLengths) {
     options.controller.total_steps = 120;
     options.lengths = {.mean = 300, .sigma = 1.2, .longest = 20000, .seen = {}};  // what is long takes long
     options.rates.max_running = 24;
-    Simulator run(options);
+    RunSimulator run(options);
     const SimulationResult result = run.run();
     std::vector<int64_t> drawn;
     const CounterRandom random(options.seed, Purpose::test);
@@ -220,7 +220,7 @@ TEST(Controller, AnEvaluationThatTakesTooLongIsGivenUpAndTrainingGoesOnBesideIt)
   options.rates.evaluation_seconds = 1000;
   options.controller.evaluation_seconds = 30;
   options.controller.evaluation_due = [](int64_t step, bool is_last) { return step == 3 || is_last; };
-  Simulator run(options);
+  RunSimulator run(options);
   const SimulationResult result = run.run();
   EXPECT_EQ(result.steps, options.controller.total_steps);
   EXPECT_LT(result.seconds, 200) << "the run waited for the evaluation";
@@ -457,6 +457,26 @@ TEST(Controller, ACheckpointHasEverythingThatWasBegun) {
   ProblemOrder other_order(others, 1);
   EXPECT_THROW(controller_state_from_json(to_json(state, order), other_order), UserError);
   EXPECT_THROW(controller_state_from_json(Json{{"step", 1}}, order), UserError);
+}
+
+TEST(Controller, ACheckpointThatFailsIsTriedAgainAfterTheNextStepAndTheLastIsAnError) {
+  ManualRun run({.batch_groups = 1, .max_staleness = 4, .total_steps = 3, .checkpoint_due = [](int64_t step) {
+                   return step == 1;
+                 }});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  for (const size_t step : {1u, 2u}) {
+    run.generate(step - 1);
+    run.train();
+    run.controller.on(RunningSaved{});
+    run.controller.on(SnapshotTaken{});
+    ASSERT_EQ(run.workers.checkpoints.size(), step);
+    run.controller.on(CheckpointWritten{"no space left"});
+  }
+  run.generate(2);
+  run.train();
+  EXPECT_EQ(run.workers.checkpoints.size(), 3u);
+  EXPECT_THROW(run.controller.on(CheckpointWritten{"no space left"}), IoError);
 }
 
 TEST(Controller, ARunInWhichNothingHappensEndsAndSaysWhoWasBusy) {

@@ -232,8 +232,13 @@ void RunWorkers::take_snapshot() {
 
 void RunWorkers::write_checkpoint(ControllerState state, bool copied) {
   writer_.post("checkpoint", [this, state = std::move(state), copied] {
-    parts_.write_checkpoint(state, copied);
-    parts_.events.post(CheckpointWritten{});
+    CheckpointWritten written;
+    try {
+      parts_.write_checkpoint(state, copied);
+    } catch (const IoError& error) {
+      written.error = error.what();
+    }
+    parts_.events.post(std::move(written));
   });
 }
 

@@ -38,6 +38,7 @@ class SlowEngine final : public Engine {
   }
   std::vector<GenerationResult> step() override {
     EXPECT_FALSE(is_forbidden.load()) << "the engine computes while it is suspended";
+    if (step_time.count() > 0) std::this_thread::sleep_for(step_time);
     if (--steps_before_error == 0) throw IoError("the engine broke");
     std::vector<GenerationResult> finished;
     for (auto it = running_.begin(); it != running_.end();) {
@@ -82,6 +83,7 @@ class SlowEngine final : public Engine {
   std::atomic<bool> is_forbidden = false;
   int64_t num_begun_tokens = 0;  // that requests brought along
   int64_t steps_before_error = -1;
+  std::chrono::microseconds step_time{0};
 
  private:
   struct Running {
@@ -226,7 +228,8 @@ TEST(Workers, RunningSamplesGoOnUnderNewWeightsOnlyWhereTheyMayBeInterrupted) {
 }
 
 TEST(Workers, ARunStoppedAnywhereGoesOnWithTheTokensThatItHad) {
-  Harness first({.batch_groups = 2, .eta = 4, .longest = 3000, .total = 20});
+  Harness first({.batch_groups = 2, .eta = 4, .longest = 500, .total = 20});
+  first.engine.step_time = std::chrono::microseconds(20);  // the trainer waits for samples, not they for it
   first.run([&] { return first.controller.num_steps() >= 5; });
   EXPECT_TRUE(first.controller.is_stopping());
   ASSERT_TRUE(first.saved);
@@ -298,7 +301,7 @@ TEST(Workers, TheTimelineSaysWhoDidWhat) {
     EXPECT_LE(span.begin, span.end);
     seconds[span.lane + "/" + span.what] += span.end - span.begin;
   }
-  EXPECT_GT(seconds["trainer/train"], 0.01);
+  EXPECT_GT(seconds["trainer/train"], 0.006);  // the last span may still be open
   EXPECT_GT(seconds["engine/generate"], 0);
   EXPECT_TRUE(seconds.contains("engine/evaluate") && seconds.contains("rewards/reward"));
 }

@@ -50,7 +50,7 @@ class LiveDisplay final : public MetricsSink {
   const Clock& clock_;
   const DisplayStyle style_;
   const Clock::Time start_;
-  Clock::Time last_line_;  // when a line was printed last, piped
+  Clock::Time last_line_;                           // when a line was printed last, piped
   std::deque<double> step_seconds_;                 // of the last steps, for the time left
   std::deque<std::vector<std::string>> last_rows_;  // of the table
   int64_t last_step_ = 0;

@@ -55,6 +55,12 @@ const std::vector<ChartPlan>& main_charts() {
        "tokens/s",
        true,
        {{"perf/generated_tokens_per_s", "generated"}, {"perf/train_tokens_per_s", "trained (flat)"}}},
+      {"Staleness: versions behind", "", true, {{"staleness/mean", "mean"}, {"staleness/max", "largest"}}},
+      {"Idle in a step",
+       "s",
+       true,
+       {{"idle/trainer_seconds", "trainer waits for samples"},
+        {"idle/engine_seconds", "engine waits for weights"}}},
   };
   return plans;
 }
@@ -190,6 +196,7 @@ std::string html_report(const ReportInput& input) {
   if (input.metrics.empty())
     body += "<div class=\"panel\"><p class=\"empty\">No step has been recorded yet.</p></div>\n";
   else body += tiles(input) + charts_section(input.metrics);
+  if (!input.timeline.empty()) body += "<h2>Timeline</h2>\n" + timeline_figure(input.timeline);
   if (!input.trees.empty()) {
     body += "<h2>Prefix trees</h2>\n";
     for (const TreePicture& tree : input.trees) body += tree_figure(tree);
@@ -218,6 +225,7 @@ std::filesystem::path write_html_report(const std::filesystem::path& folder, std
   input.title = str(full.parent_path().filename().string(), " / ", full.filename().string());
   if (fs::exists(folder / "config.yaml")) input.settings = read_file(folder / "config.yaml");
   input.metrics = read_metrics(folder / "metrics.jsonl");
+  input.timeline = read_timeline(folder / "timeline.jsonl");
   input.trees = std::move(trees);
   input.samples = std::move(samples);
   const fs::path path = folder / "report.html";

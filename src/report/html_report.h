@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "report/metrics.h"
+#include "report/timeline.h"
 #include "report/tree_picture.h"
 
 namespace bough {
@@ -23,10 +24,11 @@ struct ReportSample {
 };
 
 struct ReportInput {
-  std::string title;                  // "sums / trial0"
-  std::string settings;               // config.yaml as it stands
-  std::vector<MetricRecord> metrics;  // ascending steps
-  std::vector<TreePicture> trees;     // usually one of the first and one of the last batch
+  std::string title;                   // "sums / trial0"
+  std::string settings;                // config.yaml as it stands
+  std::vector<MetricRecord> metrics;   // ascending steps
+  std::vector<TimelineSpan> timeline;  // of the run's threads
+  std::vector<TreePicture> trees;      // usually one of the first and one of the last batch
   std::vector<ReportSample> samples;
 };
 
@@ -36,7 +38,7 @@ std::string html_report(const ReportInput& input);
 // (also `response`), `answer` becomes the note; without texts the token ids stand in for them.
 ReportSample sample_of_rollout(const Json& line, int64_t step);
 
-// Reads config.yaml and metrics.jsonl of a run's folder (either may be missing) and writes report.html beside
+// Reads config.yaml, metrics.jsonl and timeline.jsonl of a run's folder (each may be missing) and writes report.html beside
 // them. The folder's last two names are the title. UserError when `folder` is no folder, IoError on a full
 // disk.
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,

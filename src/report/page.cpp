@@ -47,6 +47,7 @@ text.y { text-anchor: end; } text.x { text-anchor: middle; }
   background: var(--c1); }
 .dot.c2, .key.c2 { fill: var(--c2); background: var(--c2); } .dot.c3, .key.c3 { fill: var(--c3);
   background: var(--c3); }
+.lane { fill: var(--grid); }
 .hover path { stroke: var(--faint); stroke-dasharray: 3 3; }
 .legend { margin-left: auto; display: flex; flex-wrap: wrap; gap: 2px 14px; font-weight: 400; font-size: 13px;
   color: var(--soft); }

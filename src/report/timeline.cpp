@@ -1,9 +1,13 @@
 #include "report/timeline.h"
 
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 
+#include "base/error.h"
+#include "base/format.h"
 #include "base/json.h"
+#include "report/html_text.h"
 
 namespace bough {
 
@@ -24,6 +28,103 @@ std::vector<TimelineSpan> read_timeline(const std::filesystem::path& path) {
     spans.push_back({json[0], json[1], json[2], json[3]});
   }
   return spans;
+}
+
+namespace {
+
+constexpr double kWidth = 1180, kLabel = 74, kLane = 26, kTop = 6, kBottom = 28;
+constexpr size_t kMostSpans = 1500;
+
+std::string number(double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.1f", value);
+  return buffer;
+}
+
+// What a lane waits for where it does nothing; "" where nobody asks.
+std::string idle_name(const std::string& lane) {
+  if (lane == "engine") return "idle: the gate is shut until the next weights";
+  if (lane == "trainer") return "idle: waits for samples";
+  return "";
+}
+
+// Colours by what is done: four that stay apart, in the order of the time that they take.
+std::map<std::string, int> colours_of(const std::vector<TimelineSpan>& spans) {
+  std::map<std::string, double> seconds;
+  for (const TimelineSpan& span : spans) seconds[span.what] += span.end - span.begin;
+  std::vector<std::pair<double, std::string>> order;
+  for (const auto& [what, total] : seconds) order.emplace_back(-total, what);
+  std::sort(order.begin(), order.end());
+  std::map<std::string, int> colours;
+  for (const auto& [total, what] : order)
+    colours.emplace(what, std::min<int>(3, static_cast<int>(colours.size())));
+  return colours;
+}
+
+std::string share(double part, double whole) {
+  return number(100 * part / std::max(1e-9, whole)) + "%";
+}
+
+}  // namespace
+
+std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
+  if (spans.empty()) return "";
+  const std::vector<std::string> lanes = {"engine", "trainer", "rewards", "writer"};
+  const std::map<std::string, int> colours = colours_of(spans);
+  double end = 0;
+  for (const TimelineSpan& span : spans) end = std::max(end, span.end);
+  std::vector<TimelineSpan> shown(
+      spans.end() - static_cast<std::ptrdiff_t>(std::min(kMostSpans, spans.size())), spans.end());
+  double begin = end;
+  for (const TimelineSpan& span : shown) begin = std::min(begin, span.begin);
+  const double scale = (kWidth - kLabel) / std::max(1e-9, end - begin);
+  const double height = kTop + kLane * static_cast<double>(lanes.size()) + kBottom;
+  std::string svg = str("<svg viewBox=\"0 0 ", kWidth, " ", height, "\" role=\"img\">");
+  for (size_t lane = 0; lane < lanes.size(); ++lane) {
+    const double y = kTop + kLane * static_cast<double>(lane);
+    svg += str("<text x=\"0\" y=\"", number(y + 16), "\">", lanes[lane], "</text><rect class=\"lane\" x=\"",
+               kLabel, "\" y=\"", number(y + 2), "\" width=\"", kWidth - kLabel, "\" height=\"", kLane - 6,
+               "\"/>");
+    for (const TimelineSpan& span : shown) {
+      if (span.lane != lanes[lane]) continue;
+      svg +=
+          str("<rect class=\"dot c", colours.at(span.what), "\" style=\"stroke:none\" x=\"",
+              number(kLabel + (span.begin - begin) * scale), "\" y=\"", number(y + 2), "\" width=\"",
+              number(std::max(0.3, (span.end - span.begin) * scale)), "\" height=\"", kLane - 6, "\"><title>",
+              html_escape(span.what), " ", format_duration(span.end - span.begin), "</title></rect>");
+    }
+  }
+  for (int i = 0; i <= 8; ++i) {
+    const double at = begin + (end - begin) * i / 8;
+    svg += str("<text class=\"x\" x=\"", number(std::min(kWidth - 24, kLabel + (at - begin) * scale)),
+               "\" y=\"", number(height - 6), "\">", format_duration(at), "</text>");
+  }
+  svg += "</svg>";
+
+  std::string rows;
+  for (const std::string& lane : lanes) {
+    std::map<std::string, double> seconds;
+    double busy = 0;
+    for (const TimelineSpan& span : spans) {
+      if (span.lane != lane) continue;
+      seconds[span.what] += span.end - span.begin;
+      busy += span.end - span.begin;
+    }
+    for (const auto& [what, total] : seconds)
+      rows += str("<tr><td>", lane, "</td><td><span class=\"box dot c", colours.at(what), "\"></span>",
+                  html_escape(what), "</td><td class=\"number\">", format_duration(total),
+                  "</td><td class=\"number\">", share(total, end), "</td></tr>\n");
+    if (!idle_name(lane).empty() && end > busy)
+      rows += str("<tr><td>", lane, "</td><td>", idle_name(lane), "</td><td class=\"number\">",
+                  format_duration(end - busy), "</td><td class=\"number\">", share(end - busy, end),
+                  "</td></tr>\n");
+  }
+  return str(
+      "<figure><figcaption>Who did what, when <small>the last ", format_duration(end - begin), " of ",
+      format_duration(end), "</small></figcaption>", svg,
+      "<details><summary>Shares of the whole run</summary><table><thead><tr><th>thread</th><th>what</th>"
+      "<th class=\"number\">time</th><th class=\"number\">share</th></tr></thead><tbody>\n",
+      rows, "</tbody></table></details></figure>\n");
 }
 
 }  // namespace bough

@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/sum.h>
 
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -17,6 +19,33 @@ std::unique_ptr<Model> copy_of(const Model& model) {
     if (parameter->quantized()) parameter->scale = parameter->scale.clone();
   }
   return copy;
+}
+
+uint64_t checksum_of(const at::Tensor& tensor) {
+  const at::Tensor whole = tensor.contiguous();
+  if (!whole.is_cpu())  // sums of the bits, on the device: a transfer would take longer than the copy
+    return static_cast<uint64_t>(
+        whole.view(whole.element_size() == 2   ? at::kShort
+                   : whole.element_size() == 4 ? at::kInt
+                                               : at::kLong)
+            .sum(at::kLong)
+            .item<int64_t>());
+  // Four lanes of multiply and add, so that memory is what bounds it.
+  const auto* words = static_cast<const unsigned char*>(whole.const_data_ptr());
+  const size_t size = whole.nbytes();
+  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // odd, of the golden ratio
+  uint64_t lanes[4] = {1, 2, 3, 4};
+  size_t i = 0;
+  for (; i + 32 <= size; i += 32)
+    for (size_t lane = 0; lane < 4; ++lane) {
+      uint64_t word;
+      std::memcpy(&word, words + i + 8 * lane, 8);
+      lanes[lane] = lanes[lane] * kFactor + word;
+    }
+  uint64_t sum = size;
+  for (; i < size; ++i) sum = sum * kFactor + words[i];
+  for (const uint64_t lane : lanes) sum = sum * kFactor + lane;
+  return sum;
 }
 
 CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_place)
@@ -36,7 +65,11 @@ CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_pl
 void CopiedWeights::publish(int32_t version) {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < trained_.size(); ++i) snapshot_[i].copy_(trained_[i]->value);
+  checksums_.clear();
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    snapshot_[i].copy_(trained_[i]->value);
+    checksums_.push_back(checksum_of(trained_[i]->value));
+  }
   version_ = version;
   has_new_.store(true);
 }
@@ -48,6 +81,8 @@ std::optional<WeightUpdate> CopiedWeights::take() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (in_place_) parameters_[i]->value.copy_(snapshot_[i]);
     else std::swap(parameters_[i]->value, snapshot_[i]);
+    BOUGH_CHECK(checksum_of(parameters_[i]->value) == checksums_[i], "publication of version ", version_,
+                ": the engine's weights are not the trainer's, parameter ", i, " of ", parameters_.size());
   }
   return WeightUpdate{.version = version_, .model = &generating_};
 }

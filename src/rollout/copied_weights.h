@@ -7,7 +7,8 @@
 // publish() holds the lock while it copies; take() only tries it, so that the engine never waits: a
 // publication that is being written is taken one pass later. The trainer waits at most for an exchange of
 // pointers (where the tensors must stay in place, for a copy on the device). Memory: two more copies of the
-// weights.
+// weights. publish() takes a checksum of what it copied from, take() one of what the engine then has: about what
+// reading the weights once takes, as a decoding pass does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,6 +25,9 @@ namespace bough {
 // Makes a model with the same weights in tensors of its own.
 std::unique_ptr<Model> copy_of(const Model& model);
 
+// Of the tensor's elements in their order: equal for equal bits, another one for almost all others.
+uint64_t checksum_of(const at::Tensor& tensor);
+
 class CopiedWeights final : public WeightChannel {
  public:
   // Both models must outlive this object; `generating` is copy_of(trained). in_place: the generating model's
@@ -31,6 +35,7 @@ class CopiedWeights final : public WeightChannel {
   CopiedWeights(const Model& trained, Model& generating, bool in_place);
 
   void publish(int32_t version) override;
+  // InternalError where the engine's weights are not those that were published.
   std::optional<WeightUpdate> take() override;
   bool has_new() const override { return has_new_.load(); }
 
@@ -42,6 +47,7 @@ class CopiedWeights final : public WeightChannel {
   std::vector<Parameter*> parameters_;   // of the generating model, in the same order
   std::mutex mutex_;                     // of what follows
   std::vector<at::Tensor> snapshot_;
+  std::vector<uint64_t> checksums_;  // of what snapshot_ was copied from
   int32_t version_ = -1;
   std::atomic<bool> has_new_ = false;
 };

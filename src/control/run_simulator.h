@@ -66,9 +66,9 @@ struct SimulationResult {
   double tokens_per_second() const { return seconds > 0 ? trained_tokens / seconds : 0; }
 };
 
-class Simulator final : public Workers {
+class RunSimulator final : public Workers {
  public:
-  explicit Simulator(SimulationOptions options);
+  explicit RunSimulator(SimulationOptions options);
 
   // Runs to the end, or to `stop_at` seconds, when it is asked to stop as by Ctrl-C. InternalError where
   // nothing can happen any more and the run is not finished.

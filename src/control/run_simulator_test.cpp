@@ -1,4 +1,4 @@
-#include "control/simulator.h"
+#include "control/run_simulator.h"
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ double best_rate(const std::vector<SplitResult>& splits, bool is_synchronous) {
 
 // AReaL's figures 4 and 6: a synchronous run flattens, because the longest sample of a batch takes as long on
 // many devices as on few; an asynchronous one scales nearly as its devices do.
-TEST(Simulator, SynchronousRunsFlattenAndAsynchronousOnesScale) {
+TEST(RunSimulator, SynchronousRunsFlattenAndAsynchronousOnesScale) {
   const auto few = simulate_splits(cluster(0), 4, {0, 4});
   SimulationOptions larger = cluster(0);
   larger.controller.batch_groups *= 4;
@@ -48,7 +48,7 @@ TEST(Simulator, SynchronousRunsFlattenAndAsynchronousOnesScale) {
 
 // With nothing but throughput, the end-to-end time of a split is that of its slower half (papers/areal-dta,
 // section on resource allocation): T = max of the two, each inversely to its devices.
-TEST(Simulator, ABalancedSplitIsTheBest) {
+TEST(RunSimulator, ABalancedSplitIsTheBest) {
   SimulationOptions options = cluster(16);
   options.rates.step_seconds = 0;
   const auto splits = simulate_splits(options, 12, {16});
@@ -66,25 +66,25 @@ TEST(Simulator, ABalancedSplitIsTheBest) {
 }
 
 // AReaL, figure 6: interruption gains 12 to 17% where lengths are heavy-tailed.
-TEST(Simulator, InterruptionGainsWhereLengthsAreHeavyTailed) {
+TEST(RunSimulator, InterruptionGainsWhereLengthsAreHeavyTailed) {
   SimulationOptions options = cluster(4);
   options.lengths.sigma = 1.4;
   options.rates.rollout_devices = 3;
   options.rates.train_devices = 2;
-  const double with = Simulator(options).run().tokens_per_second();
+  const double with = RunSimulator(options).run().tokens_per_second();
   options.controller.interruptible = false;
-  const double without = Simulator(options).run().tokens_per_second();
+  const double without = RunSimulator(options).run().tokens_per_second();
   EXPECT_GT(with, 1.03 * without);
 }
 
-TEST(Simulator, TheSameRunTwiceIsTheSame) {
-  const SimulationResult first = Simulator(cluster(2)).run(), second = Simulator(cluster(2)).run();
+TEST(RunSimulator, TheSameRunTwiceIsTheSame) {
+  const SimulationResult first = RunSimulator(cluster(2)).run(), second = RunSimulator(cluster(2)).run();
   EXPECT_EQ(first.seconds, second.seconds);
   EXPECT_EQ(first.trained_lengths, second.trained_lengths);
   EXPECT_LE(first.staleness_mean, 2.5);
 }
 
-TEST(Simulator, LengthsHaveTheirMean) {
+TEST(RunSimulator, LengthsHaveTheirMean) {
   const LengthDistribution lengths{.mean = 500, .sigma = 1.0, .longest = 1 << 20, .seen = {}};
   const CounterRandom random(3, Purpose::test);
   double total = 0;

@@ -1,4 +1,4 @@
-#include "control/simulator.h"
+#include "control/run_simulator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -25,22 +25,22 @@ int64_t LengthDistribution::draw(const CounterRandom& random, uint64_t id, int64
   return std::clamp<int64_t>(std::llround(std::min(length, 1e15)), 1, longest);
 }
 
-Simulator::Simulator(SimulationOptions options)
+RunSimulator::RunSimulator(SimulationOptions options)
     : options_(std::move(options)),
       random_(options_.seed, Purpose::test),
       reward_free_at_(static_cast<size_t>(std::min<int64_t>(options_.rates.reward_workers, 4096))),
       controller_(*this, clock_, options_.controller, {}) {}
 
-void Simulator::after(double seconds, std::function<void()> act) {
+void RunSimulator::after(double seconds, std::function<void()> act) {
   planned_.push({now() + seconds, num_planned_++, std::move(act)});
 }
 
-void Simulator::post_after(double seconds, Event event) {
+void RunSimulator::post_after(double seconds, Event event) {
   auto shared = std::make_shared<Event>(std::move(event));
   after(seconds, [this, shared] { controller_.on(std::move(*shared)); });
 }
 
-SimulationResult Simulator::run(std::optional<double> stop_at) {
+SimulationResult RunSimulator::run(std::optional<double> stop_at) {
   if (stop_at) after(*stop_at, [this] { controller_.on(StopRequested{}); });
   controller_.start();
   while (!controller_.is_finished()) {
@@ -63,12 +63,12 @@ SimulationResult Simulator::run(std::optional<double> stop_at) {
 
 // ---- Engine.
 
-double Simulator::pass_seconds() const {
+double RunSimulator::pass_seconds() const {
   const double of_device = std::ceil(static_cast<double>(running_.size()) / devices());
   return options_.rates.pass_seconds + of_device * options_.rates.sample_seconds;
 }
 
-void Simulator::advance_engine() {
+void RunSimulator::advance_engine() {
   const double from = std::max(engine_time_, std::min(engine_busy_until_, now()));
   const double seconds = is_evaluating_ ? 0 : std::max(0.0, now() - from);
   engine_time_ = now();
@@ -79,7 +79,7 @@ void Simulator::advance_engine() {
   statistics_.new_tokens = std::llround(new_tokens_);
 }
 
-std::vector<int32_t> Simulator::labels_of(const Sample& sample, bool is_running) const {
+std::vector<int32_t> RunSimulator::labels_of(const Sample& sample, bool is_running) const {
   std::vector<int32_t> labels = sample.labels;
   if (!is_running) return labels;
   const double drawn = std::floor(progress_ - sample.begins_at + 1e-6);
@@ -97,7 +97,7 @@ std::vector<int32_t> Simulator::labels_of(const Sample& sample, bool is_running)
   return labels;
 }
 
-void Simulator::admit() {
+void RunSimulator::admit() {
   const auto most = static_cast<size_t>(options_.rates.max_running * options_.rates.rollout_devices);
   double prefill = 0;
   while (!waiting_.empty() && running_.size() < most) {
@@ -117,7 +117,7 @@ void Simulator::admit() {
   statistics_.prefill_tokens += static_cast<int64_t>(prefill);
 }
 
-void Simulator::schedule_engine() {
+void RunSimulator::schedule_engine() {
   const uint64_t plan = ++engine_plan_;
   if (is_evaluating_) return;
   admit();
@@ -133,7 +133,7 @@ void Simulator::schedule_engine() {
   });
 }
 
-void Simulator::finish_samples() {
+void RunSimulator::finish_samples() {
   while (!running_.empty() && running_.begin()->first <= progress_ + 1e-6) {
     const Reference reference = running_.extract(running_.begin()).value().second;
     Group& group = groups_.at(reference.first);
@@ -155,7 +155,7 @@ void Simulator::finish_samples() {
   }
 }
 
-void Simulator::begin(uint64_t id, std::vector<BegunSample> begun) {
+void RunSimulator::begin(uint64_t id, std::vector<BegunSample> begun) {
   ++num_begun_;
   Group& group = groups_[id];
   for (int64_t i = 0; i < options_.controller.group_size; ++i) {
@@ -174,7 +174,7 @@ void Simulator::begin(uint64_t id, std::vector<BegunSample> begun) {
   });
 }
 
-void Simulator::take_weights() {
+void RunSimulator::take_weights() {
   after(pass_seconds(), [this] {
     advance_engine();
     version_ = published_;
@@ -194,7 +194,7 @@ void Simulator::take_weights() {
   });
 }
 
-void Simulator::evaluate(Clock::Time deadline) {
+void RunSimulator::evaluate(Clock::Time deadline) {
   advance_engine();
   is_evaluating_ = true;
   ++engine_plan_;
@@ -211,7 +211,7 @@ void Simulator::evaluate(Clock::Time deadline) {
   });
 }
 
-void Simulator::cancel_evaluation() {
+void RunSimulator::cancel_evaluation() {
   after(0, [this] {
     if (!std::exchange(is_evaluating_, false)) return;
     engine_time_ = now();
@@ -220,7 +220,7 @@ void Simulator::cancel_evaluation() {
   });
 }
 
-void Simulator::save_running() {
+void RunSimulator::save_running() {
   after(pass_seconds(), [this] {
     advance_engine();
     RunningSaved saved;
@@ -244,7 +244,7 @@ void Simulator::save_running() {
 
 // ---- Others.
 
-void Simulator::score(GroupPointer group) {
+void RunSimulator::score(GroupPointer group) {
   const SimulatedRates& rates = options_.rates;
   const double share = random_.uniform(group->id, 2 * kReward + 100);
   const double seconds =
@@ -259,7 +259,7 @@ void Simulator::score(GroupPointer group) {
   post_after(free_at - now(), std::move(scored));
 }
 
-void Simulator::train(TrainOrder order) {
+void RunSimulator::train(TrainOrder order) {
   const SimulatedRates& rates = options_.rates;
   std::vector<uint64_t> ids;
   TrainingDone done;
@@ -293,11 +293,11 @@ void Simulator::train(TrainOrder order) {
   });
 }
 
-void Simulator::take_snapshot() {
+void RunSimulator::take_snapshot() {
   post_after(options_.rates.snapshot_seconds, SnapshotTaken{});
 }
 
-void Simulator::write_checkpoint(ControllerState state, bool) {
+void RunSimulator::write_checkpoint(ControllerState state, bool) {
   auto shared = std::make_shared<ControllerState>(std::move(state));
   after(options_.rates.checkpoint_seconds, [this, shared] {
     checkpoint_ = *shared;
@@ -313,13 +313,13 @@ std::vector<SplitResult> simulate_splits(const SimulationOptions& options, int64
     split.controller.max_staleness = eta;
     if (eta == 0) {
       split.rates.rollout_devices = split.rates.train_devices = devices;
-      results.push_back({devices, devices, 0, Simulator(split).run()});
+      results.push_back({devices, devices, 0, RunSimulator(split).run()});
       continue;
     }
     for (int64_t rollout = 1; rollout < devices; ++rollout) {
       split.rates.rollout_devices = rollout;
       split.rates.train_devices = devices - rollout;
-      results.push_back({rollout, devices - rollout, eta, Simulator(split).run()});
+      results.push_back({rollout, devices - rollout, eta, RunSimulator(split).run()});
     }
   }
   return results;

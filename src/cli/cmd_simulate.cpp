@@ -1,0 +1,256 @@
+// `bough simulate`: how long a run would take on other splits of a cluster, by the run's own controller over
+// simulated devices.
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "cli/command.h"
+#include "cli/torch_options.h"
+#include "control/run_folder.h"
+#include "control/run_simulator.h"
+#include "cost/run_costs.h"
+#include "data/rollout_file.h"
+#include "models/decoder_cost.h"
+
+namespace bough {
+
+namespace {
+
+struct SimulateOptions {
+  std::string run, shape = "qwen3-0.6b", device = "h100", dtype = "bf16";
+  std::vector<int64_t> max_staleness = {0, 1, 4};
+  int64_t devices = 8, steps = 20;
+  int64_t batch_groups = 64, group_size = 8, prompt_tokens = 256, max_running = 256;
+  double length_mean = 2000, length_sigma = 1.0;
+  int64_t longest = 16384;
+  double memory_bandwidth = 0, efficiency = 0.5;
+  std::vector<double> reward_seconds = {0, 0};
+  bool no_interrupt = false, json = false;
+};
+
+struct Assumed {
+  SimulationOptions simulation;
+  std::string lengths, rates;  // where they come from
+};
+
+// Bytes a second of the devices' memory, as their data sheets have it.
+double memory_bandwidth(const std::string& device) {
+  if (device == "h100") return 3.35e12;
+  if (device == "h200") return 4.8e12;
+  if (device == "a100") return 2.04e12;
+  return 4e10;
+}
+
+// A decoding pass reads the weights once and each sample's keys and values, and computes each sample's token;
+// a step of training computes three forward passes' work of every token of the tree.
+void plan_rates(const SimulateOptions& options, Assumed& assumed) {
+  const DeviceProfile profile = device_profile(options.device, parse_dtype(options.dtype));
+  const ModelShape shape = named_model_shape(options.shape, options.dtype);
+  const double bandwidth =
+      options.memory_bandwidth > 0 ? options.memory_bandwidth * 1e9 : memory_bandwidth(options.device);
+  const double flops = shape.linear_flops_per_token() + shape.flops_per_head_row();
+  const double rate = profile.matrix_product_rate() * options.efficiency;
+  const double weights = flops / 2 * static_cast<double>(shape.element_bytes);
+  const double kv =
+      2.0 *
+      static_cast<double>(shape.num_layers * shape.num_kv_heads * shape.head_dim * shape.element_bytes) *
+      (static_cast<double>(options.prompt_tokens) + options.length_mean / 2);
+  SimulatedRates& rates = assumed.simulation.rates;
+  rates.pass_seconds = weights / (bandwidth * options.efficiency);
+  rates.sample_seconds = kv / (bandwidth * options.efficiency) + flops / rate;
+  rates.prefill_tokens_per_s = rate / flops;
+  rates.train_tokens_per_s = rate / (3 * flops);
+  rates.swap_seconds = rates.publish_seconds = weights / bandwidth;
+  assumed.rates = str(options.shape, " in ", options.dtype, " on ", options.device, ", ",
+                      format_significant(100 * options.efficiency, 3), "% of its peaks");
+}
+
+// The rates that a run's metrics have, its lengths and its settings: the medians over its steps.
+void read_run(const SimulateOptions& options, Assumed& assumed) {
+  const std::filesystem::path folder = options.run;
+  const RunSettings settings = load_settings<RunSettings>(folder / "config.yaml", {});
+  std::map<std::string, std::vector<double>> values;
+  for (const MetricRecord& record : read_metrics(folder / "metrics.jsonl"))
+    for (const auto& [name, value] : record.values) values[name].push_back(value);
+  const auto median_of = [&](const std::string& name) {
+    std::vector<double>& list = values[name];
+    if (list.empty())
+      throw UserError(str("--run ", quoted(options.run, 300), ": its metrics.jsonl has no ", name,
+                          "; give the folder of a run that has trained some steps"));
+    std::nth_element(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(list.size() / 2), list.end());
+    return list[list.size() / 2];
+  };
+  SimulationOptions& simulation = assumed.simulation;
+  simulation.controller.batch_groups = settings.train_dataset.batch_size;
+  simulation.controller.group_size = settings.gconfig.n_samples;
+  simulation.rates.max_running = settings.rollout.max_concurrent_rollouts;
+  std::vector<int64_t> lengths;
+  double prompts = 0;
+  int64_t rows = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "rollouts")) {
+    for (const Trajectory& sample : read_rollouts(entry.path())) {
+      lengths.push_back(sample.num_generated());
+      prompts += static_cast<double>(static_cast<int64_t>(sample.input_ids.size()) - lengths.back());
+      ++rows;
+    }
+    if (rows > 20000) break;
+  }
+  if (lengths.empty())
+    throw UserError(str("--run ", quoted(options.run, 300), ": no rollouts in it (saver.rollouts is off)"));
+  simulation.prompt_tokens = std::llround(prompts / static_cast<double>(rows));
+  simulation.lengths.seen = std::move(lengths);
+  assumed.lengths = str(format_thousands(rows), " responses of ", options.run);
+  const double samples =
+      static_cast<double>(std::min(settings.rollout.max_concurrent_rollouts,
+                                   settings.train_dataset.batch_size * settings.gconfig.n_samples));
+  const double generated = median_of("perf/generated_tokens_per_s");
+  simulation.rates.pass_seconds = 0;
+  simulation.rates.sample_seconds = 1 / generated;
+  simulation.rates.prefill_tokens_per_s = 4 * generated;
+  simulation.rates.train_tokens_per_s = median_of("perf/unique_tokens_per_s");
+  simulation.rates.publish_seconds = median_of("time/publish");
+  assumed.rates = str("measured in ", options.run, ": ", format_count(generated), " tokens/s generated by ",
+                      samples, " samples at once, ", format_count(simulation.rates.train_tokens_per_s),
+                      " tree tokens/s trained, on one device");
+}
+
+Assumed assume(const SimulateOptions& options) {
+  check_at_least("--devices", options.devices, 2, "a split has one device for each side");
+  check_at_least("--steps", options.steps, 1);
+  check_at_least("--batch-groups", options.batch_groups, 1);
+  check_at_least("--group-size", options.group_size, 1);
+  if (options.reward_seconds.size() != 2 || options.reward_seconds[0] < 0 ||
+      options.reward_seconds[1] < options.reward_seconds[0])
+    throw UserError(
+        "--reward-seconds: expected two numbers, the least and the most, as in --reward-seconds 0.1 2");
+  Assumed assumed;
+  SimulationOptions& simulation = assumed.simulation;
+  simulation.controller.batch_groups = options.batch_groups;
+  simulation.controller.group_size = options.group_size;
+  simulation.prompt_tokens = options.prompt_tokens;
+  simulation.lengths = {
+      .mean = options.length_mean, .sigma = options.length_sigma, .longest = options.longest, .seen = {}};
+  simulation.rates.max_running = options.max_running;
+  assumed.lengths =
+      str("log-normal, mean ", format_significant(options.length_mean, 4), ", deviation of the logarithm ",
+          format_significant(options.length_sigma, 3), ", at most ", format_thousands(options.longest));
+  if (options.run.empty()) plan_rates(options, assumed);
+  else read_run(options, assumed);
+  simulation.controller.total_steps = options.steps;
+  simulation.controller.interruptible = !options.no_interrupt;
+  simulation.rates.reward_min_seconds = options.reward_seconds[0];
+  simulation.rates.reward_max_seconds = options.reward_seconds[1];
+  return assumed;
+}
+
+std::string percent(double share) {
+  return format_significant(100 * share, 2) + "%";
+}
+
+std::string table_of(const std::vector<SplitResult>& splits, double synchronous) {
+  std::ostringstream out;
+  char line[160];
+  std::snprintf(line, sizeof line, "%-9s %-9s %4s %10s %9s %8s %8s %10s %8s\n", "generate", "train", "eta",
+                "tokens/s", "over sync", "trainer", "engine", "staleness", "largest");
+  out << line;
+  for (const SplitResult& split : splits) {
+    const SimulationResult& result = split.result;
+    const std::string over =
+        synchronous > 0 ? format_significant(result.tokens_per_second() / synchronous, 3) + "x" : "";
+    std::snprintf(
+        line, sizeof line, "%-9lld %-9lld %4lld %10s %9s %8s %8s %10s %8lld\n",
+        static_cast<long long>(split.rollout_devices), static_cast<long long>(split.train_devices),
+        static_cast<long long>(split.max_staleness), format_count(result.tokens_per_second()).c_str(),
+        over.c_str(), percent(result.trainer_idle).c_str(), percent(result.engine_idle).c_str(),
+        format_significant(result.staleness_mean, 3).c_str(), static_cast<long long>(result.staleness_max));
+    out << line;
+  }
+  return out.str();
+}
+
+void run_simulate(const SimulateOptions& options) {
+  const Assumed assumed = assume(options);
+  const std::vector<SplitResult> splits =
+      simulate_splits(assumed.simulation, options.devices, options.max_staleness);
+  double synchronous = 0;
+  const SplitResult* best = nullptr;
+  std::vector<SplitResult> shown;
+  for (const int64_t eta : options.max_staleness) {
+    const SplitResult* best_of_eta = nullptr;
+    for (const SplitResult& split : splits)
+      if (split.max_staleness == eta &&
+          (!best_of_eta || split.result.tokens_per_second() > best_of_eta->result.tokens_per_second()))
+        best_of_eta = &split;
+    if (eta == 0) synchronous = best_of_eta->result.tokens_per_second();
+    if (!best || best_of_eta->result.tokens_per_second() > best->result.tokens_per_second())
+      best = best_of_eta;
+  }
+  if (options.json) {
+    Json list = Json::array();
+    for (const SplitResult& split : splits)
+      list.push_back({{"rollout_devices", split.rollout_devices},
+                      {"train_devices", split.train_devices},
+                      {"max_head_offpolicyness", split.max_staleness},
+                      {"tokens_per_s", split.result.tokens_per_second()},
+                      {"seconds", split.result.seconds},
+                      {"trainer_idle", split.result.trainer_idle},
+                      {"engine_idle", split.result.engine_idle},
+                      {"staleness_mean", split.result.staleness_mean},
+                      {"staleness_max", split.result.staleness_max}});
+    print_json({{"splits", std::move(list)}, {"lengths", assumed.lengths}, {"rates", assumed.rates}});
+    return;
+  }
+  print_table({{"lengths", assumed.lengths},
+               {"rates", assumed.rates},
+               {"batch", str(assumed.simulation.controller.batch_groups, " groups of ",
+                             assumed.simulation.controller.group_size)}});
+  print_text("\n" + table_of(splits, synchronous));
+  print_text(str(
+      "\ngenerated tokens that were trained on, a second; trainer, engine: the share of the time in which it "
+      "waited; staleness in versions, of a token\nbest: ",
+      best->max_staleness == 0 ? str("all ", options.devices, " devices for both in turns")
+                               : str(best->rollout_devices, " devices generate, ", best->train_devices,
+                                     " train, rollout.max_head_offpolicyness ", best->max_staleness),
+      synchronous > 0 ? str(", ", format_significant(best->result.tokens_per_second() / synchronous, 3),
+                            " times the synchronous run")
+                      : "",
+      "\n"));
+}
+
+}  // namespace
+
+void add_simulate_command(CommandLine& line) {
+  auto options = std::make_shared<SimulateOptions>();
+  CLI::App& command = line.add("simulate", "What a run would take on every split of a cluster, simulated",
+                               [options] { run_simulate(*options); });
+  command.add_option("--devices", options->devices, "Of the cluster, all alike")->type_name("N");
+  command.add_option("--eta", options->max_staleness,
+                     "rollout.max_head_offpolicyness, one or several; 0: synchronous");
+  command
+      .add_option("--run", options->run,
+                  "A run's folder: its batch, its lengths, and its rates as those of one device")
+      ->type_name("RUN");
+  command.add_option("--shape", options->shape, "Model: qwen3-0.6b ... qwen3-14b, small");
+  command.add_option("--device", options->device, "h100 | h200 | a100 | cpu (measured)");
+  command.add_option("--dtype", options->dtype, "fp32 | bf16");
+  command.add_option("--efficiency", options->efficiency, "Share of the device's peaks that is reached");
+  command.add_option("--memory-bandwidth", options->memory_bandwidth,
+                     "GB/s, where the data sheet's is not meant");
+  command.add_option("--batch-groups", options->batch_groups, "Groups of a batch");
+  command.add_option("--group-size", options->group_size, "Samples of a group");
+  command.add_option("--prompt-tokens", options->prompt_tokens, "Of a prompt");
+  command.add_option("--length", options->length_mean, "Mean tokens of a response");
+  command.add_option("--sigma", options->length_sigma,
+                     "Deviation of the logarithm of lengths: 1.4 is heavy-tailed");
+  command.add_option("--longest", options->longest, "A response ends after so many tokens");
+  command.add_option("--max-running", options->max_running, "Samples that a device generates at once");
+  command.add_option("--reward-seconds", options->reward_seconds, "Least and most time of a reward")
+      ->expected(2);
+  command.add_flag("--no-interrupt", options->no_interrupt, "Running samples finish on the old weights");
+  command.add_option("--steps", options->steps, "Steps to simulate");
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough
