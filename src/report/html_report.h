@@ -38,9 +38,9 @@ std::string html_report(const ReportInput& input);
 // (also `response`), `answer` becomes the note; without texts the token ids stand in for them.
 ReportSample sample_of_rollout(const Json& line, int64_t step);
 
-// Reads config.yaml, metrics.jsonl and timeline.jsonl of a run's folder (each may be missing) and writes report.html beside
-// them. The folder's last two names are the title. UserError when `folder` is no folder, IoError on a full
-// disk.
+// Reads config.yaml, metrics.jsonl and timeline.jsonl of a run's folder (each may be missing) and writes
+// report.html beside them. The folder's last two names are the title. UserError when `folder` is no folder,
+// IoError on a full disk.
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
                                         std::vector<ReportSample> samples);
 

@@ -23,8 +23,8 @@ std::string to_line(const TimelineSpan& span);
 // A missing file has no spans; neither has a line that is torn or damaged.
 std::vector<TimelineSpan> read_timeline(const std::filesystem::path& path);
 
-// A <figure>: lanes over time, of the run's last spans as many as can be seen, and what each lane did with the
-// time of the whole run. "" without spans.
+// A <figure>: lanes over time, of the run's last spans as many as can be seen, and what each lane did with
+// the time of the whole run. "" without spans.
 std::string timeline_figure(const std::vector<TimelineSpan>& spans);
 
 // Spans of one name that follow each other in a lane within kMergeSeconds become one: passes of an engine are

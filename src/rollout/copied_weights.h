@@ -7,8 +7,8 @@
 // publish() holds the lock while it copies; take() only tries it, so that the engine never waits: a
 // publication that is being written is taken one pass later. The trainer waits at most for an exchange of
 // pointers (where the tensors must stay in place, for a copy on the device). Memory: two more copies of the
-// weights. publish() takes a checksum of what it copied from, take() one of what the engine then has: about what
-// reading the weights once takes, as a decoding pass does.
+// weights. publish() takes a checksum of what it copied from, take() one of what the engine then has: about
+// what reading the weights once takes, as a decoding pass does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
