@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Staleness against reward: the demo's job at several eta, with the naive and the decoupled loss.
+
+Four mini-batches a step (with one, pi is pi_old and nothing differs). Each run is a folder under --out; what is
+finished is not run again and what was stopped goes on, so that the whole can be made piece by piece. Then the
+table: accuracy before and after with its 95% interval, seconds of training, mean staleness.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+from host_env import host_environment  # noqa: E402
+
+UNBOUNDED = 1000  # with a bounded buffer
+LOSSES = {
+    "decoupled": ["actor.use_decoupled_loss=true"],
+    "naive": ["actor.use_decoupled_loss=false", "actor.recompute_logprob=false"],
+}
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="\n".join(__doc__.splitlines()[2:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    parser.add_argument("--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/ablation")
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--eta", type=int, nargs="+", default=[0, 1, 4, 8, UNBOUNDED])
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="for every eta")
+    parser.add_argument("--more-seeds", type=int, nargs="*", default=[2, 3], help="besides, for eta 0 and 4")
+    parser.add_argument("--table-only", action="store_true", help="of what has been run")
+    return parser.parse_args()
+
+
+def folder_of(args, eta, loss, seed):
+    return args.out / "ablation" / f"{loss}-eta{eta}-seed{seed}"
+
+
+def run(args, eta, loss, seed):
+    demo = args.demo.resolve()
+    command = [str(args.bough), "train", str(ROOT / "configs/sums.yaml"), f"fileroot={args.out}"]
+    command += ["experiment_name=ablation", f"trial_name={folder_of(args, eta, loss, seed).name}", f"seed={seed}"]
+    command += [f"model.path={demo}/warm", f"train_dataset.path={demo}/train.jsonl"]
+    command += [f"train_dataset.few_shot.path={demo}/examples.jsonl", f"valid_dataset.path={demo}/test.jsonl"]
+    command += [f"valid_dataset.few_shot.path={demo}/examples.jsonl", f"total_train_steps={args.steps}"]
+    command += ["evaluator.freq_steps=50", "compare_dense=0", "actor.ppo_n_minibatches=4"]
+    command += [f"rollout.max_head_offpolicyness={eta}", *LOSSES[loss]]
+    if eta >= UNBOUNDED:
+        command += ["rollout.max_buffered_groups=1536"]  # 32 batches
+    environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
+    if subprocess.run(command, env=environment).returncode != 0:
+        raise SystemExit(f"stopped at eta {eta}, {loss}, seed {seed}; the same command goes on from there")
+
+
+def read_metrics(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def row_of(folder, steps):
+    records = read_metrics(folder)
+    if not records or records[-1]["step"] < steps:
+        return None
+    evaluations = [record for record in records if "eval/avg_at_k" in record]
+    last = evaluations[-1]
+    trained = [record for record in records if record["step"] > 0]
+    return {
+        "before": evaluations[0]["eval/avg_at_k"],
+        "after": last["eval/avg_at_k"],
+        "low": last["eval/avg_at_k_low"],
+        "high": last["eval/avg_at_k_high"],
+        "seconds": sum(record["time/step"] for record in trained),
+        "staleness": statistics.mean(record["staleness/mean"] for record in trained),
+        "clipped": statistics.mean(record["policy/clip_fraction"] for record in trained),
+    }
+
+
+def main():
+    args = parse_arguments()
+    cases = [(eta, loss, seed) for seed in args.seeds for eta in args.eta for loss in args.losses]
+    cases += [(eta, loss, seed) for seed in args.more_seeds for eta in (0, 4) for loss in args.losses]
+    if not args.table_only:
+        for case in cases:
+            if row_of(folder_of(args, *case), args.steps) is None:
+                run(args, *case)
+    print("eta   loss       seed  before  after  95%             seconds  staleness  clipped")
+    for eta, loss, seed in sorted(set(cases)):
+        row = row_of(folder_of(args, eta, loss, seed), args.steps)
+        if row is None:
+            continue
+        name = "none" if eta >= UNBOUNDED else str(eta)
+        print(
+            f"{name:<5} {loss:<10} {seed:<5} {row['before']:>6.1%} {row['after']:>6.1%}"
+            f"  {row['low']:.1%} to {row['high']:.1%}  {row['seconds']:>7.0f}  {row['staleness']:>9.2f}"
+            f"  {row['clipped']:>7.2%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
