@@ -398,20 +398,21 @@ std::string extract_program(std::string_view text, const std::string& language) 
   std::optional<std::string_view> found;
   bool found_named = false;
   size_t line_begin = 0;
-  std::optional<size_t> open;  // where the content of the open fence begins
+  constexpr size_t kNone = std::string_view::npos;
+  size_t open = kNone;  // where the content of the open fence begins
   bool named = false, ours = false;
   const auto take = [&](size_t end) {
-    if (open && ours && (named || !found_named)) {
-      found = text.substr(*open, end - *open);
+    if (open != kNone && ours && (named || !found_named)) {
+      found = text.substr(open, end - open);
       found_named = named;
     }
-    open.reset();
+    open = kNone;
   };
   while (line_begin < text.size()) {
     const size_t line_end = std::min(text.find('\n', line_begin), text.size());
     const std::string_view line = trimmed(text.substr(line_begin, line_end - line_begin));
     if (line.starts_with("```")) {
-      if (open) {
+      if (open != kNone) {
         take(line_begin);
       } else {
         std::string name(trimmed(line.substr(3)));
@@ -425,7 +426,7 @@ std::string extract_program(std::string_view text, const std::string& language) 
     }
     line_begin = line_end + 1;
   }
-  if (open) take(text.size());  // the completion ends inside its fence
+  if (open != kNone) take(text.size());  // the completion ends inside its fence
   return std::string(found.value_or(text));
 }
 
