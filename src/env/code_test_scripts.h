@@ -6,10 +6,10 @@
 //
 // So the program can neither see what is expected nor say that it passed: exiting, printing, patching its
 // interpreter or writing to the socket changes nothing but the values that the tester compares, and a value
-// that is as expected is what was asked for. What crosses is data: a line of JSON, in which lists,
-// tuples, sets, dictionaries, numbers, texts, bytes, ranges and iterators keep their types; objects of classes
-// stay with the servant and cross as handles, which compare by identity only and have no truth value.
-// Arguments that a function changes in place stay as they were in the tester.
+// that is as expected is what was asked for. What crosses is data: a line of JSON, in which lists, tuples,
+// sets, dictionaries, numbers, texts, bytes, ranges and iterators keep their types; objects of classes stay
+// with the servant and cross as handles, which compare by identity only and have no truth value. Arguments
+// that a function changes in place stay as they were in the tester.
 #pragma once
 
 namespace bough {

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "env/code_test_scripts.h"
+#include "env/reward.h"
 
 namespace bough {
 
@@ -121,9 +122,12 @@ Json arguments_of(const Json& input, const char* name) {
   return arguments;
 }
 
-// {"inputs": [...], "outputs": [...], "fn_name": optional}, as APPS and TACO have it.
+// {"inputs": [...], "outputs": [...], "fn_name": optional}, as APPS and TACO have it; "input", "output" in
+// CodeContests.
 void add_inputs_outputs(const Json& field, const char* name, CodeTests& tests) {
-  const Json &inputs = at(field, "inputs", name), &outputs = at(field, "outputs", name);
+  const bool singular = field.contains("input");
+  const Json& inputs = at(field, singular ? "input" : "inputs", name);
+  const Json& outputs = at(field, singular ? "output" : "outputs", name);
   if (!inputs.is_array() || !outputs.is_array() || inputs.size() != outputs.size())
     throw UserError(str(name, ": expected as many outputs as inputs"));
   const std::string function = text_field(field, {"fn_name"});
@@ -198,7 +202,7 @@ class CodeReward : public RewardFunction {
         }
       }
     };
-    const size_t threads = std::min<size_t>(requests.size(), static_cast<size_t>(options_.parallel));
+    const size_t threads = std::min<size_t>(requests.size(), static_cast<size_t>(options_.workers));
     std::vector<std::jthread> others;
     for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
     work();
@@ -376,7 +380,8 @@ CodeTests read_code_tests(const Problem& problem) {
     if (field.is_object()) add_inputs_outputs(field, name, tests);
     else add_cases(field, name, function, tests);
   };
-  for (const char* name : {"input_output", "tests", "public_test_cases", "private_test_cases", "test_list"})
+  for (const char* name : {"input_output", "tests", "public_test_cases", "private_test_cases", "public_tests",
+                           "private_tests", "generated_tests", "test_list"})
     if (has(name)) add(parsed(fields.at(name), name), name);
   if (has("test") && has("entry_point")) {  // HumanEval
     tests.check = {{"code", text_of(fields.at("test"), "test")},

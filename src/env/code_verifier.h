@@ -5,8 +5,8 @@
 //
 // Tests come with the problem, in the fields that data sets have for them (docs/verifiers.md):
 //   inputs and outputs   text for stdin, and what must come out of stdout: lines without the spaces at their
-//                        ends, and without empty lines at the end. Each in a run of its own. The expected text
-//                        never enters the sandbox.
+//                        ends, and without empty lines at the end. Each in a run of its own. The expected
+//                        text never enters the sandbox.
 //   calls                a function, arguments and the expected result, as JSON
 //   asserts              Python statements that call functions of the program
 // Calls and asserts run in another sandbox than the program (code_test_scripts.h): it cannot forge a verdict.
@@ -20,10 +20,14 @@
 #include <string>
 #include <vector>
 
-#include "env/reward.h"
+#include "base/json.h"
+#include "base/settings.h"
+#include "data/problems.h"
 #include "env/sandbox.h"
 
 namespace bough {
+
+class RewardFunction;
 
 struct CodeVerifierOptions {
   std::string score = "all";
@@ -33,10 +37,11 @@ struct CodeVerifierOptions {
   double timeout_seconds = 6;
   double total_timeout_seconds = 60;
   int64_t max_tests = 1000;
-  int64_t parallel = 1;
   std::optional<double> tolerance;
-  std::optional<double> failure_reward;
   SandboxSettings sandbox;
+  // Of the reward service, and no settings of their own.
+  int64_t workers = 1;                   // completions that are tested at the same time, by each caller
+  std::optional<double> failure_reward;  // where tests cannot be run
 
   template <class V>
   void visit(V& v) {
@@ -51,10 +56,7 @@ struct CodeVerifierOptions {
     v("total_timeout_seconds", total_timeout_seconds, "limit of all tests of one completion",
       range(0.05, 86400));
     v("max_tests", max_tests, "of a problem's tests so many are run, the first ones", range(1, 1'000'000));
-    v("parallel", parallel, "completions that are tested at the same time, by each caller", range(1, 1024));
     v("tolerance", tolerance, "numbers may differ by so much, relative or absolute; null: compared as text");
-    v("failure_reward", failure_reward,
-      "reward where tests cannot be run; null: the sample is left out, of its group's mean and of the loss");
     v("sandbox", sandbox, "limits of a program, and what may be done where no sandbox can be made");
   }
 };
@@ -84,8 +86,8 @@ std::string extract_program(std::string_view completion, const std::string& lang
 // Is `printed` what was expected? Numbers by tolerance where that is set.
 bool same_output(std::string_view printed, std::string_view expected, std::optional<double> tolerance);
 
-// UserError: no sandbox can be made here and none may be left out, or no interpreter is in it. check() refuses
-// problems without tests.
+// UserError: no sandbox can be made here and none may be left out, or no interpreter is in it. check()
+// refuses problems without tests.
 std::unique_ptr<RewardFunction> make_code_reward(const CodeVerifierOptions& options);
 
 }  // namespace bough

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "env/reward.h"
 
 namespace bough {
 namespace {
@@ -37,11 +38,12 @@ RewardResult reward(const std::string& completion, const Problem& problem, CodeV
 const char* kSum = R"json({"input_output": {"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11\n"]}})json";
 const char* kAdd = R"json({"test_list": ["assert add(1, 2) == 3", "assert add(5, 6) == 11"]})json";
 const char* kTwoSum =
-    R"json({"public_test_cases": "[{\"input\": \"[2,7,11]\\n9\", \"output\": \"[0, 1]\", \"testtype\": \"functional\"}]",
-                          "metadata": "{\"func_name\": \"twoSum\"}"})json";
+    R"json({"metadata": "{\"func_name\": \"twoSum\"}", "public_test_cases":
+            "[{\"input\": \"[2,7]\\n9\", \"output\": \"[0,1]\", \"testtype\": \"functional\"}]"})json";
 const char* kHumanEval =
     R"json({"prompt": "def helper(x):\n    return x + 1\n\ndef twice(x):\n    \"\"\"Twice.\"\"\"\n",
-  "entry_point": "twice", "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert helper(candidate(3)) == 7\n"})json";
+            "entry_point": "twice",
+            "test": "def check(f):\n    assert f(2) == 4\n    assert helper(f(3)) == 7\n"})json";
 
 TEST(ExtractProgram, TakesTheLastFence) {
   EXPECT_EQ(extract_program("a\n```python\nx\n```\nb\n```python\ny\n```\n", "python"), "y\n");
@@ -124,8 +126,11 @@ INSTANTIATE_TEST_SUITE_P(
              "def longest(pairs): return sum(type(p) is Pair for p in pairs)",
              1},
         Case{
-            R"json({"test_setup_code": "root = Node(1)\nroot.left = Node(2)", "test_list": ["assert f(root) == 2"]})json",
+            R"json({"test_setup_code": "root = Node(1)\nroot.left = Node(2)",
+                     "test_list": ["assert f(root) == 2"]})json",
             "class Node:\n    def __init__(self, v): self.v = v\ndef f(node): return node.left.v", 1},
+        Case{R"json({"public_tests": {"input": ["3 4"], "output": ["7"]}})json",
+             "print(sum(map(int, input().split())))", 1},
         // APPS wraps results in a list.
         Case{R"json({"input_output": "{\"fn_name\": \"f\", \"inputs\": [[3]], \"outputs\": [[9]]}"})json",
              "def f(x): return x * x", 1}));
@@ -251,7 +256,7 @@ TEST(CodeVerifier, ADataSetWithoutTestsIsRefusedAtTheStart) {
 TEST(CodeVerifier, ThreeProblemsFromSeveralThreads) {
   NEEDS_SANDBOX();
   CodeVerifierOptions options;
-  options.parallel = 2;
+  options.workers = 2;
   const auto verifier = make_code_reward(options);
   const std::vector<Problem> problems{problem_of(kSum), problem_of(kAdd), problem_of(kTwoSum)};
   const std::vector<std::string> completions{"print(sum(map(int, input().split())))",

@@ -9,6 +9,7 @@
 #include "env/exact_number.h"
 #include "env/math_expression.h"
 #include "env/math_value.h"
+#include "env/reward.h"
 
 namespace bough {
 

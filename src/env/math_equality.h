@@ -8,8 +8,8 @@
 //   - Literal numbers: as exact rationals (exact_number.h). 0.333 is not 1/3.
 //   - Expressions without roots and functions of other than rational numbers: both sides are computed in two
 //     prime fields of 61 bits, at random values of the variables, pi and e. Both agree only if the
-//     difference is the zero of rational functions, but for a chance below 2^-90. The fields are drawn from the
-//     text of both answers, so that nobody can write a number that is right by accident in them.
+//     difference is the zero of rational functions, but for a chance below 2^-90. The fields are drawn from
+//     the text of both answers, so that nobody can write a number that is right by accident in them.
 //   - Roots and functions: the same, each of them an unknown of its own, named by the value of its argument;
 //     else, where the expressions are short (heights below), in 106-bit real arithmetic at random points, to
 //     26 digits. Short means that no two different ones of such a length are known, or expected by
@@ -19,17 +19,19 @@
 //   - What is beyond these is unequal: a wrong answer is never called right to be kind.
 // A percent sign on one side only: 50% equals 50 and 0.5.
 //
-// A completion without an answer that can be read is wrong (0). A reference that cannot be read is compared as
-// text, without spaces and LaTeX dress, and the reward's message says so.
+// A completion without an answer that can be read is wrong (0). A reference that cannot be read is compared
+// as text, without spaces and LaTeX dress, and the reward's message says so.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
 
-#include "env/reward.h"
+#include "base/settings.h"
 
 namespace bough {
+
+class RewardFunction;
 
 struct MathVerifierOptions {
   bool require_marker = false;

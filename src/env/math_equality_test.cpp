@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "env/math_expression.h"
 #include "env/real.h"
+#include "env/reward.h"
 
 namespace bough {
 namespace {

@@ -3,9 +3,11 @@
 // What is read: numbers (1,000; 1{,}000; .5; 2e3; 3 1/2; 50%), + - * / and implied products, powers, \frac,
 // \sqrt[n], functions (sin .. arctan, ln, log_b, exp, sqrt, abs), factorials, binomials, pi, e, i, infinity,
 // variables with subscripts, plus-minus; intervals, unions, tuples, sets, lists ("1, 2 or 3"), equations and
-// chains of inequalities, matrices, texts. Units, \text behind a value, dollars, degrees and spacing are dropped.
+// chains of inequalities, matrices, texts. Units, \text behind a value, dollars, degrees and spacing are
+// dropped.
 //
-// The reader is bounded: kMaxExpressionText characters, kMaxExpressionDepth levels, kMaxExpressionNodes nodes.
+// The reader is bounded: kMaxExpressionText characters, kMaxExpressionDepth levels, kMaxExpressionNodes
+// nodes.
 #pragma once
 
 #include <optional>
@@ -34,7 +36,7 @@ struct Expression {
     kGroup,  // text: its two brackets, "()", "[)", ...; children: its items. Round with one item: that item
     kSet,    // children: its items, unordered
     kUnion,  // of the children
-    kRelation,  // text: the operators, one character each (= < > l: at most, g: at least); children: the sides
+    kRelation,  // text: the operators, a character each (= < >, l: at most, g: at least); children: the sides
     kMatrix,    // `columns` children a row
     kText,      // text: lower case, words with one space between them
   };

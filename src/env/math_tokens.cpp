@@ -167,8 +167,8 @@ class Lexer {
            (group.size() == 3 || !is_digit(group[3]));
   }
 
-  // Digits with thousands apart, a fraction, an exponent. A comma is between thousands only outside of brackets,
-  // where it is between items.
+  // Digits with thousands apart, a fraction, an exponent. A comma is between thousands only outside of
+  // brackets, where it is between items.
   void number() {
     std::string digits;
     const auto take_digits = [&] {

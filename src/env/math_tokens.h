@@ -1,5 +1,5 @@
-// The words and marks of a formula, LaTeX or plain; what only dresses it (\left, spacing, dollars, degrees) is
-// gone. Internal to math_expression.cpp.
+// The words and marks of a formula, LaTeX or plain; what only dresses it (\left, spacing, dollars, degrees)
+// is gone. Internal to math_expression.cpp.
 #pragma once
 
 #include <string>

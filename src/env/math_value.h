@@ -2,8 +2,8 @@
 //
 // Modulo a prime p each variable, and pi and e, has a random value; a root of -1 stands for i; a root or a
 // function of something that has no rational value is an unknown of its own, whose value is drawn by the
-// value of its argument. So equal expressions that need no law about roots and functions have equal values. Two
-// rational expressions that differ have equal values with a chance of degree / p.
+// value of its argument. So equal expressions that need no law about roots and functions have equal values.
+// Two rational expressions that differ have equal values with a chance of degree / p.
 #pragma once
 
 #include <cstddef>

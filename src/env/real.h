@@ -1,6 +1,6 @@
 // Real numbers of 106 bits: the unevaluated sum of two doubles, and the functions that answers are written
-// with. Relative errors of + - * / sqrt are a few 2^-104; those of the functions below 1e-29 for arguments up to
-// a thousand. What is undefined is NaN, in both parts.
+// with. Relative errors of + - * / sqrt are a few 2^-104; those of the functions below 1e-29 for arguments
+// up to a thousand. What is undefined is NaN, in both parts.
 //
 // T. J. Dekker, "A floating-point technique for extending the available precision", 1971. Needs IEEE
 // arithmetic in the order written: not to be compiled with -ffast-math.

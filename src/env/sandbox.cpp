@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/close_range.h>
+#include <linux/keyctl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -104,6 +105,7 @@ std::optional<uid_t> spare_user() {
     if (wanted >= inside && wanted < inside + count) return static_cast<uid_t>(wanted);
     last = inside + count - 1;
   }
+  if (last == 0) return std::nullopt;  // only its root is mapped
   return static_cast<uid_t>(last - slot % std::max<uint64_t>(1, last / 4));
 }
 
@@ -149,6 +151,7 @@ struct Launch {
     check(syscall(SYS_setresgid, user, user, user) == 0);
     check(syscall(SYS_setresuid, user, user, user) == 0);
   }
+  syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);  // not the keys of our session; may be missing
   check(chdir(launch.folder.c_str()) == 0);
   // After the change of user, which forgets it.
   prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -88,6 +88,7 @@ TEST(Sandbox, RunsWithInputFilesAndStatus) {
   EXPECT_EQ(result.describe(), "ended with status 3: 'bad'");
   EXPECT_EQ(sandbox.run({.command = {"/bin/sh", "-c", "kill -9 $$"}}).describe(),
             "was ended by signal 9 (Killed)");
+  EXPECT_NE(python("import os; os.ftruncate(0, 1 << 20)").errors.find("PermissionError"), std::string::npos);
   const std::string large(3'000'000, 'x');  // more than a pipe holds
   EXPECT_EQ(sandbox.run({.command = {"cat"}, .input = large}).output, large);
 }
