@@ -218,6 +218,20 @@ TEST(CodeVerifier, AFractionOfTheTests) {
             "test 2: ZeroDivisionError: ZeroDivisionError: division by zero, 1 of 2 tests passed");
 }
 
+TEST(CodeVerifier, RunsWithoutASandboxOnlyWhereAllowed) {
+  CodeVerifierOptions options;
+  options.sandbox.bubblewrap = "/nowhere/bwrap";
+  EXPECT_THROW(make_code_reward(options), UserError);
+  options.sandbox.allow_unsandboxed = true;
+  options.timeout_seconds = 3;
+  const auto verifier = make_code_reward(options);
+  const Problem sum = problem_of(kSum), add = problem_of(kAdd);
+  EXPECT_EQ(verifier->score({"", "print(sum(map(int, input().split())))", &sum}).reward, 1);
+  EXPECT_EQ(verifier->score({"", "def add(a, b): return a + b", &add}).reward, 1);
+  EXPECT_EQ(verifier->score({"", "def add(a, b): return a - b", &add}).reward, 0);
+  EXPECT_EQ(verifier->score({"", "import os; os._exit(0)", &add}).reward, 0);
+}
+
 TEST(CodeVerifier, TestsThatAreNoPythonFailTheReward) {
   NEEDS_SANDBOX();
   const RewardResult result =
