@@ -250,6 +250,17 @@ class Parser {
       return peek(ahead).kind == TokenKind::kWord || peek(ahead).kind == TokenKind::kText;
     };
     if (!unit(0)) return;
+    // What stands for a number or an operation is no unit.
+    static constexpr std::string_view kMeaning[] = {
+        "not",    "dozen",   "dozens",   "squared", "cubed",   "half",    "halves",     "third",
+        "thirds", "quarter", "quarters", "fourths", "fifths",  "tenths",  "hundredths", "thousandths",
+        "times",  "plus",    "minus",    "over",    "less",    "more",    "than",       "factorial",
+        "lakh",   "crore",   "twice",    "thrice",  "million", "billion", "thousand",   "hundred"};
+    for (size_t ahead = 0; unit(ahead); ++ahead) {
+      const std::string words = " " + lower_words(peek(ahead).text) + " ";
+      for (const std::string_view meaning : kMeaning)
+        if (words.find(" " + std::string(meaning) + " ") != std::string::npos) throw UnreadableFormula();
+    }
     while (unit(0) || (mark(0, '/') && (unit(1) || peek(1).kind == TokenKind::kSymbol))) {
       at_ += unit(0) ? 1 : 2;
       if (mark(0, '^')) {
