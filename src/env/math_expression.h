@@ -1,0 +1,54 @@
+// Answers as people and models write them, LaTeX or plain, as trees.
+//
+// What is read: numbers (1,000; 1{,}000; .5; 2e3; 3 1/2; 50%), + - * / and implied products, powers, \frac,
+// \sqrt[n], functions (sin .. arctan, ln, log_b, exp, sqrt, abs), factorials, binomials, pi, e, i, infinity,
+// variables with subscripts, plus-minus; intervals, unions, tuples, sets, lists ("1, 2 or 3"), equations and
+// chains of inequalities, matrices, texts. Units, \text behind a value, dollars, degrees and spacing are
+// dropped.
+//
+// The reader is bounded: kMaxExpressionText characters, kMaxExpressionDepth levels, kMaxExpressionNodes
+// nodes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bough {
+
+inline constexpr size_t kMaxExpressionText = 4000;
+inline constexpr int kMaxExpressionDepth = 60;
+inline constexpr size_t kMaxExpressionNodes = 1000;
+
+struct Expression {
+  enum class Kind {
+    kNumber,    // text: digits, point, exponent: "1200.5e3"
+    kSymbol,    // text: a variable ("x", "x_1"), or pi, e, i
+    kInfinity,  // negative: by kNegate
+    kSum,       // of the children
+    kProduct,   // of the children
+    kQuotient,  // first over second
+    kNegate,
+    kPower,      // first to the second
+    kPlusMinus,  // plus or minus the child; sign -1: minus or plus
+    kFunction,   // text: its name; children: its arguments (log: argument, base; root: argument, index)
+    kGroup,  // text: its two brackets, "()", "[)", ...; children: its items. Round with one item: that item
+    kSet,    // children: its items, unordered
+    kUnion,  // of the children
+    kRelation,  // text: the operators, a character each (= < >, l: at most, g: at least); children: the sides
+    kMatrix,    // `columns` children a row
+    kText,      // text: lower case, words with one space between them
+  };
+  Kind kind = Kind::kNumber;
+  std::string text;
+  std::vector<Expression> children;
+  int sign = 1;
+  size_t columns = 0;
+  bool percent = false;  // the whole answer was a percentage; at the root only
+};
+
+// nullopt: not of this grammar, or beyond its bounds.
+std::optional<Expression> parse_expression(std::string_view text);
+
+}  // namespace bough

@@ -1,0 +1,31 @@
+// The words and marks of a formula, LaTeX or plain; what only dresses it (\left, spacing, dollars, degrees)
+// is gone. Internal to math_expression.cpp.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bough {
+
+struct UnreadableFormula {};  // thrown inside of the reader only
+
+enum class TokenKind { kNumber, kSymbol, kFunction, kWord, kText, kMark, kEnd };
+
+// Marks are single characters: + - * / ^ _ ! % | ( ) [ ] { } , & = < > and
+//   P plus-minus   M minus-plus   U union   I infinity   l at most   g at least   E element of
+//   S set opens    s set closes   F \frac   Q \sqrt   B \binom   N new row   0 empty set   R all reals
+//   b begin of a matrix   e end of it
+struct Token {
+  TokenKind kind = TokenKind::kEnd;
+  std::string text;
+  bool space_before = false;
+};
+
+// Ends with a kEnd. Throws UnreadableFormula.
+std::vector<Token> formula_tokens(std::string_view text);
+
+// Words with one space between them, in lower case, without a period at the end.
+std::string lower_words(std::string_view text);
+
+}  // namespace bough

@@ -1,0 +1,527 @@
+#include "env/sandbox.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/close_range.h>
+#include <linux/keyctl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr size_t kErrorsKept = 4096;
+constexpr milliseconds kWatch{20};  // how often memory and processes are counted
+constexpr milliseconds kReapLimit{2000};
+constexpr const char* kPath = "/usr/local/bin:/usr/bin:/bin";
+
+// The limit of processes counts in the box's own user namespace only where it is set inside of it. dash
+// calls it -p, bash -u; where neither is there the watch counts. On descriptor 4 it says that the box stands.
+constexpr const char* kLaunch =
+    "ulimit -p \"$1\" 2>/dev/null || ulimit -u \"$1\" 2>/dev/null; shift; "
+    "echo started >&4; exec 4>&-; exec \"$@\"";
+
+struct Descriptor {
+  int value = -1;
+  Descriptor() = default;
+  explicit Descriptor(int v) : value(v) {}
+  Descriptor(Descriptor&& other) noexcept : value(std::exchange(other.value, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value, other.value);
+    return *this;
+  }
+  ~Descriptor() { reset(); }
+  void reset() {
+    if (value >= 0) close(value);
+    value = -1;
+  }
+};
+
+[[noreturn]] void no_descriptor(const char* what) {
+  throw IoError(str("sandbox: no ", what, ": ", std::strerror(errno)));
+}
+
+struct Pipe {
+  Descriptor read, write;
+  Pipe() {
+    std::array<int, 2> ends;
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) no_descriptor("pipe");
+    read.value = ends[0];
+    write.value = ends[1];
+    fcntl(read.value, F_SETFL, O_NONBLOCK);
+  }
+};
+
+// A file in memory that nobody can change or make longer, open at its beginning.
+Descriptor memory_file(std::string_view content) {
+  Descriptor file(memfd_create("input", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (file.value < 0) no_descriptor("file in memory");
+  while (!content.empty()) {
+    const ssize_t n = write(file.value, content.data(), content.size());
+    if (n < 0 && errno != EINTR) no_descriptor("memory");
+    if (n > 0) content.remove_prefix(static_cast<size_t>(n));
+  }
+  lseek(file.value, 0, SEEK_SET);
+  fcntl(file.value, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
+  return file;
+}
+
+// A user that nobody has, another one for each of up to 1,024 boxes at a time of one process. nullopt: not
+// root. Where a container maps few users it is one of the last of those.
+std::optional<uid_t> spare_user() {
+  if (geteuid() != 0) return std::nullopt;
+  static std::atomic<uint32_t> next{0};
+  const uint32_t slot = next++ % 1024;
+  const uint64_t wanted = 0x60000000u + ((static_cast<uint64_t>(getpid()) & 0xffff) << 10) + slot;
+  std::ifstream map("/proc/self/uid_map");
+  uint64_t inside, outside, count, last = 65533;
+  while (map >> inside >> outside >> count) {
+    if (wanted >= inside && wanted < inside + count) return static_cast<uid_t>(wanted);
+    last = inside + count - 1;
+  }
+  if (last == 0) return std::nullopt;  // only its root is mapped
+  return static_cast<uid_t>(last - slot % std::max<uint64_t>(1, last / 4));
+}
+
+// What the child does between fork and exec, prepared before: only system calls are allowed there.
+struct Launch {
+  std::vector<std::string> arguments;
+  std::vector<char*> argv;
+  std::vector<char*> environment;
+  std::string home;              // of the environment: "HOME=..."
+  std::vector<int> descriptors;  // becomes 0, 1, 2, ...; -1: closed there
+  std::optional<uid_t> user;
+  std::string folder = "/";
+  std::vector<std::pair<__rlimit_resource_t, rlim_t>> limits;
+  int error_pipe = -1;
+  pid_t parent = -1;
+};
+
+// The raw call: _exit is intercepted by sanitizers, which miss the parent's threads in the child.
+[[noreturn]] void end_child(int status) {
+  for (;;) syscall(SYS_exit_group, status);
+}
+
+[[noreturn]] void launch(const Launch& launch) {
+  int failed = 0;
+  const auto check = [&](bool good) {
+    if (!good && failed == 0) failed = errno;
+  };
+  setpgid(0, 0);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);
+  // Out of the way of the numbers that they become.
+  constexpr int kAbove = 256;
+  const int num = static_cast<int>(launch.descriptors.size());
+  std::array<int, 64> moved;
+  const int error_pipe = fcntl(launch.error_pipe, F_DUPFD_CLOEXEC, kAbove);
+  for (int i = 0; i < num; ++i)
+    moved[i] = launch.descriptors[i] < 0 ? -1 : fcntl(launch.descriptors[i], F_DUPFD_CLOEXEC, kAbove);
+  for (int i = 0; i < num; ++i) {
+    if (launch.descriptors[i] < 0) close(i);
+    else check(dup2(moved[i], i) == i);  // the copy stays open over exec
+  }
+  check(close_range(static_cast<unsigned>(num), ~0u, CLOSE_RANGE_CLOEXEC) == 0);
+  if (launch.user) {  // the raw calls: glibc's would ask threads that are not here
+    const uid_t user = *launch.user;
+    check(syscall(SYS_setgroups, 0, nullptr) == 0);
+    check(syscall(SYS_setresgid, user, user, user) == 0);
+    check(syscall(SYS_setresuid, user, user, user) == 0);
+  }
+  syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);  // not the keys of our session; may be missing
+  check(chdir(launch.folder.c_str()) == 0);
+  // After the change of user, which forgets it.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != launch.parent) end_child(127);
+  for (const auto& [resource, value] : launch.limits) {
+    rlimit limit{};
+    getrlimit(resource, &limit);
+    limit.rlim_cur = limit.rlim_max = std::min(value, limit.rlim_max);
+    check(setrlimit(resource, &limit) == 0);
+  }
+  if (failed == 0) {
+    execve(launch.argv[0], launch.argv.data(), launch.environment.data());
+    failed = errno;
+  }
+  [[maybe_unused]] const ssize_t written = write(error_pipe, &failed, sizeof failed);
+  end_child(127);
+}
+
+// Start time of a process, in ticks since the machine's; with the number it names a process for ever.
+// nullopt: it is no more, but for the number that its parent has not asked for.
+std::optional<uint64_t> start_time(pid_t pid) {
+  std::ifstream file(str("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  const size_t name_end = line.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream fields(line.substr(name_end + 2));
+  std::string skipped, state;
+  fields >> state;
+  if (state == "Z" || state == "X") return std::nullopt;
+  for (int i = 0; i < 18; ++i) fields >> skipped;
+  uint64_t time = 0;
+  if (!(fields >> time)) return std::nullopt;
+  return time;
+}
+
+// `pid` and all its descendants. A process between two looks may be missed, not taken for another.
+std::vector<pid_t> process_tree(pid_t pid) {
+  std::vector<pid_t> tree{pid};
+  constexpr size_t kMost = 10'000;
+  for (size_t i = 0; i < tree.size() && tree.size() < kMost; ++i) {
+    std::error_code error;
+    for (const auto& task : std::filesystem::directory_iterator(str("/proc/", tree[i], "/task"), error)) {
+      std::ifstream file(task.path() / "children");
+      for (pid_t child; file >> child;) tree.push_back(child);
+    }
+  }
+  return tree;
+}
+
+int64_t resident_bytes(pid_t pid) {
+  std::ifstream file(str("/proc/", pid, "/statm"));
+  int64_t total = 0, resident = 0, shared = 0;
+  file >> total >> resident >> shared;
+  return std::max<int64_t>(0, resident - shared) * sysconf(_SC_PAGESIZE);
+}
+
+bool ended(pid_t pid) {  // without reaping: its number stays taken
+  siginfo_t info{};
+  return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == pid;
+}
+
+bool wait_until(milliseconds limit, const auto& condition) {
+  const auto deadline = Clock::now() + limit;
+  while (!condition()) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+// Kills every process of a user that only our box has.
+void kill_user(uid_t user) {
+  const pid_t killer = fork();
+  if (killer == 0) {
+    if (syscall(SYS_setresuid, user, user, user) == 0) kill(-1, SIGKILL);
+    end_child(0);
+  }
+  if (killer > 0) waitpid(killer, nullptr, 0);
+}
+
+bool read_some(int descriptor, std::string& into) {
+  std::array<char, 1 << 16> buffer;
+  for (int i = 0; i < 16; ++i) {
+    const ssize_t n = read(descriptor, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno == EAGAIN;
+    if (n == 0) return false;
+    into.append(buffer.data(), static_cast<size_t>(n));
+  }
+  return true;
+}
+
+void keep_last(std::string& text, size_t size) {
+  if (text.size() > size) text.erase(0, text.size() - size);
+}
+
+std::string find_bwrap(const std::string& setting) {
+  if (!setting.empty()) return access(setting.c_str(), X_OK) == 0 ? setting : "";
+  const char* path = getenv("PATH");
+  std::istringstream folders(str(path == nullptr ? "" : path, ":/usr/bin"));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string candidate = folder + "/bwrap";
+    if (!folder.empty() && access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  return "";
+}
+
+int64_t bytes_or(const Bytes& bytes, int64_t otherwise) {
+  return bytes.is_auto() ? otherwise : bytes.count;
+}
+
+constexpr std::string_view kRemedy =
+    "\n  bubblewrap missing: apt-get install bubblewrap (0.6 or newer)"
+    "\n  Ubuntu 24.04 and later: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    "\n  user namespaces off: sysctl -w user.max_user_namespaces=10000, and on older Debian "
+    "kernel.unprivileged_userns_clone=1"
+    "\n  in Docker: --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined"
+    "\n  or let programs run without a sandbox, if what they can do to this machine does not matter: "
+    "allow_unsandboxed: true";
+
+}  // namespace
+
+std::string SandboxResult::describe() const {
+  std::string last = errors;
+  while (!last.empty() && std::isspace(static_cast<unsigned char>(last.back()))) last.pop_back();
+  last.erase(0, last.rfind('\n') + 1);
+  const std::string said = last.empty() ? "" : str(": ", quoted(last));
+  switch (end) {
+    case End::kExited:
+      if (status > 128 && status < 128 + 65)
+        return str("was ended by signal ", status - 128, " (", strsignal(status - 128), ")", said);
+      return str("ended with status ", status, said);
+    case End::kTimedOut: return str("took longer than ", std::round(seconds * 10) / 10, " s");
+    case End::kMemory: return "took more memory than it may";
+    case End::kProcesses: return "started more processes than it may";
+    case End::kOutput: return "printed more than it may";
+    case End::kStopped: return "was stopped";
+    case End::kNotStarted: return str("could not be started", said);
+  }
+  return "";
+}
+
+Sandbox::Sandbox(const SandboxSettings& settings)
+    : settings_(settings), bwrap_(find_bwrap(settings.bubblewrap)) {
+  settings_.memory.count = bytes_or(settings_.memory, int64_t{1} << 30);
+  settings_.address_space.count = bytes_or(settings_.address_space, settings_.memory.count);
+  settings_.disk.count = bytes_or(settings_.disk, int64_t{64} << 20);
+  settings_.output.count = bytes_or(settings_.output, int64_t{8} << 20);
+  if (settings_.disk.count < 1 << 20)
+    throw UserError(str("sandbox: disk is ", settings_.disk.to_string(), ", expected at least 1MiB"));
+  for (const std::string& path : settings_.read_only_paths) {
+    if (path.empty() || path[0] != '/' || access(path.c_str(), F_OK) != 0)
+      throw UserError(str("sandbox: read_only_paths: no folder ", quoted(path), " (an absolute path)"));
+  }
+  if (bwrap_.empty()) {
+    why_not_ = settings_.bubblewrap.empty() ? "there is no program bwrap on PATH"
+                                            : str("cannot execute ", quoted(settings_.bubblewrap));
+  } else {
+    sandboxed_ = true;
+    for (const bool disable : {true, false}) {
+      disable_user_namespaces_ = disable;
+      const SandboxResult result = run({.command = {"true"}, .seconds = 30});
+      if (result.ok()) return;
+      if (why_not_.empty() || !disable) why_not_ = result.describe();
+    }
+    sandboxed_ = false;
+  }
+  if (!settings_.allow_unsandboxed)
+    throw UserError(str("sandbox: no program can be run safely on this machine: ", why_not_, kRemedy));
+}
+
+std::vector<std::string> Sandbox::box_arguments() const {
+  std::vector<std::string> box{bwrap_,          "--unshare-user", "--unshare-pid",       "--unshare-ipc",
+                               "--unshare-net", "--unshare-uts",  "--unshare-cgroup-try"};
+  const auto add = [&](std::initializer_list<std::string> words) { box.insert(box.end(), words); };
+  if (disable_user_namespaces_) add({"--disable-userns"});
+  add({"--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000", "--hostname", "box"});
+  add({"--clearenv", "--setenv", "PATH", kPath, "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp",
+       "--setenv", "LANG", "C.UTF-8"});
+  add({"--ro-bind", "/usr", "/usr"});
+  for (const std::string folder : {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}) {
+    std::error_code error;
+    if (std::filesystem::is_symlink(folder, error))
+      add({"--symlink", std::filesystem::read_symlink(folder, error).string(), folder});
+    else if (std::filesystem::is_directory(folder, error)) add({"--ro-bind", folder, folder});
+  }
+  for (const std::string file : {"/etc/ld.so.cache", "/etc/alternatives"}) add({"--ro-bind-try", file, file});
+  const std::string disk = std::to_string(settings_.disk.count);
+  add({"--proc", "/proc", "--dev", "/dev", "--size",
+       std::to_string(std::min<int64_t>(settings_.disk.count, 8 << 20)), "--tmpfs", "/dev/shm", "--size",
+       disk, "--tmpfs", "/tmp"});
+  for (const std::string& path : settings_.read_only_paths) add({"--ro-bind", path, path});
+  return box;
+}
+
+SandboxResult Sandbox::run(const SandboxProgram& program, std::stop_token stop) const {
+  BOUGH_CHECK(!program.command.empty() && program.files.size() < 16, "files: ", program.files.size());
+  SandboxResult result;
+  Launch child;
+  child.user = spare_user();
+  child.parent = getpid();
+  Pipe out, errors, started, exec_error;
+  const Descriptor input = memory_file(program.input);
+  child.descriptors = {input.value, out.write.value, errors.write.value, program.channel,
+                       started.write.value};
+  std::vector<Descriptor> contents;
+  std::string folder;  // unsandboxed: the working folder
+  struct RemoveFolder {
+    const std::string& path;
+    ~RemoveFolder() {
+      std::error_code error;
+      if (!path.empty()) std::filesystem::remove_all(path, error);
+    }
+  } remove_folder{folder};
+  if (sandboxed_) {
+    child.arguments = box_arguments();
+    for (const auto& [name, content] : program.files) {
+      contents.push_back(memory_file(content));
+      child.arguments.insert(child.arguments.end(),
+                             {"--file", std::to_string(child.descriptors.size()), "/tmp/" + name});
+      child.descriptors.push_back(contents.back().value);
+    }
+    const std::vector<std::string> rest{"--chdir",      "/tmp", "--remount-ro", "/dev",
+                                        "--remount-ro", "/",    "--",           "/bin/sh"};
+    child.arguments.insert(child.arguments.end(), rest.begin(), rest.end());
+  } else {
+    std::string name = str(std::filesystem::temp_directory_path().string(), "/bough-program-XXXXXX");
+    if (mkdtemp(name.data()) == nullptr) no_descriptor("folder for the program");
+    folder = name;
+    for (const auto& [file, content] : program.files) std::ofstream(folder + "/" + file) << content;
+    if (child.user) {
+      [[maybe_unused]] const int given = chown(folder.c_str(), *child.user, *child.user);
+    }
+    child.folder = folder;
+    child.arguments = {"/bin/sh"};
+  }
+  // Without a namespace of users the limit of processes would count all of this user's: only for a spare one.
+  const bool count_processes = sandboxed_ || child.user;
+  const std::string processes = count_processes ? std::to_string(settings_.processes) : "unlimited";
+  for (const std::string& word : {std::string("-c"), std::string(kLaunch), std::string("sh"), processes})
+    child.arguments.push_back(word);
+  child.arguments.insert(child.arguments.end(), program.command.begin(), program.command.end());
+  for (std::string& argument : child.arguments) child.argv.push_back(argument.data());
+  child.argv.push_back(nullptr);
+  // bwrap's own environment can be read in /proc/1/environ of the box, so it has nothing of ours either.
+  std::string path = str("PATH=", kPath), language = "LANG=C.UTF-8";
+  child.home = str("HOME=", child.folder);
+  child.environment = {path.data(), language.data(), child.home.data(), nullptr};
+  const auto cpu = static_cast<rlim_t>(std::ceil(program.seconds) + 1);
+  child.limits = {{RLIMIT_CPU, cpu},
+                  {RLIMIT_FSIZE, static_cast<rlim_t>(settings_.disk.count)},
+                  {RLIMIT_NOFILE, static_cast<rlim_t>(settings_.open_files)},
+                  {RLIMIT_CORE, 0},
+                  {RLIMIT_AS, static_cast<rlim_t>(settings_.address_space.count)}};
+  child.error_pipe = exec_error.write.value;
+
+  const auto begin = Clock::now();
+  const auto deadline =
+      begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(program.seconds));
+  const pid_t pid = fork();
+  if (pid < 0) no_descriptor("process");
+  if (pid == 0) launch(child);
+  setpgid(pid, pid);
+  for (Descriptor* end : {&out.write, &errors.write, &started.write, &exec_error.write}) end->reset();
+
+  std::map<pid_t, uint64_t> seen;  // what the program started, by number and start time
+  const auto watch = [&] {
+    const std::vector<pid_t> tree = process_tree(pid);
+    int64_t bytes = 0;
+    for (const pid_t each : tree) {
+      bytes += resident_bytes(each);
+      if (!sandboxed_ && each != pid)
+        if (const auto time = start_time(each)) seen[each] = *time;
+    }
+    if (bytes > settings_.memory.count) result.end = SandboxResult::End::kMemory;
+    else if (static_cast<int64_t>(tree.size()) > settings_.processes + 2)
+      result.end = SandboxResult::End::kProcesses;
+    else return true;
+    return false;
+  };
+  bool out_open = true, errors_open = true, killed = false;
+  auto next_watch = begin + kWatch;
+  while (!killed && (out_open || errors_open || !ended(pid))) {
+    std::array<pollfd, 2> polled{
+        {{out_open ? out.read.value : -1, POLLIN, 0}, {errors_open ? errors.read.value : -1, POLLIN, 0}}};
+    const bool nothing_open = !out_open && !errors_open;  // it closed both, and runs on
+    poll(polled.data(), polled.size(), nothing_open ? 1 : static_cast<int>(kWatch.count()));
+    if (polled[0].revents != 0) out_open = read_some(out.read.value, result.output);
+    if (polled[1].revents != 0) errors_open = read_some(errors.read.value, result.errors);
+    keep_last(result.errors, kErrorsKept);
+    const auto now = Clock::now();
+    killed = true;
+    if (static_cast<int64_t>(result.output.size()) > settings_.output.count)
+      result.end = SandboxResult::End::kOutput;
+    else if (stop.stop_requested()) result.end = SandboxResult::End::kStopped;
+    else if (now >= deadline) result.end = SandboxResult::End::kTimedOut;
+    else killed = false;
+    if (!killed && now >= next_watch) {
+      killed = !watch();
+      next_watch = Clock::now() + kWatch;
+    }
+    // What was left behind may hold the pipes open for ever.
+    if (!killed && ended(pid)) break;
+  }
+  result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+
+  // Stopped, the first process reaps nobody, so that the numbers of its children stay theirs while we kill
+  // them. The first one of the box takes its whole namespace with it.
+  if (!ended(pid)) {
+    kill(pid, SIGSTOP);
+    wait_until(milliseconds(200), [&] {
+      siginfo_t info{};
+      return ended(pid) || (waitid(P_PID, static_cast<id_t>(pid), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+                            info.si_pid == pid);
+    });
+    const std::vector<pid_t> children = process_tree(pid);
+    std::vector<std::pair<pid_t, std::optional<uint64_t>>> times;
+    for (const pid_t each : children) times.emplace_back(each, start_time(each));
+    for (const pid_t each : children)
+      if (each != pid) kill(each, SIGKILL);
+    wait_until(kReapLimit, [&] {
+      return std::all_of(times.begin(), times.end(), [&](const auto& each) {
+        return each.first == pid || !each.second || start_time(each.first) != each.second;
+      });
+    });
+    kill(pid, SIGKILL);
+  }
+  wait_until(kReapLimit, [&] { return ended(pid); });
+  kill(-pid, SIGKILL);  // the group, while its leader's number is still taken
+  if (!sandboxed_ && child.user) kill_user(*child.user);
+  if (!sandboxed_ && !child.user) {
+    for (const auto& [each, time] : seen)
+      if (start_time(each) == time) kill(each, SIGKILL);
+  }
+  int status = 0;
+  const bool reaped = waitpid(pid, &status, WNOHANG) == pid;
+  if (!killed) {
+    result.end = SandboxResult::End::kExited;
+    if (reaped) result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    // The box's first process holds the pipe until all others of the box are gone.
+    const auto gone = Clock::now() + (sandboxed_ ? kReapLimit : milliseconds(0));
+    while (out_open && static_cast<int64_t>(result.output.size()) <= settings_.output.count) {
+      pollfd more{out.read.value, POLLIN, 0};
+      const auto left = std::chrono::duration_cast<milliseconds>(gone - Clock::now()).count();
+      if (poll(&more, 1, static_cast<int>(std::max<int64_t>(0, left))) <= 0) break;
+      out_open = read_some(out.read.value, result.output);
+    }
+    read_some(errors.read.value, result.errors);
+    if (static_cast<int64_t>(result.output.size()) > settings_.output.count)
+      result.end = SandboxResult::End::kOutput;
+  }
+  keep_last(result.errors, kErrorsKept);
+  if (static_cast<int64_t>(result.output.size()) > settings_.output.count)
+    result.output.resize(static_cast<size_t>(settings_.output.count));
+  std::string said;
+  read_some(started.read.value, said);
+  if (said.empty() && result.end != SandboxResult::End::kStopped) {
+    int error = 0;
+    if (read(exec_error.read.value, &error, sizeof error) == sizeof error)
+      result.errors = str("cannot execute ", child.arguments[0], ": ", std::strerror(error));
+    result.end = SandboxResult::End::kNotStarted;
+  }
+  return result;
+}
+
+}  // namespace bough
