@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Staleness against reward: the demo's job at several eta, with the naive and the decoupled loss.
 
-Four mini-batches a step (with one, pi is pi_old and nothing differs). Each run is a folder under --out; what is
-finished is not run again and what was stopped goes on, so that the whole can be made piece by piece. Then the
-table: accuracy before and after with its 95% interval, seconds of training, mean staleness.
+Four mini-batches a step (with one, pi is pi_old and nothing differs). Each run is a folder under --out; what
+is finished is not run again and what was stopped goes on, so that the whole can be made piece by piece. Then
+the table: accuracy before and after with its 95% interval, seconds of training, mean staleness.
 """
 
 import argparse
@@ -32,7 +32,9 @@ def parse_arguments():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
-    parser.add_argument("--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model")
+    parser.add_argument(
+        "--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "runs/ablation")
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--eta", type=int, nargs="+", default=[0, 1, 4, 8, UNBOUNDED])
@@ -50,7 +52,11 @@ def folder_of(args, eta, loss, seed):
 def run(args, eta, loss, seed):
     demo = args.demo.resolve()
     command = [str(args.bough), "train", str(ROOT / "configs/sums.yaml"), f"fileroot={args.out}"]
-    command += ["experiment_name=ablation", f"trial_name={folder_of(args, eta, loss, seed).name}", f"seed={seed}"]
+    command += [
+        "experiment_name=ablation",
+        f"trial_name={folder_of(args, eta, loss, seed).name}",
+        f"seed={seed}",
+    ]
     command += [f"model.path={demo}/warm", f"train_dataset.path={demo}/train.jsonl"]
     command += [f"train_dataset.few_shot.path={demo}/examples.jsonl", f"valid_dataset.path={demo}/test.jsonl"]
     command += [f"valid_dataset.few_shot.path={demo}/examples.jsonl", f"total_train_steps={args.steps}"]

@@ -70,7 +70,9 @@ def parse_arguments():
     )
     parser.add_argument("pairs", nargs="*", help=f"of {', '.join(PAIRS)} (default: all)")
     parser.add_argument("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
-    parser.add_argument("--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model")
+    parser.add_argument(
+        "--demo", type=Path, default=ROOT / "runs/demo", help="the demo's folder: its warm model"
+    )
     parser.add_argument("--steps", type=int, default=12, help="of a run; the first two are not counted")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -88,11 +90,18 @@ def measure(args, folder, name, settings):
     command = [str(args.bough), "train", str(ROOT / "configs/sums.yaml"), f"fileroot={folder}"]
     command += [f"trial_name={name}", f"model.path={demo}/warm", f"train_dataset.path={demo}/train.jsonl"]
     command += [f"train_dataset.few_shot.path={demo}/examples.jsonl", "valid_dataset.path="]
-    command += [f"total_train_steps={args.steps}", "compare_dense=0", "saver.freq_steps=0", "saver.rollouts=false"]
+    command += [
+        f"total_train_steps={args.steps}",
+        "compare_dense=0",
+        "saver.freq_steps=0",
+        "saver.rollouts=false",
+    ]
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
     run = subprocess.run(command + settings, cwd=folder, env=environment, capture_output=True, text=True)
     if run.returncode != 0:
-        raise SystemExit(f"exit code {run.returncode} from\n  {' '.join(command + settings)}\n{run.stderr[-2000:]}")
+        raise SystemExit(
+            f"exit code {run.returncode} from\n  {' '.join(command + settings)}\n{run.stderr[-2000:]}"
+        )
     lines = (Path(folder) / "demo" / name / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines][2:]
     tokens = sum(step["perf/effective_tokens_per_s"] * step["time/step"] for step in steps)
@@ -102,7 +111,10 @@ def measure(args, folder, name, settings):
 
 def main():
     args = parse_arguments()
-    print(f"{'pair':<14} {'first':>10} {'second':>10} {'ratio':>6}   staleness  (tokens/s, medians of {args.rounds})")
+    print(
+        f"{'pair':<14} {'first':>10} {'second':>10} {'ratio':>6}   staleness"
+        f"  (tokens/s, medians of {args.rounds})"
+    )
     for pair in args.pairs or PAIRS:
         first, second, both = PAIRS[pair]
         rates = {"first": [], "second": []}
@@ -116,7 +128,9 @@ def main():
                     if side == "first":
                         staleness.append(age)
         a, b = statistics.median(rates["first"]), statistics.median(rates["second"])
-        print(f"{pair:<14} {a:>10.0f} {b:>10.0f} {a / b:>6.2f}   {statistics.mean(staleness):>9.2f}", flush=True)
+        print(
+            f"{pair:<14} {a:>10.0f} {b:>10.0f} {a / b:>6.2f}   {statistics.mean(staleness):>9.2f}", flush=True
+        )
 
 
 if __name__ == "__main__":

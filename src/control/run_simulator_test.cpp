@@ -11,7 +11,7 @@ SimulationOptions cluster(int64_t eta) {
   options.controller.batch_groups = 32;
   options.controller.group_size = 8;
   options.controller.max_staleness = eta;
-  options.controller.total_steps = 30;
+  options.controller.total_steps = 12;
   options.rates = {.rollout_devices = 1,
                    .train_devices = 1,
                    .max_running = 256,
@@ -50,6 +50,7 @@ TEST(RunSimulator, SynchronousRunsFlattenAndAsynchronousOnesScale) {
 // section on resource allocation): T = max of the two, each inversely to its devices.
 TEST(RunSimulator, ABalancedSplitIsTheBest) {
   SimulationOptions options = cluster(16);
+  options.controller.total_steps = 40;
   options.rates.step_seconds = 0;
   const auto splits = simulate_splits(options, 12, {16});
   size_t best = 0;
