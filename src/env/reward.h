@@ -102,7 +102,7 @@ struct RewardEntry {
   void visit(V& v) {
     v("name", name, "of its metrics, reward/NAME/...; default: the function's or the verifier's name");
     v("function", function, "FILE.py:FUNCTION");
-    v("command", command, "a shell command that answers lines of JSON (docs/add_an_environment.md)");
+    v("command", command, "a shell command that answers lines of JSON (docs/add_a_reward.md)");
     v("url", url, "http://HOST:PORT/PATH of an endpoint that answers POSTs of JSON");
     v("verifier", verifier, "one that is built in, by its name");
     v("weight", weight, "its factor in the sum; 0: it is only recorded", range(-1e6, 1e6));
