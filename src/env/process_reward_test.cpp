@@ -359,7 +359,7 @@ TEST_F(ProcessReward, LeavesNoProcessBehind) {
 }
 
 TEST_F(ProcessReward, WhatLeftItsGroupDiesWithItsWorker) {
-  settings_.timeout_seconds = 1;
+  settings_.timeout_seconds = 3;
   const auto reward = load(
       "import os, signal, subprocess, time\n"
       "def spawn(*, leave):\n"
@@ -378,7 +378,7 @@ TEST_F(ProcessReward, WhatLeftItsGroupDiesWithItsWorker) {
     pids.push_back(static_cast<pid_t>(result.reward));
     EXPECT_TRUE(is_running(pids.back()));
   }
-  for (const auto& result : score(*reward, {"hang", "hang"})) expect_failure(result, "no result within 1 s");
+  for (const auto& result : score(*reward, {"hang", "hang"})) expect_failure(result, "no result within 3 s");
   for (const pid_t pid : pids) expect_gone(pid);
 }
 
@@ -529,6 +529,7 @@ TEST_F(ProcessReward, ACommandThatCannotRunEndsTheRunAtItsStart) {
 TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
   settings_.timeout_seconds = 3;
   const auto reward = command(
+      "write('{\"ready\": true}\\n')\n"
       "for line in sys.stdin:\n"
       "    request = json.loads(line)\n"
       "    id, how = request['id'], request['completion']\n"
@@ -550,7 +551,8 @@ TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
       "        import signal\n"
       "        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(each, "
       "signal.SIG_IGN)\n"
-      "        time.sleep(1000)\n");
+      "        time.sleep(1000)\n",
+      /*ready_line=*/true);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"error", "judge.py': xxx"},
       {"nan", "which is no reply"},
@@ -576,6 +578,21 @@ TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
   // A second answer belongs to no call: the first one counts.
   const auto twice = score(*reward, {"twice", "fine", "fine", "fine"});
   EXPECT_EQ(twice[0].reward, 1) << twice[0].message;
+}
+
+TEST_F(ProcessReward, CancelEndsWhatWaits) {
+  const auto reward = load("import time\ndef score(completion, **_): time.sleep(1000)\n");
+  std::vector<std::thread> callers;
+  for (int t = 0; t < 3; ++t)
+    callers.emplace_back([&] {
+      for (const RewardResult& result : score(*reward, {"a", "b", "c"})) expect_failure(result, "cancelled");
+    });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const auto begin = steady_clock::now();
+  reward->cancel();
+  for (std::thread& caller : callers) caller.join();
+  expect_failure(score(*reward, {"d"})[0], "cancelled");
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(10)) << "and not after timeout_seconds";
 }
 
 TEST_F(ProcessReward, CallersOfSeveralThreadsAreServedSideBySide) {

@@ -232,6 +232,10 @@ std::vector<RewardResult> WeightedReward::score_all(std::span<const RewardReques
   return results;
 }
 
+void WeightedReward::cancel() {
+  for (const Part& part : parts_) part.function->cancel();
+}
+
 void WeightedReward::check(const Dataset& dataset) const {
   for (const Part& part : parts_) part.function->check(dataset);
 }

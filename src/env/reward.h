@@ -132,6 +132,10 @@ class RewardFunction {
   // broken invariants only.
   virtual std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) = 0;
 
+  // From any thread, when nobody wants rewards any more: calls that run or wait return soon, with failures,
+  // and so do all later ones.
+  virtual void cancel() {}
+
   RewardResult score(const RewardRequest& request) { return score_all(std::span(&request, 1)).front(); }
 
   // Throws UserError where this function could never score the data set (a gold that is no number), so that a
@@ -166,6 +170,7 @@ class WeightedReward : public RewardFunction {
   WeightedReward(std::vector<Part> parts, std::optional<double> failure_reward);
 
   std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) override;
+  void cancel() override;
   void check(const Dataset& dataset) const override;
 
  private:

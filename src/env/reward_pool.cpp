@@ -69,19 +69,41 @@ std::vector<RewardResult> RewardPool::score_all(std::span<const RewardRequest> r
   return std::move(batch.results);
 }
 
+void RewardPool::cancel() {
+  {
+    const std::lock_guard lock(mutex_);
+    cancelled_ = true;
+  }
+  wake();
+}
+
 // ---- the dispatcher thread ----
 
 void RewardPool::dispatch() {
   for (Worker& worker : workers_) start(worker);
   for (;;) {
+    bool cancelled = false;
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) break;
+      cancelled = cancelled_;
     }
-    give_work();
+    if (cancelled) drop_everything();
+    else give_work();
     wait_for_events();
   }
   for (Worker& worker : workers_) worker.channel.reset();
+}
+
+void RewardPool::drop_everything() {
+  const std::string why = "cancelled, since the run ends";
+  for (Worker& worker : workers_) {
+    const bool is_busy = worker.state == Worker::State::busy;
+    worker.channel.reset();
+    worker.state = Worker::State::stopped;
+    if (is_busy) finish(worker.call, failed(why));
+  }
+  fail_what_waits(why);
 }
 
 void RewardPool::start(Worker& worker) {

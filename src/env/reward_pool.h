@@ -2,13 +2,13 @@
 //
 // A pool has `workers` channels, each with one call at a time. One dispatcher thread owns them all:
 //
-//   score_all ──calls──▶ waiting ──▶ dispatcher ──request──▶ channel 0 .. n-1 (a process, a connection)
+//   score_all ──calls──▶ waiting ──▶ dispatcher ──request──▶ channel 0 .. n-1 (process, connection)
 //       ▲                             │  ▲                      │
 //       └───── results, in order ─────┘  └────── replies ───────┘
 //
 // It never waits for one channel alone: poll() over all of them, until the nearest deadline. The callers of
 // score_all wait on a condition variable: they are who bounds the queue, which holds no more than the calls
-// of those that wait. mutex_ guards the queue, the batches in it and `stopping_`, and is never held while the
+// of those that wait. mutex_ guards the queue, the batches in it and the flags, and is never held while the
 // dispatcher polls or opens a channel.
 //
 // A call fails, and only that call, when the reply says so or is none, takes longer than timeout_seconds, or
@@ -70,6 +70,7 @@ class RewardPool : public RewardFunction {
   ~RewardPool() override;  // no score_all may be running
 
   std::vector<RewardResult> score_all(std::span<const RewardRequest> requests) override;
+  void cancel() override;
 
   int64_t num_restarts() const { return num_restarts_; }  // of channels that broke or hung
   int64_t num_retries() const { return num_retries_; }    // of calls
@@ -99,6 +100,7 @@ class RewardPool : public RewardFunction {
   };
 
   void dispatch();
+  void drop_everything();
   void start(Worker& worker);
   void become_ready(Worker& worker);
   void give_work();
@@ -129,7 +131,7 @@ class RewardPool : public RewardFunction {
   std::mutex mutex_;
   std::condition_variable changed_;  // a batch is finished, or the start is over
   std::deque<Call> waiting_;         // of callers that wait in score_all
-  bool stopping_ = false;
+  bool stopping_ = false, cancelled_ = false;
   size_t num_started_ = 0;  // workers that have been ready once
   std::string start_error_;
 
