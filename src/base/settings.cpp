@@ -104,11 +104,21 @@ SettingField& SettingCollector::add(const char* key, const char* help, Constrain
   return field;
 }
 
+Json SettingCollector::changed_values(const SettingField& group, const SettingField& defaults) {
+  Json out = Json::object();
+  for (size_t i = 0; i < group.fields.size(); ++i) {
+    Json value = json_value(group.fields[i]);
+    if (value != json_value(defaults.fields[i])) out[group.fields[i].key] = std::move(value);
+  }
+  return out;
+}
+
 std::string read_settings_file(const std::filesystem::path& path) {
   return read_file(path);
 }
 
 void check_settings(const SettingField& root, const std::string& source) {
+  if (root.is_group_list()) return;  // its elements were checked one by one
   for (const SettingField& field : root.fields) check_settings(field, source);
   if (!root.check) return;
   try {
@@ -186,6 +196,12 @@ std::string value_text(const Json& value) {
     for (const Json& element : value) out += (out.empty() ? "" : ", ") + value_text(element);
     return "[" + out + "]";
   }
+  if (value.is_object()) {
+    std::string out;
+    for (const auto& [key, element] : value.items())
+      out += (out.empty() ? "" : ", ") + key + ": " + value_text(element);
+    return "{" + out + "}";
+  }
   return value.dump();
 }
 
@@ -197,7 +213,7 @@ void append_yaml(const SettingField& group, int indent, std::string& out) {
   for (const SettingField& field : group.fields) {
     out.append(static_cast<size_t>(indent), ' ');
     out += field.key + ":";
-    if (field.kind == SettingKind::kGroup) {
+    if (field.is_group()) {
       out += field.fields.empty() ? " {}\n" : "\n";
       append_yaml(field, indent + 2, out);
     } else {
@@ -210,7 +226,7 @@ using Leaves = std::vector<std::pair<std::string, const SettingField*>>;
 void append_leaves(const SettingField& group, const std::string& prefix, Leaves& out) {
   for (const SettingField& field : group.fields) {
     const std::string key = join_key(prefix, field.key);
-    if (field.kind == SettingKind::kGroup) append_leaves(field, key, out);
+    if (field.is_group()) append_leaves(field, key, out);
     else out.emplace_back(key, &field);
   }
 }
@@ -229,14 +245,18 @@ std::string yaml_text(const SettingField& root) {
 }
 
 Json json_value(const SettingField& root) {
-  if (root.kind != SettingKind::kGroup) return root.get();
+  if (!root.is_group()) return root.get();
   Json out = Json::object();
   for (const SettingField& field : root.fields) out[field.key] = json_value(field);
   return out;
 }
 
 std::string help_text(const SettingField& root) {
-  const Leaves leaves = leaves_of(root);
+  Leaves leaves;
+  for (const auto& [key, field] : leaves_of(root)) {
+    leaves.emplace_back(key, field);
+    if (field->is_group_list()) append_leaves(*field, key + "[]", leaves);
+  }
   constexpr size_t kWidestColumn = 44;  // a key longer than that pushes its own line only
   size_t width = 0;
   std::vector<std::string> heads;

@@ -11,8 +11,12 @@
 //     void check() const;  // optional: what one field cannot say alone; throws UserError
 //   };
 //
-// Fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, and structs with
-// a visit of their own. A root struct may accept other spellings of keys:
+// Fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, structs with a
+// visit of their own, and std::vector of such structs (lists of groups; YAML may give a single group as it
+// is). A struct that lists are made of may have a short form, a text that stands for a list of one:
+//   static Entry from_text(const std::string& text);      // throws UserError
+//   std::optional<std::string> to_text() const;           // nothing: only the long form says it
+// The empty text is the empty list. A root struct may accept other spellings of keys:
 //   static SettingAliases aliases() { return {{"actor.path", "model.path"}}; }   // other spelling, key
 //
 // Every error is a UserError that begins with "file:line: " or "command line: " and names the key, what it
@@ -24,6 +28,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -82,8 +87,17 @@ struct SettingField {
   SettingShape shape = SettingShape::kSingle;
   std::function<Json()> get;             // bytes as their text; an empty optional as null
   std::function<void(const Json&)> set;  // of the right type already
-  std::vector<SettingField> fields;      // of a group
+  std::vector<SettingField> fields;      // of a group; of a list of groups: those of a default element
   std::function<void()> check;           // of a group, may be empty
+
+  // A list of groups: empties it; appends an element after `fill` has set its fields; appends what a text
+  // stands for, empty where elements have no short form.
+  std::function<void()> clear;
+  std::function<void(const std::function<void(SettingField& element)>& fill)> append;
+  std::function<void(const std::string& text)> append_text;
+
+  bool is_group() const { return kind == SettingKind::kGroup && shape == SettingShape::kSingle; }
+  bool is_group_list() const { return kind == SettingKind::kGroup && shape == SettingShape::kList; }
 };
 
 struct SettingDifference {
@@ -172,22 +186,68 @@ class SettingCollector {
   template <class T>
   void operator()(const char* key, std::vector<T>& value, const char* help, Constraint constraint = {}) {
     SettingField& field = add(key, help, std::move(constraint));
-    field.kind = SettingType<T>::kind;
     field.shape = SettingShape::kList;
-    field.get = [&value] {
-      Json list = Json::array();
-      for (size_t i = 0; i < value.size(); ++i)
-        list.push_back(setting_to_json(static_cast<const T&>(value[i])));
-      return list;
-    };
-    field.set = [&value](const Json& json) {
-      value.clear();
-      for (const Json& element : json) value.push_back(setting_from_json<T>(element));
-    };
+    if constexpr (requires(T & element, SettingCollector & v) { element.visit(v); }) {
+      collect_group_list(field, value);
+    } else {
+      field.kind = SettingType<T>::kind;
+      field.get = [&value] {
+        Json list = Json::array();
+        for (size_t i = 0; i < value.size(); ++i)
+          list.push_back(setting_to_json(static_cast<const T&>(value[i])));
+        return list;
+      };
+      field.set = [&value](const Json& json) {
+        value.clear();
+        for (const Json& element : json) value.push_back(setting_from_json<T>(element));
+      };
+    }
   }
 
  private:
   SettingField& add(const char* key, const char* help, Constraint constraint);
+
+  template <class T>
+  static void collect_group_list(SettingField& field, std::vector<T>& value) {
+    const auto describe = [](T& element, std::vector<SettingField>& out) {
+      SettingCollector collector(out);
+      collector("", element, "");
+    };
+    const auto prototype = std::make_shared<T>();  // what `fields` refer to
+    std::vector<SettingField> holder;
+    describe(*prototype, holder);
+    field.fields = std::move(holder.front().fields);
+    field.get = [&value, prototype, describe] {
+      if constexpr (requires(const T& element) { element.to_text(); }) {
+        if (value.empty()) return Json("");
+        if (value.size() == 1)
+          if (const auto text = value.front().to_text()) return Json(*text);
+      }
+      Json list = Json::array();
+      for (const T& element : value) {
+        T copy = element;
+        std::vector<SettingField> fields, defaults;
+        describe(copy, fields);
+        describe(*prototype, defaults);
+        list.push_back(changed_values(fields.front(), defaults.front()));
+      }
+      return list;
+    };
+    field.clear = [&value] { value.clear(); };
+    field.append = [&value, describe](const std::function<void(SettingField&)>& fill) {
+      T element;
+      std::vector<SettingField> fields;
+      describe(element, fields);
+      fill(fields.front());
+      value.push_back(std::move(element));
+    };
+    if constexpr (requires(const std::string& text) { T::from_text(text); })
+      field.append_text = [&value](const std::string& text) {
+        if (!text.empty()) value.push_back(T::from_text(text));
+      };
+  }
+  // The group's values that differ from the defaults'.
+  static Json changed_values(const SettingField& group, const SettingField& defaults);
 
   std::vector<SettingField>& out_;
 };
@@ -196,7 +256,7 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
                    const std::string& source);
 void override_settings(SettingField& root, const SettingAliases& aliases,
                        const std::vector<std::string>& overrides);
-void check_settings(const SettingField& root, const std::string& source);
+void check_settings(const SettingField& root, const std::string& source);  // but lists, when they are read
 std::string help_text(const SettingField& root);
 std::string yaml_text(const SettingField& root);
 Json json_value(const SettingField& root);

@@ -37,6 +37,9 @@ const char* kind_name(SettingKind kind) {
 
 // "a whole number, at least 1", "one of constant | cosine".
 std::string expectation(const SettingField& field) {
+  if (field.is_group_list())
+    return str("a list of groups of settings such as [{", field.fields.front().key, ": ...}]",
+               field.append_text ? ", or a text" : "");
   std::string out = field.shape == SettingShape::kList ? str("a list, each ", kind_name(field.kind))
                                                        : std::string(kind_name(field.kind));
   const std::string limits = field.constraint.describe();
@@ -174,7 +177,7 @@ class Reader {
     for (const auto& [other, canonical] : aliases_)
       if (key == other) key = canonical;
     SettingField* field = find(key);
-    const bool is_group = field ? field->kind == SettingKind::kGroup : begins_alias(key);
+    const bool is_group = field ? field->is_group() : begins_alias(key);
     if (!field && !is_group) unknown(group, key, spelled, place);
     if (!is_group) return set(*field, key, spelled, value, place);
     if (is_null(value)) return;  // a group with everything commented out
@@ -194,6 +197,7 @@ class Reader {
                                    [&](const SettingField& field) { return field.key == name; });
       if (it == group->fields.end()) return nullptr;
       if (end == key.size()) return &*it;
+      if (it->is_group_list()) return nullptr;  // its fields are a pattern, not settings
       group = &*it;
       begin = end + 1;
     }
@@ -218,6 +222,7 @@ class Reader {
     const auto refuse = [&](const std::string& got) {
       throw UserError(str(place, ": ", quoted(spelled), ": got ", got, ", expected ", expectation(field)));
     };
+    if (field.is_group_list()) return set_group_list(field, spelled, node, place, refuse);
     if (field.shape != SettingShape::kList) {
       if (field.shape == SettingShape::kOptional && is_null(node)) return field.set(nullptr);
       const auto value = to_value(field, node);
@@ -234,10 +239,39 @@ class Reader {
     field.set(list);
   }
 
+  void set_group_list(SettingField& field, const std::string& spelled, const YAML::Node& node,
+                      const std::string& place, const std::function<void(const std::string&)>& refuse) {
+    field.clear();
+    const auto append = [&](const YAML::Node& element, const std::string& name, const std::string& where) {
+      if (element.IsScalar() && field.append_text && !is_null(element)) {
+        try {
+          return field.append_text(element.Scalar());
+        } catch (const UserError& error) {
+          throw UserError(str(where, ": ", quoted(name), ": ", error.what()));
+        }
+      }
+      if (!element.IsMap()) refuse(&element == &node ? shown(element) : shown(element) + " in it");
+      field.append([&](SettingField& group) {
+        Reader reader(group, kNoAliases);
+        reader.source = source;
+        reader.has_lines = has_lines;
+        reader.read_group(&group, element, "", name);
+        group.key = name;
+        check_settings(group, where);
+      });
+    };
+    const bool is_empty_text = node.IsScalar() && node.Scalar().empty() && field.append_text;
+    if (is_empty_text || (node.IsSequence() && node.size() == 0 && !field.constraint.not_empty)) return;
+    if (!node.IsSequence()) return append(node, spelled, place);
+    for (size_t i = 0; i < node.size(); ++i) append(node[i], str(spelled, "[", i, "]"), place_of(node[i]));
+    if (node.size() == 0) refuse(shown(node));
+  }
+
   static void append_keys(const SettingField& group, const std::string& prefix,
                           std::vector<std::string>& out) {
     for (const SettingField& field : group.fields) {
       out.push_back(join_key(prefix, field.key));
+      if (field.is_group_list()) continue;
       append_keys(field, std::string(out.back()), out);  // a copy: the list grows below it
     }
   }
@@ -252,6 +286,9 @@ class Reader {
   // keys.
   [[noreturn]] void unknown(const SettingField* group, const std::string& key, const std::string& spelled,
                             const std::string& place) {
+    if (group && group->is_group_list())
+      throw UserError(str(place, ": ", quoted(spelled), ": ", quoted(group->key),
+                          " is a list; give all of it, as ", group->key, "='[{...}, {...}]'"));
     const size_t dot = key.rfind('.');
     const std::string prefix = dot == std::string::npos ? "" : key.substr(0, dot);
     const std::string name = dot == std::string::npos ? key : key.substr(dot + 1);
@@ -281,6 +318,8 @@ class Reader {
     return names.size() > kMost ? out + ", …" : out;
   }
 
+  static inline const SettingAliases kNoAliases;  // of elements of lists
+
   SettingField& root_;
   const SettingAliases& aliases_;
   std::map<std::string, Given> given_;  // canonical key -> where it was set
@@ -294,7 +333,10 @@ class Reader {
 
 // What stands after "key=": texts are taken as they are unless quoted, all else is YAML.
 YAML::Node override_value(const SettingField* field, const std::string& text) {
-  const bool is_text = field && field->kind == SettingKind::kText && field->shape != SettingShape::kList;
+  const bool is_short_form = field && field->is_group_list() && field->append_text &&
+                             !text.starts_with('[') && !text.starts_with('{');
+  const bool is_text =
+      is_short_form || (field && field->kind == SettingKind::kText && field->shape != SettingShape::kList);
   const bool is_quoted = text.starts_with('"') || text.starts_with('\'');
   const bool empties = field && field->shape == SettingShape::kOptional && (text.empty() || text == "null");
   if (is_text && !is_quoted && !empties) {

@@ -268,6 +268,97 @@ TEST(Settings, DifferencesJsonRowsAndHelp) {
             std::string::npos);
 }
 
+// An entry of a list, with a short form.
+struct Entry {
+  std::string name;
+  double weight = 1;
+
+  template <class V>
+  void visit(V& v) {
+    v("name", name, "what it is called");
+    v("weight", weight, "its factor", range(-10, 10));
+  }
+  void check() const {
+    if (name.empty()) throw UserError("name is missing");
+  }
+  static Entry from_text(const std::string& text) {
+    if (text == "bad") throw UserError("got 'bad', expected a good name");
+    return {.name = text};
+  }
+  std::optional<std::string> to_text() const { return weight == 1 ? std::optional(name) : std::nullopt; }
+};
+
+struct Listed {
+  std::vector<Entry> entries;
+  int64_t after = 0;
+
+  template <class V>
+  void visit(V& v) {
+    v("entries", entries, "a list of groups");
+    v("after", after, "something else");
+  }
+};
+
+TEST(Settings, ListsOfGroups) {
+  const auto shown = [](const std::string& yaml, const std::vector<std::string>& overrides = {}) {
+    std::string out;
+    for (const Entry& entry : parse_settings<Listed>(yaml, "run.yaml", overrides).entries)
+      out += str(entry.name, "*", entry.weight, " ");
+    return out;
+  };
+  EXPECT_EQ(shown(""), "");
+  EXPECT_EQ(shown("entries: one"), "one*1 ");
+  EXPECT_EQ(shown("entries: ''"), "");
+  EXPECT_EQ(shown("entries: {name: one, weight: 2}"), "one*2 ");
+  EXPECT_EQ(shown("entries:\n  - {name: one, weight: 2}\n  - two\n  - name: three\n"),
+            "one*2 two*1 three*1 ");
+  EXPECT_EQ(shown("entries: [one]", {"entries=two: 3", "after=1"}), "two: 3*1 ") << "a text as it stands";
+  EXPECT_EQ(shown("", {"entries=[{name: 'x y', weight: 0.5}, z]"}), "x y*0.5 z*1 ");
+  EXPECT_EQ(shown("entries: one", {"entries="}), "");
+}
+
+TEST(Settings, ListsOfGroupsPrintWhatParsesBack) {
+  for (const std::vector<Entry>& entries :
+       {std::vector<Entry>{}, {{"one"}}, {{"a: b", 2}}, {{"one"}, {"two", -0.1}, {"3"}}}) {
+    const Listed listed{entries, 4};
+    const auto back = parse_settings<Listed>(settings_yaml(listed), "run.yaml");
+    EXPECT_TRUE(settings_diff(listed, back).empty()) << settings_yaml(listed);
+    EXPECT_EQ(back.entries.size(), entries.size());
+  }
+  EXPECT_EQ(settings_yaml(Listed{{{"one"}}}), "entries: one\nafter: 0\n");
+  EXPECT_EQ(settings_yaml(Listed{{{"a", 2}, {"b"}}}),
+            "entries: [{name: a, weight: 2.0}, {name: b}]\nafter: 0\n");
+  EXPECT_EQ(settings_diff(Listed{}, Listed{{{"a", 2}}})[0].right, "[{name: a, weight: 2.0}]");
+  const std::string help = settings_help<Listed>();
+  EXPECT_NE(help.find("entries[].weight: 1.0"), std::string::npos) << help;
+  EXPECT_NE(help.find("its factor (-10 to 10)"), std::string::npos) << help;
+}
+
+TEST(Settings, ErrorsInListsOfGroupsNameTheElement) {
+  const auto error = [](const std::string& yaml,
+                        const std::vector<std::string>& overrides = {}) -> std::string {
+    try {
+      parse_settings<Listed>(yaml, "run.yaml", overrides);
+    } catch (const UserError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error("entries:\n  - {name: a}\n  - {name: b, wieght: 2}\n"),
+            "run.yaml:3: unknown setting 'entries[1].wieght'; did you mean 'weight'?");
+  EXPECT_EQ(error("entries:\n  - name: a\n    weight: 11\n"),
+            "run.yaml:3: 'entries[0].weight': got '11', expected a number, -10 to 10");
+  EXPECT_EQ(error("entries:\n  - weight: 2\n"), "run.yaml:2: entries[0]: name is missing");
+  EXPECT_EQ(error("after: 1\nentries: bad\n"), "run.yaml:2: 'entries': got 'bad', expected a good name");
+  EXPECT_EQ(error("entries: [[a]]"),
+            "run.yaml:1: 'entries': got a list of 1 in it, expected a list of groups of settings such as "
+            "[{name: ...}], or a text");
+  EXPECT_NE(error("entries:").find("got nothing, expected a list of groups"), std::string::npos);
+  EXPECT_EQ(
+      error("", {"entries.weight=2"}),
+      "command line: 'entries.weight': 'entries' is a list; give all of it, as entries='[{...}, {...}]'");
+}
+
 TEST(Settings, AMissingFileIsAUserError) {
   EXPECT_THROW(load_settings<Root>("/does/not/exist.yaml"), UserError);
   EXPECT_THROW(load_settings<Root>("/tmp"), UserError);

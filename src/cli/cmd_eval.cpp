@@ -90,8 +90,9 @@ void add_eval_command(CommandLine& line) {
   command.add_option("--shots-from", options->dataset.few_shot.path, "Take them from the head of this file")
       ->type_name("FILE");
   command.add_option("--limit", options->dataset.max_problems, "Only the first so many problems");
-  command.add_option("--reward", options->reward,
-                     "FILE.py:FUNCTION (default: the verifier of the final number)");
+  command.add_option(
+      "--reward", options->reward,
+      "What `bough train` has as reward: FILE.py:FUNCTION, http://..., '[{...}]' (default: number)");
   command.add_option("--k", options->generation.n_samples, "Samples of each problem");
   add_sampling_options(command, options->generation);
   command.add_option("--seed", options->seed, "Draws are a function of it");

@@ -126,7 +126,7 @@ void Controller::handle(GroupScored& event) {
   awaiting_.erase(found);
   BOUGH_CHECK(event.rewards.empty() || event.rewards.size() == group->samples.size(), "rewards ",
               event.rewards.size(), " for ", group->samples.size(), " samples");
-  for (size_t i = 0; i < event.rewards.size(); ++i) apply_reward(event.rewards[i], group->samples[i]);
+  for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
   count_failures(event.rewards);
   const auto num_valid = std::count_if(group->samples.begin(), group->samples.end(),
                                        [](const Trajectory& sample) { return sample.valid; });

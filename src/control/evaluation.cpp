@@ -68,7 +68,7 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   const std::vector<RewardResult> rewards = score(*groups, reward);
   auto result = rewards.begin();
   for (FinishedGroup& group : *groups)
-    for (Trajectory& sample : group.samples) apply_reward(*result++, sample);
+    for (Trajectory& sample : group.samples) set_reward(sample, *result++);
 
   EvaluationResult out;
   out.num_problems = static_cast<int64_t>(dataset.size());

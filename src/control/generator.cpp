@@ -136,12 +136,6 @@ std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFun
   return results;
 }
 
-void apply_reward(const RewardResult& result, Trajectory& sample) {
-  sample.valid = result.valid;
-  if (result.valid) sample.reward = result.reward;
-  if (result.failed) sample.reward_failure = result.message;
-}
-
 Generator::TaskSource tasks_of(const Dataset& dataset) {
   return [&dataset, next = size_t{0}]() mutable -> std::optional<GroupTask> {
     if (next == dataset.size()) return std::nullopt;

@@ -50,9 +50,6 @@ struct FinishedGroup {
 // The rewards of the samples of those groups that have problems, in order, by one call of the reward
 // function.
 std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward);
-// Writes a reward into its sample: one that could not be had, and that nothing stands in for, makes it
-// invalid.
-void apply_reward(const RewardResult& result, Trajectory& sample);
 
 // A group to generate.
 struct GroupTask {

@@ -99,7 +99,7 @@ TEST(Generator, RewardsAreThoseOfTheVeryCompletions) {
   for (size_t i = 0; i < rewards.size(); ++i) {
     Trajectory& sample = groups[i / 3].samples[i % 3];
     EXPECT_FALSE(sample.reward);
-    apply_reward(rewards[i], sample);
+    set_reward(sample, rewards[i]);
     const int digit = sample.completion->back() - '0';
     EXPECT_EQ(sample.reward, digit != 9 && digit % 2 == 0 ? 1.0 : 0.0);
     EXPECT_EQ(sample.reward_failure.has_value(), digit == 9);

@@ -72,7 +72,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 19> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 26> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -90,6 +90,13 @@ bool is_harmless_change(const std::string& key) {
                                                                  "rollout.threads",
                                                                  "actor.threads",
                                                                  "threads",
+                                                                 "reward_service.workers",
+                                                                 "reward_service.timeout_seconds",
+                                                                 "reward_service.retries",
+                                                                 "reward_service.retry_timeouts",
+                                                                 "reward_service.startup_timeout_seconds",
+                                                                 "reward_service.max_consecutive_failures",
+                                                                 "reward_service.python",
                                                                  "actor.pad_to_maximum"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }

@@ -70,7 +70,7 @@ struct RunSettings {
   std::string device = "cpu";
   std::string dtype = "fp32";
   int64_t threads = 0;
-  std::string reward;
+  RewardEntries reward;
   RewardSettings reward_service;
   ModelSettings model;
   ModelSettings ref;
@@ -98,7 +98,9 @@ struct RunSettings {
     v("dtype", dtype, "element type of the model; gradients and the optimizer are fp32, or fp64",
       aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
     v("threads", threads, "threads that compute; 0: one a core", range(0, 4096));
-    v("reward", reward, "FILE.py:FUNCTION; empty: the verifier of the final number");
+    v("reward", reward,
+      "FILE.py:FUNCTION, http://..., a built-in verifier (number), or a list of rewards that are added up; "
+      "empty: number");
     v("reward_service", reward_service, "how rewards are computed");
     v("model", model, "what is trained");
     v("ref", ref, "the reference of the KL term; empty: the model as it was before the first step");
@@ -136,8 +138,8 @@ extern template SettingField describe_settings(RunSettings& settings);
 // The element type that a setting `dtype` names; settings have checked that it is fp32, bf16 or fp64.
 c10::ScalarType scalar_type_of(const std::string& dtype);
 
-// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, or
-// where it is found, but not what a step computes.
+// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, where it
+// is found, or how long and how often rewards are tried, but not what a step computes of them.
 bool is_harmless_change(const std::string& key);
 
 }  // namespace bough

@@ -34,12 +34,14 @@ Moments moments(const std::vector<double>& values) {
 
 void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
   std::vector<double> rewards;  // of those that could be had
+  std::map<std::string, std::vector<double>> named;
   std::vector<const std::string*> failures;
   size_t samples = 0;
   for (const GroupPointer& group : order.groups) {
     samples += group->samples.size();
     for (const Trajectory& sample : group->samples) {
       if (sample.reward) rewards.push_back(*sample.reward);
+      for (const auto& [name, value] : sample.rewards) named[name].push_back(value);
       if (sample.reward_failure) failures.push_back(&*sample.reward_failure);
     }
   }
@@ -51,6 +53,7 @@ void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
   metrics["reward/mean"] = reward.mean;
   metrics["reward/std"] = reward.deviation;
   metrics["reward/failures"] = static_cast<double>(failures.size());
+  for (const auto& [name, list] : named) metrics["reward/" + name + "/mean"] = moments(list).mean;
 }
 
 }  // namespace

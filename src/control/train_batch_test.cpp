@@ -36,7 +36,7 @@ TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples) {
   auto result = rewards.begin();
   TrainOrder order{.step = 1, .groups = {}};
   for (FinishedGroup& group : groups) {
-    for (Trajectory& sample : group.samples) apply_reward(*result++, sample);
+    for (Trajectory& sample : group.samples) set_reward(sample, *result++);
     order.groups.push_back(std::make_shared<const FinishedGroup>(group));
   }
   return order;

@@ -120,6 +120,7 @@ RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
 
 RunWorkers::~RunWorkers() {
   cancel_evaluation();
+  parts_.reward.cancel();
 }
 
 // ---- Engine.

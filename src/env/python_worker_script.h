@@ -64,7 +64,7 @@ def accepted_names(function):
 
 
 def call(function, names, request):
-    arguments = {**request["fields"], "prompt": request["prompt"], "completion": request["completion"]}
+    arguments = {**request["fields"], **{key: request[key] for key in ("prompt", "completion", "answer")}}
     if names is not None:
         arguments = {key: value for key, value in arguments.items() if key in names}
     result = function(**arguments)

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/json.h"
+
 namespace bough {
 namespace {
 
@@ -11,18 +13,20 @@ TEST(WorkerProtocol, RequestIsOneLineOfJson) {
   Problem problem{
       "3", "", {}, "#### 4", {{"prompt", "raw"}, {"completion", "c"}, {"level", 2}, {"answer", 4}}};
   const std::string line = encode_request(9, {"two\nlines", "cut \xE2\x82", &problem});
-  ASSERT_EQ(line.find('\n'), line.size() - 1);
+  ASSERT_EQ(line.find('\n'), std::string::npos);
   const Json json = Json::parse(line);
   EXPECT_EQ(json, Json({{"id", 9},
                         {"prompt", "two\nlines"},
                         {"completion", "cut \xEF\xBF\xBD"},
-                        {"fields", {{"level", 2}, {"answer", 4}}}}));
+                        {"answer", 4},
+                        {"fields", {{"level", 2}}}}));
 }
 
 TEST(WorkerProtocol, AnswerComesFromTheProblemWhereTheRecordNamesItOtherwise) {
   Problem problem{"3", "", {}, "4", {{"Solution", "4"}}};
-  EXPECT_EQ(Json::parse(encode_request(0, {"", "", &problem}))["fields"],
-            Json({{"answer", "4"}, {"Solution", "4"}}));
+  const Json json = Json::parse(encode_request(0, {"", "", &problem}));
+  EXPECT_EQ(json["answer"], "4");
+  EXPECT_EQ(json["fields"], Json({{"Solution", "4"}}));
 }
 
 TEST(WorkerProtocol, ReadsReplies) {
@@ -44,13 +48,46 @@ TEST(WorkerProtocol, ReadsReplies) {
 TEST(WorkerProtocol, WhatIsNoReplyIsMalformed) {
   for (const char* line :
        {"", "hello", "[]", "7", "null", "{}", R"({"id": 7})", R"({"id": "7", "reward": 1})",
-        R"({"id": 7, "reward": NaN})", R"({"id": 7, "reward": null})", R"({"id": 7, "reward": 1e999})",
-        R"({"id": 7, "reward": "1"})", R"({"reward": 1})", R"({"id": 7, "error": 3})", R"({"ready": 1})",
-        R"({"ready": false})", R"({"id": 7, "reward": 1} x)", "\xFF", R"({"id": 1.5, "reward": 1})"}) {
+        R"({"id": 7, "reward": NaN})", R"({"id": 7, "reward": 1e999})", R"({"reward": 1})",
+        R"({"id": 7, "error": 3})", R"({"ready": 1})", R"({"ready": false})", R"({"id": 7, "reward": 1} x)",
+        "\xFF", R"({"id": 1.5, "reward": 1})"}) {
     const WorkerReply reply = parse_reply(line);
     EXPECT_EQ(reply.kind, Kind::malformed) << line;
     EXPECT_FALSE(reply.message.empty());
   }
+}
+
+TEST(WorkerProtocol, ARewardThatIsNoFiniteNumberIsAFailureOfItsCall) {
+  for (const char* line :
+       {R"({"id": 7, "reward": null})", R"({"id": 7, "reward": "1"})", R"({"id": 7, "reward": [1]})"}) {
+    const WorkerReply reply = parse_reply(line);
+    EXPECT_EQ(reply.kind, Kind::failure) << line;
+    EXPECT_EQ(reply.id, 7);
+    EXPECT_NE(reply.message.find("expected a finite number"), std::string::npos) << reply.message;
+  }
+}
+
+TEST(WorkerProtocol, AnEndpointMayLeaveOutTheId) {
+  const WorkerReply reply = parse_reply(R"({"reward": 0.25})", /*needs_id=*/false);
+  EXPECT_EQ(reply.kind, Kind::reward);
+  EXPECT_FALSE(reply.id);
+  EXPECT_EQ(parse_reply(R"({"id": "7", "reward": 1})", false).kind, Kind::malformed)
+      << "but not get it wrong";
+}
+
+TEST(WorkerProtocol, MessagesAreBounded) {
+  std::string text(999, 'x');
+  for (int i = 0; i < 1'000'000; ++i) text += "é";
+  const WorkerReply reply = parse_reply(dump_line({{"id", 1}, {"error", text}}));
+  EXPECT_EQ(reply.message, std::string(999, 'x') + "…") << "cut between characters";
+  EXPECT_EQ(shortened("short"), "short");
+}
+
+TEST(LineSplitter, ALineThatIsTooLongIsNotTakenInOnePieceEither) {
+  LineSplitter splitter;
+  splitter.append(std::string(kMaxReplyBytes + 1, 'x') + "\n");
+  EXPECT_FALSE(splitter.next());
+  EXPECT_TRUE(splitter.overflowed());
 }
 
 TEST(LineSplitter, LinesDoNotDependOnThePieces) {

@@ -1,0 +1,159 @@
+#include "env/process_reward.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+
+#include "base/error.h"
+#include "env/python_worker_script.h"
+#include "env/worker_process.h"
+
+namespace bough {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// How long a worker whose socket closed may take to be gone, before it is taken for one that only hung up.
+constexpr std::chrono::milliseconds kExitGrace{200};
+
+// How long the first processes of a command are watched: a shell that does not find the program is gone in a
+// few milliseconds.
+constexpr std::chrono::milliseconds kSettling{200};
+
+bool is_identifier(std::string_view name) {
+  const auto is_word = [](unsigned char c) { return std::isalnum(c) || c == '_' || c >= 0x80; };
+  return !name.empty() && !std::isdigit(static_cast<unsigned char>(name[0])) &&
+         std::all_of(name.begin(), name.end(), is_word);
+}
+
+bool is_executable(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored) && access(path.c_str(), X_OK) == 0;
+}
+
+std::optional<std::string> find_executable(const std::string& name) {
+  if (name.find('/') != std::string::npos) return is_executable(name) ? std::optional(name) : std::nullopt;
+  const char* variable = std::getenv("PATH");
+  std::string_view path = variable == nullptr ? "/usr/local/bin:/usr/bin:/bin" : variable;
+  while (!path.empty()) {
+    const std::string_view folder = path.substr(0, path.find(':'));
+    path.remove_prefix(std::min(folder.size() + 1, path.size()));
+    const fs::path candidate = fs::path(folder.empty() ? "." : folder) / name;
+    if (is_executable(candidate)) return candidate.string();
+  }
+  return std::nullopt;
+}
+
+std::string this_program() {
+  std::error_code ignored;  // no /proc: then nothing is looked up beside it
+  return fs::read_symlink("/proc/self/exe", ignored).string();
+}
+
+// A process that speaks the protocol line by line.
+class ProcessChannel : public RewardChannel {
+ public:
+  ProcessChannel(WorkerFamily& family, const std::vector<std::string>& arguments)
+      : process_(family.start(arguments)) {}
+
+  void begin(int64_t id, const RewardRequest& request) override {
+    outgoing_ = encode_request(id, request) + "\n";
+  }
+  int descriptor() const override { return process_->descriptor(); }
+  bool wants_to_send() const override { return !outgoing_.empty(); }
+
+  std::optional<WorkerReply> advance() override {
+    if (!outgoing_.empty()) {
+      const auto sent = process_->send(outgoing_);
+      if (sent) outgoing_.erase(0, *sent);
+      else outgoing_.clear();  // it has hung up; the end of its stream, read below, says how
+    }
+    if (auto line = incoming_.next()) return parse_reply(*line);
+    std::string bytes;
+    const bool is_open = process_->receive(bytes);
+    incoming_.append(bytes);
+    if (auto line = incoming_.next()) return parse_reply(*line);
+    WorkerReply broken;
+    if (incoming_.overflowed()) {
+      broken.message = str("the worker's answer has no end: ", kMaxReplyBytes, " bytes and no line break");
+      return broken;
+    }
+    if (is_open) return std::nullopt;
+    broken.kind = WorkerReply::Kind::lost;
+    broken.message = str("the worker ", process_->end(kExitGrace));
+    return broken;
+  }
+
+ private:
+  const std::unique_ptr<WorkerProcess> process_;
+  LineSplitter incoming_;
+  std::string outgoing_;  // what of the request has not been sent
+};
+
+std::unique_ptr<RewardPool> make_process_reward(const RewardPoolOptions& options,
+                                                const RewardSettings& settings,
+                                                std::vector<std::string> arguments) {
+  const auto family = std::make_shared<WorkerFamily>();  // goes with the last who opens channels
+  return std::make_unique<RewardPool>(options, settings, [family, arguments = std::move(arguments)] {
+    return std::make_unique<ProcessChannel>(*family, arguments);
+  });
+}
+
+}  // namespace
+
+PythonFunction parse_python_function(const std::string& specification) {
+  const size_t colon = specification.rfind(':');
+  const std::string name = colon == std::string::npos ? "" : specification.substr(colon + 1);
+  if (colon == 0 || !is_identifier(name)) {
+    throw UserError(str("reward: got ", quoted(specification),
+                        ", expected FILE.py:FUNCTION such as my_reward.py:score, http://HOST:PORT/PATH, or a "
+                        "verifier's name (bough train --settings lists the keys of reward)"));
+  }
+  const fs::path file = fs::absolute(specification.substr(0, colon));
+  std::error_code ignored;
+  if (fs::is_directory(file, ignored))
+    throw UserError(str("reward: ", file.string(), " is a directory, expected a Python file"));
+  if (!fs::exists(file, ignored))
+    throw UserError(
+        str("reward: no file ", file.string(), "; relative paths start at the working directory"));
+  return {file.lexically_normal().string(), name};
+}
+
+std::string find_python(const std::string& setting, const std::string& program) {
+  const char* variable = std::getenv("BOUGH_PYTHON");
+  const std::string wanted = !setting.empty() ? setting : variable != nullptr ? variable : "";
+  if (!wanted.empty()) {
+    if (auto found = find_executable(wanted)) return *found;
+    throw UserError(str(setting.empty() ? "BOUGH_PYTHON" : "python", ": got ", quoted(wanted),
+                        ", which is no program that can be run; expected a Python 3 interpreter"));
+  }
+  fs::path folder = fs::path(program).parent_path();
+  for (int level = 0; level < 4 && folder.has_relative_path(); ++level) {
+    folder = folder.parent_path();
+    if (const fs::path candidate = folder / ".venv/bin/python3"; is_executable(candidate))
+      return candidate.string();
+  }
+  if (auto found = find_executable("python3")) return *found;
+  throw UserError(
+      "reward: a Python function needs python3, which is not on PATH; install it, or set BOUGH_PYTHON");
+}
+
+std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
+                                               const RewardSettings& settings) {
+  const PythonFunction function = parse_python_function(specification);
+  const std::string python = find_python(settings.python, this_program());
+  return make_process_reward({.name = specification, .announces_ready = true}, settings,
+                             {python, "-u", "-c", kPythonWorkerScript, function.file, function.name});
+}
+
+std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,
+                                                const RewardSettings& settings) {
+  return make_process_reward({.name = command, .announces_ready = ready_line, .settling = kSettling},
+                             settings, {"/bin/sh", "-c", command});
+}
+
+}  // namespace bough

@@ -1,0 +1,41 @@
+// Rewards of worker processes: the user's Python function, or a command of any kind. A RewardPool runs them.
+//
+//   def score(prompt: str, completion: str, **fields) -> float
+//
+// `fields` are the fields of the problem's record, `answer` always among them. A function without ** gets
+// only the arguments that it names. What it prints goes to stderr.
+//
+// A command is run by /bin/sh and stays: it reads requests as lines of JSON from its stdin and writes a line
+// for each to its stdout (worker_protocol.h); what it has to tell people belongs on its stderr.
+//
+// Workers die with Bough, whatever way that dies, and with them what they started (worker_process.h); they
+// leave no zombies, and are not reached by Ctrl-C.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "env/reward_pool.h"
+
+namespace bough {
+
+// FILE.py:FUNCTION. UserError: not of that form, or no such file. `file` is absolute.
+struct PythonFunction {
+  std::string file;
+  std::string name;
+};
+PythonFunction parse_python_function(const std::string& specification);
+
+// The interpreter's path: `setting` if not empty, else $BOUGH_PYTHON, else .venv/bin/python3 in one of the
+// four folders above `program`'s, else python3; names without '/' are looked up on $PATH. UserError: there is
+// none.
+std::string find_python(const std::string& setting, const std::string& program);
+
+// Block until every worker is ready: has loaded the file, has said so (`ready_line`), or has not ended within
+// a moment. UserError: it cannot be loaded or run, has no such function, or takes too long.
+std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
+                                               const RewardSettings& settings);
+std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,
+                                                const RewardSettings& settings);
+
+}  // namespace bough
