@@ -138,8 +138,8 @@ extern template SettingField describe_settings(RunSettings& settings);
 // The element type that a setting `dtype` names; settings have checked that it is fp32, bf16 or fp64.
 c10::ScalarType scalar_type_of(const std::string& dtype);
 
-// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, where it
-// is found, or how long and how often rewards are tried, but not what a step computes of them.
+// Keys that may change when a run is resumed: they alter how long it runs, what is written and shown, where
+// it is found, or how long and how often rewards are tried, but not what a step computes from what it has.
 bool is_harmless_change(const std::string& key);
 
 }  // namespace bough

@@ -53,7 +53,7 @@ class RewardChannel {
 struct RewardPoolOptions {
   std::string name;              // of what computes: begins every message
   bool announces_ready = false;  // channels are idle only after a reply `ready`
-  // Those that do not: how long the first ones are watched, so that what cannot run ends the run at its start.
+  // Of those that do not, the first are watched so long: what cannot run ends the run at its start.
   std::chrono::milliseconds settling{0};
   // Before the first retry of a call; doubles with each.
   std::chrono::milliseconds retry_pause{0};
