@@ -40,6 +40,14 @@ void check_settings(const LossSettings& settings) {
   expect(cap > 0.0, "behave_imp_weight_cap", cap, "above 0");
   expect(settings.entropy_coef >= 0.0, "entropy_coef", settings.entropy_coef, "at least 0");
   expect(settings.kl_loss_coef >= 0.0, "kl_loss_coef", settings.kl_loss_coef, "at least 0");
+  const std::string& method = settings.prox_logp_method;
+  if (method != "recompute" && method != "loglinear" && method != "metrics" && method != "reuse_train_logp")
+    throw UserError(str("setting prox_logp_method: got ", quoted(method),
+                        ", expected recompute, loglinear, metrics or reuse_train_logp"));
+  if (method != "recompute" && !settings.use_decoupled_loss)
+    throw UserError(str("setting prox_logp_method: ", method,
+                        " says where the decoupled loss takes pi_old from, but use_decoupled_loss is false; "
+                        "set it to true, or leave prox_logp_method out"));
   if (settings.kl_loss_type != "k2" && settings.kl_loss_type != "k3")
     throw UserError(str("setting kl_loss_type: got ", quoted(settings.kl_loss_type),
                         ", expected k2 or k3 (k1 has no expected gradient in the loss)"));
@@ -91,7 +99,7 @@ void check_rows(const Loss& loss, const LossRows& rows) {
   check_rows_tensor(rows, rows.behaviour_log_probs_R, "behaviour_log_probs_R", loss.needs_behaviour(), acc);
   check_rows_tensor(rows, rows.proximal_log_probs_R, "proximal_log_probs_R", needs_proximal, acc);
   check_rows_tensor(rows, rows.reference_log_probs_R, "reference_log_probs_R", loss.needs_reference(), acc);
-  check_rows_tensor(rows, rows.versions_R, "versions_R", false, at::kInt);
+  check_rows_tensor(rows, rows.versions_R, "versions_R", loss.needs_versions(), at::kInt);
   check_rows_tensor(rows, rows.sequences_R, "sequences_R", !loss.token_separable(), at::kLong);
 }
 

@@ -15,6 +15,7 @@ struct LossSettings {
   std::optional<double> c_clip;           // unset: no dual clip
   bool use_decoupled_loss = true;         // implies recompute_logprob
   bool recompute_logprob = true;
+  std::string prox_logp_method = "recompute";
   std::optional<double> behave_imp_weight_cap = 5.0;  // unset: no cap
   double entropy_coef = 0.0;
   double kl_loss_coef = 0.0;  // 0: no reference model is needed
@@ -33,6 +34,11 @@ struct LossSettings {
       "clip against the policy at the start of the update, and weight by it over the behaviour policy");
     v("recompute_logprob", recompute_logprob,
       "take pi_old from the trainer at the start of the update, not from the engine");
+    v("prox_logp_method", prox_logp_method,
+      "pi_old of the decoupled loss: recompute; loglinear (between the engine's and the trainer's, by each "
+      "token's version, without a walk); metrics (recompute, and report how far loglinear is off); "
+      "reuse_train_logp (the training pass's own, one mini-batch only)",
+      one_of({"recompute", "loglinear", "metrics", "reuse_train_logp"}));
     v("behave_imp_weight_cap", behave_imp_weight_cap,
       "decoupled loss: tokens whose importance weight exceeds this count as 0", above(0.0));
     v("entropy_coef", entropy_coef, "entropy bonus: the loss gets -entropy_coef * H", at_least(0.0));

@@ -55,6 +55,12 @@ TEST(LossSettings, BadSettingsAreNamed) {
             std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.kl_loss_type = "k1"; }).find("kl_loss_type"), std::string::npos);
   EXPECT_EQ(message([](LossSettings& s) { s.loss = "grpo"; }), "");
+  EXPECT_NE(message([](LossSettings& s) { s.prox_logp_method = "linear"; }).find("loglinear"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.prox_logp_method = "loglinear", s.use_decoupled_loss = false;
+            }).find("use_decoupled_loss"),
+            std::string::npos);
 }
 
 TEST(LossSettings, SettingsAreReadByTheirKeys) {

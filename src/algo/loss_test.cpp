@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 
+#include "algo/policy_loss.h"
 #include "base/error.h"
 
 namespace bough {
@@ -347,6 +348,73 @@ TEST(Loss, HandValues) {
   // Ratios 1.5, 1.5, 0.25, 8: clipped to 1.2; free; clipped to 0.8; dual clip at 3.
   EXPECT_NEAR((*make_loss(settings))(tensors(plain)).loss.item<double>(),
               -2.4 + 10 * 3.0 + 100 * 1.6 + 1000 * 3.0, 1e-10);
+}
+
+std::vector<double> list(const at::Tensor& x) {
+  const at::Tensor y = x.detach().to(at::kDouble).contiguous();
+  return {y.const_data_ptr<double>(), y.const_data_ptr<double>() + y.numel()};
+}
+
+// The first two values are those of AReaL's test_prox_approx.py.
+TEST(Loss, InterpolatedLogProbsGoByTheTokensVersion) {
+  const auto interpolated = [](double log_mu, double log_pi, int32_t token_version, int64_t version) {
+    return list(interpolated_log_probs(at::tensor({log_mu}), at::tensor({log_pi}),
+                                       at::tensor({token_version}, at::kInt), version))[0];
+  };
+  EXPECT_NEAR(interpolated(-1, -1.5, 0, 4), -1.375, 1e-15);
+  EXPECT_NEAR(interpolated(-2, -2.2, 2, 4), -2.1, 1e-15);
+  EXPECT_EQ(interpolated(-2, -3, 3, 4), -2) << "drawn one version ago: the policy of the start is mu";
+  EXPECT_EQ(interpolated(-2, -3, 4, 4), -2);
+  EXPECT_EQ(interpolated(-2, -3, 7, 4), -2) << "newer than the trainer";
+  EXPECT_TRUE(std::isfinite(interpolated(-kInf, -1, 0, 4)));
+  EXPECT_TRUE(std::isnan(interpolated(-1, std::nan(""), 0, 4))) << "a NaN must reach the optimizer";
+}
+
+LossRows rows_with_versions() {
+  PlainRows plain{.log_pi = {-1.5, -2.2},
+                  .entropy = {0, 0},
+                  .advantage = {1, 2},
+                  .log_mu = {-1, -2},
+                  .log_old = {-1.4, -2.05},
+                  .log_ref = {0, 0},
+                  .weight = {1, 1}};
+  LossRows rows = tensors(plain);
+  rows.versions_R = at::tensor(std::vector<int32_t>{0, 2}, at::kInt);
+  rows.version = 4;
+  return rows;
+}
+
+TEST(Loss, LoglinearClipsAgainstTheInterpolatedPolicy) {
+  LossSettings settings;
+  settings.prox_logp_method = "loglinear";
+  const auto loss = make_loss(settings);
+  EXPECT_FALSE(loss->needs_proximal());
+  EXPECT_TRUE(loss->needs_versions());
+  LossRows rows = rows_with_versions();
+  const LossOutput out = (*loss)(rows);
+  out.loss.backward();
+  // w · r · A with w = pi_old/mu and r = pi/pi_old inside the clip: pi/mu, however pi_old is chosen.
+  EXPECT_NEAR(out.loss.item<double>(), -std::exp(-0.5) - 2 * std::exp(-0.2), 1e-15);
+  EXPECT_NEAR(list(rows.log_probs_R.grad())[0], -std::exp(-0.5), 1e-15) << "pi_old has no gradient";
+  EXPECT_NEAR(out.metrics.at("mismatch/logprob_abs_diff").value(), (0.375 + 0.1) / 2, 1e-15);
+  rows.versions_R.reset();
+  EXPECT_THROW((*loss)(rows), InternalError);
+}
+
+TEST(Loss, MetricsSayHowFarTheInterpolationIsOff) {
+  LossSettings settings;
+  settings.prox_logp_method = "metrics";
+  const auto loss = make_loss(settings);
+  EXPECT_TRUE(loss->needs_proximal());
+  const LossOutput out = (*loss)(rows_with_versions());
+  settings.prox_logp_method = "recompute";
+  EXPECT_EQ(out.loss.item<double>(), (*make_loss(settings))(rows_with_versions()).loss.item<double>());
+  const auto value = [&](const char* name) { return out.metrics.at(name).value(); };
+  EXPECT_NEAR(value("prox_approx/abs_error"), (0.025 + 0.05) / 2, 1e-15);
+  EXPECT_NEAR(value("prox_approx/abs_error_max"), 0.05, 1e-15);
+  EXPECT_NEAR(value("prox_approx/squared_error"), (0.025 * 0.025 + 0.05 * 0.05) / 2, 1e-15);
+  EXPECT_NEAR(value("prox_approx/importance_weight_abs_error"),
+              (std::exp(-0.375) - std::exp(-0.4) + std::exp(-0.05) - std::exp(-0.1)) / 2, 1e-15);
 }
 
 TEST(Loss, RowsThatDoNotFitAreRefused) {

@@ -14,31 +14,59 @@ namespace {
 
 // log(a / b), clamped. Clamping passes no gradient outside, so exp of it never multiplies inf by 0. Two
 // probabilities that both underflowed to 0 count as equal: the floor keeps -inf - -inf from being NaN.
+constexpr double kLogProbFloor = -1e30;
 at::Tensor log_ratio(const at::Tensor& log_a_R, const at::Tensor& log_b_R) {
-  constexpr double kFloor = -1e30;
-  return log_a_R.clamp_min(kFloor).sub(log_b_R.clamp_min(kFloor)).clamp(-kMaxLogRatio, kMaxLogRatio);
+  return log_a_R.clamp_min(kLogProbFloor)
+      .sub(log_b_R.clamp_min(kLogProbFloor))
+      .clamp(-kMaxLogRatio, kMaxLogRatio);
 }
 
-// The trainer's policy that is set against mu: pi_old, or where that is mu itself, the current one.
-at::Tensor trainer_log_probs(const LossRows& rows) {
-  if (rows.proximal_is_current || !rows.proximal_log_probs_R.defined()) return rows.log_probs_R.detach();
-  return rows.proximal_log_probs_R;
-}
-
-void add_mismatch(MetricReader& metrics, const LossRows& rows) {
+void add_mismatch(MetricReader& metrics, const LossRows& rows, const at::Tensor& trainer_log_probs_R) {
   if (!rows.behaviour_log_probs_R.defined()) return;
-  const at::Tensor log_w_R = log_ratio(trainer_log_probs(rows), rows.behaviour_log_probs_R);
+  const at::Tensor log_w_R = log_ratio(trainer_log_probs_R, rows.behaviour_log_probs_R);
   const at::Tensor w_R = log_w_R.exp();
   metrics.add_mean("mismatch/logprob_abs_diff", log_w_R.abs());
   metrics.add_mean("mismatch/importance_weight_mean", w_R);
   metrics.add_max("mismatch/importance_weight_max", w_R);
 }
 
+// How far the interpolated pi_old is from the one that was computed.
+void add_interpolation_error(MetricReader& metrics, const LossRows& rows, const at::Tensor& log_old_R) {
+  const at::Tensor interpolated_R = interpolated_log_probs(
+      rows.behaviour_log_probs_R, rows.log_probs_R.detach(), rows.versions_R, rows.version);
+  const at::Tensor error_R = log_ratio(log_old_R, interpolated_R);
+  const at::Tensor w_R = log_ratio(log_old_R, rows.behaviour_log_probs_R).exp();
+  const at::Tensor approximate_w_R = log_ratio(interpolated_R, rows.behaviour_log_probs_R).exp();
+  metrics.add_mean("prox_approx/abs_error", error_R.abs());
+  metrics.add_max("prox_approx/abs_error_max", error_R.abs());
+  metrics.add_mean("prox_approx/squared_error", error_R.square());
+  metrics.add_mean("prox_approx/importance_weight_abs_error", approximate_w_R.sub(w_R).abs());
+}
+
 }  // namespace
 
-at::Tensor PolicyLoss::old_log_probs(const LossRows& rows) {
+at::Tensor interpolated_log_probs(const at::Tensor& behaviour_log_probs_R, const at::Tensor& log_probs_R,
+                                  const at::Tensor& versions_R, int64_t version) {
+  const at::Tensor log_mu_R = behaviour_log_probs_R.clamp_min(kLogProbFloor);
+  const at::Tensor age_R = versions_R.to(log_mu_R.scalar_type()).neg().add(version);
+  // An age of 0 or less gives 0: the clamp keeps the division from one by 0.
+  const at::Tensor a_R = age_R.sub(1.0).div(age_R.clamp_min(1.0)).clamp(0.0, 1.0);
+  return log_mu_R.add(a_R.mul(log_probs_R.detach().clamp_min(kLogProbFloor).sub(log_mu_R)));
+}
+
+at::Tensor PolicyLoss::old_log_probs(const LossRows& rows) const {
+  if (interpolates())
+    return interpolated_log_probs(rows.behaviour_log_probs_R, rows.log_probs_R, rows.versions_R,
+                                  rows.version);
   if (rows.proximal_is_current) return rows.log_probs_R.detach();
   return rows.proximal_log_probs_R.defined() ? rows.proximal_log_probs_R : rows.behaviour_log_probs_R;
+}
+
+// The trainer's policy that is set against mu: pi_old, or where that is mu itself, the current one.
+at::Tensor PolicyLoss::trainer_log_probs(const LossRows& rows) const {
+  const bool old_is_behaviour =
+      !interpolates() && !rows.proximal_is_current && !rows.proximal_log_probs_R.defined();
+  return old_is_behaviour ? rows.log_probs_R.detach() : old_log_probs(rows);
 }
 
 // d = log pi_ref - log pi: k2 = d^2/2, k3 = exp(d) - d - 1.
@@ -80,7 +108,8 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
     const at::Tensor log_r_R = log_ratio(rows.log_probs_R.detach(), old_log_probs(rows));
     metrics.add_mean("policy/approx_kl", log_r_R.expm1().sub(log_r_R));
   }
-  add_mismatch(metrics, rows);
+  add_mismatch(metrics, rows, trainer_log_probs(rows));
+  if (reports_interpolation()) add_interpolation_error(metrics, rows, old_log_probs(rows));
   return {rows.weights_R.mul(per_token_R).sum(), metrics.read()};
 }
 

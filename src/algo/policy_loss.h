@@ -6,11 +6,23 @@
 //             = 1                                     otherwise
 //
 // The factor multiplies the policy term only; tokens it sets to 0 stay in the denominator.
+//
+// pi_old of the decoupled loss, by prox_logp_method:
+//   recompute         the trainer's policy at the start of the update
+//   metrics           the same, and metrics of how far loglinear is from it
+//   reuse_train_logp  sg(pi): for batches that are one update, where it is the same
+//   loglinear         interpolated_log_probs, without a walk
 #pragma once
 
 #include "algo/loss.h"
 
 namespace bough {
+
+// log pi_old = log mu + a sg(log pi - log mu), a = clip((v_now - 1 - v_mu) / (v_now - v_mu), 0, 1), 0 where
+// v_mu >= v_now: on the line from the policy that drew the token (version v_mu) to the trainer's (v_now), one
+// update before its end. `versions_R`: v_mu.
+at::Tensor interpolated_log_probs(const at::Tensor& behaviour_log_probs_R, const at::Tensor& log_probs_R,
+                                  const at::Tensor& versions_R, int64_t version);
 
 class PolicyLoss : public Loss {
  public:
@@ -33,14 +45,17 @@ class PolicyLoss : public Loss {
   virtual Term policy_term(const LossRows& rows) const = 0;
   virtual bool decoupled() const { return false; }
 
-  // log pi_old: the current policy detached, else the proximal policy, else the behaviour policy.
-  static at::Tensor old_log_probs(const LossRows& rows);
+  // log pi_old: interpolated; the current policy, detached; the proximal one; the behaviour policy.
+  at::Tensor old_log_probs(const LossRows& rows) const;
+  bool interpolates() const { return decoupled() && settings_.prox_logp_method == "loglinear"; }
+  bool reports_interpolation() const { return decoupled() && settings_.prox_logp_method == "metrics"; }
 
   const LossSettings settings_;
 
  private:
   at::Tensor kl(const LossRows& rows) const;
   at::Tensor off_policy_factor(const LossRows& rows) const;
+  at::Tensor trainer_log_probs(const LossRows& rows) const;
 };
 
 // pg: -A log pi(y_t).
@@ -58,7 +73,10 @@ class PpoLoss : public PolicyLoss {
  public:
   using PolicyLoss::PolicyLoss;
   bool needs_behaviour() const override { return decoupled() || !settings_.recompute_logprob; }
-  bool needs_proximal() const override { return decoupled() || settings_.recompute_logprob; }
+  bool needs_proximal() const override {
+    return !interpolates() && (decoupled() || settings_.recompute_logprob);
+  }
+  bool needs_versions() const override { return interpolates() || reports_interpolation(); }
 
  protected:
   Term policy_term(const LossRows& rows) const override;

@@ -184,6 +184,7 @@ std::optional<StepRecord> Controller::step(const std::function<bool()>& stop, co
   tell_rewards(batch, metrics);
   record.batch = make_batch(std::move(batch), metrics);
   tell_rollout(record.batch, metrics);
+  parts_.trainer.set_version(num_steps_);
   metrics.merge(parts_.trainer.train(record.batch));
   const Clock::Time trained_at = parts_.clock.now();
   ++num_steps_;

@@ -45,6 +45,8 @@ void check_lengths(const Trajectory& trajectory) {
               " tokens, its logprobs ", trajectory.logprobs.size());
   BOUGH_CHECK(trajectory.advantage.size() <= 1 || trajectory.advantage.size() == length, "a sequence of ",
               length, " tokens, its advantages ", trajectory.advantage.size());
+  BOUGH_CHECK(trajectory.versions.empty() || trajectory.versions.size() == length, "a sequence of ", length,
+              " tokens, its versions ", trajectory.versions.size());
 }
 
 // 1/N of each row of a trajectory of which N rows train a token.
@@ -82,6 +84,7 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
 
   std::vector<int64_t> row_sequences, trained_tokens;
   std::vector<float> advantages, behaviour;
+  std::vector<int32_t> versions;
   for (const Trajectory* row : rows) {
     BOUGH_CHECK(row->temperature == batch.temperature, "temperatures ", batch.temperature, " and ",
                 row->temperature, " in one batch");
@@ -93,6 +96,7 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
         BOUGH_CHECK(!row->logprobs.empty(), "some sequences of a batch have logprobs, others have none");
         behaviour.push_back(row->logprobs[i]);
       }
+      if (!row->versions.empty() && row->versions[i] >= 0) versions.push_back(row->versions[i]);
       const std::vector<float>& own = row->advantage;
       if (has_advantages) advantages.push_back(own.empty() ? 0.0f : own[own.size() == 1 ? 0 : i]);
     }
@@ -109,6 +113,8 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
       sequence_weights(aggregation, trained_tokens, group_numbers(rows), row_shares(rows, trained_tokens)),
       fields.sequences_R, dtype);
   if (has_advantages) fields.advantages_R = at::tensor(advantages, at::kFloat).to(dtype);
+  if (!versions.empty() && std::ssize(versions) == batch.num_rows())
+    fields.versions_R = at::tensor(versions, at::kInt);
   if (has_behaviour) fields.behaviour_log_probs_R = at::tensor(behaviour, at::kFloat).to(dtype);
   return batch;
 }

@@ -31,7 +31,8 @@ struct TrainBatch {
 };
 
 // Weights by `aggregation` over the whole batch; advantages by token or by sequence, behaviour
-// log-probabilities (both undefined where no trajectory has any; a missing advantage among others is 0).
+// log-probabilities (both undefined where no trajectory has any; a missing advantage among others is 0), and
+// versions (undefined unless each trained token has one of 0 or more).
 // Proximal and reference log-probabilities take walks of their own: GradientStep. `dtype`: the model's
 // accumulator type. The trajectories must outlive the batch and be of one temperature.
 TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,

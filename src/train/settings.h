@@ -126,7 +126,15 @@ struct ActorSettings {
     shaping.visit(v);
     filters.visit(v);
   }
-  void check() const { tree.check(); }
+  // UserError: settings that contradict each other.
+  void check() const {
+    tree.check();
+    if (loss.use_decoupled_loss && loss.prox_logp_method == "reuse_train_logp" && ppo_n_minibatches > 1)
+      throw UserError(str("prox_logp_method is reuse_train_logp with ppo_n_minibatches ", ppo_n_minibatches,
+                          ": after the first of several updates the training pass is no longer of the policy "
+                          "that the update began with; expected ppo_n_minibatches 1, or recompute or "
+                          "loglinear"));
+  }
 };
 
 }  // namespace bough

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "train/small_model.h"
 
 namespace bough {
@@ -154,6 +155,49 @@ TEST(Trainer, WithoutRecomputedLogProbsPiOldIsTheBehaviourPolicy) {
   settings.loss.recompute_logprob = true;
   Trainer recomputing(*other, nullptr, settings, 10, clock);
   EXPECT_NEAR(recomputing.train(batch_of(2)).at("policy/approx_kl"), 0, 1e-12);
+}
+
+// Versions 0 to 3 in turn, sample by sample.
+std::vector<Trajectory> batch_with_versions(int64_t groups) {
+  std::vector<Trajectory> batch = batch_of(groups);
+  for (size_t s = 0; s < batch.size(); ++s) {
+    batch[s].versions.assign(8, -1);
+    for (size_t i = 5; i < 8; ++i) batch[s].versions[i] = static_cast<int32_t>(s % 4);
+  }
+  return batch;
+}
+
+TEST(Trainer, LoglinearInterpolatesUpToTheVersionItWasTold) {
+  const SteadyClock clock;
+  ActorSettings settings = settings_with("path");
+  settings.loss.prox_logp_method = "loglinear";
+  const auto difference = [&](std::optional<int64_t> version) {
+    const auto model = small_model(at::kDouble);
+    Trainer trainer(*model, nullptr, settings, 10, clock);
+    if (version) trainer.set_version(*version);
+    return trainer.train(batch_with_versions(2)).at("mismatch/logprob_abs_diff");
+  };
+  const double near = difference(4), far = difference(100);
+  EXPECT_EQ(difference(1), 0) << "no token is older than a version: pi_old is mu";
+  EXPECT_GT(near, 0.1);
+  EXPECT_GT(far, 1.5 * near) << "the older the token, the nearer to pi";
+  EXPECT_EQ(difference({}), difference(3)) << "nobody said it: the batch's newest";
+  const auto model = small_model(at::kDouble);
+  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train(batch_of(2)), UserError);
+}
+
+TEST(Trainer, TheTrainingPassIsPiOldOfOneUpdateOnly) {
+  const SteadyClock clock;
+  ActorSettings settings = settings_with("path");
+  const auto model = small_model(at::kDouble), other = small_model(at::kDouble);
+  Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3));
+  settings.loss.prox_logp_method = "reuse_train_logp";
+  settings.check();
+  Trainer(*other, nullptr, settings, 10, clock).train(batch_of(3));
+  EXPECT_EQ(largest_difference(values_of(*model), values_of(*other)), 0);
+  settings.ppo_n_minibatches = 3;
+  EXPECT_THROW(settings.check(), UserError);
+  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3)), UserError);
 }
 
 }  // namespace
