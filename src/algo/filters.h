@@ -1,7 +1,7 @@
 // Which sampled sequences are trained on. Each filter counts what it drops.
 //
 // Order: samples without a reward, then truncated samples (a dropped one no longer counts in its group's
-// mean), then groups. A group that dropping left with a single sample is dropped with it: its advantage would
+// mean), then groups: those that are stale, then those of equal rewards. A group that dropping left with a single sample is dropped with it: its advantage would
 // have no baseline. Groups of one from the start are untouched.
 #pragma once
 
@@ -34,15 +34,18 @@ struct FilterResult {
   int64_t truncated_masked = 0;   // of these: not trained
   int64_t truncated_dropped = 0;  // of these: removed
   int64_t zero_std_groups = 0;    // groups of two or more with equal rewards, dropped or not
-  int64_t groups_dropped = 0;     // by dynamic sampling, or because one sample or none was left
+  int64_t stale_groups = 0;       // groups dropped because a token in them is too old
+  int64_t masked_tokens = 0;      // tokens masked because they are too old: counted by who masks them
+  int64_t groups_dropped = 0;     // by dynamic sampling, as stale, or because one sample or none was left
   int64_t sequences_dropped = 0;  // all that are not kept
 };
 
 // rewards, groups, truncated: [S]. Pass the rewards that advantages are computed from. `valid` [S], or empty
 // where all are: a sequence that is not valid is dropped before anything else, and only counted among
-// sequences_dropped. UserError: an unknown value of truncated_samples.
+// sequences_dropped. `stale` [S], or empty where none is: a sequence with a token that is too old; its group
+// is dropped. UserError: an unknown value of truncated_samples.
 FilterResult filter_sequences(const FilterSettings& settings, std::span<const double> rewards,
                               std::span<const int64_t> groups, std::span<const uint8_t> truncated,
-                              std::span<const uint8_t> valid = {});
+                              std::span<const uint8_t> valid = {}, std::span<const uint8_t> stale = {});
 
 }  // namespace bough

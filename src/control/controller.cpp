@@ -147,7 +147,11 @@ std::vector<Trajectory> Controller::make_batch(std::vector<FinishedGroup> finish
     }
   }
   const FilterResult filtered =
-      set_advantages(batch, parts_.settings.actor, parts_.settings.gconfig.max_new_tokens);
+      set_advantages(batch, parts_.settings.actor, parts_.settings.gconfig.max_new_tokens,
+                     {num_steps_, parts_.settings.rollout.max_age, parts_.settings.rollout.max_age_action});
+  metrics.merge(age_metrics(batch, num_steps_));
+  metrics["age/masked_tokens"] = static_cast<double>(filtered.masked_tokens);
+  metrics["age/dropped_groups"] = static_cast<double>(filtered.stale_groups);
   const auto samples = static_cast<double>(std::max<size_t>(1, batch.size()));
   metrics["rollout/length_mean"] = total_length / samples;
   metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;

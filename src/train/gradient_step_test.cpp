@@ -173,6 +173,65 @@ TEST(SetAdvantages, ShapingAndFiltersAct) {
   EXPECT_NO_THROW(set_advantages(batch, settings, 8));
 }
 
+// The versions of generated tokens; the rows of group a have a token of version 1 each.
+std::vector<Trajectory> batch_of_ages() {
+  std::vector<Trajectory> batch = small_batch();
+  for (Trajectory& trajectory : batch)
+    for (size_t i = 0; i < trajectory.input_ids.size(); ++i)
+      trajectory.versions.push_back(trajectory.loss_mask[i] ? 5 : -1);
+  batch[0].versions[3] = 1;
+  batch[1].versions[4] = 1;
+  return batch;
+}
+
+TEST(TokenAge, TokensThatAreTooOldHaveNoAdvantageAndStayInTheDenominator) {
+  const std::vector<Trajectory> all = batch_of_ages();
+  std::vector<Trajectory> kept = all, masked = all;
+  set_advantages(kept, {}, {}, {.version = 5, .max_age = 3, .action = "keep"});
+  EXPECT_EQ(kept[1].advantage.size(), 1u);
+  const FilterResult counts = set_advantages(masked, {}, {}, {.version = 5, .max_age = 3, .action = "mask"});
+  EXPECT_EQ(counts.masked_tokens, 2);
+  EXPECT_EQ(masked[0].advantage[3], 0);
+  EXPECT_EQ(masked[1].advantage[3], kept[1].advantage[0]);
+  EXPECT_EQ(masked[1].advantage[4], 0);
+  EXPECT_EQ(masked[2].advantage, kept[2].advantage);
+  EXPECT_EQ(list(make_batch(masked, {}, at::kDouble).fields.weights_R),
+            list(make_batch(kept, {}, at::kDouble).fields.weights_R));
+  masked = all;
+  EXPECT_EQ(set_advantages(masked, {}, {}, {.version = 5, .max_age = 4, .action = "mask"}).masked_tokens, 0)
+      << "an age of 4 is not more than 4";
+  EXPECT_EQ(masked[1].advantage, kept[1].advantage);
+}
+
+TEST(TokenAge, AGroupWithATokenThatIsTooOldIsDropped) {
+  std::vector<Trajectory> batch = batch_of_ages();
+  batch[1].versions[4] = 5;   // one of its two samples is enough
+  batch.push_back(batch[1]);  // one with an advantage of its own goes, too
+  batch.back().reward.reset();
+  batch.back().advantage = {1};
+  const FilterResult counts =
+      set_advantages(batch, {}, {}, {.version = 5, .max_age = 3, .action = "drop_group"});
+  EXPECT_EQ(counts.stale_groups, 1);
+  EXPECT_EQ(counts.groups_dropped, 1);
+  EXPECT_EQ(counts.sequences_dropped, 2);
+  for (const size_t s : {0, 1, 4}) EXPECT_FALSE(batch[s].trained) << s;
+  for (const size_t s : {2, 3}) EXPECT_TRUE(batch[s].trained) << s;
+}
+
+TEST(TokenAge, MetricsAreOverTheTokensOfTheLoss) {
+  std::vector<Trajectory> batch = batch_of_ages();  // 2 tokens of version 1, 9 of version 5
+  MetricValues metrics = age_metrics(batch, 6);
+  EXPECT_DOUBLE_EQ(metrics.at("age/mean"), (2 * 5 + 9 * 1) / 11.0);
+  EXPECT_EQ(metrics.at("age/max"), 5);
+  batch[0].trained = batch[1].valid = false;
+  metrics = age_metrics(batch, 6);
+  EXPECT_EQ(metrics.at("age/mean"), 1);
+  EXPECT_EQ(metrics.at("age/max"), 1);
+  batch[2].versions.clear();
+  EXPECT_EQ(age_metrics(batch, 6).at("age/mean"), 1) << "a version that is not known has no age";
+  EXPECT_EQ(age_metrics({}, 6).at("age/max"), 0);
+}
+
 ActorSettings settings_of(const std::string& how) {
   ActorSettings settings;
   settings.tree.tree_training_mode = "path";

@@ -3,6 +3,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -125,7 +126,7 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 }
 
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
-                            std::optional<int64_t> max_response_tokens) {
+                            std::optional<int64_t> max_response_tokens, const AgeLimit& age) {
   if (settings.shaping.overlong_reward_penalty && !max_response_tokens)
     throw UserError(
         "setting overlong_reward_penalty: a rollout file does not say how many tokens a response may have; "
@@ -137,7 +138,12 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
   std::vector<int64_t> entry_of(batch.size(), -1);
   std::vector<double> rewards;
   std::vector<int64_t> groups, lengths;
-  std::vector<uint8_t> truncated, valid;
+  std::vector<uint8_t> truncated, valid, stale;
+  // By name: a row that was given an advantage and has no reward is no entry, yet of its group.
+  std::set<std::string_view> stale_groups;
+  if (age.action == "drop_group")
+    for (const Trajectory& row : batch)
+      if (row.in_loss() && age.is_too_old(row)) stale_groups.insert(row.group);
   for (size_t s = 0; s < batch.size(); ++s) {
     const Trajectory& row = batch[s];
     const bool counts = row.valid && row.reward;
@@ -150,6 +156,7 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
       lengths.push_back(0);
       truncated.push_back(0);
       valid.push_back(0);
+      stale.push_back(stale_groups.contains(row.group));
     }
     if (!counts) continue;
     if (valid[e] && rewards[e] != *row.reward)
@@ -162,7 +169,7 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
   }
   const std::vector<double> shaped =
       shape_rewards(settings.shaping, rewards, lengths, max_response_tokens.value_or(0));
-  const FilterResult filtered = filter_sequences(settings.filters, shaped, groups, truncated, valid);
+  FilterResult filtered = filter_sequences(settings.filters, shaped, groups, truncated, valid, stale);
   std::vector<double> kept_rewards;
   std::vector<int64_t> kept_groups;
   for (size_t e = 0; e < shaped.size(); ++e) {
@@ -183,10 +190,13 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
       const auto e = static_cast<size_t>(entry_of[s]);
       if (row.advantage.empty()) row.advantage = {advantages[e]};
       row.trained = row.trained && filtered.trained[e];
+    } else if (stale_groups.contains(row.group)) {
+      row.trained = false;
     }
     BOUGH_CHECK(!row.in_loss() || !row.advantage.empty(), "sequence ", s,
                 " has neither reward nor advantage");
   }
+  if (age.action == "mask") filtered.masked_tokens = mask_old_tokens(batch, age);
   return filtered;
 }
 
