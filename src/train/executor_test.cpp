@@ -69,6 +69,21 @@ TEST(Executor, EveryPackersTreesAreExact) {
   }
 }
 
+TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 12; ++seed) {
+    const auto r = random_batch(seed, 100);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    for (const int64_t count : {1, 2, 5, 100})
+      for (const char* allocation : {"dynamic", "fixed"}) {
+        const MicroBatchSettings settings{.max_tokens_per_mb = 64, .n_mbs = count, .allocation = allocation};
+        const auto plan = make_plan("dense", plan_request(r->batch, settings, "auto", nullptr));
+        expect_exact(*model, flat, *r, plan, *loss, str(allocation, " ", count, " seed ", seed));
+      }
+  }
+}
+
 TEST(Executor, OneTokenAPassIsExact) {
   const auto loss = full_loss();
   const auto r = random_batch(4, 120);

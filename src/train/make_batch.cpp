@@ -235,6 +235,8 @@ PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& sett
                          const std::string& packer, const PassCosts* costs) {
   PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
   request.packer = packer;
+  request.num_micro_batches = settings.n_mbs;
+  request.fixed_micro_batches = settings.allocation == "fixed";
   request.costs = costs;
   if (costs && !settings.memory.is_auto()) request.memory_bytes = settings.memory.count;
   return request;

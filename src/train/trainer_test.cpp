@@ -157,6 +157,16 @@ TEST(Trainer, WithoutRecomputedLogProbsPiOldIsTheBehaviourPolicy) {
   EXPECT_NEAR(recomputing.train(batch_of(2)).at("policy/approx_kl"), 0, 1e-12);
 }
 
+TEST(Trainer, MicroBatchesAreCountedWithoutATreeOnly) {
+  ActorSettings settings = settings_with("dense");
+  settings.mb_spec.n_mbs = 4;
+  settings.check();
+  settings.tree.tree_training_mode = "auto";
+  EXPECT_THROW(settings.check(), UserError);
+  settings.mb_spec = {.allocation = "fixed"};
+  EXPECT_THROW(settings.check(), UserError);
+}
+
 // Versions 0 to 3 in turn, sample by sample.
 std::vector<Trajectory> batch_with_versions(int64_t groups) {
   std::vector<Trajectory> batch = batch_of(groups);
