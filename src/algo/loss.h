@@ -71,9 +71,12 @@ class Loss {
  public:
   virtual ~Loss() = default;
 
-  // True: may be called with any subset of a batch's rows, those of one block. False: with all rows of whole
-  // sequences only.
+  // True: may be called with any subset of a batch's rows, those of one block. False: with all rows of the
+  // batch at once only.
   virtual bool token_separable() const = 0;
+
+  // What loss_aggregation: auto means for it.
+  virtual std::string aggregation() const { return "token_mean"; }
 
   // What a caller must provide beside log_probs_R and weights_R. A leaf that a loss does not need gets no
   // gradient (autograd returns an undefined tensor for it), even if it is provided for the metrics.

@@ -166,6 +166,41 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
   }
 }
 
+// Every loss with the correction it has by default, and PPO with every other one: through trees, at once or by
+// values first, they have the gradient that they have sequence by sequence.
+TEST(Executor, EveryLossAndCorrectionIsExact) {
+  std::vector<LossSettings> all;
+  for (const std::string& name : loss_names()) {
+    all.emplace_back();
+    all.back().loss = name;
+    all.back().clip_cov_lb = 0.1;
+    all.back().clip_cov_ratio = all.back().kl_cov_ratio = 0.1;
+    if (name == "pg") all.back().entropy_coef = 0.1;
+  }
+  for (const std::string& name : correction_names()) {
+    all.emplace_back();
+    all.back().correction = name;
+    if (name != "cap" && name != "auto") all.back().correction_upper = 1.5;
+    if (name == "tis" || name == "masked_is") all.back().correction_level = "geometric";
+  }
+  all.emplace_back();
+  all.back().rejection_sampling = {.level = "sequence", .upper = 1.05, .lower = 0.9};
+  all.emplace_back();
+  all.back().off_policy_mask_threshold = 0.5;
+  all.back().m2_threshold = 0.1;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    const auto r = random_batch(seed, 120);
+    auto model = random_model(seed, at::kDouble);
+    for (const LossSettings& settings : all) {
+      const auto loss = make_loss(settings);
+      auto flat = FlatReference(*model).run(r->batch, *loss);
+      for (const char* strategy : {"path", "blocks"})
+        expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), *loss,
+                     str(settings.loss, " ", settings.correction, " ", strategy, " seed ", seed));
+    }
+  }
+}
+
 TEST(Executor, Fp32IsCloseToFp64) {
   const auto loss = full_loss();
   for (uint64_t seed = 0; seed < 20; ++seed) {
