@@ -31,6 +31,14 @@ FilterResult filter_sequences(const FilterSettings& settings, std::span<const do
       else left.push_back(s);
     }
     const size_t dropped = members.size() - left.size();
+    if (settings.keep_samples > 0 && std::ssize(left) > settings.keep_samples) {
+      std::stable_sort(left.begin(), left.end(),
+                       [&](int64_t a, int64_t b) { return rewards[a] > rewards[b]; });
+      for (size_t i = static_cast<size_t>(settings.keep_samples); i < left.size(); ++i)
+        result.kept[left[i]] = 0;
+      result.surplus_dropped += std::ssize(left) - settings.keep_samples;
+      left.resize(static_cast<size_t>(settings.keep_samples));
+    }
     const bool equal = left.size() > 1 && std::all_of(left.begin(), left.end(), [&](int64_t s) {
                          return rewards[s] == rewards[left[0]];
                        });

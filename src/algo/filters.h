@@ -1,7 +1,11 @@
 // Which sampled sequences are trained on. Each filter counts what it drops.
 //
+// Oversampling (papers/distillsparse.txt, equation 4): of a group of M samples the n = keep_samples of highest
+// reward, which are those of highest advantage; mean and deviation are then those of the n. Of equal rewards the
+// earlier sample is kept.
+//
 // Order: samples without a reward, then truncated samples (a dropped one no longer counts in its group's
-// mean), then groups: those that are stale, then those of equal rewards. A group that dropping left with a single sample is dropped with it: its advantage would
+// mean), then samples beyond keep_samples, then groups: those that are stale, then those of equal rewards. A group that dropping left with a single sample is dropped with it: its advantage would
 // have no baseline. Groups of one from the start are untouched.
 #pragma once
 
@@ -17,6 +21,7 @@ namespace bough {
 struct FilterSettings {
   bool dynamic_sampling = false;
   std::string truncated_samples = "keep";
+  int64_t keep_samples = 0;
 
   template <class V>
   void visit(V& v) {
@@ -24,6 +29,11 @@ struct FilterSettings {
     v("truncated_samples", truncated_samples,
       "samples cut at the length limit: keep; mask (in the group's mean, not trained); drop",
       one_of({"keep", "mask", "drop"}));
+    v("keep_samples", keep_samples,
+      "of each group only so many samples of highest reward count, the others are in neither mean nor loss; "
+      "0: "
+      "all",
+      range(0, 100000));
   }
 };
 
@@ -33,6 +43,7 @@ struct FilterResult {
   int64_t truncated = 0;          // truncated samples seen
   int64_t truncated_masked = 0;   // of these: not trained
   int64_t truncated_dropped = 0;  // of these: removed
+  int64_t surplus_dropped = 0;    // samples beyond keep_samples
   int64_t zero_std_groups = 0;    // groups of two or more with equal rewards, dropped or not
   int64_t stale_groups = 0;       // groups dropped because a token in them is too old
   int64_t masked_tokens = 0;      // tokens masked because they are too old: counted by who masks them

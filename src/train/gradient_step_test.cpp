@@ -156,6 +156,39 @@ TEST(SetAdvantages, ATrajectoryCountsOnceInItsGroup) {
   EXPECT_THROW(set_advantages(batch, settings, {}), UserError);
 }
 
+TEST(SetAdvantages, AdvantagesByTokenRunThroughATrajectorysRows) {
+  std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
+                                   row("g", 0, {1, 2, 3, 4, 5}, 2)};
+  batch[0].trajectory = batch[1].trajectory = "t";
+  ActorSettings settings;
+  settings.advantages.adv_estimator = "reinforce_plus_plus";
+  settings.advantages.discount = 0.5;
+  set_advantages(batch, settings, {});
+  // Returns 1/4, 1/2, 1 on the three tokens of "t", and three times 0.
+  const double mean = 1.75 / 6, squares = 1.0 / 16 + 1.0 / 4 + 1 - 6 * mean * mean;
+  const auto whitened = [&](double x) {
+    return static_cast<float>((x - mean) / std::sqrt(squares / 5 + 1e-8));
+  };
+  ASSERT_EQ(batch[0].advantage.size(), 3u);
+  EXPECT_FLOAT_EQ(batch[0].advantage[2], whitened(0.25));
+  EXPECT_FLOAT_EQ(batch[1].advantage[2], whitened(0.5));
+  EXPECT_FLOAT_EQ(batch[1].advantage[3], whitened(1));
+  EXPECT_FLOAT_EQ(batch[2].advantage[4], whitened(0));
+  EXPECT_EQ(make_batch(batch, {}, at::kDouble).num_rows(), 6);
+}
+
+TEST(SetAdvantages, AGroupOfWhichFiltersLeaveNothingIsDropped) {
+  std::vector<Trajectory> group = {row("a", 1, {1, 2, 3, 4}, 3), row("a", 1, {1, 2, 3, 5, 6}, 3)};
+  ActorSettings settings;
+  EXPECT_FALSE(is_dropped(group, settings, {}));
+  settings.filters.dynamic_sampling = true;
+  EXPECT_TRUE(is_dropped(group, settings, {})) << "equal rewards";
+  group[1].reward = 0;
+  EXPECT_FALSE(is_dropped(group, settings, {}));
+  group[1].valid = false;
+  EXPECT_TRUE(is_dropped(group, settings, {})) << "one sample is left";
+}
+
 TEST(SetAdvantages, ShapingAndFiltersAct) {
   std::vector<Trajectory> batch = small_batch();
   ActorSettings settings;

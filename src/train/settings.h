@@ -8,6 +8,7 @@
 #include "algo/aggregation.h"
 #include "algo/filters.h"
 #include "algo/loss_settings.h"
+#include "algo/reward_shaping.h"
 #include "base/error.h"
 #include "base/settings.h"
 #include "plan/packing.h"
@@ -141,6 +142,7 @@ struct ActorSettings {
   // UserError: settings that contradict each other.
   void check() const {
     tree.check();
+    advantages.check();
     if (mb_spec.counts() && tree.strategy() != "dense")
       throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),

@@ -1,5 +1,5 @@
-"""Losses and corrections against implementations written from their equations (docs/algorithms.md), in fp64:
-values and gradients to 1e-10, and central differences of the implementations themselves."""
+"""Losses, corrections and advantages against implementations written from their equations
+(docs/algorithms.md), in fp64: values and gradients to 1e-10, and central differences of the implementations."""
 
 import json
 import math
@@ -23,7 +23,9 @@ def run_tool(build_dir, requests):
 def random_rows(seed):
     """Sequences of 1 to 9 tokens, some with an advantage of 0; ratios from far below to far above 1."""
     draw = random.Random(seed)
-    rows = {name: [] for name in ("log_probs", "entropies", "advantages", "behaviour", "proximal", "reference")}
+    rows = {
+        name: [] for name in ("log_probs", "entropies", "advantages", "behaviour", "proximal", "reference")
+    }
     rows |= {"weights": [], "sequences": [], "versions": []}
     for sequence in range(draw.randint(3, 9)):
         advantage = draw.choice([0.0, draw.gauss(0, 1), draw.gauss(0, 1)])
@@ -83,7 +85,10 @@ def policy_terms(settings, rows, live, frozen, log_r, frozen_r):
             for i in range(count)
         ]
     if loss == "sapo":
-        taus = [settings.get("sapo_tau_pos", 1.0) if a > 0 else settings.get("sapo_tau_neg", 1.05) for a in advantages]
+        taus = [
+            settings.get("sapo_tau_pos", 1.0) if a > 0 else settings.get("sapo_tau_neg", 1.05)
+            for a in advantages
+        ]
         return [
             -4 / tau / (1 + torch.exp(-tau * (torch.exp(log_r[i]) - 1))) * advantages[i]
             for i, tau in enumerate(taus)
@@ -93,7 +98,10 @@ def policy_terms(settings, rows, live, frozen, log_r, frozen_r):
         for members in by_sequence(rows):
             mean = sum(log_r[i] for i in members) / len(members)
             if loss == "gmpo":
-                low, high = settings.get("eps_clip", 0.4), settings.get("eps_clip_higher", settings.get("eps_clip", 0.4))
+                low, high = (
+                    settings.get("eps_clip", 0.4),
+                    settings.get("eps_clip_higher", settings.get("eps_clip", 0.4)),
+                )
                 kept = []
                 for i in members:
                     s = sign(advantages[i])
@@ -126,7 +134,9 @@ def policy_terms(settings, rows, live, frozen, log_r, frozen_r):
         mean_a, mean_p = sum(advantages) / count, sum(p.item() for p in frozen) / count
         c = [(advantages[i] - mean_a) * (frozen[i].item() - mean_p) for i in range(count)]
         if loss == "kl_cov":
-            chosen = sorted(range(count), key=lambda i: -c[i])[: max(1, int(settings["kl_cov_ratio"] * count))]
+            chosen = sorted(range(count), key=lambda i: -c[i])[
+                : max(1, int(settings["kl_cov_ratio"] * count))
+            ]
             coefficient = settings.get("ppo_kl_coef", 1.0)
             return [
                 -torch.exp(log_r[i]) * advantages[i] + (coefficient * abs(log_r[i]) if i in chosen else 0.0)
@@ -202,7 +212,11 @@ def correction_factors(settings, rows, log_w, frozen):
 
 def rejection_sampling(config, log_w, sequences):
     """AReaL's apply_rejection_sampling, but for k3, of which its code takes the other direction."""
-    metric, level, how = config.get("metric", "ratio"), config.get("level", "token"), config.get("agg", "mean")
+    metric, level, how = (
+        config.get("metric", "ratio"),
+        config.get("level", "token"),
+        config.get("agg", "mean"),
+    )
     functions = {
         "ratio": lambda x: x,
         "kl_k1": lambda x: x,
@@ -249,7 +263,8 @@ def reference(settings, rows, live, frozen, is_current):
     old = old_log_probs(settings, rows, frozen, is_current)
     against = rows["behaviour"] if settings["loss"].startswith("dppo") else old
     log_r, frozen_r = (
-        [torch.clamp(x[i] - against[i], -MAX_LOG_RATIO, MAX_LOG_RATIO) for i in range(count)] for x in (live, frozen)
+        [torch.clamp(x[i] - against[i], -MAX_LOG_RATIO, MAX_LOG_RATIO) for i in range(count)]
+        for x in (live, frozen)
     )
     # Where pi_old is mu, weights are those of the current policy; then none corrects by them.
     log_w = [max(-MAX_LOG_RATIO, min(MAX_LOG_RATIO, old[i] - rows["behaviour"][i])) for i in range(count)]
@@ -405,7 +420,7 @@ EXTREMES = [-1000.0, -200.0, -14.0, -1e-12, None]
 
 
 def test_extreme_ratios_are_finite(build_dir):
-    """Ratios of 0 and of 1e6 and beyond, log-probabilities of minus infinity (null), equal rewards, one token."""
+    """Ratios of 0, of 1e6 and beyond; log-probabilities of minus infinity (null); equal rewards."""
     rows = {name: [] for name in ("log_probs", "advantages", "behaviour", "proximal")}
     for advantage in (-1.0, 0.0, 1.0):
         for log_pi in (-300.0, -14.0, -1e-12):
@@ -416,7 +431,11 @@ def test_extreme_ratios_are_finite(build_dir):
                 rows["proximal"].append(EXTREMES[len(rows["proximal"]) % 5])
     count = len(rows["log_probs"])
     rows |= {"entropies": [0.0] * count, "reference": [-1.0] * count, "weights": [1.0] * count}
-    rows |= {"sequences": [i // 4 for i in range(count)], "versions": [i % 5 for i in range(count)], "version": 4}
+    rows |= {
+        "sequences": [i // 4 for i in range(count)],
+        "versions": [i % 5 for i in range(count)],
+        "version": 4,
+    }
     one = {name: values[:1] if isinstance(values, list) else values for name, values in rows.items()}
     none = {name: [] if isinstance(values, list) else values for name, values in rows.items()}
     requests = [request_of(settings, which, False) for settings in CASES for which in (rows, one, none)]
@@ -424,3 +443,127 @@ def test_extreme_ratios_are_finite(build_dir):
         assert "error" not in answer, (answer, request["actor"])
         values = [answer["loss"], *answer["d_log_probs"], *answer["metrics"].values()]
         assert all(x is not None and math.isfinite(x) for x in values), (answer, request["actor"])
+
+
+def random_groups(seed):
+    """Groups of 1 to 6 samples in any order, some of equal rewards, some samples without a trained token."""
+    draw = random.Random(1000 + seed)
+    batch = {"rewards": [], "groups": [], "tokens": [], "parts": []}
+    for group in range(draw.randint(2, 6)):
+        equal = draw.random() < 0.25
+        for _ in range(draw.choice([1, 2, 3, 6]) if seed % 3 else draw.randint(2, 6)):
+            parts = [0.5, 0.25] if equal else [draw.choice([0.0, 1.0]), draw.random()]
+            batch["parts"].append(parts)
+            batch["rewards"].append(sum(parts))
+            batch["groups"].append(group * 7)
+            batch["tokens"].append(draw.choice([0, 1, 3, 8]))
+    order = list(range(len(batch["rewards"])))
+    draw.shuffle(order)
+    return {name: [values[i] for i in order] for name, values in batch.items()}
+
+
+def mean_and_deviation(values, unbiased=True):
+    mean = sum(values) / len(values)
+    if len(values) < 2 or min(values) == max(values):
+        return mean, 0.0
+    return mean, math.sqrt(sum((x - mean) ** 2 for x in values) / (len(values) - unbiased))
+
+
+def whitened(advantages, tokens):
+    flat = [x for own, n in zip(advantages, tokens, strict=True) for x in (own if len(own) != 1 else own * n)]
+    if len(flat) < 2 or min(flat) == max(flat):
+        return [[0.0] * len(own) for own in advantages]
+    mean, deviation = mean_and_deviation(flat)
+    return [[(x - mean) / math.sqrt(deviation**2 + 1e-8) for x in own] for own in advantages]
+
+
+def expected_advantages(settings, batch):
+    """A list by sequence, of one number or of one a trained token."""
+    name, rewards, tokens = settings["adv_estimator"], batch["rewards"], batch["tokens"]
+    eps, unbiased = settings.get("eps", 1e-6), settings.get("std_unbiased", True)
+    mates = [[j for j, g in enumerate(batch["groups"]) if g == own] for own in batch["groups"]]
+
+    def normalized(values, i):
+        own = [values[j] for j in mates[i]]
+        mean, deviation = mean_and_deviation(own, unbiased)
+        if len(own) == 1:
+            return own[0] / (1 + eps)
+        return 0.0 if deviation == 0 else (values[i] - mean) / (deviation + eps)
+
+    def plain(i):
+        own = [rewards[j] for j in mates[i]]
+        mean = sum(own) / len(own)
+        if name == "grpo":
+            return normalized(rewards, i)
+        if name == "dr_grpo" or name == "reinforce_plus_plus_baseline":
+            return rewards[i] - mean
+        if name == "rloo":
+            return rewards[i] - sum(rewards[j] for j in mates[i] if j != i) / (len(own) - 1)
+        if name == "opo":
+            total = sum(tokens[j] for j in mates[i])
+            weighted = sum(tokens[j] * rewards[j] for j in mates[i])
+            return rewards[i] - (weighted / total if len(own) > 1 and total else 0.0)
+        if name == "maxrl":
+            return 0.0 if mean <= eps else (rewards[i] - mean) / (mean + eps)
+        if name == "gdpo":
+            weights = settings.get("gdpo_weights", [1.0, 1.0])
+            return sum(w * normalized([p[k] for p in batch["parts"]], i) for k, w in enumerate(weights))
+        raise AssertionError(name)
+
+    if name == "reinforce_plus_plus":
+        gamma = settings.get("discount", 1.0)
+        if gamma == 1.0:
+            return whitened([[r] for r in rewards], tokens)
+        return whitened(
+            [[gamma ** (n - 1 - t) * r for t in range(n)] for r, n in zip(rewards, tokens, strict=True)],
+            tokens,
+        )
+    out = [[plain(i)] for i in range(len(rewards))]
+    return whitened(out, tokens) if name in ("reinforce_plus_plus_baseline", "gdpo") else out
+
+
+ADVANTAGES = [
+    {"adv_estimator": "grpo"},
+    {"adv_estimator": "grpo", "std_unbiased": False, "eps": 0.01},
+    {"adv_estimator": "dr_grpo"},
+    {"adv_estimator": "rloo"},
+    {"adv_estimator": "reinforce_plus_plus"},
+    {"adv_estimator": "reinforce_plus_plus", "discount": 0.9},
+    {"adv_estimator": "reinforce_plus_plus_baseline"},
+    {"adv_estimator": "opo"},
+    {"adv_estimator": "maxrl"},
+    {"adv_estimator": "gdpo"},
+    {"adv_estimator": "gdpo", "gdpo_weights": [1.0, 0.25]},
+]
+
+
+def test_advantages_are_those_of_the_equation(build_dir):
+    cases = [(settings, random_groups(seed)) for settings in ADVANTAGES for seed in range(20)]
+    # RLOO has no baseline for a sample alone.
+    cases = [
+        c
+        for c in cases
+        if c[0]["adv_estimator"] != "rloo" or min(map(c[1]["groups"].count, c[1]["groups"])) > 1
+    ]
+    answers = run_tool(build_dir, [{"actor": json.dumps(settings)} | batch for settings, batch in cases])
+    for (settings, batch), answer in zip(cases, answers, strict=True):
+        assert "error" not in answer, answer
+        for got, want in zip(answer["advantages"], expected_advantages(settings, batch), strict=True):
+            assert got == pytest.approx(want, abs=1e-10), (settings, batch)
+    assert len(cases) > 200
+
+
+def test_advantages_refuse_what_they_cannot_compute(build_dir):
+    alone = {"rewards": [1.0], "groups": [0], "tokens": [3], "parts": [[]]}
+    errors = [
+        answer["error"]
+        for answer in run_tool(
+            build_dir,
+            [
+                {"actor": "adv_estimator: rloo"} | alone,
+                {"actor": "adv_estimator: gdpo"} | alone,
+                {"actor": "{adv_estimator: gdpo, gdpo_weights: [1, 2]}"} | alone | {"parts": [[1.0]]},
+            ],
+        )
+    ]
+    assert "n_samples" in errors[0] and "rewards" in errors[1] and "gdpo_weights" in errors[2], errors

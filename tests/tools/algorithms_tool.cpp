@@ -1,11 +1,13 @@
-// Losses as numbers, for tests that compare them with implementations written from their equations.
+// Losses and advantages as numbers, for tests that compare them with implementations written from their equations.
 //   algorithms_tool < cases
 // reads one JSON object a line:
 //   {"actor": SETTINGS as YAML or JSON text, "rows": {"log_probs": [...], "entropies": [...], "advantages": [...],
 //    "behaviour": [...], "proximal": [...], "reference": [...], "weights": [...], "versions": [...],
 //    "sequences": [...]}, "proximal_is_current": bool, "version": n}
 // (null is -inf; lists may be left out) and writes one a line:
-//   {"loss", "d_log_probs", "d_entropies", "metrics", "separable", "aggregation"} or {"error": text}.
+//   {"loss", "d_log_probs", "d_entropies", "metrics", "separable", "aggregation"} or {"error": text};
+// or reads {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...]}
+// and writes {"advantages": [[...], ...]}.
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -37,8 +39,17 @@ std::vector<double> list(const at::Tensor& x) {
   return {x.const_data_ptr<double>(), x.const_data_ptr<double>() + x.numel()};
 }
 
+Json estimate(const ActorSettings& settings, const Json& request) {
+  const auto rewards = request.at("rewards").get<std::vector<double>>();
+  const auto groups = request.at("groups").get<std::vector<int64_t>>();
+  const auto tokens = request.at("tokens").get<std::vector<int64_t>>();
+  const auto parts = request.at("parts").get<std::vector<std::vector<double>>>();
+  return {{"advantages", compute_advantages(settings.advantages, {rewards, groups, tokens, parts})}};
+}
+
 Json evaluate(const Json& request) {
   const auto settings = parse_settings<ActorSettings>(request.at("actor").get<std::string>(), "actor");
+  if (request.contains("rewards")) return estimate(settings, request);
   const std::unique_ptr<Loss> loss = make_loss(settings.loss);
   const Json& given = request.at("rows");
   LossRows rows;
