@@ -1,12 +1,13 @@
 // Which sampled sequences are trained on. Each filter counts what it drops.
 //
-// Oversampling (papers/distillsparse.txt, equation 4): of a group of M samples the n = keep_samples of highest
-// reward, which are those of highest advantage; mean and deviation are then those of the n. Of equal rewards the
-// earlier sample is kept.
+// Oversampling (papers/distillsparse.txt, equation 4): of a group of M samples the n = keep_samples of
+// highest reward, which are those of highest advantage; mean and deviation are then those of the n. Of equal
+// rewards the earlier sample is kept.
 //
 // Order: samples without a reward, then truncated samples (a dropped one no longer counts in its group's
-// mean), then samples beyond keep_samples, then groups: those that are stale, then those of equal rewards. A group that dropping left with a single sample is dropped with it: its advantage would
-// have no baseline. Groups of one from the start are untouched.
+// mean), then samples beyond keep_samples, then groups: those that are stale, then those of equal rewards. A
+// group that dropping left with a single sample is dropped with it: its advantage would have no baseline.
+// Groups of one from the start are untouched.
 #pragma once
 
 #include <cstdint>

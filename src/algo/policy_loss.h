@@ -1,12 +1,12 @@
-// A policy loss: a term of its own (losses/) and what all of them share: the choice of pi_old, corrections for
-// off-policy tokens (corrections/), KL, entropy and metrics.
+// A policy loss: a term of its own (losses/) and what all of them share: the choice of pi_old, corrections
+// for off-policy tokens (corrections/), KL, entropy and metrics.
 //
 //   per_token = factor * term + kl_loss_coef * kl - entropy_coef * H
 //
 // The factor multiplies the term only; tokens it sets to 0 stay in the denominator.
 //
-// pi_old: the trainer's policy at the start of the update where use_decoupled_loss or recompute_logprob say so,
-// else mu. Of the decoupled loss, by prox_logp_method:
+// pi_old: the trainer's policy at the start of the update where use_decoupled_loss or recompute_logprob say
+// so, else mu. Of the decoupled loss, by prox_logp_method:
 //   recompute         the trainer's policy at the start of the update
 //   metrics           the same, and metrics of how far loglinear is from it
 //   reuse_train_logp  sg(pi): for batches that are one update, where it is the same

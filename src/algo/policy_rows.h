@@ -19,8 +19,8 @@ inline constexpr double kLogProbFloor = -1e30;
 // inf by 0. Two probabilities that both underflowed to 0 count as equal.
 at::Tensor log_ratio(const at::Tensor& log_a_R, const at::Tensor& log_b_R);
 
-// The sequences of the rows, for losses and corrections that couple a sequence's tokens. A sequence is a row of
-// the batch: rows of one trajectory are sequences of their own.
+// The sequences of the rows, for losses and corrections that couple a sequence's tokens. A sequence is a row
+// of the batch: rows of one trajectory are sequences of their own.
 class Sequences {
  public:
   explicit Sequences(const at::Tensor& sequences_R);  // rows of one sequence are adjacent

@@ -141,8 +141,8 @@ class FewestSequences {
   void add(size_t index, size_t num_sequences, int64_t num_tokens) {
     by_count_[num_sequences].insert({num_tokens, index});
   }
-  // Takes it out. Of equally many sequences the one with the fewest tokens, then the first; nothing where none
-  // has room for `length` tokens below `capacity`.
+  // Takes it out. Of equally many sequences the one with the fewest tokens, then the first; nothing where
+  // none has room for `length` tokens below `capacity`.
   std::optional<size_t> take(int64_t length, int64_t capacity) {
     for (auto it = by_count_.begin(); it != by_count_.end(); ++it) {
       const auto [num_tokens, index] = *it->second.begin();

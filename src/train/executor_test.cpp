@@ -166,8 +166,8 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
   }
 }
 
-// Every loss with the correction it has by default, and PPO with every other one: through trees, at once or by
-// values first, they have the gradient that they have sequence by sequence.
+// Every loss with the correction it has by default, and PPO with every other one: through trees, at once or
+// by values first, they have the gradient that they have sequence by sequence.
 TEST(Executor, EveryLossAndCorrectionIsExact) {
   std::vector<LossSettings> all;
   for (const std::string& name : loss_names()) {

@@ -67,8 +67,8 @@ class FlatReference {
     return {log_probs, -(log_p.exp() * log_p).sum(-1)};
   }
 
-  // Gradients sequence by sequence: of their own losses, or where the loss couples tokens of the batch, of what
-  // they contribute to the one loss of all values.
+  // Gradients sequence by sequence: of their own losses, or where the loss couples tokens of the batch, of
+  // what they contribute to the one loss of all values.
   FlatResult run(const TrainBatch& batch, const Loss& loss) {
     FlatResult result;
     std::vector<at::Tensor> log_probs_R, entropies_R;

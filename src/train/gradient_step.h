@@ -31,8 +31,8 @@ class GradientStep {
   // Adds the gradient to the parameters' main_grad.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch);
 
-  // The trainer's version i: of the batches trained on so far. Where nobody says it, the newest version in the
-  // batch, as if nothing had been trained on since.
+  // The trainer's version i: of the batches trained on so far. Where nobody says it, the newest version in
+  // the batch, as if nothing had been trained on since.
   void set_version(int64_t version) { version_ = version; }
 
   const PassCosts* costs() const { return costs_; }

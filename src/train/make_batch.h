@@ -43,10 +43,10 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 
 // Advantages from rewards: shaped, filtered, estimated inside each group, as `actor` of a run says. A
 // sequence that has an advantage keeps it, yet counts in its group's mean; what a filter drops becomes
-// `trained: false`; a row that is not valid counts nowhere. Rows of one trajectory share its advantage. `age`:
-// what is too old for the batch, and what becomes of it. Returns what the filters counted, trajectory by trajectory. UserError: rows of a trajectory that disagree
-// in their reward; overlong_reward_penalty where nobody knows how many tokens a response may have; see
-// compute_advantages.
+// `trained: false`; a row that is not valid counts nowhere. Rows of one trajectory share its advantage.
+// `age`: what is too old for the batch, and what becomes of it. Returns what the filters counted, trajectory
+// by trajectory. UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where
+// nobody knows how many tokens a response may have; see compute_advantages.
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age = {});
 

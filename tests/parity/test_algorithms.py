@@ -1,5 +1,5 @@
 """Losses, corrections and advantages against implementations written from their equations
-(docs/algorithms.md), in fp64: values and gradients to 1e-10, and central differences of the implementations."""
+(docs/algorithms.md), in fp64: values and gradients to 1e-10, and central differences of theirs."""
 
 import json
 import math

@@ -1,7 +1,9 @@
-// Losses and advantages as numbers, for tests that compare them with implementations written from their equations.
+// Losses and advantages as numbers, for tests that compare them with implementations written from their
+// equations.
 //   algorithms_tool < cases
 // reads one JSON object a line:
-//   {"actor": SETTINGS as YAML or JSON text, "rows": {"log_probs": [...], "entropies": [...], "advantages": [...],
+//   {"actor": SETTINGS as YAML or JSON text, "rows": {"log_probs": [...], "entropies": [...], "advantages":
+//   [...],
 //    "behaviour": [...], "proximal": [...], "reference": [...], "weights": [...], "versions": [...],
 //    "sequences": [...]}, "proximal_is_current": bool, "version": n}
 // (null is -inf; lists may be left out) and writes one a line:

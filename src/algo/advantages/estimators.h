@@ -53,8 +53,8 @@ double deviation_of(std::span<const double> values, bool unbiased);
 void normalize_group(const AdvantageSettings& settings, std::vector<double>& values,
                      const std::vector<int64_t>& tokens);
 Advantages one_a_sequence(const std::vector<double>& values);
-// (A - mean) / sqrt(var + 1e-8) over all trained tokens of the batch, var unbiased; a single number counts once
-// for each of the sequence's trained tokens.
+// (A - mean) / sqrt(var + 1e-8) over all trained tokens of the batch, var unbiased; a single number counts
+// once for each of the sequence's trained tokens.
 void whiten(Advantages& advantages, std::span<const int64_t> tokens);
 
 }  // namespace bough

@@ -1,11 +1,11 @@
-// Corrections for the mismatch between the engine's policy mu and pi_old: factors of the policy term (not of KL
-// or entropy, and never inside a clip), made of w = pi_old / mu without a gradient. Tokens that one sets to 0
-// stay in the denominator. Adding one: a file in this folder that defines NAME_correction(), with its equation
-// and source at the top, and a line in the list below.
+// Corrections for the mismatch between the engine's policy mu and pi_old: factors of the policy term (not of
+// KL or entropy, and never inside a clip), made of w = pi_old / mu without a gradient. Tokens that one sets
+// to 0 stay in the denominator. Adding one: a file in this folder that defines NAME_correction(), with its
+// equation and source at the top, and a line in the list below.
 //
-// correction: auto is `rejection_sampling` where its settings say anything, else `cap` with the decoupled loss,
-// else none. Explicitly named, one takes the place of the decoupled loss's own, never on top of it. Masks
-// (off_policy_mask_threshold, m2_threshold) come on top of any.
+// correction: auto is `rejection_sampling` where its settings say anything, else `cap` with the decoupled
+// loss, else none. Explicitly named, one takes the place of the decoupled loss's own, never on top of it.
+// Masks (off_policy_mask_threshold, m2_threshold) come on top of any.
 #pragma once
 
 #include <vector>
@@ -44,8 +44,8 @@ BOUGH_CORRECTIONS(BOUGH_DECLARE_CORRECTION)
 BOUGH_OTHER_CORRECTIONS(BOUGH_DECLARE_CORRECTION)
 #undef BOUGH_DECLARE_CORRECTION
 
-// What `settings` ask for; their factors multiply. `against`: what the loss's ratio is of. UserError: settings
-// that contradict each other.
+// What `settings` ask for; their factors multiply. `against`: what the loss's ratio is of. UserError:
+// settings that contradict each other.
 std::vector<CorrectionKind> find_corrections(const LossSettings& settings, Against against);
 
 // log w at the level that settings.correction_level names: the token's own; the sequence's product; its

@@ -1,6 +1,6 @@
 // Masked importance sampling and rejection (verl's rollout correction): with w by token, by the sequence's
-// product or by its geometric mean, and lo, hi = correction_lower, correction_upper [0.5, 2; geometric: 0.9999,
-// 1.0001],
+// product or by its geometric mean, and lo, hi = correction_lower, correction_upper [0.5, 2; geometric:
+// 0.9999, 1.0001],
 //   masked_is  w where lo <= w <= hi, else 0
 //   rejection  1 where lo <= w <= hi, else 0
 // and 0 for the whole of a sequence in which any trained token has w below correction_veto [1e-4; 0: off].

@@ -1,6 +1,7 @@
 // AReaL's rejection_sampling {level, action, metric, agg, lower, upper}. The metric of a token is w itself
-// (ratio), or k1 = log w, k2 = (log w)^2 / 2, k3 = w - 1 - log w. level sequence: of its trained tokens the sum,
-// mean or maximum, where `ratio` takes those of log w; and with `ratio` w is the sequence's geometric mean.
+// (ratio), or k1 = log w, k2 = (log w)^2 / 2, k3 = w - 1 - log w. level sequence: of its trained tokens the
+// sum, mean or maximum, where `ratio` takes those of log w; and with `ratio` w is the sequence's geometric
+// mean.
 //   mask   w where lower <= metric <= upper, else 0
 //   clamp  w, clamped to [lower (0 where not set), upper]; level sequence: where the metric is outside
 #include <ATen/ops/where.h>

@@ -1,9 +1,9 @@
 // Masks of 0 and 1 that come on top of any other correction:
-//   off_policy_mask_threshold (DeepSeek-V3.2; TRL has the name): tokens with A < 0 get 0 in a sequence where the
-//     mean over its trained tokens of log mu - log pi is above it [off; 0.5]: answers that are bad and no longer
-//     the policy's own
+//   off_policy_mask_threshold (DeepSeek-V3.2; TRL has the name): tokens with A < 0 get 0 in a sequence where
+//     the mean over its trained tokens of log mu - log pi is above it [off; 0.5]: answers that are bad and no
+//     longer the policy's own
 //   m2_threshold (M2PO; AReaL has the name): of all tokens of the mini-batch those of largest
-//     (log mu - log pi_old)^2 get 0 until the mean of the rest is below it [off]; where no rest is, all of them
+//     (log mu - log pi_old)^2 get 0 until the mean of the rest is below it [off]; all where no rest is
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros_like.h>
 

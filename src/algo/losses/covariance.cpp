@@ -3,8 +3,8 @@
 //   clip_cov  PPO clip, where clip_cov_ratio [2e-4] of the tokens, drawn among those that no clip cuts with
 //             clip_cov_lb [1] < c < clip_cov_ub [5], get 0
 //   kl_cov    -r A, and for the kl_cov_ratio [2e-4] of largest c: + ppo_kl_coef [1] |log r|
-// At least one token, as verl has it. The draw is a function of the trainer's version and the token's place in
-// the mini-batch alone.
+// At least one token, as verl has it. The draw is a function of the trainer's version and the token's place
+// in the mini-batch alone.
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>

@@ -1,6 +1,6 @@
-// DPPO (divergence PPO; verl's dppo_tv and dppo_kl): r = pi / mu, and in place of a clip of r a bound on how far
-// the policy moved: -M sg(min(r, 20)) A log pi, where M = 0 if the move is beyond dppo_threshold [0.2] in the
-// direction that A asks for (A > 0: pi above mu; else: below).
+// DPPO (divergence PPO; verl's dppo_tv and dppo_kl): r = pi / mu, and in place of a clip of r a bound on how
+// far the policy moved: -M sg(min(r, 20)) A log pi, where M = 0 if the move is beyond dppo_threshold [0.2] in
+// the direction that A asks for (A > 0: pi above mu; else: below).
 //   dppo_tv  |pi - mu|, the total variation of "this token or another"
 //   dppo_kl  mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi))
 // The loss corrects for mu by itself: no correction comes on top.

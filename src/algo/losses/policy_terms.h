@@ -1,6 +1,6 @@
-// The policy losses by name. Adding one: a file in this folder that defines NAME_term(), with its equation and
-// source at the top, and a line in the list below. What all share (pi_old, corrections, KL, entropy, metrics)
-// is PolicyLoss's (algo/policy_loss.h).
+// The policy losses by name. Adding one: a file in this folder that defines NAME_term(), with its equation
+// and source at the top, and a line in the list below. What all share (pi_old, corrections, KL, entropy,
+// metrics) is PolicyLoss's (algo/policy_loss.h).
 #pragma once
 
 #include <span>
