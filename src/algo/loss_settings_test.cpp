@@ -79,6 +79,13 @@ TEST(LossSettings, BadSettingsAreNamed) {
   EXPECT_NE(message([](LossSettings& s) { s.rejection_sampling.upper = 0.5; }).find("above 1"),
             std::string::npos);
   EXPECT_EQ(message([](LossSettings& s) { s.loss = "pg", s.correction = "tis"; }), "");
+  EXPECT_NE(message([](LossSettings& s) {
+              s.loss = "pg", s.prox_logp_method = "loglinear";
+            }).find("nothing of pi_old"),
+            std::string::npos);
+  EXPECT_EQ(
+      message([](LossSettings& s) { s.loss = "pg", s.correction = "tis", s.prox_logp_method = "loglinear"; }),
+      "");
   EXPECT_NE(message([](LossSettings& s) { s.prox_logp_method = "linear"; }).find("loglinear"),
             std::string::npos);
   EXPECT_NE(message([](LossSettings& s) {

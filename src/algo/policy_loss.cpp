@@ -59,6 +59,9 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
   if (settings.c_clip && !kind.has_dual_clip)
     throw UserError(
         str("setting c_clip: loss ", settings.loss, " has no dual clip; leave it out, or take ppo"));
+  if (settings.prox_logp_method != "recompute" && !takes_old_)
+    throw UserError(str("setting prox_logp_method: got ", settings.prox_logp_method, ", but loss ",
+                        settings.loss, " makes nothing of pi_old; leave it out"));
 }
 
 bool PolicyLoss::needs_behaviour() const {
