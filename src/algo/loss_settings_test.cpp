@@ -76,6 +76,12 @@ TEST(LossSettings, BadSettingsAreNamed) {
               s.correction = "icepop", s.correction_level = "sequence";
             }).find("by token"),
             std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.correction_upper = 2; }).find("no such bound"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.correction = "icepop", s.correction_upper = 0.4;
+            }).find("from 0.5 to 0.4"),
+            std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.rejection_sampling.upper = 0.5; }).find("above 1"),
             std::string::npos);
   EXPECT_EQ(message([](LossSettings& s) { s.loss = "pg", s.correction = "tis"; }), "");

@@ -94,12 +94,13 @@ PolicyTerm PolicyLoss::policy_term(const LossRows& rows, const Sequences* sequen
 
 at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor& log_w_R,
                                          const Sequences* sequences, MetricReader& metrics) const {
-  const CorrectionRows correction_rows{
-      settings_,         log_w_R,  rows.log_probs_R.detach(), rows.behaviour_log_probs_R,
-      rows.advantages_R, sequences};
+  CorrectionRows correction_rows{
+      settings_, log_w_R, rows.log_probs_R.detach(), rows.behaviour_log_probs_R, rows.advantages_R,
+      sequences, {}};
   at::Tensor factor_R = at::ones_like(log_w_R);
   at::Tensor truncated_R;
   for (const CorrectionKind& correction : corrections_) {
+    correction_rows.bounds = correction.bounds;
     const Corrected corrected = correction.apply(correction_rows);
     factor_R = factor_R.mul(corrected.factor_R);
     if (corrected.truncated_R.defined()) truncated_R = corrected.truncated_R;

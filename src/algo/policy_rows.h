@@ -52,6 +52,10 @@ struct PolicyTerm {
   at::Tensor clipped_R;    // bool: rows whose ratio a clip cut off; undefined where the loss has no clip
 };
 
+struct WeightBounds {
+  double lower = 0, upper = 0;
+};
+
 struct CorrectionRows {
   const LossSettings& settings;
   at::Tensor log_w_R;                // log(pi_old / mu), clamped; nothing here has a gradient
@@ -59,6 +63,7 @@ struct CorrectionRows {
   at::Tensor behaviour_log_probs_R;  // log mu
   at::Tensor advantages_R;
   const Sequences* sequences;  // null unless the correction couples tokens
+  WeightBounds bounds;         // the correction's own
 };
 
 }  // namespace bough

@@ -23,7 +23,13 @@ at::Tensor veto_factor(const CorrectionRows& rows) {
 
 WeightBounds weight_bounds(const LossSettings& settings, WeightBounds token, WeightBounds geometric) {
   const WeightBounds own = settings.correction_level == "geometric" ? geometric : token;
-  return {settings.correction_lower.value_or(own.lower), settings.correction_upper.value_or(own.upper)};
+  const WeightBounds bounds{settings.correction_lower.value_or(own.lower),
+                            settings.correction_upper.value_or(own.upper)};
+  if (bounds.lower > bounds.upper)
+    throw UserError(str("setting correction_lower: the weights of correction ", settings.correction,
+                        " would be from ", bounds.lower, " to ", bounds.upper,
+                        "; expected the lower bound below the upper one (give both)"));
+  return bounds;
 }
 
 namespace {
@@ -68,9 +74,10 @@ std::vector<CorrectionKind> find_corrections(const LossSettings& settings, Again
   if (by_rejection_sampling && !is_auto)
     refuse("correction",
            str(settings.correction, " and rejection_sampling are two corrections; leave one out"));
-  if (settings.correction_lower && settings.correction_upper &&
-      *settings.correction_lower > *settings.correction_upper)
-    refuse("correction_lower", "is above correction_upper");
+  const bool has_bounds = !is_auto && settings.correction != "none" && settings.correction != "cap";
+  if (!has_bounds && (settings.correction_lower || settings.correction_upper))
+    refuse(settings.correction_lower ? "correction_lower" : "correction_upper",
+           str("correction ", settings.correction, " has no such bound; leave it out, or name a correction"));
   const bool has_level = settings.correction == "tis" || settings.correction == "masked_is" ||
                          settings.correction == "rejection";
   if (settings.correction_level != "token" && !has_level)

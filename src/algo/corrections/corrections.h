@@ -22,6 +22,7 @@ struct Corrected {
 
 struct CorrectionKind {
   bool couples_tokens = false;  // reads `sequences`, or all rows of the batch at once
+  WeightBounds bounds = {};     // where it has some
   Corrected (*apply)(const CorrectionRows& rows) = nullptr;
 };
 
@@ -54,10 +55,8 @@ at::Tensor log_weight_at_level(const CorrectionRows& rows);
 // 0 on every row of a sequence that has a token with w < settings.correction_veto, else 1.
 at::Tensor veto_factor(const CorrectionRows& rows);
 
-// The bounds in force: the settings' where set, else the correction's own at this level.
-struct WeightBounds {
-  double lower, upper;
-};
+// The bounds in force: the settings' where set, else the correction's own at this level. UserError: no weight
+// is between them.
 WeightBounds weight_bounds(const LossSettings& settings, WeightBounds token, WeightBounds geometric);
 
 }  // namespace bough

@@ -3,12 +3,13 @@
 
 namespace bough {
 
-CorrectionKind icepop_correction(const LossSettings&) {
-  return {.apply = [](const CorrectionRows& rows) -> Corrected {
-    const WeightBounds bounds = weight_bounds(rows.settings, {0.5, 5.0}, {0.5, 5.0});
-    const at::Tensor w_R = rows.log_w_R.exp();
-    return {w_R.masked_fill(w_R.lt(bounds.lower).logical_or(w_R.gt(bounds.upper)), 0.0), {}};
-  }};
+CorrectionKind icepop_correction(const LossSettings& settings) {
+  return {.bounds = weight_bounds(settings, {0.5, 5.0}, {0.5, 5.0}),
+          .apply = [](const CorrectionRows& rows) -> Corrected {
+            const auto [lower, upper] = rows.bounds;
+            const at::Tensor w_R = rows.log_w_R.exp();
+            return {w_R.masked_fill(w_R.lt(lower).logical_or(w_R.gt(upper)), 0.0), {}};
+          }};
 }
 
 }  // namespace bough

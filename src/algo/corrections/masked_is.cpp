@@ -12,28 +12,30 @@ namespace {
 
 // 1 or 0.
 at::Tensor accepted(const CorrectionRows& rows, const at::Tensor& w_R) {
-  const WeightBounds bounds = weight_bounds(rows.settings, {0.5, 2.0}, {0.9999, 1.0001});
-  const at::Tensor inside_R = w_R.ge(bounds.lower).logical_and(w_R.le(bounds.upper));
+  const auto [lower, upper] = rows.bounds;
+  const at::Tensor inside_R = w_R.ge(lower).logical_and(w_R.le(upper));
   return inside_R.to(w_R.scalar_type()).mul(veto_factor(rows));
 }
 
-bool couples(const LossSettings& settings) {
-  return settings.correction_level != "token" || settings.correction_veto > 0.0;
+CorrectionKind kind(const LossSettings& settings, Corrected (*apply)(const CorrectionRows&)) {
+  return {.couples_tokens = settings.correction_level != "token" || settings.correction_veto > 0.0,
+          .bounds = weight_bounds(settings, {0.5, 2.0}, {0.9999, 1.0001}),
+          .apply = apply};
 }
 
 }  // namespace
 
 CorrectionKind masked_is_correction(const LossSettings& settings) {
-  return {.couples_tokens = couples(settings), .apply = [](const CorrectionRows& rows) -> Corrected {
-            const at::Tensor w_R = log_weight_at_level(rows).exp();
-            return {w_R.mul(accepted(rows, w_R)), {}};
-          }};
+  return kind(settings, [](const CorrectionRows& rows) -> Corrected {
+    const at::Tensor w_R = log_weight_at_level(rows).exp();
+    return {w_R.mul(accepted(rows, w_R)), {}};
+  });
 }
 
 CorrectionKind rejection_correction(const LossSettings& settings) {
-  return {.couples_tokens = couples(settings), .apply = [](const CorrectionRows& rows) -> Corrected {
-            return {accepted(rows, log_weight_at_level(rows).exp()), {}};
-          }};
+  return kind(settings, [](const CorrectionRows& rows) -> Corrected {
+    return {accepted(rows, log_weight_at_level(rows).exp()), {}};
+  });
 }
 
 }  // namespace bough
