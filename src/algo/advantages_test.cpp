@@ -6,6 +6,8 @@
 #include <limits>
 #include <random>
 
+#include "algo/advantages/gae.h"
+#include "algo/reward_shaping.h"
 #include "base/error.h"
 
 namespace bough {
@@ -21,9 +23,15 @@ std::string user_error(const F& call) {
   return "";
 }
 
+// Of estimators that have one number a sequence.
 std::vector<double> advantages(const AdvantageSettings& settings, std::vector<double> rewards,
-                               std::vector<int64_t> groups) {
-  return compute_advantages(settings, rewards, groups);
+                               std::vector<int64_t> groups, std::vector<int64_t> tokens = {}) {
+  std::vector<double> out;
+  for (const auto& list : compute_advantages(settings, {rewards, groups, tokens})) {
+    EXPECT_EQ(list.size(), 1u);
+    out.push_back(list.at(0));
+  }
+  return out;
 }
 
 // Straight from the equations, sequence by sequence, looking the others up by their group.
@@ -52,7 +60,7 @@ TEST(Advantages, EqualTheReferenceOnInterleavedGroups) {
   }
   for (const AdvantageSettings& settings : {AdvantageSettings{"grpo"}, AdvantageSettings{"grpo", false, 0.01},
                                             AdvantageSettings{"dr_grpo"}, AdvantageSettings{"rloo"}}) {
-    const std::vector<double> got = compute_advantages(settings, rewards, groups);
+    const std::vector<double> got = advantages(settings, rewards, groups);
     ASSERT_EQ(got.size(), rewards.size());
     for (size_t i = 0; i < rewards.size(); ++i)
       EXPECT_NEAR(got[i], reference(settings, rewards, groups, i), 1e-11)
@@ -94,6 +102,45 @@ TEST(Advantages, BadInputIsNamed) {
   EXPECT_NE(user_error([] { advantages({"grop"}, {1.0}, {0}); }).find("did you mean 'grpo'"),
             std::string::npos);
   EXPECT_THROW(advantages({"grpo"}, {1.0}, {}), InternalError);
+}
+
+TEST(Advantages, LevelsOfMeanAndDeviation) {
+  // Groups 1, 3 and 5, 9: means 2 and 7, deviations sqrt(2) and sqrt(8); the batch's mean is 4.5.
+  const std::vector<double> rewards{1, 3, 5, 9};
+  const std::vector<int64_t> groups{0, 0, 1, 1};
+  const auto at = [&](const char* mean_level, const char* std_level, size_t i) {
+    AdvantageSettings settings{"grpo", true, 0.0, mean_level, std_level};
+    return advantages(settings, rewards, groups)[i];
+  };
+  const double batch_std = std::sqrt((12.25 + 2.25 + 0.25 + 20.25) / 3);
+  EXPECT_NEAR(at("group", "group", 3), 2 / std::sqrt(8.0), 1e-15);
+  EXPECT_NEAR(at("auto", "batch", 3), 2 / batch_std, 1e-15);
+  EXPECT_NEAR(at("batch", "batch", 0), -3.5 / batch_std, 1e-15);
+  EXPECT_NEAR(at("batch", "group", 0), -3.5 / std::sqrt(2.0), 1e-15);
+  EXPECT_EQ(at("none", "none", 2), 5);
+  EXPECT_EQ(at("group", "none", 2), -2);
+  EXPECT_EQ(advantages({"grpo", true, 0.0, "batch", "group"}, {1, 1, 0}, {0, 0, 1})[0], 1 - 2.0 / 3)
+      << "a deviation of 0 counts as 1";
+  EXPECT_NE(user_error([] {
+              advantages({.adv_estimator = "rloo", .mean_level = "batch"}, {1, 2}, {0, 0});
+            }).find("mean_level"),
+            std::string::npos);
+}
+
+// Values of AReaL's test_ppo_gae.py.
+TEST(Gae, TurnsStepOnceAndGapsDoNot) {
+  const std::vector<double> rewards{0, 3, 0, 0, 4}, values{1, 5, 9, 2, 8};
+  const std::vector<uint8_t> trained{1, 1, 0, 1, 1};
+  const std::vector<int32_t> turns{0, 0, -1, 2, 2};
+  const GaeResult got = gae({rewards, values, trained, turns, true}, 0.5, 0.25);
+  EXPECT_EQ(got.advantages, (std::vector<double>{3.75, 3.75, 0, 6, 6}));
+  EXPECT_EQ(got.returns, (std::vector<double>{4.75, 4.75, 9, 8, 8}));
+  const std::vector<double> late{0, 1, 0, 2}, zeros(4, 0.0);
+  const std::vector<uint8_t> all(4, 1);
+  const std::vector<int32_t> two{0, 0, 1, 1};
+  EXPECT_EQ(gae({late, zeros, all, two}, 1, 0.5).advantages, (std::vector<double>{2, 2, 2, 2}));
+  EXPECT_EQ(gae({late, zeros, all, two}, 1, 0).advantages, (std::vector<double>{1, 1, 2, 2}));
+  EXPECT_TRUE(gae({}, 1, 1).advantages.empty());
 }
 
 TEST(Advantages, SettingsAreReadByTheirKeys) {

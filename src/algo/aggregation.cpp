@@ -37,11 +37,11 @@ std::vector<double> sequence_weights(const AggregationSettings& settings,
   if (shares.empty()) shares = whole;
   BOUGH_CHECK(shares.size() == trained_tokens.size(), "shares ", shares.size(), ", sequences ",
               trained_tokens.size());
-  const std::string& how = settings.loss_aggregation;
+  const std::string how = settings.loss_aggregation == "auto" ? "token_mean" : settings.loss_aggregation;
   if (how == "group_mean") return group_mean_weights(trained_tokens, groups, shares);
   if (how != "token_mean" && how != "sequence_mean" && how != "constant_length")
     throw UserError(str("setting loss_aggregation: got ", quoted(how),
-                        ", expected one of token_mean, sequence_mean, constant_length, group_mean"));
+                        ", expected one of auto, token_mean, sequence_mean, constant_length, group_mean"));
   if (how == "constant_length" && settings.loss_constant_length <= 0)
     throw UserError(str("setting loss_constant_length: got ", settings.loss_constant_length,
                         ", expected tokens above 0 with loss_aggregation: constant_length (for instance "

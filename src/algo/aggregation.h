@@ -7,6 +7,7 @@
 //   sequence_mean    1 / (S n_s)                               GRPO: mean of token means
 //   constant_length  1 / (S constant_length)                   Dr.GRPO: mean of sums over a constant
 //   group_mean       1 / (groups * trained tokens of s's group)  DAPO as printed
+//   auto             the loss's own (Loss::aggregation); here, where no loss is asked, token_mean
 // S and the number of groups count what has a trained token: a sequence that trains nothing dilutes nothing.
 //
 // A row that is 1/N of a sequence (one of the N rows of a trajectory) counts as 1/N in S, its tokens as 1/N
@@ -25,13 +26,14 @@
 namespace bough {
 
 struct AggregationSettings {
-  std::string loss_aggregation = "token_mean";
+  std::string loss_aggregation = "auto";
   int64_t loss_constant_length = 0;  // tokens; usually gconfig.max_new_tokens
 
   template <class V>
   void visit(V& v) {
-    v("loss_aggregation", loss_aggregation, "how the loss of many tokens becomes one number",
-      one_of({"token_mean", "sequence_mean", "constant_length", "group_mean"}));
+    v("loss_aggregation", loss_aggregation,
+      "how the loss of many tokens becomes one number; auto: token_mean, or what the loss was published with",
+      one_of({"auto", "token_mean", "sequence_mean", "constant_length", "group_mean"}));
     v("loss_constant_length", loss_constant_length,
       "tokens that constant_length divides by (usually the largest response length)", at_least(0));
   }

@@ -84,6 +84,20 @@ TEST(Filters, CountsAddUp) {
   }
 }
 
+TEST(Filters, OfAGroupTheSamplesOfHighestRewardAreKept) {
+  FilterSettings settings;
+  settings.keep_samples = 2;
+  const std::vector<int64_t> groups{1, 1, 1, 1, 2, 1};
+  const std::vector<double> rewards{0, 3, 1, 3, 7, 3};
+  const FilterResult result = filter_sequences(settings, rewards, groups, Bits(6, 0), {});
+  EXPECT_EQ(result.kept, (Bits{0, 1, 0, 1, 1, 0})) << "of equal rewards the earlier ones";
+  EXPECT_EQ(result.surplus_dropped, 3);
+  EXPECT_EQ(result.sequences_dropped, 3);
+  EXPECT_EQ(result.zero_std_groups, 1) << "those that are kept";
+  const Bits valid{1, 0, 1, 1, 1, 1};
+  EXPECT_EQ(filter_sequences(settings, rewards, groups, Bits(6, 0), valid).kept, (Bits{0, 0, 0, 1, 1, 1}));
+}
+
 TEST(Filters, UnknownValueIsAnError) {
   EXPECT_THROW(filter(false, "remove"), UserError);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "algo/losses/policy_terms.h"
 #include "algo/policy_loss.h"
 #include "algo/sft_loss.h"
 #include "base/error.h"
@@ -34,47 +35,62 @@ void check_settings(const LossSettings& settings) {
   const double higher = settings.eps_clip_higher.value_or(0.0);
   const double c_clip = settings.c_clip.value_or(3.0);
   const double cap = settings.behave_imp_weight_cap.value_or(5.0);
-  expect(settings.eps_clip >= 0.0 && settings.eps_clip <= 1.0, "eps_clip", settings.eps_clip, "from 0 to 1");
+  const double eps_clip = settings.eps_clip.value_or(0.2);
+  expect(eps_clip >= 0.0 && eps_clip <= 1.0, "eps_clip", eps_clip, "from 0 to 1");
   expect(higher >= 0.0, "eps_clip_higher", higher, "at least 0");
   expect(c_clip > 1.0, "c_clip", c_clip, "above 1");
   expect(cap > 0.0, "behave_imp_weight_cap", cap, "above 0");
   expect(settings.entropy_coef >= 0.0, "entropy_coef", settings.entropy_coef, "at least 0");
   expect(settings.kl_loss_coef >= 0.0, "kl_loss_coef", settings.kl_loss_coef, "at least 0");
+  settings.rejection_sampling.check();
+  const std::string& level = settings.correction_level;
+  if (level != "token" && level != "sequence" && level != "geometric")
+    throw UserError(
+        str("setting correction_level: got ", quoted(level), ", expected token, sequence or geometric"));
+  const std::string& method = settings.prox_logp_method;
+  if (method != "recompute" && method != "loglinear" && method != "metrics" && method != "reuse_train_logp")
+    throw UserError(str("setting prox_logp_method: got ", quoted(method),
+                        ", expected recompute, loglinear, metrics or reuse_train_logp"));
+  if (method != "recompute" && !settings.use_decoupled_loss)
+    throw UserError(str("setting prox_logp_method: ", method,
+                        " says where the decoupled loss takes pi_old from, but use_decoupled_loss is false; "
+                        "set it to true, or leave prox_logp_method out"));
   if (settings.kl_loss_type != "k2" && settings.kl_loss_type != "k3")
     throw UserError(str("setting kl_loss_type: got ", quoted(settings.kl_loss_type),
                         ", expected k2 or k3 (k1 has no expected gradient in the loss)"));
 }
 
-template <class T>
-std::unique_ptr<Loss> make(const LossSettings& settings) {
-  return std::make_unique<T>(settings);
-}
-
-std::unique_ptr<Loss> make_sft(const LossSettings&) {
-  return std::make_unique<SftLoss>();
-}
-
-struct NamedLoss {
+struct NamedTerm {
   const char* name;
-  std::unique_ptr<Loss> (*make)(const LossSettings&);
+  PolicyTermKind (*make)();
 };
-// GRPO is PPO clip with group-relative advantages; those have a setting of their own.
-constexpr NamedLoss kLosses[] = {
-    {"ppo", make<PpoLoss>}, {"grpo", make<PpoLoss>}, {"pg", make<PolicyGradientLoss>}, {"sft", make_sft}};
+#define BOUGH_LIST_POLICY_LOSS(name) {#name, name##_term},
+constexpr NamedTerm kPolicyLosses[] = {BOUGH_POLICY_LOSSES(BOUGH_LIST_POLICY_LOSS)};
+#undef BOUGH_LIST_POLICY_LOSS
 
 }  // namespace
 
+std::vector<std::string> loss_names() {
+  std::vector<std::string> names;
+  for (const NamedTerm& known : kPolicyLosses) names.emplace_back(known.name);
+  names.emplace_back("sft");
+  return names;
+}
+
 std::unique_ptr<Loss> make_loss(const LossSettings& settings) {
   check_settings(settings);
-  const char* names[std::size(kLosses)];
-  std::string known;
-  for (size_t i = 0; i < std::size(kLosses); ++i) {
-    if (settings.loss == kLosses[i].name) return kLosses[i].make(settings);
-    names[i] = kLosses[i].name;
-    known += str(i ? ", " : "", names[i]);
-  }
-  const std::string near = nearest(settings.loss, std::begin(names), std::end(names));
-  throw UserError(str("setting loss: unknown loss ", quoted(settings.loss), ", expected one of ", known,
+  if (settings.loss == "sft") return std::make_unique<SftLoss>();
+  // GRPO is PPO clip with group-relative advantages; those have a setting of their own.
+  const std::string name = settings.loss == "grpo" ? "ppo" : settings.loss;
+  for (const NamedTerm& known : kPolicyLosses)
+    if (name == known.name) return std::make_unique<PolicyLoss>(settings, known.make());
+  std::string names;
+  std::vector<const char*> known;
+  for (const NamedTerm& term : kPolicyLosses) known.push_back(term.name);
+  known.push_back("sft");
+  for (const char* each : known) names += str(names.empty() ? "" : ", ", each);
+  const std::string near = nearest(settings.loss, known.data(), known.data() + known.size());
+  throw UserError(str("setting loss: unknown loss ", quoted(settings.loss), ", expected one of ", names,
                       near.empty() ? "" : str("; did you mean '", near, "'?")));
 }
 
@@ -91,7 +107,7 @@ void check_rows(const Loss& loss, const LossRows& rows) {
   check_rows_tensor(rows, rows.behaviour_log_probs_R, "behaviour_log_probs_R", loss.needs_behaviour(), acc);
   check_rows_tensor(rows, rows.proximal_log_probs_R, "proximal_log_probs_R", needs_proximal, acc);
   check_rows_tensor(rows, rows.reference_log_probs_R, "reference_log_probs_R", loss.needs_reference(), acc);
-  check_rows_tensor(rows, rows.versions_R, "versions_R", false, at::kInt);
+  check_rows_tensor(rows, rows.versions_R, "versions_R", loss.needs_versions(), at::kInt);
   check_rows_tensor(rows, rows.sequences_R, "sequences_R", !loss.token_separable(), at::kLong);
 }
 

@@ -35,12 +35,15 @@ struct LossRows {
   at::Tensor proximal_log_probs_R;   // log pi_old: at the start of the update
   at::Tensor reference_log_probs_R;  // log pi_ref
   at::Tensor weights_R;              // 1 / denominator of the row: aggregation.h
-  at::Tensor versions_R;             // int32: weight version that sampled the token
+  at::Tensor versions_R;             // int32: weight version that sampled the token, 0 or more
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
 
   // True for one update a batch at eta = 0: pi_old is the current policy, detached, and no proximal walk was
   // made (proximal_log_probs_R is then ignored).
   bool proximal_is_current = false;
+
+  // The trainer's version: how many batches it has been trained on (Asynchrony, i).
+  int64_t version = 0;
 
   // Every defined field but the two leaves, which are left undefined, through `pick`, from tensor to tensor:
   // some of the rows, say.
@@ -52,6 +55,7 @@ struct LossRows {
                              &LossRows::weights_R, &LossRows::versions_R, &LossRows::sequences_R})
       if ((this->*field).defined()) picked.*field = pick(this->*field);
     picked.proximal_is_current = proximal_is_current;
+    picked.version = version;
     return picked;
   }
 };
@@ -67,9 +71,12 @@ class Loss {
  public:
   virtual ~Loss() = default;
 
-  // True: may be called with any subset of a batch's rows, those of one block. False: with all rows of whole
-  // sequences only.
+  // True: may be called with any subset of a batch's rows, those of one block. False: with all rows of the
+  // batch at once only.
   virtual bool token_separable() const = 0;
+
+  // What loss_aggregation: auto means for it.
+  virtual std::string aggregation() const { return "token_mean"; }
 
   // What a caller must provide beside log_probs_R and weights_R. A leaf that a loss does not need gets no
   // gradient (autograd returns an undefined tensor for it), even if it is provided for the metrics.
@@ -78,6 +85,7 @@ class Loss {
   virtual bool needs_proximal() const = 0;  // proximal_log_probs_R, or proximal_is_current
   virtual bool needs_reference() const = 0;
   virtual bool needs_entropy() const = 0;
+  virtual bool needs_versions() const { return false; }  // versions_R and version
 
   // InternalError where a needed tensor is missing or has another shape, type or device.
   virtual LossOutput operator()(const LossRows& rows) const = 0;

@@ -1,40 +1,134 @@
-// Settings of the losses. Names as AReaL has them, where it has them; verl's for the KL term.
+// Settings of the losses and their corrections. Names as AReaL has them, where it has them; else verl's, for
+// the KL term and covariances, or TRL's. Which loss reads which: docs/algorithms.md.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "base/error.h"
 #include "base/settings.h"
 
 namespace bough {
 
+// Every loss and every correction there is: choices of the settings `loss` and `correction`.
+std::vector<std::string> loss_names();
+std::vector<std::string> correction_names();
+
+// corrections/rejection_sampling.cpp has its equation.
+struct RejectionSampling {
+  std::string level = "token";
+  std::string action = "mask";
+  std::string metric = "ratio";
+  std::string agg = "mean";
+  double upper = 5.0;
+  std::optional<double> lower;
+
+  bool operator==(const RejectionSampling&) const = default;
+  // As it is by default it is what the decoupled loss does by itself.
+  bool says_anything() const { return *this != RejectionSampling(); }
+
+  template <class V>
+  void visit(V& v) {
+    v("level", level, "judge each token, or all trained tokens of a sequence together",
+      one_of({"token", "sequence"}));
+    v("action", action, "what is outside counts 0 (mask), or its weight is cut to the bounds (clamp)",
+      one_of({"mask", "clamp"}));
+    v("metric", metric, "what is judged: pi_old / mu, or an estimate of the KL of the two",
+      one_of({"ratio", "kl_k1", "kl_k2", "kl_k3"}));
+    v("agg", agg, "level sequence: how its tokens' metrics become one (of a ratio the logarithms)",
+      one_of({"sum", "mean", "max"}));
+    v("upper", upper, "largest metric that is inside; with ratio above 1");
+    v("lower", lower, "smallest metric that is inside (unset: none)");
+  }
+  // UserError: settings that contradict each other.
+  void check() const {
+    if (metric == "ratio" && upper <= 1.0)
+      throw UserError(str("rejection_sampling.upper: got ", upper, ", expected above 1 with metric ratio"));
+    if (metric == "ratio" && lower && *lower <= 0.0)
+      throw UserError(str("rejection_sampling.lower: got ", *lower, ", expected above 0 with metric ratio"));
+    if (lower && *lower > upper)
+      throw UserError(
+          str("rejection_sampling.lower is ", *lower, ", above rejection_sampling.upper, ", upper));
+    if (action == "clamp" && metric != "ratio")
+      throw UserError(str("rejection_sampling.action is clamp with metric ", metric,
+                          ": only a ratio can be cut; expected mask"));
+  }
+};
+
 struct LossSettings {
   std::string loss = "ppo";
-  double eps_clip = 0.2;
-  std::optional<double> eps_clip_higher;  // unset: eps_clip on both sides
+  std::optional<double> eps_clip;         // unset: the loss's own
+  std::optional<double> eps_clip_higher;  // unset: eps_clip; the loss's own where that is unset too
   std::optional<double> c_clip;           // unset: no dual clip
-  bool use_decoupled_loss = true;         // implies recompute_logprob
+  double sapo_tau_pos = 1.0;
+  double sapo_tau_neg = 1.05;
+  double dppo_threshold = 0.2;
+  double clip_cov_ratio = 2e-4;
+  double clip_cov_lb = 1.0;
+  double clip_cov_ub = 5.0;
+  double kl_cov_ratio = 2e-4;
+  double ppo_kl_coef = 1.0;
+  bool use_decoupled_loss = true;  // implies recompute_logprob
   bool recompute_logprob = true;
+  std::string prox_logp_method = "recompute";
+  std::string correction = "auto";
+  std::string correction_level = "token";
+  std::optional<double> correction_lower, correction_upper;  // unset: the correction's own
+  double correction_veto = 1e-4;
   std::optional<double> behave_imp_weight_cap = 5.0;  // unset: no cap
+  RejectionSampling rejection_sampling;
+  std::optional<double> off_policy_mask_threshold, m2_threshold;  // unset: off
   double entropy_coef = 0.0;
   double kl_loss_coef = 0.0;  // 0: no reference model is needed
   std::string kl_loss_type = "k3";
 
   template <class V>
   void visit(V& v) {
-    v("loss", loss, "PPO clip, policy gradient, or supervised fine-tuning",
-      aliased({"ppo", "pg", "sft"}, {{"grpo", "ppo"}}));
-    v("eps_clip", eps_clip, "PPO: the ratio counts down to 1 - eps_clip", range(0.0, 1.0));
-    v("eps_clip_higher", eps_clip_higher, "PPO: the ratio counts up to 1 + this (unset: eps_clip)",
-      at_least(0.0));
+    const std::vector<std::string> losses = loss_names(), corrections = correction_names();
+    v("loss", loss, "policy loss (docs/algorithms.md), or supervised fine-tuning",
+      aliased({losses.begin(), losses.end()}, {{"grpo", "ppo"}}));
+    v("eps_clip", eps_clip, "the ratio counts down to 1 - eps_clip (unset: the loss's own; PPO: 0.2)",
+      range(0.0, 1.0));
+    v("eps_clip_higher", eps_clip_higher, "the ratio counts up to 1 + this (unset: eps_clip)", at_least(0.0));
     v("c_clip", c_clip, "PPO dual clip: for negative advantages the loss is at most -c_clip * A (unset: off)",
       above(1.0));
+    v("sapo_tau_pos", sapo_tau_pos, "SAPO: how sharply the gate closes, positive advantages", above(0.0));
+    v("sapo_tau_neg", sapo_tau_neg, "SAPO: the same, other advantages", above(0.0));
+    v("dppo_threshold", dppo_threshold, "DPPO: divergence beyond which a token counts 0", at_least(0.0));
+    v("clip_cov_ratio", clip_cov_ratio, "clip_cov: part of the tokens that get 0", range(0.0, 1.0));
+    v("clip_cov_lb", clip_cov_lb, "clip_cov: they have a covariance above this");
+    v("clip_cov_ub", clip_cov_ub, "clip_cov: and below this");
+    v("kl_cov_ratio", kl_cov_ratio, "kl_cov: part of the tokens that get a KL term", range(0.0, 1.0));
+    v("ppo_kl_coef", ppo_kl_coef, "kl_cov: weight of that term", at_least(0.0));
     v("use_decoupled_loss", use_decoupled_loss,
       "clip against the policy at the start of the update, and weight by it over the behaviour policy");
     v("recompute_logprob", recompute_logprob,
       "take pi_old from the trainer at the start of the update, not from the engine");
+    v("prox_logp_method", prox_logp_method,
+      "pi_old of the decoupled loss: recompute; loglinear (between the engine's and the trainer's, by each "
+      "token's version, without a walk); metrics (recompute, and report how far loglinear is off); "
+      "reuse_train_logp (the training pass's own, one mini-batch only)",
+      one_of({"recompute", "loglinear", "metrics", "reuse_train_logp"}));
+    v("correction", correction,
+      "for the engine's policy not being pi_old; auto: rejection_sampling, else what the decoupled loss does",
+      one_of({corrections.begin(), corrections.end()}));
+    v("correction_level", correction_level,
+      "tis, masked_is, rejection: by token, by the sequence's product of weights, or by their geometric mean",
+      one_of({"token", "sequence", "geometric"}));
+    v("correction_lower", correction_lower, "smallest weight (unset: the correction's own)", at_least(0.0));
+    v("correction_upper", correction_upper, "largest weight (unset: the correction's own)", above(0.0));
+    v("correction_veto", correction_veto,
+      "masked_is, rejection: a token whose weight is below this drops its sequence; 0: none does",
+      range(0.0, 1.0));
     v("behave_imp_weight_cap", behave_imp_weight_cap,
       "decoupled loss: tokens whose importance weight exceeds this count as 0", above(0.0));
+    v("rejection_sampling", rejection_sampling, "AReaL's form of the correction");
+    v("off_policy_mask_threshold", off_policy_mask_threshold,
+      "sequences whose mean log mu - log pi is above this lose their negative advantages (unset: off)");
+    v("m2_threshold", m2_threshold,
+      "M2PO: tokens furthest from mu count as 0 until the mean square of the others is below (unset: off)",
+      above(0.0));
     v("entropy_coef", entropy_coef, "entropy bonus: the loss gets -entropy_coef * H", at_least(0.0));
     v("kl_loss_coef", kl_loss_coef, "weight of the KL to the reference model in the loss", at_least(0.0));
     v("kl_loss_type", kl_loss_type, "estimator of that KL", one_of({"k2", "k3"}));

@@ -47,7 +47,7 @@ TEST(LossSettings, BadSettingsAreNamed) {
     return error_of(settings_of(change));
   };
   EXPECT_NE(message([](LossSettings& s) { s.loss = "pppo"; }).find("did you mean 'ppo'"), std::string::npos);
-  EXPECT_NE(message([](LossSettings& s) { s.loss = ""; }).find("expected one of ppo, grpo, pg, sft"),
+  EXPECT_NE(message([](LossSettings& s) { s.loss = ""; }).find("expected one of ppo, pg, gspo"),
             std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.eps_clip = 1.5; }).find("eps_clip"), std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.c_clip = 0.5; }).find("c_clip"), std::string::npos);
@@ -55,6 +55,49 @@ TEST(LossSettings, BadSettingsAreNamed) {
             std::string::npos);
   EXPECT_NE(message([](LossSettings& s) { s.kl_loss_type = "k1"; }).find("kl_loss_type"), std::string::npos);
   EXPECT_EQ(message([](LossSettings& s) { s.loss = "grpo"; }), "");
+  EXPECT_NE(message([](LossSettings& s) { s.loss = "gspo", s.c_clip = 3; }).find("no dual clip"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.correction = "tiss"; }).find("masked_is"), std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.loss = "dppo_kl", s.correction = "tis"; }).find("by itself"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.loss = "dppo_kl", s.off_policy_mask_threshold = 1;
+            }).find("off_policy_mask_threshold"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.correction = "tis", s.use_decoupled_loss = s.recompute_logprob = false;
+            }).find("nothing to correct"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.correction = "tis", s.rejection_sampling.upper = 2;
+            }).find("two corrections"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.correction = "icepop", s.correction_level = "sequence";
+            }).find("by token"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.correction_upper = 2; }).find("no such bound"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.correction = "icepop", s.correction_upper = 0.4;
+            }).find("from 0.5 to 0.4"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) { s.rejection_sampling.upper = 0.5; }).find("above 1"),
+            std::string::npos);
+  EXPECT_EQ(message([](LossSettings& s) { s.loss = "pg", s.correction = "tis"; }), "");
+  EXPECT_NE(message([](LossSettings& s) {
+              s.loss = "pg", s.prox_logp_method = "loglinear";
+            }).find("nothing of pi_old"),
+            std::string::npos);
+  EXPECT_EQ(
+      message([](LossSettings& s) { s.loss = "pg", s.correction = "tis", s.prox_logp_method = "loglinear"; }),
+      "");
+  EXPECT_NE(message([](LossSettings& s) { s.prox_logp_method = "linear"; }).find("loglinear"),
+            std::string::npos);
+  EXPECT_NE(message([](LossSettings& s) {
+              s.prox_logp_method = "loglinear", s.use_decoupled_loss = false;
+            }).find("use_decoupled_loss"),
+            std::string::npos);
 }
 
 TEST(LossSettings, SettingsAreReadByTheirKeys) {

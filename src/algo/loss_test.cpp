@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 
+#include "algo/policy_loss.h"
 #include "base/error.h"
 
 namespace bough {
@@ -24,7 +25,7 @@ struct PlainRows {
 };
 
 struct Case {
-  const char* name;
+  std::string name;
   LossSettings settings;
   bool has_old = true;
   bool old_is_current = false;
@@ -65,6 +66,34 @@ std::vector<Case> cases() {
   return out;
 }
 
+// Every loss and every correction, for what holds of them all; values are compared in
+// tests/parity/test_algorithms.py.
+std::vector<Case> all_cases() {
+  std::vector<Case> out = cases();
+  for (const std::string& name : loss_names())
+    out.push_back({name, settings_of([&](LossSettings& s) { s.loss = name; })});
+  for (const std::string& name : correction_names())
+    for (const char* level : {"token", "sequence", "geometric"}) {
+      const bool has_level = name == "tis" || name == "masked_is" || name == "rejection";
+      if (!has_level && std::string(level) != "token") continue;
+      out.push_back({name + " " + level, settings_of([&](LossSettings& s) {
+                       s.correction = name, s.correction_level = level;
+                       if (name != "auto" && name != "none" && name != "cap") s.correction_lower = 0.7;
+                     })});
+    }
+  for (const char* level : {"token", "sequence"})
+    for (const char* action : {"mask", "clamp"})
+      out.push_back(
+          {std::string("rejection_sampling ") + level + " " + action, settings_of([&](LossSettings& s) {
+             s.rejection_sampling.level = level, s.rejection_sampling.action = action;
+             s.rejection_sampling.upper = 1.2;
+           })});
+  out.push_back({"masks", settings_of([](LossSettings& s) {
+                   s.off_policy_mask_threshold = 0.05, s.m2_threshold = 0.02;
+                 })});
+  return out;
+}
+
 PlainRows random_rows(int seed, int num_rows, const Case& c) {
   std::mt19937_64 bits(seed);
   std::normal_distribution<double> normal;
@@ -96,6 +125,9 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   if (rows.has_old) out.proximal_log_probs_R = make(rows.log_old);
   out.reference_log_probs_R = make(rows.log_ref);
   out.weights_R = make(rows.weight);
+  std::vector<int64_t> sequences;  // of three rows each, but for the last one
+  for (size_t r = 0; r < rows.log_pi.size(); ++r) sequences.push_back(static_cast<int64_t>(r / 3));
+  out.sequences_R = at::tensor(at::ArrayRef<int64_t>(sequences), at::kLong);
   out.proximal_is_current = rows.old_is_current;
   return out;
 }
@@ -111,6 +143,7 @@ LossRows subset(const LossRows& rows, const std::vector<int64_t>& chosen) {
   out.proximal_log_probs_R = pick(rows.proximal_log_probs_R);
   out.reference_log_probs_R = pick(rows.reference_log_probs_R);
   out.weights_R = pick(rows.weights_R);
+  out.sequences_R = pick(rows.sequences_R);
   return out;
 }
 
@@ -122,10 +155,10 @@ double reference_policy(const LossSettings& s, const PlainRows& rows, size_t r, 
   if (s.loss == "pg") return -a * log_pi;
   const double log_old = rows.old_is_current ? frozen : rows.has_old ? rows.log_old[r] : rows.log_mu[r];
   const double ratio = std::exp(log_pi - log_old);
-  const double top = 1.0 + (s.eps_clip_higher ? *s.eps_clip_higher : s.eps_clip);
+  const double top = 1.0 + s.eps_clip_higher.value_or(s.eps_clip.value_or(0.2));
   double counted = ratio;
   if (a > 0.0 && ratio > top) counted = top;
-  if (a < 0.0 && ratio < 1.0 - s.eps_clip) counted = 1.0 - s.eps_clip;
+  if (a < 0.0 && ratio < 1.0 - s.eps_clip.value_or(0.2)) counted = 1.0 - s.eps_clip.value_or(0.2);
   if (a < 0.0 && s.c_clip && ratio > *s.c_clip) counted = *s.c_clip;
   if (clipped) *clipped = counted != ratio;
   const double w = s.use_decoupled_loss ? std::exp(log_old - rows.log_mu[r]) : 1.0;
@@ -143,17 +176,22 @@ double reference_row(const LossSettings& s, const PlainRows& rows, size_t r, dou
 
 // Central differences are wrong across a kink: rows nearer than this to one are moved away.
 void avoid_kinks(const LossSettings& s, PlainRows& rows) {
-  const double top = 1.0 + (s.eps_clip_higher ? *s.eps_clip_higher : s.eps_clip);
+  const double top = 1.0 + s.eps_clip_higher.value_or(s.eps_clip.value_or(0.2));
   for (size_t r = 0; r < rows.log_pi.size(); ++r) {
     const double log_old = rows.has_old ? rows.log_old[r] : rows.log_mu[r];
     const double ratio = std::exp(rows.log_pi[r] - log_old);
-    for (const double kink : {top, 1.0 - s.eps_clip, s.c_clip.value_or(top)})
+    for (const double kink : {top, 1.0 - s.eps_clip.value_or(0.2), s.c_clip.value_or(top)})
       if (std::abs(ratio - kink) < 1e-3) rows.log_pi[r] += 0.01;
   }
 }
 
 double grad_at(const at::Tensor& leaf, int64_t r) {
   return leaf.grad().defined() ? leaf.grad().to(at::kDouble).const_data_ptr<double>()[r] : 0.0;
+}
+
+std::vector<double> list(const at::Tensor& x) {
+  const at::Tensor y = x.detach().to(at::kDouble).contiguous();
+  return {y.const_data_ptr<double>(), y.const_data_ptr<double>() + y.numel()};
 }
 
 TEST(Loss, ValueAndGradientEqualTheReference) {
@@ -225,11 +263,11 @@ TEST(Loss, MetricsEqualTheReference) {
 }
 
 TEST(Loss, AnySplitOfTheRowsAddsToTheSame) {
-  for (const Case& c : cases()) {
+  for (const Case& c : all_cases()) {
     SCOPED_TRACE(c.name);
     const PlainRows plain = random_rows(3, 97, c);
     const std::unique_ptr<Loss> loss = make_loss(c.settings);
-    ASSERT_TRUE(loss->token_separable());
+    if (!loss->token_separable()) continue;
     const LossRows whole = tensors(plain);
     const LossOutput expected = (*loss)(whole);
     expected.loss.backward();
@@ -257,8 +295,62 @@ TEST(Loss, AnySplitOfTheRowsAddsToTheSame) {
   }
 }
 
+TEST(Loss, WhatCouplesTokensSaysSo) {
+  for (const auto& [name, separable] : std::vector<std::pair<const char*, bool>>{{"ppo", true},
+                                                                                 {"pg", true},
+                                                                                 {"cispo", true},
+                                                                                 {"sapo", true},
+                                                                                 {"dppo_tv", true},
+                                                                                 {"gspo", false},
+                                                                                 {"gspo_token", false},
+                                                                                 {"gmpo", false},
+                                                                                 {"clip_cov", false},
+                                                                                 {"kl_cov", false}})
+    EXPECT_EQ(make_loss(settings_of([&](LossSettings& s) { s.loss = name; }))->token_separable(), separable)
+        << name;
+  EXPECT_TRUE(make_loss(settings_of([](LossSettings& s) { s.correction = "tis"; }))->token_separable());
+  EXPECT_FALSE(make_loss(settings_of([](LossSettings& s) {
+                 s.correction = "tis", s.correction_level = "sequence";
+               }))->token_separable());
+  EXPECT_FALSE(make_loss(settings_of([](LossSettings& s) { s.correction = "rejection"; }))->token_separable())
+      << "its veto drops sequences";
+  EXPECT_TRUE(make_loss(settings_of([](LossSettings& s) {
+                s.correction = "rejection", s.correction_veto = 0;
+              }))->token_separable());
+}
+
+TEST(Loss, ClipCovDrawsAsManyTokensAsItSaysAmongThoseThatQualify) {
+  LossSettings settings;
+  settings.loss = "clip_cov";
+  settings.use_decoupled_loss = false;
+  settings.clip_cov_lb = 0.1;
+  settings.clip_cov_ratio = 0.05;
+  const PlainRows plain = random_rows(9, 200, cases()[2]);
+  const auto dropped = [&](int64_t version) {
+    std::vector<int64_t> rows_dropped;
+    LossRows rows = tensors(plain);
+    rows.version = version;
+    (*make_loss(settings))(rows).loss.backward();
+    LossRows ppo = tensors(plain);
+    LossSettings plain_settings;
+    plain_settings.use_decoupled_loss = false;
+    (*make_loss(plain_settings))(ppo).loss.backward();
+    const std::vector<double> got = list(rows.log_probs_R.grad()), all = list(ppo.log_probs_R.grad());
+    for (size_t r = 0; r < got.size(); ++r) {
+      if (got[r] == all[r]) continue;
+      EXPECT_EQ(got[r], 0);
+      rows_dropped.push_back(static_cast<int64_t>(r));
+    }
+    return rows_dropped;
+  };
+  const std::vector<int64_t> first = dropped(1);
+  EXPECT_EQ(first.size(), 10u);
+  EXPECT_EQ(dropped(1), first) << "the same batch, the same draw";
+  EXPECT_NE(dropped(2), first);
+}
+
 TEST(Loss, NoRowsGiveZeroAndFiniteMetrics) {
-  for (const Case& c : cases()) {
+  for (const Case& c : all_cases()) {
     SCOPED_TRACE(c.name);
     const LossRows rows = tensors(random_rows(5, 0, c));
     const LossOutput out = (*make_loss(c.settings))(rows);
@@ -270,7 +362,7 @@ TEST(Loss, NoRowsGiveZeroAndFiniteMetrics) {
 }
 
 TEST(Loss, ExtremeRatiosGiveFiniteLossAndGradients) {
-  for (const Case& c : cases()) {
+  for (const Case& c : all_cases()) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       SCOPED_TRACE(c.name);
       PlainRows plain;
@@ -347,6 +439,68 @@ TEST(Loss, HandValues) {
   // Ratios 1.5, 1.5, 0.25, 8: clipped to 1.2; free; clipped to 0.8; dual clip at 3.
   EXPECT_NEAR((*make_loss(settings))(tensors(plain)).loss.item<double>(),
               -2.4 + 10 * 3.0 + 100 * 1.6 + 1000 * 3.0, 1e-10);
+}
+
+// The first two values are those of AReaL's test_prox_approx.py.
+TEST(Loss, InterpolatedLogProbsGoByTheTokensVersion) {
+  const auto interpolated = [](double log_mu, double log_pi, int32_t token_version, int64_t version) {
+    return list(interpolated_log_probs(at::tensor({log_mu}), at::tensor({log_pi}),
+                                       at::tensor({token_version}, at::kInt), version))[0];
+  };
+  EXPECT_NEAR(interpolated(-1, -1.5, 0, 4), -1.375, 1e-15);
+  EXPECT_NEAR(interpolated(-2, -2.2, 2, 4), -2.1, 1e-15);
+  EXPECT_EQ(interpolated(-2, -3, 3, 4), -2) << "drawn one version ago: the policy of the start is mu";
+  EXPECT_EQ(interpolated(-2, -3, 4, 4), -2);
+  EXPECT_EQ(interpolated(-2, -3, 7, 4), -2) << "newer than the trainer";
+  EXPECT_TRUE(std::isfinite(interpolated(-kInf, -1, 0, 4)));
+  EXPECT_TRUE(std::isnan(interpolated(-1, std::nan(""), 0, 4))) << "a NaN must reach the optimizer";
+}
+
+LossRows rows_with_versions() {
+  PlainRows plain{.log_pi = {-1.5, -2.2},
+                  .entropy = {0, 0},
+                  .advantage = {1, 2},
+                  .log_mu = {-1, -2},
+                  .log_old = {-1.4, -2.05},
+                  .log_ref = {0, 0},
+                  .weight = {1, 1}};
+  LossRows rows = tensors(plain);
+  rows.versions_R = at::tensor(std::vector<int32_t>{0, 2}, at::kInt);
+  rows.version = 4;
+  return rows;
+}
+
+TEST(Loss, LoglinearClipsAgainstTheInterpolatedPolicy) {
+  LossSettings settings;
+  settings.prox_logp_method = "loglinear";
+  const auto loss = make_loss(settings);
+  EXPECT_FALSE(loss->needs_proximal());
+  EXPECT_TRUE(loss->needs_versions());
+  LossRows rows = rows_with_versions();
+  const LossOutput out = (*loss)(rows);
+  out.loss.backward();
+  // w · r · A with w = pi_old/mu and r = pi/pi_old inside the clip: pi/mu, however pi_old is chosen.
+  EXPECT_NEAR(out.loss.item<double>(), -std::exp(-0.5) - 2 * std::exp(-0.2), 1e-15);
+  EXPECT_NEAR(list(rows.log_probs_R.grad())[0], -std::exp(-0.5), 1e-15) << "pi_old has no gradient";
+  EXPECT_NEAR(out.metrics.at("mismatch/logprob_abs_diff").value(), (0.375 + 0.1) / 2, 1e-15);
+  rows.versions_R.reset();
+  EXPECT_THROW((*loss)(rows), InternalError);
+}
+
+TEST(Loss, MetricsSayHowFarTheInterpolationIsOff) {
+  LossSettings settings;
+  settings.prox_logp_method = "metrics";
+  const auto loss = make_loss(settings);
+  EXPECT_TRUE(loss->needs_proximal());
+  const LossOutput out = (*loss)(rows_with_versions());
+  settings.prox_logp_method = "recompute";
+  EXPECT_EQ(out.loss.item<double>(), (*make_loss(settings))(rows_with_versions()).loss.item<double>());
+  const auto value = [&](const char* name) { return out.metrics.at(name).value(); };
+  EXPECT_NEAR(value("prox_approx/abs_error"), (0.025 + 0.05) / 2, 1e-15);
+  EXPECT_NEAR(value("prox_approx/abs_error_max"), 0.05, 1e-15);
+  EXPECT_NEAR(value("prox_approx/squared_error"), (0.025 * 0.025 + 0.05 * 0.05) / 2, 1e-15);
+  EXPECT_NEAR(value("prox_approx/importance_weight_abs_error"),
+              (std::exp(-0.375) - std::exp(-0.4) + std::exp(-0.05) - std::exp(-0.1)) / 2, 1e-15);
 }
 
 TEST(Loss, RowsThatDoNotFitAreRefused) {

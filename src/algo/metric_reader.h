@@ -1,5 +1,5 @@
 // Reads many metrics off the device in one copy: each .item() of its own would wait for a GPU once a metric
-// and block.
+// and block. Values are by row, or by anything else that there is a number of.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,10 +13,8 @@ namespace bough {
 
 class MetricReader {
  public:
-  explicit MetricReader(int64_t num_rows) : num_rows_(num_rows) {}
-
   void add_sum(const std::string& name, const at::Tensor& values_R);   // kind sum
-  void add_mean(const std::string& name, const at::Tensor& values_R);  // kind mean over rows
+  void add_mean(const std::string& name, const at::Tensor& values_R);  // kind mean over the values
   void add_max(const std::string& name, const at::Tensor& values_R);   // kind max; R = 0: nothing seen
 
   WeightedSums read() const;
@@ -25,8 +23,10 @@ class MetricReader {
   struct Entry {
     std::string name;
     WeightedSum::Kind kind;
+    double weight;
   };
-  int64_t num_rows_;
+  void add(const std::string& name, WeightedSum::Kind kind, const at::Tensor& values_R, at::Tensor value);
+
   std::vector<Entry> entries_;
   std::vector<at::Tensor> values_;  // [] fp64 each
 };

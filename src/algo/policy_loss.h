@@ -1,68 +1,68 @@
-// What all policy losses share: the choice of pi_old, the factor for off-policy tokens, KL, entropy, metrics.
-// A new loss overrides policy_term and is added to make_loss's table.
+// A policy loss: a term of its own (losses/) and what all of them share: the choice of pi_old, corrections
+// for off-policy tokens (corrections/), KL, entropy and metrics.
 //
-//   per_token = factor * policy_term + kl_loss_coef * kl - entropy_coef * H
-//   factor    = sg(w_t) where w_t <= cap, else 0     decoupled PPO (AReaL eq. 5), w_t = pi_old / mu
-//             = 1                                     otherwise
+//   per_token = factor * term + kl_loss_coef * kl - entropy_coef * H
 //
-// The factor multiplies the policy term only; tokens it sets to 0 stay in the denominator.
+// The factor multiplies the term only; tokens it sets to 0 stay in the denominator.
+//
+// pi_old: the trainer's policy at the start of the update where use_decoupled_loss or recompute_logprob say
+// so, else mu. Of the decoupled loss, by prox_logp_method:
+//   recompute         the trainer's policy at the start of the update
+//   metrics           the same, and metrics of how far loglinear is from it
+//   reuse_train_logp  sg(pi): for batches that are one update, where it is the same
+//   loglinear         interpolated_log_probs, without a walk
 #pragma once
 
+#include <vector>
+
+#include "algo/corrections/corrections.h"
 #include "algo/loss.h"
+#include "algo/losses/policy_terms.h"
+#include "algo/metric_reader.h"
 
 namespace bough {
 
-class PolicyLoss : public Loss {
- public:
-  explicit PolicyLoss(const LossSettings& settings) : settings_(settings) {}
+// log pi_old = log mu + a sg(log pi - log mu), a = clip((v_now - 1 - v_mu) / (v_now - v_mu), 0, 1), 0 where
+// v_mu >= v_now: on the line from the policy that drew the token (version v_mu) to the trainer's (v_now), one
+// update before its end. `versions_R`: v_mu.
+at::Tensor interpolated_log_probs(const at::Tensor& behaviour_log_probs_R, const at::Tensor& log_probs_R,
+                                  const at::Tensor& versions_R, int64_t version);
 
-  bool token_separable() const override { return true; }
+class PolicyLoss final : public Loss {
+ public:
+  // UserError: settings that contradict each other, or that this loss does not have.
+  PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind);
+
+  bool token_separable() const override { return !couples_tokens_; }
+  std::string aggregation() const override { return kind_.aggregation; }
   bool needs_advantages() const override { return true; }
-  bool needs_behaviour() const override { return false; }
-  bool needs_proximal() const override { return false; }
+  bool needs_behaviour() const override;
+  bool needs_proximal() const override { return !interpolates() && recomputes_old(); }
   bool needs_reference() const override { return settings_.kl_loss_coef != 0.0; }
   bool needs_entropy() const override { return settings_.entropy_coef != 0.0; }
+  bool needs_versions() const override { return interpolates() || reports_interpolation(); }
 
-  LossOutput operator()(const LossRows& rows) const final;
-
- protected:
-  struct Term {
-    at::Tensor per_token_R;  // differentiable in log_probs_R
-    at::Tensor clipped_R;    // bool: rows whose ratio a clip cut off; undefined where the loss has no clip
-  };
-  virtual Term policy_term(const LossRows& rows) const = 0;
-  virtual bool decoupled() const { return false; }
-
-  // log pi_old: the current policy detached, else the proximal policy, else the behaviour policy.
-  static at::Tensor old_log_probs(const LossRows& rows);
-
-  const LossSettings settings_;
+  LossOutput operator()(const LossRows& rows) const override;
 
  private:
+  bool decoupled() const { return takes_old_ && settings_.use_decoupled_loss; }
+  bool recomputes_old() const { return takes_old_ && (decoupled() || settings_.recompute_logprob); }
+  bool interpolates() const { return decoupled() && settings_.prox_logp_method == "loglinear"; }
+  bool reports_interpolation() const { return decoupled() && settings_.prox_logp_method == "metrics"; }
+  bool old_is_behaviour(const LossRows& rows) const;
+
+  // log pi_old: interpolated; the current policy, detached; the proximal one; the behaviour policy.
+  at::Tensor old_log_probs(const LossRows& rows) const;
+  PolicyTerm policy_term(const LossRows& rows, const Sequences* sequences) const;
+  at::Tensor correction_factor(const LossRows& rows, const at::Tensor& log_w_R, const Sequences* sequences,
+                               MetricReader& metrics) const;
   at::Tensor kl(const LossRows& rows) const;
-  at::Tensor off_policy_factor(const LossRows& rows) const;
-};
 
-// pg: -A log pi(y_t).
-class PolicyGradientLoss : public PolicyLoss {
- public:
-  using PolicyLoss::PolicyLoss;
-
- protected:
-  Term policy_term(const LossRows& rows) const override;
-};
-
-// ppo: -min(r_t A, clip(r_t, 1 - eps_clip, 1 + eps_clip_higher) A), r_t = pi / pi_old; with c_clip, for A < 0
-// at most -c_clip A. Decoupled where the settings say so; without recompute_logprob pi_old is mu.
-class PpoLoss : public PolicyLoss {
- public:
-  using PolicyLoss::PolicyLoss;
-  bool needs_behaviour() const override { return decoupled() || !settings_.recompute_logprob; }
-  bool needs_proximal() const override { return decoupled() || settings_.recompute_logprob; }
-
- protected:
-  Term policy_term(const LossRows& rows) const override;
-  bool decoupled() const override { return settings_.use_decoupled_loss; }
+  const LossSettings settings_;
+  const PolicyTermKind kind_;
+  const std::vector<CorrectionKind> corrections_;
+  const bool takes_old_;  // something is made of pi_old
+  bool couples_tokens_;
 };
 
 }  // namespace bough

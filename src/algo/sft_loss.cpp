@@ -7,7 +7,7 @@ namespace bough {
 LossOutput SftLoss::operator()(const LossRows& rows) const {
   check_rows(*this, rows);
   const at::Tensor weighted_R = rows.weights_R.mul(rows.log_probs_R).neg();
-  MetricReader metrics(rows.log_probs_R.numel());
+  MetricReader metrics;
   metrics.add_sum("loss/nll", weighted_R.detach());
   return {weighted_R.sum(), metrics.read()};
 }

@@ -1,6 +1,9 @@
-// `dense`: no sharing. The sequences of a flat batch in passes, long ones in chunks.
+// `dense`: no sharing. The sequences of a flat batch in micro-batches, a pass each; longer ones in chunks.
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <numeric>
+#include <set>
 
 #include "base/error.h"
 #include "plan/simulator.h"
@@ -24,8 +27,6 @@ class Flags {
 
   size_t num_sequences() const { return request_.sequences.size(); }
   int64_t num_flat_tokens() const { return offsets_.back(); }
-  // Where the sequence starts in the flat batch.
-  int64_t offset(size_t sequence) const { return offsets_[sequence]; }
   int64_t length(size_t sequence) const { return offsets_[sequence + 1] - offsets_[sequence]; }
   bool trains(size_t sequence, int64_t position) const {
     return position > 0 && (request_.trained.empty() || request_.trained[offsets_[sequence] + position] != 0);
@@ -53,49 +54,48 @@ class Flags {
 class DenseWalk {
  public:
   DenseWalk(const PlanRequest& request, int64_t limit, BlockSink& sink)
-      : flags_(request), limit_(limit), sink_(sink) {}
+      : flags_(request), layout_(lay_out_dense(request, limit)), limit_(layout_.max_tokens), sink_(sink) {}
 
   void run() {
     check_tree_size(flags_.num_flat_tokens());
-    const size_t count = flags_.num_sequences();
-    std::vector<int64_t> all(count);
-    std::iota(all.begin(), all.end(), 0);
     int64_t stack_capacity = 0;
-    for (size_t s = 0; s < count; ++s)
+    for (size_t s = 0; s < flags_.num_sequences(); ++s)
       stack_capacity = std::max(stack_capacity, chunk_begin(s, num_chunks(s) - 1));
-    sink_.begin_tree(all, stack_capacity);
-    Block pass;  // whole sequences
-    const auto flush = [&] {
-      pass.needed = pass.num_head_rows > 0;
-      if (pass.num_tokens > 0) sink_.add_leaf(std::move(pass));
-      pass = {};
-    };
-    for (size_t s = 0; s < count && !sink_.is_enough(); ++s) {
-      const int64_t length = flags_.length(s);
-      if (length == 0) continue;
-      if (pass.num_tokens + length > limit_) flush();
-      if (length > limit_) {
-        run_in_chunks(s);
-        continue;
-      }
-      if (pass.ranges.empty()) pass.ranges = {range(s, 0, 0)};
-      pass.ranges.front().end += static_cast<int32_t>(length);
-      pass.num_tokens += length;
-      pass.num_pairs += length * (length + 1) / 2;
-      pass.num_head_rows += flags_.count(s, 0, length);
-      pass.num_loss_rows = pass.num_head_rows;
-      ++pass.num_pieces;
+    sink_.begin_tree(layout_.order(), stack_capacity);
+    for (const std::vector<int64_t>& micro_batch : layout_.micro_batches) {
+      if (sink_.is_enough()) return;
+      const auto first = static_cast<size_t>(micro_batch.front());
+      flags_.length(first) > limit_ ? run_in_chunks(first) : run_at_once(micro_batch);
+      for (const int64_t s : micro_batch) next_token_ += flags_.length(static_cast<size_t>(s));
     }
-    flush();
   }
+
+  int64_t max_tokens() const { return limit_; }
 
  private:
   int64_t num_chunks(size_t s) const {
     return std::max<int64_t>(1, (flags_.length(s) + limit_ - 1) / limit_);
   }
   int64_t chunk_begin(size_t s, int64_t chunk) const { return flags_.length(s) * chunk / num_chunks(s); }
-  TokenRange range(size_t s, int64_t begin, int64_t end) const {
-    return {static_cast<int32_t>(flags_.offset(s) + begin), static_cast<int32_t>(flags_.offset(s) + end)};
+  // Of the tree's tokens that come next.
+  TokenRange range(int64_t begin, int64_t end) const {
+    return {static_cast<int32_t>(next_token_ + begin), static_cast<int32_t>(next_token_ + end)};
+  }
+
+  void run_at_once(const std::vector<int64_t>& micro_batch) {
+    Block pass;
+    for (const int64_t index : micro_batch) {
+      const auto s = static_cast<size_t>(index);
+      const int64_t length = flags_.length(s);
+      pass.num_tokens += length;
+      pass.num_pairs += length * (length + 1) / 2;
+      pass.num_head_rows += flags_.count(s, 0, length);
+      ++pass.num_pieces;
+    }
+    pass.ranges = {range(0, pass.num_tokens)};
+    pass.num_loss_rows = pass.num_head_rows;
+    pass.needed = pass.num_head_rows > 0;
+    sink_.add_leaf(std::move(pass));
   }
 
   void run_in_chunks(size_t s) {
@@ -106,7 +106,7 @@ class DenseWalk {
       Block chunk;
       chunk.interior = i < last;
       chunk.stack_rows = begin;
-      chunk.ranges = {range(s, begin, end)};
+      chunk.ranges = {range(begin, end)};
       chunk.num_tokens = end - begin;
       chunk.num_pairs = (end * (end + 1) - begin * (begin + 1)) / 2;
       chunk.num_stack_pairs = (end - begin) * begin;
@@ -120,21 +120,122 @@ class DenseWalk {
   }
 
   Flags flags_;
+  DenseLayout layout_;
   int64_t limit_;
   BlockSink& sink_;
+  int64_t next_token_ = 0;  // of the tree, in which the sequences stand in the layout's order
 };
+
+// Sequences that are not empty.
+std::vector<int64_t> with_tokens(const PlanRequest& request) {
+  std::vector<int64_t> sequences;
+  for (size_t s = 0; s < request.sequences.size(); ++s)
+    if (!request.sequences[s].empty()) sequences.push_back(static_cast<int64_t>(s));
+  return sequences;
+}
+
+// Micro-batches by how many sequences they have, of those by their tokens: the one with the fewest sequences
+// that has room is found in O(different numbers of sequences), of which there are at most sqrt(2 S).
+class FewestSequences {
+ public:
+  void add(size_t index, size_t num_sequences, int64_t num_tokens) {
+    by_count_[num_sequences].insert({num_tokens, index});
+  }
+  // Takes it out. Of equally many sequences the one with the fewest tokens, then the first; nothing where
+  // none has room for `length` tokens below `capacity`.
+  std::optional<size_t> take(int64_t length, int64_t capacity) {
+    for (auto it = by_count_.begin(); it != by_count_.end(); ++it) {
+      const auto [num_tokens, index] = *it->second.begin();
+      if (num_tokens + length > capacity) continue;
+      it->second.erase(it->second.begin());
+      if (it->second.empty()) by_count_.erase(it);
+      return index;
+    }
+    return {};
+  }
+
+ private:
+  std::map<size_t, std::set<std::pair<int64_t, size_t>>> by_count_;
+};
+
+// The dynamic allocation of AReaL (papers/areal-async.zh.txt, Algorithm 1): longest first; a new micro-batch
+// while there are fewer than `least` or none has room, else into the one with the fewest sequences.
+std::vector<std::vector<int64_t>> allocate(const PlanRequest& request, int64_t capacity, int64_t least) {
+  std::vector<int64_t> order = with_tokens(request);
+  const auto length = [&](int64_t s) { return std::ssize(request.sequences[static_cast<size_t>(s)]); };
+  std::ranges::stable_sort(order, std::greater{}, length);
+  std::vector<std::vector<int64_t>> micro_batches;
+  std::vector<int64_t> num_tokens;
+  FewestSequences open;
+  for (const int64_t s : order) {
+    std::optional<size_t> chosen;
+    if (std::ssize(micro_batches) >= least) chosen = open.take(length(s), capacity);
+    if (!chosen) {
+      chosen = micro_batches.size();
+      micro_batches.emplace_back();
+      num_tokens.push_back(0);
+    }
+    micro_batches[*chosen].push_back(s);
+    num_tokens[*chosen] += length(s);
+    open.add(*chosen, micro_batches[*chosen].size(), num_tokens[*chosen]);
+  }
+  return micro_batches;
+}
+
+// As many sequences each, but for one, in the batch's order, whatever their lengths.
+std::vector<std::vector<int64_t>> split_evenly(const PlanRequest& request, int64_t count) {
+  const std::vector<int64_t> order = with_tokens(request);
+  count = std::min<int64_t>(count, std::ssize(order));
+  std::vector<std::vector<int64_t>> micro_batches;
+  for (int64_t i = 0; i < count; ++i)
+    micro_batches.emplace_back(order.begin() + std::ssize(order) * i / count,
+                               order.begin() + std::ssize(order) * (i + 1) / count);
+  return micro_batches;
+}
 
 }  // namespace
 
-void walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink) {
-  DenseWalk(request, max_tokens_per_pass, sink).run();
+std::vector<int64_t> DenseLayout::order() const {
+  std::vector<int64_t> sequences;
+  for (const auto& micro_batch : micro_batches)
+    sequences.insert(sequences.end(), micro_batch.begin(), micro_batch.end());
+  sequences.insert(sequences.end(), empty.begin(), empty.end());
+  return sequences;
+}
+
+DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pass) {
+  BOUGH_CHECK(request.num_micro_batches >= 1, "micro-batches ", request.num_micro_batches);
+  DenseLayout layout{.micro_batches = {}, .empty = {}, .max_tokens = max_tokens_per_pass};
+  if (request.fixed_micro_batches) {
+    layout.micro_batches = split_evenly(request, request.num_micro_batches);
+    layout.max_tokens = 1;
+    for (const auto& micro_batch : layout.micro_batches) {
+      int64_t num_tokens = 0;
+      for (const int64_t s : micro_batch) num_tokens += std::ssize(request.sequences[static_cast<size_t>(s)]);
+      layout.max_tokens = std::max(layout.max_tokens, num_tokens);
+    }
+  } else {
+    layout.micro_batches = allocate(request, max_tokens_per_pass, request.num_micro_batches);
+  }
+  for (size_t s = 0; s < request.sequences.size(); ++s)
+    if (request.sequences[s].empty()) layout.empty.push_back(static_cast<int64_t>(s));
+  return layout;
+}
+
+int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink) {
+  DenseWalk walk(request, max_tokens_per_pass, sink);
+  walk.run();
+  return walk.max_tokens();
 }
 
 Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass) {
   PlanWriter writer;
-  walk_dense(request, max_tokens_per_pass, writer);
-  Plan plan{"dense", max_tokens_per_pass, writer.finish()};
-  plan.trees.front().tree = std::make_shared<const PrefixTree>(build_flat_forest(request.sequences));
+  const int64_t max_tokens = walk_dense(request, max_tokens_per_pass, writer);
+  Plan plan{"dense", max_tokens, writer.finish()};
+  PlannedTree& planned = plan.trees.front();
+  std::vector<TokenSpan> sequences;
+  for (const int64_t s : planned.sequences) sequences.push_back(request.sequences[static_cast<size_t>(s)]);
+  planned.tree = std::make_shared<const PrefixTree>(build_flat_forest(sequences));
   return plan;
 }
 

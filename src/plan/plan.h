@@ -95,13 +95,18 @@ struct PlanRequest {
   // Decides the pass size of `blocks` and `auto`, what is kept and what is replicated. Not owned; without it
   // passes are of B tokens and nothing is kept.
   const PassCosts* costs = nullptr;
+  // Of `dense`: how many micro-batches, a pass each, there are at least where there are as many sequences;
+  // or, `fixed`, exactly, in the batch's order and whatever their tokens: B bounds them no more.
+  int64_t num_micro_batches = 1;
+  bool fixed_micro_batches = false;
   // How `packed` cuts the batch into trees: a name of packer_names() (plan/packing.h).
   std::string packer = "auto";
 };
 
 // Makes a plan by the name of its strategy:
-//   dense   no sharing: sequences packed into passes of at most B tokens; a longer one goes in even chunks,
-//           the earlier of them interior.
+//   dense   no sharing: sequences packed into passes of at most B tokens by AReaL's dynamic allocation:
+//           longest first, each into the pass with room that has the fewest sequences; a longer one goes in
+//           even chunks, the earlier of them interior.
 //   packed  Tree Packing (plan/packing.h): trees of at most B tokens, one pass each, cut by the request's
 //           packer. UserError for a longer path.
 //   path    DTA (papers/areal-dta.txt, Algorithms 1-3): one path at a time, children in backward depth-first

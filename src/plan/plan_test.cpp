@@ -47,8 +47,9 @@ TEST(Plan, GroupOfSamplesIsAPromptAndALeafEach) {
   EXPECT_EQ(plan.trees[0].steps.back().kind, Step::Kind::kBackward);
   EXPECT_EQ(simulate(plan).tokens_recomputed, 3);
   const auto dense = make_plan("dense", {.sequences = spans, .max_tokens_per_pass = 10});
-  ASSERT_EQ(dense.trees[0].blocks.size(), 2u);  // 5 + 4, then 6
-  EXPECT_EQ(dense.trees[0].blocks[0].num_tokens, 9);
+  ASSERT_EQ(dense.trees[0].blocks.size(), 2u);  // 6, then 5 + 4
+  EXPECT_EQ(dense.trees[0].blocks[0].num_tokens, 6);
+  EXPECT_EQ(dense.trees[0].blocks[1].num_tokens, 9);
   EXPECT_EQ(simulate(dense).tokens_recomputed, 0);
 }
 

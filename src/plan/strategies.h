@@ -13,8 +13,20 @@ namespace bough {
 // token again for each tree, and a batch of ten thousand nested prefixes would take gigabytes only to learn
 // that it is better shared.
 
-// Tokens are numbered as in build_flat_forest. O(N) reads of flags, O(passes) otherwise.
-void walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink);
+// Which sequences of `dense` go through the model together.
+struct DenseLayout {
+  std::vector<std::vector<int64_t>> micro_batches;  // none is empty; a sequence longer than a pass is alone
+  std::vector<int64_t> empty;                       // sequences without a token
+  int64_t max_tokens;  // of a pass: what was asked for, or the largest of a fixed number of micro-batches
+
+  std::vector<int64_t> order() const;  // all sequences, one micro-batch after the other
+};
+// By the request's num_micro_batches. O(S^1.5 log S).
+DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
+
+// Tokens are numbered as in build_flat_forest of the sequences in the layout's order. O(N) reads of flags.
+// Returns the most tokens that a pass may have.
+int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink);
 Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
 // Prices plan_dense; above most_bytes or most_seconds it says only that it is above.
 Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,

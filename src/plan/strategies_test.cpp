@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
 #include "base/error.h"
 #include "plan/simulator.h"
 #include "plan/test_costs.h"
@@ -78,6 +82,72 @@ void expect_counted(const Plan& plan, const PlanRequest& request) {
       EXPECT_EQ(block.num_loss_rows, counted.num_loss_rows);
       EXPECT_EQ(block.num_exits, block.interior ? counted.num_exits : 0);
       EXPECT_EQ(block.needed, counted.num_head_rows > 0 || below);
+    }
+  }
+}
+
+// Algorithm 1 of papers/areal-async.zh.txt as it is printed: lists of lengths, searched from end to end.
+std::vector<std::vector<int64_t>> allocated_as_printed(std::vector<int64_t> lengths, int64_t capacity,
+                                                       size_t least) {
+  std::ranges::sort(lengths, std::greater{});
+  std::vector<std::vector<int64_t>> micro_batches;
+  const auto total = [](const std::vector<int64_t>& list) {
+    return std::accumulate(list.begin(), list.end(), int64_t{0});
+  };
+  for (const int64_t length : lengths) {
+    std::vector<int64_t>* chosen = nullptr;
+    for (auto& list : micro_batches)
+      if (total(list) + length <= capacity &&
+          (!chosen || std::pair(list.size(), total(list)) < std::pair(chosen->size(), total(*chosen))))
+        chosen = &list;
+    if (micro_batches.size() < least || !chosen) micro_batches.push_back({length});
+    else chosen->push_back(length);
+  }
+  return micro_batches;
+}
+
+TEST(DenseLayout, IsTheDynamicAllocationOfThePaper) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    const auto sequences = random_sequences(seed, seed % 5 == 0 ? 2000 : 200);
+    PlanRequest request{.sequences = as_spans(sequences)};
+    std::vector<int64_t> lengths;
+    for (const auto& sequence : sequences)
+      if (!sequence.empty()) lengths.push_back(std::ssize(sequence));
+    for (const int64_t limit : {1, 16, 100, 3000})
+      for (const int64_t least : {1, 3, 1000}) {
+        request.num_micro_batches = least;
+        std::vector<std::vector<int64_t>> got;
+        for (const auto& micro_batch : lay_out_dense(request, limit).micro_batches) {
+          got.emplace_back();
+          for (const int64_t s : micro_batch) got.back().push_back(std::ssize(sequences[s]));
+        }
+        ASSERT_EQ(got, allocated_as_printed(lengths, limit, static_cast<size_t>(least)))
+            << "seed " << seed << " limit " << limit << " least " << least;
+        validate(make_plan("dense", request), request.sequences);
+      }
+  }
+}
+
+TEST(DenseLayout, AFixedNumberOfMicroBatchesIsExact) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const auto sequences = random_sequences(seed, 300);
+    const int64_t count = std::ranges::count_if(sequences, [](const auto& s) { return !s.empty(); });
+    for (const int64_t wanted : {1, 2, 7, 1000}) {
+      const PlanRequest request{.sequences = as_spans(sequences),
+                                .max_tokens_per_pass = 4,
+                                .num_micro_batches = wanted,
+                                .fixed_micro_batches = true};
+      const Plan plan = make_plan("dense", request);
+      validate(plan, request.sequences);
+      ASSERT_EQ(std::ssize(plan.trees[0].blocks), std::min(wanted, count));
+      std::vector<int64_t> pieces, order = plan.trees[0].sequences;
+      for (const Block& block : plan.trees[0].blocks) pieces.push_back(block.num_pieces);
+      if (!pieces.empty()) {
+        const auto [low, high] = std::ranges::minmax(pieces);
+        EXPECT_LE(high - low, 1);
+      }
+      order.resize(static_cast<size_t>(count));
+      EXPECT_TRUE(std::ranges::is_sorted(order));
     }
   }
 }

@@ -79,6 +79,8 @@ struct RolloutSettings {
   int64_t threads = 0;
   int64_t min_group = 2;
   int64_t max_buffered_groups = 0;
+  int64_t max_age = 0;
+  std::string max_age_action = "keep";
 
   template <class V>
   void visit(V& v) {
@@ -112,6 +114,14 @@ struct RolloutSettings {
     v("max_buffered_groups", max_buffered_groups,
       "groups begun and not yet trained on, at most; 0: as many as max_head_offpolicyness allows",
       at_least(0));
+    v("max_age", max_age,
+      "a token is too old for training when its weights are more than so many versions behind; 0: none is",
+      range(0, 1000000));
+    v("max_age_action", max_age_action,
+      "tokens that are too old: keep (the loss corrects for them); mask (no policy gradient; they stay in "
+      "the "
+      "denominator); drop_group (the whole group, and no other is drawn for it)",
+      one_of({"keep", "mask", "drop_group"}));
     v("threads", threads,
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));
@@ -122,6 +132,9 @@ struct RolloutSettings {
                           "; expected at most rollout.max_head_offpolicyness + 1, ",
                           max_head_offpolicyness + 1,
                           ": the gate would wait for weights that are never published"));
+    if (max_age == 0 && max_age_action != "keep")
+      throw UserError(str("rollout.max_age_action is ", max_age_action,
+                          ", but rollout.max_age is 0, so that no token is too old; give it a bound"));
   }
 };
 

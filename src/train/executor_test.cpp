@@ -69,6 +69,21 @@ TEST(Executor, EveryPackersTreesAreExact) {
   }
 }
 
+TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 12; ++seed) {
+    const auto r = random_batch(seed, 100);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    for (const int64_t count : {1, 2, 5, 100})
+      for (const char* allocation : {"dynamic", "fixed"}) {
+        const MicroBatchSettings settings{.max_tokens_per_mb = 64, .n_mbs = count, .allocation = allocation};
+        const auto plan = make_plan("dense", plan_request(r->batch, settings, "auto", nullptr));
+        expect_exact(*model, flat, *r, plan, *loss, str(allocation, " ", count, " seed ", seed));
+      }
+  }
+}
+
 TEST(Executor, OneTokenAPassIsExact) {
   const auto loss = full_loss();
   const auto r = random_batch(4, 120);
@@ -148,6 +163,41 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
     for (const char* strategy : kStrategies)
       expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), loss,
                    str(strategy, " seed ", seed));
+  }
+}
+
+// Every loss with the correction it has by default, and PPO with every other one: through trees, at once or
+// by values first, they have the gradient that they have sequence by sequence.
+TEST(Executor, EveryLossAndCorrectionIsExact) {
+  std::vector<LossSettings> all;
+  for (const std::string& name : loss_names()) {
+    all.emplace_back();
+    all.back().loss = name;
+    all.back().clip_cov_lb = 0.1;
+    all.back().clip_cov_ratio = all.back().kl_cov_ratio = 0.1;
+    if (name == "pg") all.back().entropy_coef = 0.1;
+  }
+  for (const std::string& name : correction_names()) {
+    all.emplace_back();
+    all.back().correction = name;
+    if (name != "cap" && name != "auto" && name != "none") all.back().correction_upper = 1.5;
+    if (name == "tis" || name == "masked_is") all.back().correction_level = "geometric";
+  }
+  all.emplace_back();
+  all.back().rejection_sampling = {.level = "sequence", .upper = 1.05, .lower = 0.9};
+  all.emplace_back();
+  all.back().off_policy_mask_threshold = 0.5;
+  all.back().m2_threshold = 0.1;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    const auto r = random_batch(seed, 120);
+    auto model = random_model(seed, at::kDouble);
+    for (const LossSettings& settings : all) {
+      const auto loss = make_loss(settings);
+      auto flat = FlatReference(*model).run(r->batch, *loss);
+      for (const char* strategy : {"path", "blocks"})
+        expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), *loss,
+                     str(settings.loss, " ", settings.correction, " ", strategy, " seed ", seed));
+    }
   }
 }
 

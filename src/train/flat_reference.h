@@ -67,10 +67,12 @@ class FlatReference {
     return {log_probs, -(log_p.exp() * log_p).sum(-1)};
   }
 
-  // Gradients of a token-separable loss, sequence by sequence.
+  // Gradients sequence by sequence: of their own losses, or where the loss couples tokens of the batch, of
+  // what they contribute to the one loss of all values.
   FlatResult run(const TrainBatch& batch, const Loss& loss) {
     FlatResult result;
     std::vector<at::Tensor> log_probs_R, entropies_R;
+    const LossRows coupled = loss.token_separable() ? LossRows() : coupled_seeds(batch, loss, result.loss);
     for (auto& [name, w] : weights_) result.gradients[name] = at::zeros_like(w).detach();
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
       const int64_t begin = batch.row_offset[s], count = batch.row_offset[s + 1] - begin;
@@ -84,10 +86,16 @@ class FlatReference {
       rows.entropies_R = entropies.index_select(0, index);
       log_probs_R.push_back(rows.log_probs_R.detach());
       entropies_R.push_back(rows.entropies_R.detach());
-      const auto out = loss(rows);
-      result.loss += out.loss.item<double>();
+      at::Tensor own;
+      if (loss.token_separable()) {
+        own = loss(rows).loss;
+        result.loss += own.item<double>();
+      } else {
+        own = rows.log_probs_R.mul(coupled.log_probs_R.narrow(0, begin, count)).sum() +
+              rows.entropies_R.mul(coupled.entropies_R.narrow(0, begin, count)).sum();
+      }
       for (auto& [name, w] : weights_) w.mutable_grad() = at::Tensor();
-      out.loss.backward();
+      own.backward();
       for (auto& [name, w] : weights_) {
         if (!w.grad().defined()) continue;
         result.gradients[name] += w.grad();
@@ -100,6 +108,33 @@ class FlatReference {
   }
 
  private:
+  // The loss of all rows, and its gradients in log_probs_R and entropies_R.
+  LossRows coupled_seeds(const TrainBatch& batch, const Loss& loss, double& total) const {
+    std::vector<at::Tensor> log_probs_R = {at::zeros({0}, at::kDouble)}, entropies_R = log_probs_R;
+    for (size_t s = 0; s < batch.sequences.size(); ++s) {
+      const auto& positions = batch.trained_positions[s];
+      if (positions.empty()) continue;
+      const auto [log_probs, entropies] =
+          sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
+      const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
+      log_probs_R.push_back(log_probs.index_select(0, index).detach());
+      entropies_R.push_back(entropies.index_select(0, index).detach());
+    }
+    LossRows rows = slice(batch.fields, 0, batch.num_rows());
+    rows.log_probs_R = at::cat(log_probs_R).requires_grad_(true);
+    rows.entropies_R = at::cat(entropies_R).requires_grad_(true);
+    const auto out = loss(rows);
+    total = out.loss.item<double>();
+    out.loss.backward();
+    LossRows seeds;
+    const auto gradient = [](const at::Tensor& x) {
+      return x.grad().defined() ? x.grad() : at::zeros_like(x);
+    };
+    seeds.log_probs_R = gradient(rows.log_probs_R);
+    seeds.entropies_R = gradient(rows.entropies_R);
+    return seeds;
+  }
+
   // y: [n, heads, H] at positions 0, 1, ...
   at::Tensor rotate(const at::Tensor& y, int64_t layer) const {
     const LayerRope kind = config_.layer_rope(layer);

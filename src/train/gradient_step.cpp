@@ -1,5 +1,7 @@
 #include "train/gradient_step.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -23,8 +25,25 @@ GradientStep::GradientStep(Model& model, Model* reference, const ActorSettings& 
 
 TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                                  const std::string& strategy) {
-  TrainBatch batch = make_batch(trajectories, settings_.aggregation, accumulator_type(model_.dtype()));
+  AggregationSettings aggregation = settings_.aggregation;
+  if (aggregation.loss_aggregation == "auto") aggregation.loss_aggregation = loss_->aggregation();
+  TrainBatch batch = make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
   LossRows& fields = batch.fields;
+  if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
+    throw UserError(
+        "setting prox_logp_method: reuse_train_logp needs ppo_n_minibatches 1: after the first "
+        "update the training pass is no longer of the policy of the start; expected recompute or "
+        "loglinear");
+  if (loss_->needs_versions()) {
+    if (!fields.versions_R.defined() && batch.num_rows() > 0)
+      throw UserError(
+          str("setting prox_logp_method: ", settings_.loss.prox_logp_method,
+              " needs the version that drew each token, and some trained token has none (`versions` "
+              "of a rollout file); expected recompute"));
+    if (!fields.versions_R.defined()) fields.versions_R = at::zeros({0}, at::kInt);
+    if (batch.num_rows() > 0) fields.version = fields.versions_R.max().item<int64_t>();
+  }
+  if (version_) fields.version = *version_;
   const bool old_is_behaviour = loss_->needs_behaviour() && !loss_->needs_proximal();
   fields.proximal_is_current = is_one_update && !old_is_behaviour;
   if (!fields.proximal_is_current && loss_->needs_proximal())

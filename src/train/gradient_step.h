@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace bough {
 
 // pi_old (algorithms.md): where the batch is one update it is the current policy, detached, and costs
 // nothing; else its log-probabilities are computed once, in prepare(), and stay. Where the loss takes it from
-// the engine (recompute_logprob: false), it is the behaviour policy.
+// the engine (recompute_logprob: false), it is the behaviour policy; where it interpolates (prox_logp_method:
+// loglinear), it takes no walk either.
 class GradientStep {
  public:
   // All arguments must outlive the object. `reference`: where the loss needs one. `costs`: what plans are
@@ -21,12 +23,17 @@ class GradientStep {
   GradientStep(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs);
 
   // All that the loss needs and that does not change while the batch is trained on. `strategy`: of the walks
-  // that it takes.
+  // that it takes. UserError: the loss needs versions that the trajectories do not have; pi_old is to be the
+  // training pass's own where there are several updates.
   TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                      const std::string& strategy);
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
   // Adds the gradient to the parameters' main_grad.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch);
+
+  // The trainer's version i: of the batches trained on so far. Where nobody says it, the newest version in
+  // the batch, as if nothing had been trained on since.
+  void set_version(int64_t version) { version_ = version; }
 
   const PassCosts* costs() const { return costs_; }
   void use_costs(const PassCosts* costs) { costs_ = costs; }
@@ -36,6 +43,7 @@ class GradientStep {
   Model* reference_;
   const ActorSettings settings_;
   const PassCosts* costs_;
+  std::optional<int64_t> version_;
   std::unique_ptr<Loss> loss_;
   Executor executor_;
 };

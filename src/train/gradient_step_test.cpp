@@ -156,6 +156,39 @@ TEST(SetAdvantages, ATrajectoryCountsOnceInItsGroup) {
   EXPECT_THROW(set_advantages(batch, settings, {}), UserError);
 }
 
+TEST(SetAdvantages, AdvantagesByTokenRunThroughATrajectorysRows) {
+  std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
+                                   row("g", 0, {1, 2, 3, 4, 5}, 2)};
+  batch[0].trajectory = batch[1].trajectory = "t";
+  ActorSettings settings;
+  settings.advantages.adv_estimator = "reinforce_plus_plus";
+  settings.advantages.discount = 0.5;
+  set_advantages(batch, settings, {});
+  // Returns 1/4, 1/2, 1 on the three tokens of "t", and three times 0.
+  const double mean = 1.75 / 6, squares = 1.0 / 16 + 1.0 / 4 + 1 - 6 * mean * mean;
+  const auto whitened = [&](double x) {
+    return static_cast<float>((x - mean) / std::sqrt(squares / 5 + 1e-8));
+  };
+  ASSERT_EQ(batch[0].advantage.size(), 3u);
+  EXPECT_FLOAT_EQ(batch[0].advantage[2], whitened(0.25));
+  EXPECT_FLOAT_EQ(batch[1].advantage[2], whitened(0.5));
+  EXPECT_FLOAT_EQ(batch[1].advantage[3], whitened(1));
+  EXPECT_FLOAT_EQ(batch[2].advantage[4], whitened(0));
+  EXPECT_EQ(make_batch(batch, {}, at::kDouble).num_rows(), 6);
+}
+
+TEST(SetAdvantages, AGroupOfWhichFiltersLeaveNothingIsDropped) {
+  std::vector<Trajectory> group = {row("a", 1, {1, 2, 3, 4}, 3), row("a", 1, {1, 2, 3, 5, 6}, 3)};
+  ActorSettings settings;
+  EXPECT_FALSE(is_dropped(group, settings, {}));
+  settings.filters.dynamic_sampling = true;
+  EXPECT_TRUE(is_dropped(group, settings, {})) << "equal rewards";
+  group[1].reward = 0;
+  EXPECT_FALSE(is_dropped(group, settings, {}));
+  group[1].valid = false;
+  EXPECT_TRUE(is_dropped(group, settings, {})) << "one sample is left";
+}
+
 TEST(SetAdvantages, ShapingAndFiltersAct) {
   std::vector<Trajectory> batch = small_batch();
   ActorSettings settings;
@@ -171,6 +204,65 @@ TEST(SetAdvantages, ShapingAndFiltersAct) {
   settings.shaping.overlong_reward_penalty = true;
   EXPECT_THROW(set_advantages(batch, settings, {}), UserError) << "how long may a response be?";
   EXPECT_NO_THROW(set_advantages(batch, settings, 8));
+}
+
+// The versions of generated tokens; the rows of group a have a token of version 1 each.
+std::vector<Trajectory> batch_of_ages() {
+  std::vector<Trajectory> batch = small_batch();
+  for (Trajectory& trajectory : batch)
+    for (size_t i = 0; i < trajectory.input_ids.size(); ++i)
+      trajectory.versions.push_back(trajectory.loss_mask[i] ? 5 : -1);
+  batch[0].versions[3] = 1;
+  batch[1].versions[4] = 1;
+  return batch;
+}
+
+TEST(TokenAge, TokensThatAreTooOldHaveNoAdvantageAndStayInTheDenominator) {
+  const std::vector<Trajectory> all = batch_of_ages();
+  std::vector<Trajectory> kept = all, masked = all;
+  set_advantages(kept, {}, {}, {.version = 5, .max_age = 3, .action = "keep"});
+  EXPECT_EQ(kept[1].advantage.size(), 1u);
+  const FilterResult counts = set_advantages(masked, {}, {}, {.version = 5, .max_age = 3, .action = "mask"});
+  EXPECT_EQ(counts.masked_tokens, 2);
+  EXPECT_EQ(masked[0].advantage[3], 0);
+  EXPECT_EQ(masked[1].advantage[3], kept[1].advantage[0]);
+  EXPECT_EQ(masked[1].advantage[4], 0);
+  EXPECT_EQ(masked[2].advantage, kept[2].advantage);
+  EXPECT_EQ(list(make_batch(masked, {}, at::kDouble).fields.weights_R),
+            list(make_batch(kept, {}, at::kDouble).fields.weights_R));
+  masked = all;
+  EXPECT_EQ(set_advantages(masked, {}, {}, {.version = 5, .max_age = 4, .action = "mask"}).masked_tokens, 0)
+      << "an age of 4 is not more than 4";
+  EXPECT_EQ(masked[1].advantage, kept[1].advantage);
+}
+
+TEST(TokenAge, AGroupWithATokenThatIsTooOldIsDropped) {
+  std::vector<Trajectory> batch = batch_of_ages();
+  batch[1].versions[4] = 5;   // one of its two samples is enough
+  batch.push_back(batch[1]);  // one with an advantage of its own goes, too
+  batch.back().reward.reset();
+  batch.back().advantage = {1};
+  const FilterResult counts =
+      set_advantages(batch, {}, {}, {.version = 5, .max_age = 3, .action = "drop_group"});
+  EXPECT_EQ(counts.stale_groups, 1);
+  EXPECT_EQ(counts.groups_dropped, 1);
+  EXPECT_EQ(counts.sequences_dropped, 2);
+  for (const size_t s : {0, 1, 4}) EXPECT_FALSE(batch[s].trained) << s;
+  for (const size_t s : {2, 3}) EXPECT_TRUE(batch[s].trained) << s;
+}
+
+TEST(TokenAge, MetricsAreOverTheTokensOfTheLoss) {
+  std::vector<Trajectory> batch = batch_of_ages();  // 2 tokens of version 1, 9 of version 5
+  MetricValues metrics = age_metrics(batch, 6);
+  EXPECT_DOUBLE_EQ(metrics.at("age/mean"), (2 * 5 + 9 * 1) / 11.0);
+  EXPECT_EQ(metrics.at("age/max"), 5);
+  batch[0].trained = batch[1].valid = false;
+  metrics = age_metrics(batch, 6);
+  EXPECT_EQ(metrics.at("age/mean"), 1);
+  EXPECT_EQ(metrics.at("age/max"), 1);
+  batch[2].versions.clear();
+  EXPECT_EQ(age_metrics(batch, 6).at("age/mean"), 1) << "a version that is not known has no age";
+  EXPECT_EQ(age_metrics({}, 6).at("age/max"), 0);
 }
 
 ActorSettings settings_of(const std::string& how) {

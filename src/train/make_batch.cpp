@@ -2,7 +2,9 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -31,6 +33,14 @@ TrajectoryKey trajectory_key(const Trajectory& trajectory, size_t row) {
   return {{trajectory.group, trajectory.trajectory}, trajectory.trajectory.empty() ? row + 1 : 0};
 }
 
+// Its tokens that the loss sees.
+std::vector<int32_t> trained_positions(const Trajectory& row) {
+  std::vector<int32_t> positions;
+  for (size_t i = 1; i < row.input_ids.size(); ++i)
+    if (row.trains(i)) positions.push_back(static_cast<int32_t>(i));
+  return positions;
+}
+
 std::vector<const Trajectory*> pointers(const std::vector<Trajectory>& trajectories) {
   std::vector<const Trajectory*> out;
   for (const Trajectory& trajectory : trajectories) out.push_back(&trajectory);
@@ -45,6 +55,8 @@ void check_lengths(const Trajectory& trajectory) {
               " tokens, its logprobs ", trajectory.logprobs.size());
   BOUGH_CHECK(trajectory.advantage.size() <= 1 || trajectory.advantage.size() == length, "a sequence of ",
               length, " tokens, its advantages ", trajectory.advantage.size());
+  BOUGH_CHECK(trajectory.versions.empty() || trajectory.versions.size() == length, "a sequence of ", length,
+              " tokens, its versions ", trajectory.versions.size());
 }
 
 // 1/N of each row of a trajectory of which N rows train a token.
@@ -82,17 +94,18 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
 
   std::vector<int64_t> row_sequences, trained_tokens;
   std::vector<float> advantages, behaviour;
+  std::vector<int32_t> versions;
   for (const Trajectory* row : rows) {
     BOUGH_CHECK(row->temperature == batch.temperature, "temperatures ", batch.temperature, " and ",
                 row->temperature, " in one batch");
-    std::vector<int32_t> positions;
-    for (size_t i = 1; i < row->input_ids.size(); ++i) {
-      if (!row->trains(i)) continue;
-      positions.push_back(static_cast<int32_t>(i));
+    std::vector<int32_t> positions = trained_positions(*row);
+    for (const int32_t position : positions) {
+      const auto i = static_cast<size_t>(position);
       if (has_behaviour) {
         BOUGH_CHECK(!row->logprobs.empty(), "some sequences of a batch have logprobs, others have none");
         behaviour.push_back(row->logprobs[i]);
       }
+      if (!row->versions.empty() && row->versions[i] >= 0) versions.push_back(row->versions[i]);
       const std::vector<float>& own = row->advantage;
       if (has_advantages) advantages.push_back(own.empty() ? 0.0f : own[own.size() == 1 ? 0 : i]);
     }
@@ -109,6 +122,8 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
       sequence_weights(aggregation, trained_tokens, group_numbers(rows), row_shares(rows, trained_tokens)),
       fields.sequences_R, dtype);
   if (has_advantages) fields.advantages_R = at::tensor(advantages, at::kFloat).to(dtype);
+  if (!versions.empty() && std::ssize(versions) == batch.num_rows())
+    fields.versions_R = at::tensor(versions, at::kInt);
   if (has_behaviour) fields.behaviour_log_probs_R = at::tensor(behaviour, at::kFloat).to(dtype);
   return batch;
 }
@@ -118,70 +133,131 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
   return make_batch(pointers(trajectories), aggregation, dtype);
 }
 
-FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
-                            std::optional<int64_t> max_response_tokens) {
+namespace {
+
+// Trajectories that have a reward or could not get one: what filters and estimators see. Lists by trajectory.
+struct Entries {
+  std::vector<int64_t> entry_of;  // of each row; -1: the row is none's
+  std::vector<double> rewards;    // shaped
+  std::vector<int64_t> groups, tokens;
+  std::vector<std::vector<double>> parts;  // of rewards, by name
+  FilterResult filtered;
+};
+
+Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& settings,
+                std::optional<int64_t> max_response_tokens, const std::set<std::string_view>& stale_groups) {
   if (settings.shaping.overlong_reward_penalty && !max_response_tokens)
     throw UserError(
         "setting overlong_reward_penalty: a rollout file does not say how many tokens a response may have; "
         "expected "
         "false");
-  // Each trajectory that has a reward or could not get one is an entry.
+  Entries out;
   Numbering<TrajectoryKey> entries;
   Numbering<std::string_view> group_of;
-  std::vector<int64_t> entry_of(batch.size(), -1);
   std::vector<double> rewards;
-  std::vector<int64_t> groups, lengths;
-  std::vector<uint8_t> truncated, valid;
+  std::vector<int64_t> lengths;
+  std::vector<uint8_t> truncated, valid, stale;
+  out.entry_of.assign(batch.size(), -1);
   for (size_t s = 0; s < batch.size(); ++s) {
     const Trajectory& row = batch[s];
     const bool counts = row.valid && row.reward;
     if (row.valid && !row.reward) continue;
-    const int64_t entry = entry_of[s] = entries[trajectory_key(row, s)];
+    const int64_t entry = out.entry_of[s] = entries[trajectory_key(row, s)];
     const auto e = static_cast<size_t>(entry);
     if (e == rewards.size()) {
       rewards.push_back(0);
-      groups.push_back(group_of[row.group]);
+      out.groups.push_back(group_of[row.group]);
+      out.tokens.push_back(0);
+      out.parts.emplace_back();
       lengths.push_back(0);
       truncated.push_back(0);
       valid.push_back(0);
+      stale.push_back(stale_groups.contains(row.group));
     }
     if (!counts) continue;
     if (valid[e] && rewards[e] != *row.reward)
       throw UserError(str("rows of the trajectory ", quoted(row.trajectory), " have the rewards ", rewards[e],
                           " and ", *row.reward, "; expected one, the trajectory's"));
     rewards[e] = *row.reward;
+    if (!valid[e])
+      for (const auto& [name, part] : row.rewards) out.parts[e].push_back(part);
     valid[e] = 1;
     lengths[e] += row.num_generated();
+    if (row.trained) out.tokens[e] += std::ssize(trained_positions(row));
     truncated[e] |= row.finish_reason == "length";
   }
-  const std::vector<double> shaped =
-      shape_rewards(settings.shaping, rewards, lengths, max_response_tokens.value_or(0));
-  const FilterResult filtered = filter_sequences(settings.filters, shaped, groups, truncated, valid);
-  std::vector<double> kept_rewards;
-  std::vector<int64_t> kept_groups;
-  for (size_t e = 0; e < shaped.size(); ++e) {
-    if (!filtered.kept[e]) continue;
-    kept_rewards.push_back(shaped[e]);
-    kept_groups.push_back(groups[e]);
-  }
-  const std::vector<double> kept_advantages =
-      compute_advantages(settings.advantages, kept_rewards, kept_groups);
-  std::vector<float> advantages(shaped.size(), 0.0f);
-  size_t next_kept = 0;
-  for (size_t e = 0; e < shaped.size(); ++e)
-    if (filtered.kept[e]) advantages[e] = static_cast<float>(kept_advantages[next_kept++]);
+  out.rewards = shape_rewards(settings.shaping, rewards, lengths, max_response_tokens.value_or(0));
+  out.filtered = filter_sequences(settings.filters, out.rewards, out.groups, truncated, valid, stale);
+  return out;
+}
 
+// Of every entry: one number, or one a trained token; of what filters dropped 0.
+std::vector<std::vector<double>> estimate(const Entries& entries, const ActorSettings& settings) {
+  std::vector<double> rewards;
+  std::vector<int64_t> groups, tokens;
+  AdvantageInput kept;
+  for (size_t e = 0; e < entries.rewards.size(); ++e) {
+    if (!entries.filtered.kept[e]) continue;
+    rewards.push_back(entries.rewards[e]);
+    groups.push_back(entries.groups[e]);
+    tokens.push_back(entries.filtered.trained[e] ? entries.tokens[e] : 0);
+    kept.parts.push_back(entries.parts[e]);
+  }
+  kept.rewards = rewards;
+  kept.groups = groups;
+  kept.tokens = tokens;
+  std::vector<std::vector<double>> estimated = compute_advantages(settings.advantages, kept);
+  std::vector<std::vector<double>> advantages(entries.rewards.size(), {0.0});
+  size_t next = 0;
+  for (size_t e = 0; e < advantages.size(); ++e)
+    if (entries.filtered.kept[e]) advantages[e] = std::move(estimated[next++]);
+  return advantages;
+}
+
+// A row's part of its trajectory's advantages; `next_token` counts the trajectory's trained tokens.
+std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<double>& advantages,
+                                    int64_t& next_token) {
+  if (advantages.size() == 1 || !row.trained)
+    return {advantages.empty() ? 0.0f : static_cast<float>(advantages[0])};
+  std::vector<float> by_token(row.input_ids.size(), 0.0f);
+  for (size_t i = 0; i < by_token.size(); ++i)
+    if (row.trains(i)) by_token[i] = static_cast<float>(advantages.at(static_cast<size_t>(next_token++)));
+  return by_token;
+}
+
+}  // namespace
+
+bool is_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
+                std::optional<int64_t> max_response_tokens) {
+  const FilterResult filtered = collect(group, settings, max_response_tokens, {}).filtered;
+  return std::find(filtered.trained.begin(), filtered.trained.end(), 1) == filtered.trained.end();
+}
+
+FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
+                            std::optional<int64_t> max_response_tokens, const AgeLimit& age) {
+  // By name: a row that was given an advantage and has no reward is no entry, yet of its group.
+  std::set<std::string_view> stale_groups;
+  if (age.action == "drop_group")
+    for (const Trajectory& row : batch)
+      if (row.in_loss() && age.is_too_old(row)) stale_groups.insert(row.group);
+  Entries entries = collect(batch, settings, max_response_tokens, stale_groups);
+  const std::vector<std::vector<double>> advantages = estimate(entries, settings);
+  std::vector<int64_t> next_token(advantages.size(), 0);
   for (size_t s = 0; s < batch.size(); ++s) {
     Trajectory& row = batch[s];
-    if (entry_of[s] >= 0) {
-      const auto e = static_cast<size_t>(entry_of[s]);
-      if (row.advantage.empty()) row.advantage = {advantages[e]};
-      row.trained = row.trained && filtered.trained[e];
+    if (entries.entry_of[s] >= 0) {
+      const auto e = static_cast<size_t>(entries.entry_of[s]);
+      const std::vector<float> own = advantage_of_row(row, advantages[e], next_token[e]);
+      if (row.advantage.empty()) row.advantage = own;
+      row.trained = row.trained && entries.filtered.trained[e];
+    } else if (stale_groups.contains(row.group)) {
+      row.trained = false;
     }
     BOUGH_CHECK(!row.in_loss() || !row.advantage.empty(), "sequence ", s,
                 " has neither reward nor advantage");
   }
-  return filtered;
+  if (age.action == "mask") entries.filtered.masked_tokens = mask_old_tokens(batch, age);
+  return entries.filtered;
 }
 
 std::vector<int64_t> group_numbers(const std::vector<const Trajectory*>& trajectories) {
@@ -219,6 +295,8 @@ PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& sett
                          const std::string& packer, const PassCosts* costs) {
   PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
   request.packer = packer;
+  request.num_micro_batches = settings.n_mbs;
+  request.fixed_micro_batches = settings.allocation == "fixed";
   request.costs = costs;
   if (costs && !settings.memory.is_auto()) request.memory_bytes = settings.memory.count;
   return request;

@@ -15,6 +15,7 @@
 #include "data/trajectory.h"
 #include "plan/plan.h"
 #include "train/settings.h"
+#include "train/token_age.h"
 
 namespace bough {
 
@@ -31,7 +32,8 @@ struct TrainBatch {
 };
 
 // Weights by `aggregation` over the whole batch; advantages by token or by sequence, behaviour
-// log-probabilities (both undefined where no trajectory has any; a missing advantage among others is 0).
+// log-probabilities (both undefined where no trajectory has any; a missing advantage among others is 0), and
+// versions (undefined unless each trained token has one of 0 or more).
 // Proximal and reference log-probabilities take walks of their own: GradientStep. `dtype`: the model's
 // accumulator type. The trajectories must outlive the batch and be of one temperature.
 TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
@@ -42,11 +44,16 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 // Advantages from rewards: shaped, filtered, estimated inside each group, as `actor` of a run says. A
 // sequence that has an advantage keeps it, yet counts in its group's mean; what a filter drops becomes
 // `trained: false`; a row that is not valid counts nowhere. Rows of one trajectory share its advantage.
-// Returns what the filters counted, trajectory by trajectory. UserError: rows of a trajectory that disagree
-// in their reward; overlong_reward_penalty where nobody knows how many tokens a response may have; see
-// compute_advantages.
+// `age`: what is too old for the batch, and what becomes of it. Returns what the filters counted, trajectory
+// by trajectory. UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where
+// nobody knows how many tokens a response may have; see compute_advantages.
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
-                            std::optional<int64_t> max_response_tokens);
+                            std::optional<int64_t> max_response_tokens, const AgeLimit& age = {});
+
+// Whether the filters leave nothing of a group: one sample's rewards equal the others', say. A run that wants
+// full batches draws another one for it. `group`: the samples of one prompt, as set_advantages takes them.
+bool is_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
+                std::optional<int64_t> max_response_tokens);
 
 // The number of each sequence's group, by first appearance.
 std::vector<int64_t> group_numbers(const std::vector<const Trajectory*>& trajectories);

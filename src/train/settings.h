@@ -8,6 +8,7 @@
 #include "algo/aggregation.h"
 #include "algo/filters.h"
 #include "algo/loss_settings.h"
+#include "algo/reward_shaping.h"
 #include "base/error.h"
 #include "base/settings.h"
 #include "plan/packing.h"
@@ -45,12 +46,24 @@ struct OptimizerSettings {
 
 struct MicroBatchSettings {
   int64_t max_tokens_per_mb = 4096;
+  int64_t n_mbs = 1;
+  std::string allocation = "dynamic";
   Bytes memory;
+
+  // Whether it asks for micro-batches to be counted.
+  bool counts() const { return n_mbs != 1 || allocation != "dynamic"; }
 
   template <class V>
   void visit(V& v) {
     v("max_tokens_per_mb", max_tokens_per_mb, "tokens whose activations are held at once (B)",
       range(1, 1'000'000'000));
+    v("n_mbs", n_mbs, "tree_training_mode dense: how many micro-batches at least; fixed: exactly",
+      range(1, 1'000'000));
+    v("allocation", allocation,
+      "of sequences to dense micro-batches: dynamic (longest first, within max_tokens_per_mb); fixed (n_mbs "
+      "of "
+      "equally many sequences, whatever their tokens: to measure against)",
+      one_of({"dynamic", "fixed"}));
     v("memory", memory,
       "bytes over weights and gradients, 40GiB: plans keep within; auto: what B tokens take");
   }
@@ -126,7 +139,20 @@ struct ActorSettings {
     shaping.visit(v);
     filters.visit(v);
   }
-  void check() const { tree.check(); }
+  // UserError: settings that contradict each other.
+  void check() const {
+    tree.check();
+    advantages.check();
+    if (mb_spec.counts() && tree.strategy() != "dense")
+      throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
+                          mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),
+                          " has trees instead; leave them out, or take tree_training_mode dense"));
+    if (loss.use_decoupled_loss && loss.prox_logp_method == "reuse_train_logp" && ppo_n_minibatches > 1)
+      throw UserError(str("prox_logp_method is reuse_train_logp with ppo_n_minibatches ", ppo_n_minibatches,
+                          ": after the first of several updates the training pass is no longer of the policy "
+                          "that the update began with; expected ppo_n_minibatches 1, or recompute or "
+                          "loglinear"));
+  }
 };
 
 }  // namespace bough

@@ -18,6 +18,12 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
                        ? metric.value() / static_cast<double>(num_mini_batches)
                        : metric.value();
   }
+  // (mean of the factors)^2 / mean of their squares: the part of the tokens that equal factors would take to
+  // be as good.
+  if (const auto squares = values.extract("mismatch/factor_square_mean")) {
+    const double mean = values.at("mismatch/factor_mean");
+    values["mismatch/effective_sample_size"] = squares.mapped() > 0 ? mean * mean / squares.mapped() : 0;
+  }
   return values;
 }
 

@@ -29,6 +29,10 @@ class BatchTrainer {
   // Updates the weights from sequences that have an advantage; those that are not trained take no part in
   // anything. Metrics under the names of docs/formats.md. A batch without a trained token changes nothing.
   virtual MetricValues train(const std::vector<Trajectory>& batch) = 0;
+
+  // The trainer's version i from now on: how many batches it has been trained on. To be said before train()
+  // where a token's age counts.
+  virtual void set_version(int64_t) {}
 };
 
 class Trainer final : public BatchTrainer {
@@ -39,6 +43,7 @@ class Trainer final : public BatchTrainer {
           const Clock& clock);
 
   MetricValues train(const std::vector<Trajectory>& batch) override;
+  void set_version(int64_t version) override { gradient_.set_version(version); }
 
   // What plans are made from; without it `auto` is `blocks` with passes of B tokens.
   void use_costs(StepCosts costs);

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
+#include "base/error.h"
 #include "train/small_model.h"
 
 namespace bough {
@@ -154,6 +157,103 @@ TEST(Trainer, WithoutRecomputedLogProbsPiOldIsTheBehaviourPolicy) {
   settings.loss.recompute_logprob = true;
   Trainer recomputing(*other, nullptr, settings, 10, clock);
   EXPECT_NEAR(recomputing.train(batch_of(2)).at("policy/approx_kl"), 0, 1e-12);
+}
+
+// Sequences of one to three tokens.
+std::vector<Trajectory> batch_of_lengths(int64_t groups) {
+  std::vector<Trajectory> batch = batch_of(groups);
+  for (size_t s = 0; s < batch.size(); ++s)
+    for (size_t i = 0; i < s % 3; ++i) batch[s].loss_mask[5 + i] = 0;
+  return batch;
+}
+
+TEST(Trainer, ALossIsAggregatedAsItWasPublished) {
+  const SteadyClock clock;
+  const auto update = [&](const std::string& loss, const std::string& how) {
+    const auto model = small_model(at::kDouble);
+    ActorSettings settings = settings_with("path", /*mini_batches=*/2);
+    settings.loss.loss = loss;
+    settings.aggregation.loss_aggregation = how;
+    Trainer(*model, nullptr, settings, 10, clock).train(batch_of_lengths(4));
+    return values_of(*model);
+  };
+  for (const auto& [loss, own, other] : {std::tuple("gspo", "sequence_mean", "token_mean"),
+                                         std::tuple("ppo", "token_mean", "sequence_mean")}) {
+    EXPECT_EQ(largest_difference(update(loss, "auto"), update(loss, own)), 0) << loss;
+    EXPECT_GT(largest_difference(update(loss, "auto"), update(loss, other)), 1e-4) << loss;
+  }
+}
+
+TEST(Trainer, EffectiveSampleSizeIsThatOfTheFactorsOfTheWholeStep) {
+  const SteadyClock clock;
+  const auto metrics = [&](const std::string& correction) {
+    const auto model = small_model(at::kDouble);
+    ActorSettings settings = settings_with("path");
+    settings.loss.correction = correction;
+    settings.loss.correction_veto = 0;
+    return Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3));
+  };
+  const MetricValues plain = metrics("cap"), accepted = metrics("rejection");
+  EXPECT_EQ(plain.count("mismatch/factor_square_mean"), 0u);
+  EXPECT_DOUBLE_EQ(plain.at("mismatch/factor_mean"), plain.at("mismatch/importance_weight_mean"));
+  EXPECT_LT(plain.at("mismatch/effective_sample_size"), 0.9);
+  EXPECT_GT(plain.at("mismatch/effective_sample_size"), 1.0 / 36) << "of 36 tokens";
+  // Factors of 0 and 1: the share of ones.
+  EXPECT_NEAR(accepted.at("mismatch/effective_sample_size"), 1 - accepted.at("mismatch/masked_fraction"),
+              1e-12);
+}
+
+TEST(Trainer, MicroBatchesAreCountedWithoutATreeOnly) {
+  ActorSettings settings = settings_with("dense");
+  settings.mb_spec.n_mbs = 4;
+  settings.check();
+  settings.tree.tree_training_mode = "auto";
+  EXPECT_THROW(settings.check(), UserError);
+  settings.mb_spec = {.allocation = "fixed"};
+  EXPECT_THROW(settings.check(), UserError);
+}
+
+// Versions 0 to 3 in turn, sample by sample.
+std::vector<Trajectory> batch_with_versions(int64_t groups) {
+  std::vector<Trajectory> batch = batch_of(groups);
+  for (size_t s = 0; s < batch.size(); ++s) {
+    batch[s].versions.assign(8, -1);
+    for (size_t i = 5; i < 8; ++i) batch[s].versions[i] = static_cast<int32_t>(s % 4);
+  }
+  return batch;
+}
+
+TEST(Trainer, LoglinearInterpolatesUpToTheVersionItWasTold) {
+  const SteadyClock clock;
+  ActorSettings settings = settings_with("path");
+  settings.loss.prox_logp_method = "loglinear";
+  const auto difference = [&](std::optional<int64_t> version) {
+    const auto model = small_model(at::kDouble);
+    Trainer trainer(*model, nullptr, settings, 10, clock);
+    if (version) trainer.set_version(*version);
+    return trainer.train(batch_with_versions(2)).at("mismatch/logprob_abs_diff");
+  };
+  const double near = difference(4), far = difference(100);
+  EXPECT_EQ(difference(1), 0) << "no token is older than a version: pi_old is mu";
+  EXPECT_GT(near, 0.1);
+  EXPECT_GT(far, 1.5 * near) << "the older the token, the nearer to pi";
+  EXPECT_EQ(difference({}), difference(3)) << "nobody said it: the batch's newest";
+  const auto model = small_model(at::kDouble);
+  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train(batch_of(2)), UserError);
+}
+
+TEST(Trainer, TheTrainingPassIsPiOldOfOneUpdateOnly) {
+  const SteadyClock clock;
+  ActorSettings settings = settings_with("path");
+  const auto model = small_model(at::kDouble), other = small_model(at::kDouble);
+  Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3));
+  settings.loss.prox_logp_method = "reuse_train_logp";
+  settings.check();
+  Trainer(*other, nullptr, settings, 10, clock).train(batch_of(3));
+  EXPECT_EQ(largest_difference(values_of(*model), values_of(*other)), 0);
+  settings.ppo_n_minibatches = 3;
+  EXPECT_THROW(settings.check(), UserError);
+  EXPECT_THROW(Trainer(*model, nullptr, settings, 10, clock).train(batch_of(3)), UserError);
 }
 
 }  // namespace

@@ -1,0 +1,38 @@
+// OPO (Hao et al. 2025): the baseline of least variance for sequences whose gradients' norms grow with their
+// length, A = R - sum(l R) / sum(l) over the group, l the trained tokens. A group of one: baseline 0.
+// MaxRL (2026): A = (R - mean_g) / (mean_g + eps); a mean of at most eps: 0.
+#include "algo/advantages/estimators.h"
+
+namespace bough {
+
+namespace {
+
+void opo(const AdvantageSettings&, std::vector<double>& values, const std::vector<int64_t>& tokens) {
+  if (values.size() < 2) return;
+  double weighted = 0, total = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    weighted += static_cast<double>(tokens[i]) * values[i];
+    total += static_cast<double>(tokens[i]);
+  }
+  const double baseline = total > 0 ? weighted / total : 0.0;
+  for (double& value : values) value -= baseline;
+}
+
+void maxrl(const AdvantageSettings& settings, std::vector<double>& values, const std::vector<int64_t>&) {
+  const double mean = mean_of(values);
+  for (double& value : values) value = mean <= settings.eps ? 0.0 : (value - mean) / (mean + settings.eps);
+}
+
+}  // namespace
+
+EstimatorKind opo_estimator() {
+  return {
+      [](const EstimatorInput& input) { return one_a_sequence(input.by_group(input.batch.rewards, opo)); }};
+}
+
+EstimatorKind maxrl_estimator() {
+  return {
+      [](const EstimatorInput& input) { return one_a_sequence(input.by_group(input.batch.rewards, maxrl)); }};
+}
+
+}  // namespace bough

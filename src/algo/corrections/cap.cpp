@@ -1,0 +1,14 @@
+// The decoupled loss's own (AReaL, equation 5): w where w <= behave_imp_weight_cap [5], else 0.
+#include "algo/corrections/corrections.h"
+
+namespace bough {
+
+CorrectionKind cap_correction(const LossSettings&) {
+  return {.apply = [](const CorrectionRows& rows) -> Corrected {
+    const at::Tensor w_R = rows.log_w_R.exp();
+    if (!rows.settings.behave_imp_weight_cap) return {w_R, {}};
+    return {w_R.masked_fill(w_R.gt(*rows.settings.behave_imp_weight_cap), 0.0), {}};
+  }};
+}
+
+}  // namespace bough

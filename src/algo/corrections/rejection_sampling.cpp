@@ -1,0 +1,53 @@
+// AReaL's rejection_sampling {level, action, metric, agg, lower, upper}. The metric of a token is w itself
+// (ratio), or k1 = log w, k2 = (log w)^2 / 2, k3 = w - 1 - log w. level sequence: of its trained tokens the
+// sum, mean or maximum, where `ratio` takes those of log w; and with `ratio` w is the sequence's geometric
+// mean.
+//   mask   w where lower <= metric <= upper, else 0
+//   clamp  w, clamped to [lower (0 where not set), upper]; level sequence: where the metric is outside
+#include <ATen/ops/where.h>
+
+#include "algo/corrections/corrections.h"
+
+namespace bough {
+
+namespace {
+
+at::Tensor token_metric(const std::string& name, const at::Tensor& log_w_R) {
+  if (name == "kl_k2") return log_w_R.square().mul(0.5);
+  if (name == "kl_k3") return log_w_R.expm1().sub(log_w_R);
+  return log_w_R;  // k1; of a ratio the logarithm
+}
+
+at::Tensor aggregate(const std::string& how, const Sequences& sequences, const at::Tensor& x_R) {
+  const at::Tensor x_S = how == "sum"    ? sequences.sum(x_R)
+                         : how == "mean" ? sequences.mean(x_R)
+                                         : sequences.largest(x_R);
+  return sequences.to_rows(x_S);
+}
+
+Corrected apply(const CorrectionRows& rows) {
+  const RejectionSampling& settings = rows.settings.rejection_sampling;
+  const bool by_ratio = settings.metric == "ratio", by_sequence = settings.level == "sequence";
+  at::Tensor metric_R = token_metric(settings.metric, rows.log_w_R);
+  at::Tensor log_w_R = rows.log_w_R;
+  if (by_sequence) {
+    metric_R = aggregate(settings.agg, *rows.sequences, metric_R);
+    if (by_ratio) log_w_R = rows.sequences->to_rows(rows.sequences->mean(rows.log_w_R));
+  }
+  if (by_ratio) metric_R = metric_R.clamp(-kMaxLogRatio, kMaxLogRatio).exp();
+  const at::Tensor w_R = log_w_R.exp();
+  at::Tensor outside_R = metric_R.gt(settings.upper);
+  if (settings.lower) outside_R = outside_R.logical_or(metric_R.lt(*settings.lower));
+  if (settings.action == "mask") return {w_R.masked_fill(outside_R, 0.0), {}};
+  const at::Tensor clamped_R =
+      at::where(outside_R, w_R.clamp(settings.lower.value_or(0.0), settings.upper), w_R);
+  return {clamped_R, clamped_R.ne(w_R)};
+}
+
+}  // namespace
+
+CorrectionKind rejection_sampling_correction(const LossSettings& settings) {
+  return {.couples_tokens = settings.rejection_sampling.level == "sequence", .apply = apply};
+}
+
+}  // namespace bough

@@ -1,0 +1,44 @@
+// Masks of 0 and 1 that come on top of any other correction:
+//   off_policy_mask_threshold (DeepSeek-V3.2; TRL has the name): tokens with A < 0 get 0 in a sequence where
+//     the mean over its trained tokens of log mu - log pi is above it [off; 0.5]: answers that are bad and no
+//     longer the policy's own
+//   m2_threshold (M2PO; AReaL has the name): of all tokens of the mini-batch those of largest
+//     (log mu - log pi_old)^2 get 0 until the mean of the rest is below it [off]; all where no rest is
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "algo/corrections/corrections.h"
+
+namespace bough {
+
+namespace {
+
+Corrected mask_off_policy(const CorrectionRows& rows) {
+  const at::Tensor distance_R = log_ratio(rows.behaviour_log_probs_R, rows.log_probs_R);
+  const at::Tensor far_R =
+      rows.sequences->to_rows(rows.sequences->mean(distance_R).gt(*rows.settings.off_policy_mask_threshold));
+  const at::Tensor masked_R = far_R.logical_and(rows.advantages_R.lt(0.0));
+  return {masked_R.logical_not().to(rows.log_w_R.scalar_type()), {}};
+}
+
+Corrected mask_second_moments(const CorrectionRows& rows) {
+  const auto [ascending_R, order_R] = at::sort(rows.log_w_R.square());
+  // Means of the first 1, 2, ... never fall: those below the threshold come first.
+  const at::Tensor sums_R = ascending_R.cumsum(0);
+  const at::Tensor counts_R = at::zeros_like(sums_R).add(1.0).cumsum(0);
+  const at::Tensor kept_R =
+      sums_R.div(counts_R).lt(*rows.settings.m2_threshold).to(rows.log_w_R.scalar_type());
+  return {at::zeros_like(rows.log_w_R).index_copy(0, order_R, kept_R), {}};
+}
+
+}  // namespace
+
+CorrectionKind off_policy_mask_correction(const LossSettings&) {
+  return {.couples_tokens = true, .apply = mask_off_policy};
+}
+
+CorrectionKind m2po_correction(const LossSettings&) {
+  return {.couples_tokens = true, .apply = mask_second_moments};
+}
+
+}  // namespace bough

@@ -1,0 +1,17 @@
+// Truncated importance sampling (FlashRL; Yao et al. 2025): min(w, correction_upper) [2], by token, by the
+// sequence's product or by its geometric mean. With correction_lower [0] never below that.
+#include "algo/corrections/corrections.h"
+
+namespace bough {
+
+CorrectionKind tis_correction(const LossSettings& settings) {
+  return {.couples_tokens = settings.correction_level != "token",
+          .bounds = weight_bounds(settings, {0.0, 2.0}, {0.0, 2.0}),
+          .apply = [](const CorrectionRows& rows) -> Corrected {
+            const auto [lower, upper] = rows.bounds;
+            const at::Tensor w_R = log_weight_at_level(rows).exp();
+            return {w_R.clamp(lower, upper), w_R.gt(upper).logical_or(w_R.lt(lower))};
+          }};
+}
+
+}  // namespace bough

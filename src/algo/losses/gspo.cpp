@@ -1,0 +1,35 @@
+// GSPO (Zheng et al. 2025): one ratio a sequence, s = exp(mean over its trained tokens of log r), and PPO's
+// clip of it, [3e-4, 4e-4]; the mean of token means over sequences. Token form: s_t = sg(s) pi / sg(pi),
+// whose value is the same and whose gradient reaches token t through A_t alone.
+#include "algo/losses/policy_terms.h"
+
+namespace bough {
+
+namespace {
+
+at::Tensor sequence_ratio(const PolicyRows& rows) {
+  return rows.sequences->to_rows(rows.sequences->mean(rows.log_ratio_R).exp());
+}
+
+PolicyTermKind kind(PolicyTerm (*term)(const PolicyRows&)) {
+  return {.couples_tokens = true,
+          .aggregation = "sequence_mean",
+          .eps_low = 3e-4,
+          .eps_high = 4e-4,
+          .term = term};
+}
+
+}  // namespace
+
+PolicyTermKind gspo_term() {
+  return kind([](const PolicyRows& rows) { return clipped_surrogate(sequence_ratio(rows), rows); });
+}
+
+PolicyTermKind gspo_token_term() {
+  return kind([](const PolicyRows& rows) {
+    const at::Tensor one_R = rows.log_probs_R.sub(rows.log_probs_R.detach()).exp();
+    return clipped_surrogate(sequence_ratio(rows).detach().mul(one_R), rows);
+  });
+}
+
+}  // namespace bough

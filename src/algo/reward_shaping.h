@@ -1,0 +1,46 @@
+// Raw rewards to those that advantages are computed from; everything in fp64.
+//   R = clip((R_raw + overlong penalty + reward_bias) * reward_scaling, -reward_clip, reward_clip)
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/settings.h"
+
+namespace bough {
+
+struct RewardShapingSettings {
+  double reward_scaling = 1.0;
+  double reward_bias = 0.0;
+  double reward_clip = 20.0;
+  bool overlong_reward_penalty = false;
+  int64_t overlong_tokens = 0;  // L_cache
+  double overlong_penalty_factor = 1.0;
+
+  template <class V>
+  void visit(V& v) {
+    v("reward_scaling", reward_scaling, "rewards are multiplied by this after the bias");
+    v("reward_bias", reward_bias, "added to every reward");
+    v("reward_clip", reward_clip, "shaped rewards are cut to plus or minus this", at_least(0.0));
+    v("overlong_reward_penalty", overlong_reward_penalty,
+      "DAPO: responses near the length limit lose reward, linearly down to -overlong_penalty_factor");
+    v("overlong_tokens", overlong_tokens, "tokens before the limit at which that begins", at_least(0));
+    v("overlong_penalty_factor", overlong_penalty_factor, "the largest such loss", at_least(0.0));
+  }
+};
+
+// UserError for a reward that is not finite; names the sequence.
+void check_finite(std::span<const double> rewards);
+
+// DAPO's soft overlong penalty of a response of `length` tokens: 0 up to max_length - cache, then linear to
+// -1 at max_length and beyond. cache = 0: -1 beyond max_length only.
+double overlong_penalty(int64_t length, int64_t max_length, int64_t cache);
+
+// Shaped rewards [S]. `response_lengths` [S] and `max_length` (tokens a response may have) are read only with
+// overlong_reward_penalty. UserError: a reward that is not finite (names the sequence), or overlong_tokens
+// outside [0, max_length].
+std::vector<double> shape_rewards(const RewardShapingSettings& settings, std::span<const double> rewards,
+                                  std::span<const int64_t> response_lengths = {}, int64_t max_length = 0);
+
+}  // namespace bough

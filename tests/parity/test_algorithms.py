@@ -1,0 +1,569 @@
+"""Losses, corrections and advantages against implementations written from their equations
+(docs/algorithms.md), in fp64: values and gradients to 1e-10, and central differences of theirs."""
+
+import json
+import math
+import random
+import subprocess
+
+import pytest
+import torch
+
+MAX_LOG_RATIO = 20.0
+
+
+def run_tool(build_dir, requests):
+    """The answers to some requests, in one run of the program."""
+    text = "".join(json.dumps(request) + "\n" for request in requests)
+    program = build_dir / "bin" / "algorithms_tool"
+    done = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def random_rows(seed):
+    """Sequences of 1 to 9 tokens, some with an advantage of 0; ratios from far below to far above 1."""
+    draw = random.Random(seed)
+    rows = {
+        name: [] for name in ("log_probs", "entropies", "advantages", "behaviour", "proximal", "reference")
+    }
+    rows |= {"weights": [], "sequences": [], "versions": []}
+    for sequence in range(draw.randint(3, 9)):
+        advantage = draw.choice([0.0, draw.gauss(0, 1), draw.gauss(0, 1)])
+        spread = draw.choice([0.001, 0.05, 0.4])
+        for _ in range(draw.randint(1, 9)):
+            log_pi = -abs(draw.gauss(0, 1.5)) - 0.05
+            rows["log_probs"].append(log_pi)
+            rows["entropies"].append(abs(draw.gauss(0, 1)))
+            rows["advantages"].append(advantage)
+            rows["proximal"].append(min(log_pi + spread * draw.gauss(0, 1), -1e-3))
+            rows["behaviour"].append(min(log_pi + spread * draw.gauss(0, 1), -1e-3))
+            rows["reference"].append(log_pi + 0.5 * draw.gauss(0, 1))
+            rows["weights"].append(0.01 + abs(draw.gauss(0, 0.1)))
+            rows["sequences"].append(sequence)
+            rows["versions"].append(draw.randint(0, 5))
+    return rows
+
+
+def by_sequence(rows):
+    """Lists of row numbers."""
+    members = {}
+    for row, sequence in enumerate(rows["sequences"]):
+        members.setdefault(sequence, []).append(row)
+    return list(members.values())
+
+
+def sign(x):
+    return (x > 0) - (x < 0)
+
+
+# One number a row each, from log pi (`live`), and log pi where the equations stop its gradient (`frozen`);
+# log_r is that of pi / pi_old, or of pi / mu for DPPO; frozen_r the same of `frozen`.
+
+
+def ppo_row(settings, a, log_r, default_low=0.2, default_high=None):
+    low = settings.get("eps_clip", default_low)
+    high = settings.get("eps_clip_higher", settings.get("eps_clip", default_high or default_low))
+    r = torch.exp(log_r)
+    clipped = torch.clamp(r, 1 - low, 1 + high)
+    value = -torch.minimum(r * a, clipped * a)
+    if "c_clip" in settings and a < 0:
+        value = torch.minimum(value, torch.tensor(-settings["c_clip"] * a, dtype=torch.float64))
+    return value
+
+
+def policy_terms(settings, rows, live, frozen, log_r, frozen_r):
+    loss, advantages = settings["loss"], rows["advantages"]
+    count = len(advantages)
+    if loss == "ppo":
+        return [ppo_row(settings, advantages[i], log_r[i]) for i in range(count)]
+    if loss == "pg":
+        return [-advantages[i] * live[i] for i in range(count)]
+    if loss == "cispo":
+        low, high = settings.get("eps_clip", 1.0), settings.get("eps_clip_higher", 4.0)
+        return [
+            -torch.clamp(torch.exp(frozen_r[i]), 1 - low, 1 + high) * advantages[i] * live[i]
+            for i in range(count)
+        ]
+    if loss == "sapo":
+        taus = [
+            settings.get("sapo_tau_pos", 1.0) if a > 0 else settings.get("sapo_tau_neg", 1.05)
+            for a in advantages
+        ]
+        return [
+            -4 / tau / (1 + torch.exp(-tau * (torch.exp(log_r[i]) - 1))) * advantages[i]
+            for i, tau in enumerate(taus)
+        ]
+    if loss in ("gspo", "gspo_token", "gmpo"):
+        terms = [None] * count
+        for members in by_sequence(rows):
+            mean = sum(log_r[i] for i in members) / len(members)
+            if loss == "gmpo":
+                low, high = (
+                    settings.get("eps_clip", 0.4),
+                    settings.get("eps_clip_higher", settings.get("eps_clip", 0.4)),
+                )
+                kept = []
+                for i in members:
+                    s = sign(advantages[i])
+                    kept.append(s * torch.minimum(s * log_r[i], s * torch.clamp(log_r[i], -low, high)))
+                mean = sum(kept) / len(kept)
+            for i in members:
+                if loss == "gmpo":
+                    terms[i] = -advantages[i] * torch.exp(mean)
+                elif loss == "gspo":
+                    terms[i] = ppo_row(settings, advantages[i], mean, 3e-4, 4e-4)
+                else:
+                    log_s = sum(frozen_r[i] for i in members) / len(members) + live[i] - frozen[i]
+                    terms[i] = ppo_row(settings, advantages[i], log_s, 3e-4, 4e-4)
+        return terms
+    if loss in ("dppo_tv", "dppo_kl"):
+        terms = []
+        for i in range(count):
+            pi, mu = math.exp(frozen[i]), math.exp(rows["behaviour"][i])
+            if loss == "dppo_tv":
+                distance = abs(pi - mu)
+            else:
+                distance = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+            a = advantages[i]
+            beyond = distance > settings.get("dppo_threshold", 0.2)
+            away = pi > mu if a > 0 else mu > pi
+            weight = 0.0 if beyond and away else min(math.exp(frozen_r[i]), 20.0)
+            terms.append(-weight * a * live[i])
+        return terms
+    if loss in ("clip_cov", "kl_cov"):
+        mean_a, mean_p = sum(advantages) / count, sum(p.item() for p in frozen) / count
+        c = [(advantages[i] - mean_a) * (frozen[i].item() - mean_p) for i in range(count)]
+        if loss == "kl_cov":
+            chosen = sorted(range(count), key=lambda i: -c[i])[
+                : max(1, int(settings["kl_cov_ratio"] * count))
+            ]
+            coefficient = settings.get("ppo_kl_coef", 1.0)
+            return [
+                -torch.exp(log_r[i]) * advantages[i] + (coefficient * abs(log_r[i]) if i in chosen else 0.0)
+                for i in range(count)
+            ]
+        assert settings["clip_cov_ratio"] == 1.0, "else the draw is the program's own"
+        terms = []
+        for i in range(count):
+            value, r = ppo_row(settings, advantages[i], log_r[i]), math.exp(frozen_r[i])
+            is_free = abs(ppo_row(settings, advantages[i], frozen_r[i]).item() + r * advantages[i]) < 1e-12
+            inside = settings["clip_cov_lb"] < c[i] < settings["clip_cov_ub"]
+            terms.append(0.0 * value if is_free and inside else value)
+        return terms
+    raise AssertionError(loss)
+
+
+def correction_factors(settings, rows, log_w, frozen):
+    """One number a row: what all corrections of the settings make of log w."""
+    count = len(log_w)
+    name, level = settings.get("correction", "auto"), settings.get("correction_level", "token")
+    sequences = by_sequence(rows)
+    rejection = settings.get("rejection_sampling")
+    factors = [1.0] * count
+    if rejection:
+        factors = rejection_sampling(rejection, log_w, sequences)
+    elif name in ("auto", "cap"):
+        cap = settings.get("behave_imp_weight_cap", 5.0)
+        takes_old = settings["loss"] not in ("pg", "dppo_tv", "dppo_kl")
+        if name == "cap" or (settings.get("use_decoupled_loss", True) and takes_old):
+            factors = [math.exp(x) if cap is None or math.exp(x) <= cap else 0.0 for x in log_w]
+    elif name != "none":
+        levels = list(log_w)
+        for members in sequences:
+            total = sum(log_w[i] for i in members)
+            for i in members:
+                if level == "sequence":
+                    levels[i] = max(-MAX_LOG_RATIO, min(MAX_LOG_RATIO, total))
+                elif level == "geometric":
+                    levels[i] = total / len(members)
+        geometric = level == "geometric"
+        default = {
+            "tis": (0.0, 2.0),
+            "icepop": (0.5, 5.0),
+            "masked_is": (0.9999, 1.0001) if geometric else (0.5, 2.0),
+            "rejection": (0.9999, 1.0001) if geometric else (0.5, 2.0),
+        }[name]
+        low, high = settings.get("correction_lower", default[0]), settings.get("correction_upper", default[1])
+        weights = [math.exp(x) for x in levels]
+        if name == "tis":
+            factors = [min(max(w, low), high) for w in weights]
+        elif name == "icepop" or name == "masked_is":
+            factors = [w if low <= w <= high else 0.0 for w in weights]
+        else:
+            factors = [1.0 if low <= w <= high else 0.0 for w in weights]
+        if name in ("masked_is", "rejection"):
+            veto = settings.get("correction_veto", 1e-4)
+            for members in sequences:
+                if any(math.exp(log_w[i]) < veto for i in members):
+                    for i in members:
+                        factors[i] = 0.0
+    if "off_policy_mask_threshold" in settings:
+        for members in sequences:
+            distance = sum(rows["behaviour"][i] - frozen[i].item() for i in members) / len(members)
+            for i in members:
+                if distance > settings["off_policy_mask_threshold"] and rows["advantages"][i] < 0:
+                    factors[i] = 0.0
+    if "m2_threshold" in settings:
+        left = sorted(range(count), key=lambda i: log_w[i] ** 2)
+        while left and sum(log_w[i] ** 2 for i in left) / len(left) >= settings["m2_threshold"]:
+            factors[left.pop()] = 0.0
+    return factors
+
+
+def rejection_sampling(config, log_w, sequences):
+    """AReaL's apply_rejection_sampling, but for k3, of which its code takes the other direction."""
+    metric, level, how = (
+        config.get("metric", "ratio"),
+        config.get("level", "token"),
+        config.get("agg", "mean"),
+    )
+    functions = {
+        "ratio": lambda x: x,
+        "kl_k1": lambda x: x,
+        "kl_k2": lambda x: x * x / 2,
+        "kl_k3": lambda x: math.exp(x) - 1 - x,
+    }
+    values = [functions[metric](x) for x in log_w]
+    weights = [math.exp(x) for x in log_w]
+    if level == "sequence":
+        for members in sequences:
+            own = [values[i] for i in members]
+            one = {"sum": sum(own), "mean": sum(own) / len(own), "max": max(own)}[how]
+            mean = sum(log_w[i] for i in members) / len(members)
+            for i in members:
+                values[i] = one
+                if metric == "ratio":
+                    weights[i] = math.exp(mean)
+    if metric == "ratio":
+        values = [math.exp(x) for x in values]
+    low, high = config.get("lower"), config.get("upper", 5.0)
+    inside = [x <= high and (low is None or x >= low) for x in values]
+    if config.get("action", "mask") == "mask":
+        return [w if ok else 0.0 for w, ok in zip(weights, inside, strict=True)]
+    return [w if ok else min(max(w, low or 0.0), high) for w, ok in zip(weights, inside, strict=True)]
+
+
+def old_log_probs(settings, rows, frozen, is_current):
+    decoupled = settings.get("use_decoupled_loss", True)
+    if settings.get("prox_logp_method") == "loglinear":
+        out = []
+        for i, version in enumerate(rows["versions"]):
+            age = rows["version"] - version
+            a = 0.0 if age <= 0 else min(max((age - 1) / age, 0.0), 1.0)
+            out.append(rows["behaviour"][i] + a * (frozen[i].item() - rows["behaviour"][i]))
+        return out
+    if is_current:
+        return [x.item() for x in frozen]
+    return rows["proximal"] if decoupled or settings.get("recompute_logprob", True) else rows["behaviour"]
+
+
+def reference(settings, rows, live, frozen, is_current):
+    """The loss, and the corrections' factors."""
+    count = len(rows["advantages"])
+    old = old_log_probs(settings, rows, frozen, is_current)
+    against = rows["behaviour"] if settings["loss"].startswith("dppo") else old
+    log_r, frozen_r = (
+        [torch.clamp(x[i] - against[i], -MAX_LOG_RATIO, MAX_LOG_RATIO) for i in range(count)]
+        for x in (live, frozen)
+    )
+    # Where pi_old is mu, weights are those of the current policy; then none corrects by them.
+    log_w = [max(-MAX_LOG_RATIO, min(MAX_LOG_RATIO, old[i] - rows["behaviour"][i])) for i in range(count)]
+    factors = correction_factors(settings, rows, log_w, frozen)
+    terms = policy_terms(settings, rows, live, frozen, log_r, frozen_r)
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(count):
+        value = factors[i] * terms[i]
+        if settings.get("kl_loss_coef"):
+            d = rows["reference"][i] - live[i]
+            kl = d * d / 2 if settings.get("kl_loss_type") == "k2" else torch.exp(d) - d - 1
+            value = value + settings["kl_loss_coef"] * kl
+        value = value - settings.get("entropy_coef", 0.0) * rows["entropies"][i]
+        total = total + rows["weights"][i] * value
+    return total, factors
+
+
+COVARIANCE = {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.05, "clip_cov_ub": 1.0, "kl_cov_ratio": 0.15}
+LOSSES = {
+    "ppo": {},
+    "ppo, clip higher (DAPO)": {"loss": "ppo", "eps_clip": 0.2, "eps_clip_higher": 0.28},
+    "ppo, dual clip": {"loss": "ppo", "eps_clip": 0.1, "c_clip": 1.3, "use_decoupled_loss": False},
+    "ppo, KL and entropy": {"loss": "ppo", "kl_loss_coef": 0.3, "entropy_coef": 0.2},
+    "ppo, loglinear": {"loss": "ppo", "prox_logp_method": "loglinear"},
+    "ppo against mu": {"loss": "ppo", "use_decoupled_loss": False, "recompute_logprob": False},
+    "pg": {"kl_loss_coef": 0.2, "kl_loss_type": "k2"},
+    "gspo": {},
+    "gspo, wide": {"loss": "gspo", "eps_clip": 0.05, "eps_clip_higher": 0.1},
+    "gspo_token": {},
+    "gspo_token, wide": {"loss": "gspo_token", "eps_clip": 0.05, "use_decoupled_loss": False},
+    "cispo": {},
+    "cispo, narrow": {"loss": "cispo", "eps_clip": 0.2, "eps_clip_higher": 0.3},
+    "sapo": {},
+    "sapo, sharp": {"loss": "sapo", "sapo_tau_pos": 3.0, "sapo_tau_neg": 5.0},
+    "gmpo": {},
+    "gmpo, narrow": {"loss": "gmpo", "eps_clip": 0.03},
+    "dppo_tv": {"dppo_threshold": 0.05},
+    "dppo_kl": {"dppo_threshold": 0.01},
+    "clip_cov": COVARIANCE,
+    "kl_cov": COVARIANCE,
+}
+CORRECTIONS = [
+    {"correction": "none"},
+    {"correction": "cap", "behave_imp_weight_cap": 1.2},
+    {"behave_imp_weight_cap": None},
+    {"correction": "tis", "correction_upper": 1.1},
+    {"correction": "tis", "correction_level": "sequence"},
+    {"correction": "tis", "correction_level": "geometric", "correction_upper": 1.01, "correction_lower": 0.9},
+    {"correction": "icepop"},
+    {"correction": "icepop", "correction_lower": 0.8, "correction_upper": 1.1},
+    {"correction": "masked_is"},
+    {"correction": "masked_is", "correction_level": "sequence"},
+    {"correction": "masked_is", "correction_level": "geometric"},
+    {"correction": "masked_is", "correction_veto": 0.9},
+    {"correction": "rejection", "correction_lower": 0.95, "correction_upper": 1.05, "correction_veto": 0},
+    {"correction": "rejection", "correction_level": "sequence", "correction_veto": 0.8},
+    {"correction": "rejection", "correction_level": "geometric", "correction_lower": 0.9},
+    {"off_policy_mask_threshold": 0.01},
+    {"m2_threshold": 0.02},
+    {"m2_threshold": 1e-9},
+    {"correction": "tis", "off_policy_mask_threshold": 0.0, "m2_threshold": 0.05},
+    {"loss": "pg", "correction": "tis", "correction_upper": 1.05},
+    {"loss": "gspo", "correction": "tis", "correction_level": "geometric"},
+    *(
+        {"rejection_sampling": {"level": level, "metric": metric, "agg": agg, "upper": upper, "lower": lower}}
+        for metric, upper, lower in (
+            ("ratio", 1.1, 0.9),
+            ("kl_k1", 0.1, -0.1),
+            ("kl_k2", 0.01, None),
+            ("kl_k3", 0.01, None),
+        )
+        for level, agg in (("token", "mean"), ("sequence", "sum"), ("sequence", "mean"), ("sequence", "max"))
+    ),
+    {"rejection_sampling": {"action": "clamp", "upper": 1.1, "lower": 0.9}},
+    {"rejection_sampling": {"action": "clamp", "level": "sequence", "agg": "sum", "upper": 1.05}},
+]
+CASES = [({"loss": name} | settings) for name, settings in LOSSES.items()]
+CASES += [({"loss": "ppo", "eps_clip": 0.3} | settings) for settings in CORRECTIONS]
+
+
+def request_of(settings, rows, is_current):
+    request = {"actor": json.dumps(settings), "rows": {k: v for k, v in rows.items() if k != "version"}}
+    return request | {"proximal_is_current": is_current, "version": rows["version"]}
+
+
+def gradient(settings, rows, is_current):
+    frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
+    live = [x.clone().requires_grad_(True) for x in frozen]
+    loss, factors = reference(settings, rows, live, frozen, is_current)
+    d_live = torch.autograd.grad(loss, live, allow_unused=True)
+    return loss.item(), [0.0 if d is None else d.item() for d in d_live], factors
+
+
+SEEDS = range(8)
+
+
+def rows_of(settings, seed):
+    """Rows as the trainer makes them, and whether pi_old is the current policy."""
+    rows = random_rows(seed) | {"version": 4}
+    if not settings.get("use_decoupled_loss", True) and not settings.get("recompute_logprob", True):
+        del rows["proximal"]  # the trainer walks for it only where it is asked for
+        return rows, False
+    return rows, seed % 4 == 3
+
+
+@pytest.fixture(scope="module")
+def answers(build_dir):
+    """Of every case, by seed."""
+    all_rows = [(settings, *rows_of(settings, seed)) for settings in CASES for seed in SEEDS]
+    flat = run_tool(build_dir, [request_of(*each) for each in all_rows])
+    return [flat[i : i + len(SEEDS)] for i in range(0, len(flat), len(SEEDS))]
+
+
+def name_of(settings):
+    return json.dumps(settings)[1:-1].replace('"', "") if isinstance(settings, dict) else ""
+
+
+@pytest.mark.parametrize(("number", "settings"), list(enumerate(CASES)), ids=name_of)
+def test_value_and_gradient_are_those_of_the_equation(answers, number, settings):
+    seen = set()
+    for seed, answer in zip(SEEDS, answers[number], strict=True):
+        loss, d_log_probs, factors = gradient(settings, *rows_of(settings, seed))
+        assert "error" not in answer, answer
+        assert answer["loss"] == pytest.approx(loss, abs=1e-10, rel=1e-10)
+        assert answer["d_log_probs"] == pytest.approx(d_log_probs, abs=1e-10, rel=1e-10)
+        if "mismatch/masked_fraction" in answer["metrics"]:
+            masked = sum(f == 0 for f in factors) / len(factors)
+            assert answer["metrics"]["mismatch/masked_fraction"] == pytest.approx(masked, abs=1e-12)
+            assert answer["metrics"]["mismatch/factor_mean"] == pytest.approx(sum(factors) / len(factors))
+            assert answer["metrics"]["mismatch/factor_max"] == pytest.approx(max(factors))
+            seen.update(f == 0 for f in factors)
+    if settings.get("correction") in ("icepop", "rejection") or "m2_threshold" in settings:
+        assert True in seen, "the settings of this case mask nothing"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_central_differences(name):
+    """Of the implementations here: the gradient stops where the equations say so and nowhere else."""
+    settings, rows = {"loss": name} | LOSSES[name], random_rows(5)
+    rows["version"] = 4
+    _, d_log_probs, _ = gradient(settings, rows, False)
+    frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
+    h = 1e-6
+    for i in range(len(frozen)):
+        at = [
+            reference(settings, rows, [x + (j == i) * step for j, x in enumerate(frozen)], frozen, False)[0]
+            for step in (h, -h)
+        ]
+        assert ((at[0] - at[1]) / (2 * h)).item() == pytest.approx(d_log_probs[i], abs=1e-7), i
+
+
+EXTREMES = [-1000.0, -200.0, -14.0, -1e-12, None]
+
+
+def test_extreme_ratios_are_finite(build_dir):
+    """Ratios of 0, of 1e6 and beyond; log-probabilities of minus infinity (null); equal rewards."""
+    rows = {name: [] for name in ("log_probs", "advantages", "behaviour", "proximal")}
+    for advantage in (-1.0, 0.0, 1.0):
+        for log_pi in (-300.0, -14.0, -1e-12):
+            for other in EXTREMES:
+                rows["log_probs"].append(log_pi)
+                rows["advantages"].append(advantage)
+                rows["behaviour"].append(other)
+                rows["proximal"].append(EXTREMES[len(rows["proximal"]) % 5])
+    count = len(rows["log_probs"])
+    rows |= {"entropies": [0.0] * count, "reference": [-1.0] * count, "weights": [1.0] * count}
+    rows |= {
+        "sequences": [i // 4 for i in range(count)],
+        "versions": [i % 5 for i in range(count)],
+        "version": 4,
+    }
+    one = {name: values[:1] if isinstance(values, list) else values for name, values in rows.items()}
+    none = {name: [] if isinstance(values, list) else values for name, values in rows.items()}
+    requests = [request_of(settings, which, False) for settings in CASES for which in (rows, one, none)]
+    for request, answer in zip(requests, run_tool(build_dir, requests), strict=True):
+        assert "error" not in answer, (answer, request["actor"])
+        values = [answer["loss"], *answer["d_log_probs"], *answer["metrics"].values()]
+        assert all(x is not None and math.isfinite(x) for x in values), (answer, request["actor"])
+
+
+def random_groups(seed):
+    """Groups of 1 to 6 samples in any order, some of equal rewards, some samples without a trained token."""
+    draw = random.Random(1000 + seed)
+    batch = {"rewards": [], "groups": [], "tokens": [], "parts": []}
+    for group in range(draw.randint(2, 6)):
+        equal = draw.random() < 0.25
+        for _ in range(draw.choice([1, 2, 3, 6]) if seed % 3 else draw.randint(2, 6)):
+            parts = [0.5, 0.25] if equal else [draw.choice([0.0, 1.0]), draw.random()]
+            batch["parts"].append(parts)
+            batch["rewards"].append(sum(parts))
+            batch["groups"].append(group * 7)
+            batch["tokens"].append(draw.choice([0, 1, 3, 8]))
+    order = list(range(len(batch["rewards"])))
+    draw.shuffle(order)
+    return {name: [values[i] for i in order] for name, values in batch.items()}
+
+
+def mean_and_deviation(values, unbiased=True):
+    mean = sum(values) / len(values)
+    if len(values) < 2 or min(values) == max(values):
+        return mean, 0.0
+    return mean, math.sqrt(sum((x - mean) ** 2 for x in values) / (len(values) - unbiased))
+
+
+def whitened(advantages, tokens):
+    flat = [x for own, n in zip(advantages, tokens, strict=True) for x in (own if len(own) != 1 else own * n)]
+    if len(flat) < 2 or min(flat) == max(flat):
+        return [[0.0] * len(own) for own in advantages]
+    mean, deviation = mean_and_deviation(flat)
+    return [[(x - mean) / math.sqrt(deviation**2 + 1e-8) for x in own] for own in advantages]
+
+
+def expected_advantages(settings, batch):
+    """A list by sequence, of one number or of one a trained token."""
+    name, rewards, tokens = settings["adv_estimator"], batch["rewards"], batch["tokens"]
+    eps, unbiased = settings.get("eps", 1e-6), settings.get("std_unbiased", True)
+    mates = [[j for j, g in enumerate(batch["groups"]) if g == own] for own in batch["groups"]]
+
+    def normalized(values, i):
+        own = [values[j] for j in mates[i]]
+        mean, deviation = mean_and_deviation(own, unbiased)
+        if len(own) == 1:
+            return own[0] / (1 + eps)
+        return 0.0 if deviation == 0 else (values[i] - mean) / (deviation + eps)
+
+    def plain(i):
+        own = [rewards[j] for j in mates[i]]
+        mean = sum(own) / len(own)
+        if name == "grpo":
+            return normalized(rewards, i)
+        if name == "dr_grpo" or name == "reinforce_plus_plus_baseline":
+            return rewards[i] - mean
+        if name == "rloo":
+            return rewards[i] - sum(rewards[j] for j in mates[i] if j != i) / (len(own) - 1)
+        if name == "opo":
+            total = sum(tokens[j] for j in mates[i])
+            weighted = sum(tokens[j] * rewards[j] for j in mates[i])
+            return rewards[i] - (weighted / total if len(own) > 1 and total else 0.0)
+        if name == "maxrl":
+            return 0.0 if mean <= eps else (rewards[i] - mean) / (mean + eps)
+        if name == "gdpo":
+            weights = settings.get("gdpo_weights", [1.0, 1.0])
+            return sum(w * normalized([p[k] for p in batch["parts"]], i) for k, w in enumerate(weights))
+        raise AssertionError(name)
+
+    if name == "reinforce_plus_plus":
+        gamma = settings.get("discount", 1.0)
+        if gamma == 1.0:
+            return whitened([[r] for r in rewards], tokens)
+        return whitened(
+            [[gamma ** (n - 1 - t) * r for t in range(n)] for r, n in zip(rewards, tokens, strict=True)],
+            tokens,
+        )
+    out = [[plain(i)] for i in range(len(rewards))]
+    return whitened(out, tokens) if name in ("reinforce_plus_plus_baseline", "gdpo") else out
+
+
+ADVANTAGES = [
+    {"adv_estimator": "grpo"},
+    {"adv_estimator": "grpo", "std_unbiased": False, "eps": 0.01},
+    {"adv_estimator": "dr_grpo"},
+    {"adv_estimator": "rloo"},
+    {"adv_estimator": "reinforce_plus_plus"},
+    {"adv_estimator": "reinforce_plus_plus", "discount": 0.9},
+    {"adv_estimator": "reinforce_plus_plus_baseline"},
+    {"adv_estimator": "opo"},
+    {"adv_estimator": "maxrl"},
+    {"adv_estimator": "gdpo"},
+    {"adv_estimator": "gdpo", "gdpo_weights": [1.0, 0.25]},
+]
+
+
+def test_advantages_are_those_of_the_equation(build_dir):
+    cases = [(settings, random_groups(seed)) for settings in ADVANTAGES for seed in range(20)]
+    # RLOO has no baseline for a sample alone.
+    cases = [
+        c
+        for c in cases
+        if c[0]["adv_estimator"] != "rloo" or min(map(c[1]["groups"].count, c[1]["groups"])) > 1
+    ]
+    answers = run_tool(build_dir, [{"actor": json.dumps(settings)} | batch for settings, batch in cases])
+    for (settings, batch), answer in zip(cases, answers, strict=True):
+        assert "error" not in answer, answer
+        for got, want in zip(answer["advantages"], expected_advantages(settings, batch), strict=True):
+            assert got == pytest.approx(want, abs=1e-10), (settings, batch)
+    assert len(cases) > 200
+
+
+def test_advantages_refuse_what_they_cannot_compute(build_dir):
+    alone = {"rewards": [1.0], "groups": [0], "tokens": [3], "parts": [[]]}
+    errors = [
+        answer["error"]
+        for answer in run_tool(
+            build_dir,
+            [
+                {"actor": "adv_estimator: rloo"} | alone,
+                {"actor": "adv_estimator: gdpo"} | alone,
+                {"actor": "{adv_estimator: gdpo, gdpo_weights: [1, 2]}"} | alone | {"parts": [[1.0]]},
+            ],
+        )
+    ]
+    assert "n_samples" in errors[0] and "rewards" in errors[1] and "gdpo_weights" in errors[2], errors
