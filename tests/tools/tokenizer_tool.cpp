@@ -5,6 +5,8 @@
 //   {"op": "decode", "name": N, "ids": […], "skip_special_tokens": B} {"text": …, "streamed": …}
 //   {"op": "chat", "path": P, "messages": […], "tools": […], "documents": […], "variables": {…}, "now": seconds,
 //    "add_generation_prompt": B}                             {"text": …}
+//   {"op": "parse", "reasoning_parser": N, "tool_call_parser": N, "tools": […], "in_reasoning": B, "text": T}
+//                                                            {"reasoning": …, "content": …, "calls": […]}
 //   {"op": "byte_level", "path": P}   writes the files of `bough init` there   {}
 //
 // A UserError gives {"error": message}.
@@ -16,6 +18,7 @@
 
 #include "base/error.h"
 #include "models/chat_template.h"
+#include "models/output_parser.h"
 #include "models/tokenizer.h"
 
 namespace {
@@ -33,6 +36,18 @@ json chat(const bough::OrderedJson& request) {
   if (request.contains("now")) conversation.now = request.at("now").get<std::time_t>();
   const auto chat_template = bough::ChatTemplate::from_directory(request.at("path").get<std::string>());
   return {{"text", chat_template.render(conversation)}};
+}
+
+json parse(const bough::OrderedJson& request) {
+  const bough::OutputParser parser(
+      request.value("reasoning_parser", ""), request.value("tool_call_parser", ""),
+      request.value("tools", bough::OrderedJson()), request.value("in_reasoning", false));
+  const bough::OutputParts parts = bough::OutputParser::parse(parser, request.at("text").get<std::string>());
+  json calls = json::array();
+  for (const bough::ToolCall& call : parts.calls)
+    calls.push_back(
+        {{"name", call.name}, {"arguments", call.arguments}, {"id", call.id}, {"error", call.error}});
+  return {{"reasoning", parts.reasoning}, {"content", parts.content}, {"calls", calls}};
 }
 
 json answer(const json& request, const std::string& line, std::map<std::string, Tokenizer>& tokenizers) {
@@ -58,6 +73,7 @@ json answer(const json& request, const std::string& line, std::map<std::string, 
   if (op == "chat") {
     return chat(bough::parse_ordered_json(line, "the request"));
   }
+  if (op == "parse") return parse(bough::parse_ordered_json(line, "the request"));
   if (op == "byte_level") {
     const std::string directory = request.at("path");
     std::ofstream(directory + "/tokenizer.json") << bough::byte_level_tokenizer_json();
