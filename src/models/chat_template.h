@@ -46,8 +46,8 @@ class ChatTemplate {
   // tool_use for conversations with tools, where there is one. UserError if the directory has none, or it is
   // written in what the interpreter lacks.
   static ChatTemplate from_directory(const std::filesystem::path& directory);
-  // Makes a template from its text. `name` is what error messages call it, `variables` what every conversation
-  // has, such as bos_token.
+  // Makes a template from its text. `name` is what error messages call it, `variables` what every
+  // conversation has, such as bos_token.
   static ChatTemplate from_text(std::string_view jinja, const std::string& name,
                                 OrderedJson variables = OrderedJson::object());
 

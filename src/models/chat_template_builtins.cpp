@@ -1149,12 +1149,14 @@ bool Machine::test(const std::string& name, const Value& value, const Arguments&
     return given[0];
   };
   if (name == "in") return contains(argument(), value);
-  const std::pair<Names, std::string> comparisons[] = {
-      {{"eq", "==", "equalto"}, "=="},   {{"ne", "!="}, "!="},
-      {{"lt", "<", "lessthan"}, "<"},    {{"le", "<="}, "<="},
-      {{"gt", ">", "greaterthan"}, ">"}, {{"ge", ">="}, ">="}};
-  for (const auto& [names, operation] : comparisons)
-    if (is_one_of(name, names)) return compare_values(operation, value, argument());
+  const char* const comparison = is_one_of(name, {"eq", "==", "equalto"})      ? "=="
+                                 : is_one_of(name, {"ne", "!="})               ? "!="
+                                 : is_one_of(name, {"lt", "<", "lessthan"})    ? "<"
+                                 : is_one_of(name, {"le", "<="})               ? "<="
+                                 : is_one_of(name, {"gt", ">", "greaterthan"}) ? ">"
+                                 : is_one_of(name, {"ge", ">="})               ? ">="
+                                                                               : nullptr;
+  if (comparison) return compare_values(comparison, value, argument());
   if (name == "divisibleby") {
     const Value by = argument();
     return equal(binary("%", value, by), Value::integer(0));

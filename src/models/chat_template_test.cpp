@@ -44,7 +44,8 @@ TEST(ChatTemplate, EverythingOfAConversationReachesTheTemplate) {
   conversation.variables = {{"mode", "fast"}};
   conversation.messages = parse_ordered_json(
       R"([{"role": "user", "content": ""},
-          {"role": "assistant", "content": null, "tool_calls": [{"function": {"arguments": {"y": 1, "b": "é"}}}]}])",
+          {"role": "assistant", "content": null,
+           "tool_calls": [{"function": {"arguments": {"y": 1, "b": "é"}}}]}])",
       "messages");
   conversation.now = 86'400 * 366;
   EXPECT_EQ(chat.render(conversation),
@@ -226,8 +227,7 @@ TEST(Jinja, HostileTemplatesEnd) {
     for (int i = 0; i < 100'000; ++i) deep += piece;
     EXPECT_THROW(run("{{ " + deep), UserError) << piece;
   }
-  for (const std::string piece :
-       {" + 1", ".a", "|trim", " is none", "[0]", "()", " ~ 'a'", " and 1"}) {
+  for (const std::string piece : {" + 1", ".a", "|trim", " is none", "[0]", "()", " ~ 'a'", " and 1"}) {
     std::string chain = "{{ x";
     for (int i = 0; i < 100'000; ++i) chain += piece;
     EXPECT_THROW(run(chain + " }}"), UserError) << piece;

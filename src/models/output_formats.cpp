@@ -118,7 +118,8 @@ OrderedJson typed(const std::string& text, const OrderedJson& schema, bool other
   }
 }
 
-// The text between `begin` and `end` at or behind `position`, which moves behind it; nothing if there is none.
+// The text between `begin` and `end` at or behind `position`, which moves behind it; nothing if there is
+// none.
 std::optional<std::string_view> next_between(std::string_view text, size_t& position, std::string_view begin,
                                              std::string_view end) {
   const size_t from = text.find(begin, position);

@@ -46,9 +46,9 @@ struct ReasoningFormat;
 
 class OutputParser {
  public:
-  // Names of parsers; empty: none, the text is content. `tools` (null, or an array as OpenAI has it) tells the
-  // types of arguments in formats that write them as plain text. `in_reasoning`: the prompt has opened the
-  // reasoning already (opens_reasoning). UserError: an unknown name, with those that exist.
+  // Names of parsers; empty: none, the text is content. `tools` (null, or an array as OpenAI has it) tells
+  // the types of arguments in formats that write them as plain text. `in_reasoning`: the prompt has opened
+  // the reasoning already (opens_reasoning). UserError: an unknown name, with those that exist.
   OutputParser(const std::string& reasoning_parser, const std::string& tool_call_parser,
                OrderedJson tools = {}, bool in_reasoning = false);
 
