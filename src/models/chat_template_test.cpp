@@ -98,6 +98,7 @@ TEST(Jinja, Expressions) {
 TEST(Jinja, LoopsHaveTheirOwnScopeNamespacesDoNot) {
   EXPECT_EQ(run("{% set y = 0 %}{% for i in x %}{% set y = i %}{{ y }}{% endfor %}{{ y }}", {{"x", {1, 2}}}),
             "120");
+  EXPECT_EQ(run("{% for i in [1] %}{% endfor %}{{ i is defined }}{{ loop is defined }}"), "FalseFalse");
   EXPECT_EQ(run("{% set n = namespace(y=0) %}{% for i in x %}{% set n.y = n.y + i %}{% endfor %}{{ n.y }}",
                 {{"x", {1, 2}}}),
             "3");
@@ -247,6 +248,10 @@ TEST(Jinja, HostileTemplatesEnd) {
             " %}{% endfor %}{{ n.x }}{{ n.x == [1] }}");
     EXPECT_THROW(run(source), UserError) << change;
   }
+  const std::string shared = error_of(
+      "{% set n = namespace(x=['aaaaaaaa']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor "
+      "%}");
+  EXPECT_NE(shared.find("a value that is too large"), std::string::npos) << shared;
   EXPECT_THROW(run("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), UserError);
   EXPECT_THROW(run("{% for i in [[1]] recursive %}{{ loop([i]) }}{% endfor %}"), UserError);
   EXPECT_THROW(run("{{ 'a' * 1000000000000 }}"), UserError);

@@ -398,7 +398,7 @@ def installed_templates():
 def test_templates_of_trl(tokenizer, tmp_path):
     for path in installed_templates():
         write(tmp_path, path.read_text())
-        compare(tokenizer, path.read_text(), tmp_path, 200, 10)
+        compare(tokenizer, path.read_text(), tmp_path, 200, 5)
 
 
 def test_a_template_of_its_own_for_tools(tokenizer, tmp_path):
