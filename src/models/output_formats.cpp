@@ -465,7 +465,7 @@ constexpr Alias kReasoningAliases[] = {{"deepseek-r1", "deepseek_r1"},
                                        {"minimax_m2", "deepseek_r1"},
                                        {"glm47", "glm45"},
                                        {"gpt-oss", "openai_gptoss"},
-                                       {"olmo3", "deepseek_r1"}};
+                                       {"olmo3", "qwen3"}};
 
 template <class Format, class Aliases>
 const Format* find_format(const std::vector<Format>& formats, const Aliases& aliases, std::string_view name) {
