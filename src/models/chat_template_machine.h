@@ -1,5 +1,6 @@
 // The machine that runs a template: names and scopes, statements and expressions (chat_template_jinja.cpp),
-// and what Python and Jinja have built in: filters, tests, methods, functions (chat_template_builtins.cpp).
+// and what Python and Jinja have built in: functions and methods (chat_template_builtins.cpp), filters and
+// tests (chat_template_filters.cpp).
 #pragma once
 
 #include <ctime>
@@ -98,7 +99,7 @@ class Machine {
   Value arithmetic(const std::string& operation, const Value& a, const Value& b);
   bool compare_values(const std::string& operation, const Value& a, const Value& b);
 
-  // In chat_template_builtins.cpp.
+  // In chat_template_builtins.cpp and chat_template_filters.cpp.
   static bool is_function(std::string_view name);
   Value attribute(const Value& base, const std::string& name);
   Value subscript(const Value& base, const Value& key);
@@ -144,8 +145,5 @@ class Machine {
   int depth_ = 0;
   int line_ = 1;
 };
-
-// Python's str.strip of `characters`, or of white space without them.
-std::string strip(std::string text, bool left, bool right, const std::string* characters = nullptr);
 
 }  // namespace bough::jinja
