@@ -1,5 +1,6 @@
 #include "control/prompt_encoder.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -8,7 +9,8 @@ namespace bough {
 
 namespace {
 
-constexpr std::string_view kEndOfTurn = "<|im_end|>";
+// Stands for the last message's content where what the template writes behind it is asked for.
+constexpr std::string_view kProbe = "ContentOfTheLastMessage";
 
 }  // namespace
 
@@ -59,17 +61,37 @@ EncodedExample PromptEncoder::encode(const SftExample& example, std::optional<in
           "the chat template writes a finished conversation differently from a prompt and its answer: "
           "such a template cannot be trained on; use prompt and completion instead");
     }
-    std::string answer = all.substr(prompt.size());
-    // What follows the end of the turn is never generated.
-    if (const size_t end = answer.rfind(kEndOfTurn); end != std::string::npos)
-      answer.resize(end + kEndOfTurn.size());
     out.ids = tokenizer_.encode(prompt);
-    completion = tokenizer_.encode_continuation(answer);
+    completion = tokenizer_.encode_continuation(all.substr(prompt.size()));
+    end_turn(chat, completion, stop_token);
   }
   out.loss_mask.assign(out.ids.size(), 0);
   out.ids.insert(out.ids.end(), completion.begin(), completion.end());
   out.loss_mask.resize(out.ids.size(), 1);
   return out;
+}
+
+// A turn ends with the first special token that the template writes behind the content; what follows that is
+// never generated. Where there is none (GLM's turns end as the next one begins) `stop_token` ends it.
+void PromptEncoder::end_turn(std::vector<Message> chat, std::vector<int32_t>& completion,
+                             std::optional<int32_t> stop_token) const {
+  chat.back().content = kProbe;
+  const std::string all = chat_template().render(chat, false);
+  const size_t content = all.rfind(kProbe);
+  if (content == std::string::npos)
+    throw UserError(
+        "the chat template does not show the last message as it is: such a template cannot be trained on; "
+        "use "
+        "prompt and completion instead");
+  const auto is_special = [&](int32_t id) { return tokenizer_.is_special(id); };
+  const std::vector<int32_t> tail = tokenizer_.encode_continuation(all.substr(content + kProbe.size()));
+  auto left = std::count_if(tail.begin(), tail.end(), is_special);
+  if (left == 0) {
+    if (stop_token) completion.push_back(*stop_token);
+    return;
+  }
+  for (size_t i = completion.size(); i-- > 0;)
+    if (is_special(completion[i]) && --left == 0) return completion.resize(i + 1);
 }
 
 }  // namespace bough

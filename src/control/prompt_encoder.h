@@ -37,13 +37,16 @@ class PromptEncoder final : public TextCodec {
   std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
 
   // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of
-  // a conversation only the last message is learned, up to the end of its turn. Prompt and completion are
+  // a conversation only the last message is learned, up to the special token that ends its turn; where the
+  // template writes none, `stop_token` follows. Prompt and completion are
   // encoded apart, as they are when the model generates, and no space is put in front of the completion
   // (Tokenizer::encode_continuation). UserError: see encode().
   EncodedExample encode(const SftExample& example, std::optional<int32_t> stop_token) const;
 
  private:
   const ChatTemplate& chat_template() const;
+  void end_turn(std::vector<Message> chat, std::vector<int32_t>& completion,
+                std::optional<int32_t> stop_token) const;
 
   Tokenizer tokenizer_;
   std::optional<ChatTemplate> chat_template_;

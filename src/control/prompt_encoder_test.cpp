@@ -39,6 +39,27 @@ TEST(PromptEncoder, OfAConversationTheLastTurnIsLearnedUpToItsEnd) {
   EXPECT_EQ(learned(encoder.encode(example, 258)), "4!");
 }
 
+// Any format of conversation: what ends a turn is the special token behind the content, else the stop token.
+TEST(PromptEncoder, TheTemplateSaysHowATurnEnds) {
+  const auto learned_with = [](const std::string& end, const std::string& content = "4") {
+    const std::string source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + end +
+                               "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    const PromptEncoder encoder(Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"),
+                                ChatTemplate::from_text(source, "test"));
+    SftExample example;
+    example.messages = {{"user", "2+2"}, {"assistant", content}};
+    return learned(encoder.encode(example, 256));
+  };
+  EXPECT_EQ(learned_with("<|endoftext|>\n"), "4!");
+  EXPECT_EQ(learned_with(" <|im_end|>\n<|endoftext|>"), "4 !");
+  EXPECT_EQ(learned_with(""), "4!");
+  EXPECT_EQ(learned_with("\n"), "4\n!");
+  // Contents that hold what ends a turn, or are empty.
+  EXPECT_EQ(learned_with("<|im_end|>\n", "a<|im_end|>b"), "a!b!");
+  EXPECT_EQ(learned_with("<|im_end|>\n", "\n"), "\n!");
+  EXPECT_EQ(learned_with("<|im_end|>\n", ""), "!");
+}
+
 // A tokenizer that puts a space in front of texts puts none between a prompt and what is learned.
 TEST(PromptEncoder, TheCompletionGoesOnAfterThePrompt) {
   Json file = Json::parse(byte_level_tokenizer_json());

@@ -73,13 +73,18 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
       if (times > 1) record.batch.back().group += str(" (", times, ")");
     }
   }
-  const FilterResult filtered = set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens);
+  const FilterResult filtered = set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,
+                     {order.step - 1, settings.rollout.max_age, settings.rollout.max_age_action});
+  metrics.merge(age_metrics(record.batch, order.step - 1));
+  metrics["age/masked_tokens"] = static_cast<double>(filtered.masked_tokens);
+  metrics["age/dropped_groups"] = static_cast<double>(filtered.stale_groups);
   const auto samples = static_cast<double>(std::max<size_t>(1, record.batch.size()));
   metrics["rollout/length_mean"] = total_length / samples;
   metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;
   metrics["rollout/zero_std_groups"] = static_cast<double>(filtered.zero_std_groups);
   metrics["rollout/groups_dropped"] = static_cast<double>(filtered.groups_dropped);
   metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
+  trainer.set_version(order.step - 1);
   metrics.merge(trainer.train(record.batch));
   metrics["memory/peak"] = static_cast<double>(peak_process_memory());
   return record;

@@ -1,59 +1,68 @@
-// Conversations to text, in ChatML:
+// Conversations to text, by the template of a model directory.
 //
-//   <|im_start|>role\ncontent<|im_end|>\n   for each message, then <|im_start|>assistant\n to make the model
-//                                           speak
-//
-// The template of a model directory is run as it is written, by the small Jinja interpreter of
-// chat_template_jinja.h, so that the text equals transformers' apply_chat_template. What is checked when it
-// is loaded is that it is ChatML: probe conversations must give the text above. Three deviations are known
-// and kept: the model's bos_token in front, a default system message where the conversation has none
-// (Qwen2.5), and templates that treat <think> blocks of assistant messages (Qwen3). Tools are not passed to
-// the template.
+// The template is run as it is written, by the Jinja interpreter of chat_template_jinja.h, so that the text
+// equals that of transformers' apply_chat_template: any format, every role, tools, tool calls, reasoning. The
+// template decides what a conversation may be; what it refuses is a UserError with its own words.
 //
 // The text is whole: it is encoded without the tokenizer's own template, as apply_chat_template does, so that
 // a bos_token is there once if the chat template writes it, and else not at all.
 #pragma once
 
+#include <ctime>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/json.h"
 #include "data/problems.h"
+#include "models/chat_template_value.h"
 
 namespace bough {
+
+// What a template is given. Messages are objects as OpenAI's chat API and transformers have them: role,
+// content (a text, null, or a list of parts), tool_calls, reasoning_content, ... Objects keep the order of
+// their keys, since templates show tools to the model as they come.
+struct Conversation {
+  OrderedJson messages = OrderedJson::array();
+  OrderedJson tools;                              // null, or an array of JSON schemas of functions
+  OrderedJson documents;                          // null, or an array
+  OrderedJson variables = OrderedJson::object();  // the template's own settings, such as enable_thinking
+  bool add_generation_prompt = false;             // ends where the assistant's answer begins
+  std::optional<std::time_t> now;                 // what templates that write the date see; empty: the clock
+};
+
+// Parses JSON whose objects keep the order of their keys. UserError as parse_json's (base/json.h), and where
+// a whole number has more than 64 bits, which a template would show otherwise than it is written.
+OrderedJson parse_ordered_json(std::string_view text, const std::string& source);
 
 class ChatTemplate {
  public:
   // Plain ChatML.
   ChatTemplate();
-  // Reads chat_template.jinja, or else the `chat_template` of tokenizer_config.json. UserError if the
-  // directory has neither, or the template is not ChatML: the message says to use plain prompts instead.
+  // Reads chat_template.jinja, or else the `chat_template` of tokenizer_config.json; and the template named
+  // tool_use for conversations with tools, where there is one. UserError if the directory has none, or it is
+  // written in what the interpreter lacks.
   static ChatTemplate from_directory(const std::filesystem::path& directory);
-  // Makes a template from its text; `name` is what error messages call it.
-  static ChatTemplate from_text(std::string_view jinja, const std::string& name);
+  // Makes a template from its text. `name` is what error messages call it, `variables` what every
+  // conversation has, such as bos_token.
+  static ChatTemplate from_text(std::string_view jinja, const std::string& name,
+                                OrderedJson variables = OrderedJson::object());
 
-  // The text of the conversation; with `add_generation_prompt` it ends where the assistant's answer begins.
-  // UserError if a role is none of the three, or the template itself refuses the conversation.
+  // UserError if the template refuses the conversation or reaches what the interpreter lacks: it names the
+  // construct and its line.
+  std::string render(const Conversation& conversation) const;
   std::string render(std::span<const Message> messages, bool add_generation_prompt) const;
-
-  // What the template puts in front of a conversation without a system message ("" mostly).
-  const std::string& default_system() const { return default_system_; }
 
  private:
   struct Program;
-  ChatTemplate(std::string_view source, Json variables, std::string name);
-  void check_is_chatml();
-  std::string run(std::span<const Message> messages, bool add_generation_prompt) const;
+  ChatTemplate(std::shared_ptr<const Program> program, std::shared_ptr<const Program> with_tools)
+      : program_(std::move(program)), with_tools_(std::move(with_tools)) {}
 
   std::shared_ptr<const Program> program_;  // immutable: copies share it, threads may too
-  std::string name_;
-  std::string begin_;           // in front of every conversation: bos_token, or nothing
-  std::string default_system_;  // the content alone
-  std::string default_block_;   // as rendered
+  std::shared_ptr<const Program> with_tools_;
 };
 
 // The Jinja source of plain ChatML, as `bough init` writes it.

@@ -1,363 +1,524 @@
 #include "models/chat_template_jinja.h"
 
 #include <algorithm>
-#include <map>
+#include <cmath>
 
 #include "base/error.h"
+#include "models/chat_template_machine.h"
 #include "models/unicode_text.h"
 
 namespace bough::jinja {
 namespace {
 
-const Json kUndefined(Json::value_t::discarded);
-
-bool is_true(const Json& value) {
-  if (value.is_discarded() || value.is_null()) return false;
-  if (value.is_boolean()) return value;
-  if (value.is_number()) return value != 0;
-  if (value.is_string()) return !value.get_ref<const std::string&>().empty();
-  return !value.empty();
-}
-
-// Whether a strip takes `c`: one of `characters` or, without them, what Python's str.isspace takes:
-// White_Space and the ASCII separators.
-bool strips(char32_t c, const std::string* characters) {
-  if (!characters) return unicode::is_white_space(c) || (c >= 0x1C && c <= 0x1F);
-  std::string encoded;
-  unicode::append(encoded, c);
-  return characters->find(encoded) != std::string::npos;
-}
-
-std::string strip(std::string text, bool left, bool right, const std::string* characters) {
-  size_t begin = 0;
-  while (left && begin < text.size()) {
-    const unicode::Decoded next = unicode::decode(std::string_view(text).substr(begin));
-    if (!strips(next.code_point, characters)) break;
-    begin += next.length;
-  }
-  text.erase(0, begin);
-  while (right && !text.empty()) {
-    size_t last = text.size() - 1;
-    while (last > 0 && (static_cast<unsigned char>(text[last]) & 0xC0) == 0x80) --last;
-    if (!strips(unicode::decode(std::string_view(text).substr(last)).code_point, characters)) break;
-    text.resize(last);
-  }
-  return text;
-}
-
-class Machine {
- public:
-  Machine(const Json& variables, const std::string& name) : name_(name) {
-    scopes_.emplace_back();
-    for (const auto& [key, value] : variables.items()) scopes_[0][key] = value;
-  }
-
-  void run(const std::vector<Statement>& statements) {
-    for (const Statement& statement : statements) run(statement);
-  }
-
-  std::string take_output() { return std::move(out_); }
-
- private:
-  using Kind = Expression::Kind;
-
-  [[noreturn]] void fail(const std::string& what) const {
-    throw UserError(str(name_, ": chat template: ", what));
-  }
-  [[noreturn]] void unsupported(const std::string& what) const { fail(str(what, " is not supported")); }
-
-  void run(const Statement& statement) {
-    if (++num_steps_ > kMostSteps) fail("takes too many steps");
-    switch (statement.kind) {
-      case Statement::Kind::kText: out_ += statement.text; break;
-      case Statement::Kind::kOutput: out_ += printed(evaluate(statement.expressions[0])); break;
-      case Statement::Kind::kIf:
-        run(is_true(evaluate(statement.expressions[0])) ? statement.body : statement.otherwise);
-        break;
-      case Statement::Kind::kBlock: run(statement.body); break;
-      case Statement::Kind::kFor: run_for(statement); break;
-      case Statement::Kind::kSet: assign(statement.expressions[0], evaluate(statement.expressions[1])); break;
-    }
-  }
-
-  void run_for(const Statement& statement) {
-    const Json items = evaluate(statement.expressions[0]);
-    if (items.is_discarded()) return;  // an undefined value is an empty list
-    if (!items.is_array()) unsupported("a loop over something that is not a list");
-    for (size_t i = 0; i < items.size(); ++i) {
-      num_steps_ += kStepsOfIteration;
-      scopes_.emplace_back();
-      scopes_.back()[statement.text] = items[i];
-      scopes_.back()["loop"] = {{"index0", i},
-                                {"index", i + 1},
-                                {"first", i == 0},
-                                {"last", i + 1 == items.size()},
-                                {"length", items.size()},
-                                {"revindex0", items.size() - 1 - i},
-                                {"revindex", items.size() - i}};
-      // The neighbours are undefined at the ends, as in Jinja.
-      if (i > 0) scopes_.back()["loop"]["previtem"] = items[i - 1];
-      if (i + 1 < items.size()) scopes_.back()["loop"]["nextitem"] = items[i + 1];
-      run(statement.body);
-      scopes_.pop_back();
-    }
-  }
-
-  Json* find(const std::string& name) {
-    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
-      if (const auto entry = scope->find(name); entry != scope->end()) return &entry->second;
-    return nullptr;
-  }
-
-  void assign(const Expression& target, Json value) {
-    if (target.kind == Kind::kName) {
-      scopes_.back()[target.name] = std::move(value);
-      return;
-    }
-    Json* object = find(target.operands[0].name);
-    if (!object || !object->is_object())
-      fail(str(bough::quoted(target.operands[0].name), " is not a namespace"));
-    (*object)[target.name] = std::move(value);
-  }
-
-  // Returns the value in place where it has one, so that a conversation is not copied at every mention; else
-  // nullptr.
-  const Json* in_place(const Expression& e) {
-    if (e.kind == Kind::kLiteral) return &e.value;
-    if (e.kind == Kind::kName) {
-      const Json* value = find(e.name);
-      return value ? value : &kUndefined;
-    }
-    if (e.kind != Kind::kAttribute && e.kind != Kind::kSubscript) return nullptr;
-    const Json* base = in_place(e.operands[0]);
-    if (!base) return nullptr;
-    return member(*base, e.kind == Kind::kAttribute ? Json(e.name) : evaluate(e.operands[1]));
-  }
-
-  const Json* member(const Json& base, const Json& key) {
-    if (base.is_discarded())
-      fail(str("a member ", bough::quoted(printed(key)), " of an undefined value is asked for"));
-    if (base.is_object() && key.is_string()) {
-      const auto entry = base.find(key.get_ref<const std::string&>());
-      return entry == base.end() ? &kUndefined : &*entry;
-    }
-    if (base.is_array() && key.is_number_integer()) {
-      const int64_t size = static_cast<int64_t>(base.size());
-      const int64_t index = key.get<int64_t>() + (key.get<int64_t>() < 0 ? size : 0);
-      return index < 0 || index >= size ? &kUndefined : &base[static_cast<size_t>(index)];
-    }
-    if (base.is_string() && key.is_number_integer()) unsupported("a subscript of a string");
-    return &kUndefined;
-  }
-
-  Json evaluate(const Expression& e) {
-    if (const Json* value = in_place(e)) return *value;
-    switch (e.kind) {
-      case Kind::kAttribute: return *member(evaluate(e.operands[0]), Json(e.name));
-      case Kind::kSubscript: return *member(evaluate(e.operands[0]), evaluate(e.operands[1]));
-      case Kind::kSlice: return slice(e);
-      case Kind::kCall: return call(e);
-      case Kind::kFilter: return filter(e);
-      case Kind::kTest: return test(e.name, evaluate(e.operands[0]));
-      case Kind::kList: {
-        Json list = Json::array();
-        for (const Expression& item : e.operands) list.push_back(evaluate(item));
-        return list;
-      }
-      case Kind::kUnary: {
-        const Json value = evaluate(e.operands[0]);
-        if (e.name == "not") return !is_true(value);
-        return -integer(value);
-      }
-      case Kind::kBinary: return binary(e);
-      case Kind::kInlineIf: return evaluate(e.operands[is_true(evaluate(e.operands[0])) ? 1 : 2]);
-      default: BOUGH_CHECK(false, "expression of kind ", static_cast<int>(e.kind)); return {};
-    }
-  }
-
-  Json binary(const Expression& e) {
-    const std::string& operation = e.name;
-    Json left = evaluate(e.operands[0]);
-    if (operation == "and") return is_true(left) ? evaluate(e.operands[1]) : left;
-    if (operation == "or") return is_true(left) ? left : evaluate(e.operands[1]);
-    const Json right = evaluate(e.operands[1]);
-    if (operation == "==") return equal(left, right);
-    if (operation == "!=") return !equal(left, right);
-    if (operation == "in") return contains(right, left);
-    if (operation == "~" || (operation == "+" && left.is_string() && right.is_string()))
-      return concatenated(printed(left), printed(right));
-    if (operation == "+" && left.is_array() && right.is_array()) {
-      left.insert(left.end(), right.begin(), right.end());
-      return left;
-    }
-    const bool strings = left.is_string() && right.is_string();
-    if (operation == "<") return strings ? left < right : integer(left) < integer(right);
-    if (operation == ">") return strings ? left > right : integer(left) > integer(right);
-    if (operation == "<=") return strings ? left <= right : integer(left) <= integer(right);
-    if (operation == ">=") return strings ? left >= right : integer(left) >= integer(right);
-    const int64_t a = integer(left);
-    const int64_t b = integer(right);
-    int64_t result = 0;
-    if (operation == "+" && !__builtin_add_overflow(a, b, &result)) return result;
-    if (operation == "-" && !__builtin_sub_overflow(a, b, &result)) return result;
-    if (operation == "*" && !__builtin_mul_overflow(a, b, &result)) return result;
-    // Division rounds down, as Python's does; its one overflow is excluded by the second condition.
-    if ((operation == "//" || operation == "%") && b != 0 && b != -1) {
-      const int64_t remainder = (a % b + b) % b;
-      return operation == "%" ? remainder : (a - remainder) / b;
-    }
-    fail(str("arithmetic that is not supported: ", a, " ", operation, " ", b));
-  }
-
-  std::string concatenated(std::string left, const std::string& right) const {
-    if (left.size() + right.size() > kLongestText) fail("makes a text that is too long");
-    return left += right;
-  }
-
-  static bool equal(const Json& a, const Json& b) {
-    if (a.is_discarded() || b.is_discarded()) return a.is_discarded() && b.is_discarded();
-    return a == b;
-  }
-
-  bool contains(const Json& container, const Json& item) {
-    if (container.is_string() && item.is_string())
-      return container.get_ref<const std::string&>().find(item.get_ref<const std::string&>()) !=
-             std::string::npos;
-    if (container.is_object() && item.is_string()) return container.contains(item.get<std::string>());
-    if (container.is_array())
-      return std::any_of(container.begin(), container.end(),
-                         [&](const Json& other) { return equal(other, item); });
-    if (container.is_discarded()) return false;
-    fail("`in` on something that holds nothing");
-  }
-
-  int64_t integer(const Json& value) {
-    if (!value.is_number_integer())
-      fail(str("arithmetic on ", bough::quoted(shown(value)), ", which is no whole number"));
-    return value;
-  }
-
-  static std::string shown(const Json& value) {
-    return value.is_discarded() ? "undefined" : dump_line(value);
-  }
-
-  std::string printed(const Json& value) {
-    if (value.is_discarded()) return "";
-    if (value.is_string()) return value;
-    if (value.is_boolean()) return value ? "True" : "False";
-    if (value.is_null()) return "None";
-    if (value.is_number_integer()) return std::to_string(value.get<int64_t>());
-    unsupported("printing a list or an object");
-  }
-
-  Json slice(const Expression& e) {
-    const Json base = evaluate(e.operands[0]);
-    if (!base.is_array()) unsupported("a slice of something that is not a list");
-    const int64_t size = static_cast<int64_t>(base.size());
-    const Json given_step = evaluate(e.operands[3]);
-    const int64_t step = given_step.is_discarded() ? 1 : integer(given_step);
-    if (step != 1 && step != -1) unsupported("a slice with a step");
-    const auto bound = [&](const Expression& operand, int64_t otherwise) {
-      const Json value = evaluate(operand);
-      if (value.is_discarded() || value.is_null()) return otherwise;
-      const int64_t index = integer(value) + (integer(value) < 0 ? size : 0);
-      return step > 0 ? std::clamp<int64_t>(index, 0, size) : std::clamp<int64_t>(index, -1, size - 1);
-    };
-    const int64_t begin = bound(e.operands[1], step > 0 ? 0 : size - 1);
-    const int64_t end = bound(e.operands[2], step > 0 ? size : -1);
-    Json out = Json::array();
-    for (int64_t i = begin; step > 0 ? i < end : i > end; i += step)
-      out.push_back(base[static_cast<size_t>(i)]);
-    return out;
-  }
-
-  Json filter(const Expression& e) {
-    const Json value = evaluate(e.operands[0]);
-    if (e.operands.size() > 1) unsupported(str("an argument of the filter ", bough::quoted(e.name)));
-    if (e.name == "trim" && value.is_string()) return strip(value, true, true, nullptr);
-    if (e.name == "length" && (value.is_array() || value.is_object())) return value.size();
-    if (e.name == "length" && value.is_string()) {
-      const std::string text = value;
-      return std::count_if(text.begin(), text.end(),
-                           [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-    }
-    if (e.name == "first" && value.is_array()) return value.empty() ? kUndefined : value.front();
-    if (e.name == "last" && value.is_array()) return value.empty() ? kUndefined : value.back();
-    unsupported(str("the filter ", bough::quoted(e.name)));
-  }
-
-  Json test(const std::string& name, const Json& value) {
-    if (name == "defined") return !value.is_discarded();
-    if (name == "undefined") return value.is_discarded();
-    if (name == "string") return value.is_string();
-    if (name == "none") return value.is_null();
-    if (name == "mapping") return value.is_object();
-    if (name == "sequence" || name == "iterable")
-      return value.is_array() || value.is_string() || value.is_object();
-    if (name == "number") return value.is_number() || value.is_boolean();
-    if (name == "boolean") return value.is_boolean();
-    if (name == "true") return value.is_boolean() && value == true;
-    if (name == "false") return value.is_boolean() && value == false;
-    unsupported(str("the test ", bough::quoted(name)));
-  }
-
-  Json call(const Expression& e) {
-    const Expression& callee = e.operands[0];
-    const size_t num_positional = e.operands.size() - 1 - e.keywords.size();
-    if (callee.kind == Kind::kName && callee.name == "namespace" && num_positional == 0) {
-      Json object = Json::object();
-      for (size_t i = 0; i < e.keywords.size(); ++i) object[e.keywords[i]] = evaluate(e.operands[1 + i]);
-      return object;
-    }
-    if (!e.keywords.empty()) unsupported("a call with named arguments");
-    if (callee.kind == Kind::kName && callee.name == "raise_exception" && num_positional == 1)
-      fail(str("refuses the conversation: ", printed(evaluate(e.operands[1]))));
-    if (callee.kind != Kind::kAttribute) unsupported(str("the function ", bough::quoted(callee.name)));
-    const Json object = evaluate(callee.operands[0]);
-    if (!object.is_string())
-      unsupported(str("the method ", bough::quoted(callee.name), " of ", bough::quoted(shown(object))));
-    const bool has_argument = num_positional == 1;
-    const Json argument = has_argument ? evaluate(e.operands[1]) : kUndefined;
-    if (num_positional > 1 || (has_argument && !argument.is_string()))
-      unsupported(str("the method ", bough::quoted(callee.name), " with these arguments"));
-    return method(callee.name, object, has_argument ? &argument.get_ref<const std::string&>() : nullptr);
-  }
-
-  Json method(const std::string& name, const std::string& text, const std::string* argument) {
-    if (name == "strip") return strip(text, true, true, argument);
-    if (name == "lstrip") return strip(text, true, false, argument);
-    if (name == "rstrip") return strip(text, false, true, argument);
-    if (name == "startswith" && argument) return text.starts_with(*argument);
-    if (name == "endswith" && argument) return text.ends_with(*argument);
-    if (name == "split" && argument && !argument->empty()) {
-      Json parts = Json::array();
-      size_t begin = 0;
-      for (size_t end; (end = text.find(*argument, begin)) != std::string::npos;
-           begin = end + argument->size())
-        parts.push_back(text.substr(begin, end - begin));
-      parts.push_back(text.substr(begin));
-      return parts;
-    }
-    unsupported(str("the method ", bough::quoted(name)));
-  }
-
-  // Bounds for templates of unknown origin, far beyond what a conversation needs.
-  static constexpr int64_t kMostSteps = 1'000'000;
-  static constexpr int64_t kStepsOfIteration = 10;         // what its `loop` costs
-  static constexpr size_t kLongestText = size_t{1} << 26;  // bytes
-
-  const std::string& name_;
-  int64_t num_steps_ = 0;
-  std::vector<std::map<std::string, Json>> scopes_;
-  std::string out_;
-};
+constexpr int64_t kMostSteps = 10'000'000;
+constexpr size_t kBytesOfAStep = 32;              // texts made cost steps
+constexpr size_t kLongestText = size_t{1} << 26;  // bytes
+constexpr int kDeepest = 1500;                    // levels of recursion, each less than 1 kB of stack
 
 }  // namespace
 
-std::string render(const std::vector<Statement>& program, const Json& variables, const std::string& name) {
-  Machine machine(variables, name);
-  machine.run(program);
-  return machine.take_output();
+Value* Frame::find(std::string_view name) {
+  for (Frame* frame = this; frame; frame = frame->parent)
+    for (auto& [key, value] : frame->variables)
+      if (key == name) return &value;
+  return nullptr;
+}
+
+void Frame::set(const std::string& name, Value value) {
+  for (auto& [key, old] : variables) {
+    if (key == name) {
+      old = std::move(value);
+      return;
+    }
+  }
+  variables.emplace_back(name, std::move(value));
+}
+
+// Frames are closed in the reverse order of opening; captured ones stay in the machine's list.
+class Machine::Scope {
+ public:
+  Scope(Machine& machine, Frame* parent) : machine_(machine), frame_(machine.new_frame(parent)) {}
+  ~Scope() {
+    if (!frame_.captured && machine_.frames_.back().get() == &frame_) machine_.frames_.pop_back();
+  }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  Frame& frame() { return frame_; }
+
+ private:
+  Machine& machine_;
+  Frame& frame_;
+};
+
+class Machine::Level {
+ public:
+  explicit Level(Machine& machine) : machine_(machine) {
+    if (++machine.depth_ > kDeepest) {
+      --machine.depth_;
+      fail("it recurses too deeply");
+    }
+  }
+  ~Level() { --machine_.depth_; }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+
+ private:
+  Machine& machine_;
+};
+
+Machine::Machine(const Value& variables, std::time_t now) : now_(now) {
+  for (const auto& [name, value] : variables.as_dict().items)
+    if (name.is_text()) globals_.set(name.as_text(), value);
+}
+
+Frame& Machine::new_frame(Frame* parent) {
+  step();
+  frames_.push_back(std::make_unique<Frame>(Frame{parent, {}, false}));
+  return *frames_.back();
+}
+
+void Machine::step(int64_t count) {
+  num_steps_ += count;
+  if (num_steps_ > kMostSteps) fail("it runs too long");
+}
+
+Value Machine::text(std::string text, bool markup) {
+  if (text.size() > kLongestText) fail("it makes a text that is too long");
+  step(1 + static_cast<int64_t>(text.size() / kBytesOfAStep));
+  return Value::text(std::move(text), markup);
+}
+
+std::string Machine::run(const Block& program) {
+  Scope scope(*this, &globals_);
+  execute(program, scope.frame());
+  return std::move(out_);
+}
+
+Machine::Flow Machine::execute(const Block& block, Frame& frame) {
+  const Level level(*this);
+  for (const Statement& statement : block)
+    if (const Flow flow = execute(statement, frame); flow != Flow::kNormal) return flow;
+  return Flow::kNormal;
+}
+
+std::string Machine::captured(const Block& block, Frame& frame) {
+  std::string outer = std::exchange(out_, "");
+  Scope scope(*this, &frame);
+  execute(block, scope.frame());
+  return std::exchange(out_, std::move(outer));
+}
+
+Machine::Flow Machine::execute(const Statement& statement, Frame& frame) {
+  line_ = statement.line;
+  step();
+  using Kind = Statement::Kind;
+  switch (statement.kind) {
+    case Kind::kText: out_ += statement.text; break;
+    case Kind::kOutput: out_ += to_text(evaluate(statement.expressions[0], frame)); break;
+    case Kind::kIf:
+      for (size_t i = 0; i < statement.bodies.size(); ++i)
+        if (is_true(evaluate(statement.expressions[i], frame))) return execute(statement.bodies[i], frame);
+      return execute(statement.otherwise, frame);
+    case Kind::kFor: {
+      const Value items = evaluate(statement.expressions[1], frame);
+      execute_for(statement, items, frame, 0);
+      break;
+    }
+    case Kind::kSet:
+      assign(statement.expressions[0], evaluate(statement.expressions[1], frame), frame);
+      break;
+    case Kind::kSetBlock: {
+      Value value = text(captured(statement.bodies[0], frame));
+      if (statement.expressions.size() > 1) value = evaluate_filter(statement.expressions[1], value, frame);
+      assign(statement.expressions[0], value, frame);
+      break;
+    }
+    case Kind::kMacro: frame.set(statement.text, make_macro(statement, frame)); break;
+    case Kind::kCall: {
+      const Expression& call_of = statement.expressions.back();
+      const Value callee = evaluate(call_of.operands[0], frame);
+      Arguments arguments = arguments_of(call_of, frame);
+      arguments.named.emplace_back("caller", make_macro(statement, frame));
+      out_ += to_text(call(callee, std::move(arguments)));
+      break;
+    }
+    case Kind::kFilterBlock: {
+      const Value value = text(captured(statement.bodies[0], frame));
+      out_ += to_text(evaluate_filter(statement.expressions[0], value, frame));
+      break;
+    }
+    case Kind::kWith: {
+      Scope scope(*this, &frame);
+      for (size_t i = 0; i + 1 < statement.expressions.size(); i += 2)
+        assign(statement.expressions[i], evaluate(statement.expressions[i + 1], frame), scope.frame());
+      return execute(statement.bodies[0], scope.frame());
+    }
+    case Kind::kScope: {
+      Scope scope(*this, &frame);
+      execute(statement.bodies[0], scope.frame());
+      break;
+    }
+    case Kind::kBreak: return Flow::kBreak;
+    case Kind::kContinue: return Flow::kContinue;
+  }
+  if (out_.size() > kLongestText) fail("it makes a text that is too long");
+  return Flow::kNormal;
+}
+
+Machine::Flow Machine::execute_for(const Statement& statement, const Value& value, Frame& frame,
+                                   int64_t level) {
+  std::vector<Value> items = items_of(value);
+  if (statement.expressions.size() > 2) {
+    std::vector<Value> chosen;
+    for (Value& item : items) {
+      Scope scope(*this, &frame);
+      assign(statement.expressions[0], item, scope.frame());
+      if (is_true(evaluate(statement.expressions[2], scope.frame()))) chosen.push_back(std::move(item));
+    }
+    items = std::move(chosen);
+  }
+  if (items.empty()) {
+    Scope scope(*this, &frame);
+    return execute(statement.otherwise, scope.frame());
+  }
+  Loop& loop = make<Loop>();
+  loop.items = std::move(items);
+  loop.level = level;
+  if (statement.recursive) {
+    loop.statement = &statement;
+    loop.frame = &frame;
+    for (Frame* outer = &frame; outer; outer = outer->parent) outer->captured = true;
+  }
+  for (; loop.index < loop.items.size(); ++loop.index) {
+    Scope scope(*this, &frame);
+    scope.frame().variables.emplace_back("loop", Value::object(&loop));
+    assign(statement.expressions[0], loop.items[loop.index], scope.frame());
+    if (execute(statement.bodies[0], scope.frame()) == Flow::kBreak) break;
+  }
+  return Flow::kNormal;
+}
+
+void Machine::assign(const Expression& target, const Value& value, Frame& frame) {
+  step();
+  if (target.kind == Expression::Kind::kName) {
+    frame.set(target.name, value);
+  } else if (target.kind == Expression::Kind::kAttribute) {
+    const Value base = evaluate(target.operands[0], frame);
+    auto* name_space = base.is(Value::Kind::kObject) ? dynamic_cast<Namespace*>(base.as_object()) : nullptr;
+    if (!name_space) fail("`set` of an attribute of ", base.type_name(), ", which is no namespace");
+    name_space->attributes[target.name] = value;
+  } else {
+    const std::vector<Value> items = items_of(value);
+    if (items.size() != target.operands.size())
+      fail("`set` of ", target.operands.size(), " names to ", items.size(), " values");
+    for (size_t i = 0; i < items.size(); ++i) assign(target.operands[i], items[i], frame);
+  }
+}
+
+Value Machine::make_macro(const Statement& statement, Frame& frame) {
+  Macro& macro = make<Macro>();
+  macro.definition = &statement;
+  macro.frame = &frame;
+  const size_t num_defaults = statement.expressions.size() - (statement.kind == Statement::Kind::kCall);
+  for (size_t i = 0; i < num_defaults; ++i) macro.defaults.push_back(Value());
+  for (Frame* outer = &frame; outer; outer = outer->parent) outer->captured = true;
+  return Value::object(&macro);
+}
+
+Value Machine::call_macro(const Macro& macro, Arguments arguments) {
+  const Level level(*this);
+  const Statement& definition = *macro.definition;
+  const size_t num_names = definition.names.size();
+  const size_t num_required = num_names - macro.defaults.size();
+  Scope scope(*this, macro.frame);
+  Frame& frame = scope.frame();
+  std::vector<Value> extra;
+  for (size_t i = 0; i < arguments.positional.size(); ++i) {
+    if (i < num_names) frame.set(definition.names[i], arguments.positional[i]);
+    else extra.push_back(arguments.positional[i]);
+  }
+  const auto has = [&](const std::string& name) {
+    return std::any_of(frame.variables.begin(), frame.variables.end(),
+                       [&](const auto& variable) { return variable.first == name; });
+  };
+  std::vector<std::pair<Value, Value>> extra_named;
+  for (auto& [name, value] : arguments.named) {
+    const bool known =
+        std::find(definition.names.begin(), definition.names.end(), name) != definition.names.end();
+    if (name == "caller" && definition.uses_caller && !known) frame.set(name, value);
+    else if (!known && definition.uses_kwargs) extra_named.emplace_back(Value::text(name), value);
+    else if (!known)
+      fail("macro ", bough::quoted(definition.text), " takes no argument ", bough::quoted(name));
+    else if (has(name))
+      fail("macro ", bough::quoted(definition.text), " got ", bough::quoted(name), " twice");
+    else frame.set(name, value);
+  }
+  if (!extra.empty() && !definition.uses_varargs)
+    fail("macro ", bough::quoted(definition.text), " takes ", num_names, " arguments, got ",
+         arguments.positional.size());
+  if (definition.uses_varargs)
+    frame.set("varargs", Value::sequence(Sequence::Flavour::kTuple, std::move(extra)));
+  if (definition.uses_kwargs) frame.set("kwargs", Value::dict(std::move(extra_named)));
+  if (definition.uses_caller && !has("caller")) frame.set("caller", Value::undefined("caller"));
+  for (size_t i = 0; i < num_names; ++i) {
+    const std::string& name = definition.names[i];
+    if (has(name)) continue;
+    // A default is evaluated when the macro is called, and sees the parameters before it.
+    frame.set(name, i < num_required ? Value::undefined(name)
+                                     : evaluate(definition.expressions[i - num_required], frame));
+  }
+  std::string outer = std::exchange(out_, "");
+  execute(definition.bodies[0], frame);
+  return text(std::exchange(out_, std::move(outer)));
+}
+
+Arguments Machine::arguments_of(const Expression& expression, Frame& frame) {
+  Arguments arguments;
+  const size_t num_positional = expression.operands.size() - expression.names.size();
+  for (size_t i = 1; i < expression.operands.size(); ++i) {
+    Value value = evaluate(expression.operands[i], frame);
+    if (i < num_positional) arguments.positional.push_back(std::move(value));
+    else arguments.named.emplace_back(expression.names[i - num_positional], std::move(value));
+  }
+  return arguments;
+}
+
+Value Machine::evaluate_filter(const Expression& expression, const Value& value, Frame& frame) {
+  // The innermost filter of a block's chain has a literal in the place of the block's text.
+  const Value input = expression.operands[0].kind == Expression::Kind::kFilter
+                          ? evaluate_filter(expression.operands[0], value, frame)
+                          : value;
+  return filter(expression.name, input, arguments_of(expression, frame));
+}
+
+Value Machine::evaluate(const Expression& expression, Frame& frame) {
+  const Level level(*this);
+  step();
+  line_ = expression.line;
+  using Kind = Expression::Kind;
+  const auto operand = [&](size_t i) { return evaluate(expression.operands[i], frame); };
+  switch (expression.kind) {
+    case Kind::kLiteral: return expression.value;
+    case Kind::kName:
+      if (const Value* value = frame.find(expression.name)) return *value;
+      if (is_function(expression.name)) return Value::function(expression.name);
+      return Value::undefined(expression.name);
+    case Kind::kAttribute: return attribute(operand(0), expression.name);
+    case Kind::kSubscript: {
+      const Value base = operand(0);
+      return subscript(base, operand(1));
+    }
+    case Kind::kSlice: return evaluate_slice(expression, frame);
+    case Kind::kCall: return evaluate_call(expression, frame);
+    case Kind::kFilter: {
+      const Value value = operand(0);
+      return filter(expression.name, value, arguments_of(expression, frame));
+    }
+    case Kind::kTest: {
+      const Value value = operand(0);
+      return Value::boolean(test(expression.name, value, arguments_of(expression, frame)));
+    }
+    case Kind::kList:
+    case Kind::kTuple: {
+      std::vector<Value> items;
+      for (size_t i = 0; i < expression.operands.size(); ++i) items.push_back(operand(i));
+      return Value::sequence(
+          expression.kind == Kind::kList ? Sequence::Flavour::kList : Sequence::Flavour::kTuple,
+          std::move(items));
+    }
+    case Kind::kDict: {
+      std::vector<std::pair<Value, Value>> items;
+      for (size_t i = 0; i < expression.operands.size(); i += 2) {
+        Value key = operand(i), value = operand(i + 1);
+        if (!is_hashable(key)) fail("a dict with a key that is ", key.type_name());
+        const auto same = std::find_if(items.begin(), items.end(),
+                                       [&](const auto& item) { return equal(item.first, key); });
+        if (same != items.end()) same->second = std::move(value);
+        else items.emplace_back(std::move(key), std::move(value));
+      }
+      return Value::dict(std::move(items));
+    }
+    case Kind::kUnary: return unary(expression.name, operand(0));
+    case Kind::kBinary: {
+      const Value left = operand(0);
+      if (expression.name == "and") return is_true(left) ? operand(1) : left;
+      if (expression.name == "or") return is_true(left) ? left : operand(1);
+      return binary(expression.name, left, operand(1));
+    }
+    case Kind::kCompare: {
+      Value left = operand(0);
+      for (size_t i = 0; i < expression.names.size(); ++i) {
+        Value right = operand(i + 1);
+        if (!compare_values(expression.names[i], left, right)) return Value::boolean(false);
+        left = std::move(right);
+      }
+      return Value::boolean(true);
+    }
+    case Kind::kInlineIf:
+      if (is_true(operand(0))) return operand(1);
+      return expression.operands.size() > 2 ? operand(2) : Value::undefined("an `if` without `else`");
+  }
+  return {};
+}
+
+Value Machine::evaluate_call(const Expression& expression, Frame& frame) {
+  const Value callee = evaluate(expression.operands[0], frame);
+  Arguments arguments = arguments_of(expression, frame);
+  line_ = expression.line;
+  return call(callee, std::move(arguments));
+}
+
+Value Machine::unary(const std::string& operation, const Value& value) {
+  if (operation == "not") return Value::boolean(!is_true(value));
+  if (!value.is_number()) fail("the sign ", operation, " of ", value.type_name());
+  const int sign = operation == "-" ? -1 : 1;
+  if (!value.is_whole()) return Value::number(sign * value.as_float());
+  if (value.as_integer() == INT64_MIN) fail("a whole number beyond 64 bits is not supported");
+  return Value::integer(sign * value.as_integer());
+}
+
+bool Machine::compare_values(const std::string& operation, const Value& a, const Value& b) {
+  step(1 + std::min(a.weight(), b.weight()) / 64);
+  if (operation == "==") return equal(a, b);
+  if (operation == "!=") return !equal(a, b);
+  if (operation == "in") return contains(b, a);
+  if (operation == "not in") return !contains(b, a);
+  const int order = compare(a, b);
+  if (operation == "<") return order < 0;
+  if (operation == "<=") return order <= 0;
+  return operation == ">" ? order > 0 : order >= 0;
+}
+
+Value Machine::binary(const std::string& operation, const Value& a, const Value& b) {
+  if (operation == "~") {
+    std::string left = to_text(a);
+    return text(left += to_text(b));
+  }
+  const auto escaped = [&](const Value& value) {
+    return value.is_markup() ? value.as_text() : filter("escape", value, {}).as_text();
+  };
+  if (operation == "+" && a.is_text() && b.is_text()) {
+    if (!a.is_markup() && !b.is_markup()) return text(a.as_text() + b.as_text());
+    return text(escaped(a) + escaped(b), true);
+  }
+  if (operation == "+" && a.is_sequence() && b.is_sequence() &&
+      a.as_sequence().flavour == b.as_sequence().flavour &&
+      (a.is(Sequence::Flavour::kList) || a.is(Sequence::Flavour::kTuple))) {
+    std::vector<Value> items = a.as_sequence().items;
+    const std::vector<Value>& more = b.as_sequence().items;
+    items.insert(items.end(), more.begin(), more.end());
+    step(static_cast<int64_t>(items.size()));
+    return Value::sequence(a.as_sequence().flavour, std::move(items));
+  }
+  if (operation == "%" && a.is_text()) return format_percent(a, b);
+  if (operation == "*" && (a.is_whole() != b.is_whole())) {
+    const Value& repeated = a.is_whole() ? b : a;
+    const int64_t count = std::max<int64_t>(0, (a.is_whole() ? a : b).as_integer());
+    if (repeated.is_text()) {
+      const std::string& once = repeated.as_text();
+      if (!once.empty() && static_cast<uint64_t>(count) > kLongestText / once.size())
+        fail("it makes a text that is too long");
+      std::string out;
+      for (int64_t i = 0; i < count && !once.empty(); ++i) out += once;
+      return text(std::move(out), repeated.is_markup());
+    }
+    if (repeated.is(Sequence::Flavour::kList) || repeated.is(Sequence::Flavour::kTuple)) {
+      std::vector<Value> items;
+      for (int64_t i = 0; i < count && !repeated.as_sequence().items.empty(); ++i) {
+        for (const Value& item : repeated.as_sequence().items) items.push_back(item);
+        step(static_cast<int64_t>(repeated.as_sequence().items.size()));
+      }
+      return Value::sequence(repeated.as_sequence().flavour, std::move(items));
+    }
+  }
+  return arithmetic(operation, a, b);
+}
+
+Value Machine::arithmetic(const std::string& operation, const Value& a, const Value& b) {
+  if (!a.is_number() || !b.is_number())
+    fail(bough::quoted(operation), " of ", a.type_name(), a.is_undefined() ? " (" + a.name() + ")" : "",
+         " and ", b.type_name(), b.is_undefined() ? " (" + b.name() + ")" : "");
+  const bool whole = a.is_whole() && b.is_whole();
+  if ((operation == "/" || operation == "//" || operation == "%") && b.as_float() == 0)
+    fail("a division by zero");
+  if (whole && operation != "/" && !(operation == "**" && b.as_integer() < 0)) {
+    const int64_t x = a.as_integer();
+    const int64_t y = b.as_integer();
+    int64_t result = 0;
+    bool overflow = false;
+    if (operation == "+") overflow = __builtin_add_overflow(x, y, &result);
+    else if (operation == "-") overflow = __builtin_sub_overflow(x, y, &result);
+    else if (operation == "*") overflow = __builtin_mul_overflow(x, y, &result);
+    else if (operation == "**") {
+      result = 1;
+      if (y > 64 && (x > 1 || x < -1)) overflow = true;
+      const int64_t count = y > 64 ? y % 2 + 2 : y;  // of 0, 1 and -1 only the parity matters
+      for (int64_t i = 0; i < count && !overflow; ++i) overflow = __builtin_mul_overflow(result, x, &result);
+    } else if (y == -1) {
+      if (operation == "//") overflow = __builtin_sub_overflow(int64_t{0}, x, &result);
+    } else {
+      const int64_t remainder = (x % y + y) % y;  // division rounds down, as Python's
+      result = operation == "%" ? remainder : (x - remainder) / y;
+    }
+    if (overflow) fail("a whole number beyond 64 bits is not supported");
+    return Value::integer(result);
+  }
+  const double x = a.as_float();
+  const double y = b.as_float();
+  if (operation == "+") return Value::number(x + y);
+  if (operation == "-") return Value::number(x - y);
+  if (operation == "*") return Value::number(x * y);
+  if (operation == "/") return Value::number(x / y);
+  if (operation == "**") fail("a power of floats is not supported");
+  double remainder = std::fmod(x, y);
+  if (remainder != 0 && (remainder < 0) != (y < 0)) remainder += y;
+  if (operation == "%") return Value::number(remainder == 0 ? std::copysign(0.0, y) : remainder);
+  const double quotient = (x - remainder) / y;
+  const double floor = std::floor(quotient);
+  return Value::number(quotient == 0            ? std::copysign(0.0, x / y)
+                       : quotient - floor > 0.5 ? floor + 1
+                                                : floor);
+}
+
+Value Machine::evaluate_slice(const Expression& expression, Frame& frame) {
+  const Value base = evaluate(expression.operands[0], frame);
+  Value bounds[3];
+  for (size_t i = 0; i < 3; ++i) bounds[i] = evaluate(expression.operands[i + 1], frame);
+  if (base.is_undefined()) fail(base.name(), " is undefined");
+  const bool sliced = base.is_text() || base.is(Sequence::Flavour::kList) ||
+                      base.is(Sequence::Flavour::kTuple) || base.is(Sequence::Flavour::kRange);
+  if (!sliced) fail("a slice of ", base.type_name());
+  for (const Value& bound : bounds)
+    if (!bound.is_none() && !bound.is_whole()) fail("a slice with a bound that is ", bound.type_name());
+  std::vector<Value> items = items_of(base);
+  const int64_t size = static_cast<int64_t>(items.size());
+  const int64_t step_of = bounds[2].is_none() ? 1 : bounds[2].as_integer();
+  if (step_of == 0) fail("a slice with the step 0");
+  if (step_of > size + 1 || step_of < -size - 1) fail("a slice with a step that large is not supported");
+  const auto bound = [&](const Value& value, int64_t otherwise) {
+    if (value.is_none()) return otherwise;
+    const int64_t index = value.as_integer() < 0 ? value.as_integer() + size : value.as_integer();
+    return step_of > 0 ? std::clamp<int64_t>(index, 0, size) : std::clamp<int64_t>(index, -1, size - 1);
+  };
+  const int64_t begin = bound(bounds[0], step_of > 0 ? 0 : size - 1);
+  const int64_t end = bound(bounds[1], step_of > 0 ? size : -1);
+  std::vector<Value> out;
+  std::string out_text;
+  for (int64_t i = begin; step_of > 0 ? i < end : i > end; i += step_of) {
+    if (base.is_text()) out_text += items[static_cast<size_t>(i)].as_text();
+    else out.push_back(items[static_cast<size_t>(i)]);
+  }
+  if (base.is_text()) return text(std::move(out_text), base.is_markup());
+  return Value::sequence(base.as_sequence().flavour, std::move(out));
+}
+
+std::string render(const Block& program, const Value& variables, const std::string& name, std::time_t now) {
+  Machine machine(variables, now);
+  try {
+    return machine.run(program);
+  } catch (const Error& error) {
+    throw UserError(str(name, ":", machine.line(), ": chat template: ", error.what));
+  }
 }
 
 }  // namespace bough::jinja

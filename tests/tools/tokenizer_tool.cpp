@@ -3,7 +3,10 @@
 //   {"op": "load", "name": N, "path": P}                     {"vocab_size": …}
 //   {"op": "encode", "name": N, "text": T, "add_special_tokens": B}   {"ids": […]}
 //   {"op": "decode", "name": N, "ids": […], "skip_special_tokens": B} {"text": …, "streamed": …}
-//   {"op": "chat", "path": P, "messages": […], "add_generation_prompt": B}   {"text": …}
+//   {"op": "chat", "path": P, "messages": […], "tools": […], "documents": […], "variables": {…}, "now": seconds,
+//    "add_generation_prompt": B}                             {"text": …}
+//   {"op": "parse", "reasoning_parser": N, "tool_call_parser": N, "tools": […], "in_reasoning": B, "text": T}
+//                                                            {"reasoning": …, "content": …, "calls": […]}
 //   {"op": "byte_level", "path": P}   writes the files of `bough init` there   {}
 //
 // A UserError gives {"error": message}.
@@ -15,6 +18,7 @@
 
 #include "base/error.h"
 #include "models/chat_template.h"
+#include "models/output_parser.h"
 #include "models/tokenizer.h"
 
 namespace {
@@ -22,7 +26,31 @@ namespace {
 using bough::Tokenizer;
 using nlohmann::json;
 
-json answer(const json& request, std::map<std::string, Tokenizer>& tokenizers) {
+json chat(const bough::OrderedJson& request) {
+  bough::Conversation conversation;
+  conversation.messages = request.at("messages");
+  conversation.tools = request.value("tools", bough::OrderedJson());
+  conversation.documents = request.value("documents", bough::OrderedJson());
+  conversation.variables = request.value("variables", bough::OrderedJson::object());
+  conversation.add_generation_prompt = request.value("add_generation_prompt", false);
+  if (request.contains("now")) conversation.now = request.at("now").get<std::time_t>();
+  const auto chat_template = bough::ChatTemplate::from_directory(request.at("path").get<std::string>());
+  return {{"text", chat_template.render(conversation)}};
+}
+
+json parse(const bough::OrderedJson& request) {
+  const bough::OutputParser parser(
+      request.value("reasoning_parser", ""), request.value("tool_call_parser", ""),
+      request.value("tools", bough::OrderedJson()), request.value("in_reasoning", false));
+  const bough::OutputParts parts = bough::OutputParser::parse(parser, request.at("text").get<std::string>());
+  json calls = json::array();
+  for (const bough::ToolCall& call : parts.calls)
+    calls.push_back(
+        {{"name", call.name}, {"arguments", call.arguments}, {"id", call.id}, {"error", call.error}});
+  return {{"reasoning", parts.reasoning}, {"content", parts.content}, {"calls", calls}};
+}
+
+json answer(const json& request, const std::string& line, std::map<std::string, Tokenizer>& tokenizers) {
   const std::string op = request.at("op");
   if (op == "load") {
     const auto [entry, fresh] = tokenizers.insert_or_assign(
@@ -43,12 +71,9 @@ json answer(const json& request, std::map<std::string, Tokenizer>& tokenizers) {
     return {{"text", tokenizer.decode(ids, skip)}, {"streamed", streamed + stream.finish()}};
   }
   if (op == "chat") {
-    std::vector<bough::Message> messages;
-    for (const json& message : request.at("messages"))
-      messages.push_back({message.at("role"), message.at("content")});
-    const auto chat = bough::ChatTemplate::from_directory(request.at("path").get<std::string>());
-    return {{"text", chat.render(messages, request.value("add_generation_prompt", false))}};
+    return chat(bough::parse_ordered_json(line, "the request"));
   }
+  if (op == "parse") return parse(bough::parse_ordered_json(line, "the request"));
   if (op == "byte_level") {
     const std::string directory = request.at("path");
     std::ofstream(directory + "/tokenizer.json") << bough::byte_level_tokenizer_json();
@@ -65,7 +90,7 @@ int main() {
   for (std::string line; std::getline(std::cin, line);) {
     json out;
     try {
-      out = answer(json::parse(line), tokenizers);
+      out = answer(json::parse(line), line, tokenizers);
     } catch (const bough::UserError& error) {
       out = {{"error", error.what()}};
     }
