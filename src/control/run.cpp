@@ -156,6 +156,9 @@ WorkerOptions Run::worker_options() {
       .generation = {.sampling = settings_.gconfig, .seed = static_cast<uint64_t>(settings_.seed)},
       .own_threads = is_asynchronous(),
       .reward_threads = settings_.reward_service.workers};
+  // A group a thread: as many are scored at once as the reward with the most workers takes.
+  for (const RewardEntry& entry : settings_.reward)
+    options.reward_threads = std::max(options.reward_threads, entry.workers.value_or(0));
   options.on_engine_thread = [this] { at::set_num_threads(parts_.threads.generating); };
   options.on_trainer_thread = [this] { at::set_num_threads(parts_.threads.training); };
   return options;

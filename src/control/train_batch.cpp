@@ -73,7 +73,8 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
       if (times > 1) record.batch.back().group += str(" (", times, ")");
     }
   }
-  const FilterResult filtered = set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,
+  const FilterResult filtered =
+      set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,
                      {order.step - 1, settings.rollout.max_age, settings.rollout.max_age_action});
   metrics.merge(age_metrics(record.batch, order.step - 1));
   metrics["age/masked_tokens"] = static_cast<double>(filtered.masked_tokens);
