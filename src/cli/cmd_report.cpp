@@ -1,4 +1,5 @@
-// `bough report`: report.html of a run, again.
+// Commands on a run's folder: `bough report`, its report.html again; `bough threads`, how it shares its
+// cores.
 #include <filesystem>
 
 #include "base/error.h"
@@ -25,6 +26,27 @@ void add_report_command(CommandLine& line) {
   });
   command.add_option("run", options->run, "The run's folder")->required()->type_name("RUN");
   add_json_flag(command, options->json);
+}
+
+void add_threads_command(CommandLine& line) {
+  struct ThreadsOptions {
+    std::string run;
+    ThreadChange change;
+  };
+  auto options = std::make_shared<ThreadsOptions>();
+  CLI::App& command =
+      line.add("threads", "Change how a run that goes on shares its cores, from its next step on", [options] {
+        if (!std::filesystem::exists(std::filesystem::path(options->run) / "config.yaml"))
+          throw UserError(str("cannot change ", quoted(options->run, 300),
+                              ": no config.yaml in it; give a run's folder, FILEROOT/EXPERIMENT/TRIAL"));
+        write_thread_change(options->run, options->change);
+        print_table({{"threads", (std::filesystem::path(options->run) / "threads.json").string()}});
+      });
+  command.add_option("run", options->run, "The run's folder")->required()->type_name("RUN");
+  command.add_option("--rollout", options->change.generating, "Threads that generate; 0: as they are")
+      ->check(CLI::Range(0, 4096));
+  command.add_option("--actor", options->change.training, "Threads that train; 0: as they are")
+      ->check(CLI::Range(0, 4096));
 }
 
 }  // namespace bough

@@ -119,6 +119,7 @@ void read_run(const SimulateOptions& options, Assumed& assumed) {
 Assumed assume(const SimulateOptions& options) {
   check_at_least("--devices", options.devices, 2, "a split has one device for each side");
   check_at_least("--steps", options.steps, 1);
+  for (const int64_t eta : options.max_staleness) check_at_least("--eta", eta, 0);
   check_at_least("--batch-groups", options.batch_groups, 1);
   check_at_least("--group-size", options.group_size, 1);
   if (options.reward_seconds.size() != 2 || options.reward_seconds[0] < 0 ||

@@ -22,5 +22,6 @@ int main(int argc, char** argv) {
   bough::add_bench_command(line);
   bough::add_report_command(line);
   bough::add_simulate_command(line);
+  bough::add_threads_command(line);
   return line.run(argc, argv);
 }

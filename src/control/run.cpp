@@ -41,6 +41,7 @@ class Run {
   void write_checkpoint(const ControllerState& state, bool copied);
   void write_record(int64_t step, const MetricValues& values);
   void write_timeline(bool all);
+  void follow_thread_change();
   void show(const std::string& activity);
   Json thread_state() const;
   std::optional<Comparison> compare();
@@ -56,6 +57,7 @@ class Run {
   LiveDisplay display_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<AppendFile> timeline_file_;
+  ThreadChange thread_change_;
   double timeline_begin_ = 0;  // seconds of the processes before this one
   bool is_evaluated_at_start_ = false;
   std::atomic<Clock::Time> last_checkpoint_;
@@ -245,6 +247,7 @@ void Run::write_record(int64_t step, const MetricValues& values) {
   display_.write(step, values);
   log_debug(display_.line(step, values));  // for log.txt; people see the display
   write_timeline(/*all=*/false);
+  follow_thread_change();
 }
 
 void Run::write_timeline(bool all) {
@@ -255,6 +258,24 @@ void Run::write_timeline(bool all) {
     lines += to_line(span) + "\n";
   }
   timeline_file_->append(lines);
+}
+
+// Not in a synchronous run: other threads are other bits, and its steps are promised to be repeatable.
+void Run::follow_thread_change() {
+  const ThreadChange wanted = read_thread_change(folder_.path());
+  if (wanted == thread_change_) return;
+  thread_change_ = wanted;
+  if (!is_asynchronous()) {
+    log_warning("threads.json is for runs with rollout.max_head_offpolicyness above 0, and is not looked at");
+    return;
+  }
+  const auto set = [](int64_t threads) {
+    return [threads] { at::set_num_threads(static_cast<int>(threads)); };
+  };
+  if (wanted.generating > 0) workers_.on_engine(set(wanted.generating));
+  if (wanted.training > 0) workers_.on_trainer(set(wanted.training));
+  log_info(str("threads from now on: ", wanted.generating > 0 ? str(wanted.generating) : "as before",
+               " generate, ", wanted.training > 0 ? str(wanted.training) : "as before", " train"));
 }
 
 void Run::show(const std::string& activity) {

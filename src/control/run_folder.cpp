@@ -13,6 +13,8 @@ namespace bough {
 
 namespace {
 
+constexpr const char* kThreadsFile = "threads.json";
+
 namespace fs = std::filesystem;
 
 constexpr const char* kRolloutsPrefix = "step_";
@@ -97,6 +99,23 @@ RunFolder::RunFolder(const RunSettings& settings) : path_(run_folder_of(settings
   set_log_file(path_ / "log.txt");
 }
 
+void write_thread_change(const fs::path& folder, const ThreadChange& change) {
+  write_file_atomically(
+      folder / kThreadsFile,
+      Json{{"rollout.threads", change.generating}, {"actor.threads", change.training}}.dump());
+}
+
+ThreadChange read_thread_change(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::exists(folder / kThreadsFile, ignored)) return {};
+  const Json json = Json::parse(read_file(folder / kThreadsFile), nullptr, /*allow_exceptions=*/false);
+  const auto number = [&](const char* key) {
+    const bool has = json.is_object() && json.contains(key) && json.at(key).is_number_integer();
+    return has ? std::clamp<int64_t>(json.at(key).get<int64_t>(), 0, 4096) : 0;
+  };
+  return {number("rollout.threads"), number("actor.threads")};
+}
+
 RunFolder::~RunFolder() {
   set_log_file("");
 }
@@ -111,7 +130,7 @@ void RunFolder::cut_after(int64_t step) {
   std::vector<fs::path> events;
   for (const auto& entry : fs::directory_iterator(path_))
     if (const std::string name = entry.path().filename();
-        name.starts_with("events.") || name == "timeline.jsonl")
+        name.starts_with("events.") || name == "timeline.jsonl" || name == kThreadsFile)
       events.push_back(entry.path());
   for (const fs::path& file : events) remove_tree(file);
 }

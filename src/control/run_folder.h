@@ -27,6 +27,15 @@ std::filesystem::path run_folder_of(
 std::vector<SettingDifference> check_resumed_settings(const RunSettings& saved, const RunSettings& now,
                                                       const std::filesystem::path& config_file);
 
+// How a run's cores are shared, changed while it runs: written by `bough threads` into the run's folder, read
+// by the run. 0: as it is.
+struct ThreadChange {
+  int64_t generating = 0, training = 0;
+  bool operator==(const ThreadChange&) const = default;
+};
+void write_thread_change(const std::filesystem::path& folder, const ThreadChange& change);
+ThreadChange read_thread_change(const std::filesystem::path& folder);  // none, or a damaged file: zeros
+
 class RunFolder {
  public:
   // Makes the folder, locks it (UserError where another process holds it), finds the last checkpoint, checks

@@ -150,6 +150,43 @@ def test_an_asynchronous_run_killed_at_any_moment_trains_on_every_group_once(bou
         assert set(groups) == set(trained_groups(bough, bough.cwd / "runs/tiny/synchronous"))
 
 
+def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
+    config = write_experiment(bough, **{"saver.freq_steps": 0, "total_train_steps": 40})
+    ahead = ["trial_name=stopped", "rollout.max_head_offpolicyness=3", "gconfig.max_new_tokens=200"]
+    ahead += ["gconfig.ignore_eos=true", "evaluator.freq_steps=0", "rollout.max_concurrent_rollouts=4"]
+    run = bough.cwd / "runs/tiny/stopped"
+    process = bough.start("train", config, *ahead, env=ENVIRONMENT)
+    wait_for_steps(run, 2, process)
+    assert bough("threads", run, "--rollout", 1, "--actor", 1, ok=True).stdout.startswith("threads")
+    wait_for_steps(run, 4, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "threads from now on: 1 generate, 1 train" in (run / "log.txt").read_text()
+    state = json.loads((last_checkpoint(run) / "state.json").read_text())["state"]["controller"]
+    begun = [sample for request in state["running"] for sample in request["samples"]]
+    assert begun, "nothing was running"
+    done = state["step"]
+    bough("train", config, *ahead, f"total_train_steps={done + 4}", ok=True, env=ENVIRONMENT)
+    # Their first tokens were drawn before the stop, under versions that the second process never had.
+    kept = {tuple(sample["tokens"]) for sample in begun}
+    rows = []
+    for step in range(done + 1, done + 5):
+        plain = bough.cwd / "plain.jsonl"
+        file = run / f"rollouts/step_{step}.jsonl.zst"
+        subprocess.run([bough.program.parent / "checkpoint_tool", "rollouts", file, plain], check=True)
+        rows += [json.loads(line) for line in plain.read_text().splitlines()]
+    responses = [
+        [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+        for row in rows
+    ]
+    found = {tokens for tokens in kept for row in responses if row[: len(tokens)] == list(tokens)}
+    assert found, "no sample went on where it stood"
+    spans = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    assert {"engine", "trainer", "rewards", "writer"} <= {span[0] for span in spans}
+    assert "Who did what" in (run / "report.html").read_text()
+
+
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_a_checkpoint_and_goes_on(bough, which):
     config = write_experiment(bough, **{"saver.freq_steps": 0, "total_train_steps": 12})
