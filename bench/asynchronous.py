@@ -3,8 +3,8 @@
 
   sleeping       rewards take 0.1 to 2 s, a worker a sample: asynchronous over synchronous
   demo           the demo's job, rewards cost nothing, the same cores: asynchronous over synchronous
-  interruption   lengths with a heavy tail: interruptible over not
-  microbatches   plans of the tree over a fixed number of micro-batches of whole sequences (mb_spec.n_mbs)
+  interruption   lengths with a long tail: interruptible over not
+  microbatches   dense, lengths with a long tail: dynamic micro-batches over a fixed number of them
   prox           loglinear over recompute (prox_logp_method), four mini-batches
 
 The measure is perf/effective_tokens_per_s, generated tokens that were trained on, over the wall time of the
@@ -34,6 +34,8 @@ def score(completion, **fields):
 """
 ASYNCHRONOUS = "rollout.max_head_offpolicyness=2"
 SYNCHRONOUS = "rollout.max_head_offpolicyness=0"
+# The model before it has learned anything ends a response with one of its 272 tokens: a geometric tail.
+LONG_TAIL = ["model.path={demo}/base", "gconfig.max_new_tokens=1024"]
 # Settings of the pair's first and second run, and those of both.
 PAIRS = {
     "sleeping": (
@@ -46,13 +48,12 @@ PAIRS = {
     "interruption": (
         ["rollout.interruptible=true"],
         ["rollout.interruptible=false"],
-        [ASYNCHRONOUS, "gconfig.max_new_tokens=512", "train_dataset.batch_size=16"]
-        + ["rollout.max_concurrent_rollouts=128"],
+        [ASYNCHRONOUS, *LONG_TAIL, "train_dataset.batch_size=8", "rollout.max_concurrent_rollouts=128"],
     ),
     "microbatches": (
-        ["actor.tree_training_mode=auto"],
-        ["actor.tree_training_mode=dense", "actor.mb_spec.n_mbs=8"],
-        [SYNCHRONOUS],
+        ["actor.tree_training_mode=dense"],
+        ["actor.tree_training_mode=dense", "actor.mb_spec.n_mbs=16", "actor.mb_spec.allocation=fixed"],
+        [SYNCHRONOUS, *LONG_TAIL, "train_dataset.batch_size=4"],
     ),
     "prox": (
         ["actor.prox_logp_method=loglinear"],
@@ -97,6 +98,7 @@ def measure(args, folder, name, settings):
         "saver.rollouts=false",
     ]
     environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
+    settings = [setting.format(demo=demo) for setting in settings]
     run = subprocess.run(command + settings, cwd=folder, env=environment, capture_output=True, text=True)
     if run.returncode != 0:
         raise SystemExit(

@@ -20,7 +20,7 @@ def blocks(document: str, language: str) -> list[str]:
 
 @pytest.fixture
 def examples(bough):
-    """Writes the document's files, each named by its first line, and starts its endpoint; returns its port."""
+    """Writes the document's files, each named by its first line, and starts its endpoint; gives its port."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
