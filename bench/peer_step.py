@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 # hidden, layers, query heads, key/value heads, head, feed-forward
 SHAPES = {
-    "tiny": (64, 2, 4, 2, 16, 128),
+    "tiny": (64, 2, 4, 2, 32, 128),
     "small": (512, 8, 8, 4, 64, 1536),
     "0.6b": (1024, 28, 16, 8, 128, 3072),
 }
