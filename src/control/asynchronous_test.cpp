@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "control/control_test_util.h"
 #include "control/workers.h"
@@ -35,7 +37,7 @@ class WanderingTrainer final : public BatchTrainer {
     return {};
   }
 
-  std::chrono::milliseconds pause{15};
+  std::chrono::milliseconds pause{5};
   std::vector<std::vector<Trajectory>> batches;
   std::vector<std::unique_ptr<Model>> versions;
 
@@ -51,6 +53,8 @@ struct AsynchronousRun {
     auto options = engine_options(257, 24);
     options.settings.max_head_offpolicyness = eta;
     options.settings.max_concurrent_rollouts = 16;
+    // Slower than the trainer on any machine: weights come while samples run.
+    options.on_pass = [](const PassWork&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
     engine = std::make_unique<EmbeddedEngine>(*generating, options);
     workers = std::make_unique<RunWorkers>(
         WorkerParts{.engine = *engine,
