@@ -151,9 +151,11 @@ def test_an_asynchronous_run_killed_at_any_moment_trains_on_every_group_once(bou
 
 
 def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
-    config = write_experiment(bough, **{"saver.freq_steps": 0, "total_train_steps": 40})
-    ahead = ["trial_name=stopped", "rollout.max_head_offpolicyness=3", "gconfig.max_new_tokens=200"]
-    ahead += ["gconfig.ignore_eos=true", "evaluator.freq_steps=0", "rollout.max_concurrent_rollouts=4"]
+    config = write_experiment(bough, **{"saver.freq_steps": 0, "total_train_steps": 400})
+    # The gate is never what the engine waits for, so it is in the middle of samples whenever the run stops.
+    ahead = ["trial_name=stopped", "rollout.max_head_offpolicyness=399", "gconfig.max_new_tokens=200"]
+    ahead += ["rollout.max_buffered_groups=1200", "gconfig.ignore_eos=true", "evaluator.freq_steps=0"]
+    ahead += ["rollout.max_concurrent_rollouts=4"]
     run = bough.cwd / "runs/tiny/stopped"
     process = bough.start("train", config, *ahead, env=ENVIRONMENT)
     wait_for_steps(run, 2, process)
@@ -167,11 +169,13 @@ def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
     begun = [sample for request in state["running"] for sample in request["samples"]]
     assert begun, "nothing was running"
     done = state["step"]
-    bough("train", config, *ahead, f"total_train_steps={done + 4}", ok=True, env=ENVIRONMENT)
+    # What was finished comes first, three groups a step.
+    steps = (len(state["buffer"]) + len(state["awaiting_reward"])) // 3 + 4
+    bough("train", config, *ahead, f"total_train_steps={done + steps}", ok=True, env=ENVIRONMENT)
     # Their first tokens were drawn before the stop, under versions that the second process never had.
     kept = {tuple(sample["tokens"]) for sample in begun}
     rows = []
-    for step in range(done + 1, done + 5):
+    for step in range(done + 1, done + steps + 1):
         plain = bough.cwd / "plain.jsonl"
         file = run / f"rollouts/step_{step}.jsonl.zst"
         subprocess.run([bough.program.parent / "checkpoint_tool", "rollouts", file, plain], check=True)
