@@ -288,6 +288,7 @@ RunSummary Run::work() {
   controller_.start();
   drive(controller_, workers_, events_,
         {.stop = options_.stop, .on_activity = [this](const std::string& activity) { show(activity); }});
+  workers_.join();  // a thread says what it did after it said that it is done
   write_timeline(/*all=*/true);
   display_.set_activity("");
   if (controller_.is_stopping()) {

@@ -31,12 +31,17 @@ WorkQueue::WorkQueue(WorkQueueOptions options, const Clock& clock, EventQueue& e
 }
 
 WorkQueue::~WorkQueue() {
+  join();
+}
+
+void WorkQueue::join() {
   {
     const std::lock_guard lock(mutex_);
     is_ending_ = true;
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void WorkQueue::post(const char* name, std::function<void()> work) {
@@ -119,8 +124,7 @@ RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
       rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, parts_.events, parts_.timeline) {}
 
 RunWorkers::~RunWorkers() {
-  cancel_evaluation();
-  parts_.reward.cancel();
+  join();
 }
 
 // ---- Engine.
@@ -241,6 +245,12 @@ void RunWorkers::write_checkpoint(ControllerState state, bool copied) {
     }
     parts_.events.post(std::move(written));
   });
+}
+
+void RunWorkers::join() {
+  cancel_evaluation();
+  parts_.reward.cancel();
+  for (WorkQueue* queue : {&engine_, &trainer_, &writer_, &rewards_}) queue->join();
 }
 
 EngineStatistics RunWorkers::engine_statistics() const {

@@ -46,12 +46,13 @@ class WorkQueue {
   // What work throws is posted as WorkerFailed, and the thread ends. Clock, queue and timeline must outlive
   // it.
   WorkQueue(WorkQueueOptions options, const Clock& clock, EventQueue& events, Timeline& timeline);
-  ~WorkQueue();  // ends after the pieces of work that are being done; what is queued is not
+  ~WorkQueue();  // as join() does
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
   // `name`, a literal, says what it is, in messages and in the timeline: "train".
   void post(const char* name, std::function<void()> work);
+  void join();  // its threads end after the pieces of work that are being done; what is queued is not
   // Without threads: one piece of work on the caller's. False: there was none.
   bool run_some() { return options_.threads == 0 && do_some(); }
 
@@ -131,6 +132,7 @@ class RunWorkers final : public Workers {
 
   // Without threads: one piece of work. False: there was none.
   bool run_some();
+  void join();  // the threads end; then nothing may be asked for any more
   // Runs something on the engine's or the trainer's thread, between two pieces of work.
   void on_engine(std::function<void()> work) { engine_.post("settings", std::move(work)); }
   void on_trainer(std::function<void()> work) { trainer_.post("settings", std::move(work)); }
