@@ -44,8 +44,8 @@ class PagedContext : public AttentionContext {
   double scale_;
 };
 
-// A pass some of whose tokens attend by choice: each layer but the dense ones has a plan of its own, made when
-// its queries are there.
+// A pass some of whose tokens attend by choice: each layer but the dense ones has a plan of its own, made
+// when its queries are there.
 class SparseContext : public AttentionContext {
  public:
   // segments: of the pass; cut: the same tokens, with one segment for each that chooses (their indices are

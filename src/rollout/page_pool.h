@@ -4,10 +4,10 @@
 //
 // A page holds the keys and values of kPageTokens consecutive tokens in every layer. A full page can be
 // published under the whole prefix that ends in it. Keys of the index are (serial of the page before, the
-// page's tokens, which of them were computed by sparse attention); serials are never used twice, so a page whose predecessor was evicted can no longer be
-// found, rather than be found under another prefix. Pages that nobody holds but that are published stay, and
-// are evicted least recently released first when pages are needed. A holder always holds the whole prefix,
-// and releases its end first.
+// page's tokens, which of them were computed by sparse attention); serials are never used twice, so a page
+// whose predecessor was evicted can no longer be found, rather than be found under another prefix. Pages that
+// nobody holds but that are published stay, and are evicted least recently released first when pages are
+// needed. A holder always holds the whole prefix, and releases its end first.
 //
 // Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held;
 // the reference counts equal the number of tables that hold the page; the index and the pages' serials agree.
