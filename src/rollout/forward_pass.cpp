@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/error.h"
 #include "rollout/upload.h"
@@ -53,41 +52,20 @@ static std::vector<int32_t> completed_pages(std::span<const PagedSegment> segmen
 }
 
 SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
-                             std::span<const PagedSegment> segments, std::vector<PagedSegment> cut,
-                             std::vector<size_t> choosing)
+                             std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn)
     : storage_(storage),
       shape_(shape),
       path_(path),
       scale_(scale),
-      segments_(std::move(cut)),
       all_(segments, shape, nullptr, path),
-      complete_(completed_pages(segments_)),
-      choosing_(std::move(choosing)) {
-  std::vector<int64_t> first_token;
+      chooser_(segments, is_drawn, storage.sparse(), shape.num_kv_heads),
+      complete_(completed_pages(segments)) {
+  // Of the tokens of a page that of its first place comes first: a page's tokens are one sequence's.
   int64_t token = 0;
-  for (const PagedSegment& segment : segments_) {
-    first_token.push_back(token);
+  for (const PagedSegment& segment : segments)
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token)
       slots_.push_back(
           {token, segment.pages[static_cast<size_t>(i / kPageTokens)] * kPageTokens + i % kPageTokens});
-  }
-  // Of the tokens of a page that of its first place comes first; a page's tokens are one sequence's.
-  if (choosing_.empty()) return;
-  const auto heads = static_cast<size_t>(shape.num_kv_heads);
-  lists_.resize(segments_.size() * heads);
-  for (size_t s = 0; s < segments_.size(); ++s)
-    for (size_t g = 0; g < heads; ++g) {
-      auto& list = lists_[s * heads + g];
-      list.resize(static_cast<size_t>(pages_for(segments_[s].begin + segments_[s].count)));
-      std::iota(list.begin(), list.end(), 0);
-    }
-  for (const size_t s : choosing_) {
-    const PagedSegment& segment = segments_[s];
-    BOUGH_CHECK(segment.count == 1, "a segment of ", segment.count, " tokens chooses pages");
-    queries_.push_back({.token = first_token[s],
-                        .pages = segment.pages.first(static_cast<size_t>(pages_for(segment.begin + 1)))});
-  }
-  chosen_.resize(queries_.size() * heads);
 }
 
 at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
@@ -107,7 +85,7 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   const auto summarise = [&] {
     summarise_pages(pages, complete_, sparse.summary, shape_.head_dim, storage_.summaries(layer));
   };
-  if (queries_.empty()) {
+  if (!chooser_.chooses()) {
     at::Tensor o_TNH = attend_by(all_, true);
     summarise();
     return o_TNH;
@@ -115,12 +93,8 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   // A page that this pass completes may be chosen by a later token of the same pass.
   store_in_pages(pages, k_TGH, v_TGH, slots_);
   summarise();
-  choose_pages(q_TNH, storage_.summaries(layer), sparse.summary, queries_, sparse.budget_pages, chosen_);
-  const auto heads = static_cast<size_t>(shape_.num_kv_heads);
-  for (size_t i = 0; i < choosing_.size(); ++i)
-    for (size_t g = 0; g < heads; ++g) std::swap(lists_[choosing_[i] * heads + g], chosen_[i * heads + g]);
-  const PageSelection selection{.lists = lists_, .per_head = true};
-  return attend_by(PagedPlan(segments_, shape_, &selection, path_), false);
+  const PageSelection selection = chooser_.selection(chooser_.choose(q_TNH, storage_.summaries(layer)));
+  return attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), false);
 }
 
 ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)
@@ -165,38 +139,9 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
 at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                                    std::span<const PagedSegment> segments,
                                    std::span<const uint8_t> is_drawn) {
-  BOUGH_CHECK(static_cast<int64_t>(is_drawn.size()) == tokens_T.size(0), is_drawn.size(), " marks for ",
-              tokens_T.size(0), " tokens");
-  const int64_t budget = storage_.sparse().budget_pages;
-  std::vector<PagedSegment> cut;
-  std::vector<size_t> choosing;
-  size_t token = 0;
-  for (const PagedSegment& segment : segments) {
-    PagedSegment open = segment;  // what is not cut yet
-    open.count = 0;
-    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
-      const int64_t pages = pages_for(i + 1);
-      const bool chooses = is_drawn[token] != 0 && pages > budget;
-      if (is_drawn[token] != 0) {
-        pages_read_.pages += std::min(pages, budget);
-        pages_read_.of += pages;
-      }
-      if (!chooses) {
-        ++open.count;
-        continue;
-      }
-      if (open.count > 0) cut.push_back(open);
-      open.begin = i;
-      open.count = 1;
-      choosing.push_back(cut.size());
-      cut.push_back(open);
-      open.begin = i + 1;
-      open.count = 0;
-    }
-    if (open.count > 0) cut.push_back(open);
-  }
-  SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments,
-                          std::move(cut), std::move(choosing));
+  SparseContext attention(storage_, shape_, path_, model_.config().attention_scale(), segments, is_drawn);
+  pages_read_.pages += attention.chooser().pages_read();
+  pages_read_.of += attention.chooser().pages_in_context();
   return model_.forward(tokens_T, positions_T, attention);
 }
 

@@ -48,12 +48,11 @@ class PagedContext : public AttentionContext {
 // when its queries are there.
 class SparseContext : public AttentionContext {
  public:
-  // segments: of the pass; cut: the same tokens, with one segment for each that chooses (their indices are
-  // `choosing`). The storage and what the segments point to must outlive this object.
+  // The storage and what the segments point to must outlive this object. is_drawn: of each token.
   SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
-                std::span<const PagedSegment> segments, std::vector<PagedSegment> cut,
-                std::vector<size_t> choosing);
+                std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn);
 
+  const PageChooser& chooser() const { return chooser_; }
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
 
@@ -62,13 +61,10 @@ class SparseContext : public AttentionContext {
   PagedShape shape_;
   AttentionPath path_;
   double scale_;
-  std::vector<PagedSegment> segments_;
   PagedPlan all_;  // of the layers that attend to all: of uncut segments, whose tokens are stored first
-  std::vector<int32_t> complete_;
+  PageChooser chooser_;
+  std::vector<int32_t> complete_;  // pages whose last token is the pass's
   std::vector<TokenSlot> slots_;
-  std::vector<size_t> choosing_;
-  std::vector<ChoosingQuery> queries_;
-  std::vector<std::vector<int32_t>> chosen_, lists_;  // of the queries; of the segments
 };
 
 // What a pass read of its context, in one layer and key/value head of those that attend by choice.

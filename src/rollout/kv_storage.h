@@ -24,15 +24,6 @@
 
 namespace bough {
 
-// How drawn tokens attend; the engine's settings are SparseSettings.
-struct SparsePolicy {
-  int64_t budget_pages = 0;  // that a drawn token attends to; 0: to all
-  PageSummary summary = PageSummary::kMean;
-  int64_t dense_layers = 0;  // the first of the model, which attend to all
-
-  bool is_sparse() const { return budget_pages > 0; }
-};
-
 class KvStorage {
  public:
   // UserError where the system has no room for max_pages.

@@ -18,17 +18,20 @@ namespace {
 struct PassInput {
   at::Tensor tokens_T, positions_T;  // int64
   at::Tensor end_local;              // int32 [P + T]
+  std::vector<uint8_t> is_drawn;     // [T]
 };
 
 PassInput make_pass_input(const PrefixTree& tree, const Block& block,
                           const std::vector<int32_t>& stack_tokens, at::Device device) {
   std::vector<int64_t> tokens, positions, numbers;
+  std::vector<uint8_t> is_drawn;
   tokens.reserve(block.num_tokens);
   positions.reserve(block.num_tokens);
   numbers.reserve(block.num_tokens);
   for (const auto& range : block.ranges)
     for (int32_t t = range.begin; t < range.end; ++t) {
-      tokens.push_back(tree.tokens[t]);
+      tokens.push_back(token_id(tree.tokens[t]));
+      is_drawn.push_back(tree.tokens[t] != token_id(tree.tokens[t]));
       positions.push_back(tree.depth[t]);
       numbers.push_back(t);
     }
@@ -44,7 +47,7 @@ PassInput make_pass_input(const PrefixTree& tree, const Block& block,
   for (int64_t i = 0; i < block.num_tokens; ++i)
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
   return {at::tensor(tokens, at::kLong).to(device), at::tensor(positions, at::kLong).to(device),
-          at::tensor(end_local, at::kInt).to(device)};
+          at::tensor(end_local, at::kInt).to(device), std::move(is_drawn)};
 }
 
 // Beyond the length up to which the model is computed exactly, tokens that several sequences share would not
@@ -156,8 +159,16 @@ class Walk {
     input_ = make_pass_input(*planned_.tree, block, stack_.tokens(), model_.device());
     TreeContext::Pass pass{&stack_,          block.stack_rows, block.interior,
                            verify_recompute, input_.end_local, model_.config().attention_scale()};
-    if (model_.batch_invariant())
-      pass.pages.emplace(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
+    if (!model_.batch_invariant() && !options_.sparse.is_sparse()) return pass;
+    TreePages pages(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
+    if (options_.sparse.is_sparse()) {
+      PageChooser chooser(pages.segments(), input_.is_drawn, options_.sparse, model_.config().num_kv_heads);
+      if (chooser.chooses())
+        pass.choice = {std::move(chooser),
+                       std::vector<PageChooser::Lists>(static_cast<size_t>(model_.config().num_layers))};
+    }
+    if (model_.batch_invariant() || pass.choice) pass.pages.emplace(std::move(pages));
+    pass.is_batch_invariant = model_.batch_invariant();
     return pass;
   }
 
@@ -208,6 +219,8 @@ class Walk {
 
 WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
                 const Loss* loss, const Seeds* seeds) {
+  BOUGH_CHECK(options.sparse.is_sparse() ? batch.marked && model.device().is_cpu() : !batch.marked,
+              "a batch with marks of drawn tokens is for a sparse policy on the CPU, and that needs them");
   check_lengths(model.config(), batch);
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/page_choice/page_choice.h"
 #include "models/model.h"
 #include "plan/plan.h"
 #include "train/make_batch.h"
@@ -25,6 +26,9 @@ namespace bough {
 struct ExecutorOptions {
   int64_t head_chunk_rows = 0;  // 0: by the vocabulary, so that a chunk of logits takes about 16 MiB in fp32
   bool verify_recompute = false;  // compare every recompute with its first forward, bit for bit
+  // Tokens that are marked as drawn (mark_drawn) attend by choice, as generation under this policy does. On
+  // the CPU.
+  SparsePolicy sparse = {};
 };
 
 struct RowValues {

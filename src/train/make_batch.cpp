@@ -233,6 +233,20 @@ bool is_dropped(const std::vector<Trajectory>& group, const ActorSettings& setti
   return std::find(filtered.trained.begin(), filtered.trained.end(), 1) == filtered.trained.end();
 }
 
+void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories) {
+  auto marked = std::make_shared<std::vector<std::vector<int32_t>>>();
+  for (const Trajectory* trajectory : trajectories) {
+    if (!trajectory->in_loss()) continue;
+    std::vector<int32_t>& tokens = marked->emplace_back(trajectory->input_ids);
+    for (size_t i = 1; i < tokens.size(); ++i)
+      if (trajectory->loss_mask[i] != 0) tokens[i] |= kDrawnMark;
+  }
+  BOUGH_CHECK(marked->size() == batch.sequences.size(), "marks for ", marked->size(), " of ",
+              batch.sequences.size(), " sequences");
+  for (size_t s = 0; s < marked->size(); ++s) batch.sequences[s] = (*marked)[s];
+  batch.marked = std::move(marked);
+}
+
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age) {
   // By name: a row that was given an advantage and has no reward is no entry, yet of its group.

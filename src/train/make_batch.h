@@ -6,6 +6,7 @@
 // and their reward enters the group's mean once.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct TrainBatch {
   std::vector<std::vector<int32_t>> trained_positions;  // of each sequence, ascending, all > 0: its loss rows
   std::vector<int64_t> row_offset;  // [S + 1]: rows of sequence s are [row_offset[s], row_offset[s + 1])
   double temperature = 1;           // the head divides logits by it
+  // Where tokens are marked (mark_drawn), what `sequences` are spans of.
+  std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
   // Fields of all rows on the CPU, accumulator type; log_probs_R and entropies_R are the executor's.
   LossRows fields;
 
@@ -40,6 +43,16 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
                       const AggregationSettings& aggregation, at::ScalarType dtype);
 TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const AggregationSettings& aggregation,
                       at::ScalarType dtype);
+
+// Sparse policies compute a token that the policy drew otherwise than an equal one that it did not: sequences
+// part where one of two equal tokens was drawn. So drawn tokens (loss_mask) carry this bit in a batch that a
+// sparse policy walks through, in its tree and its plans; the executor takes it off.
+inline constexpr int32_t kDrawnMark = 1 << 30;
+inline int32_t token_id(int32_t marked) {
+  return marked & ~kDrawnMark;
+}
+// A batch's sequences with marks; `trajectories` are those that the batch was made of.
+void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories);
 
 // Advantages from rewards: shaped, filtered, estimated inside each group, as `actor` of a run says. A
 // sequence that has an advantage keeps it, yet counts in its group's mean; what a filter drops becomes

@@ -61,23 +61,44 @@ void write_rows(const Pass& pass, int64_t layer, const at::Tensor& k, const at::
   v_rows.copy_(v);
 }
 
-TreeAttentionOutput forward(const Pass& pass, const TreeAttentionInput& input) {
-  return pass.pages ? tree_attention_forward_paged(input, *pass.pages) : tree_attention_forward(input);
+bool is_chosen(const Pass& pass, int64_t layer) {
+  return pass.choice && layer >= pass.choice->chooser.policy().dense_layers;
 }
 
-TreeAttentionOutput attention_output(const Pass& pass, int64_t layer, const at::Tensor& q,
-                                     const at::Tensor& k, const at::Tensor& v) {
-  if (!pass.kept_outputs) return forward(pass, make_input(pass, layer, q, k, v));
+TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput& input) {
+  if (is_chosen(pass, layer))
+    return tree_attention_forward_sparse(input, {*pass.pages, pass.choice->chooser},
+                                         pass.choice->chosen[layer]);
+  return pass.is_batch_invariant ? tree_attention_forward_paged(input, *pass.pages)
+                                 : tree_attention_forward(input);
+}
+
+TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor& q, const at::Tensor& k,
+                                     const at::Tensor& v) {
+  const TreeAttentionInput input = make_input(pass, layer, q, k, v);
+  if (is_chosen(pass, layer))
+    pass.choice->chosen[layer] = choose_in_tree(input, {*pass.pages, pass.choice->chooser});
+  if (!pass.kept_outputs) return forward(pass, layer, input);
   const auto& kept = (*pass.kept_outputs)[layer];
   if (pass.verify_recompute)
-    BOUGH_CHECK(at::equal(kept.o_TNH, forward(pass, make_input(pass, layer, q, k, v)).o_TNH),
+    BOUGH_CHECK(at::equal(kept.o_TNH, forward(pass, layer, input).o_TNH),
                 "a recompute differs from its first forward in attention's output, layer ", layer);
   return kept;
 }
 
+TreeAttentionGradient gradient(Pass& pass, int64_t layer, const TreeAttentionInput& input,
+                               const TreeAttentionOutput& out, const at::Tensor& d_o) {
+  const at::Tensor d_k = pass.stack->d_k(layer, 0, pass.stack_rows),
+                   d_v = pass.stack->d_v(layer, 0, pass.stack_rows);
+  if (is_chosen(pass, layer))
+    return tree_attention_backward_sparse(input, out, d_o, d_k, d_v, {*pass.pages, pass.choice->chooser},
+                                          pass.choice->chosen[layer]);
+  return tree_attention_backward(input, out, d_o, d_k, d_v);
+}
+
 struct AttendFunction : torch::autograd::Function<AttendFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v, const Pass* pass, int64_t layer) {
+                               const at::Tensor& v, Pass* pass, int64_t layer) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto out = attention_output(*pass, layer, q, k, v);
     if (pass->keep_outputs) pass->keep_outputs->push_back(out);
@@ -91,7 +112,7 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
-    const auto& pass = *reinterpret_cast<const Pass*>(context->saved_data["pass"].toInt());
+    auto& pass = *reinterpret_cast<Pass*>(context->saved_data["pass"].toInt());
     const int64_t layer = context->saved_data["layer"].toInt();
     const auto saved = context->get_saved_variables();
     const auto &q = saved[0], &k = saved[1];
@@ -99,9 +120,8 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     // The outputs' gradient is undefined where only the anchor led here: in the last layer of a pass without
     // a loss.
     if (d_outputs[0].defined())
-      d = tree_attention_backward(make_input(pass, layer, q, k, saved[2]), {saved[3], saved[4]},
-                                  d_outputs[0].contiguous(), pass.stack->d_k(layer, 0, pass.stack_rows),
-                                  pass.stack->d_v(layer, 0, pass.stack_rows));
+      d = gradient(pass, layer, make_input(pass, layer, q, k, saved[2]), {saved[3], saved[4]},
+                   d_outputs[0].contiguous());
     if (pass.interior) {
       const auto d_k = pass.stack->d_k(layer, pass.stack_rows, k.size(0));
       const auto d_v = pass.stack->d_v(layer, pass.stack_rows, k.size(0));

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/tree_attention/tree_attention_paged.h"
+#include "kernels/tree_attention/tree_attention_sparse.h"
 #include "models/config.h"
 #include "models/model.h"
 
@@ -65,8 +65,16 @@ class TreeContext : public AttentionContext {
     bool verify_recompute;  // what is written must be what stands there, bit for bit
     at::Tensor end_local;   // int32 [P + T]: kernels/tree_attention
     double scale;
-    // Attention of a batch-invariant model goes by these pages; others have none.
+    // Attention of a batch-invariant model goes by these pages, and that of queries that choose; others have
+    // none.
     std::optional<TreePages> pages;
+    bool is_batch_invariant = false;
+    // Where some of the pass's queries choose pages: who does, and by layer what, written by its forward.
+    struct Choice {
+      PageChooser chooser;
+      std::vector<PageChooser::Lists> chosen;
+    };
+    std::optional<Choice> choice;
     // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them
     // from there instead of computing them again. Either may be null.
     std::vector<TreeAttentionOutput>* keep_outputs = nullptr;

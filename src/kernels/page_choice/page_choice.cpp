@@ -209,4 +209,60 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
   });
 }
 
+PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn,
+                         const SparsePolicy& policy, int64_t num_kv_heads)
+    : policy_(policy), num_kv_heads_(static_cast<size_t>(num_kv_heads)) {
+  const int64_t budget = policy.budget_pages;
+  size_t token = 0;
+  for (const PagedSegment& segment : segments) {
+    PagedSegment open = segment;  // what is not cut off yet
+    open.count = 0;
+    const auto close = [&] {
+      if (open.count > 0) segments_.push_back(open);
+    };
+    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
+      BOUGH_CHECK(token < is_drawn.size(), is_drawn.size(), " marks of drawn tokens are too few");
+      const int64_t pages = pages_for(i + 1);
+      if (is_drawn[token] != 0) {
+        pages_read_ += std::min(pages, budget);
+        pages_in_context_ += pages;
+      }
+      if (is_drawn[token] == 0 || pages <= budget) {
+        ++open.count;
+        continue;
+      }
+      close();
+      choosing_.push_back(segments_.size());
+      segments_.push_back({segment.pages, i, 1});
+      queries_.push_back(
+          {.token = static_cast<int64_t>(token), .pages = segment.pages.first(static_cast<size_t>(pages))});
+      open.begin = i + 1;
+      open.count = 0;
+    }
+    close();
+  }
+  if (queries_.empty()) return;
+  lists_.resize(segments_.size() * num_kv_heads_);
+  for (size_t i = 0; i < lists_.size(); ++i) {
+    const PagedSegment& segment = segments_[i / num_kv_heads_];
+    lists_[i].resize(static_cast<size_t>(pages_for(segment.begin + segment.count)));
+    std::iota(lists_[i].begin(), lists_[i].end(), 0);
+  }
+}
+
+PageChooser::Lists PageChooser::choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const {
+  Lists chosen(queries_.size() * num_kv_heads_);
+  choose_pages(q_TNH, summaries, policy_.summary, queries_, policy_.budget_pages, chosen);
+  return chosen;
+}
+
+PageSelection PageChooser::selection(const Lists& chosen) {
+  BOUGH_CHECK(chosen.size() == queries_.size() * num_kv_heads_, chosen.size(), " lists for ", queries_.size(),
+              " queries");
+  for (size_t i = 0; i < choosing_.size(); ++i)
+    for (size_t g = 0; g < num_kv_heads_; ++g)
+      lists_[choosing_[i] * num_kv_heads_ + g] = chosen[i * num_kv_heads_ + g];
+  return {.lists = lists_, .per_head = true};
+}
+
 }  // namespace bough

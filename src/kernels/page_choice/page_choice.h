@@ -21,12 +21,23 @@
 #include <string>
 #include <vector>
 
+#include "kernels/paged_attention/paged_plan.h"
+
 namespace bough {
 
 enum class PageSummary { kMean, kMinMax };
 PageSummary page_summary(const std::string& name);  // mean, minmax; InternalError for another
 
 inline constexpr int64_t kLeastPages = 4;  // of a budget: those always kept, and one by its score
+
+// How drawn tokens attend.
+struct SparsePolicy {
+  int64_t budget_pages = 0;  // that a drawn token attends to; 0: to all
+  PageSummary summary = PageSummary::kMean;
+  int64_t dense_layers = 0;  // the first of the model, which attend to all
+
+  bool is_sparse() const { return budget_pages > 0; }
+};
 
 // A layer's summaries: [B, G, 1 or 2, padded H] in the keys' type, zeros from H on.
 std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
@@ -49,5 +60,41 @@ struct ChoosingQuery {
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
                   std::span<const ChoosingQuery> queries, int64_t budget,
                   std::span<std::vector<int32_t>> lists);
+
+// The queries of a pass, and the pages that they choose in one layer after the other: what generation and
+// training have in common.
+class PageChooser {
+ public:
+  // Lists by (choosing query · G + key/value head), as choose_pages() gives them.
+  using Lists = std::vector<std::vector<int32_t>>;
+
+  // Segments: of the pass; what they point to must outlive this object. is_drawn: of each of their tokens;
+  // those attend by choice where they see more pages than the policy's budget.
+  PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn,
+              const SparsePolicy& policy, int64_t num_kv_heads);
+
+  bool chooses() const { return !queries_.empty(); }
+  const SparsePolicy& policy() const { return policy_; }
+  // The pass's tokens again, each that chooses as a segment of its own.
+  const std::vector<PagedSegment>& segments() const { return segments_; }
+  const std::vector<size_t>& choosing() const { return choosing_; }  // of them, ascending
+  // Over all drawn tokens: the pages that they attend to, in a layer and head, and those of their contexts.
+  int64_t pages_read() const { return pages_read_; }
+  int64_t pages_in_context() const { return pages_in_context_; }
+
+  // What q of a layer chooses.
+  Lists choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const;
+  // The selection for a plan of segments(); valid until the next call.
+  PageSelection selection(const Lists& chosen);
+
+ private:
+  SparsePolicy policy_;
+  size_t num_kv_heads_;
+  std::vector<PagedSegment> segments_;
+  std::vector<size_t> choosing_;
+  std::vector<ChoosingQuery> queries_;
+  Lists lists_;  // of segments()
+  int64_t pages_read_ = 0, pages_in_context_ = 0;
+};
 
 }  // namespace bough

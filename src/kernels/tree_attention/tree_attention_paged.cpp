@@ -33,8 +33,6 @@ TreePages::TreePages(const at::Tensor& end_local, int64_t num_stack, int64_t num
   }
   close_segment(static_cast<int64_t>(path_.size()));
   plan_ = PagedPlan(segments_, {.num_kv_heads = num_kv_heads});
-  segments_ = {};
-  tables_ = {};
   for (size_t slot = 0; slot < key_of_slot_.size(); ++slot) {
     const int32_t key = key_of_slot_[slot];
     if (key < 0) continue;
@@ -67,8 +65,25 @@ void TreePages::close_segment(int64_t end) {
   segments_.push_back({tables_.back(), segment_begin_, end - segment_begin_});
 }
 
+std::vector<int32_t> TreePages::complete_pages() const {
+  std::vector<int32_t> complete;
+  for (int64_t page = 0; page < num_pages(); ++page)
+    if (key_of_slot_[static_cast<size_t>((page + 1) * kPageTokens - 1)] >= 0)
+      complete.push_back(static_cast<int32_t>(page));
+  return complete;
+}
+
+at::Tensor fill_pages(const TreeAttentionInput& in, const TreePages& pages) {
+  at::Tensor layer_pages = at::empty(
+      page_sizes({.num_kv_heads = in.k_TGH.size(1), .head_dim = in.k_TGH.size(2)}, pages.num_pages()),
+      in.k_TGH.options());
+  // A page that begins with a key of the pass holds no others: what clears a page comes first.
+  store_in_pages(layer_pages, in.k_stack_PGH, in.v_stack_PGH, pages.stack_slots());
+  store_in_pages(layer_pages, in.k_TGH, in.v_TGH, pages.own_slots());
+  return layer_pages;
+}
+
 TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, const TreePages& pages) {
-  const int64_t G = in.k_TGH.size(1), H = in.k_TGH.size(2);
   BOUGH_CHECK(in.q_TNH.is_cpu() && in.q_TNH.is_contiguous() && in.k_TGH.is_contiguous() &&
                   in.v_TGH.is_contiguous() && in.k_stack_PGH.is_contiguous() &&
                   in.v_stack_PGH.is_contiguous() &&
@@ -77,11 +92,7 @@ TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, c
               "tree_attention_forward_paged: q ", in.q_TNH.sizes(), " on ", in.q_TNH.device().str(), ", k ",
               in.k_TGH.sizes(), ", k_stack ", in.k_stack_PGH.sizes(), ", pages of ",
               pages.plan().num_tokens(), " queries");
-  const auto layer_pages =
-      at::empty(page_sizes({.num_kv_heads = G, .head_dim = H}, pages.num_pages()), in.k_TGH.options());
-  // A page that begins with a key of the pass holds no others: what clears a page comes first.
-  store_in_pages(layer_pages, in.k_stack_PGH, in.v_stack_PGH, pages.stack_slots());
-  store_in_pages(layer_pages, in.k_TGH, in.v_TGH, pages.own_slots());
+  const at::Tensor layer_pages = fill_pages(in, pages);
   auto lse_TN = at::empty({in.q_TNH.size(0), in.q_TNH.size(1)},
                           in.q_TNH.options().dtype(accumulator_type(in.q_TNH.scalar_type())));
   const auto o_TNH = paged_attention(

@@ -17,12 +17,17 @@ class TreePages {
  public:
   // end_local: int32 [P + T], CPU, as TreeAttentionInput has it.
   TreePages(const at::Tensor& end_local, int64_t num_stack, int64_t num_kv_heads);
+  TreePages(TreePages&&) = default;  // a move leaves the tables where they are
+  TreePages& operator=(TreePages&&) = default;
 
   int64_t num_pages() const { return static_cast<int64_t>(key_of_slot_.size()) / kPageTokens; }
   // Where keys lie, by page and place: those of the stack, those of the pass.
   std::span<const TokenSlot> stack_slots() const { return stack_slots_; }
   std::span<const TokenSlot> own_slots() const { return own_slots_; }
   const PagedPlan& plan() const { return plan_; }
+  // The queries, in order, with their paths' pages; spans of this object.
+  std::span<const PagedSegment> segments() const { return segments_; }
+  std::vector<int32_t> complete_pages() const;  // all of whose places hold a key
 
  private:
   void append(int32_t key);
@@ -31,13 +36,16 @@ class TreePages {
   std::vector<int32_t> key_of_slot_;  // of each page's slots, an index into end_local; -1 where none is
   std::vector<TokenSlot> stack_slots_, own_slots_;
   PagedPlan plan_;
-  // State while the pages are built: the segments and their pages, the keys and pages of the present path,
-  // and where its open segment began.
-  std::vector<std::vector<int32_t>> tables_;
+  std::vector<std::vector<int32_t>> tables_;  // of the segments
   std::vector<PagedSegment> segments_;
+  // State while the pages are built: the keys and pages of the present path, and where its open segment
+  // began.
   std::vector<int32_t> path_, table_;
   int64_t segment_begin_ = 0;
 };
+
+// A layer's pages with the keys and values of stack and pass in them.
+at::Tensor fill_pages(const TreeAttentionInput& in, const TreePages& pages);
 
 // Computes what tree_attention_forward does, on the CPU. `pages` must be of in.end_local.
 TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, const TreePages& pages);

@@ -1,0 +1,237 @@
+#include "kernels/tree_attention/tree_attention_sparse.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "kernels/common/op.h"
+#include "kernels/common/simd.h"
+#include "kernels/parameter.h"
+
+namespace bough {
+
+namespace {
+using simd::kLanes;
+static_assert(kLanes == kPageTokens);
+
+// The keys and values of one key/value head, page by page, and their gradients. padded H: a multiple of 16,
+// zeros from H on.
+template <class Acc>
+struct Head {
+  int64_t padded_H = 0;
+  std::vector<Acc> k_by_dim, v_by_dim;  // [pages][padded H][16]
+  std::vector<Acc> k, d_k, d_v;         // [pages][16][padded H]
+};
+
+// A query of one head. d_q is written.
+template <class Acc>
+struct Query {
+  const Acc* q;    // [padded H]
+  const Acc* d_o;  // [padded H]
+  Acc lse, d, scale;
+  const int32_t* pages;  // of its list
+  int64_t num_pages;
+  int64_t last_keys;  // that it sees of the last page
+  Acc* d_q;           // [padded H]
+};
+
+template <class Acc>
+BOUGH_INLINE void visit_pages(Head<Acc>* head, const Query<Acc>* query) {
+  using Vector = typename simd::Types<Acc>::Vector;
+  const int64_t H = head->padded_H;
+  for (int64_t i = 0; i < query->num_pages; ++i) {
+    const int64_t at = query->pages[i] * kPageTokens * H;
+    const Acc *k_by_dim = head->k_by_dim.data() + at, *v_by_dim = head->v_by_dim.data() + at;
+    Vector scores = {}, d_weights = {};
+    for (int64_t h = 0; h < H; ++h) {
+      Vector k, v;
+      simd::load(k, k_by_dim + h * kLanes);
+      simd::load(v, v_by_dim + h * kLanes);
+      scores += query->q[h] * k;
+      d_weights += query->d_o[h] * v;
+    }
+    scores = scores * query->scale - query->lse;
+    alignas(64) Acc weights[kLanes], d_scores[kLanes];
+    simd::store(weights, scores);
+    const int64_t num_keys = i + 1 < query->num_pages ? kLanes : query->last_keys;
+    for (int64_t j = 0; j < kLanes; ++j)  // what is not seen may be anything
+      weights[j] = j < num_keys && weights[j] < 0 ? weights[j] : 0;
+    simd::load(scores, weights);
+    simd::exp_nonpositive(scores);
+    const Vector d_score = scores * (d_weights - query->d) * query->scale;
+    simd::store(weights, scores);
+    simd::store(d_scores, d_score);
+    for (int64_t j = 0; j < num_keys; ++j) {
+      const int64_t row = at + j * H;
+      for (int64_t h = 0; h < H; h += kLanes) {
+        Vector k, q, d_o, d_k, d_v, d_q;
+        simd::load(k, head->k.data() + row + h);
+        simd::load(q, query->q + h);
+        simd::load(d_o, query->d_o + h);
+        simd::load(d_k, head->d_k.data() + row + h);
+        simd::load(d_v, head->d_v.data() + row + h);
+        simd::load(d_q, query->d_q + h);
+        d_k += d_scores[j] * q;
+        d_v += weights[j] * d_o;
+        d_q += d_scores[j] * k;
+        simd::store(head->d_k.data() + row + h, d_k);
+        simd::store(head->d_v.data() + row + h, d_v);
+        simd::store(query->d_q + h, d_q);
+      }
+    }
+  }
+}
+
+#define BOUGH_VISIT_PAGES(Acc) \
+  BOUGH_ON_BEST_ISA(visit, (Head<Acc> * head, const Query<Acc>* query), (head, query), visit_pages<Acc>)
+BOUGH_VISIT_PAGES(float)
+BOUGH_VISIT_PAGES(double)
+
+// The rows of k and v of one head, in their pages.
+template <class T, class Acc>
+void load_rows(const at::Tensor& k_TGH, const at::Tensor& v_TGH, std::span<const TokenSlot> slots, int64_t g,
+               Head<Acc>& head) {
+  const int64_t H = k_TGH.size(2), padded_H = head.padded_H;
+  for (const TokenSlot& slot : slots) {
+    const int64_t from = slot.token * k_TGH.size(1) * H + g * H;
+    const int64_t page = slot.slot / kPageTokens, place = slot.slot % kPageTokens;
+    for (int64_t h = 0; h < H; ++h) {
+      const Acc k = simd::widen(data<T>(k_TGH)[from + h]), v = simd::widen(data<T>(v_TGH)[from + h]);
+      head.k[static_cast<size_t>(slot.slot * padded_H + h)] = k;
+      head.k_by_dim[static_cast<size_t>((page * padded_H + h) * kPageTokens + place)] = k;
+      head.v_by_dim[static_cast<size_t>((page * padded_H + h) * kPageTokens + place)] = v;
+    }
+  }
+}
+
+// Adds the gradients of pages to those of the rows. Rows that lie in several pages, because paths part there,
+// have the sum.
+template <class Acc>
+void add_rows(const Head<Acc>& head, std::span<const TokenSlot> slots, int64_t g, const at::Tensor& d_k_TGH,
+              const at::Tensor& d_v_TGH) {
+  const int64_t H = d_k_TGH.size(2);
+  for (const TokenSlot& slot : slots) {
+    const int64_t to = slot.token * d_k_TGH.size(1) * H + g * H;
+    for (int64_t h = 0; h < H; ++h) {
+      mutable_data<Acc>(d_k_TGH)[to + h] += head.d_k[static_cast<size_t>(slot.slot * head.padded_H + h)];
+      mutable_data<Acc>(d_v_TGH)[to + h] += head.d_v[static_cast<size_t>(slot.slot * head.padded_H + h)];
+    }
+  }
+}
+
+struct Gradients {
+  const TreeAttentionInput& in;
+  const TreeAttentionOutput& out;
+  const at::Tensor &d_o_TNH, &d_k_stack_PGH, &d_v_stack_PGH;
+  const SparseTreePass& pass;
+  const PageChooser::Lists& chosen;
+  TreeAttentionGradient& d;
+};
+
+template <class T>
+void backward_head(const Gradients& of, int64_t g) {
+  using Acc = AccOf<T>;
+  const TreeAttentionInput& in = of.in;
+  const int64_t N = in.q_TNH.size(1), G = in.k_TGH.size(1), H = in.q_TNH.size(2), heads = N / G;
+  Head<Acc> head;
+  head.padded_H = (H + kLanes - 1) / kLanes * kLanes;
+  const auto size = static_cast<size_t>(of.pass.pages.num_pages() * kPageTokens * head.padded_H);
+  for (auto* values : {&head.k_by_dim, &head.v_by_dim, &head.k, &head.d_k, &head.d_v}) values->resize(size);
+  load_rows<T>(in.k_stack_PGH, in.v_stack_PGH, of.pass.pages.stack_slots(), g, head);
+  load_rows<T>(in.k_TGH, in.v_TGH, of.pass.pages.own_slots(), g, head);
+  const auto width = static_cast<size_t>(head.padded_H);
+  std::vector<Acc> q(width), d_o(width), d_q(width);
+  std::vector<int32_t> listed;
+  int64_t token = 0;
+  size_t next_choosing = 0;
+  const std::vector<PagedSegment>& segments = of.pass.chooser.segments();
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const PagedSegment& segment = segments[s];
+    const bool chooses =
+        next_choosing < of.pass.chooser.choosing().size() && of.pass.chooser.choosing()[next_choosing] == s;
+    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
+      listed.assign(segment.pages.begin(), segment.pages.begin() + pages_for(i + 1));
+      if (chooses) {
+        const auto& list = of.chosen[next_choosing * static_cast<size_t>(G) + static_cast<size_t>(g)];
+        for (size_t p = 0; p < list.size(); ++p) listed[p] = segment.pages[static_cast<size_t>(list[p])];
+        listed.resize(list.size());
+      }
+      for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
+        const int64_t row = token * N + n;
+        Acc product = 0;
+        for (int64_t h = 0; h < H; ++h) {
+          q[static_cast<size_t>(h)] = simd::widen(data<T>(in.q_TNH)[row * H + h]);
+          d_o[static_cast<size_t>(h)] = simd::widen(data<T>(of.d_o_TNH)[row * H + h]);
+          product += d_o[static_cast<size_t>(h)] * simd::widen(data<T>(of.out.o_TNH)[row * H + h]);
+        }
+        std::fill(d_q.begin(), d_q.end(), Acc{0});
+        const Query<Acc> query{.q = q.data(),
+                               .d_o = d_o.data(),
+                               .lse = data<Acc>(of.out.lse_TN)[row],
+                               .d = product,
+                               .scale = static_cast<Acc>(in.scale),
+                               .pages = listed.data(),
+                               .num_pages = static_cast<int64_t>(listed.size()),
+                               .last_keys = i % kPageTokens + 1,
+                               .d_q = d_q.data()};
+        visit(&head, &query);
+        for (int64_t h = 0; h < H; ++h)
+          simd::narrow(mutable_data<T>(of.d.d_q_TNH)[row * H + h], d_q[static_cast<size_t>(h)]);
+      }
+    }
+    next_choosing += chooses;
+  }
+  add_rows(head, of.pass.pages.stack_slots(), g, of.d_k_stack_PGH, of.d_v_stack_PGH);
+  add_rows(head, of.pass.pages.own_slots(), g, of.d.d_k_TGH, of.d.d_v_TGH);
+}
+
+}  // namespace
+
+PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const SparseTreePass& pass) {
+  const PageSummary summary = pass.chooser.policy().summary;
+  const int64_t H = in.k_TGH.size(2);
+  const at::Tensor summaries =
+      at::empty(summary_sizes(summary, pass.pages.num_pages(), in.k_TGH.size(1), H), in.k_TGH.options());
+  summarise_pages(fill_pages(in, pass.pages), pass.pages.complete_pages(), summary, H, summaries);
+  return pass.chooser.choose(in.q_TNH, summaries);
+}
+
+TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const SparseTreePass& pass,
+                                                  const PageChooser::Lists& chosen) {
+  const PagedShape shape{in.q_TNH.size(1), in.k_TGH.size(1), in.q_TNH.size(2), in.q_TNH.scalar_type(),
+                         at::kCPU};
+  const PageSelection selection = pass.chooser.selection(chosen);
+  const PagedPlan plan(pass.chooser.segments(), shape, &selection);
+  auto lse_TN = at::empty({in.q_TNH.size(0), in.q_TNH.size(1)},
+                          in.q_TNH.options().dtype(accumulator_type(in.q_TNH.scalar_type())));
+  const auto o_TNH = paged_attention(
+      {.q_TNH = in.q_TNH, .pages = fill_pages(in, pass.pages), .plan = plan, .scale = in.scale}, &lse_TN);
+  return {o_TNH, lse_TN};
+}
+
+TreeAttentionGradient tree_attention_backward_sparse(
+    const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
+    const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass,
+    const PageChooser::Lists& chosen) {
+  const auto acc = in.k_TGH.options().dtype(accumulator_type(in.k_TGH.scalar_type()));
+  TreeAttentionGradient d{at::empty_like(in.q_TNH), at::zeros(in.k_TGH.sizes(), acc),
+                          at::zeros(in.k_TGH.sizes(), acc)};
+  BOUGH_CHECK(d_o_TNH.is_contiguous() && d_k_stack_PGH.is_contiguous() && d_v_stack_PGH.is_contiguous() &&
+                  d_k_stack_PGH.scalar_type() == d.d_k_TGH.scalar_type(),
+              "tree_attention_backward_sparse: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(),
+              " ", d_k_stack_PGH.scalar_type());
+  const Gradients of{in, out, d_o_TNH, d_k_stack_PGH, d_v_stack_PGH, pass, chosen, d};
+  dispatch_float_types(in.q_TNH.scalar_type(), "tree attention", [&]<class T>() {
+    at::parallel_for(0, in.k_TGH.size(1), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) backward_head<T>(of, g);
+    });
+  });
+  return d;
+}
+
+}  // namespace bough
