@@ -65,6 +65,9 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
   if (!mode.empty()) overrides.push_back(str("actor.tree_training_mode=", mode));
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   const ActorSettings settings = parse_settings<StepSettings>("{}", "command line", overrides).actor;
+  if (settings.ppo_epochs != 1)
+    throw UserError(str("actor.ppo_epochs: got ", settings.ppo_epochs,
+                        ", expected 1: the step is the gradient of the file as the weights are"));
   if (settings.ppo_n_minibatches != 1)
     throw UserError(str("actor.ppo_n_minibatches: got ", settings.ppo_n_minibatches,
                         ", expected 1: the step is the gradient of the whole file; split the file"));

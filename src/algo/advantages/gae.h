@@ -5,6 +5,9 @@
 //
 // By turn: a step is a turn. V_k is that of the turn's first trained token, rew_k the sum over the turn, and
 // A_k stands on all of its tokens (AReaL's gae_timestep_unit: turn).
+//
+// The estimator gae takes V from a critic and whitens A over all trained tokens of the batch. turn_returns has
+// no critic: R_k = rew_k + turn_discount R_{k+1} on all tokens of turn k, GAE by turn with V = 0, lambda = 1.
 #pragma once
 
 #include <cstdint>
