@@ -259,7 +259,7 @@ Estimates estimate(const std::vector<Trajectory>& batch, const Entries& entries,
 // A row's part of its trajectory's advantages; `next_token` counts the trajectory's trained tokens.
 std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<double>& advantages,
                                     int64_t& next_token) {
-  if (advantages.size() == 1 || !row.in_loss())
+  if (advantages.size() == 1 || !row.in_loss() || row.input_ids.empty())
     return {advantages.empty() ? 0.0f : static_cast<float>(advantages[0])};
   std::vector<float> by_token(row.input_ids.size(), 0.0f);
   for (size_t i = 0; i < by_token.size(); ++i)

@@ -54,9 +54,9 @@ EstimatorKind gae_estimator() {
                               "a checkpoint before it diverged"));
       const std::vector<uint8_t> trained(steps.values.size(), 1);
       const std::vector<int32_t> none;
-      GaeResult own =
-          gae({steps.rewards, steps.values, trained, by_turn ? steps.turns : none, steps.truncated},
-              settings.discount, settings.gae_lambda);
+      GaeResult own = gae({steps.rewards, steps.values, trained, by_turn ? steps.turns : none,
+                           steps.truncated && settings.bootstrap_truncated},
+                          settings.discount, settings.gae_lambda);
       advantages.push_back(std::move(own.advantages));
       if (input.returns) input.returns->push_back(std::move(own.returns));
     }
