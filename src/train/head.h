@@ -1,7 +1,7 @@
 // What reads the final hidden states of a walk: a head, of which the policy's is here and a critic's in
-// critic.h. Which rows of the head and of the loss belong to which block of a planned tree, and the head of one block:
-// log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden states they
-// were predicted from, chunk by chunk (engine.md 3, "Head").
+// critic.h. Which rows of the head and of the loss belong to which block of a planned tree, and the head of
+// one block: log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden
+// states they were predicted from, chunk by chunk (engine.md 3, "Head").
 #pragma once
 
 #include <vector>

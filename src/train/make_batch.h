@@ -49,10 +49,10 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 // sequence that has an advantage keeps it, yet counts in its group's mean; what a filter drops becomes
 // `trained: false`; a row that is not valid counts nowhere. Rows of one trajectory share its advantage.
 // `age`: what is too old for the batch, and what becomes of it. `set_values`: gives the sequences that are
-// trained a critic's values (sequence_steps.h), where the estimator asks for them and the caller has a critic;
-// then they also get their returns. Returns what the filters counted, trajectory
-// by trajectory. UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where
-// nobody knows how many tokens a response may have; see compute_advantages.
+// trained a critic's values (sequence_steps.h), where the estimator asks for them and the caller has a
+// critic; then they also get their returns. Returns what the filters counted, trajectory by trajectory.
+// UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where nobody knows
+// how many tokens a response may have; see compute_advantages.
 using SetValues = std::function<void(std::vector<Trajectory>& batch)>;
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age = {},

@@ -56,7 +56,8 @@ void clean_run_checkpoints(const std::filesystem::path& run_dir);
 
 // Restores model and optimizer (made for the same model and dtype) and returns the controller's state.
 // UserError names the file that is missing, damaged or of another run, and other checkpoints to go back to.
-// `load_more`: restores what write_more wrote. After an error all may be restored in part: of no use any more.
+// `load_more`: restores what write_more wrote. After an error all may be restored in part: of no use any
+// more.
 Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer,
                          const std::function<void(const std::filesystem::path& directory)>& load_more = {});
 

@@ -4,8 +4,8 @@
 //
 // Rewards in time. A turn's reward, turn_rewards[k] · reward_scaling, comes with the last trained token whose
 // `turns` is k. What these leave of the trajectory's shaped reward comes with its last trained token: so the
-// rewards of a trajectory always add up to the shaped one, and without turn_rewards all of it comes there.
-// A row without `turns` is one turn, and a turn never goes on in another row.
+// rewards of a trajectory always add up to the shaped one, and without turn_rewards all of it comes there. A
+// row without `turns` is one turn, and a turn never goes on in another row.
 #pragma once
 
 #include <vector>

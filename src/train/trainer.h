@@ -33,8 +33,8 @@ class BatchTrainer {
   // anything. Metrics under the names of docs/formats.md. A batch without a trained token changes nothing.
   virtual MetricValues train(const std::vector<Trajectory>& batch) = 0;
 
-  // Gives the sequences that are trained the critic's values (sequence_steps.h), which advantages are made of;
-  // nothing where there is no critic.
+  // Gives the sequences that are trained the critic's values (sequence_steps.h), which advantages are made
+  // of; nothing where there is no critic.
   virtual void set_values(std::vector<Trajectory>&) {}
 
   // The trainer's version i from now on: how many batches it has been trained on. To be said before train()
@@ -45,8 +45,8 @@ class BatchTrainer {
 class Trainer final : public BatchTrainer {
  public:
   // model, reference where the loss needs one, and critic where there is one, must outlive it. `total_steps`:
-  // calls of train() planned for the whole run, which the learning rate's schedule follows; the actor's begins
-  // after the critic's warm-up.
+  // calls of train() planned for the whole run, which the learning rate's schedule follows; the actor's
+  // begins after the critic's warm-up.
   Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr);
 
