@@ -22,7 +22,10 @@ def scored_rollouts(seed, vocab):
     rollouts = random_rollouts(seed, vocab, max_sequences=9)
     for index, rollout in enumerate(rollouts):
         del rollout["advantage"]
-        rollout |= {"group": "alone" if index == 0 else str(index % 2), "reward": draw.choice([0.0, 1.0, 0.3])}
+        rollout |= {
+            "group": "alone" if index == 0 else str(index % 2),
+            "reward": draw.choice([0.0, 1.0, 0.3]),
+        }
         rollout["finish_reason"] = draw.choice(["stop", "length"])
         if draw.random() < 0.5:
             turn = 0
