@@ -68,6 +68,7 @@ class Run {
   // What a checkpoint is written from while training goes on.
   std::unique_ptr<Model> model_copy_;
   OptimizerSnapshot optimizer_copy_;
+  std::optional<CriticSnapshot> critic_copy_;
 
   EventQueue events_;
   Timeline timeline_;
@@ -108,7 +109,10 @@ Json Run::thread_state() const {
 
 void Run::resume() {
   if (!folder_.checkpoint()) return;
-  const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer());
+  const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer(),
+                                         [this](const auto& directory) {
+                                           if (parts_.critic) parts_.critic->load(directory / "critic");
+                                         });
   ControllerState state = controller_state_from_json(saved.at("controller"), order_);
   // Else a run that resumed, wrote them and was killed has done it.
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
@@ -147,6 +151,7 @@ WorkerParts Run::worker_parts() {
               [this] {
                 model_copy_ = copy_of(*parts_.model);
                 optimizer_copy_ = trainer_.optimizer().snapshot(/*copies=*/true);
+                if (parts_.critic) critic_copy_ = parts_.critic->snapshot(/*copies=*/true);
               },
           .write_checkpoint = [this](const ControllerState& state,
                                      bool copied) { write_checkpoint(state, copied); },
@@ -233,9 +238,16 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
     const std::lock_guard lock(order_mutex_);
     json["controller"] = to_json(state, order_);
   }
-  save_run_checkpoint(folder_.path(), state.step, copied ? *model_copy_ : *parts_.model,
-                      copied ? optimizer_copy_ : trainer_.optimizer().snapshot(/*copies=*/false), json,
-                      {.source_model = settings_.model.path, .keep_last = settings_.saver.keep});
+  save_run_checkpoint(
+      folder_.path(), state.step, copied ? *model_copy_ : *parts_.model,
+      copied ? optimizer_copy_ : trainer_.optimizer().snapshot(/*copies=*/false), json,
+      {.source_model = settings_.model.path,
+       .keep_last = settings_.saver.keep,
+       .write_more = [&](const auto& directory) {
+         if (!parts_.critic) return;
+         (copied ? *critic_copy_ : parts_.critic->snapshot(/*copies=*/false)).save(directory / "critic");
+       }});
+  critic_copy_.reset();
   model_copy_.reset();
   optimizer_copy_ = {};
   last_checkpoint_ = parts_.clock.now();

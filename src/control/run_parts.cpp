@@ -29,6 +29,25 @@ std::unique_ptr<Model> load_reference(const RunSettings& settings) {
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);
 }
 
+bool has_critic(const RunSettings& settings) {
+  return settings.actor.advantages.needs_values();
+}
+
+std::unique_ptr<Model> load_critic_model(const RunSettings& settings, const Model& actor) {
+  if (!has_critic(settings) || settings.critic.share_backbone) return nullptr;
+  return load_critic_backbone(settings.critic, settings.model.path, actor);
+}
+
+// `own`: its backbone, or null.
+std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, Model* own,
+                                    int64_t total_steps) {
+  if (!has_critic(settings)) return nullptr;
+  auto critic = std::make_unique<Critic>(own ? *own : actor, settings.critic, settings.actor,
+                                         total_steps * settings.actor.updates_per_batch());
+  if (!settings.critic.path.empty()) critic->load_head_if_saved(settings.critic.path);
+  return critic;
+}
+
 std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const Model& trained,
                                             Model* generating) {
   if (!generating) return std::make_unique<SharedWeights>(&trained);
@@ -59,7 +78,9 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
       reference(load_reference(settings)),
       total_steps(planned_steps(settings, problems)),
-      trainer(*model, reference.get(), settings.actor, total_steps, clock),
+      critic_model(load_critic_model(settings, *model)),
+      critic(make_critic(settings, *model, critic_model.get(), total_steps)),
+      trainer(*model, reference.get(), settings.actor, total_steps, clock, critic.get()),
       weights(make_channel(settings, *model, generating.get())),
       engine(make_engine(generating ? *generating : *model, settings.model.path, encoder.tokenizer(),
                          settings.rollout)),
@@ -67,7 +88,10 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
   at::set_num_threads(threads.training);
   reward->check(problems);
   if (valid.size() > 0) reward->check(valid);
-  trainer.use_costs(step_costs(run_costs(folder.path(), settings.calibration, *model, stop)));
+  CostModel costs = run_costs(folder.path(), settings.calibration, *model, stop);
+  StepCosts of_critic;
+  if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
+  trainer.use_costs(step_costs(std::move(costs)), std::move(of_critic));
 }
 
 }  // namespace bough

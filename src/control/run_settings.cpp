@@ -38,6 +38,9 @@ void RunSettings::check() const {
   if (actor.advantages.adv_estimator == "rloo" && gconfig.n_samples < 2) {
     throw UserError("actor.adv_estimator: rloo needs gconfig.n_samples of 2 or more");
   }
+  if (!actor.advantages.needs_values() && (critic.share_backbone || !critic.path.empty()))
+    throw UserError(str("critic: settings of a critic, but actor.adv_estimator ",
+                        actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
   if (actor.loss.loss == "sft") {
     throw UserError(
         "actor.loss: sft has no place in reinforcement learning; expected ppo or pg (see `bough sft`)");
@@ -68,6 +71,7 @@ SettingAliases RunSettings::aliases() {
       {"total_train_n_steps", "total_train_steps"},
       {"actor.temperature", "gconfig.temperature"},
       {"actor.dtype", "dtype"},
+      {"critic.value_eps_clip", "critic.eps_clip"},
   };
 }
 

@@ -23,15 +23,20 @@ GradientStep::GradientStep(Model& model, Model* reference, const ActorSettings& 
   BOUGH_CHECK(!loss_->needs_reference() || reference_, "the loss needs a reference model");
 }
 
-TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
-                                 const std::string& strategy) {
+TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajectories) const {
   AggregationSettings aggregation = settings_.aggregation;
   if (aggregation.loss_aggregation == "auto") aggregation.loss_aggregation = loss_->aggregation();
-  TrainBatch batch = make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
+  return make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
+}
+
+TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
+                                 const std::string& strategy) {
+  TrainBatch batch = rows_of(trajectories);
   LossRows& fields = batch.fields;
   if (!is_one_update && settings_.loss.prox_logp_method == "reuse_train_logp" && loss_->needs_proximal())
     throw UserError(
-        "setting prox_logp_method: reuse_train_logp needs ppo_n_minibatches 1: after the first "
+        "setting prox_logp_method: reuse_train_logp needs ppo_n_minibatches 1 and ppo_epochs 1: after the "
+        "first "
         "update the training pass is no longer of the policy of the start; expected recompute or "
         "loglinear");
   if (loss_->needs_versions()) {
@@ -57,8 +62,8 @@ Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) co
   return make_plan(strategy, plan_request(batch, settings_.mb_spec, settings_.tree.packer, costs_));
 }
 
-WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch) {
-  return executor_.forward_backward(plan, batch, *loss_);
+WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
+  return executor_.forward_backward(plan, batch, *loss_, beside);
 }
 
 StepTimer::StepTimer(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs,

@@ -22,14 +22,16 @@ class GradientStep {
   // made from, or null.
   GradientStep(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs);
 
+  // The rows of the batch, without what takes a walk.
+  TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
   // All that the loss needs and that does not change while the batch is trained on. `strategy`: of the walks
   // that it takes. UserError: the loss needs versions that the trajectories do not have; pi_old is to be the
   // training pass's own where there are several updates.
   TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                      const std::string& strategy);
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
-  // Adds the gradient to the parameters' main_grad.
-  WalkResult accumulate(const Plan& plan, const TrainBatch& batch);
+  // Adds the gradient to the parameters' main_grad. `beside`: another head over the same walk, or none.
+  WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
   // The trainer's version i: of the batches trained on so far. Where nobody says it, the newest version in
   // the batch, as if nothing had been trained on since.

@@ -107,6 +107,16 @@ at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64
 }
 }  // namespace
 
+HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end) {
+  const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
+  std::vector<int64_t> row_of;
+  row_of.reserve(loss_end - loss_begin);
+  for (int64_t r = begin; r < end; ++r)
+    row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
+  return {index_tensor(row_of, 0, static_cast<int64_t>(row_of.size())),
+          index_tensor(rows.loss_rows, loss_begin, loss_end)};
+}
+
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
            int64_t chunk_rows, WalkResult* result)
     : model_(model), batch_(batch), loss_(loss), seeds_(seeds), chunk_rows_(chunk_rows), result_(result) {
@@ -141,13 +151,7 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
 // sequences may train one token, whose gradients add.
 Seeds Head::chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const at::Tensor& log_probs,
                         const at::Tensor& entropies) {
-  const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
-  std::vector<int64_t> row_of;  // head row, within the chunk, of each loss row
-  row_of.reserve(loss_end - loss_begin);
-  for (int64_t r = begin; r < end; ++r)
-    row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
-  const auto head_rows = index_tensor(row_of, 0, static_cast<int64_t>(row_of.size()));
-  const auto loss_rows = index_tensor(rows.loss_rows, loss_begin, loss_end);
+  const auto [head_rows, loss_rows] = head_chunk(rows, begin, end);
   auto log_probs_R = log_probs.index_select(0, head_rows);
   auto entropies_R = entropies.index_select(0, head_rows);
   result_->values.log_probs_R.index_copy_(0, loss_rows, log_probs_R);
