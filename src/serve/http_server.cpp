@@ -304,8 +304,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void refuse(int status, const std::string& message) {
     ++server_.statistics.malformed;
     disarm();
-    std::string path;
-    if (parser_->is_header_done()) path = std::string(parser_->get().target());
+    std::string path(parser_->get().target());  // empty where it has not been read
     path.resize(std::min(path.size(), path.find('?')));
     state_ = State::kBusy;
     incoming_.clear();
@@ -474,7 +473,16 @@ HttpServer::HttpServer(HttpServerOptions options, Handler handler)
   state_->listen();
   state_->accept();
   state_->work.emplace(state_->context.get_executor());
-  state_->thread = std::thread([state = state_.get()] { state->context.run(); });
+  state_->thread = std::thread([state = state_.get()] {
+    for (;;) {
+      try {
+        state->context.run();
+        return;
+      } catch (const std::exception& error) {  // one connection's, such as memory: the others go on
+        log_error(str("serve: ", error.what()));
+      }
+    }
+  });
 }
 
 HttpServer::~HttpServer() {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <thread>
 #include <unordered_map>
 
 #include "base/clock.h"
@@ -18,7 +19,9 @@ namespace {
 
 using Time = std::chrono::steady_clock::time_point;
 
+constexpr int64_t kMostUndelivered = 8;
 constexpr const char* kStopping = "the server is shutting down";
+constexpr const char* kFailed = "the server failed to answer this request; its log says why";
 
 const Api kApis[] = {{"/v1/chat/completions", read_chat_completion, openai_error},
                      {"/v1/completions", read_completion, openai_error},
@@ -112,6 +115,7 @@ struct Server::State {
   const Time start = std::chrono::steady_clock::now();
   EngineLoop loop;
   std::atomic<int64_t> in_flight = 0;
+  std::atomic<int64_t> undelivered = 0;  // passes of the engine
   // Of the I/O thread.
   struct Place {
     JobPointer job;
@@ -130,7 +134,14 @@ Server::State::State(Engine& engine, ServedModel served, std::string key)
       api_key(std::move(key)),
       loop(engine,
            [this](std::vector<EngineEvent> events) {
-             http.post([this, all = std::move(events)]() mutable { take(std::move(all)); });
+             // An engine that is faster than the I/O thread waits for it, else what it drew would pile up.
+             while (undelivered.load() > kMostUndelivered)
+               std::this_thread::sleep_for(std::chrono::milliseconds(1));
+             ++undelivered;
+             http.post([this, all = std::move(events)]() mutable {
+               --undelivered;
+               take(std::move(all));
+             });
            }),
       http({.host = model.settings.host,
             .port = static_cast<int>(model.settings.port),
@@ -242,20 +253,22 @@ void Server::State::prepare(const Api& api, HttpRequest request,
   });
   const size_t size = request.body.size();
   http.prepare(size, [this, job, request = std::move(request)]() mutable {
+    auto read = std::make_shared<ReadRequest>();  // the job is the I/O thread's
     std::optional<ApiError> error;
     try {
-      job->read = job->api->read(parse_ordered_json(request.body, "the body"), model);
+      *read = job->api->read(parse_ordered_json(request.body, "the body"), model);
     } catch (const ApiError& refused) {
       error = refused;
     } catch (const UserError& refused) {
       error = ApiError(400, refused.what());
     } catch (const std::exception& failure) {
       log_error(str("serve: ", job->api->path, ": ", failure.what()));
-      error = ApiError(500, "the server failed to read this request; its log says why");
+      error = ApiError(500, kFailed);
     }
     request = {};
-    http.post([this, job, error] {
+    http.post([this, job, read, error] {
       if (job->is_over) return;
+      job->read = std::move(*read);
       if (error) return fail(*job, *error);
       if (is_stopping) return fail(*job, ApiError(503, kStopping));
       submit(job);
@@ -300,7 +313,12 @@ void Server::State::take(std::vector<EngineEvent> events) {
     const auto found = jobs.find(event.id);
     if (found == jobs.end()) continue;
     const auto [job, prompt] = found->second;
-    take(job, prompt, std::move(event));
+    try {
+      take(job, prompt, std::move(event));
+    } catch (const std::exception& failure) {
+      log_error(str("serve: ", job->api->path, " ", job->id, ": ", failure.what()));
+      fail(*job, ApiError(500, kFailed));
+    }
     if (touched.empty() || touched.back() != job) touched.push_back(job);
   }
   for (const JobPointer& job : touched)
@@ -398,9 +416,15 @@ void Server::State::complete(const JobPointer& job) {
   for (const uint64_t id : job->engine_ids) jobs.erase(id);
   constexpr size_t kBytesPerToken = 16;  // of an answer; what the choice of the lane needs to know
   http.prepare(kBytesPerToken * static_cast<size_t>(count_tokens(job->choices)), [this, job] {
-    auto body = std::make_shared<std::string>(dump_line(job->read.answer->whole(job->choices)));
+    auto body = std::make_shared<std::string>();
+    try {
+      *body = dump_line(job->read.answer->whole(job->choices));
+    } catch (const std::exception& failure) {
+      log_error(str("serve: ", job->api->path, " ", job->id, ": ", failure.what()));
+    }
     http.post([this, job, body] {
       if (job->is_over) return;
+      if (body->empty()) return fail(*job, ApiError(500, kFailed));
       job->exchange->respond({.body = std::move(*body), .headers = headers_of(job->id)});
       close(*job, 200, "answered");
     });
