@@ -6,10 +6,10 @@
 //                 megabytes does not stand before a short one
 //
 // Bounds, each with its answer: the header (431), the body whatever its encoding (413), the time that either
-// takes (408), connections and all bodies together (503), bytes that a client does not read and the time that it does not read (cut
-// off). Where an answer ends a connection the rest of what the client sends is thrown away for a moment, so
-// that it can read the answer. A client that closes its sending side while its request is answered counts as
-// gone.
+// takes (408), connections and all bodies together (503), bytes that a client does not read and the time that
+// it does not read (cut off). Where an answer ends a connection the rest of what the client sends is thrown
+// away for a moment, so that it can read the answer. A client that closes its sending side while its request
+// is answered counts as gone.
 #pragma once
 
 #include <atomic>

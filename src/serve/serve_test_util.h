@@ -1,4 +1,5 @@
-// For tests of this room: an engine that says what it is told to, a byte a token, and a client of bare sockets.
+// For tests of this room: an engine that says what it is told to, a byte a token, and a client of bare
+// sockets.
 #pragma once
 
 #include <arpa/inet.h>

@@ -166,7 +166,7 @@ def test_who_goes_away_is_not_generated_for(attacked: Served):
 
 def test_pages_of_who_goes_away_are_free_again(bough_program: Path, tiny_models):
     """A budget that holds one long sample, so that pages which stayed would leave no room for the next."""
-    settings = ["rollout.kv_memory=1536KiB", "log_requests=false"]
+    settings = ["rollout.kv_memory=2400KiB", "log_requests=false"]
     with Served(bough_program, tiny_models("qwen3"), *settings) as served:
         for _ in range(8):
             asyncio.run(disconnect_midway(served))
