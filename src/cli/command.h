@@ -67,6 +67,7 @@ void add_rollout_command(CommandLine& line);
 void add_train_command(CommandLine& line);
 void add_sft_command(CommandLine& line);
 void add_eval_command(CommandLine& line);
+void add_serve_command(CommandLine& line);
 void add_data_command(CommandLine& line);
 void add_bench_command(CommandLine& line);
 void add_bench_rollout_command(CommandLine& line, CLI::App& bench);

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   bough::add_train_command(line);
   bough::add_sft_command(line);
   bough::add_eval_command(line);
+  bough::add_serve_command(line);
   bough::add_data_command(line);
   bough::add_bench_command(line);
   bough::add_report_command(line);

@@ -249,7 +249,8 @@ void EmbeddedEngine::draw(const at::Tensor& logits_RV,
     if (static_cast<int64_t>(sample->result.token_ids.size()) < request.sampling.min_new_tokens) {
       draw.excluded = sample->request->stop_tokens;
     }
-    const uint64_t sequence = (request.id << kSampleBits) | static_cast<uint64_t>(sample->index);
+    const uint64_t sequence =
+        (request.sequence.value_or(request.id) << kSampleBits) | static_cast<uint64_t>(sample->index);
     draw.uniform = CounterRandom(request.seed, Purpose::sample).uniform(sequence, sample->tokens.size());
   }
   std::vector<Draw> draws(requests.size());

@@ -73,7 +73,8 @@ struct GenerationRequest {
   std::vector<uint8_t> drawn;
   SamplingParameters sampling;
   uint64_t seed = 0;
-  Json metadata;  // handed back untouched
+  std::optional<uint64_t> sequence;  // takes the id's place in draws; below 2^44
+  Json metadata;                     // handed back untouched
   // The first samples, as far as another process generated them (Engine::running()): they go on from there.
   std::vector<BegunSample> begun;
   // Gets each token as it is drawn, and must not call the engine. What it throws, step() throws; the engine

@@ -1,0 +1,340 @@
+#include "serve/api.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <mutex>
+#include <random>
+
+namespace bough {
+
+std::string ServedModel::name_for(const std::string& asked) const {
+  if (asked.empty()) return names.front();
+  if (any_name || std::find(names.begin(), names.end(), asked) != names.end()) return asked;
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  throw ApiError(404,
+                 str("model ", quoted(asked), " does not exist; this server has ", all,
+                     " (served_model_name gives it other names)"),
+                 "model", "model_not_found");
+}
+
+std::string ServedModel::render(const Conversation& conversation) const {
+  if (!chat_template)
+    throw ApiError(400, str("conversations need a chat template: ", no_template), "messages");
+  try {
+    return chat_template->render(conversation);
+  } catch (const UserError& error) {
+    throw ApiError(400, error.what(), "messages");
+  }
+}
+
+Fields::Fields(const OrderedJson& object, std::string where) : object_(object), where_(std::move(where)) {
+  if (!object.is_object())
+    throw ApiError(400, str(where_.empty() ? "the body" : where_, ": expected a JSON object"), where_);
+}
+
+const OrderedJson* Fields::find(const std::string& name) {
+  known_.insert(name);
+  const auto found = object_.find(name);
+  return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+void Fields::wrong(const std::string& name, const std::string& expected) {
+  const auto found = object_.find(name);
+  const std::string got = found == object_.end() || found->is_null()
+                              ? "nothing"
+                              : quoted(found->dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+  throw ApiError(400, str(path(name), ": got ", got, ", expected ", expected), path(name));
+}
+
+const OrderedJson* Fields::array(const std::string& name) {
+  const OrderedJson* value = find(name);
+  if (value && !value->is_array()) wrong(name, "a list");
+  return value;
+}
+
+const OrderedJson* Fields::object(const std::string& name) {
+  const OrderedJson* value = find(name);
+  if (value && !value->is_object()) wrong(name, "an object");
+  return value;
+}
+
+std::optional<bool> Fields::boolean(const std::string& name) {
+  const OrderedJson* value = find(name);
+  if (!value) return std::nullopt;
+  if (!value->is_boolean()) wrong(name, "true or false");
+  return value->get<bool>();
+}
+
+std::optional<int64_t> Fields::integer(const std::string& name, int64_t low, int64_t high) {
+  const OrderedJson* value = find(name);
+  if (!value) return std::nullopt;
+  const std::string expected = str("a whole number from ", low, " to ", high);
+  if (!value->is_number_integer()) wrong(name, expected);
+  if (value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+    wrong(name, expected);
+  const auto number = value->get<int64_t>();
+  if (number < low || number > high) wrong(name, expected);
+  return number;
+}
+
+std::optional<double> Fields::number(const std::string& name, double low, double high) {
+  const OrderedJson* value = find(name);
+  if (!value) return std::nullopt;
+  const std::string expected = str("a number from ", low, " to ", high);
+  if (!value->is_number()) wrong(name, expected);
+  const auto number = value->get<double>();
+  if (!(number >= low && number <= high)) wrong(name, expected);
+  return number;
+}
+
+std::optional<std::string> Fields::text(const std::string& name) {
+  const OrderedJson* value = find(name);
+  if (!value) return std::nullopt;
+  if (!value->is_string()) wrong(name, "a text");
+  return value->get<std::string>();
+}
+
+std::string Fields::required_text(const std::string& name) {
+  auto value = text(name);
+  if (!value) wrong(name, "a text");
+  return *value;
+}
+
+void Fields::ignore(std::initializer_list<const char*> names) {
+  known_.insert(names.begin(), names.end());
+}
+
+void Fields::only(const std::string& name, const OrderedJson& value, const std::string& why) {
+  const OrderedJson* given = find(name);
+  if (given && *given != value) wrong(name, str(value.dump(), ": ", why));
+}
+
+void Fields::done() const {
+  std::vector<const char*> names;
+  for (const std::string& name : known_) names.push_back(name.c_str());
+  for (const auto& [key, value] : object_.items()) {
+    if (known_.contains(key)) continue;
+    const std::string near = nearest(key, names.data(), names.data() + names.size());
+    throw ApiError(400,
+                   str(path(quoted(key)), " is no field that this server knows",
+                       near.empty() ? "" : "; did you mean " + near + "?"),
+                   path(key), "unknown_parameter");
+  }
+}
+
+int64_t ServedRequest::prompt_tokens() const {
+  size_t sum = 0;
+  for (const auto& prompt : prompts) sum += prompt.size();
+  return static_cast<int64_t>(sum);
+}
+
+void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& request) {
+  SamplingParameters& sampling = request.sampling;
+  if (const auto value = fields.number("temperature", 0, 100)) {
+    sampling.temperature = *value;
+    sampling.greedy = false;
+  }
+  if (const auto value = fields.number("top_p", 0, 1)) sampling.top_p = *value;
+  if (const auto value = fields.integer("top_k", -1, 100000000))
+    sampling.top_k = std::max<int64_t>(0, *value);
+  if (const auto value = fields.number("min_p", 0, 0.9999)) sampling.min_p = *value;
+  if (const auto value = fields.number("repetition_penalty", 0.01, 100)) sampling.repetition_penalty = *value;
+  if (const auto value = fields.number("presence_penalty", -100, 100)) sampling.presence_penalty = *value;
+  if (const auto value = fields.number("frequency_penalty", -100, 100)) sampling.frequency_penalty = *value;
+  if (const auto value = fields.boolean("ignore_eos")) sampling.ignore_eos = *value;
+  if (const auto value = fields.integer("min_tokens", 0, 100000000)) sampling.min_new_tokens = *value;
+  if (const OrderedJson* ids = fields.array("stop_token_ids")) {
+    sampling.stop_token_ids.clear();
+    for (const OrderedJson& id : *ids) {
+      if (!id.is_number_integer() || id < 0 || id >= model.vocab_size)
+        fields.wrong("stop_token_ids", str("token ids below ", model.vocab_size));
+      sampling.stop_token_ids.push_back(id.get<int64_t>());
+    }
+  }
+  if (const auto value = fields.integer("seed", INT64_MIN, INT64_MAX))
+    request.seed = static_cast<uint64_t>(*value);
+}
+
+bool read_stream_options(Fields& fields, ServedRequest& request) {
+  request.stream = fields.boolean("stream").value_or(false);
+  const OrderedJson* options = fields.object("stream_options");
+  if (!options) return false;
+  Fields inner(*options, "stream_options");
+  const bool include_usage = inner.boolean("include_usage").value_or(false);
+  inner.only("continuous_usage_stats", false, "usage comes at the end");
+  inner.ignore({"include_obfuscation"});
+  inner.done();
+  return include_usage;
+}
+
+void read_stop(Fields& fields, const std::string& name, SamplingParameters& sampling) {
+  const OrderedJson* stop = fields.find(name);
+  if (!stop) return;
+  constexpr size_t kMost = 64, kLongest = 4096;
+  const std::string expected = str("a text, or up to ", kMost, " of them, each of 1 to ", kLongest, " bytes");
+  sampling.stop.clear();
+  if (stop->is_string()) sampling.stop.push_back(stop->get<std::string>());
+  else if (!stop->is_array() || stop->size() > kMost) fields.wrong(name, expected);
+  else
+    for (const OrderedJson& each : *stop) {
+      if (!each.is_string()) fields.wrong(name, expected);
+      sampling.stop.push_back(each.get<std::string>());
+    }
+  for (const std::string& text : sampling.stop)
+    if (text.empty() || text.size() > kLongest) fields.wrong(name, expected);
+}
+
+void set_conversation(Conversation conversation, bool uses_tools, const ServedModel& model,
+                      ServedRequest& request) {
+  // Templates know one role above the user's, and pass over those that they do not know.
+  for (OrderedJson& message : conversation.messages)
+    if (message.value("role", "") == "developer") message["role"] = "system";
+  const std::string prompt = model.render(conversation);
+  try {
+    request.prompts.push_back(model.tokenizer.encode(prompt));
+  } catch (const UserError& error) {
+    throw ApiError(400, error.what(), "messages");
+  }
+  request.reasoning_parser = model.settings.reasoning_parser;
+  request.in_reasoning = opens_reasoning(request.reasoning_parser, prompt);
+  if (!uses_tools) return;
+  if (model.settings.tool_call_parser.empty())
+    throw ApiError(400,
+                   "tools: this server was started without a parser of tool calls; start it with "
+                   "tool_call_parser=NAME (docs/chat.md lists them), or send tool_choice none",
+                   "tools");
+  request.tool_call_parser = model.settings.tool_call_parser;
+  request.tools = conversation.tools;
+}
+
+void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens) {
+  int64_t longest = 0;
+  for (const auto& prompt : request.prompts) {
+    if (prompt.empty())
+      throw ApiError(400, "the prompt is empty; a first token needs one to follow", "prompt");
+    for (const int32_t token : prompt)
+      if (token < 0 || token >= model.vocab_size)
+        throw ApiError(400,
+                       str("the prompt has token ", token, ", outside the vocabulary of ", model.vocab_size),
+                       "prompt");
+    longest = std::max(longest, static_cast<int64_t>(prompt.size()));
+  }
+  if (longest >= model.max_length)
+    throw ApiError(400,
+                   str("the prompt has ", longest, " tokens, and the model's context is ", model.max_length,
+                       ": no room for an answer; shorten it"),
+                   "messages", "context_length_exceeded");
+  SamplingParameters& sampling = request.sampling;
+  sampling.max_new_tokens =
+      std::min(max_tokens.value_or(sampling.max_new_tokens), model.max_length - longest);
+  if (sampling.min_new_tokens > sampling.max_new_tokens)
+    throw ApiError(400,
+                   str("min_tokens is ", sampling.min_new_tokens, ", more than the ", sampling.max_new_tokens,
+                       " tokens that the answer may have"),
+                   "min_tokens");
+  const int64_t most = model.settings.max_samples_per_request;
+  if (static_cast<int64_t>(request.prompts.size()) > most || sampling.n_samples > most ||
+      request.num_choices() > most)
+    throw ApiError(400,
+                   str("n: ", request.prompts.size(), " prompts with ", sampling.n_samples,
+                       " samples each are more than ", most, " (max_samples_per_request)"),
+                   "n");
+}
+
+std::string content_text(const OrderedJson& content, const std::string& where) {
+  if (content.is_null()) return "";
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) throw ApiError(400, where + ": expected a text or a list of parts", where);
+  std::string text;
+  for (const OrderedJson& part : content) {
+    if (!part.is_object() || !part.contains("type") || !part["type"].is_string())
+      throw ApiError(400, where + ": expected parts with a type", where);
+    const auto type = part["type"].get<std::string>();
+    const char* key = type == "refusal" ? "refusal" : "text";
+    if (type != "text" && type != "input_text" && type != "output_text" && type != "refusal")
+      throw ApiError(400, str(where, ": parts of type ", quoted(type), " are not supported; text is"), where);
+    if (!part.contains(key) || !part[key].is_string())
+      throw ApiError(400, str(where, ": a part of type ", type, " has no ", key), where);
+    if (!text.empty()) text += "\n";  // as vLLM joins them
+    text += part[key].get_ref<const std::string&>();
+  }
+  return text;
+}
+
+OrderedJson arguments_object(const std::string& arguments, const std::string& where) {
+  if (arguments.empty()) return OrderedJson::object();
+  OrderedJson value;
+  try {
+    value = parse_ordered_json(arguments, where);
+  } catch (const UserError& error) {
+    throw ApiError(400, error.what(), where);
+  }
+  if (!value.is_object()) throw ApiError(400, where + ": expected a JSON object as a text", where);
+  return value;
+}
+
+std::string new_id(const std::string& prefix) {
+  // Only uniqueness matters: no id decides what is drawn.
+  thread_local std::mt19937_64 random{std::random_device{}() + (uint64_t{std::random_device{}()} << 32)};
+  std::array<char, 40> digits;
+  std::snprintf(digits.data(), digits.size(), "%016llx%08llx", static_cast<unsigned long long>(random()),
+                static_cast<unsigned long long>(random() >> 32));
+  return prefix + digits.data();
+}
+
+int64_t now_seconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+Json usage_json(int64_t prompt_tokens, int64_t completion_tokens) {
+  return {{"prompt_tokens", prompt_tokens},
+          {"completion_tokens", completion_tokens},
+          {"total_tokens", prompt_tokens + completion_tokens}};
+}
+
+std::string sse(const Json& data) {
+  return "data: " + dump_line(data) + "\n\n";
+}
+
+std::string sse(const std::string& event, const Json& data) {
+  return "event: " + event + "\n" + sse(data);
+}
+
+int64_t count_tokens(const std::vector<ChoiceDelta>& choices) {
+  size_t sum = 0;
+  for (const ChoiceDelta& choice : choices) sum += choice.tokens.size();
+  return static_cast<int64_t>(sum);
+}
+
+std::string token_text(const Tokenizer& tokenizer, int32_t id) {
+  // The writer of JSON puts U+FFFD where bytes are no UTF-8; here it makes the text that lengths are of.
+  return Json::parse(dump_line(tokenizer.id_to_bytes(id))).get<std::string>();
+}
+
+Json logprob_json(const Tokenizer& tokenizer, const AnswerToken& token) {
+  Json bytes = Json::array();
+  for (const char byte : tokenizer.id_to_bytes(token.id)) bytes.push_back(static_cast<unsigned char>(byte));
+  return {{"token", tokenizer.id_to_bytes(token.id)},
+          {"logprob", token.logprob},
+          {"bytes", std::move(bytes)},
+          {"top_logprobs", Json::array()}};
+}
+
+Json openai_error(const ApiError& error) {
+  const bool is_ours = error.status >= 500;
+  const char* type = error.status == 401   ? "authentication_error"
+                     : error.status == 429 ? "rate_limit_error"
+                     : is_ours             ? "server_error"
+                                           : "invalid_request_error";
+  return {{"error",
+           {{"message", error.what()},
+            {"type", type},
+            {"param", error.param.empty() ? Json() : Json(error.param)},
+            {"code", error.code.empty() ? Json() : Json(error.code)}}}};
+}
+
+}  // namespace bough

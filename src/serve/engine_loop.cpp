@@ -1,0 +1,95 @@
+#include "serve/engine_loop.h"
+
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+
+namespace bough {
+
+EngineLoop::EngineLoop(Engine& engine, Deliver deliver) : engine_(engine), deliver_(std::move(deliver)) {}
+
+void EngineLoop::submit(std::vector<GenerationRequest> requests) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (GenerationRequest& request : requests) commands_.emplace_back(std::move(request));
+  }
+  has_commands_.notify_one();
+}
+
+void EngineLoop::cancel(uint64_t id) {
+  {
+    const std::lock_guard lock(mutex_);
+    commands_.emplace_back(id);
+  }
+  has_commands_.notify_one();
+}
+
+EngineStatistics EngineLoop::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+int32_t EngineLoop::version() const {
+  const std::lock_guard lock(mutex_);
+  return version_;
+}
+
+void EngineLoop::run(const std::function<bool()>& stop) {
+  while (!stop()) {
+    take_commands();
+    deliver_events();  // what was accepted or refused is known before the pass that begins with it
+    for (GenerationResult& result : engine_.step()) {
+      if (running_.erase(result.id) == 0) continue;
+      EngineEvent& event = events_.emplace_back();
+      event.id = result.id;
+      event.kind = EngineEvent::Kind::kFinished;
+      event.result = std::move(result);
+    }
+    deliver_events();
+    std::unique_lock lock(mutex_);
+    statistics_ = engine_.statistics();
+    version_ = engine_.version();
+    if (engine_.idle() && commands_.empty())
+      has_commands_.wait_for(lock, std::chrono::milliseconds(100), [this] { return !commands_.empty(); });
+  }
+}
+
+void EngineLoop::take_commands() {
+  std::vector<Command> commands;
+  {
+    const std::lock_guard lock(mutex_);
+    commands.swap(commands_);
+  }
+  for (Command& command : commands) {
+    if (const auto* cancelled = std::get_if<uint64_t>(&command)) {
+      if (running_.erase(*cancelled) > 0) engine_.cancel(*cancelled);
+      continue;
+    }
+    GenerationRequest& request = std::get<GenerationRequest>(command);
+    const uint64_t id = request.id;
+    request.on_token = [this](const StreamedToken& token) {
+      if (!running_.contains(token.id)) return;
+      EngineEvent& event = events_.emplace_back();
+      event.id = token.id;
+      event.token = token;
+    };
+    EngineEvent event;
+    event.id = id;
+    try {
+      engine_.submit(std::move(request));
+      running_.insert(id);
+      event.kind = EngineEvent::Kind::kAccepted;
+    } catch (const UserError& error) {
+      event.kind = EngineEvent::Kind::kRefused;
+      event.message = error.what();
+    }
+    events_.push_back(std::move(event));
+  }
+}
+
+void EngineLoop::deliver_events() {
+  if (!events_.empty()) deliver_(std::exchange(events_, {}));
+}
+
+}  // namespace bough

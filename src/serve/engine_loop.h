@@ -1,0 +1,62 @@
+// Lets many threads use an engine that one thread drives: what they ask is done between two of its passes,
+// what comes of it is handed out after each pass, all at once.
+//
+//   submit(), cancel() from any thread ─▶ queue ─▶ run() on the engine's thread ─▶ deliver() on that thread
+//
+// deliver() must hand the events on and return: the next pass waits for it. No torch.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+#include "rollout/engine.h"
+
+namespace bough {
+
+// Of one request: kAccepted or kRefused first; then tokens; kFinished last. A cancelled request has no more.
+struct EngineEvent {
+  enum class Kind { kAccepted, kRefused, kToken, kFinished };
+  uint64_t id = 0;
+  Kind kind = Kind::kToken;
+  StreamedToken token;
+  GenerationResult result;
+  std::string message;  // why it was refused
+};
+
+class EngineLoop {
+ public:
+  using Deliver = std::function<void(std::vector<EngineEvent>)>;
+  // Used by nobody else while run() is running.
+  EngineLoop(Engine& engine, Deliver deliver);
+
+  // All or nothing is taken between two passes. on_token is the loop's own.
+  void submit(std::vector<GenerationRequest> requests);
+  void cancel(uint64_t id);
+  // Looked at between passes, and at least ten times a second. What the engine throws is passed on.
+  void run(const std::function<bool()>& stop);
+  EngineStatistics statistics() const;  // after the last pass
+  int32_t version() const;
+
+ private:
+  using Command = std::variant<GenerationRequest, uint64_t>;  // or the id of what is to be cancelled
+  void take_commands();
+  void deliver_events();
+
+  Engine& engine_;
+  const Deliver deliver_;
+  mutable std::mutex mutex_;  // of commands_, statistics_ and version_
+  std::condition_variable has_commands_;
+  std::vector<Command> commands_;
+  EngineStatistics statistics_;
+  int32_t version_ = 0;
+  // Of the thread that runs.
+  std::vector<EngineEvent> events_;
+  std::unordered_set<uint64_t> running_;  // not cancelled
+};
+
+}  // namespace bough

@@ -1,0 +1,189 @@
+// For tests of this room: an engine that says what it is told to, a byte a token, and a client of bare
+// sockets.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "rollout/engine.h"
+#include "serve/api.h"
+
+namespace bough::testing {
+
+// Each sample is `text`, then the byte-level tokenizer's stop token; a step draws one token of each. Waits
+// where `gate` is closed. What is read by other threads is atomic.
+class ScriptedEngine final : public Engine {
+ public:
+  static constexpr int32_t kStop = 258;
+
+  explicit ScriptedEngine(std::string said) : text(std::move(said)) {}
+
+  void submit(GenerationRequest request) override {
+    if (request.prompt_ids.front() == 'X') throw UserError(str("request ", request.id, ": no X"));
+    GenerationResult result{request.id, request.prompt_ids, 1.0, {}, {}};
+    result.samples.resize(static_cast<size_t>(request.sampling.n_samples));
+    running_.push_back({std::move(request), std::move(result)});
+    ++in_flight;
+    ++submitted;
+  }
+  std::vector<GenerationResult> step() override {
+    std::vector<GenerationResult> finished;
+    if (fails) throw IoError("the engine broke");
+    if (!is_open) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return finished;
+    }
+    for (auto it = running_.begin(); it != running_.end();) {
+      if (!draw(*it)) {
+        ++it;
+        continue;
+      }
+      finished.push_back(std::move(it->result));
+      it = running_.erase(it);
+      --in_flight;
+    }
+    return finished;
+  }
+  bool idle() const override { return running_.empty(); }
+  bool cancel(uint64_t id) override {
+    const auto count = std::erase_if(running_, [&](const Running& each) { return each.request.id == id; });
+    in_flight -= static_cast<int64_t>(count);
+    cancelled += static_cast<int64_t>(count);
+    return count > 0;
+  }
+  void pause() override {}
+  void resume() override {}
+  bool paused() const override { return false; }
+  void park() override {}
+  void unpark() override {}
+  void update_weights(const WeightUpdate&) override {}
+  int32_t version() const override { return 3; }
+  EngineStatistics statistics() const override { return {}; }
+
+  const std::string text;
+  std::atomic<bool> is_open = true, fails = false;
+  std::atomic<int64_t> in_flight = 0, submitted = 0, cancelled = 0;
+
+ private:
+  struct Running {
+    GenerationRequest request;
+    GenerationResult result;
+  };
+  // True where it was the last token.
+  bool draw(Running& running) const {
+    const size_t n = running.result.samples.front().token_ids.size();
+    const bool stops = n == text.size();
+    const bool is_last = stops || n + 1 == static_cast<size_t>(running.request.sampling.max_new_tokens);
+    for (size_t i = 0; i < running.result.samples.size(); ++i) {
+      GeneratedSample& sample = running.result.samples[i];
+      const int32_t token = stops ? kStop : static_cast<unsigned char>(text[n]);
+      sample.token_ids.push_back(token);
+      for (auto* values : {&sample.logprobs, &sample.raw_logprobs, &sample.truncated_logprobs})
+        values->push_back(-0.5);
+      sample.versions.push_back(3);
+      sample.finish_reason = stops ? FinishReason::kStop : FinishReason::kLength;
+      running.request.on_token({running.request.id, static_cast<int64_t>(i), static_cast<int64_t>(n), token,
+                                -0.5, -0.5, -0.5, 3, is_last});
+    }
+    return is_last;
+  }
+  std::vector<Running> running_;
+};
+
+inline ServedModel byte_model(ServeSettings settings = {}) {
+  settings.port = 0;
+  settings.log_requests = false;
+  return {.names = {"bytes"},
+          .tokenizer = Tokenizer::from_json(byte_level_tokenizer_json(), "tokenizer.json"),
+          .chat_template = ChatTemplate(),
+          .max_length = 1 << 20,
+          .vocab_size = 259,
+          .settings = std::move(settings)};
+}
+
+// A connection to 127.0.0.1. Reads give up after 20 seconds.
+class RawClient {
+ public:
+  explicit RawClient(int port, int receive_buffer = 0) : descriptor_(socket(AF_INET, SOCK_STREAM, 0)) {
+    if (receive_buffer > 0)
+      setsockopt(descriptor_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    BOUGH_CHECK(connect(descriptor_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "connect");
+  }
+  ~RawClient() { close(); }
+  RawClient(const RawClient&) = delete;
+  RawClient& operator=(const RawClient&) = delete;
+
+  void close() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    descriptor_ = -1;
+  }
+  // False where the server has hung up.
+  bool send(std::string_view text) const {
+    while (!text.empty()) {
+      const ssize_t n = ::send(descriptor_, text.data(), text.size(), MSG_NOSIGNAL);
+      if (n <= 0) return false;
+      text.remove_prefix(static_cast<size_t>(n));
+    }
+    return true;
+  }
+  bool post(const std::string& path, const std::string& body) const {
+    return send(str("POST ", path, " HTTP/1.1\r\nHost: localhost\r\nContent-Length: ", body.size(),
+                    "\r\n\r\n", body));
+  }
+  // Until `end` has come, or the connection ends.
+  std::string read_until(const std::string& end) {
+    while (text_.find(end) == std::string::npos && read_some()) {
+    }
+    const size_t length = std::min(
+        text_.size(), text_.find(end) == std::string::npos ? text_.size() : text_.find(end) + end.size());
+    const std::string out = text_.substr(0, length);
+    text_.erase(0, length);
+    return out;
+  }
+  std::string read_all() {
+    while (read_some()) {
+    }
+    return std::exchange(text_, {});
+  }
+
+ private:
+  bool read_some() {
+    pollfd watched{descriptor_, POLLIN, 0};
+    if (poll(&watched, 1, 20000) <= 0) return false;
+    std::array<char, 4096> buffer;
+    const ssize_t n = recv(descriptor_, buffer.data(), buffer.size(), 0);
+    if (n <= 0) return false;
+    text_.append(buffer.data(), static_cast<size_t>(n));
+    return true;
+  }
+  int descriptor_;
+  std::string text_;
+};
+
+// Waits up to 20 seconds for what another thread is about to do.
+template <class Condition>
+bool eventually(const Condition& condition) {
+  for (int i = 0; i < 20000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+}  // namespace bough::testing

@@ -1,0 +1,563 @@
+#include "serve/server.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <thread>
+#include <unordered_map>
+
+#include "base/clock.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "serve/engine_loop.h"
+#include "serve/http_server.h"
+
+namespace bough {
+
+namespace {
+
+using Time = std::chrono::steady_clock::time_point;
+
+constexpr int64_t kMostUndelivered = 8;
+constexpr const char* kStopping = "the server is shutting down";
+constexpr const char* kFailed = "the server failed to answer this request; its log says why";
+
+const Api kApis[] = {{"/v1/chat/completions", read_chat_completion, openai_error},
+                     {"/v1/completions", read_completion, openai_error},
+                     {"/v1/responses", read_response, openai_error},
+                     {"/v1/messages", read_message, anthropic_error},
+                     {"/v1/messages/count_tokens", read_token_count, anthropic_error}};
+
+// Errors have the shape of the API that the path belongs to.
+const Api& api_of(const std::string& path) {
+  for (const Api& api : kApis)
+    if (path == api.path) return api;
+  return kApis[path.starts_with("/v1/messages") ? 3 : 0];
+}
+
+// The time that comparing takes tells nothing of the key.
+bool same_key(const std::string& given, const std::string& key) {
+  unsigned char difference = given.size() != key.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    difference |= static_cast<unsigned char>(given[i] ^ key[i % key.size()]);
+  return difference == 0;
+}
+
+// Whether a Host or Origin header names this machine. A page in a browser may send requests to loopback, but
+// cannot choose these: without a key they are what tells it from the programs of this machine.
+bool names_this_machine(std::string name) {
+  if (const size_t scheme = name.find("://"); scheme != std::string::npos) name.erase(0, scheme + 3);
+  if (name.starts_with('[')) name = name.substr(1, name.find(']') - 1);
+  else name.resize(std::min(name.size(), name.rfind(':')));
+  if (name == "localhost") return true;
+  try {
+    return is_loopback(name);
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+// A request being answered.
+struct Job {
+  std::shared_ptr<HttpExchange> exchange;
+  const Api* api = nullptr;
+  ReadRequest read;
+  std::string id;
+  Time start;
+  std::vector<uint64_t> engine_ids;  // of its prompts
+  std::vector<SampleText> texts;     // of its choices
+  std::vector<ChoiceDelta> choices;  // what they have come to
+  std::vector<std::optional<AnswerToken>> last;
+  std::vector<size_t> seen;  // tokens of them
+  size_t num_accepted = 0, num_finished = 0;
+  std::string unsent;  // of a stream
+  std::optional<double> first_token_seconds;
+  bool is_streaming = false, is_over = false;
+
+  const ServedRequest& request() const { return read.request; }
+};
+using JobPointer = std::shared_ptr<Job>;
+
+struct Counters {
+  std::map<std::pair<std::string, int>, int64_t> requests;  // by path and status
+  int64_t prompt_tokens = 0, completion_tokens = 0, cancelled = 0, malformed_calls = 0;
+};
+
+}  // namespace
+
+struct Server::State {
+  State(Engine& engine, ServedModel served, std::string key);
+
+  void handle(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
+  void handle_get(const HttpRequest& request, HttpExchange& exchange);
+  void check_access(const HttpRequest& request) const;
+  void prepare(const Api& api, HttpRequest request, const std::shared_ptr<HttpExchange>& exchange);
+  void submit(const JobPointer& job);
+  void take(std::vector<EngineEvent> events);
+  void take(const JobPointer& job, size_t prompt, EngineEvent event);
+  void take_token(Job& job, size_t choice, const AnswerToken& token);
+  void finish_prompt(Job& job, size_t prompt, const GenerationResult& result);
+  void add(Job& job, size_t choice, ChoiceDelta delta);
+  void send(Job& job);
+  void complete(const JobPointer& job);
+  void fail(Job& job, const ApiError& error);
+  void fail_all(const ApiError& error);
+  void abandon(Job& job);
+  void close(Job& job, int status, const std::string& how);
+  void refuse(HttpExchange& exchange, const Api& api, const std::string& path, const ApiError& error);
+  std::string metrics() const;
+  Json models() const;
+  HttpHeaders headers_of(const std::string& id) const { return {{"X-Request-Id", id}, {"Request-Id", id}}; }
+
+  const ServedModel model;
+  const std::string api_key;
+  const Time start = std::chrono::steady_clock::now();
+  EngineLoop loop;
+  std::atomic<int64_t> in_flight = 0;
+  std::atomic<int64_t> undelivered = 0;  // passes of the engine
+  // Of the I/O thread.
+  struct Place {
+    JobPointer job;
+    size_t prompt;
+  };
+  std::unordered_map<uint64_t, Place> jobs;  // by the engine's ids
+  uint64_t next_id = 0;
+  Counters counters;
+  bool is_stopping = false;
+
+  HttpServer http;  // the last: its threads use the rest
+};
+
+Server::State::State(Engine& engine, ServedModel served, std::string key)
+    : model(std::move(served)),
+      api_key(std::move(key)),
+      loop(engine,
+           [this](std::vector<EngineEvent> events) {
+             // An engine that is faster than the I/O thread waits for it, else what it drew would pile up.
+             while (undelivered.load() > kMostUndelivered)
+               std::this_thread::sleep_for(std::chrono::milliseconds(1));
+             ++undelivered;
+             http.post([this, all = std::move(events)]() mutable {
+               --undelivered;
+               take(std::move(all));
+             });
+           }),
+      http({.host = model.settings.host,
+            .port = static_cast<int>(model.settings.port),
+            .limits = model.settings.http,
+            .error_body =
+                [](int status, const std::string& message, const std::string& path) {
+                  return dump_line(api_of(path).error(ApiError(status, message)));
+                }},
+           [this](HttpRequest request, const std::shared_ptr<HttpExchange>& exchange) {
+             handle(request, exchange);
+           }) {}
+
+void Server::State::refuse(HttpExchange& exchange, const Api& api, const std::string& path,
+                           const ApiError& error) {
+  ++counters.requests[{path, error.status}];
+  HttpHeaders headers = headers_of(new_id("req_"));
+  if (error.status == 429 || error.status == 503) headers.emplace_back("Retry-After", "1");
+  if (error.status == 401) headers.emplace_back("WWW-Authenticate", "Bearer");
+  exchange.respond({.status = error.status, .body = dump_line(api.error(error)), .headers = headers});
+  if (model.settings.log_requests)
+    log_info(str("serve: ", path, " ", error.status, ": ", quoted(std::string(error.what()), 200)));
+}
+
+void Server::State::check_access(const HttpRequest& request) const {
+  if (api_key.empty()) {
+    const std::string host = request.header("host"), origin = request.header("origin");
+    if ((!host.empty() && !names_this_machine(host)) || (!origin.empty() && !names_this_machine(origin)))
+      throw ApiError(403,
+                     "without a key this server answers programs of its own machine only (headers Host and "
+                     "Origin); start it with a key: BOUGH_API_KEY or api_key_file");
+    return;
+  }
+  std::string given = request.header("authorization");
+  if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer "))) given.erase(0, 7);
+  else given = request.header("x-api-key");
+  if (!same_key(given, api_key))
+    throw ApiError(401, "the key is missing or wrong: send Authorization: Bearer KEY", "", "invalid_api_key");
+}
+
+void Server::State::handle(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
+  const Api& api = api_of(request.path);
+  const auto known = std::find_if(std::begin(kApis), std::end(kApis),
+                                  [&](const Api& each) { return request.path == each.path; });
+  const bool is_api = known != std::end(kApis);
+  const bool is_page = request.path == "/health" || request.path == "/metrics" ||
+                       request.path == "/v1/models" || request.path.starts_with("/v1/models/");
+  // What is counted by path has few of them, whatever clients ask for.
+  const std::string path = is_api ? request.path : is_page ? request.path.substr(0, 10) : "other";
+  try {
+    if (request.path != "/health") check_access(request);
+    if (!is_api && !is_page)
+      throw ApiError(404, str("there is no ", quoted(request.path), "; docs/serve.md lists what there is"));
+    const char* method = is_api ? "POST" : "GET";
+    if (request.method != method)
+      throw ApiError(
+          405, str(request.path.substr(0, 80), ": got ", quoted(request.method), ", expected ", method));
+    if (is_page) {
+      handle_get(request, *exchange);
+      ++counters.requests[{path, 200}];
+      return;
+    }
+    if (is_stopping) throw ApiError(503, kStopping);
+    if (in_flight.load() >= model.settings.max_requests)
+      throw ApiError(429, str("more than ", model.settings.max_requests, " requests are in flight"), "",
+                     "rate_limit_exceeded");
+  } catch (const ApiError& error) {
+    return refuse(*exchange, api, path, error);
+  }
+  prepare(api, request, exchange);
+}
+
+void Server::State::handle_get(const HttpRequest& request, HttpExchange& exchange) {
+  if (request.path == "/health") {
+    exchange.respond({.status = is_stopping ? 503 : 200,
+                      .body = dump_line({{"status", is_stopping ? "stopping" : "ok"}})});
+  } else if (request.path == "/metrics") {
+    exchange.respond({.body = metrics(), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+  } else if (request.path == "/v1/models") {
+    exchange.respond({.body = dump_line(models())});
+  } else {
+    Json entry = models()["data"][0];
+    entry["id"] = model.name_for(request.path.substr(std::string("/v1/models/").size()));
+    exchange.respond({.body = dump_line(entry)});
+  }
+}
+
+Json Server::State::models() const {
+  Json list = Json::array();
+  for (const std::string& name : model.names)
+    list.push_back({{"id", name},
+                    {"object", "model"},
+                    {"created", model.created},
+                    {"owned_by", "bough"},
+                    {"max_model_len", model.max_length}});
+  return {{"object", "list"}, {"data", std::move(list)}};
+}
+
+// JSON, template and tokens on a lane; then back.
+void Server::State::prepare(const Api& api, HttpRequest request,
+                            const std::shared_ptr<HttpExchange>& exchange) {
+  ++in_flight;
+  const auto job = std::make_shared<Job>();
+  job->exchange = exchange;
+  job->api = &api;
+  job->start = std::chrono::steady_clock::now();
+  job->id = new_id("req_");
+  exchange->on_gone([this, weak = std::weak_ptr<Job>(job)] {
+    if (const JobPointer gone = weak.lock()) abandon(*gone);
+  });
+  const size_t size = request.body.size();
+  http.prepare(size, [this, job, request = std::move(request)]() mutable {
+    auto read = std::make_shared<ReadRequest>();  // the job is the I/O thread's
+    std::optional<ApiError> error;
+    try {
+      *read = job->api->read(parse_ordered_json(request.body, "the body"), model);
+    } catch (const ApiError& refused) {
+      error = refused;
+    } catch (const UserError& refused) {
+      error = ApiError(400, refused.what());
+    } catch (const std::exception& failure) {
+      log_error(str("serve: ", job->api->path, ": ", failure.what()));
+      error = ApiError(500, kFailed);
+    }
+    request = {};
+    http.post([this, job, read, error] {
+      if (job->is_over) return;
+      job->read = std::move(*read);
+      if (error) return fail(*job, *error);
+      if (is_stopping) return fail(*job, ApiError(503, kStopping));
+      submit(job);
+    });
+  });
+}
+
+void Server::State::submit(const JobPointer& job) {
+  if (job->read.ready) {
+    job->exchange->respond({.body = dump_line(*job->read.ready), .headers = headers_of(job->id)});
+    return close(*job, 200, "counted");
+  }
+  const ServedRequest& request = job->request();
+  const auto num_choices = static_cast<size_t>(request.num_choices());
+  const OutputParser parser(request.reasoning_parser, request.tool_call_parser, request.tools,
+                            request.in_reasoning);
+  const bool skips_special =
+      !has_special_markers(model.tokenizer, request.reasoning_parser, request.tool_call_parser);
+  for (size_t i = 0; i < num_choices; ++i)
+    job->texts.emplace_back(model.tokenizer, parser, &job->read.request.sampling, skips_special);
+  job->choices.resize(num_choices);
+  job->last.resize(num_choices);
+  job->seen.resize(num_choices);
+  std::vector<GenerationRequest> requests;
+  for (size_t prompt = 0; prompt < request.prompts.size(); ++prompt) {
+    const uint64_t id = next_id++;
+    jobs[id] = {job, prompt};
+    job->engine_ids.push_back(id);
+    GenerationRequest& asked = requests.emplace_back();
+    asked.id = id;
+    asked.prompt_ids = request.prompts[prompt];
+    asked.sampling = request.sampling;
+    asked.seed = request.seed.value_or(static_cast<uint64_t>(model.settings.seed));
+    if (request.seed) asked.sequence = prompt;
+  }
+  loop.submit(std::move(requests));
+}
+
+void Server::State::take(std::vector<EngineEvent> events) {
+  std::vector<JobPointer> touched;
+  for (EngineEvent& event : events) {
+    const auto found = jobs.find(event.id);
+    if (found == jobs.end()) continue;
+    const auto [job, prompt] = found->second;
+    try {
+      take(job, prompt, std::move(event));
+    } catch (const std::exception& failure) {
+      log_error(str("serve: ", job->api->path, " ", job->id, ": ", failure.what()));
+      fail(*job, ApiError(500, kFailed));
+    }
+    if (touched.empty() || touched.back() != job) touched.push_back(job);
+  }
+  for (const JobPointer& job : touched)
+    if (!job->is_over) send(*job);
+}
+
+void Server::State::take(const JobPointer& job, size_t prompt, EngineEvent event) {
+  const ServedRequest& request = job->request();
+  switch (event.kind) {
+    case EngineEvent::Kind::kAccepted:
+      if (++job->num_accepted < request.prompts.size() || !request.stream) return;
+      job->is_streaming = true;
+      job->exchange->begin_stream(headers_of(job->id));
+      job->unsent += job->read.answer->begin();
+      return;
+    case EngineEvent::Kind::kRefused: {
+      const std::string prefix = str("request ", event.id, ": ");
+      if (event.message.starts_with(prefix)) event.message.erase(0, prefix.size());
+      return fail(*job, ApiError(400, event.message));
+    }
+    case EngineEvent::Kind::kToken: {
+      if (!job->first_token_seconds) job->first_token_seconds = seconds_since(job->start);
+      const size_t choice =
+          prompt * static_cast<size_t>(request.sampling.n_samples) + static_cast<size_t>(event.token.sample);
+      const AnswerToken token{event.token.token,
+                              model.logprob_of(event.token.raw_logprob, event.token.truncated_logprob)};
+      ++job->seen[choice];
+      if (event.token.is_last) job->last[choice] = token;
+      else take_token(*job, choice, token);
+      return;
+    }
+    case EngineEvent::Kind::kFinished:
+      finish_prompt(*job, prompt, event.result);
+      if (++job->num_finished == request.prompts.size()) complete(job);
+      return;
+  }
+}
+
+void Server::State::take_token(Job& job, size_t choice, const AnswerToken& token) {
+  ChoiceDelta delta;
+  delta.parts = job.texts[choice].push(token.id);
+  delta.tokens.push_back(token);
+  add(job, choice, std::move(delta));
+}
+
+// How a sample ended is known when all of its prompt have.
+void Server::State::finish_prompt(Job& job, size_t prompt, const GenerationResult& result) {
+  const auto n_samples = static_cast<size_t>(job.request().sampling.n_samples);
+  for (size_t sample = 0; sample < result.samples.size() && sample < n_samples; ++sample) {
+    const GeneratedSample& drawn = result.samples[sample];
+    const size_t choice = prompt * n_samples + sample;
+    // An engine that gives no tokens as they come gives them now.
+    for (size_t& seen = job.seen[choice]; seen < drawn.token_ids.size(); ++seen) {
+      const AnswerToken token{drawn.token_ids[seen],
+                              model.logprob_of(drawn.raw_logprobs[seen], drawn.truncated_logprobs[seen])};
+      if (seen + 1 == drawn.token_ids.size()) job.last[choice] = token;
+      else take_token(job, choice, token);
+    }
+    ChoiceDelta delta;
+    std::optional<int32_t> last;
+    if (job.last[choice]) {
+      last = job.last[choice]->id;
+      delta.tokens.push_back(*job.last[choice]);
+    }
+    delta.parts = job.texts[choice].finish(last, drawn.finish_reason);
+    delta.end = job.texts[choice].end();
+    counters.malformed_calls += job.texts[choice].malformed_calls();
+    add(job, choice, std::move(delta));
+  }
+}
+
+void Server::State::add(Job& job, size_t choice, ChoiceDelta delta) {
+  if (job.is_streaming || job.read.answer->wants_deltas()) {
+    const std::string text = job.read.answer->add(choice, delta);
+    if (job.is_streaming) job.unsent += text;
+  }
+  ChoiceDelta& sum = job.choices[choice];
+  sum.parts.append(std::move(delta.parts));
+  sum.tokens.insert(sum.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+  sum.end = std::move(delta.end);
+}
+
+void Server::State::send(Job& job) {
+  if (job.is_streaming && !job.unsent.empty()) job.exchange->write(job.unsent);
+  job.unsent.clear();
+}
+
+void Server::State::complete(const JobPointer& job) {
+  if (job->is_streaming) {
+    job->unsent += job->read.answer->end(job->choices);
+    send(*job);
+    job->exchange->finish();
+    return close(*job, 200, "streamed");
+  }
+  for (const uint64_t id : job->engine_ids) jobs.erase(id);
+  constexpr size_t kBytesPerToken = 16;  // of an answer; what the choice of the lane needs to know
+  http.prepare(kBytesPerToken * static_cast<size_t>(count_tokens(job->choices)), [this, job] {
+    auto body = std::make_shared<std::string>();
+    try {
+      *body = dump_line(job->read.answer->whole(job->choices));
+    } catch (const std::exception& failure) {
+      log_error(str("serve: ", job->api->path, " ", job->id, ": ", failure.what()));
+    }
+    http.post([this, job, body] {
+      if (job->is_over) return;
+      if (body->empty()) return fail(*job, ApiError(500, kFailed));
+      job->exchange->respond({.body = std::move(*body), .headers = headers_of(job->id)});
+      close(*job, 200, "answered");
+    });
+  });
+}
+
+void Server::State::fail(Job& job, const ApiError& error) {
+  for (const uint64_t id : job.engine_ids)
+    if (jobs.contains(id)) loop.cancel(id);
+  if (job.is_streaming) {
+    job.unsent += job.read.answer->fail(error);
+    send(job);
+    job.exchange->finish();
+  } else {
+    HttpHeaders headers = headers_of(job.id);
+    if (error.status == 503) headers.emplace_back("Retry-After", "1");
+    job.exchange->respond(
+        {.status = error.status, .body = dump_line(job.api->error(error)), .headers = std::move(headers)});
+  }
+  close(job, error.status, quoted(std::string(error.what()), 200));
+}
+
+void Server::State::fail_all(const ApiError& error) {
+  std::vector<JobPointer> all;
+  for (const auto& [id, place] : jobs) all.push_back(place.job);
+  for (const JobPointer& job : all)
+    if (!job->is_over) fail(*job, error);
+}
+
+// The client has gone.
+void Server::State::abandon(Job& job) {
+  if (job.is_over) return;
+  for (const uint64_t id : job.engine_ids)
+    if (jobs.contains(id)) loop.cancel(id);
+  ++counters.cancelled;
+  close(job, 499, "the client went away");
+}
+
+void Server::State::close(Job& job, int status, const std::string& how) {
+  job.is_over = true;
+  for (const uint64_t id : job.engine_ids) jobs.erase(id);
+  --in_flight;
+  const int64_t prompt_tokens = job.request().prompt_tokens(), new_tokens = count_tokens(job.choices);
+  counters.prompt_tokens += prompt_tokens;
+  counters.completion_tokens += new_tokens;
+  ++counters.requests[{job.api->path, status}];
+  if (!model.settings.log_requests) return;
+  log_info(
+      str("serve: ", job.api->path, " ", status, " ", job.id, ": ", how, "; ", prompt_tokens, " + ",
+          new_tokens, " tokens in ", format_duration(seconds_since(job.start)),
+          job.first_token_seconds ? ", the first after " + format_duration(*job.first_token_seconds) : ""));
+}
+
+std::string Server::State::metrics() const {
+  std::string text;
+  const auto add = [&](const char* name, const char* type, const char* help, auto value) {
+    text += str("# HELP bough_serve_", name, " ", help, "\n# TYPE bough_serve_", name, " ", type,
+                "\nbough_serve_", name, " ", value, "\n");
+  };
+  const EngineStatistics engine = loop.statistics();
+  const HttpStatistics& clients = http.statistics();
+  text += "# HELP bough_serve_requests_total Answers by path and status; 499: the client went away.\n";
+  text += "# TYPE bough_serve_requests_total counter\n";
+  for (const auto& [key, count] : counters.requests)
+    text +=
+        str("bough_serve_requests_total{path=\"", key.first, "\",status=\"", key.second, "\"} ", count, "\n");
+  add("requests_in_flight", "gauge", "Requests being prepared or generated.", in_flight.load());
+  add("connections", "gauge", "Open connections.", clients.connections.load());
+  add("connections_accepted_total", "counter", "Connections accepted.", clients.accepted.load());
+  add("connections_refused_total", "counter", "Connections beyond http.max_connections.",
+      clients.refused.load());
+  add("clients_gone_total", "counter", "Clients that went away before their answer was complete.",
+      clients.gone.load());
+  add("clients_cut_off_total", "counter", "Clients cut off because they did not read.",
+      clients.cut_off.load());
+  add("malformed_requests_total", "counter", "Requests that were no HTTP, too long or too slow.",
+      clients.malformed.load());
+  add("prompt_tokens_total", "counter", "Tokens of prompts.", counters.prompt_tokens);
+  add("completion_tokens_total", "counter", "Tokens of answers.", counters.completion_tokens);
+  add("malformed_tool_calls_total", "counter", "Tool calls that could not be read.",
+      counters.malformed_calls);
+  add("engine_new_tokens_total", "counter", "Tokens drawn.", engine.new_tokens);
+  add("engine_prefill_tokens_total", "counter", "Tokens computed to fill keys and values.",
+      engine.prefill_tokens);
+  add("engine_cached_tokens_total", "counter", "Prompt tokens found computed already.", engine.cached_tokens);
+  add("engine_preemptions_total", "counter", "Samples set back because memory ran out.", engine.preemptions);
+  add("engine_steps_total", "counter", "Passes.", engine.steps);
+  add("engine_seconds_total", "counter", "Seconds inside passes.", engine.seconds);
+  add("weights_version", "gauge", "Version of the weights.", loop.version());
+  add("uptime_seconds", "gauge", "Seconds since the server began to listen.", seconds_since(start));
+  return text;
+}
+
+Server::Server(Engine& engine, ServedModel model, std::string api_key) {
+  const ServeSettings& settings = model.settings;
+  if (api_key.empty() && !is_loopback(settings.host))
+    throw UserError(str("host: ", settings.host,
+                        " can be reached from other machines, and there is no key; set BOUGH_API_KEY or "
+                        "api_key_file, or listen at 127.0.0.1"));
+  const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);  // or says which there are
+  BOUGH_CHECK(!model.names.empty(), "a model without a name");
+  state_ = std::make_unique<State>(engine, std::move(model), std::move(api_key));
+}
+
+Server::~Server() = default;
+
+std::string Server::url() const {
+  return state_->http.url();
+}
+
+void Server::run(const std::function<bool()>& stop) {
+  State& state = *state_;
+  try {
+    state.loop.run(stop);
+    state.http.stop_accepting();
+    state.http.post([&state] { state.is_stopping = true; });
+    const int64_t in_flight = state.in_flight.load();
+    if (in_flight > 0)
+      log_info(str("serve: stopping; ", in_flight, " requests have ", state.model.settings.shutdown_seconds,
+                   " s to finish"));
+    const Time begin = std::chrono::steady_clock::now();
+    state.loop.run([&] {
+      return state.in_flight.load() == 0 || seconds_since(begin) >= state.model.settings.shutdown_seconds;
+    });
+  } catch (const std::exception& error) {
+    log_error(str("serve: the engine failed: ", error.what()));
+    state.http.post(
+        [&state] { state.fail_all(ApiError(500, "the engine failed; the server's log says why")); });
+    state.http.close();
+    throw;
+  }
+  state.http.post([&state] { state.fail_all(ApiError(503, kStopping)); });
+  state.http.close();
+}
+
+}  // namespace bough

@@ -1,0 +1,41 @@
+// `bough serve`: OpenAI's and Anthropic's HTTP APIs over an engine. No torch: the engine is an interface.
+//
+//   HttpServer (I/O thread) ─▶ lanes: JSON, template, tokens ─▶ EngineLoop ─▶ the engine, on run()'s thread
+//          ▲                                                        │ events of a pass
+//          └────────── I/O thread: text, parsers, the API's form ◀──┘
+//
+// Everything of a request is on the I/O thread but its preparation and the JSON of an unstreamed answer. A
+// client that goes away, or does not read, has its request cancelled in the engine, which frees its pages.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "rollout/engine.h"
+#include "serve/api.h"
+
+namespace bough {
+
+class Server {
+ public:
+  // Listens when it returns; requests wait until run(). `api_key`: every request must have it as a bearer
+  // token; empty: none, and only programs on this machine may ask. UserError: an address that others can
+  // reach without a key, or one that cannot be had; an unknown parser.
+  Server(Engine& engine, ServedModel model, std::string api_key);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  std::string url() const;
+  // Drives the engine until stop(). Then nobody is accepted any more, requests in flight have
+  // `shutdown_seconds` to finish, and the rest is told and cancelled. What the engine throws is passed on,
+  // after everybody has been told.
+  void run(const std::function<bool()>& stop);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace bough

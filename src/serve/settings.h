@@ -1,0 +1,103 @@
+// Settings of `bough serve`, given as key=value. `gconfig` is what a request that says nothing else gets;
+// `rollout` is how the engine runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/settings.h"
+#include "rollout/settings.h"
+
+namespace bough {
+
+// What one client may take of the server, and for how long.
+struct HttpLimits {
+  int64_t max_connections = 1024;
+  Bytes max_body = {int64_t{16} << 20};
+  Bytes max_header = {int64_t{32} << 10};
+  Bytes max_buffered = {int64_t{256} << 20};
+  // Of a stream that its client does not read.
+  Bytes max_unsent = {int64_t{4} << 20};
+  double header_timeout_seconds = 10;
+  double body_timeout_seconds = 60;
+  double idle_timeout_seconds = 75;
+  double write_timeout_seconds = 30;
+
+  template <class V>
+  void visit(V& v) {
+    v("max_connections", max_connections, "connections at once; more are answered 503", range(1, 1000000));
+    v("max_body", max_body, "bytes of a request's body, whatever its encoding; more is answered 413");
+    v("max_buffered", max_buffered, "bytes of all bodies that are being read; more is answered 503");
+    v("max_header", max_header, "bytes of a request's header; more is answered 431");
+    v("max_unsent", max_unsent,
+      "bytes of a stream that wait for a client that does not read; with more it is cut off");
+    v("header_timeout_seconds", header_timeout_seconds, "a request's header is complete within this time",
+      range(0.01, 86400.0));
+    v("body_timeout_seconds", body_timeout_seconds, "and its body within this", range(0.01, 86400.0));
+    v("idle_timeout_seconds", idle_timeout_seconds, "a connection without a request is closed after this",
+      range(0.01, 86400.0));
+    v("write_timeout_seconds", write_timeout_seconds,
+      "a client that takes nothing of an answer for this time is cut off", range(0.01, 86400.0));
+  }
+  void check() const {
+    for (const Bytes& bytes : {max_body, max_buffered, max_header, max_unsent})
+      if (bytes.count < 1024) throw UserError("http: a bound is below 1 KiB, or auto; give it in bytes");
+  }
+};
+
+struct ServeSettings {
+  std::string host = "127.0.0.1";
+  int64_t port = 8000;
+  std::string api_key_file;
+  std::vector<std::string> served_model_name;
+  std::string tool_call_parser;
+  std::string reasoning_parser;
+  std::string logprobs_mode = "raw_logprobs";
+  int64_t seed = 1;
+  int64_t max_requests = 1024;
+  int64_t max_samples_per_request = 128;
+  double shutdown_seconds = 30;
+  bool log_requests = true;
+  HttpLimits http;
+  // A request that gives no limit of tokens gets this one, or what is left of the model's context.
+  SamplingParameters gconfig = [] {
+    SamplingParameters parameters;
+    parameters.max_new_tokens = 4096;
+    return parameters;
+  }();
+  RolloutSettings rollout;
+
+  template <class V>
+  void visit(V& v) {
+    v("host", host, "address to listen at; any but this machine's own (127.0.0.1, ::1) needs a token",
+      not_empty());
+    v("port", port, "0: a free one", range(0, 65535));
+    v("api_key_file", api_key_file,
+      "file whose first line is the bearer token that every request must have; the environment's "
+      "BOUGH_API_KEY does the same");
+    v("served_model_name", served_model_name,
+      "names that requests may call the model, the first in answers; '*' among them: any name; none: the "
+      "directory's");
+    v("tool_call_parser", tool_call_parser,
+      "how the model writes tool calls (docs/chat.md); empty: no tools");
+    v("reasoning_parser", reasoning_parser, "how the model writes reasoning (docs/chat.md); empty: as text");
+    v("logprobs_mode", logprobs_mode,
+      "log-probabilities in answers: of the model's logits, or of what was drawn from, after temperature, "
+      "penalties, top_k, top_p and min_p",
+      one_of({"raw_logprobs", "processed_logprobs"}));
+    v("seed", seed, "draws of requests without a seed of their own are a function of it and their number",
+      at_least(0));
+    v("max_requests", max_requests, "requests in flight; more are answered 429", range(1, 1000000));
+    v("max_samples_per_request", max_samples_per_request, "n times the number of prompts, at most",
+      range(1, 100000));
+    v("shutdown_seconds", shutdown_seconds,
+      "after SIGTERM or Ctrl-C running requests have this long to finish", range(0.0, 86400.0));
+    v("log_requests", log_requests, "a line of log for each request");
+    v("http", http, "what one client may take");
+    v("gconfig", gconfig, "what a request gets that does not say otherwise");
+    v("rollout", rollout, "how the engine runs");
+  }
+};
+
+}  // namespace bough

@@ -1,0 +1,215 @@
+"""Clients that want to do harm, or do it by accident, among those that want answers."""
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from serve_util import Served
+
+PROMPTS = ["The thing", "12 00", "in the end", "ü"]
+
+
+def request(body: dict | bytes, path: str = "/v1/completions") -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def greedy(prompt: str, tokens: int = 30) -> dict:
+    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+
+
+class Client:
+    def __init__(self, served: Served):
+        self.address = served.address
+
+    async def __aenter__(self) -> "Client":
+        self.reader, self.writer = await asyncio.open_connection(*self.address)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.writer.close()
+
+    async def ask(self, data: bytes) -> tuple[int, bytes]:
+        """Status and body."""
+        self.writer.write(data)
+        head, _, body = (await asyncio.wait_for(self.reader.read(), 120)).partition(b"\r\n\r\n")
+        return (int(head.split()[1]) if head else 0), body
+
+
+async def complete(served: Served, prompt: str) -> str:
+    async with Client(served) as client:
+        status, body = await client.ask(request(greedy(prompt)))
+    assert status == 200, body
+    return json.loads(body)["choices"][0]["text"]
+
+
+async def disconnect_midway(served: Served) -> None:
+    async with Client(served) as client:
+        client.writer.write(request({**greedy("on and on", 1500), "stream": True, "n": 2}))
+        await client.reader.readuntil(b"data: ")
+
+
+async def disconnect_at_once(served: Served) -> None:
+    async with Client(served) as client:
+        client.writer.write(request(greedy("on and on", 1500)))
+        await client.writer.drain()
+
+
+async def send_garbage(served: Served) -> None:
+    for data in (b"\x16\x03\x01\x00\xa5\x01\x00" * 9, b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 40000):
+        async with Client(served) as client:
+            status, _ = await client.ask(data)
+            assert status in (0, 400, 408, 431)
+    for body in (b"{", b"\xff" * 99, b"[" * 99999, b'{"prompt": [1e99]}', b'{"prompt": {"a": 1}}', b"null"):
+        async with Client(served) as client:
+            status, answer = await client.ask(request(body))
+            assert status == 400, answer
+            assert json.loads(answer)["error"]["message"]
+
+
+async def send_long_prompt(served: Served) -> None:
+    async with Client(served) as client:
+        status, body = await client.ask(request({"prompt": "the " * 2_500_000}))
+    assert (status, json.loads(body)["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def send_endless_chunks(served: Served) -> None:
+    sent = 0
+    async with Client(served) as client:
+        client.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        try:
+            while sent < 1 << 30:
+                client.writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                sent += 65536
+                await client.writer.drain()
+        except ConnectionError:
+            pass
+    assert sent < 200 << 20
+
+
+async def read_nothing(served: Served) -> None:
+    async with Client(served) as client:
+        client.writer.write(request({**greedy("on and on", 1500), "stream": True}))
+        await asyncio.sleep(2)
+
+
+async def stay_half_open(served: Served) -> None:
+    async with Client(served) as client:
+        client.writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le")
+        await asyncio.sleep(2)
+
+
+HOSTILE = [
+    disconnect_midway,
+    disconnect_at_once,
+    send_garbage,
+    send_long_prompt,
+    send_endless_chunks,
+    read_nothing,
+    stay_half_open,
+]
+
+
+async def storm(served: Served, clients: int, hostile: int) -> list[str]:
+    answers = [complete(served, PROMPTS[i % len(PROMPTS)]) for i in range(clients)]
+    harm = [HOSTILE[i % len(HOSTILE)](served) for i in range(hostile)]
+    done = await asyncio.gather(*harm, *answers)
+    return done[hostile:]
+
+
+def wait_until_quiet(served: Served) -> dict[str, float]:
+    deadline = time.monotonic() + 30
+    while True:
+        metrics = served.metrics()
+        # The connection that asks is the one that is left.
+        if metrics["requests_in_flight"] == 0 and metrics["connections"] == 1:
+            return metrics
+        assert time.monotonic() < deadline, metrics
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def attacked(bough_program: Path, tiny_models):
+    settings = ["http.header_timeout_seconds=1", "log_requests=false", "rollout.kv_memory=16MiB"]
+    with Served(bough_program, tiny_models("qwen3"), *settings) as served:
+        yield served
+
+
+def test_hostile_clients_harm_nobody(attacked: Served):
+    expected = [asyncio.run(complete(attacked, prompt)) for prompt in PROMPTS]
+    assert len(set(expected)) == len(PROMPTS)
+    sizes = []
+    for _ in range(3):
+        answers = asyncio.run(storm(attacked, clients=40, hostile=14))
+        assert answers == [expected[i % len(PROMPTS)] for i in range(40)]
+        wait_until_quiet(attacked)
+        sizes.append((attacked.descriptors(), attacked.resident_bytes()))
+    assert attacked.process.poll() is None
+    assert sizes[2][0] <= sizes[0][0], "descriptors are left"
+    assert sizes[2][1] < sizes[1][1] + (64 << 20), "memory is left"
+
+
+def test_who_goes_away_is_not_generated_for(attacked: Served):
+    before = wait_until_quiet(attacked)["engine_new_tokens_total"]
+
+    async def leave() -> None:
+        await asyncio.gather(*[disconnect_midway(attacked) for _ in range(10)])
+
+    asyncio.run(leave())
+    drawn = wait_until_quiet(attacked)["engine_new_tokens_total"] - before
+    assert drawn < 10 * 2 * 1500 / 2
+
+
+def test_pages_of_who_goes_away_are_free_again(bough_program: Path, tiny_models):
+    """A budget that holds one long sample, so that pages which stayed would leave no room for the next."""
+    settings = ["rollout.kv_memory=2400KiB", "log_requests=false"]
+    with Served(bough_program, tiny_models("qwen3"), *settings) as served:
+        for _ in range(8):
+            asyncio.run(disconnect_midway(served))
+        wait_until_quiet(served)
+        status, body = asyncio.run(ask_once(served, greedy("on and on", 1500)))
+        assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 1500)
+        assert served.metrics()["engine_preemptions_total"] == 0
+
+
+async def ask_once(served: Served, body: dict) -> tuple[int, bytes]:
+    async with Client(served) as client:
+        return await client.ask(request(body))
+
+
+def test_streams_at_once_all_begin_soon(attacked: Served):
+    async def first_event() -> tuple[float, bytes]:
+        async with Client(attacked) as client:
+            client.writer.write(request({**greedy("go", 40), "stream": True}, "/v1/completions"))
+            await client.reader.readuntil(b"data: ")
+            begun = time.monotonic()
+            return begun, await client.reader.read()
+
+    async def all_of_them() -> list[tuple[float, bytes]]:
+        return await asyncio.gather(*[first_event() for _ in range(64)])
+
+    done = asyncio.run(all_of_them())
+    assert all(rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for _, rest in done)
+    # All begin before any of them, were they served one after the other, could have ended.
+    begun = [begin for begin, _ in done]
+    assert max(begun) - min(begun) < 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_when_streams_are_done(bough_program: Path, tiny_models, number: int):
+    async def stream(served: Served) -> bytes:
+        async with Client(served) as client:
+            client.writer.write(request({**greedy("go", 300), "stream": True}))
+            await client.reader.readuntil(b"data: ")
+            served.process.send_signal(number)
+            return await client.reader.read()
+
+    with Served(bough_program, tiny_models("qwen3")) as served:
+        assert asyncio.run(stream(served)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert served.process.wait(30) == 0
+        assert "stopping; 1 requests" in served.log.read_text()
+        assert len(served.process.stdout.read()) == 0  # one line of JSON was all
