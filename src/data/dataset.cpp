@@ -126,9 +126,10 @@ class LineReader {
         if (!it->is_string()) wrong_type(where_, str(field, ".", name), *it, "a text");
         *into = it->get<std::string>();
       }
-      if (message.role != "system" && message.role != "user" && message.role != "assistant") {
+      if (message.role != "system" && message.role != "user" && message.role != "assistant" &&
+          message.role != "tool") {
         throw UserError(str(where_, ": ", field, ".role: got ", quoted(message.role),
-                            ", expected system, user or assistant"));
+                            ", expected system, user, assistant or tool"));
       }
       messages.push_back(std::move(message));
     }
