@@ -329,18 +329,21 @@ void ConversationRun::sampled(const GeneratedSample& sample, double temperature)
   waits_ = Waits::kEnvironment;
 }
 
-// Calls that the template shows are a list of their own in the message; all else is content, as it was
-// written.
+// Calls that the template shows are a list of their own in the message, where all of the turn could be read;
+// all else is content, as it was written.
 OrderedJson ConversationRun::assistant_message(OutputParts& parts, const std::string& sampled) const {
   OrderedJson calls = OrderedJson::array();
   std::string content = sampled, unshown;
+  const bool are_shown =
+      format_.shows_calls() &&
+      std::all_of(parts.calls.begin(), parts.calls.end(), [](const ToolCall& call) { return call.valid(); });
   for (size_t i = 0; i < parts.calls.size(); ++i) {
     ToolCall& call = parts.calls[i];
     char id[16];
     // Nine letters and digits: what Mistral's templates ask for.
     std::snprintf(id, sizeof id, "c%05d%03d", static_cast<int>(turn_ % 100000), static_cast<int>(i % 1000));
     if (call.id.empty()) call.id = id;
-    if (!call.valid() || !format_.shows_calls()) {
+    if (!are_shown) {
       unshown += call.text;
       continue;
     }

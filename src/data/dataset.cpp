@@ -53,9 +53,11 @@ class LineReader {
       record.messages.pop_back();
     }
     if (record.kind == Record::Kind::messages &&
-        (record.messages.empty() || record.messages.back().role != "user")) {
+        (record.messages.empty() ||
+         (record.messages.back().role != "user" && record.messages.back().role != "tool"))) {
       throw UserError(
-          str(where_, ": ", settings_.messages_key, ": expected a user message before the answer, got ",
+          str(where_, ": ", settings_.messages_key,
+              ": expected a message of user or tool before the answer, got ",
               record.messages.empty() ? "none" : "a " + record.messages.back().role + " message"));
     }
     record.fields = std::move(line_);

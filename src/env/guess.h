@@ -21,7 +21,7 @@
 namespace bough {
 
 struct GuessSettings {
-  int64_t max_low = 20;
+  int64_t max_low = 80;
   int64_t width = 16;
   int64_t guesses = 4;
   double slips = 0;
