@@ -1,7 +1,14 @@
-// `bough data sums`: problems of the built-in task as a JSON Lines file.
+// `bough data TASK`: problems of a built-in task as a JSON Lines file, or demonstrations of them.
+#include <algorithm>
+#include <map>
+
 #include "base/error.h"
+#include "base/file.h"
 #include "base/format.h"
+#include "base/settings.h"
 #include "cli/command.h"
+#include "env/calculator.h"
+#include "env/guess.h"
 #include "env/sums.h"
 
 namespace bough {
@@ -14,7 +21,11 @@ struct DataOptions {
   int64_t n = 1000;
   std::string split = "train";
   int64_t seed = 1;
-  SumsSettings sums;
+  bool traces = false;
+  // Settings of the task, by key, where they are given.
+  std::map<std::string, std::optional<int64_t>> integers;
+  std::map<std::string, std::optional<double>> numbers;
+  std::vector<std::string> operations;
   bool json = false;
 };
 
@@ -27,41 +38,98 @@ Split split_of(const std::string& name) {
   throw UserError(str("--split: got ", quoted(name), ", expected train, test or example"));
 }
 
-void run_data(DataOptions options) {
-  if (options.task != "sums") throw UserError(str("TASK: got ", quoted(options.task), ", expected sums"));
+// The task's settings with what was given; their own bounds, with their messages.
+template <class Settings>
+Settings settings_of(const DataOptions& options) {
+  Settings settings;
+  std::map<std::string, Json> given;
+  for (const auto& [key, value] : options.integers)
+    if (value) given[key] = *value;
+  for (const auto& [key, value] : options.numbers)
+    if (value) given[key] = *value;
+  if (!options.operations.empty()) given["operations"] = options.operations;
+  SettingField root = describe_settings(settings);
+  for (const SettingField& field : root.fields) {
+    const auto found = given.find(field.key);
+    if (found == given.end()) continue;
+    field.set(found->second);
+    given.erase(found);
+  }
+  if (!given.empty()) {
+    std::string option = given.begin()->first;
+    std::replace(option.begin(), option.end(), '_', '-');
+    throw UserError(str("--", option, " is no option of the task ", options.task));
+  }
+  internal::check_settings(root, "command line");
+  return settings;
+}
+
+template <class Settings>
+std::vector<Json> records_of(const DataOptions& options,
+                             std::vector<Json> (*problems)(int64_t, Split, uint64_t, const Settings&),
+                             std::vector<Json> (*traces)(int64_t, Split, uint64_t, const Settings&)) {
+  return (options.traces ? traces : problems)(options.n, split_of(options.split),
+                                              static_cast<uint64_t>(options.seed),
+                                              settings_of<Settings>(options));
+}
+
+void run_data(const DataOptions& options) {
   check_at_least("-n", options.n, 1);
   if (options.n > kMostProblems)
     throw UserError(str("-n: got ", options.n, ", expected at most ", kMostProblems));
   check_at_least("--seed", options.seed, 0);
   check_output_file("--out", options.out);
-  // The settings' own bounds, with their messages.
-  internal::check_settings(describe_settings(options.sums), "command line");
-  write_sums_dataset(options.out, options.n, split_of(options.split), static_cast<uint64_t>(options.seed),
-                     options.sums);
-  if (options.json) print_json({{"file", options.out}, {"problems", options.n}});
-  else print_table({{"file", options.out}, {"problems", format_thousands(options.n)}});
+  auto count = options.n;
+  if (options.task == "sums") {
+    if (options.traces)
+      throw UserError("--traces: the answers of sums are worked out already; `bough sft` takes them");
+    write_sums_dataset(options.out, options.n, split_of(options.split), static_cast<uint64_t>(options.seed),
+                       settings_of<SumsSettings>(options));
+  } else {
+    std::vector<Json> records;
+    if (options.task == "calculator")
+      records = records_of(options, make_calculator_problems, make_calculator_traces);
+    else if (options.task == "guess") records = records_of(options, make_guess_problems, make_guess_traces);
+    else throw UserError(str("TASK: got ", quoted(options.task), ", expected sums, calculator or guess"));
+    std::string lines;
+    for (const Json& record : records) lines += dump_line(record) + "\n";
+    write_file_atomically(options.out, lines);
+    count = std::ssize(records);
+  }
+  const char* what = options.traces ? "turns" : "problems";
+  if (options.json) print_json({{"file", options.out}, {what, count}});
+  else print_table({{"file", options.out}, {what, format_thousands(count)}});
 }
 
 }  // namespace
 
 void add_data_command(CommandLine& line) {
   auto options = std::make_shared<DataOptions>();
-  CLI::App& command =
-      line.add("data", "Problems of a built-in task (sums) as JSON Lines; splits are disjoint",
-               [options] { run_data(*options); });
-  command.add_option("task", options->task, "sums")->required()->type_name("TASK");
+  CLI::App& command = line.add(
+      "data", "Problems of a built-in task (sums, calculator, guess) as JSON Lines; splits are disjoint",
+      [options] { run_data(*options); });
+  command.add_option("task", options->task, "sums | calculator | guess")->required()->type_name("TASK");
   command.add_option("--out", options->out, "File to write")->required()->type_name("FILE");
   command.add_option("-n,--count", options->n, "Problems");
   command.add_option("--split", options->split, "train | test | example");
   command.add_option("--seed", options->seed, "Problems are a function of it");
-  command.add_option("--min-operand", options->sums.min_operand, "Smallest number in a question");
-  command.add_option("--max-operand", options->sums.max_operand, "Largest number in a question");
-  command.add_option("--slips", options->sums.slips,
-                     "Share of worked answers whose result is a little off: imperfect demonstrations");
-  command.add_option("--min-steps", options->sums.min_steps, "Fewest operations of a problem");
-  command.add_option("--max-steps", options->sums.max_steps, "Most operations of a problem");
+  command.add_flag("--traces", options->traces,
+                   "Demonstrations of the problems for `bough sft`, one turn a line (calculator, guess)");
+  const auto integer = [&](const char* name, const char* key, const char* help) {
+    command.add_option(name, options->integers[key], help);
+  };
+  integer("--min-operand", "min_operand", "Smallest number in a question (sums, calculator)");
+  integer("--max-operand", "max_operand", "Largest number in a question (sums, calculator)");
+  integer("--min-steps", "min_steps", "Fewest operations of a problem (sums, calculator)");
+  integer("--max-steps", "max_steps", "Most operations of a problem (sums, calculator)");
+  integer("--max-low", "max_low", "Ranges begin at 1 to this (guess)");
+  integer("--width", "width", "Numbers in a range (guess)");
+  integer("--guesses", "guesses", "Guesses of a game (guess)");
+  command.add_option("--slips", options->numbers["slips"],
+                     "Imperfect demonstrations: share of worked answers whose result is a little off (sums), "
+                     "of turns with a wrong number (calculator), of guesses that forget (guess)");
   command
-      .add_option("--operations", options->sums.operations, "add | subtract | multiply; may be given often")
+      .add_option("--operations", options->operations, "add | subtract | multiply; may be given often (sums)")
       ->type_size(1)
       ->allow_extra_args(false);
   add_json_flag(command, options->json);

@@ -60,9 +60,11 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   const Clock::Time start = SteadyClock().now();
   // Another stream than training's, whose ids would otherwise draw the same numbers.
   const uint64_t seed = CounterRandom(options.seed, Purpose::evaluation).bits(0, 0);
-  Generator generator(
-      {.engine = engine, .codec = &codec}, tasks_of(dataset),
-      {.sampling = options.sampling, .seed = seed, .samples_in_flight = options.samples_in_flight});
+  Generator generator({engine, &codec, options.environment, options.conversations}, tasks_of(dataset),
+                      {.sampling = options.sampling,
+                       .seed = seed,
+                       .samples_in_flight = options.samples_in_flight,
+                       .in_rounds = options.in_rounds});
   auto groups = generator.collect(static_cast<int64_t>(dataset.size()), options.collect);
   if (!groups) return std::nullopt;
   const std::vector<RewardResult> rewards = score(*groups, reward);
@@ -75,13 +77,17 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   out.k = options.sampling.n_samples;
   for (const FinishedGroup& group : *groups) {
     int64_t right = 0;
+    std::string trajectory;
     for (const Trajectory& sample : group.samples) {
       // Accuracy is over all problems: one whose reward could not be had is not known to be right.
       const double reward = sample.reward.value_or(0);
+      out.new_tokens += sample.num_generated();
+      // Rows of one conversation follow each other, and are one sample.
+      if (!sample.trajectory.empty() && sample.trajectory == trajectory) continue;
+      trajectory = sample.trajectory;
       right += reward >= kRightReward;
       out.reward_mean += reward;
       out.failures += sample.reward_failure.has_value();
-      out.new_tokens += sample.num_generated();
       out.truncated_fraction += sample.finish_reason == finish_reason_name(FinishReason::kLength);
     }
     out.avg_at_k += static_cast<double>(right);

@@ -52,6 +52,10 @@ struct EvaluationOptions {
   uint64_t seed = 0;
   int64_t samples_in_flight = 256;
   CollectOptions collect;
+  // Samples are conversations where both are set.
+  Environment* environment = nullptr;
+  const ConversationFormat* conversations = nullptr;
+  bool in_rounds = false;  // GeneratorOptions
 };
 
 // nullopt: stopped. The data set must not be empty. Leaves the engine idle.

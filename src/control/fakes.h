@@ -4,7 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -101,6 +108,119 @@ class ByteCodec final : public TextCodec {
     return {problem.prompt, {problem.prompt.begin(), problem.prompt.end()}};
   }
   std::string decode(std::span<const int32_t> ids) const override { return {ids.begin(), ids.end()}; }
+};
+
+// ChatML over the bytes of text and the byte-level tokenizer's special tokens.
+class ByteChat final : public ChatCodec {
+ public:
+  std::string render(const Conversation& conversation) const override {
+    return template_.render(conversation);
+  }
+  std::vector<int32_t> encode_chat(std::string_view text, bool) const override {
+    std::vector<int32_t> ids;
+    while (!text.empty()) {
+      const bool is_start = text.starts_with(kStart), is_end = text.starts_with(kEnd);
+      ids.push_back(is_start ? 257 : is_end ? 258 : static_cast<unsigned char>(text[0]));
+      text.remove_prefix(is_start ? kStart.size() : is_end ? kEnd.size() : 1);
+    }
+    return ids;
+  }
+  std::string text_of(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) {
+      if (id >= 257) text += id == 257 ? kStart : kEnd;
+      else text += static_cast<char>(id);
+    }
+    return text;
+  }
+
+ private:
+  static constexpr std::string_view kStart = "<|im_start|>", kEnd = "<|im_end|>";
+  ChatTemplate template_;
+};
+
+// Answers `turns_of(problem)` turns, each worth 1, the last one done, after `delay_of` it and the turn; an
+// empty delay fails the episode. A thread of its own posts.
+class FakeEnvironment final : public Environment {
+ public:
+  using Delay = std::optional<std::chrono::microseconds>;
+  std::function<int64_t(const Problem&)> turns_of = [](const Problem&) { return 2; };
+  std::function<Delay(uint64_t episode, int64_t turn)> delay_of = [](uint64_t, int64_t) {
+    return std::chrono::microseconds(0);
+  };
+
+  FakeEnvironment() : thread_([this] { run(); }) {}
+  ~FakeEnvironment() override {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  uint64_t begin(const Problem& problem, uint64_t, std::shared_ptr<EpisodeInbox> inbox) override {
+    const std::lock_guard lock(mutex_);
+    const uint64_t episode = next_++;
+    episodes_[episode] = {std::move(inbox), turns_of(problem), 0};
+    answer(episode);
+    return episode;
+  }
+  void step(uint64_t episode, const Action& action) override {
+    const std::lock_guard lock(mutex_);
+    ++episodes_.at(episode).turn;
+    answer(episode);
+  }
+  void end(uint64_t episode) override {
+    const std::lock_guard lock(mutex_);
+    episodes_.erase(episode);
+  }
+  size_t num_open() {
+    const std::lock_guard lock(mutex_);
+    return episodes_.size();
+  }
+
+ private:
+  using SystemClock = std::chrono::steady_clock;
+  struct Open {
+    std::shared_ptr<EpisodeInbox> inbox;
+    int64_t turns = 0, turn = 0;
+  };
+  void answer(uint64_t episode) {
+    const Open& open = episodes_.at(episode);
+    EpisodeReply reply{.episode = episode};
+    reply.observation.messages.push_back({{"role", "user"}, {"content", str("say ", open.turn)}});
+    if (open.turn > 0) reply.observation.reward = 1;
+    reply.observation.done = open.turn == open.turns;
+    const Delay delay = delay_of(episode, open.turn);
+    if (!delay) {
+      reply.failure = EpisodeFailure::kCrash;
+      reply.message = "it died";
+    }
+    due_.emplace(SystemClock::now() + delay.value_or(std::chrono::microseconds(0)),
+                 std::pair(open.inbox, std::move(reply)));
+    changed_.notify_all();
+  }
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!is_ending_) {
+      if (due_.empty()) {
+        changed_.wait(lock);
+      } else if (const auto next = due_.begin()->first; next > SystemClock::now()) {
+        changed_.wait_until(lock, next);
+      } else {
+        due_.begin()->second.first->post(due_.begin()->second.second);
+        due_.erase(due_.begin());
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, Open> episodes_;
+  std::multimap<SystemClock::time_point, std::pair<std::shared_ptr<EpisodeInbox>, EpisodeReply>> due_;
+  uint64_t next_ = 0;
+  bool is_ending_ = false;
+  std::thread thread_;
 };
 
 inline Dataset numbered_problems(int64_t n) {

@@ -1,9 +1,11 @@
 #include "control/generator.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
+#include "base/random.h"
 #include "rollout/rollouts.h"
 
 namespace bough {
@@ -22,12 +24,26 @@ std::string completion_text(const TextCodec& codec, const GeneratedSample& sampl
 }
 
 Generator::Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options)
-    : parts_(parts), next_task_(std::move(next_task)), options_(std::move(options)) {}
+    : parts_(parts), next_task_(std::move(next_task)), options_(std::move(options)) {
+  BOUGH_CHECK((parts_.environment == nullptr) == (parts_.format == nullptr),
+              "an environment needs a format of conversations");
+}
 
 std::vector<FinishedGroup> Generator::step() {
   begin_tasks();
   std::vector<FinishedGroup> groups;
-  for (const GenerationResult& result : parts_.engine.step()) groups.push_back(finish(result));
+  if (parts_.environment) take_replies(groups);
+  for (const GenerationResult& result : parts_.engine.step()) {
+    const auto turn = requests_.find(result.id);
+    if (turn == requests_.end()) {
+      groups.push_back(finish(result));
+      continue;
+    }
+    const Place place = turn->second;
+    requests_.erase(turn);
+    in_flight_.at(place.group).conversations[place.sample].sampled(result.samples.at(0), result.temperature);
+    go_on(place, groups);
+  }
   return groups;
 }
 
@@ -42,6 +58,10 @@ bool Generator::begin_task() {
   if (!task) return false;
   const uint64_t id = task->id;
   BOUGH_CHECK(!in_flight_.contains(id), "two groups with id ", id);
+  if (parts_.environment && task->problem) {
+    begin_conversations(std::move(*task));
+    return true;
+  }
   GenerationRequest request{.id = id, .sampling = options_.sampling, .seed = options_.seed};
   std::string text;
   if (task->problem) {
@@ -54,7 +74,7 @@ bool Generator::begin_task() {
   }
   request.begun = std::move(task->begun);
   parts_.engine.submit(std::move(request));
-  in_flight_.emplace(id, InFlight{std::move(*task), std::move(text)});
+  in_flight_.emplace(id, InFlight{std::move(*task), std::move(text), {}, {}});
   samples_in_flight_ += options_.sampling.n_samples;
   return true;
 }
@@ -63,7 +83,8 @@ FinishedGroup Generator::finish(const GenerationResult& result) {
   const auto found = in_flight_.find(result.id);
   BOUGH_CHECK(found != in_flight_.end(), "the engine returned request ", result.id,
               ", which nobody submitted");
-  const auto& [task, prompt] = found->second;
+  const GroupTask& task = found->second.task;
+  const std::string& prompt = found->second.prompt;
   FinishedGroup group{.id = result.id, .problem = task.problem, .samples = {}};
   if (options_.all_logprobs) group.samples = to_rollouts(result, task.name);
   else
@@ -80,6 +101,101 @@ FinishedGroup Generator::finish(const GenerationResult& result) {
   samples_in_flight_ -= options_.sampling.n_samples;
   in_flight_.erase(found);
   return group;
+}
+
+// ---- Conversations.
+
+uint64_t Generator::request_id(const Place& place) const {
+  return place.group * static_cast<uint64_t>(options_.sampling.n_samples) + place.sample;
+}
+
+// All conversations of a group meet the same world: their rewards are compared.
+void Generator::begin_conversations(GroupTask task) {
+  if (!inbox_) inbox_ = std::make_shared<EpisodeInbox>();
+  const uint64_t id = task.id;
+  const uint64_t seed =
+      CounterRandom(options_.seed, Purpose::environment).bits(id, 0) >> 12;  // a double holds it
+  InFlight& group = in_flight_[id];
+  group.task = std::move(task);
+  for (size_t i = 0; i < static_cast<size_t>(options_.sampling.n_samples); ++i) {
+    group.conversations.emplace_back(*parts_.format, *group.task.problem, options_.sampling);
+    group.episodes.push_back(parts_.environment->begin(*group.task.problem, seed, inbox_));
+    episodes_[group.episodes.back()] = {id, i};
+  }
+  samples_in_flight_ += options_.sampling.n_samples;
+}
+
+void Generator::take_replies(std::vector<FinishedGroup>& finished) {
+  if (episodes_.empty()) return;
+  const bool has_work = !parts_.engine.idle();
+  // Where there is nothing to generate: until the first answer, but not so long that a stop goes unseen.
+  constexpr std::chrono::milliseconds kWait{5};
+  std::vector<EpisodeReply> replies = inbox_->take(has_work ? std::chrono::milliseconds(0) : kWait);
+  const auto place_of = [&](const EpisodeReply& reply) -> const Place* {
+    const auto found = episodes_.find(reply.episode);
+    return found == episodes_.end() ? nullptr : &found->second;  // null: of a group that was abandoned
+  };
+  std::erase_if(replies, [&](const EpisodeReply& reply) { return !place_of(reply); });
+  if (options_.in_rounds) {
+    for (EpisodeReply& reply : replies) held_.push_back(std::move(reply));
+    if (has_work || held_.size() < episodes_.size()) return;
+    replies = std::exchange(held_, {});
+    std::sort(replies.begin(), replies.end(),
+              [&](const EpisodeReply& a, const EpisodeReply& b) { return *place_of(a) < *place_of(b); });
+  }
+  for (EpisodeReply& reply : replies) {
+    const Place place = *place_of(reply);
+    episodes_.erase(reply.episode);
+    in_flight_.at(place.group).conversations[place.sample].observe(std::move(reply));
+    go_on(place, finished);
+  }
+}
+
+// The conversation's next piece of work, or its group's end.
+void Generator::go_on(const Place& place, std::vector<FinishedGroup>& finished) {
+  InFlight& group = in_flight_.at(place.group);
+  const ConversationRun& conversation = group.conversations[place.sample];
+  const uint64_t episode = group.episodes[place.sample];
+  switch (conversation.waits_for()) {
+    case ConversationRun::Waits::kEnvironment:
+      episodes_[episode] = place;
+      parts_.environment->step(episode, conversation.action());
+      return;
+    case ConversationRun::Waits::kEngine: {
+      // What is drawn is a function of seed, group, sample and turn; requests have one number a sample.
+      const uint64_t seed = CounterRandom(options_.seed, Purpose::sample)
+                                .bits(request_id(place), static_cast<uint64_t>(conversation.turn()));
+      GenerationRequest request{.id = request_id(place),
+                                .prompt_ids = conversation.prompt(),
+                                .sampling = options_.sampling,
+                                .seed = seed};
+      request.sampling.n_samples = 1;
+      request.sampling.max_new_tokens = conversation.max_new_tokens();
+      request.sampling.min_new_tokens =
+          std::min(request.sampling.min_new_tokens, request.sampling.max_new_tokens);
+      parts_.engine.submit(std::move(request));
+      requests_[request_id(place)] = place;
+      return;
+    }
+    case ConversationRun::Waits::kNothing:
+      parts_.environment->end(episode);
+      if (++group.num_ended == std::ssize(group.conversations))
+        finished.push_back(finish_conversations(place.group));
+      return;
+  }
+}
+
+FinishedGroup Generator::finish_conversations(uint64_t id) {
+  const auto found = in_flight_.find(id);
+  const InFlight& group = found->second;
+  FinishedGroup out{.id = id, .problem = group.task.problem, .samples = {}};
+  for (size_t i = 0; i < group.conversations.size(); ++i)
+    for (Trajectory& row :
+         group.conversations[i].trajectory(group.task.name, std::to_string(i), options_.all_logprobs))
+      out.samples.push_back(std::move(row));
+  samples_in_flight_ -= options_.sampling.n_samples;
+  in_flight_.erase(found);
+  return out;
 }
 
 std::optional<std::vector<FinishedGroup>> Generator::collect(int64_t count, const CollectOptions& options) {
@@ -111,8 +227,16 @@ std::optional<std::vector<FinishedGroup>> Generator::collect(int64_t count, cons
 }
 
 void Generator::abandon() {
-  for (const auto& [id, running] : in_flight_) parts_.engine.cancel(id);
+  for (const auto& [id, running] : in_flight_) {
+    if (running.conversations.empty()) parts_.engine.cancel(id);
+    for (const uint64_t episode : running.episodes) parts_.environment->end(episode);
+  }
+  for (const auto& [id, place] : requests_) parts_.engine.cancel(id);
   in_flight_.clear();
+  requests_.clear();
+  episodes_.clear();
+  held_.clear();
+  if (inbox_) inbox_ = std::make_shared<EpisodeInbox>();
   samples_in_flight_ = 0;
   parts_.engine.drain();
 }
@@ -120,19 +244,58 @@ void Generator::abandon() {
 void Generator::check_integrity() const {
   BOUGH_CHECK(samples_in_flight_ == static_cast<int64_t>(in_flight_.size()) * options_.sampling.n_samples,
               samples_in_flight_, " samples in flight of ", in_flight_.size(), " groups");
-  for (const auto& [id, running] : in_flight_)
+  size_t num_going_on = 0;
+  for (const auto& [id, running] : in_flight_) {
     BOUGH_CHECK(running.task.id == id, "group ", running.task.id, " is ", id);
+    num_going_on += running.conversations.size() - static_cast<size_t>(running.num_ended);
+    for (const ConversationRun& conversation : running.conversations) conversation.check_integrity();
+  }
+  BOUGH_CHECK(requests_.size() + episodes_.size() == num_going_on, num_going_on, " conversations go on, ",
+              requests_.size(), " with the engine and ", episodes_.size(), " with the environment");
 }
 
+namespace {
+
+// Of a conversation that needs no reward function: the environment's reward, or that there is none.
+std::optional<RewardResult> given_reward(const Trajectory& row) {
+  if (!row.valid) {
+    RewardResult failed = failed_reward({}, row.reward_failure.value_or(""));
+    return failed;
+  }
+  if (row.reward && is_conversation(row)) return RewardResult{.reward = *row.reward, .rewards = row.rewards};
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward) {
+  std::vector<RewardResult> results;
   std::vector<RewardRequest> requests;
-  for (const FinishedGroup& group : groups)
-    for (const Trajectory& sample : group.samples)
-      if (group.problem)
-        requests.push_back({sample.prompt.value(), sample.completion.value(), group.problem});
-  if (requests.empty()) return {};
-  std::vector<RewardResult> results = reward.score_all(requests);
-  BOUGH_CHECK(results.size() == requests.size(), "rewards ", results.size(), " for ", requests.size());
+  std::vector<std::pair<size_t, size_t>> scored;  // result, request
+  for (const FinishedGroup& group : groups) {
+    std::map<std::string_view, size_t> asked;  // of the group's conversations
+    std::map<std::string_view, std::string_view> last_turns;
+    for (const Trajectory& row : group.samples)
+      if (is_conversation(row) && row.completion) last_turns[row.trajectory] = last_turn(row);
+    for (const Trajectory& row : group.samples) {
+      if (!group.problem) continue;
+      results.emplace_back();
+      if (auto given = given_reward(row)) {
+        results.back() = std::move(*given);
+      } else if (!is_conversation(row)) {
+        scored.emplace_back(results.size() - 1, requests.size());
+        requests.push_back({row.prompt.value(), row.completion.value(), group.problem});
+      } else {
+        const auto [found, is_new] = asked.try_emplace(row.trajectory, requests.size());
+        if (is_new) requests.push_back({row.prompt.value(), last_turns.at(row.trajectory), group.problem});
+        scored.emplace_back(results.size() - 1, found->second);
+      }
+    }
+  }
+  if (requests.empty()) return results;
+  const std::vector<RewardResult> rewards = reward.score_all(requests);
+  BOUGH_CHECK(rewards.size() == requests.size(), "rewards ", rewards.size(), " for ", requests.size());
+  for (const auto& [result, request] : scored) results[result] = rewards[request];
   return results;
 }
 

@@ -4,7 +4,19 @@
 //
 //   next_task() ─▶ TextCodec ─▶ Engine::submit ─▶ Engine::step ─▶ TextCodec ─▶ out by step() ─▶ score()
 //
-// One thread drives, and all is computed on it. Who blocks: step() for one pass of the engine.
+// With an environment a sample is a conversation (conversation.h), each turn of which is a request of its own:
+//
+//   next_task() ─▶ Environment::begin ─▶ inbox ─▶ Engine::submit ─▶ Engine::step ─┬▶ out by step(), all ended
+//                                          ▲                                      │
+//                                          └────────── Environment::step ◀────────┘
+//
+// One thread drives, and all but the environment's work is computed on it. Who blocks: step() for one pass of
+// the engine. It never waits for an environment while there is anything to generate; where there is not, for
+// the first answer, a few milliseconds a step.
+//
+// In rounds (GeneratorOptions::in_rounds) answers are taken only when the engine has nothing left to generate
+// and all of them have come, in the order of tasks and samples: what the engine computes beside what is then a
+// function of the seed, not of how long tools take.
 #pragma once
 
 #include <functional>
@@ -15,8 +27,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "control/conversation.h"
 #include "data/problems.h"
 #include "data/trajectory.h"
+#include "env/environment.h"
 #include "env/reward.h"
 #include "rollout/engine.h"
 
@@ -48,7 +62,8 @@ struct FinishedGroup {
 };
 
 // The rewards of the samples of those groups that have problems, in order, by one call of the reward
-// function.
+// function. Conversations whose environment gave a reward have that one; of the others the reward function
+// scores the last turn. Rows of one conversation have one reward.
 std::vector<RewardResult> score(std::span<const FinishedGroup> groups, RewardFunction& reward);
 
 // A group to generate.
@@ -66,11 +81,15 @@ struct GeneratorOptions {
   // Tasks are taken while fewer samples than this are in flight.
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
   bool all_logprobs = false;  // raw_logprobs and truncated_logprobs too (rollouts.h)
+  bool in_rounds = false;     // of conversations
 };
 
 struct GeneratorParts {
   Engine& engine;                    // used by nobody else while groups are in flight
   const TextCodec* codec = nullptr;  // needed by tasks with problems
+  // Both or none: samples of tasks with problems are conversations.
+  Environment* environment = nullptr;
+  const ConversationFormat* format = nullptr;
 };
 
 struct CollectOptions {
@@ -98,23 +117,41 @@ class Generator {
   void abandon();
 
   bool idle() const { return in_flight_.empty(); }
+  int64_t num_awaiting_environment() const { return static_cast<int64_t>(episodes_.size()); }
   int64_t samples_in_flight() const { return samples_in_flight_; }
   void check_integrity() const;
 
  private:
+  struct Place {  // of a conversation
+    uint64_t group = 0;
+    size_t sample = 0;
+    auto operator<=>(const Place&) const = default;
+  };
   struct InFlight {
     GroupTask task;
     std::string prompt;  // text
+    std::vector<ConversationRun> conversations;
+    std::vector<uint64_t> episodes;  // theirs
+    int64_t num_ended = 0;
   };
   void begin_tasks();
   bool begin_task();
+  void begin_conversations(GroupTask task);
   FinishedGroup finish(const GenerationResult& result);
+  FinishedGroup finish_conversations(uint64_t id);
+  void take_replies(std::vector<FinishedGroup>& finished);
+  void go_on(const Place& place, std::vector<FinishedGroup>& finished);
+  uint64_t request_id(const Place& place) const;
 
   const GeneratorParts parts_;
   const TaskSource next_task_;
   const GeneratorOptions options_;
   std::unordered_map<uint64_t, InFlight> in_flight_;  // by id
   int64_t samples_in_flight_ = 0;
+  std::shared_ptr<EpisodeInbox> inbox_;
+  std::unordered_map<uint64_t, Place> episodes_;  // whose environment computes
+  std::unordered_map<uint64_t, Place> requests_;  // of conversations, that the engine has
+  std::vector<EpisodeReply> held_;                // in rounds: until all have come
 };
 
 // The problems of a data set as tasks, once each; ids are their indices.

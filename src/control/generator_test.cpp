@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "control/fakes.h"
 
 namespace bough {
@@ -108,6 +111,179 @@ TEST(Generator, RewardsAreThoseOfTheVeryCompletions) {
   }
   EXPECT_GT(num_failed, 0) << "the seed must draw a nine";
   EXPECT_THROW(generator.collect(1, {}), InternalError) << "nothing runs and nothing may begin";
+}
+
+// Conversations with a fake environment, about problems 0 to 8, of 1 to 3 turns.
+struct Conversations {
+  explicit Conversations(GeneratorOptions generation = samples_of(3))
+      : generator({engine, nullptr, &environment, &format}, tasks_of(problems), std::move(generation)) {
+    environment.turns_of = [](const Problem& problem) { return 1 + std::stoll(problem.answer) % 3; };
+  }
+  // Groups in order; state is checked after each step.
+  std::vector<FinishedGroup> collect() {
+    CollectOptions options;
+    options.on_step = [this] { generator.check_integrity(); };
+    return generator.collect(9, options).value();
+  }
+
+  const Dataset problems = testing::numbered_problems(9);
+  FakeEngine engine;
+  testing::FakeEnvironment environment;
+  const testing::ByteChat chat;
+  const ConversationFormat format{chat, {}, 4096};
+  Generator generator;
+};
+
+TEST(Generator, ConversationsOfAGroupEndTogether) {
+  Conversations run;
+  const std::vector<FinishedGroup> groups = run.collect();
+  for (const FinishedGroup& group : groups) {
+    const auto turns = static_cast<int64_t>(1 + group.id % 3);
+    ASSERT_EQ(group.samples.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      const Trajectory& row = group.samples[i];
+      EXPECT_EQ(row.trajectory, str(i));
+      EXPECT_EQ(row.num_generated(), 2 * turns);
+      EXPECT_EQ(row.reward, static_cast<double>(turns));
+      EXPECT_EQ(row.turn_rewards, std::vector<double>(static_cast<size_t>(turns), 1));
+      std::string expected;
+      for (int64_t t = 0; t < turns; ++t)
+        expected += str("<|im_start|>user\nsay ", t, "<|im_end|>\n<|im_start|>assistant\n#<|im_end|>",
+                        t + 1 < turns ? "\n" : "");
+      std::string text = run.chat.text_of(row.input_ids);
+      for (size_t k = 0; k < row.input_ids.size(); ++k)
+        if (row.loss_mask[k] && row.input_ids[k] < 256) {
+          const size_t at = run.chat.text_of(std::span(row.input_ids).first(k)).size();
+          text[at] = '#';
+        }
+      EXPECT_EQ(text, expected);
+    }
+  }
+  EXPECT_EQ(run.environment.num_open(), 0u);
+  FakeReward reward;
+  const std::vector<RewardResult> rewards = score(groups, reward);
+  ASSERT_EQ(rewards.size(), 27u);
+  EXPECT_EQ(rewards[7].reward, 3) << "the environment's, of problem 2";
+}
+
+TEST(Generator, AFailedConversationLeavesTheOthers) {
+  Conversations run;
+  run.environment.delay_of = [](uint64_t episode, int64_t turn) -> testing::FakeEnvironment::Delay {
+    if (episode % 5 == 0 && turn == static_cast<int64_t>(episode % 2)) return std::nullopt;
+    return std::chrono::microseconds(0);
+  };
+  const std::vector<FinishedGroup> groups = run.collect();
+  int64_t num_failed = 0;
+  for (const FinishedGroup& group : groups)
+    for (const Trajectory& row : group.samples) {
+      num_failed += !row.valid;
+      EXPECT_EQ(row.valid, row.reward.has_value());
+      if (!row.valid) EXPECT_EQ(row.fields["conversation"]["reason"], "environment_crash");
+      else EXPECT_EQ(row.fields["conversation"]["reason"], "done");
+    }
+  EXPECT_EQ(num_failed, 6);
+  EXPECT_EQ(run.environment.num_open(), 0u);
+  FakeReward reward;
+  EXPECT_EQ(count_failures(score(groups, reward)), 6);
+}
+
+TEST(Generator, AStopEndsConversations) {
+  Conversations run;
+  run.environment.delay_of = [](uint64_t, int64_t turn) { return std::chrono::microseconds(turn * 1000); };
+  CollectOptions options;
+  int polls = 0;
+  options.stop = [&] { return ++polls == 8; };
+  EXPECT_FALSE(run.generator.collect(9, options));
+  EXPECT_TRUE(run.engine.idle());
+  EXPECT_TRUE(run.generator.idle());
+  EXPECT_EQ(run.environment.num_open(), 0u);
+  run.generator.check_integrity();
+}
+
+// What the engine is asked, in order.
+std::vector<std::string> requests_of(uint64_t shuffle, bool in_rounds) {
+  GeneratorOptions options = samples_of(3);
+  options.in_rounds = in_rounds;
+  Conversations run(options);
+  run.environment.delay_of = [shuffle](uint64_t episode, int64_t turn) {
+    const auto draw = CounterRandom(shuffle, Purpose::test).below(3000, episode, static_cast<uint64_t>(turn));
+    return std::chrono::microseconds(draw);
+  };
+  run.collect();
+  std::vector<std::string> out;
+  for (const GenerationRequest& request : run.engine.submitted)
+    out.push_back(str(request.id, " ", request.seed, " ", run.chat.text_of(request.prompt_ids)));
+  return out;
+}
+
+TEST(Generator, InRoundsTheOrderOfAnswersIsNothing) {
+  EXPECT_EQ(requests_of(1, true), requests_of(2, true));
+  auto first = requests_of(1, false), second = requests_of(2, false);
+  EXPECT_NE(first, second) << "else the test says nothing";
+  std::sort(first.begin(), first.end());
+  std::sort(second.begin(), second.end());
+  EXPECT_EQ(first, second) << "what is drawn does not depend on it in any case";
+}
+
+// A pass a millisecond, of a token for each of at most 64 samples; a turn has 20 tokens.
+class BatchEngine final : public Engine {
+ public:
+  void submit(GenerationRequest request) override { running_.push_back({std::move(request), 20}); }
+  std::vector<GenerationResult> step() override {
+    std::vector<GenerationResult> out;
+    if (running_.empty()) return out;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    busy_seconds += 0.001;
+    for (size_t i = 0; i < std::min<size_t>(64, running_.size()); ++i) --running_[i].second;
+    std::erase_if(running_, [&](const auto& entry) {
+      const auto& [request, left] = entry;
+      if (left > 0) return false;
+      GeneratedSample sample{.token_ids = std::vector<int32_t>(19, 'x'),
+                             .finish_reason = FinishReason::kStop};
+      sample.token_ids.push_back(FakeEngine::kStop);
+      sample.logprobs.assign(20, -1);
+      sample.versions.assign(20, 0);
+      out.push_back({request.id, request.prompt_ids, 1.0, {std::move(sample)}, {}});
+      return true;
+    });
+    return out;
+  }
+  bool idle() const override { return running_.empty(); }
+  bool cancel(uint64_t) override { return false; }
+  void pause() override {}
+  void resume() override {}
+  bool paused() const override { return false; }
+  void park() override {}
+  void unpark() override {}
+  void update_weights(const WeightUpdate&) override {}
+  int32_t version() const override { return 0; }
+  EngineStatistics statistics() const override { return {}; }
+
+  double busy_seconds = 0;
+
+ private:
+  std::vector<std::pair<GenerationRequest, int64_t>> running_;
+};
+
+// 504 conversations of 4 turns; tools take 10 to 200 ms.
+TEST(Generator, TheEngineWorksWhileToolsSleep) {
+  BatchEngine engine;
+  testing::FakeEnvironment environment;
+  environment.turns_of = [](const Problem&) { return 4; };
+  environment.delay_of = [](uint64_t episode, int64_t turn) {
+    const auto draw = CounterRandom(1, Purpose::test).below(190'000, episode, static_cast<uint64_t>(turn));
+    return std::chrono::microseconds(turn == 0 ? 0 : 10'000 + draw);
+  };
+  const testing::ByteChat chat;
+  const ConversationFormat format(chat, {}, 4096);
+  const Dataset problems = testing::numbered_problems(126);
+  Generator generator({engine, nullptr, &environment, &format}, tasks_of(problems), samples_of(4, 1000));
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_TRUE(generator.collect(126, {}));
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  // One after the other it would be 504 * 4 * 0.105 s of tools alone.
+  RecordProperty("busy_percent", static_cast<int>(100 * engine.busy_seconds / seconds));
+  EXPECT_GT(engine.busy_seconds / seconds, 0.2) << seconds << " s";
 }
 
 TEST(CompletionText, EndsBeforeStopTokensAndStopStrings) {

@@ -20,7 +20,7 @@ struct EncodedExample {
   std::vector<uint8_t> loss_mask;
 };
 
-class PromptEncoder final : public TextCodec {
+class PromptEncoder final : public TextCodec, public ChatCodec {
  public:
   explicit PromptEncoder(Tokenizer tokenizer, std::optional<ChatTemplate> chat_template = {});
 
@@ -35,6 +35,16 @@ class PromptEncoder final : public TextCodec {
   // conversation, and the model has no usable chat template; an empty prompt. Names the problem.
   EncodedPrompt encode(const Problem& problem) const override;
   std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
+
+  std::string render(const Conversation& conversation) const override {
+    return chat_template().render(conversation);
+  }
+  std::vector<int32_t> encode_chat(std::string_view text, bool continues) const override {
+    return continues ? tokenizer_.encode_continuation(text) : tokenizer_.encode(text);
+  }
+  std::string text_of(std::span<const int32_t> ids) const override {
+    return tokenizer_.decode(ids, /*skip_special_tokens=*/false);
+  }
 
   // Prompt with mask 0, then what is learned: the completion and `stop_token` (none: nothing is appended). Of
   // a conversation only the last message is learned, up to the special token that ends its turn; where the

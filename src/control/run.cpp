@@ -30,6 +30,8 @@ class Run {
 
  private:
   bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
+  // A synchronous run is repeatable, whatever the time that tools take: either way.
+  bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant; }
   void resume();
   GroupTask task_of(uint64_t id);
   WorkerParts worker_parts();
@@ -155,14 +157,17 @@ WorkerParts Run::worker_parts() {
               },
           .write_checkpoint = [this](const ControllerState& state,
                                      bool copied) { write_checkpoint(state, copied); },
-          .evaluate = [this](const std::function<bool()>& stop) { return evaluate_now(stop); }};
+          .evaluate = [this](const std::function<bool()>& stop) { return evaluate_now(stop); },
+          .environment = parts_.environment.get(),
+          .conversations = parts_.conversations ? &*parts_.conversations : nullptr};
 }
 
 WorkerOptions Run::worker_options() {
-  WorkerOptions options{
-      .generation = {.sampling = settings_.gconfig, .seed = static_cast<uint64_t>(settings_.seed)},
-      .own_threads = is_asynchronous(),
-      .reward_threads = settings_.reward_service.workers};
+  WorkerOptions options{.generation = {.sampling = settings_.gconfig,
+                                       .seed = static_cast<uint64_t>(settings_.seed),
+                                       .in_rounds = in_rounds()},
+                        .own_threads = is_asynchronous(),
+                        .reward_threads = settings_.reward_service.workers};
   // A group a thread: as many are scored at once as the reward with the most workers takes.
   for (const RewardEntry& entry : settings_.reward)
     options.reward_threads = std::max(options.reward_threads, entry.workers.value_or(0));
@@ -225,6 +230,9 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
     evaluated_.store(done);
     if (!is_asynchronous()) display_.set_activity(str("evaluation ", done, "/", total));
   };
+  options.environment = parts_.environment.get();
+  options.conversations = parts_.conversations ? &*parts_.conversations : nullptr;
+  options.in_rounds = in_rounds();
   const auto result = evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options);
   evaluated_.store(0);
   if (!result) return std::nullopt;

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cost/run_costs.h"
 
@@ -48,6 +49,13 @@ std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, M
   return critic;
 }
 
+std::unique_ptr<Environment> make_environment(const RunSettings& settings) {
+  if (settings.environment.type.empty()) return nullptr;
+  EnvironmentSettings environment = settings.environment;
+  if (environment.python.empty()) environment.python = settings.reward_service.python;
+  return make_environment(environment);
+}
+
 std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const Model& trained,
                                             Model* generating) {
   if (!generating) return std::make_unique<SharedWeights>(&trained);
@@ -74,6 +82,7 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder(PromptEncoder::from_directory(settings.model.path)),
       reward(make_reward(settings.reward, settings.reward_service)),
+      environment(make_environment(settings)),
       model(load(settings, settings.model.path)),
       generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
       reference(load_reference(settings)),
@@ -86,8 +95,15 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
                          settings.rollout)),
       folder(settings) {
   at::set_num_threads(threads.training);
-  reward->check(problems);
-  if (valid.size() > 0) reward->check(valid);
+  // A reward that nobody asked for need not know what the environment's answers are.
+  const bool is_scored = !environment || !settings.reward.empty() || settings.environment.type == "mcp";
+  for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
+    if (dataset->size() == 0) continue;
+    if (is_scored) reward->check(*dataset);
+    if (environment) environment->check(*dataset);
+  }
+  if (environment)
+    conversations.emplace(encoder, settings.environment, model->config().max_length(), is_scored);
   CostModel costs = run_costs(folder.path(), settings.calibration, *model, stop);
   StepCosts of_critic;
   if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/clock.h"
 #include "control/prompt_encoder.h"
@@ -39,7 +40,8 @@ struct RunParts {
   Dataset valid;  // empty: no evaluation
   PromptEncoder encoder;
   std::unique_ptr<RewardFunction> reward;
-  std::unique_ptr<Model> model;       // trained, and shared with the engine
+  std::unique_ptr<Environment> environment;  // null: prompts of one turn
+  std::unique_ptr<Model> model;              // trained, and shared with the engine
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   std::unique_ptr<Model> reference;   // of the KL term; null where there is none
   const int64_t total_steps;
@@ -48,6 +50,7 @@ struct RunParts {
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<EmbeddedEngine> engine;
+  std::optional<ConversationFormat> conversations;  // where there is an environment
   RunFolder folder;
 };
 

@@ -72,11 +72,14 @@ SettingAliases RunSettings::aliases() {
       {"actor.temperature", "gconfig.temperature"},
       {"actor.dtype", "dtype"},
       {"critic.value_eps_clip", "critic.eps_clip"},
+      {"actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "environment.max_turns"},
+      {"environment.max_assistant_turns", "environment.max_turns"},
+      {"environment.max_tool_calling_iterations", "environment.max_turns"},
   };
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 26> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 31> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -101,6 +104,11 @@ bool is_harmless_change(const std::string& key) {
                                                                  "reward_service.startup_timeout_seconds",
                                                                  "reward_service.max_consecutive_failures",
                                                                  "reward_service.python",
+                                                                 "environment.workers",
+                                                                 "environment.timeout_seconds",
+                                                                 "environment.startup_timeout_seconds",
+                                                                 "environment.retries",
+                                                                 "environment.python",
                                                                  "actor.pad_to_maximum"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }

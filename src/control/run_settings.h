@@ -9,6 +9,7 @@
 
 #include "base/settings.h"
 #include "data/dataset.h"
+#include "env/environment.h"
 #include "env/reward.h"
 #include "rollout/settings.h"
 #include "train/settings.h"
@@ -72,6 +73,7 @@ struct RunSettings {
   int64_t threads = 0;
   RewardEntries reward;
   RewardSettings reward_service;
+  EnvironmentSettings environment;
   ModelSettings model;
   ModelSettings ref;
   DatasetSettings train_dataset;
@@ -103,6 +105,7 @@ struct RunSettings {
       "FILE.py:FUNCTION, http://..., a built-in verifier (number), or a list of rewards that are added up; "
       "empty: number");
     v("reward_service", reward_service, "how rewards are computed");
+    v("environment", environment, "what conversations of several turns are held with");
     v("model", model, "what is trained");
     v("ref", ref, "the reference of the KL term; empty: the model as it was before the first step");
     v("train_dataset", train_dataset, "problems to train on");

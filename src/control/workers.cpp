@@ -108,7 +108,7 @@ std::string WorkQueue::busy_with(Clock::Time now) const {
 RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
     : parts_(std::move(parts)),
       generator_(
-          {parts_.engine, &parts_.codec},
+          {parts_.engine, &parts_.codec, parts_.environment, parts_.conversations},
           [this]() -> std::optional<GroupTask> {
             if (tasks_.empty()) return std::nullopt;
             GroupTask task = std::move(tasks_.front());
@@ -195,7 +195,11 @@ void RunWorkers::evaluate(Clock::Time deadline) {
 }
 
 void RunWorkers::save_running() {
-  engine_.post("save running samples", [this] { parts_.events.post(RunningSaved{parts_.engine.running()}); });
+  engine_.post("save running samples", [this] {
+    // Conversations cannot be taken up midway, since their environments cannot: they begin again.
+    parts_.events.post(
+        RunningSaved{parts_.environment ? std::vector<RunningRequest>() : parts_.engine.running()});
+  });
 }
 
 // ---- Others.

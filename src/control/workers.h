@@ -100,6 +100,9 @@ struct WorkerParts {
   std::function<void(const ControllerState&, bool copied)> write_checkpoint;
   // Engine's thread, the engine idle; nullopt where `stop` said so.
   std::function<std::optional<MetricValues>(const std::function<bool()>& stop)> evaluate;
+  // Of samples that are conversations: both or none.
+  Environment* environment = nullptr;
+  const ConversationFormat* conversations = nullptr;
 };
 
 struct WorkerOptions {

@@ -53,9 +53,11 @@ class LineReader {
       record.messages.pop_back();
     }
     if (record.kind == Record::Kind::messages &&
-        (record.messages.empty() || record.messages.back().role != "user")) {
+        (record.messages.empty() ||
+         (record.messages.back().role != "user" && record.messages.back().role != "tool"))) {
       throw UserError(
-          str(where_, ": ", settings_.messages_key, ": expected a user message before the answer, got ",
+          str(where_, ": ", settings_.messages_key,
+              ": expected a message of user or tool before the answer, got ",
               record.messages.empty() ? "none" : "a " + record.messages.back().role + " message"));
     }
     record.fields = std::move(line_);
@@ -126,9 +128,10 @@ class LineReader {
         if (!it->is_string()) wrong_type(where_, str(field, ".", name), *it, "a text");
         *into = it->get<std::string>();
       }
-      if (message.role != "system" && message.role != "user" && message.role != "assistant") {
+      if (message.role != "system" && message.role != "user" && message.role != "assistant" &&
+          message.role != "tool") {
         throw UserError(str(where_, ": ", field, ".role: got ", quoted(message.role),
-                            ", expected system, user or assistant"));
+                            ", expected system, user, assistant or tool"));
       }
       messages.push_back(std::move(message));
     }

@@ -16,7 +16,7 @@
 
 namespace bough {
 
-// A turn of a conversation; `role` is system, user or assistant.
+// A turn of a conversation; `role` is system, user, assistant or tool.
 struct Message {
   std::string role;
   std::string content;

@@ -49,11 +49,6 @@ std::optional<std::string> find_executable(const std::string& name) {
   return std::nullopt;
 }
 
-std::string this_program() {
-  std::error_code ignored;  // no /proc: then nothing is looked up beside it
-  return fs::read_symlink("/proc/self/exe", ignored).string();
-}
-
 // A process that speaks the protocol line by line.
 class ProcessChannel : public RewardChannel {
  public:
@@ -105,22 +100,25 @@ std::unique_ptr<RewardPool> make_process_reward(const RewardPoolOptions& options
 
 }  // namespace
 
-PythonFunction parse_python_function(const std::string& specification) {
+PythonFunction parse_python_function(const std::string& specification, const std::string& setting,
+                                     const std::string& expected) {
   const size_t colon = specification.rfind(':');
   const std::string name = colon == std::string::npos ? "" : specification.substr(colon + 1);
-  if (colon == 0 || !is_identifier(name)) {
-    throw UserError(str("reward: got ", quoted(specification),
-                        ", expected FILE.py:FUNCTION such as my_reward.py:score, http://HOST:PORT/PATH, or a "
-                        "verifier's name (bough train --settings lists the keys of reward)"));
-  }
+  if (colon == 0 || !is_identifier(name))
+    throw UserError(str(setting, ": got ", quoted(specification), ", expected ", expected));
   const fs::path file = fs::absolute(specification.substr(0, colon));
   std::error_code ignored;
   if (fs::is_directory(file, ignored))
-    throw UserError(str("reward: ", file.string(), " is a directory, expected a Python file"));
+    throw UserError(str(setting, ": ", file.string(), " is a directory, expected a Python file"));
   if (!fs::exists(file, ignored))
     throw UserError(
-        str("reward: no file ", file.string(), "; relative paths start at the working directory"));
+        str(setting, ": no file ", file.string(), "; relative paths start at the working directory"));
   return {file.lexically_normal().string(), name};
+}
+
+std::string find_python(const std::string& setting) {
+  std::error_code ignored;  // no /proc: then nothing is looked up beside it
+  return find_python(setting, fs::read_symlink("/proc/self/exe", ignored).string());
 }
 
 std::string find_python(const std::string& setting, const std::string& program) {
@@ -145,9 +143,10 @@ std::string find_python(const std::string& setting, const std::string& program) 
 std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
                                                const RewardSettings& settings) {
   const PythonFunction function = parse_python_function(specification);
-  const std::string python = find_python(settings.python, this_program());
-  return make_process_reward({.name = specification, .announces_ready = true}, settings,
-                             {python, "-u", "-c", kPythonWorkerScript, function.file, function.name});
+  const std::string python = find_python(settings.python);
+  return make_process_reward(
+      {.name = specification, .announces_ready = true}, settings,
+      {python, "-u", "-c", str(kPythonWorkerStart, kPythonRewardWorker), function.file, function.name});
 }
 
 std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,

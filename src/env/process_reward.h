@@ -19,17 +19,23 @@
 
 namespace bough {
 
-// FILE.py:FUNCTION. UserError: not of that form, or no such file. `file` is absolute.
+// FILE.py:NAME. UserError: not of that form, or no such file; it names the setting and what was expected.
+// `file` is absolute.
 struct PythonFunction {
   std::string file;
   std::string name;
 };
-PythonFunction parse_python_function(const std::string& specification);
+PythonFunction parse_python_function(
+    const std::string& specification, const std::string& setting = "reward",
+    const std::string& expected =
+        "FILE.py:FUNCTION such as my_reward.py:score, http://HOST:PORT/PATH, or a "
+        "verifier's name (bough train --settings lists the keys of reward)");
 
 // The interpreter's path: `setting` if not empty, else $BOUGH_PYTHON, else .venv/bin/python3 in one of the
 // four folders above `program`'s, else python3; names without '/' are looked up on $PATH. UserError: there is
 // none.
 std::string find_python(const std::string& setting, const std::string& program);
+std::string find_python(const std::string& setting);  // of this program
 
 // Block until every worker is ready: has loaded the file, has said so (`ready_line`), or has not ended within
 // a moment. UserError: it cannot be loaded or run, has no such function, or takes too long.

@@ -1,10 +1,11 @@
-// The program that a reward worker runs: python3 -u -c <this> FILE FUNCTION. worker_protocol.h has the
-// protocol.
+// The programs that workers in Python run: python3 -u -c <kPythonWorkerStart and one of the others> FILE NAME.
+// worker_protocol.h has the protocol of rewards, environment_process.h that of environments.
 #pragma once
 
 namespace bough {
 
-inline constexpr char kPythonWorkerScript[] = R"PY(
+// Descriptors, messages, and the user's file.
+inline constexpr char kPythonWorkerStart[] = R"PY(
 import importlib.machinery, importlib.util, inspect, json, math, os, reprlib, sys, traceback
 
 path, name = sys.argv[1], sys.argv[2]
@@ -36,7 +37,8 @@ def describe(error):
     return f"{type(error).__name__}: {text[:1000]}"
 
 
-def load():
+def load(kind, is_kind):
+    """What the file calls `name`; `is_kind` tells what it might have meant."""
     sys.path[0] = os.path.dirname(path)
     module_name = os.path.splitext(os.path.basename(path))[0]
     if module_name in sys.modules:  # such as json.py
@@ -45,12 +47,16 @@ def load():
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(module_name, loader))
     sys.modules[module_name] = module
     loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise LookupError(f"no function {name!r} in it; it has: {', '.join(own) or 'none'}")
-    return function
+    found = getattr(module, name, None)
+    if not callable(found):
+        own = [key for key, value in vars(module).items() if is_kind(value)]
+        raise LookupError(f"no {kind} {name!r} in it; it has: {', '.join(own) or 'none'}")
+    return found
 
+)PY";
+
+// Scores completions by a function.
+inline constexpr char kPythonRewardWorker[] = R"PY(
 
 def accepted_names(function):
     """The keyword arguments it takes; None if it takes any."""
@@ -79,7 +85,7 @@ def call(function, names, request):
 
 def main():
     try:
-        function = load()
+        function = load("function", inspect.isfunction)
         names = accepted_names(function)
     except BaseException as error:
         reply(ready=False, error=describe(error))
@@ -94,6 +100,80 @@ def main():
             reply(id=request["id"], error=describe(error))
         else:
             reply(id=request["id"], reward=reward)
+
+
+main()
+)PY";
+
+// Holds one conversation at a time, by an object of a class.
+inline constexpr char kPythonEnvironmentWorker[] = R"PY(
+import asyncio
+
+
+def answer(result, allowed):
+    """A method's result as a reply: a dict, or for short a text, messages, or (messages, reward, done)."""
+    if isinstance(result, tuple):
+        result = dict(zip(("messages", "reward", "done"), result, strict=False))
+    elif isinstance(result, (str, list)):
+        result = {"messages": result}
+    elif result is None:
+        result = {}
+    if not isinstance(result, dict):
+        raise TypeError(f"got {reprlib.repr(result)}, expected a dict with some of {', '.join(allowed)}")
+    unknown = set(result) - set(allowed)
+    if unknown:
+        raise TypeError(f"got the key {sorted(map(str, unknown))[0]!r}, expected some of {', '.join(allowed)}")
+    return result
+
+
+def run(function, *arguments):
+    result = function(*arguments)
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+def close(environment):
+    try:
+        if hasattr(environment, "close"):
+            run(environment.close)
+    except BaseException as error:
+        print(f"close: {describe(error)}", file=sys.stderr)
+
+
+def handle(environment, request):
+    if request["method"] == "reset":
+        result = run(environment.reset, request["problem"], request["seed"])
+        return answer(result, ("messages", "tools"))
+    result = run(environment.step, request["action"])
+    return answer(result, ("messages", "reward", "done", "rewards", "invalid_calls"))
+
+
+def main():
+    try:
+        make = load("class", inspect.isclass)
+        for method in ("reset", "step"):
+            if inspect.isclass(make) and not callable(getattr(make, method, None)):
+                raise LookupError(f"{name} has no method {method!r}; an environment has reset and step")
+    except BaseException as error:
+        reply(ready=False, error=describe(error))
+        return
+    reply(ready=True)
+    environment = None
+    for line in requests:
+        request = json.loads(line)
+        if request["method"] in ("close", "reset") and environment is not None:
+            close(environment)
+            environment = None
+        if request["method"] == "close":
+            continue
+        try:
+            if environment is None:
+                environment = make()
+            result = json.dumps({**handle(environment, request), "id": request["id"]}, default=repr)
+        except BaseException as error:
+            reply(id=request["id"], error=describe(error))
+        else:
+            replies.write(result.encode() + b"\n")
+            replies.flush()
 
 
 main()

@@ -1,0 +1,568 @@
+#include "control/conversation.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "base/format.h"
+
+namespace bough {
+
+namespace {
+
+std::string dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+Json to_plain(const OrderedJson& json) {
+  return Json::parse(dump(json));
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+}
+
+// Whether a template shows a turn as it was: white space around its parts and how JSON is written aside.
+bool same_parts(const OutputParts& a, const OutputParts& b) {
+  const auto same_call = [](const ToolCall& left, const ToolCall& right) {
+    if (left.valid() != right.valid()) return false;
+    if (!left.valid()) return trimmed(left.text) == trimmed(right.text);
+    return left.name == right.name && Json::parse(left.arguments) == Json::parse(right.arguments);
+  };
+  return trimmed(a.reasoning) == trimmed(b.reasoning) && trimmed(a.content) == trimmed(b.content) &&
+         std::equal(a.calls.begin(), a.calls.end(), b.calls.begin(), b.calls.end(), same_call);
+}
+
+constexpr const char* kKey = "conversation";  // of Trajectory::fields
+
+}  // namespace
+
+// ---- What conversations have in common ----
+
+ConversationFormat::ConversationFormat(const ChatCodec& codec, const EnvironmentSettings& settings,
+                                       int64_t max_length, bool scored_elsewhere)
+    : codec_(codec),
+      settings_(settings),
+      max_context_(settings.max_context > 0 ? std::min(settings.max_context, max_length) : max_length),
+      scored_elsewhere_(scored_elsewhere) {
+  if (!settings_.chat_template_kwargs.empty()) {
+    variables_ = parse_ordered_json(settings_.chat_template_kwargs, "environment.chat_template_kwargs");
+    if (!variables_.is_object())
+      throw UserError(str("environment.chat_template_kwargs: got ", quoted(settings_.chat_template_kwargs),
+                          ", expected a JSON object"));
+  }
+  parse("", {}, false);  // names that are none are refused here
+  const auto shows = [&](OrderedJson assistant, std::string_view probe) {
+    assistant["role"] = "assistant";
+    try {
+      const OrderedJson messages = {message_of("user", "Question"), std::move(assistant)};
+      return render(messages, {}, false).find(probe) != std::string::npos;
+    } catch (const UserError&) {
+      return false;
+    }
+  };
+  const OrderedJson call = {{"id", "c00000000"},
+                            {"type", "function"},
+                            {"function", {{"name", "probe_name"}, {"arguments", OrderedJson::object()}}}};
+  shows_calls_ = !settings_.tool_call_parser.empty() &&
+                 shows({{"content", ""}, {"tool_calls", OrderedJson::array({call})}}, "probe_name");
+  shows_reasoning_ =
+      !settings_.reasoning_parser.empty() &&
+      shows({{"content", "Answer"}, {"reasoning_content", "ProbeText"}, {"thinking", "ProbeText"}},
+            "ProbeText");
+  // What no template is, or none at all, is found before anything is generated.
+  render(OrderedJson::array({message_of("user", "Question")}), {}, true);
+}
+
+std::string ConversationFormat::render(const OrderedJson& messages, const OrderedJson& tools,
+                                       bool add_generation_prompt) const {
+  return codec_.render({.messages = messages,
+                        .tools = tools,
+                        .documents = {},
+                        .variables = variables_,
+                        .add_generation_prompt = add_generation_prompt,
+                        .now = {}});
+}
+
+OutputParts ConversationFormat::parse(std::string_view text, const OrderedJson& tools,
+                                      bool in_reasoning) const {
+  return OutputParser::parse(
+      OutputParser(settings_.reasoning_parser, settings_.tool_call_parser, tools, in_reasoning), text);
+}
+
+// ---- One conversation ----
+
+ConversationRun::ConversationRun(const ConversationFormat& format, const Problem& problem,
+                                 const SamplingParameters& sampling)
+    : format_(format), problem_(problem), sampling_(sampling) {}
+
+void ConversationRun::end(const std::string& reason) {
+  reason_ = reason;
+  waits_ = Waits::kNothing;
+  if (rows_.empty()) return;
+  // What nothing was sampled after teaches nothing.
+  Row& row = rows_.back();
+  if (row.segments.size() > 1 && !row.segments.back().turn) {
+    const size_t length = row.segments.back().begin;
+    row.segments.pop_back();
+    row.ids.resize(length);
+    row.loss_mask.resize(length);
+    row.logprobs.resize(length);
+    row.versions.resize(length);
+    row.turns.resize(length);
+  }
+  if (rows_.size() > 1 && std::find(row.loss_mask.begin(), row.loss_mask.end(), 1) == row.loss_mask.end())
+    rows_.pop_back();
+}
+
+int64_t ConversationRun::max_new_tokens() const {
+  int64_t most = sampling_.max_new_tokens;
+  if (const int64_t bound = format_.settings().max_tokens; bound > 0)
+    most = std::min(most, bound - num_tokens_);
+  return std::min(most, format_.max_context() - std::ssize(prompt()));
+}
+
+// ---- The environment's part.
+
+void ConversationRun::observe(EpisodeReply reply) {
+  BOUGH_CHECK(waits_ == Waits::kEnvironment, "an answer of the environment that nobody waits for");
+  if (reply.failure != EpisodeFailure::kNone) {
+    failure_ = std::move(reply.message);
+    return end(failure_name(reply.failure));
+  }
+  Observation& observation = reply.observation;
+  if (turn_ == 0) {
+    tools_ = std::move(observation.tools);
+    if (observation.messages.empty()) {
+      for (const Message& message : problem_.messages)
+        observation.messages.push_back(message_of(message.role, message.content));
+      if (observation.messages.empty()) observation.messages.push_back(message_of("user", problem_.prompt));
+    }
+  } else {
+    if (observation.reward) {
+      turn_rewards_.back() = *observation.reward;
+      reward_ = reward_.value_or(0) + *observation.reward;
+    }
+    for (const auto& [name, value] : observation.rewards) rewards_[name] += value;
+    num_invalid_ += observation.invalid_calls;
+    for (OrderedJson& message : observation.messages)
+      if (const auto content = message.find("content"); content != message.end() && content->is_string())
+        *content = cut(content->get<std::string>());
+    // Answers without a name are those of the calls, in order.
+    size_t next = 0;
+    for (OrderedJson& message : observation.messages) {
+      if (message.value("role", "") != "tool" || next == action_.calls.size()) continue;
+      const EnvironmentCall& call = action_.calls[next++];
+      if (!message.contains("tool_call_id")) message["tool_call_id"] = call.id;
+      if (!message.contains("name")) message["name"] = call.name;
+    }
+  }
+  OrderedJson messages = std::exchange(refusals_, OrderedJson::array());
+  for (OrderedJson& message : observation.messages) messages.push_back(std::move(message));
+  for (OrderedJson& message : messages) messages_.push_back(message);
+  if (observation.done) {
+    if (rows_.empty()) make_prompt();
+    return end("done");
+  }
+  go_on();
+}
+
+void ConversationRun::go_on() {
+  const EnvironmentSettings& settings = format_.settings();
+  if (num_invalid_ > settings.max_invalid_calls) return end("max_invalid_calls");
+  if (turn_ >= settings.max_turns) return end("max_turns");
+  if (settings.max_tokens > 0 && num_tokens_ >= settings.max_tokens) return end("max_tokens");
+  try {
+    make_prompt();
+  } catch (const UserError& error) {
+    failure_ = error.what();
+    return end("template_refused");
+  }
+  if (std::ssize(prompt()) >= format_.max_context()) return end("max_context");
+  waits_ = Waits::kEngine;
+}
+
+std::string ConversationRun::cut(const std::string& text) const {
+  const auto most = static_cast<size_t>(format_.settings().max_tool_response_length);
+  if (most == 0 || text.size() <= most) return text;
+  const std::string& side = format_.settings().tool_response_truncate_side;
+  const size_t head = side == "left" ? 0 : side == "right" ? most : most / 2, tail = most - head;
+  // Between characters.
+  const auto inside = [&](size_t at) {
+    return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  size_t first = head, second = text.size() - tail;
+  while (first > 0 && inside(first)) --first;
+  while (inside(second)) ++second;
+  return str(text.substr(0, first), "...(", second - first, " bytes cut)...", text.substr(second));
+}
+
+// ---- Rows.
+
+void ConversationRun::append_text(Row& row, const ChatCodec& codec, std::string_view text) {
+  Segment segment{.text = std::string(text), .begin = row.ids.size()};
+  const std::vector<int32_t> ids = codec.encode_chat(text, /*continues=*/!row.ids.empty());
+  row.ids.insert(row.ids.end(), ids.begin(), ids.end());
+  segment.end = row.ids.size();
+  row.loss_mask.resize(segment.end, 0);
+  row.logprobs.resize(segment.end, 0.0f);
+  row.versions.resize(segment.end, -1);
+  row.turns.resize(segment.end, -1);
+  row.segments.push_back(std::move(segment));
+}
+
+// Where a segment ends in the template's text, if that shows it at `at` as it was.
+std::optional<size_t> ConversationRun::match(Segment& segment, std::string_view text, size_t at) {
+  if (segment.is_settled) {
+    if (text.substr(at, segment.text.size()) != segment.text) return std::nullopt;
+    return at + segment.text.size();
+  }
+  if (segment.stop.empty())
+    return std::nullopt;  // a stop string ended it: what follows has no place of its own
+  const size_t stop = text.find(segment.stop, at);
+  if (stop == std::string_view::npos) return std::nullopt;
+  const std::string_view shown = text.substr(at, stop - at);
+  if (shown != segment.sampled &&
+      !same_parts(segment.parts, format_.parse(shown, tools_, segment.in_reasoning)))
+    return std::nullopt;
+  settle(segment, str(shown, segment.stop));
+  return stop + segment.stop.size();
+}
+
+void ConversationRun::settle(Segment& segment, std::string shown) {
+  segment.text = std::move(shown);
+  segment.is_settled = true;
+  num_shown_otherwise_ += segment.text != segment.sampled + segment.stop;
+  const std::vector<int32_t> again = format_.codec().encode_chat(segment.text, /*continues=*/true);
+  const std::span<const int32_t> ids(rows_.back().ids.data() + segment.begin, segment.end - segment.begin);
+  const auto [different, other] = std::mismatch(ids.begin(), ids.end(), again.begin(), again.end());
+  if (different == ids.end() && other == again.end()) return;
+  retokenized_.push_back({*segment.turn, std::ssize(rows_) - 1,
+                          static_cast<int64_t>(segment.begin) + (different - ids.begin())});
+}
+
+void ConversationRun::make_prompt() {
+  const std::string text = format_.render(messages_, tools_, /*add_generation_prompt=*/true);
+  if (rows_.empty()) {
+    append_text(rows_.emplace_back(), format_.codec(), text);
+    return;
+  }
+  Row& row = rows_.back();
+  size_t at = 0, kept = 0;
+  for (; kept < row.segments.size(); ++kept) {
+    const std::optional<size_t> end = match(row.segments[kept], text, at);
+    if (!end) break;
+    at = *end;
+  }
+  if (kept == row.segments.size())
+    return append_text(row, format_.codec(), std::string_view(text).substr(at));
+  Row next;
+  if (kept > 0) {
+    const size_t length = row.segments[kept - 1].end;
+    next.ids.assign(row.ids.begin(), row.ids.begin() + static_cast<std::ptrdiff_t>(length));
+    next.loss_mask.assign(length, 0);
+    next.logprobs.assign(length, 0.0f);
+    next.versions.assign(length, -1);
+    next.turns.assign(length, -1);
+    next.segments.assign(row.segments.begin(), row.segments.begin() + static_cast<std::ptrdiff_t>(kept));
+  }
+  append_text(next, format_.codec(), std::string_view(text).substr(at));
+  rows_.push_back(std::move(next));
+}
+
+// ---- The model's part.
+
+void ConversationRun::sampled(const GeneratedSample& sample, double temperature) {
+  BOUGH_CHECK(waits_ == Waits::kEngine, "a turn that nobody waits for");
+  temperature_ = temperature;
+  Row& row = rows_.back();
+  Segment segment{.begin = row.ids.size(), .turn = turn_, .is_settled = false};
+  segment.in_reasoning = opens_reasoning(format_.settings().reasoning_parser, row.segments.back().text);
+  const size_t count = sample.token_ids.size();
+  row.ids.insert(row.ids.end(), sample.token_ids.begin(), sample.token_ids.end());
+  row.loss_mask.resize(row.ids.size(), 1);
+  for (const double log_prob : sample.logprobs) row.logprobs.push_back(static_cast<float>(log_prob));
+  row.versions.insert(row.versions.end(), sample.versions.begin(), sample.versions.end());
+  row.turns.resize(row.ids.size(), static_cast<int32_t>(turn_));
+  row.raw_logprobs.insert(row.raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
+  row.truncated_logprobs.insert(row.truncated_logprobs.end(), sample.truncated_logprobs.begin(),
+                                sample.truncated_logprobs.end());
+  segment.end = row.ids.size();
+  num_tokens_ += static_cast<int64_t>(count);
+
+  std::span<const int32_t> ids(sample.token_ids);
+  if (sample.finish_reason == FinishReason::kStop) {
+    segment.stop = format_.codec().text_of(ids.last(1));
+    ids = ids.first(count - 1);
+  }
+  segment.sampled = format_.codec().text_of(ids);
+  if (sample.finish_reason == FinishReason::kStopString) {
+    size_t end = segment.sampled.size();
+    for (const std::string& stop : sampling_.stop) end = std::min(end, segment.sampled.find(stop));
+    segment.sampled.resize(end);
+  }
+  segment.parts = format_.parse(segment.sampled, tools_, segment.in_reasoning);
+  ++turn_;
+  turn_rewards_.push_back(0);
+  messages_.push_back(assistant_message(segment.parts, segment.sampled));
+  OutputParts parts = segment.parts;
+  const std::string text = segment.sampled;
+  row.segments.push_back(std::move(segment));
+
+  if (sample.finish_reason == FinishReason::kCancelled) return end("cancelled");
+  if (sample.finish_reason == FinishReason::kLength) {
+    const int64_t most = format_.settings().max_tokens;
+    if (std::ssize(row.ids) >= format_.max_context()) return end("max_context");
+    return end(most > 0 && num_tokens_ >= most ? "max_tokens" : "max_new_tokens");
+  }
+  action_ = {.text = text, .content = parts.content, .reasoning = parts.reasoning, .calls = {}};
+  take_calls(parts);
+  if (action_.calls.empty() && !refusals_.empty()) {  // there is nothing that the environment could do
+    for (OrderedJson& message : std::exchange(refusals_, OrderedJson::array())) messages_.push_back(message);
+    return go_on();
+  }
+  waits_ = Waits::kEnvironment;
+}
+
+// Calls that the template shows are a list of their own in the message, where all of the turn could be read;
+// all else is content, as it was written.
+OrderedJson ConversationRun::assistant_message(OutputParts& parts, const std::string& sampled) const {
+  OrderedJson calls = OrderedJson::array();
+  std::string content = sampled, unshown;
+  const bool are_shown =
+      format_.shows_calls() &&
+      std::all_of(parts.calls.begin(), parts.calls.end(), [](const ToolCall& call) { return call.valid(); });
+  for (size_t i = 0; i < parts.calls.size(); ++i) {
+    ToolCall& call = parts.calls[i];
+    char id[16];
+    // Nine letters and digits: what Mistral's templates ask for.
+    std::snprintf(id, sizeof id, "c%05d%03d", static_cast<int>(turn_ % 100000), static_cast<int>(i % 1000));
+    if (call.id.empty()) call.id = id;
+    if (!are_shown) {
+      unshown += call.text;
+      continue;
+    }
+    if (const size_t at = content.find(call.text); at != std::string::npos)
+      content.erase(at, call.text.size());
+    calls.push_back({{"id", call.id},
+                     {"type", "function"},
+                     {"function", {{"name", call.name}, {"arguments", OrderedJson::parse(call.arguments)}}}});
+  }
+  const bool has_reasoning = format_.shows_reasoning() && !parts.reasoning.empty();
+  OrderedJson message = {{"role", "assistant"},
+                         {"content", has_reasoning ? parts.content + unshown : content}};
+  if (!calls.empty() && trimmed(content).empty()) message["content"] = "";
+  if (has_reasoning) {
+    message["reasoning_content"] = trimmed(parts.reasoning);
+    message["thinking"] = trimmed(parts.reasoning);  // as gpt-oss's template calls it
+  }
+  if (!calls.empty()) message["tool_calls"] = std::move(calls);
+  return message;
+}
+
+std::string ConversationRun::why_invalid(const ToolCall& call) const {
+  if (!call.valid()) return call.error;
+  if (tools_.is_null()) return "";
+  std::string names;
+  for (const OrderedJson& tool : tools_) {
+    const OrderedJson& function = tool.contains("function") ? tool["function"] : tool;
+    const std::string name = function.value("name", "");
+    names += (names.empty() ? "" : ", ") + name;
+    if (name != call.name) continue;
+    const OrderedJson given = OrderedJson::parse(call.arguments);
+    const OrderedJson schema = function.value("parameters", OrderedJson::object());
+    if (!schema.is_object() || !schema.contains("required") || !schema["required"].is_array()) return "";
+    for (const OrderedJson& key : schema["required"])
+      if (key.is_string() && !given.contains(key.get<std::string>()))
+        return str("the argument ", key.get<std::string>(), " is missing");
+    return "";
+  }
+  return str("there is no tool ", quoted(call.name), "; there are: ", names.empty() ? "none" : names);
+}
+
+void ConversationRun::take_calls(const OutputParts& parts) {
+  refusals_ = OrderedJson::array();
+  for (const ToolCall& call : parts.calls) {
+    ++num_calls_;
+    const std::string why = why_invalid(call);
+    if (why.empty()) {
+      action_.calls.push_back({call.id, call.name, OrderedJson::parse(call.arguments)});
+      continue;
+    }
+    ++num_invalid_;
+    OrderedJson message = message_of("tool", "error: " + why);
+    message["tool_call_id"] = call.id;
+    if (!call.name.empty()) message["name"] = call.name;
+    refusals_.push_back(std::move(message));
+  }
+}
+
+// ---- What came of it.
+
+std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, const std::string& name,
+                                                    bool all_logprobs) const {
+  BOUGH_CHECK(waits_ == Waits::kNothing, "a conversation that has not ended");
+  static const std::set<std::string> kCut = {"max_new_tokens", "max_tokens", "max_context", "max_turns"};
+  const bool is_valid = failure_.empty() && reason_ != "cancelled";
+  std::vector<Trajectory> out;
+  for (size_t r = 0; r < std::max<size_t>(1, rows_.size()); ++r) {
+    static const Row kNone;
+    const Row& row = rows_.empty() ? kNone : rows_[r];
+    Trajectory& sample = out.emplace_back();
+    sample.group = group;
+    sample.trajectory = name;
+    sample.input_ids = row.ids;
+    sample.loss_mask = row.loss_mask;
+    sample.logprobs = row.logprobs;
+    sample.versions = row.versions;
+    sample.turns = row.turns;
+    sample.temperature = temperature_;
+    for (const Segment& segment : row.segments)
+      if (segment.turn && row.loss_mask[segment.begin] && !sample.turn) sample.turn = *segment.turn;
+    if (all_logprobs) {
+      sample.columns["raw_logprobs"] = row.raw_logprobs;
+      sample.columns["truncated_logprobs"] = row.truncated_logprobs;
+    }
+    sample.valid = is_valid;
+    if (is_valid) {
+      sample.reward = format_.scored_elsewhere() ? reward_ : reward_.value_or(0);
+      sample.rewards = rewards_;
+    } else {
+      sample.reward_failure = failure_.empty() ? reason_ : failure_;
+    }
+    sample.turn_rewards = turn_rewards_;
+    sample.answer = problem_.answer;
+    sample.prompt = row.segments.empty() ? "" : row.segments.front().text;
+    sample.completion = row.segments.empty()
+                            ? ""
+                            : format_.codec().text_of(std::span(row.ids).subspan(row.segments.front().end));
+    sample.finish_reason = kCut.contains(reason_) ? "length" : is_valid ? "stop" : "cancelled";
+    Json about = {{"row", r}, {"rows", std::max<size_t>(1, rows_.size())}};
+    if (r + 1 >= rows_.size()) {
+      Json retokenized = Json::array();
+      for (const Retokenized& place : retokenized_)
+        retokenized.push_back({{"turn", place.turn}, {"row", place.row}, {"position", place.position}});
+      about.update({{"reason", reason_},
+                    {"turns", turn_},
+                    {"tokens", num_tokens_},
+                    {"calls", num_calls_},
+                    {"invalid_calls", num_invalid_},
+                    {"shown_otherwise", num_shown_otherwise_},
+                    {"retokenized", std::move(retokenized)},
+                    {"messages", to_plain(messages_)}});
+    }
+    sample.fields = {{kKey, std::move(about)}};
+  }
+  return out;
+}
+
+void ConversationRun::check_integrity() const {
+  for (const Row& row : rows_) {
+    const size_t length = row.ids.size();
+    BOUGH_CHECK(row.loss_mask.size() == length && row.logprobs.size() == length &&
+                    row.versions.size() == length && row.turns.size() == length,
+                "lists of a row of ", length, " tokens");
+    size_t at = 0;
+    for (const Segment& segment : row.segments) {
+      BOUGH_CHECK(segment.begin == at && segment.end >= at, "a segment from ", segment.begin, ", expected ",
+                  at);
+      at = segment.end;
+    }
+    BOUGH_CHECK(at == length, "segments of ", at, " tokens, ids ", length);
+  }
+  BOUGH_CHECK(std::ssize(turn_rewards_) == turn_, "rewards of ", turn_rewards_.size(), " turns, of ", turn_);
+}
+
+// ---- Conversations among rows.
+
+namespace {
+
+// What a conversation's last row knows of it; null: the row is none.
+const Json* about(const Trajectory& row) {
+  if (!row.fields.is_object()) return nullptr;
+  const auto found = row.fields.find(kKey);
+  return found != row.fields.end() && found->is_object() && found->contains("reason") ? &*found : nullptr;
+}
+
+}  // namespace
+
+bool is_conversation(const Trajectory& row) {
+  return row.fields.is_object() && row.fields.contains(kKey);
+}
+
+std::string_view last_turn(const Trajectory& row) {
+  const Json* const conversation = about(row);
+  if (!conversation) return "";
+  const Json& messages = conversation->at("messages");
+  for (auto message = messages.rbegin(); message != messages.rend(); ++message)
+    if (message->value("role", "") == "assistant" && (*message)["content"].is_string())
+      return (*message)["content"].get_ref<const std::string&>();
+  return "";
+}
+
+MetricValues conversation_metrics(std::span<const Trajectory* const> rows) {
+  MetricValues sums;
+  double count = 0;
+  for (const Trajectory* row : rows) {
+    const Json* const conversation = about(*row);
+    if (!conversation) continue;
+    ++count;
+    for (const char* key : {"turns", "tokens", "calls", "rows"})
+      sums[str("conversation/", key, "_mean")] += conversation->value(key, 0.0);
+    for (const char* key : {"invalid_calls", "shown_otherwise"})
+      sums[str("conversation/", key)] += conversation->value(key, 0.0);
+    sums["conversation/retokenized"] += static_cast<double>(conversation->at("retokenized").size());
+    sums["conversation/reason/" + conversation->at("reason").get<std::string>()] += 1;
+  }
+  for (auto& [name, value] : sums)
+    if (name.ends_with("_mean")) value /= count;
+  return sums;
+}
+
+std::string describe_conversation(const Trajectory& row) {
+  const Json* const conversation = about(row);
+  if (!conversation) return "";
+  std::string out =
+      str("== ", row.group, " #", row.trajectory, ": ", conversation->at("reason").get<std::string>());
+  if (row.reward) out += str(", reward ", format_significant(*row.reward, 4));
+  for (const auto& [name, value] : row.rewards) out += str(", ", name, " ", format_significant(value, 4));
+  for (const char* key : {"turns", "tokens", "invalid_calls", "rows"})
+    if (const auto value = conversation->value(key, int64_t{0}); value > (key == std::string("rows") ? 1 : 0))
+      out += str(", ", value, " ", key);
+  if (row.reward_failure) out += "\n   " + *row.reward_failure;
+  size_t turn = 0;
+  for (const Json& message : conversation->at("messages")) {
+    const std::string role = message.value("role", "");
+    const auto content = message.find("content");
+    std::string label = role;
+    if (role == "assistant") label += str(" (turn ", turn, ")");
+    if (role == "tool" && message.contains("name")) label += " " + message["name"].get<std::string>();
+    const auto add = [&](const std::string& head, const std::string& text) {
+      out += "\n[" + head + "] ";
+      for (const char c : text) out += c == '\n' ? "\n    " : std::string(1, c);
+    };
+    if (message.contains("reasoning_content"))
+      add(label + " thinks", message["reasoning_content"].get<std::string>());
+    const bool has_calls = message.contains("tool_calls");
+    const std::string text = content == message.end() ? ""
+                             : content->is_string()   ? content->get<std::string>()
+                                                      : dump_line(*content);
+    if (!text.empty() || !has_calls) add(label, text);
+    if (has_calls)
+      for (const Json& call : message["tool_calls"])
+        add(label + " calls",
+            str(call["function"]["name"].get<std::string>(), dump_line(call["function"]["arguments"])));
+    if (role != "assistant") continue;
+    if (turn < row.turn_rewards.size() && row.turn_rewards[turn] != 0)
+      out += str("\n    reward of the turn: ", format_significant(row.turn_rewards[turn], 4));
+    ++turn;
+  }
+  return out + "\n";
+}
+
+}  // namespace bough

@@ -1,0 +1,415 @@
+#include "control/conversation.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/random.h"
+
+namespace bough {
+namespace {
+
+// Special tokens are 300 and on; "ab" is one token, 256; every other byte is its own.
+class TestCodec final : public ChatCodec {
+ public:
+  explicit TestCodec(const std::string& jinja) : template_(ChatTemplate::from_text(jinja, "test")) {}
+  std::string render(const Conversation& conversation) const override {
+    return template_.render(conversation);
+  }
+  std::vector<int32_t> encode_chat(std::string_view text, bool) const override {
+    std::vector<int32_t> ids;
+    while (!text.empty()) {
+      size_t length = 1;
+      int32_t id = static_cast<unsigned char>(text[0]);
+      if (text.starts_with("ab")) id = 256, length = 2;
+      for (size_t i = 0; i < kSpecial.size(); ++i)
+        if (text.starts_with(kSpecial[i])) id = 300 + static_cast<int32_t>(i), length = kSpecial[i].size();
+      ids.push_back(id);
+      text.remove_prefix(length);
+    }
+    return ids;
+  }
+  std::string text_of(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) {
+      if (id >= 300) text += kSpecial[static_cast<size_t>(id - 300)];
+      else if (id == 256) text += "ab";
+      else text += static_cast<char>(id);
+    }
+    return text;
+  }
+  int32_t special(std::string_view token) const {
+    return 300 + static_cast<int32_t>(std::find(kSpecial.begin(), kSpecial.end(), token) - kSpecial.begin());
+  }
+
+  static constexpr std::array<std::string_view, 5> kSpecial = {"<|end|>", "<|user|>", "<|assistant|>",
+                                                               "<|tool|>", "<|eot|>"};
+
+ private:
+  ChatTemplate template_;
+};
+
+struct Case {
+  const char* name;
+  const char* jinja;
+  const char* stop;  // the token that ends a turn before an answer of the tool
+  bool drops_thinking;
+  bool shows_calls;
+};
+
+constexpr const char* kPlain =
+    "{%- for m in messages -%}<|{{ m.role if m.role != 'system' else 'user' }}|>{{ m.content }}<|end|>\n"
+    "{% endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
+// Calls and reasoning are shown, reasoning of earlier turns too.
+constexpr const char* kKeeps =
+    "{%- for m in messages -%}<|{{ m.role }}|>"
+    "{%- if m.reasoning_content is defined -%}<think>{{ m.reasoning_content }}</think>{%- endif -%}"
+    "{{ m.content }}{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
+    "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson "
+    "}}}</tool_call>"
+    "{%- endfor -%}{%- endif -%}<|eot|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
+// Reasoning of all but the last message is dropped.
+constexpr const char* kDrops =
+    "{%- for m in messages -%}<|{{ m.role }}|>"
+    "{%- if m.reasoning_content is defined and loop.last -%}<think>{{ m.reasoning_content }}</think>{%- "
+    "endif -%}"
+    "{{ m.content }}{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
+    "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson "
+    "}}}</tool_call>"
+    "{%- endfor -%}{%- endif -%}<|end|>\n{% endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
+// As GLM has it: a turn ends as the next one begins.
+constexpr const char* kOpen =
+    "{%- for m in messages -%}<|{{ m.role }}|>\n"
+    "{%- if m.reasoning_content is defined -%}<think>{{ m.reasoning_content }}</think>{%- endif -%}"
+    "{{ m.content }}{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
+    "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson "
+    "}}}</tool_call>"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>\n{%- endif -%}";
+
+constexpr Case kCases[] = {{"plain", kPlain, "<|end|>", false, false},
+                           {"keeps", kKeeps, "<|eot|>", false, true},
+                           {"drops", kDrops, "<|end|>", true, true},
+                           {"open", kOpen, "<|tool|>", false, true}};
+
+EnvironmentSettings thinking() {
+  return {.max_turns = 50, .max_invalid_calls = 1000, .reasoning_parser = "qwen3"};
+}
+
+SamplingParameters sampling(int64_t max_new_tokens = 1000) {
+  return {.n_samples = 1, .max_new_tokens = max_new_tokens};
+}
+
+const Problem kProblem{"p", "the prompt", {}, "42", {}};
+
+Observation opening(bool tools = true) {
+  Observation out;
+  out.messages = {message_of("user", "do it ab")};
+  if (tools) out.tools = {function_tool("calc", "", {{"a", {{"type", "number"}}}})};
+  return out;
+}
+
+GeneratedSample sample_of(const TestCodec& codec, const std::string& text, const std::string& stop,
+                          bool split = false) {
+  GeneratedSample sample;
+  for (const int32_t id : codec.encode_chat(text, true)) {
+    if (id == 256 && split) {
+      sample.token_ids.push_back('a');
+      sample.token_ids.push_back('b');
+    } else {
+      sample.token_ids.push_back(id);
+    }
+  }
+  if (!stop.empty()) sample.token_ids.push_back(codec.special(stop));
+  sample.finish_reason = stop.empty() ? FinishReason::kLength : FinishReason::kStop;
+  for (size_t i = 0; i < sample.token_ids.size(); ++i) {
+    sample.logprobs.push_back(-static_cast<double>(i) - 1);
+    sample.versions.push_back(3);
+  }
+  return sample;
+}
+
+// What was put where, kept beside the conversation: for each row its tokens, and which were sampled in it.
+struct Ledger {
+  std::vector<std::vector<int32_t>> rows;
+  std::vector<std::vector<uint8_t>> masks;
+};
+
+TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
+  const CounterRandom random(7, Purpose::test);
+  int64_t num_rows = 0, num_retokenized = 0, num_otherwise = 0;
+  for (const Case& it : kCases) {
+    const TestCodec codec(it.jinja);
+    const ConversationFormat format(codec, thinking(), 100000);
+    EXPECT_EQ(format.shows_calls(), it.shows_calls) << it.name;
+    for (uint64_t c = 0; c < 250; ++c) {
+      uint64_t draw = 0;
+      const auto below = [&](uint64_t n) { return random.below(n, c, draw++); };
+      const auto words = [&](uint64_t most) {
+        std::string text;
+        for (uint64_t n = 1 + below(most); n > 0; --n)
+          text += (text.empty() ? "" : " ") + std::string(below(2) ? "ab" : "xyz");
+        return text;
+      };
+      ConversationRun run(format, kProblem, sampling());
+      Ledger ledger;
+      run.observe({.observation = opening()});
+      const uint64_t turns = 1 + below(6);
+      bool has_thought = false;
+      int64_t expected_rows = 1;
+      for (uint64_t turn = 0; turn < turns; ++turn) {
+        ASSERT_EQ(run.waits_for(), ConversationRun::Waits::kEngine);
+        const std::vector<int32_t> prompt = run.prompt();
+        // The prompt begins with the exact tokens of the last, or is a new row where thinking was dropped.
+        const bool extends = !ledger.rows.empty() && prompt.size() > ledger.rows.back().size() &&
+                             std::equal(ledger.rows.back().begin(), ledger.rows.back().end(), prompt.begin());
+        const bool is_new = turn == 0 || (it.drops_thinking && has_thought);
+        ASSERT_EQ(extends, !is_new) << it.name << " turn " << turn << ": " << codec.text_of(prompt);
+        if (is_new) {
+          ledger.rows.emplace_back();
+          ledger.masks.emplace_back();
+          if (turn > 0) ++expected_rows;
+        }
+        ledger.rows.back() = prompt;
+        ledger.masks.back().resize(prompt.size(), 0);
+        has_thought = below(2) == 0;
+        std::string text = has_thought ? "<think>" + words(3) + "</think>" : "";
+        text += words(4);
+        const bool is_last = turn + 1 == turns;
+        const uint64_t calls = is_last ? 0 : 1 + below(2);
+        bool any_valid = false;
+        for (uint64_t i = 0; i < calls; ++i) {
+          const uint64_t kind = below(5);
+          any_valid |= kind < 3;
+          text += kind == 0
+                      ? "<tool_call>{\"name\":\"calc\",\"arguments\":{\"a\":1}}</tool_call>"  // other spaces
+                  : kind == 3 ? "<tool_call>{\"name\": \"nope\", \"arguments\": {}}</tool_call>"
+                  : kind == 4 ? "<tool_call>{\"name\": </tool_call>"
+                              : "<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
+        }
+        const GeneratedSample sample = sample_of(codec, text, it.stop, below(3) == 0);
+        run.sampled(sample, 1.0);
+        ledger.rows.back().insert(ledger.rows.back().end(), sample.token_ids.begin(), sample.token_ids.end());
+        ledger.masks.back().resize(ledger.rows.back().size(), 1);
+        run.check_integrity();
+        if (calls > 0 && !any_valid) continue;  // the model was answered without the environment
+        ASSERT_EQ(run.waits_for(), ConversationRun::Waits::kEnvironment) << text;
+        Observation observation;
+        for (size_t i = 0; i < run.action().calls.size(); ++i)
+          observation.messages.push_back(message_of("tool", words(5)));
+        observation.reward = 0.5;
+        observation.done = is_last;
+        run.observe({.observation = observation});
+      }
+      ASSERT_EQ(run.reason(), "done");
+      const std::vector<Trajectory> rows = run.trajectory("g", "4", false);
+      ASSERT_EQ(rows.size(), ledger.rows.size()) << it.name;
+      EXPECT_EQ(std::ssize(rows), expected_rows);
+      double sum = 0;
+      for (const double reward : rows[0].turn_rewards) sum += reward;
+      for (size_t r = 0; r < rows.size(); ++r) {
+        EXPECT_EQ(rows[r].input_ids, ledger.rows[r]);
+        EXPECT_EQ(rows[r].loss_mask, ledger.masks[r]);
+        EXPECT_EQ(rows[r].trajectory, "4");
+        EXPECT_EQ(rows[r].reward, sum);
+        for (size_t i = 0; i < rows[r].input_ids.size(); ++i) {
+          EXPECT_EQ(rows[r].versions[i], ledger.masks[r][i] ? 3 : -1);
+          EXPECT_EQ(rows[r].turns[i] >= 0, ledger.masks[r][i] == 1);
+          EXPECT_EQ(rows[r].logprobs[i] < 0, ledger.masks[r][i] == 1);
+        }
+      }
+      num_rows += std::ssize(rows);
+      const Json& about = rows.back().fields.at("conversation");
+      num_retokenized += std::ssize(about.at("retokenized"));
+      num_otherwise += about.at("shown_otherwise").get<int64_t>();
+      EXPECT_EQ(about.at("turns"), turns);
+    }
+  }
+  EXPECT_GT(num_rows, 1000) << "some must have been rewritten";
+  EXPECT_GT(num_retokenized, 100);
+  EXPECT_GT(num_otherwise, 50);
+}
+
+TEST(Conversation, APromptIsTheTemplatesText) {
+  for (const Case& it : kCases) {
+    const TestCodec codec(it.jinja);
+    const ConversationFormat format(codec, thinking(), 100000);
+    ConversationRun run(format, kProblem, sampling());
+    run.observe({.observation = opening()});
+    run.sampled(
+        sample_of(
+            codec,
+            "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>",
+            it.stop),
+        1.0);
+    ASSERT_EQ(run.action().calls.size(), 1u) << it.name;
+    EXPECT_EQ(run.action().reasoning, "xyz");
+    EXPECT_EQ(run.action().content, "well");
+    EXPECT_EQ(run.action().calls[0].arguments.dump(), R"({"a":1})");
+    Observation observation;
+    observation.messages = {message_of("tool", "2")};
+    run.observe({.observation = observation});
+    Conversation whole{.add_generation_prompt = true};
+    OrderedJson assistant = message_of("assistant", "well");
+    if (it.shows_calls) {
+      assistant["reasoning_content"] = "xyz";
+      assistant["tool_calls"] =
+          OrderedJson::parse(R"([{"function": {"name": "calc", "arguments": {"a": 1}}}])");
+    } else {
+      assistant["content"] =
+          "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
+    }
+    whole.messages = {opening().messages[0], assistant, message_of("tool", "2")};
+    EXPECT_EQ(codec.text_of(run.prompt()), codec.render(whole)) << it.name;
+  }
+}
+
+TEST(Conversation, WhatWouldBeTokenisedOtherwiseIsLocated) {
+  const TestCodec codec(kPlain);
+  const ConversationFormat format(codec, {.tool_call_parser = ""}, 100000);
+  ConversationRun run(format, kProblem, sampling());
+  run.observe({.observation = opening(false)});
+  const size_t begin = run.prompt().size();
+  run.sampled(sample_of(codec, "xab", "<|end|>", /*split=*/true), 1.0);
+  Observation observation;
+  observation.messages = {message_of("user", "more")};
+  run.observe({.observation = observation});
+  run.sampled(sample_of(codec, "xab", "<|end|>"), 1.0);
+  observation.done = true;
+  run.observe({.observation = observation});
+  const Trajectory row = run.trajectory("g", "0", false).at(0);
+  const Json& places = row.fields["conversation"]["retokenized"];
+  ASSERT_EQ(places.size(), 1u);
+  EXPECT_EQ(places[0].dump(), str(R"({"position":)", begin + 1, R"(,"row":0,"turn":0})"));
+}
+
+// What a conversation of calls ends with, and how many turns it has.
+std::pair<std::string, int64_t> end_of(EnvironmentSettings settings, const SamplingParameters& sampling,
+                                       const std::string& text, bool cut = false,
+                                       int64_t max_length = 100000) {
+  static const TestCodec codec(kKeeps);
+  settings.tool_call_parser = "hermes";
+  const ConversationFormat format(codec, settings, max_length);
+  ConversationRun run(format, kProblem, sampling);
+  run.observe({.observation = opening()});
+  while (run.waits_for() != ConversationRun::Waits::kNothing) {
+    if (run.waits_for() == ConversationRun::Waits::kEngine) {
+      GeneratedSample sample = sample_of(codec, text, cut ? "" : "<|eot|>");
+      const auto most = static_cast<size_t>(run.max_new_tokens());
+      if (sample.token_ids.size() > most) {
+        sample.token_ids.resize(most);
+        sample.logprobs.resize(most);
+        sample.versions.resize(most);
+        sample.finish_reason = FinishReason::kLength;
+      }
+      run.sampled(sample, 1.0);
+    } else {
+      Observation observation;
+      observation.messages = {message_of("tool", std::string(100, 'x'))};
+      run.observe({.observation = observation});
+    }
+    run.check_integrity();
+  }
+  const Trajectory row = run.trajectory("g", "0", false).back();
+  EXPECT_TRUE(row.valid);
+  EXPECT_EQ(row.reward, 0);
+  const bool is_cut = run.reason().starts_with("max_") && run.reason() != "max_invalid_calls";
+  EXPECT_EQ(row.finish_reason, is_cut ? "length" : "stop");
+  EXPECT_EQ(row.loss_mask.back(), 1) << "nothing stands behind the last turn";
+  return {run.reason(), run.turn()};
+}
+
+TEST(Conversation, EveryLimitHasItsReason) {
+  const std::string good = "<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
+  const auto turn = static_cast<int64_t>(good.size()) + 1;
+  using End = std::pair<std::string, int64_t>;
+  EXPECT_EQ(end_of({.max_turns = 5}, sampling(), good), (End{"max_turns", 5}));
+  EXPECT_EQ(end_of({}, sampling(20), good), (End{"max_new_tokens", 1}));
+  EXPECT_EQ(end_of({.max_tokens = 2 * turn + 5}, sampling(), good), (End{"max_tokens", 3}));
+  EXPECT_EQ(end_of({.max_tokens = 2 * turn}, sampling(), good), (End{"max_tokens", 2}));
+  EXPECT_EQ(end_of({.max_context = 400}, sampling(), good).first, "max_context");
+  EXPECT_EQ(end_of({.max_turns = 100}, sampling(), good, false, 400).first, "max_context");
+  EXPECT_EQ(end_of({.max_invalid_calls = 3}, sampling(), "<tool_call>{</tool_call>"),
+            (End{"max_invalid_calls", 4}));
+  EXPECT_EQ(end_of({.max_invalid_calls = 0}, sampling(),
+                   "<tool_call>{\"name\": \"calc\", \"arguments\": {}}</tool_call>"),
+            (End{"max_invalid_calls", 1}))
+      << "an argument is missing";
+}
+
+TEST(Conversation, AFailureLeavesNoReward) {
+  const TestCodec codec(kPlain);
+  const ConversationFormat format(codec, {}, 1000);
+  for (const bool at_once : {true, false}) {
+    ConversationRun run(format, kProblem, sampling());
+    if (!at_once) {
+      run.observe({.observation = opening()});
+      run.sampled(sample_of(codec, "x", "<|end|>"), 1.0);
+    }
+    run.observe({.failure = EpisodeFailure::kCrash, .message = "it died"});
+    const std::vector<Trajectory> rows = run.trajectory("g", "0", false);
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_FALSE(rows[0].valid || rows[0].reward);
+    EXPECT_EQ(rows[0].reward_failure, "it died");
+    EXPECT_EQ(rows[0].fields["conversation"]["reason"], "environment_crash");
+    EXPECT_EQ(rows[0].input_ids.empty(), at_once);
+  }
+}
+
+TEST(Conversation, LongAnswersAreCutBetweenCharacters) {
+  const TestCodec codec(kPlain);
+  for (const auto& [side, expected] : {std::pair{"left", "...(9 bytes cut)...é"},
+                                       {"right", "aé...(7 bytes cut)..."},
+                                       {"middle", "a...(7 bytes cut)...ef"}}) {
+    const std::string answer = side == std::string("middle") ? "aéébéef"
+                               : side == std::string("left") ? "aébécéé"
+                                                             : "aéébécf";
+    EnvironmentSettings settings{.max_tool_response_length = 3, .tool_response_truncate_side = side};
+    const ConversationFormat format(codec, settings, 1000);
+    ConversationRun run(format, kProblem, sampling());
+    run.observe({.observation = opening()});
+    run.sampled(sample_of(codec, "x", "<|end|>"), 1.0);
+    Observation observation;
+    observation.messages = {message_of("user", answer)};
+    run.observe({.observation = observation});
+    const std::string text = codec.text_of(run.prompt());
+    EXPECT_NE(text.find(str("<|user|>", expected, "<|end|>")), std::string::npos) << side << ": " << text;
+  }
+}
+
+TEST(Conversation, IsDescribedForPeople) {
+  const TestCodec codec(kKeeps);
+  const ConversationFormat format(codec, thinking(), 1000);
+  ConversationRun run(format, kProblem, sampling());
+  run.observe({.observation = opening()});
+  run.sampled(
+      sample_of(
+          codec,
+          "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>",
+          "<|eot|>"),
+      1.0);
+  Observation observation;
+  observation.messages = {message_of("tool", "2\n3")};
+  observation.reward = 0.5;
+  observation.done = true;
+  run.observe({.observation = observation});
+  EXPECT_EQ(describe_conversation(run.trajectory("g", "0", false)[0]),
+            "== g #0: done, reward 0.5, 1 turns, 85 tokens\n"
+            "[user] do it ab\n"
+            "[assistant (turn 0) thinks] xyz\n"
+            "[assistant (turn 0)] well\n"
+            "[assistant (turn 0) calls] calc{\"a\":1}\n"
+            "    reward of the turn: 0.5\n"
+            "[tool calc] 2\n    3\n");
+}
+
+TEST(ConversationFormat, WrongSettingsAreNamed) {
+  const TestCodec codec(kPlain);
+  EXPECT_THROW(ConversationFormat(codec, {.tool_call_parser = "hermos"}, 100), UserError);
+  EXPECT_THROW(ConversationFormat(codec, {.chat_template_kwargs = "[1]"}, 100), UserError);
+  EXPECT_THROW(ConversationFormat(codec, {.chat_template_kwargs = "{"}, 100), UserError);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,149 @@
+#include "env/environment.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "env/calculator.h"
+#include "env/environment_process.h"
+#include "env/guess.h"
+
+namespace bough {
+
+void EnvironmentSettings::check() const {
+  const auto needs = [&](const std::string& value, const char* key, const char* what) {
+    if (value.empty()) throw UserError(str("environment.", key, " is missing: type ", type, " needs ", what));
+  };
+  if (type == "python") needs(path, "path", "FILE.py:CLASS");
+  else if (!path.empty())
+    throw UserError(str("environment.path: got ", quoted(path), " with type ", quoted(type),
+                        "; it is of type python only"));
+  if (type == "command" || type == "mcp") needs(command, "command", "a shell command");
+  else if (!command.empty())
+    throw UserError(str("environment.command: got ", quoted(command), " with type ", quoted(type),
+                        "; it is of the types command and mcp only"));
+}
+
+const char* failure_name(EpisodeFailure failure) {
+  switch (failure) {
+    case EpisodeFailure::kNone: return "";
+    case EpisodeFailure::kError: return "environment_error";
+    case EpisodeFailure::kTimeout: return "environment_timeout";
+    case EpisodeFailure::kCrash: return "environment_crash";
+    case EpisodeFailure::kProtocol: return "environment_protocol";
+    case EpisodeFailure::kStart: return "environment_start";
+  }
+  return "unknown";
+}
+
+void EpisodeInbox::post(EpisodeReply reply) {
+  {
+    const std::lock_guard lock(mutex_);
+    replies_.push_back(std::move(reply));
+  }
+  posted_.notify_one();
+}
+
+std::vector<EpisodeReply> EpisodeInbox::take(std::chrono::microseconds at_most) {
+  std::unique_lock lock(mutex_);
+  if (replies_.empty() && at_most.count() > 0)
+    posted_.wait_for(lock, at_most, [this] { return !replies_.empty(); });
+  return std::exchange(replies_, {});
+}
+
+// ---- Episodes in C++ ----
+
+ThreadedEnvironment::ThreadedEnvironment(Make make, int64_t threads) : make_(std::move(make)) {
+  for (int64_t i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+}
+
+ThreadedEnvironment::~ThreadedEnvironment() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+uint64_t ThreadedEnvironment::begin(const Problem& problem, uint64_t seed,
+                                    std::shared_ptr<EpisodeInbox> inbox) {
+  uint64_t episode = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    episode = next_++;
+    episodes_[episode] = {make_(), std::move(inbox)};
+  }
+  post(episode, [problem, seed](Episode& world) { return world.reset(problem, seed); });
+  return episode;
+}
+
+void ThreadedEnvironment::step(uint64_t episode, const Action& action) {
+  post(episode, [action](Episode& world) { return world.step(action); });
+}
+
+void ThreadedEnvironment::end(uint64_t episode) {
+  const std::lock_guard lock(mutex_);
+  episodes_.erase(episode);
+}
+
+void ThreadedEnvironment::post(uint64_t episode, std::function<Observation(Episode&)> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = episodes_.find(episode);
+    BOUGH_CHECK(found != episodes_.end(), "no episode ", episode);
+    queue_.push_back([episode, running = found->second, work = std::move(work)] {
+      EpisodeReply reply{.episode = episode};
+      try {
+        reply.observation = work(*running.world);
+      } catch (const std::exception& error) {
+        reply.failure = EpisodeFailure::kError;
+        reply.message = error.what();
+      }
+      running.inbox->post(std::move(reply));
+    });
+  }
+  changed_.notify_one();
+}
+
+void ThreadedEnvironment::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return is_ending_ || !queue_.empty(); });
+    if (is_ending_) return;
+    const std::function<void()> work = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    work();
+    lock.lock();
+  }
+}
+
+// ---- What a setting asks for ----
+
+std::unique_ptr<Environment> make_environment(const EnvironmentSettings& settings) {
+  settings.check();
+  const auto threaded = [](ThreadedEnvironment::Make make) {
+    return std::make_unique<ThreadedEnvironment>(std::move(make), 1);  // microseconds a turn
+  };
+  if (settings.type == "calculator") return threaded(make_calculator);
+  if (settings.type == "guess") return threaded(make_guess);
+  return make_process_environment(settings);
+}
+
+OrderedJson function_tool(const std::string& name, const std::string& description, OrderedJson parameters) {
+  OrderedJson required = OrderedJson::array();
+  for (const auto& [key, schema] : parameters.items()) required.push_back(key);
+  return {{"type", "function"},
+          {"function",
+           {{"name", name},
+            {"description", description},
+            {"parameters",
+             {{"type", "object"}, {"properties", std::move(parameters)}, {"required", required}}}}}};
+}
+
+OrderedJson message_of(const std::string& role, const std::string& content) {
+  return {{"role", role}, {"content", content}};
+}
+
+}  // namespace bough

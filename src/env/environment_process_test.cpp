@@ -1,0 +1,267 @@
+#include "env/environment_process.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+
+namespace bough {
+namespace {
+
+using std::chrono::steady_clock;
+
+bool is_running(int pid) {
+  std::string state;
+  if (std::ifstream stat(str("/proc/", pid, "/stat")); stat) std::getline(stat, state);
+  return !state.empty() && state.find(") Z ") == std::string::npos;
+}
+
+// Counts down from the problem's answer, one a step; the word of the turn says what goes wrong.
+constexpr const char* kCountdown = R"PY(
+import os, signal, socket, subprocess, sys, time
+
+class Countdown:
+    def reset(self, problem, seed):
+        self.left = int(problem["answer"])
+        if problem.get("die") and not os.path.exists(problem["die"]):
+            open(problem["die"], "w").close()
+            os._exit(3)
+        return {"messages": f"from {self.left}, seed {seed}", "tools": [{"type": "function", "function": {"name": "b", "a": 1}}]}
+
+    def step(self, action):
+        word = action["content"]
+        if word == "raise":
+            raise ValueError("no such thing")
+        if word == "hang":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            with open(os.environ["PIDS"], "a") as file:
+                file.write(f"{os.getpid()} {child.pid} ")
+            while True:
+                time.sleep(1)
+        if word == "die":
+            os._exit(7)
+        if word == "garbage":
+            os.write(replies.fileno(), b"what?\n")
+            time.sleep(100)
+        if word == "huge":
+            replies.write(b"x" * 100_000_000)
+        if word == "close":
+            socket.socket(fileno=os.dup(replies.fileno())).shutdown(socket.SHUT_RDWR)
+            time.sleep(100)
+        if word == "nan":
+            return {"messages": "", "reward": float("nan")}
+        if word == "odd":
+            return {"messages": "", "rewrad": 1}
+        if word == "print":
+            print("noise on stdout")
+        self.left -= 1
+        return {"messages": [{"role": "tool", "content": str(self.left)} for _ in action["calls"]] or str(self.left),
+                "reward": 0.25, "rewards": {"style": 2}, "done": self.left == 0}
+
+# What a method of the class writes to the protocol's own descriptor is what a broken worker would.
+replies = sys.modules["__main__"].replies
+)PY";
+
+class ProcessEnvironmentTest : public testing::Test {
+ protected:
+  ProcessEnvironmentTest()
+      : folder_(std::filesystem::path(testing::TempDir()) / str("bough_environment_", getpid())) {
+    std::filesystem::create_directories(folder_);
+    setenv("PIDS", (folder_ / "pids").c_str(), 1);
+    settings_.type = "python";
+    settings_.workers = 4;
+    settings_.timeout_seconds = 30;  // a machine under load must not turn slow answers into failed ones
+    settings_.path = write("env.py", kCountdown) + ":Countdown";
+  }
+  ~ProcessEnvironmentTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& code) {
+    std::ofstream(folder_ / name) << code;
+    return (folder_ / name).string();
+  }
+  static Problem problem(int64_t from, Json fields = Json::object()) {
+    return {str("p", from), "", {}, str(from), std::move(fields)};
+  }
+  uint64_t begin(Environment& environment, const Problem& problem) {
+    return environment.begin(problem, 5, inbox_);
+  }
+  EpisodeReply wait() {
+    for (int i = 0; i < 600; ++i) {
+      if (replies_.empty())
+        for (EpisodeReply& reply : inbox_->take(std::chrono::milliseconds(100)))
+          replies_.push_back(std::move(reply));
+      if (replies_.empty()) continue;
+      EpisodeReply reply = std::move(replies_.front());
+      replies_.pop_front();
+      return reply;
+    }
+    ADD_FAILURE() << "no answer";
+    return {};
+  }
+  // A conversation of its own in which `word` is said.
+  EpisodeReply say(Environment& environment, const std::string& word) {
+    const uint64_t episode = begin(environment, problem(3));
+    EXPECT_EQ(wait().failure, EpisodeFailure::kNone);
+    environment.step(episode, {.text = word, .content = word});
+    EpisodeReply reply = wait();
+    environment.end(episode);
+    return reply;
+  }
+  std::string error_of() {
+    try {
+      make_process_environment(settings_);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  std::filesystem::path folder_;
+  EnvironmentSettings settings_;
+  std::shared_ptr<EpisodeInbox> inbox_ = std::make_shared<EpisodeInbox>();
+  std::deque<EpisodeReply> replies_;
+};
+
+TEST_F(ProcessEnvironmentTest, HoldsConversationsSideBySide) {
+  const auto environment = make_process_environment(settings_);
+  const uint64_t first = begin(*environment, problem(2)), second = begin(*environment, problem(9));
+  std::map<uint64_t, EpisodeReply> opened;
+  for (int i = 0; i < 2; ++i) {
+    EpisodeReply reply = wait();
+    opened[reply.episode] = std::move(reply);
+  }
+  EXPECT_EQ(opened[first].observation.messages.dump(), R"([{"role":"user","content":"from 2, seed 5"}])");
+  EXPECT_EQ(opened[second].observation.messages[0]["content"], "from 9, seed 5");
+  EXPECT_EQ(opened[first].observation.tools[0]["function"].dump(), R"({"name":"b","a":1})")
+      << "keys keep their order";
+  environment->step(first, {.text = "x", .content = "x", .calls = {{"c1", "b", {}}, {"c2", "b", {}}}});
+  EpisodeReply reply = wait();
+  EXPECT_EQ(reply.episode, first);
+  EXPECT_EQ(reply.observation.messages.dump(),
+            R"([{"role":"tool","content":"1"},{"role":"tool","content":"1"}])");
+  EXPECT_EQ(reply.observation.reward, 0.25);
+  EXPECT_EQ(reply.observation.rewards.at("style"), 2);
+  EXPECT_FALSE(reply.observation.done);
+  environment->step(first, {.text = "print", .content = "print"});
+  EXPECT_TRUE(wait().observation.done);
+  environment->step(second, {.text = "x", .content = "x"});
+  EXPECT_EQ(wait().observation.messages[0]["content"], "8");
+}
+
+TEST_F(ProcessEnvironmentTest, MoreConversationsThanProcessesWaitTheirTurn) {
+  settings_.workers = 2;
+  const auto environment = make_process_environment(settings_);
+  std::set<uint64_t> open;
+  for (int i = 0; i < 7; ++i) open.insert(begin(*environment, problem(1)));
+  while (!open.empty()) {
+    const EpisodeReply reply = wait();
+    ASSERT_EQ(reply.failure, EpisodeFailure::kNone) << reply.message;
+    if (reply.observation.done) {
+      environment->end(reply.episode);
+      open.erase(reply.episode);
+    } else {
+      environment->step(reply.episode, {.text = "x", .content = "x"});
+    }
+  }
+}
+
+TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
+  settings_.timeout_seconds = 4;
+  const auto environment = make_process_environment(settings_);
+  const uint64_t bystander = begin(*environment, problem(100));
+  wait();
+  using enum EpisodeFailure;
+  const struct {
+    const char* word;
+    EpisodeFailure failure;
+    const char* message;
+  } kFaults[] = {{"raise", kError, "ValueError: no such thing (env.py, line 15)"},
+                 {"hang", kTimeout, "no answer within 4 s"},
+                 {"die", kCrash, "exited with status 7"},
+                 {"garbage", kProtocol, "what?"},
+                 {"huge", kProtocol, "without a line break"},
+                 {"close", kCrash, "closed its connection"},
+                 {"nan", kProtocol, "no JSON object"},
+                 {"odd", kError, "rewrad"}};
+  for (const auto& [word, failure, message] : kFaults) {
+    const EpisodeReply reply = say(*environment, word);
+    EXPECT_STREQ(failure_name(reply.failure), failure_name(failure)) << word << ": " << reply.message;
+    EXPECT_NE(reply.message.find(message), std::string::npos) << word << ": " << reply.message;
+    environment->step(bystander, {.text = "x", .content = "x"});
+    const EpisodeReply other = wait();
+    EXPECT_EQ(other.episode, bystander);
+    EXPECT_EQ(other.failure, kNone) << other.message;
+  }
+  // What hung ignored SIGTERM, and its child had left the group.
+  std::ifstream pids(folder_ / "pids");
+  int pid = 0, count = 0;
+  for (; pids >> pid; ++count) EXPECT_FALSE(is_running(pid)) << pid;
+  EXPECT_EQ(count, 2);
+}
+
+TEST_F(ProcessEnvironmentTest, OpeningIsTriedAgainWhereTheProcessDied) {
+  const auto environment = make_process_environment(settings_);
+  begin(*environment, problem(1, {{"die", (folder_ / "once").string()}}));
+  const EpisodeReply reply = wait();
+  EXPECT_EQ(reply.failure, EpisodeFailure::kNone) << reply.message;
+  settings_.retries = 0;
+  const auto strict = make_process_environment(settings_);
+  begin(*strict, problem(1, {{"die", (folder_ / "twice").string()}}));
+  EXPECT_EQ(wait().failure, EpisodeFailure::kCrash);
+}
+
+TEST_F(ProcessEnvironmentTest, AConversationThatIsLeftIsNotWaitedFor) {
+  settings_.workers = 1;
+  auto environment = make_process_environment(settings_);
+  const uint64_t hanging = begin(*environment, problem(1));
+  wait();
+  environment->step(hanging, {.text = "hang", .content = "hang"});
+  environment->end(hanging);
+  EXPECT_EQ(say(*environment, "x").failure, EpisodeFailure::kNone);
+  const auto begun = steady_clock::now();
+  environment.reset();
+  EXPECT_LT(steady_clock::now() - begun, std::chrono::seconds(10));
+}
+
+TEST_F(ProcessEnvironmentTest, ACommandAnswersLines) {
+  settings_.type = "command";
+  settings_.path = "";
+  settings_.command = "exec python3 '" + write("game.py", R"PY(
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "reset":
+        print(json.dumps({"id": request["id"], "messages": request["problem"]["answer"]}), flush=True)
+    if request["method"] == "step":
+        print(json.dumps({"id": request["id"], "reward": 1, "done": True}), flush=True)
+)PY") + "'";
+  const auto environment = make_process_environment(settings_);
+  const EpisodeReply reply = say(*environment, "x");
+  EXPECT_TRUE(reply.observation.done);
+  EXPECT_EQ(reply.observation.reward, 1);
+  EXPECT_EQ(say(*environment, "again").observation.reward, 1) << "a process is used again";
+}
+
+TEST_F(ProcessEnvironmentTest, WhatCannotBeUsedIsTheUsersErrorAtTheStart) {
+  settings_.path =
+      write("other.py", "class Other:\n    def reset(self, problem, seed): pass\n") + ":Countdown";
+  EXPECT_NE(error_of().find("no class 'Countdown' in it; it has: Other"), std::string::npos) << error_of();
+  settings_.path = (folder_ / "other.py").string() + ":Other";
+  EXPECT_NE(error_of().find("no method 'step'"), std::string::npos) << error_of();
+  settings_.path = "missing.py:Countdown";
+  EXPECT_NE(error_of().find("environment.path: no file"), std::string::npos) << error_of();
+  settings_.path = "env.py";
+  EXPECT_NE(error_of().find("expected FILE.py:CLASS"), std::string::npos) << error_of();
+  settings_.type = "command";
+  settings_.path = "";
+  settings_.command = "/no/such/program";
+  EXPECT_NE(error_of().find("exited with status 127"), std::string::npos) << error_of();
+}
+
+}  // namespace
+}  // namespace bough
