@@ -88,6 +88,7 @@ void run_serve(const ServeOptions& options) {
   if (settings.port < 0 || settings.port > 65535)
     throw UserError(str("--port: got ", settings.port, ", expected 0 (a free one) to 65535"));
   const std::string key = load_key(settings);
+  check_serving(settings, key);  // before the model takes its time
   const TorchSetup setup = set_up_torch(options.torch);
   ServedModel served = load_served_model(options, settings);
   const auto [model, matrices, engine] =

@@ -124,7 +124,7 @@ TEST_F(HttpServerTest, BoundsTheBytesOfAllBodiesTogether) {
 }
 
 TEST_F(HttpServerTest, BoundsTheTimeOfEachPart) {
-  start({.header_timeout_seconds = 0.05, .body_timeout_seconds = 0.05, .idle_timeout_seconds = 0.05});
+  start({.header_timeout_seconds = 0.5, .body_timeout_seconds = 0.5, .idle_timeout_seconds = 0.5});
   RawClient silent(server_->port());
   EXPECT_EQ(silent.read_all(), "");
   RawClient header(server_->port());

@@ -141,9 +141,10 @@ OrderedJson template_messages(const OrderedJson& given) {
     const std::string where = str("messages[", i, "]");
     OrderedJson& message = messages[i];
     Fields fields(message, where);
-    fields.required_text("role");
+    const bool is_assistant = fields.required_text("role") == "assistant";
     if (const OrderedJson* content = fields.find("content"))
       message["content"] = content_text(*content, where + ".content");
+    else if (!is_assistant) fields.wrong("content", "a text or a list of parts");
     if (const auto reasoning = fields.text("reasoning"); reasoning && !message.contains("reasoning_content"))
       message["reasoning_content"] = *reasoning;
     fields.text("reasoning_content");

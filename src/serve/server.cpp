@@ -518,13 +518,16 @@ std::string Server::State::metrics() const {
   return text;
 }
 
-Server::Server(Engine& engine, ServedModel model, std::string api_key) {
-  const ServeSettings& settings = model.settings;
+void check_serving(const ServeSettings& settings, const std::string& api_key) {
   if (api_key.empty() && !is_loopback(settings.host))
     throw UserError(str("host: ", settings.host,
                         " can be reached from other machines, and there is no key; set BOUGH_API_KEY or "
                         "api_key_file, or listen at 127.0.0.1"));
   const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);  // or says which there are
+}
+
+Server::Server(Engine& engine, ServedModel model, std::string api_key) {
+  check_serving(model.settings, api_key);
   BOUGH_CHECK(!model.names.empty(), "a model without a name");
   state_ = std::make_unique<State>(engine, std::move(model), std::move(api_key));
 }

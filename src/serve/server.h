@@ -17,11 +17,14 @@
 
 namespace bough {
 
+// UserError: an address that others can reach and no key; an unknown parser.
+void check_serving(const ServeSettings& settings, const std::string& api_key);
+
 class Server {
  public:
   // Listens when it returns; requests wait until run(). `api_key`: every request must have it as a bearer
-  // token; empty: none, and only programs on this machine may ask. UserError: an address that others can
-  // reach without a key, or one that cannot be had; an unknown parser.
+  // token; empty: none, and only programs on this machine may ask. UserError: see check_serving(); an address
+  // that cannot be had.
   Server(Engine& engine, ServedModel model, std::string api_key);
   ~Server();
   Server(const Server&) = delete;

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import openai
@@ -274,6 +273,7 @@ def test_completions(random_client: openai.OpenAI, random_model: Served):
         ({"model": "other"}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": 1}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
         ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
@@ -352,16 +352,25 @@ def test_streamed_responses_are_the_unstreamed_ones(client: openai.OpenAI, scrip
         assert stream.get_final_response().output_text == "Hello, world!"
 
 
-def test_keys(bough_program: Path, script_model: Path, tmp_path: Path):
-    refused = subprocess.run(
-        [bough_program, "serve", "--model", script_model, "--port", "0", "host=0.0.0.0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["host=0.0.0.0"], "BOUGH_API_KEY"),
+        (["host=example.org"], "expected an IP address"),
+        (["tool_call_parser=hermse"], "hermes"),
+        (["--port", "70000"], "0 (a free one) to 65535"),
+        (["http.max_body=12"], "below 1 KiB"),
+        (["gconfig.max_new_token=3"], "gconfig.max_new_tokens"),
+    ],
+)
+def test_bad_settings(bough, script_model: Path, settings: list[str], message: str):
+    refused = bough("serve", "--model", script_model, *settings, timeout=60)
     assert refused.returncode == 2
-    assert "BOUGH_API_KEY" in refused.stderr
+    assert message in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_keys(bough_program: Path, script_model: Path, tmp_path: Path):
     (tmp_path / "key").write_text("secret\n")
     with Served(bough_program, script_model, f"api_key_file={tmp_path / 'key'}", "host=0.0.0.0") as served:
         served.url = served.url.replace("0.0.0.0", "127.0.0.1")
