@@ -207,12 +207,22 @@ class Walk {
 };
 
 WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
-                const Loss* loss, const Seeds* seeds) {
+                const Loss* loss, const Seeds* seeds, int64_t top_k = 0) {
   check_lengths(model.config(), batch);
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
-  result.values = {at::zeros({batch.num_rows()}, type), at::zeros({batch.num_rows()}, type)};
-  Head head(model, batch, loss, seeds, options.head_chunk_rows, &result);
+  const int64_t num_rows = batch.num_rows();
+  RowValues& values = result.values;
+  values.log_probs_R = at::zeros({num_rows}, type);
+  values.entropies_R = at::zeros({num_rows}, type);
+  if (batch.given_ids_RK.defined())
+    values.given_log_probs_RK = at::zeros({num_rows, batch.given_ids_RK.size(1)}, type);
+  top_k = std::min(top_k, model.config().vocab_size);
+  if (top_k > 0) {
+    values.top_ids_RK = at::zeros({num_rows, top_k}, at::kLong);
+    values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
+  }
+  Head head(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result);
   for (const auto& planned : plan.trees) Walk(model, options, planned, batch, head, loss || seeds).run();
   return result;
 }
@@ -221,8 +231,8 @@ WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, 
 
 Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
 
-RowValues Executor::forward(const Plan& plan, const TrainBatch& batch) {
-  return walk(model_, options_, plan, batch, nullptr, nullptr).values;
+RowValues Executor::forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
+  return walk(model_, options_, plan, batch, nullptr, nullptr, top_k).values;
 }
 
 WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss) {
@@ -233,12 +243,16 @@ WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch,
   auto values = forward(plan, batch);
   rows.log_probs_R = values.log_probs_R.clone().requires_grad_(true);
   rows.entropies_R = values.entropies_R.clone().requires_grad_(true);
+  torch::autograd::variable_list leaves = {rows.log_probs_R, rows.entropies_R};
+  if (values.given_log_probs_RK.defined()) {
+    rows.given_log_probs_RK = values.given_log_probs_RK.clone().requires_grad_(true);
+    leaves.push_back(rows.given_log_probs_RK);
+  }
   at::AutoGradMode with_grad(true);
   const auto out = loss(rows);
-  const auto gradients =
-      torch::autograd::grad({out.loss}, {rows.log_probs_R, rows.entropies_R}, {}, std::nullopt, false,
-                            /*allow_unused=*/true);
-  Seeds seeds{gradients[0], gradients[1]};
+  const auto gradients = torch::autograd::grad({out.loss}, leaves, {}, std::nullopt, false,
+                                               /*allow_unused=*/true);
+  Seeds seeds{gradients[0], gradients[1], gradients.size() > 2 ? gradients[2] : at::Tensor()};
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
   auto result = walk(model_, options_, plan, batch, nullptr, &seeds);
   result.loss = out.loss.item<double>();

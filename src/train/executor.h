@@ -27,8 +27,11 @@ struct ExecutorOptions {
   bool verify_recompute = false;  // compare every recompute with its first forward, bit for bit
 };
 
+// CPU, accumulator type, one a loss row of the batch.
 struct RowValues {
-  at::Tensor log_probs_R, entropies_R;  // CPU, accumulator type, one a loss row of the batch
+  at::Tensor log_probs_R, entropies_R;
+  at::Tensor given_log_probs_RK;            // of batch.given_ids_RK; undefined where there are none
+  at::Tensor top_ids_RK, top_log_probs_RK;  // the most likely tokens (int64), where they were asked for
 };
 
 struct WalkResult {
@@ -45,8 +48,9 @@ class Executor {
   // and gradients 0. The plan must be of batch.sequences.
   WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss);
 
-  // Walks the plan without backward, for log-probabilities and entropies alone.
-  RowValues forward(const Plan& plan, const TrainBatch& batch);
+  // Walks the plan without backward, for log-probabilities and entropies alone, and for the `top_k` most likely
+  // tokens where that is not 0.
+  RowValues forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
 
  private:
   Model& model_;

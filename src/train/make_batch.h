@@ -27,6 +27,8 @@ struct TrainBatch {
   double temperature = 1;           // the head divides logits by it
   // Fields of all rows on the CPU, accumulator type; log_probs_R and entropies_R are the executor's.
   LossRows fields;
+  // int64 [R, K]: tokens whose log-probabilities at the rows' positions a walk returns too; undefined: none.
+  at::Tensor given_ids_RK;
 
   int64_t num_rows() const { return row_offset.back(); }
 };
