@@ -19,6 +19,7 @@
 #include "base/median.h"
 #include "base/random.h"
 #include "cli/command.h"
+#include "cli/decode_bench.h"
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "cost/rates.h"
@@ -39,6 +40,7 @@ struct Options {
   EngineOptions engine_options;
   RolloutSettings engine;  // of those
   TorchOptions torch;
+  std::vector<int64_t> contexts;
   bool interrupt = false, json = false;
 };
 
@@ -185,6 +187,16 @@ void run_bench_rollout(Options options) {
   check_options(options);
   const TorchSetup setup = set_up_torch(options.torch);
   const auto model = load_rollout_model(options.model, options.engine, setup.dtype, setup.device);
+  if (!options.contexts.empty()) {
+    const DecodeBench bench{
+        .contexts = options.contexts,
+        .samples = options.generation.n_samples,
+        .repeat = options.repeat,
+        .sparse = options.engine.sparse,
+        .weight_bytes = ModelBytes(model_shape(*model), layer_matrix_bytes(*model)).weights};
+    print_decode_bench(run_decode_bench(*model, bench), options.json);
+    return;
+  }
   const ModelShape shape = model_shape(*model);
   const ModelBytes bytes(shape, run_once(*model, options).matrices);
   Rates rates;
@@ -300,6 +312,14 @@ void add_bench_rollout_command(CommandLine& line, CLI::App& bench) {
   add_engine_options(command, options->engine_options);
   command.add_option("--repeat", options->repeat, "Repetitions, after one that is not counted");
   command.add_option("--seed", options->seed, "Prompts and draws are a function of it");
+  command
+      .add_option(
+          "--contexts", options->contexts,
+          "Instead: steps of decoding --n-samples samples with so many tokens of context each, shared "
+          "and distinct, dense beside sparse (rollout.sparse.budget)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("TOKENS,...");
   command.add_flag("--interrupt", options->interrupt,
                    "Once more, with a weight update in the middle: what it costs");
   add_torch_options(command, options->torch);

@@ -47,15 +47,35 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
   add_batch_invariant_flag(command, options.settings.batch_invariant);
   command.add_option("--quantization", options.settings.quantization,
                      "none | int8: generate with 8-bit weights in the layers");
+  command
+      .add_option("settings", options.overrides,
+                  "Further settings of the engine, as a run has them: rollout.sparse.budget=512")
+      ->type_name("[rollout.KEY=VALUE ...]");
 }
+
+namespace {
+struct EngineOverrides {
+  RolloutSettings rollout;
+  template <class V>
+  void visit(V& v) {
+    v("rollout", rollout, "generation");
+  }
+};
+}  // namespace
 
 RolloutSettings engine_settings(const EngineOptions& options) {
   check_at_least("--max-concurrent", options.settings.max_concurrent_rollouts, 1);
   const std::string& quantization = options.settings.quantization;
   if (quantization != "none" && quantization != "int8")
     throw UserError(str("--quantization: got ", quoted(quantization), ", expected none or int8"));
-  RolloutSettings settings = options.settings;
-  settings.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
+  RolloutSettings settings = parse_settings<EngineOverrides>("", "command line", options.overrides).rollout;
+  const RolloutSettings& given = options.settings;
+  const RolloutSettings defaults;
+  if (given.max_concurrent_rollouts != defaults.max_concurrent_rollouts)
+    settings.max_concurrent_rollouts = given.max_concurrent_rollouts;
+  if (given.batch_invariant) settings.batch_invariant = given.batch_invariant;
+  if (quantization != defaults.quantization) settings.quantization = quantization;
+  if (options.kv_memory != "auto") settings.kv_memory = parse_bytes("--kv-memory", options.kv_memory);
   return settings;
 }
 

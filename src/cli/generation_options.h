@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cli/command.h"
 #include "models/quantized_model.h"
@@ -18,12 +19,14 @@ void check_generation(const SamplingParameters& generation);
 struct EngineOptions {
   RolloutSettings settings;
   std::string kv_memory = "auto";
+  std::vector<std::string> overrides;
 };
 
-// --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization.
+// --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization, and any other
+// setting of a run's engine as rollout.key=value.
 void add_engine_options(CLI::App& command, EngineOptions& options);
 
-// The settings, kv_memory among them. UserError naming the option.
+// The settings; an option that is given wins over rollout.key=value. UserError naming the option.
 RolloutSettings engine_settings(const EngineOptions& options);
 
 // "24.1 MiB in the layers' matrices, 48 MiB unquantized".

@@ -19,9 +19,21 @@ constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // what `kv_memory: auto` m
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // logits computed at once
 constexpr int kSampleBits = 20;  // a draw's sequence number: request id, then sample (below 2^20)
 
-int64_t page_budget(const ModelConfig& config, at::ScalarType dtype, const RolloutSettings& settings) {
+SparsePolicy sparse_policy(const Model& model, const SparseSettings& settings) {
+  const int64_t budget = settings.budget_pages();
+  if (budget > 0 && !model.device().is_cpu())
+    throw UserError(str("rollout.sparse.budget is ", settings.budget, ", and the device is ",
+                        model.device().str(),
+                        ": pages are chosen on the CPU only; take device cpu, or none"));
+  return {.budget_pages = budget,
+          .summary = page_summary(settings.summary),
+          .dense_layers = settings.dense_layers};
+}
+
+int64_t page_budget(const ModelConfig& config, at::ScalarType dtype, const RolloutSettings& settings,
+                    const SparsePolicy& sparse) {
   const int64_t bytes = settings.kv_memory.is_auto() ? kAutoKvBytes : settings.kv_memory.count;
-  const int64_t page_bytes = KvStorage::bytes_per_page(config, dtype);
+  const int64_t page_bytes = KvStorage::bytes_per_page(config, dtype, sparse);
   if (bytes < page_bytes) {
     throw UserError(str("rollout.kv_memory: got ", settings.kv_memory.to_string(),
                         ", but keys and values of ", kPageTokens, " tokens of this model take ", page_bytes,
@@ -53,9 +65,10 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       quantized_(options_.settings.quantization == "int8" && !is_quantized(model)
                      ? std::optional<QuantizedModel>(std::in_place, model)
                      : std::nullopt),
+      sparse_(sparse_policy(model, options_.settings.sparse)),
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
-                 page_budget(model.config(), model.dtype(), options_.settings)),
-      storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages()),
+                 page_budget(model.config(), model.dtype(), options_.settings, sparse_), sparse_.is_sparse()),
+      storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages(), sparse_),
       forward_pass_(generating_model(), storage_, options_.attention,
                     options_.settings.max_concurrent_rollouts) {
   BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
@@ -82,7 +95,7 @@ void EmbeddedEngine::submit(GenerationRequest request) {
       pages_for(longest) + 1;  // the prompt's last page, which the sample copies, is one more
   if (needed > scheduler_.pool().max_pages()) {
     throw UserError(str("request ", request.id, ": a sample of up to ", longest, " tokens needs ",
-                        needed * KvStorage::bytes_per_page(model_.config(), model_.dtype()),
+                        needed * KvStorage::bytes_per_page(model_.config(), model_.dtype(), sparse_),
                         " bytes of keys and values; raise rollout.kv_memory (now ",
                         options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
   }
@@ -128,18 +141,20 @@ std::vector<GenerationResult> EmbeddedEngine::step() {
 at::Tensor EmbeddedEngine::run_pass(const Pass& pass) {
   std::vector<int64_t> tokens, positions;
   std::vector<PagedSegment> segments;
+  std::vector<uint8_t> is_drawn;
   for (const PassEntry& entry : pass.entries) {
     const auto& all = entry.tokens();
     for (int64_t i = entry.begin; i < entry.begin + entry.count; ++i) {
       tokens.push_back(all[static_cast<size_t>(i)]);
       positions.push_back(i);
+      is_drawn.push_back(entry.is_drawn(i));
     }
     segments.push_back({entry.table().pages, entry.begin, entry.count});
     const bool is_decode = entry.sample && entry.count == 1;
     if (!is_decode) statistics_.prefill_tokens += entry.count;
     if (!is_decode && entry.sample) statistics_.recomputed_tokens += entry.count;
   }
-  return forward_pass_.run(tokens, positions, segments);
+  return forward_pass_.run(tokens, positions, segments, is_drawn);
 }
 
 PassWork EmbeddedEngine::work_of(const Pass& pass) const {
@@ -306,6 +321,8 @@ EngineStatistics EmbeddedEngine::statistics() const {
   EngineStatistics statistics = statistics_;
   statistics.cached_tokens = scheduler_.cached_tokens();
   statistics.preemptions = scheduler_.preemptions();
+  statistics.pages_read = forward_pass_.pages_read().pages;
+  statistics.pages_in_context = forward_pass_.pages_read().of;
   return statistics;
 }
 

@@ -9,6 +9,10 @@
 // logits in chunks of rows. The model must outlive the engine and must not be trained while step() runs; call
 // update_weights() after every change of the weights.
 //
+// With RolloutSettings::sparse the tokens that the policy draws attend to the pages that matter most to them;
+// prompts, and the token that draws the first one of a response, attend to everything. What is computed again
+// after it was set back is computed as it was before. CPU only.
+//
 // With RolloutSettings::quantization int8 the passes run a quantized copy of the model (quantized_model.h),
 // which update_weights() makes anew, unless the model is quantized already. Log-probabilities are those of
 // the copy, the policy that draws; a trainer that recomputes them with the model sees the difference as
@@ -106,6 +110,7 @@ class EmbeddedEngine : public Engine {
   int32_t version_;
   bool paused_ = false;
   std::optional<QuantizedModel> quantized_;
+  SparsePolicy sparse_;
   Scheduler scheduler_;
   KvStorage storage_;
   ForwardPass forward_pass_;

@@ -1,11 +1,35 @@
 #include "rollout/engine.h"
 
+#include <charconv>
 #include <cmath>
+#include <string_view>
 #include <unordered_map>
 
 #include "base/error.h"
 
 namespace bough {
+
+int64_t SparseSettings::budget_pages() const {
+  constexpr int64_t kPage = 16, kLeast = 4, kMost = int64_t{1} << 40;  // tokens of a page; pages; tokens
+  if (budget == "none") return 0;
+  const auto number = [](std::string_view digits) -> int64_t {
+    int64_t value = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return error == std::errc() && end == digits.data() + digits.size() && value <= kMost ? value : -1;
+  };
+  const std::string_view text = budget;
+  const bool in_pages = text.starts_with("16x");
+  const int64_t count = number(in_pages ? text.substr(3) : text);
+  if (count < 0)
+    throw UserError(str("rollout.sparse.budget is ", budget,
+                        "; expected a number of tokens (512), of pages of 16 tokens (16x32), or none"));
+  const int64_t pages = in_pages ? count : (count + kPage - 1) / kPage;
+  if (pages < kLeast)
+    throw UserError(str("rollout.sparse.budget is ", budget, ", ", pages, " pages of ", kPage,
+                        " tokens; expected at least ", kLeast,
+                        ": the first page and the last two are always kept"));
+  return pages;
+}
 
 const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
@@ -113,6 +137,8 @@ void check_request(const GenerationRequest& request, const ModelConfig& config) 
              config.vocab_size, "; was the prompt written with another tokenizer?");
     }
   }
+  if (static_cast<int64_t>(request.drawn.size()) > length)
+    refuse(request, request.drawn.size(), " marks of drawn tokens for a prompt of ", length);
   for (const int64_t token : request.sampling.stop_token_ids) {
     if (token < 0 || token >= config.vocab_size) {
       refuse(request, "stop token ", token, " is outside the vocabulary of ", config.vocab_size);

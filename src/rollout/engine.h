@@ -68,6 +68,9 @@ struct GenerationRequest {
   // sample, position) and the logits: not of other requests, the order of submission or a restart.
   uint64_t id = 0;
   std::vector<int32_t> prompt_ids;  // at least one token
+  // 1 for each token of the prompt that the policy drew, in earlier turns; shorter than the prompt, or empty:
+  // the others were not. Under sparse attention drawn tokens are computed as they were when they were drawn.
+  std::vector<uint8_t> drawn;
   SamplingParameters sampling;
   uint64_t seed = 0;
   Json metadata;  // handed back untouched
@@ -141,6 +144,9 @@ struct EngineStatistics {
   int64_t preemptions = 0;        // samples set back because memory ran out
   int64_t steps = 0;
   double seconds = 0;  // inside step()
+  // Under sparse attention, in a layer that chooses pages: those that drawn tokens attended to, and those
+  // that a dense policy would have.
+  int64_t pages_read = 0, pages_in_context = 0;
 };
 
 inline EngineStatistics operator-(const EngineStatistics& a, const EngineStatistics& b) {
@@ -150,7 +156,9 @@ inline EngineStatistics operator-(const EngineStatistics& a, const EngineStatist
           a.cached_tokens - b.cached_tokens,
           a.preemptions - b.preemptions,
           a.steps - b.steps,
-          a.seconds - b.seconds};
+          a.seconds - b.seconds,
+          a.pages_read - b.pages_read,
+          a.pages_in_context - b.pages_in_context};
 }
 
 class Engine {

@@ -44,14 +44,48 @@ class PagedContext : public AttentionContext {
   double scale_;
 };
 
+// A pass some of whose tokens attend by choice: each layer but the dense ones has a plan of its own, made
+// when its queries are there.
+class SparseContext : public AttentionContext {
+ public:
+  // segments: of the pass; cut: the same tokens, with one segment for each that chooses (their indices are
+  // `choosing`). The storage and what the segments point to must outlive this object.
+  SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
+                std::span<const PagedSegment> segments, std::vector<PagedSegment> cut,
+                std::vector<size_t> choosing);
+
+  at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH) override;
+
+ private:
+  KvStorage& storage_;
+  PagedShape shape_;
+  AttentionPath path_;
+  double scale_;
+  std::vector<PagedSegment> segments_;
+  PagedPlan all_;  // of the layers that attend to all: of uncut segments, whose tokens are stored first
+  std::vector<int32_t> complete_;
+  std::vector<TokenSlot> slots_;
+  std::vector<size_t> choosing_;
+  std::vector<ChoosingQuery> queries_;
+  std::vector<std::vector<int32_t>> chosen_, lists_;  // of the queries; of the segments
+};
+
+// What a pass read of its context, in one layer and key/value head of those that attend by choice.
+struct PagesRead {
+  int64_t pages = 0, of = 0;  // read by drawn tokens; in their contexts
+};
+
 class ForwardPass {
  public:
   // Graphs are made of passes of decode of up to max_decode tokens.
   ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode);
 
   // Returns the final hidden states [T, D] of the segments' tokens, in order; valid until the next pass.
+  // is_drawn: of each token, where the storage's policy is sparse: those attend by choice.
   at::Tensor run(std::span<const int64_t> tokens, std::span<const int64_t> positions,
-                 std::span<const PagedSegment> segments);
+                 std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn = {});
+  const PagesRead& pages_read() const { return pages_read_; }  // of all passes
 
  private:
   struct Captured {
@@ -61,6 +95,8 @@ class ForwardPass {
   };
   using Key = std::tuple<int64_t, bool, bool>;  // size, large items, merges
 
+  at::Tensor run_sparse(const at::Tensor& tokens_T, const at::Tensor& positions_T,
+                        std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn);
   bool suits_graph(std::span<const PagedSegment> segments) const;
   Captured* captured(const Key& key, const PagedWork& work);
 
@@ -71,6 +107,7 @@ class ForwardPass {
   int64_t max_decode_;
   at::Tensor tokens_T_, positions_T_, parts_;  // of graphs
   std::map<Key, Captured> graphs_;
+  PagesRead pages_read_;
 };
 
 }  // namespace bough

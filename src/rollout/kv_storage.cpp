@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -30,22 +31,35 @@ at::Tensor map_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
 }
 }  // namespace
 
-KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages)
+KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages,
+                     const SparsePolicy& sparse)
     : num_kv_heads_(config.num_kv_heads),
       head_dim_(config.head_dim),
       dtype_(dtype),
       device_(device),
-      layers_(static_cast<size_t>(config.num_layers)) {
+      sparse_(sparse),
+      layers_(static_cast<size_t>(config.num_layers)),
+      summaries_(layers_.size()) {
+  BOUGH_CHECK(!sparse.is_sparse() || device.is_cpu(), "sparse attention on ", device.str());
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   const auto sizes =
       page_sizes({.num_kv_heads = num_kv_heads_, .head_dim = head_dim_, .device = device}, max_pages);
   for (at::Tensor& layer : layers_)
     layer = device.is_cuda() ? at::empty(sizes, options) : map_tensor(sizes, options);
+  const auto of_summaries = summary_sizes(sparse.summary, max_pages, num_kv_heads_, head_dim_);
+  for (int64_t layer = sparse.dense_layers; sparse.is_sparse() && layer < num_layers(); ++layer)
+    summaries_[static_cast<size_t>(layer)] = map_tensor(of_summaries, options);
 }
 
-int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype) {
-  return 2 * config.num_layers * config.num_kv_heads * kPageTokens * padded_head_dim(config.head_dim) *
-         static_cast<int64_t>(c10::elementSize(dtype));
+int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
+                                  const SparsePolicy& sparse) {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t keys_and_values =
+      2 * config.num_layers * config.num_kv_heads * kPageTokens * padded_head_dim(config.head_dim) * element;
+  if (!sparse.is_sparse()) return keys_and_values;
+  const int64_t of_layer =
+      c10::multiply_integers(summary_sizes(sparse.summary, 1, config.num_kv_heads, config.head_dim));
+  return keys_and_values + std::max<int64_t>(0, config.num_layers - sparse.dense_layers) * of_layer * element;
 }
 
 void KvStorage::copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs) {

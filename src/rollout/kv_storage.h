@@ -6,6 +6,9 @@
 //
 // All of the memory is allocated at once and stays where it is (captured CUDA graphs keep its addresses). On
 // the CPU pages that were never written take addresses only.
+//
+// Under sparse attention the pages of each layer but the dense ones have summaries beside them, by which they
+// are chosen (kernels/page_choice/page_choice.h). A page's is written by the pass that stores its last token.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,22 +18,37 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/page_choice/page_choice.h"
 #include "models/config.h"
 #include "rollout/page_pool.h"
 
 namespace bough {
 
+// How drawn tokens attend; the engine's settings are SparseSettings.
+struct SparsePolicy {
+  int64_t budget_pages = 0;  // that a drawn token attends to; 0: to all
+  PageSummary summary = PageSummary::kMean;
+  int64_t dense_layers = 0;  // the first of the model, which attend to all
+
+  bool is_sparse() const { return budget_pages > 0; }
+};
+
 class KvStorage {
  public:
   // UserError where the system has no room for max_pages.
-  KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages);
+  KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device device, int64_t max_pages,
+            const SparsePolicy& sparse = {});
 
-  static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype);
+  static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
+                                const SparsePolicy& sparse = {});
 
   // Copies whole pages, (from, to) each, in every layer.
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);
 
   const at::Tensor& pages(int64_t layer) const { return layers_[static_cast<size_t>(layer)]; }
+  // Undefined for a layer that attends to all.
+  const at::Tensor& summaries(int64_t layer) const { return summaries_[static_cast<size_t>(layer)]; }
+  const SparsePolicy& sparse() const { return sparse_; }
   at::Device device() const { return device_; }
   at::ScalarType dtype() const { return dtype_; }
   int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
@@ -43,7 +61,8 @@ class KvStorage {
   int64_t num_kv_heads_, head_dim_;
   at::ScalarType dtype_;
   at::Device device_;
-  std::vector<at::Tensor> layers_;
+  SparsePolicy sparse_;
+  std::vector<at::Tensor> layers_, summaries_;
 };
 
 }  // namespace bough

@@ -12,18 +12,20 @@ size_t PagePool::KeyHash::operator()(const Key& key) const {
     hash = (hash ^ static_cast<uint32_t>(token)) * 0xFF51AFD7ED558CCDu;
     hash ^= hash >> 32;
   }
-  return hash;
+  return (hash ^ key.sparse) * 0x9E3779B97F4A7C15u;
 }
 
 PagePool::PagePool(int64_t max_pages) : max_pages_(max_pages) {
   BOUGH_CHECK(max_pages > 0 && max_pages <= INT32_MAX, "max_pages=", max_pages);
 }
 
-PagePool::Key PagePool::key_of(uint64_t previous_serial, std::span<const int32_t> tokens,
-                               int64_t page_index) {
+PagePool::Key PagePool::key_of(uint64_t previous_serial, const TokenPath& path, int64_t page_index) {
   Key key;
   key.previous_serial = previous_serial;
-  std::copy_n(tokens.begin() + page_index * kPageTokens, kPageTokens, key.tokens.begin());
+  const int64_t begin = page_index * kPageTokens;
+  std::copy_n(path.tokens.begin() + begin, kPageTokens, key.tokens.begin());
+  for (int64_t i = 0; i < kPageTokens; ++i)
+    key.sparse |= static_cast<uint32_t>(path.is_sparse(begin + i)) << i;
   return key;
 }
 
@@ -73,11 +75,11 @@ bool PagePool::append_page(PageTable& table) {
   return true;
 }
 
-int64_t PagePool::match(std::span<const int32_t> tokens, int64_t max_tokens, PageTable& table) {
+int64_t PagePool::match(const TokenPath& path, int64_t max_tokens, PageTable& table) {
   BOUGH_CHECK(table.pages.empty(), "match fills an empty table, got ", table.pages.size(), " pages");
-  const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(tokens.size())) / kPageTokens;
+  const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(path.tokens.size())) / kPageTokens;
   for (int64_t i = 0; i < limit; ++i) {
-    const auto found = index_.find(key_of(table.serial, tokens, i));
+    const auto found = index_.find(key_of(table.serial, path, i));
     if (found == index_.end()) break;
     hold(found->second);
     table.pages.push_back(found->second);
@@ -87,11 +89,11 @@ int64_t PagePool::match(std::span<const int32_t> tokens, int64_t max_tokens, Pag
   return table.num_published * kPageTokens;
 }
 
-int64_t PagePool::match_length(std::span<const int32_t> tokens, int64_t max_tokens) const {
-  const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(tokens.size())) / kPageTokens;
+int64_t PagePool::match_length(const TokenPath& path, int64_t max_tokens) const {
+  const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(path.tokens.size())) / kPageTokens;
   uint64_t serial = 0;
   for (int64_t i = 0; i < limit; ++i) {
-    const auto found = index_.find(key_of(serial, tokens, i));
+    const auto found = index_.find(key_of(serial, path, i));
     if (found == index_.end()) return i * kPageTokens;
     serial = pages_[static_cast<size_t>(found->second)].serial;
   }
@@ -108,13 +110,13 @@ void PagePool::share(const PageTable& from, PageTable& to) {
   to.serial = from.serial;
 }
 
-void PagePool::publish(std::span<const int32_t> tokens, int64_t num_tokens, PageTable& table) {
+void PagePool::publish(const TokenPath& path, int64_t num_tokens, PageTable& table) {
   const int64_t full = num_tokens / kPageTokens;
   BOUGH_CHECK(full <= static_cast<int64_t>(table.pages.size()), "publishes ", full, " pages of ",
               table.pages.size());
   for (; table.num_published < full; ++table.num_published) {
     const int32_t index = table.pages[static_cast<size_t>(table.num_published)];
-    const Key key = key_of(table.serial, tokens, table.num_published);
+    const Key key = key_of(table.serial, path, table.num_published);
     const auto [entry, is_new] = index_.try_emplace(key, index);
     if (is_new) {
       Page& page = pages_[static_cast<size_t>(index)];

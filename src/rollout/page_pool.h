@@ -4,10 +4,10 @@
 //
 // A page holds the keys and values of kPageTokens consecutive tokens in every layer. A full page can be
 // published under the whole prefix that ends in it. Keys of the index are (serial of the page before, the
-// page's tokens); serials are never used twice, so a page whose predecessor was evicted can no longer be
-// found, rather than be found under another prefix. Pages that nobody holds but that are published stay, and
-// are evicted least recently released first when pages are needed. A holder always holds the whole prefix,
-// and releases its end first.
+// page's tokens, which of them were computed by sparse attention); serials are never used twice, so a page
+// whose predecessor was evicted can no longer be found, rather than be found under another prefix. Pages that
+// nobody holds but that are published stay, and are evicted least recently released first when pages are
+// needed. A holder always holds the whole prefix, and releases its end first.
 //
 // Invariants (check_integrity): every page below num_pages() is free, cached (published, not held) or held;
 // the reference counts equal the number of tables that hold the page; the index and the pages' serials agree.
@@ -32,6 +32,24 @@ struct PageTable {
   uint64_t serial = 0;        // of the last of them; 0 before the first
 };
 
+// Tokens whose pages are looked for or published.
+struct TokenPath {
+  TokenPath(std::span<const int32_t> all) : tokens(all) {}
+  TokenPath(const std::vector<int32_t>& all) : tokens(all) {}
+  TokenPath(std::span<const int32_t> all, std::span<const uint8_t> is_sparse, int64_t sparse_after)
+      : tokens(all), sparse(is_sparse), sparse_from(sparse_after) {}
+
+  // Whether token i is computed by sparse attention, so that its keys and values are others.
+  bool is_sparse(int64_t i) const {
+    return i >= sparse_from ||
+           (i < static_cast<int64_t>(sparse.size()) && sparse[static_cast<size_t>(i)] != 0);
+  }
+
+  std::span<const int32_t> tokens;
+  std::span<const uint8_t> sparse = {};  // of the first tokens; others are not, below sparse_from
+  int64_t sparse_from = INT64_MAX;
+};
+
 class PagePool {
  public:
   // Pages are numbered 0 ... max_pages - 1 and handed out lowest first, so that storage can grow with use.
@@ -40,15 +58,15 @@ class PagePool {
   // Appends a page, held once, to `table`. False if every page is held. Recycles a cached page when a quarter
   // of the pages in use are cached, else takes a new one while there is one.
   bool append_page(PageTable& table);
-  // Makes `table` (empty) hold the longest published prefix of `tokens`, at most `max_tokens` of them.
+  // Makes `table` (empty) hold the longest published prefix of `path`, at most `max_tokens` tokens.
   // Returns the number of tokens covered.
-  int64_t match(std::span<const int32_t> tokens, int64_t max_tokens, PageTable& table);
+  int64_t match(const TokenPath& path, int64_t max_tokens, PageTable& table);
   // Returns the number of tokens that match() would cover.
-  int64_t match_length(std::span<const int32_t> tokens, int64_t max_tokens) const;
+  int64_t match_length(const TokenPath& path, int64_t max_tokens) const;
   // Makes `to` (empty) hold the published pages of `from` too.
   void share(const PageTable& from, PageTable& to);
   // Publishes the full pages among the first `num_tokens` tokens, whose keys and values are computed.
-  void publish(std::span<const int32_t> tokens, int64_t num_tokens, PageTable& table);
+  void publish(const TokenPath& path, int64_t num_tokens, PageTable& table);
   // Gives all of the table's pages back and empties it.
   void release(PageTable& table);
   // Forgets all published pages, because the weights have changed. Tables must have been released.
@@ -66,6 +84,7 @@ class PagePool {
   struct Key {
     uint64_t previous_serial = 0;
     std::array<int32_t, kPageTokens> tokens = {};
+    uint32_t sparse = 0;  // a bit a token
     bool operator==(const Key&) const = default;
   };
   struct KeyHash {
@@ -81,7 +100,7 @@ class PagePool {
   std::optional<int32_t> take();
   void evict_oldest();
   void hold(int32_t page);
-  static Key key_of(uint64_t previous_serial, std::span<const int32_t> tokens, int64_t page_index);
+  static Key key_of(uint64_t previous_serial, const TokenPath& path, int64_t page_index);
 
   int64_t max_pages_;
   int64_t num_held_ = 0;

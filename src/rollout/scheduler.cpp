@@ -15,8 +15,21 @@ void erase_value(std::deque<T*>& queue, const T* value) {
 
 }  // namespace
 
-Scheduler::Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages)
-    : max_running_(max_running), prefill_chunk_tokens_(prefill_chunk_tokens), pool_(max_pages) {}
+Scheduler::Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse)
+    : max_running_(max_running),
+      prefill_chunk_tokens_(prefill_chunk_tokens),
+      is_sparse_(is_sparse),
+      pool_(max_pages) {}
+
+TokenPath Scheduler::path(const ActiveRequest& request) const {
+  if (!is_sparse_) return request.request.prompt_ids;
+  return {request.request.prompt_ids, request.request.drawn, INT64_MAX};
+}
+
+TokenPath Scheduler::path(const ActiveSample& sample) const {
+  if (!is_sparse_) return sample.tokens;
+  return {sample.tokens, sample.request->request.drawn, sample.request->prompt_length()};
+}
 
 void Scheduler::add(GenerationRequest request, std::vector<int32_t> stop_tokens) {
   const uint64_t id = request.id;
@@ -113,8 +126,8 @@ bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_
   const int64_t prompt_length = request.prompt_length();
   if (sample.state == ActiveSample::State::kFresh) sample.tokens = request.request.prompt_ids;
   const auto size = static_cast<int64_t>(sample.tokens.size());
-  if (size > prompt_length && pool_.match_length(sample.tokens, size - 1) > prompt_length) {
-    sample.num_computed = pool_.match(sample.tokens, size - 1, sample.table);
+  if (size > prompt_length && pool_.match_length(path(sample), size - 1) > prompt_length) {
+    sample.num_computed = pool_.match(path(sample), size - 1, sample.table);
   } else {
     pool_.share(request.prompt_table, sample.table);
     if (prompt_length % kPageTokens != 0) {
@@ -135,7 +148,7 @@ bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_
 
 bool Scheduler::should_wait_for_prefix(const ActiveRequest& request) const {
   const auto& prompt = request.request.prompt_ids;
-  const int64_t known = pool_.match_length(prompt, request.prompt_length() - 1);
+  const int64_t known = pool_.match_length(path(request), request.prompt_length() - 1);
   for (const ActiveRequest* other : prefilling_) {
     const auto& theirs = other->request.prompt_ids;
     const auto limit = static_cast<int64_t>(std::min(prompt.size() - 1, theirs.size()));
@@ -194,12 +207,10 @@ void Scheduler::plan_prefill(Pass& pass, int64_t& budget) {
 bool Scheduler::admit_prompt(ActiveRequest& request) {
   if (should_wait_for_prefix(request)) return false;
   const bool alone = running_.empty() && prefilling_.empty();
-  const int64_t needed =
-      pages_for(request.prompt_length()) + 1 -
-      pool_.match_length(request.request.prompt_ids, request.prompt_length() - 1) / kPageTokens;
+  const int64_t needed = pages_for(request.prompt_length()) + 1 -
+                         pool_.match_length(path(request), request.prompt_length() - 1) / kPageTokens;
   if (!alone && pool_.max_pages() - pool_.num_held() < needed) return false;
-  request.num_computed =
-      pool_.match(request.request.prompt_ids, request.prompt_length() - 1, request.prompt_table);
+  request.num_computed = pool_.match(path(request), request.prompt_length() - 1, request.prompt_table);
   cached_tokens_ += request.num_computed;
   request.prompt_state = ActiveRequest::PromptState::kPrefilling;
   prefilling_.push_back(&request);
@@ -267,12 +278,12 @@ void Scheduler::commit(const Pass& pass) {
     const int64_t end = entry.begin + entry.count;
     if (entry.sample) {
       entry.sample->num_computed = end;
-      pool_.publish(entry.sample->tokens, end, entry.sample->table);
+      pool_.publish(path(*entry.sample), end, entry.sample->table);
       continue;
     }
     ActiveRequest& request = *entry.request;
     request.num_computed = end;
-    pool_.publish(request.request.prompt_ids, end, request.prompt_table);
+    pool_.publish(path(request), end, request.prompt_table);
     if (!entry.reaches_end()) continue;
     request.prompt_state = ActiveRequest::PromptState::kReady;
     request.owes_prompt = false;

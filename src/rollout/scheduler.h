@@ -70,6 +70,11 @@ struct PassEntry {
   const PageTable& table() const { return sample ? sample->table : request->prompt_table; }
   const std::vector<int32_t>& tokens() const { return sample ? sample->tokens : request->request.prompt_ids; }
   bool reaches_end() const { return begin + count == static_cast<int64_t>(tokens().size()); }
+  // Whether the policy drew token i.
+  bool is_drawn(int64_t i) const {
+    return (sample && i >= request->prompt_length()) ||
+           TokenPath({}, request->request.drawn, INT64_MAX).is_sparse(i);
+  }
 };
 
 struct Pass {
@@ -79,7 +84,9 @@ struct Pass {
 
 class Scheduler {
  public:
-  Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages);
+  // is_sparse: drawn tokens attend by choice, so that what was computed of them is found by drawn tokens
+  // alone.
+  Scheduler(int64_t max_running, int64_t prefill_chunk_tokens, int64_t max_pages, bool is_sparse = false);
 
   // Queues a request that has been checked. Samples that were begun elsewhere are set back ones. UserError if
   // its id is in flight.
@@ -128,6 +135,8 @@ class Scheduler {
   void set_back(ActiveSample& sample);
   void release_everything();
   bool fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies);
+  TokenPath path(const ActiveRequest& request) const;  // of the prompt
+  TokenPath path(const ActiveSample& sample) const;
   bool should_wait_for_prefix(const ActiveRequest& request) const;
   void plan_running(Pass& pass, int64_t& budget);
   void plan_prefill(Pass& pass, int64_t& budget);
@@ -137,6 +146,7 @@ class Scheduler {
   bool add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& budget);
 
   int64_t max_running_, prefill_chunk_tokens_;
+  bool is_sparse_;
   PagePool pool_;
   std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;
   std::deque<ActiveRequest*> waiting_;     // with fresh samples, prompt not admitted; in order of submission

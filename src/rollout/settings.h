@@ -67,6 +67,29 @@ struct SamplingParameters : DrawParameters {
   }
 };
 
+// Block top-k attention of the tokens that the policy draws (kernels/page_choice/page_choice.h).
+struct SparseSettings {
+  std::string budget = "none";
+  std::string summary = "mean";
+  int64_t dense_layers = 2;
+
+  template <class V>
+  void visit(V& v) {
+    v("budget", budget,
+      "how much of its context a drawn token attends to: tokens (512), or pages of 16 tokens (16x32); none: "
+      "all of it");
+    v("summary", summary,
+      "what a page is scored by: mean (of its keys); minmax (their smallest and largest elements, as Quest "
+      "does)",
+      one_of({"mean", "minmax"}));
+    v("dense_layers", dense_layers, "the first layers, which attend to everything", range(0, 1000000));
+  }
+  // Pages of 16 tokens that a drawn token attends to, in each layer and key/value head; 0: all. UserError:
+  // no number of tokens or pages, or fewer pages than are always kept.
+  int64_t budget_pages() const;
+  void check() const { budget_pages(); }
+};
+
 struct RolloutSettings {
   int64_t max_concurrent_rollouts = 128;
   int64_t prefill_chunk_tokens = 512;
@@ -81,6 +104,7 @@ struct RolloutSettings {
   int64_t max_buffered_groups = 0;
   int64_t max_age = 0;
   std::string max_age_action = "keep";
+  SparseSettings sparse;
 
   template <class V>
   void visit(V& v) {
@@ -122,6 +146,7 @@ struct RolloutSettings {
       "the "
       "denominator); drop_group (the whole group, and no other is drawn for it)",
       one_of({"keep", "mask", "drop_group"}));
+    v("sparse", sparse, "sparse attention: drawn tokens attend to the pages that matter most to them");
     v("threads", threads,
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));

@@ -1,0 +1,212 @@
+#include "kernels/page_choice/page_choice.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "base/error.h"
+#include "kernels/common/op.h"
+#include "kernels/common/simd.h"
+#include "kernels/paged_attention/pages.h"
+
+namespace bough {
+
+namespace {
+using simd::kLanes;
+
+int64_t vectors_of(PageSummary summary) {
+  return summary == PageSummary::kMean ? 1 : 2;
+}
+
+// keys: of a page's head, [padded H / P][16][P].
+template <class T>
+void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padded_H, T* to) {
+  constexpr int64_t kPair = sizeof(T) == 2 ? 2 : 1;
+  for (int64_t h = 0; h < padded_H; ++h) {
+    AccOf<T> total = 0, least = std::numeric_limits<AccOf<T>>::infinity(), most = -least;
+    if (h >= H) least = most = 0;
+    const T* key = keys + (h / kPair) * kPageTokens * kPair + h % kPair;
+    for (int64_t j = 0; h < H && j < kPageTokens; ++j) {
+      const AccOf<T> x = simd::widen(key[j * kPair]);
+      total += x;
+      least = x < least ? x : least;
+      most = x > most ? x : most;
+    }
+    if (summary == PageSummary::kMean) {
+      simd::narrow(to[h], total / kPageTokens);
+    } else {
+      simd::narrow(to[h], least);
+      simd::narrow(to[padded_H + h], most);
+    }
+  }
+}
+
+// A query of a key/value head, and the summaries of the pages that it scores.
+template <class T>
+struct Scoring {
+  const AccOf<T>* q;   // [padded H], zeros from H on
+  const T* summaries;  // of page 0 of the head
+  int64_t page_stride;
+  const int32_t* pages;
+  int64_t count, padded_H;
+  bool has_extremes;
+  AccOf<T>* scores;  // [count]
+};
+
+template <class T>
+BOUGH_INLINE void score_pages(const Scoring<T>* scoring) {
+  using Vector = typename simd::Types<T>::Vector;
+  const Scoring<T>& s = *scoring;
+  for (int64_t i = 0; i < s.count; ++i) {
+    const T* summary = s.summaries + s.pages[i] * s.page_stride;
+    Vector even = {}, odd = {};  // two chains hide the latency of the additions
+    for (int64_t h = 0; h < s.padded_H; h += 2 * kLanes) {
+      Vector q0, q1, k0, k1;
+      simd::load(q0, s.q + h);
+      simd::load(q1, s.q + h + kLanes);
+      simd::load(k0, summary + h);
+      simd::load(k1, summary + h + kLanes);
+      Vector product0 = q0 * k0, product1 = q1 * k1;
+      if (s.has_extremes) {
+        simd::load(k0, summary + s.padded_H + h);
+        simd::load(k1, summary + s.padded_H + h + kLanes);
+        simd::raise_to<typename simd::Types<T>::Integers>(product0, q0 * k0);
+        simd::raise_to<typename simd::Types<T>::Integers>(product1, q1 * k1);
+      }
+      even += product0;
+      odd += product1;
+    }
+    even += odd;
+    s.scores[i] = simd::sum_of(even);
+  }
+}
+
+#define BOUGH_SCORE_PAGES(T) BOUGH_ON_BEST_ISA(score, (const Scoring<T>* s), (s), score_pages<T>)
+BOUGH_SCORE_PAGES(float)
+BOUGH_SCORE_PAGES(double)
+BOUGH_SCORE_PAGES(BFloat16Bits)
+
+// Room for one thread.
+template <class T>
+struct Room {
+  std::vector<AccOf<T>> q, scores;
+  std::vector<int32_t> order;
+};
+
+template <class T>
+void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extremes,
+            const ChoosingQuery& query, int64_t g, int64_t budget, Room<T>& room,
+            std::vector<int32_t>& list) {
+  const auto visible = static_cast<int64_t>(query.pages.size());
+  list.resize(static_cast<size_t>(std::min(visible, budget)));
+  if (visible <= budget) {
+    std::iota(list.begin(), list.end(), 0);
+    return;
+  }
+  const int64_t G = summaries.size(1), padded_H = summaries.size(3), H = q_TNH.size(2);
+  const int64_t heads = q_TNH.size(1) / G;
+  room.q.assign(static_cast<size_t>(padded_H), 0);
+  for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
+    const T* q = data<T>(q_TNH) + query.token * q_TNH.stride(0) + n * q_TNH.stride(1);
+    for (int64_t h = 0; h < H; ++h) room.q[static_cast<size_t>(h)] += simd::widen(q[h]);
+  }
+  for (AccOf<T>& x : room.q) x /= static_cast<AccOf<T>>(heads);
+  const int64_t candidates = visible - 3;
+  room.scores.resize(static_cast<size_t>(candidates));
+  const Scoring<T> scoring{.q = room.q.data(),
+                           .summaries = data<T>(summaries) + g * summaries.stride(1),
+                           .page_stride = summaries.stride(0),
+                           .pages = query.pages.data() + 1,
+                           .count = candidates,
+                           .padded_H = padded_H,
+                           .has_extremes = has_extremes,
+                           .scores = room.scores.data()};
+  score(&scoring);
+  for (AccOf<T>& x : room.scores)
+    if (x != x) x = -std::numeric_limits<AccOf<T>>::infinity();  // what is no number has no order
+  room.order.resize(static_cast<size_t>(candidates));
+  std::iota(room.order.begin(), room.order.end(), 0);
+  const auto is_before = [&](int32_t a, int32_t b) {
+    const auto score_a = room.scores[static_cast<size_t>(a)], score_b = room.scores[static_cast<size_t>(b)];
+    return score_a > score_b || (score_a == score_b && a < b);
+  };
+  const auto kept = room.order.begin() + (budget - 3);
+  std::nth_element(room.order.begin(), kept - 1, room.order.end(), is_before);
+  std::sort(room.order.begin(), kept);
+  list.front() = 0;
+  std::transform(room.order.begin(), kept, list.begin() + 1, [](int32_t i) { return i + 1; });
+  list[list.size() - 2] = static_cast<int32_t>(visible - 2);
+  list.back() = static_cast<int32_t>(visible - 1);
+}
+
+void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t head_dim) {
+  BOUGH_CHECK(summaries.is_cpu() && summaries.is_contiguous() && summaries.dim() == 4 &&
+                  summaries.sizes() ==
+                      at::IntArrayRef(summary_sizes(summary, summaries.size(0), summaries.size(1), head_dim)),
+              "page summaries are ", summaries.sizes(), " on ", summaries.device().str());
+}
+
+}  // namespace
+
+PageSummary page_summary(const std::string& name) {
+  BOUGH_CHECK(name == "mean" || name == "minmax", "a page's summary: ", name);
+  return name == "mean" ? PageSummary::kMean : PageSummary::kMinMax;
+}
+
+std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
+                                   int64_t head_dim) {
+  return {num_pages, num_kv_heads, vectors_of(summary), padded_head_dim(head_dim)};
+}
+
+void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
+                     int64_t head_dim, const at::Tensor& summaries) {
+  check_summaries(summaries, summary, head_dim);
+  const int64_t G = summaries.size(1), padded_H = summaries.size(3);
+  BOUGH_CHECK(pages.is_cpu() && pages.dim() == 4 && pages.size(0) == summaries.size(0) &&
+                  pages.size(1) == G && pages.size(3) == kPageTokens * padded_H &&
+                  pages.scalar_type() == summaries.scalar_type(),
+              "pages ", pages.sizes(), " ", pages.scalar_type(), ", their summaries ", summaries.sizes(), " ",
+              summaries.scalar_type());
+  dispatch_float_types(pages.scalar_type(), "page choice", [&]<class T>() {
+    const auto items = static_cast<int64_t>(complete.size()) * G;
+    at::parallel_for(0, items, grain(kPageTokens * padded_H), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t page = complete[static_cast<size_t>(i / G)], g = i % G;
+        summarise_head(data<T>(pages) + page * pages.stride(0) + g * pages.stride(1), summary, head_dim,
+                       padded_H,
+                       mutable_data<T>(summaries) + page * summaries.stride(0) + g * summaries.stride(1));
+      }
+    });
+  });
+}
+
+void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
+                  std::span<const ChoosingQuery> queries, int64_t budget,
+                  std::span<std::vector<int32_t>> lists) {
+  check_summaries(summaries, summary, q_TNH.size(2));
+  const int64_t G = summaries.size(1);
+  BOUGH_CHECK(budget >= kLeastPages && lists.size() == queries.size() * static_cast<size_t>(G) &&
+                  q_TNH.stride(2) == 1 && q_TNH.size(1) % G == 0 &&
+                  q_TNH.scalar_type() == summaries.scalar_type(),
+              "a budget of ", budget, " pages, ", lists.size(), " lists for ", queries.size(), " queries, q ",
+              q_TNH.sizes(), " ", q_TNH.scalar_type(), ", summaries ", summaries.sizes());
+  int64_t most = 1;
+  for (const ChoosingQuery& query : queries) {
+    BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && !query.pages.empty(), "query ",
+                query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(), " pages");
+    most = std::max(most, static_cast<int64_t>(query.pages.size()));
+  }
+  dispatch_float_types(q_TNH.scalar_type(), "page choice", [&]<class T>() {
+    const auto items = static_cast<int64_t>(lists.size());
+    at::parallel_for(0, items, grain(most * summaries.size(3) / 4), [&](int64_t begin, int64_t end) {
+      Room<T> room;
+      for (int64_t i = begin; i < end; ++i)
+        choose<T>(q_TNH, summaries, summary == PageSummary::kMinMax, queries[static_cast<size_t>(i / G)],
+                  i % G, budget, room, lists[static_cast<size_t>(i)]);
+    });
+  });
+}
+
+}  // namespace bough

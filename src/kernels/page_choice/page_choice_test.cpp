@@ -1,0 +1,122 @@
+#include "kernels/page_choice/page_choice.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "kernels/common/kernel_test.h"
+#include "kernels/paged_attention/paged_attention.h"
+
+namespace bough {
+namespace {
+
+struct Case {
+  int64_t N, G, H;
+  at::ScalarType dtype;
+  PageSummary summary;
+};
+
+// Pages of random keys, with NaN where no key was stored, and summaries that are NaN until they are made.
+struct Layer {
+  Layer(const Case& c, int64_t num_pages) {
+    const auto options = at::TensorOptions().dtype(c.dtype);
+    pages = at::full(page_sizes({c.N, c.G, c.H, c.dtype, at::kCPU}, num_pages), NAN, options);
+    keys_BTGH = at::randn({num_pages, kPageTokens, c.G, c.H}, options);
+    summaries = at::full(summary_sizes(c.summary, num_pages, c.G, c.H), NAN, options);
+    std::vector<TokenSlot> slots;
+    for (int64_t i = 0; i < num_pages * kPageTokens; ++i) slots.push_back({i, i});
+    const at::Tensor k_TGH = keys_BTGH.flatten(0, 1);
+    store_in_pages(pages, k_TGH, k_TGH, slots);
+  }
+  at::Tensor pages, keys_BTGH, summaries;
+};
+
+// Scores of the pages, in fp64, from the keys: [B].
+at::Tensor reference_scores(const Case& c, const Layer& layer, const at::Tensor& q_NH, int64_t g) {
+  const int64_t heads = c.N / c.G;
+  const at::Tensor q_H = q_NH.narrow(0, g * heads, heads).to(at::kDouble).mean(0);
+  const at::Tensor k_BTH = layer.keys_BTGH.select(2, g).to(at::kDouble);
+  if (c.summary == PageSummary::kMean) return k_BTH.mean(1).to(c.dtype).to(at::kDouble).matmul(q_H);
+  return at::maximum(q_H * k_BTH.amin(1), q_H * k_BTH.amax(1)).sum(-1);
+}
+
+class PageChoice : public testing::TestWithParam<Case> {};
+
+TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
+  const Case c = GetParam();
+  at::manual_seed(1);
+  const int64_t num_pages = 70, budget = 9;
+  Layer layer(c, num_pages);
+  std::vector<int32_t> all;
+  for (int32_t i = 0; i < num_pages; ++i) all.push_back(i);
+  summarise_pages(layer.pages, all, c.summary, c.H, layer.summaries);
+  const at::Tensor q_TNH = at::randn({3, c.N, c.H}, layer.keys_BTGH.options());
+  // Pages of a context lie anywhere: here backwards.
+  const std::vector<int32_t> backwards(all.rbegin(), all.rend());
+  const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all},
+                                           {.token = 0, .pages = backwards},
+                                           {.token = 1, .pages = std::span(all).first(9)}};
+  std::vector<std::vector<int32_t>> lists(queries.size() * static_cast<size_t>(c.G));
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, budget, lists);
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const ChoosingQuery& query = queries[i / static_cast<size_t>(c.G)];
+    const auto count = static_cast<int32_t>(query.pages.size());
+    ASSERT_EQ(lists[i].size(), 9u);
+    EXPECT_TRUE(std::is_sorted(lists[i].begin(), lists[i].end()));
+    EXPECT_EQ(std::adjacent_find(lists[i].begin(), lists[i].end()), lists[i].end());
+    EXPECT_EQ(lists[i].front(), 0);
+    EXPECT_EQ(lists[i][7], count - 2);
+    EXPECT_EQ(lists[i][8], count - 1);
+    const at::Tensor scores =
+        reference_scores(c, layer, q_TNH[query.token], static_cast<int64_t>(i) % c.G).contiguous();
+    const auto score = [&](int32_t index) {
+      return scores.const_data_ptr<double>()[query.pages[static_cast<size_t>(index)]];
+    };
+    double least = INFINITY, most = -INFINITY;  // of what was chosen by its score, and of what was not
+    for (int32_t index = 1; index < count - 2; ++index) {
+      const bool chosen = std::binary_search(lists[i].begin(), lists[i].end(), index);
+      if (chosen) least = std::min(least, score(index));
+      else most = std::max(most, score(index));
+    }
+    EXPECT_GT(least, most - (c.dtype == at::kDouble ? 1e-12 : 2e-2));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PageChoice,
+                         testing::Values(Case{4, 2, 64, at::kFloat, PageSummary::kMean},
+                                         Case{4, 2, 24, at::kFloat, PageSummary::kMinMax},
+                                         Case{6, 2, 64, at::kBFloat16, PageSummary::kMean},
+                                         Case{3, 1, 128, at::kBFloat16, PageSummary::kMinMax},
+                                         Case{8, 8, 40, at::kDouble, PageSummary::kMean},
+                                         Case{4, 1, 32, at::kDouble, PageSummary::kMinMax}));
+
+TEST(PageChoice, OfEqualScoresTheLowerPageIsKept) {
+  const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
+  Layer layer(c, 20);
+  layer.summaries.zero_();
+  layer.summaries[12][0][0][0] = 1;
+  at::Tensor q_TNH = at::zeros({1, 1, 32});
+  q_TNH[0][0][0] = 1;
+  std::vector<int32_t> all;
+  for (int32_t i = 0; i < 20; ++i) all.push_back(i);
+  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all}};
+  std::vector<std::vector<int32_t>> lists(1);
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, 6, lists);
+  EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 12, 18, 19}));
+  q_TNH[0][0][0] = NAN;  // of a model that has diverged: no order, and no harm
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, 6, lists);
+  EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 3, 18, 19}));
+}
+
+TEST(PageChoice, ABudgetBelowTheLeastIsAFault) {
+  const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
+  Layer layer(c, 8);
+  std::vector<int32_t> all{0, 1, 2, 3, 4, 5, 6, 7};
+  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all}};
+  std::vector<std::vector<int32_t>> lists(1);
+  EXPECT_THROW(choose_pages(at::zeros({1, 1, 32}), layer.summaries, c.summary, queries, 3, lists),
+               InternalError);
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,232 @@
+// Sparse attention in the engine: what a drawn token attends to, whatever happened to its sample meanwhile.
+#include <map>
+
+#include "rollout/rollout_test_util.h"
+
+namespace bough {
+namespace {
+
+constexpr int64_t kBudget = 5;  // pages
+
+ModelConfig deep_config() {
+  ModelConfig config = small_config();
+  config.num_layers = 4;
+  return config;
+}
+
+EmbeddedEngineOptions sparse_options(const std::string& budget, int64_t max_running = 64, int64_t chunk = 512,
+                                     const std::string& summary = "mean") {
+  EmbeddedEngineOptions options = engine_options(max_running, chunk);
+  options.settings.sparse.budget = budget;
+  options.settings.sparse.summary = summary;
+  options.settings.sparse.dense_layers = 1;
+  return options;
+}
+
+// Requests whose responses go far beyond the budget; two share a header.
+std::vector<GenerationRequest> long_requests() {
+  std::vector<GenerationRequest> requests;
+  const auto header = random_tokens(1, 90, 97);
+  const int64_t lengths[] = {1, 47, 64, 100, 33};
+  for (uint64_t i = 0; i < 5; ++i) {
+    auto prompt = random_tokens(20 + i, lengths[i], 97);
+    if (i >= 3) prompt.insert(prompt.begin(), header.begin(), header.end());
+    auto request =
+        request_of(200 + i, prompt, 1 + static_cast<int64_t>(i) % 3, 60 - 9 * static_cast<int64_t>(i));
+    if (i == 0) request.sampling.max_new_tokens = 150;
+    request.sampling.ignore_eos = true;
+    request.seed = 3;
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// Attention of one sequence by the definition in page_choice.h, token by token, in tensor operations.
+class ChosenAttention : public AttentionContext {
+ public:
+  ChosenAttention(std::vector<uint8_t> is_drawn, const SparseSettings& settings)
+      : is_drawn_(std::move(is_drawn)), settings_(settings) {}
+
+  at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
+                    const at::Tensor& v_TGH) override {
+    const int64_t length = q_TNH.size(0), G = k_TGH.size(1), heads = q_TNH.size(1) / G;
+    at::Tensor o_TNH = at::empty_like(q_TNH);
+    for (int64_t t = 0; t < length; ++t)
+      for (int64_t g = 0; g < G; ++g) {
+        const at::Tensor q_PH = q_TNH[t].narrow(0, g * heads, heads);
+        const at::Tensor k_JH = k_TGH.narrow(0, 0, t + 1).select(1, g);
+        const at::Tensor v_JH = v_TGH.narrow(0, 0, t + 1).select(1, g);
+        at::Tensor scores_PJ = at::matmul(q_PH, k_JH.t()) / std::sqrt(static_cast<double>(q_TNH.size(2)));
+        if (layer >= settings_.dense_layers && is_drawn_[static_cast<size_t>(t)] != 0)
+          scores_PJ = scores_PJ.masked_fill(hidden_keys(q_PH.mean(0), k_JH), -INFINITY);
+        o_TNH[t].narrow(0, g * heads, heads).copy_(at::matmul(at::softmax(scores_PJ, -1), v_JH));
+      }
+    return o_TNH;
+  }
+
+ private:
+  // [J]: true for the keys of pages that are not chosen.
+  at::Tensor hidden_keys(const at::Tensor& q_H, const at::Tensor& k_JH) const {
+    const int64_t keys = k_JH.size(0), pages = pages_for(keys);
+    at::Tensor hidden_J = at::zeros({keys}, at::kBool);
+    if (pages <= kBudget) return hidden_J;
+    std::vector<std::pair<double, int64_t>> ranked;
+    for (int64_t page = 1; page < pages - 2; ++page) {
+      const at::Tensor k_PH = k_JH.narrow(0, page * kPageTokens, kPageTokens);
+      const double score = settings_.summary == "mean"
+                               ? (q_H * k_PH.mean(0)).sum().item<double>()
+                               : at::maximum(q_H * k_PH.amin(0), q_H * k_PH.amax(0)).sum().item<double>();
+      ranked.emplace_back(-score, page);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    for (size_t i = kBudget - 3; i < ranked.size(); ++i)
+      hidden_J.narrow(0, ranked[i].second * kPageTokens, kPageTokens).fill_(true);
+    return hidden_J;
+  }
+
+  std::vector<uint8_t> is_drawn_;
+  const SparseSettings& settings_;
+};
+
+// Largest difference between the log-probabilities that the engine gave and those of the definition.
+double largest_error(const Model& model, const GenerationResult& result, std::vector<uint8_t> drawn_before,
+                     const SparseSettings& settings) {
+  const at::NoGradGuard no_grad;
+  double worst = 0;
+  for (const GeneratedSample& sample : result.samples) {
+    std::vector<int64_t> tokens(result.prompt_ids.begin(), result.prompt_ids.end());
+    tokens.insert(tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
+    std::vector<uint8_t> is_drawn = drawn_before;
+    is_drawn.resize(result.prompt_ids.size(), 0);
+    is_drawn.resize(tokens.size(), 1);
+    ChosenAttention attention(is_drawn, settings);
+    const at::Tensor tokens_T = at::tensor(tokens, at::kLong);
+    const at::Tensor hidden_TD =
+        model.forward(tokens_T, at::arange(tokens_T.size(0), tokens_T.options()), attention);
+    const at::Tensor log_probs_TV = at::log_softmax(model.logits(hidden_TD).to(at::kDouble), -1);
+    for (size_t i = 0; i < sample.token_ids.size(); ++i) {
+      const auto row = static_cast<int64_t>(result.prompt_ids.size() + i) - 1;
+      worst = std::max(
+          worst, std::abs(log_probs_TV[row][sample.token_ids[i]].item<double>() - sample.raw_logprobs[i]));
+    }
+  }
+  return worst;
+}
+
+std::map<uint64_t, GenerationResult> run(EmbeddedEngine& engine, std::vector<GenerationRequest> requests,
+                                         int64_t steps_between_updates = 0, const Model* model = nullptr) {
+  std::map<uint64_t, GenerationResult> results;
+  for (GenerationRequest& request : requests) engine.submit(std::move(request));
+  for (int32_t step = 1; !engine.idle(); ++step) {
+    if (steps_between_updates > 0 && step % steps_between_updates == 0 && engine.ready_for_weights())
+      engine.update_weights({step, model});
+    for (GenerationResult& result : engine.step()) results[result.id] = std::move(result);
+    engine.check_integrity();
+  }
+  return results;
+}
+
+std::vector<std::pair<int32_t, double>> tokens_of(const std::map<uint64_t, GenerationResult>& results) {
+  std::vector<std::pair<int32_t, double>> tokens;
+  for (const auto& [id, result] : results)
+    for (const GeneratedSample& sample : result.samples)
+      for (size_t i = 0; i < sample.token_ids.size(); ++i)
+        tokens.emplace_back(sample.token_ids[i], sample.logprobs[i]);
+  return tokens;
+}
+
+TEST(SparseEngine, DrawnTokensAttendToTheirChosenPages) {
+  const auto model = small_model(at::kDouble, 5, deep_config());
+  for (const std::string summary : {"mean", "minmax"}) {
+    const EmbeddedEngineOptions options = sparse_options("16x5", 64, 512, summary);
+    EmbeddedEngine engine(*model, options);
+    double dense_error = 0;
+    for (const auto& [id, result] : run(engine, long_requests())) {
+      EXPECT_LT(largest_error(*model, result, {}, options.settings.sparse), 1e-9) << id << " " << summary;
+      dense_error = std::max(dense_error, largest_log_prob_error(*model, result, 1.0));
+    }
+    EXPECT_GT(dense_error, 1e-3) << "nothing was left out";
+    const EngineStatistics statistics = engine.statistics();
+    EXPECT_LT(statistics.pages_read, statistics.pages_in_context);
+    EXPECT_GT(statistics.pages_read, 0);
+  }
+}
+
+TEST(SparseEngine, ABudgetThatNoContextExceedsIsDenseBitForBit) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto model = small_model(dtype, 5, deep_config());
+    EmbeddedEngine dense(*model, engine_options()), sparse(*model, sparse_options("256"));
+    EXPECT_EQ(tokens_of(run(sparse, long_requests())), tokens_of(run(dense, long_requests()))) << dtype;
+    EXPECT_EQ(sparse.statistics().pages_read, sparse.statistics().pages_in_context);
+  }
+}
+
+TEST(SparseEngine, WhatIsComputedAgainIsComputedAsItWasDrawn) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto model = small_model(dtype, 5, deep_config());
+    if (model->why_not_batch_invariant()) continue;
+    model->set_batch_invariant(true);
+    EmbeddedEngine roomy(*model, sparse_options("16x5"));
+    const auto together = tokens_of(run(roomy, long_requests()));
+    ASSERT_GT(together.size(), 400u);
+
+    EmbeddedEngineOptions few_pages = sparse_options("16x5", 16, 40);
+    const SparsePolicy policy{.budget_pages = 5, .dense_layers = 1};
+    few_pages.settings.kv_memory.count = 30 * KvStorage::bytes_per_page(model->config(), dtype, policy);
+    EmbeddedEngine small_engine(*model, few_pages);
+    EXPECT_EQ(tokens_of(run(small_engine, long_requests())), together) << "little memory, " << dtype;
+    EXPECT_GT(small_engine.statistics().preemptions, 0);
+
+    EmbeddedEngine interrupted(*model, sparse_options("16x5", 16, 24));
+    EXPECT_EQ(tokens_of(run(interrupted, long_requests(), 9, model.get())), together) << "interrupted";
+    EXPECT_GT(interrupted.statistics().recomputed_tokens, 100);
+  }
+}
+
+TEST(SparseEngine, ALaterTurnFindsDrawnTokensAsTheyWereDrawn) {
+  const auto model = small_model(at::kDouble, 5, deep_config());
+  const EmbeddedEngineOptions options = sparse_options("16x5");
+  GenerationRequest first = request_of(1, random_tokens(3, 70, 97), 1, 90);
+  first.sampling.ignore_eos = true;
+  const auto turn = [&](EmbeddedEngine& engine, const GenerationResult& before, bool marked) {
+    GenerationRequest request = request_of(2, before.prompt_ids, 2, 40);
+    request.drawn.resize(before.prompt_ids.size(), 0);
+    const auto& response = before.samples[0].token_ids;
+    request.prompt_ids.insert(request.prompt_ids.end(), response.begin(), response.end());
+    request.drawn.resize(request.prompt_ids.size(), 1);
+    const auto observation = random_tokens(4, 30, 97);
+    request.prompt_ids.insert(request.prompt_ids.end(), observation.begin(), observation.end());
+    if (!marked) request.drawn.clear();
+    request.sampling.ignore_eos = true;
+    const std::vector<uint8_t> drawn = request.drawn;
+    const int64_t cached = engine.statistics().cached_tokens;
+    const auto results = run(engine, {request});
+    EXPECT_LT(largest_error(*model, results.at(2), drawn, options.settings.sparse), 1e-9)
+        << (marked ? "marked" : "not marked");
+    return engine.statistics().cached_tokens - cached;
+  };
+  EmbeddedEngine engine(*model, options);
+  const GenerationResult before = run(engine, {first}).at(1);
+  EXPECT_GE(turn(engine, before, /*marked=*/true), 144) << "earlier pages are found";
+  // Text that somebody else wrote is computed densely, and shares the prompt's pages alone.
+  EXPECT_LE(turn(engine, before, /*marked=*/false), 64);
+  EmbeddedEngine fresh(*model, options);
+  EXPECT_EQ(turn(fresh, before, /*marked=*/true), 0);
+}
+
+TEST(SparseEngine, ABudgetThatMeansNothingIsRefused) {
+  const auto refusal = [](const std::string& budget) {
+    return message_of<UserError>([&] { SparseSettings{.budget = budget}.check(); });
+  };
+  EXPECT_NE(refusal("many").find("budget is many"), std::string::npos);
+  EXPECT_NE(refusal("16x").find("expected"), std::string::npos);
+  EXPECT_NE(refusal("-5").find("expected"), std::string::npos);
+  EXPECT_NE(refusal("16x3").find("at least 4"), std::string::npos);
+  EXPECT_NE(refusal("48").find("at least 4"), std::string::npos);
+  EXPECT_EQ(SparseSettings{.budget = "500"}.budget_pages(), 32);
+  EXPECT_EQ(SparseSettings{.budget = "16x24"}.budget_pages(), 24);
+  EXPECT_EQ(SparseSettings{}.budget_pages(), 0);
+}
+
+}  // namespace
+}  // namespace bough
