@@ -46,10 +46,21 @@ void AdvantageSettings::check() const {
   if (adv_estimator != "grpo" && (mean_level != "auto" || std_level != "auto"))
     throw UserError(str("mean_level and std_level belong to adv_estimator grpo, got ", adv_estimator,
                         "; leave them out"));
+  if (!needs_steps() && (adv_norm.mean_level != "auto" || adv_norm.std_level != "auto"))
+    throw UserError(
+        str("adv_norm belongs to adv_estimator gae and turn_returns, got ", adv_estimator, "; leave it out"));
+}
+
+bool AdvantageSettings::needs_values() const {
+  return find_estimator(adv_estimator).needs_values;
+}
+bool AdvantageSettings::needs_steps() const {
+  return find_estimator(adv_estimator).needs_steps;
 }
 
 std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& settings,
-                                                    const AdvantageInput& batch) {
+                                                    const AdvantageInput& batch,
+                                                    std::vector<std::vector<double>>* returns) {
   const size_t count = batch.rewards.size();
   BOUGH_CHECK(batch.groups.size() == count, "groups ", batch.groups.size(), ", rewards ", count);
   BOUGH_CHECK(batch.tokens.empty() || batch.tokens.size() == count, "tokens ", batch.tokens.size(),
@@ -58,12 +69,14 @@ std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& set
               count);
   const EstimatorKind kind = find_estimator(settings.adv_estimator);
   settings.check();
+  BOUGH_CHECK(!kind.needs_steps || batch.steps.size() == count, "steps ", batch.steps.size(), ", rewards ",
+              count);
   check_finite(batch.rewards);
   const std::vector<int64_t> ones(batch.tokens.empty() ? count : 0, 1);
   AdvantageInput complete = batch;
   if (batch.tokens.empty()) complete.tokens = ones;
   const std::vector<std::vector<int64_t>> groups = members_by_group(batch.groups);
-  return kind.estimate({settings, complete, groups});
+  return kind.estimate({settings, complete, groups, returns});
 }
 
 std::vector<double> EstimatorInput::by_group(std::span<const double> rewards, Estimate estimate) const {
@@ -120,7 +133,14 @@ Advantages one_a_sequence(const std::vector<double>& values) {
   return advantages;
 }
 
-void whiten(Advantages& advantages, std::span<const int64_t> tokens) {
+Whitening whitening(const AdvantageNormSettings& settings, bool by_default) {
+  const auto is_on = [&](const std::string& level) {
+    return level == "batch" || (level == "auto" && by_default);
+  };
+  return {is_on(settings.mean_level), is_on(settings.std_level)};
+}
+
+void whiten(Advantages& advantages, std::span<const int64_t> tokens, Whitening parts) {
   constexpr double kEps = 1e-8;
   // A number stands for so many tokens.
   const auto weight = [&](size_t s) {
@@ -136,10 +156,12 @@ void whiten(Advantages& advantages, std::span<const int64_t> tokens) {
       squares += weight(s) * (value - mean) * (value - mean);
       if (weight(s) > 0) low = std::min(low, value), high = std::max(high, value);
     }
-  // Of equal advantages, and of one, exactly 0.
-  const double scale = low < high ? 1.0 / std::sqrt(squares / (count - 1.0) + kEps) : 0.0;
+  // Of equal advantages, and of one, exactly 0; where the mean stays they have no deviation to be divided by.
+  const double center = parts.subtracts_mean ? mean : 0.0;
+  double scale = low < high || !parts.subtracts_mean ? 1.0 : 0.0;
+  if (low < high && parts.divides_by_deviation) scale = 1.0 / std::sqrt(squares / (count - 1.0) + kEps);
   for (auto& list : advantages)
-    for (double& value : list) value = (value - mean) * scale;
+    for (double& value : list) value = (value - center) * scale;
 }
 
 }  // namespace bough

@@ -143,9 +143,68 @@ TEST(Gae, TurnsStepOnceAndGapsDoNot) {
   EXPECT_TRUE(gae({}, 1, 1).advantages.empty());
 }
 
+AdvantageSettings without_norm(const char* estimator) {
+  AdvantageSettings settings{.adv_estimator = estimator};
+  settings.adv_norm = {"none", "none"};
+  return settings;
+}
+
+TEST(Gae, EstimatorWhitensAdvantagesAndNotReturns) {
+  const std::vector<double> rewards{1, 0, 0};
+  const std::vector<int64_t> groups{0, 0, 1}, tokens{2, 1, 0};
+  const AdvantageInput batch{.rewards = rewards,
+                             .groups = groups,
+                             .tokens = tokens,
+                             .steps = {{{0, 1}, {0.5, 0.25}, {0, 0}, false}, {{0}, {2}, {0}, true}, {}}};
+  AdvantageSettings settings = without_norm("gae");
+  settings.discount = 0.5;
+  settings.gae_lambda = 0.5;
+  std::vector<std::vector<double>> returns;
+  // Deltas 0.5 · 0.25 - 0.5 and 1 - 0.25; the cut sample's 0.5 · 2 - 2. The last has no token.
+  const std::vector<std::vector<double>> expected{{-0.375 + 0.25 * 0.75, 0.75}, {-1}, {}};
+  EXPECT_EQ(compute_advantages(settings, batch, &returns), expected);
+  EXPECT_EQ(returns, (std::vector<std::vector<double>>{{0.3125, 1}, {1}, {}}));
+  settings.bootstrap_truncated = false;
+  EXPECT_EQ(compute_advantages(settings, batch)[1], std::vector<double>{-2});
+
+  settings = AdvantageSettings{.adv_estimator = "gae", .discount = 0.5, .gae_lambda = 0.5};
+  returns.clear();
+  const double mean = (-0.1875 + 0.75 - 1) / 3;
+  double squares = 0;
+  for (const double a : {-0.1875, 0.75, -1.0}) squares += (a - mean) * (a - mean);
+  const auto whitened = compute_advantages(settings, batch, &returns);
+  EXPECT_NEAR(whitened[0][1], (0.75 - mean) / std::sqrt(squares / 2 + 1e-8), 1e-12);
+  EXPECT_EQ(returns[0], (std::vector<double>{0.3125, 1}));
+  settings.adv_norm = {"none", "batch"};
+  EXPECT_NEAR(compute_advantages(settings, batch)[0][1], 0.75 / std::sqrt(squares / 2 + 1e-8), 1e-12);
+  settings.adv_norm = {"batch", "none"};
+  EXPECT_NEAR(compute_advantages(settings, batch)[0][1], 0.75 - mean, 1e-12);
+  AdvantageInput wild = batch;
+  wild.steps[0].values[1] = NAN;
+  EXPECT_NE(user_error([&] { compute_advantages(settings, wild); }).find("sequence 1"), std::string::npos);
+  EXPECT_NE(user_error([] {
+              AdvantageSettings{.adv_norm = {"none", "auto"}}.check();
+            }).find("adv_norm"),
+            std::string::npos);
+}
+
+TEST(TurnReturns, EachTurnGetsWhatComesFromItOn) {
+  const std::vector<double> rewards{3, 5};
+  const std::vector<int64_t> groups{0, 0}, tokens{5, 1};
+  const AdvantageInput batch{.rewards = rewards,
+                             .groups = groups,
+                             .tokens = tokens,
+                             .steps = {{{1, 0, 0, 0, 2}, {}, {0, 1, 1, 1, 2}, true}, {{5}, {}, {0}, false}}};
+  AdvantageSettings settings = without_norm("turn_returns");
+  settings.turn_discount = 0.5;
+  EXPECT_EQ(compute_advantages(settings, batch), (std::vector<std::vector<double>>{{1.5, 1, 1, 1, 2}, {5}}));
+  settings.adv_norm = {};
+  EXPECT_EQ(compute_advantages(settings, batch)[1][0], 5) << "as it is, unless adv_norm says otherwise";
+}
+
 TEST(Advantages, SettingsAreReadByTheirKeys) {
   EXPECT_EQ(parse_settings<AdvantageSettings>("adv_estimator: rloo", "test").adv_estimator, "rloo");
-  EXPECT_THROW(parse_settings<AdvantageSettings>("adv_estimator: gae", "test"), UserError);
+  EXPECT_THROW(parse_settings<AdvantageSettings>("adv_estimator: gea", "test"), UserError);
   EXPECT_EQ(
       parse_settings<RewardShapingSettings>("{reward_scaling: 10, reward_bias: -0.5}", "test").reward_bias,
       -0.5);

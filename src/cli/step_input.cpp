@@ -7,6 +7,7 @@
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
 #include "models/checkpoint.h"
+#include "train/sequence_steps.h"
 
 namespace bough {
 
@@ -65,6 +66,9 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
   if (!mode.empty()) overrides.push_back(str("actor.tree_training_mode=", mode));
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   const ActorSettings settings = parse_settings<StepSettings>("{}", "command line", overrides).actor;
+  if (settings.ppo_epochs != 1)
+    throw UserError(str("actor.ppo_epochs: got ", settings.ppo_epochs,
+                        ", expected 1: the step is the gradient of the file as the weights are"));
   if (settings.ppo_n_minibatches != 1)
     throw UserError(str("actor.ppo_n_minibatches: got ", settings.ppo_n_minibatches,
                         ", expected 1: the step is the gradient of the whole file; split the file"));
@@ -77,7 +81,9 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings) {
 
   // The rollouts first: they are quickly found wrong, weights take long to load.
   const ModelConfig config = load_model_config(options.model);
-  std::vector<Trajectory> rollouts = read_rollouts(options.rollouts, {.vocab_size = config.vocab_size});
+  RolloutReadOptions reading{.vocab_size = config.vocab_size};
+  if (settings.advantages.needs_values()) reading.columns = {kValuesColumn};
+  std::vector<Trajectory> rollouts = read_rollouts(options.rollouts, reading);
   score(rollouts, settings, options.from_rewards);
   std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   model->set_batch_invariant(options.batch_invariant.value_or(false));

@@ -79,6 +79,7 @@ struct RunSettings {
   SamplingParameters gconfig = {.n_samples = 8};
   RolloutSettings rollout;
   ActorSettings actor;
+  CriticSettings critic;
   EvaluatorSettings evaluator;
   SaverSettings saver;
   int64_t total_train_steps = 0;
@@ -109,6 +110,7 @@ struct RunSettings {
     v("gconfig", gconfig, "what a sample is");
     v("rollout", rollout, "how samples are generated");
     v("actor", actor, "how the model is trained");
+    v("critic", critic, "of actor.adv_estimator gae: the model that values tokens");
     v("evaluator", evaluator, "when and how the model is evaluated");
     v("saver", saver, "checkpoints");
     v("total_train_steps", total_train_steps, "steps of the run; 0: by epochs", at_least(0));

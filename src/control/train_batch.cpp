@@ -75,7 +75,8 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   }
   const FilterResult filtered =
       set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,
-                     {order.step - 1, settings.rollout.max_age, settings.rollout.max_age_action});
+                     {order.step - 1, settings.rollout.max_age, settings.rollout.max_age_action},
+                     [&](std::vector<Trajectory>& batch) { trainer.set_values(batch); });
   metrics.merge(age_metrics(record.batch, order.step - 1));
   metrics["age/masked_tokens"] = static_cast<double>(filtered.masked_tokens);
   metrics["age/dropped_groups"] = static_cast<double>(filtered.stale_groups);

@@ -6,8 +6,9 @@
 
 #include "cost/calibrate.h"
 #include "cost/cost_model.h"
+#include "cost/run_costs.h"
 #include "kernels/common/cpu_allocator.h"
-#include "train/executor.h"
+#include "train/critic.h"
 
 namespace bough {
 namespace {
@@ -160,6 +161,42 @@ TEST(PeakMemory, Fp64) {
   for (const int64_t limit : {512, 128}) {
     SCOPED_TRACE(limit);
     expect_near(steps.ratio(Sequences(300, 3, 200, true, 300), "path", limit));
+  }
+}
+
+// With a head of one value, as the costs of a critic have it; forward only and with gradients.
+TEST(PeakMemory, OfACriticsWalks) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto config = config_of(64, 3, 192, 500);
+    const auto model = make_model(config, dtype);
+    initialise(*model, 1);
+    CostModel policy_costs = costs_of(config, dtype);
+    const CostModel costs = critic_costs(policy_costs, *model);
+    install_cpu_allocator();
+    for (const bool train_trunk : {false, true})
+      for (const char* strategy : {"path", "dense", "blocks"})
+        for (const int64_t limit : {2048, 300, 40}) {
+          SCOPED_TRACE(testing::Message() << c10::toString(dtype) << " " << strategy << " B " << limit
+                                          << (train_trunk ? ", trunk trained" : ""));
+          ActorSettings settings;
+          settings.tree.tree_training_mode = strategy;
+          settings.mb_spec.max_tokens_per_mb = limit;
+          Critic critic(*model, {}, settings, 1);
+          critic.use_costs(&costs);
+          const Sequences sequences(600, 3, 100, train_trunk, 500);
+          const int64_t before = cpu_allocated_bytes();
+          reset_cpu_peak_bytes();
+          TrainBatch batch = make_batch(sequences.batch, {}, accumulator_type(dtype));
+          batch.old_values_R = critic.values(batch);
+          const int64_t forward = cpu_peak_bytes() - before;
+          batch.returns_R = batch.old_values_R + 1;
+          const Plan plan = critic.plan(batch);
+          reset_cpu_peak_bytes();
+          critic.accumulate(plan, batch);
+          const int64_t measured = cpu_peak_bytes() - before;
+          EXPECT_LT(forward, measured);
+          expect_near(static_cast<double>(simulate(plan, &costs).peak_bytes) / static_cast<double>(measured));
+        }
   }
 }
 

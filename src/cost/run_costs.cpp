@@ -190,6 +190,12 @@ CostModel run_costs(const std::filesystem::path& folder, const std::string& from
   return CostModel(profile, model_shape(model));
 }
 
+CostModel critic_costs(const CostModel& costs, const Model& backbone) {
+  ModelShape shape = model_shape(backbone);
+  shape.vocab_size = 1;
+  return CostModel(costs.device(), shape);
+}
+
 StepCosts step_costs(CostModel costs) {
   const double rate = costs.device().matrix_product_rate();
   const WorkModel work = work_model(costs.shape());

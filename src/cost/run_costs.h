@@ -59,6 +59,9 @@ CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,
                     const std::function<bool()>& stop);
 
+// The same device's for a critic over this backbone: a head of one value in place of the vocabulary's.
+CostModel critic_costs(const CostModel& costs, const Model& backbone);
+
 // A cost model as the trainer takes it.
 StepCosts step_costs(CostModel costs);
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "train/head.h"
@@ -61,12 +62,12 @@ void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
 class Walk {
  public:
   Walk(Model& model, const ExecutorOptions& options, const PlannedTree& planned, const TrainBatch& batch,
-       Head& head, bool backward)
+       std::vector<BlockHead*> heads, bool backward)
       : model_(model),
         options_(options),
         planned_(planned),
         rows_(make_row_map(planned, batch)),
-        head_(head),
+        heads_(std::move(heads)),
         backward_(backward),
         stack_(model.config(), planned.stack_capacity, model.dtype(), model.device(), backward),
         open_(planned.blocks.size()) {}
@@ -173,7 +174,13 @@ class Walk {
     std::vector<at::Tensor> sources = {hidden_TD.detach()};
     for (const auto& outside : rows.outside)
       sources.push_back(open_[outside.block].exits_ED.narrow(0, outside.exit, 1));
-    const auto d_source_SD = head_.run(rows, sources.size() == 1 ? sources[0] : at::cat(sources));
+    const auto source_SD = sources.size() == 1 ? sources[0] : at::cat(sources);
+    at::Tensor d_source_SD;
+    for (BlockHead* head : heads_) {
+      const auto own_SD = head->run(rows, source_SD);
+      if (d_source_SD.defined() && own_SD.defined()) d_source_SD.add_(own_SD);
+      else if (own_SD.defined()) d_source_SD = own_SD;
+    }
     if (!d_source_SD.defined()) return {};
     const int64_t num_tokens = hidden_TD.size(0);
     for (size_t i = 0; i < rows.outside.size(); ++i)
@@ -199,15 +206,16 @@ class Walk {
   const ExecutorOptions& options_;
   const PlannedTree& planned_;
   RowMap rows_;
-  Head& head_;
+  std::vector<BlockHead*> heads_;
   bool backward_;
   KvStack stack_;
   std::vector<Open> open_;  // by block
   PassInput input_;
 };
 
-WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
-                const Loss* loss, const Seeds* seeds, int64_t top_k = 0) {
+WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan& plan,
+                       const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t top_k = 0,
+                       BlockHead* beside = nullptr) {
   check_lengths(model.config(), batch);
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
@@ -223,7 +231,9 @@ WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, 
     values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
   }
   Head head(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result);
-  for (const auto& planned : plan.trees) Walk(model, options, planned, batch, head, loss || seeds).run();
+  std::vector<BlockHead*> heads = {&head};
+  if (beside) heads.push_back(beside);
+  for (const auto& planned : plan.trees) Walk(model, options, planned, batch, heads, loss || seeds).run();
   return result;
 }
 
@@ -232,12 +242,19 @@ WalkResult walk(Model& model, const ExecutorOptions& options, const Plan& plan, 
 Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
 
 RowValues Executor::forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
-  return walk(model_, options_, plan, batch, nullptr, nullptr, top_k).values;
+  return walk_policy(model_, options_, plan, batch, nullptr, nullptr, top_k).values;
 }
 
-WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss) {
+void Executor::walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {
+  check_lengths(model_.config(), batch);
+  if (backward) model_.allocate_gradients();
+  for (const auto& planned : plan.trees) Walk(model_, options_, planned, batch, {&head}, backward).run();
+}
+
+WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
+                                      BlockHead* beside) {
   model_.allocate_gradients();
-  if (loss.token_separable()) return walk(model_, options_, plan, batch, &loss, nullptr);
+  if (loss.token_separable()) return walk_policy(model_, options_, plan, batch, &loss, nullptr, 0, beside);
   // A loss that couples a sequence's tokens: values of the whole batch first, then their gradients as seeds.
   auto rows = batch.fields;
   auto values = forward(plan, batch);
@@ -254,7 +271,7 @@ WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch,
                                                /*allow_unused=*/true);
   Seeds seeds{gradients[0], gradients[1], gradients.size() > 2 ? gradients[2] : at::Tensor()};
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
-  auto result = walk(model_, options_, plan, batch, nullptr, &seeds);
+  auto result = walk_policy(model_, options_, plan, batch, nullptr, &seeds, 0, beside);
   result.loss = out.loss.item<double>();
   result.metrics = out.metrics;
   return result;

@@ -40,17 +40,25 @@ struct WalkResult {
   RowValues values;      // of every row
 };
 
+class BlockHead;
+
 class Executor {
  public:
   explicit Executor(Model& model, ExecutorOptions options = {});
 
   // Adds the gradient of the loss over the whole batch to the parameters' main_grad. No trained token: loss
   // and gradients 0. The plan must be of batch.sequences.
-  WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss);
+  // `beside`: a head that reads the same hidden states in the walk that has gradients (head.h), or none.
+  WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
+                              BlockHead* beside = nullptr);
 
   // Walks the plan without backward, for log-probabilities and entropies alone, and for the `top_k` most likely
   // tokens where that is not 0.
   RowValues forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
+
+  // Walks the plan with another head in place of the policy's. backward: the gradient that the head returns
+  // goes on into the parameters' main_grad; else each block is computed once, forward only.
+  void walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward);
 
  private:
   Model& model_;

@@ -107,6 +107,16 @@ at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64
 }
 }  // namespace
 
+HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end) {
+  const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
+  std::vector<int64_t> row_of;
+  row_of.reserve(loss_end - loss_begin);
+  for (int64_t r = begin; r < end; ++r)
+    row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
+  return {index_tensor(row_of, 0, static_cast<int64_t>(row_of.size())),
+          index_tensor(rows.loss_rows, loss_begin, loss_end)};
+}
+
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
            int64_t chunk_rows, int64_t top_k, WalkResult* result)
     : model_(model),
@@ -129,22 +139,14 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
       backward ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
   for (int64_t begin = 0; begin < rows.num_rows(); begin += chunk_rows_) {
     const int64_t end = std::min(rows.num_rows(), begin + chunk_rows_);
-    const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
     const auto sources = index_tensor(rows.sources, begin, end).to(device);
     const auto labels = index_tensor(rows.labels, begin, end).to(device);
     const auto hidden_RD = source_SD.index_select(0, sources);
     const auto logits_RV = model_.logits(hidden_RD);
     const auto out = log_prob_forward(logits_RV, labels, batch_.temperature);
 
-    std::vector<int64_t> row_of;  // head row, within the chunk, of each loss row
-    row_of.reserve(loss_end - loss_begin);
-    for (int64_t r = begin; r < end; ++r)
-      row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
-    Chunk chunk{.log_probs = out.log_probs_R.cpu(),
-                .entropies = out.entropies_R.cpu(),
-                .head_rows = index_tensor(row_of, 0, static_cast<int64_t>(row_of.size())),
-                .loss_rows = index_tensor(rows.loss_rows, loss_begin, loss_end),
-                .given_LK = {}};
+    const auto [head_rows, loss_rows] = head_chunk(rows, begin, end);
+    Chunk chunk{out.log_probs_R.cpu(), out.entropies_R.cpu(), head_rows, loss_rows, {}};
     at::Tensor given_ids_LK, given_rows;
     if (batch_.given_ids_RK.defined()) {
       given_ids_LK = batch_.given_ids_RK.index_select(0, chunk.loss_rows).to(device);

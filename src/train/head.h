@@ -1,6 +1,7 @@
-// Which rows of the head and of the loss belong to which block of a planned tree, and the head of one block:
-// log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden states they
-// were predicted from, chunk by chunk (engine.md 3, "Head").
+// What reads the final hidden states of a walk: a head, of which the policy's is here and a critic's in
+// critic.h. Which rows of the head and of the loss belong to which block of a planned tree, and the head of
+// one block: log-probabilities of its trained tokens, their loss where asked, and the gradient of the hidden
+// states they were predicted from, chunk by chunk (engine.md 3, "Head").
 #pragma once
 
 #include <vector>
@@ -44,7 +45,24 @@ struct Seeds {
   at::Tensor d_log_probs_R, d_entropies_R, d_given_RK;
 };
 
-class Head {
+// One block at a time. A walk may have several heads, whose gradients of the hidden states add.
+class BlockHead {
+ public:
+  virtual ~BlockHead() = default;
+
+  // source_SD: hidden states that rows.sources index. Returns their gradient (accumulator type), or an
+  // undefined tensor where the head sends none.
+  virtual at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD) = 0;
+};
+
+// Index tensors of the rows [begin, end) of a block, on the CPU.
+struct HeadChunk {
+  at::Tensor head_rows;  // by loss row: the head row, from 0 at `begin`, that it belongs to
+  at::Tensor loss_rows;  // of the batch
+};
+HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end);
+
+class Head final : public BlockHead {
  public:
   // `loss` (token-separable) or `seeds`, or neither for a forward-only walk. `top_k`: most likely tokens that
   // a forward-only walk files, or 0. `result` gets values of every row, the loss and its metrics; it must
@@ -52,9 +70,8 @@ class Head {
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
        int64_t top_k, WalkResult* result);
 
-  // source_SD: hidden states that rows.sources index. Returns their gradient (accumulator type), or an
-  // undefined tensor in a forward-only walk.
-  at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD);
+  // Undefined in a forward-only walk.
+  at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD) override;
 
  private:
   // Some rows of a block: values by head row, and which loss rows they are.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "train/sequence_steps.h"
 
 namespace bough {
 
@@ -75,6 +76,18 @@ std::vector<double> row_shares(const std::vector<const Trajectory*>& rows,
   return shares;
 }
 
+// [num_rows] of all trained tokens; undefined unless each has a value.
+at::Tensor column_of(const std::vector<const Trajectory*>& rows, const char* name, int64_t num_rows,
+                     at::ScalarType dtype) {
+  std::vector<double> values;
+  for (const Trajectory* row : rows) {
+    const std::vector<double> own = trained_column(*row, name);
+    values.insert(values.end(), own.begin(), own.end());
+  }
+  if (std::ssize(values) != num_rows) return {};
+  return at::tensor(values, at::kDouble).to(dtype);
+}
+
 }  // namespace
 
 TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
@@ -116,6 +129,8 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
     batch.sequences.emplace_back(row->input_ids);
     batch.trained_positions.push_back(std::move(positions));
   }
+  batch.old_values_R = column_of(rows, kValuesColumn, batch.num_rows(), dtype);
+  batch.returns_R = column_of(rows, kReturnsColumn, batch.num_rows(), dtype);
   LossRows& fields = batch.fields;
   fields.sequences_R = at::tensor(row_sequences, at::kLong);
   fields.weights_R = expand_to_rows(
@@ -191,33 +206,60 @@ Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& setti
   return out;
 }
 
-// Of every entry: one number, or one a trained token; of what filters dropped 0.
-std::vector<std::vector<double>> estimate(const Entries& entries, const ActorSettings& settings) {
+// Of the rows of each entry that is trained; the others have no steps.
+std::vector<SequenceSteps> collect_steps(const std::vector<Trajectory>& batch, const Entries& entries,
+                                         const ActorSettings& settings) {
+  std::vector<SequenceSteps> steps(entries.rewards.size());
+  const bool needs_values = settings.advantages.needs_values();
+  for (size_t s = 0; s < batch.size(); ++s)
+    if (entries.entry_of[s] >= 0 && batch[s].in_loss() && batch[s].trains_a_token())
+      append_row(steps[static_cast<size_t>(entries.entry_of[s])], batch[s], settings.shaping.reward_scaling,
+                 needs_values);
+  for (size_t e = 0; e < steps.size(); ++e) finish_steps(steps[e], entries.rewards[e]);
+  return steps;
+}
+
+// Of every entry: one number, or one a trained token; of what filters dropped 0. Returns only where the
+// estimator has them.
+struct Estimates {
+  std::vector<std::vector<double>> advantages, returns;
+};
+Estimates estimate(const std::vector<Trajectory>& batch, const Entries& entries,
+                   const ActorSettings& settings) {
   std::vector<double> rewards;
   std::vector<int64_t> groups, tokens;
   AdvantageInput kept;
+  std::vector<SequenceSteps> steps;
+  if (settings.advantages.needs_steps()) steps = collect_steps(batch, entries, settings);
   for (size_t e = 0; e < entries.rewards.size(); ++e) {
     if (!entries.filtered.kept[e]) continue;
     rewards.push_back(entries.rewards[e]);
     groups.push_back(entries.groups[e]);
     tokens.push_back(entries.filtered.trained[e] ? entries.tokens[e] : 0);
     kept.parts.push_back(entries.parts[e]);
+    if (!steps.empty()) kept.steps.push_back(std::move(steps[e]));
   }
   kept.rewards = rewards;
   kept.groups = groups;
   kept.tokens = tokens;
-  std::vector<std::vector<double>> estimated = compute_advantages(settings.advantages, kept);
-  std::vector<std::vector<double>> advantages(entries.rewards.size(), {0.0});
+  Estimates estimated, out;
+  estimated.advantages = compute_advantages(settings.advantages, kept, &estimated.returns);
+  out.advantages.assign(entries.rewards.size(), {0.0});
+  if (!estimated.returns.empty()) out.returns.resize(entries.rewards.size());
   size_t next = 0;
-  for (size_t e = 0; e < advantages.size(); ++e)
-    if (entries.filtered.kept[e]) advantages[e] = std::move(estimated[next++]);
-  return advantages;
+  for (size_t e = 0; e < out.advantages.size(); ++e) {
+    if (!entries.filtered.kept[e]) continue;
+    out.advantages[e] = std::move(estimated.advantages[next]);
+    if (!estimated.returns.empty()) out.returns[e] = std::move(estimated.returns[next]);
+    ++next;
+  }
+  return out;
 }
 
 // A row's part of its trajectory's advantages; `next_token` counts the trajectory's trained tokens.
 std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<double>& advantages,
                                     int64_t& next_token) {
-  if (advantages.size() == 1 || !row.trained)
+  if (advantages.size() == 1 || !row.in_loss() || row.input_ids.empty())
     return {advantages.empty() ? 0.0f : static_cast<float>(advantages[0])};
   std::vector<float> by_token(row.input_ids.size(), 0.0f);
   for (size_t i = 0; i < by_token.size(); ++i)
@@ -234,24 +276,32 @@ bool is_dropped(const std::vector<Trajectory>& group, const ActorSettings& setti
 }
 
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
-                            std::optional<int64_t> max_response_tokens, const AgeLimit& age) {
+                            std::optional<int64_t> max_response_tokens, const AgeLimit& age,
+                            const SetValues& set_values) {
   // By name: a row that was given an advantage and has no reward is no entry, yet of its group.
   std::set<std::string_view> stale_groups;
   if (age.action == "drop_group")
     for (const Trajectory& row : batch)
       if (row.in_loss() && age.is_too_old(row)) stale_groups.insert(row.group);
   Entries entries = collect(batch, settings, max_response_tokens, stale_groups);
-  const std::vector<std::vector<double>> advantages = estimate(entries, settings);
-  std::vector<int64_t> next_token(advantages.size(), 0);
+  for (size_t s = 0; s < batch.size(); ++s) {
+    const int64_t entry = entries.entry_of[s];
+    if (entry >= 0 ? !entries.filtered.trained[static_cast<size_t>(entry)]
+                   : stale_groups.contains(batch[s].group))
+      batch[s].trained = false;
+  }
+  if (set_values && settings.advantages.needs_values()) set_values(batch);
+  const Estimates estimated = estimate(batch, entries, settings);
+  std::vector<int64_t> next_token(estimated.advantages.size(), 0);
   for (size_t s = 0; s < batch.size(); ++s) {
     Trajectory& row = batch[s];
     if (entries.entry_of[s] >= 0) {
       const auto e = static_cast<size_t>(entries.entry_of[s]);
-      const std::vector<float> own = advantage_of_row(row, advantages[e], next_token[e]);
+      const int64_t first_token = next_token[e];
+      const std::vector<float> own = advantage_of_row(row, estimated.advantages[e], next_token[e]);
       if (row.advantage.empty()) row.advantage = own;
-      row.trained = row.trained && entries.filtered.trained[e];
-    } else if (stale_groups.contains(row.group)) {
-      row.trained = false;
+      if (!estimated.returns.empty() && row.in_loss() && row.trains_a_token())
+        set_trained_column(row, kReturnsColumn, estimated.returns[e].data() + first_token);
     }
     BOUGH_CHECK(!row.in_loss() || !row.advantage.empty(), "sequence ", s,
                 " has neither reward nor advantage");

@@ -6,6 +6,7 @@
 // and their reward enters the group's mean once.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ struct TrainBatch {
   LossRows fields;
   // int64 [R, K]: tokens whose log-probabilities at the rows' positions a walk returns too; undefined: none.
   at::Tensor given_ids_RK;
+  // Of a critic, where every trained token has them (the trajectories' columns `values` and `returns`): [R],
+  // CPU, accumulator type.
+  at::Tensor old_values_R, returns_R;
 
   int64_t num_rows() const { return row_offset.back(); }
 };
@@ -46,11 +50,15 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 // Advantages from rewards: shaped, filtered, estimated inside each group, as `actor` of a run says. A
 // sequence that has an advantage keeps it, yet counts in its group's mean; what a filter drops becomes
 // `trained: false`; a row that is not valid counts nowhere. Rows of one trajectory share its advantage.
-// `age`: what is too old for the batch, and what becomes of it. Returns what the filters counted, trajectory
-// by trajectory. UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where
-// nobody knows how many tokens a response may have; see compute_advantages.
+// `age`: what is too old for the batch, and what becomes of it. `set_values`: gives the sequences that are
+// trained a critic's values (sequence_steps.h), where the estimator asks for them and the caller has a
+// critic; then they also get their returns. Returns what the filters counted, trajectory by trajectory.
+// UserError: rows of a trajectory that disagree in their reward; overlong_reward_penalty where nobody knows
+// how many tokens a response may have; see compute_advantages.
+using SetValues = std::function<void(std::vector<Trajectory>& batch)>;
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
-                            std::optional<int64_t> max_response_tokens, const AgeLimit& age = {});
+                            std::optional<int64_t> max_response_tokens, const AgeLimit& age = {},
+                            const SetValues& set_values = {});
 
 // Whether the filters leave nothing of a group: one sample's rewards equal the others', say. A run that wants
 // full batches draws another one for it. `group`: the samples of one prompt, as set_advantages takes them.

@@ -79,11 +79,16 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 }
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps)
-    : model_(&model), settings_(settings), schedule_(make_schedule(settings, total_steps)) {
+    : Optimizer(model.parameters(), settings, total_steps) {}
+
+Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
+                     int64_t total_steps)
+    : settings_(settings), schedule_(make_schedule(settings, total_steps)) {
   BOUGH_CHECK(total_steps >= 0, "total_steps ", total_steps);
-  model.allocate_gradients();
-  for (Parameter* parameter : model.parameters()) {
+  for (Parameter* parameter : parameters) {
     const at::ScalarType acc = accumulator_type(parameter->value.scalar_type());
+    if (!parameter->main_grad.defined())
+      parameter->main_grad = at::zeros_like(parameter->value, parameter->value.options().dtype(acc));
     State state{.parameter = parameter, .decayed = parameter->value.dim() > 1};
     if (acc != parameter->value.scalar_type()) state.master = parameter->value.to(acc);
     state.exp_avg = at::zeros_like(parameter->main_grad);
@@ -105,7 +110,7 @@ Optimizer::Report Optimizer::step() {
   if (!std::isfinite(report.grad_norm)) {
     ++num_skipped_;
     report.skipped = true;
-    model_->zero_gradients();
+    for (const State& state : states_) state.parameter->main_grad.zero_();
     return report;
   }
   const double clip = settings_.gradient_clipping;

@@ -65,6 +65,9 @@ class Optimizer {
   // Allocates its state, and the model's main_grads where there are none. The model must outlive it. Masters
   // start as the model's values: load weights first. total_steps >= 0: optimizer steps of the whole run.
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps);
+  // Over these alone, which must outlive it.
+  Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
+            int64_t total_steps);
 
   struct Report {
     double grad_norm;  // global, before clipping; may be infinite or NaN where skipped
@@ -100,7 +103,6 @@ class Optimizer {
   double gradient_norm() const;
   NamedTensors named_state() const;  // views of everything that is saved
 
-  Model* model_;
   OptimizerSettings settings_;
   Schedule schedule_;
   std::vector<State> states_;

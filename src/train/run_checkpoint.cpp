@@ -107,6 +107,7 @@ void write_contents(const fs::path& directory, int64_t step, Model& model, const
   make_directories(directory);
   save_model(directory / "model", model, {.copy_from = options.source_model});
   optimizer.save(directory);
+  if (options.write_more) options.write_more(directory);
   write_file_atomically(directory / kState,
                         dump_pretty({{"format", kFormat}, {"step", step}, {"state", state}}));
 }
@@ -204,11 +205,13 @@ void clean_run_checkpoints(const fs::path& run_dir) {
   }
 }
 
-Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer) {
+Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer,
+                         const std::function<void(const fs::path& directory)>& load_more) {
   try {
     Json state = read_state(checkpoint);
     load_weights(checkpoint.model_directory(), model);
     optimizer.load(checkpoint.directory);
+    if (load_more) load_more(checkpoint.directory);
     return state;
   } catch (const UserError& error) {
     auto others = complete_steps(checkpoint.directory.parent_path());

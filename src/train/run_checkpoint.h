@@ -3,6 +3,7 @@
 //   <run>/checkpoints/step_N/model/                 a Hugging Face directory, tokenizer files included
 //                           /optimizer.safetensors  moments, fp32 masters, counts (train/optimizer.h)
 //                           /state.json             {"format", "step", "state": what the controller gave}
+//                           /critic/                where the run has one (train/critic.h)
 //   <run>/latest                                    text: "step_N"
 //
 // step_N is prepared under a name that begins with a dot, flushed and renamed, so it is complete or absent;
@@ -15,6 +16,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "base/json.h"
@@ -26,6 +28,8 @@ namespace bough {
 struct RunCheckpointOptions {
   std::filesystem::path source_model;  // where tokenizer files and generation_config.json come from
   int64_t keep_last = 2;               // >= 1; older ones go, the new one never
+  // Writes more of the run into step_N before it counts; none: nothing.
+  std::function<void(const std::filesystem::path& directory)> write_more = {};
 };
 
 struct RunCheckpoint {
@@ -52,7 +56,9 @@ void clean_run_checkpoints(const std::filesystem::path& run_dir);
 
 // Restores model and optimizer (made for the same model and dtype) and returns the controller's state.
 // UserError names the file that is missing, damaged or of another run, and other checkpoints to go back to.
-// After an error model and optimizer may be restored in part: they are of no use any more.
-Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer);
+// `load_more`: restores what write_more wrote. After an error all may be restored in part: of no use any
+// more.
+Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimizer& optimizer,
+                         const std::function<void(const std::filesystem::path& directory)>& load_more = {});
 
 }  // namespace bough

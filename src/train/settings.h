@@ -111,6 +111,38 @@ struct TreeTrainingSettings {
   }
 };
 
+// The critic of adv_estimator gae (critic.h): `critic` of a run's settings.
+struct CriticSettings {
+  bool share_backbone = false;
+  std::string path;
+  std::optional<double> eps_clip = 0.5;
+  double loss_coef = 1.0;
+  int64_t warmup_steps = 0;
+  OptimizerSettings optimizer;
+
+  template <class V>
+  void visit(V& v) {
+    v("share_backbone", share_backbone,
+      "values are read off the actor's hidden states; false: off a model's of its own");
+    v("path", path,
+      "its own backbone: a Hugging Face directory, or checkpoints/step_N/critic of a run; empty: a copy of "
+      "model.path");
+    v("eps_clip", eps_clip,
+      "how far a value may move from the old one before the loss stops following; null: no clip", above(0.0));
+    v("loss_coef", loss_coef, "of the value loss, beside the policy's where the backbone is shared",
+      above(0.0));
+    v("warmup_steps", warmup_steps, "first steps in which the critic alone is trained, the actor frozen",
+      at_least(0));
+    v("optimizer", optimizer, "AdamW of the critic; of its head alone where the backbone is shared");
+  }
+  // UserError: settings that contradict each other.
+  void check() const {
+    if (share_backbone && !path.empty())
+      throw UserError(str("critic.path is ", quoted(path),
+                          ", but critic.share_backbone takes the actor's model; leave one of them out"));
+  }
+};
+
 struct ActorSettings {
   TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
@@ -121,6 +153,7 @@ struct ActorSettings {
   RewardShapingSettings shaping;
   FilterSettings filters;
   int64_t ppo_n_minibatches = 1;
+  int64_t ppo_epochs = 1;
   int64_t threads = 0;
 
   template <class V>
@@ -133,12 +166,17 @@ struct ActorSettings {
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
       range(1, 10'000));
+    v("ppo_epochs", ppo_epochs,
+      "times that each batch's mini-batches are gone over; pi_old stays that of the start", range(1, 10'000));
     loss.visit(v);
     aggregation.visit(v);
     advantages.visit(v);
     shaping.visit(v);
     filters.visit(v);
   }
+  // Optimizer steps of one batch.
+  int64_t updates_per_batch() const { return ppo_n_minibatches * ppo_epochs; }
+
   // UserError: settings that contradict each other.
   void check() const {
     tree.check();
@@ -147,10 +185,11 @@ struct ActorSettings {
       throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),
                           " has trees instead; leave them out, or take tree_training_mode dense"));
-    if (loss.use_decoupled_loss && loss.prox_logp_method == "reuse_train_logp" && ppo_n_minibatches > 1)
+    if (loss.use_decoupled_loss && loss.prox_logp_method == "reuse_train_logp" && updates_per_batch() > 1)
       throw UserError(str("prox_logp_method is reuse_train_logp with ppo_n_minibatches ", ppo_n_minibatches,
+                          " and ppo_epochs ", ppo_epochs,
                           ": after the first of several updates the training pass is no longer of the policy "
-                          "that the update began with; expected ppo_n_minibatches 1, or recompute or "
+                          "that the update began with; expected 1 of both, or recompute or "
                           "loglinear"));
   }
 };

@@ -1,10 +1,13 @@
 #include "train/trainer.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "algo/minibatches.h"
 #include "base/error.h"
+#include "train/sequence_steps.h"
 
 namespace bough {
 
@@ -27,22 +30,86 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   return values;
 }
 
+// What the critic's values, as they were when the batch was scored, say of its returns.
+MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
+  std::vector<double> values, returns;
+  for (const Trajectory* row : batch) {
+    const std::vector<double> own = trained_column(*row, kValuesColumn);
+    const std::vector<double> later = trained_column(*row, kReturnsColumn);
+    values.insert(values.end(), own.begin(), own.end());
+    returns.insert(returns.end(), later.begin(), later.end());
+  }
+  const auto values_R = at::tensor(values, at::kDouble), returns_R = at::tensor(returns, at::kDouble);
+  return {{"critic/value_mean", values_R.mean().item<double>()},
+          {"critic/return_mean", returns_R.mean().item<double>()},
+          {"critic/explained_variance", explained_variance(values_R, returns_R)}};
+}
+
 }  // namespace
 
-Trainer::Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps,
-                 const Clock& clock)
-    : settings_(settings),
-      gradient_(model, reference, settings, nullptr),
-      optimizer_(model, settings.optimizer, total_steps * settings.ppo_n_minibatches),
+Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
+                 const Clock& clock, Critic* critic)
+    : settings_(beside_critic(settings, critic)),
+      critic_(critic),
+      gradient_(model, frozen, settings_, nullptr),
+      optimizer_(model, settings.optimizer,
+                 std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
+                     settings.updates_per_batch()),
       clock_(clock) {}
 
-void Trainer::use_costs(StepCosts costs) {
+void Trainer::use_costs(StepCosts costs, StepCosts critic) {
   costs_ = std::move(costs);
+  critic_costs_ = std::move(critic);
   gradient_.use_costs(costs_.passes.get());
+  if (critic_) critic_->use_costs((critic_->shares_backbone() ? costs_ : critic_costs_).passes.get());
+}
+
+void Trainer::set_values(std::vector<Trajectory>& batch) {
+  if (!critic_) return;
+  const Clock::Time start = clock_.now();
+  std::vector<Trajectory*> kept;
+  for (Trajectory& trajectory : batch)
+    if (trajectory.in_loss() && trajectory.trains_a_token()) kept.push_back(&trajectory);
+  if (kept.empty()) return;
+  const TrainBatch rows = gradient_.rows_of({kept.begin(), kept.end()});
+  const at::Tensor values_R = critic_->values(rows).to(at::kDouble).contiguous();
+  for (size_t s = 0; s < kept.size(); ++s)
+    set_trained_column(*kept[s], kValuesColumn, values_R.const_data_ptr<double>() + rows.row_offset[s]);
+  values_seconds_ += seconds_between(start, clock_.now());
+}
+
+void Trainer::update_critic(MiniBatch& mini, Updates& updates) {
+  const Clock::Time start = clock_.now();
+  if (!mini.critic_plan) mini.critic_plan = critic_->plan(mini.batch);
+  merge(updates.sums, critic_->accumulate(*mini.critic_plan, mini.batch).metrics);
+  updates.critic_seconds += seconds_between(start, clock_.now());
+}
+
+void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
+  ++updates.count;
+  const bool in_policys_walk = critic_ && critic_->shares_backbone() && trains_actor;
+  if (critic_ && !in_policys_walk) update_critic(mini, updates);
+  if (trains_actor) {
+    if (!mini.plan) mini.plan = gradient_.plan(mini.batch, settings_.tree.strategy());
+    const Clock::Time planned = clock_.now();
+    std::optional<ValueBlockHead> values;
+    if (in_policys_walk) values.emplace(critic_->beside_policy(mini.batch));
+    const WalkResult result = gradient_.accumulate(*mini.plan, mini.batch, values ? &*values : nullptr);
+    updates.gradient_seconds += seconds_between(planned, clock_.now());
+    merge(updates.sums, result.metrics);
+    if (values) merge(updates.sums, values->result().metrics);
+    updates.last = optimizer_.step();
+    updates.grad_norm += updates.last.grad_norm;
+  }
+  if (!critic_) return;
+  updates.last_of_critic = critic_->optimizer().step();
+  updates.critic_grad_norm += updates.last_of_critic.grad_norm;
 }
 
 MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   const Clock::Time start = clock_.now();
+  const bool trains_actor = !critic_ || num_batches_ >= critic_->settings().warmup_steps;
+  ++num_batches_;
   std::vector<const Trajectory*> kept;
   std::vector<int64_t> tokens;
   for (const Trajectory& trajectory : batch) {
@@ -52,42 +119,62 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   }
   MetricValues values;
   values["optim/skipped_steps"] = static_cast<double>(optimizer_.num_skipped());
-  if (kept.empty()) return values;
+  if (kept.empty()) {
+    values.merge(gradient_.finish({}));
+    return values;
+  }
 
   // All mini-batches are prepared before the first update: pi_old is the policy of the start.
   const std::string strategy = settings_.tree.strategy();
   const auto members = split_minibatches(group_numbers(kept), tokens, settings_.ppo_n_minibatches);
-  std::vector<TrainBatch> minis;
+  std::vector<MiniBatch> minis;
   for (const std::vector<int64_t>& indices : members) {
     std::vector<const Trajectory*> mini;
     for (const int64_t index : indices) mini.push_back(kept[static_cast<size_t>(index)]);
-    minis.push_back(gradient_.prepare(mini, members.size() == 1, strategy));
+    const bool is_one_update = members.size() == 1 && settings_.ppo_epochs == 1;
+    minis.push_back(
+        {trains_actor ? gradient_.prepare(mini, is_one_update, strategy) : gradient_.rows_of(mini), {}, {}});
   }
 
-  std::vector<Plan> plans;
-  WeightedSums sums;
-  double grad_norm = 0, lr = 0, gradient_seconds = 0;
-  for (const TrainBatch& mini : minis) {
-    plans.push_back(gradient_.plan(mini, strategy));
-    const Clock::Time planned = clock_.now();
-    const WalkResult result = gradient_.accumulate(plans.back(), mini);
-    gradient_seconds += seconds_between(planned, clock_.now());
-    merge(sums, result.metrics);
-    const Optimizer::Report report = optimizer_.step();
-    grad_norm += report.grad_norm / static_cast<double>(minis.size());
-    lr = report.lr;
+  Updates updates;
+  for (int64_t epoch = 0; epoch < settings_.ppo_epochs; ++epoch)
+    for (MiniBatch& mini : minis) update(mini, trains_actor, updates);
+  values.merge(combine(updates.sums, static_cast<size_t>(updates.count)));
+  values.merge(gradient_.finish(updates.sums));
+  const auto count = static_cast<double>(updates.count);
+  if (trains_actor) {
+    values["optim/grad_norm"] = updates.grad_norm / count;
+    values["optim/lr"] = updates.last.lr;
   }
-  values.merge(combine(sums, minis.size()));
-  values["optim/grad_norm"] = grad_norm;
-  values["optim/lr"] = lr;
   values["optim/skipped_steps"] = static_cast<double>(optimizer_.num_skipped());
+  if (critic_) {
+    values["critic/grad_norm"] = updates.critic_grad_norm / count;
+    values["critic/lr"] = updates.last_of_critic.lr;
+    values["critic/skipped_steps"] = static_cast<double>(critic_->optimizer().num_skipped());
+    values["time/critic"] = std::exchange(values_seconds_, 0.0) + updates.critic_seconds;
+    values.merge(value_metrics(kept));
+  }
 
   std::vector<TokenSpan> sequences;
   for (const Trajectory* trajectory : kept) sequences.emplace_back(trajectory->input_ids);
   const PrefixTree tree = build_prefix_tree(sequences);
-  std::vector<const Plan*> plan_pointers;
-  for (const Plan& plan : plans) plan_pointers.push_back(&plan);
-  values.merge(tree_metrics(tree, plan_pointers, costs_.passes.get(), gradient_seconds));
+  std::vector<const Plan*> plans, critic_plans;
+  for (const MiniBatch& mini : minis) {
+    if (mini.plan) plans.push_back(&*mini.plan);
+    if (mini.critic_plan) critic_plans.push_back(&*mini.critic_plan);
+  }
+  const PassCosts* critic_passes =
+      (critic_ && !critic_->shares_backbone() ? critic_costs_ : costs_).passes.get();
+  if (trains_actor)
+    values.merge(tree_metrics(tree, plans, costs_.passes.get(),
+                              updates.gradient_seconds / static_cast<double>(settings_.ppo_epochs)));
+  else values.merge(tree_metrics(tree, critic_plans, critic_passes));
+  if (critic_ && costs_.passes) {
+    double& peak = values["memory/predicted"];
+    for (const Plan* plan : critic_plans)
+      peak = std::max(peak, static_cast<double>(simulate(*plan, critic_passes).peak_bytes));
+    peak += static_cast<double>(critic_->resident_bytes());
+  }
   const double seconds = std::max(1e-9, seconds_between(start, clock_.now()));
   values["time/train"] = seconds;
   values["perf/train_tokens_per_s"] = static_cast<double>(tree.num_flat_tokens()) / seconds;
@@ -96,8 +183,10 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
     std::vector<uint8_t> trained;
     for (const Trajectory* trajectory : kept)
       trained.insert(trained.end(), trajectory->loss_mask.begin(), trajectory->loss_mask.end());
-    const StepWork work = count_work(tree, trained, costs_.work);
-    values["perf/mfu"] = kStepOverForward * work.tree / (costs_.matrix_product_rate * seconds);
+    double work = trains_actor ? count_work(tree, trained, costs_.work).tree : 0;
+    if (critic_ && !critic_->shares_backbone()) work += count_work(tree, trained, critic_costs_.work).tree;
+    values["perf/mfu"] = kStepOverForward * work * static_cast<double>(settings_.ppo_epochs) /
+                         (costs_.matrix_product_rate * seconds);
   }
   return values;
 }

@@ -1,5 +1,7 @@
 // One batch of scored trajectories to one update of the weights: plan, gradients, optimizer, one or several
-// mini-batches. With several, pi_old is computed for the whole batch before the first.
+// mini-batches, gone over once or several times (ppo_epochs). With several updates, pi_old is computed for
+// the whole batch before the first. A critic learns from the same mini-batches: one with a backbone of its
+// own in walks of its own, before the policy's; one that shares the actor's in the policy's walk.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +11,7 @@
 
 #include "base/clock.h"
 #include "report/metrics.h"
+#include "train/critic.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/settings.h"
@@ -30,6 +33,10 @@ class BatchTrainer {
   // anything. Metrics under the names of docs/formats.md. A batch without a trained token changes nothing.
   virtual MetricValues train(const std::vector<Trajectory>& batch) = 0;
 
+  // Gives the sequences that are trained the critic's values (sequence_steps.h), which advantages are made
+  // of; nothing where there is no critic.
+  virtual void set_values(std::vector<Trajectory>&) {}
+
   // The trainer's version i from now on: how many batches it has been trained on. To be said before train()
   // where a token's age counts.
   virtual void set_version(int64_t) {}
@@ -37,26 +44,52 @@ class BatchTrainer {
 
 class Trainer final : public BatchTrainer {
  public:
-  // model, and reference where the loss needs one, must outlive it. `total_steps`: calls of train() planned
-  // for the whole run, which the learning rate's schedule follows.
-  Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps,
-          const Clock& clock);
+  // model, what the loss needs of `frozen`, and critic where there is one, must outlive it. `total_steps`:
+  // calls of train() planned for the whole run, which the learning rate's schedule follows; the actor's
+  // begins after the critic's warm-up.
+  Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
+          const Clock& clock, Critic* critic = nullptr);
 
   MetricValues train(const std::vector<Trajectory>& batch) override;
-  void set_version(int64_t version) override { gradient_.set_version(version); }
+  void set_values(std::vector<Trajectory>& batch) override;
+  void set_version(int64_t version) override {
+    gradient_.set_version(version);
+    num_batches_ = version;
+  }
 
-  // What plans are made from; without it `auto` is `blocks` with passes of B tokens.
-  void use_costs(StepCosts costs);
+  // What plans are made from; without it `auto` is `blocks` with passes of B tokens. `critic`: of a critic's
+  // own backbone.
+  void use_costs(StepCosts costs, StepCosts critic = {});
   const PassCosts* pass_costs() const { return costs_.passes.get(); }
 
   Optimizer& optimizer() { return optimizer_; }
+  GradientStep& gradient() { return gradient_; }
 
  private:
+  // A mini-batch and what is made of it once, however often it is gone over.
+  struct MiniBatch {
+    TrainBatch batch;
+    std::optional<Plan> plan, critic_plan;
+  };
+  // What the updates of one batch add up to.
+  struct Updates {
+    WeightedSums sums;  // metrics of the walks
+    double gradient_seconds = 0, critic_seconds = 0;
+    Optimizer::Report last = {}, last_of_critic = {};
+    double grad_norm = 0, critic_grad_norm = 0;  // sums
+    int64_t count = 0;
+  };
+  void update(MiniBatch& mini, bool trains_actor, Updates& updates);
+  void update_critic(MiniBatch& mini, Updates& updates);
+
   const ActorSettings settings_;
+  Critic* critic_;
   GradientStep gradient_;
   Optimizer optimizer_;
   const Clock& clock_;
-  StepCosts costs_;
+  StepCosts costs_, critic_costs_;
+  int64_t num_batches_ = 0;    // trained on so far
+  double values_seconds_ = 0;  // of set_values since the last train()
 };
 
 // Metrics of a batch's tree: what it shares, and what the plans compute of it (AReaL's tree_token_ratio,

@@ -18,6 +18,7 @@ struct EstimatorInput {
   const AdvantageSettings& settings;
   const AdvantageInput& batch;
   const std::vector<std::vector<int64_t>>& groups;  // the sequences of each group
+  Advantages* returns = nullptr;                    // where the caller wants them
 
   // By sequence: `estimate` of the rewards of each group, in place. The last argument: the same sequences'
   // trained tokens.
@@ -28,6 +29,8 @@ struct EstimatorInput {
 
 struct EstimatorKind {
   Advantages (*estimate)(const EstimatorInput& input) = nullptr;
+  bool needs_values = false;  // of a critic
+  bool needs_steps = false;   // AdvantageInput::steps
 };
 
 // Every name: AdvantageSettings::adv_estimator, docs/algorithms.md.
@@ -39,7 +42,9 @@ struct EstimatorKind {
   X(reinforce_plus_plus_baseline) \
   X(opo)                          \
   X(maxrl)                        \
-  X(gdpo)
+  X(gdpo)                         \
+  X(gae)                          \
+  X(turn_returns)
 
 #define BOUGH_DECLARE_ESTIMATOR(name) EstimatorKind name##_estimator();
 BOUGH_ADVANTAGES(BOUGH_DECLARE_ESTIMATOR)
@@ -54,7 +59,12 @@ void normalize_group(const AdvantageSettings& settings, std::vector<double>& val
                      const std::vector<int64_t>& tokens);
 Advantages one_a_sequence(const std::vector<double>& values);
 // (A - mean) / sqrt(var + 1e-8) over all trained tokens of the batch, var unbiased; a single number counts
-// once for each of the sequence's trained tokens.
-void whiten(Advantages& advantages, std::span<const int64_t> tokens);
+// once for each of the sequence's trained tokens. Either part may be left out.
+struct Whitening {
+  bool subtracts_mean = true, divides_by_deviation = true;
+};
+void whiten(Advantages& advantages, std::span<const int64_t> tokens, Whitening parts = {});
+// What adv_norm asks for; `by_default`: what auto stands for.
+Whitening whitening(const AdvantageNormSettings& settings, bool by_default);
 
 }  // namespace bough

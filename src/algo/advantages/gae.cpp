@@ -1,5 +1,8 @@
 #include "algo/advantages/gae.h"
 
+#include <cmath>
+
+#include "algo/advantages/estimators.h"
 #include "base/error.h"
 
 namespace bough {
@@ -34,6 +37,48 @@ GaeResult gae(const GaeInput& input, double gamma, double lambda) {
     }
   }
   return result;
+}
+
+EstimatorKind gae_estimator() {
+  const auto estimate = [](const EstimatorInput& input) {
+    const AdvantageSettings& settings = input.settings;
+    const bool by_turn = settings.gae_timestep_unit == "turn";
+    Advantages advantages;
+    for (size_t s = 0; s < input.batch.steps.size(); ++s) {
+      const SequenceSteps& steps = input.batch.steps[s];
+      for (const double value : steps.values)
+        if (!std::isfinite(value))
+          throw UserError(str("adv_estimator gae: the critic values a token of sequence ", s + 1, " at ",
+                              value,
+                              ", expected a finite number; lower critic.optimizer.lr, and resume from "
+                              "a checkpoint before it diverged"));
+      const std::vector<uint8_t> trained(steps.values.size(), 1);
+      const std::vector<int32_t> none;
+      GaeResult own = gae({steps.rewards, steps.values, trained, by_turn ? steps.turns : none,
+                           steps.truncated && settings.bootstrap_truncated},
+                          settings.discount, settings.gae_lambda);
+      advantages.push_back(std::move(own.advantages));
+      if (input.returns) input.returns->push_back(std::move(own.returns));
+    }
+    whiten(advantages, input.batch.tokens, whitening(settings.adv_norm, /*by_default=*/true));
+    return advantages;
+  };
+  return {.estimate = estimate, .needs_values = true, .needs_steps = true};
+}
+
+EstimatorKind turn_returns_estimator() {
+  const auto estimate = [](const EstimatorInput& input) {
+    Advantages advantages;
+    for (const SequenceSteps& steps : input.batch.steps) {
+      const std::vector<double> zeros(steps.rewards.size(), 0.0);
+      const std::vector<uint8_t> trained(steps.rewards.size(), 1);
+      advantages.push_back(
+          gae({steps.rewards, zeros, trained, steps.turns}, input.settings.turn_discount, 1.0).advantages);
+    }
+    whiten(advantages, input.batch.tokens, whitening(input.settings.adv_norm, /*by_default=*/false));
+    return advantages;
+  };
+  return {.estimate = estimate, .needs_steps = true};
 }
 
 }  // namespace bough

@@ -1,0 +1,218 @@
+#include "train/critic.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "models/checkpoint.h"
+#include "models/safetensors.h"
+
+namespace bough {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kHeadFile = "value_head.safetensors";
+
+NamedTensors named_head(const ValueHead& head) {
+  return {{head.weight.parts.front().name, head.weight.value},
+          {head.bias.parts.front().name, head.bias.value}};
+}
+
+at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
+  return at::tensor(at::ArrayRef<int64_t>(values.data() + begin, end - begin), at::kLong);
+}
+
+std::vector<Parameter*> trained_parameters(Model& backbone, ValueHead& head, bool shares_backbone) {
+  std::vector<Parameter*> parameters = head.parameters();
+  if (!shares_backbone)
+    for (Parameter* parameter : backbone.parameters()) parameters.push_back(parameter);
+  return parameters;
+}
+
+// Where a run's critic was saved, else the directory itself.
+fs::path backbone_directory(const fs::path& path) {
+  return fs::exists(path / kHeadFile) ? path / "model" : path;
+}
+
+}  // namespace
+
+ValueHead::ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device) {
+  const auto options = at::TensorOptions().dtype(type).device(device);
+  weight = {at::zeros({1, hidden_size}, options), {}, {{"score.weight", 0, 1}}};
+  bias = {at::zeros({1}, options), {}, {{"score.bias", 0, 1}}};
+}
+
+ValueBlockHead::ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options)
+    : head_(head), batch_(batch), options_(options) {
+  result_.values_R = at::zeros({batch.num_rows()}, head.weight.value.scalar_type());
+  if (!options_.has_loss) return;
+  BOUGH_CHECK(batch.num_rows() == 0 || (batch.old_values_R.defined() && batch.returns_R.defined()),
+              "a value loss needs old values and returns");
+  for (Parameter* parameter : head_.parameters())
+    if (!parameter->main_grad.defined()) parameter->main_grad = at::zeros_like(parameter->value);
+}
+
+at::Tensor ValueBlockHead::run(const BlockRows& rows, const at::Tensor& source_SD) {
+  at::NoGradGuard no_grad;
+  const auto acc = head_.weight.value.scalar_type();
+  const auto weight_D = head_.weight.value.squeeze(0);
+  const bool sends_gradient = options_.has_loss && options_.reaches_backbone;
+  at::Tensor d_source_SD =
+      sends_gradient ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
+  const auto sources = index_tensor(rows.sources, 0, rows.num_rows()).to(source_SD.device());
+  const auto hidden_RD = source_SD.index_select(0, sources).to(acc);
+  const auto values_R = at::mv(hidden_RD, weight_D).add_(head_.bias.value);
+  const auto d_values_R = gradient(rows, values_R.cpu());
+  if (!options_.has_loss) return {};
+  const auto d_R = d_values_R.to(source_SD.device());
+  head_.weight.main_grad.squeeze(0).add_(at::mv(hidden_RD.t(), d_R));
+  head_.bias.main_grad.add_(d_R.sum());
+  if (sends_gradient) d_source_SD.index_add_(0, sources, d_R.unsqueeze(1) * weight_D);
+  return d_source_SD;
+}
+
+// Files the values under their loss rows and returns the gradients of the head rows: several sequences may
+// train one token, whose gradients add.
+at::Tensor ValueBlockHead::gradient(const BlockRows& rows, const at::Tensor& values) {
+  const auto [head_rows, loss_rows] = head_chunk(rows, 0, rows.num_rows());
+  const auto values_R = values.index_select(0, head_rows);
+  result_.values_R.index_copy_(0, loss_rows, values_R);
+  if (!options_.has_loss) return {};
+  const auto pick = [&](const at::Tensor& field) { return field.index_select(0, loss_rows); };
+  const ValueLoss own =
+      value_loss({values_R, pick(batch_.old_values_R), pick(batch_.returns_R), pick(batch_.fields.weights_R)},
+                 options_.eps_clip);
+  result_.loss += own.loss;
+  merge(result_.metrics, own.metrics);
+  return at::zeros_like(values).index_add_(0, head_rows, own.d_values_R, options_.loss_coef);
+}
+
+void CriticSnapshot::save(const fs::path& directory) const {
+  make_directories(directory);
+  if (backbone) save_model(directory / "model", *backbone);
+  write_safetensors(directory / kHeadFile, head);
+  optimizer.save(directory);
+}
+
+Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor,
+               int64_t total_updates)
+    : backbone_(backbone),
+      settings_(settings),
+      head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device()),
+      executor_(backbone),
+      optimizer_(trained_parameters(backbone, head_, settings.share_backbone), settings.optimizer,
+                 total_updates) {
+  actor_ = beside_critic(actor, this);
+}
+
+Plan Critic::plan(const TrainBatch& batch) const {
+  return make_plan(actor_.tree.strategy(), plan_request(batch, actor_.mb_spec, actor_.tree.packer, costs_));
+}
+
+at::Tensor Critic::values(const TrainBatch& batch) {
+  ValueBlockHead head(head_, batch, {});
+  executor_.walk(plan(batch), batch, head, /*backward=*/false);
+  return head.result().values_R;
+}
+
+ValueBlockHead::Options Critic::with_loss(bool reaches_backbone) const {
+  return {true, reaches_backbone, settings_.loss_coef, settings_.eps_clip};
+}
+
+ValueWalk Critic::accumulate(const Plan& plan, const TrainBatch& batch) {
+  ValueBlockHead head(head_, batch, with_loss(!shares_backbone()));
+  executor_.walk(plan, batch, head, /*backward=*/!shares_backbone());
+  return head.result();
+}
+
+ValueBlockHead Critic::beside_policy(const TrainBatch& batch) {
+  BOUGH_CHECK(shares_backbone(), "the critic has a backbone of its own");
+  return {head_, batch, with_loss(/*reaches_backbone=*/true)};
+}
+
+int64_t Critic::resident_bytes() const {
+  int64_t bytes = 0;
+  auto& self = const_cast<Critic&>(*this);  // a model lists its parameters as what may be changed
+  for (const Parameter* parameter :
+       trained_parameters(self.backbone_, self.head_, settings_.share_backbone)) {
+    const auto type = parameter->value.scalar_type(), acc = accumulator_type(type);
+    const auto accumulator = static_cast<int64_t>(c10::elementSize(acc));
+    // Value; gradient and two moments; the master of a value that is rounded.
+    const int64_t element = static_cast<int64_t>(c10::elementSize(type)) + (3 + (type != acc)) * accumulator;
+    bytes += parameter->value.numel() * element;
+  }
+  return bytes;
+}
+
+CriticSnapshot Critic::snapshot(bool copies) const {
+  CriticSnapshot snapshot{nullptr, named_head(head_), optimizer_.snapshot(copies)};
+  if (copies)
+    for (auto& [name, tensor] : snapshot.head) tensor = tensor.clone();
+  if (shares_backbone()) return snapshot;
+  snapshot.backbone = backbone_.share();
+  if (copies)
+    for (Parameter* parameter : snapshot.backbone->parameters()) {
+      parameter->value = parameter->value.clone();
+      parameter->main_grad = at::Tensor();
+    }
+  return snapshot;
+}
+
+void Critic::load_head(const fs::path& directory) {
+  const SafetensorsFile file(directory / kHeadFile);
+  for (const auto& [name, tensor] : named_head(head_)) {
+    const auto found = file.entries().find(name);
+    if (found == file.entries().end() || at::IntArrayRef(found->second.shape) != tensor.sizes())
+      throw UserError(bough::str(file.path().string(), ": got ",
+                                 found == file.entries().end() ? "no" : "another shape of", " tensor ",
+                                 quoted(name), "; expected shape ", tensor.sizes(),
+                                 ": a value head that was saved with this model's critic"));
+    tensor.copy_(file.tensor(name));
+  }
+}
+
+void Critic::load_head_if_saved(const fs::path& directory) {
+  if (fs::exists(directory / kHeadFile)) load_head(directory);
+}
+
+void Critic::load(const fs::path& directory) {
+  if (!shares_backbone()) load_weights(directory / "model", backbone_);
+  load_head(directory);
+  optimizer_.load(directory);
+}
+
+std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, const std::string& actor_path,
+                                            const Model& actor) {
+  const fs::path directory = settings.path.empty() ? fs::path(actor_path) : backbone_directory(settings.path);
+  ModelConfig config = load_model_config(directory);
+  if (config.vocab_size != actor.config().vocab_size)
+    throw UserError(str("critic.path: the model in ", quoted(directory.string(), 300), " has ",
+                        config.vocab_size, " token ids; expected the ", actor.config().vocab_size,
+                        " of model.path, whose tokens it values"));
+  // A head of logits would be weights, gradients and moments that nothing reads: that of a tied model is the
+  // embedding.
+  config.tie_word_embeddings = true;
+  if (config.source.is_object() && !config.source.empty()) config.source["tie_word_embeddings"] = true;
+  std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device());
+  load_weights(directory, *backbone);
+  return backbone;
+}
+
+ActorSettings beside_critic(const ActorSettings& settings, const Critic* critic) {
+  ActorSettings beside = settings;
+  if (!critic || settings.mb_spec.memory.is_auto()) return beside;
+  const int64_t held = critic->resident_bytes();
+  if (held >= settings.mb_spec.memory.count)
+    throw UserError(str("actor.mb_spec.memory: got ", settings.mb_spec.memory.to_string(),
+                        ", of which the critic's weights, gradients and optimizer take ", held,
+                        " bytes; expected more than these, for the passes; raise it, or set "
+                        "critic.share_backbone"));
+  beside.mb_spec.memory.count -= held;
+  return beside;
+}
+
+}  // namespace bough
