@@ -25,6 +25,17 @@ void check_rows_tensor(const LossRows& rows, const at::Tensor& tensor, const cha
               ", log_probs_R on ", rows.log_probs_R.device());
 }
 
+void check_given(const LossRows& rows, const at::Tensor& tensor, const char* name, bool needed,
+                 at::ScalarType dtype) {
+  if (!tensor.defined()) {
+    BOUGH_CHECK(!needed, name, " is needed by this loss and undefined");
+    return;
+  }
+  BOUGH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows.log_probs_R.numel() &&
+                  tensor.scalar_type() == dtype && tensor.device() == rows.log_probs_R.device(),
+              name, " is ", tensor.sizes(), " ", tensor.scalar_type(), " for rows ", rows.log_probs_R.sizes());
+}
+
 void expect(bool holds, const char* key, double value, const char* expected) {
   if (!holds || !std::isfinite(value))
     throw UserError(str("setting ", key, ": got ", value, ", expected a number ", expected));
@@ -55,9 +66,18 @@ void check_settings(const LossSettings& settings) {
     throw UserError(str("setting prox_logp_method: ", method,
                         " says where the decoupled loss takes pi_old from, but use_decoupled_loss is false; "
                         "set it to true, or leave prox_logp_method out"));
-  if (settings.kl_loss_type != "k2" && settings.kl_loss_type != "k3")
+  if (settings.kl_loss_type != "k2" && settings.kl_loss_type != "k3" && settings.kl_loss_type != "unbiased")
     throw UserError(str("setting kl_loss_type: got ", quoted(settings.kl_loss_type),
-                        ", expected k2 or k3 (k1 has no expected gradient in the loss)"));
+                        ", expected k2, k3 or unbiased (k1 has no expected gradient in the loss)"));
+  expect(settings.kl_ctl >= 0.0, "kl_ctl", settings.kl_ctl, "at least 0");
+  expect(settings.obrs_lambda > 0.0, "obrs_lambda", settings.obrs_lambda, "above 0");
+  if (settings.kl_ctrl.type == "adaptive" && settings.kl_ctl == 0.0)
+    throw UserError(
+        "setting kl_ctrl.type: adaptive moves kl_ctl, which is 0; expected kl_ctl above 0, where it begins");
+  if (settings.ref_model_sync_steps > 0 && !settings.uses_reference())
+    throw UserError(
+        "setting ref_model_sync_steps: there is no reference model to renew; expected kl_loss_coef or kl_ctl "
+        "above 0, or leave it out");
 }
 
 struct NamedTerm {
@@ -107,6 +127,14 @@ void check_rows(const Loss& loss, const LossRows& rows) {
   check_rows_tensor(rows, rows.behaviour_log_probs_R, "behaviour_log_probs_R", loss.needs_behaviour(), acc);
   check_rows_tensor(rows, rows.proximal_log_probs_R, "proximal_log_probs_R", needs_proximal, acc);
   check_rows_tensor(rows, rows.reference_log_probs_R, "reference_log_probs_R", loss.needs_reference(), acc);
+  check_rows_tensor(rows, rows.teacher_log_probs_R, "teacher_log_probs_R", loss.needs_teacher(), acc);
+  const GivenTokens given = loss.given_tokens();
+  const bool by_engine = given == GivenTokens::kEngineTop;
+  check_given(rows, rows.given_log_probs_RK, "given_log_probs_RK",
+              given == GivenTokens::kPolicyTop || (by_engine && rows.proximal_is_current), acc);
+  check_given(rows, rows.teacher_given_RK, "teacher_given_RK", given == GivenTokens::kPolicyTop, acc);
+  check_given(rows, rows.behaviour_given_RK, "behaviour_given_RK", by_engine, acc);
+  check_given(rows, rows.proximal_given_RK, "proximal_given_RK", by_engine && !rows.proximal_is_current, acc);
   check_rows_tensor(rows, rows.versions_R, "versions_R", loss.needs_versions(), at::kInt);
   check_rows_tensor(rows, rows.sequences_R, "sequences_R", !loss.token_separable(), at::kLong);
 }

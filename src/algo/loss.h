@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "algo/loss_settings.h"
@@ -34,9 +35,21 @@ struct LossRows {
   at::Tensor behaviour_log_probs_R;  // log mu: under the policy that sampled the token, at `temperature`
   at::Tensor proximal_log_probs_R;   // log pi_old: at the start of the update
   at::Tensor reference_log_probs_R;  // log pi_ref
+  at::Tensor teacher_log_probs_R;    // log q of a teacher
   at::Tensor weights_R;              // 1 / denominator of the row: aggregation.h
   at::Tensor versions_R;             // int32: weight version that sampled the token, 0 or more
   at::Tensor sequences_R;            // int64: index of each row's sequence; rows of one sequence are adjacent
+
+  // [R, K]: log-probabilities of K tokens at each row's position, the same tokens in all of these, which are
+  // those that given_tokens() says. given_log_probs_RK is a third leaf. Where a row has fewer than K, their
+  // behaviour_given_RK is -infinity.
+  at::Tensor given_log_probs_RK;  // log pi
+  at::Tensor behaviour_given_RK;  // log mu
+  at::Tensor proximal_given_RK;   // log pi_old; undefined with proximal_is_current
+  at::Tensor teacher_given_RK;    // log q
+
+  // The entropy bonus's coefficient now, where it moves; else the settings'.
+  std::optional<double> entropy_coef;
 
   // True for one update a batch at eta = 0: pi_old is the current policy, detached, and no proximal walk was
   // made (proximal_log_probs_R is then ignored).
@@ -45,15 +58,18 @@ struct LossRows {
   // The trainer's version: how many batches it has been trained on (Asynchrony, i).
   int64_t version = 0;
 
-  // Every defined field but the two leaves, which are left undefined, through `pick`, from tensor to tensor:
+  // Every defined field but the leaves, which are left undefined, through `pick`, from tensor to tensor:
   // some of the rows, say.
   template <class Pick>
   LossRows mapped(const Pick& pick) const {
     LossRows picked;
     for (const auto field : {&LossRows::advantages_R, &LossRows::behaviour_log_probs_R,
                              &LossRows::proximal_log_probs_R, &LossRows::reference_log_probs_R,
-                             &LossRows::weights_R, &LossRows::versions_R, &LossRows::sequences_R})
+                             &LossRows::teacher_log_probs_R, &LossRows::behaviour_given_RK,
+                             &LossRows::proximal_given_RK, &LossRows::teacher_given_RK, &LossRows::weights_R,
+                             &LossRows::versions_R, &LossRows::sequences_R})
       if ((this->*field).defined()) picked.*field = pick(this->*field);
+    picked.entropy_coef = entropy_coef;
     picked.proximal_is_current = proximal_is_current;
     picked.version = version;
     return picked;
@@ -61,10 +77,17 @@ struct LossRows {
 };
 
 struct LossOutput {
-  at::Tensor loss;  // [] in the rows' type; differentiable in the two leaves; 0 for R = 0
+  at::Tensor loss;  // [] in the rows' type; differentiable in the leaves; 0 for R = 0
   // Under the names of docs/formats.md. loss/policy, loss/entropy, loss/kl are aggregated with weights_R,
   // without their coefficients; the others are means or maxima over rows.
   WeightedSums metrics;
+};
+
+// Whose most likely tokens a loss wants the log-probabilities of, beside the token drawn.
+enum class GivenTokens {
+  kNone,
+  kPolicyTop,  // the policy's at the start of the update
+  kEngineTop,  // those that the engine returned with the token
 };
 
 class Loss {
@@ -85,6 +108,8 @@ class Loss {
   virtual bool needs_proximal() const = 0;  // proximal_log_probs_R, or proximal_is_current
   virtual bool needs_reference() const = 0;
   virtual bool needs_entropy() const = 0;
+  virtual bool needs_teacher() const { return false; }  // teacher_log_probs_R
+  virtual GivenTokens given_tokens() const { return GivenTokens::kNone; }
   virtual bool needs_versions() const { return false; }  // versions_R and version
 
   // InternalError where a needed tensor is missing or has another shape, type or device.

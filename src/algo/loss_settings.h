@@ -56,6 +56,44 @@ struct RejectionSampling {
   }
 };
 
+// On-policy distillation (losses/distillation.h): a frozen model says how likely it finds what the policy wrote.
+struct TeacherSettings {
+  std::string path;
+  double rl_loss_weight = 1.0;
+  double distill_loss_weight = 1.0;
+  std::string loss_mode = "k1";
+  int64_t topk = 32;
+
+  template <class V>
+  void visit(V& v) {
+    v("path", path, "on-policy distillation: the teacher, a Hugging Face directory (empty: none)");
+    v("rl_loss_weight", rl_loss_weight, "of the advantages from rewards; 0: the teacher alone", at_least(0.0));
+    v("distill_loss_weight", distill_loss_weight, "of the reverse KL to the teacher", at_least(0.0));
+    v("loss_mode", loss_mode,
+      "k1: log q - log pi of the token drawn is added to its advantage; k2, k3: that estimator in the loss; "
+      "topk: the KL over the policy's topk most likely tokens and the rest",
+      one_of({"k1", "k2", "k3", "topk"}));
+    v("topk", topk, "loss_mode topk: how many tokens", range(1, 100'000));
+  }
+  bool is_used() const { return !path.empty(); }
+  bool by_top_tokens() const { return is_used() && loss_mode == "topk"; }
+};
+
+// How the coefficient of the KL in the reward moves (algo/controllers.h).
+struct KlControlSettings {
+  std::string type = "fixed";
+  double target_kl = 0.1;
+  double horizon = 10000;
+
+  template <class V>
+  void visit(V& v) {
+    v("type", type, "the coefficient stays, or follows target_kl", one_of({"fixed", "adaptive"}));
+    v("target_kl", target_kl, "adaptive: KL that is aimed at", above(0.0));
+    v("horizon", horizon, "adaptive: sequences over which the coefficient changes by up to a fifth",
+      above(0.0));
+  }
+};
+
 struct LossSettings {
   std::string loss = "ppo";
   std::optional<double> eps_clip;         // unset: the loss's own
@@ -79,9 +117,21 @@ struct LossSettings {
   std::optional<double> behave_imp_weight_cap = 5.0;  // unset: no cap
   RejectionSampling rejection_sampling;
   std::optional<double> off_policy_mask_threshold, m2_threshold;  // unset: off
+  double obrs_lambda = 1.0;
   double entropy_coef = 0.0;
-  double kl_loss_coef = 0.0;  // 0: no reference model is needed
+  std::optional<double> target_entropy;  // unset: entropy_coef stays
+  double entropy_coef_delta = 0.005;
+  double kl_loss_coef = 0.0;
   std::string kl_loss_type = "k3";
+  double kl_ctl = 0.0;
+  std::string kl_estimator = "k1";
+  KlControlSettings kl_ctrl;
+  int64_t ref_model_sync_steps = 0;  // 0: the reference stays
+  double ref_model_mixup_alpha = 0.6;
+  TeacherSettings teacher;
+
+  // Whether anything is made of a reference model.
+  bool uses_reference() const { return kl_loss_coef != 0.0 || kl_ctl != 0.0; }
 
   template <class V>
   void visit(V& v) {
@@ -129,9 +179,26 @@ struct LossSettings {
     v("m2_threshold", m2_threshold,
       "M2PO: tokens furthest from mu count as 0 until the mean square of the others is below (unset: off)",
       above(0.0));
+    v("obrs_lambda", obrs_lambda, "obrs: a token is kept with probability min(1, pi_old / (lambda mu))",
+      above(0.0));
     v("entropy_coef", entropy_coef, "entropy bonus: the loss gets -entropy_coef * H", at_least(0.0));
+    v("target_entropy", target_entropy,
+      "the bonus counts only while the entropy of the step before was at most this, and its coefficient moves "
+      "towards it (unset: it stays)",
+      at_least(0.0));
+    v("entropy_coef_delta", entropy_coef_delta, "target_entropy: by so much a step", at_least(0.0));
     v("kl_loss_coef", kl_loss_coef, "weight of the KL to the reference model in the loss", at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "estimator of that KL", one_of({"k2", "k3"}));
+    v("kl_loss_type", kl_loss_type, "estimator of that KL; unbiased: k3 times pi / pi_old",
+      one_of({"k2", "k3", "unbiased"}));
+    v("kl_ctl", kl_ctl, "weight of the KL to the reference model in the reward, token by token",
+      at_least(0.0));
+    v("kl_estimator", kl_estimator, "estimator of that KL", one_of({"k1", "k2", "k3"}));
+    v("kl_ctrl", kl_ctrl, "how kl_ctl changes");
+    v("ref_model_sync_steps", ref_model_sync_steps,
+      "the reference model is renewed from the policy every so many steps; 0: never", at_least(0));
+    v("ref_model_mixup_alpha", ref_model_mixup_alpha,
+      "the renewed reference is this part of the policy, the rest of the old reference", range(0.0, 1.0));
+    v("teacher", teacher, "on-policy distillation");
   }
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones_like.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "base/error.h"
@@ -10,6 +11,9 @@
 namespace bough {
 
 namespace {
+
+// Probabilities below exp(-this) are those that sums over a vocabulary round away.
+constexpr double kLogRestFloor = 30.0;
 
 // Engine against trainer, before any correction.
 void add_mismatch(MetricReader& metrics, const at::Tensor& log_w_R) {
@@ -35,6 +39,12 @@ void add_interpolation_error(MetricReader& metrics, const LossRows& rows, const 
   metrics.add_mean("prox_approx/importance_weight_abs_error", approximate_w_R.sub(w_R).abs());
 }
 
+// log(1 - sum of exp(log_p)) of each row, from below bounded: what is left for all other tokens.
+at::Tensor log_rest(const at::Tensor& log_p_RK) {
+  const at::Tensor sum_R = log_p_RK.clamp_min(-kLogRestFloor).exp().sum(1);
+  return sum_R.neg().add(1.0).clamp_min(std::exp(-kLogRestFloor)).log();
+}
+
 bool any_couples(const PolicyTermKind& kind, const std::vector<CorrectionKind>& corrections) {
   return kind.couples_tokens || std::ranges::any_of(corrections, &CorrectionKind::couples_tokens);
 }
@@ -54,7 +64,8 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
     : settings_(settings),
       kind_(kind),
       corrections_(find_corrections(settings, kind.against)),
-      takes_old_(kind.against == Against::kOld || !corrections_.empty()),
+      takes_old_(kind.against == Against::kOld || !corrections_.empty() ||
+                 (settings.kl_loss_coef != 0.0 && settings.kl_loss_type == "unbiased")),
       couples_tokens_(any_couples(kind, corrections_)) {
   if (settings.c_clip && !kind.has_dual_clip)
     throw UserError(
@@ -62,6 +73,19 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
   if (settings.prox_logp_method != "recompute" && !takes_old_)
     throw UserError(str("setting prox_logp_method: got ", settings.prox_logp_method, ", but loss ",
                         settings.loss, " makes nothing of pi_old; leave it out"));
+  const bool reads_given = std::ranges::any_of(corrections_, &CorrectionKind::reads_given);
+  if (reads_given && settings.teacher.by_top_tokens())
+    throw UserError(str("setting teacher.loss_mode: topk wants the policy's most likely tokens and correction ",
+                        settings.correction, " the engine's; expected k1, k2 or k3, or another correction"));
+  if (reads_given && interpolates())
+    throw UserError(str("setting prox_logp_method: correction ", settings.correction,
+                        " needs pi_old of tokens that were not drawn; expected recompute"));
+}
+
+GivenTokens PolicyLoss::given_tokens() const {
+  if (settings_.teacher.by_top_tokens()) return GivenTokens::kPolicyTop;
+  const bool reads = std::ranges::any_of(corrections_, &CorrectionKind::reads_given);
+  return reads ? GivenTokens::kEngineTop : GivenTokens::kNone;
 }
 
 bool PolicyLoss::needs_behaviour() const {
@@ -88,15 +112,18 @@ PolicyTerm PolicyLoss::policy_term(const LossRows& rows, const Sequences* sequen
   if (kind_.against == Against::kOld) log_ratio_R = log_ratio(rows.log_probs_R, old_log_probs(rows));
   if (kind_.against == Against::kBehaviour)
     log_ratio_R = log_ratio(rows.log_probs_R, rows.behaviour_log_probs_R);
-  return kind_.term({settings_, low, high, rows.log_probs_R, log_ratio_R, rows.advantages_R,
+  return kind_.term({settings_, low, high, rows.log_probs_R, log_ratio_R, advantages(rows),
                      rows.behaviour_log_probs_R, sequences, rows.version});
 }
 
 at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor& log_w_R,
                                          const Sequences* sequences, MetricReader& metrics) const {
   CorrectionRows correction_rows{
-      settings_, log_w_R, rows.log_probs_R.detach(), rows.behaviour_log_probs_R, rows.advantages_R,
-      sequences, {}};
+      settings_, log_w_R, rows.log_probs_R.detach(), rows.behaviour_log_probs_R, advantages(rows), sequences,
+      {},        {},      rows.behaviour_given_RK,   rows.version};
+  if (given_tokens() == GivenTokens::kEngineTop)
+    correction_rows.old_given_RK =
+        rows.proximal_is_current ? rows.given_log_probs_RK.detach() : rows.proximal_given_RK;
   at::Tensor factor_R = at::ones_like(log_w_R);
   at::Tensor truncated_R;
   for (const CorrectionKind& correction : corrections_) {
@@ -104,6 +131,7 @@ at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor&
     const Corrected corrected = correction.apply(correction_rows);
     factor_R = factor_R.mul(corrected.factor_R);
     if (corrected.truncated_R.defined()) truncated_R = corrected.truncated_R;
+    for (const auto& [name, values_R] : corrected.means) metrics.add_mean(name, values_R);
   }
   metrics.add_mean("mismatch/factor_mean", factor_R);
   metrics.add_mean("mismatch/factor_square_mean", factor_R.square());
@@ -114,11 +142,41 @@ at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor&
   return factor_R;
 }
 
-// d = log pi_ref - log pi: k2 = d^2/2, k3 = exp(d) - d - 1.
 at::Tensor PolicyLoss::kl(const LossRows& rows) const {
-  const at::Tensor d_R = log_ratio(rows.reference_log_probs_R, rows.log_probs_R);
-  // expm1(d) - d keeps the digits that exp(d) - d - 1 loses near d = 0, where a policy spends its time.
-  return settings_.kl_loss_type == "k2" ? d_R.square().mul(0.5) : d_R.expm1().sub(d_R);
+  const std::string& type = settings_.kl_loss_type;
+  const at::Tensor kl_R =
+      kl_estimate(type == "unbiased" ? "k3" : type, rows.log_probs_R, rows.reference_log_probs_R);
+  if (type != "unbiased") return kl_R;
+  return log_ratio(rows.log_probs_R, old_log_probs(rows)).exp().mul(kl_R);
+}
+
+// The advantages of the policy term: those from rewards, and what a teacher adds.
+at::Tensor PolicyLoss::advantages(const LossRows& rows) const {
+  const TeacherSettings& teacher = settings_.teacher;
+  if (!teacher.is_used()) return rows.advantages_R;
+  const at::Tensor weighted_R = rows.advantages_R.mul(teacher.rl_loss_weight);
+  if (teacher.loss_mode != "k1") return weighted_R;
+  return weighted_R.add(log_ratio(rows.teacher_log_probs_R, rows.log_probs_R.detach()),
+                        teacher.distill_loss_weight);
+}
+
+// What a teacher adds to the loss, by row; undefined where it is in the advantages.
+at::Tensor PolicyLoss::distillation(const LossRows& rows, MetricReader& metrics) const {
+  const std::string& mode = settings_.teacher.loss_mode;
+  const at::Tensor current_R = rows.log_probs_R.detach();
+  metrics.add_mean("teacher/kl_k1", kl_estimate("k1", current_R, rows.teacher_log_probs_R));
+  metrics.add_mean("teacher/kl_k3", kl_estimate("k3", current_R, rows.teacher_log_probs_R));
+  if (mode == "k1") return {};
+  if (mode != "topk") return kl_estimate(mode, rows.log_probs_R, rows.teacher_log_probs_R);
+  const at::Tensor log_p_RK = rows.given_log_probs_RK.clamp_min(-kLogRestFloor);
+  const at::Tensor log_q_RK = rows.teacher_given_RK.clamp_min(-kLogRestFloor);
+  const at::Tensor rest_R = log_rest(log_p_RK), teacher_rest_R = log_rest(log_q_RK);
+  const at::Tensor kl_R = log_p_RK.exp().mul(log_p_RK.sub(log_q_RK)).sum(1).add(
+      rest_R.exp().mul(rest_R.sub(teacher_rest_R)));
+  metrics.add_mean("teacher/kl_topk", kl_R.detach());
+  metrics.add_mean("teacher/topk_mass", log_p_RK.detach().exp().sum(1));
+  metrics.add_mean("teacher/topk_teacher_mass", log_q_RK.exp().sum(1));
+  return kl_R;
 }
 
 LossOutput PolicyLoss::operator()(const LossRows& rows) const {
@@ -144,8 +202,17 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
     if (needs_reference()) per_token_R = per_token_R.add(kl_R, settings_.kl_loss_coef);
     metrics.add_sum("loss/kl", rows.weights_R.mul(kl_R.detach()));
   }
+  if (needs_teacher()) {
+    const at::Tensor distillation_R = distillation(rows, metrics);
+    if (distillation_R.defined()) {
+      per_token_R = per_token_R.add(distillation_R, settings_.teacher.distill_loss_weight);
+      metrics.add_sum("loss/distill", rows.weights_R.mul(distillation_R.detach()));
+    }
+  }
   if (rows.entropies_R.defined()) {
-    if (needs_entropy()) per_token_R = per_token_R.sub(rows.entropies_R, settings_.entropy_coef);
+    if (needs_entropy())
+      per_token_R = per_token_R.sub(rows.entropies_R, rows.entropy_coef.value_or(settings_.entropy_coef));
+    if (settings_.target_entropy) metrics.add_mean("policy/entropy", rows.entropies_R.detach());
     metrics.add_sum("loss/entropy", rows.weights_R.mul(rows.entropies_R.detach()));
   }
   if (term.clipped_R.defined()) metrics.add_mean("policy/clip_fraction", term.clipped_R);

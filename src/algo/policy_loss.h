@@ -1,9 +1,18 @@
 // A policy loss: a term of its own (losses/) and what all of them share: the choice of pi_old, corrections
 // for off-policy tokens (corrections/), KL, entropy and metrics.
 //
-//   per_token = factor * term + kl_loss_coef * kl - entropy_coef * H
+//   per_token = factor * term + kl_loss_coef * kl + distill_loss_weight * distillation - entropy_coef * H
 //
 // The factor multiplies the term only; tokens it sets to 0 stay in the denominator.
+//
+// With a teacher the term's advantage is rl_loss_weight * A, and distillation (reverse KL to the teacher q) is
+//   k1      distill_loss_weight * sg(log q - log pi), added to that advantage (Thinking Machines 2025, Lu et al.,
+//           "On-policy distillation"; TRL's, AReaL's with rl_loss_weight 0)
+//   k2, k3  the estimator of the token drawn, with its gradient
+//   topk    sum of pi log(pi / q) over the policy's most likely tokens, all others one more token: KL of two
+//           coarser distributions, so at most the whole KL and never negative
+// k2 has the gradient of the KL on samples of pi; k3's is another one's; that of k1 itself has mean 0, so that
+// it is in the advantage.
 //
 // pi_old: the trainer's policy at the start of the update where use_decoupled_loss or recompute_logprob say
 // so, else mu. Of the decoupled loss, by prox_logp_method:
@@ -39,7 +48,9 @@ class PolicyLoss final : public Loss {
   bool needs_behaviour() const override;
   bool needs_proximal() const override { return !interpolates() && recomputes_old(); }
   bool needs_reference() const override { return settings_.kl_loss_coef != 0.0; }
-  bool needs_entropy() const override { return settings_.entropy_coef != 0.0; }
+  bool needs_entropy() const override { return settings_.entropy_coef != 0.0 || settings_.target_entropy; }
+  bool needs_teacher() const override { return settings_.teacher.is_used(); }
+  GivenTokens given_tokens() const override;
   bool needs_versions() const override { return interpolates() || reports_interpolation(); }
 
   LossOutput operator()(const LossRows& rows) const override;
@@ -57,6 +68,8 @@ class PolicyLoss final : public Loss {
   at::Tensor correction_factor(const LossRows& rows, const at::Tensor& log_w_R, const Sequences* sequences,
                                MetricReader& metrics) const;
   at::Tensor kl(const LossRows& rows) const;
+  at::Tensor advantages(const LossRows& rows) const;
+  at::Tensor distillation(const LossRows& rows, MetricReader& metrics) const;
 
   const LossSettings settings_;
   const PolicyTermKind kind_;

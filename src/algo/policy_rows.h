@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "algo/loss.h"
 #include "algo/loss_settings.h"
@@ -64,6 +65,12 @@ struct CorrectionRows {
   at::Tensor advantages_R;
   const Sequences* sequences;  // null unless the correction couples tokens
   WeightBounds bounds;         // the correction's own
+  at::Tensor old_given_RK, behaviour_given_RK;  // log pi_old and log mu of the engine's most likely tokens
+  int64_t version = 0;                          // the trainer's
 };
+
+// An estimator of KL(p, q) on samples of p, by row, with d = log q - log p:
+//   k1 -d,  k2 d^2 / 2,  k3 exp(d) - d - 1
+at::Tensor kl_estimate(const std::string& estimator, const at::Tensor& log_p_R, const at::Tensor& log_q_R);
 
 }  // namespace bough

@@ -32,6 +32,7 @@ class Run {
   bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
   // A synchronous run is repeatable, whatever the time that tools take: either way.
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant; }
+  bool renews_reference() const { return settings_.actor.loss.ref_model_sync_steps > 0; }
   void resume();
   GroupTask task_of(uint64_t id);
   WorkerParts worker_parts();
@@ -71,6 +72,8 @@ class Run {
   std::unique_ptr<Model> model_copy_;
   OptimizerSnapshot optimizer_copy_;
   std::optional<CriticSnapshot> critic_copy_;
+  std::unique_ptr<Model> reference_copy_;
+  Json coefficients_copy_;
 
   EventQueue events_;
   Timeline timeline_;
@@ -114,7 +117,10 @@ void Run::resume() {
   const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer(),
                                          [this](const auto& directory) {
                                            if (parts_.critic) parts_.critic->load(directory / "critic");
+                                           if (renews_reference())
+                                             load_weights(directory / "reference", *parts_.reference);
                                          });
+  trainer_.gradient().restore(saved.value("coefficients", Json()));
   ControllerState state = controller_state_from_json(saved.at("controller"), order_);
   // Else a run that resumed, wrote them and was killed has done it.
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
@@ -154,6 +160,8 @@ WorkerParts Run::worker_parts() {
                 model_copy_ = copy_of(*parts_.model);
                 optimizer_copy_ = trainer_.optimizer().snapshot(/*copies=*/true);
                 if (parts_.critic) critic_copy_ = parts_.critic->snapshot(/*copies=*/true);
+                if (renews_reference()) reference_copy_ = copy_of(*parts_.reference);
+                coefficients_copy_ = trainer_.gradient().state();
               },
           .write_checkpoint = [this](const ControllerState& state,
                                      bool copied) { write_checkpoint(state, copied); },
@@ -241,7 +249,8 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
 
 // On the writer's thread.
 void Run::write_checkpoint(const ControllerState& state, bool copied) {
-  Json json = {{"environment", thread_state()}};
+  Json json = {{"environment", thread_state()},
+               {"coefficients", copied ? coefficients_copy_ : trainer_.gradient().state()}};
   {
     const std::lock_guard lock(order_mutex_);
     json["controller"] = to_json(state, order_);
@@ -252,10 +261,13 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
       {.source_model = settings_.model.path,
        .keep_last = settings_.saver.keep,
        .write_more = [&](const auto& directory) {
-         if (!parts_.critic) return;
-         (copied ? *critic_copy_ : parts_.critic->snapshot(/*copies=*/false)).save(directory / "critic");
+         if (parts_.critic)
+           (copied ? *critic_copy_ : parts_.critic->snapshot(/*copies=*/false)).save(directory / "critic");
+         if (renews_reference())
+           save_model(directory / "reference", copied ? *reference_copy_ : *parts_.reference);
        }});
   critic_copy_.reset();
+  reference_copy_.reset();
   model_copy_.reset();
   optimizer_copy_ = {};
   last_checkpoint_ = parts_.clock.now();
@@ -332,7 +344,7 @@ std::optional<Comparison> Run::compare() {
     const std::vector<Trajectory> batch =
         read_rollouts(folder_.rollout_file(steps[steps.size() - 1 - static_cast<size_t>(i)]));
     const auto timer = [&](const std::string& strategy) {
-      return StepTimer(*parts_.model, parts_.reference.get(), settings_.actor, trainer_.pass_costs(), batch,
+      return StepTimer(*parts_.model, {parts_.reference.get(), parts_.teacher.get()}, settings_.actor, trainer_.pass_costs(), batch,
                        strategy);
     };
     StepTimer with = timer(settings_.actor.tree.strategy()), without = timer("dense");

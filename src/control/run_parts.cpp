@@ -3,8 +3,10 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
+#include "base/file.h"
 #include "cost/run_costs.h"
 
 namespace bough {
@@ -26,8 +28,33 @@ std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path
 // The reference has the model's element type and batch invariance, so that before the first step the two
 // agree bit for bit.
 std::unique_ptr<Model> load_reference(const RunSettings& settings) {
-  if (settings.actor.loss.kl_loss_coef == 0.0) return nullptr;
+  if (!settings.actor.loss.uses_reference()) return nullptr;
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);
+}
+
+// It reads the student's token ids, so they must mean the same to it. Vocabularies may be padded differently,
+// but each id that the student may have must be there.
+std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& student) {
+  const std::string& path = settings.actor.loss.teacher.path;
+  if (path.empty()) return nullptr;
+  const std::filesystem::path own = std::filesystem::path(settings.model.path) / "tokenizer.json",
+                              other = std::filesystem::path(path) / "tokenizer.json";
+  if (std::filesystem::exists(own) && std::filesystem::exists(other)) {
+    const auto vocabulary = [](const std::filesystem::path& file) {
+      const Json json = read_json(file);
+      return json.contains("model") && json["model"].contains("vocab") ? json["model"]["vocab"] : Json();
+    };
+    if (vocabulary(own) != vocabulary(other))
+      throw UserError(str("setting teacher.path: ", other.string(), " has another vocabulary than ",
+                          own.string(), ", so that its probabilities are of other tokens; expected a teacher "
+                          "with the tokenizer of the model that is trained"));
+  }
+  auto teacher = load(settings, path);
+  if (teacher->config().vocab_size < student.config().vocab_size)
+    throw UserError(str("setting teacher.path: ", path, " has a vocabulary of ", teacher->config().vocab_size,
+                        " tokens, the model that is trained one of ", student.config().vocab_size,
+                        "; expected no fewer"));
+  return teacher;
 }
 
 bool has_critic(const RunSettings& settings) {
@@ -86,10 +113,11 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       model(load(settings, settings.model.path)),
       generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
       reference(load_reference(settings)),
+      teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
       critic_model(load_critic_model(settings, *model)),
       critic(make_critic(settings, *model, critic_model.get(), total_steps)),
-      trainer(*model, reference.get(), settings.actor, total_steps, clock, critic.get()),
+      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get()),
       weights(make_channel(settings, *model, generating.get())),
       engine(make_engine(generating ? *generating : *model, settings.model.path, encoder.tokenizer(),
                          settings.rollout)),

@@ -43,7 +43,8 @@ struct RunParts {
   std::unique_ptr<Environment> environment;  // null: prompts of one turn
   std::unique_ptr<Model> model;              // trained, and shared with the engine
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
-  std::unique_ptr<Model> reference;   // of the KL term; null where there is none
+  std::unique_ptr<Model> reference;   // of the KL terms; null where there is none
+  std::unique_ptr<Model> teacher;     // null where there is none
   const int64_t total_steps;
   std::unique_ptr<Model> critic_model;  // its own backbone; null where it shares the actor's, or is none
   std::unique_ptr<Critic> critic;       // of adv_estimator gae

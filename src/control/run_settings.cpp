@@ -41,6 +41,14 @@ void RunSettings::check() const {
   if (!actor.advantages.needs_values() && (critic.share_backbone || !critic.path.empty()))
     throw UserError(str("critic: settings of a critic, but actor.adv_estimator ",
                         actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
+  const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
+                    gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
+                    gconfig.frequency_penalty != 0.0;
+  if (actor.loss.correction == "obrs" && (gconfig.top_logprobs == 0 || cuts)) {
+    throw UserError(str("actor.correction: obrs needs the engine's most likely tokens (gconfig.top_logprobs, got ",
+                        gconfig.top_logprobs, ", expected 1 or more, 20 say), and samples of its whole "
+                        "distribution (gconfig without top_p, top_k, min_p and penalties)"));
+  }
   if (actor.loss.loss == "sft") {
     throw UserError(
         "actor.loss: sft has no place in reinforcement learning; expected ppo or pg (see `bough sft`)");
@@ -65,6 +73,11 @@ SettingAliases RunSettings::aliases() {
   return {
       {"actor.path", "model.path"},
       {"ref.model.path", "ref.path"},
+      {"teacher.path", "actor.teacher.path"},
+      {"teacher.rl_loss_weight", "actor.teacher.rl_loss_weight"},
+      {"teacher.distill_loss_weight", "actor.teacher.distill_loss_weight"},
+      {"teacher.loss_mode", "actor.teacher.loss_mode"},
+      {"teacher.topk", "actor.teacher.topk"},
       {"cluster.fileroot", "fileroot"},
       {"recover.freq_steps", "saver.freq_steps"},
       {"actor.group_size", "gconfig.n_samples"},

@@ -272,6 +272,10 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   result.raw_logprobs.push_back(draw.raw_log_prob);
   result.truncated_logprobs.push_back(draw.truncated_log_prob);
   result.versions.push_back(version_);
+  if (request.sampling.top_logprobs > 0) {
+    result.top_ids.push_back(draw.top_ids);
+    result.top_logprobs.emplace_back(draw.top_log_probs.begin(), draw.top_log_probs.end());
+  }
   ++statistics_.new_tokens;
 
   const auto num_new = static_cast<int64_t>(result.token_ids.size());

@@ -152,7 +152,9 @@ void check_request(const GenerationRequest& request, const ModelConfig& config) 
     if (num_ended == request.sampling.n_samples) refuse(request, "all of its samples have ended already");
     const size_t size = sample.token_ids.size();
     const bool agrees = sample.logprobs.size() == size && sample.raw_logprobs.size() == size &&
-                        sample.truncated_logprobs.size() == size && sample.versions.size() == size;
+                        sample.truncated_logprobs.size() == size && sample.versions.size() == size &&
+                        sample.top_ids.size() == (request.sampling.top_logprobs > 0 ? size : 0) &&
+                        sample.top_logprobs.size() == sample.top_ids.size();
     const bool fits = static_cast<int64_t>(size) <= request.sampling.max_new_tokens - (has_ended ? 0 : 1) &&
                       length + static_cast<int64_t>(size) <= config.max_length() - (has_ended ? 0 : 1);
     if (size == 0 || !agrees || !fits)

@@ -19,6 +19,13 @@ Trajectory to_rollout(const GenerationResult& result, size_t index, const std::s
   for (const double log_prob : sample.logprobs) rollout.logprobs.push_back(static_cast<float>(log_prob));
   rollout.versions.assign(prompt_length, -1);
   rollout.versions.insert(rollout.versions.end(), sample.versions.begin(), sample.versions.end());
+  if (!sample.top_ids.empty()) {
+    rollout.top_ids.resize(prompt_length);
+    rollout.top_ids.insert(rollout.top_ids.end(), sample.top_ids.begin(), sample.top_ids.end());
+    rollout.top_logprobs.resize(prompt_length);
+    rollout.top_logprobs.insert(rollout.top_logprobs.end(), sample.top_logprobs.begin(),
+                                sample.top_logprobs.end());
+  }
   rollout.finish_reason = finish_reason_name(sample.finish_reason);
   return rollout;
 }

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -45,12 +46,16 @@ class RowSampler {
       log_sum_at_temperature = log_sum();
     }
     Draw draw;
+    Draw top;  // draw_penalised makes a draw of its own
+    if (request.top_logprobs > 0) find_top(top, temperature, log_sum_at_temperature);
     if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0)
       draw = draw_penalised();
     else draw_truncated(draw);
     const double logit = simd::widen(row[draw.token]);
     draw.log_prob = log_probability(logit, maximum_, temperature, log_sum_at_temperature);
     draw.raw_log_prob = log_probability(logit, maximum_, 1, raw_log_sum);
+    draw.top_ids = std::move(top.top_ids);
+    draw.top_log_probs = std::move(top.top_log_probs);
     return draw;
   }
 
@@ -77,6 +82,27 @@ class RowSampler {
     double sum = 0;
     for (const double block : sums_) sum += block;
     return log_of_sum(static_cast<double>(maximum_), sum);
+  }
+
+  // Of the whole distribution: before anything is excluded.
+  void find_top(Draw& draw, double temperature, double log_sum_at_temperature) {
+    const auto count = static_cast<size_t>(std::min(request_->top_logprobs, size_));
+    const Acc bound = largest_block_bound(count);
+    std::vector<Candidate> candidates;
+    for (size_t block = 0; block < maxima_.size(); ++block) {
+      if (maxima_[block] < bound) continue;
+      const int64_t begin = static_cast<int64_t>(block) * kSoftmaxBlock;
+      for (int64_t i = begin; i < std::min(size_, begin + kSoftmaxBlock); ++i)
+        if (const Acc logit = static_cast<Acc>(simd::widen(row_[i])); logit >= bound)
+          candidates.push_back({logit, static_cast<int32_t>(i)});
+    }
+    std::partial_sort(candidates.begin(), candidates.begin() + static_cast<int64_t>(count), candidates.end());
+    for (size_t i = 0; i < count; ++i) {
+      draw.top_ids.push_back(candidates[i].token);
+      draw.top_log_probs.push_back(log_probability(static_cast<double>(candidates[i].logit),
+                                                   static_cast<double>(maximum_), temperature,
+                                                   log_sum_at_temperature));
+    }
   }
 
   void draw_truncated(Draw& draw) {
@@ -123,6 +149,7 @@ class RowSampler {
     DrawRequest request = *request_;
     request.repetition_penalty = 1;
     request.presence_penalty = request.frequency_penalty = 0;
+    request.top_logprobs = 0;  // of the distribution before penalties, and found already
     return penalised_->draw(logits.data(), request);
   }
 
@@ -230,14 +257,13 @@ class RowSampler {
     return static_cast<int32_t>(static_cast<int64_t>(block) * kSoftmaxBlock + last);
   }
 
-  // Returns a logit that the top_k largest reach: as many blocks have a maximum of at least this.
-  Acc top_k_bound() const {
-    const auto top_k = static_cast<size_t>(request_->top_k);
-    if (top_k > maxima_.size()) return -std::numeric_limits<Acc>::infinity();
+  // Returns a logit that the `count` largest reach: as many blocks have a maximum of at least this.
+  Acc largest_block_bound(size_t count) const {
+    if (count > maxima_.size()) return -std::numeric_limits<Acc>::infinity();
     std::vector<Acc> maxima = maxima_;
-    std::nth_element(maxima.begin(), maxima.begin() + static_cast<int64_t>(top_k) - 1, maxima.end(),
+    std::nth_element(maxima.begin(), maxima.begin() + static_cast<int64_t>(count) - 1, maxima.end(),
                      std::greater<Acc>());
-    return maxima[top_k - 1];
+    return maxima[count - 1];
   }
 
   // Calls use(candidate, weight) for the tokens with a logit of at least `bound`, in order of id, until it
@@ -259,7 +285,7 @@ class RowSampler {
   // top_k leaves few tokens: they are sorted, and drawn in order of probability.
   int32_t draw_from_top_k() {
     candidates_.clear();
-    for_each_above(top_k_bound(), [&](const Candidate& candidate, Acc weight) {
+    for_each_above(largest_block_bound(static_cast<size_t>(request_->top_k)), [&](const Candidate& candidate, Acc weight) {
       if (!is_excluded(candidate.token)) candidates_.push_back({candidate, static_cast<double>(weight)});
       return false;
     });

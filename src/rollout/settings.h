@@ -22,6 +22,7 @@ struct DrawParameters {
   double presence_penalty = 0;      // of tokens of the response; 0: off
   double frequency_penalty = 0;     // of tokens of the response, as often as they stand there
   bool greedy = false;              // the most likely token, log-probability at `temperature`
+  int64_t top_logprobs = 0;         // so many most likely tokens are reported with the one drawn
 };
 
 // What a sample is: settings (`gconfig`), requests (engine.h) and draws (sampler.h) all have these.
@@ -55,6 +56,10 @@ struct SamplingParameters : DrawParameters {
     v("frequency_penalty", frequency_penalty,
       "the same, as often as the token stands in the response; 0: off", range(-100.0, 100.0));
     v("greedy", greedy, "take the most likely token");
+    v("top_logprobs", top_logprobs,
+      "so many most likely tokens, and how likely they are at this temperature, come with each token "
+      "(`top_ids` and `top_logprobs` of a rollout); 0: none",
+      range(0, 1000));
     v("stop", stop, "strings that end a sample, across token borders");
     v("stop_token_ids", stop_token_ids, "token ids that end a sample, besides the model's own");
     v("ignore_eos", ignore_eos, "do not stop at the model's own stop tokens");

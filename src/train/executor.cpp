@@ -225,15 +225,25 @@ class Walk {
 };
 
 WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan& plan,
-                       const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
+                       const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t top_k = 0,
                        BlockHead* beside = nullptr) {
   BOUGH_CHECK(options.sparse.is_sparse() ? batch.marked && model.device().is_cpu() : !batch.marked,
               "a batch with marks of drawn tokens is for a sparse policy on the CPU, and that needs them");
   check_lengths(model.config(), batch);
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
-  result.values = {at::zeros({batch.num_rows()}, type), at::zeros({batch.num_rows()}, type)};
-  Head head(model, batch, loss, seeds, options.head_chunk_rows, &result);
+  const int64_t num_rows = batch.num_rows();
+  RowValues& values = result.values;
+  values.log_probs_R = at::zeros({num_rows}, type);
+  values.entropies_R = at::zeros({num_rows}, type);
+  if (batch.given_ids_RK.defined())
+    values.given_log_probs_RK = at::zeros({num_rows, batch.given_ids_RK.size(1)}, type);
+  top_k = std::min(top_k, model.config().vocab_size);
+  if (top_k > 0) {
+    values.top_ids_RK = at::zeros({num_rows, top_k}, at::kLong);
+    values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
+  }
+  Head head(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result);
   std::vector<BlockHead*> heads = {&head};
   if (beside) heads.push_back(beside);
   for (const auto& planned : plan.trees) Walk(model, options, planned, batch, heads, loss || seeds).run();
@@ -244,8 +254,8 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
 
 Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
 
-RowValues Executor::forward(const Plan& plan, const TrainBatch& batch) {
-  return walk_policy(model_, options_, plan, batch, nullptr, nullptr).values;
+RowValues Executor::forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
+  return walk_policy(model_, options_, plan, batch, nullptr, nullptr, top_k).values;
 }
 
 void Executor::walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {
@@ -257,20 +267,24 @@ void Executor::walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, 
 WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                                       BlockHead* beside) {
   model_.allocate_gradients();
-  if (loss.token_separable()) return walk_policy(model_, options_, plan, batch, &loss, nullptr, beside);
+  if (loss.token_separable()) return walk_policy(model_, options_, plan, batch, &loss, nullptr, 0, beside);
   // A loss that couples a sequence's tokens: values of the whole batch first, then their gradients as seeds.
   auto rows = batch.fields;
   auto values = forward(plan, batch);
   rows.log_probs_R = values.log_probs_R.clone().requires_grad_(true);
   rows.entropies_R = values.entropies_R.clone().requires_grad_(true);
+  torch::autograd::variable_list leaves = {rows.log_probs_R, rows.entropies_R};
+  if (values.given_log_probs_RK.defined()) {
+    rows.given_log_probs_RK = values.given_log_probs_RK.clone().requires_grad_(true);
+    leaves.push_back(rows.given_log_probs_RK);
+  }
   at::AutoGradMode with_grad(true);
   const auto out = loss(rows);
-  const auto gradients =
-      torch::autograd::grad({out.loss}, {rows.log_probs_R, rows.entropies_R}, {}, std::nullopt, false,
-                            /*allow_unused=*/true);
-  Seeds seeds{gradients[0], gradients[1]};
+  const auto gradients = torch::autograd::grad({out.loss}, leaves, {}, std::nullopt, false,
+                                               /*allow_unused=*/true);
+  Seeds seeds{gradients[0], gradients[1], gradients.size() > 2 ? gradients[2] : at::Tensor()};
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
-  auto result = walk_policy(model_, options_, plan, batch, nullptr, &seeds, beside);
+  auto result = walk_policy(model_, options_, plan, batch, nullptr, &seeds, 0, beside);
   result.loss = out.loss.item<double>();
   result.metrics = out.metrics;
   return result;

@@ -31,8 +31,11 @@ struct ExecutorOptions {
   SparsePolicy sparse = {};
 };
 
+// CPU, accumulator type, one a loss row of the batch.
 struct RowValues {
-  at::Tensor log_probs_R, entropies_R;  // CPU, accumulator type, one a loss row of the batch
+  at::Tensor log_probs_R, entropies_R;
+  at::Tensor given_log_probs_RK;            // of batch.given_ids_RK; undefined where there are none
+  at::Tensor top_ids_RK, top_log_probs_RK;  // the most likely tokens (int64), where they were asked for
 };
 
 struct WalkResult {
@@ -53,8 +56,9 @@ class Executor {
   WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                               BlockHead* beside = nullptr);
 
-  // Walks the plan without backward, for log-probabilities and entropies alone.
-  RowValues forward(const Plan& plan, const TrainBatch& batch);
+  // Walks the plan without backward, for log-probabilities and entropies alone, and for the `top_k` most likely
+  // tokens where that is not 0.
+  RowValues forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
 
   // Walks the plan with another head in place of the policy's. backward: the gradient that the head returns
   // goes on into the parameters' main_grad; else each block is computed once, forward only.

@@ -1,10 +1,16 @@
 #include "train/gradient_step.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/lerp.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
+#include <utility>
 
+#include "algo/policy_rows.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/median.h"
@@ -12,15 +18,41 @@
 
 namespace bough {
 
-GradientStep::GradientStep(Model& model, Model* reference, const ActorSettings& settings,
+namespace {
+
+// Estimators whose advantages are not normalised again over the batch's tokens: what a KL by token adds to them
+// stays what it is.
+bool takes_kl_in_reward(const std::string& estimator) {
+  return estimator == "grpo" || estimator == "dr_grpo" || estimator == "rloo" || estimator == "opo" ||
+         estimator == "maxrl";
+}
+
+void check_frozen(const LossSettings& settings, const AdvantageSettings& advantages,
+                  const FrozenModels& frozen) {
+  if (settings.uses_reference() && !frozen.reference)
+    throw UserError(str("setting ", settings.kl_loss_coef != 0.0 ? "kl_loss_coef" : "kl_ctl",
+                        ": needs a reference model, which this command has none of; expected 0"));
+  if (settings.teacher.is_used() && !frozen.teacher)
+    throw UserError("setting teacher.path: this command has no teacher; leave it out, or use `bough train`");
+  if (settings.kl_ctl != 0.0 && !takes_kl_in_reward(advantages.adv_estimator))
+    throw UserError(str("setting kl_ctl: adv_estimator ", advantages.adv_estimator,
+                        " normalises advantages by token, and a KL in the reward has no part in that yet; "
+                        "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, maxrl"));
+}
+
+}  // namespace
+
+GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings,
                            const PassCosts* costs)
     : model_(model),
-      reference_(reference),
+      frozen_(frozen),
       settings_(settings),
       costs_(costs),
       loss_(make_loss(settings.loss)),
-      executor_(model) {
-  BOUGH_CHECK(!loss_->needs_reference() || reference_, "the loss needs a reference model");
+      executor_(model),
+      kl_controller_(settings.loss),
+      entropy_controller_(settings.loss) {
+  if (settings.loss.loss != "sft") check_frozen(settings.loss, settings.advantages, frozen);
 }
 
 TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajectories) const {
@@ -51,11 +83,127 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   if (version_) fields.version = *version_;
   const bool old_is_behaviour = loss_->needs_behaviour() && !loss_->needs_proximal();
   fields.proximal_is_current = is_one_update && !old_is_behaviour;
-  if (!fields.proximal_is_current && loss_->needs_proximal())
-    fields.proximal_log_probs_R = executor_.forward(plan(batch, strategy), batch).log_probs_R;
-  if (loss_->needs_reference())
-    fields.reference_log_probs_R = Executor(*reference_).forward(plan(batch, strategy), batch).log_probs_R;
+  fields.entropy_coef = entropy_controller_.coefficient();
+  const LossSettings& settings = settings_.loss;
+  const bool is_policy_loss = settings.loss != "sft";
+  if (is_policy_loss && settings.uses_reference())
+    fields.reference_log_probs_R =
+        Executor(*frozen_.reference).forward(plan(batch, strategy), batch).log_probs_R;
+  const GivenTokens given = loss_->given_tokens();
+  if (given == GivenTokens::kEngineTop) set_given_tokens(trajectories, batch);
+
+  const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
+  const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0;
+  if (keeps_old || in_reward || given == GivenTokens::kPolicyTop) {
+    const RowValues old = executor_.forward(plan(batch, strategy), batch,
+                                            given == GivenTokens::kPolicyTop ? settings.teacher.topk : 0);
+    if (keeps_old) fields.proximal_log_probs_R = old.log_probs_R;
+    if (keeps_old) fields.proximal_given_RK = old.given_log_probs_RK;
+    if (in_reward) penalise_kl(batch, old.log_probs_R);
+    if (given == GivenTokens::kPolicyTop) batch.given_ids_RK = old.top_ids_RK;
+  }
+  if (loss_->needs_teacher()) {
+    const RowValues teacher = Executor(*frozen_.teacher).forward(plan(batch, strategy), batch);
+    fields.teacher_log_probs_R = teacher.log_probs_R;
+    if (given == GivenTokens::kPolicyTop) fields.teacher_given_RK = teacher.given_log_probs_RK;
+  }
   return batch;
+}
+
+// The engine's most likely tokens of each row; rows of fewer are filled up with some token of probability 0.
+void GradientStep::set_given_tokens(const std::vector<const Trajectory*>& trajectories,
+                                    TrainBatch& batch) const {
+  size_t width = 0;
+  std::vector<const Trajectory*> rows;
+  for (const Trajectory* trajectory : trajectories)
+    if (trajectory->in_loss()) rows.push_back(trajectory);
+  const auto each = [&](const auto& use) {
+    for (size_t s = 0; s < rows.size(); ++s)
+      for (const int32_t position : batch.trained_positions[s]) use(*rows[s], static_cast<size_t>(position));
+  };
+  each([&](const Trajectory& row, size_t i) {
+    if (row.top_ids.size() <= i || row.top_ids[i].empty())
+      throw UserError(str("setting correction: ", settings_.loss.correction,
+                          " needs the engine's most likely tokens with each trained token, and some have none "
+                          "(`top_ids` of a rollout file); expected gconfig.top_logprobs above 0, 20 say"));
+    width = std::max(width, row.top_ids[i].size());
+  });
+  std::vector<int64_t> ids;
+  std::vector<double> log_probs;
+  each([&](const Trajectory& row, size_t i) {
+    ids.insert(ids.end(), row.top_ids[i].begin(), row.top_ids[i].end());
+    log_probs.insert(log_probs.end(), row.top_logprobs[i].begin(), row.top_logprobs[i].end());
+    ids.resize(ids.size() + width - row.top_ids[i].size(), 0);
+    log_probs.resize(ids.size(), -std::numeric_limits<double>::infinity());
+  });
+  const int64_t vocabulary = model_.config().vocab_size;
+  for (const int64_t id : ids)
+    if (id < 0 || id >= vocabulary)
+      throw UserError(str("a rollout's top_ids has token ", id, ", outside the vocabulary of ", vocabulary));
+  const auto shape = {batch.num_rows(), static_cast<int64_t>(width)};
+  batch.given_ids_RK = at::tensor(ids, at::kLong).view(shape);
+  batch.fields.behaviour_given_RK =
+      at::tensor(log_probs, at::kDouble).to(accumulator_type(model_.dtype())).view(shape);
+}
+
+void GradientStep::penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R) {
+  LossRows& fields = batch.fields;
+  if (batch.num_rows() == 0) return;
+  const at::Tensor kl_R =
+      kl_estimate(settings_.loss.kl_estimator, old_log_probs_R, fields.reference_log_probs_R);
+  const double sequences =
+      static_cast<double>(std::ranges::count_if(batch.trained_positions, [](const auto& positions) {
+        return !positions.empty();
+      }));
+  kl_in_reward_.merge({WeightedSum::Kind::mean, mean_of_sequence_means(kl_R, fields.sequences_R) * sequences,
+                       sequences});
+  fields.advantages_R =
+      fields.advantages_R.sub(kl_to_go(kl_R, fields.sequences_R), kl_controller_.value);
+}
+
+MetricValues GradientStep::finish(const WeightedSums& sums) {
+  const LossSettings& settings = settings_.loss;
+  MetricValues values;
+  if (settings.kl_ctl != 0.0) {
+    values["kl_ctl/coef"] = kl_controller_.value;
+    values["kl_ctl/kl"] = kl_in_reward_.value();
+    kl_controller_.update(kl_in_reward_.value(), static_cast<int64_t>(kl_in_reward_.weight));
+    kl_in_reward_ = {};
+  }
+  if (settings.target_entropy) {
+    values["policy/entropy_coef"] = *entropy_controller_.coefficient();
+    if (const auto entropy = sums.find("policy/entropy"); entropy != sums.end() && entropy->second.weight > 0)
+      entropy_controller_.update(entropy->second.value());
+  }
+  const int64_t num_steps = version_.value_or(num_finished_) + 1;
+  ++num_finished_;
+  if (settings.ref_model_sync_steps > 0 && num_steps % settings.ref_model_sync_steps == 0) {
+    const auto from = model_.parameters(), to = frozen_.reference->parameters();
+    BOUGH_CHECK(from.size() == to.size(), "a reference of ", to.size(), " tensors, a model of ", from.size());
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < from.size(); ++i) {
+      const auto acc = accumulator_type(model_.dtype());
+      to[i]->value.copy_(at::lerp(to[i]->value.to(acc), from[i]->value.to(acc), settings.ref_model_mixup_alpha));
+    }
+    values["policy/reference_renewed"] = 1;
+  } else if (settings.ref_model_sync_steps > 0) {
+    values["policy/reference_renewed"] = 0;
+  }
+  return values;
+}
+
+Json GradientStep::state() const {
+  if (settings_.loss.kl_ctrl.type != "adaptive" && !settings_.loss.target_entropy) return nullptr;
+  return {{"kl_ctl", kl_controller_.value},
+          {"entropy_coef", entropy_controller_.value},
+          {"entropy_is_on", entropy_controller_.is_on}};
+}
+
+void GradientStep::restore(const Json& state) {
+  if (!state.is_object()) return;
+  kl_controller_.value = state.at("kl_ctl").get<double>();
+  entropy_controller_.value = state.at("entropy_coef").get<double>();
+  entropy_controller_.is_on = state.at("entropy_is_on").get<bool>();
 }
 
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
@@ -66,9 +214,9 @@ WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, B
   return executor_.forward_backward(plan, batch, *loss_, beside);
 }
 
-StepTimer::StepTimer(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs,
+StepTimer::StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
                      const std::vector<Trajectory>& batch, const std::string& strategy)
-    : model_(model), step_(model, reference, settings, costs), asked_strategy_(strategy) {
+    : model_(model), step_(model, frozen, settings, costs), asked_strategy_(strategy) {
   for (const Trajectory& trajectory : batch) batch_.push_back(&trajectory);
   model_.allocate_gradients();
 }

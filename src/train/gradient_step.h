@@ -7,20 +7,35 @@
 #include <string>
 #include <vector>
 
+#include "algo/controllers.h"
+#include "base/json.h"
+#include "report/metrics.h"
 #include "train/executor.h"
 #include "train/make_batch.h"
 
 namespace bough {
 
+// Models that a step reads and does not train: what a caller has of them.
+struct FrozenModels {
+  Model* reference = nullptr;  // of the KL terms; renewed where ref_model_sync_steps says so
+  Model* teacher = nullptr;
+
+  FrozenModels(Model* reference_model = nullptr, Model* teacher_model = nullptr)
+      : reference(reference_model), teacher(teacher_model) {}
+};
+
 // pi_old (algorithms.md): where the batch is one update it is the current policy, detached, and costs
 // nothing; else its log-probabilities are computed once, in prepare(), and stay. Where the loss takes it from
 // the engine (recompute_logprob: false), it is the behaviour policy; where it interpolates (prox_logp_method:
-// loglinear), it takes no walk either.
+// loglinear), it takes no walk either. A KL in the reward and a teacher's topk take one all the same: both look
+// at the policy of the start before there is a gradient.
+//
+// Reference and teacher walk forward only, by plans of the same batch.
 class GradientStep {
  public:
-  // All arguments must outlive the object. `reference`: where the loss needs one. `costs`: what plans are
-  // made from, or null.
-  GradientStep(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs);
+  // All arguments must outlive the object. `costs`: what plans are made from, or null. UserError: the settings
+  // need a model that is not there, or contradict each other.
+  GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs);
 
   // The rows of the batch, without what takes a walk.
   TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
@@ -33,6 +48,14 @@ class GradientStep {
   // Adds the gradient to the parameters' main_grad. `beside`: another head over the same walk, or none.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
+  // What follows the last optimizer step of a batch: coefficients move, and the reference is renewed where it
+  // is its turn. `sums`: metrics of the walks. Returns the metrics of that.
+  MetricValues finish(const WeightedSums& sums);
+
+  // Coefficients that move, for a run's checkpoint; null where none does.
+  Json state() const;
+  void restore(const Json& state);
+
   // The trainer's version i: of the batches trained on so far. Where nobody says it, the newest version in
   // the batch, as if nothing had been trained on since.
   void set_version(int64_t version) { version_ = version; }
@@ -41,13 +64,20 @@ class GradientStep {
   void use_costs(const PassCosts* costs) { costs_ = costs; }
 
  private:
+  void set_given_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
+  void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
+
   Model& model_;
-  Model* reference_;
+  const FrozenModels frozen_;
   const ActorSettings settings_;
   const PassCosts* costs_;
   std::optional<int64_t> version_;
   std::unique_ptr<Loss> loss_;
   Executor executor_;
+  KlController kl_controller_;
+  EntropyController entropy_controller_;
+  WeightedSum kl_in_reward_;  // over the sequences of the batch that is trained on
+  int64_t num_finished_ = 0;
 };
 
 // Repetitions of one batch's gradient. Weights stay as they are; main_grad holds the last repetition's
@@ -55,7 +85,7 @@ class GradientStep {
 class StepTimer {
  public:
   // All arguments must outlive the timer. Allocates the gradients.
-  StepTimer(Model& model, Model* reference, const ActorSettings& settings, const PassCosts* costs,
+  StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
             const std::vector<Trajectory>& batch, const std::string& strategy);
 
   // Times one step from the trajectories to the gradient, planning included.

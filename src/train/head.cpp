@@ -118,8 +118,14 @@ HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end) {
 }
 
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
-           int64_t chunk_rows, WalkResult* result)
-    : model_(model), batch_(batch), loss_(loss), seeds_(seeds), chunk_rows_(chunk_rows), result_(result) {
+           int64_t chunk_rows, int64_t top_k, WalkResult* result)
+    : model_(model),
+      batch_(batch),
+      loss_(loss),
+      seeds_(seeds),
+      chunk_rows_(chunk_rows),
+      top_k_(top_k),
+      result_(result) {
   if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size);
 }
 
@@ -127,20 +133,42 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
   at::NoGradGuard no_grad;
   const auto& weight = model_.head();
   const auto acc = accumulator_type(model_.dtype());
+  const auto device = source_SD.device();
   const bool backward = loss_ || seeds_;
   at::Tensor d_source_SD =
       backward ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
   for (int64_t begin = 0; begin < rows.num_rows(); begin += chunk_rows_) {
     const int64_t end = std::min(rows.num_rows(), begin + chunk_rows_);
-    const auto sources = index_tensor(rows.sources, begin, end).to(source_SD.device());
-    const auto labels = index_tensor(rows.labels, begin, end).to(source_SD.device());
+    const auto sources = index_tensor(rows.sources, begin, end).to(device);
+    const auto labels = index_tensor(rows.labels, begin, end).to(device);
     const auto hidden_RD = source_SD.index_select(0, sources);
     const auto logits_RV = model_.logits(hidden_RD);
     const auto out = log_prob_forward(logits_RV, labels, batch_.temperature);
-    auto seeds = chunk_seeds(rows, begin, end, out.log_probs_R.cpu(), out.entropies_R.cpu());
+
+    const auto [head_rows, loss_rows] = head_chunk(rows, begin, end);
+    Chunk chunk{out.log_probs_R.cpu(), out.entropies_R.cpu(), head_rows, loss_rows, {}};
+    at::Tensor given_ids_LK, given_rows;
+    if (batch_.given_ids_RK.defined()) {
+      given_ids_LK = batch_.given_ids_RK.index_select(0, chunk.loss_rows).to(device);
+      given_rows = chunk.head_rows.to(device);
+      chunk.given_LK =
+          given_log_probs(logits_RV, out.lse_R, given_rows, given_ids_LK, batch_.temperature).cpu();
+      result_->values.given_log_probs_RK.index_copy_(0, chunk.loss_rows, chunk.given_LK);
+    }
+    if (top_k_ > 0) {
+      const auto top = top_log_probs(logits_RV, out.lse_R, top_k_, batch_.temperature);
+      result_->values.top_ids_RK.index_copy_(0, chunk.loss_rows,
+                                             top.ids_RK.cpu().index_select(0, chunk.head_rows));
+      result_->values.top_log_probs_RK.index_copy_(0, chunk.loss_rows,
+                                                   top.log_probs_RK.cpu().index_select(0, chunk.head_rows));
+    }
+    const auto gradients = chunk_gradients(chunk);
     if (!backward) continue;
-    log_prob_backward_(logits_RV, labels, out, seeds.d_log_probs_R.to(source_SD.device()),
-                       seeds.d_entropies_R.to(source_SD.device()), batch_.temperature);
+    log_prob_backward_(logits_RV, labels, out, gradients.d_log_probs_R.to(device),
+                       gradients.d_entropies_R.to(device), batch_.temperature);
+    if (gradients.d_given_LK.defined())
+      add_given_gradient_(logits_RV, labels, given_rows, given_ids_LK, gradients.d_given_LK.to(device),
+                          batch_.temperature);
     add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
     d_source_SD.index_add_(0, sources, matrix_product(logits_RV, weight.value).to(acc));
   }
@@ -149,40 +177,49 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
 
 // Files the chunk's values under their loss rows and returns the gradients of its head rows: several
 // sequences may train one token, whose gradients add.
-Seeds Head::chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const at::Tensor& log_probs,
-                        const at::Tensor& entropies) {
-  const auto [head_rows, loss_rows] = head_chunk(rows, begin, end);
-  auto log_probs_R = log_probs.index_select(0, head_rows);
-  auto entropies_R = entropies.index_select(0, head_rows);
-  result_->values.log_probs_R.index_copy_(0, loss_rows, log_probs_R);
-  result_->values.entropies_R.index_copy_(0, loss_rows, entropies_R);
+Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
+  auto log_probs_R = chunk.log_probs.index_select(0, chunk.head_rows);
+  auto entropies_R = chunk.entropies.index_select(0, chunk.head_rows);
+  result_->values.log_probs_R.index_copy_(0, chunk.loss_rows, log_probs_R);
+  result_->values.entropies_R.index_copy_(0, chunk.loss_rows, entropies_R);
   if (!loss_ && !seeds_) return {};
 
-  at::Tensor d_log_probs_R, d_entropies_R;
+  const auto own = [&](const at::Tensor& x) {
+    return x.defined() ? x.index_select(0, chunk.loss_rows) : at::Tensor();
+  };
+  at::Tensor d_log_probs_R, d_entropies_R, d_given_LK;
   if (seeds_) {
-    d_log_probs_R = seeds_->d_log_probs_R.index_select(0, loss_rows);
-    if (seeds_->d_entropies_R.defined()) d_entropies_R = seeds_->d_entropies_R.index_select(0, loss_rows);
+    d_log_probs_R = own(seeds_->d_log_probs_R);
+    d_entropies_R = own(seeds_->d_entropies_R);
+    d_given_LK = own(seeds_->d_given_RK);
   } else {
     at::AutoGradMode with_grad(true);
-    auto fields =
-        batch_.fields.mapped([&](const at::Tensor& field) { return field.index_select(0, loss_rows); });
+    auto fields = batch_.fields.mapped(own);
     fields.log_probs_R = log_probs_R.requires_grad_(true);
     fields.entropies_R = entropies_R.requires_grad_(true);
+    torch::autograd::variable_list leaves = {fields.log_probs_R, fields.entropies_R};
+    if (chunk.given_LK.defined()) {
+      fields.given_log_probs_RK = chunk.given_LK.detach().requires_grad_(true);
+      leaves.push_back(fields.given_log_probs_RK);
+    }
     const auto out = (*loss_)(fields);
-    const auto gradients =
-        torch::autograd::grad({out.loss}, {fields.log_probs_R, fields.entropies_R}, {}, std::nullopt, false,
-                              /*allow_unused=*/true);
+    const auto gradients = torch::autograd::grad({out.loss}, leaves, {}, std::nullopt, false,
+                                                 /*allow_unused=*/true);
     d_log_probs_R = gradients[0];
     d_entropies_R = gradients[1];
+    if (gradients.size() > 2) d_given_LK = gradients[2];
     result_->loss += out.loss.item<double>();
     merge(result_->metrics, out.metrics);
   }
   const auto add = [&](const at::Tensor& d) {
-    auto sum = at::zeros_like(log_probs);
-    if (d.defined()) sum.index_add_(0, head_rows, d);
+    auto sum = at::zeros_like(chunk.log_probs);
+    if (d.defined()) sum.index_add_(0, chunk.head_rows, d);
     return sum;
   };
-  return {add(d_log_probs_R), add(d_entropies_R)};
+  ChunkGradients result{add(d_log_probs_R), add(d_entropies_R), d_given_LK};
+  // The part of add_given_gradient_ that is the same for all of the vocabulary.
+  if (d_given_LK.defined()) result.d_log_probs_R.index_add_(0, chunk.head_rows, d_given_LK.sum(1));
+  return result;
 }
 
 }  // namespace bough

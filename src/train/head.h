@@ -39,9 +39,10 @@ struct RowMap {
 
 RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch);
 
-// Gradients of log_probs and entropies of all loss rows, from a loss that was evaluated before the walk.
+// Gradients of log_probs, entropies and given log-probabilities of all loss rows, from a loss that was evaluated
+// before the walk. Of the batch, accumulator type; the last two may be undefined.
 struct Seeds {
-  at::Tensor d_log_probs_R, d_entropies_R;  // [R] of the batch, accumulator type; entropies may be undefined
+  at::Tensor d_log_probs_R, d_entropies_R, d_given_RK;
 };
 
 // One block at a time. A walk may have several heads, whose gradients of the hidden states add.
@@ -63,23 +64,34 @@ HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end);
 
 class Head final : public BlockHead {
  public:
-  // `loss` (token-separable) or `seeds`, or neither for a forward-only walk. `result` gets values of every
-  // row, the loss and its metrics; it must outlive the head.
+  // `loss` (token-separable) or `seeds`, or neither for a forward-only walk. `top_k`: most likely tokens that
+  // a forward-only walk files, or 0. `result` gets values of every row, the loss and its metrics; it must
+  // outlive the head.
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
-       WalkResult* result);
+       int64_t top_k, WalkResult* result);
 
   // Undefined in a forward-only walk.
   at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD) override;
 
  private:
-  Seeds chunk_seeds(const BlockRows& rows, int64_t begin, int64_t end, const at::Tensor& log_probs,
-                    const at::Tensor& entropies);
+  // Some rows of a block: values by head row, and which loss rows they are.
+  struct Chunk {
+    at::Tensor log_probs, entropies;  // by head row
+    at::Tensor head_rows, loss_rows;  // by loss row: its head row within the chunk; its row of the batch
+    at::Tensor given_LK;              // by loss row; undefined where the batch has no given ids
+  };
+  // By head row, but d_given_LK by loss row; that may be undefined.
+  struct ChunkGradients {
+    at::Tensor d_log_probs_R, d_entropies_R, d_given_LK;
+  };
+  ChunkGradients chunk_gradients(const Chunk& chunk);
 
   const Model& model_;
   const TrainBatch& batch_;
   const Loss* loss_;
   const Seeds* seeds_;
   int64_t chunk_rows_;
+  int64_t top_k_;
   WalkResult* result_;
 };
 

@@ -31,6 +31,8 @@ struct TrainBatch {
   std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
   // Fields of all rows on the CPU, accumulator type; log_probs_R and entropies_R are the executor's.
   LossRows fields;
+  // int64 [R, K]: tokens whose log-probabilities at the rows' positions a walk returns too; undefined: none.
+  at::Tensor given_ids_RK;
   // Of a critic, where every trained token has them (the trajectories' columns `values` and `returns`): [R],
   // CPU, accumulator type.
   at::Tensor old_values_R, returns_R;

@@ -47,11 +47,11 @@ MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
 
 }  // namespace
 
-Trainer::Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps,
+Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
                  const Clock& clock, Critic* critic)
     : settings_(beside_critic(settings, critic)),
       critic_(critic),
-      gradient_(model, reference, settings_, nullptr),
+      gradient_(model, frozen, settings_, nullptr),
       optimizer_(model, settings.optimizer,
                  std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
                      settings.updates_per_batch()),
@@ -119,7 +119,10 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   }
   MetricValues values;
   values["optim/skipped_steps"] = static_cast<double>(optimizer_.num_skipped());
-  if (kept.empty()) return values;
+  if (kept.empty()) {
+    values.merge(gradient_.finish({}));
+    return values;
+  }
 
   // All mini-batches are prepared before the first update: pi_old is the policy of the start.
   const std::string strategy = settings_.tree.strategy();
@@ -137,6 +140,7 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   for (int64_t epoch = 0; epoch < settings_.ppo_epochs; ++epoch)
     for (MiniBatch& mini : minis) update(mini, trains_actor, updates);
   values.merge(combine(updates.sums, static_cast<size_t>(updates.count)));
+  values.merge(gradient_.finish(updates.sums));
   const auto count = static_cast<double>(updates.count);
   if (trains_actor) {
     values["optim/grad_norm"] = updates.grad_norm / count;

@@ -44,10 +44,10 @@ class BatchTrainer {
 
 class Trainer final : public BatchTrainer {
  public:
-  // model, reference where the loss needs one, and critic where there is one, must outlive it. `total_steps`:
+  // model, what the loss needs of `frozen`, and critic where there is one, must outlive it. `total_steps`:
   // calls of train() planned for the whole run, which the learning rate's schedule follows; the actor's
   // begins after the critic's warm-up.
-  Trainer(Model& model, Model* reference, const ActorSettings& settings, int64_t total_steps,
+  Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr);
 
   MetricValues train(const std::vector<Trajectory>& batch) override;
@@ -63,6 +63,7 @@ class Trainer final : public BatchTrainer {
   const PassCosts* pass_costs() const { return costs_.passes.get(); }
 
   Optimizer& optimizer() { return optimizer_; }
+  GradientStep& gradient() { return gradient_; }
 
  private:
   // A mini-batch and what is made of it once, however often it is gone over.

@@ -8,6 +8,8 @@
 // Masks (off_policy_mask_threshold, m2_threshold) come on top of any.
 #pragma once
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "algo/losses/policy_terms.h"
@@ -18,11 +20,13 @@ namespace bough {
 struct Corrected {
   at::Tensor factor_R;     // 0 or more; no gradient
   at::Tensor truncated_R;  // bool: rows whose weight was cut, not masked; undefined where none is
+  std::vector<std::pair<std::string, at::Tensor>> means = {};  // metrics: the mean over the rows of each
 };
 
 struct CorrectionKind {
   bool couples_tokens = false;  // reads `sequences`, or all rows of the batch at once
   WeightBounds bounds = {};     // where it has some
+  bool reads_given = false;     // needs the engine's most likely tokens
   Corrected (*apply)(const CorrectionRows& rows) = nullptr;
 };
 
@@ -32,7 +36,8 @@ struct CorrectionKind {
   X(tis)                     \
   X(icepop)                  \
   X(masked_is)               \
-  X(rejection)
+  X(rejection)               \
+  X(obrs)
 
 // Those with settings of their own.
 #define BOUGH_OTHER_CORRECTIONS(X) \

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "kernels/common/op.h"
 #include "kernels/parameter.h"
@@ -47,6 +49,23 @@ void log_prob_backward_(T logits_RV, T labels_R, const LogProbOutput& output, T 
   at::AutoDispatchBelowADInplaceOrView guard;
   static const auto op = find_op<void(T, T, T, T, T, T, double)>("bough::log_prob_backward_");
   op.call(logits_RV, labels_R, output.lse_R, output.entropies_R, d_log_probs_R, d_entropies_R, temperature);
+}
+
+TopLogProbs top_log_probs(T logits_RV, T lse_R, int64_t k, double temperature) {
+  const auto [values_RK, ids_RK] = logits_RV.topk(std::min(k, logits_RV.size(1)), -1);
+  return {ids_RK, values_RK.to(lse_R.scalar_type()).div(temperature).sub(lse_R.unsqueeze(1))};
+}
+
+at::Tensor given_log_probs(T logits_RV, T lse_R, T rows_L, T ids_LK, double temperature) {
+  const auto z_LK = logits_RV.index({rows_L.unsqueeze(1), ids_LK});
+  return z_LK.to(lse_R.scalar_type()).div(temperature).sub(lse_R.index_select(0, rows_L).unsqueeze(1));
+}
+
+void add_given_gradient_(T d_logits_RV, T labels_R, T rows_L, T ids_LK, T d_given_LK, double temperature) {
+  const auto d_LK = d_given_LK.div(temperature);
+  const auto ids = at::cat({ids_LK, labels_R.index_select(0, rows_L).unsqueeze(1)}, 1);
+  const auto d = at::cat({d_LK, d_LK.sum(1, /*keepdim=*/true).neg()}, 1);
+  d_logits_RV.index_put_({rows_L.unsqueeze(1), ids}, d.to(d_logits_RV.scalar_type()), /*accumulate=*/true);
 }
 
 LogProbOutput log_prob_forward_reference(const at::Tensor& logits_RV, const at::Tensor& labels_R,
