@@ -55,6 +55,9 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder(PromptEncoder::from_directory(settings.model.path)),
       reward(make_reward(settings.reward, settings.reward_service)),
+      filter(settings.filter.empty()
+                 ? nullptr
+                 : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
       model(load(settings, settings.model.path)),
       generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
       reference(load_reference(settings)),

@@ -72,7 +72,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 26> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 27> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -97,6 +97,7 @@ bool is_harmless_change(const std::string& key) {
                                                                  "reward_service.startup_timeout_seconds",
                                                                  "reward_service.max_consecutive_failures",
                                                                  "reward_service.python",
+                                                                 "actor.max_num_gen_batches",
                                                                  "actor.pad_to_maximum"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }

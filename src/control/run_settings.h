@@ -72,6 +72,7 @@ struct RunSettings {
   int64_t threads = 0;
   RewardEntries reward;
   RewardSettings reward_service;
+  std::string filter;
   ModelSettings model;
   ModelSettings ref;
   DatasetSettings train_dataset;
@@ -102,6 +103,10 @@ struct RunSettings {
       "FILE.py:FUNCTION, http://..., a built-in verifier (number), or a list of rewards that are added up; "
       "empty: number");
     v("reward_service", reward_service, "how rewards are computed");
+    v("filter", filter,
+      "FILE.py:FUNCTION that says of a scored group whether it is trained on, else another one is drawn; "
+      "empty: "
+      "none (docs/add_a_reward.md)");
     v("model", model, "what is trained");
     v("ref", ref, "the reference of the KL term; empty: the model as it was before the first step");
     v("train_dataset", train_dataset, "problems to train on");
