@@ -3,7 +3,8 @@
 
 Four mini-batches a step (with one, pi is pi_old and nothing differs). Each run is a folder under --out; what
 is finished is not run again and what was stopped goes on, so that the whole can be made piece by piece. Then
-the table: accuracy before and after with its 95% interval, seconds of training, mean staleness.
+the tables: accuracy before and after with its 95% interval, seconds of training, mean staleness; and by the
+age of a token, over all steps, the share of tokens, effective sample size and clip fraction.
 """
 
 import argparse
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from host_env import host_environment  # noqa: E402
 
 UNBOUNDED = 1000  # with a bounded buffer
+AGES = ["age_0", "age_1", "age_2", "age_3_to_4", "age_5_to_8", "age_9_up"]
 LOSSES = {
     "decoupled": ["actor.use_decoupled_loss=true"],
     "naive": ["actor.use_decoupled_loss=false", "actor.recompute_logprob=false"],
@@ -88,8 +90,23 @@ def row_of(folder, steps):
         "high": last["eval/avg_at_k_high"],
         "seconds": sum(record["time/step"] for record in trained),
         "staleness": statistics.mean(record["staleness/mean"] for record in trained),
-        "clipped": statistics.mean(record["policy/clip_fraction"] for record in trained),
+        "clipped": statistics.mean(record.get("policy/clip_fraction", 0) for record in trained),
+        "ages": {age: of_age(trained, age) for age in AGES},
     }
+
+
+def of_age(records, age):
+    """Share of tokens, effective sample size and clip fraction, means over the tokens of that age."""
+    total = sum(record.get(f"{other}/tokens", 0) for record in records for other in AGES)
+    seen = [record for record in records if f"{age}/effective_sample_size" in record]
+    tokens = sum(record[f"{age}/tokens"] for record in seen)
+    if tokens == 0:
+        return None
+    means = [
+        sum(record[f"{age}/tokens"] * record.get(f"{age}/{name}", 0) for record in seen) / tokens
+        for name in ("effective_sample_size", "clip_fraction")
+    ]
+    return tokens / total, *means
 
 
 def main():
@@ -100,17 +117,41 @@ def main():
         for case in cases:
             if row_of(folder_of(args, *case), args.steps) is None:
                 run(args, *case)
+    rows = {}
+    for case in sorted(set(cases)):
+        row = row_of(folder_of(args, *case), args.steps)
+        if row is not None:
+            rows[case] = row
+    print_runs(rows)
+    print_ages(rows)
+
+
+def name_of(eta):
+    return "none" if eta >= UNBOUNDED else str(eta)
+
+
+def print_runs(rows):
     print("eta   loss       seed  before  after  95%             seconds  staleness  clipped")
-    for eta, loss, seed in sorted(set(cases)):
-        row = row_of(folder_of(args, eta, loss, seed), args.steps)
-        if row is None:
-            continue
-        name = "none" if eta >= UNBOUNDED else str(eta)
+    for (eta, loss, seed), row in rows.items():
         print(
-            f"{name:<5} {loss:<10} {seed:<5} {row['before']:>6.1%} {row['after']:>6.1%}"
+            f"{name_of(eta):<5} {loss:<10} {seed:<5} {row['before']:>6.1%} {row['after']:>6.1%}"
             f"  {row['low']:.1%} to {row['high']:.1%}  {row['seconds']:>7.0f}  {row['staleness']:>9.2f}"
             f"  {row['clipped']:>7.2%}"
         )
+
+
+def print_ages(rows):
+    print("\neta   loss       seed  age         share of tokens  effective sample size  clipped")
+    for (eta, loss, seed), row in rows.items():
+        for age, values in row["ages"].items():
+            if values is None:
+                continue
+            share, effective, clipped = values
+            label = age.removeprefix("age_").replace("_to_", " to ").replace("_up", " or more")
+            print(
+                f"{name_of(eta):<5} {loss:<10} {seed:<5} {label:<10}  {share:>15.1%}"
+                f"  {effective:>21.3f}  {clipped:>7.2%}"
+            )
 
 
 if __name__ == "__main__":

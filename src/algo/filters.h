@@ -22,11 +22,18 @@ namespace bough {
 struct FilterSettings {
   bool dynamic_sampling = false;
   std::string truncated_samples = "keep";
+  int64_t max_num_gen_batches = 10;
   int64_t keep_samples = 0;
 
   template <class V>
   void visit(V& v) {
-    v("dynamic_sampling", dynamic_sampling, "drop groups whose rewards are all equal: they teach nothing");
+    v("dynamic_sampling", dynamic_sampling,
+      "drop groups whose rewards are all equal: they teach nothing; a run draws others for them");
+    v("max_num_gen_batches", max_num_gen_batches,
+      "of groups that filters refuse: at most so many batches are generated for a step, which is then "
+      "trained "
+      "on what there is; a run of which that is nothing ends. 0: no bound",
+      range(0, 1'000'000));
     v("truncated_samples", truncated_samples,
       "samples cut at the length limit: keep; mask (in the group's mean, not trained); drop",
       one_of({"keep", "mask", "drop"}));

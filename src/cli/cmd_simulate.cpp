@@ -210,7 +210,7 @@ void run_simulate(const SimulateOptions& options) {
   print_text("\n" + table_of(splits, synchronous));
   print_text(str(
       "\ngenerated tokens that were trained on, a second; trainer, engine: the share of the time in which it "
-      "waited; staleness in versions, of a token\nbest: ",
+      "waited; staleness in versions, of a group\nbest: ",
       best->max_staleness == 0 ? str("all ", options.devices, " devices for both in turns")
                                : str(best->rollout_devices, " devices generate, ", best->train_devices,
                                      " train, rollout.max_head_offpolicyness ", best->max_staleness),

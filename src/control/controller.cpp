@@ -7,6 +7,14 @@
 
 namespace bough {
 
+std::optional<int64_t> oldest_version(const FinishedGroup& group) {
+  std::optional<int64_t> oldest;
+  for (const Trajectory& sample : group.samples)
+    for (const int64_t version : sample.versions)
+      if (version >= 0) oldest = std::min(oldest.value_or(version), version);
+  return oldest;
+}
+
 Controller::Controller(Workers& workers, const Clock& clock, ControllerOptions options,
                        ControllerObserver observer)
     : workers_(workers), clock_(clock), options_(std::move(options)), observer_(std::move(observer)) {
@@ -25,6 +33,11 @@ bool Controller::gate_is_open() const {
   const int64_t ahead = num_buffered() + num_awaiting();
   if (options_.max_buffered_groups > 0 && ahead + num_running() >= options_.max_buffered_groups) return false;
   return begun_steps * options_.batch_groups + ahead + num_running() < slots * options_.batch_groups;
+}
+
+bool Controller::has_drawn_enough() const {
+  const int64_t most = options_.max_generated_batches;
+  return most > 0 && refused_since_batch_ > (most - 1) * options_.batch_groups;
 }
 
 bool Controller::can_draw() const {
@@ -116,6 +129,32 @@ void Controller::count_failures(const std::vector<RewardResult>& rewards) {
   }
 }
 
+void Controller::count_filter_failures(const FilterVerdict& verdict) {
+  consecutive_filter_failures_ = verdict.error.empty() ? 0 : consecutive_filter_failures_ + 1;
+  if (verdict.error.empty()) return;
+  if (consecutive_filter_failures_ == 1)
+    log_warning(str("a group is dropped, the filter failed: ", quoted(verdict.error, 300)));
+  if (consecutive_filter_failures_ < options_.max_consecutive_failures) return;
+  throw IoError(str("the filter failed for the last ", consecutive_filter_failures_,
+                    " groups, for the last one with: ", quoted(verdict.error, 300),
+                    ". Mend the function (setting filter), or raise reward_service.max_consecutive_failures; "
+                    "the same command goes on from the last checkpoint"));
+}
+
+// Of a batch of which nothing is left after all that may be drawn for it, nothing can be learned.
+void Controller::refuse(uint64_t id, const std::string& reason) {
+  drop(id, reason);
+  ++refused_since_batch_;
+  const int64_t most = options_.max_generated_batches;
+  if (most == 0 || !buffered_.empty() || refused_since_batch_ < most * options_.batch_groups) return;
+  throw IoError(
+      str("filters refused all of ", refused_since_batch_, " groups that were generated for step ",
+          num_steps_ + 1, ", the last one for ", quoted(reason),
+          ". The problems are too easy or too hard for the model, or the filter is too strict; other "
+          "problems, a larger gconfig.n_samples, or a larger actor.max_num_gen_batches (",
+          most, "; 0: no bound) may help; the same command goes on from the last checkpoint"));
+}
+
 // Failed rewards are nobody's zeros: what is left of the group is trained on, or nothing.
 void Controller::handle(GroupScored& event) {
   const auto found = awaiting_.find(event.id);
@@ -131,7 +170,12 @@ void Controller::handle(GroupScored& event) {
   const auto size = static_cast<int64_t>(group->samples.size());
   if (num_valid < std::min(options_.min_group, size)) return drop(event.id, "too few rewards");
   if (options_.refuse)
-    if (const auto reason = options_.refuse(*group)) return drop(event.id, *reason);
+    if (const auto reason = options_.refuse(*group)) return refuse(event.id, *reason);
+  if (event.verdict) {
+    count_filter_failures(*event.verdict);
+    if (!event.verdict->error.empty()) return refuse(event.id, "filter failed");
+    if (!event.verdict->keeps) return refuse(event.id, "filter");
+  }
   buffered_.emplace(event.id, std::move(group));
 }
 
@@ -302,6 +346,12 @@ void Controller::begin_groups() {
   if (is_stopping_ || engine_version_ < 0) return;
   if (!computes_beside() && evaluation_ != Evaluation::kNone) return;
   if (!options_.interruptible && published_version_ != engine_version_) return;
+  const bool is_round_over = running_.empty() && awaiting_.empty();
+  if (!computes_beside()) {
+    if (is_round_over && has_drawn_enough() && !buffered_.empty()) return;  // they are trained on
+    if (is_round_over) round_left_ = options_.batch_groups - num_buffered();
+    if (round_left_ == 0) return;
+  }
   while (can_draw() && gate_is_open() && num_running() * options_.group_size < options_.samples_in_flight) {
     int64_t position = 0;
     if (again_.empty()) {
@@ -316,6 +366,7 @@ void Controller::begin_groups() {
     running_.insert(id);
     ++num_drawn_;
     workers_.begin(id, std::move(begun));
+    if (!computes_beside() && --round_left_ == 0) return;
   }
 }
 
@@ -327,10 +378,19 @@ void Controller::begin_training() {
   if (!computes_beside() && (evaluation_ != Evaluation::kNone || checkpoint_)) return;
   if (!step_begin_) step_begin_ = computes_beside() ? trainer_free_since_ : clock_.now();
   const bool is_last = is_drained() && num_buffered() > 0;
-  const int64_t wanted = is_last ? std::min(options_.batch_groups, num_buffered()) : options_.batch_groups;
+  const bool gives_up = has_drawn_enough() && num_buffered() > 0 &&
+                        (computes_beside() || (running_.empty() && awaiting_.empty()));
+  const int64_t wanted =
+      is_last || gives_up ? std::min(options_.batch_groups, num_buffered()) : options_.batch_groups;
   if (num_buffered() + num_awaiting() < wanted) has_samples_since_.reset();
   else if (!has_samples_since_) has_samples_since_ = clock_.now();
   if (num_buffered() < wanted || is_stopping_) return;
+  if (gives_up && !is_last && wanted < options_.batch_groups)
+    log_warning(str("step ", num_steps_ + 1, " is trained on ", wanted, " of ", options_.batch_groups,
+                    " groups: filters refused ", refused_since_batch_,
+                    " others, as many as "
+                    "actor.max_num_gen_batches allows"));
+  refused_since_batch_ = 0;
   TrainOrder order{.step = num_steps_ + 1, .groups = {}};
   for (int64_t i = 0; i < wanted; ++i) {
     auto oldest = buffered_.extract(buffered_.begin());
@@ -424,22 +484,6 @@ std::string Controller::activity() const {
 
 // ---- Metrics of a step.
 
-// The versions behind the weights that are trained now, over the trained tokens of the batch.
-static void add_staleness(const StepRecord& record, int64_t version, MetricValues& metrics) {
-  double total = 0;
-  int64_t count = 0, largest = 0;
-  for (const Trajectory& sample : record.batch)
-    for (size_t i = 0; i < sample.loss_mask.size(); ++i) {
-      if (sample.loss_mask[i] == 0) continue;
-      const int64_t age = version - sample.versions[i];
-      total += static_cast<double>(age);
-      largest = std::max(largest, age);
-      ++count;
-    }
-  metrics["staleness/mean"] = total / static_cast<double>(std::max<int64_t>(1, count));
-  metrics["staleness/max"] = static_cast<double>(largest);
-}
-
 void Controller::add_own_metrics(StepRecord& record) {
   MetricValues& metrics = record.metrics;
   const Clock::Time now = clock_.now();
@@ -457,7 +501,6 @@ void Controller::add_own_metrics(StepRecord& record) {
   double trained_tokens = 0;
   for (const Trajectory& sample : record.batch)
     if (sample.in_loss()) trained_tokens += static_cast<double>(sample.num_generated());
-  add_staleness(record, record.step - 1, metrics);
   metrics["time/rollout"] = rollout_seconds;
   metrics["time/reward"] = seconds_between(std::max(begin, generated), std::max(begin, train_begin_));
   metrics["time/step"] = step_seconds;
@@ -472,11 +515,14 @@ void Controller::add_own_metrics(StepRecord& record) {
   if (in_context > 0)
     metrics["rollout/active_pages"] = gained(&EngineStatistics::pages_read) / in_context;
   double dropped = 0;
-  for (const auto& [reason, count] : dropped_)
-    dropped += static_cast<double>(count - sums_at_step_.dropped[reason]);
+  for (const auto& [reason, count] : dropped_) {
+    const auto since = static_cast<double>(count - sums_at_step_.dropped[reason]);
+    dropped += since;
+    std::string name = reason;
+    std::replace(name.begin(), name.end(), ' ', '_');
+    if (since > 0) metrics["refused/" + name] = since;
+  }
   metrics["rollout/groups_refused"] = dropped;
-  metrics["rollout/groups_without_reward"] =
-      static_cast<double>(sums_.dropped["too few rewards"] - sums_at_step_.dropped["too few rewards"]);
   if (computes_beside()) {
     metrics["idle/trainer_seconds"] = seconds_between(begin, std::max(begin, train_begin_));
     metrics["idle/engine_seconds"] = sums_.engine_idle - sums_at_step_.engine_idle;

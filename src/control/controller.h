@@ -27,8 +27,10 @@
 //
 // The gate (algorithms.md, Asynchrony; AReaL, eq. 3) is derived from these places: a group may begin while
 // B·(steps begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B, with i the version
-// that the engine holds. A dropped group gives its slot back. Where nothing more can be drawn and nothing
-// runs, what the buffer has is a last, shorter batch.
+// that the engine holds. A dropped group gives its slot back; with eta 0 others are drawn for it once all
+// that was drawn before is scored, so that what the engine computes together does not depend on how long
+// rewards take. Where nothing more can be drawn and nothing runs, what the buffer has is a last, shorter
+// batch.
 #pragma once
 
 #include <deque>
@@ -47,6 +49,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "control/generator.h"
+#include "env/group_filter.h"
 #include "report/metrics.h"
 
 namespace bough {
@@ -57,6 +60,9 @@ using GroupPointer = std::shared_ptr<const FinishedGroup>;
 struct StallError : IoError {
   using IoError::IoError;
 };
+
+// The version that drew the group's oldest token; none: no policy has drawn any.
+std::optional<int64_t> oldest_version(const FinishedGroup& group);
 
 // What a step was; its evaluation may be missing.
 struct StepRecord {
@@ -72,7 +78,8 @@ struct GroupGenerated {
 };
 struct GroupScored {
   uint64_t id = 0;
-  std::vector<RewardResult> rewards;  // one a sample; none: the group has no problem
+  std::vector<RewardResult> rewards;     // one a sample; none: the group has no problem
+  std::optional<FilterVerdict> verdict;  // of the user's filter, where there is one
 };
 struct WeightsTaken {
   int64_t version = 0;
@@ -166,13 +173,16 @@ struct ControllerOptions {
   // Running samples go on under new weights. False: they finish on the old ones, and none begins before that.
   bool interruptible = true;
   int64_t min_group = 2;                   // samples with a reward; a group with fewer is dropped
-  int64_t max_consecutive_failures = 256;  // of rewards: so many in a row end the run
+  int64_t max_consecutive_failures = 256;  // of rewards, or of the filter: so many in a row end the run
   double evaluation_seconds = 3600;        // an evaluation that takes longer is cancelled
   double stall_seconds = 0;                // a run in which nothing happens for so long ends; 0: never
   // After this step; 0: before the first. None: never.
   std::function<bool(int64_t step, bool is_last)> evaluation_due;
   std::function<bool(int64_t step)> checkpoint_due;  // after the last one it is, whatever this says
-  // Of a scored group: why it is not trained on, if it is not.
+  // Filters refuse groups and others are drawn in their place, at most so many batches for a step in all;
+  // then the step is trained on what there is, and the run ends where that is nothing. 0: no bound.
+  int64_t max_generated_batches = 0;
+  // Of a scored group: why it is not trained on, if it is not. The user's filter is asked besides.
   std::function<std::optional<std::string>(const FinishedGroup&)> refuse;
 };
 
@@ -231,6 +241,8 @@ class Controller {
   bool computes_beside() const { return options_.max_staleness > 0; }
   bool gate_is_open() const;
   bool can_draw() const;  // now or later
+  // Filters have refused so many groups since the last batch that no further one may be drawn for this one.
+  bool has_drawn_enough() const;
   bool is_drained() const;
   bool is_over() const;
   bool evaluation_due(int64_t step, bool is_last) const {
@@ -245,7 +257,9 @@ class Controller {
   void advance_checkpoint();
   void finish_if_done();
   void drop(uint64_t id, const std::string& reason);
+  void refuse(uint64_t id, const std::string& reason);
   void count_failures(const std::vector<RewardResult>& rewards);
+  void count_filter_failures(const FilterVerdict& verdict);
   void add_own_metrics(StepRecord& record);
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_buffered() const { return static_cast<int64_t>(buffered_.size()); }
@@ -265,6 +279,8 @@ class Controller {
   std::vector<uint64_t> training_;
   bool training_publishes_ = false;
   int64_t num_drawn_ = 0, num_trained_ = 0;
+  int64_t round_left_ = 0;           // with eta 0: that may be begun before all of them are scored
+  int64_t refused_since_batch_ = 0;  // by filters
   std::map<std::string, int64_t> dropped_;
 
   // Workers, as far as events have told.
@@ -280,7 +296,7 @@ class Controller {
   int64_t checkpointed_step_ = -1;
   bool checkpoint_is_overdue_ = false;  // it was due while another was on its way
   bool is_stopping_ = false, is_finished_ = false;
-  int64_t consecutive_failures_ = 0;
+  int64_t consecutive_failures_ = 0, consecutive_filter_failures_ = 0;
 
   // Of the step that is being collected.
   std::optional<Clock::Time> step_begin_, has_samples_since_;

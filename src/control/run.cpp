@@ -16,6 +16,7 @@
 #include "control/train_batch.h"
 #include "control/workers.h"
 #include "data/rollout_file.h"
+#include "train/make_batch.h"
 
 namespace bough {
 
@@ -150,6 +151,7 @@ WorkerParts Run::worker_parts() {
           .weights = *parts_.weights,
           .codec = parts_.encoder,
           .reward = *parts_.reward,
+          .filter = parts_.filter.get(),
           .clock = parts_.clock,
           .events = events_,
           .timeline = timeline_,
@@ -197,7 +199,12 @@ ControllerOptions Run::controller_options() {
                             .min_group = std::min(rollout.min_group, settings_.gconfig.n_samples),
                             .max_consecutive_failures = settings_.reward_service.max_consecutive_failures,
                             .evaluation_seconds = settings_.evaluator.timeout_seconds,
-                            .stall_seconds = settings_.stall_seconds};
+                            .stall_seconds = settings_.stall_seconds,
+                            .max_generated_batches = settings_.actor.filters.max_num_gen_batches};
+  if (settings_.actor.filters.dynamic_sampling)
+    options.refuse = [this](const FinishedGroup& group) {
+      return why_dropped(group.samples, settings_.actor, settings_.gconfig.max_new_tokens);
+    };
   if (settings_.total_train_steps == 0)
     options.total_groups = settings_.total_train_epochs * static_cast<int64_t>(parts_.problems.size());
   options.evaluation_due = [this](int64_t step, bool is_last) { return evaluation_due(step, is_last); };

@@ -110,6 +110,9 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       encoder(PromptEncoder::from_directory(settings.model.path)),
       reward(make_reward(settings.reward, settings.reward_service)),
       environment(make_environment(settings)),
+      filter(settings.filter.empty()
+                 ? nullptr
+                 : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
       model(load(settings, settings.model.path)),
       generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
       reference(load_reference(settings)),

@@ -11,6 +11,7 @@
 #include "control/prompt_encoder.h"
 #include "control/run_folder.h"
 #include "control/run_settings.h"
+#include "env/group_filter.h"
 #include "env/reward.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
@@ -41,6 +42,7 @@ struct RunParts {
   PromptEncoder encoder;
   std::unique_ptr<RewardFunction> reward;
   std::unique_ptr<Environment> environment;  // null: prompts of one turn
+  std::unique_ptr<GroupFilter> filter;       // null: there is none
   std::unique_ptr<Model> model;              // trained, and shared with the engine
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   std::unique_ptr<Model> reference;   // of the KL terms; null where there is none

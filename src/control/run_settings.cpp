@@ -92,7 +92,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 31> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 32> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -122,6 +122,7 @@ bool is_harmless_change(const std::string& key) {
                                                                  "environment.startup_timeout_seconds",
                                                                  "environment.retries",
                                                                  "environment.python",
+                                                                 "actor.max_num_gen_batches",
                                                                  "actor.pad_to_maximum"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }

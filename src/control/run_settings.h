@@ -74,6 +74,7 @@ struct RunSettings {
   RewardEntries reward;
   RewardSettings reward_service;
   EnvironmentSettings environment;
+  std::string filter;
   ModelSettings model;
   ModelSettings ref;
   DatasetSettings train_dataset;
@@ -106,6 +107,10 @@ struct RunSettings {
       "empty: number");
     v("reward_service", reward_service, "how rewards are computed");
     v("environment", environment, "what conversations of several turns are held with");
+    v("filter", filter,
+      "FILE.py:FUNCTION that says of a scored group whether it is trained on, else another one is drawn; "
+      "empty: "
+      "none (docs/add_a_reward.md)");
     v("model", model, "what is trained");
     v("ref", ref, "the reference of the KL term; empty: the model as it was before the first step");
     v("train_dataset", train_dataset, "problems to train on");

@@ -57,7 +57,9 @@ SimulationResult RunSimulator::run(std::optional<double> stop_at) {
   result_.seconds = now();
   result_.trainer_idle = result_.seconds > 0 ? 1 - trainer_busy_ / result_.seconds : 0;
   result_.engine_idle = result_.seconds > 0 ? engine_idle_ / result_.seconds : 0;
-  result_.staleness_mean = staleness_total_ / std::max(1.0, result_.trained_tokens);
+  size_t num_trained = 0;
+  for (const std::vector<uint64_t>& ids : trained_groups_) num_trained += ids.size();
+  result_.staleness_mean = staleness_total_ / static_cast<double>(std::max<size_t>(1, num_trained));
   return result_;
 }
 
@@ -251,7 +253,7 @@ void RunSimulator::score(GroupPointer group) {
       rates.reward_min_seconds + share * (rates.reward_max_seconds - rates.reward_min_seconds);
   double& free_at = *std::min_element(reward_free_at_.begin(), reward_free_at_.end());
   free_at = std::max(free_at, now()) + seconds;
-  GroupScored scored{.id = group->id, .rewards = {}};
+  GroupScored scored{.id = group->id, .rewards = {}, .verdict = {}};
   for (size_t i = 0; i < group->samples.size(); ++i) {
     const bool fails = random_.uniform(group->id, 1000 + 3 * i + kFailure) < options_.reward_failure_rate;
     scored.rewards.push_back(fails ? failed_reward({}, "simulated") : RewardResult{.reward = 1});
@@ -273,12 +275,10 @@ void RunSimulator::train(TrainOrder order) {
       if (!sample.valid) continue;
       result_.trained_lengths.push_back(static_cast<int64_t>(sample.versions.size()));
       result_.trained_tokens += static_cast<double>(sample.versions.size());
-      for (const int32_t version : sample.versions) {
-        const int64_t age = order.step - 1 - version;
-        staleness_total_ += static_cast<double>(age);
-        result_.staleness_max = std::max(result_.staleness_max, age);
-      }
     }
+    const int64_t staleness = order.step - 1 - oldest_version(*group).value_or(order.step - 1);
+    staleness_total_ += static_cast<double>(staleness);
+    result_.staleness_max = std::max(result_.staleness_max, staleness);
   }
   trained_groups_.push_back(std::move(ids));
   const double seconds = rates.step_seconds +

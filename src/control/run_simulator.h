@@ -60,7 +60,7 @@ struct SimulationResult {
   double seconds = 0;
   double trained_tokens = 0;                 // generated ones that were trained on
   double trainer_idle = 0, engine_idle = 0;  // shares of the time: the trainer waits; nothing is in flight
-  double staleness_mean = 0;
+  double staleness_mean = 0;                 // of groups: versions since their oldest token was drawn
   int64_t staleness_max = 0, interrupted_samples = 0;
   std::vector<int64_t> trained_lengths;  // in order of training
   double tokens_per_second() const { return seconds > 0 ? trained_tokens / seconds : 0; }

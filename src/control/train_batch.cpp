@@ -2,8 +2,10 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "base/log.h"
 
@@ -56,6 +58,22 @@ void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
   for (const auto& [name, list] : named) metrics["reward/" + name + "/mean"] = moments(list).mean;
 }
 
+// How far behind the gate let groups fall: the versions since the oldest token of a group was drawn.
+void add_staleness(const TrainOrder& order, MetricValues& metrics) {
+  double total = 0, count = 0;
+  int64_t largest = 0;
+  for (const GroupPointer& group : order.groups) {
+    const std::optional<int64_t> oldest = oldest_version(*group);
+    if (!oldest) continue;
+    const int64_t staleness = order.step - 1 - *oldest;
+    total += static_cast<double>(staleness);
+    largest = std::max(largest, staleness);
+    count += 1;
+  }
+  metrics["staleness/mean"] = total / std::max(1.0, count);
+  metrics["staleness/max"] = static_cast<double>(largest);
+}
+
 }  // namespace
 
 StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, BatchTrainer& trainer) {
@@ -82,6 +100,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
       set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,
                      {order.step - 1, settings.rollout.max_age, settings.rollout.max_age_action},
                      [&](std::vector<Trajectory>& batch) { trainer.set_values(batch); });
+  add_staleness(order, metrics);
   metrics.merge(age_metrics(record.batch, order.step - 1));
   metrics["age/masked_tokens"] = static_cast<double>(filtered.masked_tokens);
   metrics["age/dropped_groups"] = static_cast<double>(filtered.stale_groups);
@@ -90,6 +109,8 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;
   metrics["rollout/zero_std_groups"] = static_cast<double>(filtered.zero_std_groups);
   metrics["rollout/groups_dropped"] = static_cast<double>(filtered.groups_dropped);
+  metrics["rollout/surplus_samples"] = static_cast<double>(filtered.surplus_dropped);
+  metrics["rollout/batch_groups"] = static_cast<double>(order.groups.size());
   metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
   trainer.set_version(order.step - 1);
   metrics.merge(trainer.train(record.batch));

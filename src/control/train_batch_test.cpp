@@ -82,6 +82,24 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndSaysWhatTheyWere) {
   EXPECT_EQ(record.metrics.at("loss/policy"), 0.25);
 }
 
+// Staleness is of groups, by their oldest token; age of tokens.
+TEST(TrainBatch, GroupsAreAsStaleAsTheirOldestToken) {
+  TrainOrder order = order_of(0, 2, 2);
+  order.step = 6;
+  for (int64_t g = 0; g < 2; ++g) {
+    auto group = std::make_shared<FinishedGroup>(*order.groups[static_cast<size_t>(g)]);
+    for (Trajectory& sample : group->samples) sample.versions = {-1, -1, -1, 5, 5};
+    if (g == 1) group->samples[0].versions = {-1, -1, -1, 1, 4};
+    order.groups[static_cast<size_t>(g)] = std::move(group);
+  }
+  FakeTrainer trainer;
+  const MetricValues metrics = train_batch(order, {}, trainer).metrics;
+  EXPECT_EQ(metrics.at("staleness/mean"), 2);  // 0 and 4
+  EXPECT_EQ(metrics.at("staleness/max"), 4);
+  EXPECT_EQ(metrics.at("age/mean"), (4 + 1) / 8.0);
+  EXPECT_EQ(metrics.at("age/max"), 4);
+}
+
 TEST(TrainBatch, AProblemThatTheBatchHasTwiceIsTwoGroups) {
   RunSettings settings;
   FakeTrainer trainer;

@@ -206,13 +206,13 @@ void RunWorkers::save_running() {
 
 void RunWorkers::score(GroupPointer group) {
   rewards_.post("reward", [this, group = std::move(group)] {
-    GroupScored scored{.id = group->id, .rewards = {}};
-    if (group->problem) {
-      scored.rewards = bough::score({group.get(), 1}, parts_.reward);
-    } else {  // of a checkpoint
-      FinishedGroup with_problem = *group;
-      with_problem.problem = parts_.task_of(group->id).problem;
-      scored.rewards = bough::score({&with_problem, 1}, parts_.reward);
+    GroupScored scored{.id = group->id, .rewards = {}, .verdict = {}};
+    FinishedGroup own = *group;
+    if (!own.problem) own.problem = parts_.task_of(group->id).problem;  // the group is of a checkpoint
+    scored.rewards = bough::score({&own, 1}, parts_.reward);
+    if (parts_.filter && own.problem && !scored.rewards.empty()) {
+      for (size_t i = 0; i < own.samples.size(); ++i) set_reward(own.samples[i], scored.rewards[i]);
+      scored.verdict = parts_.filter->judge(*own.problem, own.samples);
     }
     parts_.events.post(std::move(scored));
   });
@@ -254,6 +254,7 @@ void RunWorkers::write_checkpoint(ControllerState state, bool copied) {
 void RunWorkers::join() {
   cancel_evaluation();
   parts_.reward.cancel();
+  if (parts_.filter) parts_.filter->cancel();
   for (WorkQueue* queue : {&engine_, &trainer_, &writer_, &rewards_}) queue->join();
 }
 

@@ -89,6 +89,7 @@ struct WorkerParts {
   WeightChannel& weights;
   const TextCodec& codec;
   RewardFunction& reward;
+  GroupFilter* filter = nullptr;  // asked once the rewards are there; null: there is none
   const Clock& clock;
   EventQueue& events;
   Timeline& timeline;

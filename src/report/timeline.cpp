@@ -1,5 +1,6 @@
 #include "report/timeline.h"
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -59,6 +60,20 @@ std::map<std::string, int> colours_of(const std::vector<TimelineSpan>& spans) {
   for (const auto& [total, what] : order)
     colours.emplace(what, std::min<int>(3, static_cast<int>(colours.size())));
   return colours;
+}
+
+// What each colour stands for; the last one is shared by all that takes less time.
+std::string legend(const std::map<std::string, int>& colours) {
+  std::array<std::string, 4> names;
+  for (const auto& [what, colour] : colours) {
+    std::string& name = names[static_cast<size_t>(colour)];
+    name += (name.empty() ? "" : ", ") + what;
+  }
+  std::string out = "<span class=\"legend\">";
+  for (size_t colour = 0; colour < names.size(); ++colour)
+    if (!names[colour].empty())
+      out += str("<span><i class=\"key c", colour, "\"></i>", html_escape(names[colour]), "</span>");
+  return out + "<span>empty: idle</span></span>";
 }
 
 std::string share(double part, double whole) {
@@ -121,7 +136,7 @@ std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
   }
   return str(
       "<figure><figcaption>Who did what, when <small>the last ", format_duration(end - begin), " of ",
-      format_duration(end), "</small></figcaption>", svg,
+      format_duration(end), "</small>", legend(colours), "</figcaption>", svg,
       "<details><summary>Shares of the whole run</summary><table><thead><tr><th>thread</th><th>what</th>"
       "<th class=\"number\">time</th><th class=\"number\">share</th></tr></thead><tbody>\n",
       rows, "</tbody></table></details></figure>\n");

@@ -78,8 +78,9 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
               " needs the version that drew each token, and some trained token has none (`versions` "
               "of a rollout file); expected recompute"));
     if (!fields.versions_R.defined()) fields.versions_R = at::zeros({0}, at::kInt);
-    if (batch.num_rows() > 0) fields.version = fields.versions_R.max().item<int64_t>();
   }
+  if (fields.versions_R.defined() && batch.num_rows() > 0)
+    fields.version = fields.versions_R.max().item<int64_t>();
   if (version_) fields.version = *version_;
   const bool old_is_behaviour = loss_->needs_behaviour() && !loss_->needs_proximal();
   fields.proximal_is_current = is_one_update && !old_is_behaviour;

@@ -180,13 +180,13 @@ TEST(SetAdvantages, AdvantagesByTokenRunThroughATrajectorysRows) {
 TEST(SetAdvantages, AGroupOfWhichFiltersLeaveNothingIsDropped) {
   std::vector<Trajectory> group = {row("a", 1, {1, 2, 3, 4}, 3), row("a", 1, {1, 2, 3, 5, 6}, 3)};
   ActorSettings settings;
-  EXPECT_FALSE(is_dropped(group, settings, {}));
+  EXPECT_EQ(why_dropped(group, settings, {}), std::nullopt);
   settings.filters.dynamic_sampling = true;
-  EXPECT_TRUE(is_dropped(group, settings, {})) << "equal rewards";
+  EXPECT_EQ(why_dropped(group, settings, {}), "equal rewards");
   group[1].reward = 0;
-  EXPECT_FALSE(is_dropped(group, settings, {}));
+  EXPECT_EQ(why_dropped(group, settings, {}), std::nullopt);
   group[1].valid = false;
-  EXPECT_TRUE(is_dropped(group, settings, {})) << "one sample is left";
+  EXPECT_EQ(why_dropped(group, settings, {}), "nothing left") << "one sample";
 }
 
 TEST(SetAdvantages, ShapingAndFiltersAct) {
@@ -256,6 +256,9 @@ TEST(TokenAge, MetricsAreOverTheTokensOfTheLoss) {
   MetricValues metrics = age_metrics(batch, 6);
   EXPECT_DOUBLE_EQ(metrics.at("age/mean"), (2 * 5 + 9 * 1) / 11.0);
   EXPECT_EQ(metrics.at("age/max"), 5);
+  EXPECT_EQ(metrics.at("age_1/tokens"), 9);
+  EXPECT_EQ(metrics.at("age_5_to_8/tokens"), 2);
+  EXPECT_EQ(metrics.size(), 4u) << "an age that no token has";
   batch[0].trained = batch[1].valid = false;
   metrics = age_metrics(batch, 6);
   EXPECT_EQ(metrics.at("age/mean"), 1);

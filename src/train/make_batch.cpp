@@ -269,10 +269,11 @@ std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<dou
 
 }  // namespace
 
-bool is_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
-                std::optional<int64_t> max_response_tokens) {
+std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
+                                       std::optional<int64_t> max_response_tokens) {
   const FilterResult filtered = collect(group, settings, max_response_tokens, {}).filtered;
-  return std::find(filtered.trained.begin(), filtered.trained.end(), 1) == filtered.trained.end();
+  if (std::find(filtered.trained.begin(), filtered.trained.end(), 1) != filtered.trained.end()) return {};
+  return filtered.zero_std_groups > 0 && settings.filters.dynamic_sampling ? "equal rewards" : "nothing left";
 }
 
 void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories) {

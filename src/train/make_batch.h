@@ -73,10 +73,10 @@ FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings&
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age = {},
                             const SetValues& set_values = {});
 
-// Whether the filters leave nothing of a group: one sample's rewards equal the others', say. A run that wants
+// Why the filters leave nothing of a group, if they do: "equal rewards", or "nothing left". A run that wants
 // full batches draws another one for it. `group`: the samples of one prompt, as set_advantages takes them.
-bool is_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
-                std::optional<int64_t> max_response_tokens);
+std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
+                                       std::optional<int64_t> max_response_tokens);
 
 // The number of each sequence's group, by first appearance.
 std::vector<int64_t> group_numbers(const std::vector<const Trajectory*>& trajectories);

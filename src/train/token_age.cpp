@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "algo/metrics_by_age.h"
+#include "base/error.h"
+
 namespace bough {
 
 namespace {
@@ -36,6 +39,7 @@ int64_t mask_old_tokens(std::vector<Trajectory>& batch, const AgeLimit& limit) {
 }
 
 MetricValues age_metrics(const std::vector<Trajectory>& batch, int64_t version) {
+  MetricValues metrics;
   double total = 0;
   int64_t count = 0, largest = 0;
   for (const Trajectory& row : batch) {
@@ -46,10 +50,12 @@ MetricValues age_metrics(const std::vector<Trajectory>& batch, int64_t version) 
       total += static_cast<double>(age);
       largest = std::max(largest, age);
       ++count;
+      metrics[str(kAgeBins[static_cast<size_t>(age_bin(age))].name, "/tokens")] += 1;
     }
   }
-  return {{"age/mean", total / static_cast<double>(std::max<int64_t>(1, count))},
-          {"age/max", static_cast<double>(largest)}};
+  metrics["age/mean"] = total / static_cast<double>(std::max<int64_t>(1, count));
+  metrics["age/max"] = static_cast<double>(largest);
+  return metrics;
 }
 
 }  // namespace bough

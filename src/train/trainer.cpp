@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "algo/minibatches.h"
@@ -21,11 +22,14 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
                        ? metric.value() / static_cast<double>(num_mini_batches)
                        : metric.value();
   }
-  // (mean of the factors)^2 / mean of their squares: the part of the tokens that equal factors would take to
-  // be as good.
-  if (const auto squares = values.extract("mismatch/factor_square_mean")) {
-    const double mean = values.at("mismatch/factor_mean");
-    values["mismatch/effective_sample_size"] = squares.mapped() > 0 ? mean * mean / squares.mapped() : 0;
+  // Of factors or weights (mean)^2 / mean of their squares: the part of the tokens that equal ones would take
+  // to be as good.
+  for (const auto& [name, metric] : sums) {
+    constexpr std::string_view kSquare = "_square_mean";
+    if (!name.ends_with(kSquare)) continue;
+    const double mean = values.at(name.substr(0, name.size() - kSquare.size()) + "_mean");
+    const double square = values.extract(name).mapped();
+    values[name.substr(0, name.find('/')) + "/effective_sample_size"] = square > 0 ? mean * mean / square : 0;
   }
   return values;
 }

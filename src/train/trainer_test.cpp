@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <tuple>
 
 #include "base/error.h"
@@ -182,6 +183,62 @@ TEST(Trainer, ALossIsAggregatedAsItWasPublished) {
     EXPECT_EQ(largest_difference(update(loss, "auto"), update(loss, own)), 0) << loss;
     EXPECT_GT(largest_difference(update(loss, "auto"), update(loss, other)), 1e-4) << loss;
   }
+}
+
+// Half the verifiers failed: the step is that of the batch without their samples, to the last bit.
+TEST(Trainer, SamplesWithoutARewardLeaveNoTraceInTheGradient) {
+  const SteadyClock clock;
+  for (const char* mode : {"path", "dense"}) {
+    const ActorSettings settings = settings_with(mode);
+    const auto trained = [&](bool drops) {
+      std::vector<Trajectory> batch;
+      for (Trajectory& row : batch_of(4)) {
+        const size_t index = batch.size();
+        row.reward = row.advantage[0];
+        row.advantage.clear();
+        row.valid = index % 4 < 2;
+        if (!row.valid) row.reward.reset();
+        batch.push_back(std::move(row));
+      }
+      if (drops) std::erase_if(batch, [](const Trajectory& row) { return !row.valid; });
+      set_advantages(batch, settings, {});
+      auto model = small_model(at::kDouble);
+      Trainer(*model, nullptr, settings, 10, clock).train(batch);
+      return values_of(*model);
+    };
+    const auto with_failures = trained(false), without = trained(true);
+    EXPECT_EQ(largest_difference(with_failures, without), 0) << mode;
+    EXPECT_GT(largest_difference(without, values_of(*small_model(at::kDouble))), 1e-4);
+  }
+}
+
+// Of a path plan's blocks together, against a count over the flat batch.
+TEST(Trainer, EffectiveSampleSizeByAgeIsThatOfTheWholeStep) {
+  const SteadyClock clock;
+  std::vector<Trajectory> batch = batch_of(3);
+  for (size_t s = 0; s < batch.size(); ++s)
+    for (const uint8_t trains : batch[s].loss_mask)
+      batch[s].versions.push_back(trains == 0 ? -1 : s % 2 == 0 ? 7 : 3);
+  const auto model = small_model(at::kDouble);
+  Trainer trainer(*model, nullptr, settings_with("path"), 10, clock);
+  trainer.set_version(7);
+  const MetricValues metrics = trainer.train(batch);
+  const auto reference = small_model(at::kDouble);
+  const TrainBatch flat = make_batch(batch, {}, at::kDouble);
+  const at::Tensor log_probs_R =
+      Executor(*reference).forward(make_plan("dense", plan_request(flat, 4096)), flat).log_probs_R;
+  for (const auto& [version, name] : std::map<int32_t, std::string>{{7, "age_0"}, {3, "age_3_to_4"}}) {
+    const at::Tensor w_R = log_probs_R.sub(flat.fields.behaviour_log_probs_R)
+                               .index({flat.fields.versions_R.eq(version)})
+                               .to(at::kDouble)
+                               .exp();
+    const auto n = static_cast<double>(w_R.numel());
+    const double expected = w_R.sum().square().div(w_R.square().sum()).item<double>() / n;
+    EXPECT_LT(expected, 0.95);
+    EXPECT_NEAR(metrics.at(name + "/effective_sample_size"), expected, 1e-9) << name;
+    EXPECT_EQ(metrics.count(name + "/importance_weight_square_mean"), 0u);
+  }
+  EXPECT_EQ(metrics.count("age_1/effective_sample_size"), 0u);
 }
 
 TEST(Trainer, EffectiveSampleSizeIsThatOfTheFactorsOfTheWholeStep) {
