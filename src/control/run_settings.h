@@ -110,7 +110,7 @@ struct RunSettings {
     v("filter", filter,
       "FILE.py:FUNCTION that says of a scored group whether it is trained on, else another one is drawn; "
       "empty: "
-      "none (docs/add_a_reward.md)");
+      "none (docs/add_a_filter.md)");
     v("model", model, "what is trained");
     v("ref", ref, "the reference of the KL term; empty: the model as it was before the first step");
     v("train_dataset", train_dataset, "problems to train on");
