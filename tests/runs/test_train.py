@@ -54,7 +54,8 @@ def test_a_run_leaves_what_the_formats_promise(bough):
         "rollout/truncated_fraction", "rollout/zero_std_groups", "mismatch/logprob_abs_diff",
         "mismatch/importance_weight_mean", "mismatch/masked_fraction", "staleness/mean", "staleness/max",
         "tree/compression", "tree/attention_compression", "tree/recomputed_fraction", "tree_token_ratio",
-        "time/step",
+        "time/step", "rollout/batch_groups", "rollout/surplus_samples", "age/mean", "age_0/tokens",
+        "age_0/effective_sample_size", "age_0/clip_fraction", "age_0/importance_weight_mean",
         "time/rollout", "time/train", "time/publish", "perf/train_tokens_per_s", "perf/unique_tokens_per_s",
         "perf/generated_tokens_per_s", "perf/mfu", "memory/peak",
     }  # fmt: skip
@@ -130,7 +131,8 @@ def trained_groups(bough, run):
     return groups
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+# Three kills each: 6 moments in every run of the tests, 15 more in the slow suite.
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 8))])
 def test_an_asynchronous_run_killed_at_any_moment_trains_on_every_group_once(bough, seed):
     config = write_experiment(bough, **{"saver.freq_steps": 1, "total_train_steps": 12})
     bough("train", config, "trial_name=synchronous", ok=True, env=ENVIRONMENT)
