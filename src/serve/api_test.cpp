@@ -51,9 +51,10 @@ constexpr const char* kMessageBody =
   "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [
     {"type": "thinking", "thinking": "r", "signature": ""}, {"type": "text", "text": "b"},
     {"type": "tool_use", "id": "1", "name": "f", "input": {"z": 1}}]},
-  {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "c"}],
-    "is_error": true}, {"type": "text", "text": "d"}]}], "tools": [{"name": "f", "input_schema": {}}],
-  "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "stop_sequences": ["x"], "stream": true})";
+  {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1",
+    "content": [{"type": "text", "text": "c"}], "is_error": true}, {"type": "text", "text": "d"}]}],
+  "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "auto"},
+  "thinking": {"type": "disabled"}, "stop_sequences": ["x"], "stream": true})";
 
 TEST(ApiTest, ConversationsReachTheTemplateAsItWantsThem) {
   const ServedModel served = model();

@@ -143,7 +143,7 @@ def descriptors_at_rest(served: Served) -> int:
 
 @pytest.fixture(scope="module")
 def attacked(bough_program: Path, tiny_models):
-    settings = ["http.header_timeout_seconds=1", "log_requests=false", "rollout.kv_memory=16MiB"]
+    settings = ["http.header_timeout_seconds=60", "log_requests=false", "rollout.kv_memory=16MiB"]
     with Served(bough_program, tiny_models("qwen3"), *settings) as served:
         yield served
 
