@@ -223,7 +223,7 @@ class ItemReader {
       for (const char* name : {"content", "summary"})
         if (const OrderedJson* parts = item.array(name); parts && text.empty())
           for (const OrderedJson& part : *parts)
-            if (part.is_object()) text += part.value("text", "");
+            text += Fields(part, item.path(name)).text("text").value_or("");
       if (!text.empty()) assistant()["reasoning_content"] = text;
     } else if (type == "function_call") {
       OrderedJson function({{"name", item.required_text("name")}});
