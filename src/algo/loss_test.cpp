@@ -1,6 +1,7 @@
 #include "algo/loss.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
@@ -78,7 +79,7 @@ std::vector<Case> all_cases() {
       if (!has_level && std::string(level) != "token") continue;
       out.push_back({name + " " + level, settings_of([&](LossSettings& s) {
                        s.correction = name, s.correction_level = level;
-                       if (name != "auto" && name != "none" && name != "cap") s.correction_lower = 0.7;
+                       if (name != "auto" && name != "none" && name != "cap" && name != "obrs") s.correction_lower = 0.7;
                      })});
     }
   for (const char* level : {"token", "sequence"})
@@ -90,6 +91,13 @@ std::vector<Case> all_cases() {
            })});
   out.push_back({"masks", settings_of([](LossSettings& s) {
                    s.off_policy_mask_threshold = 0.05, s.m2_threshold = 0.02;
+                 })});
+  for (const char* mode : {"k1", "k2", "k3", "topk"})
+    out.push_back({std::string("teacher ") + mode, settings_of([&](LossSettings& s) {
+                     s.teacher.path = "t", s.teacher.loss_mode = mode;
+                   })});
+  out.push_back({"unbiased", settings_of([](LossSettings& s) {
+                   s.kl_loss_coef = 0.2, s.kl_loss_type = "unbiased", s.target_entropy = 0.1;
                  })});
   return out;
 }
@@ -129,21 +137,26 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   for (size_t r = 0; r < rows.log_pi.size(); ++r) sequences.push_back(static_cast<int64_t>(r / 3));
   out.sequences_R = at::tensor(at::ArrayRef<int64_t>(sequences), at::kLong);
   out.proximal_is_current = rows.old_is_current;
+  // Three tokens a row: one like the row's own, one that all agree on, one that nobody would take.
+  out.teacher_log_probs_R = out.reference_log_probs_R;
+  const auto given = [&](const at::Tensor& own_R) {
+    const at::Tensor own = own_R.detach();
+    return at::stack({own.sub(0.7), own.mul(0).nan_to_num(0.0).sub(1.5), own.mul(0).nan_to_num(0.0).sub(kInf)}, 1);
+  };
+  out.given_log_probs_RK = given(out.log_probs_R).requires_grad_(true);
+  out.behaviour_given_RK = given(out.behaviour_log_probs_R);
+  if (rows.has_old) out.proximal_given_RK = given(out.proximal_log_probs_R);
+  out.teacher_given_RK = given(out.teacher_log_probs_R);
   return out;
 }
 
 LossRows subset(const LossRows& rows, const std::vector<int64_t>& chosen) {
   const at::Tensor index = at::tensor(at::ArrayRef<int64_t>(chosen), at::kLong);
   const auto pick = [&](const at::Tensor& t) { return t.defined() ? t.detach().index_select(0, index) : t; };
-  LossRows out = rows;
+  LossRows out = rows.mapped(pick);
   out.log_probs_R = pick(rows.log_probs_R).requires_grad_(true);
   out.entropies_R = pick(rows.entropies_R).requires_grad_(true);
-  out.advantages_R = pick(rows.advantages_R);
-  out.behaviour_log_probs_R = pick(rows.behaviour_log_probs_R);
-  out.proximal_log_probs_R = pick(rows.proximal_log_probs_R);
-  out.reference_log_probs_R = pick(rows.reference_log_probs_R);
-  out.weights_R = pick(rows.weights_R);
-  out.sequences_R = pick(rows.sequences_R);
+  out.given_log_probs_RK = pick(rows.given_log_probs_RK).requires_grad_(true);
   return out;
 }
 

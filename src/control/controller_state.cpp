@@ -41,6 +41,8 @@ Json begun_to_json(const BegunSample& begun) {
           {"raw_logprobs", sample.raw_logprobs},
           {"truncated_logprobs", sample.truncated_logprobs},
           {"versions", sample.versions},
+          {"top_ids", sample.top_ids},
+          {"top_logprobs", sample.top_logprobs},
           {"finish_reason", begun.has_ended ? Json(static_cast<int>(sample.finish_reason)) : Json()}};
 }
 
@@ -52,6 +54,8 @@ BegunSample begun_from_json(const Json& json) {
   json.at("raw_logprobs").get_to(sample.raw_logprobs);
   json.at("truncated_logprobs").get_to(sample.truncated_logprobs);
   json.at("versions").get_to(sample.versions);
+  sample.top_ids = json.value("top_ids", sample.top_ids);
+  sample.top_logprobs = json.value("top_logprobs", sample.top_logprobs);
   begun.has_ended = !json.at("finish_reason").is_null();
   if (begun.has_ended) sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());
   return begun;

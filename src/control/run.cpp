@@ -16,6 +16,7 @@
 #include "control/train_batch.h"
 #include "control/workers.h"
 #include "data/rollout_file.h"
+#include "models/checkpoint.h"
 #include "train/make_batch.h"
 
 namespace bough {

@@ -117,6 +117,46 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   }
 }
 
+// Whatever shapes the draw: they are of the whole distribution at the temperature.
+TEST(Sampler, MostLikelyTokensComeInOrderWithTheirLogProbabilities) {
+  const std::vector<int32_t> response = {2, 5, 9}, excluded = {0, 3};
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16})
+    for (const int64_t vocabulary : {5, 300, 5000}) {
+      const auto logits = random_logits(2, vocabulary, 21).to(dtype);
+      for (const int64_t count : {1, 4, 20}) {
+        std::vector<DrawRequest> requests(4);
+        for (size_t i = 0; i < requests.size(); ++i) {
+          requests[i].row = static_cast<int64_t>(i % 2);
+          requests[i].top_logprobs = count;
+          requests[i].temperature = i < 2 ? 0.7 : 1.0;
+        }
+        requests[1].top_p = 0.5;
+        requests[2].frequency_penalty = 3;
+        requests[2].response = vocabulary > 9 ? std::span(response) : std::span(response).first(1);
+        requests[3].excluded = excluded;
+        std::vector<Draw> draws(requests.size());
+        draw_tokens(logits, requests, draws);
+        for (size_t i = 0; i < requests.size(); ++i) {
+          const auto row = logits[requests[i].row].to(at::kDouble);
+          const auto log_p = (row / requests[i].temperature).log_softmax(-1);
+          const auto order = row.argsort(/*stable=*/true, -1, /*descending=*/true);
+          const auto expected = static_cast<size_t>(std::min(count, vocabulary));
+          ASSERT_EQ(draws[i].top_ids.size(), expected);
+          ASSERT_EQ(draws[i].top_log_probs.size(), expected);
+          for (size_t k = 0; k < expected; ++k) {
+            const int64_t id = order[static_cast<int64_t>(k)].item<int64_t>();
+            EXPECT_EQ(draws[i].top_ids[k], id);
+            EXPECT_NEAR(draws[i].top_log_probs[k], log_p[id].item<double>(), 1e-5);
+          }
+        }
+      }
+      DrawRequest request;
+      std::vector<Draw> draws(1);
+      draw_tokens(logits, std::span(&request, 1), draws);
+      EXPECT_TRUE(draws[0].top_ids.empty());
+    }
+}
+
 TEST(Sampler, MinPAndPenaltiesShapeTheDistributionButNotItsLogProbabilities) {
   const std::vector<int32_t> prompt = {1, 2, 2, 7}, response = {2, 5, 9, 9, 9}, excluded = {0, 299};
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {

@@ -117,6 +117,21 @@ inline std::unique_ptr<RandomBatch> random_batch(uint64_t seed, int64_t max_toke
   return r;
 }
 
+// What a teacher and the engine say of five other tokens at each row, and a teacher of the row's own.
+inline void add_given_tokens(RandomBatch& r, uint64_t seed) {
+  const int64_t rows = r.batch.num_rows(), count = 5;
+  auto generator = at::detail::createCPUGenerator(seed + 7);
+  const auto type = at::TensorOptions().dtype(at::kDouble);
+  r.batch.given_ids_RK = at::rand({rows, kVocab}, generator, type).argsort(1).narrow(1, 0, count).contiguous();
+  const auto log_probs = [&] {
+    return at::randn({rows, kVocab}, generator, type).log_softmax(1).narrow(1, 0, count).contiguous();
+  };
+  r.batch.fields.teacher_log_probs_R = -4 + 0.3 * at::randn({rows}, generator, type);
+  r.batch.fields.teacher_given_RK = log_probs();
+  r.batch.fields.behaviour_given_RK = log_probs();
+  r.batch.fields.proximal_given_RK = log_probs();
+}
+
 inline LossRows to_type(LossRows rows, at::ScalarType type) {
   for (at::Tensor* field : {&rows.advantages_R, &rows.behaviour_log_probs_R, &rows.proximal_log_probs_R,
                             &rows.reference_log_probs_R, &rows.weights_R})

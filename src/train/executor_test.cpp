@@ -181,6 +181,7 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
     all.emplace_back();
     all.back().correction = name;
     if (name != "cap" && name != "auto" && name != "none") all.back().correction_upper = 1.5;
+    if (name == "obrs") all.back().loss = "gspo";
     if (name == "tis" || name == "masked_is") all.back().correction_level = "geometric";
   }
   all.emplace_back();
@@ -188,17 +189,63 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
   all.emplace_back();
   all.back().off_policy_mask_threshold = 0.5;
   all.back().m2_threshold = 0.1;
+  for (const char* mode : {"k1", "k2", "k3", "topk"})
+    for (const char* loss : {"ppo", "gspo"}) {
+      all.emplace_back();
+      all.back().loss = loss;
+      all.back().teacher.path = "t";
+      all.back().teacher.loss_mode = mode;
+    }
+  all.emplace_back();
+  all.back().kl_loss_coef = 0.3;
+  all.back().kl_loss_type = "unbiased";
   for (uint64_t seed = 0; seed < 3; ++seed) {
     const auto r = random_batch(seed, 120);
+    add_given_tokens(*r, seed);
     auto model = random_model(seed, at::kDouble);
     for (const LossSettings& settings : all) {
       const auto loss = make_loss(settings);
       auto flat = FlatReference(*model).run(r->batch, *loss);
       for (const char* strategy : {"path", "blocks"})
         expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), *loss,
-                     str(settings.loss, " ", settings.correction, " ", strategy, " seed ", seed));
+                     str(settings.loss, " ", settings.correction, " ",
+                         settings.teacher.is_used() ? settings.teacher.loss_mode : "", " ", strategy, " seed ",
+                         seed));
     }
   }
+}
+
+// The most likely tokens of each row, and the log-probabilities of given ones, in every plan.
+TEST(Executor, TopAndGivenLogProbabilitiesAreTheFlatBatchs) {
+  int64_t checked = 0;
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    const auto r = random_batch(seed, 150);
+    if (r->batch.num_rows() == 0) continue;
+    add_given_tokens(*r, seed);
+    auto model = random_model(seed, at::kDouble);
+    const FlatReference flat(*model);
+    for (const char* strategy : kStrategies) {
+      const auto values = Executor(*model, {.head_chunk_rows = 7})
+                              .forward(make_plan(strategy, plan_request(r->batch, 16)), r->batch, 4);
+      for (size_t s = 0; s < r->batch.sequences.size(); ++s) {
+        const auto& positions = r->batch.trained_positions[s];
+        if (positions.empty()) continue;
+        const auto& tokens = r->batch.sequences[s];
+        const auto all = flat.sequence({tokens.begin(), tokens.end()}, r->batch.temperature).all_log_probs;
+        for (size_t i = 0; i < positions.size(); ++i) {
+          const int64_t row = r->batch.row_offset[s] + static_cast<int64_t>(i);
+          const auto log_p = all[positions[i] - 1];
+          const auto [top, ids] = log_p.topk(4);
+          EXPECT_TRUE(at::equal(values.top_ids_RK[row], ids)) << strategy << " seed " << seed;
+          EXPECT_LE((values.top_log_probs_RK[row] - top).abs().max().item<double>(), 1e-10);
+          const auto given = log_p.index_select(0, r->batch.given_ids_RK[row]);
+          EXPECT_LE((values.given_log_probs_RK[row] - given).abs().max().item<double>(), 1e-10);
+          ++checked;
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 100);
 }
 
 TEST(Executor, Fp32IsCloseToFp64) {

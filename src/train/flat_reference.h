@@ -28,8 +28,12 @@ class FlatReference {
         weights_[part.name] = parameter->part_value(part).to(at::kDouble).clone().requires_grad_(true);
   }
 
-  // Log-probabilities and entropies of tokens 1.. of a sequence, [n - 1] each, with a graph.
-  std::pair<at::Tensor, at::Tensor> sequence(const std::vector<int64_t>& ids, double temperature) const {
+  // Of tokens 1.. of a sequence, with a graph: log-probabilities and entropies [n - 1], and those of the whole
+  // vocabulary [n - 1, V].
+  struct SequenceValues {
+    at::Tensor log_probs, entropies, all_log_probs;
+  };
+  SequenceValues sequence(const std::vector<int64_t>& ids, double temperature) const {
     const int64_t n = static_cast<int64_t>(ids.size());
     const auto tokens = at::tensor(ids, at::kLong);
     auto x = weight("model.embed_tokens.weight").index_select(0, tokens);
@@ -64,7 +68,7 @@ class FlatReference {
     const auto& head = weight(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
     const auto log_p = (at::matmul(x, head.t()) / temperature).log_softmax(-1).narrow(0, 0, n - 1);
     const auto log_probs = log_p.gather(1, tokens.narrow(0, 1, n - 1).unsqueeze(1)).squeeze(1);
-    return {log_probs, -(log_p.exp() * log_p).sum(-1)};
+    return {log_probs, -(log_p.exp() * log_p).sum(-1), log_p};
   }
 
   // Gradients sequence by sequence: of their own losses, or where the loss couples tokens of the batch, of
@@ -77,13 +81,16 @@ class FlatReference {
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
       const int64_t begin = batch.row_offset[s], count = batch.row_offset[s + 1] - begin;
       if (count == 0) continue;
-      const auto [log_probs, entropies] =
+      const auto [log_probs, entropies, all_log_probs] =
           sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
       const auto& positions = batch.trained_positions[s];
       const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
       auto rows = slice(batch.fields, begin, count);
       rows.log_probs_R = log_probs.index_select(0, index);
       rows.entropies_R = entropies.index_select(0, index);
+      if (batch.given_ids_RK.defined())
+        rows.given_log_probs_RK =
+            all_log_probs.index_select(0, index).gather(1, batch.given_ids_RK.narrow(0, begin, count));
       log_probs_R.push_back(rows.log_probs_R.detach());
       entropies_R.push_back(rows.entropies_R.detach());
       at::Tensor own;
@@ -93,6 +100,8 @@ class FlatReference {
       } else {
         own = rows.log_probs_R.mul(coupled.log_probs_R.narrow(0, begin, count)).sum() +
               rows.entropies_R.mul(coupled.entropies_R.narrow(0, begin, count)).sum();
+        if (rows.given_log_probs_RK.defined())
+          own = own + rows.given_log_probs_RK.mul(coupled.given_log_probs_RK.narrow(0, begin, count)).sum();
       }
       for (auto& [name, w] : weights_) w.mutable_grad() = at::Tensor();
       own.backward();
@@ -110,19 +119,27 @@ class FlatReference {
  private:
   // The loss of all rows, and its gradients in log_probs_R and entropies_R.
   LossRows coupled_seeds(const TrainBatch& batch, const Loss& loss, double& total) const {
-    std::vector<at::Tensor> log_probs_R = {at::zeros({0}, at::kDouble)}, entropies_R = log_probs_R;
+    std::vector<at::Tensor> log_probs_R = {at::zeros({0}, at::kDouble)}, entropies_R = log_probs_R, given;
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
       const auto& positions = batch.trained_positions[s];
       if (positions.empty()) continue;
-      const auto [log_probs, entropies] =
+      const auto [log_probs, entropies, all_log_probs] =
           sequence({batch.sequences[s].begin(), batch.sequences[s].end()}, batch.temperature);
       const auto index = at::tensor(std::vector<int64_t>(positions.begin(), positions.end()), at::kLong) - 1;
       log_probs_R.push_back(log_probs.index_select(0, index).detach());
       entropies_R.push_back(entropies.index_select(0, index).detach());
+      if (batch.given_ids_RK.defined())
+        given.push_back(all_log_probs.index_select(0, index)
+                            .gather(1, batch.given_ids_RK.narrow(0, batch.row_offset[s], index.numel()))
+                            .detach());
     }
     LossRows rows = slice(batch.fields, 0, batch.num_rows());
     rows.log_probs_R = at::cat(log_probs_R).requires_grad_(true);
     rows.entropies_R = at::cat(entropies_R).requires_grad_(true);
+    if (batch.given_ids_RK.defined())
+      rows.given_log_probs_RK =
+          (given.empty() ? at::zeros({0, batch.given_ids_RK.size(1)}, at::kDouble) : at::cat(given))
+              .requires_grad_(true);
     const auto out = loss(rows);
     total = out.loss.item<double>();
     out.loss.backward();
@@ -132,6 +149,7 @@ class FlatReference {
     };
     seeds.log_probs_R = gradient(rows.log_probs_R);
     seeds.entropies_R = gradient(rows.entropies_R);
+    if (rows.given_log_probs_RK.defined()) seeds.given_log_probs_RK = gradient(rows.given_log_probs_RK);
     return seeds;
   }
 

@@ -4,6 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "base/error.h"
 #include "train/small_model.h"
 #include "train/trainer.h"
@@ -96,6 +99,126 @@ TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
   // A row that trains nothing takes nothing from the other.
   batch[0].loss_mask.assign(3, 0);
   expect_near(weights("sequence_mean"), {0.25, 0.25, 1.0 / 6, 1.0 / 6, 1.0 / 6});
+}
+
+std::vector<const Trajectory*> pointers_to(const std::vector<Trajectory>& batch) {
+  std::vector<const Trajectory*> out;
+  for (const Trajectory& trajectory : batch) out.push_back(&trajectory);
+  return out;
+}
+
+// The gradient of all parameters, one after the other.
+at::Tensor flat_gradient(Model& model, FrozenModels frozen, const ActorSettings& settings,
+                         const std::vector<Trajectory>& batch, WalkResult* result = nullptr) {
+  model.allocate_gradients();
+  model.zero_gradients();
+  GradientStep step(model, frozen, settings, nullptr);
+  const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
+  const WalkResult walk = step.accumulate(step.plan(prepared, "path"), prepared);
+  if (result) *result = walk;
+  std::vector<at::Tensor> all;
+  for (Parameter* parameter : model.parameters()) all.push_back(parameter->main_grad.flatten().to(at::kDouble));
+  return at::cat(all);
+}
+
+TEST(GradientStep, ATeacherThatIsThePolicyAddsNothing) {
+  auto model = small_model(at::kDouble, 1), same = small_model(at::kDouble, 1), other = small_model(at::kDouble, 2);
+  std::vector<Trajectory> batch = small_batch();
+  ActorSettings settings;
+  set_advantages(batch, settings, {});
+  const at::Tensor without = flat_gradient(*model, {}, settings, batch);
+  settings.loss.teacher.path = "t";
+  settings.loss.teacher.topk = 6;
+  for (const char* mode : {"k1", "k2", "k3", "topk"}) {
+    settings.loss.teacher.loss_mode = mode;
+    WalkResult result;
+    const at::Tensor with = flat_gradient(*model, {nullptr, same.get()}, settings, batch, &result);
+    EXPECT_LE((with - without).abs().max().item<double>(), 1e-9 * without.abs().max().item<double>()) << mode;
+    EXPECT_NEAR(result.metrics.at("teacher/kl_k3").value(), 0, 1e-12);
+    const at::Tensor moved = flat_gradient(*model, {nullptr, other.get()}, settings, batch, &result);
+    EXPECT_GT((moved - without).abs().max().item<double>(), 1e-3) << mode;
+    EXPECT_GT(result.metrics.at("teacher/kl_k3").value(), 1e-3);
+  }
+  EXPECT_THROW(GradientStep(*model, {}, settings, nullptr), UserError);
+}
+
+// Each token loses the KL of its own and all later tokens of its row, at the policy of the start.
+TEST(GradientStep, KlInTheRewardGoesToTheTokensBefore) {
+  auto model = small_model(at::kDouble, 1), reference = small_model(at::kDouble, 2);
+  std::vector<Trajectory> batch = small_batch();
+  ActorSettings settings;
+  set_advantages(batch, settings, {});
+  settings.loss.kl_ctl = 0.25;
+  settings.loss.kl_ctrl.type = "adaptive";
+  GradientStep step(*model, reference.get(), settings, nullptr);
+  const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
+  const TrainBatch plain = make_batch(batch, {}, at::kDouble);
+  const auto own = list(Executor(*model).forward(step.plan(plain, "path"), plain).log_probs_R);
+  const auto other = list(Executor(*reference).forward(step.plan(plain, "path"), plain).log_probs_R);
+  const auto before = list(plain.fields.advantages_R), after = list(prepared.fields.advantages_R);
+  double kl = 0;
+  for (size_t s = 0; s + 1 < plain.row_offset.size(); ++s) {
+    const auto begin = static_cast<size_t>(plain.row_offset[s]), end = static_cast<size_t>(plain.row_offset[s + 1]);
+    double to_go = 0;
+    for (size_t r = end; r-- > begin;) {
+      to_go += std::clamp(own[r] - other[r], -kMaxLogRatio, kMaxLogRatio);
+      EXPECT_NEAR(after[r], before[r] - 0.25 * to_go, 1e-12) << r;
+    }
+    kl += to_go / static_cast<double>(end - begin) / 4;
+  }
+  const MetricValues values = step.finish({});
+  EXPECT_EQ(values.at("kl_ctl/coef"), 0.25);
+  EXPECT_NEAR(values.at("kl_ctl/kl"), kl, 1e-12);
+  const double moved = 0.25 * (1 + std::clamp(kl / 0.1 - 1, -0.2, 0.2) * 4 / 10000);
+  GradientStep resumed(*model, reference.get(), settings, nullptr);
+  resumed.restore(step.state());
+  EXPECT_EQ(resumed.finish({}).at("kl_ctl/coef"), moved);
+  settings.advantages.adv_estimator = "reinforce_plus_plus";
+  EXPECT_THROW(GradientStep(*model, reference.get(), settings, nullptr), UserError);
+}
+
+TEST(GradientStep, TheReferenceIsRenewedInItsTurn) {
+  auto model = small_model(at::kDouble, 1), reference = small_model(at::kDouble, 2), old = small_model(at::kDouble, 2);
+  ActorSettings settings;
+  settings.loss.kl_loss_coef = 0.1;
+  settings.loss.ref_model_sync_steps = 3;
+  settings.loss.ref_model_mixup_alpha = 0.25;
+  GradientStep step(*model, reference.get(), settings, nullptr);
+  const auto weight = [](Model& of) { return of.parameters()[0]->value; };
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(at::equal(weight(*reference), weight(*old))) << i;
+    EXPECT_EQ(step.finish({}).at("policy/reference_renewed"), i == 2);
+  }
+  const at::Tensor mixed = 0.25 * weight(*model) + 0.75 * weight(*old);
+  EXPECT_LE((weight(*reference) - mixed).abs().max().item<double>(), 1e-14);
+  step.set_version(4);
+  EXPECT_EQ(step.finish({}).at("policy/reference_renewed"), 0);
+  step.set_version(5);
+  EXPECT_EQ(step.finish({}).at("policy/reference_renewed"), 1);
+}
+
+TEST(GradientStep, ObrsNeedsTheEnginesMostLikelyTokens) {
+  auto model = small_model(at::kDouble, 1);
+  std::vector<Trajectory> batch = small_batch();
+  ActorSettings settings;
+  set_advantages(batch, settings, {});
+  settings.loss.correction = "obrs";
+  GradientStep step(*model, {}, settings, nullptr);
+  EXPECT_THROW(step.prepare(pointers_to(batch), true, "path"), UserError);
+  for (Trajectory& row : batch) {
+    row.top_ids.resize(row.input_ids.size());
+    row.top_logprobs.resize(row.input_ids.size());
+    for (size_t i = 1; i < row.input_ids.size(); ++i)
+      if (row.trains(i)) row.top_ids[i] = {7, 9}, row.top_logprobs[i] = {-0.5f, -1.5f};
+  }
+  batch[0].top_ids[3].pop_back();
+  batch[0].top_logprobs[3].pop_back();
+  const TrainBatch prepared = step.prepare(pointers_to(batch), true, "path");
+  EXPECT_EQ(prepared.given_ids_RK.sizes(), (std::vector<int64_t>{prepared.num_rows(), 2}));
+  EXPECT_EQ(list(prepared.fields.behaviour_given_RK[1]), (std::vector<double>{-0.5, -1.5}));
+  EXPECT_EQ(list(prepared.fields.behaviour_given_RK[0])[1], -std::numeric_limits<double>::infinity());
+  batch[1].top_ids[4][1] = 40;
+  EXPECT_THROW(step.prepare(pointers_to(batch), true, "path"), UserError);
 }
 
 TEST(SetAdvantages, AreThoseOfTheEstimatorInsideEachGroup) {

@@ -20,13 +20,17 @@ def run_tool(build_dir, requests):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+GIVEN = ("given", "behaviour_given", "proximal_given", "teacher_given")
+
+
 def random_rows(seed):
     """Sequences of 1 to 9 tokens, some with an advantage of 0; ratios from far below to far above 1."""
     draw = random.Random(seed)
     rows = {
         name: [] for name in ("log_probs", "entropies", "advantages", "behaviour", "proximal", "reference")
     }
-    rows |= {"weights": [], "sequences": [], "versions": []}
+    rows |= {"weights": [], "sequences": [], "versions": [], "teacher": []}
+    rows |= {name: [] for name in GIVEN}
     for sequence in range(draw.randint(3, 9)):
         advantage = draw.choice([0.0, draw.gauss(0, 1), draw.gauss(0, 1)])
         spread = draw.choice([0.001, 0.05, 0.4])
@@ -41,6 +45,11 @@ def random_rows(seed):
             rows["weights"].append(0.01 + abs(draw.gauss(0, 0.1)))
             rows["sequences"].append(sequence)
             rows["versions"].append(draw.randint(0, 5))
+            rows["teacher"].append(log_pi + 0.5 * draw.gauss(0, 1))
+            for name in GIVEN:  # four tokens of a vocabulary of seven
+                logits = [draw.gauss(0, 1.5) for _ in range(7)]
+                total = math.log(sum(map(math.exp, logits)))
+                rows[name].append([x - total for x in logits[:4]])
     return rows
 
 
@@ -257,9 +266,63 @@ def old_log_probs(settings, rows, frozen, is_current):
     return rows["proximal"] if decoupled or settings.get("recompute_logprob", True) else rows["behaviour"]
 
 
-def reference(settings, rows, live, frozen, is_current):
-    """The loss, and the corrections' factors."""
+MASK64 = (1 << 64) - 1
+
+
+def philox(counter, key):
+    """Philox4x32-10 (Salmon et al. 2011)."""
+    for _ in range(10):
+        products = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = (
+            (products[1] >> 32) ^ counter[1] ^ key[0],
+            products[1] & 0xFFFFFFFF,
+            (products[0] >> 32) ^ counter[3] ^ key[1],
+            products[0] & 0xFFFFFFFF,
+        )
+        key = (key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF
+    return counter
+
+
+def obrs(settings, rows, log_w, is_current, kept):
+    """Equation 2 of distillsparse, Z over the four tokens given; `kept`: which rows the draw accepted."""
+    lam, cap = settings.get("obrs_lambda", 1.0), settings.get("correction_upper", 3.0)
+    count = len(log_w)
+    old = rows["given"] if is_current else rows["proximal_given"]
+    acceptance = [min(1.0, math.exp(x) / lam) for x in log_w]
+    known = [
+        sum(min(math.exp(mu), math.exp(pi) / lam) for mu, pi in zip(own_mu, own_pi, strict=True))
+        for own_mu, own_pi in zip(rows["behaviour_given"], old, strict=True)
+    ]
+    kappa = sum(acceptance) / sum(known)
+    share = sum(kept) / count
+    return [
+        k * min(1.0, kappa * z) * min(max(lam, math.exp(x)), cap) / share if share else 0.0
+        for k, z, x in zip(kept, known, log_w, strict=True)
+    ]
+
+
+def kl_estimate(kind, log_p, log_q):
+    d = log_q - log_p
+    return {"k1": lambda: -d, "k2": lambda: d * d / 2, "k3": lambda: math.e**d - d - 1}[kind]()
+
+
+def top_kl(log_p, log_q):
+    """KL of two distributions over the given tokens and one that stands for all others."""
+    rest_p, rest_q = 1 - sum(torch.exp(x) for x in log_p), 1 - sum(math.exp(x) for x in log_q)
+    own = sum(torch.exp(p) * (p - q) for p, q in zip(log_p, log_q, strict=True))
+    return own + rest_p * (torch.log(rest_p) - math.log(rest_q))
+
+
+def reference(settings, rows, live, frozen, is_current, given=None, kept=None):
+    """The loss, and the corrections' factors. `given`: log pi of other tokens, a list a row."""
     count = len(rows["advantages"])
+    teacher = settings.get("teacher", {})
+    mode, weight = teacher.get("loss_mode", "k1"), teacher.get("distill_loss_weight", 1.0)
+    if teacher:
+        rl = teacher.get("rl_loss_weight", 1.0)
+        pull = [rows["teacher"][i] - frozen[i].item() if mode == "k1" else 0.0 for i in range(count)]
+        added = [rl * a + weight * x for a, x in zip(rows["advantages"], pull, strict=True)]
+        rows = rows | {"advantages": added}
     old = old_log_probs(settings, rows, frozen, is_current)
     against = rows["behaviour"] if settings["loss"].startswith("dppo") else old
     log_r, frozen_r = (
@@ -268,15 +331,24 @@ def reference(settings, rows, live, frozen, is_current):
     )
     # Where pi_old is mu, weights are those of the current policy; then none corrects by them.
     log_w = [max(-MAX_LOG_RATIO, min(MAX_LOG_RATIO, old[i] - rows["behaviour"][i])) for i in range(count)]
-    factors = correction_factors(settings, rows, log_w, frozen)
+    if settings.get("correction") == "obrs":
+        factors = obrs(settings, rows, log_w, is_current, kept)
+    else:
+        factors = correction_factors(settings, rows, log_w, frozen)
     terms = policy_terms(settings, rows, live, frozen, log_r, frozen_r)
     total = torch.zeros((), dtype=torch.float64)
     for i in range(count):
         value = factors[i] * terms[i]
         if settings.get("kl_loss_coef"):
-            d = rows["reference"][i] - live[i]
-            kl = d * d / 2 if settings.get("kl_loss_type") == "k2" else torch.exp(d) - d - 1
+            kind = settings.get("kl_loss_type", "k3")
+            kl = kl_estimate("k3" if kind == "unbiased" else kind, live[i], rows["reference"][i])
+            if kind == "unbiased":
+                kl = kl * torch.exp(live[i] - old[i])
             value = value + settings["kl_loss_coef"] * kl
+        if teacher and mode == "topk":
+            value = value + weight * top_kl(given[i], rows["teacher_given"][i])
+        elif teacher and mode != "k1":
+            value = value + weight * kl_estimate(mode, live[i], rows["teacher"][i])
         value = value - settings.get("entropy_coef", 0.0) * rows["entropies"][i]
         total = total + rows["weights"][i] * value
     return total, factors
@@ -305,6 +377,15 @@ LOSSES = {
     "dppo_kl": {"dppo_threshold": 0.01},
     "clip_cov": COVARIANCE,
     "kl_cov": COVARIANCE,
+    "ppo, unbiased KL": {"loss": "ppo", "kl_loss_coef": 0.3, "kl_loss_type": "unbiased"},
+    "pg, unbiased KL": {"loss": "pg", "kl_loss_coef": 0.3, "kl_loss_type": "unbiased"},
+    "pg, teacher alone": {"loss": "pg", "teacher": {"path": "t", "rl_loss_weight": 0.0}},
+    "ppo, teacher": {"loss": "ppo", "teacher": {"path": "t", "distill_loss_weight": 0.3}},
+    "gspo, teacher": {"loss": "gspo", "teacher": {"path": "t", "distill_loss_weight": 0.3}},
+    "ppo, teacher k2": {"loss": "ppo", "teacher": {"path": "t", "loss_mode": "k2", "rl_loss_weight": 0.5}},
+    "pg, teacher k3": {"loss": "pg", "teacher": {"path": "t", "loss_mode": "k3", "distill_loss_weight": 2.0}},
+    "ppo, teacher top-k": {"loss": "ppo", "teacher": {"path": "t", "loss_mode": "topk"}},
+    "gmpo, teacher top-k": {"loss": "gmpo", "teacher": {"path": "t", "loss_mode": "topk"}},
 }
 CORRECTIONS = [
     {"correction": "none"},
@@ -341,7 +422,14 @@ CORRECTIONS = [
     {"rejection_sampling": {"action": "clamp", "upper": 1.1, "lower": 0.9}},
     {"rejection_sampling": {"action": "clamp", "level": "sequence", "agg": "sum", "upper": 1.05}},
 ]
+OBRS = [
+    {"correction": "obrs"},
+    {"correction": "obrs", "correction_upper": 1.2},
+    {"correction": "obrs", "obrs_lambda": 0.8},
+    {"loss": "gspo", "correction": "obrs", "obrs_lambda": 1.3},
+]
 CASES = [({"loss": name} | settings) for name, settings in LOSSES.items()]
+CASES += [({"loss": "ppo"} | settings) for settings in OBRS]
 CASES += [({"loss": "ppo", "eps_clip": 0.3} | settings) for settings in CORRECTIONS]
 
 
@@ -350,12 +438,39 @@ def request_of(settings, rows, is_current):
     return request | {"proximal_is_current": is_current, "version": rows["version"]}
 
 
-def gradient(settings, rows, is_current):
+def gradient(settings, rows, is_current, kept=None):
     frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
     live = [x.clone().requires_grad_(True) for x in frozen]
-    loss, factors = reference(settings, rows, live, frozen, is_current)
-    d_live = torch.autograd.grad(loss, live, allow_unused=True)
-    return loss.item(), [0.0 if d is None else d.item() for d in d_live], factors
+    given = [
+        [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in own] for own in rows["given"]
+    ]
+    loss, factors = reference(settings, rows, live, frozen, is_current, given, kept)
+    leaves = live + [x for own in given for x in own]
+    gradients = [0.0 if d is None else d.item() for d in torch.autograd.grad(loss, leaves, allow_unused=True)]
+    return loss.item(), gradients[: len(live)], factors, gradients[len(live) :]
+
+
+def uniforms(version, count):
+    """What base/random.h draws for purpose `acceptance` (5), seed 0."""
+    mixed = philox((0, 0, 5, 0), (0x426F7567, 0x68))
+    key = mixed[0], mixed[1]
+    out = []
+    for row in range(count):
+        x = philox((row & 0xFFFFFFFF, row >> 32, version & 0xFFFFFFFF, version >> 32), key)
+        bits = ((x[1] << 32) | x[0]) & MASK64
+        out.append(((bits >> 12) + 0.5) / (1 << 52))
+    return out
+
+
+def accepted(settings, rows, is_current):
+    """0 or 1 a row: whether obrs keeps it."""
+    frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
+    old = old_log_probs(settings, rows, frozen, is_current)
+    lam = settings.get("obrs_lambda", 1.0)
+    return [
+        int(u < min(1.0, math.exp(old[i] - rows["behaviour"][i]) / lam))
+        for i, u in enumerate(uniforms(rows["version"], len(old)))
+    ]
 
 
 SEEDS = range(8)
@@ -386,10 +501,20 @@ def name_of(settings):
 def test_value_and_gradient_are_those_of_the_equation(answers, number, settings):
     seen = set()
     for seed, answer in zip(SEEDS, answers[number], strict=True):
-        loss, d_log_probs, factors = gradient(settings, *rows_of(settings, seed))
         assert "error" not in answer, answer
+        rows, is_current = rows_of(settings, seed)
+        kept = accepted(settings, rows, is_current) if settings.get("correction") == "obrs" else None
+        loss, d_log_probs, factors, d_given = gradient(settings, rows, is_current, kept)
         assert answer["loss"] == pytest.approx(loss, abs=1e-10, rel=1e-10)
         assert answer["d_log_probs"] == pytest.approx(d_log_probs, abs=1e-10, rel=1e-10)
+        if settings.get("teacher", {}).get("loss_mode") == "topk":
+            assert answer["d_given"] == pytest.approx(d_given, abs=1e-10, rel=1e-10)
+            assert max(map(abs, d_given)) > 1e-3
+        else:
+            assert not any(answer["d_given"])
+        if kept:
+            assert answer["metrics"]["mismatch/obrs_accepted"] == pytest.approx(sum(kept) / len(kept))
+            assert answer["metrics"]["mismatch/masked_fraction"] == pytest.approx(1 - sum(kept) / len(kept))
         if "mismatch/masked_fraction" in answer["metrics"]:
             masked = sum(f == 0 for f in factors) / len(factors)
             assert answer["metrics"]["mismatch/masked_fraction"] == pytest.approx(masked, abs=1e-12)
@@ -405,15 +530,25 @@ def test_gradients_are_central_differences(name):
     """Of the implementations here: the gradient stops where the equations say so and nowhere else."""
     settings, rows = {"loss": name} | LOSSES[name], random_rows(5)
     rows["version"] = 4
-    _, d_log_probs, _ = gradient(settings, rows, False)
+    _, d_log_probs, _, d_given = gradient(settings, rows, False)
     frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
+    given = [[torch.tensor(x, dtype=torch.float64) for x in own] for own in rows["given"]]
     h = 1e-6
     for i in range(len(frozen)):
         at = [
-            reference(settings, rows, [x + (j == i) * step for j, x in enumerate(frozen)], frozen, False)[0]
+            reference(
+                settings, rows, [x + (j == i) * step for j, x in enumerate(frozen)], frozen, False, given
+            )[0]
             for step in (h, -h)
         ]
         assert ((at[0] - at[1]) / (2 * h)).item() == pytest.approx(d_log_probs[i], abs=1e-7), i
+    for i in range(len(given)) if "top-k" in name else ():
+        at = []
+        for step in (h, -h):
+            moved = [list(own) for own in given]
+            moved[i][1] = moved[i][1] + step
+            at.append(reference(settings, rows, frozen, frozen, False, moved)[0])
+        assert ((at[0] - at[1]) / (2 * h)).item() == pytest.approx(d_given[4 * i + 1], abs=1e-7), i
 
 
 EXTREMES = [-1000.0, -200.0, -14.0, -1e-12, None]
@@ -430,6 +565,9 @@ def test_extreme_ratios_are_finite(build_dir):
                 rows["behaviour"].append(other)
                 rows["proximal"].append(EXTREMES[len(rows["proximal"]) % 5])
     count = len(rows["log_probs"])
+    rows["teacher"] = rows["behaviour"]
+    for shift, name in enumerate(GIVEN):  # null: a token of probability 0
+        rows[name] = [[(-1.0, -300.0, None)[(i + shift) % 3], -0.7, None] for i in range(count)]
     rows |= {"entropies": [0.0] * count, "reference": [-1.0] * count, "weights": [1.0] * count}
     rows |= {
         "sequences": [i // 4 for i in range(count)],
@@ -443,6 +581,96 @@ def test_extreme_ratios_are_finite(build_dir):
         assert "error" not in answer, (answer, request["actor"])
         values = [answer["loss"], *answer["d_log_probs"], *answer["metrics"].values()]
         assert all(x is not None and math.isfinite(x) for x in values), (answer, request["actor"])
+
+
+def test_obrs_samples_are_those_of_the_trainer(build_dir):
+    """The mean of f under mu, kept and weighted, is its mean under pi_old for any f (here the advantages):
+    all of the vocabulary is given, so that Z is exact; the draw's numbers are uniform."""
+    draw, size, count = random.Random(3), 6, 20000
+    mu = [0.3, 0.25, 0.2, 0.15, 0.06, 0.04]
+    pi = [0.25, 0.1, 0.3, 0.05, 0.2, 0.1]
+    value = [draw.gauss(0, 1) for _ in range(size)]
+    ids = draw.choices(range(size), mu, k=count)
+    log_mu, log_pi = [list(map(math.log, p)) for p in (mu, pi)]
+    rows = {
+        "log_probs": [log_pi[i] for i in ids],
+        "behaviour": [log_mu[i] for i in ids],
+        "advantages": [value[i] for i in ids],
+        "entropies": [0.0] * count,
+        "weights": [1 / count] * count,
+        "sequences": list(range(count)),
+        "given": [log_pi] * count,
+        "behaviour_given": [log_mu] * count,
+        "version": 0,
+    }
+    settings = {"loss": "ppo", "correction": "obrs", "correction_upper": 100.0}
+    [answer] = run_tool(build_dir, [request_of(settings, rows, True)])
+    z = sum(min(m, p) for m, p in zip(mu, pi, strict=True))
+    metrics = answer["metrics"]
+    assert metrics["mismatch/obrs_z"] == pytest.approx(z, abs=0.01)
+    assert metrics["mismatch/obrs_accepted"] == pytest.approx(z, abs=0.015)
+    assert metrics["mismatch/factor_mean"] == pytest.approx(1, abs=0.03)
+    expected = -sum(p * v for p, v in zip(pi, value, strict=True))
+    assert answer["loss"] == pytest.approx(expected, abs=0.05)
+    biased = -sum(m * v for m, v in zip(mu, value, strict=True))
+    assert abs(biased - expected) > 0.2, "without the correction the mean would be another"
+
+
+def test_kl_to_go_and_controllers(build_dir):
+    draw = random.Random(5)
+    kl = [draw.gauss(0, 1) for _ in range(12)]
+    sequences = [0, 0, 0, 1, 2, 2, 2, 2, 2, 4, 4, 4]
+    [answer] = run_tool(build_dir, [{"kl_to_go": kl, "sequences": sequences}])
+    expected = [
+        sum(x for j, x in enumerate(kl) if j >= i and sequences[j] == sequences[i]) for i in range(12)
+    ]
+    assert answer["kl_to_go"] == pytest.approx(expected, abs=1e-12)
+    members = by_sequence({"sequences": sequences})
+    means = [sum(kl[i] for i in own) / len(own) for own in members]
+    assert answer["mean"] == pytest.approx(sum(means) / len(means), abs=1e-12)
+
+    steps = [
+        {"kl": draw.random() * 0.3, "sequences": 64, "entropy": draw.random() * 0.4} for _ in range(30)
+    ]
+    steps.append({"kl": 0.5, "sequences": 0, "entropy": 0.2})
+    settings = {
+        "kl_ctl": 0.1,
+        "kl_ctrl": {"type": "adaptive", "target_kl": 0.1, "horizon": 500},
+        "target_entropy": 0.2,
+        "entropy_coef": 0.01,
+    }
+    [answer] = run_tool(build_dir, [{"actor": json.dumps(settings), "kl": steps}])
+    kl_ctl, coefficient = 0.1, 0.01
+    for step, got_kl, got_entropy in zip(steps, answer["kl_ctl"], answer["entropy_coef"], strict=True):
+        error = max(-0.2, min(0.2, step["kl"] / 0.1 - 1))
+        kl_ctl *= 1 + error * step["sequences"] / 500
+        is_on = step["entropy"] <= 0.2
+        coefficient = max(0.0, coefficient + (0.005 if is_on else -0.005))
+        assert got_kl == pytest.approx(kl_ctl, rel=1e-12)
+        assert got_entropy == pytest.approx(coefficient if is_on else 0.0, abs=1e-15)
+    errors = run_tool(
+        build_dir,
+        [
+            {"actor": json.dumps(wrong), "kl": []}
+            for wrong in (
+                {"kl_ctrl": {"type": "adaptive"}},
+                {"ref_model_sync_steps": 3},
+                {"correction": "obrs", "correction_lower": 0.5},
+                {"correction": "obrs", "obrs_lambda": 4.0},
+                {"correction": "obrs", "prox_logp_method": "loglinear"},
+                {"correction": "obrs", "teacher": {"path": "t", "loss_mode": "topk"}},
+            )
+        ],
+    )
+    wanted = [
+        "kl_ctrl.type",
+        "ref_model_sync_steps",
+        "correction_lower",
+        "correction_upper",
+        "prox_logp_method",
+        "teacher.loss_mode",
+    ]
+    assert all(name in e["error"] for name, e in zip(wanted, errors, strict=True)), errors
 
 
 def random_groups(seed):

@@ -13,6 +13,8 @@ REWARD = "def score(completion, **fields):\n    return float(sum(map(ord, comple
 
 def test_every_settings_file_runs(bough):
     write_experiment(bough)
+    sizes = ("--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1)
+    bough("init", "teacher", *sizes, "--seed", 2, ok=True)
     (bough.cwd / "reward.py").write_text(REWARD)
     small = {
         "model.path": "base",
@@ -30,6 +32,8 @@ def test_every_settings_file_runs(bough):
     for config in CONFIGS:
         assert len(config.read_text().splitlines()) <= 20, config
         settings = [f"{key}={value}" for key, value in small.items()]
+        if "teacher:" in config.read_text():
+            settings.append("teacher.path=teacher")
         if calibration:
             settings.append(f"calibration={calibration}")
         bough("train", config, *settings, ok=True, env=ENVIRONMENT)

@@ -5,9 +5,14 @@
 //   {"actor": SETTINGS as YAML or JSON text, "rows": {"log_probs": [...], "entropies": [...], "advantages":
 //   [...],
 //    "behaviour": [...], "proximal": [...], "reference": [...], "weights": [...], "versions": [...],
-//    "sequences": [...]}, "proximal_is_current": bool, "version": n}
+//    "sequences": [...], "teacher": [...], "given": [[...], ...], "behaviour_given", "proximal_given",
+//    "teacher_given": the same}, "proximal_is_current": bool, "version": n, "entropy_coef": x}
 // (null is -inf; lists may be left out) and writes one a line:
-//   {"loss", "d_log_probs", "d_entropies", "metrics", "separable", "aggregation"} or {"error": text};
+//   {"loss", "d_log_probs", "d_entropies", "d_given": flat, "metrics", "separable", "aggregation"} or
+//   {"error": text};
+// or reads {"actor": SETTINGS, "kl": [{"kl", "sequences", "entropy"} a step, ...]} and writes the coefficients
+// after each step, {"kl_ctl": [...], "entropy_coef": [...]}; or {"kl_to_go": [...], "sequences": [...]} and writes
+// {"kl_to_go": [...], "mean": x};
 // or reads {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...]}
 // and writes {"advantages": [[...], ...]}.
 #include <ATen/ops/tensor.h>
@@ -23,6 +28,7 @@
 #include "base/json.h"
 #include "train/settings.h"
 
+#include "algo/controllers.h"
 #include "algo/loss.h"
 
 namespace bough {
@@ -37,6 +43,19 @@ at::Tensor column(const Json& rows, const char* name) {
   return at::tensor(at::ArrayRef<double>(values), at::kDouble);
 }
 
+at::Tensor matrix(const Json& rows, const char* name) {
+  if (!rows.contains(name)) return {};
+  std::vector<double> values;
+  int64_t width = 0;
+  for (const Json& row : rows.at(name)) {
+    width = static_cast<int64_t>(row.size());
+    for (const Json& value : row)
+      values.push_back(value.is_null() ? -std::numeric_limits<double>::infinity() : value.get<double>());
+  }
+  return at::tensor(at::ArrayRef<double>(values), at::kDouble)
+      .view({static_cast<int64_t>(rows.at(name).size()), width});
+}
+
 std::vector<double> list(const at::Tensor& x) {
   return {x.const_data_ptr<double>(), x.const_data_ptr<double>() + x.numel()};
 }
@@ -49,9 +68,30 @@ Json estimate(const ActorSettings& settings, const Json& request) {
   return {{"advantages", compute_advantages(settings.advantages, {rewards, groups, tokens, parts})}};
 }
 
+Json follow_controllers(const ActorSettings& settings, const Json& request) {
+  make_loss(settings.loss);  // refuses what contradicts itself
+  KlController kl(settings.loss);
+  EntropyController entropy(settings.loss);
+  std::vector<double> kl_values, entropy_values;
+  for (const Json& step : request.at("kl")) {
+    kl.update(step.at("kl").get<double>(), step.at("sequences").get<int64_t>());
+    entropy.update(step.at("entropy").get<double>());
+    kl_values.push_back(kl.value);
+    entropy_values.push_back(entropy.coefficient().value_or(settings.loss.entropy_coef));
+  }
+  return {{"kl_ctl", kl_values}, {"entropy_coef", entropy_values}};
+}
+
 Json evaluate(const Json& request) {
+  if (request.contains("kl_to_go")) {
+    const at::Tensor kl_R = column(request, "kl_to_go");
+    const at::Tensor sequences_R = column(request, "sequences").to(at::kLong);
+    return {{"kl_to_go", list(kl_to_go(kl_R, sequences_R))},
+            {"mean", mean_of_sequence_means(kl_R, sequences_R)}};
+  }
   const auto settings = parse_settings<ActorSettings>(request.at("actor").get<std::string>(), "actor");
   if (request.contains("rewards")) return estimate(settings, request);
+  if (request.contains("kl")) return follow_controllers(settings, request);
   const std::unique_ptr<Loss> loss = make_loss(settings.loss);
   const Json& given = request.at("rows");
   LossRows rows;
@@ -62,6 +102,13 @@ Json evaluate(const Json& request) {
   rows.behaviour_log_probs_R = column(given, "behaviour");
   rows.proximal_log_probs_R = column(given, "proximal");
   rows.reference_log_probs_R = column(given, "reference");
+  rows.teacher_log_probs_R = column(given, "teacher");
+  rows.given_log_probs_RK = matrix(given, "given");
+  if (rows.given_log_probs_RK.defined()) rows.given_log_probs_RK.requires_grad_(true);
+  rows.behaviour_given_RK = matrix(given, "behaviour_given");
+  rows.proximal_given_RK = matrix(given, "proximal_given");
+  rows.teacher_given_RK = matrix(given, "teacher_given");
+  if (request.contains("entropy_coef")) rows.entropy_coef = request.at("entropy_coef").get<double>();
   rows.weights_R = column(given, "weights");
   if (given.contains("versions")) rows.versions_R = column(given, "versions").to(at::kInt);
   rows.sequences_R = column(given, "sequences").to(at::kLong);
@@ -75,7 +122,8 @@ Json evaluate(const Json& request) {
   Json metrics = Json::object();
   for (const auto& [name, metric] : out.metrics) metrics[name] = metric.value();
   return {{"loss", out.loss.item<double>()},           {"d_log_probs", gradient(rows.log_probs_R)},
-          {"d_entropies", gradient(rows.entropies_R)}, {"metrics", metrics},
+          {"d_entropies", gradient(rows.entropies_R)}, {"d_given", gradient(rows.given_log_probs_RK)},
+          {"metrics", metrics},
           {"separable", loss->token_separable()},      {"aggregation", loss->aggregation()}};
 }
 
