@@ -35,7 +35,7 @@ struct AdvantageSettings {
   double discount = 1.0;
   double gae_lambda = 1.0;
   std::string gae_timestep_unit = "token";
-  bool bootstrap_truncated = true;
+  bool bootstrap_truncated = false;
   double turn_discount = 1.0;
   AdvantageNormSettings adv_norm;
   std::vector<double> gdpo_weights;
@@ -55,7 +55,8 @@ struct AdvantageSettings {
     v("gae_lambda", gae_lambda, "gae: 1 takes the whole return, 0 the next value alone", range(0.0, 1.0));
     v("gae_timestep_unit", gae_timestep_unit, "gae: what a step is", one_of({"token", "turn"}));
     v("bootstrap_truncated", bootstrap_truncated,
-      "gae: after a sample cut at the length limit comes its last value, as AReaL has it; false: 0, as verl");
+      "gae: after a sample cut at the length limit comes its last value, as AReaL has it; false: 0, as verl "
+      "has it");
     v("turn_discount", turn_discount, "turn_returns: of the next turn's return", range(0.0, 1.0));
     v("adv_norm", adv_norm, "gae, turn_returns: advantages are normalised over the batch's trained tokens");
     v("gdpo_weights", gdpo_weights,

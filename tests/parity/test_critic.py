@@ -69,7 +69,7 @@ def gae(rollout, values, actor):
     """Advantages and returns by position."""
     gamma, lam = actor.get("discount", 1.0), actor.get("gae_lambda", 1.0)
     rewards, steps = token_rewards(rollout), turns_of(rollout, actor.get("gae_timestep_unit") == "turn")
-    cut = rollout["finish_reason"] == "length" and actor.get("bootstrap_truncated", True)
+    cut = rollout["finish_reason"] == "length" and actor.get("bootstrap_truncated", False)
     following = values[steps[-1][-1]] if steps and cut else 0.0
     advantage, advantages, returns = 0.0, {}, {}
     for step in reversed(steps):
@@ -158,9 +158,15 @@ def run_tool(build_dir, folder, model, rollouts, settings):
 
 ACTORS = [
     {"adv_estimator": "gae", "gae_lambda": 0.9, "discount": 0.95},
-    {"adv_estimator": "gae", "gae_timestep_unit": "turn", "gae_lambda": 0.5, "discount": 0.9},
+    {
+        "adv_estimator": "gae",
+        "gae_timestep_unit": "turn",
+        "gae_lambda": 0.5,
+        "discount": 0.9,
+        "bootstrap_truncated": True,
+    },
     {"adv_estimator": "gae", "adv_norm": {"mean_level": "none", "std_level": "none"}},
-    {"adv_estimator": "gae", "bootstrap_truncated": False},
+    {"adv_estimator": "gae", "bootstrap_truncated": True, "discount": 0.9},
 ]
 
 

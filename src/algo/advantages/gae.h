@@ -2,8 +2,7 @@
 //   delta_t = rew_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1},   returns = A + V
 // t runs over the trained tokens; others are skipped, with A = 0 and returns = V. V_t is the value before
 // token t is drawn. After the end V = 0; a truncated sample bootstraps from its last trained token's V. (With
-// gamma = 1 that V then learns from itself, and grows where nothing ends: bootstrap_truncated false takes 0
-// there, too.)
+// gamma = 1 that V learns from itself and grows without end: the estimator does so only on request.)
 //
 // By turn: a step is a turn. V_k is that of the turn's first trained token, rew_k the sum over the turn, and
 // A_k stands on all of its tokens (AReaL's gae_timestep_unit: turn).
