@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cost/run_costs.h"
+#include "models/lora.h"
 
 namespace bough {
 
@@ -23,10 +24,18 @@ std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path
                             settings.device == "cuda" ? at::kCUDA : at::kCPU);
 }
 
+std::unique_ptr<Model> load_trained(const RunSettings& settings) {
+  auto model = load(settings, settings.model.path);
+  if (settings.actor.lora.enabled())
+    add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
 // The reference has the model's element type and batch invariance, so that before the first step the two
 // agree bit for bit.
-std::unique_ptr<Model> load_reference(const RunSettings& settings) {
+std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
   if (settings.actor.loss.kl_loss_coef == 0.0) return nullptr;
+  if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);
 }
 
@@ -83,9 +92,9 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       encoder(PromptEncoder::from_directory(settings.model.path)),
       reward(make_reward(settings.reward, settings.reward_service)),
       environment(make_environment(settings)),
-      model(load(settings, settings.model.path)),
+      model(load_trained(settings)),
       generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
-      reference(load_reference(settings)),
+      reference(load_reference(settings, *model)),
       total_steps(planned_steps(settings, problems)),
       critic_model(load_critic_model(settings, *model)),
       critic(make_critic(settings, *model, critic_model.get(), total_steps)),

@@ -141,7 +141,7 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
     if (!backward) continue;
     log_prob_backward_(logits_RV, labels, out, seeds.d_log_probs_R.to(source_SD.device()),
                        seeds.d_entropies_R.to(source_SD.device()), batch_.temperature);
-    add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
+    if (weight.main_grad.defined()) add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
     d_source_SD.index_add_(0, sources, matrix_product(logits_RV, weight.value).to(acc));
   }
   return d_source_SD;
