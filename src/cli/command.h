@@ -61,6 +61,7 @@ class CommandLine {
 
 void add_init_command(CommandLine& line);
 void add_import_command(CommandLine& line);
+void add_merge_command(CommandLine& line);
 void add_step_command(CommandLine& line);
 void add_plan_command(CommandLine& line);
 void add_rollout_command(CommandLine& line);

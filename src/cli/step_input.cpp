@@ -7,6 +7,7 @@
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
 #include "models/checkpoint.h"
+#include "models/lora.h"
 #include "train/sequence_steps.h"
 
 namespace bough {
@@ -30,6 +31,7 @@ struct StepSettings {
   template <class V>
   void visit(V& v) {
     v("actor", actor, "how the gradient is taken");
+    v("lora", actor.lora, "take it of low-rank adapters in place of the model's weights");
   }
 };
 
@@ -87,6 +89,7 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings) {
   score(rollouts, settings, options.from_rewards);
   std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   model->set_batch_invariant(options.batch_invariant.value_or(false));
+  if (settings.lora.enabled()) add_adapter(*model, settings.lora, /*seed=*/1);
   CostModel costs(device_profile(options.torch.device, setup.dtype), model_shape(*model));
   const PrefixTree tree = build_prefix_tree(token_spans(rollouts));
   const StepWork work = count_work(tree, trained_flags(rollouts), work_model(costs.shape()));
@@ -105,6 +108,7 @@ void add_step_options(CLI::App& command, StepOptions& options) {
                   "Settings of a run's actor, which win over the options:\n"
                   "actor.loss=ppo actor.loss_aggregation=sequence_mean\n"
                   "actor.adv_estimator=rloo actor.use_decoupled_loss=true ...\n"
+                  "and of its adapters, lora.rank=16 lora.targets=[q_proj,v_proj] ...\n"
                   "(`bough train --settings` lists them)")
       ->type_name("actor.key=value");
   command.add_option("--repeat", options.repeat, "Repetitions, after one that is not counted")

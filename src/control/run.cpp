@@ -397,7 +397,9 @@ RunSummary Run::summarise() {
   summary.comparison = compare();
   summary.report = RunFolder::write_report(folder_.path()).string();
   if (const auto checkpoint = find_latest_checkpoint(folder_.path()))
-    summary.model = checkpoint->model_directory().string();
+    summary.model =
+        (settings_.actor.lora.enabled() ? checkpoint->adapter_directory() : checkpoint->model_directory())
+            .string();
   return summary;
 }
 

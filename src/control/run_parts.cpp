@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "cost/run_costs.h"
+#include "models/lora.h"
 
 namespace bough {
 
@@ -25,10 +26,18 @@ std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path
                             settings.device == "cuda" ? at::kCUDA : at::kCPU);
 }
 
+std::unique_ptr<Model> load_trained(const RunSettings& settings) {
+  auto model = load(settings, settings.model.path);
+  if (settings.actor.lora.enabled())
+    add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
 // The reference has the model's element type and batch invariance, so that before the first step the two
 // agree bit for bit.
-std::unique_ptr<Model> load_reference(const RunSettings& settings) {
+std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
   if (!settings.actor.loss.uses_reference()) return nullptr;
+  if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);
 }
 
@@ -113,9 +122,9 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       filter(settings.filter.empty()
                  ? nullptr
                  : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
-      model(load(settings, settings.model.path)),
+      model(load_trained(settings)),
       generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
-      reference(load_reference(settings)),
+      reference(load_reference(settings, *model)),
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
       critic_model(load_critic_model(settings, *model)),

@@ -41,6 +41,14 @@ void RunSettings::check() const {
   if (!actor.advantages.needs_values() && (critic.share_backbone || !critic.path.empty()))
     throw UserError(str("critic: settings of a critic, but actor.adv_estimator ",
                         actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
+  if (actor.lora.enabled() && ref.path.empty() && actor.loss.ref_model_sync_steps > 0)
+    throw UserError(
+        "actor.ref_model_sync_steps: with lora the reference is the model without its adapter, which does not "
+        "change; leave it out, or give a reference of its own (ref.path)");
+  if (actor.lora.enabled() && critic.share_backbone)
+    throw UserError(
+        "critic.share_backbone: with lora the backbone is frozen, and the value head would train the policy's "
+        "adapter; expected a critic with a backbone of its own (share_backbone: false)");
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;
@@ -84,6 +92,13 @@ SettingAliases RunSettings::aliases() {
       {"total_train_n_steps", "total_train_steps"},
       {"actor.temperature", "gconfig.temperature"},
       {"actor.dtype", "dtype"},
+      {"actor.lora_rank", "lora.rank"},
+      {"actor.lora_alpha", "lora.alpha"},
+      {"actor.target_modules", "lora.targets"},
+      {"lora.r", "lora.rank"},
+      {"lora.lora_alpha", "lora.alpha"},
+      {"lora.target_modules", "lora.targets"},
+      {"lora.lora_dropout", "lora.dropout"},
       {"critic.value_eps_clip", "critic.eps_clip"},
       {"actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "environment.max_turns"},
       {"environment.max_assistant_turns", "environment.max_turns"},

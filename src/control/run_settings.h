@@ -118,6 +118,7 @@ struct RunSettings {
     v("gconfig", gconfig, "what a sample is");
     v("rollout", rollout, "how samples are generated");
     v("actor", actor, "how the model is trained");
+    v("lora", actor.lora, "train low-rank adapters in place of the model's weights");
     v("critic", critic, "of actor.adv_estimator gae: the model that values tokens");
     v("evaluator", evaluator, "when and how the model is evaluated");
     v("saver", saver, "checkpoints");

@@ -12,6 +12,7 @@
 #include "control/prompt_encoder.h"
 #include "cost/run_costs.h"
 #include "models/checkpoint.h"
+#include "models/lora.h"
 #include "train/executor.h"
 
 namespace bough {
@@ -45,11 +46,17 @@ class Sft {
   int64_t flat_tokens_ = 0, tree_tokens_ = 0, trained_tokens_ = 0;
 };
 
+std::unique_ptr<Model> load_trained(const SftSettings& settings) {
+  auto model = load_model(settings.model.path, scalar_type_of(settings.dtype),
+                          settings.device == "cuda" ? at::kCUDA : at::kCPU);
+  if (settings.lora.enabled()) add_adapter(*model, settings.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
 Sft::Sft(const SftSettings& settings, const SftOptions& options)
     : settings_(settings),
       options_(options),
-      model_(load_model(settings.model.path, scalar_type_of(settings.dtype),
-                        settings.device == "cuda" ? at::kCUDA : at::kCPU)),
+      model_(load_trained(settings)),
       costs_(model_costs(*model_, options_.stop)) {
   encode_examples();
   const auto count = static_cast<int64_t>(examples_.size());
@@ -137,7 +144,8 @@ SftSummary Sft::work() {
   }
   SaveOptions save;
   save.copy_from = settings_.model.path;
-  save_model(settings_.out, *model_, save);
+  if (settings_.lora.enabled()) save_adapter(settings_.out, *model_, settings_.model.path);
+  else save_model(settings_.out, *model_, save);
   const size_t tenth = std::max<size_t>(1, losses.size() / 10);
   SftSummary summary;
   summary.examples = static_cast<int64_t>(examples_.size());

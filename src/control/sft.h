@@ -21,6 +21,7 @@ struct SftSettings {
   std::string dtype = "fp32";
   TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
+  LoraSettings lora;
   OptimizerSettings optimizer = {.lr = 1e-4, .lr_scheduler_type = "cosine"};
 
   template <class V>
@@ -36,9 +37,16 @@ struct SftSettings {
       aliased({"fp32", "bf16", "fp64"}, {{"float32", "fp32"}, {"bfloat16", "bf16"}, {"float64", "fp64"}}));
     tree.visit(v);
     v("mb_spec", mb_spec, "micro-batches");
+    v("lora", lora, "train low-rank adapters in place of the model's weights; `out` gets the adapter");
     v("optimizer", optimizer, "AdamW");
   }
   void check() const;
+  static SettingAliases aliases() {
+    return {{"lora.r", "lora.rank"},
+            {"lora.lora_alpha", "lora.alpha"},
+            {"lora.target_modules", "lora.targets"},
+            {"lora.lora_dropout", "lora.dropout"}};
+  }
 };
 
 struct SftSummary {
@@ -55,7 +63,7 @@ struct SftOptions {
   bool show_progress = true;
 };
 
-// Trains and writes the Hugging Face directory `out`. UserError: see read_sft; a sequence longer than the
+// Trains and writes the Hugging Face directory `out`, or PEFT's where adapters are trained. UserError: see read_sft; a sequence longer than the
 // model's positions; nothing to learn.
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
 

@@ -44,7 +44,8 @@ double CostModel::layers_seconds(const PassShape& pass, bool backward) const {
   if (pass.tokens == 0) return 0;
   const CostCurve& linear = backward ? device_.linear_backward : device_.linear_forward;
   const CostCurve& elementwise = backward ? device_.elementwise_backward : device_.elementwise_forward;
-  const double work = shape_.linear_flops_per_token() * linear.at(pass.tokens) +
+  const double flops = backward ? shape_.trained_linear_flops_per_token() : shape_.linear_flops_per_token();
+  const double work = flops * linear.at(pass.tokens) +
                       shape_.elements_per_token() * elementwise.at(pass.tokens) +
                       attention_seconds(pass, backward);
   const double constant =
@@ -75,7 +76,8 @@ double CostModel::head_forward_seconds(const PassShape& pass) const {
 }
 
 double CostModel::head_backward_seconds(const PassShape& pass) const {
-  return head_seconds(device_.head_backward, pass.head_rows);
+  // Of the two products the frozen matrix's gradient is left out.
+  return head_seconds(device_.head_backward, pass.head_rows) * (shape_.is_frozen() ? 0.5 : 1.0);
 }
 
 }  // namespace bough

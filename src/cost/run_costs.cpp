@@ -169,7 +169,11 @@ DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop) 
 }  // namespace
 
 ModelShape model_shape(const Model& model) {
-  return model_shape(model.config(), dtype_name(model.dtype()));
+  ModelShape shape = model_shape(model.config(), dtype_name(model.dtype()));
+  const auto shared = model.share();
+  for (const Parameter* matrix : shared->layer_matrices())
+    for (const Parameter& parameter : matrix->adapter) shape.adapter_elements += parameter.value.numel();
+  return shape;
 }
 
 CostModel model_costs(const Model& model, const std::function<bool()>& stop) {

@@ -5,6 +5,12 @@
 //
 // A matrix that only generates may be quantized: int8 with a scale for each row (kernels/quantized_product).
 // It has no gradient.
+//
+// A parameter without a main_grad is frozen: what computes with it passes gradients on to its inputs, and
+// computes none of its own.
+//
+// A matrix may have an adapter (Hu et al. 2021, "LoRA"): to its rows [begin, end) of each slice belongs the
+// term scale · B A, which is never added to the matrix. A of all slices are rows of one matrix, as B are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,6 +39,14 @@ struct Parameter {
   at::Tensor main_grad;  // accumulator type, value's shape; undefined until training asks for it
   std::vector<Part> parts;
   at::Tensor scale = {};  // of a quantized matrix, whose value is int8: fp32, [rows]; else undefined
+
+  struct AdapterSlice {
+    int64_t begin, end;  // rows of value, and columns of what the product with it returns
+  };
+  // Empty, or A: [slices · rank, columns] and B: [rows of all slices in turn, rank], one part a slice each.
+  std::vector<Parameter> adapter = {};
+  std::vector<AdapterSlice> adapter_slices = {};
+  double adapter_scale = 1;
 
   bool quantized() const { return scale.defined(); }
 

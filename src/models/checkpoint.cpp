@@ -255,9 +255,10 @@ void write_config_and_weights(const fs::path& directory, const Json& config, Mod
   remove_stale_weights(directory, written);
 }
 
-NamedTensors named_parts(Model& model, at::Tensor (Parameter::*part_of)(const Parameter::Part&) const) {
+NamedTensors named_parts(const std::vector<Parameter*>& parameters,
+                         at::Tensor (Parameter::*part_of)(const Parameter::Part&) const) {
   NamedTensors tensors;
-  for (const Parameter* parameter : model.parameters())
+  for (const Parameter* parameter : parameters)
     for (const Parameter::Part& part : parameter->parts)
       tensors.emplace_back(part.name, (parameter->*part_of)(part));
   return tensors;
@@ -283,10 +284,10 @@ std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtyp
 }
 
 NamedTensors named_weights(Model& model) {
-  return named_parts(model, &Parameter::part_value);
+  return named_parts(model.parameters(), &Parameter::part_value);
 }
 NamedTensors named_gradients(Model& model) {
-  return named_parts(model, &Parameter::part_grad);
+  return named_parts(model.trained_parameters(), &Parameter::part_grad);
 }
 
 void save_model(const fs::path& directory, Model& model, const SaveOptions& options) {

@@ -33,7 +33,14 @@ double ModelShape::linear_flops_per_token() const {
                         matrix_product_flops(1, query_width(), hidden_size) +
                         matrix_product_flops(1, hidden_size, 2 * intermediate_size) +
                         matrix_product_flops(1, intermediate_size, hidden_size);
-  return static_cast<double>(num_layers * layer);
+  return static_cast<double>(num_layers * layer + 2 * adapter_elements);
+}
+
+double ModelShape::trained_linear_flops_per_token() const {
+  if (!is_frozen()) return linear_flops_per_token();
+  const auto adapters = static_cast<double>(2 * adapter_elements);
+  // Three products of an adapter's matrix in place of two: half of its forward is computed again.
+  return (linear_flops_per_token() - adapters) / 2 + 1.25 * adapters;
 }
 
 double ModelShape::flops_per_pair() const {
@@ -61,13 +68,16 @@ double ModelShape::elements_per_token() const {
 }
 
 WorkModel work_model(const ModelShape& shape) {
-  return {.flops_per_token = shape.linear_flops_per_token(),
-          .flops_per_head_row = shape.flops_per_head_row(),
+  // A step counts as three forward passes, of a frozen matrix as two.
+  const double part = shape.is_frozen() ? 2.0 / 3 : 1.0;
+  return {.flops_per_token = part * shape.linear_flops_per_token(),
+          .flops_per_head_row = part * shape.flops_per_head_row(),
           .flops_per_pair = shape.flops_per_pair()};
 }
 
 int64_t ModelShape::parameter_bytes() const {
-  return num_parameters() * (element_bytes + accumulator_bytes);
+  const int64_t trained = is_frozen() ? adapter_elements : num_parameters();
+  return (num_parameters() + adapter_elements) * element_bytes + trained * accumulator_bytes;
 }
 
 void set_dtype(ModelShape& shape, std::string_view dtype) {
@@ -150,6 +160,7 @@ int64_t DecoderBytes::product(int64_t rows, int64_t depth, int64_t columns) cons
 }
 
 int64_t DecoderBytes::weight_gradient(int64_t tokens, int64_t outputs, int64_t inputs) const {
+  if (shape_.is_frozen()) return 0;
   return weight_gradient_bytes(kernels_, shape_.element_sizes(), tokens, outputs, inputs);
 }
 
@@ -183,7 +194,9 @@ int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   const int64_t gate_up = tokens * width * element +
                           std::max(product(tokens, 2 * inner, width),
                                    tokens * width * element + weight_gradient(tokens, 2 * inner, width));
-  return tokens * width * element + std::max(down, gate_up);
+  // An adapter's term, beside what it is added to, and the gradients of its slices.
+  const int64_t adapters = shape_.is_frozen() ? tokens * (4 * inner + width) * element : 0;
+  return tokens * width * element + std::max(down, gate_up) + adapters;
 }
 
 int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {

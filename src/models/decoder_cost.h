@@ -20,12 +20,18 @@ struct ModelShape : ModelConfig {
   std::string name;
   int64_t element_bytes = 4;      // of weights and activations
   int64_t accumulator_bytes = 4;  // of gradients, softmax, norms
+  // Of adapters (models/lora.h), all layers. Where there are any, nothing else is trained.
+  int64_t adapter_elements = 0;
 
   ElementSizes element_sizes() const { return {element_bytes, accumulator_bytes}; }
-  double linear_flops_per_token() const;  // forward, all layers, without the head
-  double flops_per_pair() const;          // forward attention, all layers: q·k and p·v
-  double scores_per_pair() const;         // exponentials, all layers
-  double flops_per_head_row() const;      // forward
+  bool is_frozen() const { return adapter_elements > 0; }
+  double linear_flops_per_token() const;  // forward, all layers and adapters, without the head
+  // The FLOPs whose backward, at that of a trained matrix, takes as long: half of the products are left out
+  // where a matrix is frozen.
+  double trained_linear_flops_per_token() const;
+  double flops_per_pair() const;      // forward attention, all layers: q·k and p·v
+  double scores_per_pair() const;     // exponentials, all layers
+  double flops_per_head_row() const;  // forward
   // Elements that norms, rotary embedding, activations and residuals of all layers read or write.
   double elements_per_token() const;
   int64_t parameter_bytes() const;  // weights and their gradients

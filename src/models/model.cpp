@@ -27,15 +27,22 @@ void Model::set_batch_invariant(bool on) {
   batch_invariant_ = on;
 }
 
+std::vector<Parameter*> Model::trained_parameters() {
+  std::vector<Parameter*> adapters;
+  for (Parameter* matrix : layer_matrices())
+    for (Parameter& parameter : matrix->adapter) adapters.push_back(&parameter);
+  return adapters.empty() ? parameters() : adapters;
+}
+
 void Model::allocate_gradients() {
-  for (Parameter* parameter : parameters())
+  for (Parameter* parameter : trained_parameters())
     if (!parameter->main_grad.defined())
       parameter->main_grad =
           at::zeros_like(parameter->value, parameter->value.options().dtype(accumulator_type(dtype())));
 }
 
 void Model::zero_gradients() {
-  for (Parameter* parameter : parameters())
+  for (Parameter* parameter : trained_parameters())
     if (parameter->main_grad.defined()) parameter->main_grad.zero_();
 }
 

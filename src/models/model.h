@@ -42,10 +42,15 @@ class Model {
   virtual at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                              AttentionContext& attention) const = 0;
 
-  // Every parameter once, in a fixed order; tied weights once, under the embedding.
+  // Every parameter once, in a fixed order; tied weights once, under the embedding. Adapters are not among
+  // them: they belong to the matrices that they stand beside.
   virtual std::vector<Parameter*> parameters() = 0;
   virtual const Parameter& embedding() const = 0;  // [V, D]
   virtual const Parameter& head() const = 0;       // [V, D]; the embedding itself where tied
+
+  // What is trained: the parameters of the adapters where the model has any (models/lora.h), and all else is
+  // frozen; else every parameter. In a fixed order.
+  std::vector<Parameter*> trained_parameters();
 
   // Another model over the same tensors. A tensor that one of them is then given in place of another, the
   // other does not see.
@@ -64,7 +69,7 @@ class Model {
   void set_batch_invariant(bool on);
   std::optional<std::string> why_not_batch_invariant() const;
 
-  // Allocates zeroed main_grads (accumulator type) where there are none.
+  // Allocates zeroed main_grads (accumulator type) where what is trained has none.
   void allocate_gradients();
   void zero_gradients();
 

@@ -13,7 +13,8 @@ namespace bough {
 
 std::unique_ptr<Model> copy_of(const Model& model) {
   auto copy = model.share();
-  for (Parameter* parameter : copy->parameters()) {
+  // Under an adapter the weights never change: they may be shared.
+  for (Parameter* parameter : copy->trained_parameters()) {
     parameter->value = parameter->value.clone();
     parameter->main_grad = at::Tensor();
     if (parameter->quantized()) parameter->scale = parameter->scale.clone();
@@ -52,8 +53,8 @@ CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_pl
     : generating_(generating),
       in_place_(in_place),
       trained_view_(trained.share()),
-      parameters_(generating.parameters()) {
-  for (Parameter* parameter : trained_view_->parameters()) {
+      parameters_(generating.trained_parameters()) {
+  for (Parameter* parameter : trained_view_->trained_parameters()) {
     BOUGH_CHECK(!parameter->quantized(), "quantized weights are not trained");
     trained_.push_back(parameter);
     snapshot_.push_back(at::empty_like(parameter->value));

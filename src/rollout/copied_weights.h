@@ -22,7 +22,8 @@
 
 namespace bough {
 
-// Makes a model with the same weights in tensors of its own.
+// Makes a model with the same weights, what is trained of them (adapters, where there are any) in tensors of
+// its own.
 std::unique_ptr<Model> copy_of(const Model& model);
 
 // Of the tensor's elements in their order: equal for equal bits, another one for almost all others.

@@ -169,7 +169,7 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
     if (gradients.d_given_LK.defined())
       add_given_gradient_(logits_RV, labels, given_rows, given_ids_LK, gradients.d_given_LK.to(device),
                           batch_.temperature);
-    add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
+    if (weight.main_grad.defined()) add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
     d_source_SD.index_add_(0, sources, matrix_product(logits_RV, weight.value).to(acc));
   }
   return d_source_SD;

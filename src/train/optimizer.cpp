@@ -79,7 +79,7 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 }
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps)
-    : Optimizer(model.parameters(), settings, total_steps) {}
+    : Optimizer(model.trained_parameters(), settings, total_steps) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
                      int64_t total_steps)

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "models/checkpoint.h"
+#include "models/lora.h"
 
 namespace bough {
 namespace {
@@ -105,7 +106,8 @@ class Unfinished {
 void write_contents(const fs::path& directory, int64_t step, Model& model, const OptimizerSnapshot& optimizer,
                     const Json& state, const RunCheckpointOptions& options) {
   make_directories(directory);
-  save_model(directory / "model", model, {.copy_from = options.source_model});
+  if (has_adapter(model)) save_adapter(directory / "adapter", model, options.source_model.string());
+  else save_model(directory / "model", model, {.copy_from = options.source_model});
   optimizer.save(directory);
   if (options.write_more) options.write_more(directory);
   write_file_atomically(directory / kState,
@@ -209,7 +211,8 @@ Json load_run_checkpoint(const RunCheckpoint& checkpoint, Model& model, Optimize
                          const std::function<void(const fs::path& directory)>& load_more) {
   try {
     Json state = read_state(checkpoint);
-    load_weights(checkpoint.model_directory(), model);
+    if (has_adapter(model)) load_adapter(checkpoint.adapter_directory(), model);
+    else load_weights(checkpoint.model_directory(), model);
     optimizer.load(checkpoint.directory);
     if (load_more) load_more(checkpoint.directory);
     return state;

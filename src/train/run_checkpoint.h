@@ -1,6 +1,7 @@
 // Checkpoints of a run: everything it needs to go on bit for bit.
 //
 //   <run>/checkpoints/step_N/model/                 a Hugging Face directory, tokenizer files included
+//                           /adapter/               in its place where adapters are trained (models/lora.h)
 //                           /optimizer.safetensors  moments, fp32 masters, counts (train/optimizer.h)
 //                           /state.json             {"format", "step", "state": what the controller gave}
 //                           /critic/                where the run has one (train/critic.h)
@@ -37,6 +38,7 @@ struct RunCheckpoint {
   std::filesystem::path directory;  // <run>/checkpoints/step_N
 
   std::filesystem::path model_directory() const { return directory / "model"; }
+  std::filesystem::path adapter_directory() const { return directory / "adapter"; }
 };
 
 // Writes step_N, makes it the latest, then removes what keep_last no longer covers, and checkpoints of later

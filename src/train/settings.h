@@ -11,6 +11,7 @@
 #include "algo/reward_shaping.h"
 #include "base/error.h"
 #include "base/settings.h"
+#include "models/lora.h"
 #include "plan/packing.h"
 #include "plan/plan.h"
 
@@ -144,6 +145,7 @@ struct CriticSettings {
 };
 
 struct ActorSettings {
+  LoraSettings lora;  // `lora` of a run's settings, beside `actor`
   TreeTrainingSettings tree;
   MicroBatchSettings mb_spec;
   OptimizerSettings optimizer;

@@ -27,6 +27,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto main_grad = context->saved_data["main_grad"].toTensor();
+    if (!main_grad.defined()) return {{}, {}, {}, {}};  // frozen
     const double scale = context->saved_data["scale"].toDouble();
     auto rows_TD = d_outputs[0].contiguous();
     if (scale != 1) rows_TD = rows_TD.to(main_grad.scalar_type()) * scale;

@@ -12,6 +12,77 @@
 namespace bough {
 
 namespace {
+
+at::Tensor slice_columns(const at::Tensor& x_RO, const Parameter::AdapterSlice& slice) {
+  return x_RO.narrow(1, slice.begin, slice.end - slice.begin);
+}
+
+// u of all slices side by side: [R, slices · rank].
+at::Tensor adapter_inner(const at::Tensor& x_RK, const Parameter& weight, bool batch_invariant) {
+  const auto product = batch_invariant ? batch_invariant_product : matrix_product;
+  auto u = product(x_RK, weight.adapter[0].value.t(), std::nullopt, std::nullopt);
+  return weight.adapter_scale == 1 ? u : u.mul_(weight.adapter_scale);
+}
+
+// The columns of u that belong to a slice, contiguous.
+at::Tensor inner_columns(const at::Tensor& u, const Parameter& weight, size_t slice) {
+  const int64_t rank = weight.adapter[1].value.size(1);
+  return u.narrow(1, static_cast<int64_t>(slice) * rank, rank).contiguous();
+}
+
+void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Parameter& weight,
+                  bool batch_invariant) {
+  const auto product = batch_invariant ? batch_invariant_product : matrix_product;
+  const auto u = adapter_inner(x_RK, weight, batch_invariant);
+  const Parameter& up = weight.adapter[1];
+  for (size_t i = 0; i < weight.adapter_slices.size(); ++i)
+    slice_columns(y_RO, weight.adapter_slices[i])
+        .add_(
+            product(inner_columns(u, weight, i), up.part_value(up.parts[i]).t(), std::nullopt, std::nullopt));
+}
+
+// The backward of a weight's adapter, in two halves because a layer may have its input again only after the
+// input's gradient; nothing where the weight has none.
+class AdapterBackward {
+ public:
+  AdapterBackward(const c10::IValue& weight, const at::Tensor& d_y_RO)
+      : weight_(reinterpret_cast<const Parameter*>(weight.toInt())), d_y_RO_(d_y_RO) {
+    if (!weight_) return;
+    const Parameter& up = weight_->adapter[1];
+    std::vector<at::Tensor> d_u;
+    for (size_t i = 0; i < weight_->adapter_slices.size(); ++i) {
+      d_y_slices_.push_back(slice_columns(d_y_RO, weight_->adapter_slices[i]).contiguous());
+      d_u.push_back(matrix_product(d_y_slices_.back(), up.part_value(up.parts[i])));
+    }
+    d_u_ = d_u.size() == 1 ? d_u[0] : at::cat(d_u, 1);
+    if (weight_->adapter_scale != 1) d_u_.mul_(weight_->adapter_scale);
+  }
+
+  void add_to_input_(const at::Tensor& d_x_RK) const {
+    if (weight_) d_x_RK.add_(matrix_product(d_u_, weight_->adapter[0].value));
+  }
+
+  void add_gradients_(const at::Tensor& x_RK) const {
+    if (!weight_) return;
+    const Parameter &down = weight_->adapter[0], &up = weight_->adapter[1];
+    if (!down.main_grad.defined()) return;
+    add_matrix_product_(down.main_grad, d_u_.t(), x_RK);
+    const auto u = adapter_inner(x_RK, *weight_, false);
+    for (size_t i = 0; i < d_y_slices_.size(); ++i)
+      add_matrix_product_(up.part_grad(up.parts[i]), d_y_slices_[i].t(), inner_columns(u, *weight_, i));
+  }
+
+ private:
+  const Parameter* weight_;
+  at::Tensor d_y_RO_, d_u_;
+  std::vector<at::Tensor> d_y_slices_;
+};
+
+// What AdapterBackward takes: autograd's functions keep numbers and tensors.
+int64_t adapted(const Parameter& weight) {
+  return weight.adapter.empty() ? 0 : reinterpret_cast<int64_t>(&weight);
+}
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter& weight,
                             const Parameter* bias, bool batch_invariant,
@@ -21,6 +92,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     context->saved_data["weight"] = weight.value;
     context->saved_data["main_grad"] = weight.main_grad;
     context->saved_data["bias_grad"] = bias ? bias->main_grad : at::Tensor();
+    context->saved_data["adapted"] = adapted(weight);
     context->saved_data["has_residual"] = residual.has_value();
     return linear_forward(x, weight, bias, batch_invariant, residual);
   }
@@ -28,13 +100,13 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto d_y = d_outputs[0].contiguous();
     auto& data = context->saved_data;
-    add_linear_gradients(data["main_grad"].toTensor(), data["bias_grad"].toTensor(), d_y,
-                         context->get_saved_variables()[0]);
-    return {matrix_product(d_y, data["weight"].toTensor()),
-            {},
-            {},
-            {},
-            data["has_residual"].toBool() ? d_y : at::Tensor()};
+    const auto x = context->get_saved_variables()[0];
+    add_linear_gradients(data["main_grad"].toTensor(), data["bias_grad"].toTensor(), d_y, x);
+    const auto d_x = matrix_product(d_y, data["weight"].toTensor());
+    const AdapterBackward adapter(data["adapted"], d_y);
+    adapter.add_to_input_(d_x);
+    adapter.add_gradients_(x);
+    return {d_x, {}, {}, {}, data["has_residual"].toBool() ? d_y : at::Tensor()};
   }
 };
 }  // namespace
@@ -50,16 +122,18 @@ void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weigh
 
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
-  if (weight.quantized())  // batch-invariant as it is
-    return quantized_product(x_RK, weight.value, weight.scale,
-                             bias ? std::optional(bias->value) : std::nullopt, residual_RO);
+  const auto bias_O = bias ? std::optional(bias->value) : std::nullopt;
   const auto product = batch_invariant ? batch_invariant_product : matrix_product;
-  return product(x_RK, weight.value.t(), bias ? std::optional(bias->value) : std::nullopt, residual_RO);
+  const auto y_RO = weight.quantized()  // batch-invariant as it is
+                        ? quantized_product(x_RK, weight.value, weight.scale, bias_O, residual_RO)
+                        : product(x_RK, weight.value.t(), bias_O, residual_RO);
+  if (!weight.adapter.empty()) add_adapter_(y_RO, x_RK, weight, batch_invariant);
+  return y_RO;
 }
 
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,
                           const at::Tensor& d_y_RO, const at::Tensor& x_RK) {
-  add_matrix_product_(weight_grad_OK, d_y_RO.t(), x_RK);
+  if (weight_grad_OK.defined()) add_matrix_product_(weight_grad_OK, d_y_RO.t(), x_RK);
   if (bias_grad_O.defined()) bias_grad_O.add_(at::sum(d_y_RO, {0}, false, bias_grad_O.scalar_type()));
 }
 
@@ -84,6 +158,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
     data["weight_offset"] = settings.weight_offset;
     data["weight"] = weight.value;
     data["weight_grad"] = weight.main_grad;
+    data["adapted"] = adapted(weight);
     data["bias_grad"] = bias ? bias->main_grad : at::Tensor();
     return {linear_forward(h, weight, bias, batch_invariant), x.detach()};
   }
@@ -96,6 +171,8 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
     const auto saved = context->get_saved_variables();
     auto& data = context->saved_data;
     const auto d_h = matrix_product(d_y, data["weight"].toTensor());
+    const AdapterBackward adapter(data["adapted"], d_y);
+    adapter.add_to_input_(d_h);
     const auto d_x = rms_norm_backward(
         {.d_y = d_h,
          .x = saved[0],
@@ -107,6 +184,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
          .weight_offset = data["weight_offset"].toDouble()});
     const auto& h = d_h;  // overwritten
     add_linear_gradients(data["weight_grad"].toTensor(), data["bias_grad"].toTensor(), d_y, h);
+    adapter.add_gradients_(h);
     return {d_x, {}, {}, {}, {}, {}};
   }
 };
@@ -142,6 +220,8 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     data["down"] = p.down.value;
     data["down_grad"] = p.down.main_grad;
     data["down_bias_grad"] = p.down_bias ? p.down_bias->main_grad : at::Tensor();
+    data["gate_up_adapted"] = adapted(p.gate_up);
+    data["down_adapted"] = adapted(p.down);
     data["residual"] = p.residual;
     return linear_forward(swiglu_forward(gate_up_TF2, p.activation), p.down, p.down_bias, batch_invariant,
                           p.residual ? std::optional(x_TD) : std::nullopt);
@@ -156,20 +236,27 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const auto residual_TD = data["residual"].toBool() ? std::optional(d_y_TD) : std::nullopt;
     {
       const auto d_a_TF = matrix_product(d_y_TD, data["down"].toTensor());
+      const AdapterBackward adapter(data["down_adapted"], d_y_TD);
+      adapter.add_to_input_(d_a_TF);
       swiglu_backward(d_a_TF, gate_up_TF2, /*y_TF=*/d_a_TF, /*d_gate_up_TF2=*/gate_up_TF2,
                       static_cast<GateActivation>(data["activation"].toInt()));
       gate_up_TF2.unsafeGetTensorImpl()->bump_version();  // what was saved is no more
       const auto& a_TF = d_a_TF;
       add_linear_gradients(gradient("down_grad"), gradient("down_bias_grad"), d_y_TD, a_TF);
+      adapter.add_gradients_(a_TF);
     }
     const auto& d_gate_up_TF2 = gate_up_TF2;
     const auto& gate_up = data["gate_up"].toTensor();
+    const AdapterBackward adapter(data["gate_up_adapted"], d_gate_up_TF2);
     if (!rstd.defined()) {
       const auto d_x_TD = matrix_product(d_gate_up_TF2, gate_up, std::nullopt, residual_TD);
+      adapter.add_to_input_(d_x_TD);
       add_linear_gradients(gradient("gate_up_grad"), gradient("gate_up_bias_grad"), d_gate_up_TF2, x_TD);
+      adapter.add_gradients_(x_TD);
       return {d_x_TD, {}, {}};
     }
     const auto d_h_TD = matrix_product(d_gate_up_TF2, gate_up);
+    adapter.add_to_input_(d_h_TD);
     const auto d_x_TD = rms_norm_backward({.d_y = d_h_TD,
                                            .x = x_TD,
                                            .weight_D = data["norm"].toTensor(),
@@ -180,6 +267,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
                                            .weight_offset = data["weight_offset"].toDouble()});
     const auto& h_TD = d_h_TD;
     add_linear_gradients(gradient("gate_up_grad"), gradient("gate_up_bias_grad"), d_gate_up_TF2, h_TD);
+    adapter.add_gradients_(h_TD);
     return {d_x_TD, {}, {}};
   }
 };

@@ -16,6 +16,13 @@ namespace bough {
 // passes would round at each of them).
 //
 // A quantized weight (Parameter::scale) has no backward: such a layer runs where no graph is recorded.
+//
+// A weight with an adapter (kernels/parameter.h) adds, to the columns of each of its slices,
+//   u = scale · x · Aᵀ,  y += u · Bᵀ
+// and in backward, with d_u = scale · d_y · B,
+//   d_x += d_u · A;  B.main_grad += d_yᵀ · u;  A.main_grad += d_uᵀ · x.
+// u is not kept but computed again. A weight or bias without main_grad is frozen: no product is taken for its
+// gradient. The Parameter must outlive the graph where it has an adapter.
 
 // x: [R, K]; weight.value: [O, K]; bias null or [O]; residual none or [R, O]. Returns [R, O], x's dtype.
 // Differentiable. batch_invariant: a row of y has the same bits whatever other rows x has
@@ -27,7 +34,7 @@ at::Tensor linear(const at::Tensor& x_RK, const Parameter& weight, const Paramet
 void check_linear(const char* op, const at::Tensor& x_RK, const Parameter& weight);
 
 // Parts of linear() for functions of several steps that keep less than autograd would: y alone, and
-// weight.main_grad += d_yᵀ · x, bias_grad (if defined) += sum_r d_y.
+// weight.main_grad += d_yᵀ · x, bias_grad += sum_r d_y, each if defined.
 at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const Parameter* bias,
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO = std::nullopt);
 void add_linear_gradients(const at::Tensor& weight_grad_OK, const at::Tensor& bias_grad_O,

@@ -23,6 +23,71 @@ TEST(Linear, AddsAResidualAndPassesItsGradientOn) {
   check_gradient([&](const at::Tensor& residual) { return linear(x, weight, &bias, false, residual); }, r);
 }
 
+// A frozen weight of `rows` rows with adapters of rank 2 on its first two rows and on all but three.
+Parameter adapted_weight(int64_t rows, int64_t columns, at::ScalarType type, uint64_t seed) {
+  Parameter weight = random_parameter({rows, columns}, type, seed);
+  weight.main_grad.reset();
+  Parameter a = random_parameter({4, columns}, type, seed + 10);
+  Parameter b = random_parameter({2 + rows - 3, 2}, type, seed + 11);
+  a.parts = {{"a0", 0, 2}, {"a1", 2, 4}};
+  b.parts = {{"b0", 0, 2}, {"b1", 2, 2 + rows - 3}};
+  weight.adapter = {a, b};
+  weight.adapter_slices = {{0, 2}, {3, rows}};
+  weight.adapter_scale = 0.75;
+  return weight;
+}
+
+// W with the adapter added, as a plain weight.
+Parameter merged_weight(const Parameter& weight) {
+  Parameter merged{weight.value.clone()};
+  const Parameter &a = weight.adapter[0], &b = weight.adapter[1];
+  for (size_t i = 0; i < weight.adapter_slices.size(); ++i) {
+    const auto& slice = weight.adapter_slices[i];
+    merged.value.narrow(0, slice.begin, slice.end - slice.begin)
+        .add_(at::mm(b.part_value(b.parts[i]), a.part_value(a.parts[i])) * weight.adapter_scale);
+  }
+  return merged;
+}
+
+TEST(Linear, AnAdapterIsATermOfTheProduct) {
+  Parameter weight = adapted_weight(5, 4, at::kDouble, 1), bias = random_parameter({5}, at::kDouble, 2);
+  bias.main_grad.reset();  // frozen, too
+  const auto x = random_tensor({3, 4}, at::kDouble, 3);
+  EXPECT_CLOSE(linear(x, weight, &bias), linear(x, merged_weight(weight), &bias), at::kDouble);
+  check_gradient([&](const at::Tensor& input) { return linear(input, weight, &bias); }, x);
+  const auto function = [&] { return linear(x.detach().requires_grad_(true), weight, &bias); };
+  for (Parameter& parameter : weight.adapter) check_parameter_gradient(function, parameter);
+  EXPECT_FALSE(weight.main_grad.defined());
+}
+
+TEST(NormLinear, AnAdapterIsATermOfTheProduct) {
+  Parameter norm = random_parameter({4}, at::kDouble, 5), weight = adapted_weight(5, 4, at::kDouble, 1);
+  norm.main_grad.reset();
+  const auto x = random_tensor({3, 4}, at::kDouble, 3);
+  const auto f = [&](const at::Tensor& input) { return norm_linear(input, norm, {1e-6}, weight).y_RO; };
+  EXPECT_CLOSE(f(x), norm_linear(x, norm, {1e-6}, merged_weight(weight)).y_RO, at::kDouble);
+  check_gradient(f, x);
+  for (Parameter& parameter : weight.adapter)
+    check_parameter_gradient([&] { return f(x.detach().requires_grad_(true)); }, parameter);
+}
+
+TEST(Mlp, AdaptersAreTermsOfTheProducts) {
+  Parameter norm = random_parameter({6}, at::kDouble, 5);
+  norm.main_grad.reset();
+  Parameter gate_up = adapted_weight(10, 6, at::kDouble, 1), down = adapted_weight(6, 5, at::kDouble, 2);
+  const Parameter merged_gate_up = merged_weight(gate_up), merged_down = merged_weight(down);
+  const auto x = random_tensor({3, 6}, at::kDouble, 3);
+  for (const Parameter* normed :
+       {static_cast<const Parameter*>(&norm), static_cast<const Parameter*>(nullptr)}) {
+    const auto f = [&](const at::Tensor& input) { return mlp(input, {normed, gate_up, down, {1e-6}}); };
+    EXPECT_CLOSE(f(x), mlp(x, {normed, merged_gate_up, merged_down, {1e-6}}), at::kDouble);
+    check_gradient(f, x);
+    for (Parameter* weight : {&gate_up, &down})
+      for (Parameter& parameter : weight->adapter)
+        check_parameter_gradient([&] { return f(x.detach().requires_grad_(true)); }, parameter);
+  }
+}
+
 // Sixty-four additions of 1/256 of the first one: a bf16 sum would stay where it was.
 TEST(Linear, Bf16GradientsAccumulateInFp32) {
   Parameter weight = random_parameter({1, 1}, at::kBFloat16, 1);

@@ -33,6 +33,13 @@ using BackwardOp = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Te
 OptionalTensor value_of(const Parameter* parameter) {
   return parameter ? OptionalTensor(parameter->value) : std::nullopt;
 }
+// The kernels sum a norm's gradient beside the input's; a frozen norm's goes nowhere.
+OptionalTensor gradient_of(const Parameter* parameter) {
+  if (!parameter) return std::nullopt;
+  if (parameter->main_grad.defined()) return parameter->main_grad;
+  const auto type = accumulator_type(parameter->value.scalar_type());
+  return at::zeros_like(parameter->value, parameter->value.options().dtype(type));
+}
 OptionalTensor optional(const c10::IValue& value) {
   return value.toOptional<at::Tensor>();
 }
@@ -47,8 +54,8 @@ struct QkNormRotaryFunction : torch::autograd::Function<QkNormRotaryFunction> {
     auto& data = context->saved_data;
     data["q_norm"] = value_of(q_norm);
     data["k_norm"] = value_of(k_norm);
-    data["d_q_norm"] = q_norm ? OptionalTensor(q_norm->main_grad) : std::nullopt;
-    data["d_k_norm"] = k_norm ? OptionalTensor(k_norm->main_grad) : std::nullopt;
+    data["d_q_norm"] = gradient_of(q_norm);
+    data["d_k_norm"] = gradient_of(k_norm);
     data["eps"] = norm.eps;
     data["weight_offset"] = norm.weight_offset;
     auto [q, k, v] = op.call(qkv, rotary.cos, rotary.sin, value_of(q_norm), value_of(k_norm),

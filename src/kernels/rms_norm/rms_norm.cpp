@@ -74,7 +74,13 @@ at::Tensor rms_norm_backward(const RmsNormGradient& in) {
   static const auto op =
       find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, Optional,
                          const at::Tensor&, Optional, double)>("bough::rms_norm_backward");
-  return op.call(in.d_y, in.x, in.weight_D, in.rstd, in.residual, in.d_weight_D, in.y, in.weight_offset);
+  // The kernels sum a weight's gradient beside the input's; a frozen weight's goes nowhere.
+  const auto d_weight_D =
+      in.d_weight_D.defined()
+          ? in.d_weight_D
+          : at::zeros_like(in.weight_D,
+                           in.weight_D.options().dtype(accumulator_type(in.weight_D.scalar_type())));
+  return op.call(in.d_y, in.x, in.weight_D, in.rstd, in.residual, d_weight_D, in.y, in.weight_offset);
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const Parameter& weight, const NormSettings& norm) {

@@ -27,7 +27,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x, const a
 struct RmsNormGradient {
   at::Tensor d_y, x, weight_D, rstd;
   std::optional<at::Tensor> residual;  // like x: added to d_x before it is rounded
-  at::Tensor d_weight_D;               // added to
+  at::Tensor d_weight_D;               // added to; undefined: a frozen weight
   std::optional<at::Tensor> y;         // like x: the forward's y, overwritten; its memory may be d_y's
   double weight_offset = 0;
 };

@@ -1,0 +1,71 @@
+// `bough merge`: a model and an adapter to one model, for engines that take no adapters.
+#include <filesystem>
+
+#include "base/error.h"
+#include "cli/command.h"
+#include "cli/torch_options.h"
+#include "models/checkpoint.h"
+#include "models/lora.h"
+
+namespace bough {
+
+namespace {
+
+struct Options {
+  std::string model, adapter, out;
+  std::string dtype;
+  bool json = false;
+};
+
+// What config.json says that the weights are stored in.
+std::string stored_dtype(const ModelConfig& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const Json value = config.source.is_object() ? config.source.value(key, Json()) : Json();
+    if (value == "float32") return "fp32";
+    if (value == "float64") return "fp64";
+  }
+  return "bf16";
+}
+
+// Sums are taken in fp32 and rounded once, whatever type the result is stored in.
+void run_merge(const Options& options) {
+  const std::string dtype =
+      options.dtype.empty() ? stored_dtype(load_model_config(options.model)) : options.dtype;
+  const at::ScalarType stored = parse_dtype(dtype);
+  std::error_code absent;  // then they are not the same
+  for (const std::string& source : {options.model, options.adapter})
+    if (std::filesystem::equivalent(options.out, source, absent))
+      throw UserError(
+          str("OUT: ", quoted(options.out),
+              " is the model or the adapter itself, which would be overwritten; name another folder"));
+  const auto model = load_model(options.model, stored == at::kDouble ? at::kDouble : at::kFloat);
+  load_adapter(options.adapter, *model);
+  merge_adapter(*model);
+  save_model(options.out, *model, {.dtype = stored, .copy_from = options.model});
+  if (options.json) print_json({{"model", options.out}, {"dtype", dtype}});
+  else print_table({{"model", options.out}, {"stored in", dtype}});
+}
+
+}  // namespace
+
+void add_merge_command(CommandLine& line) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command =
+      line.add("merge", "A model and a LoRA adapter, Bough's or PEFT's, to one model directory",
+               [options] { run_merge(*options); });
+  command.add_option("DIR", options->model, "Hugging Face directory of the base model")
+      ->required()
+      ->type_name("");
+  command
+      .add_option("ADAPTER", options->adapter, "The adapter: adapter_config.json, adapter_model.safetensors")
+      ->required()
+      ->type_name("");
+  command.add_option("OUT", options->out, "The folder to make")->required()->type_name("");
+  command.add_option(
+      "--dtype", options->dtype,
+      "fp32 | bf16 | fp64: what weights are stored in (default: as DIR's); they are added in fp32,\n"
+      "or in fp64");
+  add_json_flag(command, options->json);
+}
+
+}  // namespace bough

@@ -1,0 +1,338 @@
+#include "models/lora.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "models/checkpoint.h"
+#include "models/safetensors.h"
+
+namespace bough {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kConfigFile = "adapter_config.json";
+constexpr const char* kWeightsFile = "adapter_model.safetensors";
+constexpr std::string_view kWeight = ".weight";
+
+// model.layers.0.self_attn.q_proj.weight: the module is all before .weight, its last part q_proj.
+std::string module_of(const Parameter::Part& part) {
+  BOUGH_CHECK(part.name.ends_with(kWeight), part.name);
+  return part.name.substr(0, part.name.size() - kWeight.size());
+}
+std::string last_part(const std::string& module) {
+  return module.substr(module.rfind('.') + 1);
+}
+std::string file_name(const std::string& module, const char* which) {
+  return "base_model.model." + module + ".lora_" + which + ".weight";
+}
+
+// Gives the matrix adapters on the modules that `is_wanted`, uninitialised.
+void attach(Parameter& matrix, int64_t rank, double scale,
+            const std::function<bool(const std::string& module)>& is_wanted) {
+  matrix.adapter.clear();
+  matrix.adapter_slices.clear();
+  Parameter a, b;
+  int64_t rows = 0;
+  for (const Parameter::Part& part : matrix.parts) {
+    const std::string module = module_of(part);
+    if (!is_wanted(module)) continue;
+    const auto index = static_cast<int64_t>(matrix.adapter_slices.size());
+    matrix.adapter_slices.push_back({part.begin, part.end});
+    a.parts.push_back({file_name(module, "A"), index * rank, (index + 1) * rank});
+    b.parts.push_back({file_name(module, "B"), rows, rows + part.end - part.begin});
+    rows += part.end - part.begin;
+  }
+  if (matrix.adapter_slices.empty()) return;
+  const auto options = matrix.value.options();
+  a.value =
+      at::empty({static_cast<int64_t>(matrix.adapter_slices.size()) * rank, matrix.value.size(1)}, options);
+  b.value = at::empty({rows, rank}, options);
+  matrix.adapter = {std::move(a), std::move(b)};
+  matrix.adapter_scale = scale;
+}
+
+void attach_all(Model& model, int64_t rank, double scale,
+                const std::function<bool(const std::string& module)>& is_wanted) {
+  for (Parameter* parameter : model.parameters()) parameter->main_grad.reset();
+  for (Parameter* matrix : model.layer_matrices()) {
+    if (matrix->quantized())
+      throw UserError(
+          "lora: the model's matrices are quantized; expected fp32, bf16 or fp64 to train beside");
+    attach(*matrix, rank, scale, is_wanted);
+  }
+}
+
+std::set<std::string> modules_of(Model& model) {
+  std::set<std::string> modules;
+  for (Parameter* matrix : model.layer_matrices())
+    for (const Parameter::Part& part : matrix->parts) modules.insert(module_of(part));
+  return modules;
+}
+
+// A module is named by its last parts, as PEFT has it.
+bool is_named(const std::string& module, const std::string& target) {
+  return module == target || module.ends_with("." + target);
+}
+
+void initialise_adapter(Model& model, uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  for (Parameter* matrix : model.layer_matrices()) {
+    if (matrix->adapter.empty()) continue;
+    Parameter &a = matrix->adapter[0], &b = matrix->adapter[1];
+    const double bound = 1 / std::sqrt(static_cast<double>(a.value.size(1)));
+    const auto uniform = at::rand(a.value.sizes(), generator, at::TensorOptions().dtype(at::kFloat));
+    a.value.copy_(uniform.mul_(2 * bound).sub_(bound));
+    b.value.zero_();
+  }
+}
+
+// ---- files ----
+
+struct AdapterFile {
+  int64_t rank = 0;
+  double scale = 1;
+};
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& key, const Json& got,
+                         const char* expected) {
+  throw UserError(str(path.string(), ": ", quoted(key), ": got ", dump_line(got), "; expected ", expected));
+}
+
+AdapterFile read_config(const fs::path& path) {
+  const Json config = read_json(path);
+  if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA")
+    refuse(path, "peft_type", config.is_object() ? config.value("peft_type", Json()) : Json(),
+           "\"LORA\": an adapter that PEFT or Bough saved");
+  const auto number = [&](const char* key) {
+    const auto found = config.find(key);
+    if (found == config.end() || !found->is_number() || found->get<double>() <= 0)
+      refuse(path, key, config.value(key, Json()), "a number above 0");
+    return found->get<double>();
+  };
+  // What would be computed otherwise. Absent, null, false and empty mean that it is not used.
+  for (const char* key : {"use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out",
+                          "lora_bias", "target_parameters", "layer_replication", "trainable_token_indices",
+                          "use_qalora", "alora_invocation_tokens", "arrow_config"}) {
+    const Json value = config.value(key, Json());
+    const bool is_absent =
+        value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
+    if (!is_absent) refuse(path, key, value, "none of it: plain LoRA of one rank");
+  }
+  if (const Json bias = config.value("bias", Json("none")); bias != "none")
+    refuse(path, "bias", bias, "\"none\": no biases were trained");
+  AdapterFile file;
+  const double rank = number("r");
+  file.rank = static_cast<int64_t>(rank);
+  const Json rslora = config.value("use_rslora", Json());
+  file.scale = number("lora_alpha") / (rslora == true ? std::sqrt(rank) : rank);
+  return file;
+}
+
+void check_entry(const SafetensorsFile& file, const std::string& name, int64_t rows, int64_t columns) {
+  const auto found = file.entries().find(name);
+  const std::vector<int64_t> expected = {rows, columns};
+  if (found == file.entries().end())
+    throw UserError(bough::str(file.path().string(), ": got no tensor ", quoted(name), "; expected shape ",
+                               at::IntArrayRef(expected)));
+  if (found->second.shape != expected || !at::isFloatingType(found->second.dtype))
+    throw UserError(bough::str(file.path().string(), ": tensor ", quoted(name), ": got ",
+                               c10::toString(found->second.dtype), " ", at::IntArrayRef(found->second.shape),
+                               ", expected ", at::IntArrayRef(expected),
+                               " of a floating-point type: the adapter is of another model"));
+}
+
+}  // namespace
+
+void LoraSettings::check() const {
+  if (dropout != 0)
+    throw UserError(str("lora.dropout: got ", dropout,
+                        "; expected 0: a dropped part of the adapter makes the trainer's log-probabilities "
+                        "other ones than the engine's"));
+  if (rank > 0 && targets.empty())
+    throw UserError("lora.targets: got none; expected all-linear, or names of modules such as q_proj");
+}
+
+bool has_adapter(const Model& model) {
+  const auto shared = model.share();
+  const auto matrices = shared->layer_matrices();
+  return std::any_of(matrices.begin(), matrices.end(),
+                     [](const Parameter* m) { return !m->adapter.empty(); });
+}
+
+void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
+  settings.check();
+  if (!settings.path.empty()) {
+    load_adapter(settings.path, model);
+    return;
+  }
+  BOUGH_CHECK(settings.rank > 0, "a rank of 0");
+  const std::set<std::string> modules = modules_of(model);
+  std::set<std::string> short_names;
+  for (const std::string& module : modules) short_names.insert(last_part(module));
+  bool all = false;
+  for (const LoraTarget& target : settings.targets) {
+    if (target.name == "all-linear") {
+      all = true;
+      continue;
+    }
+    const bool is_there = std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
+      return is_named(module, target.name);
+    });
+    if (is_there) continue;
+    std::string names;
+    for (const std::string& name : short_names) names += (names.empty() ? "" : ", ") + name;
+    throw UserError(str("lora.targets: got ", quoted(target.name),
+                        ", which the model does not have; expected "
+                        "all-linear, or some of ",
+                        names));
+  }
+  attach_all(model, settings.rank, settings.alpha / static_cast<double>(settings.rank),
+             [&](const std::string& module) {
+               return all || std::any_of(settings.targets.begin(), settings.targets.end(),
+                                         [&](const LoraTarget& t) { return is_named(module, t.name); });
+             });
+  initialise_adapter(model, seed);
+}
+
+std::unique_ptr<Model> without_adapter(const Model& model) {
+  auto shared = model.share();
+  for (Parameter* matrix : shared->layer_matrices()) {
+    matrix->adapter.clear();
+    matrix->adapter_slices.clear();
+  }
+  return shared;
+}
+
+void merge_adapter(Model& model) {
+  const at::NoGradGuard no_grad;
+  for (Parameter* matrix : model.layer_matrices()) {
+    if (matrix->adapter.empty()) continue;
+    BOUGH_CHECK(!matrix->quantized(), "a quantized matrix is not merged into");
+    const auto type = accumulator_type(matrix->value.scalar_type());
+    const Parameter &a = matrix->adapter[0], &b = matrix->adapter[1];
+    for (size_t i = 0; i < matrix->adapter_slices.size(); ++i) {
+      const auto& slice = matrix->adapter_slices[i];
+      auto rows = matrix->value.narrow(0, slice.begin, slice.end - slice.begin);
+      const auto product = at::mm(b.part_value(b.parts[i]).to(type), a.part_value(a.parts[i]).to(type));
+      rows.copy_(rows.to(type) + product * matrix->adapter_scale);
+    }
+    matrix->adapter.clear();
+    matrix->adapter_slices.clear();
+  }
+}
+
+std::vector<std::pair<std::string, at::Tensor>> adapter_tensors(Model& model) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (Parameter* matrix : model.layer_matrices())
+    for (const Parameter& parameter : matrix->adapter)
+      for (const Parameter::Part& part : parameter.parts)
+        tensors.emplace_back(part.name, parameter.part_value(part));
+  return tensors;
+}
+
+void save_adapter(const fs::path& directory, Model& model, const std::string& base) {
+  std::set<std::string> modules, targets;
+  int64_t rank = 0;
+  double scale = 1;
+  for (Parameter* matrix : model.layer_matrices()) {
+    if (matrix->adapter.empty()) continue;
+    rank = matrix->adapter[1].value.size(1);
+    scale = matrix->adapter_scale;
+    for (const Parameter::Part& part : matrix->adapter[0].parts) {
+      const size_t begin = std::string_view("base_model.model.").size();
+      modules.insert(part.name.substr(begin, part.name.rfind(".lora_A") - begin));
+    }
+  }
+  BOUGH_CHECK(rank > 0, "a model without an adapter");
+  for (const std::string& module : modules) targets.insert(last_part(module));
+  // Where only some layers' have one, every module is named in full.
+  for (const std::string& module : modules_of(model))
+    if (targets.contains(last_part(module)) && !modules.contains(module)) {
+      targets = modules;
+      break;
+    }
+  const double alpha = scale * static_cast<double>(rank);
+  const auto whole = static_cast<int64_t>(std::llround(alpha));
+  const Json config = {
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", base},
+      {"r", rank},
+      {"lora_alpha", static_cast<double>(whole) == alpha ? Json(whole) : Json(alpha)},
+      {"lora_dropout", 0.0},
+      {"bias", "none"},
+      {"fan_in_fan_out", false},
+      {"inference_mode", true},
+      {"init_lora_weights", true},
+      {"modules_to_save", nullptr},
+      {"target_modules", std::vector<std::string>(targets.begin(), targets.end())},
+      {"use_dora", false},
+      {"use_rslora", false},
+  };
+  make_directories(directory);
+  AtomicFile weights(directory / kWeightsFile), text(directory / kConfigFile);
+  write_safetensors(weights, adapter_tensors(model));
+  text.write(dump_pretty(config));
+  weights.commit();
+  text.commit();
+}
+
+void load_adapter(const fs::path& directory, Model& model) {
+  const at::NoGradGuard no_grad;
+  const AdapterFile config = read_config(directory / kConfigFile);
+  const SafetensorsFile file(directory / kWeightsFile);
+  // The tensors say which modules have an adapter: target_modules may be a pattern.
+  std::map<std::string, const Parameter::Part*> parts;
+  std::map<std::string, int64_t> columns;
+  for (Parameter* matrix : model.layer_matrices())
+    for (const Parameter::Part& part : matrix->parts) {
+      parts[module_of(part)] = &part;
+      columns[module_of(part)] = matrix->value.size(1);
+    }
+  std::set<std::string> wanted;
+  std::set<std::string> names;
+  for (const auto& [module, part] : parts) {
+    const std::string a = file_name(module, "A"), b = file_name(module, "B");
+    if (!file.entries().contains(a) && !file.entries().contains(b)) continue;
+    check_entry(file, a, config.rank, columns.at(module));
+    check_entry(file, b, part->end - part->begin, config.rank);
+    wanted.insert(module);
+    names.insert({a, b});
+  }
+  for (const auto& [name, entry] : file.entries())
+    if (!names.contains(name))
+      throw UserError(str(file.path().string(), ": got tensor ", quoted(name),
+                          "; expected adapters of the layers' linear modules of this model alone"));
+  if (wanted.empty())
+    throw UserError(str(file.path().string(), ": got no tensors; expected adapters of this model's modules"));
+  if (!has_adapter(model)) {
+    attach_all(model, config.rank, config.scale, [&](const std::string& m) { return wanted.contains(m); });
+  } else {
+    const auto present = adapter_tensors(model);
+    bool is_same = present.size() == names.size();
+    for (const auto& [name, tensor] : present)
+      is_same =
+          is_same && names.contains(name) && at::IntArrayRef(file.entries().at(name).shape) == tensor.sizes();
+    for (Parameter* matrix : model.layer_matrices())
+      is_same = is_same && (matrix->adapter.empty() || matrix->adapter_scale == config.scale);
+    if (!is_same)
+      throw UserError(str(directory.string(),
+                          ": got an adapter of other modules, rank or alpha than the model has; expected the "
+                          "run's own: resume with the settings that it was started with"));
+  }
+  for (const auto& [name, tensor] : adapter_tensors(model)) tensor.copy_(file.tensor(name));
+}
+
+}  // namespace bough

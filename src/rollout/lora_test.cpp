@@ -1,0 +1,106 @@
+// Adapters in generation: the engine draws by the trainer's present adapter, whichever way weights reach it.
+#include "models/lora.h"
+#include "models/quantized_model.h"
+#include "rollout/copied_weights.h"
+#include "rollout/rollout_test_util.h"
+
+namespace bough {
+namespace {
+
+LoraSettings lora_settings() {
+  LoraSettings settings;
+  settings.rank = 4;
+  return settings;
+}
+
+// As a step of training changes them; B is 0 before the first.
+void change_adapter(Model& model, uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  for (Parameter* parameter : model.trained_parameters()) {
+    const auto noise = at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble));
+    parameter->value.add_(noise.mul_(0.2));
+  }
+}
+
+double limit_of(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-9 : dtype == at::kFloat ? 1e-4 : 0.3;
+}
+
+// The log-probabilities of what the engine returns are `now`'s, and not `before`'s.
+void expect_engine_follows(EmbeddedEngine& engine, const Model& now, const Model& before) {
+  double worst = 0, from_before = 0;
+  for (const GenerationResult& result : engine.generate(mixed_requests())) {
+    worst = std::max(worst, largest_log_prob_error(now, result, 1.0));
+    from_before = std::max(from_before, largest_log_prob_error(before, result, 1.0));
+  }
+  EXPECT_LT(worst, limit_of(now.dtype()));
+  EXPECT_GT(from_before, 0.1);
+}
+
+TEST(LoraGeneration, AnAdapterWithBOfZeroGivesTheBasesBits) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto base = small_model(dtype, 3);
+    const auto model = base->share();
+    const auto tokens = random_tokens(5, 40, 97);
+    add_adapter(*model, lora_settings(), 1);
+    EXPECT_TRUE(at::equal(full_logits(*model, tokens), full_logits(*base, tokens))) << dtype;
+    change_adapter(*model, 2);
+    EXPECT_FALSE(at::equal(full_logits(*model, tokens), full_logits(*base, tokens))) << dtype;
+    EXPECT_TRUE(at::equal(full_logits(*without_adapter(*model), tokens), full_logits(*base, tokens)))
+        << dtype;
+  }
+}
+
+TEST(LoraGeneration, ASharedModelsAdapterIsTheEngines) {
+  const auto model = small_model(at::kFloat, 3);
+  add_adapter(*model, lora_settings(), 1);
+  const auto base = without_adapter(*model);
+  EmbeddedEngine engine(*model, engine_options(7, 24));
+  SharedWeights weights(model.get());
+  change_adapter(*model, 2);
+  weights.publish(1);
+  engine.update_weights(*weights.take());
+  expect_engine_follows(engine, *model, *base);
+}
+
+TEST(LoraGeneration, PublishedAdaptersReachAnEngineOfItsOwn) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const bool is_quantized : {false, true}) {
+      const auto model = small_model(dtype, 3);
+      add_adapter(*model, lora_settings(), 1);
+      const auto generating = copy_of(*model);
+      auto options = engine_options(7, 24);
+      if (is_quantized) options.settings.quantization = "int8";
+      EmbeddedEngine engine(*generating, std::move(options));
+      CopiedWeights weights(*model, *generating, /*in_place=*/is_quantized);
+      for (int32_t version = 1; version <= 2; ++version) {
+        const auto before = copy_of(*model);
+        change_adapter(*model, static_cast<uint64_t>(version));
+        weights.publish(version);
+        engine.update_weights(*weights.take());
+        if (is_quantized) {
+          const QuantizedModel now(*model), then(*before);
+          expect_engine_follows(engine, now.model(), then.model());
+        } else {
+          expect_engine_follows(engine, *model, *before);
+        }
+      }
+      // The base is the same memory: only adapters are copied.
+      EXPECT_EQ(model->embedding().value.data_ptr(), generating->embedding().value.data_ptr());
+    }
+}
+
+TEST(LoraGeneration, TwoAdaptersOverOneBase) {
+  const auto base = small_model(at::kDouble, 3);
+  const auto one = base->share(), two = base->share();
+  add_adapter(*one, lora_settings(), 1);
+  add_adapter(*two, lora_settings(), 2);
+  change_adapter(*one, 3);
+  change_adapter(*two, 4);
+  EmbeddedEngine engine(*two, engine_options(7, 24));
+  expect_engine_follows(engine, *two, *one);
+  EXPECT_EQ(one->embedding().value.data_ptr(), two->embedding().value.data_ptr());
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,225 @@
+"""Adapters against torch: gradients of `bough step` against autograd through transformers with the term added
+to its linear layers (and against PEFT itself where it is installed), files in PEFT's format, merging."""
+
+import json
+
+import pytest
+import torch
+from rollout_files import compute_in_double, flat_gradients, gradient_error, random_rollouts, write_rollouts
+from safetensors.torch import load_file, save_file
+from tiny_models import ARCHITECTURES
+from transformers import AutoModelForCausalLM
+
+RANK, ALPHA = 3, 7
+PREFIX = "base_model.model."
+
+
+class Adapted(torch.nn.Module):
+    """y = W x + b + alpha / r B A x, with W and b frozen."""
+
+    def __init__(self, linear, a, b):
+        super().__init__()
+        self.linear, self.a, self.b = linear, torch.nn.Parameter(a), torch.nn.Parameter(b)
+
+    def forward(self, x):
+        return self.linear(x) + (x @ self.a.T @ self.b.T) * (ALPHA / RANK)
+
+
+def layer_linears(model, targets):
+    found = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or name == "lm_head":
+            continue
+        if targets == "all-linear" or name.rsplit(".")[-1] in targets:
+            found[name] = module
+    return found
+
+
+def write_adapter(directory, model, targets, seed=0, **changes):
+    """A random adapter of the model, in PEFT's format."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, module in layer_linears(model, targets).items():
+        for which, shape in (("A", (RANK, module.in_features)), ("B", (module.out_features, RANK))):
+            tensors[f"{PREFIX}{name}.lora_{which}.weight"] = 0.2 * torch.randn(shape, generator=generator)
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "base", "r": RANK,
+        "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none", "target_modules": targets, **changes,
+    }  # fmt: skip
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def adapt(model, tensors, dtype):
+    """Puts the adapter beside the model's linear layers; everything else is frozen."""
+    model.requires_grad_(False)
+    for name in {name.removeprefix(PREFIX).rsplit(".lora_")[0] for name in tensors}:
+        parent, last = name.rsplit(".", 1)
+        a, b = (tensors[f"{PREFIX}{name}.lora_{which}.weight"].to(dtype) for which in "AB")
+        setattr(model.get_submodule(parent), last, Adapted(model.get_submodule(name), a, b))
+    return model
+
+
+def file_name(parameter):
+    """Of a parameter of an adapted model."""
+    module, _, which = parameter.rpartition(".")
+    return f"{PREFIX}{module}.lora_{which.upper()}.weight"
+
+
+def step(bough, model, rollouts, adapter, *arguments, grads):
+    fixed = ("--model", model, "--rollouts", rollouts, "--json", "--threads", 1, "--grads", grads)
+    report = bough("step", *fixed, *arguments, f"lora.path={adapter}", ok=True).json
+    return report, load_file(grads)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "targets"),
+    [
+        ("qwen3", "all-linear"),
+        ("qwen2_tied", ["q_proj", "v_proj"]),
+        ("gemma3", "all-linear"),
+        ("phi3", "all-linear"),
+        ("olmo2", ["k_proj", "o_proj", "up_proj"]),
+        ("llama_biases", ["gate_proj", "down_proj"]),
+    ],
+)
+def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targets):
+    directory = tiny_models(architecture)
+    seed = list(ARCHITECTURES).index(architecture)
+    with monkeypatch.context() as patch:
+        compute_in_double(patch)
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float64, attn_implementation="sdpa"
+        )
+        tensors = write_adapter(tmp_path / "adapter", model, targets)
+        adapt(model, tensors, torch.float64)
+        rollouts = random_rollouts(seed, model.config.vocab_size)
+        path = write_rollouts(tmp_path / "rollouts.jsonl", rollouts)
+        expected_loss, expected, norms = flat_gradients(model, rollouts, "pg")
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for dtype, tolerance in (("fp64", 1e-9), ("fp32", 1e-5)):
+        results = {}
+        for mode in ("dense", "path"):
+            report, got = step(
+                bough, directory, path, tmp_path / "adapter", "--dtype", dtype, "--mode", mode,
+                grads=tmp_path / "grads.safetensors",
+            )  # fmt: skip
+            assert report["loss"] == pytest.approx(expected_loss, rel=tolerance * 10, abs=1e-6)
+            # The base has no gradient at all.
+            assert got.keys() == {file_name(name) for name in names}
+            for name in names:
+                error = gradient_error(got[file_name(name)].double(), expected[name], norms[name])
+                assert error <= tolerance, (mode, dtype, name, error)
+            results[mode] = got
+        if dtype == "fp64":
+            for name in names:
+                error = gradient_error(
+                    results["path"][file_name(name)], results["dense"][file_name(name)], norms[name]
+                )
+                assert error <= 1e-10, (name, error)
+
+
+def test_against_peft(bough, tiny_models, tmp_path):
+    peft = pytest.importorskip("peft")
+    directory = tiny_models("qwen3")
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(base, config)
+    model.save_pretrained(tmp_path / "adapter")
+    rollouts = random_rollouts(3, base.config.vocab_size)
+    path = write_rollouts(tmp_path / "rollouts.jsonl", rollouts)
+    expected_loss, expected, norms = flat_gradients(model, rollouts, "pg")
+    report, got = step(bough, directory, path, tmp_path / "adapter", grads=tmp_path / "grads.safetensors")
+    assert report["loss"] == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+    for name, gradient in got.items():
+        theirs = name.replace(".weight", ".default.weight")
+        assert gradient_error(gradient, expected[theirs], norms[theirs]) <= 1e-5, name
+
+
+def trained_adapter(bough, data_count=6):
+    """An adapter of `bough sft` over a small model of its own."""
+    bough("data", "sums", "--out", "train.jsonl", "-n", data_count, "--max-operand", 9, ok=True)
+    bough("init", "base", "--hidden-size", 32, "--layers", 2, "--heads", 2, "--kv-heads", 1, ok=True)
+    bough(
+        "sft", "--model", "base", "--data", "train.jsonl", "--out", "adapter", "--max-steps", 4, "--lr", 0.02,
+        "lora.rank=3", "lora.alpha=7", "lora.targets=[q_proj,down_proj,up_proj]", ok=True,
+    )  # fmt: skip
+    return bough.cwd / "base", bough.cwd / "adapter"
+
+
+def test_a_trained_adapter_merged_is_the_model_with_it(bough):
+    base, adapter = trained_adapter(bough)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (3, 7)
+    assert config["target_modules"] == ["down_proj", "q_proj", "up_proj"]
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if ".lora_B." in name)
+    bough("merge", base, adapter, "merged", "--dtype", "fp32", ok=True)
+    merged = AutoModelForCausalLM.from_pretrained(bough.cwd / "merged", dtype=torch.float32)
+    expected = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    ids = torch.arange(3, 40).unsqueeze(0)
+    plain = expected(ids).logits
+    adapt(expected, tensors, torch.float32)
+    torch.testing.assert_close(merged(ids).logits, expected(ids).logits, rtol=1e-5, atol=1e-5)
+    assert (merged(ids).logits - plain).abs().max() > 1e-2
+
+
+def test_peft_reads_what_was_trained(bough):
+    peft = pytest.importorskip("peft")
+    base, adapter = trained_adapter(bough)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    expected = adapt(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), tensors, torch.float32)
+    model = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter
+    )
+    ids = torch.arange(3, 40).unsqueeze(0)
+    torch.testing.assert_close(model(ids).logits, expected(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_without_an_adapter_sft_trains_the_weights(bough):
+    base, adapter = trained_adapter(bough)
+    assert not (adapter / "model.safetensors").exists()
+    assert (base / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"bias": "all"}, "bias"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"r": 4}, "lora_A"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ],
+)
+def test_other_adapters_are_refused(bough, tiny_models, tmp_path, change, message):
+    directory = tiny_models("qwen3")
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    write_adapter(tmp_path / "adapter", model, ["q_proj"], **change)
+    result = bough("merge", directory, tmp_path / "adapter", tmp_path / "merged")
+    assert result.returncode == 2 and message in result.stderr, result
+    assert not (tmp_path / "merged").exists()
+
+
+def test_an_adapter_of_another_model_is_refused(bough, tiny_models, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_models("qwen3"))
+    write_adapter(tmp_path / "adapter", model, ["q_proj", "down_proj"])
+    result = bough("merge", tiny_models("phi3"), tmp_path / "adapter", tmp_path / "merged")
+    assert result.returncode == 2 and "q_proj" in result.stderr, result
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["lora.rank=4", "lora.targets=[q_proj,query]"], "query"),
+        (["lora.rank=4", "lora.dropout=0.1"], "lora.dropout"),
+        (["lora.rank=4", "lora.targets=[]"], "lora.targets"),
+    ],
+)
+def test_settings_are_refused(bough, tiny_models, tmp_path, settings, message):
+    path = write_rollouts(tmp_path / "rollouts.jsonl", random_rollouts(1, 311))
+    result = bough("step", "--model", tiny_models("qwen3"), "--rollouts", path, *settings)
+    assert result.returncode == 2 and message in result.stderr, result
