@@ -19,6 +19,7 @@ struct EvalOptions {
   DatasetSettings dataset;
   std::string reward;
   RewardSettings reward_service;
+  std::vector<std::string> environment;
   SamplingParameters generation;  // greedy: the temperature is 0
   EngineOptions engine;
   int64_t seed = 1;
@@ -53,16 +54,27 @@ void run_eval(const EvalOptions& options) {
   const Dataset dataset = read_dataset(options.dataset);
   const PromptEncoder encoder = PromptEncoder::from_directory(options.model);
   const auto reward = make_reward(options.reward, options.reward_service);
-  reward->check(dataset);
+  const std::optional<EnvironmentSettings> settings_of_environment =
+      environment_settings(options.environment);
+  std::unique_ptr<Environment> environment;
+  if (settings_of_environment) environment = make_environment(*settings_of_environment);
+  const bool is_scored = !environment || !options.reward.empty() || settings_of_environment->type == "mcp";
+  if (is_scored) reward->check(dataset);
   const LoadedEngine loaded =
       load_engine(options.model, encoder.tokenizer(), settings, setup.dtype, setup.device);
 
+  std::optional<ConversationFormat> conversations;
+  if (environment)
+    conversations.emplace(encoder, *settings_of_environment, loaded.model->config().max_length(), is_scored);
   const StopFlag stop;
   Progress progress("eval", static_cast<int64_t>(dataset.size()), "problems");
   EvaluationOptions evaluation;
   evaluation.sampling = options.generation;
   evaluation.seed = static_cast<uint64_t>(options.seed);
   evaluation.samples_in_flight = 2 * settings.max_concurrent_rollouts;
+  evaluation.environment = environment.get();
+  evaluation.conversations = conversations ? &*conversations : nullptr;
+  evaluation.in_rounds = !settings.batch_invariant;
   evaluation.collect.stop = [&stop] { return stop.requested(); };
   evaluation.collect.on_progress = [&](int64_t, int64_t) { progress.advance(); };
   const auto result = evaluate(*loaded.engine, dataset, encoder, *reward, evaluation);
@@ -93,6 +105,7 @@ void add_eval_command(CommandLine& line) {
   command.add_option(
       "--reward", options->reward,
       "What `bough train` has as reward: FILE.py:FUNCTION, http://..., '[{...}]' (default: number)");
+  add_environment_options(command, options->environment);
   command.add_option("--k", options->generation.n_samples, "Samples of each problem");
   add_sampling_options(command, options->generation);
   command.add_option("--seed", options->seed, "Draws are a function of it");

@@ -1,4 +1,4 @@
-// `bough rollout`: prompts to a rollout file.
+// `bough rollout`: prompts, or conversations with an environment, to a rollout file.
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -14,6 +14,8 @@
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/generator.h"
+#include "control/prompt_encoder.h"
+#include "data/dataset.h"
 #include "data/prompts.h"
 #include "data/rollout_file.h"
 #include "models/tokenizer.h"
@@ -27,6 +29,8 @@ struct RolloutOptions {
   std::string model, prompts, out;
   SamplingParameters generation;
   EngineOptions engine;
+  std::vector<std::string> environment;
+  bool trace = false;
   int64_t seed = 1;
   TorchOptions torch;
   bool json = false;
@@ -36,6 +40,8 @@ void check_options(const RolloutOptions& options) {
   check_generation(options.generation);
   check_at_least("--seed", options.seed, 0);
   check_output_file("--out", options.out);
+  if (options.trace && options.environment.empty())
+    throw UserError("--trace shows conversations: give --environment, too");
 }
 
 // The tokenizer where the directory has one: prompts as input_ids need none.
@@ -45,20 +51,17 @@ std::optional<Tokenizer> load_tokenizer(const std::string& directory) {
   return Tokenizer::load(directory);
 }
 
-// Generates all groups, in the order of the prompts. Steps stop between passes on Ctrl-C: nothing is written
+// Generates all groups, in the order of their tasks. Steps stop between passes on Ctrl-C: nothing is written
 // then.
-std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options,
-                                 std::vector<Prompt>& prompts) {
+std::vector<FinishedGroup> generate(const GeneratorParts& parts, const RolloutOptions& options,
+                                    Generator::TaskSource next_task, size_t num_tasks) {
   const StopFlag stop;
-  const auto count = static_cast<int64_t>(prompts.size());
-  const auto next_task = [&prompts, next = size_t{0}]() mutable -> std::optional<GroupTask> {
-    if (next == prompts.size()) return std::nullopt;
-    const Prompt& prompt = prompts[next];
-    return GroupTask{.id = next++, .name = prompt.group, .prompt_ids = prompt.input_ids};
-  };
-  Generator generator(
-      {.engine = engine}, next_task,
-      {.sampling = options.generation, .seed = static_cast<uint64_t>(options.seed), .all_logprobs = true});
+  const auto count = static_cast<int64_t>(num_tasks);
+  Engine& engine = parts.engine;
+  GeneratorOptions generation{
+      .sampling = options.generation, .seed = static_cast<uint64_t>(options.seed), .all_logprobs = true};
+  if (parts.environment) generation.samples_in_flight = 2 * options.engine.settings.max_concurrent_rollouts;
+  Generator generator(parts, std::move(next_task), generation);
   log_info(str("rollout: ", format_thousands(options.generation.n_samples), " samples of ",
                format_thousands(count), " prompts"));
   Progress progress("rollout", count, "prompts");
@@ -69,14 +72,37 @@ std::vector<Trajectory> generate(Engine& engine, const RolloutOptions& options,
        .on_step =
            [&] { progress.advance(0, str(format_thousands(engine.statistics().new_tokens), " tokens")); }});
   if (!groups) throw Interrupted(str("interrupted; ", quoted(options.out), " was not written"));
+  return std::move(*groups);
+}
+
+std::vector<Trajectory> answer_prompts(Engine& engine, const RolloutOptions& options,
+                                       const std::vector<Prompt>& prompts) {
+  const auto next_task = [&prompts, next = size_t{0}]() mutable -> std::optional<GroupTask> {
+    if (next == prompts.size()) return std::nullopt;
+    const Prompt& prompt = prompts[next];
+    return GroupTask{.id = next++, .name = prompt.group, .prompt_ids = prompt.input_ids};
+  };
   std::vector<Trajectory> rollouts;
-  for (FinishedGroup& group : *groups) {
+  for (FinishedGroup& group : generate({.engine = engine}, options, next_task, prompts.size()))
     for (Trajectory& rollout : group.samples) {
       rollout.fields =
           prompts[group.id].extra;  // the prompt's other fields (an answer, say) go with its rollouts
       rollouts.push_back(std::move(rollout));
     }
-  }
+  return rollouts;
+}
+
+std::vector<Trajectory> hold_conversations(Engine& engine, const RolloutOptions& options,
+                                           const EnvironmentSettings& settings, int64_t max_length) {
+  const Dataset problems = read_dataset({.path = options.prompts, .answer_required = false});
+  const PromptEncoder encoder = PromptEncoder::from_directory(options.model);
+  const ConversationFormat format(encoder, settings, max_length);
+  const std::unique_ptr<Environment> environment = make_environment(settings);
+  environment->check(problems);
+  const GeneratorParts parts{engine, &encoder, environment.get(), &format};
+  std::vector<Trajectory> rollouts;
+  for (FinishedGroup& group : generate(parts, options, tasks_of(problems), problems.size()))
+    for (Trajectory& rollout : group.samples) rollouts.push_back(std::move(rollout));
   return rollouts;
 }
 
@@ -86,38 +112,56 @@ void run_rollout(const RolloutOptions& options) {
   const TorchSetup setup = set_up_torch(options.torch);
   const ModelConfig config = load_model_config(options.model);
   const std::optional<Tokenizer> tokenizer = load_tokenizer(options.model);
-  PromptReadOptions read{.vocab_size = config.vocab_size};
-  if (tokenizer) read.encode = [&](const std::string& text) { return tokenizer->encode(text, true); };
-  std::vector<Prompt> prompts = read_prompts(options.prompts, read);
+  const std::optional<EnvironmentSettings> environment = environment_settings(options.environment);
+  std::vector<Prompt> prompts;
+  if (!environment) {
+    PromptReadOptions read{.vocab_size = config.vocab_size};
+    if (tokenizer) read.encode = [&](const std::string& text) { return tokenizer->encode(text, true); };
+    prompts = read_prompts(options.prompts, read);
+  }
   const auto [model, matrices, engine] =
       load_engine(options.model, tokenizer, settings, setup.dtype, setup.device);
 
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<Trajectory> rollouts = generate(*engine, options, prompts);
+  const std::vector<Trajectory> rollouts =
+      environment ? hold_conversations(*engine, options, *environment, config.max_length())
+                  : answer_prompts(*engine, options, prompts);
   const double seconds = seconds_since(start);
   write_rollouts(options.out, rollouts);
+  std::vector<const Trajectory*> rows;
+  for (const Trajectory& rollout : rollouts) {
+    rows.push_back(&rollout);
+    if (!options.trace) continue;
+    if (const std::string text = describe_conversation(rollout); !text.empty()) print_text(text + "\n");
+  }
   const EngineStatistics statistics = engine->statistics();
   const double rate = static_cast<double>(statistics.new_tokens) / std::max(seconds, 1e-9);
   if (options.json) {
-    print_json({{"sequences", rollouts.size()},
-                {"new_tokens", statistics.new_tokens},
-                {"seconds", seconds},
-                {"new_tokens_per_second", rate},
-                {"prefill_tokens", statistics.prefill_tokens},
-                {"cached_tokens", statistics.cached_tokens},
-                {"quantization", settings.quantization},
-                {"matrix_bytes", matrices.held},
-                {"unquantized_matrix_bytes", matrices.unquantized}});
+    Json result = {{"sequences", rollouts.size()},
+                   {"new_tokens", statistics.new_tokens},
+                   {"seconds", seconds},
+                   {"new_tokens_per_second", rate},
+                   {"prefill_tokens", statistics.prefill_tokens},
+                   {"cached_tokens", statistics.cached_tokens},
+                   {"quantization", settings.quantization},
+                   {"matrix_bytes", matrices.held},
+                   {"unquantized_matrix_bytes", matrices.unquantized}};
+    if (environment) result["conversations"] = conversation_metrics(rows);
+    print_json(result);
   } else {
     std::vector<std::pair<std::string, std::string>> table = {
         {"sequences",
-         str(format_thousands(static_cast<int64_t>(rollouts.size())), " of ",
-             format_thousands(static_cast<int64_t>(prompts.size())), " prompts in ", options.out)},
+         str(format_thousands(static_cast<int64_t>(rollouts.size())),
+             environment ? ""
+                         : str(" of ", format_thousands(static_cast<int64_t>(prompts.size())), " prompts"),
+             " in ", options.out)},
         {"new tokens", str(format_thousands(statistics.new_tokens), " in ", format_duration(seconds), ", ",
                            format_count(rate), " a second")},
         {"prompt tokens", str(format_thousands(statistics.prefill_tokens), " computed, ",
                               format_thousands(statistics.cached_tokens), " found computed")}};
     if (settings.quantization != "none") table.emplace_back("weights", describe(matrices));
+    for (const auto& [name, value] : conversation_metrics(rows))
+      table.emplace_back(name.substr(name.find('/') + 1), format_significant(value, 4));
     print_table(table);
   }
 }
@@ -130,7 +174,9 @@ void add_rollout_command(CommandLine& line) {
   CLI::App& command = line.add("rollout", "Samples of each prompt of a file, as a rollout file",
                                [options] { run_rollout(*options); });
   command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
-  command.add_option("--prompts", options->prompts, "JSON Lines with `prompt` text or `input_ids`")
+  command
+      .add_option("--prompts", options->prompts,
+                  "JSON Lines with `prompt` text or `input_ids`; problems, with --environment")
       ->required()
       ->type_name("FILE");
   command.add_option("--out", options->out, "Rollout file to write, .jsonl or .jsonl.zst")
@@ -152,6 +198,8 @@ void add_rollout_command(CommandLine& line) {
   command.add_option("--frequency-penalty", generation.frequency_penalty,
                      "Subtracted as often as the token stands in the response; 0: off");
   command.add_flag("--ignore-eos", generation.ignore_eos, "The model's own stop tokens do not stop");
+  add_environment_options(command, options->environment);
+  command.add_flag("--trace", options->trace, "Print the conversations as people read them");
   command.add_option("--seed", options->seed, "Draws are a function of it");
   add_engine_options(command, options->engine);
   add_torch_options(command, options->torch);

@@ -63,6 +63,24 @@ struct EngineOverrides {
 };
 }  // namespace
 
+void add_environment_options(CLI::App& command, std::vector<std::string>& options) {
+  command
+      .add_option("--environment", options,
+                  "Samples are conversations with it: calculator, guess, python, command or mcp, and then "
+                  "key=value as under `environment` of a run (path=my_env.py:MyEnv max_turns=8)")
+      ->type_name("TYPE KEY=VALUE ...");
+}
+
+std::optional<EnvironmentSettings> environment_settings(const std::vector<std::string>& options) {
+  if (options.empty()) return std::nullopt;
+  std::vector<std::string> overrides = {"type=" + options[0]};
+  overrides.insert(overrides.end(), options.begin() + 1, options.end());
+  auto settings = parse_settings<EnvironmentSettings>("", "--environment", overrides);
+  if (settings.type.empty())
+    throw UserError("--environment: the type is empty, expected calculator, guess, python, command or mcp");
+  return settings;
+}
+
 RolloutSettings engine_settings(const EngineOptions& options) {
   check_at_least("--max-concurrent", options.settings.max_concurrent_rollouts, 1);
   const std::string& quantization = options.settings.quantization;

@@ -1,10 +1,12 @@
 // Options of the commands that generate.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
+#include "env/environment.h"
 #include "models/quantized_model.h"
 #include "rollout/settings.h"
 
@@ -25,6 +27,13 @@ struct EngineOptions {
 // --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization, and any other
 // setting of a run's engine as rollout.key=value.
 void add_engine_options(CLI::App& command, EngineOptions& options);
+
+// --environment and its keys.
+void add_environment_options(CLI::App& command, std::vector<std::string>& options);
+
+// What they say: TYPE first, then key=value as under `environment` of a run. None where nothing was given.
+// UserError naming the key.
+std::optional<EnvironmentSettings> environment_settings(const std::vector<std::string>& options);
 
 // The settings; an option that is given wins over rollout.key=value. UserError naming the option.
 RolloutSettings engine_settings(const EngineOptions& options);

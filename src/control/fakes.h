@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -149,6 +150,9 @@ class FakeEnvironment final : public Environment {
     return std::chrono::microseconds(0);
   };
 
+  int64_t most_open = std::numeric_limits<int64_t>::max(), highest_open = 0;
+  int64_t max_open() const override { return most_open; }
+
   FakeEnvironment() : thread_([this] { run(); }) {}
   ~FakeEnvironment() override {
     {
@@ -162,6 +166,7 @@ class FakeEnvironment final : public Environment {
     const std::lock_guard lock(mutex_);
     const uint64_t episode = next_++;
     episodes_[episode] = {std::move(inbox), turns_of(problem), 0};
+    highest_open = std::max(highest_open, static_cast<int64_t>(episodes_.size()));
     answer(episode);
     return episode;
   }

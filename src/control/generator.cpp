@@ -113,16 +113,30 @@ uint64_t Generator::request_id(const Place& place) const {
 void Generator::begin_conversations(GroupTask task) {
   if (!inbox_) inbox_ = std::make_shared<EpisodeInbox>();
   const uint64_t id = task.id;
-  const uint64_t seed =
-      CounterRandom(options_.seed, Purpose::environment).bits(id, 0) >> 12;  // a double holds it
   InFlight& group = in_flight_[id];
   group.task = std::move(task);
-  for (size_t i = 0; i < static_cast<size_t>(options_.sampling.n_samples); ++i) {
+  const auto count = static_cast<size_t>(options_.sampling.n_samples);
+  group.episodes.resize(count);
+  for (size_t i = 0; i < count; ++i) {
     group.conversations.emplace_back(*parts_.format, *group.task.problem, options_.sampling);
-    group.episodes.push_back(parts_.environment->begin(*group.task.problem, seed, inbox_));
-    episodes_[group.episodes.back()] = {id, i};
+    unopened_.push_back({id, i});
   }
   samples_in_flight_ += options_.sampling.n_samples;
+  open_conversations();
+}
+
+void Generator::open_conversations() {
+  while (!unopened_.empty() && num_open_ < parts_.environment->max_open()) {
+    const Place place = unopened_.front();
+    unopened_.pop_front();
+    InFlight& group = in_flight_.at(place.group);
+    // Shifted, so that a double holds it: JSON has no other numbers in some languages.
+    const uint64_t seed = CounterRandom(options_.seed, Purpose::environment).bits(place.group, 0) >> 12;
+    const uint64_t episode = parts_.environment->begin(*group.task.problem, seed, inbox_);
+    group.episodes[place.sample] = episode;
+    episodes_[episode] = place;
+    ++num_open_;
+  }
 }
 
 void Generator::take_replies(std::vector<FinishedGroup>& finished) {
@@ -155,7 +169,7 @@ void Generator::take_replies(std::vector<FinishedGroup>& finished) {
 void Generator::go_on(const Place& place, std::vector<FinishedGroup>& finished) {
   InFlight& group = in_flight_.at(place.group);
   const ConversationRun& conversation = group.conversations[place.sample];
-  const uint64_t episode = group.episodes[place.sample];
+  const uint64_t episode = group.episodes[place.sample].value();
   switch (conversation.waits_for()) {
     case ConversationRun::Waits::kEnvironment:
       episodes_[episode] = place;
@@ -179,6 +193,8 @@ void Generator::go_on(const Place& place, std::vector<FinishedGroup>& finished) 
     }
     case ConversationRun::Waits::kNothing:
       parts_.environment->end(episode);
+      --num_open_;
+      open_conversations();
       if (++group.num_ended == std::ssize(group.conversations))
         finished.push_back(finish_conversations(place.group));
       return;
@@ -229,11 +245,14 @@ std::optional<std::vector<FinishedGroup>> Generator::collect(int64_t count, cons
 void Generator::abandon() {
   for (const auto& [id, running] : in_flight_) {
     if (running.conversations.empty()) parts_.engine.cancel(id);
-    for (const uint64_t episode : running.episodes) parts_.environment->end(episode);
+    for (const auto& episode : running.episodes)
+      if (episode) parts_.environment->end(*episode);
   }
   for (const auto& [id, place] : requests_) parts_.engine.cancel(id);
   in_flight_.clear();
   requests_.clear();
+  unopened_.clear();
+  num_open_ = 0;
   episodes_.clear();
   held_.clear();
   if (inbox_) inbox_ = std::make_shared<EpisodeInbox>();
@@ -250,8 +269,11 @@ void Generator::check_integrity() const {
     num_going_on += running.conversations.size() - static_cast<size_t>(running.num_ended);
     for (const ConversationRun& conversation : running.conversations) conversation.check_integrity();
   }
-  BOUGH_CHECK(requests_.size() + episodes_.size() == num_going_on, num_going_on, " conversations go on, ",
-              requests_.size(), " with the engine and ", episodes_.size(), " with the environment");
+  BOUGH_CHECK(requests_.size() + episodes_.size() == static_cast<size_t>(num_open_) &&
+                  num_going_on == static_cast<size_t>(num_open_) + unopened_.size(),
+              num_going_on, " conversations go on, ", requests_.size(), " with the engine, ",
+              episodes_.size(), " with the environment and ", unopened_.size(), " not opened, ", num_open_,
+              " open");
 }
 
 namespace {

@@ -4,7 +4,7 @@
 //
 //   next_task() ─▶ TextCodec ─▶ Engine::submit ─▶ Engine::step ─▶ TextCodec ─▶ out by step() ─▶ score()
 //
-// With an environment a sample is a conversation (conversation.h), each turn of which is a request of its own:
+// With an environment a sample is a conversation (conversation.h); each turn of it is a request of its own:
 //
 //   next_task() ─▶ Environment::begin ─▶ inbox ─▶ Engine::submit ─▶ Engine::step ─┬▶ out by step(), all ended
 //                                          ▲                                      │
@@ -15,10 +15,11 @@
 // the first answer, a few milliseconds a step.
 //
 // In rounds (GeneratorOptions::in_rounds) answers are taken only when the engine has nothing left to generate
-// and all of them have come, in the order of tasks and samples: what the engine computes beside what is then a
-// function of the seed, not of how long tools take.
+// and all of them have come, in the order of tasks and samples: what the engine computes beside what is then
+// a function of the seed, not of how long tools take.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -131,12 +132,13 @@ class Generator {
     GroupTask task;
     std::string prompt;  // text
     std::vector<ConversationRun> conversations;
-    std::vector<uint64_t> episodes;  // theirs
+    std::vector<std::optional<uint64_t>> episodes;  // theirs, of those that have been opened
     int64_t num_ended = 0;
   };
   void begin_tasks();
   bool begin_task();
   void begin_conversations(GroupTask task);
+  void open_conversations();
   FinishedGroup finish(const GenerationResult& result);
   FinishedGroup finish_conversations(uint64_t id);
   void take_replies(std::vector<FinishedGroup>& finished);
@@ -149,6 +151,8 @@ class Generator {
   std::unordered_map<uint64_t, InFlight> in_flight_;  // by id
   int64_t samples_in_flight_ = 0;
   std::shared_ptr<EpisodeInbox> inbox_;
+  std::deque<Place> unopened_;  // the environment has no room for more
+  int64_t num_open_ = 0;
   std::unordered_map<uint64_t, Place> episodes_;  // whose environment computes
   std::unordered_map<uint64_t, Place> requests_;  // of conversations, that the engine has
   std::vector<EpisodeReply> held_;                // in rounds: until all have come

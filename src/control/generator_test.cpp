@@ -166,6 +166,17 @@ TEST(Generator, ConversationsOfAGroupEndTogether) {
   EXPECT_EQ(rewards[7].reward, 3) << "the environment's, of problem 2";
 }
 
+TEST(Generator, ConversationsWaitForRoomInTheEnvironment) {
+  for (const bool in_rounds : {true, false}) {
+    GeneratorOptions options = samples_of(3);
+    options.in_rounds = in_rounds;
+    Conversations run(options);
+    run.environment.most_open = 2;  // fewer than a group has
+    for (const FinishedGroup& group : run.collect()) EXPECT_EQ(group.samples.size(), 3u);
+    EXPECT_EQ(run.environment.highest_open, 2);
+  }
+}
+
 TEST(Generator, AFailedConversationLeavesTheOthers) {
   Conversations run;
   run.environment.delay_of = [](uint64_t episode, int64_t turn) -> testing::FakeEnvironment::Delay {
@@ -232,8 +243,9 @@ class BatchEngine final : public Engine {
   std::vector<GenerationResult> step() override {
     std::vector<GenerationResult> out;
     if (running_.empty()) return out;
+    const auto begin = std::chrono::steady_clock::now();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    busy_seconds += 0.001;
+    busy_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     for (size_t i = 0; i < std::min<size_t>(64, running_.size()); ++i) --running_[i].second;
     std::erase_if(running_, [&](const auto& entry) {
       const auto& [request, left] = entry;
@@ -281,9 +293,9 @@ TEST(Generator, TheEngineWorksWhileToolsSleep) {
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_TRUE(generator.collect(126, {}));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  // One after the other it would be 504 * 4 * 0.105 s of tools alone.
+  // One after the other it would be 504 * 4 * 0.105 s of tools alone. On an idle machine it is above 0.8.
   RecordProperty("busy_percent", static_cast<int>(100 * engine.busy_seconds / seconds));
-  EXPECT_GT(engine.busy_seconds / seconds, 0.2) << seconds << " s";
+  EXPECT_GT(engine.busy_seconds / seconds, 0.3) << seconds << " s";
 }
 
 TEST(CompletionText, EndsBeforeStopTokensAndStopStrings) {

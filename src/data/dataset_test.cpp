@@ -177,7 +177,8 @@ TEST_F(DatasetFile, ErrorsNameLineFieldAndWhatIsThere) {
          "data.jsonl:3: messages[0].content: got null");
   expect(R"({"messages": [{"role": "bot", "content": "x"}]})", "data.jsonl:3: messages[0].role: got 'bot'");
   expect(R"({"messages": [{"role": "system", "content": "x"}], "answer": 1})",
-         "data.jsonl:3: messages: expected a message of user or tool before the answer, got a system message");
+         "data.jsonl:3: messages: expected a message of user or tool before the answer, got a system "
+         "message");
   expect("{\"question\": \"\xFF\", \"answer\": \"1\"}", "data.jsonl:3:");
   expect(R"({"question": "q", "answer": 1e999})", "data.jsonl:3:");
   expect(R"({"question": "q", "answer": "1", "id": "1"})", "data.jsonl: two problems have the id '1'");

@@ -1,5 +1,5 @@
 // Environments: what a model holds a conversation of several turns with. Each conversation is an episode: the
-// environment opens it with messages and tools (reset), answers each turn of the model with messages, a reward
+// environment opens it with messages and tools (reset), answers each turn of the model with messages, reward
 // and whether it is over (step), and is told when nobody goes on with it (end).
 //
 //   environment: {type: calculator}                          built in: calculator, guess
@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -77,7 +78,9 @@ struct EnvironmentSettings {
     v("reasoning_parser", reasoning_parser, "how it writes reasoning; empty: it has none");
     v("chat_template_kwargs", chat_template_kwargs,
       "JSON object of the template's own settings, such as {\"enable_thinking\": false}");
-    v("workers", workers, "processes at most; each holds one conversation at a time", range(1, 65536));
+    v("workers", workers,
+      "processes, of which each holds one conversation at a time; as many more while an evaluation goes on",
+      range(1, 65536));
     v("timeout_seconds", timeout_seconds,
       "limit of one answer; beyond it the conversation ends and its process is killed", range(0.001, 86400));
     v("startup_timeout_seconds", startup_timeout_seconds, "limit of what comes before the first answer",
@@ -145,6 +148,10 @@ class Environment {
   virtual void step(uint64_t episode, const Action& action) = 0;
   // Nobody goes on with it, or it has failed or is over. Of a call that runs no reply need come.
   virtual void end(uint64_t episode) = 0;
+
+  // Episodes that whoever begins them may have open at once. More would wait for each other where all are
+  // answered before any goes on.
+  virtual int64_t max_open() const { return std::numeric_limits<int64_t>::max(); }
 
   // UserError where it could never take the data set.
   virtual void check(const Dataset& dataset) const {}

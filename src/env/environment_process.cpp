@@ -154,6 +154,7 @@ class ProcessEnvironment final : public Environment {
                              {"calls", std::move(calls)}}}};
     order({Order::kStep, episode, std::move(request), action.calls.size(), nullptr});
   }
+  int64_t max_open() const override { return settings_.workers; }
   void end(uint64_t episode) override { order({Order::kEnd, episode, {}, 0, nullptr}); }
 
  private:
@@ -264,7 +265,7 @@ class ProcessEnvironment final : public Environment {
     running.worker = nullptr;
     if (!worker) return;
     worker->episode.reset();
-    if (worker->state == Worker::State::kHeld) {
+    if (worker->state == Worker::State::kHeld && std::ssize(workers_) <= settings_.workers) {
       worker->outgoing += "{\"method\": \"close\"}\n";
       worker->state = Worker::State::kIdle;
       advance(*worker);
@@ -314,9 +315,7 @@ class ProcessEnvironment final : public Environment {
     });
     // A few at a time: processes that start compete for the cores with what computes.
     constexpr int64_t kStarting = 8;
-    for (int64_t i = num_starting;
-         i < std::min<int64_t>(kStarting, std::ssize(waiting_)) && std::ssize(workers_) < settings_.workers;
-         ++i) {
+    for (int64_t i = num_starting; i < std::min<int64_t>(kStarting, std::ssize(waiting_)); ++i) {
       try {
         start();
       } catch (const IoError& error) {  // no process to be had, for now

@@ -1,6 +1,7 @@
 // Environments in processes: a Python class, or a command of any kind. A process holds one conversation at a
-// time and is used again for the next, so that what one of them does to itself is its own matter; there are
-// as many as conversations that are open, at most `workers`. Beyond that conversations wait to be opened.
+// time and is used again for the next, so that what one of them does to itself is its own matter. There are
+// as many as conversations are open: whoever opens them keeps to `workers` (max_open). A run and its
+// evaluation, which holds its own while the run's wait, do so each.
 //
 // Lines of JSON, UTF-8. A process has one request at a time; only `close` has no answer:
 //

@@ -30,7 +30,8 @@ class Countdown:
         if problem.get("die") and not os.path.exists(problem["die"]):
             open(problem["die"], "w").close()
             os._exit(3)
-        return {"messages": f"from {self.left}, seed {seed}", "tools": [{"type": "function", "function": {"name": "b", "a": 1}}]}
+        tools = [{"type": "function", "function": {"name": "b", "a": 1}}]
+        return {"messages": f"from {self.left}, seed {seed}", "tools": tools}
 
     def step(self, action):
         word = action["content"]
@@ -60,8 +61,8 @@ class Countdown:
         if word == "print":
             print("noise on stdout")
         self.left -= 1
-        return {"messages": [{"role": "tool", "content": str(self.left)} for _ in action["calls"]] or str(self.left),
-                "reward": 0.25, "rewards": {"style": 2}, "done": self.left == 0}
+        answers = [{"role": "tool", "content": str(self.left)} for _ in action["calls"]]
+        return {"messages": answers or str(self.left), "reward": 0.25, "rewards": {"style": 2}, "done": self.left == 0}
 
 # What a method of the class writes to the protocol's own descriptor is what a broken worker would.
 replies = sys.modules["__main__"].replies
@@ -153,9 +154,10 @@ TEST_F(ProcessEnvironmentTest, HoldsConversationsSideBySide) {
   EXPECT_EQ(wait().observation.messages[0]["content"], "8");
 }
 
-TEST_F(ProcessEnvironmentTest, MoreConversationsThanProcessesWaitTheirTurn) {
-  settings_.workers = 2;
+TEST_F(ProcessEnvironmentTest, ProcessesAreUsedAgain) {
+  settings_.workers = 1;
   const auto environment = make_process_environment(settings_);
+  EXPECT_EQ(environment->max_open(), 1);
   std::set<uint64_t> open;
   for (int i = 0; i < 7; ++i) open.insert(begin(*environment, problem(1)));
   while (!open.empty()) {
@@ -168,6 +170,7 @@ TEST_F(ProcessEnvironmentTest, MoreConversationsThanProcessesWaitTheirTurn) {
       environment->step(reply.episode, {.text = "x", .content = "x"});
     }
   }
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(say(*environment, "x").failure, EpisodeFailure::kNone);
 }
 
 TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
@@ -180,7 +183,7 @@ TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
     const char* word;
     EpisodeFailure failure;
     const char* message;
-  } kFaults[] = {{"raise", kError, "ValueError: no such thing (env.py, line 15)"},
+  } kFaults[] = {{"raise", kError, "ValueError: no such thing (env.py, line 16)"},
                  {"hang", kTimeout, "no answer within 4 s"},
                  {"die", kCrash, "exited with status 7"},
                  {"garbage", kProtocol, "what?"},

@@ -36,8 +36,8 @@ struct GuessSettings {
   }
 };
 
-// As those of the task calculator. Problems have low, high and guesses besides; demonstrations guess at random
-// inside what is left.
+// As those of the task calculator. Problems have low, high and guesses besides; demonstrations guess at
+// random inside what is left.
 std::vector<Json> make_guess_problems(int64_t n, Split split, uint64_t seed, const GuessSettings& settings);
 std::vector<Json> make_guess_traces(int64_t n, Split split, uint64_t seed, const GuessSettings& settings);
 

@@ -1,4 +1,4 @@
-// The programs that workers in Python run: python3 -u -c <kPythonWorkerStart and one of the others> FILE NAME.
+// The programs that workers in Python run: python3 -u -c <kPythonWorkerStart and another> FILE NAME.
 // worker_protocol.h has the protocol of rewards, environment_process.h that of environments.
 #pragma once
 
@@ -122,7 +122,8 @@ def answer(result, allowed):
         raise TypeError(f"got {reprlib.repr(result)}, expected a dict with some of {', '.join(allowed)}")
     unknown = set(result) - set(allowed)
     if unknown:
-        raise TypeError(f"got the key {sorted(map(str, unknown))[0]!r}, expected some of {', '.join(allowed)}")
+        key = sorted(map(str, unknown))[0]
+        raise TypeError(f"got the key {key!r}, expected some of {', '.join(allowed)}")
     return result
 
 

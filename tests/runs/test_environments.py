@@ -1,0 +1,185 @@
+"""Runs whose samples are conversations: repeatable, resumable, asynchronous, with environments of all kinds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_util import ENVIRONMENT, comparable_metrics, final_state, read_metrics, to_yaml, write_experiment
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+# Answers anything: what an untrained model says is noise. Slow, and not equally so.
+ECHO = """
+import os, random, time
+
+class Echo:
+    def reset(self, problem, seed):
+        self.turns = 0
+        return {"messages": "say " + problem["answer"]}
+
+    def step(self, action):
+        time.sleep(random.random() / 50)
+        self.turns += 1
+        if FAULTS and random.random() < 0.2:
+            if random.random() < 0.5:
+                os._exit(1)
+            raise ValueError("broken")
+        return "go on", len(action["text"]) % 3 / 2, self.turns == 3
+"""
+
+
+@pytest.fixture
+def experiment(bough):
+    def write(environment, **settings):
+        config = write_experiment(
+            bough,
+            **{f"environment.{key}": value for key, value in environment.items()},
+            **{"model.path": "warm", "gconfig.max_new_tokens": 6, "evaluator.freq_steps": 0} | settings,
+        )
+        # Enough to end a turn now and then.
+        bough("data", "guess", "--out", "traces.jsonl", "-n", 60, "--traces", ok=True)
+        bough(
+            *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 60, "--lr", 1e-2),
+            ok=True,
+            env=ENVIRONMENT,
+        )
+        bough("data", "guess", "--out", "train.jsonl", "-n", 40, ok=True)
+        bough("data", "guess", "--out", "valid.jsonl", "-n", 4, "--split", "test", ok=True)
+        return config
+
+    (bough.cwd / "echo.py").write_text(ECHO.replace("FAULTS", "False"))
+    (bough.cwd / "faulty.py").write_text(ECHO.replace("FAULTS", "True"))
+    return write
+
+
+def echo(file="echo.py", **settings):
+    return {"type": "python", "path": f"{file}:Echo", "python": sys.executable, "workers": 6, **settings}
+
+
+def rollouts(bough, run, step):
+    file = bough.cwd / run / f"rollouts/step_{step}.jsonl.zst"
+    text = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_synchronous_run_is_repeatable_and_goes_on(bough, experiment):
+    """However long tools take: turns are taken in rounds."""
+    config = experiment(echo(), **{"total_train_steps": 4})
+    for trial in ("first", "second"):
+        bough("train", config, f"trial_name={trial}", ok=True, env=ENVIRONMENT)
+    bough("train", config, "trial_name=third", "total_train_steps=2", ok=True, env=ENVIRONMENT)
+    bough("train", config, "trial_name=third", ok=True, env=ENVIRONMENT)
+    first, second, third = (bough.cwd / "runs/tiny" / trial for trial in ("first", "second", "third"))
+    assert comparable_metrics(first) == comparable_metrics(second)
+    assert final_state(first) == final_state(second)
+    assert final_state(first)["model/model.safetensors"] == final_state(third)["model/model.safetensors"]
+    assert any(record.get("conversation/turns_mean", 0) > 1 for record in read_metrics(first))
+
+
+def test_an_asynchronous_run_survives_environments_that_fail(bough, experiment):
+    config = experiment(
+        echo("faulty.py"),
+        **{"rollout.max_head_offpolicyness": 2, "evaluator.at_start": False, "evaluator.at_end": False},
+    )
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    records = read_metrics(bough.cwd / "runs/tiny/trial0")
+    assert len(records) == 7
+    reasons = {name for record in records for name in record if name.startswith("conversation/reason/")}
+    assert {"conversation/reason/environment_crash", "conversation/reason/environment_error"} <= reasons
+    assert sum(record["reward/failures"] for record in records) > 0
+    assert not subprocess.run(["pgrep", "-f", str(bough.cwd / "faulty.py")], capture_output=True).stdout
+
+
+def test_rows_of_a_conversation(bough, experiment):
+    """Tokens, masks and turns of what a run trained on, and the conversation as people read it."""
+    config = experiment(echo(), **{"total_train_steps": 1})
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    rows = rollouts(bough, "runs/tiny/trial0", 1)
+    assert {(row["group"], row["trajectory"]) for row in rows} >= {(rows[0]["group"], str(i)) for i in range(4)}
+    for row in rows:
+        assert all((turn >= 0) == bool(mask) for turn, mask in zip(row["turns"], row["loss_mask"], strict=True))
+        assert len(row["turn_rewards"]) == row["reward"] == 0 or sum(row["turn_rewards"]) == row["reward"]
+    last = [row["conversation"] for row in rows if "reason" in row["conversation"]]
+    assert len(last) == 3 * 4
+    assert {about["reason"] for about in last} <= {"done", "max_new_tokens"}
+    assert all(about["messages"][0]["role"] == "user" for about in last)
+
+
+def test_what_cannot_be_used_ends_the_run_at_its_start(bough, experiment):
+    config = experiment({"type": "python", "path": "echo.py:Nothing", "python": sys.executable})
+    for overrides, message in [
+        ([], "no class 'Nothing' in it; it has: Echo"),
+        (["environment.path="], "environment.path is missing"),
+        (["environment.path=echo.py:Echo", "environment.tool_call_parser=hermos"], "hermos"),
+    ]:
+        result = bough("train", config, *overrides)
+        assert result.returncode == 2
+        assert message in result.stderr
+
+
+def test_the_example_is_an_environment(bough):
+    """Traced with an untrained model, and trained on for a step."""
+    script = EXAMPLES / "ticket_desk/ticket_desk.py"
+    lines = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
+    (bough.cwd / "tickets.jsonl").write_text("".join(lines.splitlines(keepends=True)[:4]))
+    config = write_experiment(
+        bough,
+        **{
+            "train_dataset.path": "tickets.jsonl",
+            "train_dataset.batch_size": 2,
+            "valid_dataset.path": "",
+            "environment.type": "python",
+            "environment.path": f"{script}:TicketDesk",
+            "environment.python": sys.executable,
+            "total_train_steps": 1,
+        },
+    )
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    traced = bough(
+        *("rollout", "--model", "base", "--prompts", "tickets.jsonl", "--out", "out.jsonl", "--max-new-tokens", 4),
+        *("--trace", "--environment", "python", f"path={script}:TicketDesk", f"python={sys.executable}"),
+        ok=True,
+        env=ENVIRONMENT,
+    ).stdout
+    assert traced.count("[user] A ticket about") == 4
+    assert traced.count("[assistant (turn 0)]") == 4
+
+
+def test_a_tiny_model_learns_from_conversations(bough):
+    """Reward rises where any number will do: the whole way from an environment's reward to the weights."""
+    (bough.cwd / "vowel.py").write_text(
+        "class Vowel:\n"
+        "    def reset(self, problem, seed):\n"
+        "        self.turns = 0\n"
+        "        return 'vowel'\n"
+        "    def step(self, action):\n"
+        "        self.turns += 1\n"
+        "        return 'more', float(action['text'][:1] in 'aeiou'), self.turns == 2\n"
+    )
+    bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+    lines = [json.dumps({"question": f"q{i}", "answer": "a"}) for i in range(8)]
+    (bough.cwd / "train.jsonl").write_text("\n".join(lines))
+    config = bough.cwd / "config.yaml"
+    config.write_text(
+        to_yaml(
+            {
+                "experiment_name": "tiny",
+                "model.path": "base",
+                "train_dataset.path": "train.jsonl",
+                "train_dataset.batch_size": 4,
+                "environment.type": "python",
+                "environment.path": "vowel.py:Vowel",
+                "environment.python": sys.executable,
+                "gconfig.n_samples": 32,
+                "gconfig.max_new_tokens": 1,
+                "gconfig.stop_token_ids": list(range(33, 127)),
+                "actor.optimizer.lr": 1e-2,
+                "total_train_steps": 25,
+            }
+        )
+    )
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    rewards = [record["reward/mean"] for record in read_metrics(bough.cwd / "runs/tiny/trial0")]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
