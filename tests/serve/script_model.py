@@ -14,7 +14,8 @@ from pathlib import Path
 
 CALLS = [
     "<thi", "nk>", "Two ", "tools", ".</th", "ink>", "\n\n", "<tool", "_call>", '\n{"name": "add", ',
-    '"arguments"', ': {"a": 2, "b"', ": 40}", "}\n</tool_", "call>\n<tool_call>\n", '{"name": "look", "arguments": {"where"',
+    '"arguments"', ': {"a": 2, "b"', ": 40}", "}\n</tool_", "call>\n<tool_call>\n",
+    '{"name": "look", "arguments": {"where"',
     ': "über"}}', "\n</tool_call>",
 ]  # fmt: skip
 ANSWER = ["The ", "answer ", "is ", "42."]
