@@ -46,7 +46,8 @@ struct HttpResponse {
 };
 
 // The answer to one request: respond(), or begin_stream(), write() any number of times, finish(). On the I/O
-// thread only. What is written after the client has gone is dropped.
+// thread only. What is written after the client has gone is dropped. It holds the connection, so it must not
+// outlive the server.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;

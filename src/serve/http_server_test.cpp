@@ -29,6 +29,10 @@ class HttpServerTest : public ::testing::Test {
           stream_ = exchange;
         });
   }
+  void TearDown() override {
+    server_->close(0);
+    stream_ = {};  // its socket belongs to the server
+  }
   static std::string get(const std::string& path) { return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n"; }
   void write_stream(const std::string& text, bool last = false) {
     server_->post([this, text, last] {

@@ -88,6 +88,10 @@ struct Counters {
 
 struct Server::State {
   State(Engine& engine, ServedModel served, std::string key);
+  ~State() {
+    http.close();
+    jobs.clear();  // their sockets belong to it
+  }
 
   void handle(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void handle_get(const HttpRequest& request, HttpExchange& exchange);

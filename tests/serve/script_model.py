@@ -1,5 +1,6 @@
-"""A model that says what it is told to: each token has one successor. Its weights are one-hot embeddings, layers
-that add nothing, and a head that is the table of successors. So tests know what is generated, to the token.
+"""A model that says what it is told to: each token has one successor. Its weights are one-hot embeddings,
+layers that add nothing, and a head that is the table of successors. So tests know what is generated, to the
+token.
 
 The chat template ends a prompt with a token that begins one of the scripts:
   <|calls|>     where there are tools: reasoning, then a Hermes call, then a second one
@@ -9,12 +10,12 @@ The chat template ends a prompt with a token that begins one of the scripts:
   <|think|>     else: reasoning and an answer
 """
 
-import json
 from pathlib import Path
 
 CALLS = [
-    "<thi", "nk>", "Two ", "tools", ".</th", "ink>", "\n\n", "<tool", "_call>", '\n{"name": "add", ', '"arguments"',
-    ': {"a": 2, "b"', ": 40}", "}\n</tool_", "call>\n<tool_call>\n", '{"name": "look", "arguments": {"where"',
+    "<thi", "nk>", "Two ", "tools", ".</th", "ink>", "\n\n", "<tool", "_call>", '\n{"name": "add", ',
+    '"arguments"', ': {"a": 2, "b"', ": 40}", "}\n</tool_", "call>\n<tool_call>\n",
+    '{"name": "look", "arguments": {"where"',
     ': "über"}}', "\n</tool_call>",
 ]  # fmt: skip
 ANSWER = ["The ", "answer ", "is ", "42."]
@@ -38,14 +39,15 @@ TEMPLATE = (
 
 def write_script_model(directory: Path) -> None:
     import torch
+    from tiny_models import write_byte_tokenizer
     from tokenizers import AddedToken
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from tiny_models import write_byte_tokenizer
-
     write_byte_tokenizer(directory, 270)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    tokenizer.add_tokens([AddedToken(text, special=True) for text in [*SCRIPTS, "<|bytes|>"]], special_tokens=True)
+    tokenizer.add_tokens(
+        [AddedToken(text, special=True) for text in [*SCRIPTS, "<|bytes|>"]], special_tokens=True
+    )
     for script in SCRIPTS.values():
         # "normalized" would let the tokenizer cut them out of normalized text; they are never in a prompt.
         added = tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in script])
@@ -94,7 +96,3 @@ def write_script_model(directory: Path) -> None:
 
 def text_of(script: list[str]) -> str:
     return "".join(script)
-
-
-def call_arguments(arguments: str) -> dict:
-    return json.loads(arguments)

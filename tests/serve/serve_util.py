@@ -16,9 +16,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 class Served:
     """`bough serve` of a model directory at a free port. A context manager: SIGTERM ends it."""
 
-    def __init__(
-        self, program: Path, model: Path, *settings: str, env: dict[str, str] | None = None
-    ):
+    def __init__(self, program: Path, model: Path, *settings: str, env: dict[str, str] | None = None):
         self.log = model.parent / f"serve-{os.getpid()}-{id(self)}.log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(

@@ -14,7 +14,9 @@ PROMPTS = ["The thing", "12 00", "in the end", "ü"]
 
 def request(body: dict | bytes, path: str = "/v1/completions") -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
     return head.encode() + data
 
 

@@ -317,9 +317,7 @@ def test_responses_with_tools(client: openai.OpenAI, scripted: Served):
     answer = client.responses.create(model=scripted.name, input="What is it?", tools=tools)
     calls = [item for item in answer.output if item.type == "function_call"]
     assert [(call.name, json.loads(call.arguments)) for call in calls] == CALLS
-    results = [
-        {"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in calls
-    ]
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in calls]
     history = [{"role": "user", "content": "What is it?"}, *answer.output, *results]
     answer = client.responses.create(model=scripted.name, input=history, tools=tools)
     assert answer.output_text == text_of(ANSWER)
