@@ -62,7 +62,8 @@ class Countdown:
             print("noise on stdout")
         self.left -= 1
         answers = [{"role": "tool", "content": str(self.left)} for _ in action["calls"]]
-        return {"messages": answers or str(self.left), "reward": 0.25, "rewards": {"style": 2}, "done": self.left == 0}
+        return {"messages": answers or str(self.left), "reward": 0.25, "rewards": {"style": 2},
+                "done": self.left == 0}
 
 # What a method of the class writes to the protocol's own descriptor is what a broken worker would.
 replies = sys.modules["__main__"].replies
