@@ -1,14 +1,14 @@
 // Optimal-budget rejection sampling (OBRS; Verine et al. 2024; Jackpot, Liu et al. 2025; equation 2 of
-// distillsparse): a token is kept with probability a = min(1, pi_old / (lambda mu)), lambda = obrs_lambda [1].
-// What is kept was drawn from mu' = mu a / Z, Z = sum over the vocabulary of mu a = sum of min(mu, pi_old /
-// lambda), and is weighted against that:
+// distillsparse): a token is kept with probability a = min(1, pi_old / (lambda mu)), lambda = obrs_lambda
+// [1]. What is kept was drawn from mu' = mu a / Z, Z = sum over the vocabulary of mu a = sum of min(mu,
+// pi_old / lambda), and is weighted against that:
 //   factor = kept * Z * min(max(lambda, w), correction_upper [3]) * rows / kept rows
 // where pi_old / mu' = Z max(lambda, w).
 // The last quotient makes the denominator that of the kept tokens: with all of them the loss would be Z times
-// as large. Z is known over the engine's most likely tokens only: Z = kappa * sum over these of min(mu, pi_old /
-// lambda), where kappa = mean of a / mean of that sum over the batch, since the mean of a under mu is
-// Z. kappa - 1 is what the other tokens hold. Jackpot's sum runs over pi_old's most likely tokens too, of which
-// the engine does not say how likely they were to it.
+// as large. Z is known over the engine's most likely tokens only: Z = kappa * sum over these of min(mu,
+// pi_old / lambda), where kappa = mean of a / mean of that sum over the batch, since the mean of a under mu
+// is Z. kappa - 1 is what the other tokens hold. Jackpot's sum runs over pi_old's most likely tokens too, of
+// which the engine does not say how likely they were to it.
 //
 // The draw is a function of the trainer's version and the token's place in the batch alone.
 #include <ATen/ops/minimum.h>
