@@ -33,7 +33,8 @@ void check_given(const LossRows& rows, const at::Tensor& tensor, const char* nam
   }
   BOUGH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows.log_probs_R.numel() &&
                   tensor.scalar_type() == dtype && tensor.device() == rows.log_probs_R.device(),
-              name, " is ", tensor.sizes(), " ", tensor.scalar_type(), " for rows ", rows.log_probs_R.sizes());
+              name, " is ", tensor.sizes(), " ", tensor.scalar_type(), " for rows ",
+              rows.log_probs_R.sizes());
 }
 
 void expect(bool holds, const char* key, double value, const char* expected) {

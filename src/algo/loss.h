@@ -63,11 +63,11 @@ struct LossRows {
   template <class Pick>
   LossRows mapped(const Pick& pick) const {
     LossRows picked;
-    for (const auto field : {&LossRows::advantages_R, &LossRows::behaviour_log_probs_R,
-                             &LossRows::proximal_log_probs_R, &LossRows::reference_log_probs_R,
-                             &LossRows::teacher_log_probs_R, &LossRows::behaviour_given_RK,
-                             &LossRows::proximal_given_RK, &LossRows::teacher_given_RK, &LossRows::weights_R,
-                             &LossRows::versions_R, &LossRows::sequences_R})
+    for (const auto field :
+         {&LossRows::advantages_R, &LossRows::behaviour_log_probs_R, &LossRows::proximal_log_probs_R,
+          &LossRows::reference_log_probs_R, &LossRows::teacher_log_probs_R, &LossRows::behaviour_given_RK,
+          &LossRows::proximal_given_RK, &LossRows::teacher_given_RK, &LossRows::weights_R,
+          &LossRows::versions_R, &LossRows::sequences_R})
       if ((this->*field).defined()) picked.*field = pick(this->*field);
     picked.entropy_coef = entropy_coef;
     picked.proximal_is_current = proximal_is_current;

@@ -56,7 +56,8 @@ struct RejectionSampling {
   }
 };
 
-// On-policy distillation (losses/distillation.h): a frozen model says how likely it finds what the policy wrote.
+// On-policy distillation (policy_loss.h): a frozen model says how likely it finds what the policy
+// wrote.
 struct TeacherSettings {
   std::string path;
   double rl_loss_weight = 1.0;
@@ -67,7 +68,8 @@ struct TeacherSettings {
   template <class V>
   void visit(V& v) {
     v("path", path, "on-policy distillation: the teacher, a Hugging Face directory (empty: none)");
-    v("rl_loss_weight", rl_loss_weight, "of the advantages from rewards; 0: the teacher alone", at_least(0.0));
+    v("rl_loss_weight", rl_loss_weight, "of the advantages from rewards; 0: the teacher alone",
+      at_least(0.0));
     v("distill_loss_weight", distill_loss_weight, "of the reverse KL to the teacher", at_least(0.0));
     v("loss_mode", loss_mode,
       "k1: log q - log pi of the token drawn is added to its advantage; k2, k3: that estimator in the loss; "
@@ -183,7 +185,8 @@ struct LossSettings {
       above(0.0));
     v("entropy_coef", entropy_coef, "entropy bonus: the loss gets -entropy_coef * H", at_least(0.0));
     v("target_entropy", target_entropy,
-      "the bonus counts only while the entropy of the step before was at most this, and its coefficient moves "
+      "the bonus counts only while the entropy of the step before was at most this, and its coefficient "
+      "moves "
       "towards it (unset: it stays)",
       at_least(0.0));
     v("entropy_coef_delta", entropy_coef_delta, "target_entropy: by so much a step", at_least(0.0));

@@ -79,7 +79,8 @@ std::vector<Case> all_cases() {
       if (!has_level && std::string(level) != "token") continue;
       out.push_back({name + " " + level, settings_of([&](LossSettings& s) {
                        s.correction = name, s.correction_level = level;
-                       if (name != "auto" && name != "none" && name != "cap" && name != "obrs") s.correction_lower = 0.7;
+                       if (name != "auto" && name != "none" && name != "cap" && name != "obrs")
+                         s.correction_lower = 0.7;
                      })});
     }
   for (const char* level : {"token", "sequence"})
@@ -93,9 +94,8 @@ std::vector<Case> all_cases() {
                    s.off_policy_mask_threshold = 0.05, s.m2_threshold = 0.02;
                  })});
   for (const char* mode : {"k1", "k2", "k3", "topk"})
-    out.push_back({std::string("teacher ") + mode, settings_of([&](LossSettings& s) {
-                     s.teacher.path = "t", s.teacher.loss_mode = mode;
-                   })});
+    out.push_back({std::string("teacher ") + mode,
+                   settings_of([&](LossSettings& s) { s.teacher.path = "t", s.teacher.loss_mode = mode; })});
   out.push_back({"unbiased", settings_of([](LossSettings& s) {
                    s.kl_loss_coef = 0.2, s.kl_loss_type = "unbiased", s.target_entropy = 0.1;
                  })});
@@ -141,7 +141,8 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   out.teacher_log_probs_R = out.reference_log_probs_R;
   const auto given = [&](const at::Tensor& own_R) {
     const at::Tensor own = own_R.detach();
-    return at::stack({own.sub(0.7), own.mul(0).nan_to_num(0.0).sub(1.5), own.mul(0).nan_to_num(0.0).sub(kInf)}, 1);
+    return at::stack(
+        {own.sub(0.7), own.mul(0).nan_to_num(0.0).sub(1.5), own.mul(0).nan_to_num(0.0).sub(kInf)}, 1);
   };
   out.given_log_probs_RK = given(out.log_probs_R).requires_grad_(true);
   out.behaviour_given_RK = given(out.behaviour_log_probs_R);

@@ -76,8 +76,9 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
                         settings.loss, " makes nothing of pi_old; leave it out"));
   const bool reads_given = std::ranges::any_of(corrections_, &CorrectionKind::reads_given);
   if (reads_given && settings.teacher.by_top_tokens())
-    throw UserError(str("setting teacher.loss_mode: topk wants the policy's most likely tokens and correction ",
-                        settings.correction, " the engine's; expected k1, k2 or k3, or another correction"));
+    throw UserError(
+        str("setting teacher.loss_mode: topk wants the policy's most likely tokens and correction ",
+            settings.correction, " the engine's; expected k1, k2 or k3, or another correction"));
   if (reads_given && interpolates())
     throw UserError(str("setting prox_logp_method: correction ", settings.correction,
                         " needs pi_old of tokens that were not drawn; expected recompute"));
@@ -119,9 +120,16 @@ PolicyTerm PolicyLoss::policy_term(const LossRows& rows, const Sequences* sequen
 
 at::Tensor PolicyLoss::correction_factor(const LossRows& rows, const at::Tensor& log_w_R,
                                          const Sequences* sequences, MetricReader& metrics) const {
-  CorrectionRows correction_rows{
-      settings_, log_w_R, rows.log_probs_R.detach(), rows.behaviour_log_probs_R, advantages(rows), sequences,
-      {},        {},      rows.behaviour_given_RK,   rows.version};
+  CorrectionRows correction_rows{settings_,
+                                 log_w_R,
+                                 rows.log_probs_R.detach(),
+                                 rows.behaviour_log_probs_R,
+                                 advantages(rows),
+                                 sequences,
+                                 {},
+                                 {},
+                                 rows.behaviour_given_RK,
+                                 rows.version};
   if (given_tokens() == GivenTokens::kEngineTop)
     correction_rows.old_given_RK =
         rows.proximal_is_current ? rows.given_log_probs_RK.detach() : rows.proximal_given_RK;
@@ -172,8 +180,8 @@ at::Tensor PolicyLoss::distillation(const LossRows& rows, MetricReader& metrics)
   const at::Tensor log_p_RK = rows.given_log_probs_RK.clamp_min(-kLogRestFloor);
   const at::Tensor log_q_RK = rows.teacher_given_RK.clamp_min(-kLogRestFloor);
   const at::Tensor rest_R = log_rest(log_p_RK), teacher_rest_R = log_rest(log_q_RK);
-  const at::Tensor kl_R = log_p_RK.exp().mul(log_p_RK.sub(log_q_RK)).sum(1).add(
-      rest_R.exp().mul(rest_R.sub(teacher_rest_R)));
+  const at::Tensor kl_R =
+      log_p_RK.exp().mul(log_p_RK.sub(log_q_RK)).sum(1).add(rest_R.exp().mul(rest_R.sub(teacher_rest_R)));
   metrics.add_mean("teacher/kl_topk", kl_R.detach());
   metrics.add_mean("teacher/topk_mass", log_p_RK.detach().exp().sum(1));
   metrics.add_mean("teacher/topk_teacher_mass", log_q_RK.exp().sum(1));

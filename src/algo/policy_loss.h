@@ -5,14 +5,14 @@
 //
 // The factor multiplies the term only; tokens it sets to 0 stay in the denominator.
 //
-// With a teacher the term's advantage is rl_loss_weight * A, and distillation (reverse KL to the teacher q) is
-//   k1      distill_loss_weight * sg(log q - log pi), added to that advantage (Thinking Machines 2025, Lu et al.,
-//           "On-policy distillation"; TRL's, AReaL's with rl_loss_weight 0)
+// With a teacher q the term's advantage is rl_loss_weight * A, and distillation, a reverse KL to q, is
+//   k1      distill_loss_weight * sg(log q - log pi), added to that advantage (Thinking Machines 2025, Lu
+//           et al., "On-policy distillation"; AReaL's with rl_loss_weight 0)
 //   k2, k3  the estimator of the token drawn, with its gradient
 //   topk    sum of pi log(pi / q) over the policy's most likely tokens, all others one more token: KL of two
 //           coarser distributions, so at most the whole KL and never negative
-// k2 has the gradient of the KL on samples of pi; k3's is another one's; that of k1 itself has mean 0, so that
-// it is in the advantage.
+// k2 has the gradient of the KL on samples of pi; k3's is another one's; that of k1 itself has mean 0, so
+// that it is in the advantage.
 //
 // pi_old: the trainer's policy at the start of the update where use_decoupled_loss or recompute_logprob say
 // so, else mu. Of the decoupled loss, by prox_logp_method:

@@ -63,8 +63,8 @@ struct CorrectionRows {
   at::Tensor log_probs_R;            // log pi
   at::Tensor behaviour_log_probs_R;  // log mu
   at::Tensor advantages_R;
-  const Sequences* sequences;  // null unless the correction couples tokens
-  WeightBounds bounds;         // the correction's own
+  const Sequences* sequences;                   // null unless the correction couples tokens
+  WeightBounds bounds;                          // the correction's own
   at::Tensor old_given_RK, behaviour_given_RK;  // log pi_old and log mu of the engine's most likely tokens
   int64_t version = 0;                          // the trainer's
 };

@@ -55,7 +55,8 @@ std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& st
     };
     if (vocabulary(own) != vocabulary(other))
       throw UserError(str("setting teacher.path: ", other.string(), " has another vocabulary than ",
-                          own.string(), ", so that its probabilities are of other tokens; expected a teacher "
+                          own.string(),
+                          ", so that its probabilities are of other tokens; expected a teacher "
                           "with the tokenizer of the model that is trained"));
   }
   auto teacher = load(settings, path);

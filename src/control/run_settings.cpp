@@ -53,9 +53,11 @@ void RunSettings::check() const {
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;
   if (actor.loss.correction == "obrs" && (gconfig.top_logprobs == 0 || cuts)) {
-    throw UserError(str("actor.correction: obrs needs the engine's most likely tokens (gconfig.top_logprobs, got ",
-                        gconfig.top_logprobs, ", expected 1 or more, 20 say), and samples of its whole "
-                        "distribution (gconfig without top_p, top_k, min_p and penalties)"));
+    throw UserError(
+        str("actor.correction: obrs needs the engine's most likely tokens (gconfig.top_logprobs, got ",
+            gconfig.top_logprobs,
+            ", expected 1 or more, 20 say), and samples of its whole "
+            "distribution (gconfig without top_p, top_k, min_p and penalties)"));
   }
   if (actor.loss.loss == "sft") {
     throw UserError(

@@ -54,8 +54,8 @@ struct GeneratedSample {
   std::vector<double> raw_logprobs;        // log softmax(logits)
   std::vector<double> truncated_logprobs;  // of the distribution drawn from, after all of those
   std::vector<int32_t> versions;           // of the weights that drew the token
-  // With sampling.top_logprobs: of each token the most likely ones at its position, and their log-probabilities
-  // as in `logprobs`; else empty.
+  // With sampling.top_logprobs: of each token the most likely ones at its position, and their
+  // log-probabilities as in `logprobs`; else empty.
   std::vector<std::vector<int32_t>> top_ids;
   std::vector<std::vector<float>> top_logprobs;
   FinishReason finish_reason = FinishReason::kLength;

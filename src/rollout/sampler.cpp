@@ -285,10 +285,12 @@ class RowSampler {
   // top_k leaves few tokens: they are sorted, and drawn in order of probability.
   int32_t draw_from_top_k() {
     candidates_.clear();
-    for_each_above(largest_block_bound(static_cast<size_t>(request_->top_k)), [&](const Candidate& candidate, Acc weight) {
-      if (!is_excluded(candidate.token)) candidates_.push_back({candidate, static_cast<double>(weight)});
-      return false;
-    });
+    for_each_above(largest_block_bound(static_cast<size_t>(request_->top_k)),
+                   [&](const Candidate& candidate, Acc weight) {
+                     if (!is_excluded(candidate.token))
+                       candidates_.push_back({candidate, static_cast<double>(weight)});
+                     return false;
+                   });
     const auto top_k = std::min(static_cast<size_t>(request_->top_k), candidates_.size());
     std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k),
                       candidates_.end());

@@ -39,16 +39,17 @@ struct Draw {
   double log_prob = 0;            // log softmax(logits / temperature); temperature 0 counts as 1
   double raw_log_prob = 0;        // log softmax(logits)
   double truncated_log_prob = 0;  // under the distribution drawn from; 0 where the most likely token is taken
-  // The request's top_logprobs most likely tokens, or all there are, the most likely first, and their log_prob.
+  // The request's top_logprobs most likely tokens, or all there are, the most likely first, and their
+  // log_prob.
   std::vector<int32_t> top_ids;
   std::vector<double> top_log_probs;
 };
 
 // logits_RV: fp32, bf16 or fp64, on the CPU or CUDA, where draws without cuts, penalties, excluded tokens
-// and top_logprobs are made on the device (kernels/draw_token: sums in another order, so log-probabilities agree to rounding),
-// and only rows of others are copied to the CPU. One draw for each request; several may share a row.
-// UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the weights have
-// diverged.
+// and top_logprobs are made on the device (kernels/draw_token: sums in another order, so log-probabilities
+// agree to rounding), and only rows of others are copied to the CPU. One draw for each request; several may
+// share a row. UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the
+// weights have diverged.
 void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
 
 }  // namespace bough

@@ -22,8 +22,8 @@ double log_of_sum(double largest, double sum) {
 
 namespace {
 
-// Whether nothing is cut, penalised or excluded, or the most likely of all tokens is taken, and nothing more is
-// asked for.
+// Whether nothing is cut, penalised or excluded, or the most likely of all tokens is taken, and nothing more
+// is asked for.
 bool draws_from_all(const DrawRequest& request, int64_t vocabulary) {
   if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0 ||
       !request.excluded.empty() || request.top_logprobs > 0)

@@ -122,7 +122,10 @@ inline void add_given_tokens(RandomBatch& r, uint64_t seed) {
   const int64_t rows = r.batch.num_rows(), count = 5;
   auto generator = at::detail::createCPUGenerator(seed + 7);
   const auto type = at::TensorOptions().dtype(at::kDouble);
-  r.batch.given_ids_RK = at::rand({rows, kVocab}, generator, type).argsort(1).narrow(1, 0, count).contiguous();
+  r.batch.given_ids_RK = at::rand({rows, kVocab}, generator, type)
+                             .argsort(/*dim=*/int64_t{1}, /*descending=*/false)
+                             .narrow(1, 0, count)
+                             .contiguous();
   const auto log_probs = [&] {
     return at::randn({rows, kVocab}, generator, type).log_softmax(1).narrow(1, 0, count).contiguous();
   };

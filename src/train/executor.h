@@ -56,8 +56,8 @@ class Executor {
   WalkResult forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                               BlockHead* beside = nullptr);
 
-  // Walks the plan without backward, for log-probabilities and entropies alone, and for the `top_k` most likely
-  // tokens where that is not 0.
+  // Walks the plan without backward, for log-probabilities and entropies alone, and for the `top_k` most
+  // likely tokens where that is not 0.
   RowValues forward(const Plan& plan, const TrainBatch& batch, int64_t top_k = 0);
 
   // Walks the plan with another head in place of the policy's. backward: the gradient that the head returns

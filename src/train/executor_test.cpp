@@ -207,10 +207,10 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
       const auto loss = make_loss(settings);
       auto flat = FlatReference(*model).run(r->batch, *loss);
       for (const char* strategy : {"path", "blocks"})
-        expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), *loss,
-                     str(settings.loss, " ", settings.correction, " ",
-                         settings.teacher.is_used() ? settings.teacher.loss_mode : "", " ", strategy, " seed ",
-                         seed));
+        expect_exact(
+            *model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), *loss,
+            str(settings.loss, " ", settings.correction, " ",
+                settings.teacher.is_used() ? settings.teacher.loss_mode : "", " ", strategy, " seed ", seed));
     }
   }
 }

@@ -28,8 +28,8 @@ class FlatReference {
         weights_[part.name] = parameter->part_value(part).to(at::kDouble).clone().requires_grad_(true);
   }
 
-  // Of tokens 1.. of a sequence, with a graph: log-probabilities and entropies [n - 1], and those of the whole
-  // vocabulary [n - 1, V].
+  // Of tokens 1.. of a sequence, with a graph: log-probabilities and entropies [n - 1], and those of the
+  // whole vocabulary [n - 1, V].
   struct SequenceValues {
     at::Tensor log_probs, entropies, all_log_probs;
   };

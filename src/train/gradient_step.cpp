@@ -20,8 +20,8 @@ namespace bough {
 
 namespace {
 
-// Estimators whose advantages are not normalised again over the batch's tokens: what a KL by token adds to them
-// stays what it is.
+// Estimators whose advantages are not normalised again over the batch's tokens: what a KL by token adds to
+// them stays what it is.
 bool takes_kl_in_reward(const std::string& estimator) {
   return estimator == "grpo" || estimator == "dr_grpo" || estimator == "rloo" || estimator == "opo" ||
          estimator == "maxrl";
@@ -124,9 +124,10 @@ void GradientStep::set_given_tokens(const std::vector<const Trajectory*>& trajec
   };
   each([&](const Trajectory& row, size_t i) {
     if (row.top_ids.size() <= i || row.top_ids[i].empty())
-      throw UserError(str("setting correction: ", settings_.loss.correction,
-                          " needs the engine's most likely tokens with each trained token, and some have none "
-                          "(`top_ids` of a rollout file); expected gconfig.top_logprobs above 0, 20 say"));
+      throw UserError(
+          str("setting correction: ", settings_.loss.correction,
+              " needs the engine's most likely tokens with each trained token, and some have none "
+              "(`top_ids` of a rollout file); expected gconfig.top_logprobs above 0, 20 say"));
     width = std::max(width, row.top_ids[i].size());
   });
   std::vector<int64_t> ids;
@@ -152,14 +153,11 @@ void GradientStep::penalise_kl(TrainBatch& batch, const at::Tensor& old_log_prob
   if (batch.num_rows() == 0) return;
   const at::Tensor kl_R =
       kl_estimate(settings_.loss.kl_estimator, old_log_probs_R, fields.reference_log_probs_R);
-  const double sequences =
-      static_cast<double>(std::ranges::count_if(batch.trained_positions, [](const auto& positions) {
-        return !positions.empty();
-      }));
-  kl_in_reward_.merge({WeightedSum::Kind::mean, mean_of_sequence_means(kl_R, fields.sequences_R) * sequences,
-                       sequences});
-  fields.advantages_R =
-      fields.advantages_R.sub(kl_to_go(kl_R, fields.sequences_R), kl_controller_.value);
+  const double sequences = static_cast<double>(std::ranges::count_if(
+      batch.trained_positions, [](const auto& positions) { return !positions.empty(); }));
+  kl_in_reward_.merge(
+      {WeightedSum::Kind::mean, mean_of_sequence_means(kl_R, fields.sequences_R) * sequences, sequences});
+  fields.advantages_R = fields.advantages_R.sub(kl_to_go(kl_R, fields.sequences_R), kl_controller_.value);
 }
 
 MetricValues GradientStep::finish(const WeightedSums& sums) {
@@ -184,7 +182,8 @@ MetricValues GradientStep::finish(const WeightedSums& sums) {
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < from.size(); ++i) {
       const auto acc = accumulator_type(model_.dtype());
-      to[i]->value.copy_(at::lerp(to[i]->value.to(acc), from[i]->value.to(acc), settings.ref_model_mixup_alpha));
+      to[i]->value.copy_(
+          at::lerp(to[i]->value.to(acc), from[i]->value.to(acc), settings.ref_model_mixup_alpha));
     }
     values["policy/reference_renewed"] = 1;
   } else if (settings.ref_model_sync_steps > 0) {

@@ -27,14 +27,14 @@ struct FrozenModels {
 // pi_old (algorithms.md): where the batch is one update it is the current policy, detached, and costs
 // nothing; else its log-probabilities are computed once, in prepare(), and stay. Where the loss takes it from
 // the engine (recompute_logprob: false), it is the behaviour policy; where it interpolates (prox_logp_method:
-// loglinear), it takes no walk either. A KL in the reward and a teacher's topk take one all the same: both look
-// at the policy of the start before there is a gradient.
+// loglinear), it takes no walk either. A KL in the reward and a teacher's topk take one all the same: both
+// look at the policy of the start before there is a gradient.
 //
 // Reference and teacher walk forward only, by plans of the same batch.
 class GradientStep {
  public:
-  // All arguments must outlive the object. `costs`: what plans are made from, or null. UserError: the settings
-  // need a model that is not there, or contradict each other.
+  // All arguments must outlive the object. `costs`: what plans are made from, or null. UserError: the
+  // settings need a model that is not there, or contradict each other.
   GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs);
 
   // The rows of the batch, without what takes a walk.

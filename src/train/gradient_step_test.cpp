@@ -117,12 +117,14 @@ at::Tensor flat_gradient(Model& model, FrozenModels frozen, const ActorSettings&
   const WalkResult walk = step.accumulate(step.plan(prepared, "path"), prepared);
   if (result) *result = walk;
   std::vector<at::Tensor> all;
-  for (Parameter* parameter : model.parameters()) all.push_back(parameter->main_grad.flatten().to(at::kDouble));
+  for (Parameter* parameter : model.parameters())
+    all.push_back(parameter->main_grad.flatten().to(at::kDouble));
   return at::cat(all);
 }
 
 TEST(GradientStep, ATeacherThatIsThePolicyAddsNothing) {
-  auto model = small_model(at::kDouble, 1), same = small_model(at::kDouble, 1), other = small_model(at::kDouble, 2);
+  auto model = small_model(at::kDouble, 1), same = small_model(at::kDouble, 1),
+       other = small_model(at::kDouble, 2);
   std::vector<Trajectory> batch = small_batch();
   ActorSettings settings;
   set_advantages(batch, settings, {});
@@ -158,7 +160,8 @@ TEST(GradientStep, KlInTheRewardGoesToTheTokensBefore) {
   const auto before = list(plain.fields.advantages_R), after = list(prepared.fields.advantages_R);
   double kl = 0;
   for (size_t s = 0; s + 1 < plain.row_offset.size(); ++s) {
-    const auto begin = static_cast<size_t>(plain.row_offset[s]), end = static_cast<size_t>(plain.row_offset[s + 1]);
+    const auto begin = static_cast<size_t>(plain.row_offset[s]),
+               end = static_cast<size_t>(plain.row_offset[s + 1]);
     double to_go = 0;
     for (size_t r = end; r-- > begin;) {
       to_go += std::clamp(own[r] - other[r], -kMaxLogRatio, kMaxLogRatio);
@@ -178,7 +181,8 @@ TEST(GradientStep, KlInTheRewardGoesToTheTokensBefore) {
 }
 
 TEST(GradientStep, TheReferenceIsRenewedInItsTurn) {
-  auto model = small_model(at::kDouble, 1), reference = small_model(at::kDouble, 2), old = small_model(at::kDouble, 2);
+  auto model = small_model(at::kDouble, 1), reference = small_model(at::kDouble, 2),
+       old = small_model(at::kDouble, 2);
   ActorSettings settings;
   settings.loss.kl_loss_coef = 0.1;
   settings.loss.ref_model_sync_steps = 3;

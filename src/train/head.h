@@ -39,8 +39,8 @@ struct RowMap {
 
 RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch);
 
-// Gradients of log_probs, entropies and given log-probabilities of all loss rows, from a loss that was evaluated
-// before the walk. Of the batch, accumulator type; the last two may be undefined.
+// Gradients of log_probs, entropies and given log-probabilities of all loss rows, from a loss that was
+// evaluated before the walk. Of the batch, accumulator type; the last two may be undefined.
 struct Seeds {
   at::Tensor d_log_probs_R, d_entropies_R, d_given_RK;
 };

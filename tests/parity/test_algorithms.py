@@ -296,7 +296,7 @@ def obrs(settings, rows, log_w, is_current, kept):
     kappa = sum(acceptance) / sum(known)
     share = sum(kept) / count
     return [
-        k * min(1.0, kappa * z) * min(max(lam, math.exp(x)), cap) / share if share else 0.0
+        k * kappa * z * min(max(lam, math.exp(x)), cap) / share if share else 0.0
         for k, z, x in zip(kept, known, log_w, strict=True)
     ]
 

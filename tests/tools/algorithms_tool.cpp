@@ -10,9 +10,9 @@
 // (null is -inf; lists may be left out) and writes one a line:
 //   {"loss", "d_log_probs", "d_entropies", "d_given": flat, "metrics", "separable", "aggregation"} or
 //   {"error": text};
-// or reads {"actor": SETTINGS, "kl": [{"kl", "sequences", "entropy"} a step, ...]} and writes the coefficients
-// after each step, {"kl_ctl": [...], "entropy_coef": [...]}; or {"kl_to_go": [...], "sequences": [...]} and writes
-// {"kl_to_go": [...], "mean": x};
+// or reads {"actor": SETTINGS, "kl": [{"kl", "sequences", "entropy"} a step, ...]} and writes the
+// coefficients after each step, {"kl_ctl": [...], "entropy_coef": [...]}; or {"kl_to_go": [...], "sequences":
+// [...]} and writes {"kl_to_go": [...], "mean": x};
 // or reads {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...]}
 // and writes {"advantages": [[...], ...]}.
 #include <ATen/ops/tensor.h>
@@ -121,10 +121,13 @@ Json evaluate(const Json& request) {
   };
   Json metrics = Json::object();
   for (const auto& [name, metric] : out.metrics) metrics[name] = metric.value();
-  return {{"loss", out.loss.item<double>()},           {"d_log_probs", gradient(rows.log_probs_R)},
-          {"d_entropies", gradient(rows.entropies_R)}, {"d_given", gradient(rows.given_log_probs_RK)},
+  return {{"loss", out.loss.item<double>()},
+          {"d_log_probs", gradient(rows.log_probs_R)},
+          {"d_entropies", gradient(rows.entropies_R)},
+          {"d_given", gradient(rows.given_log_probs_RK)},
           {"metrics", metrics},
-          {"separable", loss->token_separable()},      {"aggregation", loss->aggregation()}};
+          {"separable", loss->token_separable()},
+          {"aggregation", loss->aggregation()}};
 }
 
 }  // namespace

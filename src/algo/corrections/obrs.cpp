@@ -1,13 +1,14 @@
 // Optimal-budget rejection sampling (OBRS; Verine et al. 2024; Jackpot, Liu et al. 2025; equation 2 of
-// distillsparse): a token is kept with probability a = min(1, pi_old / (lambda mu)), lambda = obrs_lambda [1].
-// What is kept was drawn from mu' = mu a / Z, Z = sum over the vocabulary of mu a = sum of min(mu, pi_old /
-// lambda), and is weighted against that:
-//   factor = kept * Z * min(max(lambda, w), correction_upper [3]) * rows / kept rows,  pi_old / mu' = Z max(lambda, w)
+// distillsparse): a token is kept with probability a = min(1, pi_old / (lambda mu)), lambda = obrs_lambda
+// [1]. What is kept was drawn from mu' = mu a / Z, Z = sum over the vocabulary of mu a = sum of min(mu,
+// pi_old / lambda), and is weighted against that:
+//   factor = kept * Z * min(max(lambda, w), correction_upper [3]) * rows / kept rows
+// where pi_old / mu' = Z max(lambda, w).
 // The last quotient makes the denominator that of the kept tokens: with all of them the loss would be Z times
-// as large. Z is known over the engine's most likely tokens only: Z = kappa * sum over these of min(mu, pi_old /
-// lambda), at most 1, where kappa = mean of a / mean of that sum over the batch, since the mean of a under mu is
-// Z. kappa - 1 is what the other tokens hold. Jackpot's sum runs over pi_old's most likely tokens too, of which
-// the engine does not say how likely they were to it.
+// as large. Z is known over the engine's most likely tokens only: Z = kappa * sum over these of min(mu,
+// pi_old / lambda), where kappa = mean of a / mean of that sum over the batch, since the mean of a under mu
+// is Z. kappa - 1 is what the other tokens hold. Jackpot's sum runs over pi_old's most likely tokens too, of
+// which the engine does not say how likely they were to it.
 //
 // The draw is a function of the trainer's version and the token's place in the batch alone.
 #include <ATen/ops/minimum.h>
@@ -42,15 +43,17 @@ Corrected apply(const CorrectionRows& rows) {
   if (w_R.numel() == 0) return {w_R, {}};
   const at::Tensor acceptance_R = w_R.div(lambda).clamp_max(1.0);
   const at::Tensor kept_R = drawn(acceptance_R, rows.version);
-  const at::Tensor known_R = at::minimum(rows.behaviour_given_RK.exp(), rows.old_given_RK.exp().div(lambda)).sum(1);
+  const at::Tensor known_R =
+      at::minimum(rows.behaviour_given_RK.exp(), rows.old_given_RK.exp().div(lambda)).sum(1);
   // A batch of which the most likely tokens hold nothing says nothing of the others: 1 then.
   const at::Tensor mean = known_R.mean();
   const at::Tensor kappa = at::where(mean.gt(0.0), acceptance_R.mean().div(mean), at::ones_like(mean));
-  const at::Tensor z_R = known_R.mul(kappa).clamp_max(1.0);
+  const at::Tensor z_R = known_R.mul(kappa);
   const at::Tensor weight_R = w_R.clamp_min(lambda);
   const at::Tensor cut_R = weight_R.clamp_max(rows.bounds.upper);
   const at::Tensor share = kept_R.mean();  // 0 where nothing is kept, and then every factor is 0
-  const at::Tensor factor_R = kept_R.mul(z_R).mul(cut_R).div(at::where(share.gt(0.0), share, at::ones_like(share)));
+  const at::Tensor factor_R =
+      kept_R.mul(z_R).mul(cut_R).div(at::where(share.gt(0.0), share, at::ones_like(share)));
   return {factor_R,
           kept_R.gt(0.0).logical_and(cut_R.lt(weight_R)),
           {{"mismatch/obrs_acceptance", acceptance_R},
@@ -64,7 +67,8 @@ Corrected apply(const CorrectionRows& rows) {
 CorrectionKind obrs_correction(const LossSettings& settings) {
   const WeightBounds bounds = weight_bounds(settings, {0.0, 3.0}, {0.0, 3.0});
   if (settings.correction_lower)
-    throw UserError("setting correction_lower: obrs keeps or drops by chance and has no lower bound; leave it out");
+    throw UserError(
+        "setting correction_lower: obrs keeps or drops by chance and has no lower bound; leave it out");
   if (bounds.upper < settings.obrs_lambda)
     throw UserError(str("setting correction_upper: obrs weighs what it keeps by at least obrs_lambda, ",
                         settings.obrs_lambda, ", got ", bounds.upper, "; expected no less than that"));

@@ -28,14 +28,15 @@ struct TopLogProbs {
   at::Tensor ids_RK;        // int64
   at::Tensor log_probs_RK;  // accumulator type
 };
-TopLogProbs top_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, int64_t k, double temperature);
+TopLogProbs top_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, int64_t k,
+                          double temperature);
 
-// log_prob of tokens that were not drawn: of ids_LK (int64) in the rows rows_L of the logits; several of L may
-// share a row.
+// log_prob of tokens that were not drawn: of ids_LK (int64) in the rows rows_L of the logits; several of L
+// may share a row.
 at::Tensor given_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, const at::Tensor& rows_L,
                            const at::Tensor& ids_LK, double temperature);
-// Its way back, in two parts: to d_log_probs_R of log_prob_backward_ add the sum of d_given_LK over each row's
-// L and K (the -p[v] of all of them); and afterwards add the rest of the gradient to what it left,
+// Its way back, in two parts: to d_log_probs_R of log_prob_backward_ add the sum of d_given_LK over each
+// row's L and K (the -p[v] of all of them); and afterwards add the rest of the gradient to what it left,
 //   d_logits[v] += (sum of d_given where the id is v - (that sum where v is the label)) / temperature.
 void add_given_gradient_(const at::Tensor& d_logits_RV, const at::Tensor& labels_R, const at::Tensor& rows_L,
                          const at::Tensor& ids_LK, const at::Tensor& d_given_LK, double temperature);
