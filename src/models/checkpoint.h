@@ -33,8 +33,8 @@ struct SaveOptions {
 // between two renames may leave a mixture; to exclude that, save into a new folder and publish it.
 void save_model(const std::filesystem::path& directory, Model& model, const SaveOptions& options = {});
 
-// Every tensor of the model under its Hugging Face name, as views of the parameters; of what is trained, views
-// of the main_grads.
+// Every tensor of the model under its Hugging Face name, as views of the parameters; and of what is trained,
+// views of the main_grads.
 NamedTensors named_weights(Model& model);
 NamedTensors named_gradients(Model& model);
 

@@ -110,8 +110,14 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
             # The base has no gradient at all.
             assert got.keys() == {file_name(name) for name in names}
             for name in names:
+                # A matrix's own gradient may be small beside the terms that it is the sum of.
                 error = gradient_error(got[file_name(name)].double(), expected[name], norms[name])
-                assert error <= tolerance, (mode, dtype, name, error)
+                assert error <= (tolerance if dtype == "fp64" else 5 * tolerance), (mode, dtype, name, error)
+            whole, reference = (
+                torch.cat([g[key(name)].double().flatten() for name in sorted(names)])
+                for g, key in ((got, file_name), (expected, str))
+            )
+            assert (whole - reference).norm() <= tolerance * reference.norm(), (mode, dtype)
             results[mode] = got
         if dtype == "fp64":
             for name in names:
