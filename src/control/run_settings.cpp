@@ -43,11 +43,13 @@ void RunSettings::check() const {
                         actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
   if (actor.lora.enabled() && ref.path.empty() && actor.loss.ref_model_sync_steps > 0)
     throw UserError(
-        "actor.ref_model_sync_steps: with lora the reference is the model without its adapter, which does not "
+        "actor.ref_model_sync_steps: with lora the reference is the model without its adapter, which does "
+        "not "
         "change; leave it out, or give a reference of its own (ref.path)");
   if (actor.lora.enabled() && critic.share_backbone)
     throw UserError(
-        "critic.share_backbone: with lora the backbone is frozen, and the value head would train the policy's "
+        "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
+        "policy's "
         "adapter; expected a critic with a backbone of its own (share_backbone: false)");
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||

@@ -63,8 +63,8 @@ struct SftOptions {
   bool show_progress = true;
 };
 
-// Trains and writes the Hugging Face directory `out`, or PEFT's where adapters are trained. UserError: see read_sft; a sequence longer than the
-// model's positions; nothing to learn.
+// Trains and writes the Hugging Face directory `out`, or PEFT's where adapters are trained. UserError: see
+// read_sft; a sequence longer than the model's positions; nothing to learn.
 SftSummary run_sft(const SftSettings& settings, const SftOptions& options);
 
 Json to_json(const SftSummary& summary);
