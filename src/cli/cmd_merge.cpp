@@ -18,13 +18,20 @@ struct Options {
 };
 
 // What config.json says that the weights are stored in.
+// A model that does not say what it is stored in is taken for fp32, as transformers does: nothing is lost.
 std::string stored_dtype(const ModelConfig& config) {
   for (const char* key : {"dtype", "torch_dtype"}) {
     const Json value = config.source.is_object() ? config.source.value(key, Json()) : Json();
     if (value == "float32") return "fp32";
     if (value == "float64") return "fp64";
+    if (value == "bfloat16") return "bf16";
+    if (value.is_string())
+      throw UserError(
+          str("BASE is stored in ", value.get<std::string>(),
+              ", which is not written; say what the merged model is to be stored in: --dtype fp32 "
+              "or bf16"));
   }
-  return "bf16";
+  return "fp32";
 }
 
 // Sums are taken in fp32 and rounded once, whatever type the result is stored in.

@@ -300,11 +300,14 @@ TEST(Generator, TheEngineWorksWhileToolsSleep) {
 
 TEST(CompletionText, EndsBeforeStopTokensAndStopStrings) {
   const ByteCodec codec;
-  EXPECT_EQ(completion_text(codec, {{'4', '2', 258}, {}, {}, {}, {}, FinishReason::kStop}, {}), "42");
-  EXPECT_EQ(completion_text(codec, {{'4', '2'}, {}, {}, {}, {}, FinishReason::kLength}, {"2"}), "42");
-  EXPECT_EQ(completion_text(codec, {{'4', '\n', 'Q', ':'}, {}, {}, {}, {}, FinishReason::kStopString},
-                            {"Q:", "\n"}),
-            "4");
+  EXPECT_EQ(completion_text(codec, {.token_ids = {'4', '2', 258}, .finish_reason = FinishReason::kStop}, {}),
+            "42");
+  EXPECT_EQ(completion_text(codec, {.token_ids = {'4', '2'}, .finish_reason = FinishReason::kLength}, {"2"}),
+            "42");
+  EXPECT_EQ(
+      completion_text(codec, {.token_ids = {'4', '\n', 'Q', ':'}, .finish_reason = FinishReason::kStopString},
+                      {"Q:", "\n"}),
+      "4");
 }
 
 }  // namespace

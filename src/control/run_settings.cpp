@@ -41,11 +41,11 @@ void RunSettings::check() const {
   if (!actor.advantages.needs_values() && (critic.share_backbone || !critic.path.empty()))
     throw UserError(str("critic: settings of a critic, but actor.adv_estimator ",
                         actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
-  if (actor.lora.enabled() && ref.path.empty() && actor.loss.ref_model_sync_steps > 0)
+  if (actor.lora.enabled() && actor.loss.ref_model_sync_steps > 0)
     throw UserError(
-        "actor.ref_model_sync_steps: with lora the reference is the model without its adapter, which does "
-        "not "
-        "change; leave it out, or give a reference of its own (ref.path)");
+        "actor.ref_model_sync_steps: with lora the policy is an adapter beside frozen weights, and a "
+        "reference "
+        "cannot take it over; expected 0");
   if (actor.lora.enabled() && critic.share_backbone)
     throw UserError(
         "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "

@@ -263,7 +263,9 @@ void save_adapter(const fs::path& directory, Model& model, const std::string& ba
       targets = modules;
       break;
     }
-  const double alpha = scale * static_cast<double>(rank);
+  // A whole number, as people write it, is one again after it was divided by the rank.
+  double alpha = scale * static_cast<double>(rank);
+  if (std::abs(alpha - std::round(alpha)) < 1e-9 * std::abs(alpha)) alpha = std::round(alpha);
   const auto whole = static_cast<int64_t>(std::llround(alpha));
   const Json config = {
       {"peft_type", "LORA"},
@@ -326,7 +328,8 @@ void load_adapter(const fs::path& directory, Model& model) {
       is_same =
           is_same && names.contains(name) && at::IntArrayRef(file.entries().at(name).shape) == tensor.sizes();
     for (Parameter* matrix : model.layer_matrices())
-      is_same = is_same && (matrix->adapter.empty() || matrix->adapter_scale == config.scale);
+      is_same = is_same && (matrix->adapter.empty() ||
+                            std::abs(matrix->adapter_scale - config.scale) <= 1e-9 * std::abs(config.scale));
     if (!is_same)
       throw UserError(str(directory.string(),
                           ": got an adapter of other modules, rank or alpha than the model has; expected the "
