@@ -287,8 +287,20 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
   const bool is_full = static_cast<int64_t>(sample.tokens.size()) >= model_.config().max_length();
   const bool ends = is_stop || ends_stop_string || num_new >= request.sampling.max_new_tokens || is_full;
   if (request.on_token) {
-    request.on_token({request.id, sample.index, num_new - 1, token, draw.log_prob, draw.raw_log_prob,
-                      draw.truncated_log_prob, version_, ends});
+    StreamedToken streamed{request.id,
+                           sample.index,
+                           num_new - 1,
+                           token,
+                           draw.log_prob,
+                           draw.raw_log_prob,
+                           draw.truncated_log_prob,
+                           version_,
+                           ends};
+    if (request.sampling.top_logprobs > 0) {
+      streamed.top_ids = result.top_ids.back();
+      streamed.top_logprobs = result.top_logprobs.back();
+    }
+    request.on_token(streamed);
   }
   if (!ends) return;
   scheduler_.finish(sample, is_stop            ? FinishReason::kStop

@@ -42,6 +42,8 @@ struct StreamedToken {
   double logprob = 0, raw_logprob = 0, truncated_logprob = 0;  // as in GeneratedSample
   int32_t version = 0;
   bool is_last = false;
+  std::vector<int32_t> top_ids;  // as in GeneratedSample
+  std::vector<float> top_logprobs;
 };
 
 // A sample's vectors have one entry for each generated token. A stop token is the last token of its sample; a

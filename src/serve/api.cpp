@@ -315,13 +315,27 @@ std::string token_text(const Tokenizer& tokenizer, int32_t id) {
   return Json::parse(dump_line(tokenizer.id_to_bytes(id))).get<std::string>();
 }
 
+void read_top_logprobs(Fields& fields, const std::string& name, const ServedModel& model,
+                       ServedRequest& request) {
+  const auto top = fields.integer(name, 0, 20);
+  if (!top || *top == 0) return;
+  if (model.settings.logprobs_mode != "raw_logprobs")
+    fields.wrong(name,
+                 "0: the server's logprobs_mode is processed_logprobs, and only raw ones are known of "
+                 "tokens that were not drawn");
+  request.sampling.top_logprobs = *top;
+}
+
 Json logprob_json(const Tokenizer& tokenizer, const AnswerToken& token) {
-  Json bytes = Json::array();
-  for (const char byte : tokenizer.id_to_bytes(token.id)) bytes.push_back(static_cast<unsigned char>(byte));
-  return {{"token", tokenizer.id_to_bytes(token.id)},
-          {"logprob", token.logprob},
-          {"bytes", std::move(bytes)},
-          {"top_logprobs", Json::array()}};
+  const auto entry = [&](int32_t id, double logprob) {
+    Json bytes = Json::array();
+    for (const char byte : tokenizer.id_to_bytes(id)) bytes.push_back(static_cast<unsigned char>(byte));
+    return Json({{"token", tokenizer.id_to_bytes(id)}, {"logprob", logprob}, {"bytes", std::move(bytes)}});
+  };
+  Json json = entry(token.id, token.logprob);
+  json["top_logprobs"] = Json::array();
+  for (const auto& [id, logprob] : token.top) json["top_logprobs"].push_back(entry(id, logprob));
+  return json;
 }
 
 Json openai_error(const ApiError& error) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -97,6 +98,7 @@ struct ServedRequest {
 struct AnswerToken {
   int32_t id = 0;
   double logprob = 0;
+  std::vector<std::pair<int32_t, double>> top;  // the most likely ones at its place, where they are asked for
 };
 struct ChoiceDelta {
   OutputParts parts;
@@ -168,6 +170,10 @@ std::string sse(const Json& data);                                  // "data: {.
 std::string sse(const std::string& event, const Json& data);
 int64_t count_tokens(const std::vector<ChoiceDelta>& choices);
 // A token's text as log-probabilities show it, with its bytes.
+// How many of the most likely tokens an answer shows beside each one drawn. ApiError 400 where the server's
+// mode does not allow it.
+void read_top_logprobs(Fields& fields, const std::string& name, const ServedModel& model,
+                       ServedRequest& request);
 Json logprob_json(const Tokenizer& tokenizer, const AnswerToken& token);
 std::string token_text(const Tokenizer& tokenizer, int32_t id);  // U+FFFD for what is not UTF-8
 

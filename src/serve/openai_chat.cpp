@@ -222,8 +222,9 @@ ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& mod
   ChatOptions options;
   options.include_usage = read_stream_options(fields, request);
   options.logprobs = fields.boolean("logprobs").value_or(false);
-  if (const auto top = fields.integer("top_logprobs", 0, 20); top && *top > 0)
-    fields.wrong("top_logprobs", "0: the engine gives the log-probability of the token that was drawn alone");
+  read_top_logprobs(fields, "top_logprobs", model, request);
+  if (request.sampling.top_logprobs > 0 && !options.logprobs)
+    fields.wrong("top_logprobs", "0, or logprobs: true beside it");
   options.return_token_ids = fields.boolean("return_token_ids").value_or(false);
 
   const OrderedJson* messages = fields.array("messages");

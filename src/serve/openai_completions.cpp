@@ -80,18 +80,22 @@ class CompletionAnswer final : public Answer {
       entry["stop_reason"] = choice.end->stop ? Json(*choice.end->stop) : Json();
     }
     if (options_.logprobs) {
-      Json tokens = Json::array(), values = Json::array(), offsets = Json::array();
+      Json tokens = Json::array(), values = Json::array(), offsets = Json::array(), tops = Json::array();
       for (const AnswerToken& token : choice.tokens) {
         const std::string text = token_text(model_.tokenizer, token.id);
         tokens.push_back(text);
         values.push_back(token.logprob);
         offsets.push_back(offsets_[index]);
         offsets_[index] += num_characters(text);
+        Json top = Json::object();
+        for (const auto& [id, logprob] : token.top) top[token_text(model_.tokenizer, id)] = logprob;
+        tops.push_back(std::move(top));
       }
-      entry["logprobs"] = {{"tokens", std::move(tokens)},
-                           {"token_logprobs", std::move(values)},
-                           {"text_offset", std::move(offsets)},
-                           {"top_logprobs", nullptr}};
+      entry["logprobs"] = {
+          {"tokens", std::move(tokens)},
+          {"token_logprobs", std::move(values)},
+          {"text_offset", std::move(offsets)},
+          {"top_logprobs", options_.request.sampling.top_logprobs > 0 ? std::move(tops) : Json()}};
     }
     if (options_.return_token_ids) {
       Json ids = Json::array();
@@ -156,8 +160,7 @@ ReadRequest read_completion(const OrderedJson& body, const ServedModel& model) {
   options.echo = fields.boolean("echo").value_or(false);
   if (const auto logprobs = fields.integer("logprobs", 0, 20)) {
     options.logprobs = true;
-    if (*logprobs > 0)
-      fields.wrong("logprobs", "0: the engine gives the log-probability of the token that was drawn alone");
+    read_top_logprobs(fields, "logprobs", model, request);
     if (options.echo)
       fields.wrong("logprobs", "none with echo: a prompt's log-probabilities are not computed");
   }

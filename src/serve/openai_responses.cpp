@@ -314,8 +314,8 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model) {
       else if (what != "reasoning.encrypted_content")
         fields.wrong("include", "message.output_text.logprobs: the server has nothing else to include");
     }
-  if (const auto top = fields.integer("top_logprobs", 0, 20); top && *top > 0)
-    fields.wrong("top_logprobs", "0: the engine gives the log-probability of the token that was drawn alone");
+  read_top_logprobs(fields, "top_logprobs", model, request);
+  if (request.sampling.top_logprobs > 0) options.logprobs = true;
   read_sampling(fields, model, request);
   const auto max_tokens = fields.integer("max_output_tokens", 1, 1000000000);
   const OrderedJson* metadata = fields.object("metadata");

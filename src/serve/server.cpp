@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <span>
 #include <thread>
 #include <unordered_map>
 
@@ -56,6 +57,18 @@ bool names_this_machine(std::string name) {
   } catch (const UserError&) {
     return false;
   }
+}
+
+// The raw log-probabilities of the most likely tokens. The engine gives them at the request's temperature T,
+// where log p_T(a) - log p_T(b) = (logit a - logit b) / T; the drawn token is known both ways.
+static std::vector<std::pair<int32_t, double>> raw_top(const SamplingParameters& sampling, double raw,
+                                                       double at_temperature, std::span<const int32_t> ids,
+                                                       std::span<const float> logprobs) {
+  const double temperature = sampling.temperature > 0 ? sampling.temperature : 1.0;
+  std::vector<std::pair<int32_t, double>> top;
+  for (size_t i = 0; i < ids.size(); ++i)
+    top.emplace_back(ids[i], raw + temperature * (logprobs[i] - at_temperature));
+  return top;
 }
 
 // A request being answered.
@@ -347,8 +360,10 @@ void Server::State::take(const JobPointer& job, size_t prompt, EngineEvent event
       if (!job->first_token_seconds) job->first_token_seconds = seconds_since(job->start);
       const size_t choice =
           prompt * static_cast<size_t>(request.sampling.n_samples) + static_cast<size_t>(event.token.sample);
-      const AnswerToken token{event.token.token,
-                              model.logprob_of(event.token.raw_logprob, event.token.truncated_logprob)};
+      const StreamedToken& drawn = event.token;
+      const AnswerToken token{
+          drawn.token, model.logprob_of(drawn.raw_logprob, drawn.truncated_logprob),
+          raw_top(request.sampling, drawn.raw_logprob, drawn.logprob, drawn.top_ids, drawn.top_logprobs)};
       ++job->seen[choice];
       if (event.token.is_last) job->last[choice] = token;
       else take_token(*job, choice, token);
@@ -376,8 +391,12 @@ void Server::State::finish_prompt(Job& job, size_t prompt, const GenerationResul
     const size_t choice = prompt * n_samples + sample;
     // An engine that gives no tokens as they come gives them now.
     for (size_t& seen = job.seen[choice]; seen < drawn.token_ids.size(); ++seen) {
-      const AnswerToken token{drawn.token_ids[seen],
-                              model.logprob_of(drawn.raw_logprobs[seen], drawn.truncated_logprobs[seen])};
+      AnswerToken token{drawn.token_ids[seen],
+                        model.logprob_of(drawn.raw_logprobs[seen], drawn.truncated_logprobs[seen]),
+                        {}};
+      if (!drawn.top_ids.empty())
+        token.top = raw_top(job.request().sampling, drawn.raw_logprobs[seen], drawn.logprobs[seen],
+                            drawn.top_ids[seen], drawn.top_logprobs[seen]);
       if (seen + 1 == drawn.token_ids.size()) job.last[choice] = token;
       else take_token(job, choice, token);
     }

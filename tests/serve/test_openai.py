@@ -1,6 +1,7 @@
 """The official `openai` client, given a base_url and nothing else."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -246,6 +247,41 @@ def test_greedy_answers_are_those_of_bough_rollout(
         )
 
 
+def test_most_likely_tokens(random_client: openai.OpenAI, random_model: Served):
+    def first_of(temperature: float, **options):
+        logprobs = random_client.completions.create(
+            model=random_model.name,
+            prompt="The 12",
+            max_tokens=3,
+            temperature=temperature,
+            seed=1,
+            logprobs=5,
+            extra_body={"return_token_ids": True},
+            **options,
+        ).choices[0].logprobs
+        assert [len(top) for top in logprobs.top_logprobs] == [5, 5, 5]
+        return logprobs.token_logprobs[0], logprobs.top_logprobs[0]
+
+    drawn, top = first_of(0)
+    assert drawn == pytest.approx(max(top.values()), abs=1e-6)
+    assert sum(math.exp(value) for value in top.values()) < 1
+    # They are the model's own, whatever the token was drawn at.
+    for temperature in (0.3, 1.0, 2.0):
+        _, other = first_of(temperature)
+        assert other == pytest.approx(top, abs=1e-5)
+    options = {"model": random_model.name, "messages": QUESTION, "logprobs": True, "top_logprobs": 4}
+    options |= {"max_tokens": 5, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    whole = random_client.chat.completions.create(**options).choices[0].logprobs.content
+    for token in whole:
+        assert len(token.top_logprobs) == 4
+        assert (token.top_logprobs[0].bytes, token.top_logprobs[0].logprob) == (
+            token.bytes,
+            pytest.approx(token.logprob, abs=1e-6),
+        )
+    chunks = [chunk.choices[0] for chunk in random_client.chat.completions.create(stream=True, **options)]
+    assert sum((chunk.logprobs.content for chunk in chunks if chunk.logprobs), []) == whole
+
+
 def test_completions(random_client: openai.OpenAI, random_model: Served):
     options = {"model": random_model.name, "max_tokens": 9, "temperature": 0}
     by_text = random_client.completions.create(
@@ -276,7 +312,7 @@ def test_completions(random_client: openai.OpenAI, random_model: Served):
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
         ({"temperature": -1}, "temperature"),
         ({"n": 1000}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
