@@ -15,7 +15,8 @@ BENCH = ROOT / "bench"
 PROGRAM = Path(sys.argv[0]).stem
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 VOCAB = 4096
-# bench/peer_step.py has the same shapes for the peers. Heads of 32 at least: vLLM on a CPU has no smaller ones.
+# bench/peer_step.py has the same shapes for the peers. Heads of 32 at least: vLLM has no smaller ones
+# on a CPU.
 BOUGH_SHAPES = {
     "tiny": "--hidden-size 64 --layers 2 --heads 4 --kv-heads 2 --head-dim 32 --intermediate-size 128",
     "small": "--hidden-size 512 --layers 8 --heads 8 --kv-heads 4 --head-dim 64 --intermediate-size 1536",

@@ -88,7 +88,8 @@ class CompletionAnswer final : public Answer {
         offsets.push_back(offsets_[index]);
         offsets_[index] += num_characters(text);
         Json top = Json::object();
-        for (const auto& [id, logprob] : token.top) top[token_text(model_.tokenizer, id)] = logprob;
+        for (const auto& [id, logprob] : token.top)  // of tokens of the same text the most likely
+          top.emplace(token_text(model_.tokenizer, id), logprob);
         tops.push_back(std::move(top));
       }
       entry["logprobs"] = {

@@ -1,4 +1,4 @@
-"""Runs whose samples are conversations: repeatable, resumable, asynchronous, with environments of all kinds."""
+"""Runs whose samples are conversations: repeatable, resumable, asynchronous, with all environments."""
 
 import json
 import subprocess
@@ -41,7 +41,8 @@ def experiment(bough):
         # Enough to end a turn now and then.
         bough("data", "guess", "--out", "traces.jsonl", "-n", 60, "--traces", ok=True)
         bough(
-            *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm", "--max-steps", 60, "--lr", 1e-2),
+            *("sft", "--model", "base", "--data", "traces.jsonl", "--out", "warm"),
+            *("--max-steps", 60, "--lr", 1e-2),
             ok=True,
             env=ENVIRONMENT,
         )
@@ -97,9 +98,11 @@ def test_rows_of_a_conversation(bough, experiment):
     config = experiment(echo(), **{"total_train_steps": 1})
     bough("train", config, ok=True, env=ENVIRONMENT)
     rows = rollouts(bough, "runs/tiny/trial0", 1)
-    assert {(row["group"], row["trajectory"]) for row in rows} >= {(rows[0]["group"], str(i)) for i in range(4)}
+    found = {(row["group"], row["trajectory"]) for row in rows}
+    assert found >= {(rows[0]["group"], str(i)) for i in range(4)}
     for row in rows:
-        assert all((turn >= 0) == bool(mask) for turn, mask in zip(row["turns"], row["loss_mask"], strict=True))
+        turns = zip(row["turns"], row["loss_mask"], strict=True)
+        assert all((turn >= 0) == bool(mask) for turn, mask in turns)
         assert len(row["turn_rewards"]) == row["reward"] == 0 or sum(row["turn_rewards"]) == row["reward"]
     last = [row["conversation"] for row in rows if "reason" in row["conversation"]]
     assert len(last) == 3 * 4
@@ -138,7 +141,8 @@ def test_the_example_is_an_environment(bough):
     )
     bough("train", config, ok=True, env=ENVIRONMENT)
     traced = bough(
-        *("rollout", "--model", "base", "--prompts", "tickets.jsonl", "--out", "out.jsonl", "--max-new-tokens", 4),
+        *("rollout", "--model", "base", "--prompts", "tickets.jsonl", "--out", "out.jsonl"),
+        *("--max-new-tokens", 4),
         *("--trace", "--environment", "python", f"path={script}:TicketDesk", f"python={sys.executable}"),
         ok=True,
         env=ENVIRONMENT,

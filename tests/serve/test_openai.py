@@ -248,38 +248,42 @@ def test_greedy_answers_are_those_of_bough_rollout(
 
 
 def test_most_likely_tokens(random_client: openai.OpenAI, random_model: Served):
-    def first_of(temperature: float, **options):
-        logprobs = random_client.completions.create(
-            model=random_model.name,
-            prompt="The 12",
-            max_tokens=3,
-            temperature=temperature,
-            seed=1,
-            logprobs=5,
-            extra_body={"return_token_ids": True},
-            **options,
-        ).choices[0].logprobs
-        assert [len(top) for top in logprobs.top_logprobs] == [5, 5, 5]
-        return logprobs.token_logprobs[0], logprobs.top_logprobs[0]
+    options = {"model": random_model.name, "messages": QUESTION, "logprobs": True, "top_logprobs": 5}
+    options |= {"max_tokens": 4, "seed": 1, "extra_body": {"ignore_eos": True}}
 
-    drawn, top = first_of(0)
-    assert drawn == pytest.approx(max(top.values()), abs=1e-6)
-    assert sum(math.exp(value) for value in top.values()) < 1
+    def answer(temperature: float):
+        return (
+            random_client.chat.completions.create(temperature=temperature, **options)
+            .choices[0]
+            .logprobs.content
+        )
+
+    def top_of(token):
+        return [(tuple(top.bytes), pytest.approx(top.logprob, abs=1e-5)) for top in token.top_logprobs]
+
+    greedy = answer(0)
+    for token in greedy:
+        assert len(token.top_logprobs) == 5
+        assert top_of(token)[0] == (tuple(token.bytes), pytest.approx(token.logprob, abs=1e-6))
+        assert sum(math.exp(top.logprob) for top in token.top_logprobs) < 1
     # They are the model's own, whatever the token was drawn at.
     for temperature in (0.3, 1.0, 2.0):
-        _, other = first_of(temperature)
-        assert other == pytest.approx(top, abs=1e-5)
-    options = {"model": random_model.name, "messages": QUESTION, "logprobs": True, "top_logprobs": 4}
-    options |= {"max_tokens": 5, "temperature": 0, "extra_body": {"ignore_eos": True}}
-    whole = random_client.chat.completions.create(**options).choices[0].logprobs.content
-    for token in whole:
-        assert len(token.top_logprobs) == 4
-        assert (token.top_logprobs[0].bytes, token.top_logprobs[0].logprob) == (
-            token.bytes,
-            pytest.approx(token.logprob, abs=1e-6),
+        first = answer(temperature)[0].top_logprobs
+        assert [(tuple(top.bytes), top.logprob) for top in first] == top_of(greedy[0])
+    stream = random_client.chat.completions.create(temperature=0, stream=True, **options)
+    chunks = [chunk.choices[0] for chunk in stream]
+    assert sum((chunk.logprobs.content for chunk in chunks if chunk.logprobs), []) == greedy
+    # Tokens of the same text are one entry in completions' form.
+    by_text = (
+        random_client.completions.create(
+            model=random_model.name, prompt="The 12", max_tokens=3, temperature=0, logprobs=5
         )
-    chunks = [chunk.choices[0] for chunk in random_client.chat.completions.create(stream=True, **options)]
-    assert sum((chunk.logprobs.content for chunk in chunks if chunk.logprobs), []) == whole
+        .choices[0]
+        .logprobs
+    )
+    for drawn, top in zip(by_text.token_logprobs, by_text.top_logprobs, strict=True):
+        assert 1 <= len(top) <= 5
+        assert drawn == pytest.approx(max(top.values()), abs=1e-6)
 
 
 def test_completions(random_client: openai.OpenAI, random_model: Served):
