@@ -441,9 +441,7 @@ def request_of(settings, rows, is_current):
 def gradient(settings, rows, is_current, kept=None):
     frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
     live = [x.clone().requires_grad_(True) for x in frozen]
-    given = [
-        [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in own] for own in rows["given"]
-    ]
+    given = [[torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in own] for own in rows["given"]]
     loss, factors = reference(settings, rows, live, frozen, is_current, given, kept)
     leaves = live + [x for own in given for x in own]
     gradients = [0.0 if d is None else d.item() for d in torch.autograd.grad(loss, leaves, allow_unused=True)]
@@ -629,9 +627,7 @@ def test_kl_to_go_and_controllers(build_dir):
     means = [sum(kl[i] for i in own) / len(own) for own in members]
     assert answer["mean"] == pytest.approx(sum(means) / len(means), abs=1e-12)
 
-    steps = [
-        {"kl": draw.random() * 0.3, "sequences": 64, "entropy": draw.random() * 0.4} for _ in range(30)
-    ]
+    steps = [{"kl": draw.random() * 0.3, "sequences": 64, "entropy": draw.random() * 0.4} for _ in range(30)]
     steps.append({"kl": 0.5, "sequences": 0, "entropy": 0.2})
     settings = {
         "kl_ctl": 0.1,
