@@ -27,7 +27,7 @@ std::string stored_dtype(const ModelConfig& config) {
     if (value == "bfloat16") return "bf16";
     if (value.is_string())
       throw UserError(
-          str("BASE is stored in ", value.get<std::string>(),
+          str("DIR is stored in ", value.get<std::string>(),
               ", which is not written; say what the merged model is to be stored in: --dtype fp32 "
               "or bf16"));
   }
