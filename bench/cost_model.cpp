@@ -121,7 +121,8 @@ class Bench {
     const char* saved = std::getenv("BOUGH_CALIBRATION");
     if (saved && costs_) return;
     const auto begin = std::chrono::steady_clock::now();
-    auto profile = saved ? DeviceProfile::from_json(read_json(saved), saved) : calibrate_cpu(model_->dtype());
+    auto profile =
+        saved ? DeviceProfile::from_json(read_json(saved), saved) : calibrate(at::kCPU, model_->dtype());
     std::printf("calibrated in %.1f s: %s\n", seconds_since(begin), profile.source.c_str());
     costs_.emplace(std::move(profile), model_shape(*model_));
   }

@@ -44,7 +44,7 @@ endfunction()
 function(bough_room room)
   cmake_parse_arguments(ARG "" "" "ROOMS;PARTS;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${room}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/mpi_communicator\\.cpp$")  # the last: cmake/mpi.cmake
   get_property(part_files GLOBAL PROPERTY BOUGH_PART_FILES)
   list(REMOVE_ITEM sources ${part_files})
   list(APPEND ARG_ROOMS ${ARG_PARTS})

@@ -1,5 +1,5 @@
 // `bough bench step`: what every strategy takes for a rollout file, beside the time that the work needs at
-// least.
+// least. `bough bench profile`: what a plan's costs are computed from.
 //
 // The lower bound: the FLOPs of one gradient step over the tree (linear layers of each token, the head of
 // each trained one, attention of each visible pair; backward twice forward), at the best rate of a matrix
@@ -13,10 +13,12 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/format.h"
 #include "cli/command.h"
 #include "cli/op_times.h"
 #include "cli/step_input.h"
+#include "cost/calibrate.h"
 #include "cost/rates.h"
 
 namespace bough {
@@ -57,11 +59,11 @@ std::string op_group(const std::string& op) {
 }
 
 // Shares of one step, largest first; what no op took is "between ops".
-std::vector<std::pair<std::string, double>> op_shares(StepTimer& timer) {
+std::vector<std::pair<std::string, double>> op_shares(StepTimer& timer, at::Device device) {
   const auto start = std::chrono::steady_clock::now();
   std::map<std::string, double> groups;
   {
-    OpTimes times;
+    OpTimes times(device);
     timer.run(/*counted=*/false);
     for (const auto& [op, seconds] : times.seconds()) groups[op_group(op)] += seconds;
   }
@@ -132,7 +134,8 @@ void run_bench_step(const Options& options) {
   }
   Bound bound;
   for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
-    bound.rate = std::max(bound.rate, matrix_product_rate(input.costs.shape(), input.model->dtype()));
+    bound.rate = std::max(
+        bound.rate, matrix_product_rate(input.costs.shape(), input.model->dtype(), input.model->device()));
     for (auto& line : lines)
       if (line.timer) line.timer->run(/*counted=*/true);
   }
@@ -141,7 +144,7 @@ void run_bench_step(const Options& options) {
   std::vector<std::pair<std::string, double>> shares;
   const auto first =
       std::find_if(lines.begin(), lines.end(), [](const Line& line) { return line.timer != nullptr; });
-  if (first != lines.end()) shares = op_shares(*first->timer);
+  if (first != lines.end()) shares = op_shares(*first->timer, input.model->device());
 
   if (options.json) {
     Json strategies = Json::object(), ops = Json::object();
@@ -190,11 +193,50 @@ void run_bench_step(const Options& options) {
   print_table(rows);
 }
 
+struct ProfileOptions {
+  TorchOptions torch;
+  std::string out;
+  bool json = false;
+};
+
+// GFLOP/s of a pass of each size, where a unit of work of the curve is one FLOP a token.
+std::string rates_text(const CostCurve& curve) {
+  std::string text;
+  for (size_t i = 0; i < curve.sizes.size(); ++i)
+    if (curve.values[i] > 0)
+      text += str(text.empty() ? "" : "  ", curve.sizes[i], ": ",
+                  format_significant(static_cast<double>(curve.sizes[i]) / curve.values[i] / 1e9, 3));
+  return text;
+}
+
+void run_bench_profile(const ProfileOptions& options) {
+  if (!options.out.empty()) check_output_file("--out", options.out);
+  const TorchSetup setup = set_up_torch(options.torch);
+  const DeviceProfile profile = calibrate(setup.device, setup.dtype, {.show_progress = !options.json});
+  if (!options.out.empty()) write_file_atomically(options.out, dump_pretty(profile.to_json()));
+  if (options.json) {
+    print_json(profile.to_json());
+    return;
+  }
+  print_table({{"device", str(profile.name, ", ", profile.dtype, ", ",
+                              format_bytes(static_cast<double>(profile.memory_bytes)))},
+               {"source", profile.source},
+               {"GFLOP/s by tokens", ""},
+               {"products forward", rates_text(profile.linear_forward)},
+               {"  and backward", rates_text(profile.linear_backward)},
+               {"head forward", rates_text(profile.head_forward)},
+               {"  and backward", rates_text(profile.head_backward)},
+               {"attention forward", rates_text(profile.attention_forward.by_queries)},
+               {"  and backward", rates_text(profile.attention_backward.by_queries)},
+               {"a layer at least", str(format_duration(profile.seconds_per_layer_forward), " forward, ",
+                                        format_duration(profile.seconds_per_layer_backward), " backward")}});
+}
+
 }  // namespace
 
 void add_bench_command(CommandLine& line) {
   CLI::App& bench = line.add("bench", "Measures this machine on your own data", [] {
-    throw UserError("what to measure is missing: bough bench step, bough bench rollout");
+    throw UserError("what to measure is missing: bough bench step, bough bench rollout, bough bench profile");
   });
   add_bench_rollout_command(line, bench);
   auto options = std::make_shared<Options>();
@@ -205,6 +247,15 @@ void add_bench_command(CommandLine& line) {
   add_step_options(command, *options);
   command.add_option("--modes", options->modes, "Which, in turns; of the first the time by op is shown")
       ->type_name("MODE ...");
+
+  auto profile = std::make_shared<ProfileOptions>();
+  CLI::App& profiling =
+      line.add(bench, "profile", "The device's rates that plans are made from, measured anew",
+               [profile] { run_bench_profile(*profile); });
+  add_torch_options(profiling, profile->torch);
+  profiling.add_option("--out", profile->out, "Write them: a run takes the file as `calibration`")
+      ->type_name("FILE");
+  add_json_flag(profiling, profile->json);
 }
 
 }  // namespace bough

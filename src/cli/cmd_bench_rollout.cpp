@@ -98,7 +98,7 @@ std::vector<GenerationRequest> make_requests(const Model& model, const Options& 
 
 Run run_once(const Model& model, const Options& options) {
   Run run;
-  const auto engine = make_engine(model, options.model, std::nullopt, options.engine,
+  const auto engine = make_engine(model, options.model, std::nullopt, options.engine, kDeviceShareAlone,
                                   [&](const PassWork& work) { run.passes.push_back(work); });
   auto requests = make_requests(model, options);
   const auto start = std::chrono::steady_clock::now();
@@ -138,7 +138,7 @@ struct Interruption {
 
 Interruption run_interrupted(const Model& model, const Options& options, const Run& uninterrupted) {
   PassWork last;
-  const auto engine = make_engine(model, options.model, std::nullopt, options.engine,
+  const auto engine = make_engine(model, options.model, std::nullopt, options.engine, kDeviceShareAlone,
                                   [&](const PassWork& work) { last = work; });
   for (GenerationRequest& request : make_requests(model, options)) engine->submit(std::move(request));
   Interruption interruption;
@@ -202,8 +202,8 @@ void run_bench_rollout(Options options) {
   Rates rates;
   std::vector<Run> runs;
   for (int64_t i = 0; i < options.repeat; ++i) {  // in turns: a busy minute falls on all
-    rates.flops = std::max(rates.flops, matrix_product_rate(shape, model->dtype()));
-    rates.bytes = std::max(rates.bytes, read_rate(bytes.weights));
+    rates.flops = std::max(rates.flops, matrix_product_rate(shape, model->dtype(), model->device()));
+    rates.bytes = std::max(rates.bytes, read_rate(bytes.weights, model->device()));
     runs.push_back(run_once(*model, options));
   }
   std::vector<double> all_seconds;

@@ -98,17 +98,9 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
   std::vector<RankCost> costs;
   for (const auto& share :
        balance_load(tree, num_ranks,
-                    {.per_token = shape.linear_flops_per_token(), .per_pair = shape.flops_per_pair()})) {
-    PlanRequest request = whole;
-    request.sequences.clear();
-    request.trained.clear();
-    for (const int64_t s : share.sequences) {
-      request.sequences.push_back(whole.sequences[s]);
-      const auto begin = whole.trained.begin() + tree.sequence_offset[s];
-      request.trained.insert(request.trained.end(), begin, begin + whole.sequences[s].size());
-    }
-    costs.push_back({share.num_tokens, simulate(make_plan("auto", request), whole.costs).seconds});
-  }
+                    {.per_token = shape.linear_flops_per_token(), .per_pair = shape.flops_per_pair()}))
+    costs.push_back({share.num_tokens,
+                     simulate(make_plan("auto", part_of(whole, share.sequences)), whole.costs).seconds});
   return costs;
 }
 

@@ -2,11 +2,15 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/format.h"
+#include "base/log.h"
 #include "cli/command.h"
+#include "cli/ranks.h"
 #include "cli/step_input.h"
+#include "kernels/adamw/adamw.h"
 #include "models/checkpoint.h"
 
 namespace bough {
@@ -16,9 +20,17 @@ namespace {
 struct Options : StepOptions {
   std::string grads;
   std::string mode = "auto";
+  std::optional<int64_t> ranks;
 };
 
-void print_report(const Options& options, const StepTimer& step, const StepInput& input) {
+double gradient_norm(Model& model) {
+  double sum = 0;
+  for (const Parameter* parameter : model.trained_parameters())
+    sum += sum_of_squares(parameter->main_grad).item<double>();
+  return std::sqrt(sum);
+}
+
+void print_report(const Options& options, const StepTimer& step, const StepInput& input, int64_t num_ranks) {
   const auto [least, most] = std::minmax_element(step.seconds().begin(), step.seconds().end());
   const Simulation& simulation = step.simulation();
   const TreeStatistics& tree = input.statistics;
@@ -31,6 +43,7 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
                 {"predicted_peak_bytes", simulation.peak_bytes},
                 {"predicted_seconds", simulation.seconds},
                 {"loss", step.loss()},
+                {"grad_norm", gradient_norm(*input.model)},
                 {"sequences", tree.num_sequences},
                 {"tokens", tree.num_flat_tokens},
                 {"tree_tokens", tree.num_tree_tokens},
@@ -43,6 +56,7 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
                 {"tokens_recomputed", simulation.tokens_recomputed},
                 {"dtype", options.torch.dtype},
                 {"threads", at::get_num_threads()},
+                {"ranks", num_ranks},
                 {"repeat", options.repeat}});
     return;
   }
@@ -53,6 +67,7 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
   print_table(
       {{"step", format_duration(step.median_seconds()) + spread},
        {"loss", format_shortest(step.loss())},
+       {"gradient norm", format_significant(gradient_norm(*input.model), 6)},
        {"tokens", str(format_thousands(tree.num_flat_tokens), " in ", format_thousands(tree.num_sequences),
                       " sequences, ", format_thousands(step.num_trained()), " trained")},
        {"tree tokens",
@@ -64,19 +79,25 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
        {"peak memory",
         str(format_bytes(static_cast<double>(step.peak_bytes())), " over weights and gradients, predicted ",
             format_bytes(static_cast<double>(simulation.peak_bytes)))},
-       {"computed in", str(options.torch.dtype, ", ", at::get_num_threads(), " threads")}});
+       {"computed in",
+        str(options.torch.dtype, ", ", num_ranks > 1 ? str(num_ranks, " ranks of ") : "",
+            at::get_num_threads(), " threads", num_ranks > 1 ? "; passes and memory are rank 0's" : "")}});
 }
 
 void run_step(const Options& options) {
   check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
-  const StepInput input = load_step(options, step_settings(options, options.mode));
-  const std::unique_ptr<StepTimer> timer = input.timer(input.settings.tree.strategy());
+  const std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks);
+  const bool is_first = ranks->rank() == 0;
+  if (!is_first) set_log_level(LogLevel::kSilent);  // it would say the same
+  const StepInput input = load_step(options, step_settings(options, options.mode), ranks.get());
+  const std::unique_ptr<StepTimer> timer = input.timer(input.settings.tree.strategy(), ranks.get());
   StepTimer& step = *timer;
   step.run(/*counted=*/false);
   for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
+  if (!is_first) return;
   if (!options.grads.empty()) write_safetensors(options.grads, named_gradients(*input.model));
-  print_report(options, step, input);
+  print_report(options, step, input, ranks->size());
 }
 
 }  // namespace
@@ -88,6 +109,7 @@ void add_step_command(CommandLine& line) {
   add_step_options(command, *options);
   command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
       ->type_name("FILE");
+  add_ranks_option(command, options->ranks);
   command.add_option("--mode", options->mode,
                      str(format_choices(strategy_names()), "; auto is the least predicted time"));
 }

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "cli/ranks.h"
 
 namespace bough {
 
@@ -136,7 +137,7 @@ int CommandLine::run(int argc, const char* const* argv) {
   bool parsed = false;
   const auto fail = [&](ExitCode code, const std::string& message) {
     show_status("");
-    print_line(str(chosen_, ": ", bounded(message)));
+    print_line(str(rank_prefix(), chosen_, ": ", bounded(message)));
     if (!parsed) print_line(str("`", chosen_, " --help` lists what there is."));
     return code;
   };

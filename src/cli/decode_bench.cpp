@@ -128,7 +128,7 @@ std::vector<DecodeTimes> run_decode_bench(const Model& model, const DecodeBench&
       std::vector<double> dense, chosen;
       double rate = 0;
       for (int64_t i = -1; i < bench.repeat; ++i) {  // in turns, after one that is not counted
-        rate = std::max(rate, read_rate(bench.weight_bytes + decoder.kv_bytes(true)));
+        rate = std::max(rate, read_rate(bench.weight_bytes + decoder.kv_bytes(true), at::kCPU));
         for (const bool is_sparse : {false, true}) {
           std::vector<double> seconds;
           for (int64_t step = 0; step < kStepsPerRun; ++step)

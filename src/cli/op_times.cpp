@@ -3,17 +3,24 @@
 #include <ATen/record_function.h>
 
 #include <chrono>
+#include <mutex>
 #include <string_view>
 
 #include "base/error.h"
+#include "kernels/common/device.h"
 
 namespace bough {
 
 namespace {
 using Time = std::chrono::steady_clock::time_point;
 
-// torch's callbacks are plain functions: what they add to is the thread's present OpTimes.
-thread_local std::map<std::string, double>* current = nullptr;
+// torch's callbacks are plain functions: what they add to is the present OpTimes.
+struct Present {
+  std::mutex mutex;  // a GPU's ops are called by several threads
+  std::map<std::string, double>* seconds = nullptr;
+  c10::Device device{c10::kCPU};
+};
+Present present;
 thread_local int depth = 0;
 
 struct Call : at::ObserverContext {
@@ -23,28 +30,33 @@ struct Call : at::ObserverContext {
 // Autograd's own entries around the ops of a backward node are no ops.
 std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction& function) {
   if (std::string_view(function.name()).starts_with("autograd::")) return nullptr;
-  ++depth;
+  if (depth++ == 0) synchronize(present.device);
   return std::make_unique<Call>();
 }
 
 void end_op(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (!context || --depth > 0 || !current) return;
+  if (!context || --depth > 0) return;
+  synchronize(present.device);
   const auto taken = std::chrono::steady_clock::now() - static_cast<Call*>(context)->start;
-  (*current)[function.name()] += std::chrono::duration<double>(taken).count();
+  const std::lock_guard lock(present.mutex);
+  if (present.seconds) (*present.seconds)[function.name()] += std::chrono::duration<double>(taken).count();
 }
 }  // namespace
 
-OpTimes::OpTimes() {
-  BOUGH_CHECK(!current, "op times are already taken in this thread");
-  current = &seconds_;
+OpTimes::OpTimes(c10::Device device) {
+  BOUGH_CHECK(!present.seconds, "op times are already taken");
+  present.seconds = &seconds_;
+  present.device = device;
   depth = 0;
-  handle_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(begin_op, end_op).scopes({at::RecordScope::FUNCTION}));
+  const auto callback = at::RecordFunctionCallback(begin_op, end_op).scopes({at::RecordScope::FUNCTION});
+  handle_ = device.is_cpu() ? at::addThreadLocalCallback(callback) : at::addGlobalCallback(callback);
 }
 
 OpTimes::~OpTimes() {
   at::removeCallback(handle_);
-  current = nullptr;
+  const std::lock_guard lock(present.mutex);
+  present.seconds = nullptr;
+  present.device = c10::kCPU;
 }
 
 }  // namespace bough

@@ -1,17 +1,20 @@
 // Where the time of a piece of code goes, by torch op.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <map>
 #include <string>
 
 namespace bough {
 
-// While it lives, counts the seconds of every op that this thread calls, not those that ops call themselves.
-// On the CPU autograd's backward runs in the calling thread, too.
+// While it lives, counts the seconds of every op of a device, not those that ops call themselves. On the CPU
+// those of this thread, in which autograd's backward runs, too; on a GPU those of the process, since backward
+// has a thread of its own there, each waited for: the whole then takes longer than without. One at a time.
 class OpTimes {
  public:
-  OpTimes();
+  explicit OpTimes(c10::Device device);
   ~OpTimes();
   OpTimes(const OpTimes&) = delete;
   OpTimes& operator=(const OpTimes&) = delete;

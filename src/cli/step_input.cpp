@@ -25,7 +25,6 @@ struct StepSettings {
     actor.loss.recompute_logprob = false;
     // Rewards of a file are taken as they are.
     actor.shaping.reward_clip = std::numeric_limits<double>::infinity();
-    actor.mb_spec.max_tokens_per_mb = kDefaultMaxTokensPerPass;
   }
 
   template <class V>
@@ -62,8 +61,10 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
     throw UserError(str("--loss: got ", quoted(options.loss), ", expected pg or grpo"));
   const auto memory_bytes = parse_memory("--memory", options.memory);
   std::vector<std::string> overrides = {str("actor.loss=", options.loss)};
-  if (options.max_tokens_per_mb)
-    overrides.push_back(str("actor.mb_spec.max_tokens_per_mb=", *options.max_tokens_per_mb));
+  const int64_t default_tokens =
+      options.torch.device == "cuda" ? kDefaultMaxTokensPerPassOfGpu : kDefaultMaxTokensPerPass;
+  overrides.push_back(
+      str("actor.mb_spec.max_tokens_per_mb=", options.max_tokens_per_mb.value_or(default_tokens)));
   if (memory_bytes) overrides.push_back(str("actor.mb_spec.memory=", *memory_bytes));
   if (!mode.empty()) overrides.push_back(str("actor.tree_training_mode=", mode));
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
@@ -77,7 +78,7 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
   return settings;
 }
 
-StepInput load_step(const StepOptions& options, const ActorSettings& settings) {
+StepInput load_step(const StepOptions& options, const ActorSettings& settings, Communicator* ranks) {
   make_loss(settings.loss);  // what it refuses is said before anything is loaded
   const TorchSetup setup = set_up_torch(options.torch);
 
@@ -90,7 +91,8 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings) {
   std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
   model->set_batch_invariant(options.batch_invariant.value_or(false));
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, /*seed=*/1);
-  CostModel costs(device_profile(options.torch.device, setup.dtype), model_shape(*model));
+  const bool is_alone = !ranks || ranks->size() == 1;
+  CostModel costs = is_alone ? model_costs(*model, {}) : shared_costs(*model, *ranks);
   const PrefixTree tree = build_prefix_tree(token_spans(rollouts));
   const StepWork work = count_work(tree, trained_flags(rollouts), work_model(costs.shape()));
   return {settings, std::move(rollouts), std::move(model), std::move(costs), compute_statistics(tree), work};
@@ -115,7 +117,8 @@ void add_step_options(CLI::App& command, StepOptions& options) {
       ->type_name("K");
   command
       .add_option("--max-tokens-per-mb", options.max_tokens_per_mb,
-                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass, ")"))
+                  str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,
+                      ", on a GPU ", kDefaultMaxTokensPerPassOfGpu, ")"))
       ->type_name("B");
   command
       .add_option("--memory", options.memory,

@@ -133,7 +133,7 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get()),
       weights(make_channel(settings, *model, generating.get())),
       engine(make_engine(generating ? *generating : *model, settings.model.path, encoder.tokenizer(),
-                         settings.rollout)),
+                         settings.rollout, kDeviceShareBesideTraining)),
       folder(settings) {
   at::set_num_threads(threads.training);
   // A reward that nobody asked for need not know what the environment's answers are.

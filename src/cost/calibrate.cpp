@@ -1,7 +1,6 @@
 #include "cost/calibrate.h"
 
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 #include "cost/calibration_cells.h"
 #include "cost/cost_model.h"
 #include "kernels/common/cpu_allocator.h"
+#include "kernels/common/device.h"
 #include "kernels/common/isa.h"
 #include "kernels/matrix_product/matrix_product.h"
 #include "kernels/tree_attention/tree_attention_cost.h"
@@ -21,10 +21,6 @@
 namespace bough {
 
 namespace {
-
-int64_t physical_memory_bytes() {
-  return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-}
 
 // What a fit reads: the forward or the backward times of cells.
 struct Side {
@@ -154,8 +150,12 @@ const char* dtype_name(at::ScalarType dtype) {
   return dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp64";
 }
 
-DeviceKernels cpu_kernels(at::ScalarType dtype) {
+DeviceKernels kernels_of(at::Device device, at::ScalarType dtype) {
   using Attention = DeviceKernels::Attention;
+  if (!device.is_cpu())
+    return {.attention = dtype == at::kDouble ? Attention::kReference : Attention::kFused,
+            .packs_factors = false,
+            .threads = 1};
   const bool bf16_tiles = dtype == at::kBFloat16 && has_tiles(dtype);
   const bool tiles = dtype != at::kDouble && best_isa() == Isa::kAvx512;
   return {.attention = bf16_tiles ? Attention::kBf16Tiles
@@ -165,15 +165,17 @@ DeviceKernels cpu_kernels(at::ScalarType dtype) {
           .threads = at::get_num_threads()};
 }
 
-DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effort) {
+DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const CalibrationEffort& effort) {
   install_cpu_allocator();
   DeviceProfile profile;
-  profile.name = "cpu";
+  profile.name = device_name(device);
   profile.dtype = dtype_name(dtype);
-  profile.memory_bytes = physical_memory_bytes();
-  profile.kernels = cpu_kernels(dtype);
+  profile.memory_bytes = device_memory(device).total;
+  profile.kernels = kernels_of(device, dtype);
+  profile.launches_overlap = !device.is_cpu();
+  const int64_t largest_pass = effort.largest_pass > 0 ? effort.largest_pass : device.is_cpu() ? 2048 : 16384;
   {
-    CalibrationCells cells(dtype, effort.largest_pass, profile.kernels.attention);
+    CalibrationCells cells(device, dtype, largest_pass, profile.kernels.attention);
     const int rounds = cells.measure(effort);
     const auto fit = [&](Side side, AttentionCost& attention, CostCurve& linear, CostCurve& head,
                          double& per_layer, double& per_pass) {
@@ -197,7 +199,8 @@ DeviceProfile calibrate_cpu(at::ScalarType dtype, const CalibrationEffort& effor
     profile.elementwise_forward = fit_elementwise(cells.passes, model, forward);
     profile.elementwise_backward = fit_elementwise(cells.passes, model, backward);
     profile.source =
-        str("measured on this machine, ", profile.kernels.threads, " threads, ", rounds,
+        str("measured on this machine, ",
+            device.is_cpu() ? str(profile.kernels.threads, " threads") : profile.name, ", ", rounds,
             " rounds, disturbances ", format_significant(100 * (cells.disturbance() - 1), 2), "%");
   }
   release_freed_cpu_memory();

@@ -33,7 +33,7 @@ TEST(Calibrate, FewLongRunsAreNoGreatPartOfTheUsualTime) {
 
 TEST(Calibrate, AProfileThatACostModelCanUse) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto profile = calibrate_cpu(dtype, kBrief);
+    const auto profile = calibrate(at::kCPU, dtype, kBrief);
     profile.check_integrity();
     const std::string name = dtype == at::kFloat ? "fp32" : "bf16";
     EXPECT_EQ(profile.name, "cpu");
@@ -65,9 +65,9 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
 
 TEST(Calibrate, HoldsNothingWhenItIsDone) {
   install_cpu_allocator();
-  calibrate_cpu(at::kFloat, kBrief);
+  calibrate(at::kCPU, at::kFloat, kBrief);
   const int64_t before = cpu_allocated_bytes();
-  calibrate_cpu(at::kFloat, kBrief);
+  calibrate(at::kCPU, at::kFloat, kBrief);
   EXPECT_EQ(cpu_allocated_bytes(), before);
 }
 
@@ -75,13 +75,13 @@ TEST(Calibrate, EndsSoonWhereItIsToStop) {
   int asked = 0;
   CalibrationEffort effort = kBrief;
   effort.stop = [&] { return ++asked == 3; };
-  EXPECT_THROW(calibrate_cpu(at::kFloat, effort), Interrupted);
+  EXPECT_THROW(calibrate(at::kCPU, at::kFloat, effort), Interrupted);
   EXPECT_EQ(asked, 3);
 }
 
 // The reference computes fp64: other work, other memory.
 TEST(Calibrate, Fp64) {
-  const auto profile = calibrate_cpu(at::kDouble, kBrief);
+  const auto profile = calibrate(at::kCPU, at::kDouble, kBrief);
   profile.check_integrity();
   EXPECT_EQ(profile.dtype, "fp64");
   EXPECT_EQ(profile.kernels.attention, DeviceKernels::Attention::kReference);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/progress.h"
 #include "cost/calibrate.h"
+#include "kernels/common/device.h"
 #include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
@@ -28,14 +29,22 @@ namespace {
 constexpr double kTurnSeconds = 0.012;
 constexpr int kMaxRunsPerTurn = 12;
 
+// Where and in what type cells compute.
+using Kind = at::TensorOptions;
+at::ScalarType scalar_type(const Kind& kind) {
+  return at::typeMetaToScalarType(kind.dtype());
+}
+
 using Time = Clock::Time;
-Time now() {
+// When the device has done all that it was asked for.
+Time now(const Kind& kind) {
+  synchronize(kind.device());
   return std::chrono::steady_clock::now();
 }
 
 // Values of order 1, the same for every element a thread may meet: speed does not depend on them.
-at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::empty(sizes, at::kFloat).uniform_(-1, 1).to(dtype);
+at::Tensor values(at::IntArrayRef sizes, const Kind& kind) {
+  return at::empty(sizes, kind.dtype(at::kFloat)).uniform_(-1, 1).to(kind);
 }
 
 ModelConfig shape_of(int64_t width, int64_t layers, int64_t heads, int64_t kv_heads, int64_t head_dim,
@@ -54,8 +63,8 @@ ModelConfig shape_of(int64_t width, int64_t layers, int64_t heads, int64_t kv_he
   return config;
 }
 
-std::unique_ptr<Model> filled_model(const ModelConfig& config, at::ScalarType dtype) {
-  auto model = make_model(config, dtype);
+std::unique_ptr<Model> filled_model(const ModelConfig& config, const Kind& kind) {
+  auto model = make_model(config, scalar_type(kind), kind.device());
   for (Parameter* parameter : model->parameters())
     parameter->value.dim() == 1 ? parameter->value.fill_(1) : parameter->value.uniform_(-0.05, 0.05);
   model->allocate_gradients();
@@ -94,18 +103,19 @@ struct PathBatch {
 };
 
 ForwardBackward time_pass(Model& model, const PathBatch& path, const Loss& loss) {
+  const Kind device = model.device();
   Executor executor(model);
-  const Time begin = now();
+  const Time begin = now(device);
   executor.forward(path.plan, path.batch);
-  const Time middle = now();
+  const Time middle = now(device);
   executor.forward_backward(path.plan, path.batch, loss);
-  return {seconds_between(begin, middle), seconds_between(middle, now())};
+  return {seconds_between(begin, middle), seconds_between(middle, now(device))};
 }
 
-Cell tiny_pass(at::ScalarType dtype, int layers) {
+Cell tiny_pass(const Kind& kind, int layers) {
   const auto config = shape_of(16, layers, 2, 1, 16, 16, 64);
-  std::shared_ptr<Model> model = filled_model(config, dtype);
-  auto path = std::make_shared<PathBatch>(2, config.vocab_size, dtype);
+  std::shared_ptr<Model> model = filled_model(config, kind);
+  auto path = std::make_shared<PathBatch>(2, config.vocab_size, scalar_type(kind));
   return {[model, path, loss = policy_gradient()] { return time_pass(*model, *path, *loss); },
           /*backward_includes_forward=*/true};
 }
@@ -115,20 +125,21 @@ ForwardBackward time_linear(const Parameter* const* matrices, size_t count,
                             const std::vector<at::Tensor>& inputs) {
   torch::autograd::variable_list outputs, gradients;
   outputs.reserve(count);
-  const Time begin = now();
+  const Kind device = inputs.at(0).device();
+  const Time begin = now(device);
   for (size_t i = 0; i < count; ++i) outputs.push_back(linear(inputs[i], *matrices[i]));
-  const double forward = seconds_between(begin, now());
+  const double forward = seconds_between(begin, now(device));
   for (const auto& output : outputs) gradients.push_back(output.detach());
-  const Time middle = now();
+  const Time middle = now(device);
   torch::autograd::grad(outputs, inputs, gradients);
-  return {forward, seconds_between(middle, now())};
+  return {forward, seconds_between(middle, now(device))};
 }
 
 std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matrices, size_t count,
-                                      int64_t tokens, at::ScalarType dtype) {
+                                      int64_t tokens, const Kind& kind) {
   std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < count; ++i)
-    inputs.push_back(values({tokens, matrices[i]->value.size(1)}, dtype).requires_grad_(true));
+    inputs.push_back(values({tokens, matrices[i]->value.size(1)}, kind).requires_grad_(true));
   return inputs;
 }
 
@@ -142,32 +153,32 @@ at::Tensor ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
   return ends;
 }
 
-Cell attention_cell(const AttentionCells& kind, at::ScalarType dtype, int64_t tokens, int64_t stack_rows,
+Cell attention_cell(const AttentionCells& cells, const Kind& kind, int64_t tokens, int64_t stack_rows,
                     int64_t piece) {
-  const int64_t groups = kind.num_kv_heads, width = kind.head_dim;
+  const int64_t groups = cells.num_kv_heads, width = cells.head_dim;
   TreeAttentionInput in{
-      values({tokens, kind.num_heads, width}, dtype), values({tokens, groups, width}, dtype),
-      values({tokens, groups, width}, dtype),         values({stack_rows, groups, width}, dtype),
-      values({stack_rows, groups, width}, dtype),     ends(tokens, stack_rows, piece),
+      values({tokens, cells.num_heads, width}, kind), values({tokens, groups, width}, kind),
+      values({tokens, groups, width}, kind),          values({stack_rows, groups, width}, kind),
+      values({stack_rows, groups, width}, kind),      ends(tokens, stack_rows, piece).to(kind.device()),
       1 / std::sqrt(static_cast<double>(width))};
-  const auto d_k = at::zeros(in.k_stack_PGH.sizes(), accumulator_type(dtype));
-  return {[in, d_k, d_v = d_k.clone(), d_o = values(in.q_TNH.sizes(), dtype)] {
+  const auto d_k = at::zeros(in.k_stack_PGH.sizes(), kind.dtype(accumulator_type(scalar_type(kind))));
+  return {[in, kind, d_k, d_v = d_k.clone(), d_o = values(in.q_TNH.sizes(), kind)] {
     const at::NoGradGuard no_grad;
-    const Time begin = now();
+    const Time begin = now(kind);
     const auto out = tree_attention_forward(in);
-    const Time middle = now();
+    const Time middle = now(kind);
     tree_attention_backward(in, out, d_o, d_k, d_v);
-    return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now())};
+    return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now(kind))};
   }};
 }
 
-void add_attention(AttentionCells& kind, int64_t head_dim, at::ScalarType dtype, int64_t largest) {
-  kind.head_dim = head_dim;
+void add_attention(AttentionCells& cells, int64_t head_dim, const Kind& kind, int64_t largest) {
+  cells.head_dim = head_dim;
   for (int64_t size = 32; size <= largest; size *= 2) {
-    kind.sizes.push_back(size);
-    kind.path.push_back(attention_cell(kind, dtype, size, 0, size));
-    kind.stack.push_back(attention_cell(kind, dtype, size, AttentionCells::kStackRows, size));
-    kind.pieces.push_back(attention_cell(kind, dtype, size, 0, AttentionCells::kPieceTokens));
+    cells.sizes.push_back(size);
+    cells.path.push_back(attention_cell(cells, kind, size, 0, size));
+    cells.stack.push_back(attention_cell(cells, kind, size, AttentionCells::kStackRows, size));
+    cells.pieces.push_back(attention_cell(cells, kind, size, 0, AttentionCells::kPieceTokens));
   }
 }
 
@@ -223,22 +234,25 @@ struct CalibrationCells::Models {
   size_t next() { return turn = (turn + 1) % copies.size(); }
 };
 
-CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
+CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int64_t largest_pass,
                                    DeviceKernels::Attention attention)
-    : dtype_(dtype), models_(std::make_unique<Models>()) {
-  const auto config = shape_of(640, 2, 8, 4, 96, 1792, 3072);
+    : kind_(Kind(device).dtype(dtype)), models_(std::make_unique<Models>()) {
+  // A GPU is only full with products as wide as those of a model of some billion weights.
+  const bool on_gpu = !device.is_cpu();
+  const auto config =
+      on_gpu ? shape_of(4096, 2, 32, 8, 128, 12288, 32768) : shape_of(640, 2, 8, 4, 96, 1792, 3072);
   // As many as make the predictions for other shapes come out best (bench/cost_model) where the last-level
   // cache has 260 MB: 270 MB of weights and gradients in fp32, 136 MB in bf16, whose small passes are
   // predicted too slow otherwise.
   const int num_copies = dtype == at::kBFloat16 ? 2 : 3;
   for (int i = 0; i < num_copies; ++i) {
-    models_->copies.push_back(filled_model(config, dtype));
+    models_->copies.push_back(filled_model(config, kind_));
     models_->matrices.push_back(layer_matrices(*models_->copies.back()));
   }
   // The reference keeps five matrices of all scores.
   const int64_t largest =
       attention == DeviceKernels::Attention::kReference ? std::min<int64_t>(largest_pass, 256) : largest_pass;
-  for (const int64_t size : {2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}) {
+  for (const int64_t size : {2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}) {
     if (size > largest) break;
     for (auto* cells : {&passes, &linear, &head}) cells->sizes.push_back(size);
     passes.cells.push_back(pass_cell(size));
@@ -248,30 +262,34 @@ CalibrationCells::CalibrationCells(at::ScalarType dtype, int64_t largest_pass,
   for (const auto* matrix : models_->matrices[0])
     linear.flops += static_cast<double>(matrix->value.numel()) * 2 / static_cast<double>(config.num_layers);
   head.flops = 2.0 * static_cast<double>(config.hidden_size * config.vocab_size);
-  // Beyond 1,024 queries nothing changes but the time it takes to find that out.
-  add_attention(narrow, 32, dtype, std::min<int64_t>(largest, 1024));
-  add_attention(wide, 128, dtype, std::min<int64_t>(largest, 1024));
+  if (on_gpu)
+    for (AttentionCells* cells : {&narrow, &wide}) cells->num_heads = 32, cells->num_kv_heads = 8;
+  // Beyond so many queries nothing changes but the time it takes to find that out.
+  const int64_t most_queries = std::min<int64_t>(largest, on_gpu ? 8192 : 1024);
+  add_attention(narrow, 32, kind_, most_queries);
+  add_attention(wide, 128, kind_, most_queries);
 
-  tiny_shallow = tiny_pass(dtype, kShallow);
-  tiny_deep = tiny_pass(dtype, kDeep);
-  std::shared_ptr<Model> tiny = filled_model(shape_of(16, 1, 2, 1, 16, 16, 64), dtype);
+  tiny_shallow = tiny_pass(kind_, kShallow);
+  tiny_deep = tiny_pass(kind_, kDeep);
+  std::shared_ptr<Model> tiny = filled_model(shape_of(16, 1, 2, 1, 16, 16, 64), kind_);
   auto matrices = layer_matrices(*tiny);
-  tiny_linear.run = [tiny, matrices, inputs = linear_inputs(matrices, matrices.size(), 2, dtype)] {
+  tiny_linear.run = [tiny, matrices, inputs = linear_inputs(matrices, matrices.size(), 2, kind_)] {
     return time_linear(matrices.data(), matrices.size(), inputs);
   };
-  std::shared_ptr<Model> half = filled_model(shape_of(320, 1, 8, 4, 48, 896, 64), dtype);
+  std::shared_ptr<Model> half = filled_model(
+      on_gpu ? shape_of(2048, 1, 32, 8, 64, 6144, 64) : shape_of(320, 1, 8, 4, 48, 896, 64), kind_);
   auto half_matrices = layer_matrices(*half);
   for (const auto* matrix : half_matrices)
     half_linear_flops += 2.0 * static_cast<double>(matrix->value.numel());
   half_linear.run = [half, half_matrices,
-                     inputs = linear_inputs(half_matrices, half_matrices.size(), kHalfTokens, dtype)] {
+                     inputs = linear_inputs(half_matrices, half_matrices.size(), kHalfTokens, kind_)] {
     return time_linear(half_matrices.data(), half_matrices.size(), inputs);
   };
   AttentionCells tiny_attention_shape;
   tiny_attention_shape.num_heads = 2;
   tiny_attention_shape.num_kv_heads = 1;
   tiny_attention_shape.head_dim = 16;
-  tiny_attention = attention_cell(tiny_attention_shape, dtype, 2, 0, 2);
+  tiny_attention = attention_cell(tiny_attention_shape, kind_, 2, 0, 2);
   all_ = list();
 }
 
@@ -282,7 +300,7 @@ const ModelConfig& CalibrationCells::config() const {
 }
 
 Cell CalibrationCells::pass_cell(int64_t tokens) {
-  auto path = std::make_shared<PathBatch>(tokens, config().vocab_size, dtype_);
+  auto path = std::make_shared<PathBatch>(tokens, config().vocab_size, scalar_type(kind_));
   return {[this, path] { return time_pass(*models_->copies[models_->next()], *path, *models_->loss); },
           /*backward_includes_forward=*/true};
 }
@@ -290,7 +308,7 @@ Cell CalibrationCells::pass_cell(int64_t tokens) {
 Cell CalibrationCells::linear_cell(int64_t tokens) {
   const auto& first = models_->matrices[0];
   const size_t per_layer = first.size() / static_cast<size_t>(config().num_layers);
-  const auto inputs = linear_inputs(first, per_layer, tokens, dtype_);
+  const auto inputs = linear_inputs(first, per_layer, tokens, kind_);
   return {[this, inputs, per_layer] {
     return time_linear(models_->matrices[models_->next()].data(), per_layer, inputs);
   }};
@@ -298,20 +316,20 @@ Cell CalibrationCells::linear_cell(int64_t tokens) {
 
 // As train/head.cpp computes one chunk, less the loss.
 Cell CalibrationCells::head_cell(int64_t rows) {
-  const auto hidden_RD = values({rows, config().hidden_size}, dtype_);
-  const auto labels = at::zeros({rows}, at::kLong);
-  const auto seeds = at::ones({rows}, accumulator_type(dtype_));
+  const auto hidden_RD = values({rows, config().hidden_size}, kind_);
+  const auto labels = at::zeros({rows}, kind_.dtype(at::kLong));
+  const auto seeds = at::ones({rows}, kind_.dtype(accumulator_type(scalar_type(kind_))));
   return {[this, hidden_RD, labels, seeds] {
     const at::NoGradGuard no_grad;
     const Parameter& weight = models_->copies[models_->next()]->head();
-    const Time begin = now();
+    const Time begin = now(kind_);
     const auto logits_RV = matrix_product(hidden_RD, weight.value.t());
     const auto out = log_prob_forward(logits_RV, labels, 1.0);
-    const Time middle = now();
+    const Time middle = now(kind_);
     log_prob_backward_(logits_RV, labels, out, seeds, seeds, 1.0);
     add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
-    const auto d_hidden_RD = matrix_product(logits_RV, weight.value).to(accumulator_type(dtype_));
-    return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now())};
+    const auto d_hidden_RD = matrix_product(logits_RV, weight.value).to(seeds.scalar_type());
+    return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now(kind_))};
   }};
 }
 
@@ -340,7 +358,7 @@ double CalibrationCells::disturbance() const {
 }
 
 int CalibrationCells::measure(const CalibrationEffort& effort) {
-  const Time begin = now();
+  const Time begin = std::chrono::steady_clock::now();
   Progress progress("measuring this machine", 0, "kernel runs",
                     effort.show_progress ? ProgressStyle::kAutomatic : ProgressStyle::kSilent);
   const auto turn = [&](bool counted) {

@@ -2,7 +2,7 @@
 // the seconds that its runs took.
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <c10/core/TensorOptions.h>
 
 #include <functional>
 #include <memory>
@@ -53,7 +53,8 @@ class CalibrationCells {
  public:
   static constexpr int kShallow = 1, kDeep = 9;  // layers of the tiny models
 
-  CalibrationCells(at::ScalarType dtype, int64_t largest_pass, DeviceKernels::Attention attention);
+  CalibrationCells(at::Device device, at::ScalarType dtype, int64_t largest_pass,
+                   DeviceKernels::Attention attention);
   CalibrationCells(const CalibrationCells&) = delete;
   ~CalibrationCells();
 
@@ -84,7 +85,7 @@ class CalibrationCells {
   Cell head_cell(int64_t rows);
   std::vector<Cell*> list();
 
-  at::ScalarType dtype_;
+  at::TensorOptions kind_;  // device and type
   std::unique_ptr<Models> models_;
   std::vector<Cell*> all_;
 };

@@ -64,7 +64,7 @@ double CostModel::backward_seconds(const PassShape& pass) const {
 }
 
 double CostModel::head_seconds(const CostCurve& curve, int64_t rows) const {
-  const int64_t chunk = head_chunk_rows(shape_.vocab_size);
+  const int64_t chunk = head_chunk_rows(shape_.vocab_size, device_.kernels.on_gpu());
   const int64_t whole = rows / chunk;
   double seconds = static_cast<double>(whole) * curve.at(chunk);
   if (rows % chunk > 0) seconds += curve.at(rows % chunk);

@@ -84,6 +84,18 @@ TEST(CostModel, TheHeadIsPaidChunkByChunk) {
   EXPECT_DOUBLE_EQ(seconds(200), 4 * chunk);
 }
 
+TEST(CostModel, AGpusChunksAreLargeEnoughToHideTheHeadsWeight) {
+  EXPECT_EQ(head_chunk_rows(151936, /*on_gpu=*/true), 4096);
+  EXPECT_EQ(head_chunk_rows(1 << 20, /*on_gpu=*/true), 600);
+  DeviceProfile profile = simple_profile();
+  profile.kernels.attention = DeviceKernels::Attention::kFused;
+  profile.head_forward = {{64, 128}, {1.0, 1.0}};
+  ModelShape shape = tiny_shape();
+  const double chunk = CostModel(profile, shape).head_forward_seconds({.tokens = 4096, .head_rows = 4096});
+  EXPECT_DOUBLE_EQ(CostModel(profile, shape).head_forward_seconds({.tokens = 4097, .head_rows = 4097}),
+                   chunk + CostModel(profile, shape).head_forward_seconds({.tokens = 1, .head_rows = 1}));
+}
+
 TEST(CostModel, PiecesAndPartlySeenStacksChangeAttentionOnly) {
   auto profile = simple_profile();
   profile.kernels.attention = DeviceKernels::Attention::kFused;

@@ -195,6 +195,7 @@ namespace {
 
 struct Gpu {
   const char* name;
+  const char* driver_name;
   const char* source;
   double bf16_flops, fp32_flops;  // dense peak; fp32 without TF32
   double bytes_per_second;        // of device memory
@@ -210,17 +211,17 @@ struct Gpu {
 // FlashAttention-3 (arXiv 2407.08608) on H100, up to 75% forward, and backward 1.5 to 1.75 times
 // FlashAttention-2's.
 constexpr std::array kGpus = {
-    Gpu{"h100",
+    Gpu{"h100", "NVIDIA H100 80GB HBM3",
         "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); products at an "
         "assumed 65% "
         "of that; attention within what FlashAttention-3 reports; 5 us a launch",
         989e12, 67e12, 3.35e12, 80'000'000'000, 0.65, 0.6, 0.45},
-    Gpu{"h200",
+    Gpu{"h200", "NVIDIA H200",
         "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); products at an "
         "assumed 65% "
         "of that; attention within what FlashAttention-3 reports of H100; 5 us a launch",
         989e12, 67e12, 4.8e12, 141'000'000'000, 0.65, 0.6, 0.45},
-    Gpu{"a100",
+    Gpu{"a100", "NVIDIA A100-SXM4-80GB",
         "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); products at "
         "an "
         "assumed 75% of that; attention within what FlashAttention-2 reports; 5 us a launch",
@@ -248,6 +249,12 @@ CostCurve curve(Seconds&& seconds) {
 }
 
 }  // namespace
+
+std::string_view built_in_name(std::string_view driver_name) {
+  for (const Gpu& gpu : kGpus)
+    if (driver_name == gpu.driver_name) return gpu.name;
+  return {};
+}
 
 DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   const auto gpu = std::find_if(kGpus.begin(), kGpus.end(), [&](const Gpu& g) { return g.name == name; });

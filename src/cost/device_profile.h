@@ -68,6 +68,10 @@ struct DeviceProfile {
   static DeviceProfile from_json(const Json& json, const std::string& where);  // UserError names the key
 };
 
+// The built-in profile's name of a GPU that its driver calls so: "NVIDIA H100 80GB HBM3" is h100. Empty for
+// any other, PCIe cards and cut-down ones among them, whose rates differ.
+std::string_view built_in_name(std::string_view driver_name);
+
 // h100, h200, a100 (the SXM modules), dtype fp32 | bf16: from published rates; `source` says which. UserError
 // lists the names.
 DeviceProfile built_in_profile(std::string_view name, std::string_view dtype);

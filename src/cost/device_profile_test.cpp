@@ -167,5 +167,12 @@ TEST(BuiltInProfile, SaysWhereItsRatesComeFrom) {
   EXPECT_EQ(built_in_profile("h200", "bf16").memory_bytes, 141'000'000'000);
 }
 
+TEST(DeviceProfile, OnlyTheModuleItselfHasItsRates) {
+  EXPECT_EQ(built_in_name("NVIDIA H100 80GB HBM3"), "h100");
+  EXPECT_EQ(built_in_name("NVIDIA H200"), "h200");
+  EXPECT_EQ(built_in_name("NVIDIA H100 PCIe"), "");
+  EXPECT_EQ(built_in_name("cpu"), "");
+}
+
 }  // namespace
 }  // namespace bough

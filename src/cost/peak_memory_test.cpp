@@ -17,7 +17,7 @@ namespace {
 CostModel costs_of(const ModelConfig& config, at::ScalarType dtype) {
   auto profile = built_in_profile("a100", dtype == at::kBFloat16 ? "bf16" : "fp32");
   if (dtype == at::kDouble) profile.dtype = "fp64";
-  profile.kernels = cpu_kernels(dtype);
+  profile.kernels = kernels_of(at::kCPU, dtype);
   return {profile, model_shape(config, dtype_name(dtype))};
 }
 

@@ -6,40 +6,57 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 
 #include "base/clock.h"
+#include "kernels/common/device.h"
 #include "kernels/matrix_product/matrix_product.h"
 
 namespace bough {
 
-double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype) {
+namespace {
+
+// The shortest of several runs of the work, in seconds, the device's included.
+template <class Work>
+double least_seconds(at::Device device, const Work& work) {
+  double least = INFINITY;
+  for (int i = 0; i < 8; ++i) {
+    synchronize(device);
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    synchronize(device);
+    least = std::min(least, seconds_since(start));
+  }
+  return least;
+}
+
+}  // namespace
+
+double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype, at::Device device) {
   const std::pair<int64_t, int64_t> matrices[] = {
       {shape.hidden_size, shape.query_width() + 2 * shape.key_width()},
       {shape.hidden_size, 2 * shape.intermediate_size},
       {shape.intermediate_size, shape.hidden_size}};
   double best = 0;
   for (const auto& [inputs, outputs] : matrices)
-    for (const int64_t rows : {256, 1024, 4096}) {
-      const auto x = at::empty({rows, inputs}, at::kFloat).uniform_(-1, 1).to(dtype);
-      const auto w = at::empty({outputs, inputs}, at::kFloat).uniform_(-1, 1).to(dtype);
-      for (int i = 0; i < 8; ++i) {
-        const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(inputs * outputs);
-        const auto start = std::chrono::steady_clock::now();
-        matrix_product(x, w.t());
-        best = std::max(best, flops / seconds_since(start));
-      }
+    for (const int64_t rows : {256, 1024, 4096, 16384}) {
+      if (rows > 4096 && device.is_cpu()) continue;
+      const auto options = at::TensorOptions(device).dtype(at::kFloat);
+      const auto x = at::empty({rows, inputs}, options).uniform_(-1, 1).to(dtype);
+      const auto w = at::empty({outputs, inputs}, options).uniform_(-1, 1).to(dtype);
+      const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(inputs * outputs);
+      best = std::max(best, flops / least_seconds(device, [&] { matrix_product(x, w.t()); }));
     }
   return best;
 }
 
-double read_rate(int64_t bytes) {
+double read_rate(int64_t bytes, at::Device device) {
   const int64_t count = std::max<int64_t>(1, bytes / 8);
-  const auto values = at::ones({count}, at::kLong);
+  const auto values = at::ones({count}, at::TensorOptions(device).dtype(at::kLong));
+  if (!device.is_cpu()) return static_cast<double>(8 * count) / least_seconds(device, [&] { values.sum(); });
   const auto* data = values.const_data_ptr<int64_t>();
-  double best = 0;
   std::atomic<int64_t> total{0};
-  for (int i = 0; i < 8; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+  const double seconds = least_seconds(device, [&] {
     at::parallel_for(0, count, 4096, [&](int64_t begin, int64_t end) {
       int64_t sums[8] = {};
       int64_t j = begin;
@@ -50,9 +67,8 @@ double read_rate(int64_t bytes) {
       for (const int64_t lane : sums) sum += lane;
       total += sum;
     });
-    best = std::max(best, static_cast<double>(8 * count) / seconds_since(start));
-  }
-  return total > 0 ? best : 0;  // the sum is used: the loop stays
+  });
+  return total > 0 ? static_cast<double>(8 * count) / seconds : 0;  // the sum is used: the loop stays
 }
 
 }  // namespace bough

@@ -1,7 +1,8 @@
-// How fast this CPU is now, at a model's own sizes: what lower bounds of a step, of its kernels and of a
+// How fast this device is now, at a model's own sizes: what lower bounds of a step, of its kernels and of a
 // decoding step are computed from.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -10,12 +11,11 @@
 
 namespace bough {
 
-// FLOP/s of x·Wᵀ on the CPU: the best of the layers' matrices and numbers of rows, each the best of several
-// runs.
-double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype);
+// FLOP/s of x·Wᵀ: the best of the layers' matrices and numbers of rows, each the best of several runs.
+double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype, c10::Device device);
 
 // Bytes a second of reading so many bytes again and again with all threads, measured now: of memory, or of
 // the cache they fit in.
-double read_rate(int64_t bytes);
+double read_rate(int64_t bytes, c10::Device device);
 
 }  // namespace bough

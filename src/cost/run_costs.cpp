@@ -18,6 +18,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "cost/calibrate.h"
+#include "kernels/common/device.h"
 
 namespace bough {
 
@@ -26,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raised whenever kernels, the executor or the cost model change what is measured or what it means.
-constexpr int64_t kVersion = 6;
+constexpr int64_t kVersion = 7;
 
 // How long a measurement on a busy machine is good for.
 constexpr std::chrono::minutes kProvisional{10};
@@ -58,7 +59,7 @@ std::string plain(const std::string& text) {
 
 // The key is also in the file: names are shortened.
 Json to_json(const ProfileKey& key) {
-  return {{"version", kVersion}, {"cpu", key.cpu}, {"threads", key.threads}, {"dtype", key.dtype}};
+  return {{"version", kVersion}, {"device", key.device}, {"threads", key.threads}, {"dtype", key.dtype}};
 }
 
 std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey& key) {
@@ -67,7 +68,7 @@ std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey
   try {
     const Json json = read_json(file);
     if (!json.is_object() || json.value("measured_for", Json()) != to_json(key)) {
-      log_info(str(file.string(), " is of another version or processor"));
+      log_info(str(file.string(), " is of another version or device"));
       return {};
     }
     const auto age = fs::file_time_type::clock::now() - fs::last_write_time(file);
@@ -107,7 +108,8 @@ void write_profile(const fs::path& file, const ProfileKey& key, const DeviceProf
 
 }  // namespace
 
-ProfileKey this_cpu(at::ScalarType dtype) {
+ProfileKey profile_key(at::Device device, at::ScalarType dtype) {
+  if (!device.is_cpu()) return {device_name(device), 0, dtype_name(dtype)};
   return {str(model_name(), ", ", describe(cpu_features())), at::get_num_threads(), dtype_name(dtype)};
 }
 
@@ -121,17 +123,18 @@ fs::path cache_folder() {
 DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
                              const std::function<DeviceProfile()>& measure) {
   const fs::path file =
-      folder / str("profile-", plain(key.cpu), "-", key.threads, "-threads-", plain(key.dtype), ".json");
+      folder / str("profile-", plain(key.device), "-", key.threads, "-threads-", plain(key.dtype), ".json");
   if (!folder.empty())
     if (auto profile = read_profile(file, key)) return *std::move(profile);
-  log_info(str("measuring this CPU once, for plans (", key.cpu, "; ", key.threads, " threads, ", key.dtype,
-               "): about 7 s"));
+  const bool is_cpu = key.threads > 0;
+  log_info(str("measuring this ", is_cpu ? "CPU" : "GPU", " once, for plans (", key.device, "; ",
+               is_cpu ? str(key.threads, " threads, ") : "", key.dtype, "): about 7 s"));
   const auto begin = std::chrono::steady_clock::now();
   const double cpu_begin = thread_cpu_seconds();
   DeviceProfile profile = measure();
   const double seconds = seconds_since(begin);
   const double share = (thread_cpu_seconds() - cpu_begin) / std::max(seconds, 1e-9);
-  if (seconds > kShortest && share < kLeastShare) {
+  if (is_cpu && seconds > kShortest && share < kLeastShare) {
     log_warning(str(
         "measured in ", format_duration(seconds), ", with a core for ", format_significant(100 * share, 2),
         "% of that: other programs were busy. Gradients are right all the same, but plans may not be "
@@ -144,13 +147,13 @@ DeviceProfile cached_profile(const fs::path& folder, const ProfileKey& key,
   return profile;
 }
 
-DeviceProfile cached_cpu_profile(at::ScalarType dtype, const std::function<bool()>& stop) {
-  return cached_profile(cache_folder(), this_cpu(dtype),
-                        [&] { return calibrate_cpu(dtype, {.stop = stop, .show_progress = true}); });
+DeviceProfile measured_profile(at::Device device, at::ScalarType dtype, const std::function<bool()>& stop) {
+  return cached_profile(cache_folder(), profile_key(device, dtype),
+                        [&] { return calibrate(device, dtype, {.stop = stop, .show_progress = true}); });
 }
 
 DeviceProfile device_profile(const std::string& device, at::ScalarType dtype) {
-  if (device == "cpu") return cached_cpu_profile(dtype);
+  if (device == "cpu") return measured_profile(at::kCPU, dtype);
   try {
     return built_in_profile(device, dtype_name(dtype));
   } catch (const UserError& error) {
@@ -161,9 +164,10 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype) {
 namespace {
 
 DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop) {
-  if (model.device().is_cuda())
-    return built_in_profile("h100", model.dtype() == at::kBFloat16 ? "bf16" : "fp32");
-  return cached_cpu_profile(model.dtype(), stop);
+  const std::string_view known = built_in_name(device_name(model.device()));
+  if (!known.empty() && model.dtype() != at::kDouble)
+    return built_in_profile(known, dtype_name(model.dtype()));
+  return measured_profile(model.device(), model.dtype(), stop);
 }
 
 }  // namespace
@@ -178,6 +182,12 @@ ModelShape model_shape(const Model& model) {
 
 CostModel model_costs(const Model& model, const std::function<bool()>& stop) {
   return CostModel(profile_of(model, stop), model_shape(model));
+}
+
+CostModel shared_costs(const Model& model, Communicator& ranks) {
+  const std::string own = ranks.rank() == 0 ? profile_of(model, {}).to_json().dump() : "";
+  return CostModel(DeviceProfile::from_json(Json::parse(ranks.broadcast(own)), "rank 0's profile"),
+                   model_shape(model));
 }
 
 CostModel run_costs(const std::filesystem::path& folder, const std::string& from, const Model& model,

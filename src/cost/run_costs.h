@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cost/cost_model.h"
+#include "dist/communicator.h"
 #include "models/model.h"
 #include "train/trainer.h"
 
@@ -22,11 +23,11 @@ inline constexpr int64_t kDefaultMaxTokensPerPassOfGpu = 16384;
 // What a profile is measured for: of another processor, number of threads, dtype or version of the
 // measurement it says nothing.
 struct ProfileKey {
-  std::string cpu;  // model name and instruction sets
-  int64_t threads = 0;
+  std::string device;   // a CPU's model name and instruction sets; a GPU's name
+  int64_t threads = 0;  // 0: of a GPU
   std::string dtype;
 };
-ProfileKey this_cpu(at::ScalarType dtype);  // with libtorch's present number of threads
+ProfileKey profile_key(c10::Device device, at::ScalarType dtype);  // with libtorch's present threads
 
 // $BOUGH_CACHE, else $XDG_CACHE_HOME/bough, else ~/.cache/bough; empty where none of these is set.
 std::filesystem::path cache_folder();
@@ -38,9 +39,10 @@ std::filesystem::path cache_folder();
 DeviceProfile cached_profile(const std::filesystem::path& folder, const ProfileKey& key,
                              const std::function<DeviceProfile()>& measure);
 
-// calibrate_cpu() through the cache: some seconds once, then a file.
+// calibrate() through the cache: some seconds once, then a file.
 // Where `stop` says so between pieces of work, Interrupted, and nothing is written.
-DeviceProfile cached_cpu_profile(at::ScalarType dtype, const std::function<bool()>& stop = {});
+DeviceProfile measured_profile(c10::Device device, at::ScalarType dtype,
+                               const std::function<bool()>& stop = {});
 
 // device, an option: cpu (measured once on this machine and cached) or the name of a built-in profile.
 // UserError lists them.
@@ -48,9 +50,12 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 
 ModelShape model_shape(const Model& model);
 
-// Costs on the model's own device: a CPU is measured once on this machine and cached, a GPU's profile is
-// built in. Interrupted where `stop` says so meanwhile.
+// Costs on the model's own device, measured once on this machine and cached; of the GPUs that have one, in fp32
+// and bf16, the built-in profile. Interrupted where `stop` says so meanwhile.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop);
+
+// The same of rank 0's device on every rank of a group that plans together.
+CostModel shared_costs(const Model& model, Communicator& ranks);
 
 // A run's own calibration.json in `folder`: what stands there; else a copy of `from` (another run's, where it
 // is not empty); else the profile of model_costs(model, stop), saved. So plans of a run, and of one resumed,

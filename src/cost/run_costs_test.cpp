@@ -60,8 +60,8 @@ TEST_F(ProfileCache, MeasuresOnceAndThenReads) {
 
 TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
   get(key_);
-  get({key_.cpu, 8, key_.dtype});
-  get({key_.cpu, key_.threads, "bf16"});
+  get({key_.device, 8, key_.dtype});
+  get({key_.device, key_.threads, "bf16"});
   get({"Some(R) CPU @ 4 GHz, avx2", key_.threads, key_.dtype});
   EXPECT_EQ(measurements_, 4);
   EXPECT_EQ(get(key_).name, "measurement 1");
@@ -135,10 +135,10 @@ TEST_F(ProfileCache, TheFolderComesFromTheEnvironment) {
 }
 
 TEST(ThisCpu, SaysThreadsAndType) {
-  const auto key = this_cpu(at::kBFloat16);
+  const auto key = profile_key(at::kCPU, at::kBFloat16);
   EXPECT_EQ(key.threads, at::get_num_threads());
   EXPECT_EQ(key.dtype, "bf16");
-  EXPECT_FALSE(key.cpu.empty());
+  EXPECT_FALSE(key.device.empty());
 }
 
 }  // namespace

@@ -7,9 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "base/error.h"
 #include "kernels/adamw/adamw.h"
-#include "kernels/common/cuda_library.h"
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 #include "kernels/embedding/embedding.h"
 #include "kernels/log_prob/log_prob.h"
@@ -29,12 +28,7 @@ namespace {
 class Cuda : public testing::Test {
  protected:
   void SetUp() override {
-    if (find_cuda_library().empty()) GTEST_SKIP() << "libbough_cuda.so was not built";
-    try {
-      open_cuda_library();
-    } catch (const UserError& error) {
-      GTEST_SKIP() << error.what();
-    }
+    if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
   }
 };
 
@@ -388,13 +382,25 @@ TEST_F(Cuda, QuantizedRowsWithoutAScale) {
 
 TEST_F(Cuda, AGraphRunsItsWorkAgainAtEachReplay) {
   const auto x = on_gpu(at::zeros({1000})), step = on_gpu(at::ones({1000}));
-  const auto graph = capture_device_graph([&] { x.add_(step); });
-  ASSERT_TRUE(graph);
+  const auto graphs = make_device_graphs();
+  ASSERT_TRUE(graphs);
+  const auto graph = graphs->capture([&] { x.add_(step); });
   EXPECT_EQ(x[999].item<float>(), 1) << "once, to set up";
   step.fill_(10);
   graph->replay();
   graph->replay();
   EXPECT_EQ(x[999].item<float>(), 21);
+}
+
+// As engines come and go in a process.
+TEST_F(Cuda, GraphsAreRecordedAfterAnotherOwnersAreGone) {
+  for (int owner = 0; owner < 3; ++owner) {
+    const auto x = on_gpu(at::zeros({1000}));
+    const auto graphs = make_device_graphs();
+    const auto graph = graphs->capture([&] { x.copy_(x + 1); });
+    graph->replay();
+    EXPECT_EQ(x[999].item<float>(), 2);
+  }
 }
 
 // A tensor left on the host is named, not read by the device.

@@ -167,7 +167,7 @@ int64_t DecoderBytes::weight_gradient(int64_t tokens, int64_t outputs, int64_t i
 int64_t DecoderBytes::of_head(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t width = shape_.hidden_size, vocab = shape_.vocab_size;
-  const int64_t rows = std::min(pass.head_rows, head_chunk_rows(vocab));
+  const int64_t rows = std::min(pass.head_rows, head_chunk_rows(vocab, kernels_.on_gpu()));
   if (rows == 0) return 0;
   // The hidden states are there again where others are appended to them.
   const int64_t sources = pass.stack_rows > 0 ? pass.tokens * width * element : 0;

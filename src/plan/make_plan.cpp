@@ -324,6 +324,22 @@ void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
   }
 }
 
+PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences) {
+  std::vector<size_t> offsets = {0};
+  for (const TokenSpan& sequence : whole.sequences) offsets.push_back(offsets.back() + sequence.size());
+  PlanRequest part = whole;
+  part.sequences.clear();
+  part.trained.clear();
+  for (const int64_t s : sequences) {
+    const auto index = static_cast<size_t>(s);
+    part.sequences.push_back(whole.sequences.at(index));
+    if (!whole.trained.empty())
+      part.trained.insert(part.trained.end(), whole.trained.begin() + static_cast<int64_t>(offsets[index]),
+                          whole.trained.begin() + static_cast<int64_t>(offsets[index + 1]));
+  }
+  return part;
+}
+
 Plan make_plan(std::string_view strategy, const PlanRequest& request) {
   if (request.max_tokens_per_pass < 1)
     throw UserError(

@@ -103,6 +103,9 @@ struct PlanRequest {
   std::string packer = "auto";
 };
 
+// The request for these of its sequences alone.
+PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences);
+
 // Makes a plan by the name of its strategy:
 //   dense   no sharing: sequences packed into passes of at most B tokens by AReaL's dynamic allocation:
 //           longest first, each into the pass with room that has the fewest sequences; a longer one goes in

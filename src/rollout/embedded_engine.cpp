@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "kernels/common/device.h"
 #include "models/checkpoint.h"
 #include "rollout/upload.h"
 
@@ -15,7 +16,7 @@ namespace bough {
 
 namespace {
 
-constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // what `kv_memory: auto` means
+constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // what `kv_memory: auto` means on a CPU
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // logits computed at once
 constexpr int kSampleBits = 20;  // a draw's sequence number: request id, then sample (below 2^20)
 
@@ -30,10 +31,16 @@ SparsePolicy sparse_policy(const Model& model, const SparseSettings& settings) {
           .dense_layers = settings.dense_layers};
 }
 
-int64_t page_budget(const ModelConfig& config, at::ScalarType dtype, const RolloutSettings& settings,
-                    const SparsePolicy& sparse) {
-  const int64_t bytes = settings.kv_memory.is_auto() ? kAutoKvBytes : settings.kv_memory.count;
-  const int64_t page_bytes = KvStorage::bytes_per_page(config, dtype, sparse);
+int64_t auto_kv_bytes(at::Device device, double share) {
+  if (device.is_cpu()) return kAutoKvBytes;
+  return static_cast<int64_t>(share * static_cast<double>(device_memory(device).free));
+}
+
+int64_t page_budget(const Model& model, const EmbeddedEngineOptions& options, const SparsePolicy& sparse) {
+  const RolloutSettings& settings = options.settings;
+  const int64_t bytes = settings.kv_memory.is_auto() ? auto_kv_bytes(model.device(), options.device_share)
+                                                     : settings.kv_memory.count;
+  const int64_t page_bytes = KvStorage::bytes_per_page(model.config(), model.dtype(), sparse);
   if (bytes < page_bytes) {
     throw UserError(str("rollout.kv_memory: got ", settings.kv_memory.to_string(),
                         ", but keys and values of ", kPageTokens, " tokens of this model take ", page_bytes,
@@ -67,7 +74,7 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
                      : std::nullopt),
       sparse_(sparse_policy(model, options_.settings.sparse)),
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
-                 page_budget(model.config(), model.dtype(), options_.settings, sparse_), sparse_.is_sparse()),
+                 page_budget(model, options_, sparse_), sparse_.is_sparse()),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages(), sparse_),
       forward_pass_(generating_model(), storage_, options_.attention,
                     options_.settings.max_concurrent_rollouts) {
@@ -345,11 +352,12 @@ EngineStatistics EmbeddedEngine::statistics() const {
 
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
-                                            const RolloutSettings& settings,
+                                            const RolloutSettings& settings, double device_share,
                                             std::function<void(const PassWork&)> on_pass) {
   EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory)};
   if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
   options.on_pass = std::move(on_pass);
+  options.device_share = device_share;
   return std::make_unique<EmbeddedEngine>(model, std::move(options));
 }
 
@@ -358,7 +366,7 @@ LoadedEngine load_engine(const std::filesystem::path& directory, const std::opti
   LoadedEngine loaded;
   loaded.model = load_rollout_model(directory, settings, dtype, device);
   loaded.matrices = apply_quantization(settings, *loaded.model);
-  loaded.engine = make_engine(*loaded.model, directory, tokenizer, settings);
+  loaded.engine = make_engine(*loaded.model, directory, tokenizer, settings, kDeviceShareAlone);
   return loaded;
 }
 

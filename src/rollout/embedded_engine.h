@@ -46,6 +46,10 @@ struct PassWork {
   int64_t kv_tokens = 0;        // keys and values read, those that several sequences share once
 };
 
+// Of a GPU's free memory, what keys and values take where nothing bounds them: beside a trainer, whose passes
+// need the rest, and by themselves.
+inline constexpr double kDeviceShareBesideTraining = 0.45, kDeviceShareAlone = 0.85;
+
 struct EmbeddedEngineOptions {
   RolloutSettings settings;
   std::vector<int32_t> stop_tokens;  // the model's own (load_stop_tokens)
@@ -54,6 +58,7 @@ struct EmbeddedEngineOptions {
   int32_t version = 0;  // of the weights as they are now
   AttentionPath attention = AttentionPath::kFastest;
   std::function<void(const PassWork&)> on_pass;  // after each, if set
+  double device_share = kDeviceShareAlone;       // of a GPU's free memory, where kv_memory is auto
 };
 
 // Loads a model to generate with from a Hugging Face directory, batch-invariant or not as
@@ -123,7 +128,7 @@ class EmbeddedEngine : public Engine {
 // strings are refused.
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
-                                            const RolloutSettings& settings,
+                                            const RolloutSettings& settings, double device_share,
                                             std::function<void(const PassWork&)> on_pass = {});
 
 // A model that is there for generation alone, and the engine over it.

@@ -164,11 +164,13 @@ ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& wo
     graphs_.erase(key);
     return nullptr;
   }
-  pass.graph = capture_device_graph([&] {
+  if (!device_graphs_) device_graphs_ = make_device_graphs();
+  if (!device_graphs_) return nullptr;
+  pass.graph = device_graphs_->capture([&] {
     pass.hidden_TD =
         model_.forward(tokens_T_.narrow(0, 0, size), positions_T_.narrow(0, 0, size), *pass.attention);
   });
-  return pass.graph ? &pass : nullptr;
+  return &pass;
 }
 
 }  // namespace bough

@@ -117,7 +117,9 @@ struct RolloutSettings {
       range(1, 1000000));
     v("prefill_chunk_tokens", prefill_chunk_tokens,
       "tokens of prompts computed in one pass, beside one token of each running sample", range(1, 1000000));
-    v("kv_memory", kv_memory, "bound on the keys and values kept by the embedded engine; auto: 4GiB");
+    v("kv_memory", kv_memory,
+      "bound on the keys and values kept by the embedded engine; auto: 4GiB, on a GPU a "
+      "share of what is free");
     v("batch_invariant", batch_invariant,
       "a token's log-probability is the same bits whatever is computed beside it, and in generation the same "
       "as in training; needs the device cpu, fp32 on AVX-512 or bf16 on AVX512-BF16; null: where it is "

@@ -71,7 +71,7 @@ at::Tensor ValueBlockHead::run(const BlockRows& rows, const at::Tensor& source_S
   const auto d_R = d_values_R.to(source_SD.device());
   head_.weight.main_grad.squeeze(0).add_(at::mv(hidden_RD.t(), d_R));
   head_.bias.main_grad.add_(d_R.sum());
-  if (sends_gradient) d_source_SD.index_add_(0, sources, d_R.unsqueeze(1) * weight_D);
+  if (sends_gradient) add_rows_(d_source_SD, sources, d_R.unsqueeze(1) * weight_D);
   return d_source_SD;
 }
 

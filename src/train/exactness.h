@@ -64,8 +64,9 @@ inline ModelConfig random_config(uint64_t seed) {
 }
 
 // Weights large enough that attention is far from uniform and norms matter.
-inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, double scale = 0.3) {
-  auto model = make_model(random_config(seed), type);
+inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, double scale = 0.3,
+                                           at::Device device = at::kCPU) {
+  auto model = make_model(random_config(seed), type, device);
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model->parameters()) {
     const auto noise = at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble));
@@ -165,7 +166,8 @@ inline double gradient_error(Model& model, FlatResult& flat) {
       const auto& reference = flat.gradients.at(part.name);
       const double scale =
           std::max({reference.norm().item<double>(), 1e-6 * flat.sequence_norms[part.name], 1e-5 * largest});
-      const double error = (parameter->part_grad(part).to(at::kDouble) - reference).norm().item<double>();
+      const double error =
+          (parameter->part_grad(part).to(at::kCPU, at::kDouble) - reference).norm().item<double>();
       if (error > 0) worst = std::max(worst, scale > 0 ? error / scale : INFINITY);
     }
   return worst;

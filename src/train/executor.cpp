@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "train/head.h"
+#include "train/ranks.h"
 #include "train/tree_context.h"
 
 namespace bough {
@@ -247,6 +248,10 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
   std::vector<BlockHead*> heads = {&head};
   if (beside) heads.push_back(beside);
   for (const auto& planned : plan.trees) Walk(model, options, planned, batch, heads, loss || seeds).run();
+  if (options.ranks) {
+    sum_values(values, *options.ranks);
+    if (loss) sum_losses(result, *options.ranks);
+  }
   return result;
 }
 

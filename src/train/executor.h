@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 
+#include "dist/communicator.h"
 #include "kernels/page_choice/page_choice.h"
 #include "models/model.h"
 #include "plan/plan.h"
@@ -24,11 +25,14 @@
 namespace bough {
 
 struct ExecutorOptions {
-  int64_t head_chunk_rows = 0;  // 0: by the vocabulary, so that a chunk of logits takes about 16 MiB in fp32
+  int64_t head_chunk_rows = 0;    // 0: by vocabulary and device (kernels/log_prob/log_prob_cost.h)
   bool verify_recompute = false;  // compare every recompute with its first forward, bit for bit
   // Tokens that are marked as drawn (mark_drawn) attend by choice, as generation under this policy does. On
   // the CPU.
   SparsePolicy sparse = {};
+  // Where plans are of this rank's share of the batch (train/ranks.h): values, loss and metrics are those of
+  // the whole batch on every rank, main_grad holds the share's gradient. Not owned.
+  Communicator* ranks = nullptr;
 };
 
 // CPU, accumulator type, one a loss row of the batch.

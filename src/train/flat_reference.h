@@ -25,7 +25,8 @@ class FlatReference {
   explicit FlatReference(Model& model) : config_(model.config()) {
     for (Parameter* parameter : model.parameters())
       for (const auto& part : parameter->parts)
-        weights_[part.name] = parameter->part_value(part).to(at::kDouble).clone().requires_grad_(true);
+        weights_[part.name] =
+            parameter->part_value(part).to(at::kCPU, at::kDouble).clone().requires_grad_(true);
   }
 
   // Of tokens 1.. of a sequence, with a graph: log-probabilities and entropies [n - 1], and those of the

@@ -14,11 +14,16 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/median.h"
-#include "kernels/common/cpu_allocator.h"
+#include "kernels/common/device.h"
+#include "train/ranks.h"
 
 namespace bough {
 
 namespace {
+
+// Of a GPU's free memory, what a plan may fill where no bound is set: the rest is for what the allocator loses
+// between blocks of different sizes.
+constexpr double kShareOfFreeMemory = 0.9;
 
 // Estimators whose advantages are not normalised again over the batch's tokens: what a KL by token adds to
 // them stays what it is.
@@ -43,13 +48,14 @@ void check_frozen(const LossSettings& settings, const AdvantageSettings& advanta
 }  // namespace
 
 GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings,
-                           const PassCosts* costs)
+                           const PassCosts* costs, Communicator* ranks)
     : model_(model),
       frozen_(frozen),
       settings_(settings),
       costs_(costs),
+      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
       loss_(make_loss(settings.loss)),
-      executor_(model),
+      executor_(executor_of(model)),
       kl_controller_(settings.loss),
       entropy_controller_(settings.loss) {
   if (settings.loss.loss != "sft") check_frozen(settings.loss, settings.advantages, frozen);
@@ -89,7 +95,7 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   const bool is_policy_loss = settings.loss != "sft";
   if (is_policy_loss && settings.uses_reference())
     fields.reference_log_probs_R =
-        Executor(*frozen_.reference).forward(plan(batch, strategy), batch).log_probs_R;
+        executor_of(*frozen_.reference).forward(plan(batch, strategy), batch).log_probs_R;
   const GivenTokens given = loss_->given_tokens();
   if (given == GivenTokens::kEngineTop) set_given_tokens(trajectories, batch);
 
@@ -104,7 +110,7 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
     if (given == GivenTokens::kPolicyTop) batch.given_ids_RK = old.top_ids_RK;
   }
   if (loss_->needs_teacher()) {
-    const RowValues teacher = Executor(*frozen_.teacher).forward(plan(batch, strategy), batch);
+    const RowValues teacher = executor_of(*frozen_.teacher).forward(plan(batch, strategy), batch);
     fields.teacher_log_probs_R = teacher.log_probs_R;
     if (given == GivenTokens::kPolicyTop) fields.teacher_given_RK = teacher.given_log_probs_RK;
   }
@@ -207,30 +213,47 @@ void GradientStep::restore(const Json& state) {
 }
 
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
-  return make_plan(strategy, plan_request(batch, settings_.mb_spec, settings_.tree.packer, costs_));
+  PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree.packer, costs_);
+  if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
+  return ranks_ ? plan_share(strategy, request, ranks_->rank(), ranks_->size())
+                : make_plan(strategy, request);
+}
+
+std::optional<int64_t> GradientStep::device_bytes() const {
+  if (model_.device().is_cpu()) return {};
+  if (!device_bytes_)
+    device_bytes_ =
+        static_cast<int64_t>(kShareOfFreeMemory * static_cast<double>(device_memory(model_.device()).free));
+  return device_bytes_;
 }
 
 WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
-  return executor_.forward_backward(plan, batch, *loss_, beside);
+  BOUGH_CHECK(!ranks_ || !beside, "a second head is not summed over ranks");
+  WalkResult result = executor_.forward_backward(plan, batch, *loss_, beside);
+  if (ranks_) sum_gradients(model_, *ranks_);
+  synchronize(model_.device());
+  return result;
 }
 
 StepTimer::StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-                     const std::vector<Trajectory>& batch, const std::string& strategy)
-    : model_(model), step_(model, frozen, settings, costs), asked_strategy_(strategy) {
+                     const std::vector<Trajectory>& batch, const std::string& strategy, Communicator* ranks)
+    : model_(model), ranks_(ranks), step_(model, frozen, settings, costs, ranks), asked_strategy_(strategy) {
   for (const Trajectory& trajectory : batch) batch_.push_back(&trajectory);
   model_.allocate_gradients();
 }
 
 void StepTimer::run(bool counted) {
-  const int64_t before = cpu_allocated_bytes();
-  reset_cpu_peak_bytes();
+  const PeakBytes peak(model_.device());
+  synchronize(model_.device());
+  if (ranks_) ranks_->barrier();
   const auto start = std::chrono::steady_clock::now();
   model_.zero_gradients();
   const TrainBatch batch = step_.prepare(batch_, /*is_one_update=*/true, asked_strategy_);
   const Plan plan = step_.plan(batch, asked_strategy_);
   const WalkResult result = step_.accumulate(plan, batch);
+  synchronize(model_.device());
   if (counted) seconds_.push_back(seconds_since(start));
-  peak_bytes_ = std::max(peak_bytes_, cpu_peak_bytes() - before);
+  peak_bytes_ = std::max(peak_bytes_, peak.bytes());
   loss_ = result.loss;
   num_trained_ = batch.num_rows();
   strategy_ = plan.strategy;

@@ -35,7 +35,10 @@ class GradientStep {
  public:
   // All arguments must outlive the object. `costs`: what plans are made from, or null. UserError: the
   // settings need a model that is not there, or contradict each other.
-  GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs);
+  // `ranks`: a group that takes the step together, each its share of every batch; all must call alike, with
+  // the same weights, batch and costs. Null: this process alone. Not owned.
+  GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
+               Communicator* ranks = nullptr);
 
   // The rows of the batch, without what takes a walk.
   TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
@@ -44,8 +47,10 @@ class GradientStep {
   // training pass's own where there are several updates.
   TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                      const std::string& strategy);
+  // On a GPU within what is free of it where the settings bound nothing: as it was found before the first plan.
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
-  // Adds the gradient to the parameters' main_grad. `beside`: another head over the same walk, or none.
+  // Adds the gradient to the parameters' main_grad, which must be 0 where there are several ranks; it is there
+  // when this returns. `beside`: another head over the same walk, or none.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
   // What follows the last optimizer step of a batch: coefficients move, and the reference is renewed where it
@@ -66,11 +71,15 @@ class GradientStep {
  private:
   void set_given_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
+  std::optional<int64_t> device_bytes() const;
+  Executor executor_of(Model& model) const { return Executor(model, {.ranks = ranks_}); }
 
   Model& model_;
   const FrozenModels frozen_;
   const ActorSettings settings_;
   const PassCosts* costs_;
+  Communicator* const ranks_;
+  mutable std::optional<int64_t> device_bytes_;  // of a GPU, for plans
   std::optional<int64_t> version_;
   std::unique_ptr<Loss> loss_;
   Executor executor_;
@@ -86,9 +95,10 @@ class StepTimer {
  public:
   // All arguments must outlive the timer. Allocates the gradients.
   StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-            const std::vector<Trajectory>& batch, const std::string& strategy);
+            const std::vector<Trajectory>& batch, const std::string& strategy, Communicator* ranks = nullptr);
 
-  // Times one step from the trajectories to the gradient, planning included.
+  // Times one step from the trajectories to the gradient, planning included; of several ranks until the last
+  // has it.
   void run(bool counted);
 
   const std::vector<double>& seconds() const { return seconds_; }  // of the counted runs, in order
@@ -102,6 +112,7 @@ class StepTimer {
 
  private:
   Model& model_;
+  Communicator* const ranks_;
   GradientStep step_;
   std::vector<const Trajectory*> batch_;
   const std::string asked_strategy_;

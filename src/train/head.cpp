@@ -107,6 +107,11 @@ at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64
 }
 }  // namespace
 
+void add_rows_(const at::Tensor& to, const at::Tensor& rows, const at::Tensor& values) {
+  if (to.is_cpu()) to.index_add_(0, rows, values);
+  else at::index_put_(const_cast<at::Tensor&>(to), {rows}, values, /*accumulate=*/true);
+}
+
 HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end) {
   const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
   std::vector<int64_t> row_of;
@@ -126,7 +131,7 @@ Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const 
       chunk_rows_(chunk_rows),
       top_k_(top_k),
       result_(result) {
-  if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size);
+  if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size, model.device().is_cuda());
 }
 
 at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
@@ -170,7 +175,7 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
       add_given_gradient_(logits_RV, labels, given_rows, given_ids_LK, gradients.d_given_LK.to(device),
                           batch_.temperature);
     if (weight.main_grad.defined()) add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
-    d_source_SD.index_add_(0, sources, matrix_product(logits_RV, weight.value).to(acc));
+    add_rows_(d_source_SD, sources, matrix_product(logits_RV, weight.value).to(acc));
   }
   return d_source_SD;
 }

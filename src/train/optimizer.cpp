@@ -100,7 +100,12 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
 
 double Optimizer::gradient_norm() const {
   double sum = 0;
-  for (const State& state : states_) sum += sum_of_squares(state.parameter->main_grad).item<double>();
+  // From a device at once: it is waited for once, not for every parameter.
+  std::vector<at::Tensor> squares;
+  for (const State& state : states_) squares.push_back(sum_of_squares(state.parameter->main_grad));
+  const at::Tensor on_host =
+      squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU, at::kDouble);
+  for (int64_t i = 0; i < on_host.numel(); ++i) sum += on_host.const_data_ptr<double>()[i];
   return std::sqrt(sum);
 }
 

@@ -66,7 +66,8 @@ struct MicroBatchSettings {
       "equally many sequences, whatever their tokens: to measure against)",
       one_of({"dynamic", "fixed"}));
     v("memory", memory,
-      "bytes over weights and gradients, 40GiB: plans keep within; auto: what B tokens take");
+      "bytes over weights and gradients, 40GiB: plans keep within; auto: what B tokens take, on a GPU within "
+      "what is free");
   }
 };
 

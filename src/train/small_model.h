@@ -11,7 +11,8 @@
 namespace bough {
 
 // Weights of order 1, the same for the same arguments; it has norms, biases, fused projections, a tied head.
-inline std::unique_ptr<Model> small_model(at::ScalarType type, uint64_t seed = 0, int64_t hidden_size = 16) {
+inline std::unique_ptr<Model> small_model(at::ScalarType type, uint64_t seed = 0, int64_t hidden_size = 16,
+                                          at::Device device = at::kCPU) {
   ModelConfig config;
   config.architecture = Architecture::kQwen2;
   config.vocab_size = 40;
@@ -24,7 +25,7 @@ inline std::unique_ptr<Model> small_model(at::ScalarType type, uint64_t seed = 0
   config.max_position_embeddings = 128;
   config.tie_word_embeddings = true;
   config.qkv_bias = true;
-  auto model = make_model(config, type);
+  auto model = make_model(config, type, device);
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model->parameters())
     parameter->value.copy_(

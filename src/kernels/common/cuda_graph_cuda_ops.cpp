@@ -1,9 +1,13 @@
-// CUDA graphs behind cuda_library.h. All are recorded on one stream of their own and share one pool of
-// memory: they run one after the other, so their temporaries may lie in the same place.
+// What cuda_library.h and device.h call by name. CUDA graphs are recorded on one stream of their own; those of
+// one owner share a pool of memory: they run one after the other, so their temporaries may lie in the same
+// place.
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+
+#include <cstdio>
 
 #include "base/error.h"
 #include "kernels/common/cuda_library.h"
@@ -14,8 +18,7 @@ namespace {
 
 class CudaGraph : public DeviceGraph {
  public:
-  explicit CudaGraph(const std::function<void()>& work) {
-    static const auto pool = at::cuda::graph_pool_handle();
+  CudaGraph(const std::function<void()>& work, at::cuda::MempoolId_t pool) {
     static const auto stream = c10::cuda::getStreamFromPool();
     const auto current = c10::cuda::getCurrentCUDAStream();
     BOUGH_CHECK(current.device_index() == stream.device_index(), "graphs of devices ",
@@ -43,10 +46,25 @@ class CudaGraph : public DeviceGraph {
   at::cuda::CUDAGraph graph_;
 };
 
+// A pool ends with its last graph: one that outlived its owner's graphs could not be recorded into again.
+class CudaGraphs : public DeviceGraphs {
+ public:
+  std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {
+    return std::make_unique<CudaGraph>(work, pool_);
+  }
+
+ private:
+  const at::cuda::MempoolId_t pool_ = at::cuda::graph_pool_handle();
+};
+
 }  // namespace
 
 }  // namespace bough
 
-extern "C" bough::DeviceGraph* bough_capture_cuda_graph(const std::function<void()>& work) {
-  return new bough::CudaGraph(work);
+extern "C" bough::DeviceGraphs* bough_cuda_graphs() {
+  return new bough::CudaGraphs();
+}
+
+extern "C" void bough_cuda_device_name(int device, char* name, size_t size) {
+  std::snprintf(name, size, "%s", at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device))->name);
 }

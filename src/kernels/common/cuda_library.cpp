@@ -3,6 +3,9 @@
 #include <ATen/Context.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
+#include <string_view>
+
 #include "base/error.h"
 
 namespace bough {
@@ -46,11 +49,12 @@ void open_cuda_library() {
         "install the driver, or use device cpu");
 }
 
-std::unique_ptr<DeviceGraph> capture_device_graph(const std::function<void()>& work) {
+std::unique_ptr<DeviceGraphs> make_device_graphs() {
+  const char* const wanted = std::getenv("BOUGH_CUDA_GRAPHS");
+  if (wanted && std::string_view(wanted) == "0") return nullptr;
   // The function is in cuda_graph_cuda_ops.cpp; the library was opened for all of the process.
-  using Capture = DeviceGraph*(const std::function<void()>&);
-  auto* const capture = reinterpret_cast<Capture*>(dlsym(RTLD_DEFAULT, "bough_capture_cuda_graph"));
-  return std::unique_ptr<DeviceGraph>(capture ? capture(work) : nullptr);
+  auto* const make = reinterpret_cast<DeviceGraphs* (*)()>(dlsym(RTLD_DEFAULT, "bough_cuda_graphs"));
+  return std::unique_ptr<DeviceGraphs>(make ? make() : nullptr);
 }
 
 }  // namespace bough

@@ -25,10 +25,19 @@ class DeviceGraph {
   virtual void replay() = 0;
 };
 
-// Runs `work` once, so that what libraries set up at first use is there, then records it without running it.
-// `work` must not wait for the device or copy from it, and reads and writes the same addresses at each
-// replay; what it returns in tensors stays valid, and is overwritten by the next replay, of this graph or of
-// another. Null where libbough_cuda.so is not open.
-std::unique_ptr<DeviceGraph> capture_device_graph(const std::function<void()>& work);
+// Graphs that are replayed one after the other, never beside each other, and share the memory of their
+// temporaries. They must not outlive this.
+class DeviceGraphs {
+ public:
+  virtual ~DeviceGraphs() = default;
+  // Runs `work` once, so that what libraries set up at first use is there, then records it without running it.
+  // `work` must not wait for the device or copy from it, and reads and writes the same addresses at each
+  // replay; what it returns in tensors stays valid, and is overwritten by the next replay, of this graph or of
+  // another.
+  virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) = 0;
+};
+
+// Null where libbough_cuda.so is not open, or BOUGH_CUDA_GRAPHS is 0 in the environment.
+std::unique_ptr<DeviceGraphs> make_device_graphs();
 
 }  // namespace bough

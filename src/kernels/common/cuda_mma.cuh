@@ -1,5 +1,5 @@
 // PTX of the tensor cores (sm_80 and up) behind plain functions, and the launch of kernels that need much
-// shared memory. Kernels that use this file alone for such things can be run by an emulator that replaces it.
+// shared memory.
 //
 // Layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"); in a warp, row = lane / 4, pair = 2 · (lane % 4):
 //   A [16][16]: a0 = (row, pair), a1 = (row + 8, pair), a2 = (row, pair + 8), a3 = (row + 8, pair + 8)

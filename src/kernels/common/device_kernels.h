@@ -20,6 +20,7 @@ struct DeviceKernels {
   bool packs_factors = false;
   int64_t threads = 1;  // that share a kernel's work, each with partial sums of its own; 1 on a GPU
 
+  bool on_gpu() const { return attention == Attention::kFused; }
   bool has_bf16_tiles() const { return attention == Attention::kBf16Tiles; }
 };
 

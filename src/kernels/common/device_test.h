@@ -12,17 +12,23 @@
 
 namespace bough {
 
-// Opens the CUDA library before the first tensor where there is a GPU's driver; says why not where that
-// fails.
+// Opens the CUDA library before the first tensor of any test: libtorch asks once whether there is a GPU, and
+// its autograd starts its threads once. Why not is said where there is none; on a machine with a GPU's driver
+// and the library a skip would hide a fault, so that it is a failure.
 class CudaEnvironment : public ::testing::Environment {
  public:
   void SetUp() override {
     if (!std::filesystem::exists("/dev/nvidiactl")) return;
+    if (find_cuda_library().empty()) {
+      reason_ = "libbough_cuda.so was not built";
+      return;
+    }
     try {
       open_cuda_library();
       reason_.clear();
     } catch (const UserError& error) {
       reason_ = error.what();
+      ADD_FAILURE() << reason_;
     }
   }
   const std::string& reason() const { return reason_; }

@@ -1,0 +1,305 @@
+#include "dist/communicator.h"
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace bough {
+
+int64_t size_of(Element element) {
+  switch (element) {
+    case Element::kFloat: return 4;
+    case Element::kDouble:
+    case Element::kInt64: return 8;
+    case Element::kByte: return 1;
+  }
+  return 0;
+}
+
+std::string name_of(Collective::Kind kind) {
+  constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather",
+                                    "all-to-all", "broadcast",      "barrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+void Communicator::run(const Collective& collective) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::unique_ptr<PendingCollective> pending = begin(collective);
+  // Short collectives end while it spins; who waits long leaves the core to those it waits for.
+  for (int64_t polls = 0; !pending->is_done(); ++polls) {
+    if (polls < 1000) continue;
+    if (seconds_since(start) > deadline_seconds_)
+      throw IoError(str("rank ", rank(), " of ", size(), " waited ", deadline_seconds_, " s in ",
+                        name_of(collective.kind), " of ", collective.count,
+                        " elements: another rank has died or hangs; the log of each rank says what it did "
+                        "last"));
+    if (polls < 2000) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void Communicator::all_reduce(std::span<double> values) {
+  run({.kind = Collective::Kind::kAllReduce,
+       .send = values.data(),
+       .receive = values.data(),
+       .count = std::ssize(values),
+       .element = Element::kDouble});
+}
+
+void Communicator::all_reduce(std::span<float> values) {
+  run({.kind = Collective::Kind::kAllReduce,
+       .send = values.data(),
+       .receive = values.data(),
+       .count = std::ssize(values),
+       .element = Element::kFloat});
+}
+
+void Communicator::barrier() {
+  run({});
+}
+
+std::string Communicator::broadcast(const std::string& text, int64_t root) {
+  auto length = std::ssize(text);
+  run({.kind = Collective::Kind::kBroadcast,
+       .receive = &length,
+       .count = 1,
+       .element = Element::kInt64,
+       .root = root});
+  std::string result = rank() == root ? text : std::string(static_cast<size_t>(length), '\0');
+  run({.kind = Collective::Kind::kBroadcast, .receive = result.data(), .count = length, .root = root});
+  return result;
+}
+
+std::vector<std::string> Communicator::all_gather(const std::string& text) {
+  const int64_t own = std::ssize(text);
+  std::vector<int64_t> lengths(static_cast<size_t>(size()));
+  run({.kind = Collective::Kind::kAllGather,
+       .send = &own,
+       .receive = lengths.data(),
+       .count = 1,
+       .element = Element::kInt64});
+  std::vector<std::string> texts;
+  for (int64_t r = 0; r < size(); ++r) {
+    texts.push_back(r == rank() ? text
+                                : std::string(static_cast<size_t>(lengths[static_cast<size_t>(r)]), '\0'));
+    run({.kind = Collective::Kind::kBroadcast,
+         .receive = texts.back().data(),
+         .count = std::ssize(texts.back()),
+         .root = r});
+  }
+  return texts;
+}
+
+namespace {
+
+// What the threads of a group share: of each collective, by its number, what every rank gave. The last to
+// arrive computes it for all, in rank order.
+class Meeting {
+ public:
+  explicit Meeting(int64_t size) : size_(size) {}
+
+  struct Call {
+    std::vector<Collective> given;
+    int64_t num_arrived = 0, num_left = 0;
+    bool is_done = false;
+  };
+
+  void arrive(uint64_t number, int64_t rank, const Collective& collective) {
+    const std::lock_guard lock(mutex_);
+    Call& call = calls_[number];
+    call.given.resize(static_cast<size_t>(size_));
+    call.given[static_cast<size_t>(rank)] = collective;
+    if (++call.num_arrived < size_) return;
+    compute(call.given);
+    call.is_done = true;
+  }
+
+  bool is_done(uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    return calls_.at(number).is_done;
+  }
+
+  void leave(uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    if (++calls_.at(number).num_left == size_) calls_.erase(number);
+  }
+
+  // The group of a color, made by the first of its ranks that asks.
+  std::shared_ptr<Meeting> part(uint64_t number, int64_t color, int64_t size) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Meeting>& found = parts_[{number, color}];
+    if (!found) found = std::make_shared<Meeting>(size);
+    return found;
+  }
+
+ private:
+  template <class T>
+  static void sum(const std::vector<Collective>& given, int64_t offset, int64_t count, T* into) {
+    std::vector<T> total(static_cast<size_t>(count), T{0});
+    for (const Collective& each : given) {
+      const T* const values = static_cast<const T*>(each.send) + offset;
+      for (int64_t i = 0; i < count; ++i) total[static_cast<size_t>(i)] += values[i];
+    }
+    std::copy(total.begin(), total.end(), into);
+  }
+
+  static void sum(const std::vector<Collective>& given, int64_t offset, void* into) {
+    const Collective& first = given[0];
+    switch (first.element) {
+      case Element::kFloat: return sum(given, offset, first.count, static_cast<float*>(into));
+      case Element::kDouble: return sum(given, offset, first.count, static_cast<double*>(into));
+      case Element::kInt64: return sum(given, offset, first.count, static_cast<int64_t*>(into));
+      case Element::kByte: BOUGH_CHECK(false, "bytes are not summed");
+    }
+  }
+
+  static void compute(const std::vector<Collective>& given) {
+    const Collective& first = given[0];
+    for (size_t r = 0; r < given.size(); ++r)
+      BOUGH_CHECK(given[r].kind == first.kind && given[r].count == first.count &&
+                      given[r].element == first.element && given[r].root == first.root,
+                  "rank ", r, " calls ", name_of(given[r].kind), " of ", given[r].count, ", rank 0 ",
+                  name_of(first.kind), " of ", first.count);
+    const int64_t bytes = first.count * size_of(first.element);
+    const auto at = [](const void* buffer, int64_t offset) {
+      return static_cast<const char*>(buffer) + offset;
+    };
+    const auto copy = [&](void* to, int64_t offset, const void* from) {
+      if (bytes > 0) std::memcpy(static_cast<char*>(to) + offset, from, static_cast<size_t>(bytes));
+    };
+    using Kind = Collective::Kind;
+    switch (first.kind) {
+      case Kind::kAllReduce: {
+        std::vector<char> total(static_cast<size_t>(bytes));
+        sum(given, 0, total.data());
+        for (const Collective& each : given) copy(each.receive, 0, total.data());
+        return;
+      }
+      case Kind::kReduceScatter:
+        for (size_t r = 0; r < given.size(); ++r)
+          sum(given, static_cast<int64_t>(r) * first.count, given[r].receive);
+        return;
+      case Kind::kAllGather:
+        for (const Collective& to : given)
+          for (size_t r = 0; r < given.size(); ++r)
+            copy(to.receive, static_cast<int64_t>(r) * bytes, given[r].send);
+        return;
+      case Kind::kAllToAll:
+        for (size_t to = 0; to < given.size(); ++to)
+          for (size_t r = 0; r < given.size(); ++r)
+            copy(given[to].receive, static_cast<int64_t>(r) * bytes,
+                 at(given[r].send, static_cast<int64_t>(to) * bytes));
+        return;
+      case Kind::kBroadcast:
+        for (size_t r = 0; r < given.size(); ++r)
+          if (static_cast<int64_t>(r) != first.root)
+            copy(given[r].receive, 0, given[static_cast<size_t>(first.root)].receive);
+        return;
+      case Kind::kBarrier: return;
+    }
+  }
+
+  const int64_t size_;
+  std::mutex mutex_;
+  std::map<uint64_t, Call> calls_;
+  std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<Meeting>> parts_;
+};
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<Meeting> meeting, int64_t rank, int64_t size)
+      : meeting_(std::move(meeting)), rank_(rank), size_(size) {}
+
+  int64_t rank() const override { return rank_; }
+  int64_t size() const override { return size_; }
+
+  std::unique_ptr<PendingCollective> begin(const Collective& collective) override {
+    class Pending final : public PendingCollective {
+     public:
+      Pending(Meeting& meeting, uint64_t number) : meeting_(meeting), number_(number) {}
+      ~Pending() override { meeting_.leave(number_); }
+      bool is_done() override { return meeting_.is_done(number_); }
+
+     private:
+      Meeting& meeting_;
+      const uint64_t number_;
+    };
+    const uint64_t number = num_calls_++;
+    meeting_->arrive(number, rank_, collective);
+    return std::make_unique<Pending>(*meeting_, number);
+  }
+
+  std::unique_ptr<Communicator> split(int64_t color) override {
+    std::vector<int64_t> colors(static_cast<size_t>(size_));
+    const uint64_t number = num_calls_;
+    run({.kind = Collective::Kind::kAllGather,
+         .send = &color,
+         .receive = colors.data(),
+         .count = 1,
+         .element = Element::kInt64});
+    const auto size = std::count(colors.begin(), colors.end(), color);
+    const auto rank = std::count(colors.begin(), colors.begin() + rank_, color);
+    return std::make_unique<ThreadCommunicator>(meeting_->part(number, color, size), rank, size);
+  }
+
+ private:
+  const std::shared_ptr<Meeting> meeting_;
+  const int64_t rank_, size_;
+  uint64_t num_calls_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size) {
+  BOUGH_CHECK(size > 0, "a group of ", size, " ranks");
+  const auto meeting = std::make_shared<Meeting>(size);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int64_t r = 0; r < size; ++r) ranks.push_back(std::make_unique<ThreadCommunicator>(meeting, r, size));
+  return ranks;
+}
+
+std::unique_ptr<Communicator> single_communicator() {
+  return std::move(thread_communicators(1)[0]);
+}
+
+bool is_mpi_rank() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK");
+}
+
+std::unique_ptr<Communicator> mpi_communicator() {
+  namespace fs = std::filesystem;
+  constexpr const char* kName = "libbough_mpi.so";
+  std::error_code ignored;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  fs::path path;
+  for (const fs::path& candidate : {folder / kName, folder.parent_path() / "lib" / kName})
+    if (fs::is_regular_file(candidate, ignored)) path = candidate;
+  if (path.empty())
+    throw UserError(
+        str("several ranks: ", kName, " is not in ", quoted((folder.parent_path() / "lib").string()),
+            "; it is built where Open MPI is installed (libopenmpi-dev). Install it and build again, "
+            "or use one rank"));
+  // For all of the process: MPI's own plug-ins look for libmpi's names there. Never closed.
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (!library) {
+    const char* const reason = dlerror();
+    throw UserError(str("several ranks: cannot open ", quoted(path.string()), ": ",
+                        reason ? reason : "no reason",
+                        "; install Open MPI's libraries (openmpi-bin, libopenmpi3), or use one rank"));
+  }
+  auto* const make = reinterpret_cast<Communicator* (*)()>(dlsym(library, "bough_mpi_communicator"));
+  BOUGH_CHECK(make, kName, " lacks what it is for");
+  return std::unique_ptr<Communicator>(make());
+}
+
+}  // namespace bough

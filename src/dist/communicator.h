@@ -1,0 +1,87 @@
+// What several processes, or threads of one, say to each other: ranks of a group that make the same collective
+// calls in the same order (MPI's terms). Over plain buffers, so that torch is not seen here.
+//
+// A communicator belongs to one thread. A collective is begun, polled and done; a call that waits polls with a
+// deadline, since a rank that died or hangs would keep all others for ever: IoError then names the
+// collective and the rank that waited. After it the group is of no more use.
+//
+// Sums are in the same order whatever the timing, and every rank gets the same bits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace bough {
+
+enum class Element { kFloat, kDouble, kInt64, kByte };
+int64_t size_of(Element element);  // bytes
+
+struct Collective {
+  enum class Kind {
+    kAllReduce,      // receive[count] = sum over ranks of send[count]; may be the same buffer
+    kReduceScatter,  // receive[count] = sum over ranks of send[rank * count ..]
+    kAllGather,      // receive[size * count] = every rank's send[count], in rank order
+    kAllToAll,       // receive[r * count ..] = rank r's send[own rank * count ..]
+    kBroadcast,      // receive[count] = root's receive[count]
+    kBarrier,
+  };
+  Kind kind = Kind::kBarrier;
+  const void* send = nullptr;
+  void* receive = nullptr;
+  int64_t count = 0;  // elements, as above
+  Element element = Element::kByte;
+  int64_t root = 0;
+};
+std::string name_of(Collective::Kind kind);  // "all-reduce"
+
+// A collective that was begun; its buffers must live until it is done.
+class PendingCollective {
+ public:
+  virtual ~PendingCollective() = default;
+  virtual bool is_done() = 0;  // does not wait
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t size() const = 0;
+  virtual std::unique_ptr<PendingCollective> begin(const Collective& collective) = 0;
+  // The group of those that give the same color, ranked as here. A collective call.
+  virtual std::unique_ptr<Communicator> split(int64_t color) = 0;
+
+  void set_deadline(double seconds) { deadline_seconds_ = seconds; }
+  // Begins it and waits for its end.
+  void run(const Collective& collective);
+
+  void all_reduce(std::span<double> values);
+  void all_reduce(std::span<float> values);
+  void barrier();
+  // Of the root's length and content on every rank.
+  std::string broadcast(const std::string& text, int64_t root = 0);
+  // Every rank's text, in rank order.
+  std::vector<std::string> all_gather(const std::string& text);
+
+ private:
+  double deadline_seconds_ = 600;
+};
+
+// A group of this process alone.
+std::unique_ptr<Communicator> single_communicator();
+
+// A group of threads of this process, for tests and for what is tried without MPI: communicator r is for the
+// thread that plays rank r.
+std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
+
+// All ranks that mpirun or srun started, through libbough_mpi.so, which is opened for it. UserError where
+// the library is missing or cannot be opened. Destroyed in order it says goodbye to the others; a rank that
+// ends in any other way is taken for dead, and the starter ends all.
+std::unique_ptr<Communicator> mpi_communicator();
+// Whether this process was started as a rank: by mpirun, or by srun with PMIx.
+bool is_mpi_rank();
+
+}  // namespace bough

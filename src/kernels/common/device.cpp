@@ -1,0 +1,78 @@
+#include "kernels/common/device.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "base/error.h"
+#include "kernels/common/cpu_allocator.h"
+
+namespace bough {
+
+namespace {
+
+// The present device where none is named.
+c10::DeviceIndex index_of(c10::Device device) {
+  return device.has_index() ? device.index()
+                            : c10::impl::getDeviceGuardImpl(device.type())->getDevice().index();
+}
+
+c10::CachingDeviceAllocator::DeviceStats statistics(c10::Device device) {
+  return c10::getDeviceAllocator(device.type())->getDeviceStats(index_of(device));
+}
+
+constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+DeviceMemory cpu_memory() {
+  const int64_t total = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  std::ifstream info("/proc/meminfo");
+  std::string name;
+  for (int64_t kib = 0; info >> name >> kib; info.ignore(64, '\n'))
+    if (name == "MemAvailable:") return {kib * 1024, total};
+  return {total, total};
+}
+
+}  // namespace
+
+void synchronize(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::getDeviceGuardImpl(device.type())->synchronizeDevice(index_of(device));
+}
+
+DeviceMemory device_memory(c10::Device device) {
+  if (device.is_cpu()) return cpu_memory();
+  auto* const allocator = c10::getDeviceAllocator(device.type());
+  const auto [free, total] = allocator->getMemoryInfo(index_of(device));
+  const auto kept = allocator->getDeviceStats(index_of(device));
+  return {static_cast<int64_t>(free) + kept.reserved_bytes[kAll].current - kept.allocated_bytes[kAll].current,
+          static_cast<int64_t>(total)};
+}
+
+PeakBytes::PeakBytes(c10::Device device) : device_(device) {
+  if (device_.is_cpu()) {
+    before_ = cpu_allocated_bytes();
+    reset_cpu_peak_bytes();
+  } else {
+    before_ = statistics(device_).allocated_bytes[kAll].current;
+    c10::getDeviceAllocator(device_.type())->resetPeakStats(index_of(device_));
+  }
+}
+
+int64_t PeakBytes::bytes() const {
+  return (device_.is_cpu() ? cpu_peak_bytes() : statistics(device_).allocated_bytes[kAll].peak) - before_;
+}
+
+std::string device_name(c10::Device device) {
+  if (device.is_cpu()) return "cpu";
+  // The function is in cuda_graph_cuda_ops.cpp; the library was opened for all of the process.
+  using Name = void(int, char*, size_t);
+  auto* const name = reinterpret_cast<Name*>(dlsym(RTLD_DEFAULT, "bough_cuda_device_name"));
+  BOUGH_CHECK(name, "the name of ", device.str(), " is asked for, and the CUDA library is not open");
+  char text[256] = {};
+  name(index_of(device), text, sizeof text);
+  return text;
+}
+
+}  // namespace bough

@@ -1,0 +1,97 @@
+#include "train/ranks.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "tree/prefix_tree.h"
+
+namespace bough {
+
+namespace {
+
+void sum_tensor(const at::Tensor& values, Communicator& ranks) {
+  if (!values.defined() || values.numel() == 0) return;
+  const at::Tensor host = values.to(at::kCPU).contiguous();
+  const Element element = host.scalar_type() == at::kDouble  ? Element::kDouble
+                          : host.scalar_type() == at::kFloat ? Element::kFloat
+                                                             : Element::kInt64;
+  BOUGH_CHECK(element != Element::kInt64 || host.scalar_type() == at::kLong, "a sum over ranks of ",
+              c10::toString(host.scalar_type()));
+  ranks.run({.kind = Collective::Kind::kAllReduce,
+             .send = host.data_ptr(),
+             .receive = host.data_ptr(),
+             .count = host.numel(),
+             .element = element});
+  if (!host.is_same(values)) values.copy_(host);
+}
+
+// Names hold no zero byte.
+std::string packed(double loss, const WeightedSums& metrics) {
+  std::string text(reinterpret_cast<const char*>(&loss), sizeof loss);
+  for (const auto& [name, metric] : metrics) {
+    text += name;
+    text += '\0';
+    text.append(reinterpret_cast<const char*>(&metric), sizeof metric);
+  }
+  return text;
+}
+
+double unpack(const std::string& text, WeightedSums& metrics) {
+  double loss = 0;
+  std::memcpy(&loss, text.data(), sizeof loss);
+  for (size_t at = sizeof loss; at < text.size(); at += sizeof(WeightedSum)) {
+    const std::string name = text.data() + at;
+    at += name.size() + 1;
+    WeightedSum metric;
+    std::memcpy(&metric, text.data() + at, sizeof metric);
+    metrics[name] = metric;
+  }
+  return loss;
+}
+
+}  // namespace
+
+BalanceWeights balance_weights(const PassCosts* costs) {
+  if (!costs) return {};
+  constexpr int64_t kTokens = 1024;
+  const PassShape pass{.tokens = kTokens, .pairs = kTokens * (kTokens + 1) / 2};
+  const double attention = costs->attention_forward_seconds(pass) + costs->attention_backward_seconds(pass);
+  const double all = costs->forward_seconds(pass) + costs->backward_seconds(pass);
+  return {.per_token = (all - attention) / static_cast<double>(pass.tokens),
+          .per_pair = attention / static_cast<double>(pass.pairs)};
+}
+
+Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks) {
+  const PrefixTree tree = build_prefix_tree(whole.sequences);
+  const std::vector<RankShare> shares = balance_load(tree, num_ranks, balance_weights(whole.costs));
+  const std::vector<int64_t>& own = shares.at(static_cast<size_t>(rank)).sequences;
+  Plan plan = make_plan(strategy, part_of(whole, own));
+  for (PlannedTree& planned : plan.trees)
+    for (int64_t& sequence : planned.sequences) sequence = own[static_cast<size_t>(sequence)];
+  return plan;
+}
+
+void sum_values(RowValues& values, Communicator& ranks) {
+  for (const at::Tensor* tensor : {&values.log_probs_R, &values.entropies_R, &values.given_log_probs_RK,
+                                   &values.top_ids_RK, &values.top_log_probs_RK})
+    sum_tensor(*tensor, ranks);
+}
+
+void sum_losses(WalkResult& result, Communicator& ranks) {
+  const std::vector<std::string> all = ranks.all_gather(packed(result.loss, result.metrics));
+  result.loss = 0;
+  result.metrics.clear();
+  for (const std::string& text : all) {
+    WeightedSums metrics;
+    result.loss += unpack(text, metrics);
+    merge(result.metrics, metrics);
+  }
+}
+
+void sum_gradients(Model& model, Communicator& ranks) {
+  for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, ranks);
+}
+
+}  // namespace bough

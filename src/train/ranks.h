@@ -1,0 +1,31 @@
+// Data parallelism on trees: each rank walks an interval of the batch's leaves in depth-first order (plan/
+// load_balance.h), and what the ranks found is summed after the walk. Ranks differ in passes and memory, so
+// that nothing is exchanged inside a walk. Every rank has the whole batch, whose denominators are in its
+// weights, and afterwards all rows' values, the loss, the metrics and the gradient of the whole batch.
+#pragma once
+
+#include <string>
+
+#include "dist/communicator.h"
+#include "models/model.h"
+#include "plan/load_balance.h"
+#include "plan/plan.h"
+#include "train/executor.h"
+
+namespace bough {
+
+// What tokens and pairs cost on a device, for the cut; one a token without costs.
+BalanceWeights balance_weights(const PassCosts* costs);
+
+// Rank `rank`'s part of the batch that the request is of, planned for itself. Its trees name sequences by
+// their index in the whole batch. All ranks must plan by the same costs.
+Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t rank, int64_t num_ranks);
+
+// Of rows that one rank has computed each, the others' are 0: every rank gets all.
+void sum_values(RowValues& values, Communicator& ranks);
+// Loss and metrics of the ranks' rows become those of all rows, merged in rank order.
+void sum_losses(WalkResult& result, Communicator& ranks);
+// main_grad of the trained parameters, which held nothing else than this walk's gradient.
+void sum_gradients(Model& model, Communicator& ranks);
+
+}  // namespace bough

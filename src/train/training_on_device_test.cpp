@@ -1,0 +1,141 @@
+// Executor, optimizer and trainer on every device that there is (engine.md 4): against the flat batch in fp64,
+// against themselves, and against the CPU.
+#include <ATen/Parallel.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+
+#include "kernels/common/device.h"
+#include "kernels/common/device_test.h"
+#include "train/exactness.h"
+#include "train/optimizer.h"
+#include "train/small_model.h"
+#include "train/trainer.h"
+
+namespace bough {
+namespace {
+
+constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
+
+// Models this small run faster on one thread.
+const bool one_thread = (at::set_num_threads(1), true);
+
+class TrainingOn : public OnDevice {};
+BOUGH_ON_DEVICES(TrainingOn);
+
+std::vector<at::Tensor> gradients_of(Model& model) {
+  std::vector<at::Tensor> gradients;
+  for (Parameter* parameter : model.parameters()) gradients.push_back(parameter->main_grad.clone());
+  return gradients;
+}
+
+WalkResult take_gradient(Model& model, const RandomBatch& r, const char* strategy, const Loss& loss) {
+  model.allocate_gradients();
+  model.zero_gradients();
+  return Executor(model, {.head_chunk_rows = 7, .verify_recompute = true})
+      .forward_backward(make_plan(strategy, plan_request(r.batch, 32)), r.batch, loss);
+}
+
+TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsBits) {
+  const auto loss = full_loss();
+  for (const auto& [type, bound] : {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}})
+    for (uint64_t seed = 0; seed < (type == at::kFloat ? 20 : 4); ++seed) {
+      auto r = random_batch(seed, 300);
+      // With weights of 0.3 the loss itself is so steep that fp32 loses 1e-5 in the flat batch as well.
+      const auto model = random_model(seed, type, 0.15, device());
+      FlatResult flat = FlatReference(*model).run(r->batch, *loss);
+      r->batch.fields = to_type(r->batch.fields, type);
+      for (const char* strategy : kStrategies) {
+        const WalkResult result = take_gradient(*model, *r, strategy, *loss);
+        EXPECT_LE(gradient_error(*model, flat), bound) << strategy << " seed " << seed << " " << type;
+        EXPECT_NEAR(result.loss, flat.loss, bound * std::max(1.0, std::abs(flat.loss)));
+        const std::vector<at::Tensor> first = gradients_of(*model);
+        take_gradient(*model, *r, strategy, *loss);
+        const std::vector<at::Tensor> second = gradients_of(*model);
+        for (size_t i = 0; i < first.size(); ++i)
+          ASSERT_TRUE(first[i].equal(second[i])) << strategy << " seed " << seed << " parameter " << i;
+      }
+    }
+}
+
+// A tree's gradient in bf16 is as far from the exact one as that of the flat batch in bf16 on the same device.
+TEST_P(TrainingOn, Bf16ErrsNoMoreThanTheFlatBatchDoes) {
+  const auto loss = full_loss();
+  double flat_error = 0, tree_error = 0;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    auto r = random_batch(seed, 300);
+    const auto model = random_model(seed, at::kBFloat16, 0.15, device());
+    FlatResult flat = FlatReference(*model).run(r->batch, *loss);
+    r->batch.fields = to_type(r->batch.fields, at::kFloat);
+    const auto whole_error = [&](const char* strategy) {
+      take_gradient(*model, *r, strategy, *loss);
+      double error = 0, norm = 0;
+      for (Parameter* parameter : model->parameters())
+        for (const auto& part : parameter->parts) {
+          const at::Tensor& expected = flat.gradients.at(part.name);
+          const at::Tensor got = parameter->part_grad(part).to(at::kCPU, at::kDouble);
+          error += got.sub(expected).square().sum().item<double>();
+          norm += expected.square().sum().item<double>();
+        }
+      return std::sqrt(error / norm);
+    };
+    flat_error += whole_error("dense") / 5;
+    tree_error += std::max(whole_error("path"), whole_error("blocks")) / 5;
+  }
+  EXPECT_LT(flat_error, 0.05);
+  EXPECT_LE(tree_error, 1.1 * flat_error);
+}
+
+TEST_P(TrainingOn, TheOptimizersStepsAreTheCpus) {
+  OptimizerSettings settings;
+  settings.lr = 0.01;
+  settings.weight_decay = 0.1;
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const auto model = small_model(type, 0, 16, device()), expected = small_model(type);
+    Optimizer optimizer(*model, settings, 10), reference(*expected, settings, 10);
+    for (uint64_t step = 0; step < 6; ++step) {
+      auto generator = at::detail::createCPUGenerator(step);
+      for (size_t i = 0; i < model->parameters().size(); ++i) {
+        const at::Tensor noise = at::randn(model->parameters()[i]->value.sizes(), generator,
+                                           at::TensorOptions().dtype(at::kFloat));
+        model->parameters()[i]->main_grad.copy_(noise);
+        expected->parameters()[i]->main_grad.copy_(noise);
+      }
+      const double norm = optimizer.step().grad_norm, expected_norm = reference.step().grad_norm;
+      EXPECT_NEAR(norm, expected_norm, 1e-6 * expected_norm);
+      for (size_t i = 0; i < model->parameters().size(); ++i) {
+        const at::Tensor difference = model->parameters()[i]->value.to(at::kCPU, at::kDouble) -
+                                      expected->parameters()[i]->value.to(at::kDouble);
+        // A master that rounds the other way moves a bf16 weight by one of its steps.
+        EXPECT_LE(difference.abs().max().item<double>(), type == at::kFloat ? 1e-6 : 0.04) << i;
+      }
+    }
+  }
+}
+
+TEST_P(TrainingOn, ATrainersStepsAreTheCpus) {
+  std::vector<Trajectory> batch;
+  for (int32_t i = 0; i < 8; ++i) {
+    Trajectory& row = batch.emplace_back();
+    row.group = i < 4 ? "a" : "b";
+    row.input_ids = {1, 2, 3, 4, 5 + i / 4, 10 + i % 4, 20 + i % 3, 30};
+    row.loss_mask = {0, 0, 0, 0, 0, 1, 1, 1};
+    row.logprobs = {0, 0, 0, 0, 0, -3.5f, -3.4f, -3.3f};
+    row.advantage = {i % 2 ? 1.0f : -0.9f};
+  }
+  const SteadyClock clock;
+  ActorSettings settings;
+  settings.ppo_n_minibatches = 2;
+  settings.optimizer.lr = 1e-3;
+  settings.optimizer.warmup_steps_proportion = 0;
+  const auto model = small_model(at::kFloat, 0, 16, device()), expected = small_model(at::kFloat);
+  Trainer trainer(*model, {}, settings, 10, clock), reference(*expected, {}, settings, 10, clock);
+  for (int step = 0; step < 3; ++step) {
+    const MetricValues got = trainer.train(batch), wanted = reference.train(batch);
+    for (const char* name : {"loss/policy", "optim/grad_norm", "mismatch/importance_weight_mean"})
+      EXPECT_NEAR(got.at(name), wanted.at(name), 1e-4 * std::max(1.0, std::abs(wanted.at(name)))) << name;
+  }
+}
+
+}  // namespace
+}  // namespace bough
