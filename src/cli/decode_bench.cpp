@@ -109,13 +109,9 @@ class Decoder {
 }  // namespace
 
 std::vector<DecodeTimes> run_decode_bench(const Model& model, const DecodeBench& bench) {
-  const SparsePolicy sparse{.budget_pages = bench.sparse.budget_pages(),
-                            .summary = page_summary(bench.sparse.summary),
-                            .dense_layers = bench.sparse.dense_layers};
+  const SparsePolicy sparse = sparse_policy(bench.sparse, model.device());
   if (!sparse.is_sparse())
     throw UserError("--contexts: there is no budget to compare with dense; give rollout.sparse.budget=512");
-  if (!model.device().is_cpu())
-    throw UserError("--contexts: pages are chosen on the CPU only; take --device cpu");
   for (const int64_t context : bench.contexts)
     if (context < kPageTokens || context + kStepsPerRun > model.config().max_length())
       throw UserError(str("--contexts: got ", context, ", expected ", kPageTokens, " to ",

@@ -86,6 +86,13 @@ std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, M
   return critic;
 }
 
+std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& model,
+                                            const SparsePolicy& sparse, int64_t total_steps) {
+  if (!settings.sparse_training.distills()) return nullptr;
+  return std::make_unique<SparseStudent>(model, settings.sparse_training, settings.actor, sparse, total_steps,
+                                         static_cast<uint64_t>(settings.seed));
+}
+
 std::unique_ptr<Environment> make_environment(const RunSettings& settings) {
   if (settings.environment.type.empty()) return nullptr;
   EnvironmentSettings environment = settings.environment;
@@ -130,10 +137,16 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       total_steps(planned_steps(settings, problems)),
       critic_model(load_critic_model(settings, *model)),
       critic(make_critic(settings, *model, critic_model.get(), total_steps)),
-      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get()),
-      weights(make_channel(settings, *model, generating.get())),
-      engine(make_engine(generating ? *generating : *model, settings.model.path, encoder.tokenizer(),
-                         settings.rollout, kDeviceShareBesideTraining)),
+      sparse(sparse_policy(settings.rollout.sparse, model->device())),
+      student(make_student(settings, *model, sparse, total_steps)),
+      trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
+              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get()),
+      weights(make_channel(settings, student ? student->model() : *model, generating.get())),
+      engine(make_engine(student      ? student->model()
+                         : generating ? *generating
+                                      : *model,
+                         settings.model.path, encoder.tokenizer(), settings.rollout,
+                         kDeviceShareBesideTraining)),
       folder(settings) {
   at::set_num_threads(threads.training);
   // A reward that nobody asked for need not know what the environment's answers are.

@@ -48,8 +48,10 @@ struct RunParts {
   std::unique_ptr<Model> reference;   // of the KL terms; null where there is none
   std::unique_ptr<Model> teacher;     // null where there is none
   const int64_t total_steps;
-  std::unique_ptr<Model> critic_model;  // its own backbone; null where it shares the actor's, or is none
-  std::unique_ptr<Critic> critic;       // of adv_estimator gae
+  std::unique_ptr<Model> critic_model;     // its own backbone; null where it shares the actor's, or is none
+  std::unique_ptr<Critic> critic;          // of adv_estimator gae
+  const SparsePolicy sparse;               // what the engine attends by
+  std::unique_ptr<SparseStudent> student;  // of sparse_training.arm distill: what the engine generates with
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<EmbeddedEngine> engine;

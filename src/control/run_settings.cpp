@@ -51,6 +51,21 @@ void RunSettings::check() const {
         "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
         "policy's "
         "adapter; expected a critic with a backbone of its own (share_backbone: false)");
+  if (sparse_training.arm != "sparse" && rollout.sparse.budget_pages() == 0)
+    throw UserError(
+        str("sparse_training.arm: ", sparse_training.arm,
+            " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
+  if (sparse_training.distills() && rollout.max_head_offpolicyness > 0)
+    throw UserError(
+        "sparse_training.arm: distill publishes two sets of weights, which only a synchronous run does; "
+        "expected rollout.max_head_offpolicyness 0");
+  if (sparse_training.distills() && (actor.lora.enabled() || actor.advantages.needs_values()))
+    throw UserError(
+        "sparse_training.arm: distill has adapters of its own beside weights that are all trained, and no "
+        "critic; expected no lora, and another actor.adv_estimator than gae");
+  if (sparse_training.trains_sparse() && actor.advantages.needs_values())
+    throw UserError(
+        "sparse_training.arm: sparse_to_sparse has no critic yet; expected another actor.adv_estimator");
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;

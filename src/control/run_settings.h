@@ -13,6 +13,7 @@
 #include "env/reward.h"
 #include "rollout/settings.h"
 #include "train/settings.h"
+#include "train/sparse_student.h"
 
 namespace bough {
 
@@ -82,6 +83,7 @@ struct RunSettings {
   SamplingParameters gconfig = {.n_samples = 8};
   RolloutSettings rollout;
   ActorSettings actor;
+  SparseTrainingSettings sparse_training;
   CriticSettings critic;
   EvaluatorSettings evaluator;
   SaverSettings saver;
@@ -117,6 +119,7 @@ struct RunSettings {
     v("valid_dataset", valid_dataset, "problems to evaluate on, never trained on; empty path: no evaluation");
     v("gconfig", gconfig, "what a sample is");
     v("rollout", rollout, "how samples are generated");
+    v("sparse_training", sparse_training, "what is trained of samples that rollout.sparse generates");
     v("actor", actor, "how the model is trained");
     v("lora", actor.lora, "train low-rank adapters in place of the model's weights");
     v("critic", critic, "of actor.adv_estimator gae: the model that values tokens");

@@ -20,17 +20,6 @@ constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // what `kv_memory: auto` m
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // logits computed at once
 constexpr int kSampleBits = 20;  // a draw's sequence number: request id, then sample (below 2^20)
 
-SparsePolicy sparse_policy(const Model& model, const SparseSettings& settings) {
-  const int64_t budget = settings.budget_pages();
-  if (budget > 0 && !model.device().is_cpu())
-    throw UserError(str("rollout.sparse.budget is ", settings.budget, ", and the device is ",
-                        model.device().str(),
-                        ": pages are chosen on the CPU only; take device cpu, or none"));
-  return {.budget_pages = budget,
-          .summary = page_summary(settings.summary),
-          .dense_layers = settings.dense_layers};
-}
-
 int64_t auto_kv_bytes(at::Device device, double share) {
   if (device.is_cpu()) return kAutoKvBytes;
   return static_cast<int64_t>(share * static_cast<double>(device_memory(device).free));
@@ -50,6 +39,16 @@ int64_t page_budget(const Model& model, const EmbeddedEngineOptions& options, co
 }
 
 }  // namespace
+
+SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device) {
+  const int64_t budget = settings.budget_pages();
+  if (budget > 0 && !device.is_cpu())
+    throw UserError(str("rollout.sparse.budget is ", settings.budget, ", and the device is ", device.str(),
+                        ": pages are chosen on the CPU only; take device cpu, or none"));
+  return {.budget_pages = budget,
+          .summary = page_summary(settings.summary),
+          .dense_layers = settings.dense_layers};
+}
 
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
@@ -72,7 +71,7 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
       quantized_(options_.settings.quantization == "int8" && !is_quantized(model)
                      ? std::optional<QuantizedModel>(std::in_place, model)
                      : std::nullopt),
-      sparse_(sparse_policy(model, options_.settings.sparse)),
+      sparse_(sparse_policy(options_.settings.sparse, model.device())),
       scheduler_(options_.settings.max_concurrent_rollouts, options_.settings.prefill_chunk_tokens,
                  page_budget(model, options_, sparse_), sparse_.is_sparse()),
       storage_(model.config(), model.dtype(), model.device(), scheduler_.pool().max_pages(), sparse_),

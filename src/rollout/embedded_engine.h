@@ -61,6 +61,9 @@ struct EmbeddedEngineOptions {
   double device_share = kDeviceShareAlone;       // of a GPU's free memory, where kv_memory is auto
 };
 
+// What an engine on the device chooses pages by. UserError: a budget on another device than the CPU.
+SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
+
 // Loads a model to generate with from a Hugging Face directory, batch-invariant or not as
 // RolloutSettings::batch_invariant says; where that says nothing, in fp32 on a CPU that can: it costs some 5%
 // there. UserError where it is asked for and cannot be had.

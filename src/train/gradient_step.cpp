@@ -48,12 +48,13 @@ void check_frozen(const LossSettings& settings, const AdvantageSettings& advanta
 }  // namespace
 
 GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings,
-                           const PassCosts* costs, Communicator* ranks)
+                           const PassCosts* costs, Communicator* ranks, const SparsePolicy& sparse)
     : model_(model),
       frozen_(frozen),
       settings_(settings),
       costs_(costs),
       ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
+      sparse_(sparse),
       loss_(make_loss(settings.loss)),
       executor_(executor_of(model)),
       kl_controller_(settings.loss),
@@ -64,7 +65,9 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
 TrainBatch GradientStep::rows_of(const std::vector<const Trajectory*>& trajectories) const {
   AggregationSettings aggregation = settings_.aggregation;
   if (aggregation.loss_aggregation == "auto") aggregation.loss_aggregation = loss_->aggregation();
-  return make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
+  TrainBatch batch = make_batch(trajectories, aggregation, accumulator_type(model_.dtype()));
+  if (sparse_.is_sparse()) mark_drawn(batch, trajectories);
+  return batch;
 }
 
 TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,

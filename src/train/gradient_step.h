@@ -37,8 +37,9 @@ class GradientStep {
   // settings need a model that is not there, or contradict each other.
   // `ranks`: a group that takes the step together, each its share of every batch; all must call alike, with
   // the same weights, batch and costs. Null: this process alone. Not owned.
+  // `sparse`: what attends by choice, as in generation, in all walks; dense by default.
   GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-               Communicator* ranks = nullptr);
+               Communicator* ranks = nullptr, const SparsePolicy& sparse = {});
 
   // The rows of the batch, without what takes a walk.
   TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
@@ -72,13 +73,14 @@ class GradientStep {
   void set_given_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
   std::optional<int64_t> device_bytes() const;
-  Executor executor_of(Model& model) const { return Executor(model, {.ranks = ranks_}); }
+  Executor executor_of(Model& model) const { return Executor(model, {.sparse = sparse_, .ranks = ranks_}); }
 
   Model& model_;
   const FrozenModels frozen_;
   const ActorSettings settings_;
   const PassCosts* costs_;
   Communicator* const ranks_;
+  const SparsePolicy sparse_;
   mutable std::optional<int64_t> device_bytes_;  // of a GPU, for plans
   std::optional<int64_t> version_;
   std::unique_ptr<Loss> loss_;

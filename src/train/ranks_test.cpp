@@ -60,7 +60,8 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
       ASSERT_NEAR(rank.walk.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << seed;
       ASSERT_LE(gradient_error(*rank.model, flat), 1e-10) << num_ranks << " ranks, seed " << seed;
       if (r->batch.num_rows() > 0) {
-        ASSERT_LE((rank.walk.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10) << seed;
+        ASSERT_LE((rank.walk.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10)
+            << seed;
       }
       ASSERT_EQ(rank.walk.metrics.size(), results[0].walk.metrics.size()) << seed;
       for (const auto& [name, metric] : rank.walk.metrics)

@@ -52,10 +52,11 @@ MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
 }  // namespace
 
 Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
-                 const Clock& clock, Critic* critic)
+                 const Clock& clock, Critic* critic, const SparsePolicy& sparse, SparseStudent* student)
     : settings_(beside_critic(settings, critic)),
       critic_(critic),
-      gradient_(model, frozen, settings_, nullptr),
+      student_(student),
+      gradient_(model, frozen, settings_, nullptr, /*ranks=*/nullptr, sparse),
       optimizer_(model, settings.optimizer,
                  std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
                      settings.updates_per_batch()),
@@ -65,6 +66,7 @@ void Trainer::use_costs(StepCosts costs, StepCosts critic) {
   costs_ = std::move(costs);
   critic_costs_ = std::move(critic);
   gradient_.use_costs(costs_.passes.get());
+  if (student_) student_->use_costs(costs_.passes.get());
   if (critic_) critic_->use_costs((critic_->shares_backbone() ? costs_ : critic_costs_).passes.get());
 }
 
@@ -101,6 +103,11 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
     const WalkResult result = gradient_.accumulate(*mini.plan, mini.batch, values ? &*values : nullptr);
     updates.gradient_seconds += seconds_between(planned, clock_.now());
     merge(updates.sums, result.metrics);
+    // Before the first update these are the policy's of the start; where there are several, so are pi_old's.
+    if (student_ && !mini.log_probs_R.defined()) {
+      const at::Tensor& old_R = mini.batch.fields.proximal_log_probs_R;
+      mini.log_probs_R = old_R.defined() ? old_R : result.values.log_probs_R;
+    }
     if (values) merge(updates.sums, values->result().metrics);
     updates.last = optimizer_.step();
     updates.grad_norm += updates.last.grad_norm;
@@ -144,6 +151,7 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   for (int64_t epoch = 0; epoch < settings_.ppo_epochs; ++epoch)
     for (MiniBatch& mini : minis) update(mini, trains_actor, updates);
   values.merge(combine(updates.sums, static_cast<size_t>(updates.count)));
+  if (student_ && trains_actor) values.merge(update_student(kept, members, minis));
   values.merge(gradient_.finish(updates.sums));
   const auto count = static_cast<double>(updates.count);
   if (trains_actor) {
@@ -192,6 +200,23 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
     values["perf/mfu"] = kStepOverForward * work * static_cast<double>(settings_.ppo_epochs) /
                          (costs_.matrix_product_rate * seconds);
   }
+  return values;
+}
+
+// Phi's step is over the whole batch at once: the mini-batches' values in the batch's order.
+MetricValues Trainer::update_student(const std::vector<const Trajectory*>& rows,
+                                     const std::vector<std::vector<int64_t>>& members,
+                                     const std::vector<MiniBatch>& minis) {
+  const Clock::Time start = clock_.now();
+  std::vector<at::Tensor> by_row(rows.size());
+  for (size_t m = 0; m < minis.size(); ++m)
+    for (size_t i = 0; i < members[m].size(); ++i) {
+      const std::vector<int64_t>& offset = minis[m].batch.row_offset;
+      by_row[static_cast<size_t>(members[m][i])] =
+          minis[m].log_probs_R.narrow(0, offset[i], offset[i + 1] - offset[i]);
+    }
+  MetricValues values = student_->train(rows, at::cat(by_row), settings_.tree.strategy());
+  values["time/sparse_train"] = seconds_between(start, clock_.now());
   return values;
 }
 

@@ -15,6 +15,7 @@
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/settings.h"
+#include "train/sparse_student.h"
 
 namespace bough {
 
@@ -46,9 +47,11 @@ class Trainer final : public BatchTrainer {
  public:
   // model, what the loss needs of `frozen`, and critic where there is one, must outlive it. `total_steps`:
   // calls of train() planned for the whole run, which the learning rate's schedule follows; the actor's
-  // begins after the critic's warm-up.
+  // begins after the critic's warm-up. `sparse`: what the model attends by, where a sparse policy is trained.
+  // `student`: the sparse policy that drew the samples, which takes its own step after the model's.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
-          const Clock& clock, Critic* critic = nullptr);
+          const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
+          SparseStudent* student = nullptr);
 
   MetricValues train(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
@@ -70,6 +73,7 @@ class Trainer final : public BatchTrainer {
   struct MiniBatch {
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
+    at::Tensor log_probs_R;  // of the policy before the first update, where a student asks for them
   };
   // What the updates of one batch add up to.
   struct Updates {
@@ -81,9 +85,13 @@ class Trainer final : public BatchTrainer {
   };
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
   void update_critic(MiniBatch& mini, Updates& updates);
+  MetricValues update_student(const std::vector<const Trajectory*>& rows,
+                              const std::vector<std::vector<int64_t>>& members,
+                              const std::vector<MiniBatch>& minis);
 
   const ActorSettings settings_;
   Critic* critic_;
+  SparseStudent* student_;
   GradientStep gradient_;
   Optimizer optimizer_;
   const Clock& clock_;
