@@ -77,6 +77,7 @@ class Run {
   std::unique_ptr<Model> model_copy_;
   OptimizerSnapshot optimizer_copy_;
   std::optional<CriticSnapshot> critic_copy_;
+  std::optional<SparseStudentSnapshot> student_copy_;
   std::unique_ptr<Model> reference_copy_;
   Json coefficients_copy_;
 
@@ -166,6 +167,7 @@ WorkerParts Run::worker_parts() {
               [this] {
                 model_copy_ = copy_of(*parts_.model);
                 optimizer_copy_ = trainer_.optimizer().snapshot(/*copies=*/true);
+                if (parts_.student) student_copy_ = parts_.student->snapshot(/*copies=*/true);
                 if (parts_.critic) critic_copy_ = parts_.critic->snapshot(/*copies=*/true);
                 if (renews_reference()) reference_copy_ = copy_of(*parts_.reference);
                 coefficients_copy_ = trainer_.gradient().state();
@@ -275,11 +277,14 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
        .write_more = [&](const auto& directory) {
          if (parts_.critic)
            (copied ? *critic_copy_ : parts_.critic->snapshot(/*copies=*/false)).save(directory / "critic");
-         if (parts_.student) parts_.student->save(directory / kStudent, settings_.model.path);
+         if (parts_.student)
+           (copied ? *student_copy_ : parts_.student->snapshot(/*copies=*/false))
+               .save(directory / kStudent, settings_.model.path);
          if (renews_reference())
            save_model(directory / "reference", copied ? *reference_copy_ : *parts_.reference);
        }});
   critic_copy_.reset();
+  student_copy_.reset();
   reference_copy_.reset();
   model_copy_.reset();
   optimizer_copy_ = {};

@@ -104,7 +104,9 @@ std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const M
                                             Model* generating) {
   if (!generating) return std::make_unique<SharedWeights>(&trained);
   const bool in_place = trained.device().is_cuda() || settings.rollout.quantization != "none";
-  return std::make_unique<CopiedWeights>(trained, *generating, in_place);
+  return std::make_unique<CopiedWeights>(
+      trained, *generating, in_place,
+      settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained);
 }
 
 }  // namespace
@@ -131,7 +133,6 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
                  ? nullptr
                  : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
       model(load_trained(settings)),
-      generating(settings.rollout.max_head_offpolicyness > 0 ? copy_of(*model) : nullptr),
       reference(load_reference(settings, *model)),
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
@@ -139,12 +140,15 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       critic(make_critic(settings, *model, critic_model.get(), total_steps)),
       sparse(sparse_policy(settings.rollout.sparse, model->device())),
       student(make_student(settings, *model, sparse, total_steps)),
+      generating(settings.rollout.max_head_offpolicyness == 0 ? nullptr
+                 : student                                    ? copy_of(student->model(), Changing::kAll)
+                                                              : copy_of(*model)),
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
               settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get()),
       weights(make_channel(settings, student ? student->model() : *model, generating.get())),
-      engine(make_engine(student      ? student->model()
-                         : generating ? *generating
-                                      : *model,
+      engine(make_engine(generating ? *generating
+                         : student  ? student->model()
+                                    : *model,
                          settings.model.path, encoder.tokenizer(), settings.rollout,
                          kDeviceShareBesideTraining)),
       folder(settings) {

@@ -44,14 +44,14 @@ struct RunParts {
   std::unique_ptr<Environment> environment;  // null: prompts of one turn
   std::unique_ptr<GroupFilter> filter;       // null: there is none
   std::unique_ptr<Model> model;              // trained, and shared with the engine
-  std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
-  std::unique_ptr<Model> reference;   // of the KL terms; null where there is none
-  std::unique_ptr<Model> teacher;     // null where there is none
+  std::unique_ptr<Model> reference;          // of the KL terms; null where there is none
+  std::unique_ptr<Model> teacher;            // null where there is none
   const int64_t total_steps;
   std::unique_ptr<Model> critic_model;     // its own backbone; null where it shares the actor's, or is none
   std::unique_ptr<Critic> critic;          // of adv_estimator gae
   const SparsePolicy sparse;               // what the engine attends by
   std::unique_ptr<SparseStudent> student;  // of sparse_training.arm distill: what the engine generates with
+  std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<EmbeddedEngine> engine;

@@ -55,10 +55,6 @@ void RunSettings::check() const {
     throw UserError(
         str("sparse_training.arm: ", sparse_training.arm,
             " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
-  if (sparse_training.distills() && rollout.max_head_offpolicyness > 0)
-    throw UserError(
-        "sparse_training.arm: distill publishes two sets of weights, which only a synchronous run does; "
-        "expected rollout.max_head_offpolicyness 0");
   if (sparse_training.distills() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
         "sparse_training.arm: distill has adapters of its own beside weights that are all trained, and no "

@@ -10,6 +10,7 @@
 #include "rollout/rollout_test_util.h"
 #include "rollout/rollouts.h"
 #include "train/executor.h"
+#include "train/sparse_student.h"
 
 namespace bough {
 namespace {
@@ -147,6 +148,149 @@ TEST(SparsePolicy, TheGradientIsTheDerivativeWhereTheChoiceStays) {
   const double distance = 1e-8;
   EXPECT_NEAR((loss_at(distance) - loss_at(-distance)) / (2 * distance), slope,
               1e-4 * std::max(1.0, std::abs(slope)));
+}
+
+ActorSettings student_actor() {
+  ActorSettings actor;
+  actor.optimizer.lr = 1e-3;
+  actor.optimizer.warmup_steps_proportion = 0;
+  return actor;
+}
+
+std::vector<Trajectory> scored_samples(const Model& model) {
+  std::vector<Trajectory> samples = sparse_samples(model);
+  for (size_t i = 0; i < samples.size(); ++i) samples[i].advantage = {static_cast<float>(i % 3) - 1.1f};
+  return samples;
+}
+
+at::Tensor dense_log_probs(Model& model, const std::vector<Trajectory>& samples) {
+  const TrainBatch batch = make_batch(samples, {}, at::kDouble);
+  return Executor(model).forward(make_plan("blocks", plan_request(batch, 96)), batch).log_probs_R;
+}
+
+// The step of phi: its gradient is the derivative of the surrogate by the adapters, theta has none and stays.
+TEST(SparseStudent, ItsGradientIsThatOfTheSurrogateAndOfTheKlAndThetaStays) {
+  for (const std::string kl : {"k2", "k3"}) {
+    const auto theta = small_model(at::kDouble, 5, deep_config());
+    const std::vector<Trajectory> samples = scored_samples(*theta);
+    const at::Tensor dense_R = dense_log_probs(*theta, samples);
+    const double weight = 0.3;
+    SparseTrainingSettings settings{.arm = "distill", .kl_loss_coef = weight, .kl_loss_type = kl};
+    settings.lora.rank = 4;
+    ActorSettings actor = student_actor();
+    actor.optimizer.lr = 0.0;
+    SparseStudent student(*theta, settings, actor, kPolicy, 10, 3);
+    // B = 0 is a special place: A would have no gradient.
+    at::manual_seed(4);
+    for (Parameter* parameter : student.model().trained_parameters())
+      parameter->value.copy_(at::randn_like(parameter->value) * 0.05);
+
+    TrainBatch batch = make_batch(samples, {}, at::kDouble);
+    mark_drawn(batch, pointers(samples));
+    const auto plan = make_plan("blocks", plan_request(batch, 96));
+    Executor executor(student.model(), {.sparse = kPolicy});
+    const at::Tensor at_R = executor.forward(plan, batch).log_probs_R.clone();
+    const auto surrogate = [&] {
+      const at::Tensor log_probs_R = executor.forward(plan, batch).log_probs_R;
+      const at::Tensor distance_R = log_probs_R - dense_R;
+      const at::Tensor kl_R = kl == "k2" ? distance_R.square() / 2 : (-distance_R).exp() - 1 + distance_R;
+      const at::Tensor policy_R = -(log_probs_R - at_R).exp() * batch.fields.advantages_R;
+      return ((policy_R + weight * kl_R) * batch.fields.weights_R).sum().item<double>();
+    };
+    std::vector<at::Tensor> before, direction;
+    for (Parameter* parameter : theta->parameters()) before.push_back(parameter->value.clone());
+    GradientStep gradient(student.model(), FrozenModels(&student.model()), student.actor(), nullptr, nullptr,
+                          kPolicy);
+    TrainBatch own = gradient.rows_of(pointers(samples));
+    own.fields.proximal_is_current = true;
+    own.fields.reference_log_probs_R = dense_R;
+    student.model().zero_gradients();
+    gradient.accumulate(gradient.plan(own, "path"), own);
+    double slope = 0;
+    for (Parameter* parameter : student.model().trained_parameters()) {
+      direction.push_back(at::randn_like(parameter->value));
+      slope += (direction.back() * parameter->main_grad).sum().item<double>();
+    }
+    EXPECT_GT(std::abs(slope), 1e-3);
+    const auto move = [&](double distance) {
+      size_t i = 0;
+      for (Parameter* parameter : student.model().trained_parameters())
+        parameter->value.add_(direction[i++], distance);
+    };
+    const double distance = 1e-7;
+    move(distance);
+    const double above = surrogate();
+    move(-2 * distance);
+    const double below = surrogate();
+    move(distance);
+    EXPECT_NEAR((above - below) / (2 * distance), slope, 1e-5 * std::max(1.0, std::abs(slope))) << kl;
+
+    student.train(pointers(samples), dense_R, "blocks");
+    size_t i = 0;
+    for (Parameter* parameter : theta->parameters()) {
+      EXPECT_FALSE(parameter->main_grad.defined());
+      EXPECT_TRUE(parameter->value.equal(before[i++])) << i;
+    }
+    for (Parameter* parameter : student.model().parameters())
+      EXPECT_FALSE(parameter->main_grad.defined()) << "theta's gradient is not computed";
+  }
+}
+
+TEST(SparseStudent, TakesTheKlDown) {
+  const auto theta = small_model(at::kDouble, 5, deep_config());
+  std::vector<Trajectory> samples = scored_samples(*theta);
+  for (Trajectory& sample : samples) sample.advantage = {0};
+  const at::Tensor dense_R = dense_log_probs(*theta, samples);
+  SparseTrainingSettings settings{.arm = "distill", .kl_loss_coef = 1, .lr_ratio = 5};
+  settings.lora.rank = 8;
+  SparseStudent student(*theta, settings, student_actor(), kPolicy, 60, 3);
+  const double first = student.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+  double last = first;
+  for (int step = 0; step < 15; ++step)
+    last = student.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+  EXPECT_LT(last, 0.7 * first);
+}
+
+TEST(SparseStudent, WithABudgetAboveEveryContextTheTwoPoliciesAreOne) {
+  const auto theta = small_model(at::kDouble, 5, deep_config());
+  std::vector<Trajectory> samples = scored_samples(*theta);
+  samples.resize(samples.size() - 2);  // those that no engine drew
+  const at::Tensor dense_R = dense_log_probs(*theta, samples);
+  // As an engine without a budget has them.
+  const TrainBatch rows = make_batch(samples, {}, at::kDouble);
+  for (size_t s = 0; s < samples.size(); ++s)
+    for (size_t i = 0; i < rows.trained_positions[s].size(); ++i)
+      samples[s].logprobs[static_cast<size_t>(rows.trained_positions[s][i])] =
+          dense_R[rows.row_offset[s] + static_cast<int64_t>(i)].item<float>();
+  SparsePolicy wide = kPolicy;
+  wide.budget_pages = 1000;
+  SparseTrainingSettings settings{.arm = "distill"};
+  SparseStudent student(*theta, settings, student_actor(), wide, 10, 3);
+  const MetricValues metrics = student.train(pointers(samples), dense_R, "blocks");
+  EXPECT_NEAR(metrics.at("sparse/kl"), 0, 1e-20);
+  EXPECT_NEAR(metrics.at("sparse/acceptance"), 1, 1e-6);
+  EXPECT_NEAR(metrics.at("sparse/acceptance_p5"), 1, 1e-6);
+}
+
+// Tokens of a dense probability of half and a fourth of mu's are accepted so often; others always.
+TEST(SparseStudent, AcceptanceIsCountedByPlaceAndRow) {
+  Trajectory row;
+  row.input_ids.assign(400, 1);
+  row.loss_mask.assign(400, 1);
+  row.loss_mask[0] = 0;
+  row.logprobs.assign(400, -1);
+  row.advantage = {1};
+  const std::vector<Trajectory> samples = {row};
+  const TrainBatch batch = make_batch(samples, {}, at::kDouble);
+  at::Tensor dense_R = at::full({399}, -1 + std::log(0.5), at::kDouble);
+  dense_R.narrow(0, 256, 143).fill_(-1 + std::log(0.25));
+  dense_R[0] = 0;  // more likely than mu says
+  const MetricValues metrics = acceptance_metrics(pointers(samples), batch, dense_R);
+  EXPECT_NEAR(metrics.at("sparse/acceptance_to_255"), (1 + 255 * 0.5) / 256, 1e-9);
+  EXPECT_NEAR(metrics.at("sparse/acceptance_to_1023"), 0.25, 1e-9);
+  EXPECT_FALSE(metrics.contains("sparse/acceptance_to_4095"));
+  EXPECT_NEAR(metrics.at("sparse/acceptance"), (1 + 255 * 0.5 + 143 * 0.25) / 399, 1e-9);
+  EXPECT_EQ(metrics.at("sparse/acceptance_p5"), metrics.at("sparse/acceptance"));
 }
 
 }  // namespace

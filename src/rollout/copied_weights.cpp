@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -11,10 +12,23 @@
 
 namespace bough {
 
-std::unique_ptr<Model> copy_of(const Model& model) {
+namespace {
+
+// Adapters are among the trained parameters alone.
+std::vector<Parameter*> changing_parameters(Model& model, Changing changing) {
+  std::vector<Parameter*> parameters = model.trained_parameters();
+  if (changing == Changing::kTrained) return parameters;
+  const std::vector<Parameter*> all = model.parameters();
+  if (!parameters.empty() && std::find(all.begin(), all.end(), parameters[0]) != all.end()) return all;
+  parameters.insert(parameters.begin(), all.begin(), all.end());
+  return parameters;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> copy_of(const Model& model, Changing changing) {
   auto copy = model.share();
-  // Under an adapter the weights never change: they may be shared.
-  for (Parameter* parameter : copy->trained_parameters()) {
+  for (Parameter* parameter : changing_parameters(*copy, changing)) {
     parameter->value = parameter->value.clone();
     parameter->main_grad = at::Tensor();
     if (parameter->quantized()) parameter->scale = parameter->scale.clone();
@@ -49,12 +63,12 @@ uint64_t checksum_of(const at::Tensor& tensor) {
   return sum;
 }
 
-CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_place)
+CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_place, Changing changing)
     : generating_(generating),
       in_place_(in_place),
       trained_view_(trained.share()),
-      parameters_(generating.trained_parameters()) {
-  for (Parameter* parameter : trained_view_->trained_parameters()) {
+      parameters_(changing_parameters(generating, changing)) {
+  for (Parameter* parameter : changing_parameters(*trained_view_, changing)) {
     BOUGH_CHECK(!parameter->quantized(), "quantized weights are not trained");
     trained_.push_back(parameter);
     snapshot_.push_back(at::empty_like(parameter->value));

@@ -22,18 +22,22 @@
 
 namespace bough {
 
-// Makes a model with the same weights, what is trained of them (adapters, where there are any) in tensors of
-// its own.
-std::unique_ptr<Model> copy_of(const Model& model);
+// What changes between two publications: what is trained of the model (adapters, where there are any), or,
+// where what stands under its adapters is trained as another model, all of it.
+enum class Changing { kTrained, kAll };
+
+// Makes a model with the same weights, what changes of them in tensors of its own.
+std::unique_ptr<Model> copy_of(const Model& model, Changing changing = Changing::kTrained);
 
 // Of the tensor's elements in their order: equal for equal bits, another one for almost all others.
 uint64_t checksum_of(const at::Tensor& tensor);
 
 class CopiedWeights final : public WeightChannel {
  public:
-  // Both models must outlive this object; `generating` is copy_of(trained). in_place: the generating model's
+  // Both models must outlive this object; `generating` is copy_of(trained, changing). in_place: the generating model's
   // tensors keep their addresses (a quantized copy or a CUDA graph reads them there).
-  CopiedWeights(const Model& trained, Model& generating, bool in_place);
+  CopiedWeights(const Model& trained, Model& generating, bool in_place,
+                Changing changing = Changing::kTrained);
 
   void publish(int32_t version) override;
   // InternalError where the engine's weights are not those that were published.

@@ -48,12 +48,11 @@ std::unique_ptr<Model> adapted(const Model& theta, const LoraSettings& lora, uin
 
 SparseStudent::SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
                              const SparsePolicy& policy, int64_t total_steps, uint64_t seed)
-    : model_(adapted(theta, settings.lora, seed)) {
-  const ActorSettings own = student_settings(settings, actor);
+    : actor_(student_settings(settings, actor)), model_(adapted(theta, settings.lora, seed)) {
   // The KL's values are handed in: no model is walked for them.
-  gradient_ = std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), own, nullptr,
+  gradient_ = std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr,
                                              /*ranks=*/nullptr, policy);
-  optimizer_ = std::make_unique<Optimizer>(*model_, own.optimizer, total_steps);
+  optimizer_ = std::make_unique<Optimizer>(*model_, actor_.optimizer, total_steps);
 }
 
 MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
@@ -76,9 +75,17 @@ MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
   return metrics;
 }
 
-void SparseStudent::save(const std::filesystem::path& directory, const std::string& base) const {
-  save_adapter(directory, *model_, base);
-  optimizer_->save(directory);
+SparseStudentSnapshot SparseStudent::snapshot(bool copies) const {
+  SparseStudentSnapshot snapshot{model_->share(), optimizer_->snapshot(copies)};
+  if (copies)
+    for (Parameter* parameter : snapshot.model->trained_parameters())
+      parameter->value = parameter->value.clone();
+  return snapshot;
+}
+
+void SparseStudentSnapshot::save(const std::filesystem::path& directory, const std::string& base) const {
+  save_adapter(directory, *model, base);
+  optimizer.save(directory);
 }
 
 void SparseStudent::load(const std::filesystem::path& directory) {

@@ -48,6 +48,15 @@ struct SparseTrainingSettings {
   }
 };
 
+// Phi as PEFT's adapter, and its optimizer.
+struct SparseStudentSnapshot {
+  std::shared_ptr<Model> model;
+  OptimizerSnapshot optimizer;
+
+  // `base`: the directory or name of the model that theta began as.
+  void save(const std::filesystem::path& directory, const std::string& base) const;
+};
+
 class SparseStudent {
  public:
   // `theta` must outlive it; its weights are shared, not copied. `actor`: of the run, whose loss's clip,
@@ -55,8 +64,8 @@ class SparseStudent {
   SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
                 const SparsePolicy& policy, int64_t total_steps, uint64_t seed);
 
-  Model& model() { return *model_; }  // theta with phi: what generates
-  Optimizer& optimizer() { return *optimizer_; }
+  Model& model() { return *model_; }                     // theta with phi: what generates
+  const ActorSettings& actor() const { return actor_; }  // of phi's step
   void use_costs(const PassCosts* costs) { gradient_->use_costs(costs); }
 
   // Phi's step. dense_log_probs_R: theta's before its own step, one a trained token of the rows, in
@@ -64,11 +73,13 @@ class SparseStudent {
   MetricValues train(const std::vector<const Trajectory*>& rows, const at::Tensor& dense_log_probs_R,
                      const std::string& strategy);
 
-  // Phi as PEFT's adapter and its optimizer.
-  void save(const std::filesystem::path& directory, const std::string& base) const;
+  // copies: in tensors of its own, so that phi may be trained on while it is written.
+  SparseStudentSnapshot snapshot(bool copies) const;
+  // Goes on from what a snapshot saved, bit for bit.
   void load(const std::filesystem::path& directory);
 
  private:
+  const ActorSettings actor_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<GradientStep> gradient_;
   std::unique_ptr<Optimizer> optimizer_;
