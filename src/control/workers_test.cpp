@@ -273,7 +273,8 @@ TEST(Workers, ARunWhoseEngineBrokeGoesOnFromItsLastCheckpoint) {
   second.controller.restore(controller_state_from_json(saved, order));
   second.run();
   EXPECT_EQ(second.controller.num_steps(), 20);
-  // What was trained on after the checkpoint is trained on again, from the checkpoint's weights; nothing else.
+  // What was trained on after the checkpoint is trained on again, from the checkpoint's weights; nothing
+  // else.
   EXPECT_EQ(static_cast<int64_t>(second.trained.size()), 40 - 2 * first.saved->step);
   std::set<uint64_t> trained = first.trained;
   trained.insert(second.trained.begin(), second.trained.end());

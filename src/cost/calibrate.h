@@ -1,10 +1,11 @@
 // Measures a device's DeviceProfile: what the cost model's units of work cost here, with the code that
 // training runs.
 //
-// Everything is timed on a decoder of two layers of its own shape (on a CPU width 640, 8 query and 4 key/value
-// heads of 96, feed-forward 1,792, vocabulary 3,072, on a GPU width 4,096, 32 and 8 heads of 128, feed-forward
-// 12,288, vocabulary 32,768; copies with weights of their own, so that small passes find
-// them no warmer in the caches than in a model of real size), for passes of 2 to 2,048 tokens, on a GPU 16,384:
+// Everything is timed on a decoder of two layers of its own shape (on a CPU width 640, 8 query and 4
+// key/value heads of 96, feed-forward 1,792, vocabulary 3,072, on a GPU width 4,096, 32 and 8 heads of 128,
+// feed-forward 12,288, vocabulary 32,768; copies with weights of their own, so that small passes find
+// them no warmer in the caches than in a model of real size), for passes of 2 to 2,048 tokens, on a GPU
+// 16,384:
 //
 //   linear       `linear` forward and backward over the layers' matrices
 //   attention    tree attention of one path, of many pieces, and over a stack of 1,000 rows; heads of 32 and

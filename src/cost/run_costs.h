@@ -50,8 +50,8 @@ DeviceProfile device_profile(const std::string& device, at::ScalarType dtype);
 
 ModelShape model_shape(const Model& model);
 
-// Costs on the model's own device, measured once on this machine and cached; of the GPUs that have one, in fp32
-// and bf16, the built-in profile. Interrupted where `stop` says so meanwhile.
+// Costs on the model's own device, measured once on this machine and cached; of the GPUs that have one, in
+// fp32 and bf16, the built-in profile. Interrupted where `stop` says so meanwhile.
 CostModel model_costs(const Model& model, const std::function<bool()>& stop);
 
 // The same of rank 0's device on every rank of a group that plans together.

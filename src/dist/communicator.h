@@ -1,8 +1,8 @@
-// What several processes, or threads of one, say to each other: ranks of a group that make the same collective
-// calls in the same order (MPI's terms). Over plain buffers, so that torch is not seen here.
+// What several processes, or threads of one, say to each other: ranks of a group that make the same
+// collective calls in the same order (MPI's terms). Over plain buffers, so that torch is not seen here.
 //
-// A communicator belongs to one thread. A collective is begun, polled and done; a call that waits polls with a
-// deadline, since a rank that died or hangs would keep all others for ever: IoError then names the
+// A communicator belongs to one thread. A collective is begun, polled and done; a call that waits polls with
+// a deadline, since a rank that died or hangs would keep all others for ever: IoError then names the
 // collective and the rank that waited. After it the group is of no more use.
 //
 // Sums are in the same order whatever the timing, and every rank gets the same bits.

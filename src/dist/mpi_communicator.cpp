@@ -1,5 +1,5 @@
-// libbough_mpi.so: the ranks that mpirun or srun started (communicator.h). Opened at run time, so that nothing
-// else needs MPI.
+// libbough_mpi.so: the ranks that mpirun or srun started (communicator.h). Opened at run time, so that
+// nothing else needs MPI.
 #define OMPI_SKIP_MPICXX 1  // the C++ bindings of old would have to be linked
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>

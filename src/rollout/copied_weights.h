@@ -34,8 +34,8 @@ uint64_t checksum_of(const at::Tensor& tensor);
 
 class CopiedWeights final : public WeightChannel {
  public:
-  // Both models must outlive this object; `generating` is copy_of(trained, changing). in_place: the generating model's
-  // tensors keep their addresses (a quantized copy or a CUDA graph reads them there).
+  // Both models must outlive this object; `generating` is copy_of(trained, changing). in_place: the
+  // generating model's tensors keep their addresses (a quantized copy or a CUDA graph reads them there).
   CopiedWeights(const Model& trained, Model& generating, bool in_place,
                 Changing changing = Changing::kTrained);
 

@@ -21,8 +21,8 @@ namespace bough {
 
 namespace {
 
-// Of a GPU's free memory, what a plan may fill where no bound is set: the rest is for what the allocator loses
-// between blocks of different sizes.
+// Of a GPU's free memory, what a plan may fill where no bound is set: the rest is for what the allocator
+// loses between blocks of different sizes.
 constexpr double kShareOfFreeMemory = 0.9;
 
 // Estimators whose advantages are not normalised again over the batch's tokens: what a KL by token adds to

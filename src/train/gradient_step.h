@@ -48,10 +48,11 @@ class GradientStep {
   // training pass's own where there are several updates.
   TrainBatch prepare(const std::vector<const Trajectory*>& trajectories, bool is_one_update,
                      const std::string& strategy);
-  // On a GPU within what is free of it where the settings bound nothing: as it was found before the first plan.
+  // On a GPU within what is free of it where the settings bound nothing: as it was found before the first
+  // plan.
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
-  // Adds the gradient to the parameters' main_grad, which must be 0 where there are several ranks; it is there
-  // when this returns. `beside`: another head over the same walk, or none.
+  // Adds the gradient to the parameters' main_grad, which must be 0 where there are several ranks; it is
+  // there when this returns. `beside`: another head over the same walk, or none.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
   // What follows the last optimizer step of a batch: coefficients move, and the reference is renewed where it

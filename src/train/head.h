@@ -62,8 +62,8 @@ struct HeadChunk {
 };
 HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end);
 
-// to[rows[i]] += values[i], rows repeated or not, the same bits every time: on a GPU the rows are sorted first,
-// where index_add_ would add by atomics, in whatever order.
+// to[rows[i]] += values[i], rows repeated or not, the same bits every time: on a GPU the rows are sorted
+// first, where index_add_ would add by atomics, in whatever order.
 void add_rows_(const at::Tensor& to, const at::Tensor& rows, const at::Tensor& values);
 
 class Head final : public BlockHead {

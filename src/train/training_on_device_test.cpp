@@ -1,5 +1,5 @@
-// Executor, optimizer and trainer on every device that there is (engine.md 4): against the flat batch in fp64,
-// against themselves, and against the CPU.
+// Executor, optimizer and trainer on every device that there is (engine.md 4): against the flat batch in
+// fp64, against themselves, and against the CPU.
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
 
@@ -58,7 +58,8 @@ TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsB
     }
 }
 
-// A tree's gradient in bf16 is as far from the exact one as that of the flat batch in bf16 on the same device.
+// A tree's gradient in bf16 is as far from the exact one as that of the flat batch in bf16 on the same
+// device.
 TEST_P(TrainingOn, Bf16ErrsNoMoreThanTheFlatBatchDoes) {
   const auto loss = full_loss();
   double flat_error = 0, tree_error = 0;

@@ -1,5 +1,5 @@
-// What cuda_library.h and device.h call by name. CUDA graphs are recorded on one stream of their own; those of
-// one owner share a pool of memory: they run one after the other, so their temporaries may lie in the same
+// What cuda_library.h and device.h call by name. CUDA graphs are recorded on one stream of their own; those
+// of one owner share a pool of memory: they run one after the other, so their temporaries may lie in the same
 // place.
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>

@@ -30,10 +30,10 @@ class DeviceGraph {
 class DeviceGraphs {
  public:
   virtual ~DeviceGraphs() = default;
-  // Runs `work` once, so that what libraries set up at first use is there, then records it without running it.
-  // `work` must not wait for the device or copy from it, and reads and writes the same addresses at each
-  // replay; what it returns in tensors stays valid, and is overwritten by the next replay, of this graph or of
-  // another.
+  // Runs `work` once, so that what libraries set up at first use is there, then records it without running
+  // it. `work` must not wait for the device or copy from it, and reads and writes the same addresses at each
+  // replay; what it returns in tensors stays valid, and is overwritten by the next replay, of this graph or
+  // of another.
   virtual std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) = 0;
 };
 

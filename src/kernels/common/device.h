@@ -17,8 +17,8 @@ struct DeviceMemory {
   int64_t free = 0;   // bytes that this process may still fill with tensors
   int64_t total = 0;  // bytes of the device
 };
-// A GPU's free bytes are what no process holds and what libtorch's allocator keeps for reuse; a CPU's are what
-// the system calls available.
+// A GPU's free bytes are what no process holds and what libtorch's allocator keeps for reuse; a CPU's are
+// what the system calls available.
 DeviceMemory device_memory(c10::Device device);
 
 // The most bytes of tensors on the device above those that lived when this was made. One at a time a device:
