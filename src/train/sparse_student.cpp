@@ -21,6 +21,7 @@ ActorSettings student_settings(const SparseTrainingSettings& settings, ActorSett
   loss.recompute_logprob = true;
   loss.prox_logp_method = "recompute";
   loss.correction = "auto";
+  loss.correction_lower = loss.correction_upper = {};
   loss.rejection_sampling = {};
   loss.behave_imp_weight_cap = {};
   loss.off_policy_mask_threshold = loss.m2_threshold = {};

@@ -15,6 +15,7 @@ def test_every_settings_file_runs(bough):
     write_experiment(bough)
     sizes = ("--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1)
     bough("init", "teacher", *sizes, "--seed", 2, ok=True)
+    bough("data", "sums", "--out", "examples.jsonl", "-n", 4, "--split", "example", ok=True)
     (bough.cwd / "reward.py").write_text(REWARD)
     small = {
         "model.path": "base",
@@ -32,6 +33,8 @@ def test_every_settings_file_runs(bough):
     for config in CONFIGS:
         assert len(config.read_text().splitlines()) <= 20, config
         settings = [f"{key}={value}" for key, value in small.items()]
+        if "few_shot" in config.read_text():
+            settings += [f"{name}_dataset.few_shot.path=examples.jsonl" for name in ("train", "valid")]
         if "teacher:" in config.read_text():
             settings.append("teacher.path=teacher")
         if calibration:
