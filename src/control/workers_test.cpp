@@ -260,6 +260,27 @@ TEST(Workers, WhatAnyThreadThrowsEndsTheRun) {
   }
 }
 
+TEST(Workers, ARunWhoseEngineBrokeGoesOnFromItsLastCheckpoint) {
+  Harness first({.batch_groups = 2, .eta = 2, .longest = 9, .total = 20, .saves = 1});
+  first.engine.steps_before_error = 60;
+  EXPECT_THROW(first.run(), IoError);
+  ASSERT_TRUE(first.saved);
+  ASSERT_GT(first.saved->step, 0);
+  ASSERT_LT(first.saved->step, 20);
+  ProblemOrder order(first.problems, 1);
+  const Json saved = Json::parse(to_json(*first.saved, order).dump());
+  Harness second(first.shape);
+  second.controller.restore(controller_state_from_json(saved, order));
+  second.run();
+  EXPECT_EQ(second.controller.num_steps(), 20);
+  // What was trained on after the checkpoint is trained on again, from the checkpoint's weights; nothing else.
+  EXPECT_EQ(static_cast<int64_t>(second.trained.size()), 40 - 2 * first.saved->step);
+  std::set<uint64_t> trained = first.trained;
+  trained.insert(second.trained.begin(), second.trained.end());
+  EXPECT_EQ(trained.size(), 40u);
+  EXPECT_EQ(*trained.rbegin(), 39u);
+}
+
 class BrokenReward final : public RewardFunction {
  public:
   std::vector<RewardResult> score_all(std::span<const RewardRequest>) override {

@@ -80,6 +80,15 @@ std::string share(double part, double whole) {
   return number(100 * part / std::max(1e-9, whole)) + "%";
 }
 
+// The shortest of a clock's marks, powers of ten below a second, that is no shorter than `seconds`.
+double round_step(double seconds) {
+  if (seconds < 1) return std::pow(10., std::ceil(std::log10(std::max(seconds, 1e-6))));
+  for (const double step :
+       {1., 2., 5., 10., 15., 30., 60., 120., 300., 600., 900., 1800., 3600., 7200., 21600.})
+    if (step >= seconds) return step;
+  return 86400 * std::ceil(seconds / 86400);
+}
+
 }  // namespace
 
 std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
@@ -109,11 +118,10 @@ std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
               html_escape(span.what), " ", format_duration(span.end - span.begin), "</title></rect>");
     }
   }
-  for (int i = 0; i <= 8; ++i) {
-    const double at = begin + (end - begin) * i / 8;
+  const double step = round_step((end - begin) / 8);
+  for (double at = std::ceil(begin / step) * step; at <= end; at += step)
     svg += str("<text class=\"x\" x=\"", number(std::min(kWidth - 24, kLabel + (at - begin) * scale)),
-               "\" y=\"", number(height - 6), "\">", format_duration(at), "</text>");
-  }
+               "\" y=\"", number(height - 6), "\">", at == 0 ? "0" : format_duration(at), "</text>");
   svg += "</svg>";
 
   std::string rows;
