@@ -161,11 +161,12 @@ class EnvironmentPool final : public Environment {
     if (!worker) return;
     worker->episode.reset();
     using State = Worker::State;
-    bool is_kept = std::ssize(workers_) <= settings_.workers;
-    if (is_kept && worker->state == State::kBusy) is_kept = worker->channel->give_up();
-    if (!is_kept) return remove(*worker);
+    if (worker->state == State::kBusy && !worker->channel->give_up()) return remove(*worker);
     switch (worker->channel->close()) {
-      case EpisodeChannel::AfterClose::kFree: worker->state = State::kIdle; break;
+      case EpisodeChannel::AfterClose::kFree:
+        if (is_surplus()) return remove(*worker);
+        worker->state = State::kIdle;
+        break;
       case EpisodeChannel::AfterClose::kClosing: worker->state = State::kClosing; break;
       case EpisodeChannel::AfterClose::kGone: return remove(*worker);
     }
@@ -194,6 +195,8 @@ class EnvironmentPool final : public Environment {
     workers_[number] = std::move(worker);
   }
 
+  // An evaluation held conversations beside the run's.
+  bool is_surplus() const { return std::ssize(workers_) > settings_.workers; }
   void remove(const Worker& worker) { workers_.erase(worker.number); }
 
   void make_call(Worker& worker, Running& running) {
@@ -280,6 +283,7 @@ class EnvironmentPool final : public Environment {
     using State = Worker::State;
     if (reply.kind == ChannelReply::kReady) {
       if (worker.state == State::kStarting) become_ready(worker);
+      if (worker.state == State::kClosing && is_surplus()) return remove(worker);
       if (worker.state == State::kClosing) worker.state = State::kIdle;
       return;
     }
