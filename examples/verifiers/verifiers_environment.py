@@ -134,7 +134,8 @@ def main():
         for number, row in enumerate(rows):
             row = {"example_id": number, **row}
             spec = {"environment": args.environment, "arguments": arguments, "input": row}
-            line = {"id": f"{args.environment}-{number}", "question": "", "answer": str(row.get("answer", ""))}
+            name = f"{args.environment}-{number}"  # the environment has the question
+            line = {"id": name, "question": name, "answer": str(row.get("answer", ""))}
             file.write(json.dumps({**line, "verifiers": spec}, default=str) + "\n")
     print(f"{args.out}: {len(rows)} problems", file=sys.stderr)
 

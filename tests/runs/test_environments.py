@@ -132,7 +132,7 @@ def test_an_endpoint_holds_conversations(bough, experiment):
     assert len(episodes) >= 3 * 3 * 4
     assert turns == {}
     records = read_metrics(bough.cwd / "runs/tiny/trial0")
-    assert all(record["reward/failures"] == 0 for record in records)
+    assert all(record.get("reward/failures", 0) == 0 for record in records)
 
 
 MCP_SERVER = """
@@ -158,9 +158,9 @@ def test_the_tools_of_an_mcp_server(bough, experiment):
     settings = {"type": "mcp", "command": f"exec {sys.executable} server.py", "workers": 12, "server": "worker"}
     config = experiment(settings, total_train_steps=2, reward="length.py:score")
     bough("train", config, ok=True, env=ENVIRONMENT | {"BOUGH_PYTHON": sys.executable})
-    for record in read_metrics(bough.cwd / "runs/tiny/trial0"):
-        assert record["reward/failures"] == 0
-        assert record["reward/mean"] > 0
+    records = [record for record in read_metrics(bough.cwd / "runs/tiny/trial0") if "reward/mean" in record]
+    assert len(records) == 2
+    assert all(record["reward/failures"] == 0 and record["reward/mean"] > 0 for record in records)
     assert not subprocess.run(["pgrep", "-f", "server.py"], capture_output=True).stdout
 
 
@@ -181,7 +181,8 @@ def train_on(bough, problems, path="", **settings):
         "train_dataset.path": problems,
         "train_dataset.batch_size": 2,
         "gconfig.n_samples": 4,
-        "gconfig.max_new_tokens": 3,
+        "gconfig.max_new_tokens": 1,
+        "gconfig.stop_token_ids": list(range(256)),
         "actor.optimizer.lr": 1e-3,
         "total_train_steps": 3,
     }
@@ -190,7 +191,7 @@ def train_on(bough, problems, path="", **settings):
     bough("train", config, ok=True, env=ENVIRONMENT | {"PYTHONPATH": str(path)})
     records = read_metrics(bough.cwd / "runs/tiny/trial0")
     assert len(records) == 3
-    assert all(record["reward/failures"] == 0 for record in records)
+    assert all(record.get("reward/failures", 0) == 0 for record in records)
     return records
 
 
