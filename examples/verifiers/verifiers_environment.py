@@ -62,7 +62,9 @@ def completion(action):
         }
         for call in action["calls"]
     ]
-    message = {"role": "assistant", "content": action["content"], "tool_calls": calls or None}
+    # verifiers takes a turn without a word for a fault of the model's server; it is the model's own.
+    content = action["content"] or (None if calls else " ")
+    message = {"role": "assistant", "content": content, "tool_calls": calls or None}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
     answer = {"id": "bough", "object": "chat.completion", "created": int(time.time()), "model": "bough"}
     return ChatCompletion.model_validate(answer | {"choices": [choice]})

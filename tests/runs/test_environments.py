@@ -182,7 +182,7 @@ def train_on(bough, problems, path="", **settings):
         "train_dataset.batch_size": 2,
         "gconfig.n_samples": 4,
         "gconfig.max_new_tokens": 1,
-        "gconfig.stop_token_ids": list(range(256)),
+        "gconfig.stop_token_ids": list(range(272)),
         "actor.optimizer.lr": 1e-3,
         "total_train_steps": 3,
     }
