@@ -227,6 +227,48 @@ TEST_F(McpEnvironmentTest, ASharedServerOutlivesASlowCall) {
   EXPECT_EQ(answer(*environment, calls("count")), "1");
 }
 
+// The package `mcp` of PyPI, in the interpreter that BOUGH_MCP_PYTHON names; it is none of the tests' own.
+TEST_F(McpEnvironmentTest, AServerOfTheOfficialPackage) {
+  const char* const python = std::getenv("BOUGH_MCP_PYTHON");
+  if (!python) GTEST_SKIP() << "BOUGH_MCP_PYTHON names no interpreter with mcp";
+  const std::string file = write("official.py", R"PY(
+from mcp.server import MCPServer
+
+server = MCPServer("sums")
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Adds two numbers"""
+    return a + b
+
+
+@server.tool()
+def fail(word: str) -> str:
+    raise ValueError("no " + word)
+
+
+server.run()
+)PY");
+  settings_.command = str("exec ", python, " ", file);
+  for (const char* server : {"conversation", "run"}) {
+    settings_.server = server;
+    const auto environment = make_environment(settings_);
+    const uint64_t episode = begin(*environment, problem(1));
+    const OrderedJson tool = wait().observation.tools.at(0).at("function");
+    EXPECT_EQ(tool["name"], "add");
+    EXPECT_EQ(tool["description"], "Adds two numbers");
+    EXPECT_EQ(tool["parameters"]["required"].dump(), R"(["a","b"])");
+    environment->step(episode,
+                      {.calls = {{"1", "add", {{"a", 20}, {"b", 22}}}, {"2", "fail", {{"word", "x"}}}}});
+    const Observation answered = wait().observation;
+    EXPECT_EQ(answered.messages[0]["content"], "42");
+    EXPECT_EQ(answered.messages[1]["content"].get<std::string>().rfind("Error executing tool fail", 0), 0u);
+    environment->step(episode, says("42"));
+    EXPECT_TRUE(wait().observation.done);
+  }
+}
+
 TEST_F(McpEnvironmentTest, WhatCannotBeUsedIsTheUsersErrorAtTheStart) {
   set_server("old");
   EXPECT_NE(error_of().find("speaks the protocol's version '1999-01-01', expected one of 2025-11-25, "),

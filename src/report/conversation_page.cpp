@@ -62,10 +62,15 @@ std::string head(const Talk& talk) {
     out += str(", <span class=\"bad\">", plural(talk.invalid_calls, "invalid call"), "</span>");
   if (talk.rows > 1) out += str(", ", talk.rows, " rows");
   for (const auto& [name, value] : talk.rewards) out += str(", ", html_escape(name), " ", number(value));
-  if (!talk.forks_from.empty())
-    out += str("<small>", talk.fork_turn < 0 ? "parts from " : "forks from ", html_escape(talk.forks_from),
-               talk.fork_turn < 0 ? " before the first turn" : str(" in turn ", talk.fork_turn), ", ",
-               plural(talk.common_tokens, "token"), " in common</small>");
+  int64_t total = 0;
+  for (const Talk::Run& run : talk.runs) total += run.tokens;
+  if (!talk.forks_from.empty()) {
+    const std::string other = html_escape(talk.forks_from);
+    out += talk.common_tokens == total ? str("<small>the tokens of ", other, "</small>")
+           : talk.fork_turn < 0        ? str("<small>parts from ", other, " before the first turn</small>")
+                                       : str("<small>forks from ", other, " in turn ", talk.fork_turn, ", ",
+                                             plural(talk.common_tokens, "token"), " in common</small>");
+  }
   return out + bar(talk) + "</summary>\n";
 }
 
@@ -75,7 +80,8 @@ std::string body_of(const TalkMessage& message) {
                         html_escape(message.role));
   if (!message.name.empty()) out += " " + html_escape(message.name);
   if (is_model) {
-    out += str(" <small>turn ", *message.turn, ", ", plural(message.tokens, "token"));
+    out += str(" <small>turn ", *message.turn);
+    if (message.tokens > 0) out += ", " + plural(message.tokens, "token");
     if (message.engine_seconds > 0) out += str(", ", number(message.engine_seconds), " s");
     if (message.environment_seconds > 0)
       out += str("; answered after ", number(message.environment_seconds), " s");
