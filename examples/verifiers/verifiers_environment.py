@@ -1,6 +1,6 @@
 """Environments written for `verifiers` (0.1, from PyPI) as environments of Bough.
 
-  python verifiers_environment.py ENVIRONMENT --out problems.jsonl key=value     # arguments of load_environment
+  python verifiers_environment.py ENVIRONMENT --out problems.jsonl key=value   # arguments of load_environment
   bough train ... train_dataset.path=problems.jsonl \\
     environment='{type: python, path: verifiers_environment.py:VerifiersEnvironment, python: .../bin/python}'
 
@@ -95,7 +95,9 @@ class VerifiersEnvironment:
             output = self.rollout.result()
             if output.get("error"):
                 raise RuntimeError(f"the rollout failed: {output['error']}")
-            metrics = {name: value for name, value in (output.get("metrics") or {}).items() if value is not None}
+            metrics = {
+                name: value for name, value in (output.get("metrics") or {}).items() if value is not None
+            }
             return {"reward": output["reward"], "rewards": metrics, "done": True}
         messages, tools, self.reply = question
         if not self.shown:
@@ -122,7 +124,9 @@ def parse_arguments(words):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("environment", help="as vf.load_environment knows it")
     parser.add_argument("arguments", nargs="*", help="key=value of load_environment")
     parser.add_argument("--out", required=True, help="file of problems")

@@ -48,7 +48,8 @@ class TestCodec final : public ChatCodec {
   ChatTemplate template_;
 };
 
-// When the template stops showing a turn's reasoning: never, once another message follows, or once a user's does.
+// When the template stops showing a turn's reasoning: never, once another message follows, or once a user's
+// does.
 enum class Drops { kNever, kAtOnce, kAtUser };
 
 struct Case {

@@ -41,8 +41,9 @@ def call(name, arguments):
     if name == "fail":
         return text("it did not work", isError=True)
     if name == "picture":
-        return {"result": {"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"},
-                                       {"type": "resource", "resource": {"uri": "file:///x", "text": "inside"}}]}}
+        image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+        inside = {"type": "resource", "resource": {"uri": "file:///x", "text": "inside"}}
+        return {"result": {"content": [image, inside]}}
     if name == "structured":
         return {"result": {"content": [], "structuredContent": {"b": 1, "a": 2}}}
     if name == "hang":
@@ -78,15 +79,17 @@ for line in sys.stdin:
     if method == "initialize":
         assert params["clientInfo"]["name"] == "bough", params
         version = "1999-01-01" if "old" in how else min(params["protocolVersion"], "2025-03-26")
-        reply = {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "s"}}}
+        about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "s"}}
+        reply = {"result": {"protocolVersion": version, **about}}
     elif method == "tools/list":
         if "cursor" not in params:  # what servers may ask of a client at any time
             write({"id": "p", "method": "ping"})
             write({"id": 77, "method": "sampling/createMessage", "params": {}})
             write({"method": "notifications/message", "params": {"data": "hello"}})
         at = int(params.get("cursor", 0))
-        tools = [{"name": name, "description": name + "!", "inputSchema": {"type": "object", "properties": {}}}
-                 for name in NAMES[at:at + 5]]
+        schema = {"type": "object", "properties": {}}
+        names = NAMES[at:at + 5]
+        tools = [{"name": name, "description": name + "!", "inputSchema": schema} for name in names]
         reply = {"result": {"tools": [] if "none" in how else tools}}
         if at + 5 < len(NAMES) and "none" not in how:
             reply["result"]["nextCursor"] = str(at + 5)

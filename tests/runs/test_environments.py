@@ -142,7 +142,11 @@ TOOL = {"name": "look", "description": "Looks.", "inputSchema": {"type": "object
 for line in sys.stdin:
     request = json.loads(line)
     result = {
-        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "s"}},
+        "initialize": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "s"},
+        },
         "tools/list": {"tools": [TOOL]},
         "tools/call": {"content": [{"type": "text", "text": "seen"}]},
     }.get(request["method"])
@@ -155,7 +159,12 @@ def test_the_tools_of_an_mcp_server(bough, experiment):
     """The run's reward scores what the model says last."""
     (bough.cwd / "server.py").write_text(MCP_SERVER)
     (bough.cwd / "length.py").write_text("def score(completion): return len(completion) / 100\n")
-    settings = {"type": "mcp", "command": f"exec {sys.executable} server.py", "workers": 12, "server": "worker"}
+    settings = {
+        "type": "mcp",
+        "command": f"exec {sys.executable} server.py",
+        "workers": 12,
+        "server": "worker",
+    }
     config = experiment(settings, total_train_steps=2, reward="length.py:score")
     bough("train", config, ok=True, env=ENVIRONMENT | {"BOUGH_PYTHON": sys.executable})
     records = [record for record in read_metrics(bough.cwd / "runs/tiny/trial0") if "reward/mean" in record]
@@ -198,7 +207,9 @@ def train_on(bough, problems, path="", **settings):
 def test_an_environment_of_reasoning_gym(bough):
     python = interpreter_with("reasoning_gym", "BOUGH_REASONING_GYM_PYTHON")
     script = EXAMPLES / "reasoning_gym_task.py"
-    subprocess.run([python, script, "chain_sum", "--out", bough.cwd, "--train", "8", "--test", "0", "--examples", "0"])
+    subprocess.run(
+        [python, script, "chain_sum", "--out", bough.cwd, "--train", "8", "--test", "0", "--examples", "0"]
+    )
     records = train_on(
         bough,
         "train.jsonl",
