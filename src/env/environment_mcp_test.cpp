@@ -11,6 +11,7 @@ namespace {
 constexpr const char* kServer = R"PY(
 import json, os, signal, subprocess, sys, threading, time
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 how = sys.argv[1:]
 lock = threading.Lock()
 
@@ -47,7 +48,6 @@ def call(name, arguments):
     if name == "structured":
         return {"result": {"content": [], "structuredContent": {"b": 1, "a": 2}}}
     if name == "hang":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with lock:
             time.sleep(1000)
     if name == "die":
