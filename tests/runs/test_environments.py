@@ -157,11 +157,12 @@ for line in sys.stdin:
 
 def test_the_tools_of_an_mcp_server(bough, experiment):
     """The run's reward scores what the model says last."""
-    (bough.cwd / "server.py").write_text(MCP_SERVER)
+    server = bough.cwd / "server.py"
+    server.write_text(MCP_SERVER)
     (bough.cwd / "length.py").write_text("def score(completion): return len(completion) / 100\n")
     settings = {
         "type": "mcp",
-        "command": f"exec {sys.executable} server.py",
+        "command": f"exec {sys.executable} {server}",
         "workers": 12,
         "server": "worker",
     }
@@ -170,7 +171,7 @@ def test_the_tools_of_an_mcp_server(bough, experiment):
     records = [record for record in read_metrics(bough.cwd / "runs/tiny/trial0") if "reward/mean" in record]
     assert len(records) == 2
     assert all(record["reward/failures"] == 0 and record["reward/mean"] > 0 for record in records)
-    assert not subprocess.run(["pgrep", "-f", "server.py"], capture_output=True).stdout
+    assert not subprocess.run(["pgrep", "-f", str(server)], capture_output=True).stdout
 
 
 def interpreter_with(module, variable):
