@@ -6,6 +6,10 @@
 The first command writes DIR/train.jsonl, DIR/test.jsonl and DIR/examples.jsonl (worked examples for the
 prompt), no question in two of them; key=value are the task's own settings. `score` is the task's own
 verifier: 1 for the right answer, for some tasks a part of it for an answer that is almost right.
+
+The same lines are problems of an environment, a conversation in which a wrong answer may be mended:
+
+  bough train ... environment='{type: python, path: examples/reasoning_gym_task.py:ReasoningGym}'
 """
 
 import argparse
@@ -28,6 +32,23 @@ def score(completion, question, answer, metadata, **fields):
     """The reward of one completion, from 0 to 1. The arguments are fields of the problem's line."""
     entry = {"question": question, "answer": answer, "metadata": metadata}
     return float(verifier(metadata["source_dataset"])(completion.strip(), entry))
+
+
+class ReasoningGym:
+    """A turn is an answer. One that is not right may be mended; the reward is the verifier's of the last."""
+
+    ATTEMPTS = 3
+
+    def reset(self, problem, seed):
+        self.problem, self.attempts = problem, 0
+        return {}  # the problem's own question
+
+    def step(self, action):
+        self.attempts += 1
+        reward = score(completion=action["content"], **{**self.problem, "prompt": ""})
+        if reward == 1.0 or self.attempts == self.ATTEMPTS:
+            return {"reward": reward, "rewards": {"attempts": self.attempts}, "done": True}
+        return {"messages": "That is not right. Look at it again, then give your answer."}
 
 
 def draw(task, settings, count, seed, seen):

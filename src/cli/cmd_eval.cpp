@@ -58,7 +58,8 @@ void run_eval(const EvalOptions& options) {
       environment_settings(options.environment);
   std::unique_ptr<Environment> environment;
   if (settings_of_environment) environment = make_environment(*settings_of_environment);
-  const bool is_scored = !environment || !options.reward.empty() || settings_of_environment->type == "mcp";
+  const bool is_scored =
+      settings_of_environment.value_or(EnvironmentSettings{}).is_scored_by_reward(!options.reward.empty());
   if (is_scored) reward->check(dataset);
   const LoadedEngine loaded =
       load_engine(options.model, encoder.tokenizer(), settings, setup.dtype, setup.device);

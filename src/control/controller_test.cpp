@@ -326,6 +326,21 @@ TEST(Controller, ADroppedGroupGivesItsSlotBackAndSaysWhy) {
             (std::map<std::string, int64_t>{{"all right", 1}, {"too few rewards", 1}}));
 }
 
+// Two rows of one conversation and a failed one: one sample with a reward, not two.
+TEST(Controller, TheSmallestGroupIsOfTrajectories) {
+  ManualRun run({.batch_groups = 1, .total_steps = 1});
+  run.controller.start();
+  run.controller.on(WeightsTaken{0, 0});
+  auto group = std::make_shared<FinishedGroup>();
+  group->samples.resize(3);
+  for (size_t i = 0; i < 3; ++i) group->samples[i].trajectory = i < 2 ? "0" : "1";
+  run.controller.on(GroupGenerated{group});
+  const RewardResult one{.reward = 1};
+  run.controller.on(GroupScored{.id = 0, .rewards = {one, one, failed_reward({}, "broken")}, .verdict = {}});
+  EXPECT_TRUE(run.workers.orders.empty());
+  EXPECT_EQ(run.controller.dropped_by_reason(), (std::map<std::string, int64_t>{{"too few rewards", 1}}));
+}
+
 // What a synchronous step draws for refused groups is drawn in rounds, whatever the order of rewards.
 TEST(Controller, RefusedGroupsAreReplacedInRoundsAndCountedByReason) {
   ManualRun run({.batch_groups = 3, .total_steps = 2, .max_generated_batches = 3});

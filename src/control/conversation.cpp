@@ -1,10 +1,12 @@
 #include "control/conversation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <set>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/format.h"
 
@@ -36,6 +38,13 @@ bool same_parts(const OutputParts& a, const OutputParts& b) {
   };
   return trimmed(a.reasoning) == trimmed(b.reasoning) && trimmed(a.content) == trimmed(b.content) &&
          std::equal(a.calls.begin(), a.calls.end(), b.calls.begin(), b.calls.end(), same_call);
+}
+
+// To milliseconds: what a person reads.
+std::vector<double> rounded(const std::vector<double>& seconds) {
+  std::vector<double> out;
+  for (const double value : seconds) out.push_back(std::round(value * 1000) / 1000);
+  return out;
 }
 
 constexpr const char* kKey = "conversation";  // of Trajectory::fields
@@ -131,6 +140,8 @@ int64_t ConversationRun::max_new_tokens() const {
 
 void ConversationRun::observe(EpisodeReply reply) {
   BOUGH_CHECK(waits_ == Waits::kEnvironment, "an answer of the environment that nobody waits for");
+  if (turn_ > 0) environment_seconds_.back() = seconds_since(since_);
+  since_ = std::chrono::steady_clock::now();
   if (reply.failure != EpisodeFailure::kNone) {
     failure_ = std::move(reply.message);
     return end(failure_name(reply.failure));
@@ -279,6 +290,9 @@ void ConversationRun::make_prompt() {
 
 void ConversationRun::sampled(const GeneratedSample& sample, double temperature) {
   BOUGH_CHECK(waits_ == Waits::kEngine, "a turn that nobody waits for");
+  engine_seconds_.push_back(seconds_since(since_));
+  environment_seconds_.push_back(0);
+  since_ = std::chrono::steady_clock::now();
   temperature_ = temperature;
   Row& row = rows_.back();
   Segment segment{.begin = row.ids.size(), .turn = turn_, .is_settled = false};
@@ -294,6 +308,7 @@ void ConversationRun::sampled(const GeneratedSample& sample, double temperature)
                                 sample.truncated_logprobs.end());
   segment.end = row.ids.size();
   num_tokens_ += static_cast<int64_t>(count);
+  turn_tokens_.push_back(static_cast<int64_t>(count));
 
   std::span<const int32_t> ids(sample.token_ids);
   if (sample.finish_reason == FinishReason::kStop) {
@@ -450,6 +465,9 @@ std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, co
       about.update({{"reason", reason_},
                     {"turns", turn_},
                     {"tokens", num_tokens_},
+                    {"turn_tokens", turn_tokens_},
+                    {"engine_seconds", rounded(engine_seconds_)},
+                    {"environment_seconds", rounded(environment_seconds_)},
                     {"calls", num_calls_},
                     {"invalid_calls", num_invalid_},
                     {"shown_otherwise", num_shown_otherwise_},
@@ -524,45 +542,129 @@ MetricValues conversation_metrics(std::span<const Trajectory* const> rows) {
   return sums;
 }
 
+namespace {
+
+// Files may have been written by others: what has another type than expected reads as if it were not there.
+std::string text_in(const Json& object, const char* key) {
+  if (!object.is_object()) return "";
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return "";
+  return found->is_string() ? found->get<std::string>() : dump_line(*found);
+}
+double number_in(const Json& list, size_t i) {
+  return list.is_array() && i < list.size() && list[i].is_number() ? list[i].get<double>() : 0;
+}
+int64_t count_in(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+Json list_in(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_array() ? *found : Json::array();
+}
+
+Talk talk_of(const Trajectory& row, const Json& conversation) {
+  Talk talk;
+  talk.name = "#" + row.trajectory;
+  talk.reason = text_in(conversation, "reason");
+  talk.failure = row.reward_failure.value_or("");
+  talk.reward = row.reward;
+  talk.rewards = row.rewards;
+  talk.turns = count_in(conversation, "turns");
+  talk.tokens = count_in(conversation, "tokens");
+  talk.invalid_calls = count_in(conversation, "invalid_calls");
+  talk.rows = std::max<int64_t>(1, count_in(conversation, "rows"));
+  const Json tokens = list_in(conversation, "turn_tokens"), engine = list_in(conversation, "engine_seconds"),
+             environment = list_in(conversation, "environment_seconds");
+  std::set<int64_t> retokenized;
+  for (const Json& place : list_in(conversation, "retokenized"))
+    if (place.is_object()) retokenized.insert(count_in(place, "turn"));
+  size_t turn = 0;
+  for (const Json& from : list_in(conversation, "messages")) {
+    TalkMessage& message = talk.messages.emplace_back();
+    message.role = text_in(from, "role");
+    message.content = text_in(from, "content");
+    if (message.role == "tool") message.name = text_in(from, "name");
+    message.reasoning = text_in(from, "reasoning_content");
+    if (from.is_object())
+      for (const Json& call : list_in(from, "tool_calls")) {
+        const Json function = call.is_object() ? call.value("function", Json()) : Json();
+        message.calls.emplace_back(text_in(function, "name"), text_in(function, "arguments"));
+      }
+    if (message.role != "assistant") continue;
+    message.turn = static_cast<int64_t>(turn);
+    message.tokens = static_cast<int64_t>(number_in(tokens, turn));
+    message.engine_seconds = number_in(engine, turn);
+    message.environment_seconds = number_in(environment, turn);
+    message.retokenized = retokenized.contains(static_cast<int64_t>(turn));
+    if (turn < row.turn_rewards.size()) message.reward = row.turn_rewards[turn];
+    ++turn;
+  }
+  for (size_t i = 0; i < row.input_ids.size(); ++i) {
+    const bool is_model = row.turns.empty() ? row.loss_mask[i] != 0 : row.turns[i] >= 0;
+    if (talk.runs.empty() || talk.runs.back().is_model != is_model) talk.runs.push_back({0, is_model});
+    ++talk.runs.back().tokens;
+  }
+  return talk;
+}
+
+}  // namespace
+
 std::string describe_conversation(const Trajectory& row) {
   const Json* const conversation = about(row);
   if (!conversation) return "";
-  std::string out =
-      str("== ", row.group, " #", row.trajectory, ": ", conversation->at("reason").get<std::string>());
-  if (row.reward) out += str(", reward ", format_significant(*row.reward, 4));
-  for (const auto& [name, value] : row.rewards) out += str(", ", name, " ", format_significant(value, 4));
-  for (const char* key : {"turns", "tokens", "invalid_calls", "rows"})
-    if (const auto value = conversation->value(key, int64_t{0}); value > (key == std::string("rows") ? 1 : 0))
-      out += str(", ", value, " ", key);
-  if (row.reward_failure) out += "\n   " + *row.reward_failure;
-  size_t turn = 0;
-  for (const Json& message : conversation->at("messages")) {
-    const std::string role = message.value("role", "");
-    const auto content = message.find("content");
-    std::string label = role;
-    if (role == "assistant") label += str(" (turn ", turn, ")");
-    if (role == "tool" && message.contains("name")) label += " " + message["name"].get<std::string>();
+  const Talk talk = talk_of(row, *conversation);
+  std::string out = str("== ", row.group, " ", talk.name, ": ", talk.reason);
+  if (talk.reward) out += str(", reward ", format_significant(*talk.reward, 4));
+  for (const auto& [name, value] : talk.rewards) out += str(", ", name, " ", format_significant(value, 4));
+  out += str(", ", talk.turns, " turns, ", talk.tokens, " tokens");
+  if (talk.invalid_calls > 0) out += str(", ", talk.invalid_calls, " invalid_calls");
+  if (talk.rows > 1) out += str(", ", talk.rows, " rows");
+  if (!talk.failure.empty()) out += "\n   " + talk.failure;
+  for (const TalkMessage& message : talk.messages) {
+    std::string label = message.role;
+    if (message.turn) label += str(" (turn ", *message.turn, ")");
+    if (!message.name.empty()) label += " " + message.name;
     const auto add = [&](const std::string& head, const std::string& text) {
       out += "\n[" + head + "] ";
       for (const char c : text) out += c == '\n' ? "\n    " : std::string(1, c);
     };
-    if (message.contains("reasoning_content"))
-      add(label + " thinks", message["reasoning_content"].get<std::string>());
-    const bool has_calls = message.contains("tool_calls");
-    const std::string text = content == message.end() ? ""
-                             : content->is_string()   ? content->get<std::string>()
-                                                      : dump_line(*content);
-    if (!text.empty() || !has_calls) add(label, text);
-    if (has_calls)
-      for (const Json& call : message["tool_calls"])
-        add(label + " calls",
-            str(call["function"]["name"].get<std::string>(), dump_line(call["function"]["arguments"])));
-    if (role != "assistant") continue;
-    if (turn < row.turn_rewards.size() && row.turn_rewards[turn] != 0)
-      out += str("\n    reward of the turn: ", format_significant(row.turn_rewards[turn], 4));
-    ++turn;
+    if (!message.reasoning.empty()) add(label + " thinks", message.reasoning);
+    if (!message.content.empty() || message.calls.empty()) add(label, message.content);
+    for (const auto& [name, arguments] : message.calls) add(label + " calls", name + arguments);
+    if (message.reward != 0) out += str("\n    reward of the turn: ", format_significant(message.reward, 4));
   }
   return out + "\n";
+}
+
+std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step, size_t most) {
+  std::vector<TalkGroup> groups;
+  std::vector<const Trajectory*> rows;  // of the last group's conversations
+  for (const Trajectory& row : rollouts) {
+    const Json* const conversation = about(row);
+    if (!conversation) continue;
+    if (groups.empty() || groups.back().name != row.group) {
+      if (groups.size() == most) break;
+      groups.push_back({step, row.group, {}});
+      rows.clear();
+    }
+    Talk talk = talk_of(row, *conversation);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const std::vector<int32_t>&ids = row.input_ids, &other = rows[i]->input_ids;
+      const auto common =
+          std::mismatch(ids.begin(), ids.end(), other.begin(), other.end()).first - ids.begin();
+      if (!talk.forks_from.empty() && common <= talk.common_tokens) continue;
+      talk.forks_from = groups.back().talks[i].name;
+      talk.common_tokens = common;
+      const auto at = static_cast<size_t>(std::min<std::ptrdiff_t>(common, std::ssize(row.turns) - 1));
+      talk.fork_turn = row.turns.empty() ? -1 : row.turns[at];
+      // What an environment answered otherwise belongs to the turn that it answered.
+      for (size_t t = at; talk.fork_turn < 0 && t > 0; --t) talk.fork_turn = row.turns[t - 1];
+    }
+    groups.back().talks.push_back(std::move(talk));
+    rows.push_back(&row);
+  }
+  return groups;
 }
 
 }  // namespace bough

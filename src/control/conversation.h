@@ -22,6 +22,7 @@
 // (environment.h). Those of a failure are not valid: they leave group and loss.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -34,6 +35,7 @@
 #include "env/environment.h"
 #include "models/chat_template.h"
 #include "models/output_parser.h"
+#include "report/conversation_page.h"
 #include "report/metrics.h"
 #include "rollout/engine.h"
 
@@ -156,8 +158,19 @@ class ConversationRun {
   std::optional<double> reward_;
   std::map<std::string, double> rewards_;
   std::vector<double> turn_rewards_;
+  std::vector<int64_t> turn_tokens_;
+  std::vector<double> engine_seconds_, environment_seconds_;  // by turn
+  std::chrono::steady_clock::time_point since_ =
+      std::chrono::steady_clock::now();  // it waits for what it waits for
   std::string reason_, failure_;
 };
+
+// Whether a trajectory begins with row i: rows of one trajectory follow each other, and are one sample of
+// their group.
+inline bool begins_trajectory(std::span<const Trajectory> rows, size_t i) {
+  return i == 0 || rows[i].trajectory.empty() || rows[i].trajectory != rows[i - 1].trajectory ||
+         rows[i].group != rows[i - 1].group;
+}
 
 // Whether a row is of a conversation; what its model said last, of the conversation's last row.
 bool is_conversation(const Trajectory& row);
@@ -169,5 +182,9 @@ MetricValues conversation_metrics(std::span<const Trajectory* const> rows);
 // A conversation as a person reads it: turns, calls, rewards, the reason. Empty: the row is not the last of
 // one.
 std::string describe_conversation(const Trajectory& row);
+
+// The same of a step's rollouts for report.html: the first `most` groups of conversations, and where those of
+// a group forked.
+std::vector<TalkGroup> conversation_groups(std::span<const Trajectory> rollouts, int64_t step, size_t most);
 
 }  // namespace bough

@@ -48,12 +48,19 @@ class TestCodec final : public ChatCodec {
   ChatTemplate template_;
 };
 
+// When the template stops showing a turn's reasoning: never, once another message follows, or once a user's
+// does.
+enum class Drops { kNever, kAtOnce, kAtUser };
+
 struct Case {
   const char* name;
   const char* jinja;
   const char* stop;  // the token that ends a turn before an answer of the tool
-  bool drops_thinking;
+  Drops drops;
   bool shows_calls;
+  const char* parser = "hermes";
+  const char* reasoning = "qwen3";
+  bool opens_thinking = false;  // the prompt does, so that every turn thinks
 };
 
 constexpr const char* kPlain =
@@ -88,10 +95,100 @@ constexpr const char* kOpen =
     "{%- endfor -%}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>\n{%- endif -%}";
 
-constexpr Case kCases[] = {{"plain", kPlain, "<|end|>", false, false},
-                           {"keeps", kKeeps, "<|eot|>", false, true},
-                           {"drops", kDrops, "<|end|>", true, true},
-                           {"open", kOpen, "<|tool|>", false, true}};
+// As Qwen3 has it: reasoning is shown behind the last user's message, answers of tools are a user's.
+constexpr const char* kLikeQwen3 =
+    "{%- set ns = namespace(last=0) -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"
+    "{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
+    "{%- for m in messages -%}{%- if m.role == 'assistant' -%}<|assistant|>"
+    "{%- if m.reasoning_content is defined and loop.index0 > ns.last -%}"
+    "<think>{{ m.reasoning_content }}</think>{%- endif -%}{{ m.content }}"
+    "{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
+    "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson "
+    "}}}</tool_call>{%- endfor -%}{%- endif -%}<|end|>{{ '\\n' }}"
+    "{%- elif m.role == 'tool' -%}"
+    "{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' -%}<|user|>{%- endif -%}"
+    "<tool_response>{{ m.content }}</tool_response>"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}<|end|>{{ '\\n' }}{%- endif -%}"
+    "{%- else -%}<|user|>{{ m.content }}<|end|>{{ '\\n' }}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
+// As Llama 3 has it: a call is all of the message; no reasoning.
+constexpr const char* kLikeLlama3 =
+    "{%- for m in messages -%}<|{{ m.role }}|>{{ '\\n\\n' }}"
+    "{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
+    "{\"name\": \"{{ c.function.name }}\", \"parameters\": {{ c.function.arguments | tojson }}}"
+    "{%- endfor -%}{%- else -%}{{ m.content | trim }}{%- endif -%}<|eot|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{{ '\\n\\n' }}{%- endif -%}";
+// As Mistral has it: calls are a list, with the names of the calls.
+constexpr const char* kLikeMistral =
+    "{%- for m in messages -%}<|{{ m.role }}|>"
+    "{{ m.content }}{%- if m.tool_calls -%}[TOOL_CALLS][{%- for c in m.tool_calls -%}"
+    "{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, "
+    "\"id\": \"{{ c.id }}\"}{%- if not loop.last -%}, {% endif -%}{%- endfor -%}]{%- endif -%}<|eot|>"
+    "{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
+// As DeepSeek's R1 has it: the prompt opens the reasoning, which is never shown again.
+constexpr const char* kLikeR1 =
+    "{%- for m in messages -%}<|{{ m.role }}|>"
+    "{{ m.content }}{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
+    "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson "
+    "}}}</tool_call>{%- endfor -%}{%- endif -%}<|end|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|><think>{{ '\\n' }}{%- endif -%}";
+// As Qwen3-Coder has it: calls between tags, arguments as plain text.
+constexpr const char* kLikeCoder =
+    "{%- for m in messages -%}<|{{ m.role }}|>"
+    "{%- if m.reasoning_content is defined -%}<think>{{ m.reasoning_content }}</think>{%- endif -%}"
+    "{{ m.content }}{%- if m.tool_calls -%}{%- for c in m.tool_calls -%}"
+    "<tool_call>{{ '\\n' }}<function={{ c.function.name }}>{{ '\\n' }}"
+    "{%- for key, value in c.function.arguments.items() -%}"
+    "<parameter={{ key }}>{{ '\\n' }}{{ value }}{{ '\\n' }}</parameter>{{ '\\n' }}{%- endfor -%}"
+    "</function>{{ '\\n' }}</tool_call>{%- endfor -%}{%- endif -%}<|end|>{{ '\\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
+// As Phi 4 mini has it.
+constexpr const char* kLikePhi =
+    "{%- for m in messages -%}<|{{ m.role }}|>"
+    "{{ m.content }}{%- if m.tool_calls -%}functools[{%- for c in m.tool_calls -%}"
+    "{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}"
+    "{%- if not loop.last -%}, {% endif -%}{%- endfor -%}]{%- endif -%}<|end|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}";
+
+constexpr Case kCases[] = {
+    {"plain", kPlain, "<|end|>", Drops::kNever, false},
+    {"keeps", kKeeps, "<|eot|>", Drops::kNever, true},
+    {"drops", kDrops, "<|end|>", Drops::kAtOnce, true},
+    {"open", kOpen, "<|tool|>", Drops::kNever, true},
+    {"like Qwen3", kLikeQwen3, "<|end|>", Drops::kAtUser, true},
+    {"like Llama 3", kLikeLlama3, "<|eot|>", Drops::kNever, true, "llama3_json", ""},
+    {"like Mistral", kLikeMistral, "<|eot|>", Drops::kNever, true, "mistral", ""},
+    {"like R1", kLikeR1, "<|end|>", Drops::kAtOnce, true, "hermes", "deepseek_r1", true},
+    {"like Coder", kLikeCoder, "<|end|>", Drops::kNever, true, "qwen3_coder"},
+    {"like Phi", kLikePhi, "<|end|>", Drops::kNever, true, "phi4_mini_json", ""}};
+
+// A turn's calls as a model of the format writes them. Kinds: as the template shows them, with other white
+// space, of no tool; what cannot be read is for formats with a mark at both ends.
+enum class Kind { kShown, kSpaced, kUnknown, kBroken };
+std::string calls_text(const Case& it, const std::vector<Kind>& kinds) {
+  const std::string parser = it.parser;
+  std::string out;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::string name = kinds[i] == Kind::kUnknown ? "nope" : "calc";
+    const char* const space = kinds[i] == Kind::kSpaced ? "" : " ";
+    const std::string arguments = str("{\"a\":", space, "1}");
+    const char* const key = parser == "llama3_json" ? "parameters" : "arguments";
+    const std::string object =
+        str("{\"name\":", space, "\"", name, "\",", space, "\"", key, "\":", space, arguments);
+    if (parser == "hermes")
+      out += kinds[i] == Kind::kBroken ? "<tool_call>{\"name\": </tool_call>"
+                                       : str("<tool_call>", object, "}</tool_call>");
+    else if (parser == "qwen3_coder")
+      out += str("<tool_call>\n<function=", name, ">\n<parameter=a>\n1\n</parameter>\n",
+                 kinds[i] == Kind::kSpaced ? "\n" : "", "</function>\n</tool_call>");
+    else if (parser == "mistral") out += str(i > 0 ? ", " : "", object, ", \"id\": \"abcdefgh", i, "\"}");
+    else out += str(i > 0 ? ", " : "", object, "}");
+  }
+  if (kinds.empty()) return "";
+  if (parser == "mistral") return "[TOOL_CALLS][" + out + "]";
+  if (parser == "phi4_mini_json") return "functools[" + out + "]";
+  return out;
+}
 
 EnvironmentSettings thinking() {
   return {.max_turns = 50, .max_invalid_calls = 1000, .reasoning_parser = "qwen3"};
@@ -130,20 +227,28 @@ GeneratedSample sample_of(const TestCodec& codec, const std::string& text, const
   return sample;
 }
 
+constexpr const char* kThinksAndCalls =
+    "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
+
 // What was put where, kept beside the conversation: for each row its tokens, and which were sampled in it.
 struct Ledger {
   std::vector<std::vector<int32_t>> rows;
   std::vector<std::vector<uint8_t>> masks;
 };
 
+// A thousand conversations, a hundred of each of ten templates: what engine and environment put there is kept
+// in a ledger beside each.
 TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
   const CounterRandom random(7, Purpose::test);
   int64_t num_rows = 0, num_retokenized = 0, num_otherwise = 0;
   for (const Case& it : kCases) {
     const TestCodec codec(it.jinja);
-    const ConversationFormat format(codec, thinking(), 100000);
+    EnvironmentSettings settings = thinking();
+    settings.tool_call_parser = it.parser;
+    settings.reasoning_parser = it.reasoning;
+    const ConversationFormat format(codec, settings, 100000);
     EXPECT_EQ(format.shows_calls(), it.shows_calls) << it.name;
-    for (uint64_t c = 0; c < 250; ++c) {
+    for (uint64_t c = 0; c < 100; ++c) {
       uint64_t draw = 0;
       const auto below = [&](uint64_t n) { return random.below(n, c, draw++); };
       const auto words = [&](uint64_t most) {
@@ -156,7 +261,7 @@ TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
       Ledger ledger;
       run.observe({.observation = opening()});
       const uint64_t turns = 1 + below(6);
-      bool has_thought = false;
+      bool has_thought = false, thoughts_since_user = false, hides_thoughts = false;
       int64_t expected_rows = 1;
       for (uint64_t turn = 0; turn < turns; ++turn) {
         ASSERT_EQ(run.waits_for(), ConversationRun::Waits::kEngine);
@@ -164,8 +269,10 @@ TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
         // The prompt begins with the exact tokens of the last, or is a new row where thinking was dropped.
         const bool extends = !ledger.rows.empty() && prompt.size() > ledger.rows.back().size() &&
                              std::equal(ledger.rows.back().begin(), ledger.rows.back().end(), prompt.begin());
-        const bool is_new = turn == 0 || (it.drops_thinking && has_thought);
-        ASSERT_EQ(extends, !is_new) << it.name << " turn " << turn << ": " << codec.text_of(prompt);
+        const bool is_new = turn == 0 || (it.drops == Drops::kAtOnce && has_thought) || hides_thoughts;
+        ASSERT_EQ(extends, !is_new) << it.name << " turn " << turn << ": " << codec.text_of(prompt)
+                                    << "\nafter "
+                                    << codec.text_of(ledger.rows.empty() ? prompt : ledger.rows.back());
         if (is_new) {
           ledger.rows.emplace_back();
           ledger.masks.emplace_back();
@@ -173,31 +280,41 @@ TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
         }
         ledger.rows.back() = prompt;
         ledger.masks.back().resize(prompt.size(), 0);
-        has_thought = below(2) == 0;
-        std::string text = has_thought ? "<think>" + words(3) + "</think>" : "";
-        text += words(4);
+        has_thought = *it.reasoning != 0 && (it.opens_thinking || below(2) == 0);
+        thoughts_since_user |= has_thought;
+        std::string text = it.opens_thinking ? words(3) + "</think>"
+                           : has_thought     ? "<think>" + words(3) + "</think>"
+                                             : "";
         const bool is_last = turn + 1 == turns;
-        const uint64_t calls = is_last ? 0 : 1 + below(2);
+        const bool is_call_alone = it.parser == std::string("llama3_json");
+        if (is_last || !is_call_alone) text += words(4);
+        std::vector<Kind> kinds;
         bool any_valid = false;
-        for (uint64_t i = 0; i < calls; ++i) {
-          const uint64_t kind = below(5);
-          any_valid |= kind < 3;
-          text += kind == 0
-                      ? "<tool_call>{\"name\":\"calc\",\"arguments\":{\"a\":1}}</tool_call>"  // other spaces
-                  : kind == 3 ? "<tool_call>{\"name\": \"nope\", \"arguments\": {}}</tool_call>"
-                  : kind == 4 ? "<tool_call>{\"name\": </tool_call>"
-                              : "<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>";
-        }
+        if (!is_last)
+          for (uint64_t n = is_call_alone ? 1 : 1 + below(2); n > 0; --n) {
+            const uint64_t draw = below(5);
+            kinds.push_back(draw == 0                                         ? Kind::kSpaced
+                            : draw == 3                                       ? Kind::kUnknown
+                            : draw == 4 && it.parser == std::string("hermes") ? Kind::kBroken
+                                                                              : Kind::kShown);
+            any_valid |= kinds.back() == Kind::kShown || kinds.back() == Kind::kSpaced;
+          }
+        text += calls_text(it, kinds);
         const GeneratedSample sample = sample_of(codec, text, it.stop, below(3) == 0);
         run.sampled(sample, 1.0);
         ledger.rows.back().insert(ledger.rows.back().end(), sample.token_ids.begin(), sample.token_ids.end());
         ledger.masks.back().resize(ledger.rows.back().size(), 1);
         run.check_integrity();
-        if (calls > 0 && !any_valid) continue;  // the model was answered without the environment
+        hides_thoughts = false;
+        if (!kinds.empty() && !any_valid) continue;  // the model was answered without the environment
         ASSERT_EQ(run.waits_for(), ConversationRun::Waits::kEnvironment) << text;
         Observation observation;
         for (size_t i = 0; i < run.action().calls.size(); ++i)
           observation.messages.push_back(message_of("tool", words(5)));
+        if (it.drops == Drops::kAtUser && below(3) == 0) {
+          observation.messages.push_back(message_of("user", words(3)));
+          hides_thoughts = std::exchange(thoughts_since_user, false);
+        }
         observation.reward = 0.5;
         observation.done = is_last;
         run.observe({.observation = observation});
@@ -226,23 +343,18 @@ TEST(Conversation, EveryRowIsWhatEngineAndEnvironmentPutThere) {
       EXPECT_EQ(about.at("turns"), turns);
     }
   }
-  EXPECT_GT(num_rows, 1000) << "some must have been rewritten";
+  EXPECT_GT(num_rows, 1200) << "some must have been rewritten";
   EXPECT_GT(num_retokenized, 100);
   EXPECT_GT(num_otherwise, 50);
 }
 
 TEST(Conversation, APromptIsTheTemplatesText) {
-  for (const Case& it : kCases) {
+  for (const Case& it : std::span(kCases).first(4)) {
     const TestCodec codec(it.jinja);
     const ConversationFormat format(codec, thinking(), 100000);
     ConversationRun run(format, kProblem, sampling());
     run.observe({.observation = opening()});
-    run.sampled(
-        sample_of(
-            codec,
-            "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>",
-            it.stop),
-        1.0);
+    run.sampled(sample_of(codec, kThinksAndCalls, it.stop), 1.0);
     ASSERT_EQ(run.action().calls.size(), 1u) << it.name;
     EXPECT_EQ(run.action().reasoning, "xyz");
     EXPECT_EQ(run.action().content, "well");
@@ -383,12 +495,7 @@ TEST(Conversation, IsDescribedForPeople) {
   const ConversationFormat format(codec, thinking(), 1000);
   ConversationRun run(format, kProblem, sampling());
   run.observe({.observation = opening()});
-  run.sampled(
-      sample_of(
-          codec,
-          "<think>xyz</think>well<tool_call>{\"name\": \"calc\", \"arguments\": {\"a\": 1}}</tool_call>",
-          "<|eot|>"),
-      1.0);
+  run.sampled(sample_of(codec, kThinksAndCalls, "<|eot|>"), 1.0);
   Observation observation;
   observation.messages = {message_of("tool", "2\n3")};
   observation.reward = 0.5;
@@ -402,6 +509,72 @@ TEST(Conversation, IsDescribedForPeople) {
             "[assistant (turn 0) calls] calc{\"a\":1}\n"
             "    reward of the turn: 0.5\n"
             "[tool calc] 2\n    3\n");
+}
+
+// Three conversations of a group: the second parts from the first in what its first turn was answered, the
+// third in its second turn from the second.
+TEST(Conversation, GroupsSayWhereTheirConversationsForked) {
+  const TestCodec codec(kKeeps);
+  const ConversationFormat format(codec, thinking(), 1000);
+  std::vector<Trajectory> rows;
+  const auto hold = [&](const char* answer, const char* last) {
+    ConversationRun run(format, kProblem, sampling());
+    run.observe({.observation = opening()});
+    run.sampled(sample_of(codec, kThinksAndCalls, "<|eot|>"), 1.0);
+    Observation observation;
+    observation.messages = {message_of("tool", answer)};
+    run.observe({.observation = observation});
+    run.sampled(sample_of(codec, last, "<|eot|>"), 1.0);
+    observation.messages.clear();
+    observation.reward = 1;
+    observation.done = true;
+    run.observe({.observation = observation});
+    rows.push_back(run.trajectory("g", std::to_string(rows.size()), false).at(0));
+  };
+  hold("12", "it is x");
+  hold("13", "it is x");
+  hold("13", "it is y");
+  rows.push_back(rows[0]);
+  rows.back().group = "h";
+  const std::vector<TalkGroup> groups = conversation_groups(rows, 7, 1);
+  ASSERT_EQ(groups.size(), 1u);
+  ASSERT_EQ(groups[0].talks.size(), 3u);
+  EXPECT_EQ(groups[0].step, 7);
+  const std::vector<Talk>& talks = groups[0].talks;
+  EXPECT_EQ(talks[0].forks_from, "");
+  EXPECT_EQ(talks[1].forks_from, "#0");
+  EXPECT_EQ(talks[1].fork_turn, 0);
+  EXPECT_EQ(talks[2].forks_from, "#1");
+  EXPECT_EQ(talks[2].fork_turn, 1);
+  EXPECT_EQ(rows[2].input_ids[static_cast<size_t>(talks[2].common_tokens)], 'y');
+  int64_t tokens = 0;
+  for (const Talk::Run& run : talks[0].runs) tokens += run.tokens;
+  EXPECT_EQ(tokens, std::ssize(rows[0].input_ids));
+  EXPECT_TRUE(talks[0].runs.back().is_model);
+  EXPECT_EQ(talks[0].messages[1].tokens, std::string_view(kThinksAndCalls).size() + 1);
+  EXPECT_EQ(talks[0].messages[1].reasoning, "xyz");
+  EXPECT_EQ(talks[0].messages[3].reward, 1);
+}
+
+// A file that somebody else wrote, or broke: nothing of it is believed.
+TEST(Conversation, WhatIsNoConversationReadsAsNothing) {
+  Trajectory row;
+  row.group = "g";
+  row.input_ids = {1, 2};
+  row.loss_mask = {0, 1};
+  row.fields = {{"conversation",
+                 {{"reason", 3},
+                  {"turns", "x"},
+                  {"messages",
+                   {7,
+                    {{"role", 1}},
+                    {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {5, {{"function", "f"}}}}}}},
+                  {"retokenized", {1}},
+                  {"turn_tokens", "x"}}}};
+  const std::vector<TalkGroup> groups = conversation_groups(std::span(&row, 1), 1, 3);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].talks[0].messages.size(), 3u);
+  EXPECT_FALSE(describe_conversation(row).empty());
 }
 
 TEST(ConversationFormat, WrongSettingsAreNamed) {

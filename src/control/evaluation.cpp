@@ -77,14 +77,12 @@ std::optional<EvaluationResult> evaluate(Engine& engine, const Dataset& dataset,
   out.k = options.sampling.n_samples;
   for (const FinishedGroup& group : *groups) {
     int64_t right = 0;
-    std::string trajectory;
-    for (const Trajectory& sample : group.samples) {
+    for (size_t i = 0; i < group.samples.size(); ++i) {
+      const Trajectory& sample = group.samples[i];
       // Accuracy is over all problems: one whose reward could not be had is not known to be right.
       const double reward = sample.reward.value_or(0);
       out.new_tokens += sample.num_generated();
-      // Rows of one conversation follow each other, and are one sample.
-      if (!sample.trajectory.empty() && sample.trajectory == trajectory) continue;
-      trajectory = sample.trajectory;
+      if (!begins_trajectory(group.samples, i)) continue;
       right += reward >= kRightReward;
       out.reward_mean += reward;
       out.failures += sample.reward_failure.has_value();

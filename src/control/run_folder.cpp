@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "control/batch_picture.h"
+#include "control/conversation.h"
 #include "report/html_report.h"
 #include "report/tensorboard.h"
 
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kRolloutsPrefix = "step_";
 constexpr const char* kRolloutsSuffix = ".jsonl.zst";
+constexpr size_t kStepsOfConversations = 4, kGroupsOfAStep = 2;  // in the report
 constexpr size_t kSamplesOfAStep = 12;  // in the report: enough to see what the model writes
 
 // 7 of "step_7.jsonl.zst".
@@ -171,7 +173,19 @@ fs::path RunFolder::write_report(const fs::path& folder) {
     for (size_t i = 0; i < rollouts.size(); i += stride)
       samples.push_back(sample_of_rollout(rollout_to_json(rollouts[i]), step));
   }
-  return write_html_report(folder, std::move(trees), std::move(samples));
+  // Of the first step, the last, and two between.
+  std::vector<TalkGroup> conversations;
+  for (size_t i = 0; i < kStepsOfConversations && !steps.empty(); ++i) {
+    const int64_t step = steps[(steps.size() - 1) * i / (kStepsOfConversations - 1)];
+    if (!conversations.empty() && conversations.back().step == step) continue;
+    RolloutReadOptions any;
+    any.require_reward_or_advantage = false;
+    const std::vector<Trajectory> rollouts = read_rollouts(rollouts_path(folder, step), any);
+    std::vector<TalkGroup> groups = conversation_groups(rollouts, step, kGroupsOfAStep);
+    if (groups.empty()) break;  // a run without conversations
+    for (TalkGroup& group : groups) conversations.push_back(std::move(group));
+  }
+  return write_html_report(folder, std::move(trees), std::move(samples), std::move(conversations));
 }
 
 }  // namespace bough

@@ -153,8 +153,7 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
                          kDeviceShareBesideTraining)),
       folder(settings) {
   at::set_num_threads(threads.training);
-  // A reward that nobody asked for need not know what the environment's answers are.
-  const bool is_scored = !environment || !settings.reward.empty() || settings.environment.type == "mcp";
+  const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
   for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
     if (dataset->size() == 0) continue;
     if (is_scored) reward->check(*dataset);

@@ -40,8 +40,10 @@ void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
   std::vector<const std::string*> failures;
   size_t samples = 0;
   for (const GroupPointer& group : order.groups) {
-    samples += group->samples.size();
-    for (const Trajectory& sample : group->samples) {
+    for (size_t i = 0; i < group->samples.size(); ++i) {
+      if (!begins_trajectory(group->samples, i)) continue;
+      const Trajectory& sample = group->samples[i];
+      ++samples;
       if (sample.reward) rewards.push_back(*sample.reward);
       for (const auto& [name, value] : sample.rewards) named[name].push_back(value);
       if (sample.reward_failure) failures.push_back(&*sample.reward_failure);

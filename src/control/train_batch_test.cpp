@@ -82,6 +82,27 @@ TEST(TrainBatch, TrainsOnWholeGroupsWithTheirAdvantagesAndSaysWhatTheyWere) {
   EXPECT_EQ(record.metrics.at("loss/policy"), 0.25);
 }
 
+// A conversation of several rows is one sample of what the batch was rewarded with.
+TEST(TrainBatch, RewardsAreOfTrajectoriesNotOfRows) {
+  TrainOrder order = order_of(0, 1, 2);
+  auto group = std::make_shared<FinishedGroup>(*order.groups[0]);
+  Trajectory one = group->samples[0], other = group->samples[0];
+  one.trajectory = "0";
+  one.reward = 1;
+  one.rewards = {{"style", 4}};
+  one.reward_failure.reset();
+  other.trajectory = "1";
+  other.reward = 0;
+  other.rewards = {{"style", 0}};
+  other.reward_failure.reset();
+  group->samples = {one, one, one, other};
+  order.groups[0] = group;
+  FakeTrainer trainer;
+  const MetricValues metrics = train_batch(order, {}, trainer).metrics;
+  EXPECT_EQ(metrics.at("reward/mean"), 0.5);
+  EXPECT_EQ(metrics.at("reward/style/mean"), 2);
+}
+
 // Staleness is of groups, by their oldest token; age of tokens.
 TEST(TrainBatch, GroupsAreAsStaleAsTheirOldestToken) {
   TrainOrder order = order_of(0, 2, 2);

@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "env/calculator.h"
+#include "env/environment_http.h"
+#include "env/environment_mcp.h"
 #include "env/environment_process.h"
 #include "env/guess.h"
 
@@ -14,14 +16,18 @@ void EnvironmentSettings::check() const {
   const auto needs = [&](const std::string& value, const char* key, const char* what) {
     if (value.empty()) throw UserError(str("environment.", key, " is missing: type ", type, " needs ", what));
   };
+  const auto is_of = [&](const std::string& value, const char* key, const char* types) {
+    if (!value.empty())
+      throw UserError(str("environment.", key, ": got ", quoted(value), " with type ", quoted(type),
+                          "; it is of ", types, " only"));
+  };
   if (type == "python") needs(path, "path", "FILE.py:CLASS");
-  else if (!path.empty())
-    throw UserError(str("environment.path: got ", quoted(path), " with type ", quoted(type),
-                        "; it is of type python only"));
+  else is_of(path, "path", "type python");
   if (type == "command" || type == "mcp") needs(command, "command", "a shell command");
-  else if (!command.empty())
-    throw UserError(str("environment.command: got ", quoted(command), " with type ", quoted(type),
-                        "; it is of the types command and mcp only"));
+  else is_of(command, "command", "the types command and mcp");
+  if (type == "http") needs(url, "url", "http://HOST:PORT/PATH");
+  else is_of(url, "url", "type http");
+  if (type != "mcp" && server != EnvironmentSettings{}.server) is_of(server, "server", "type mcp");
 }
 
 const char* failure_name(EpisodeFailure failure) {
@@ -128,6 +134,8 @@ std::unique_ptr<Environment> make_environment(const EnvironmentSettings& setting
   };
   if (settings.type == "calculator") return threaded(make_calculator);
   if (settings.type == "guess") return threaded(make_guess);
+  if (settings.type == "http") return make_http_environment(settings);
+  if (settings.type == "mcp") return make_mcp_environment(settings);
   return make_process_environment(settings);
 }
 

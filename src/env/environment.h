@@ -5,6 +5,7 @@
 //   environment: {type: calculator}                          built in: calculator, guess
 //   environment: {type: python, path: my_env.py:MyEnv}       a Python class, in worker processes
 //   environment: {type: command, command: ./my_env}          any program that answers lines of JSON
+//   environment: {type: http, url: http://host:8000/env}     an endpoint that answers the same
 //   environment: {type: mcp, command: ./my_server}           the tools of an MCP server (stdio)
 //
 // All calls return at once. What comes of begin() and step() is posted to the episode's inbox by a thread of
@@ -41,6 +42,8 @@ struct EnvironmentSettings {
   std::string type;
   std::string path;
   std::string command;
+  std::string url;
+  std::string server = "conversation";
   int64_t max_turns = 16;
   int64_t max_tokens = 0;
   int64_t max_context = 0;
@@ -58,10 +61,13 @@ struct EnvironmentSettings {
 
   template <class V>
   void visit(V& v) {
-    v("type", type, "calculator, guess, python, command or mcp; empty: prompts of one turn",
-      one_of({"", "calculator", "guess", "python", "command", "mcp"}));
+    v("type", type, "calculator, guess, python, command, http or mcp; empty: prompts of one turn",
+      one_of({"", "calculator", "guess", "python", "command", "http", "mcp"}));
     v("path", path, "FILE.py:CLASS, of type python");
     v("command", command, "a shell command that answers lines of JSON, or an MCP server's");
+    v("url", url, "http://HOST:PORT/PATH that answers the same, of type http");
+    v("server", server, "an MCP server for each conversation, for each worker, or one for the run",
+      one_of({"conversation", "worker", "run"}));
     v("max_turns", max_turns, "a conversation ends after this many turns of the model", range(1, 4096));
     v("max_tokens", max_tokens, "and after this many tokens of the model, all turns; 0: no bound",
       at_least(0));
@@ -79,7 +85,8 @@ struct EnvironmentSettings {
     v("chat_template_kwargs", chat_template_kwargs,
       "JSON object of the template's own settings, such as {\"enable_thinking\": false}");
     v("workers", workers,
-      "processes, of which each holds one conversation at a time; as many more while an evaluation goes on",
+      "conversations outside of this process, and processes that hold one each; as many more for an "
+      "evaluation",
       range(1, 65536));
     v("timeout_seconds", timeout_seconds,
       "limit of one answer; beyond it the conversation ends and its process is killed", range(0.001, 86400));
@@ -89,6 +96,13 @@ struct EnvironmentSettings {
     v("python", python, "interpreter; empty: as reward_service.python");
   }
   void check() const;  // UserError: type and what it needs do not go together
+
+  // Whether the run's reward scores what comes of it: where there are no conversations, where their
+  // environment gives no reward, or where somebody asked for it. A reward that nobody asked for need not
+  // know what the environment's answers are.
+  bool is_scored_by_reward(bool reward_is_set) const {
+    return type.empty() || type == "mcp" || reward_is_set;
+  }
 };
 
 struct EnvironmentCall {

@@ -1,33 +1,45 @@
-// Environments in processes: a Python class, or a command of any kind. A process holds one conversation at a
-// time and is used again for the next, so that what one of them does to itself is its own matter. There are
-// as many as conversations are open: whoever opens them keeps to `workers` (max_open). A run and its
-// evaluation, which holds its own while the run's wait, do so each.
+// Environments in processes: a Python class, or a command of any kind that answers lines of JSON
+// (environment_protocol.h). A process holds one conversation at a time and is used again for the next, so
+// that what one of them does to itself is its own matter (environment_pool.h).
 //
-// Lines of JSON, UTF-8. A process has one request at a time; only `close` has no answer:
+//   worker: {"ready": true}                                    or   {"ready": false, "error": "..."}
 //
-//   Bough:  {"id": 1, "method": "reset", "problem": {...}, "seed": 7}
-//   worker: {"id": 1, "messages": [{"role": "user", "content": "..."}], "tools": [...]}
-//   Bough:  {"id": 2, "method": "step", "action": {"text": "...", "content": "...", "reasoning": "...",
-//            "calls": [{"id": "...", "name": "...", "arguments": {...}}]}}
-//   worker: {"id": 2, "messages": [...], "reward": 0.5, "done": false, "rewards": {"style": 1}}
-//   Bough:  {"method": "close"}
-//   worker: {"id": 2, "error": "..."}              fails the conversation; the process goes on with others
-//
-// `messages` may be a text: then it is one message, of the role tool for each call of the turn, else user.
-// Without messages of its own, reset leaves those of the problem.
-//
-// One thread polls all processes until the nearest deadline. A process that is silent too long, dies, closes
-// its end, answers what is no reply or more than kMaxReplyBytes is killed with all that it started
-// (worker_process.h), and its conversation fails with the reason. A `reset` whose process died is tried
-// again, `retries` times; a `step` never is, since tools may have acted.
+// is what a Python worker says first. A process that dies, closes its end, answers what is no reply or more
+// than kMaxReplyBytes is killed with all that it started (worker_process.h), and its conversation fails with
+// the reason.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "env/environment.h"
+#include "env/environment_pool.h"
+#include "env/worker_process.h"
+#include "env/worker_protocol.h"
 
 namespace bough {
+
+// A process that is spoken to in lines.
+class LineProcess {
+ public:
+  explicit LineProcess(const std::vector<std::string>& arguments, bool in_namespace)
+      : process_(arguments, in_namespace) {}
+
+  int descriptor() const { return process_.descriptor(); }
+  bool wants_to_send() const { return !outgoing_.empty(); }
+  void send(const std::string& line) { outgoing_ += line + "\n"; }
+  // Sends and receives what can be at once.
+  void advance();
+  std::optional<std::string> next() { return incoming_.next(); }
+  // After the last line: why no more will come, as a reply kBroken.
+  std::optional<ChannelReply> broken();
+
+ private:
+  WorkerProcess process_;
+  LineSplitter incoming_;
+  std::string outgoing_;
+  bool is_open_ = true;
+};
 
 // Blocks until a first process is ready. UserError: it cannot be loaded or run.
 std::unique_ptr<Environment> make_process_environment(const EnvironmentSettings& settings);

@@ -1,24 +1,20 @@
 #include "env/environment_process.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <csignal>
 #include <set>
 #include <thread>
 
 #include "base/error.h"
+#include "env/env_test_util.h"
 
 namespace bough {
 namespace {
 
 using std::chrono::steady_clock;
-
-bool is_running(int pid) {
-  std::string state;
-  if (std::ifstream stat(str("/proc/", pid, "/stat")); stat) std::getline(stat, state);
-  return !state.empty() && state.find(") Z ") == std::string::npos;
-}
 
 // Counts down from the problem's answer, one a step; the word of the turn says what goes wrong.
 constexpr const char* kCountdown = R"PY(
@@ -35,13 +31,20 @@ class Countdown:
 
     def step(self, action):
         word = action["content"]
+        if word.startswith("spawn "):  # in its session, out of it, and out of it with nothing inherited
+            seconds, word = word.split()[1:]
+            shell = f"trap '' TERM HUP INT; sleep {seconds} & wait"
+            for options in ({}, {"start_new_session": True}, {"start_new_session": True, "env": {}}):
+                subprocess.Popen(["/bin/sh", "-c", shell], stdin=subprocess.DEVNULL, **options)
+            if os.fork() == 0:  # a daemon that closes everything
+                os.setsid()
+                os.closerange(0, 1000)
+                os.execve("/bin/sleep", ["sleep", seconds], {})
+            time.sleep(0.2)
         if word == "raise":
             raise ValueError("no such thing")
         if word == "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-            with open(os.environ["PIDS"], "a") as file:
-                file.write(f"{os.getpid()} {child.pid} ")
             while True:
                 time.sleep(1)
         if word == "die":
@@ -69,68 +72,18 @@ class Countdown:
 replies = sys.modules["__main__"].replies
 )PY";
 
-class ProcessEnvironmentTest : public testing::Test {
+class ProcessEnvironmentTest : public EpisodeTest {
  protected:
-  ProcessEnvironmentTest()
-      : folder_(std::filesystem::path(testing::TempDir()) / str("bough_environment_", getpid())) {
-    std::filesystem::create_directories(folder_);
-    setenv("PIDS", (folder_ / "pids").c_str(), 1);
+  ProcessEnvironmentTest() {
     settings_.type = "python";
-    settings_.workers = 4;
-    settings_.timeout_seconds = 30;  // a machine under load must not turn slow answers into failed ones
     settings_.path = write("env.py", kCountdown) + ":Countdown";
   }
-  ~ProcessEnvironmentTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string write(const std::string& name, const std::string& code) {
-    std::ofstream(folder_ / name) << code;
-    return (folder_ / name).string();
-  }
-  static Problem problem(int64_t from, Json fields = Json::object()) {
-    return {str("p", from), "", {}, str(from), std::move(fields)};
-  }
-  uint64_t begin(Environment& environment, const Problem& problem) {
-    return environment.begin(problem, 5, inbox_);
-  }
-  EpisodeReply wait() {
-    for (int i = 0; i < 600; ++i) {
-      if (replies_.empty())
-        for (EpisodeReply& reply : inbox_->take(std::chrono::milliseconds(100)))
-          replies_.push_back(std::move(reply));
-      if (replies_.empty()) continue;
-      EpisodeReply reply = std::move(replies_.front());
-      replies_.pop_front();
-      return reply;
-    }
-    ADD_FAILURE() << "no answer";
-    return {};
-  }
-  // A conversation of its own in which `word` is said.
-  EpisodeReply say(Environment& environment, const std::string& word) {
-    const uint64_t episode = begin(environment, problem(3));
-    EXPECT_EQ(wait().failure, EpisodeFailure::kNone);
-    environment.step(episode, {.text = word, .content = word});
-    EpisodeReply reply = wait();
-    environment.end(episode);
-    return reply;
-  }
-  std::string error_of() {
-    try {
-      make_process_environment(settings_);
-    } catch (const UserError& error) {
-      return error.what();
-    }
-    return "no error";
-  }
-
-  std::filesystem::path folder_;
-  EnvironmentSettings settings_;
-  std::shared_ptr<EpisodeInbox> inbox_ = std::make_shared<EpisodeInbox>();
-  std::deque<EpisodeReply> replies_;
+  // What processes of the test have among their arguments.
+  std::string mark() const { return str("9", getpid(), ".0625"); }
 };
 
 TEST_F(ProcessEnvironmentTest, HoldsConversationsSideBySide) {
-  const auto environment = make_process_environment(settings_);
+  const auto environment = make_environment(settings_);
   const uint64_t first = begin(*environment, problem(2)), second = begin(*environment, problem(9));
   std::map<uint64_t, EpisodeReply> opened;
   for (int i = 0; i < 2; ++i) {
@@ -157,7 +110,7 @@ TEST_F(ProcessEnvironmentTest, HoldsConversationsSideBySide) {
 
 TEST_F(ProcessEnvironmentTest, ProcessesAreUsedAgain) {
   settings_.workers = 1;
-  const auto environment = make_process_environment(settings_);
+  const auto environment = make_environment(settings_);
   EXPECT_EQ(environment->max_open(), 1);
   std::set<uint64_t> open;
   for (int i = 0; i < 7; ++i) open.insert(begin(*environment, problem(1)));
@@ -176,7 +129,7 @@ TEST_F(ProcessEnvironmentTest, ProcessesAreUsedAgain) {
 
 TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
   settings_.timeout_seconds = 4;
-  const auto environment = make_process_environment(settings_);
+  auto environment = make_environment(settings_);
   const uint64_t bystander = begin(*environment, problem(100));
   wait();
   using enum EpisodeFailure;
@@ -184,7 +137,7 @@ TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
     const char* word;
     EpisodeFailure failure;
     const char* message;
-  } kFaults[] = {{"raise", kError, "ValueError: no such thing (env.py, line 16)"},
+  } kFaults[] = {{"raise", kError, "ValueError: no such thing (env.py, line 26)"},
                  {"hang", kTimeout, "no answer within 4 s"},
                  {"die", kCrash, "exited with status 7"},
                  {"garbage", kProtocol, "what?"},
@@ -193,7 +146,7 @@ TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
                  {"nan", kProtocol, "no JSON object"},
                  {"odd", kError, "rewrad"}};
   for (const auto& [word, failure, message] : kFaults) {
-    const EpisodeReply reply = say(*environment, word);
+    const EpisodeReply reply = say(*environment, str("spawn ", mark(), " ", word));
     EXPECT_STREQ(failure_name(reply.failure), failure_name(failure)) << word << ": " << reply.message;
     EXPECT_NE(reply.message.find(message), std::string::npos) << word << ": " << reply.message;
     environment->step(bystander, {.text = "x", .content = "x"});
@@ -201,27 +154,54 @@ TEST_F(ProcessEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
     EXPECT_EQ(other.episode, bystander);
     EXPECT_EQ(other.failure, kNone) << other.message;
   }
-  // What hung ignored SIGTERM, and its child had left the group.
-  std::ifstream pids(folder_ / "pids");
-  int pid = 0, count = 0;
-  for (; pids >> pid; ++count) EXPECT_FALSE(is_running(pid)) << pid;
-  EXPECT_EQ(count, 2);
+  // Processes that raised only are in use still, with what they started; it ends with them.
+  EXPECT_FALSE(processes_with(mark()).empty());
+  environment.reset();
+  expect_none_with(mark());
+  expect_none_with((folder_ / "env.py").string());
+}
+
+// Each fault by itself, since a process that goes on keeps what it started.
+TEST_F(ProcessEnvironmentTest, WhatABrokenOneStartedIsGoneWhileOthersGoOn) {
+  settings_.timeout_seconds = 4;
+  const auto environment = make_environment(settings_);
+  for (const char* word : {"hang", "die", "garbage", "huge", "close"}) {
+    EXPECT_NE(say(*environment, str("spawn ", mark(), " ", word)).failure, EpisodeFailure::kNone);
+    expect_none_with(mark());
+  }
+}
+
+TEST_F(ProcessEnvironmentTest, NothingOutlivesAKillOfBough) {
+  const std::string mark = this->mark();
+  const pid_t bough = fork();
+  if (bough == 0) {
+    const auto environment = make_environment(settings_);
+    say(*environment, str("spawn ", mark, " hang"));
+    _exit(0);
+  }
+  for (int i = 0; i < 2000 && processes_with(mark).size() < 7; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_GE(processes_with(mark).size(), 7u) << "three shells, their sleeps, and the daemon";
+  kill(bough, SIGKILL);
+  waitpid(bough, nullptr, 0);
+  expect_none_with(mark);
+  expect_none_with((folder_ / "env.py").string());
 }
 
 TEST_F(ProcessEnvironmentTest, OpeningIsTriedAgainWhereTheProcessDied) {
-  const auto environment = make_process_environment(settings_);
+  const auto environment = make_environment(settings_);
   begin(*environment, problem(1, {{"die", (folder_ / "once").string()}}));
   const EpisodeReply reply = wait();
   EXPECT_EQ(reply.failure, EpisodeFailure::kNone) << reply.message;
   settings_.retries = 0;
-  const auto strict = make_process_environment(settings_);
+  const auto strict = make_environment(settings_);
   begin(*strict, problem(1, {{"die", (folder_ / "twice").string()}}));
   EXPECT_EQ(wait().failure, EpisodeFailure::kCrash);
 }
 
 TEST_F(ProcessEnvironmentTest, AConversationThatIsLeftIsNotWaitedFor) {
   settings_.workers = 1;
-  auto environment = make_process_environment(settings_);
+  auto environment = make_environment(settings_);
   const uint64_t hanging = begin(*environment, problem(1));
   wait();
   environment->step(hanging, {.text = "hang", .content = "hang"});
@@ -244,7 +224,7 @@ for line in sys.stdin:
     if request["method"] == "step":
         print(json.dumps({"id": request["id"], "reward": 1, "done": True}), flush=True)
 )PY") + "'";
-  const auto environment = make_process_environment(settings_);
+  const auto environment = make_environment(settings_);
   const EpisodeReply reply = say(*environment, "x");
   EXPECT_TRUE(reply.observation.done);
   EXPECT_EQ(reply.observation.reward, 1);

@@ -1,301 +1,53 @@
 #include "env/http_reward.h"
 
-#include <netdb.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <cerrno>
-#include <cstring>
-#include <thread>
+#include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "env/http_client.h"
 
 namespace bough {
-
-namespace http = boost::beast::http;
 
 namespace {
 
 using Kind = WorkerReply::Kind;
 
-constexpr std::string_view kScheme = "http://";
 constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is gone for a moment
-constexpr std::chrono::milliseconds kStartPause{200};  // between looks at one that is not up yet
-constexpr uint32_t kMaxHeaderBytes = 1 << 16;
-
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-};
-
-// A connection being made: connect() has been called and may not be over. error is errno where it is, else 0.
-struct Connecting {
-  int descriptor = -1;
-  int error = 0;
-};
-
-Connecting begin_connection(const Address& address) {
-  const int descriptor = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) return {-1, errno};
-  const int one = 1;
-  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  const auto* const target = reinterpret_cast<const sockaddr*>(&address.storage);
-  if (connect(descriptor, target, address.size) == 0 || errno == EINPROGRESS) return {descriptor, 0};
-  return {descriptor, errno};
-}
-
-int error_of_socket(int descriptor) {
-  int error = 0;
-  socklen_t size = sizeof error;
-  return getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
-}
-
-WorkerReply lost(std::string message) {
-  return {.kind = Kind::lost, .message = std::move(message)};
-}
 
 class HttpChannel : public RewardChannel {
  public:
-  HttpChannel(HttpUrl url, const Address& address) : url_(std::move(url)), address_(address) {}
-  ~HttpChannel() override { hang_up(); }
-  HttpChannel(const HttpChannel&) = delete;
-  HttpChannel& operator=(const HttpChannel&) = delete;
+  HttpChannel(HttpUrl url, const HttpAddress& address) : post_(std::move(url), address) {}
 
-  void begin(int64_t id, const RewardRequest& request) override {
-    const std::string body = encode_request(id, request);
-    outgoing_ = str("POST ", url_.target, " HTTP/1.1\r\nHost: ", url_.authority,
-                    "\r\nContent-Type: application/json\r\nAccept: application/json\r\nUser-Agent: bough"
-                    "\r\nConnection: close\r\nContent-Length: ",
-                    body.size(), "\r\n\r\n", body);
-    incoming_.clear();
-    expect_response();
-    const Connecting connecting = begin_connection(address_);
-    descriptor_ = connecting.descriptor;
-    error_ = connecting.error;
-    is_connected_ = false;
-  }
-  int descriptor() const override { return descriptor_; }
-  bool wants_to_send() const override { return descriptor_ >= 0 && !outgoing_.empty(); }
+  void begin(int64_t id, const RewardRequest& request) override { post_.begin(encode_request(id, request)); }
+  int descriptor() const override { return post_.descriptor(); }
+  bool wants_to_send() const override { return post_.wants_to_send(); }
 
   std::optional<WorkerReply> advance() override {
-    if (descriptor_ < 0 && error_ == 0) return std::nullopt;  // idle
-    if (!is_connected_ && error_ == 0) {
-      pollfd watched{descriptor_, POLLOUT, 0};
-      if (poll(&watched, 1, 0) <= 0) return std::nullopt;
-      error_ = error_of_socket(descriptor_);
-      is_connected_ = error_ == 0;
+    const std::optional<HttpAnswer> answer = post_.advance();
+    if (!answer) return std::nullopt;
+    switch (answer->kind) {
+      case HttpAnswer::kMalformed: return WorkerReply{.message = answer->message};
+      case HttpAnswer::kNotConnected:
+      case HttpAnswer::kLost: return WorkerReply{.kind = Kind::lost, .message = answer->message};
+      case HttpAnswer::kAnswered: break;
     }
-    if (error_ != 0) return done(lost(str("no connection: ", std::strerror(error_))));
-    send_what_fits();
-    const bool is_open = receive_what_is_there();
-    boost::system::error_code error = parse();
-    if (!error && !parser_->is_done() && !is_open) {
-      if (parser_->got_some()) parser_->put_eof(error);  // which takes nothing at all for a whole answer
-      if (!error && !parser_->is_done()) error = http::error::end_of_stream;
-    }
-    if (error == http::error::partial_message || error == http::error::end_of_stream)
-      return done(lost("the endpoint closed the connection before its answer was complete"));
-    if (error == http::error::body_limit || error == http::error::header_limit)
-      return done({.message = str("the endpoint's answer is longer than ", kMaxReplyBytes, " bytes")});
-    if (error) return done({.message = str("the endpoint answered what is not HTTP/1.1: ", error.message())});
-    if (!parser_->is_done()) return std::nullopt;
-    return done(reply_of(parser_->get()));
+    if (!answer->is_success())
+      return WorkerReply{
+          .kind = Kind::failure, .message = answer->message, .transient = answer->is_transient()};
+    WorkerReply reply = parse_reply(answer->body, /*needs_id=*/false);
+    if (reply.kind != Kind::ready && reply.kind != Kind::refused) return reply;
+    return WorkerReply{.message = str("it answered ", quoted(answer->body), ", which is no reply")};
   }
 
  private:
-  using Response = http::response<http::string_body>;
-
-  void expect_response() {
-    parser_.emplace();
-    parser_->body_limit(kMaxReplyBytes);
-    parser_->header_limit(kMaxHeaderBytes);
-    parser_->eager(true);
-  }
-
-  void hang_up() {
-    if (descriptor_ >= 0) close(descriptor_);
-    descriptor_ = -1;
-    error_ = 0;
-    outgoing_.clear();
-  }
-  WorkerReply done(WorkerReply reply) {
-    hang_up();
-    return reply;
-  }
-
-  void send_what_fits() {
-    while (!outgoing_.empty()) {
-      const ssize_t n = send(descriptor_, outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      // A server may answer, such as "413 too large", and close before it has read everything.
-      if (n < 0) return outgoing_.clear();
-      outgoing_.erase(0, static_cast<size_t>(n));
-    }
-  }
-
-  // At most a bounded part; the rest after the next poll. False: no more will come.
-  bool receive_what_is_there() {
-    std::array<char, 1 << 16> buffer;
-    for (int i = 0; i < 16; ++i) {
-      const ssize_t n = recv(descriptor_, buffer.data(), buffer.size(), 0);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
-      if (n == 0) return false;
-      incoming_.append(buffer.data(), static_cast<size_t>(n));
-    }
-    return true;
-  }
-
-  boost::system::error_code parse() {
-    boost::system::error_code error;
-    while (!incoming_.empty() && !parser_->is_done()) {
-      const size_t used = parser_->put(boost::asio::const_buffer(incoming_.data(), incoming_.size()), error);
-      incoming_.erase(0, used);
-      if (error == http::error::need_more) {
-        error = {};
-        break;
-      }
-      if (error) break;
-      const bool is_interim = parser_->is_done() && parser_->get().result_int() < 200;
-      if (is_interim) expect_response();  // such as "102 processing": the answer is still to come
-    }
-    return error;
-  }
-
-  static WorkerReply reply_of(const Response& response) {
-    const unsigned status = response.result_int();
-    const std::string& body = response.body();
-    if (status >= 200 && status < 300) {
-      WorkerReply reply = parse_reply(body, /*needs_id=*/false);
-      if (reply.kind != Kind::ready && reply.kind != Kind::refused) return reply;
-      return {.message = str("it answered ", quoted(body), ", which is no reply")};
-    }
-    WorkerReply reply{.kind = Kind::failure, .transient = status >= 500 || status == 429 || status == 408};
-    reply.message = str("the endpoint answered ", status, " ", std::string(response.reason()));
-    if (status >= 300 && status < 400) reply.message += "; redirects are not followed, give the final URL";
-    else if (!body.empty()) reply.message += ": " + quoted(body, 300);
-    return reply;
-  }
-
-  const HttpUrl url_;
-  const Address address_;
-  int descriptor_ = -1;
-  int error_ = 0;  // of the connection
-  bool is_connected_ = false;
-  std::string outgoing_, incoming_;
-  std::optional<http::response_parser<http::string_body>> parser_;
+  HttpPost post_;
 };
-
-std::vector<Address> look_up(const HttpUrl& url, int& error) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  error = getaddrinfo(url.host.c_str(), url.port.c_str(), &hints, &found);
-  std::vector<Address> addresses;
-  for (const addrinfo* each = error == 0 ? found : nullptr; each != nullptr; each = each->ai_next) {
-    Address& address = addresses.emplace_back();
-    std::memcpy(&address.storage, each->ai_addr, each->ai_addrlen);
-    address.size = each->ai_addrlen;
-  }
-  if (error == 0) freeaddrinfo(found);
-  return addresses;
-}
-
-// errno of the attempt, 0 where the connection stood.
-int try_connection(const Address& address, std::chrono::milliseconds limit) {
-  Connecting connecting = begin_connection(address);
-  if (connecting.error == 0) {
-    pollfd watched{connecting.descriptor, POLLOUT, 0};
-    const int ready = poll(&watched, 1, static_cast<int>(limit.count()));
-    connecting.error = ready > 0 ? error_of_socket(connecting.descriptor) : ETIMEDOUT;
-  }
-  if (connecting.descriptor >= 0) close(connecting.descriptor);
-  return connecting.error;
-}
-
-// The first of the host's addresses that accepts a connection.
-Address wait_for_endpoint(const std::string& url, const HttpUrl& parsed, double limit_seconds) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                           std::chrono::duration<double>(limit_seconds));
-  bool is_said = false;
-  std::string why;
-  for (;;) {
-    int name_error = 0;
-    const std::vector<Address> addresses = look_up(parsed, name_error);
-    if (name_error == EAI_NONAME)
-      throw UserError(str("reward ", url, ": no machine is known as ", quoted(parsed.host)));
-    why = name_error != 0 ? gai_strerror(name_error) : "";
-    for (const Address& address : addresses) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-      const int error = try_connection(
-          address,
-          std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), std::chrono::seconds(5)));
-      if (error == 0) return address;
-      why = std::strerror(error);
-    }
-    if (Clock::now() + kStartPause >= deadline)
-      throw IoError(str("reward ", url, ": no connection within ", limit_seconds,
-                        " s (reward_service.startup_timeout_seconds): ", why,
-                        "; start the endpoint before the run, or correct the URL"));
-    if (!std::exchange(is_said, true)) log_info(str("reward ", url, ": ", why, "; waiting for the endpoint"));
-    std::this_thread::sleep_for(kStartPause);
-  }
-}
 
 }  // namespace
 
-HttpUrl parse_http_url(const std::string& url) {
-  const auto refuse = [&](const std::string& why) -> UserError {
-    return UserError(str("reward: got ", quoted(url), why));
-  };
-  if (url.starts_with("https://"))
-    throw refuse(
-        ": https is not supported; expected http://HOST:PORT/PATH, such as a proxy on this machine that "
-        "speaks "
-        "https for you");
-  if (!url.starts_with(kScheme)) throw refuse(", expected http://HOST:PORT/PATH");
-  const bool is_printable =
-      std::all_of(url.begin(), url.end(), [](const unsigned char c) { return c > 0x20 && c < 0x7F; });
-  if (!is_printable) throw refuse(", expected no spaces and no characters beyond ASCII (write them as %XX)");
-  const std::string rest = url.substr(kScheme.size());
-  HttpUrl out;
-  out.authority = rest.substr(0, rest.find_first_of("/?#"));
-  out.target = rest.substr(out.authority.size());
-  out.target = out.target.substr(0, out.target.find('#'));
-  if (!out.target.starts_with('/')) out.target = "/" + out.target;
-  if (out.authority.find('@') != std::string::npos)
-    throw refuse(": names and passwords in the URL are not supported");
-  out.host = out.authority;
-  out.port = "80";
-  const size_t bracket = out.authority.find(']');
-  const size_t colon = out.authority.rfind(':');
-  if (colon != std::string::npos && (bracket == std::string::npos || colon > bracket)) {
-    out.host = out.authority.substr(0, colon);
-    out.port = out.authority.substr(colon + 1);
-  }
-  if (out.host.starts_with('[') && out.host.ends_with(']'))
-    out.host = out.host.substr(1, out.host.size() - 2);
-  const bool is_port = !out.port.empty() && out.port.size() <= 5 &&
-                       out.port.find_first_not_of("0123456789") == std::string::npos &&
-                       std::stoi(out.port) >= 1 && std::stoi(out.port) <= 65535;
-  if (out.host.empty()) throw refuse(": no host, expected http://HOST:PORT/PATH");
-  if (!is_port) throw refuse(": the port is no number from 1 to 65535");
-  return out;
-}
-
 std::unique_ptr<RewardPool> make_http_reward(const std::string& url, const RewardSettings& settings) {
   const HttpUrl parsed = parse_http_url(url);
-  const Address address = wait_for_endpoint(url, parsed, settings.startup_timeout_seconds);
+  const HttpAddress address = wait_for_endpoint("reward " + url, parsed, settings.startup_timeout_seconds,
+                                                "reward_service.startup_timeout_seconds");
   return std::make_unique<RewardPool>(
       RewardPoolOptions{.name = url, .retry_pause = kRetryPause}, settings,
       [parsed, address] { return std::make_unique<HttpChannel>(parsed, address); });

@@ -13,15 +13,6 @@
 
 namespace bough {
 
-struct HttpUrl {
-  std::string host;       // a name or an address, of IPv6 without brackets
-  std::string port;       // digits
-  std::string target;     // path and query, begins with '/'
-  std::string authority;  // host and port as the URL has them
-};
-// UserError: not http://HOST[:PORT][/PATH].
-HttpUrl parse_http_url(const std::string& url);
-
 // Blocks until the endpoint accepts a connection, which is closed again. Its address is looked up here and
 // kept. UserError: the URL or its host's name is wrong; IoError: no connection within
 // startup_timeout_seconds.

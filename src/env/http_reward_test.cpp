@@ -1,10 +1,6 @@
 #include "env/http_reward.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <functional>
@@ -13,101 +9,11 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "env/env_test_util.h"
+#include "env/http_client.h"
 
 namespace bough {
 namespace {
-
-// A server of 127.0.0.1 that answers each connection by a function, on a thread of its own.
-class Endpoint {
- public:
-  struct Connection {
-    int descriptor;
-    std::string head;  // of the request
-    Json request;
-
-    // False: the other side has hung up.
-    bool send(const std::string& text) const {
-      return ::send(descriptor, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
-    }
-    void answer(const std::string& body, const std::string& status = "200 OK") const {
-      send(str("HTTP/1.1 ", status, "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
-               "\r\nConnection: close\r\n\r\n", body));
-    }
-    // Returns when the other side hangs up.
-    void wait_for_end() const {
-      char byte;
-      while (recv(descriptor, &byte, 1, 0) > 0) {
-      }
-    }
-  };
-  using Handler = std::function<void(const Connection&)>;
-
-  explicit Endpoint(Handler handler, uint16_t port = 0) : handler_(std::move(handler)) {
-    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const int one = 1;
-    setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    if (bind(listener_, reinterpret_cast<sockaddr*>(&address), size) != 0 || listen(listener_, 128) != 0 ||
-        getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) != 0)
-      throw IoError("no server");
-    port_ = ntohs(address.sin_port);
-    accepting_ = std::thread([this] { accept_all(); });
-  }
-  ~Endpoint() { stop(); }
-
-  void stop() {
-    if (!accepting_.joinable()) return;
-    shutdown(listener_, SHUT_RDWR);
-    accepting_.join();
-    close(listener_);
-    for (std::thread& thread : threads_) thread.join();
-  }
-  uint16_t port() const { return port_; }
-  std::string url(const std::string& target = "/score") const {
-    return str("http://127.0.0.1:", port_, target);
-  }
-  int64_t num_requests() const { return num_requests_; }
-
- private:
-  void accept_all() {
-    for (;;) {
-      const int descriptor = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-      if (descriptor < 0) return;
-      threads_.emplace_back([this, descriptor] {
-        serve(descriptor);
-        close(descriptor);
-      });
-    }
-  }
-  void serve(int descriptor) {
-    std::string text;
-    char buffer[65536];
-    for (;;) {
-      const size_t end = text.find("\r\n\r\n");
-      if (end != std::string::npos) {
-        const size_t length = std::stoul(text.substr(text.find("Content-Length: ") + 16));
-        if (text.size() >= end + 4 + length) {
-          ++num_requests_;
-          return handler_({descriptor, text.substr(0, end), Json::parse(text.substr(end + 4, length))});
-        }
-      }
-      const ssize_t n = recv(descriptor, buffer, sizeof buffer, 0);
-      if (n <= 0) return;
-      text.append(buffer, static_cast<size_t>(n));
-    }
-  }
-
-  Handler handler_;
-  int listener_ = -1;
-  uint16_t port_ = 0;
-  std::atomic<int64_t> num_requests_ = 0;
-  std::thread accepting_;
-  std::vector<std::thread> threads_;
-};
 
 class HttpReward : public testing::Test {
  protected:

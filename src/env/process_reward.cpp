@@ -52,24 +52,23 @@ std::optional<std::string> find_executable(const std::string& name) {
 // A process that speaks the protocol line by line.
 class ProcessChannel : public RewardChannel {
  public:
-  ProcessChannel(WorkerFamily& family, const std::vector<std::string>& arguments)
-      : process_(family.start(arguments)) {}
+  explicit ProcessChannel(const std::vector<std::string>& arguments) : process_(arguments) {}
 
   void begin(int64_t id, const RewardRequest& request) override {
     outgoing_ = encode_request(id, request) + "\n";
   }
-  int descriptor() const override { return process_->descriptor(); }
+  int descriptor() const override { return process_.descriptor(); }
   bool wants_to_send() const override { return !outgoing_.empty(); }
 
   std::optional<WorkerReply> advance() override {
     if (!outgoing_.empty()) {
-      const auto sent = process_->send(outgoing_);
+      const auto sent = process_.send(outgoing_);
       if (sent) outgoing_.erase(0, *sent);
       else outgoing_.clear();  // it has hung up; the end of its stream, read below, says how
     }
     if (auto line = incoming_.next()) return parse_reply(*line);
     std::string bytes;
-    const bool is_open = process_->receive(bytes);
+    const bool is_open = process_.receive(bytes);
     incoming_.append(bytes);
     if (auto line = incoming_.next()) return parse_reply(*line);
     WorkerReply broken;
@@ -79,12 +78,12 @@ class ProcessChannel : public RewardChannel {
     }
     if (is_open) return std::nullopt;
     broken.kind = WorkerReply::Kind::lost;
-    broken.message = str("the worker ", process_->end(kExitGrace));
+    broken.message = str("the worker ", process_.end(kExitGrace));
     return broken;
   }
 
  private:
-  const std::unique_ptr<WorkerProcess> process_;
+  WorkerProcess process_;
   LineSplitter incoming_;
   std::string outgoing_;  // what of the request has not been sent
 };
@@ -92,9 +91,8 @@ class ProcessChannel : public RewardChannel {
 std::unique_ptr<RewardPool> make_process_reward(const RewardPoolOptions& options,
                                                 const RewardSettings& settings,
                                                 std::vector<std::string> arguments) {
-  const auto family = std::make_shared<WorkerFamily>();  // goes with the last who opens channels
-  return std::make_unique<RewardPool>(options, settings, [family, arguments = std::move(arguments)] {
-    return std::make_unique<ProcessChannel>(*family, arguments);
+  return std::make_unique<RewardPool>(options, settings, [arguments = std::move(arguments)] {
+    return std::make_unique<ProcessChannel>(arguments);
   });
 }
 

@@ -8,24 +8,12 @@
 #include <thread>
 
 #include "base/error.h"
+#include "env/env_test_util.h"
 
 namespace bough {
 namespace {
 
 using std::chrono::steady_clock;
-
-// A process that was not our child may stay a zombie where nobody reaps orphans; it runs no more.
-bool is_running(pid_t pid) {
-  std::string state;
-  if (std::ifstream stat(str("/proc/", pid, "/stat")); stat) std::getline(stat, state);
-  return !state.empty() && state.find(") Z ") == std::string::npos;
-}
-
-void expect_gone(pid_t pid) {
-  for (int i = 0; i < 1000 && is_running(pid); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_FALSE(is_running(pid)) << pid;
-}
 
 class ProcessReward : public testing::Test {
  protected:

@@ -1,6 +1,5 @@
 #include "env/worker_process.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
@@ -9,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -24,36 +24,47 @@ namespace {
 // A killed process can be in the kernel for a while (a hanging network file system); we do not hang with it.
 constexpr std::chrono::milliseconds kReapLimit{2000};
 
-constexpr std::string_view kMarkerVariable = "BOUGH_REWARD_WORKER=";
-
-// Waits for the end of stdin, which comes when Bough is gone, however that went; then kills what bears a
-// marker of the family $1. A few rounds: a process may be forking while the first one reads.
-constexpr const char* kGuardScript = R"SH(
-cd /
-read -r line
-for round in 1 2 3; do
-  for file in $(grep -lsaF "BOUGH_REWARD_WORKER=$1." /proc/[0-9]*/environ); do
-    process=${file#/proc/}
-    kill -KILL "${process%/environ}" 2> /dev/null
+// Keeps the program "$@" where there is no namespace. A shell starts what runs beside it with SIGINT and
+// SIGQUIT ignored and an empty stdin; both are put right. The list of children needs no process to read it;
+// `sleep` is what the shell reaps the dead beside.
+constexpr const char* kKeeperScript = R"SH(
+end() {
+  kill -KILL "$worker" 2> /dev/null
+  wait "$worker"
+  for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    children=
+    read -r children < "/proc/$$/task/$$/children"
+    [ -z "$children" ] && break
+    kill -KILL $children
+    sleep 0.02 &
+    wait $!
   done
-done
+} 2> /dev/null
+env --default-signal=INT,QUIT true 2> /dev/null && set -- env --default-signal=INT,QUIT "$@"
+exec 3<&0
+trap 'end; exit 143' TERM
+"$@" <&3 3<&- &
+worker=$!
+exec < /dev/null > /dev/null 3<&-
+wait "$worker"
+status=$?
+end
+exit "$status"
 )SH";
 
 // Between fork and exec only async-signal-safe calls are allowed: other threads may have held any lock.
 struct Child {
   char* const* arguments;
-  char* const* environment;
   int channel;
   int error_pipe;
   pid_t parent;
-  bool dies_with_thread;
+  bool is_keeper;
 };
 [[noreturn]] void run_child(const Child& child) {
   setpgid(0, 0);
-  if (child.dies_with_thread) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != child.parent) _exit(127);  // it died before prctl
-  }
+  if (child.is_keeper) prctl(PR_SET_CHILD_SUBREAPER, 1);  // exec keeps both
+  prctl(PR_SET_PDEATHSIG, child.is_keeper ? SIGTERM : SIGKILL);
+  if (getppid() != child.parent) _exit(127);  // it died before prctl
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -61,7 +72,7 @@ struct Child {
   // dup2 clears close-on-exec of the copies; everything else that Bough has open stays with Bough.
   if (dup2(child.channel, STDIN_FILENO) >= 0 && dup2(child.channel, STDOUT_FILENO) >= 0) {
     close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);
-    execve(child.arguments[0], child.arguments, child.environment);
+    execv(child.arguments[0], child.arguments);
   }
   const int error = errno;
   [[maybe_unused]] const ssize_t written = write(child.error_pipe, &error, sizeof error);
@@ -82,65 +93,44 @@ struct Descriptor {
   }
 };
 
-// The texts as execve wants them; they must outlive it.
-std::vector<char*> pointers_of(const std::vector<std::string>& texts) {
-  std::vector<char*> out;
-  for (const std::string& text : texts) out.push_back(const_cast<char*>(text.c_str()));
-  out.push_back(nullptr);
-  return out;
+std::string find_bubblewrap() {
+  const char* variable = std::getenv("PATH");
+  std::string_view path = variable == nullptr ? "/usr/bin:/bin" : variable;
+  while (!path.empty()) {
+    const std::string candidate = str(path.substr(0, path.find(':')), "/bwrap");
+    if (candidate.front() == '/' && access(candidate.c_str(), X_OK) == 0) return candidate;
+    path.remove_prefix(std::min(path.find(':'), path.size() - 1) + 1);
+  }
+  return "";
 }
 
-std::vector<std::string> environment_with(const std::string& marker) {
+// What is started to keep the program, and the program.
+std::vector<std::string> kept(const std::vector<std::string>& program, bool in_namespace) {
   std::vector<std::string> out;
-  for (char** variable = environ; *variable != nullptr; ++variable)
-    if (!std::string_view(*variable).starts_with(kMarkerVariable)) out.emplace_back(*variable);
-  if (!marker.empty()) out.push_back(str(kMarkerVariable, marker));
+  if (in_namespace)
+    out = {find_bubblewrap(), "--dev-bind",        "/", "/", "--proc", "/proc",
+           "--unshare-pid",   "--die-with-parent", "--"};
+  else out = {"/bin/sh", "-c", kKeeperScript, "bough-keeper"};
+  out.insert(out.end(), program.begin(), program.end());
   return out;
-}
-
-// Processes that have the marker in their environment. Those of other users cannot be read and are not ours.
-std::vector<pid_t> find_marked(const std::string& marker) {
-  const std::string variable = str(kMarkerVariable, marker) + '\0';
-  std::vector<pid_t> found;
-  DIR* const folder = opendir("/proc");
-  if (folder == nullptr) return found;
-  std::string environment(1 << 20, '\0');  // more than a kernel gives by default
-  while (const dirent* const entry = readdir(folder)) {
-    const auto pid = static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10));
-    if (pid <= 0) continue;
-    const Descriptor file{open(str("/proc/", pid, "/environ").c_str(), O_RDONLY | O_CLOEXEC)};
-    if (file.value < 0) continue;
-    size_t size = 0;
-    while (size < environment.size()) {
-      const ssize_t n = read(file.value, environment.data() + size, environment.size() - size);
-      if (n <= 0) break;
-      size += static_cast<size_t>(n);
-    }
-    if (std::string_view(environment).substr(0, size).find(variable) != std::string_view::npos)
-      found.push_back(pid);
-  }
-  closedir(folder);
-  return found;
-}
-
-// In rounds, until none is left: one may have forked while the others were read.
-void kill_marked(const std::string& marker) {
-  const auto deadline = std::chrono::steady_clock::now() + kReapLimit;
-  while (std::chrono::steady_clock::now() < deadline) {
-    const std::vector<pid_t> found = find_marked(marker);
-    if (found.empty()) return;
-    for (const pid_t pid : found) kill(pid, SIGKILL);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
 }
 
 }  // namespace
 
-WorkerProcess::WorkerProcess(const std::vector<std::string>& arguments, const WorkerProcessOptions& options)
-    : marker_(options.marker) {
+bool can_make_pid_namespaces() {
+  if (find_bubblewrap().empty()) return false;
+  WorkerProcess probe({"/bin/true"}, /*in_namespace=*/true);
+  return probe.end(std::chrono::seconds(10)) == "exited with status 0";
+}
+
+WorkerProcess::WorkerProcess(const std::vector<std::string>& arguments, bool in_namespace)
+    : in_namespace_(in_namespace) {
   const std::string& program = arguments.at(0);
-  const std::vector<std::string> environment = environment_with(marker_);
-  const std::vector<char*> argv = pointers_of(arguments), envp = pointers_of(environment);
+  if (access(program.c_str(), X_OK) != 0) cannot_start(program, errno);
+  const std::vector<std::string> keeper = kept(arguments, in_namespace);
+  std::vector<char*> argv;
+  for (const std::string& text : keeper) argv.push_back(const_cast<char*>(text.c_str()));
+  argv.push_back(nullptr);
 
   std::array<int, 2> pair;
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) != 0) cannot_start(program, errno);
@@ -152,8 +142,7 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& arguments, const Wo
   const pid_t parent = getpid();
   pid_ = fork();
   if (pid_ < 0) cannot_start(program, errno);
-  if (pid_ == 0)
-    run_child({argv.data(), envp.data(), theirs.value, error_write.value, parent, !options.outlives_thread});
+  if (pid_ == 0) run_child({argv.data(), theirs.value, error_write.value, parent, !in_namespace});
   setpgid(pid_, pid_);  // also here: kill(-pid) must not come before the child has done it
   error_write.reset();
   int error = 0;
@@ -212,25 +201,21 @@ bool WorkerProcess::wait_for_exit(std::chrono::milliseconds limit) const {
 std::string WorkerProcess::end(std::chrono::milliseconds grace) {
   if (ended_.empty()) {
     const bool by_itself = wait_for_exit(grace);
-    kill(-pid_, SIGKILL);  // the group: also what the child left behind
+    if (!by_itself && !in_namespace_) {
+      kill(pid_, SIGTERM);
+      kill(pid_, SIGCONT);
+      wait_for_exit(kReapLimit);
+    }
+    kill(-pid_, SIGKILL);  // the group
     int status = 0;
     const bool reaped = wait_for_exit(kReapLimit) && waitpid(pid_, &status, WNOHANG) == pid_;
-    if (!marker_.empty()) kill_marked(marker_);
+    // Keepers end as shells do: 128 and the signal that ended the program.
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (!by_itself || !reaped) ended_ = "closed its connection";
-    else if (WIFEXITED(status)) ended_ = str("exited with status ", WEXITSTATUS(status));
-    else ended_ = str("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
+    else if (code <= 128) ended_ = str("exited with status ", code);
+    else ended_ = str("was killed by signal ", code - 128, " (", strsignal(code - 128), ")");
   }
   return ended_;
-}
-
-WorkerFamily::WorkerFamily()
-    // No two processes of a machine have the same number at the same time.
-    : name_(str(getpid(), "-", std::chrono::steady_clock::now().time_since_epoch().count())),
-      guard_({"/bin/sh", "-c", kGuardScript, "bough-guard", name_}, {.outlives_thread = true}) {}
-
-std::unique_ptr<WorkerProcess> WorkerFamily::start(const std::vector<std::string>& arguments) {
-  return std::make_unique<WorkerProcess>(arguments,
-                                         WorkerProcessOptions{.marker = str(name_, ".", num_started_++)});
 }
 
 }  // namespace bough

@@ -1,18 +1,23 @@
-// Child processes with a stream socket as their stdin and stdout: what reward workers run in.
+// Child processes with a stream socket as their stdin and stdout: what rewards and environments run in.
 //
-// No process outlives its use. A worker is the leader of its own process group, so that Ctrl-C on the
-// terminal reaches Bough alone (which then writes its checkpoint); the group is killed when the worker ends.
-// What left the group (setsid) is found by a variable of the environment that it inherited,
-// BOUGH_REWARD_WORKER, and killed, too. Where Bough itself is killed, the kernel kills the worker
-// (PR_SET_PDEATHSIG: when the *thread* that started it ends; start it from one that lives as long as it is
-// needed), and a guard, a shell that waits for the end of our side of its socket, what the worker started.
-// What cleared its environment and left the group is the one thing that stays.
+// No process outlives its use, nor what it started, whatever either did: left the group, cleared the
+// environment, ignored signals. A worker leads a process group of its own, so that Ctrl-C on the terminal
+// reaches Bough alone (which then writes its checkpoint). What we start is not the program itself but what
+// keeps it:
+//
+//   in a PID namespace   bubblewrap's first process of the namespace: when that ends, the kernel kills all
+//                        processes in it. It ends with the thread of Bough that started it, however that went
+//   without              a shell that all orphans below it come back to (PR_SET_CHILD_SUBREAPER). At the end
+//                        of the program, or of that thread (PR_SET_PDEATHSIG), it kills its children until
+//                        none is left
+//
+// A namespace holds against everything; the shell against all but a program that kills its keeper by intent
+// and has left the group. Start workers from a thread that lives as long as they are needed.
 #pragma once
 
 #include <sys/types.h>
 
 #include <chrono>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,16 +25,14 @@
 
 namespace bough {
 
-struct WorkerProcessOptions {
-  std::string marker;            // value of BOUGH_REWARD_WORKER, one of a kind; empty: not set
-  bool outlives_thread = false;  // not killed with the thread that started it
-};
+// Whether the machine lets `bwrap` (on PATH) make PID namespaces. Takes the time of a small program.
+bool can_make_pid_namespaces();
 
 class WorkerProcess {
  public:
-  // Starts arguments[0], which must be a path. IoError: no process or socket to be had, or it cannot be
-  // executed.
-  explicit WorkerProcess(const std::vector<std::string>& arguments, const WorkerProcessOptions& options = {});
+  // Starts arguments[0], which must be a path; in a namespace only where can_make_pid_namespaces(). IoError:
+  // no process or socket to be had, or it cannot be executed.
+  explicit WorkerProcess(const std::vector<std::string>& arguments, bool in_namespace = false);
 
   // Kills what the worker is and has started, and reaps the child, waiting at most two seconds for a process
   // that does not die.
@@ -37,7 +40,6 @@ class WorkerProcess {
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
-  pid_t pid() const { return pid_; }
   int descriptor() const { return descriptor_; }  // for poll()
 
   // Neither blocks nor raises SIGPIPE. How many bytes went out; nullopt: the other side is closed.
@@ -46,32 +48,18 @@ class WorkerProcess {
   // Appends what is there. false: the other side is closed and everything has been read.
   bool receive(std::string& bytes);
 
-  // Gives it `grace` to end by itself, then kills it, its group and what bears its marker, and reaps it. How
-  // it ended, in words: "exited with status 3", "was killed by signal 11 (Segmentation fault)"; "closed its
+  // Gives it `grace` to end by itself, then kills it and all that it started, and reaps it. How it ended, in
+  // words: "exited with status 3", "was killed by signal 11 (Segmentation fault)"; "closed its
   // connection" if it was we who killed it.
   std::string end(std::chrono::milliseconds grace);
 
  private:
   bool wait_for_exit(std::chrono::milliseconds limit) const;  // does not reap
 
-  const std::string marker_;
-  pid_t pid_ = -1;
+  const bool in_namespace_;
+  pid_t pid_ = -1;  // of its keeper
   int descriptor_ = -1;
   std::string ended_;  // what end() said
-};
-
-// Workers that are started and guarded together.
-class WorkerFamily {
- public:
-  WorkerFamily();  // starts the guard; IoError: no process to be had
-
-  // Not from several threads at once.
-  std::unique_ptr<WorkerProcess> start(const std::vector<std::string>& arguments);
-
- private:
-  const std::string name_;
-  int64_t num_started_ = 0;
-  WorkerProcess guard_;
 };
 
 }  // namespace bough

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "env/env_test_util.h"
 
 namespace bough {
 namespace {
@@ -21,14 +22,23 @@ std::string read_all(WorkerProcess& process, size_t enough = SIZE_MAX) {
   return bytes;
 }
 
-TEST(WorkerProcess, TalksOverStdinAndStdout) {
-  WorkerProcess process({"/bin/cat"});
+class WorkerProcessTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam() && !can_make_pid_namespaces()) GTEST_SKIP() << "no PID namespaces here";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kept, WorkerProcessTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "InANamespace" : "ByAShell"; });
+
+TEST_P(WorkerProcessTest, TalksOverStdinAndStdout) {
+  WorkerProcess process({"/bin/cat"}, GetParam());
   EXPECT_EQ(process.send("hello\n"), 6u);
   EXPECT_EQ(read_all(process, 6), "hello\n");
 }
 
-TEST(WorkerProcess, SendingNeverBlocks) {
-  WorkerProcess process({"/bin/sleep", "1000"});
+TEST_P(WorkerProcessTest, SendingNeverBlocks) {
+  WorkerProcess process({"/bin/sleep", "1000"}, GetParam());
   const std::string large(50'000'000, 'x');
   const auto sent = process.send(large);
   ASSERT_TRUE(sent);
@@ -36,32 +46,60 @@ TEST(WorkerProcess, SendingNeverBlocks) {
   EXPECT_EQ(process.send("x"), 0u);
 }
 
-TEST(WorkerProcess, SendingToADeadOneIsNoSignal) {
-  WorkerProcess process({"/bin/true"});
+TEST_P(WorkerProcessTest, SendingToADeadOneIsNoSignal) {
+  WorkerProcess process({"/bin/true"}, GetParam());
   EXPECT_EQ(read_all(process), "");
   EXPECT_EQ(process.end(kLong), "exited with status 0");
   EXPECT_EQ(process.send("x"), std::nullopt);
 }
 
-TEST(WorkerProcess, SaysHowItEnded) {
-  EXPECT_EQ(WorkerProcess({"/bin/sh", "-c", "exit 7"}).end(kLong), "exited with status 7");
-  EXPECT_EQ(WorkerProcess({"/bin/sh", "-c", "kill -9 $$"}).end(kLong), "was killed by signal 9 (Killed)");
-  WorkerProcess sleeper({"/bin/sleep", "1000"});
+TEST_P(WorkerProcessTest, SaysHowItEnded) {
+  EXPECT_EQ(WorkerProcess({"/bin/sh", "-c", "exit 7"}, GetParam()).end(kLong), "exited with status 7");
+  EXPECT_EQ(WorkerProcess({"/bin/sh", "-c", "kill -9 $$"}, GetParam()).end(kLong),
+            "was killed by signal 9 (Killed)");
+  WorkerProcess sleeper({"/bin/sleep", "1000"}, GetParam());
   EXPECT_EQ(sleeper.end(std::chrono::milliseconds(0)), "closed its connection");
   EXPECT_EQ(sleeper.end(std::chrono::milliseconds(0)), "closed its connection");
 }
 
-TEST(WorkerProcess, InheritsNoOtherDescriptors) {
-  const int kept_open = dup(STDERR_FILENO);  // as a library does that knows no close-on-exec
-  WorkerProcess first({"/bin/cat"});         // its socket must not be seen by the second
-  WorkerProcess second({"/bin/sh", "-c", "ls /proc/self/fd | wc -l"});
+TEST_P(WorkerProcessTest, InheritsNoOtherDescriptors) {
+  const int kept_open = dup(STDERR_FILENO);       // as a library does that knows no close-on-exec
+  WorkerProcess first({"/bin/cat"}, GetParam());  // its socket must not be seen by the second
+  WorkerProcess second({"/bin/sh", "-c", "ls /proc/self/fd | wc -l"}, GetParam());
   EXPECT_EQ(read_all(second), "4\n");  // 0, 1, 2 and the folder that ls reads
   close(kept_open);
 }
 
-TEST(WorkerProcess, WhatCannotBeExecutedIsAnError) {
+// Whatever it did to be rid of us: three sleeps that ignore signals, one of them a daemon without an
+// environment, another started by a program that is gone.
+TEST_P(WorkerProcessTest, WhatItStartedEndsWithIt) {
+  const std::string mark = str("8", getpid(), GetParam() ? ".125" : ".0625");
+  const std::string script = str("trap '' TERM HUP INT QUIT; sleep ", mark, " & setsid sleep ", mark,
+                                 " & (env -i setsid sleep ", mark, " < /dev/null > /dev/null 2>&1 &); ");
+  for (const char* end : {"exit 3", "kill -SEGV $$", "exec sleep 1000"}) {
+    WorkerProcess process({"/bin/sh", "-c", script + "echo up; read -r line; " + end}, GetParam());
+    EXPECT_EQ(read_all(process, 3), "up\n");
+    expect_gone([&] { return processes_with("sleep" + std::string(1, '\0') + mark).size() < 3; },
+                "they start");
+    process.send("go\n");
+    const std::string how = process.end(std::chrono::milliseconds(300));
+    EXPECT_EQ(how, end == std::string_view("exit 3")          ? "exited with status 3"
+                   : end == std::string_view("kill -SEGV $$") ? "was killed by signal 11 (Segmentation fault)"
+                                                              : "closed its connection");
+    expect_none_with(mark);
+  }
+}
+
+// A shell starts what runs beside it deaf to SIGINT: the keeper must not.
+TEST_P(WorkerProcessTest, SignalsAreThoseOfAnyProgram) {
+  WorkerProcess process({"/bin/sh", "-c", "grep SigIgn /proc/self/status; kill -INT $$; echo deaf"},
+                        GetParam());
+  EXPECT_EQ(read_all(process), "SigIgn:\t0000000000000000\n");
+}
+
+TEST_P(WorkerProcessTest, WhatCannotBeExecutedIsAnError) {
   try {
-    WorkerProcess process({"/nowhere/python3"});
+    WorkerProcess process({"/nowhere/python3"}, GetParam());
     FAIL();
   } catch (const IoError& error) {
     EXPECT_STREQ(error.what(), "cannot start '/nowhere/python3': No such file or directory");

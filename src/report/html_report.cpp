@@ -205,7 +205,9 @@ std::string html_report(const ReportInput& input) {
     body += "<h2>Prefix trees</h2>\n";
     for (const TreePicture& tree : input.trees) body += tree_figure(tree);
   }
-  body += samples_section(input.samples);
+  body += conversations_section(input.conversations);
+  // Conversations are rollouts that are better read as such.
+  if (input.conversations.empty()) body += samples_section(input.samples);
   if (!input.settings.empty())
     body += str("<h2>Settings</h2>\n<div class=\"panel\"><pre class=\"settings\">",
                 html_escape(input.settings), "</pre></div>\n");
@@ -219,7 +221,8 @@ std::string html_report(const ReportInput& input) {
 }
 
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
-                                        std::vector<ReportSample> samples) {
+                                        std::vector<ReportSample> samples,
+                                        std::vector<TalkGroup> conversations) {
   namespace fs = std::filesystem;
   if (!fs::is_directory(folder))
     throw UserError(
@@ -232,6 +235,7 @@ std::filesystem::path write_html_report(const std::filesystem::path& folder, std
   input.timeline = read_timeline(folder / "timeline.jsonl");
   input.trees = std::move(trees);
   input.samples = std::move(samples);
+  input.conversations = std::move(conversations);
   const fs::path path = folder / "report.html";
   write_file_atomically(path, html_report(input));
   return path;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "report/conversation_page.h"
 #include "report/metrics.h"
 #include "report/timeline.h"
 #include "report/tree_picture.h"
@@ -30,6 +31,7 @@ struct ReportInput {
   std::vector<TimelineSpan> timeline;  // of the run's threads
   std::vector<TreePicture> trees;      // usually one of the first and one of the last batch
   std::vector<ReportSample> samples;
+  std::vector<TalkGroup> conversations;
 };
 
 std::string html_report(const ReportInput& input);
@@ -42,6 +44,7 @@ ReportSample sample_of_rollout(const Json& line, int64_t step);
 // report.html beside them. The folder's last two names are the title. UserError when `folder` is no folder,
 // IoError on a full disk.
 std::filesystem::path write_html_report(const std::filesystem::path& folder, std::vector<TreePicture> trees,
-                                        std::vector<ReportSample> samples);
+                                        std::vector<ReportSample> samples,
+                                        std::vector<TalkGroup> conversations = {});
 
 }  // namespace bough

@@ -231,5 +231,52 @@ TEST(TreePicture, RefusesWhatIsNoPreorderForest) {
   for (const Nodes& nodes : wrong) EXPECT_THROW(tree_figure({"t", nodes, 0}), InternalError);
 }
 
+TEST(ConversationPage, IsReadByPeopleAndBelievesNothing) {
+  const std::string hostile = "</pre><script>alert(1)</script>\"'&<b>\x01\xff";
+  Talk talk{.name = hostile, .reason = hostile, .failure = hostile, .reward = 0.5};
+  talk.rewards = {{hostile, 1}};
+  talk.turns = 1;
+  talk.invalid_calls = 2;
+  talk.forks_from = hostile;
+  talk.fork_turn = 0;
+  talk.common_tokens = 3;
+  talk.runs = {{2, false}, {4, true}};
+  talk.messages.push_back({.role = hostile, .name = hostile, .content = hostile});
+  talk.messages.push_back({.role = "assistant",
+                           .reasoning = hostile,
+                           .content = hostile,
+                           .calls = {{hostile, hostile}},
+                           .turn = 0,
+                           .tokens = 4,
+                           .engine_seconds = 1.25,
+                           .environment_seconds = 0.5,
+                           .reward = 0.5,
+                           .retokenized = true});
+  const std::string page = html_report({.conversations = {{3, hostile, {talk}}}});
+  EXPECT_EQ(unbalanced(page), "");
+  EXPECT_EQ(count(page, "<script>"), 1u) << "the page's own";
+  EXPECT_NE(page.find("turn 0, 4 tokens, 1.25 s; answered after 0.5 s; reward 0.5"), std::string::npos);
+  EXPECT_NE(page.find("in turn 0, 3 tokens in common"), std::string::npos);
+  // Two tokens shown and one of the model's are in common, three are its own.
+  EXPECT_NE(page.find("<i class=\"shown common\" style=\"flex:2\"></i><i class=\"model common\" "
+                      "style=\"flex:1\"></i><i class=\"model\" style=\"flex:3\"></i>"),
+            std::string::npos);
+}
+
+TEST(ConversationPage, IsBounded) {
+  Talk talk{.name = "#0"};
+  for (int i = 0; i < 100; ++i)
+    talk.messages.push_back({.role = "user", .content = std::string(8000, 'x')});
+  std::vector<TalkGroup> groups;
+  for (int g = 0; g < 4; ++g) groups.push_back({g, str("g", g), std::vector<Talk>(10, talk)});
+  const std::string section = conversations_section(groups);
+  EXPECT_LT(section.size(), 3'100'000u);
+  EXPECT_EQ(unbalanced(section), "");
+  EXPECT_NE(section.find("36 messages are not shown"), std::string::npos);
+  EXPECT_NE(section.find("8 of 10 conversations"), std::string::npos);
+  EXPECT_NE(section.find("groups are too long to be shown"), std::string::npos);
+  EXPECT_EQ(conversations_section({}), "");
+}
+
 }  // namespace
 }  // namespace bough

@@ -78,6 +78,19 @@ pre { font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; whit
 .settings { margin: 0; padding: 14px 18px; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); }
 summary { cursor: pointer; color: var(--soft); margin: 14px 0 12px; }
+.talks { padding: 6px 18px 12px; margin-bottom: 14px; }
+.talks h3 { font-size: 14px; margin: 8px 0 4px; font-weight: 600; overflow-wrap: anywhere; }
+.talk { border-top: 1px solid var(--grid); } .talk summary { margin: 8px 0; font-size: 13.5px; }
+.talk summary b { color: var(--ink); } .talk summary small { display: block; color: var(--faint); }
+.bar { display: flex; height: 7px; margin-top: 5px; border-radius: 3px; overflow: hidden; }
+.bar i { display: block; min-width: 1px; } .bar .model { background: var(--c0); }
+.bar .shown { background: var(--shared); } .bar .common { opacity: .3; }
+.bar.key { display: inline-flex; width: 14px; margin: 0; } .bar.key i { flex: 1; }
+.message { margin: 0 0 8px 14px; padding: 6px 12px; border-left: 3px solid var(--line); }
+.message.model { border-left-color: var(--c0); }
+.who { font-weight: 600; font-size: 13px; } .who small { font-weight: 400; color: var(--faint); }
+.message pre { margin: 3px 0 0; max-height: 320px; overflow: auto; }
+.thinks { color: var(--faint); font-style: italic; } .calls { color: var(--c1); }
 .empty { color: var(--soft); padding: 14px 18px; margin: 0; }
 #tip { position: fixed; pointer-events: none; background: var(--card); color: var(--ink);
   border: 1px solid var(--line);

@@ -1,8 +1,12 @@
 """Runs whose samples are conversations: repeatable, resumable, asynchronous, with all environments."""
 
+import http.server
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -91,6 +95,173 @@ def test_an_asynchronous_run_survives_environments_that_fail(bough, experiment):
     assert {"conversation/reason/environment_crash", "conversation/reason/environment_error"} <= reasons
     assert sum(record["reward/failures"] for record in records) > 0
     assert not subprocess.run(["pgrep", "-f", str(bough.cwd / "faulty.py")], capture_output=True).stdout
+
+
+def test_an_endpoint_holds_conversations(bough, experiment):
+    """All that a run and its evaluations opened is closed again."""
+    turns, episodes = {}, set()
+
+    class Endpoint(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            episode, reply = request["episode"], {"id": request["id"]}
+            if request["method"] == "reset":
+                turns[episode] = 0
+                episodes.add(episode)
+                reply["messages"] = "say " + request["problem"]["answer"]
+            elif request["method"] == "step":
+                turns[episode] += 1
+                reply |= {"messages": "go on", "reward": 0.5, "done": turns[episode] == 2}
+            else:
+                del turns[episode]
+            body = json.dumps(reply).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/env"
+        config = experiment({"type": "http", "url": url, "workers": 12}, total_train_steps=3)
+        bough("train", config, ok=True, env=ENVIRONMENT)
+        server.shutdown()
+    assert len(episodes) >= 3 * 3 * 4
+    assert turns == {}
+    records = read_metrics(bough.cwd / "runs/tiny/trial0")
+    assert all(record.get("reward/failures", 0) == 0 for record in records)
+
+
+MCP_SERVER = """
+import json, sys
+
+TOOL = {"name": "look", "description": "Looks.", "inputSchema": {"type": "object", "properties": {}}}
+for line in sys.stdin:
+    request = json.loads(line)
+    result = {
+        "initialize": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "s"},
+        },
+        "tools/list": {"tools": [TOOL]},
+        "tools/call": {"content": [{"type": "text", "text": "seen"}]},
+    }.get(request["method"])
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+"""
+
+
+def test_the_tools_of_an_mcp_server(bough, experiment):
+    """The run's reward scores what the model says last."""
+    server = bough.cwd / "server.py"
+    server.write_text(MCP_SERVER)
+    (bough.cwd / "length.py").write_text("def score(completion): return len(completion) / 100\n")
+    settings = {
+        "type": "mcp",
+        "command": f"exec {sys.executable} {server}",
+        "workers": 12,
+        "server": "worker",
+    }
+    config = experiment(settings, total_train_steps=2, reward="length.py:score")
+    bough("train", config, ok=True, env=ENVIRONMENT | {"BOUGH_PYTHON": sys.executable})
+    records = [record for record in read_metrics(bough.cwd / "runs/tiny/trial0") if "reward/mean" in record]
+    assert len(records) == 2
+    assert all(record["reward/failures"] == 0 and record["reward/mean"] > 0 for record in records)
+    assert not subprocess.run(["pgrep", "-f", str(server)], capture_output=True).stdout
+
+
+def interpreter_with(module, variable):
+    """The tests' own interpreter, or the one that a variable names; these packages are not the tests' own."""
+    if os.environ.get(variable):
+        return os.environ[variable]
+    if importlib.util.find_spec(module):
+        return sys.executable
+    pytest.skip(f"needs {module}, in the interpreter that {variable} names")
+
+
+def train_on(bough, problems, path="", **settings):
+    bough("init", "base", "--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, ok=True)
+    defaults = {
+        "experiment_name": "tiny",
+        "model.path": "base",
+        "train_dataset.path": problems,
+        "train_dataset.batch_size": 2,
+        "gconfig.n_samples": 4,
+        "gconfig.max_new_tokens": 1,
+        "gconfig.stop_token_ids": list(range(272)),
+        "actor.optimizer.lr": 1e-3,
+        "total_train_steps": 3,
+    }
+    config = bough.cwd / "config.yaml"
+    config.write_text(to_yaml({**defaults, **settings}))
+    bough("train", config, ok=True, env=ENVIRONMENT | {"PYTHONPATH": str(path)})
+    records = read_metrics(bough.cwd / "runs/tiny/trial0")
+    assert len(records) == 3
+    assert all(record.get("reward/failures", 0) == 0 for record in records)
+    return records
+
+
+def test_an_environment_of_reasoning_gym(bough):
+    python = interpreter_with("reasoning_gym", "BOUGH_REASONING_GYM_PYTHON")
+    script = EXAMPLES / "reasoning_gym_task.py"
+    subprocess.run(
+        [python, script, "chain_sum", "--out", bough.cwd, "--train", "8", "--test", "0", "--examples", "0"]
+    )
+    records = train_on(
+        bough,
+        "train.jsonl",
+        **{
+            "environment.type": "python",
+            "environment.path": f"{script}:ReasoningGym",
+            "environment.python": python,
+            "environment.workers": 4,
+        },
+    )
+    assert all(record["conversation/turns_mean"] > 1 for record in records), "a wrong answer may be mended"
+
+
+VERIFIERS_ENVIRONMENT = """
+import verifiers as vf
+from datasets import Dataset
+
+
+def load_environment(words=4):
+    rows = [{"question": f"say {number}", "answer": str(number)} for number in range(words)]
+
+    def short(completion, **_):
+        return 1 / (1 + len(completion[-1]["content"] or ""))
+
+    class Twice(vf.MultiTurnEnv):
+        async def env_response(self, messages, state, **_):
+            return [{"role": "user", "content": "again"}]
+
+    return Twice(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[short]), max_turns=2)
+"""
+
+
+def test_an_environment_of_verifiers(bough):
+    python = interpreter_with("verifiers", "BOUGH_VERIFIERS_PYTHON")
+    script = EXAMPLES / "verifiers/verifiers_environment.py"
+    (bough.cwd / "twice.py").write_text(VERIFIERS_ENVIRONMENT)
+    command = [python, script, "twice", "--out", bough.cwd / "problems.jsonl", "words=6"]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(bough.cwd)})
+    records = train_on(
+        bough,
+        "problems.jsonl",
+        bough.cwd,
+        **{
+            "environment.type": "python",
+            "environment.path": f"{script}:VerifiersEnvironment",
+            "environment.python": f"{python}",
+            "environment.workers": 4,
+        },
+    )
+    assert all(record["conversation/turns_mean"] == 2 for record in records)
+    assert all(record["reward/short/mean"] == pytest.approx(record["reward/mean"]) for record in records)
 
 
 def test_rows_of_a_conversation(bough, experiment):

@@ -1,0 +1,119 @@
+#include "env/environment_http.h"
+
+#include <cstdio>
+#include <random>
+#include <utility>
+
+#include "base/error.h"
+#include "env/environment_pool.h"
+#include "env/http_client.h"
+#include "env/worker_protocol.h"
+
+namespace bough {
+
+namespace {
+
+constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts is gone for a moment
+
+class HttpEpisodes final : public EpisodeChannel {
+ public:
+  HttpEpisodes(HttpUrl url, const HttpAddress& address, std::string name)
+      : post_(std::move(url), address), name_(std::move(name)) {}
+
+  void begin(const EpisodeCall& call) override {
+    if (call.is_reset() && !is_open_) ++num_episodes_;
+    is_open_ = true;
+    is_reset_ = call.is_reset();
+    num_calls_ = call.num_calls();
+    ask(request_of(call));
+  }
+  AfterClose close() override {
+    is_open_ = false;
+    ask({{"method", "close"}});
+    return AfterClose::kClosing;
+  }
+  bool give_up() override {
+    post_.hang_up();
+    return true;
+  }
+  int descriptor() const override { return post_.descriptor(); }
+  bool wants_to_send() const override { return post_.wants_to_send(); }
+  bool has_come() const override { return post_.has_failed(); }
+
+  std::optional<ChannelReply> advance() override {
+    const std::optional<HttpAnswer> answer = post_.advance();
+    if (!answer) return std::nullopt;
+    if (!is_open_) return ChannelReply{.kind = ChannelReply::kReady};  // of close
+    return reply_of(*answer);
+  }
+
+ private:
+  void ask(OrderedJson request) {
+    request["id"] = ++request_;
+    request["episode"] = str(name_, "-", num_episodes_);
+    post_.begin(dump_ordered(request));
+  }
+
+  ChannelReply reply_of(const HttpAnswer& answer) const {
+    const auto failed = [](EpisodeFailure failure, const std::string& why) {
+      return ChannelReply{.kind = ChannelReply::kFailed, .failure = failure, .message = shortened(why)};
+    };
+    if (answer.kind == HttpAnswer::kMalformed) return failed(EpisodeFailure::kProtocol, answer.message);
+    if (!answer.is_success()) {
+      const bool is_broken = answer.kind != HttpAnswer::kAnswered;
+      ChannelReply reply =
+          failed(is_broken || answer.is_transient() ? EpisodeFailure::kCrash : EpisodeFailure::kError,
+                 answer.message);
+      const bool came_to_nothing =
+          answer.kind == HttpAnswer::kNotConnected || answer.status == 429 || answer.status == 503;
+      if (came_to_nothing || (is_reset_ && (is_broken || answer.is_transient())))
+        reply.kind = ChannelReply::kNotDone;
+      return reply;
+    }
+    const OrderedJson reply = OrderedJson::parse(answer.body, nullptr, /*allow_exceptions=*/false);
+    if (!reply.is_object())
+      return failed(EpisodeFailure::kProtocol,
+                    str("it answered ", quoted(answer.body), ", which is no JSON object"));
+    if (const auto id = reply.find("id");
+        id != reply.end() && !(id->is_number_integer() && id->get<int64_t>() == request_))
+      return failed(EpisodeFailure::kProtocol,
+                    str("it answered ", quoted(answer.body), ", which nobody asked"));
+    if (const auto error = reply.find("error"); error != reply.end())
+      return failed(EpisodeFailure::kError,
+                    error->is_string() ? error->get<std::string>() : dump_ordered(*error));
+    try {
+      return {.kind = ChannelReply::kAnswer, .observation = read_observation(reply, num_calls_)};
+    } catch (const Malformed& malformed) {
+      return failed(EpisodeFailure::kProtocol, malformed.what());
+    }
+  }
+
+  HttpPost post_;
+  const std::string name_;  // of the channel, one of its kind
+  int64_t request_ = 0, num_episodes_ = 0;
+  size_t num_calls_ = 0;  // of the request
+  bool is_open_ = false, is_reset_ = false;
+};
+
+// Names of conversations are the run's own: an endpoint may serve several.
+std::string draw_name() {
+  std::random_device random;
+  char text[17];
+  std::snprintf(text, sizeof text, "%08x%08x", random(), random());
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<Environment> make_http_environment(const EnvironmentSettings& settings) {
+  const HttpUrl url = parse_http_url(settings.url, "environment.url");
+  const HttpAddress address =
+      wait_for_endpoint("environment " + settings.url, url, settings.startup_timeout_seconds,
+                        "environment.startup_timeout_seconds");
+  const auto open = [url, address, name = draw_name(), number = int64_t{0}]() mutable {
+    return std::make_unique<HttpEpisodes>(url, address, str(name, "-", number++));
+  };
+  return make_environment_pool({.name = settings.url, .retry_pause = kRetryPause}, settings, open);
+}
+
+}  // namespace bough

@@ -1,0 +1,106 @@
+#include "env/environment_protocol.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace bough {
+
+namespace {
+
+OrderedJson problem_json(const Problem& problem) {
+  OrderedJson out =
+      OrderedJson::parse(dump_line(problem.fields.is_object() ? problem.fields : Json::object()));
+  out["id"] = problem.id;
+  if (!problem.prompt.empty()) out["prompt"] = problem.prompt;
+  if (!problem.messages.empty()) {
+    OrderedJson messages = OrderedJson::array();
+    for (const Message& message : problem.messages)
+      messages.push_back(message_of(message.role, message.content));
+    out["messages"] = std::move(messages);
+  }
+  if (!out.contains("answer")) out["answer"] = problem.answer;
+  return out;
+}
+
+// Of messages as texts and lists.
+OrderedJson read_messages(const OrderedJson& value, size_t num_calls) {
+  OrderedJson out = OrderedJson::array();
+  if (value.is_null()) return out;
+  if (value.is_string()) {
+    const auto& text = value.get_ref<const std::string&>();
+    if (num_calls == 0) out.push_back(message_of("user", text));
+    for (size_t i = 0; i < num_calls; ++i) out.push_back(message_of("tool", text));
+    return out;
+  }
+  if (!value.is_array()) throw Malformed("messages: expected a list of messages, or a text");
+  for (const OrderedJson& message : value) {
+    if (message.is_string() && num_calls > 0) {  // answers of the calls, in order
+      out.push_back(message_of("tool", message.get<std::string>()));
+      continue;
+    }
+    if (!message.is_object() || !message.contains("role") || !message["role"].is_string() ||
+        !message.contains("content"))
+      throw Malformed(
+          str("messages: got ", quoted(dump_ordered(message)), ", expected an object with role and content"));
+    out.push_back(message);
+  }
+  return out;
+}
+
+double read_number(const OrderedJson& value, const char* key) {
+  if (value.is_boolean()) return value.get<bool>() ? 1 : 0;
+  if (!value.is_number() || !std::isfinite(value.get<double>()))
+    throw Malformed(str(key, ": got ", quoted(dump_ordered(value)), ", expected a finite number"));
+  return value.get<double>();
+}
+
+}  // namespace
+
+OrderedJson request_of(const EpisodeCall& call) {
+  if (call.is_reset())
+    return {{"method", "reset"}, {"problem", problem_json(call.problem)}, {"seed", call.seed}};
+  OrderedJson calls = OrderedJson::array();
+  for (const EnvironmentCall& each : call.action->calls)
+    calls.push_back({{"id", each.id}, {"name", each.name}, {"arguments", each.arguments}});
+  return {{"method", "step"},
+          {"action",
+           {{"text", call.action->text},
+            {"content", call.action->content},
+            {"reasoning", call.action->reasoning},
+            {"calls", std::move(calls)}}}};
+}
+
+Observation read_observation(const OrderedJson& reply, size_t num_calls) {
+  Observation out;
+  const auto field = [&](const char* key) {
+    const auto found = reply.find(key);
+    return found == reply.end() ? OrderedJson() : *found;
+  };
+  out.messages = read_messages(field("messages"), num_calls);
+  if (OrderedJson tools = field("tools"); !tools.is_null()) {
+    if (!tools.is_array()) throw Malformed("tools: expected a list of schemas of functions");
+    if (!tools.empty()) out.tools = std::move(tools);
+  }
+  if (const OrderedJson reward = field("reward"); !reward.is_null())
+    out.reward = read_number(reward, "reward");
+  if (const OrderedJson rewards = field("rewards"); !rewards.is_null()) {
+    if (!rewards.is_object()) throw Malformed("rewards: expected an object of numbers");
+    for (const auto& [name, value] : rewards.items()) out.rewards[name] = read_number(value, "rewards");
+  }
+  if (const OrderedJson count = field("invalid_calls"); !count.is_null())
+    out.invalid_calls = static_cast<int64_t>(read_number(count, "invalid_calls"));
+  if (const OrderedJson done = field("done"); !done.is_null()) {
+    if (!done.is_boolean())
+      throw Malformed(str("done: got ", quoted(dump_ordered(done)), ", expected true or false"));
+    out.done = done.get<bool>();
+  }
+  return out;
+}
+
+std::string dump_ordered(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+}  // namespace bough

@@ -1,0 +1,146 @@
+#include "report/conversation_page.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "report/html_text.h"
+
+namespace bough {
+
+namespace {
+
+constexpr size_t kMostTalks = 8;          // of a group
+constexpr size_t kMostMessages = 64;      // of a conversation: its beginning and its end
+constexpr size_t kMostTextBytes = 4000;   // of a message
+constexpr size_t kMostBytes = 3'000'000;  // of the section
+
+std::string plural(int64_t count, const char* what) {
+  return str(format_thousands(count), " ", what, count == 1 ? "" : "s");
+}
+
+// The row's tokens as a bar: what the model wrote and what it was shown; pale what it has in common with
+// the one that it forks from.
+std::string bar(const Talk& talk) {
+  int64_t total = 0;
+  for (const Talk::Run& run : talk.runs) total += run.tokens;
+  if (total == 0) return "";
+  std::string out = "<span class=\"bar\">";
+  int64_t at = 0;
+  const auto add = [&](int64_t tokens, bool is_model, bool is_common) {
+    if (tokens > 0)
+      out += str("<i class=\"", is_model ? "model" : "shown", is_common ? " common" : "",
+                 "\" style=\"flex:", tokens, "\"></i>");
+  };
+  for (const Talk::Run& run : talk.runs) {
+    const int64_t common = std::clamp<int64_t>(talk.common_tokens - at, 0, run.tokens);
+    add(common, run.is_model, true);
+    add(run.tokens - common, run.is_model, false);
+    at += run.tokens;
+  }
+  return out + "</span>";
+}
+
+std::string number(double value) {
+  return format_significant(value, 3);
+}
+
+std::string head(const Talk& talk) {
+  std::string out = str("<summary><b>", html_escape(talk.name), "</b> ");
+  if (talk.reward)
+    out += str("<span class=\"", *talk.reward > 0 ? "good" : "bad", "\">reward ", number(*talk.reward),
+               "</span> ");
+  out += str(html_escape(talk.reason), ", ", plural(talk.turns, "turn"), ", ", plural(talk.tokens, "token"));
+  double engine = 0, environment = 0;
+  for (const TalkMessage& message : talk.messages) {
+    engine += message.engine_seconds;
+    environment += message.environment_seconds;
+  }
+  if (engine + environment > 0)
+    out += str(", ", number(engine), " s engine, ", number(environment), " s environment");
+  if (talk.invalid_calls > 0)
+    out += str(", <span class=\"bad\">", plural(talk.invalid_calls, "invalid call"), "</span>");
+  if (talk.rows > 1) out += str(", ", talk.rows, " rows");
+  for (const auto& [name, value] : talk.rewards) out += str(", ", html_escape(name), " ", number(value));
+  int64_t total = 0;
+  for (const Talk::Run& run : talk.runs) total += run.tokens;
+  if (!talk.forks_from.empty()) {
+    const std::string other = html_escape(talk.forks_from);
+    out += talk.common_tokens == total ? str("<small>the tokens of ", other, "</small>")
+           : talk.fork_turn < 0        ? str("<small>parts from ", other, " before the first turn</small>")
+                                       : str("<small>forks from ", other, " in turn ", talk.fork_turn, ", ",
+                                             plural(talk.common_tokens, "token"), " in common</small>");
+  }
+  return out + bar(talk) + "</summary>\n";
+}
+
+std::string body_of(const TalkMessage& message) {
+  const bool is_model = message.turn.has_value();
+  std::string out = str("<div class=\"message ", is_model ? "model" : "shown", "\"><div class=\"who\">",
+                        html_escape(message.role));
+  if (!message.name.empty()) out += " " + html_escape(message.name);
+  if (is_model) {
+    out += str(" <small>turn ", *message.turn);
+    if (message.tokens > 0) out += ", " + plural(message.tokens, "token");
+    if (message.engine_seconds > 0) out += str(", ", number(message.engine_seconds), " s");
+    if (message.environment_seconds > 0)
+      out += str("; answered after ", number(message.environment_seconds), " s");
+    if (message.reward != 0) out += str("; reward ", number(message.reward));
+    out += "</small>";
+    if (message.retokenized)
+      out += " <small class=\"bad\">its text would have been other tokens than those sampled</small>";
+  }
+  out += "</div>";
+  const auto text = [&](const char* kind, const std::string& value) {
+    if (!value.empty())
+      out += str("<pre class=\"", kind, "\">", html_escape(cut_text(value, kMostTextBytes)), "</pre>");
+  };
+  text("thinks", message.reasoning);
+  text(message.content.starts_with("error: ") && !is_model ? "says bad" : "says", message.content);
+  for (const auto& [name, arguments] : message.calls) text("calls", name + " " + arguments);
+  return out + "</div>\n";
+}
+
+std::string talk_html(const Talk& talk) {
+  std::string out = "<details class=\"talk\">" + head(talk);
+  const size_t count = talk.messages.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (count > kMostMessages && i == kMostMessages / 2) {
+      i = count - kMostMessages / 2;
+      out += str("<p class=\"hint\">", count - kMostMessages, " messages are not shown.</p>\n");
+    }
+    out += body_of(talk.messages[i]);
+  }
+  if (!talk.failure.empty())
+    out += str("<div class=\"message\"><pre class=\"bad\">",
+               html_escape(cut_text(talk.failure, kMostTextBytes)), "</pre></div>\n");
+  return out + "</details>\n";
+}
+
+}  // namespace
+
+std::string conversations_section(const std::vector<TalkGroup>& groups) {
+  if (groups.empty()) return "";
+  std::string out =
+      "<h2>Conversations</h2>\n<p class=\"hint\">Groups of some steps. A bar is a conversation's last row: "
+      "<span class=\"bar key\"><i class=\"model\"></i></span> what the model wrote, "
+      "<span class=\"bar key\"><i class=\"shown\"></i></span> what it was shown, pale what it has in common "
+      "with "
+      "the conversation that it forks from.</p>\n";
+  size_t num_left_out = 0;
+  for (const TalkGroup& group : groups) {
+    std::string text = str("<section class=\"panel talks\"><h3>step ", group.step, ", group ",
+                           html_escape(cut_text(group.name, 200)), "</h3>\n");
+    for (size_t i = 0; i < std::min(group.talks.size(), kMostTalks); ++i) text += talk_html(group.talks[i]);
+    if (group.talks.size() > kMostTalks)
+      text += str("<p class=\"hint\">", kMostTalks, " of ", group.talks.size(), " conversations.</p>\n");
+    text += "</section>\n";
+    if (out.size() + text.size() > kMostBytes) ++num_left_out;
+    else out += text;
+  }
+  if (num_left_out > 0)
+    out += str("<p class=\"hint\">", num_left_out, " groups are too long to be shown.</p>\n");
+  return out;
+}
+
+}  // namespace bough
