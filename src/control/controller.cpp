@@ -165,10 +165,15 @@ void Controller::handle(GroupScored& event) {
               event.rewards.size(), " for ", group->samples.size(), " samples");
   for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
   count_failures(event.rewards);
-  const auto num_valid = std::count_if(group->samples.begin(), group->samples.end(),
-                                       [](const Trajectory& sample) { return sample.valid; });
+  const auto num_valid =
+      std::count_if(group->samples.begin(), group->samples.end(),
+                    [](const Trajectory& sample) { return sample.valid && !sample.baseline; });
+  const bool has_lost_baseline =
+      std::any_of(group->samples.begin(), group->samples.end(),
+                  [](const Trajectory& sample) { return sample.baseline && !sample.valid; });
   const auto size = static_cast<int64_t>(group->samples.size());
-  if (num_valid < std::min(options_.min_group, size)) return drop(event.id, "too few rewards");
+  if (has_lost_baseline || num_valid < std::min(options_.min_group, size))
+    return drop(event.id, "too few rewards");
   if (options_.refuse)
     if (const auto reason = options_.refuse(*group)) return refuse(event.id, *reason);
   if (event.verdict) {
@@ -512,8 +517,7 @@ void Controller::add_own_metrics(StepRecord& record) {
   metrics["rollout/new_tokens"] = new_tokens;
   metrics["rollout/prefill_tokens"] = gained(&EngineStatistics::prefill_tokens);
   const double in_context = gained(&EngineStatistics::pages_in_context);
-  if (in_context > 0)
-    metrics["rollout/active_pages"] = gained(&EngineStatistics::pages_read) / in_context;
+  if (in_context > 0) metrics["rollout/active_pages"] = gained(&EngineStatistics::pages_read) / in_context;
   double dropped = 0;
   for (const auto& [reason, count] : dropped_) {
     const auto since = static_cast<double>(count - sums_at_step_.dropped[reason]);

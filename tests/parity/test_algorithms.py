@@ -761,6 +761,8 @@ def random_groups(seed):
             batch["rewards"].append(sum(parts))
             batch["groups"].append(group * 7)
             batch["tokens"].append(draw.choice([0, 1, 3, 8]))
+    greedy = {group: draw.choice([0.0, 1.0, draw.gauss(0, 1)]) for group in sorted(set(batch["groups"]))}
+    batch["baselines"] = [greedy[group] for group in batch["groups"]]
     order = list(range(len(batch["rewards"])))
     draw.shuffle(order)
     return {name: [values[i] for i in order] for name, values in batch.items()}
@@ -819,6 +821,8 @@ def expected_advantages(settings, batch):
             total = sum(tokens[j] for j in mates[i])
             weighted = sum(tokens[j] * rewards[j] for j in mates[i])
             return rewards[i] - (weighted / total if len(own) > 1 and total else 0.0)
+        if name == "remax":
+            return rewards[i] - batch["baselines"][i]
         if name == "maxrl":
             return 0.0 if mean <= eps else (rewards[i] - mean) / (mean + eps)
         if name == "gdpo":
@@ -852,6 +856,7 @@ ADVANTAGES = [
     {"adv_estimator": "reinforce_plus_plus", "discount": 0.9},
     {"adv_estimator": "reinforce_plus_plus_baseline"},
     {"adv_estimator": "opo"},
+    {"adv_estimator": "remax"},
     {"adv_estimator": "maxrl"},
     {"adv_estimator": "gdpo"},
     {"adv_estimator": "gdpo", "gdpo_weights": [1.0, 0.25]},

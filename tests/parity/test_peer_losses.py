@@ -203,6 +203,7 @@ def test_advantages_are_verls(build_dir):
         "reinforce_plus_plus": "reinforce_plus_plus_outcome",
         "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline_outcome",
         "opo": "opo_outcome",
+        "remax": "remax_outcome",
         "gdpo": "gdpo_outcome",
     }
     masked = functions("verl", TORCH_FUNCTIONAL, ["masked_sum", "masked_mean", "masked_var", "masked_whiten"])
@@ -237,6 +238,9 @@ def test_advantages_are_verls(build_dir):
                 arguments["norm_adv_by_std_in_grpo"] = name == "grpo"
             if name == "reinforce_plus_plus":
                 arguments = {"response_mask": mask, "config": Config(gamma=0.9)}
+            if name == "remax":
+                baselines = torch.tensor(batch["baselines"]).double()
+                arguments = {"response_mask": mask, "reward_baselines": baselines}
             expected = getattr(verl, f"compute_{function}_advantage")(rewards, **arguments)[0]
             for i, own in enumerate(answer["advantages"]):
                 n = batch["tokens"][i]

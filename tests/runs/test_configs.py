@@ -82,3 +82,19 @@ def test_the_weight_of_a_truncated_distribution_is_one(bough):
         own = [x for x, m in zip(row["logprobs"], row["loss_mask"], strict=True) if m]
         kept += [math.exp(x - y) for x, y in zip(own, row["truncated_logprobs"], strict=True)]
     assert 0.75 < sum(kept) / len(kept) < 0.95, "the mass that is kept is not 1, else the test says nothing"
+
+
+def test_remax_trains_on_the_difference_to_the_most_likely_response(bough):
+    config = write_experiment(
+        bough, **{"actor.adv_estimator": "remax", "reward": "reward.py:score", "evaluator.at_start": False}
+    )
+    (bough.cwd / "reward.py").write_text(REWARD)
+    bough("train", config, "saver.rollouts=true", "total_train_steps=2", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/trial0"
+    packed = run / "rollouts/step_1.jsonl.zst"
+    arguments = ("step", "--model", "base", "--rollouts", packed, "--from-rewards", "--json")
+    report = bough(*arguments, "actor.adv_estimator=remax", ok=True, env=ENVIRONMENT).json
+    assert report["sequences"] == 12, "four samples of three problems, without the three baselines"
+    assert bough(*arguments, ok=True, env=ENVIRONMENT).json["sequences"] == 12
+    record = next(record for record in read_metrics(run) if record["step"] == 1)
+    assert 0 <= record["reward/baseline_mean"] <= 1
