@@ -57,6 +57,9 @@ bool AdvantageSettings::needs_values() const {
 bool AdvantageSettings::needs_steps() const {
   return find_estimator(adv_estimator).needs_steps;
 }
+bool AdvantageSettings::needs_baselines() const {
+  return find_estimator(adv_estimator).needs_baselines;
+}
 
 std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& settings,
                                                     const AdvantageInput& batch,
@@ -71,7 +74,10 @@ std::vector<std::vector<double>> compute_advantages(const AdvantageSettings& set
   settings.check();
   BOUGH_CHECK(!kind.needs_steps || batch.steps.size() == count, "steps ", batch.steps.size(), ", rewards ",
               count);
+  BOUGH_CHECK(!kind.needs_baselines || batch.baselines.size() == count, "baselines ", batch.baselines.size(),
+              ", rewards ", count);
   check_finite(batch.rewards);
+  check_finite(batch.baselines);
   const std::vector<int64_t> ones(batch.tokens.empty() ? count : 0, 1);
   AdvantageInput complete = batch;
   if (batch.tokens.empty()) complete.tokens = ones;

@@ -65,9 +65,11 @@ struct AdvantageSettings {
   // UserError: levels for an estimator that has none.
   void check() const;
 
-  // What the estimator asks of a batch: a critic's values; lists by token (AdvantageInput::steps).
+  // What the estimator asks of a batch: a critic's values; lists by token (AdvantageInput::steps); the reward
+  // of each group's most likely response (Trajectory::baseline).
   bool needs_values() const;
   bool needs_steps() const;
+  bool needs_baselines() const;
 };
 
 // A sequence as estimators by token and by turn see it: lists by trained token, in order.
@@ -85,6 +87,7 @@ struct AdvantageInput {
   std::span<const int64_t> tokens = {};         // trained ones; empty where nobody knows: one each
   std::vector<std::vector<double>> parts = {};  // of each reward its parts; only gdpo needs them
   std::vector<SequenceSteps> steps = {};        // where the estimator needs them
+  std::vector<double> baselines = {};           // the same: shaped rewards of the groups' likeliest responses
 };
 
 // Advantages of each sequence: one number, or where the estimator has them by token, one a trained token.

@@ -90,13 +90,16 @@ enum class GivenTokens {
   kEngineTop,  // those that the engine returned with the token
 };
 
+// What a row's loss depends on beside the row, and so which rows a call must have at once: any, those of one
+// block; all of the sequences that it has any of, a sequence's rows adjacent; all of the batch.
+enum class Couples { kNothing, kSequence, kBatch };
+
 class Loss {
  public:
   virtual ~Loss() = default;
 
-  // True: may be called with any subset of a batch's rows, those of one block. False: with all rows of the
-  // batch at once only.
-  virtual bool token_separable() const = 0;
+  virtual Couples couples() const = 0;
+  bool token_separable() const { return couples() == Couples::kNothing; }
 
   // What loss_aggregation: auto means for it.
   virtual std::string aggregation() const { return "token_mean"; }

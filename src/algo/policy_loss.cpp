@@ -46,8 +46,10 @@ at::Tensor log_rest(const at::Tensor& log_p_RK) {
   return sum_R.neg().add(1.0).clamp_min(std::exp(-kLogRestFloor)).log();
 }
 
-bool any_couples(const PolicyTermKind& kind, const std::vector<CorrectionKind>& corrections) {
-  return kind.couples_tokens || std::ranges::any_of(corrections, &CorrectionKind::couples_tokens);
+Couples most_coupled(const PolicyTermKind& kind, const std::vector<CorrectionKind>& corrections) {
+  Couples couples = kind.couples;
+  for (const CorrectionKind& correction : corrections) couples = std::max(couples, correction.couples);
+  return couples;
 }
 
 }  // namespace
@@ -67,7 +69,7 @@ PolicyLoss::PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind)
       corrections_(find_corrections(settings, kind.against)),
       takes_old_(kind.against == Against::kOld || !corrections_.empty() ||
                  (settings.kl_loss_coef != 0.0 && settings.kl_loss_type == "unbiased")),
-      couples_tokens_(any_couples(kind, corrections_)) {
+      couples_(most_coupled(kind, corrections_)) {
   if (settings.c_clip && !kind.has_dual_clip)
     throw UserError(
         str("setting c_clip: loss ", settings.loss, " has no dual clip; leave it out, or take ppo"));
@@ -192,7 +194,7 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
   check_rows(*this, rows);
   MetricReader metrics;
   std::optional<Sequences> sequences;
-  if (couples_tokens_) sequences.emplace(rows.sequences_R);
+  if (couples_ != Couples::kNothing) sequences.emplace(rows.sequences_R);
   const Sequences* whole = sequences ? &*sequences : nullptr;
   PolicyTerm term = policy_term(rows, whole);
   if (rows.behaviour_log_probs_R.defined()) {

@@ -42,7 +42,7 @@ class PolicyLoss final : public Loss {
   // UserError: settings that contradict each other, or that this loss does not have.
   PolicyLoss(const LossSettings& settings, const PolicyTermKind& kind);
 
-  bool token_separable() const override { return !couples_tokens_; }
+  Couples couples() const override { return couples_; }
   std::string aggregation() const override { return kind_.aggregation; }
   bool needs_advantages() const override { return true; }
   bool needs_behaviour() const override;
@@ -75,7 +75,7 @@ class PolicyLoss final : public Loss {
   const PolicyTermKind kind_;
   const std::vector<CorrectionKind> corrections_;
   const bool takes_old_;  // something is made of pi_old
-  bool couples_tokens_;
+  Couples couples_;
 };
 
 }  // namespace bough

@@ -1,5 +1,6 @@
 // `bough merge`: a model and an adapter to one model, for engines that take no adapters.
 #include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 #include "cli/command.h"
@@ -17,21 +18,13 @@ struct Options {
   bool json = false;
 };
 
-// What config.json says that the weights are stored in.
-// A model that does not say what it is stored in is taken for fp32, as transformers does: nothing is lost.
+// What the weights are stored in; of a model that does not say it fp32, as transformers has it.
 std::string stored_dtype(const ModelConfig& config) {
-  for (const char* key : {"dtype", "torch_dtype"}) {
-    const Json value = config.source.is_object() ? config.source.value(key, Json()) : Json();
-    if (value == "float32") return "fp32";
-    if (value == "float64") return "fp64";
-    if (value == "bfloat16") return "bf16";
-    if (value.is_string())
-      throw UserError(
-          str("DIR is stored in ", value.get<std::string>(),
-              ", which is not written; say what the merged model is to be stored in: --dtype fp32 "
-              "or bf16"));
-  }
-  return "fp32";
+  for (const auto& [stored, name] : {std::pair{"float32", "fp32"}, {"float64", "fp64"}, {"bfloat16", "bf16"}})
+    if (config.torch_dtype == stored) return name;
+  throw UserError(str("DIR is stored in ", config.torch_dtype,
+                      ", which is not written; say what the merged model is to be stored in: --dtype fp32 "
+                      "or bf16"));
 }
 
 // Sums are taken in fp32 and rounded once, whatever type the result is stored in.

@@ -165,13 +165,20 @@ void Controller::handle(GroupScored& event) {
               event.rewards.size(), " for ", group->samples.size(), " samples");
   for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
   count_failures(event.rewards);
-  int64_t num_valid = 0, size = 0;  // trajectories, not rows
+  int64_t num_valid = 0, size = 0;  // trajectories, not rows; a baseline is none of the group's
+  bool has_lost_baseline = false;
   for (size_t i = 0; i < group->samples.size(); ++i) {
+    const Trajectory& sample = group->samples[i];
+    if (sample.baseline) {
+      has_lost_baseline |= !sample.valid;
+      continue;
+    }
     if (!begins_trajectory(group->samples, i)) continue;
     ++size;
-    num_valid += group->samples[i].valid;
+    num_valid += sample.valid;
   }
-  if (num_valid < std::min(options_.min_group, size)) return drop(event.id, "too few rewards");
+  if (has_lost_baseline || num_valid < std::min(options_.min_group, size))
+    return drop(event.id, "too few rewards");
   if (options_.refuse)
     if (const auto reason = options_.refuse(*group)) return refuse(event.id, *reason);
   if (event.verdict) {

@@ -23,6 +23,13 @@ std::string completion_text(const TextCodec& codec, const GeneratedSample& sampl
   return text;
 }
 
+namespace {
+
+// Requests for a task's most likely response have its id and this: engines know ids below 2^44.
+constexpr uint64_t kBaselineId = uint64_t{1} << 43;
+
+}  // namespace
+
 Generator::Generator(const GeneratorParts& parts, TaskSource next_task, GeneratorOptions options)
     : parts_(parts), next_task_(std::move(next_task)), options_(std::move(options)) {
   BOUGH_CHECK((parts_.environment == nullptr) == (parts_.format == nullptr),
@@ -33,10 +40,10 @@ std::vector<FinishedGroup> Generator::step() {
   begin_tasks();
   std::vector<FinishedGroup> groups;
   if (parts_.environment) take_replies(groups);
-  for (const GenerationResult& result : parts_.engine.step()) {
+  for (GenerationResult& result : parts_.engine.step()) {
     const auto turn = requests_.find(result.id);
     if (turn == requests_.end()) {
-      groups.push_back(finish(result));
+      if (auto group = finish(std::move(result))) groups.push_back(std::move(*group));
       continue;
     }
     const Place place = turn->second;
@@ -72,41 +79,64 @@ bool Generator::begin_task() {
   } else {
     request.prompt_ids = std::move(task->prompt_ids);
   }
+  if (options_.with_baseline) {
+    BOUGH_CHECK(id < kBaselineId, "a task with id ", id);
+    GenerationRequest baseline = request;
+    baseline.id |= kBaselineId;
+    baseline.sampling.n_samples = 1;
+    baseline.sampling.greedy = true;
+    parts_.engine.submit(std::move(baseline));
+  }
   request.begun = std::move(task->begun);
   parts_.engine.submit(std::move(request));
-  in_flight_.emplace(id, InFlight{std::move(*task), std::move(text), {}, {}});
-  samples_in_flight_ += options_.sampling.n_samples;
+  in_flight_.emplace(id, InFlight{std::move(*task), std::move(text), {}, {}, 0, {}, {}});
+  samples_in_flight_ += samples_of_task();
   return true;
 }
 
-FinishedGroup Generator::finish(const GenerationResult& result) {
-  const auto found = in_flight_.find(result.id);
-  BOUGH_CHECK(found != in_flight_.end(), "the engine returned request ", result.id,
-              ", which nobody submitted");
-  const GroupTask& task = found->second.task;
-  const std::string& prompt = found->second.prompt;
-  FinishedGroup group{.id = result.id, .problem = task.problem, .samples = {}};
-  if (options_.all_logprobs) group.samples = to_rollouts(result, task.name);
-  else
-    for (size_t i = 0; i < result.samples.size(); ++i)
-      group.samples.push_back(to_rollout(result, i, task.name));
-  if (task.problem) {
-    for (size_t i = 0; i < result.samples.size(); ++i) {
-      Trajectory& sample = group.samples[i];
-      sample.prompt = prompt;
-      sample.completion = completion_text(*parts_.codec, result.samples[i], options_.sampling.stop);
-      sample.answer = task.problem->answer;
+// Nothing while the group's other request goes on.
+std::optional<FinishedGroup> Generator::finish(GenerationResult result) {
+  const bool is_baseline = (result.id & kBaselineId) != 0;
+  const auto found = in_flight_.find(result.id & ~kBaselineId);
+  BOUGH_CHECK(found != in_flight_.end() && (!is_baseline || options_.with_baseline),
+              "the engine returned request ", result.id, ", which nobody submitted");
+  InFlight& running = found->second;
+  (is_baseline ? running.baseline : running.samples) = std::move(result);
+  if (!running.samples || (options_.with_baseline && !running.baseline)) return std::nullopt;
+  FinishedGroup group = finish(running);
+  samples_in_flight_ -= samples_of_task();
+  in_flight_.erase(found);
+  return group;
+}
+
+FinishedGroup Generator::finish(const InFlight& running) {
+  const GroupTask& task = running.task;
+  FinishedGroup group{.id = task.id, .problem = task.problem, .samples = {}};
+  for (const auto* result : {&running.samples, &running.baseline}) {
+    if (!*result) continue;
+    const std::vector<GeneratedSample>& generated = (*result)->samples;
+    std::vector<Trajectory> rows;
+    if (options_.all_logprobs) rows = to_rollouts(**result, task.name);
+    else
+      for (size_t i = 0; i < generated.size(); ++i) rows.push_back(to_rollout(**result, i, task.name));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i].baseline = result == &running.baseline;
+      rows[i].trained = !rows[i].baseline;
+      if (task.problem) {
+        rows[i].prompt = running.prompt;
+        rows[i].completion = completion_text(*parts_.codec, generated[i], options_.sampling.stop);
+        rows[i].answer = task.problem->answer;
+      }
+      group.samples.push_back(std::move(rows[i]));
     }
   }
-  samples_in_flight_ -= options_.sampling.n_samples;
-  in_flight_.erase(found);
   return group;
 }
 
 // ---- Conversations.
 
 uint64_t Generator::request_id(const Place& place) const {
-  return place.group * static_cast<uint64_t>(options_.sampling.n_samples) + place.sample;
+  return place.group * static_cast<uint64_t>(samples_of_task()) + place.sample;
 }
 
 // All conversations of a group meet the same world: their rewards are compared.
@@ -115,13 +145,13 @@ void Generator::begin_conversations(GroupTask task) {
   const uint64_t id = task.id;
   InFlight& group = in_flight_[id];
   group.task = std::move(task);
-  const auto count = static_cast<size_t>(options_.sampling.n_samples);
+  const auto count = static_cast<size_t>(samples_of_task());
   group.episodes.resize(count);
   for (size_t i = 0; i < count; ++i) {
     group.conversations.emplace_back(*parts_.format, *group.task.problem, options_.sampling);
     unopened_.push_back({id, i});
   }
-  samples_in_flight_ += options_.sampling.n_samples;
+  samples_in_flight_ += samples_of_task();
   open_conversations();
 }
 
@@ -184,6 +214,7 @@ void Generator::go_on(const Place& place, std::vector<FinishedGroup>& finished) 
                                 .sampling = options_.sampling,
                                 .seed = seed};
       request.sampling.n_samples = 1;
+      request.sampling.greedy |= is_baseline(place);
       request.sampling.max_new_tokens = conversation.max_new_tokens();
       request.sampling.min_new_tokens =
           std::min(request.sampling.min_new_tokens, request.sampling.max_new_tokens);
@@ -207,9 +238,12 @@ FinishedGroup Generator::finish_conversations(uint64_t id) {
   FinishedGroup out{.id = id, .problem = group.task.problem, .samples = {}};
   for (size_t i = 0; i < group.conversations.size(); ++i)
     for (Trajectory& row :
-         group.conversations[i].trajectory(group.task.name, std::to_string(i), options_.all_logprobs))
+         group.conversations[i].trajectory(group.task.name, std::to_string(i), options_.all_logprobs)) {
+      row.baseline = is_baseline({id, i});
+      row.trained = !row.baseline;
       out.samples.push_back(std::move(row));
-  samples_in_flight_ -= options_.sampling.n_samples;
+    }
+  samples_in_flight_ -= samples_of_task();
   in_flight_.erase(found);
   return out;
 }
@@ -244,7 +278,8 @@ std::optional<std::vector<FinishedGroup>> Generator::collect(int64_t count, cons
 
 void Generator::abandon() {
   for (const auto& [id, running] : in_flight_) {
-    if (running.conversations.empty()) parts_.engine.cancel(id);
+    if (running.conversations.empty())
+      for (const uint64_t request : {id, id | kBaselineId}) parts_.engine.cancel(request);
     for (const auto& episode : running.episodes)
       if (episode) parts_.environment->end(*episode);
   }
@@ -261,7 +296,7 @@ void Generator::abandon() {
 }
 
 void Generator::check_integrity() const {
-  BOUGH_CHECK(samples_in_flight_ == static_cast<int64_t>(in_flight_.size()) * options_.sampling.n_samples,
+  BOUGH_CHECK(samples_in_flight_ == static_cast<int64_t>(in_flight_.size()) * samples_of_task(),
               samples_in_flight_, " samples in flight of ", in_flight_.size(), " groups");
   size_t num_going_on = 0;
   for (const auto& [id, running] : in_flight_) {

@@ -83,6 +83,8 @@ struct GeneratorOptions {
   int64_t samples_in_flight = std::numeric_limits<int64_t>::max();
   bool all_logprobs = false;  // raw_logprobs and truncated_logprobs too (rollouts.h)
   bool in_rounds = false;     // of conversations
+  // Beside the samples of a task its most likely response, the last of the group (Trajectory::baseline).
+  bool with_baseline = false;
 };
 
 struct GeneratorParts {
@@ -134,16 +136,23 @@ class Generator {
     std::vector<ConversationRun> conversations;
     std::vector<std::optional<uint64_t>> episodes;  // theirs, of those that have been opened
     int64_t num_ended = 0;
+    std::optional<GenerationResult> samples, baseline;  // until the other one is there
   };
   void begin_tasks();
   bool begin_task();
   void begin_conversations(GroupTask task);
   void open_conversations();
-  FinishedGroup finish(const GenerationResult& result);
+  std::optional<FinishedGroup> finish(GenerationResult result);
+  FinishedGroup finish(const InFlight& group);
   FinishedGroup finish_conversations(uint64_t id);
   void take_replies(std::vector<FinishedGroup>& finished);
   void go_on(const Place& place, std::vector<FinishedGroup>& finished);
   uint64_t request_id(const Place& place) const;
+  // Of a task: the baseline comes after the samples.
+  bool is_baseline(const Place& place) const {
+    return place.sample >= static_cast<size_t>(options_.sampling.n_samples);
+  }
+  int64_t samples_of_task() const { return options_.sampling.n_samples + options_.with_baseline; }
 
   const GeneratorParts parts_;
   const TaskSource next_task_;

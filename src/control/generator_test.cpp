@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "control/fakes.h"
@@ -209,6 +210,51 @@ TEST(Generator, AStopEndsConversations) {
   EXPECT_TRUE(run.generator.idle());
   EXPECT_EQ(run.environment.num_open(), 0u);
   run.generator.check_integrity();
+}
+
+TEST(Generator, TheMostLikelyResponseIsTheLastOfItsGroup) {
+  GeneratorOptions options = samples_of(3, 10);
+  options.with_baseline = true;
+  FakeEngine engine;
+  Generator plain({engine}, prompts(9), options);
+  CollectOptions checks;
+  checks.on_step = [&] { plain.check_integrity(); };
+  std::vector<FinishedGroup> all = plain.collect(9, checks).value();
+  EXPECT_EQ(engine.most_samples_in_flight, 12);  // three groups of four
+  Conversations conversations(options);
+  for (FinishedGroup& group : conversations.collect()) all.push_back(std::move(group));
+  EXPECT_EQ(all.size(), 18u);
+  for (const FinishedGroup& group : all) {
+    ASSERT_EQ(group.samples.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(group.samples[i].baseline, i == 3);
+      EXPECT_EQ(group.samples[i].trained, i < 3);
+      EXPECT_EQ(group.samples[i].in_loss(), i < 3);
+    }
+  }
+  int64_t num_greedy = 0;
+  for (const GenerationRequest& request : engine.submitted) {
+    num_greedy += request.sampling.greedy;
+    EXPECT_EQ(request.sampling.n_samples, request.sampling.greedy ? 1 : 3);
+  }
+  EXPECT_EQ(num_greedy, 9);
+  std::set<uint64_t> ids;
+  for (const GenerationRequest& request : conversations.engine.submitted) {
+    ids.insert(request.id);
+    EXPECT_EQ(request.sampling.greedy, request.id % 4 == 3);
+  }
+  EXPECT_EQ(ids.size(), 36u) << "a number a conversation";
+}
+
+TEST(Generator, AStopEndsWhatIsLeftOfAGroup) {
+  GeneratorOptions options = samples_of(3);
+  options.with_baseline = true;
+  FakeEngine engine;
+  Generator generator({engine}, prompts(2), options);
+  EXPECT_TRUE(generator.step().empty()) << "one of the group's two requests goes on";
+  generator.abandon();
+  EXPECT_TRUE(engine.idle());
+  generator.check_integrity();
 }
 
 // What the engine is asked, in order.

@@ -182,7 +182,8 @@ WorkerParts Run::worker_parts() {
 WorkerOptions Run::worker_options() {
   WorkerOptions options{.generation = {.sampling = settings_.gconfig,
                                        .seed = static_cast<uint64_t>(settings_.seed),
-                                       .in_rounds = in_rounds()},
+                                       .in_rounds = in_rounds(),
+                                       .with_baseline = settings_.actor.advantages.needs_baselines()},
                         .own_threads = is_asynchronous(),
                         .reward_threads = settings_.reward_service.workers};
   // A group a thread: as many are scored at once as the reward with the most workers takes.
@@ -195,19 +196,20 @@ WorkerOptions Run::worker_options() {
 
 ControllerOptions Run::controller_options() {
   const RolloutSettings& rollout = settings_.rollout;
-  ControllerOptions options{.batch_groups = settings_.train_dataset.batch_size,
-                            .max_staleness = rollout.max_head_offpolicyness,
-                            .total_steps = total_steps_,
-                            .max_buffered_groups = rollout.max_buffered_groups,
-                            .group_size = settings_.gconfig.n_samples,
-                            .samples_in_flight = 2 * rollout.max_concurrent_rollouts,
-                            .weight_sync_steps = rollout.weight_sync_steps,
-                            .interruptible = rollout.interruptible,
-                            .min_group = std::min(rollout.min_group, settings_.gconfig.n_samples),
-                            .max_consecutive_failures = settings_.reward_service.max_consecutive_failures,
-                            .evaluation_seconds = settings_.evaluator.timeout_seconds,
-                            .stall_seconds = settings_.stall_seconds,
-                            .max_generated_batches = settings_.actor.filters.max_num_gen_batches};
+  ControllerOptions options{
+      .batch_groups = settings_.train_dataset.batch_size,
+      .max_staleness = rollout.max_head_offpolicyness,
+      .total_steps = total_steps_,
+      .max_buffered_groups = rollout.max_buffered_groups,
+      .group_size = settings_.gconfig.n_samples + settings_.actor.advantages.needs_baselines(),
+      .samples_in_flight = 2 * rollout.max_concurrent_rollouts,
+      .weight_sync_steps = rollout.weight_sync_steps,
+      .interruptible = rollout.interruptible,
+      .min_group = std::min(rollout.min_group, settings_.gconfig.n_samples),
+      .max_consecutive_failures = settings_.reward_service.max_consecutive_failures,
+      .evaluation_seconds = settings_.evaluator.timeout_seconds,
+      .stall_seconds = settings_.stall_seconds,
+      .max_generated_batches = settings_.actor.filters.max_num_gen_batches};
   if (settings_.actor.filters.dynamic_sampling)
     options.refuse = [this](const FinishedGroup& group) {
       return why_dropped(group.samples, settings_.actor, settings_.gconfig.max_new_tokens);

@@ -35,14 +35,19 @@ Moments moments(const std::vector<double>& values) {
 }
 
 void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
-  std::vector<double> rewards;  // of those that could be had
+  std::vector<double> rewards;    // of those that could be had
+  std::vector<double> baselines;  // of the groups' most likely responses
   std::map<std::string, std::vector<double>> named;
   std::vector<const std::string*> failures;
   size_t samples = 0;
   for (const GroupPointer& group : order.groups) {
     for (size_t i = 0; i < group->samples.size(); ++i) {
-      if (!begins_trajectory(group->samples, i)) continue;
       const Trajectory& sample = group->samples[i];
+      if (sample.baseline) {
+        if (sample.reward) baselines.push_back(*sample.reward);
+        continue;
+      }
+      if (!begins_trajectory(group->samples, i)) continue;
       ++samples;
       if (sample.reward) rewards.push_back(*sample.reward);
       for (const auto& [name, value] : sample.rewards) named[name].push_back(value);
@@ -56,6 +61,7 @@ void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
   const Moments reward = moments(rewards);
   metrics["reward/mean"] = reward.mean;
   metrics["reward/std"] = reward.deviation;
+  if (!baselines.empty()) metrics["reward/baseline_mean"] = moments(baselines).mean;
   metrics["reward/failures"] = static_cast<double>(failures.size());
   for (const auto& [name, list] : named) metrics["reward/" + name + "/mean"] = moments(list).mean;
 }
@@ -83,19 +89,23 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   MetricValues& metrics = record.metrics;
   add_reward_metrics(order, metrics);
   std::map<std::string, int64_t> drawn;
-  double total_length = 0;
+  double total_length = 0, num_samples = 0;
   for (const GroupPointer& group : order.groups) {
     if (group->samples.empty()) continue;
     const int64_t times = ++drawn[group->samples.front().group];
     for (const Trajectory& sample : group->samples) {
-      total_length += static_cast<double>(sample.num_generated());
+      if (!sample.baseline) {
+        total_length += static_cast<double>(sample.num_generated());
+        ++num_samples;
+      }
       record.batch.push_back(sample);
       if (times > 1) record.batch.back().group += str(" (", times, ")");
     }
   }
   if (settings.environment.type != "") {
     std::vector<const Trajectory*> rows;
-    for (const Trajectory& row : record.batch) rows.push_back(&row);
+    for (const Trajectory& row : record.batch)
+      if (!row.baseline) rows.push_back(&row);
     metrics.merge(conversation_metrics(rows));
   }
   const FilterResult filtered =
@@ -106,7 +116,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   metrics.merge(age_metrics(record.batch, order.step - 1));
   metrics["age/masked_tokens"] = static_cast<double>(filtered.masked_tokens);
   metrics["age/dropped_groups"] = static_cast<double>(filtered.stale_groups);
-  const auto samples = static_cast<double>(std::max<size_t>(1, record.batch.size()));
+  const double samples = std::max(1.0, num_samples);
   metrics["rollout/length_mean"] = total_length / samples;
   metrics["rollout/truncated_fraction"] = static_cast<double>(filtered.truncated) / samples;
   metrics["rollout/zero_std_groups"] = static_cast<double>(filtered.zero_std_groups);

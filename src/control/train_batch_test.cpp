@@ -15,12 +15,12 @@ using testing::FakeReward;
 using testing::FakeTrainer;
 
 // Groups as the engine and the rewards make them, out of the order in which they were asked for.
-TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples) {
+TrainOrder order_of(int64_t first, int64_t count, int64_t n_samples, bool with_baseline = false) {
   static const Dataset problems = testing::numbered_problems(7);
   FakeEngine engine;
   FakeReward reward;
   const ByteCodec codec;
-  GeneratorOptions options{.seed = 5};
+  GeneratorOptions options{.seed = 5, .with_baseline = with_baseline};
   options.sampling.n_samples = n_samples;
   int64_t next = first;
   Generator generator(
@@ -144,6 +144,55 @@ TEST(TrainBatch, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
   }
   EXPECT_GT(equal, 0);
   EXPECT_EQ(record.metrics.at("rollout/sequences_dropped"), 2 * equal);
+}
+
+// FakeReward: 1 for an even digit. The baseline is in no mean, count or loss.
+TEST(TrainBatch, TheMostLikelyResponseIsABaselineAndNothingElse) {
+  RunSettings settings;
+  settings.actor.advantages.adv_estimator = "remax";
+  settings.actor.filters.truncated_samples = "drop";
+  settings.actor.filters.keep_samples = 3;
+  settings.actor.shaping.reward_scaling = 2.0;
+  FakeTrainer trainer;
+  TrainOrder order = order_of(0, 8, 4, /*with_baseline=*/true);
+  // What could not be scored leaves its group nothing to be compared with.
+  auto lost = std::make_shared<FinishedGroup>(*order.groups[0]);
+  lost->samples[4].valid = false;
+  lost->samples[4].reward.reset();
+  order.groups[0] = lost;
+  const StepRecord record = train_batch(order, settings, trainer);
+  ASSERT_EQ(record.batch.size(), 40u);
+  double rewards = 0, baselines = 0, num_rewards = 0, num_baselines = 0;
+  std::set<float> advantages;
+  for (size_t i = 0; i < 40; ++i) {
+    const Trajectory& row = record.batch[i];
+    const Trajectory& baseline = record.batch[i / 5 * 5 + 4];
+    EXPECT_EQ(row.baseline, i % 5 == 4);
+    (row.baseline ? baselines : rewards) += row.reward.value_or(0);
+    (row.baseline ? num_baselines : num_rewards) += row.reward.has_value();
+    EXPECT_EQ(row.in_loss() && (i < 5 || !baseline.reward || row.baseline), false);
+    if (!row.in_loss()) continue;
+    EXPECT_EQ(row.advantage, std::vector<float>{static_cast<float>(2 * (*row.reward - *baseline.reward))});
+    advantages.insert(row.advantage[0]);
+  }
+  EXPECT_EQ(advantages, (std::set<float>{-2, 0, 2}));
+  EXPECT_EQ(record.metrics.at("reward/mean"), rewards / num_rewards);
+  EXPECT_EQ(record.metrics.at("reward/baseline_mean"), baselines / num_baselines);
+  EXPECT_NE(rewards / num_rewards, baselines / num_baselines);
+  EXPECT_EQ(record.metrics.at("rollout/length_mean"), 2);
+  // Without the baselines the same samples are in the same means.
+  const StepRecord grpo = train_batch(order_of(0, 8, 4), {}, trainer);
+  RunSettings plain;
+  const StepRecord beside = train_batch(order_of(0, 8, 4, true), plain, trainer);
+  for (size_t i = 0; i < 32; ++i)
+    EXPECT_EQ(beside.batch[i / 4 * 5 + i % 4].advantage, grpo.batch[i].advantage);
+  EXPECT_EQ(beside.metrics.at("reward/failures"), grpo.metrics.at("reward/failures"));
+  try {
+    train_batch(order_of(0, 2, 4), settings, trainer);
+    FAIL() << "no baseline";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("baseline"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -212,6 +212,7 @@ void RunWorkers::score(GroupPointer group) {
     scored.rewards = bough::score({&own, 1}, parts_.reward);
     if (parts_.filter && own.problem && !scored.rewards.empty()) {
       for (size_t i = 0; i < own.samples.size(); ++i) set_reward(own.samples[i], scored.rewards[i]);
+      std::erase_if(own.samples, [](const Trajectory& sample) { return sample.baseline; });
       scored.verdict = parts_.filter->judge(*own.problem, own.samples);
     }
     parts_.events.post(std::move(scored));

@@ -260,12 +260,13 @@ class LineParser {
     kAdvantage,
     kValid,
     kTrained,
+    kBaseline,
     kNumFields
   };
   static constexpr const char* kNames[kNumFields] = {
       "group",    "trajectory",   "turn",      "input_ids",    "loss_mask",   "logprobs",
       "versions", "turns",        "top_ids",   "top_logprobs", "temperature", "reward",
-      "rewards",  "turn_rewards", "advantage", "valid",        "trained"};
+      "rewards",  "turn_rewards", "advantage", "valid",        "trained",     "baseline"};
 
   void parse_field(const std::string& key) {
     int field = 0;
@@ -376,6 +377,7 @@ class LineParser {
         break;
       case kValid: rollout_.valid = parse_bool(key); break;
       case kTrained: rollout_.trained = parse_bool(key); break;
+      case kBaseline: rollout_.baseline = parse_bool(key); break;
       case kNumFields: break;
     }
   }

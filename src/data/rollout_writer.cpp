@@ -112,6 +112,7 @@ void append_rollout_line(std::string& out, const Trajectory& rollout) {
       if (!line.has(it.key())) line.json(it.key(), it.value());
   if (!rollout.valid) line.json("valid", false);
   if (!rollout.trained) line.json("trained", false);
+  if (rollout.baseline) line.json("baseline", true);
   out += '}';
 }
 

@@ -37,6 +37,8 @@ struct Trajectory {
   std::vector<double> turn_rewards;       // by turn
   bool valid = true;    // false: no reward could be had; the row leaves group mean, deviation and loss
   bool trained = true;  // false: a filter left it out; it takes part in no loss
+  // The group's most likely response, whose reward is a baseline: in no group mean, filter or loss.
+  bool baseline = false;
 
   // What people read.
   std::optional<std::string> answer, completion, prompt;
@@ -53,7 +55,7 @@ struct Trajectory {
     return false;
   }
   // Whether the loss sees it at all.
-  bool in_loss() const { return trained && valid; }
+  bool in_loss() const { return trained && valid && !baseline; }
   // The tokens that the policy produced.
   int64_t num_generated() const {
     int64_t count = 0;

@@ -257,6 +257,18 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
 
 }  // namespace
 
+bool needs_values_first(const Plan& plan, const Loss& loss) {
+  if (loss.token_separable()) return false;
+  size_t num_blocks = 0;
+  for (const PlannedTree& planned : plan.trees) {
+    num_blocks += planned.blocks.size();
+    // A block that nothing runs on, nor it on another, holds all of its sequences.
+    for (const Block& block : planned.blocks)
+      if (block.interior || block.above >= 0) return true;
+  }
+  return loss.couples() == Couples::kBatch && num_blocks > 1;
+}
+
 Executor::Executor(Model& model, ExecutorOptions options) : model_(model), options_(options) {}
 
 RowValues Executor::forward(const Plan& plan, const TrainBatch& batch, int64_t top_k) {
@@ -272,22 +284,16 @@ void Executor::walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, 
 WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,
                                       BlockHead* beside) {
   model_.allocate_gradients();
-  if (loss.token_separable()) return walk_policy(model_, options_, plan, batch, &loss, nullptr, 0, beside);
-  // A loss that couples a sequence's tokens: values of the whole batch first, then their gradients as seeds.
-  auto rows = batch.fields;
-  auto values = forward(plan, batch);
-  rows.log_probs_R = values.log_probs_R.clone().requires_grad_(true);
-  rows.entropies_R = values.entropies_R.clone().requires_grad_(true);
-  torch::autograd::variable_list leaves = {rows.log_probs_R, rows.entropies_R};
-  if (values.given_log_probs_RK.defined()) {
-    rows.given_log_probs_RK = values.given_log_probs_RK.clone().requires_grad_(true);
-    leaves.push_back(rows.given_log_probs_RK);
+  bool values_first = needs_values_first(plan, loss);
+  if (options_.ranks && !loss.token_separable()) {  // the ranks walk alike, whatever their own plans want
+    double wanted = values_first || (options_.ranks->size() > 1 && loss.couples() == Couples::kBatch);
+    options_.ranks->all_reduce(std::span<double>(&wanted, 1));
+    values_first = wanted > 0;
   }
-  at::AutoGradMode with_grad(true);
-  const auto out = loss(rows);
-  const auto gradients = torch::autograd::grad({out.loss}, leaves, {}, std::nullopt, false,
-                                               /*allow_unused=*/true);
-  Seeds seeds{gradients[0], gradients[1], gradients.size() > 2 ? gradients[2] : at::Tensor()};
+  if (!values_first) return walk_policy(model_, options_, plan, batch, &loss, nullptr, 0, beside);
+  const RowValues values = forward(plan, batch);
+  auto [out, seeds] =
+      evaluate_loss(loss, batch.fields, values.log_probs_R, values.entropies_R, values.given_log_probs_RK);
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
   auto result = walk_policy(model_, options_, plan, batch, nullptr, &seeds, 0, beside);
   result.loss = out.loss.item<double>();

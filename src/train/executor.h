@@ -50,6 +50,11 @@ struct WalkResult {
 
 class BlockHead;
 
+// Whether the loss of some block depends on rows that the block does not hold, so that a walk for values goes
+// ahead of the one with gradients. Not where every pass holds what the loss couples: whole sequences, or the
+// batch.
+bool needs_values_first(const Plan& plan, const Loss& loss);
+
 class Executor {
  public:
   explicit Executor(Model& model, ExecutorOptions options = {});

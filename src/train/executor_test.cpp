@@ -5,8 +5,12 @@
 
 #include <ATen/Parallel.h>
 
+#include <array>
+#include <iostream>
+
 #include "base/error.h"
 #include "train/exactness.h"
+#include "train/optimizer.h"
 
 namespace bough {
 namespace {
@@ -140,7 +144,8 @@ TEST(Executor, ForwardOnlyGivesTheSameValues) {
 // A loss that couples the tokens of a sequence: the square of its summed log-probabilities.
 class SquaredSequenceLoss : public Loss {
  public:
-  bool token_separable() const override { return false; }
+  explicit SquaredSequenceLoss(Couples couples) : couples_(couples) {}
+  Couples couples() const override { return couples_; }
   bool needs_advantages() const override { return false; }
   bool needs_behaviour() const override { return false; }
   bool needs_proximal() const override { return false; }
@@ -152,23 +157,47 @@ class SquaredSequenceLoss : public Loss {
                           .index_add(0, rows.sequences_R, rows.log_probs_R);
     return {sums.square().sum(), {}};
   }
+
+ private:
+  const Couples couples_;
 };
 
 TEST(Executor, LossesThatCoupleTokensAreExact) {
-  const SquaredSequenceLoss loss;
-  for (uint64_t seed = 0; seed < 20; ++seed) {
-    const auto r = random_batch(seed, 200);
-    auto model = random_model(seed, at::kDouble);
-    auto flat = FlatReference(*model).run(r->batch, loss);
-    for (const char* strategy : kStrategies)
-      expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), loss,
-                   str(strategy, " seed ", seed));
+  for (const Couples couples : {Couples::kSequence, Couples::kBatch}) {
+    const SquaredSequenceLoss loss(couples);
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+      const auto r = random_batch(seed, 200);
+      auto model = random_model(seed, at::kDouble);
+      auto flat = FlatReference(*model).run(r->batch, loss);
+      // Blocks of 16 tokens, and passes that hold whole sequences, several of them or one.
+      for (const int64_t limit : {16, 4096})
+        for (const char* strategy : kStrategies)
+          expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, limit)), loss,
+                       str(strategy, " ", limit, " seed ", seed));
+    }
   }
 }
 
-// Every loss with the correction it has by default, and PPO with every other one: through trees, at once or
-// by values first, they have the gradient that they have sequence by sequence.
-TEST(Executor, EveryLossAndCorrectionIsExact) {
+// Where a block holds its sequences, their loss is taken when they are computed; no walk goes ahead of it.
+TEST(Executor, WalksAheadOnlyWhereAPassDoesNotHoldWhatTheLossCouples) {
+  const auto r = random_batch(5, 200);
+  auto model = random_model(5, at::kDouble);
+  const auto walks_ahead = [&](const char* strategy, int64_t limit, const char* loss) {
+    LossSettings settings;
+    settings.loss = loss;
+    return needs_values_first(make_plan(strategy, plan_request(r->batch, limit)), *make_loss(settings));
+  };
+  EXPECT_FALSE(walks_ahead("blocks", 16, "ppo"));
+  EXPECT_TRUE(walks_ahead("blocks", 16, "gspo"));
+  EXPECT_TRUE(walks_ahead("path", 16, "gspo"));
+  EXPECT_FALSE(walks_ahead("dense", 64, "gspo"));
+  EXPECT_TRUE(walks_ahead("dense", 64, "clip_cov")) << "it couples the batch";
+  EXPECT_FALSE(walks_ahead("dense", 1 << 20, "clip_cov")) << "one pass";
+  EXPECT_FALSE(walks_ahead("blocks", 1 << 20, "gspo"));
+}
+
+// Every loss with the correction it has by default, and PPO with every other one.
+std::vector<LossSettings> every_loss() {
   std::vector<LossSettings> all;
   for (const std::string& name : loss_names()) {
     all.emplace_back();
@@ -199,6 +228,12 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
   all.emplace_back();
   all.back().kl_loss_coef = 0.3;
   all.back().kl_loss_type = "unbiased";
+  return all;
+}
+
+// Through trees, at once or by values first, they have the gradient that they have sequence by sequence.
+TEST(Executor, EveryLossAndCorrectionIsExact) {
+  const std::vector<LossSettings> all = every_loss();
   for (uint64_t seed = 0; seed < 3; ++seed) {
     const auto r = random_batch(seed, 120);
     add_given_tokens(*r, seed);
@@ -206,12 +241,103 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
     for (const LossSettings& settings : all) {
       const auto loss = make_loss(settings);
       auto flat = FlatReference(*model).run(r->batch, *loss);
-      for (const char* strategy : {"path", "blocks"})
+      for (const auto& [strategy, limit] : {std::pair{"path", 16}, {"blocks", 16}, {"dense", 64}})
         expect_exact(
-            *model, flat, *r, make_plan(strategy, plan_request(r->batch, 16)), *loss,
+            *model, flat, *r, make_plan(strategy, plan_request(r->batch, limit)), *loss,
             str(settings.loss, " ", settings.correction, " ",
                 settings.teacher.is_used() ? settings.teacher.loss_mode : "", " ", strategy, " seed ", seed));
     }
+  }
+}
+
+// What a run records: log-probabilities near those of the model that the training begins with.
+std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t count, bool with_given) {
+  std::vector<std::unique_ptr<RandomBatch>> batches;
+  for (uint64_t seed = 0; std::ssize(batches) < count; ++seed) {
+    auto r = random_batch(seed, 40);
+    if (r->batch.num_rows() == 0) continue;
+    if (with_given) add_given_tokens(*r, seed);
+    const at::Tensor now_R =
+        Executor(model).forward(make_plan("dense", plan_request(r->batch, 64)), r->batch).log_probs_R;
+    auto generator = at::detail::createCPUGenerator(seed);
+    LossRows& fields = r->batch.fields;
+    for (at::Tensor* old_R : {&fields.behaviour_log_probs_R, &fields.proximal_log_probs_R})
+      *old_R = (now_R + 0.1 * at::randn(now_R.sizes(), generator, now_R.options())).clamp_max(-1e-3);
+    batches.push_back(std::move(r));
+  }
+  return batches;
+}
+
+// Differences of two trainings that began with the same weights, one through `plans[0]`, one through
+// `plans[1]`.
+struct Drift {
+  double log_probs = 0, parameters = 0, moved = 0;
+};
+Drift train_both(const LossSettings& settings, const std::vector<std::unique_ptr<RandomBatch>>& batches,
+                 at::ScalarType type, const std::array<const char*, 2>& plans) {
+  const auto loss = make_loss(settings);
+  std::unique_ptr<Model> models[2];
+  std::vector<Optimizer> optimizers;
+  optimizers.reserve(2);
+  for (auto& model : models) {
+    model = random_model(3, type);
+    optimizers.emplace_back(*model, OptimizerSettings{.lr = 1e-3}, 50);
+  }
+  Drift drift;
+  for (const auto& r : batches) {
+    r->batch.fields = to_type(r->batch.fields, type);
+    at::Tensor log_probs_R[2];
+    for (size_t i = 0; i < 2; ++i) {
+      log_probs_R[i] = Executor(*models[i])
+                           .forward_backward(make_plan(plans[i], plan_request(r->batch, 16)), r->batch, *loss)
+                           .values.log_probs_R.to(at::kDouble);
+      optimizers[i].step();
+    }
+    drift.log_probs = std::max(drift.log_probs, (log_probs_R[0] - log_probs_R[1]).abs().max().item<double>());
+  }
+  const auto start = random_model(3, type);
+  for (size_t p = 0; p < start->parameters().size(); ++p) {
+    const auto at_end = [&](Model& model) { return model.parameters()[p]->value.to(at::kDouble); };
+    const auto difference = [&](Model& a, Model& b) {
+      return (at_end(a) - at_end(b)).abs().max().item<double>();
+    };
+    drift.parameters = std::max(drift.parameters, difference(*models[0], *models[1]));
+    drift.moved = std::max(drift.moved, difference(*models[0], *start));
+  }
+  return drift;
+}
+
+// KL-Cov has no clip: on batches of another policy its ratios grow without bound, and with them what rounding
+// has left, so that a run says nothing; of one step it is exact like the others.
+TEST(SlowExecutor, AfterFiftyBatchesTreeAndDenseAreTheSameModel) {
+  if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
+  const auto start = random_model(3, at::kDouble);
+  const auto batches = recorded_batches(*start, 50, true);
+  for (const LossSettings& settings : every_loss()) {
+    if (settings.loss == "kl_cov") continue;
+    const Drift drift = train_both(settings, batches, at::kDouble, {"dense", "blocks"});
+    const std::string what = str(settings.loss, " ", settings.correction, " ",
+                                 settings.teacher.is_used() ? settings.teacher.loss_mode : "");
+    EXPECT_LE(drift.log_probs, 1e-8) << what;
+    EXPECT_LE(drift.parameters, 1e-8) << what;
+    EXPECT_GT(drift.moved, 1e-3) << what << " trained nothing";
+  }
+}
+
+// In fp32 AdamW turns rounding of gradients next to 0 into whole steps: said, not bounded by much.
+TEST(SlowExecutor, AfterFiftyBatchesInFp32TheDifferenceIsSaid) {
+  if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
+  const auto start = random_model(3, at::kDouble);
+  for (const char* loss : {"ppo", "gspo"}) {
+    LossSettings settings;
+    settings.loss = loss;
+    const Drift drift =
+        train_both(settings, recorded_batches(*start, 50, false), at::kFloat, {"dense", "blocks"});
+    RecordProperty(str(loss, "_log_probs"), str(drift.log_probs));
+    RecordProperty(str(loss, "_parameters"), str(drift.parameters));
+    std::cout << loss << " in fp32: log-probabilities " << drift.log_probs << ", parameters "
+              << drift.parameters << "\n";
+    EXPECT_LE(drift.parameters, 50 * 1e-3) << "more than whole steps";
   }
 }
 

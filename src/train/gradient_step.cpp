@@ -29,7 +29,7 @@ constexpr double kShareOfFreeMemory = 0.9;
 // them stays what it is.
 bool takes_kl_in_reward(const std::string& estimator) {
   return estimator == "grpo" || estimator == "dr_grpo" || estimator == "rloo" || estimator == "opo" ||
-         estimator == "maxrl";
+         estimator == "remax" || estimator == "maxrl";
 }
 
 void check_frozen(const LossSettings& settings, const AdvantageSettings& advantages,
@@ -42,7 +42,7 @@ void check_frozen(const LossSettings& settings, const AdvantageSettings& advanta
   if (settings.kl_ctl != 0.0 && !takes_kl_in_reward(advantages.adv_estimator))
     throw UserError(str("setting kl_ctl: adv_estimator ", advantages.adv_estimator,
                         " normalises advantages by token, and a KL in the reward has no part in that yet; "
-                        "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, maxrl"));
+                        "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, remax, maxrl"));
 }
 
 }  // namespace

@@ -134,12 +134,65 @@ Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const 
   if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size, model.device().is_cuda());
 }
 
+EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor& log_probs_R,
+                            const at::Tensor& entropies_R, const at::Tensor& given_log_probs_RK) {
+  at::AutoGradMode with_grad(true);
+  fields.log_probs_R = log_probs_R.detach().requires_grad_(true);
+  fields.entropies_R = entropies_R.detach().requires_grad_(true);
+  torch::autograd::variable_list leaves = {fields.log_probs_R, fields.entropies_R};
+  if (given_log_probs_RK.defined()) {
+    fields.given_log_probs_RK = given_log_probs_RK.detach().requires_grad_(true);
+    leaves.push_back(fields.given_log_probs_RK);
+  }
+  EvaluatedLoss result{loss(fields), {}};
+  const auto gradients = torch::autograd::grad({result.output.loss}, leaves, {}, std::nullopt, false,
+                                               /*allow_unused=*/true);
+  result.seeds = {gradients[0], gradients[1], gradients.size() > 2 ? gradients[2] : at::Tensor()};
+  return result;
+}
+
 at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
+  if (!loss_ || loss_->token_separable()) return run_chunks(rows, source_SD, loss_ || seeds_);
+  run_chunks(rows, source_SD, false);
+  const Seeds seeds = block_seeds(rows);
+  seeds_ = &seeds;
+  at::Tensor d_source_SD = run_chunks(rows, source_SD, true);
+  seeds_ = nullptr;
+  return d_source_SD;
+}
+
+Seeds Head::block_seeds(const BlockRows& rows) {
+  // In the order of the batch a sequence's rows are adjacent.
+  std::vector<int64_t> ordered = rows.loss_rows;
+  std::sort(ordered.begin(), ordered.end());
+  const auto rows_L = index_tensor(ordered, 0, static_cast<int64_t>(ordered.size()));
+  const auto own = [&](const at::Tensor& x) {
+    return x.defined() ? x.index_select(0, rows_L) : at::Tensor();
+  };
+  const RowValues& values = result_->values;
+  const auto evaluated = evaluate_loss(*loss_, batch_.fields.mapped(own), own(values.log_probs_R),
+                                       own(values.entropies_R), own(values.given_log_probs_RK));
+  count(evaluated.output);
+  const auto to_batch = [&](const at::Tensor& d, const at::Tensor& like) {
+    return d.defined() ? at::zeros_like(like).index_copy_(0, rows_L, d) : at::Tensor();
+  };
+  Seeds seeds{to_batch(evaluated.seeds.d_log_probs_R, values.log_probs_R),
+              to_batch(evaluated.seeds.d_entropies_R, values.entropies_R),
+              to_batch(evaluated.seeds.d_given_RK, values.given_log_probs_RK)};
+  if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
+  return seeds;
+}
+
+void Head::count(const LossOutput& output) {
+  result_->loss += output.loss.item<double>();
+  merge(result_->metrics, output.metrics);
+}
+
+at::Tensor Head::run_chunks(const BlockRows& rows, const at::Tensor& source_SD, bool backward) {
   at::NoGradGuard no_grad;
   const auto& weight = model_.head();
   const auto acc = accumulator_type(model_.dtype());
   const auto device = source_SD.device();
-  const bool backward = loss_ || seeds_;
   at::Tensor d_source_SD =
       backward ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
   for (int64_t begin = 0; begin < rows.num_rows(); begin += chunk_rows_) {
@@ -167,8 +220,12 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
       result_->values.top_log_probs_RK.index_copy_(0, chunk.loss_rows,
                                                    top.log_probs_RK.cpu().index_select(0, chunk.head_rows));
     }
-    const auto gradients = chunk_gradients(chunk);
+    result_->values.log_probs_R.index_copy_(0, chunk.loss_rows,
+                                            chunk.log_probs.index_select(0, chunk.head_rows));
+    result_->values.entropies_R.index_copy_(0, chunk.loss_rows,
+                                            chunk.entropies.index_select(0, chunk.head_rows));
     if (!backward) continue;
+    const auto gradients = chunk_gradients(chunk);
     log_prob_backward_(logits_RV, labels, out, gradients.d_log_probs_R.to(device),
                        gradients.d_entropies_R.to(device), batch_.temperature);
     if (gradients.d_given_LK.defined())
@@ -180,50 +237,30 @@ at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
   return d_source_SD;
 }
 
-// Files the chunk's values under their loss rows and returns the gradients of its head rows: several
-// sequences may train one token, whose gradients add.
+// The gradients of the chunk's head rows: several sequences may train one token, whose gradients add.
 Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
-  auto log_probs_R = chunk.log_probs.index_select(0, chunk.head_rows);
-  auto entropies_R = chunk.entropies.index_select(0, chunk.head_rows);
-  result_->values.log_probs_R.index_copy_(0, chunk.loss_rows, log_probs_R);
-  result_->values.entropies_R.index_copy_(0, chunk.loss_rows, entropies_R);
-  if (!loss_ && !seeds_) return {};
-
   const auto own = [&](const at::Tensor& x) {
     return x.defined() ? x.index_select(0, chunk.loss_rows) : at::Tensor();
   };
-  at::Tensor d_log_probs_R, d_entropies_R, d_given_LK;
+  Seeds seeds;
   if (seeds_) {
-    d_log_probs_R = own(seeds_->d_log_probs_R);
-    d_entropies_R = own(seeds_->d_entropies_R);
-    d_given_LK = own(seeds_->d_given_RK);
+    seeds = {own(seeds_->d_log_probs_R), own(seeds_->d_entropies_R), own(seeds_->d_given_RK)};
   } else {
-    at::AutoGradMode with_grad(true);
-    auto fields = batch_.fields.mapped(own);
-    fields.log_probs_R = log_probs_R.requires_grad_(true);
-    fields.entropies_R = entropies_R.requires_grad_(true);
-    torch::autograd::variable_list leaves = {fields.log_probs_R, fields.entropies_R};
-    if (chunk.given_LK.defined()) {
-      fields.given_log_probs_RK = chunk.given_LK.detach().requires_grad_(true);
-      leaves.push_back(fields.given_log_probs_RK);
-    }
-    const auto out = (*loss_)(fields);
-    const auto gradients = torch::autograd::grad({out.loss}, leaves, {}, std::nullopt, false,
-                                                 /*allow_unused=*/true);
-    d_log_probs_R = gradients[0];
-    d_entropies_R = gradients[1];
-    if (gradients.size() > 2) d_given_LK = gradients[2];
-    result_->loss += out.loss.item<double>();
-    merge(result_->metrics, out.metrics);
+    const auto evaluated =
+        evaluate_loss(*loss_, batch_.fields.mapped(own), chunk.log_probs.index_select(0, chunk.head_rows),
+                      chunk.entropies.index_select(0, chunk.head_rows), chunk.given_LK);
+    count(evaluated.output);
+    seeds = evaluated.seeds;
   }
   const auto add = [&](const at::Tensor& d) {
     auto sum = at::zeros_like(chunk.log_probs);
     if (d.defined()) sum.index_add_(0, chunk.head_rows, d);
     return sum;
   };
-  ChunkGradients result{add(d_log_probs_R), add(d_entropies_R), d_given_LK};
+  ChunkGradients result{add(seeds.d_log_probs_R), add(seeds.d_entropies_R), seeds.d_given_RK};
   // The part of add_given_gradient_ that is the same for all of the vocabulary.
-  if (d_given_LK.defined()) result.d_log_probs_R.index_add_(0, chunk.head_rows, d_given_LK.sum(1));
+  if (seeds.d_given_RK.defined())
+    result.d_log_probs_R.index_add_(0, chunk.head_rows, seeds.d_given_RK.sum(1));
   return result;
 }
 

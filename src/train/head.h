@@ -45,6 +45,14 @@ struct Seeds {
   at::Tensor d_log_probs_R, d_entropies_R, d_given_RK;
 };
 
+// A loss of some rows, and its gradients as seeds, by those rows. `fields`: of these rows, without leaves.
+struct EvaluatedLoss {
+  LossOutput output;
+  Seeds seeds;
+};
+EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor& log_probs_R,
+                            const at::Tensor& entropies_R, const at::Tensor& given_log_probs_RK);
+
 // One block at a time. A walk may have several heads, whose gradients of the hidden states add.
 class BlockHead {
  public:
@@ -68,9 +76,10 @@ void add_rows_(const at::Tensor& to, const at::Tensor& rows, const at::Tensor& v
 
 class Head final : public BlockHead {
  public:
-  // `loss` (token-separable) or `seeds`, or neither for a forward-only walk. `top_k`: most likely tokens that
-  // a forward-only walk files, or 0. `result` gets values of every row, the loss and its metrics; it must
-  // outlive the head.
+  // `loss` or `seeds`, or neither for a forward-only walk. What the loss couples lies within a block; then
+  // the block's values are computed before their loss, which costs its logits once more. `top_k`: most likely
+  // tokens that a forward-only walk files, or 0. `result` gets values of every row, the loss and its metrics;
+  // it must outlive the head.
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
        int64_t top_k, WalkResult* result);
 
@@ -88,7 +97,11 @@ class Head final : public BlockHead {
   struct ChunkGradients {
     at::Tensor d_log_probs_R, d_entropies_R, d_given_LK;
   };
+  at::Tensor run_chunks(const BlockRows& rows, const at::Tensor& source_SD, bool backward);
   ChunkGradients chunk_gradients(const Chunk& chunk);
+  // The seeds of a block whose values are filed.
+  Seeds block_seeds(const BlockRows& rows);
+  void count(const LossOutput& output);
 
   const Model& model_;
   const TrainBatch& batch_;

@@ -156,8 +156,46 @@ struct Entries {
   std::vector<double> rewards;    // shaped
   std::vector<int64_t> groups, tokens;
   std::vector<std::vector<double>> parts;  // of rewards, by name
+  std::vector<double> baselines;           // shaped; only where the estimator needs them
   FilterResult filtered;
 };
+
+// The shaped reward of each group's most likely response, for every entry of the group. Entries of a group
+// that has none, since its reward failed, are marked as not valid.
+void add_baselines(const std::vector<Trajectory>& batch, const ActorSettings& settings,
+                   int64_t max_response_tokens, std::vector<uint8_t>& valid, Entries& out) {
+  struct Baseline {
+    double reward = 0;
+    int64_t length = 0;
+    bool valid = false;
+  };
+  std::map<std::string_view, Baseline> baselines;
+  for (const Trajectory& row : batch) {
+    if (!row.baseline) continue;
+    Baseline& own = baselines[row.group];
+    own.valid = row.valid && row.reward;
+    if (own.valid) own.reward = *row.reward;
+    own.length += row.num_generated();
+  }
+  std::vector<double> rewards;
+  std::vector<int64_t> lengths;
+  for (size_t s = 0; s < batch.size(); ++s) {
+    if (out.entry_of[s] < 0) continue;
+    const auto e = static_cast<size_t>(out.entry_of[s]);
+    const auto found = baselines.find(batch[s].group);
+    if (found == baselines.end())
+      throw UserError(str("the group ", quoted(batch[s].group),
+                          " has no most likely response (a row with `baseline: true`), which adv_estimator ",
+                          settings.advantages.adv_estimator,
+                          " needs; generate with it, or choose another estimator"));
+    rewards.resize(out.rewards.size());
+    lengths.resize(out.rewards.size());
+    rewards[e] = found->second.reward;
+    lengths[e] = found->second.length;
+    if (!found->second.valid) valid[e] = 0;
+  }
+  out.baselines = shape_rewards(settings.shaping, rewards, lengths, max_response_tokens);
+}
 
 Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& settings,
                 std::optional<int64_t> max_response_tokens, const std::set<std::string_view>& stale_groups) {
@@ -176,7 +214,7 @@ Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& setti
   for (size_t s = 0; s < batch.size(); ++s) {
     const Trajectory& row = batch[s];
     const bool counts = row.valid && row.reward;
-    if (row.valid && !row.reward) continue;
+    if ((row.valid && !row.reward) || row.baseline) continue;
     const int64_t entry = out.entry_of[s] = entries[trajectory_key(row, s)];
     const auto e = static_cast<size_t>(entry);
     if (e == rewards.size()) {
@@ -202,6 +240,8 @@ Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& setti
     truncated[e] |= row.finish_reason == "length";
   }
   out.rewards = shape_rewards(settings.shaping, rewards, lengths, max_response_tokens.value_or(0));
+  if (settings.advantages.needs_baselines())
+    add_baselines(batch, settings, max_response_tokens.value_or(0), valid, out);
   out.filtered = filter_sequences(settings.filters, out.rewards, out.groups, truncated, valid, stale);
   return out;
 }
@@ -238,6 +278,7 @@ Estimates estimate(const std::vector<Trajectory>& batch, const Entries& entries,
     tokens.push_back(entries.filtered.trained[e] ? entries.tokens[e] : 0);
     kept.parts.push_back(entries.parts[e]);
     if (!steps.empty()) kept.steps.push_back(std::move(steps[e]));
+    if (!entries.baselines.empty()) kept.baselines.push_back(entries.baselines[e]);
   }
   kept.rewards = rewards;
   kept.groups = groups;

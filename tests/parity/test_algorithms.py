@@ -523,24 +523,30 @@ def test_value_and_gradient_are_those_of_the_equation(answers, number, settings)
         assert True in seen, "the settings of this case mask nothing"
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_central_differences(name):
+@pytest.mark.parametrize("settings", CASES, ids=name_of)
+def test_gradients_are_central_differences(settings):
     """Of the implementations here: the gradient stops where the equations say so and nowhere else."""
-    settings, rows = {"loss": name} | LOSSES[name], random_rows(5)
-    rows["version"] = 4
-    _, d_log_probs, _, d_given = gradient(settings, rows, False)
+    rows, _ = rows_of(settings, 5)
+    kept = accepted(settings, rows, False) if settings.get("correction") == "obrs" else None
+    _, d_log_probs, _, d_given = gradient(settings, rows, False, kept)
     frozen = [torch.tensor(x, dtype=torch.float64) for x in rows["log_probs"]]
     given = [[torch.tensor(x, dtype=torch.float64) for x in own] for own in rows["given"]]
     h = 1e-6
     for i in range(len(frozen)):
         at = [
             reference(
-                settings, rows, [x + (j == i) * step for j, x in enumerate(frozen)], frozen, False, given
+                settings,
+                rows,
+                [x + (j == i) * step for j, x in enumerate(frozen)],
+                frozen,
+                False,
+                given,
+                kept,
             )[0]
             for step in (h, -h)
         ]
         assert ((at[0] - at[1]) / (2 * h)).item() == pytest.approx(d_log_probs[i], abs=1e-7), i
-    for i in range(len(given)) if "top-k" in name else ():
+    for i in range(len(given)) if settings.get("teacher", {}).get("loss_mode") == "topk" else ():
         at = []
         for step in (h, -h):
             moved = [list(own) for own in given]
@@ -579,6 +585,80 @@ def test_extreme_ratios_are_finite(build_dir):
         assert "error" not in answer, (answer, request["actor"])
         values = [answer["loss"], *answer["d_log_probs"], *answer["metrics"].values()]
         assert all(x is not None and math.isfinite(x) for x in values), (answer, request["actor"])
+
+
+# Settings; whether they judge tokens or sequences; log w of the tokens that are perturbed; what becomes of
+# those.
+SEQUENCE = {"correction_level": "sequence"}
+PERTURBED = {
+    "cap": ({"correction": "cap", "behave_imp_weight_cap": 2.0}, "token", 1.5, "masked"),
+    "tis": ({"correction": "tis"}, "token", 1.5, "truncated"),
+    "tis, product": ({"correction": "tis", "correction_level": "sequence"}, "sequence", 1.5, "truncated"),
+    "icepop, above": ({"correction": "icepop"}, "token", 1.7, "masked"),
+    "icepop, below": ({"correction": "icepop"}, "token", -1.0, "masked"),
+    "masked_is": ({"correction": "masked_is"}, "token", 1.0, "masked"),
+    "masked_is, product": ({"correction": "masked_is"} | SEQUENCE, "sequence", 1.0, "masked"),
+    "masked_is, geometric": (
+        {"correction": "masked_is", "correction_level": "geometric"}
+        | {"correction_lower": 0.99, "correction_upper": 1.01},
+        "sequence",
+        1.0,
+        "masked",
+    ),
+    "veto": ({"correction": "masked_is"}, "sequence", -9.5, "masked"),
+    "rejection": ({"correction": "rejection"}, "token", -1.0, "masked"),
+    "rejection, product": ({"correction": "rejection"} | SEQUENCE, "sequence", -1.0, "masked"),
+    "clamp": ({"rejection_sampling": {"action": "clamp", "upper": 2.0}}, "token", 1.5, "truncated"),
+    "mean of k2": (
+        {"rejection_sampling": {"level": "sequence", "metric": "kl_k2", "upper": 0.01}},
+        "sequence",
+        1.0,
+        "masked",
+    ),
+    "off-policy mask": (
+        {"correction": "tis", "correction_upper": 1e6, "off_policy_mask_threshold": 0.05},
+        "sequence",
+        -1.0,
+        "masked",
+    ),
+    "M2PO": ({"correction": "tis", "correction_upper": 1e6, "m2_threshold": 1e-4}, "token", 1.0, "masked"),
+}
+
+
+@pytest.mark.parametrize("name", PERTURBED)
+def test_perturbed_log_probabilities_are_counted_exactly(build_dir, name):
+    """One token in each of 37 of 100 sequences was drawn with another probability than pi_old's: so many
+    tokens, or all tokens of so many sequences, are masked or truncated, and no other."""
+    settings, level, shift, what = PERTURBED[name]
+    draw, sequences, length, perturbed = random.Random(7), 100, 10, 37
+    chosen = {s * length + draw.randrange(length) for s in draw.sample(range(sequences), perturbed)}
+    count = sequences * length
+    rows = {
+        "log_probs": [-2.0] * count,
+        "proximal": [-2.0] * count,
+        "behaviour": [-2.0 + 1e-3 - (shift if i in chosen else 0.0) for i in range(count)],
+        "advantages": [-1.0] * count,
+        "entropies": [0.0] * count,
+        "weights": [1 / count] * count,
+        "sequences": [i // length for i in range(count)],
+        "version": 0,
+    }
+    [answer] = run_tool(build_dir, [request_of({"loss": "pg"} | settings, rows, False)])
+    assert "error" not in answer, answer
+    metrics = answer["metrics"]
+    hit = {s * length + t for s in {i // length for i in chosen} for t in range(length)}
+    hit = chosen if level == "token" else hit
+    assert metrics[f"mismatch/{what}_fraction"] == pytest.approx(len(hit) / count, abs=1e-12)
+    if what == "truncated":
+        assert metrics["mismatch/masked_fraction"] == 0
+    else:
+        assert metrics.get("mismatch/truncated_fraction", 0) == 0
+        assert {i for i, d in enumerate(answer["d_log_probs"]) if d == 0} == hit
+        if "mismatch/sequences_dropped" in metrics:
+            dropped = perturbed / sequences if level == "sequence" else 0.0
+            assert metrics["mismatch/sequences_dropped"] == pytest.approx(dropped)
+    others = [d for i, d in enumerate(answer["d_log_probs"]) if i not in hit]
+    assert min(others) == pytest.approx(max(others)), "what was not perturbed has one factor"
 
 
 def test_obrs_samples_are_those_of_the_trainer(build_dir):
@@ -681,6 +761,8 @@ def random_groups(seed):
             batch["rewards"].append(sum(parts))
             batch["groups"].append(group * 7)
             batch["tokens"].append(draw.choice([0, 1, 3, 8]))
+    greedy = {group: draw.choice([0.0, 1.0, draw.gauss(0, 1)]) for group in sorted(set(batch["groups"]))}
+    batch["baselines"] = [greedy[group] for group in batch["groups"]]
     order = list(range(len(batch["rewards"])))
     draw.shuffle(order)
     return {name: [values[i] for i in order] for name, values in batch.items()}
@@ -714,9 +796,21 @@ def expected_advantages(settings, batch):
             return own[0] / (1 + eps)
         return 0.0 if deviation == 0 else (values[i] - mean) / (deviation + eps)
 
+    def at_level(level, values, i):
+        """Mean and deviation of the group, of the batch, or neither."""
+        return {
+            "group": lambda: mean_and_deviation([values[j] for j in mates[i]], unbiased),
+            "batch": lambda: mean_and_deviation(values, unbiased),
+            "none": lambda: (0.0, None),
+        }[level]()
+
     def plain(i):
         own = [rewards[j] for j in mates[i]]
         mean = sum(own) / len(own)
+        if "mean_level" in settings:
+            deviation = at_level(settings["std_level"], rewards, i)[1]
+            divisor = 1.0 if deviation is None else (deviation or 1.0) + eps
+            return (rewards[i] - at_level(settings["mean_level"], rewards, i)[0]) / divisor
         if name == "grpo":
             return normalized(rewards, i)
         if name == "dr_grpo" or name == "reinforce_plus_plus_baseline":
@@ -727,6 +821,8 @@ def expected_advantages(settings, batch):
             total = sum(tokens[j] for j in mates[i])
             weighted = sum(tokens[j] * rewards[j] for j in mates[i])
             return rewards[i] - (weighted / total if len(own) > 1 and total else 0.0)
+        if name == "remax":
+            return rewards[i] - batch["baselines"][i]
         if name == "maxrl":
             return 0.0 if mean <= eps else (rewards[i] - mean) / (mean + eps)
         if name == "gdpo":
@@ -749,12 +845,18 @@ def expected_advantages(settings, batch):
 ADVANTAGES = [
     {"adv_estimator": "grpo"},
     {"adv_estimator": "grpo", "std_unbiased": False, "eps": 0.01},
+    *(
+        {"adv_estimator": "grpo", "eps": 1e-3, "mean_level": mean, "std_level": std}
+        for mean in ("group", "batch", "none")
+        for std in ("group", "batch", "none")
+    ),
     {"adv_estimator": "dr_grpo"},
     {"adv_estimator": "rloo"},
     {"adv_estimator": "reinforce_plus_plus"},
     {"adv_estimator": "reinforce_plus_plus", "discount": 0.9},
     {"adv_estimator": "reinforce_plus_plus_baseline"},
     {"adv_estimator": "opo"},
+    {"adv_estimator": "remax"},
     {"adv_estimator": "maxrl"},
     {"adv_estimator": "gdpo"},
     {"adv_estimator": "gdpo", "gdpo_weights": [1.0, 0.25]},

@@ -1,9 +1,11 @@
 """Every settings file of configs/algorithms/ runs: two steps of a model of a few thousand weights."""
 
+import json
 import math
 from pathlib import Path
 
-from run_util import ENVIRONMENT, read_metrics, write_experiment
+import pytest
+from run_util import ENVIRONMENT, last_checkpoint, read_metrics, write_experiment
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs/algorithms").glob("*.yaml"))
 
@@ -47,3 +49,55 @@ def test_every_settings_file_runs(bough):
         for record in records:
             assert all(math.isfinite(x) for x in record.values() if isinstance(x, float)), (config, record)
             assert record["optim/grad_norm"] > 0, config
+
+
+def test_the_weight_of_a_truncated_distribution_is_one(bough):
+    """Samples of top_p 0.8 have the log-probability that their token has in the whole distribution, so that
+    the same weights have the ratio 1: not the mass that top_p kept, which would shrink every weight."""
+    config = write_experiment(bough, **{"actor.correction": "tis", "actor.correction_upper": 1e6})
+    bough("train", config, "gconfig.top_p=0.8", "total_train_steps=3", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/trial0"
+    records = [record for record in read_metrics(run) if "mismatch/factor_mean" in record]
+    assert len(records) == 3
+    for record in records:
+        assert record["mismatch/factor_mean"] == pytest.approx(1, abs=1e-5)
+        assert record["mismatch/importance_weight_mean"] == pytest.approx(1, abs=1e-5)
+        assert record["mismatch/masked_fraction"] == record["mismatch/truncated_fraction"] == 0
+    model = last_checkpoint(run) / "model"
+    prompts = bough.cwd / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"input_ids": [65 + i, 66, 67]}) + "\n" for i in range(8)))
+    arguments = (
+        "--model",
+        model,
+        "--prompts",
+        prompts,
+        "--out",
+        "sampled.jsonl",
+        "--n-samples",
+        4,
+        "--top-p",
+        0.8,
+    )
+    bough("rollout", *arguments, "--max-new-tokens", 8, ok=True, env=ENVIRONMENT)
+    kept = []
+    for line in (bough.cwd / "sampled.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        own = [x for x, m in zip(row["logprobs"], row["loss_mask"], strict=True) if m]
+        kept += [math.exp(x - y) for x, y in zip(own, row["truncated_logprobs"], strict=True)]
+    assert 0.75 < sum(kept) / len(kept) < 0.95, "the mass that is kept is not 1, else the test says nothing"
+
+
+def test_remax_trains_on_the_difference_to_the_most_likely_response(bough):
+    config = write_experiment(
+        bough, **{"actor.adv_estimator": "remax", "reward": "reward.py:score", "evaluator.at_start": False}
+    )
+    (bough.cwd / "reward.py").write_text(REWARD)
+    bough("train", config, "saver.rollouts=true", "total_train_steps=2", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/trial0"
+    packed = run / "rollouts/step_1.jsonl.zst"
+    arguments = ("step", "--model", "base", "--rollouts", packed, "--from-rewards", "--json")
+    report = bough(*arguments, "actor.adv_estimator=remax", ok=True, env=ENVIRONMENT).json
+    assert report["sequences"] == 12, "four samples of three problems, without the three baselines"
+    assert bough(*arguments, ok=True, env=ENVIRONMENT).json["sequences"] == 12
+    record = next(record for record in read_metrics(run) if record["step"] == 1)
+    assert 0 <= record["reward/baseline_mean"] <= 1

@@ -13,8 +13,8 @@
 // or reads {"actor": SETTINGS, "kl": [{"kl", "sequences", "entropy"} a step, ...]} and writes the
 // coefficients after each step, {"kl_ctl": [...], "entropy_coef": [...]}; or {"kl_to_go": [...], "sequences":
 // [...]} and writes {"kl_to_go": [...], "mean": x};
-// or reads {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...]}
-// and writes {"advantages": [[...], ...]}.
+// or reads {"actor": SETTINGS, "rewards": [...], "groups": [...], "tokens": [...], "parts": [[...], ...],
+// "baselines": [...] where there are any} and writes {"advantages": [[...], ...]}.
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -65,7 +65,9 @@ Json estimate(const ActorSettings& settings, const Json& request) {
   const auto groups = request.at("groups").get<std::vector<int64_t>>();
   const auto tokens = request.at("tokens").get<std::vector<int64_t>>();
   const auto parts = request.at("parts").get<std::vector<std::vector<double>>>();
-  return {{"advantages", compute_advantages(settings.advantages, {rewards, groups, tokens, parts})}};
+  AdvantageInput batch{rewards, groups, tokens, parts};
+  batch.baselines = request.value("baselines", std::vector<double>());
+  return {{"advantages", compute_advantages(settings.advantages, batch)}};
 }
 
 Json follow_controllers(const ActorSettings& settings, const Json& request) {

@@ -29,8 +29,9 @@ struct EstimatorInput {
 
 struct EstimatorKind {
   Advantages (*estimate)(const EstimatorInput& input) = nullptr;
-  bool needs_values = false;  // of a critic
-  bool needs_steps = false;   // AdvantageInput::steps
+  bool needs_values = false;     // of a critic
+  bool needs_steps = false;      // AdvantageInput::steps
+  bool needs_baselines = false;  // AdvantageInput::baselines
 };
 
 // Every name: AdvantageSettings::adv_estimator, docs/algorithms.md.
@@ -41,6 +42,7 @@ struct EstimatorKind {
   X(reinforce_plus_plus)          \
   X(reinforce_plus_plus_baseline) \
   X(opo)                          \
+  X(remax)                        \
   X(maxrl)                        \
   X(gdpo)                         \
   X(gae)                          \

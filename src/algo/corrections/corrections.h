@@ -24,9 +24,9 @@ struct Corrected {
 };
 
 struct CorrectionKind {
-  bool couples_tokens = false;  // reads `sequences`, or all rows of the batch at once
-  WeightBounds bounds = {};     // where it has some
-  bool reads_given = false;     // needs the engine's most likely tokens
+  Couples couples = Couples::kNothing;  // kSequence reads `sequences`
+  WeightBounds bounds = {};             // where it has some
+  bool reads_given = false;             // needs the engine's most likely tokens
   Corrected (*apply)(const CorrectionRows& rows) = nullptr;
 };
 

@@ -72,7 +72,7 @@ CorrectionKind obrs_correction(const LossSettings& settings) {
   if (bounds.upper < settings.obrs_lambda)
     throw UserError(str("setting correction_upper: obrs weighs what it keeps by at least obrs_lambda, ",
                         settings.obrs_lambda, ", got ", bounds.upper, "; expected no less than that"));
-  return {.couples_tokens = true, .bounds = bounds, .reads_given = true, .apply = apply};
+  return {.couples = Couples::kBatch, .bounds = bounds, .reads_given = true, .apply = apply};
 }
 
 }  // namespace bough

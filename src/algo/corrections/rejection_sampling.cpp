@@ -47,7 +47,8 @@ Corrected apply(const CorrectionRows& rows) {
 }  // namespace
 
 CorrectionKind rejection_sampling_correction(const LossSettings& settings) {
-  return {.couples_tokens = settings.rejection_sampling.level == "sequence", .apply = apply};
+  return {.couples = settings.rejection_sampling.level == "sequence" ? Couples::kSequence : Couples::kNothing,
+          .apply = apply};
 }
 
 }  // namespace bough

@@ -5,7 +5,7 @@
 namespace bough {
 
 CorrectionKind tis_correction(const LossSettings& settings) {
-  return {.couples_tokens = settings.correction_level != "token",
+  return {.couples = settings.correction_level != "token" ? Couples::kSequence : Couples::kNothing,
           .bounds = weight_bounds(settings, {0.0, 2.0}, {0.0, 2.0}),
           .apply = [](const CorrectionRows& rows) -> Corrected {
             const auto [lower, upper] = rows.bounds;

@@ -74,11 +74,11 @@ PolicyTerm kl_cov(const PolicyRows& rows) {
 }  // namespace
 
 PolicyTermKind clip_cov_term() {
-  return {.couples_tokens = true, .term = clip_cov};
+  return {.couples = Couples::kBatch, .term = clip_cov};
 }
 
 PolicyTermKind kl_cov_term() {
-  return {.couples_tokens = true, .term = kl_cov};
+  return {.couples = Couples::kBatch, .term = kl_cov};
 }
 
 }  // namespace bough

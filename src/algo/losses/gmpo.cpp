@@ -8,7 +8,7 @@
 namespace bough {
 
 PolicyTermKind gmpo_term() {
-  return {.couples_tokens = true,
+  return {.couples = Couples::kSequence,
           .aggregation = "sequence_mean",
           .eps_low = 0.4,
           .eps_high = 0.4,

@@ -18,7 +18,7 @@ enum class Against {
 
 struct PolicyTermKind {
   Against against = Against::kOld;
-  bool couples_tokens = false;             // reads `sequences`, or all rows of the batch at once
+  Couples couples = Couples::kNothing;     // kSequence reads `sequences`
   const char* aggregation = "token_mean";  // where loss_aggregation is auto
   double eps_low = 0.2, eps_high = 0.2;    // where eps_clip and eps_clip_higher are not set
   bool has_dual_clip = false;              // reads c_clip
