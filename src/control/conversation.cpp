@@ -328,21 +328,14 @@ std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, co
     sample.turn_rewards = turn_rewards_;
     sample.answer = problem_.answer;
     sample.finish_reason = kCut.contains(reason_) ? "length" : is_valid ? "stop" : "cancelled";
-    Json about = {{"row", r}, {"rows", std::max<size_t>(1, rows_.size())}};
-    if (r + 1 >= rows_.size()) {
-      Json retokenized = Json::array();
-      for (const auto& place : differences_.retokenized)
-        retokenized.push_back({{"turn", place.turn}, {"row", place.row}, {"position", place.position}});
-      about.update({{"reason", reason_},
-                    {"turns", turn_},
-                    {"tokens", num_tokens_},
-                    {"calls", num_calls_},
-                    {"invalid_calls", num_invalid_},
-                    {"shown_otherwise", differences_.shown_otherwise},
-                    {"retokenized", std::move(retokenized)},
-                    {"messages", to_plain(messages_)}});
-    }
-    sample.fields = {{kKey, std::move(about)}};
+    const bool is_last = r + 1 >= rows_.size();
+    const ConversationSummary summary{.reason = reason_,
+                                      .turns = turn_,
+                                      .tokens = num_tokens_,
+                                      .calls = num_calls_,
+                                      .invalid_calls = num_invalid_,
+                                      .messages = is_last ? messages_ : OrderedJson()};
+    describe_row(sample, r, std::max<size_t>(1, rows_.size()), is_last ? &summary : nullptr, differences_);
   }
   return out;
 }
@@ -364,6 +357,25 @@ const Json* about(const Trajectory& row) {
 }
 
 }  // namespace
+
+void describe_row(Trajectory& row, size_t number, size_t num_rows, const ConversationSummary* summary,
+                  const ConversationRow::Differences& differences) {
+  Json about = {{"row", number}, {"rows", num_rows}};
+  if (summary) {
+    Json retokenized = Json::array();
+    for (const auto& place : differences.retokenized)
+      retokenized.push_back({{"turn", place.turn}, {"row", place.row}, {"position", place.position}});
+    about.update({{"reason", summary->reason},
+                  {"turns", summary->turns},
+                  {"tokens", summary->tokens},
+                  {"calls", summary->calls},
+                  {"invalid_calls", summary->invalid_calls},
+                  {"shown_otherwise", differences.shown_otherwise},
+                  {"retokenized", std::move(retokenized)},
+                  {"messages", to_plain(summary->messages)}});
+  }
+  row.fields = {{kKey, std::move(about)}};
+}
 
 bool is_conversation(const Trajectory& row) {
   return row.fields.is_object() && row.fields.contains(kKey);

@@ -119,6 +119,17 @@ class ConversationRun {
   std::string reason_, failure_;
 };
 
+// What people read of a conversation, beside its rows.
+struct ConversationSummary {
+  std::string reason;  // that it ended with
+  int64_t turns = 0, tokens = 0, calls = 0, invalid_calls = 0;
+  OrderedJson messages = OrderedJson::array();
+};
+// Sets the row's `conversation` (docs/formats.md): its number among `num_rows`; in the last one the summary
+// and where texts would have been other tokens.
+void describe_row(Trajectory& row, size_t number, size_t num_rows, const ConversationSummary* summary,
+                  const ConversationRow::Differences& differences);
+
 // Whether a row is of a conversation; what its model said last, of the conversation's last row.
 bool is_conversation(const Trajectory& row);
 std::string_view last_turn(const Trajectory& row);

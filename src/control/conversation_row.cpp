@@ -29,9 +29,8 @@ bool same_parts(const OutputParts& a, const OutputParts& b) {
 
 }  // namespace
 
-void ConversationRow::append_text(const ChatCodec& codec, std::string_view text) {
-  Segment segment{.text = std::string(text), .begin = ids.size()};
-  const std::vector<int32_t> added = codec.encode_chat(text, /*continues=*/!ids.empty());
+void ConversationRow::append(Segment segment, std::span<const int32_t> added) {
+  segment.begin = ids.size();
   ids.insert(ids.end(), added.begin(), added.end());
   segment.end = ids.size();
   loss_mask.resize(segment.end, 0);
@@ -39,6 +38,21 @@ void ConversationRow::append_text(const ChatCodec& codec, std::string_view text)
   versions.resize(segment.end, -1);
   turns.resize(segment.end, -1);
   segments.push_back(std::move(segment));
+}
+
+void ConversationRow::append_text(const ChatCodec& codec, std::string_view text) {
+  append({.text = std::string(text)}, codec.encode_chat(text, /*continues=*/!ids.empty()));
+}
+
+void ConversationRow::append_ids(const ChatCodec& codec, std::span<const int32_t> added) {
+  if (!added.empty()) append({.text = codec.text_of(added)}, added);
+}
+
+void ConversationRow::append_rest(const ConversationRow& longer) {
+  for (size_t i = segments.size(); i < longer.segments.size(); ++i) {
+    const Segment& next = longer.segments[i];
+    append(next, std::span(longer.ids).subspan(next.begin, next.end - next.begin));
+  }
 }
 
 ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, const GeneratedSample& sample,

@@ -52,6 +52,10 @@ struct ConversationRow {
   std::vector<Segment> segments;
 
   void append_text(const ChatCodec& codec, std::string_view text);
+  void append_ids(const ChatCodec& codec,
+                  std::span<const int32_t> added);  // their text is what they decode to
+  // What `longer`, which begins with this row, has beyond it, mask 0.
+  void append_rest(const ConversationRow& longer);
   // `stop`: the strings that end a turn. Its segment's parts are for the caller to fill in.
   Segment& append_turn(const ChatCodec& codec, const GeneratedSample& sample, int64_t turn, bool in_reasoning,
                        const std::vector<std::string>& stop);
@@ -85,6 +89,9 @@ struct ConversationRow {
   // Tokens, masks, labels, texts and the first turn; the rest is the caller's.
   Trajectory trajectory(const ChatCodec& codec, bool all_logprobs) const;
   void check_integrity() const;
+
+ private:
+  void append(Segment segment, std::span<const int32_t> added);
 };
 
 }  // namespace bough

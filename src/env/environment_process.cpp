@@ -36,21 +36,6 @@ std::string dump(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-OrderedJson problem_json(const Problem& problem) {
-  OrderedJson out =
-      OrderedJson::parse(dump_line(problem.fields.is_object() ? problem.fields : Json::object()));
-  out["id"] = problem.id;
-  if (!problem.prompt.empty()) out["prompt"] = problem.prompt;
-  if (!problem.messages.empty()) {
-    OrderedJson messages = OrderedJson::array();
-    for (const Message& message : problem.messages)
-      messages.push_back(message_of(message.role, message.content));
-    out["messages"] = std::move(messages);
-  }
-  if (!out.contains("answer")) out["answer"] = problem.answer;
-  return out;
-}
-
 // What is no reply of the protocol; what() says what came.
 struct Malformed : std::runtime_error {
   using std::runtime_error::runtime_error;
