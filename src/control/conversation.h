@@ -7,9 +7,9 @@
 // exact tokens of the one before.
 //
 // A row is such a sequence (conversation_row.h). A new row begins where the template, given the new messages,
-// does not show an old segment any more as it was: it drops reasoning of earlier turns, say. The new row keeps
-// the tokens of the segments before that, mask 0, since the row before has trained them, and the rest is
-// encoded anew: rows are kept by exact prefix and never stretched to fit.
+// does not show an old segment any more as it was: it drops reasoning of earlier turns, say. The new row
+// keeps the tokens of the segments before that, mask 0, since the row before has trained them, and the rest
+// is encoded anew: rows are kept by exact prefix and never stretched to fit.
 //
 // What is counted and located: `retokenized`, where the text that the template shows for a turn would have
 // been other tokens than those sampled. Calls that could not be read, or name no tool, go back to the model

@@ -4,8 +4,8 @@
 // mask 0, and its turns, mask 1. A longer text that begins with the texts of the first k segments goes on
 // from their exact tokens; only the rest of it is encoded. A turn counts as shown where the template writes
 // the same reasoning, content and calls, whatever the white space or the order of a call's keys; once it has
-// been shown it is settled: its text is the one that was written. Of a turn that ended with a stop string or a
-// limit nobody knows where its text ends in another one: nothing goes on from it.
+// been shown it is settled: its text is the one that was written. Of a turn that ended with a stop string or
+// a limit nobody knows where its text ends in another one: nothing goes on from it.
 #pragma once
 
 #include <cstdint>

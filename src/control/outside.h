@@ -5,8 +5,8 @@
 //                                                                            └──────▶ failed() ─▶ dropped
 //
 // A group is offered when the staleness gate admits it, and is one of the running groups of the controller
-// from then on, whether an agent has it or not: so nobody passes by the gate, and what an agent has been given
-// is never taken back but at its own deadline.
+// from then on, whether an agent has it or not: so nobody passes by the gate, and what an agent has been
+// given is never taken back but at its own deadline.
 #pragma once
 
 #include <functional>
@@ -37,7 +37,8 @@ class OutsideGroups {
   // Nobody is answered any more, and the sink is not called. Not from a thread that it calls.
   virtual void close() = 0;
 
-  // What it waits for, for people: "3 groups wait for agents, 1 is held (5 of 8 sessions ended)"; "": nothing.
+  // What it waits for, for people: "3 groups wait for agents, 1 is held (5 of 8 sessions ended)"; "":
+  // nothing.
   virtual std::string waits_for() const = 0;
   virtual MetricValues metrics() const = 0;  // counts are since the run's process began
 };

@@ -5,8 +5,8 @@
 //                 ▲                           └─ lease expired ──────┴─▶ failed(), by reason
 //          429 where none waits
 //
-// A session joins a lease that has room: of its own task_id, or, where agents give none, the oldest one. So an
-// admitted group's sessions are never refused. It owns no thread and no clock; any thread may call it.
+// A session joins a lease that has room: of its own task_id, or, where agents give none, the oldest one. So
+// an admitted group's sessions are never refused. It owns no thread and no clock; any thread may call it.
 #pragma once
 
 #include <deque>

@@ -1,6 +1,6 @@
-// Leases under the run's own controller and a fake clock: whatever clients do, the gate holds, every group that
-// was begun is trained on or dropped for a counted reason, and nobody who was admitted is refused. Rows of
-// sessions: exact tokens, each trained once.
+// Leases under the run's own controller and a fake clock: whatever clients do, the gate holds, every group
+// that was begun is trained on or dropped for a counted reason, and nobody who was admitted is refused. Rows
+// of sessions: exact tokens, each trained once.
 #include "serve/agent_desk.h"
 
 #include <gtest/gtest.h>

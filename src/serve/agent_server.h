@@ -1,4 +1,5 @@
-// A training run's conversations, held by agents outside over HTTP: a Server with a desk that hands out groups.
+// A training run's conversations, held by agents outside over HTTP: a Server with a desk that hands out
+// groups.
 #pragma once
 
 #include <string>

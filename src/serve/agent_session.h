@@ -1,10 +1,10 @@
 // One episode of an agent that is trained from outside: all that its session's key asked and was answered, as
 // rows of exact tokens (control/conversation_row.h).
 //
-// A request that goes on from an answer is shown that answer by the template; where it is shown as it was, the
-// prompt begins with the tokens that were sampled, and the row grows. Where it is not (reasoning dropped,
-// history rewritten, another sub-agent), or where two requests go on from one place, a new row begins with the
-// exact tokens of what they share. So the rows are the paths of a tree, and each token is trained once.
+// A request that goes on from an answer is shown that answer by the template; where it is shown as it was,
+// the prompt begins with the tokens that were sampled, and the row grows. Where it is not (reasoning dropped,
+// history rewritten, another sub-agent), or where two requests go on from one place, a new row begins with
+// the exact tokens of what they share. So the rows are the paths of a tree, and each token is trained once.
 //
 // The same request sent again by a client's own retry is the same interaction: what it was answered is given
 // again. Other equal requests are separate samples. Lanes and the I/O thread use it: all is under a lock.

@@ -158,12 +158,12 @@ ReadRequest read_token_count(const OrderedJson& body, const ServedModel& model,
 Json openai_error(const ApiError& error);
 Json anthropic_error(const ApiError& error);
 
-// What every request that generates begins with: its name for the model, and what it gets where it says nothing
-// else.
+// What every request that generates begins with: its name for the model, and what it gets where it says
+// nothing else.
 ServedRequest begin_request(Fields& fields, const ServedModel& model, const SessionPointer& session);
 // Fields that all of OpenAI's endpoints and vLLM's extensions have: temperature, top_p, top_k, min_p,
-// penalties, stop_token_ids, ignore_eos, min_tokens, seed. In a session they are checked, but tokens are drawn
-// as the run's gconfig says: what is trained must be drawn from the policy as the loss knows it.
+// penalties, stop_token_ids, ignore_eos, min_tokens, seed. In a session they are checked, but tokens are
+// drawn as the run's gconfig says: what is trained must be drawn from the policy as the loss knows it.
 void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& request);
 // `stream` and `stream_options`. Returns whether a stream ends with the usage.
 bool read_stream_options(Fields& fields, ServedRequest& request);

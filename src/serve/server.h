@@ -7,8 +7,9 @@
 // Everything of a request is on the I/O thread but its preparation and the JSON of an unstreamed answer. A
 // client that goes away, or does not read, has its request cancelled in the engine, which frees its pages.
 //
-// With an AgentDesk it serves inside a training run (agent_server.h): the routes /rl/ start and end sessions and
-// set rewards, a session's key is the API key of its requests, and what they are answered becomes its rows.
+// With an AgentDesk it serves inside a training run (agent_server.h): the routes /rl/ start and end sessions
+// and set rewards, a session's key is the API key of its requests, and what they are answered becomes its
+// rows.
 #pragma once
 
 #include <functional>
