@@ -171,9 +171,13 @@ void Controller::handle(GroupScored& event) {
               event.rewards.size(), " for ", group->samples.size(), " samples");
   for (size_t i = 0; i < event.rewards.size(); ++i) set_reward(group->samples[i], event.rewards[i]);
   count_failures(event.rewards);
-  const auto num_valid = std::count_if(group->samples.begin(), group->samples.end(),
-                                       [](const Trajectory& sample) { return sample.valid; });
-  const auto size = static_cast<int64_t>(group->samples.size());
+  // Rows of one conversation are one sample.
+  std::set<std::string_view> valid, all;
+  int64_t num_valid = 0, size = 0;
+  for (const Trajectory& row : group->samples) {
+    size += row.trajectory.empty() || all.insert(row.trajectory).second;
+    num_valid += row.valid && (row.trajectory.empty() || valid.insert(row.trajectory).second);
+  }
   if (num_valid < std::min(options_.min_group, size)) return drop(event.id, "too few rewards");
   if (options_.refuse)
     if (const auto reason = options_.refuse(*group)) return refuse(event.id, *reason);
