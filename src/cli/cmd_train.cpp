@@ -1,14 +1,17 @@
 // `bough train`: reinforcement learning, the whole loop.
 #include <cstdio>
+#include <filesystem>
 
 #include "base/error.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
+#include "cli/served_model.h"
 #include "cli/torch_options.h"
 #include "control/run.h"
 #include "control/run_folder.h"
+#include "serve/agent_server.h"
 
 namespace bough {
 
@@ -54,6 +57,33 @@ void print_summary(const RunSummary& summary) {
   print_table(rows);
 }
 
+// Agents outside are answered by the model that is trained; their sessions are the run's samples.
+std::unique_ptr<OutsideGroups> serve_agents(const RunSettings& run, Engine& engine, bool json) {
+  ServeSettings settings;
+  settings.host = run.serve.host;
+  settings.port = *run.serve.port;
+  settings.served_model_name = {std::filesystem::weakly_canonical(run.model.path).filename().string(), "*"};
+  settings.tool_call_parser = run.serve.tool_call_parser;
+  settings.reasoning_parser = run.serve.reasoning_parser;
+  settings.seed = run.seed;
+  settings.log_requests = false;
+  settings.gconfig = run.gconfig;
+  settings.gconfig.n_samples = 1;
+  settings.gconfig.top_logprobs = 0;
+  const std::string key = load_api_key(run.serve.api_key_file);
+  const AgentDeskOptions options{.group_size = run.gconfig.n_samples,
+                                 .min_group = run.rollout.min_group,
+                                 .lease_seconds = run.serve.lease_seconds,
+                                 .scored_elsewhere = !run.reward.empty()};
+  raise_descriptor_limit(settings.http.max_connections);
+  auto server =
+      std::make_unique<AgentServer>(engine, load_served_model(run.model.path, settings), key, options);
+  if (json) print_json({{"url", server->url()}});
+  else print_text("agents: " + server->url() + "\n");
+  log_info(str("agents start sessions at ", server->url(), key.empty() ? ", without a key" : ""));
+  return server;
+}
+
 void run_train(const TrainOptions& options) {
   if (options.list_settings) {
     print_text(settings_help<RunSettings>());
@@ -69,6 +99,10 @@ void run_train(const TrainOptions& options) {
   if (!options.json) print_line(settings_table(settings_rows(settings), terminal_columns()));
   RunOptions run;
   run.stop = [&stop] { return stop.requested(); };
+  if (settings.serve.port)
+    run.outside = [&options](const RunSettings& served, Engine& engine) {
+      return serve_agents(served, engine, options.json);
+    };
   const RunSummary summary = run_training(settings, run);
   if (options.json) print_json(to_json(summary));
   else print_summary(summary);

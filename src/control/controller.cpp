@@ -114,6 +114,12 @@ void Controller::handle(GroupGenerated& event) {
   workers_.score(std::move(event.group));
 }
 
+void Controller::handle(GroupFailed& event) {
+  BOUGH_CHECK(running_.erase(event.id) == 1, "group ", event.id, " failed, and nobody asked for it");
+  if (checkpoint_) checkpoint_->running.erase(event.id);  // a run that goes on from it begins the group again
+  drop(event.id, event.reason);
+}
+
 void Controller::count_failures(const std::vector<RewardResult>& rewards) {
   for (const RewardResult& result : rewards) {
     consecutive_failures_ = result.failed ? consecutive_failures_ + 1 : 0;
@@ -291,10 +297,12 @@ void Controller::handle(StopRequested&) {
   if (evaluation_ == Evaluation::kRunning) workers_.cancel_evaluation();
 }
 
+// Where agents are waited for, that is said, and how long: their leases are the deadlines.
 void Controller::handle(TimePassed&) {
   const Clock::Time now = clock_.now();
   const double quiet = seconds_between(std::max(last_event_, workers_.last_progress()), now);
-  if (options_.stall_seconds > 0 && quiet >= options_.stall_seconds)
+  const bool waits = !workers_.waits_for_outside().empty();
+  if (options_.stall_seconds > 0 && quiet >= options_.stall_seconds && !waits)
     throw StallError(str("nothing has happened for ", static_cast<int64_t>(quiet),
                          " s: ", workers_.busy_with(), "; ", activity(),
                          ". If that can be, raise stall_seconds; the same command goes on "
@@ -487,6 +495,8 @@ std::string Controller::activity() const {
   if (num_steps_ < options_.total_steps && (computes_beside() || parts.empty()))
     parts.push_back(str("rollout ", num_buffered(), "/", options_.batch_groups));
   if (!awaiting_.empty()) parts.push_back(str(num_awaiting(), " awaiting rewards"));
+  if (std::string outside = workers_.waits_for_outside(); !outside.empty())
+    parts.push_back(std::move(outside));
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
   return text;
@@ -532,6 +542,9 @@ void Controller::add_own_metrics(StepRecord& record) {
     if (since > 0) metrics["refused/" + name] = since;
   }
   metrics["rollout/groups_refused"] = dropped;
+  sums_.outside = workers_.outside_metrics();
+  for (const auto& [name, value] : sums_.outside)
+    metrics[name] = name.ends_with("_open") ? value : value - sums_at_step_.outside[name];
   if (computes_beside()) {
     metrics["idle/trainer_seconds"] = seconds_between(begin, std::max(begin, train_begin_));
     metrics["idle/engine_seconds"] = sums_.engine_idle - sums_at_step_.engine_idle;

@@ -76,6 +76,11 @@ struct StepRecord {
 struct GroupGenerated {
   GroupPointer group;
 };
+// Nothing came of a group that was begun: agents did not end enough of its samples, say.
+struct GroupFailed {
+  uint64_t id = 0;
+  std::string reason;
+};
 struct GroupScored {
   uint64_t id = 0;
   std::vector<RewardResult> rewards;     // one a sample; none: the group has no problem
@@ -104,8 +109,8 @@ struct WorkerFailed {
 struct StopRequested {};
 struct TimePassed {};
 using Event =
-    std::variant<GroupGenerated, GroupScored, WeightsTaken, TrainingDone, SnapshotTaken, EvaluationDone,
-                 RunningSaved, CheckpointWritten, WorkerFailed, StopRequested, TimePassed>;
+    std::variant<GroupGenerated, GroupFailed, GroupScored, WeightsTaken, TrainingDone, SnapshotTaken,
+                 EvaluationDone, RunningSaved, CheckpointWritten, WorkerFailed, StopRequested, TimePassed>;
 
 // ---- Commands.
 
@@ -133,7 +138,7 @@ class Workers {
  public:
   virtual ~Workers() = default;
   // Engine, in this order, between two of its passes.
-  virtual void begin(uint64_t id, std::vector<BegunSample> begun) = 0;  // ─▶ GroupGenerated
+  virtual void begin(uint64_t id, std::vector<BegunSample> begun) = 0;  // ─▶ GroupGenerated, or GroupFailed
   virtual void take_weights() = 0;  // those published last ─▶ WeightsTaken
   // With the weights that it holds, training samples parked, given up at the deadline ─▶ EvaluationDone
   virtual void evaluate(Clock::Time deadline) = 0;
@@ -153,6 +158,9 @@ class Workers {
   virtual double engine_idle_seconds() const = 0;
   virtual Clock::Time last_progress() const = 0;  // when a worker last finished or began a piece of work
   virtual std::string busy_with() const = 0;      // "the engine with a pass (12 s), ..."
+  // What groups from outside wait for (outside.h), which is no standstill of the run's; "": nothing.
+  virtual std::string waits_for_outside() const { return ""; }
+  virtual MetricValues outside_metrics() const { return {}; }  // counts, since the process began
 };
 
 // Those who look on: called by on(), on the control thread.
@@ -227,6 +235,7 @@ class Controller {
   };
 
   void handle(GroupGenerated& event);
+  void handle(GroupFailed& event);
   void handle(GroupScored& event);
   void handle(WeightsTaken& event);
   void handle(TrainingDone& event);
@@ -307,6 +316,7 @@ class Controller {
     double engine_idle = 0;
     int64_t interrupted = 0, reward_failures = 0;
     std::map<std::string, int64_t> dropped;
+    MetricValues outside;
   };
   Sums sums_, sums_at_step_;
 };

@@ -29,17 +29,6 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Whether a template shows a turn as it was: white space around its parts and how JSON is written aside.
-bool same_parts(const OutputParts& a, const OutputParts& b) {
-  const auto same_call = [](const ToolCall& left, const ToolCall& right) {
-    if (left.valid() != right.valid()) return false;
-    if (!left.valid()) return trimmed(left.text) == trimmed(right.text);
-    return left.name == right.name && Json::parse(left.arguments) == Json::parse(right.arguments);
-  };
-  return trimmed(a.reasoning) == trimmed(b.reasoning) && trimmed(a.content) == trimmed(b.content) &&
-         std::equal(a.calls.begin(), a.calls.end(), b.calls.begin(), b.calls.end(), same_call);
-}
-
 // To milliseconds: what a person reads.
 std::vector<double> rounded(const std::vector<double>& seconds) {
   std::vector<double> out;
@@ -114,19 +103,8 @@ void ConversationRun::end(const std::string& reason) {
   reason_ = reason;
   waits_ = Waits::kNothing;
   if (rows_.empty()) return;
-  // What nothing was sampled after teaches nothing.
-  Row& row = rows_.back();
-  if (row.segments.size() > 1 && !row.segments.back().turn) {
-    const size_t length = row.segments.back().begin;
-    row.segments.pop_back();
-    row.ids.resize(length);
-    row.loss_mask.resize(length);
-    row.logprobs.resize(length);
-    row.versions.resize(length);
-    row.turns.resize(length);
-  }
-  if (rows_.size() > 1 && std::find(row.loss_mask.begin(), row.loss_mask.end(), 1) == row.loss_mask.end())
-    rows_.pop_back();
+  rows_.back().drop_unanswered();
+  if (rows_.size() > 1 && !rows_.back().trains()) rows_.pop_back();
 }
 
 int64_t ConversationRun::max_new_tokens() const {
@@ -215,74 +193,19 @@ std::string ConversationRun::cut(const std::string& text) const {
 
 // ---- Rows.
 
-void ConversationRun::append_text(Row& row, const ChatCodec& codec, std::string_view text) {
-  Segment segment{.text = std::string(text), .begin = row.ids.size()};
-  const std::vector<int32_t> ids = codec.encode_chat(text, /*continues=*/!row.ids.empty());
-  row.ids.insert(row.ids.end(), ids.begin(), ids.end());
-  segment.end = row.ids.size();
-  row.loss_mask.resize(segment.end, 0);
-  row.logprobs.resize(segment.end, 0.0f);
-  row.versions.resize(segment.end, -1);
-  row.turns.resize(segment.end, -1);
-  row.segments.push_back(std::move(segment));
-}
-
-// Where a segment ends in the template's text, if that shows it at `at` as it was.
-std::optional<size_t> ConversationRun::match(Segment& segment, std::string_view text, size_t at) {
-  if (segment.is_settled) {
-    if (text.substr(at, segment.text.size()) != segment.text) return std::nullopt;
-    return at + segment.text.size();
-  }
-  if (segment.stop.empty())
-    return std::nullopt;  // a stop string ended it: what follows has no place of its own
-  const size_t stop = text.find(segment.stop, at);
-  if (stop == std::string_view::npos) return std::nullopt;
-  const std::string_view shown = text.substr(at, stop - at);
-  if (shown != segment.sampled &&
-      !same_parts(segment.parts, format_.parse(shown, tools_, segment.in_reasoning)))
-    return std::nullopt;
-  settle(segment, str(shown, segment.stop));
-  return stop + segment.stop.size();
-}
-
-void ConversationRun::settle(Segment& segment, std::string shown) {
-  segment.text = std::move(shown);
-  segment.is_settled = true;
-  num_shown_otherwise_ += segment.text != segment.sampled + segment.stop;
-  const std::vector<int32_t> again = format_.codec().encode_chat(segment.text, /*continues=*/true);
-  const std::span<const int32_t> ids(rows_.back().ids.data() + segment.begin, segment.end - segment.begin);
-  const auto [different, other] = std::mismatch(ids.begin(), ids.end(), again.begin(), again.end());
-  if (different == ids.end() && other == again.end()) return;
-  retokenized_.push_back({*segment.turn, std::ssize(rows_) - 1,
-                          static_cast<int64_t>(segment.begin) + (different - ids.begin())});
-}
-
 void ConversationRun::make_prompt() {
   const std::string text = format_.render(messages_, tools_, /*add_generation_prompt=*/true);
-  if (rows_.empty()) {
-    append_text(rows_.emplace_back(), format_.codec(), text);
-    return;
-  }
-  Row& row = rows_.back();
-  size_t at = 0, kept = 0;
-  for (; kept < row.segments.size(); ++kept) {
-    const std::optional<size_t> end = match(row.segments[kept], text, at);
-    if (!end) break;
-    at = *end;
-  }
-  if (kept == row.segments.size())
-    return append_text(row, format_.codec(), std::string_view(text).substr(at));
-  Row next;
-  if (kept > 0) {
-    const size_t length = row.segments[kept - 1].end;
-    next.ids.assign(row.ids.begin(), row.ids.begin() + static_cast<std::ptrdiff_t>(length));
-    next.loss_mask.assign(length, 0);
-    next.logprobs.assign(length, 0.0f);
-    next.versions.assign(length, -1);
-    next.turns.assign(length, -1);
-    next.segments.assign(row.segments.begin(), row.segments.begin() + static_cast<std::ptrdiff_t>(kept));
-  }
-  append_text(next, format_.codec(), std::string_view(text).substr(at));
+  const ChatCodec& codec = format_.codec();
+  if (rows_.empty()) return rows_.emplace_back().append_text(codec, text);
+  ConversationRow& row = rows_.back();
+  const auto shown = row.shown_by(text, [this](std::string_view turn, bool in_reasoning) {
+    return format_.parse(turn, tools_, in_reasoning);
+  });
+  row.settle(shown, codec, std::ssize(rows_) - 1, differences_);
+  const std::string_view rest = std::string_view(text).substr(shown.end);
+  if (shown.segments == row.segments.size()) return row.append_text(codec, rest);
+  ConversationRow next = row.prefix(shown.segments);
+  next.append_text(codec, rest);
   rows_.push_back(std::move(next));
 }
 
@@ -294,40 +217,18 @@ void ConversationRun::sampled(const GeneratedSample& sample, double temperature)
   environment_seconds_.push_back(0);
   since_ = std::chrono::steady_clock::now();
   temperature_ = temperature;
-  Row& row = rows_.back();
-  Segment segment{.begin = row.ids.size(), .turn = turn_, .is_settled = false};
-  segment.in_reasoning = opens_reasoning(format_.settings().reasoning_parser, row.segments.back().text);
-  const size_t count = sample.token_ids.size();
-  row.ids.insert(row.ids.end(), sample.token_ids.begin(), sample.token_ids.end());
-  row.loss_mask.resize(row.ids.size(), 1);
-  for (const double log_prob : sample.logprobs) row.logprobs.push_back(static_cast<float>(log_prob));
-  row.versions.insert(row.versions.end(), sample.versions.begin(), sample.versions.end());
-  row.turns.resize(row.ids.size(), static_cast<int32_t>(turn_));
-  row.raw_logprobs.insert(row.raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
-  row.truncated_logprobs.insert(row.truncated_logprobs.end(), sample.truncated_logprobs.begin(),
-                                sample.truncated_logprobs.end());
-  segment.end = row.ids.size();
-  num_tokens_ += static_cast<int64_t>(count);
-  turn_tokens_.push_back(static_cast<int64_t>(count));
-
-  std::span<const int32_t> ids(sample.token_ids);
-  if (sample.finish_reason == FinishReason::kStop) {
-    segment.stop = format_.codec().text_of(ids.last(1));
-    ids = ids.first(count - 1);
-  }
-  segment.sampled = format_.codec().text_of(ids);
-  if (sample.finish_reason == FinishReason::kStopString) {
-    size_t end = segment.sampled.size();
-    for (const std::string& stop : sampling_.stop) end = std::min(end, segment.sampled.find(stop));
-    segment.sampled.resize(end);
-  }
-  segment.parts = format_.parse(segment.sampled, tools_, segment.in_reasoning);
+  ConversationRow& row = rows_.back();
+  const bool in_reasoning = opens_reasoning(format_.settings().reasoning_parser, row.segments.back().text);
+  ConversationRow::Segment& segment =
+      row.append_turn(format_.codec(), sample, turn_, in_reasoning, sampling_.stop);
+  num_tokens_ += std::ssize(sample.token_ids);
+  turn_tokens_.push_back(std::ssize(sample.token_ids));
+  segment.parts = format_.parse(segment.sampled, tools_, in_reasoning);
   ++turn_;
   turn_rewards_.push_back(0);
   messages_.push_back(assistant_message(segment.parts, segment.sampled));
   OutputParts parts = segment.parts;
   const std::string text = segment.sampled;
-  row.segments.push_back(std::move(segment));
 
   if (sample.finish_reason == FinishReason::kCancelled) return end("cancelled");
   if (sample.finish_reason == FinishReason::kLength) {
@@ -426,23 +327,12 @@ std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, co
   const bool is_valid = failure_.empty() && reason_ != "cancelled";
   std::vector<Trajectory> out;
   for (size_t r = 0; r < std::max<size_t>(1, rows_.size()); ++r) {
-    static const Row kNone;
-    const Row& row = rows_.empty() ? kNone : rows_[r];
-    Trajectory& sample = out.emplace_back();
+    static const ConversationRow kNone;
+    Trajectory& sample =
+        out.emplace_back((rows_.empty() ? kNone : rows_[r]).trajectory(format_.codec(), all_logprobs));
     sample.group = group;
     sample.trajectory = name;
-    sample.input_ids = row.ids;
-    sample.loss_mask = row.loss_mask;
-    sample.logprobs = row.logprobs;
-    sample.versions = row.versions;
-    sample.turns = row.turns;
     sample.temperature = temperature_;
-    for (const Segment& segment : row.segments)
-      if (segment.turn && row.loss_mask[segment.begin] && !sample.turn) sample.turn = *segment.turn;
-    if (all_logprobs) {
-      sample.columns["raw_logprobs"] = row.raw_logprobs;
-      sample.columns["truncated_logprobs"] = row.truncated_logprobs;
-    }
     sample.valid = is_valid;
     if (is_valid) {
       sample.reward = format_.scored_elsewhere() ? reward_ : reward_.value_or(0);
@@ -452,47 +342,24 @@ std::vector<Trajectory> ConversationRun::trajectory(const std::string& group, co
     }
     sample.turn_rewards = turn_rewards_;
     sample.answer = problem_.answer;
-    sample.prompt = row.segments.empty() ? "" : row.segments.front().text;
-    sample.completion = row.segments.empty()
-                            ? ""
-                            : format_.codec().text_of(std::span(row.ids).subspan(row.segments.front().end));
     sample.finish_reason = kCut.contains(reason_) ? "length" : is_valid ? "stop" : "cancelled";
-    Json about = {{"row", r}, {"rows", std::max<size_t>(1, rows_.size())}};
-    if (r + 1 >= rows_.size()) {
-      Json retokenized = Json::array();
-      for (const Retokenized& place : retokenized_)
-        retokenized.push_back({{"turn", place.turn}, {"row", place.row}, {"position", place.position}});
-      about.update({{"reason", reason_},
-                    {"turns", turn_},
-                    {"tokens", num_tokens_},
-                    {"turn_tokens", turn_tokens_},
-                    {"engine_seconds", rounded(engine_seconds_)},
-                    {"environment_seconds", rounded(environment_seconds_)},
-                    {"calls", num_calls_},
-                    {"invalid_calls", num_invalid_},
-                    {"shown_otherwise", num_shown_otherwise_},
-                    {"retokenized", std::move(retokenized)},
-                    {"messages", to_plain(messages_)}});
-    }
-    sample.fields = {{kKey, std::move(about)}};
+    const bool is_last = r + 1 >= rows_.size();
+    const ConversationSummary summary{.reason = reason_,
+                                      .turns = turn_,
+                                      .tokens = num_tokens_,
+                                      .calls = num_calls_,
+                                      .invalid_calls = num_invalid_,
+                                      .turn_tokens = turn_tokens_,
+                                      .engine_seconds = engine_seconds_,
+                                      .environment_seconds = environment_seconds_,
+                                      .messages = is_last ? messages_ : OrderedJson()};
+    describe_row(sample, r, std::max<size_t>(1, rows_.size()), is_last ? &summary : nullptr, differences_);
   }
   return out;
 }
 
 void ConversationRun::check_integrity() const {
-  for (const Row& row : rows_) {
-    const size_t length = row.ids.size();
-    BOUGH_CHECK(row.loss_mask.size() == length && row.logprobs.size() == length &&
-                    row.versions.size() == length && row.turns.size() == length,
-                "lists of a row of ", length, " tokens");
-    size_t at = 0;
-    for (const Segment& segment : row.segments) {
-      BOUGH_CHECK(segment.begin == at && segment.end >= at, "a segment from ", segment.begin, ", expected ",
-                  at);
-      at = segment.end;
-    }
-    BOUGH_CHECK(at == length, "segments of ", at, " tokens, ids ", length);
-  }
+  for (const ConversationRow& row : rows_) row.check_integrity();
   BOUGH_CHECK(std::ssize(turn_rewards_) == turn_, "rewards of ", turn_rewards_.size(), " turns, of ", turn_);
 }
 
@@ -508,6 +375,28 @@ const Json* about(const Trajectory& row) {
 }
 
 }  // namespace
+
+void describe_row(Trajectory& row, size_t number, size_t num_rows, const ConversationSummary* summary,
+                  const ConversationRow::Differences& differences) {
+  Json about = {{"row", number}, {"rows", num_rows}};
+  if (summary) {
+    Json retokenized = Json::array();
+    for (const auto& place : differences.retokenized)
+      retokenized.push_back({{"turn", place.turn}, {"row", place.row}, {"position", place.position}});
+    about.update({{"reason", summary->reason},
+                  {"turns", summary->turns},
+                  {"tokens", summary->tokens},
+                  {"turn_tokens", summary->turn_tokens},
+                  {"engine_seconds", rounded(summary->engine_seconds)},
+                  {"environment_seconds", rounded(summary->environment_seconds)},
+                  {"calls", summary->calls},
+                  {"invalid_calls", summary->invalid_calls},
+                  {"shown_otherwise", differences.shown_otherwise},
+                  {"retokenized", std::move(retokenized)},
+                  {"messages", to_plain(summary->messages)}});
+  }
+  row.fields = {{kKey, std::move(about)}};
+}
 
 bool is_conversation(const Trajectory& row) {
   return row.fields.is_object() && row.fields.contains(kKey);

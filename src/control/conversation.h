@@ -6,12 +6,10 @@
 // of the turn's end, the environment's messages, the opening of the next turn. So a prompt begins with the
 // exact tokens of the one before.
 //
-// A row is such a sequence. It is made of segments, each with the text that the template shows for it. A new
-// row begins where the template, given the new messages, does not show an old segment any more as it was: it
-// drops reasoning of earlier turns, say. The new row keeps the tokens of the segments before that, mask 0,
-// since the row before has trained them, and the rest is encoded anew: rows are kept by exact prefix and
-// never stretched to fit. A turn is shown as it was where reasoning, content and calls are the same, whatever
-// the white space or the order of a call's keys.
+// A row is such a sequence (conversation_row.h). A new row begins where the template, given the new messages,
+// does not show an old segment any more as it was: it drops reasoning of earlier turns, say. The new row
+// keeps the tokens of the segments before that, mask 0, since the row before has trained them, and the rest
+// is encoded anew: rows are kept by exact prefix and never stretched to fit.
 //
 // What is counted and located: `retokenized`, where the text that the template shows for a turn would have
 // been other tokens than those sampled. Calls that could not be read, or name no tool, go back to the model
@@ -31,26 +29,13 @@
 #include <string_view>
 #include <vector>
 
+#include "control/conversation_row.h"
 #include "data/trajectory.h"
 #include "env/environment.h"
-#include "models/chat_template.h"
-#include "models/output_parser.h"
 #include "report/conversation_page.h"
 #include "report/metrics.h"
-#include "rollout/engine.h"
 
 namespace bough {
-
-// Between conversations, texts and the model's tokens (prompt_encoder.h).
-class ChatCodec {
- public:
-  virtual ~ChatCodec() = default;
-  // By the model's chat template. UserError: it has none, or refuses the conversation.
-  virtual std::string render(const Conversation& conversation) const = 0;
-  // `continues`: behind other text, which was encoded before.
-  virtual std::vector<int32_t> encode_chat(std::string_view text, bool continues) const = 0;
-  virtual std::string text_of(std::span<const int32_t> ids) const = 0;  // special tokens are shown
-};
 
 // What all conversations of a run have in common. The template is asked once whether it shows calls and
 // reasoning; where it does not, they stay in the content, as the model wrote them.
@@ -111,34 +96,9 @@ class ConversationRun {
   void check_integrity() const;
 
  private:
-  struct Segment {
-    std::string text;             // as the template shows it; of a turn, once it has been shown
-    size_t begin = 0, end = 0;    // tokens of the row
-    std::optional<int64_t> turn;  // of the model; none: what is shown to it
-    bool is_settled = true;       // its text is known
-    bool in_reasoning = false;    // the prompt had opened it
-    std::string stop;             // text of the token that ended the turn
-    std::string sampled;          // text of the turn, without that
-    OutputParts parts;
-  };
-  struct Row {
-    std::vector<int32_t> ids, versions, turns;
-    std::vector<uint8_t> loss_mask;
-    std::vector<float> logprobs;
-    std::vector<double> raw_logprobs, truncated_logprobs;  // of tokens of mask 1
-    std::vector<Segment> segments;
-    std::string finish_reason;
-  };
-  struct Retokenized {
-    int64_t turn = 0, row = 0, position = 0;
-  };
-
   void end(const std::string& reason);
   void go_on();
   void make_prompt();
-  void settle(Segment& segment, std::string shown);
-  std::optional<size_t> match(Segment& segment, std::string_view text, size_t at);
-  static void append_text(Row& row, const ChatCodec& codec, std::string_view text);
   OrderedJson assistant_message(OutputParts& parts, const std::string& sampled) const;
   void take_calls(const OutputParts& parts);
   std::string why_invalid(const ToolCall& call) const;
@@ -149,11 +109,11 @@ class ConversationRun {
   const SamplingParameters sampling_;
   Waits waits_ = Waits::kEnvironment;
   OrderedJson messages_ = OrderedJson::array(), tools_;
-  std::vector<Row> rows_;
+  std::vector<ConversationRow> rows_;
   Action action_;
   OrderedJson refusals_ = OrderedJson::array();  // answers to calls of the turn that nobody can take
-  int64_t turn_ = 0, num_tokens_ = 0, num_calls_ = 0, num_invalid_ = 0, num_shown_otherwise_ = 0;
-  std::vector<Retokenized> retokenized_;
+  int64_t turn_ = 0, num_tokens_ = 0, num_calls_ = 0, num_invalid_ = 0;
+  ConversationRow::Differences differences_;
   double temperature_ = 1;
   std::optional<double> reward_;
   std::map<std::string, double> rewards_;
@@ -171,6 +131,19 @@ inline bool begins_trajectory(std::span<const Trajectory> rows, size_t i) {
   return i == 0 || rows[i].trajectory.empty() || rows[i].trajectory != rows[i - 1].trajectory ||
          rows[i].group != rows[i - 1].group;
 }
+
+// What people read of a conversation, beside its rows.
+struct ConversationSummary {
+  std::string reason;  // that it ended with
+  int64_t turns = 0, tokens = 0, calls = 0, invalid_calls = 0;
+  std::vector<int64_t> turn_tokens;  // by turn, as what follows; empty where nobody took the time
+  std::vector<double> engine_seconds, environment_seconds;
+  OrderedJson messages = OrderedJson::array();
+};
+// Sets the row's `conversation` (docs/formats.md): its number among `num_rows`; in the last one the summary
+// and where texts would have been other tokens.
+void describe_row(Trajectory& row, size_t number, size_t num_rows, const ConversationSummary* summary,
+                  const ConversationRow::Differences& differences);
 
 // Whether a row is of a conversation; what its model said last, of the conversation's last row.
 bool is_conversation(const Trajectory& row);

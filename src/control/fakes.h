@@ -26,9 +26,23 @@
 
 namespace bough::testing {
 
+// An engine without weights, pauses and statistics: what fakes do not look at does nothing.
+class BareEngine : public Engine {
+ public:
+  bool cancel(uint64_t) override { return false; }
+  void pause() override {}
+  void resume() override {}
+  bool paused() const override { return false; }
+  void park() override {}
+  void unpark() override {}
+  void update_weights(const WeightUpdate&) override {}
+  int32_t version() const override { return 0; }
+  EngineStatistics statistics() const override { return {}; }
+};
+
 // Finishes one request a step, the last submitted first. Each sample is one digit, a function of (seed, id,
 // sample), and the byte-level tokenizer's stop token.
-class FakeEngine final : public Engine {
+class FakeEngine final : public BareEngine {
  public:
   static constexpr int32_t kStop = 258;
 
@@ -67,9 +81,6 @@ class FakeEngine final : public Engine {
   bool cancel(uint64_t id) override {
     return std::erase_if(waiting_, [&](const GenerationRequest& request) { return request.id == id; }) > 0;
   }
-  void pause() override {}
-  void resume() override {}
-  bool paused() const override { return false; }
   void park() override { parked_ = std::exchange(waiting_, {}); }
   void unpark() override { waiting_ = std::exchange(parked_, {}); }
   void update_weights(const WeightUpdate& update) override { version_ = update.version; }

@@ -283,7 +283,7 @@ TEST(Generator, InRoundsTheOrderOfAnswersIsNothing) {
 }
 
 // A pass a millisecond, of a token for each of at most 64 samples; a turn has 20 tokens.
-class BatchEngine final : public Engine {
+class BatchEngine final : public testing::BareEngine {
  public:
   void submit(GenerationRequest request) override { running_.push_back({std::move(request), 20}); }
   std::vector<GenerationResult> step() override {
@@ -307,15 +307,6 @@ class BatchEngine final : public Engine {
     return out;
   }
   bool idle() const override { return running_.empty(); }
-  bool cancel(uint64_t) override { return false; }
-  void pause() override {}
-  void resume() override {}
-  bool paused() const override { return false; }
-  void park() override {}
-  void unpark() override {}
-  void update_weights(const WeightUpdate&) override {}
-  int32_t version() const override { return 0; }
-  EngineStatistics statistics() const override { return {}; }
 
   double busy_seconds = 0;
 

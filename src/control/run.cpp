@@ -83,7 +83,8 @@ class Run {
 
   EventQueue events_;
   Timeline timeline_;
-  RunWorkers workers_;  // its threads use what stands above
+  std::unique_ptr<OutsideGroups> outside_;  // null: conversations are held here
+  RunWorkers workers_;                      // its threads use what stands above
   Controller controller_;
 };
 
@@ -98,6 +99,7 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       last_checkpoint_(parts_.clock.now()),
       order_(parts_.problems, static_cast<uint64_t>(settings_.seed), settings_.train_dataset.shuffle),
       timeline_(parts_.clock.now()),
+      outside_(options.outside ? options.outside(settings_, *parts_.engine) : nullptr),
       workers_(worker_parts(), worker_options()),
       controller_(workers_, parts_.clock, controller_options(), observer()) {
   resume();
@@ -176,7 +178,8 @@ WorkerParts Run::worker_parts() {
                                      bool copied) { write_checkpoint(state, copied); },
           .evaluate = [this](const std::function<bool()>& stop) { return evaluate_now(stop); },
           .environment = parts_.environment.get(),
-          .conversations = parts_.conversations ? &*parts_.conversations : nullptr};
+          .conversations = parts_.conversations ? &*parts_.conversations : nullptr,
+          .outside = outside_.get()};
 }
 
 WorkerOptions Run::worker_options() {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "base/json.h"
+#include "control/outside.h"
 #include "control/run_settings.h"
 #include "report/display.h"
 
@@ -14,6 +16,8 @@ namespace bough {
 struct RunOptions {
   DisplayStyle display = DisplayStyle::kAutomatic;
   std::function<bool()> stop;  // asked to stop: a checkpoint is written, then Interrupted is thrown
+  // Makes what holds the conversations, where they are held outside; called once, before the first step.
+  std::function<std::unique_ptr<OutsideGroups>(const RunSettings&, Engine&)> outside;
 };
 
 struct Accuracy {

@@ -21,6 +21,12 @@ int64_t planned_steps(const RunSettings& settings, const Dataset& problems) {
   return (settings.total_train_epochs * size + batch - 1) / batch;
 }
 
+// Agents outside may bring problems of their own: then all that the run knows of one is that there is one.
+Dataset training_problems(const RunSettings& settings) {
+  if (!settings.train_dataset.path.empty()) return read_dataset(settings.train_dataset);
+  return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "agents outside"};
+}
+
 std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path) {
   return load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype),
                             settings.device == "cuda" ? at::kCUDA : at::kCPU);
@@ -124,7 +130,7 @@ ThreadSplit split_threads(const RunSettings& settings, int threads) {
 RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop)
     : settings(run_settings),
       threads(split_threads(settings, at::get_num_threads())),
-      problems(read_dataset(settings.train_dataset)),
+      problems(training_problems(settings)),
       valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder(PromptEncoder::from_directory(settings.model.path)),
       reward(make_reward(settings.reward, settings.reward_service)),
@@ -156,7 +162,8 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
   for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
     if (dataset->size() == 0) continue;
-    if (is_scored) reward->check(*dataset);
+    const bool is_rewarded_outside = settings.serve.port && dataset == &problems && settings.reward.empty();
+    if (is_scored && !is_rewarded_outside) reward->check(*dataset);
     if (environment) environment->check(*dataset);
   }
   if (environment)

@@ -22,7 +22,20 @@ void RunSettings::check() const {
     if (value.empty()) throw UserError(str(key, " is missing; give it in the file or as ", key, "=..."));
   };
   require(model.path, "model.path");
-  require(train_dataset.path, "train_dataset.path");
+  if (!serve.port) require(train_dataset.path, "train_dataset.path");
+  if (serve.port && !environment.type.empty())
+    throw UserError(str(
+        "serve.port: conversations are held by agents outside or with an environment, not both; leave out "
+        "serve.port or environment.type (got ",
+        quoted(environment.type), ")"));
+  if (serve.port && train_dataset.path.empty() && total_train_steps == 0)
+    throw UserError(
+        "total_train_steps: agents that bring their own problems (no train_dataset.path) know no epochs; "
+        "expected the number of steps");
+  if (serve.port && actor.loss.correction == "obrs")
+    throw UserError(
+        "actor.correction: obrs needs the engine's most likely tokens, which conversations of agents outside "
+        "do not keep; expected another one");
   for (const auto& [key, name] :
        {std::pair{"experiment_name", &experiment_name}, {"trial_name", &trial_name}}) {
     if (name->find('/') != std::string::npos || *name == "." || *name == "..") {
@@ -122,7 +135,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 32> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 36> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -152,6 +165,10 @@ bool is_harmless_change(const std::string& key) {
                                                                  "environment.startup_timeout_seconds",
                                                                  "environment.retries",
                                                                  "environment.python",
+                                                                 "serve.port",
+                                                                 "serve.host",
+                                                                 "serve.api_key_file",
+                                                                 "serve.lease_seconds",
                                                                  "actor.max_num_gen_batches",
                                                                  "actor.pad_to_maximum"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();

@@ -64,6 +64,38 @@ struct SaverSettings {
   }
 };
 
+// Agents outside that hold the run's conversations (control/outside.h, docs/serve.md).
+struct OutsideSettings {
+  std::optional<int64_t> port;
+  std::string host = "127.0.0.1";
+  std::string api_key_file;
+  double lease_seconds = 3600;
+  std::string tool_call_parser;
+  std::string reasoning_parser;
+
+  template <class V>
+  void visit(V& v) {
+    v("port", port,
+      "agents written elsewhere hold the conversations, over OpenAI's and Anthropic's APIs at this port; 0: "
+      "a "
+      "free one; null: none do (docs/serve.md)",
+      range(0, 65535));
+    v("host", host, "address to listen at; any but this machine's own (127.0.0.1, ::1) needs a key",
+      not_empty());
+    v("api_key_file", api_key_file,
+      "file whose first line is the key that starting a session needs; the environment's BOUGH_API_KEY does "
+      "the same");
+    v("lease_seconds", lease_seconds,
+      "a group that an agent has begun is closed after this time with what it has, or dropped with fewer "
+      "than "
+      "rollout.min_group sessions",
+      range(0.01, 1e9));
+    v("tool_call_parser", tool_call_parser,
+      "how the model writes tool calls (docs/chat.md); empty: no tools");
+    v("reasoning_parser", reasoning_parser, "how the model writes reasoning (docs/chat.md); empty: as text");
+  }
+};
+
 struct RunSettings {
   std::string experiment_name = "experiment";
   std::string trial_name = "trial0";
@@ -75,6 +107,7 @@ struct RunSettings {
   RewardEntries reward;
   RewardSettings reward_service;
   EnvironmentSettings environment;
+  OutsideSettings serve;
   std::string filter;
   ModelSettings model;
   ModelSettings ref;
@@ -109,6 +142,7 @@ struct RunSettings {
       "empty: number");
     v("reward_service", reward_service, "how rewards are computed");
     v("environment", environment, "what conversations of several turns are held with");
+    v("serve", serve, "agents outside that hold the conversations");
     v("filter", filter,
       "FILE.py:FUNCTION that says of a scored group whether it is trained on, else another one is drawn; "
       "empty: "

@@ -10,7 +10,7 @@ namespace bough {
 
 namespace {
 
-enum Stream : uint64_t { kLength, kReward, kFailure };
+enum Stream : uint64_t { kLength, kReward, kFailure, kGroupFailure = 900 };
 
 }  // namespace
 
@@ -144,6 +144,11 @@ void RunSimulator::finish_samples() {
     sample.labels.resize(static_cast<size_t>(sample.length), static_cast<int32_t>(version_));
     sample.has_ended = true;
     if (--group.num_left > 0) continue;
+    if (random_.uniform(reference.first, kGroupFailure) < options_.group_failure_rate) {
+      groups_.erase(reference.first);
+      controller_.on(GroupFailed{reference.first, "failed"});
+      continue;
+    }
     auto finished = std::make_shared<FinishedGroup>();
     finished->id = reference.first;
     for (Sample& done : group.samples) {

@@ -52,6 +52,7 @@ struct SimulationOptions {
   LengthDistribution lengths;
   int64_t prompt_tokens = 128;
   double reward_failure_rate = 0;  // of samples
+  double group_failure_rate = 0;   // of groups, of which nothing comes when they would be complete
   uint64_t seed = 1;
 };
 

@@ -102,12 +102,10 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
       if (times > 1) record.batch.back().group += str(" (", times, ")");
     }
   }
-  if (settings.environment.type != "") {
-    std::vector<const Trajectory*> rows;
-    for (const Trajectory& row : record.batch)
-      if (!row.baseline) rows.push_back(&row);
-    metrics.merge(conversation_metrics(rows));
-  }
+  std::vector<const Trajectory*> rows;
+  for (const Trajectory& row : record.batch)
+    if (!row.baseline) rows.push_back(&row);
+  metrics.merge(conversation_metrics(rows));  // none, where there is none among them
   const FilterResult filtered =
       set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,
                      {order.step - 1, settings.rollout.max_age, settings.rollout.max_age_action},

@@ -44,6 +44,14 @@ void WorkQueue::join() {
   threads_.clear();
 }
 
+void WorkQueue::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
 void WorkQueue::post(const char* name, std::function<void()> work) {
   {
     const std::lock_guard lock(mutex_);
@@ -88,7 +96,8 @@ void WorkQueue::run() {
       const Clock::Time begin = clock_.now();
       {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return is_ending_ || !queue_.empty(); });
+        changed_.wait(lock, [this] { return is_ending_ || is_woken_ || !queue_.empty(); });
+        is_woken_ = false;
       }
       idle_seconds_.fetch_add(seconds_between(begin, clock_.now()));
     }
@@ -121,7 +130,29 @@ RunWorkers::RunWorkers(WorkerParts parts, WorkerOptions options)
       trainer_({"trainer", options.own_threads ? 1 : 0, options.on_trainer_thread, {}}, parts_.clock,
                parts_.events, parts_.timeline),
       writer_({"writer", options.own_threads ? 1 : 0, {}, {}}, parts_.clock, parts_.events, parts_.timeline),
-      rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, parts_.events, parts_.timeline) {}
+      rewards_({"rewards", options.reward_threads, {}, {}}, parts_.clock, parts_.events, parts_.timeline) {
+  if (parts_.outside) start_outside();
+}
+
+// Without a thread of its own the engine is driven by the control thread, which waits for events.
+void RunWorkers::start_outside() {
+  EventQueue* events = &parts_.events;
+  const bool own_thread = engine_.has_threads();
+  parts_.outside->start({.finished =
+                             [events](FinishedGroup group) {
+                               events->post(
+                                   GroupGenerated{std::make_shared<const FinishedGroup>(std::move(group))});
+                             },
+                         .failed =
+                             [events](uint64_t id, const std::string& reason) {
+                               events->post(GroupFailed{id, reason});
+                             },
+                         .wake =
+                             [this, events, own_thread] {
+                               if (own_thread) engine_.wake();
+                               else events->post(TimePassed{});
+                             }});
+}
 
 RunWorkers::~RunWorkers() {
   join();
@@ -143,11 +174,13 @@ bool RunWorkers::take_weights_now() {
 
 bool RunWorkers::pass() {
   bool did = wants_weights_ && take_weights_now();
-  if (!weights_ || (tasks_.empty() && generator_.idle())) {
+  const bool has_work = weights_ && (parts_.outside || !tasks_.empty() || !generator_.idle());
+  if (!has_work || (parts_.outside && !parts_.outside->pass())) {
     if (wants_weights_ && !did) std::this_thread::yield();
     return did || wants_weights_;
   }
-  std::vector<FinishedGroup> groups = generator_.step();
+  std::vector<FinishedGroup> groups;
+  if (!parts_.outside) groups = generator_.step();
   {
     const std::lock_guard lock(statistics_mutex_);
     statistics_ = parts_.engine.statistics() - of_evaluations_;
@@ -158,6 +191,7 @@ bool RunWorkers::pass() {
 }
 
 void RunWorkers::begin(uint64_t id, std::vector<BegunSample> begun) {
+  if (parts_.outside) return parts_.outside->offer(parts_.task_of(id));
   engine_.post("begin", [this, id, begun = std::move(begun)]() mutable {
     GroupTask task = parts_.task_of(id);
     task.begun = std::move(begun);
@@ -196,9 +230,9 @@ void RunWorkers::evaluate(Clock::Time deadline) {
 
 void RunWorkers::save_running() {
   engine_.post("save running samples", [this] {
-    // Conversations cannot be taken up midway, since their environments cannot: they begin again.
-    parts_.events.post(
-        RunningSaved{parts_.environment ? std::vector<RunningRequest>() : parts_.engine.running()});
+    // Conversations cannot be taken up midway, since their environments and agents cannot: they begin again.
+    const bool begins_again = parts_.environment || parts_.outside;
+    parts_.events.post(RunningSaved{begins_again ? std::vector<RunningRequest>() : parts_.engine.running()});
   });
 }
 
@@ -257,6 +291,7 @@ void RunWorkers::join() {
   parts_.reward.cancel();
   if (parts_.filter) parts_.filter->cancel();
   for (WorkQueue* queue : {&engine_, &trainer_, &writer_, &rewards_}) queue->join();
+  if (parts_.outside) parts_.outside->close();
 }
 
 EngineStatistics RunWorkers::engine_statistics() const {
@@ -276,7 +311,9 @@ std::string RunWorkers::busy_with() const {
     const std::string busy = queue->busy_with(now);
     if (!busy.empty()) text += (text.empty() ? "" : ", ") + busy;
   }
-  return text.empty() ? "no thread computes" : "busy: " + text;
+  text = text.empty() ? "no thread computes" : "busy: " + text;
+  const std::string outside = waits_for_outside();
+  return outside.empty() ? text : str(text, "; ", outside);
 }
 
 bool RunWorkers::run_some() {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "control/controller.h"
+#include "control/outside.h"
 #include "report/timeline.h"
 
 namespace bough {
@@ -52,6 +53,8 @@ class WorkQueue {
 
   // `name`, a literal, says what it is, in messages and in the timeline: "train".
   void post(const char* name, std::function<void()> work);
+  void wake();  // there may be work of its own again
+  bool has_threads() const { return options_.threads > 0; }
   void join();  // its threads end after the pieces of work that are being done; what is queued is not
   // Without threads: one piece of work on the caller's. False: there was none.
   bool run_some() { return options_.threads == 0 && do_some(); }
@@ -73,10 +76,10 @@ class WorkQueue {
   const Clock& clock_;
   EventQueue& events_;
   Timeline& timeline_;
-  std::mutex mutex_;  // of queue_, is_ending_
+  std::mutex mutex_;  // of queue_, is_ending_, is_woken_
   std::condition_variable changed_;
   std::deque<Piece> queue_;
-  bool is_ending_ = false;
+  bool is_ending_ = false, is_woken_ = false;
   std::atomic<Clock::Duration::rep> last_progress_;
   std::atomic<const char*> current_ = nullptr;  // begun last and not ended
   std::atomic<double> idle_seconds_ = 0;
@@ -104,6 +107,7 @@ struct WorkerParts {
   // Of samples that are conversations: both or none.
   Environment* environment = nullptr;
   const ConversationFormat* conversations = nullptr;
+  OutsideGroups* outside = nullptr;  // groups are made there, and the engine's passes are its own
 };
 
 struct WorkerOptions {
@@ -133,6 +137,10 @@ class RunWorkers final : public Workers {
   double engine_idle_seconds() const override { return engine_.idle_seconds(); }
   Clock::Time last_progress() const override;
   std::string busy_with() const override;
+  std::string waits_for_outside() const override { return parts_.outside ? parts_.outside->waits_for() : ""; }
+  MetricValues outside_metrics() const override {
+    return parts_.outside ? parts_.outside->metrics() : MetricValues();
+  }
 
   // Without threads: one piece of work. False: there was none.
   bool run_some();
@@ -143,6 +151,7 @@ class RunWorkers final : public Workers {
 
  private:
   bool pass();  // of the engine
+  void start_outside();
   bool take_weights_now();
 
   const WorkerParts parts_;

@@ -18,7 +18,7 @@ using testing::FakeReward;
 
 // A token a step for every sample; a request has as many as its (seed, id) draws. Each token carries the
 // version that the engine holds.
-class SlowEngine final : public Engine {
+class SlowEngine final : public testing::BareEngine {
  public:
   explicit SlowEngine(int64_t longest) : longest_(longest) {}
 
@@ -71,14 +71,10 @@ class SlowEngine final : public Engine {
   }
   bool idle() const override { return running_.empty(); }
   bool cancel(uint64_t id) override { return running_.erase(id) > 0; }
-  void pause() override {}
-  void resume() override {}
-  bool paused() const override { return false; }
   void park() override { parked_ = std::exchange(running_, {}); }
   void unpark() override { running_ = std::exchange(parked_, {}); }
   void update_weights(const WeightUpdate& update) override { version_ = update.version; }
   int32_t version() const override { return version_; }
-  EngineStatistics statistics() const override { return {}; }
 
   std::atomic<bool> is_forbidden = false;
   int64_t num_begun_tokens = 0;  // that requests brought along
@@ -222,6 +218,7 @@ TEST(Workers, RandomRunsTrainEveryGroupOnceOnAllTheirThreads) {
 TEST(Workers, RunningSamplesGoOnUnderNewWeightsOnlyWhereTheyMayBeInterrupted) {
   for (const bool interruptible : {true, false}) {
     Harness run({.batch_groups = 2, .eta = 8, .longest = 400, .total = 40, .interruptible = interruptible});
+    run.engine.step_time = std::chrono::microseconds(20);  // the trainer waits for samples, not they for it
     run.run();
     EXPECT_EQ(run.num_mixed > 0, interruptible);
   }

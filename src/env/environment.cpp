@@ -154,4 +154,19 @@ OrderedJson message_of(const std::string& role, const std::string& content) {
   return {{"role", role}, {"content", content}};
 }
 
+OrderedJson problem_json(const Problem& problem) {
+  OrderedJson out =
+      OrderedJson::parse(dump_line(problem.fields.is_object() ? problem.fields : Json::object()));
+  out["id"] = problem.id;
+  if (!problem.prompt.empty()) out["prompt"] = problem.prompt;
+  if (!problem.messages.empty()) {
+    OrderedJson messages = OrderedJson::array();
+    for (const Message& message : problem.messages)
+      messages.push_back(message_of(message.role, message.content));
+    out["messages"] = std::move(messages);
+  }
+  if (!out.contains("answer")) out["answer"] = problem.answer;
+  return out;
+}
+
 }  // namespace bough

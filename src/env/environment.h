@@ -215,5 +215,8 @@ std::unique_ptr<Environment> make_environment(const EnvironmentSettings& setting
 // A schema of a function as OpenAI's API has it; `parameters` is name to JSON schema, all of them required.
 OrderedJson function_tool(const std::string& name, const std::string& description, OrderedJson parameters);
 OrderedJson message_of(const std::string& role, const std::string& content);
+// The line of the data set, with `id`, `answer`, and `prompt` or `messages`: what others are told of a
+// problem.
+OrderedJson problem_json(const Problem& problem);
 
 }  // namespace bough

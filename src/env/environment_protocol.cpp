@@ -9,21 +9,6 @@ namespace bough {
 
 namespace {
 
-OrderedJson problem_json(const Problem& problem) {
-  OrderedJson out =
-      OrderedJson::parse(dump_line(problem.fields.is_object() ? problem.fields : Json::object()));
-  out["id"] = problem.id;
-  if (!problem.prompt.empty()) out["prompt"] = problem.prompt;
-  if (!problem.messages.empty()) {
-    OrderedJson messages = OrderedJson::array();
-    for (const Message& message : problem.messages)
-      messages.push_back(message_of(message.role, message.content));
-    out["messages"] = std::move(messages);
-  }
-  if (!out.contains("answer")) out["answer"] = problem.answer;
-  return out;
-}
-
 // Of messages as texts and lists.
 OrderedJson read_messages(const OrderedJson& value, size_t num_calls) {
   OrderedJson out = OrderedJson::array();

@@ -20,7 +20,7 @@ Json input_of(const ToolCall& call) {
 class MessageAnswer final : public Answer {
  public:
   MessageAnswer(const ServedModel&, ServedRequest request)
-      : request_(std::move(request)), id_(new_id("msg_")) {}
+      : Answer(new_id("msg_")), request_(std::move(request)) {}
 
   Json whole(const std::vector<ChoiceDelta>& choices) override {
     const ChoiceDelta& choice = choices.front();
@@ -90,7 +90,7 @@ class MessageAnswer final : public Answer {
     return {{"input_tokens", request_.prompt_tokens()}, {"output_tokens", output_tokens}};
   }
   Json frame() const {
-    return {{"id", id_},
+    return {{"id", id()},
             {"type", "message"},
             {"role", "assistant"},
             {"model", request_.model},
@@ -117,7 +117,6 @@ class MessageAnswer final : public Answer {
   }
 
   const ServedRequest request_;
-  const std::string id_;
   std::string open_;  // the type of the block that is open
   int64_t num_blocks_ = 0;
   bool has_calls_ = false;
@@ -186,33 +185,24 @@ OrderedJson read_messages(Fields& fields) {
   return messages;
 }
 
-// In OpenAI's form.
-OrderedJson read_tools(Fields& fields) {
-  const OrderedJson* given = fields.array("tools");
-  if (!given || given->empty()) return nullptr;
-  OrderedJson tools = OrderedJson::array();
-  for (size_t i = 0; i < given->size(); ++i) {
-    Fields tool((*given)[i], str("tools[", i, "]"));
-    if (tool.text("type").value_or("custom") != "custom")
-      tool.wrong("type", "custom: tools that run at Anthropic are not there");
-    OrderedJson function({{"name", tool.required_text("name")}});
-    if (const auto description = tool.text("description")) function["description"] = *description;
-    const OrderedJson* schema = tool.object("input_schema");
-    if (!schema) tool.wrong("input_schema", "a JSON schema");
-    function["parameters"] = *schema;
-    tools.push_back({{"type", "function"}, {"function", std::move(function)}});
-  }
-  return tools;
+OrderedJson function_of(Fields& tool) {
+  if (tool.text("type").value_or("custom") != "custom")
+    tool.wrong("type", "custom: tools that run at Anthropic are not there");
+  OrderedJson function({{"name", tool.required_text("name")}});
+  if (const auto description = tool.text("description")) function["description"] = *description;
+  const OrderedJson* schema = tool.object("input_schema");
+  if (!schema) tool.wrong("input_schema", "a JSON schema");
+  function["parameters"] = *schema;
+  return function;
 }
 
-ServedRequest read_conversation(Fields& fields, const ServedModel& model) {
-  ServedRequest request;
-  request.model = model.name_for(fields.required_text("model"));
-  request.sampling = model.settings.gconfig;
+ServedRequest read_conversation(Fields& fields, const ServedModel& model, const SessionPointer& session) {
+  fields.required_text("model");
+  ServedRequest request = begin_request(fields, model, session);
   request.sampling.n_samples = 1;
   Conversation conversation;
   conversation.messages = read_messages(fields);
-  conversation.tools = read_tools(fields);
+  conversation.tools = read_tools(fields, function_of);
   conversation.add_generation_prompt = true;
   bool uses_tools = !conversation.tools.is_null();
   if (const OrderedJson* choice = fields.object("tool_choice")) {
@@ -233,10 +223,10 @@ ServedRequest read_conversation(Fields& fields, const ServedModel& model) {
 
 }  // namespace
 
-ReadRequest read_message(const OrderedJson& body, const ServedModel& model) {
+ReadRequest read_message(const OrderedJson& body, const ServedModel& model, const SessionPointer& session) {
   Fields fields(body);
   ReadRequest read;
-  read.request = read_conversation(fields, model);
+  read.request = read_conversation(fields, model, session);
   ServedRequest& request = read.request;
   request.stream = fields.boolean("stream").value_or(false);
   read_sampling(fields, model, request);
@@ -249,10 +239,11 @@ ReadRequest read_message(const OrderedJson& body, const ServedModel& model) {
   return read;
 }
 
-ReadRequest read_token_count(const OrderedJson& body, const ServedModel& model) {
+ReadRequest read_token_count(const OrderedJson& body, const ServedModel& model,
+                             const SessionPointer& session) {
   Fields fields(body);
   ReadRequest read;
-  read.request = read_conversation(fields, model);
+  read.request = read_conversation(fields, model, nullptr);  // nothing is asked of the model
   fields.done();
   read.ready = Json({{"input_tokens", read.request.prompt_tokens()}});
   return read;

@@ -131,8 +131,17 @@ int64_t ServedRequest::prompt_tokens() const {
   return static_cast<int64_t>(sum);
 }
 
+ServedRequest begin_request(Fields& fields, const ServedModel& model, const SessionPointer& session) {
+  ServedRequest request;
+  request.model = model.name_for(fields.text("model").value_or(""));
+  request.sampling = model.settings.gconfig;
+  request.session = session;
+  return request;
+}
+
 void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& request) {
-  SamplingParameters& sampling = request.sampling;
+  SamplingParameters passed_over = request.sampling;
+  SamplingParameters& sampling = request.session ? passed_over : request.sampling;
   if (const auto value = fields.number("temperature", 0, 100)) {
     sampling.temperature = *value;
     sampling.greedy = false;
@@ -147,14 +156,14 @@ void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& requ
   if (const auto value = fields.boolean("ignore_eos")) sampling.ignore_eos = *value;
   if (const auto value = fields.integer("min_tokens", 0, 100000000)) sampling.min_new_tokens = *value;
   if (const OrderedJson* ids = fields.array("stop_token_ids")) {
-    sampling.stop_token_ids.clear();
+    request.sampling.stop_token_ids.clear();
     for (const OrderedJson& id : *ids) {
       if (!id.is_number_integer() || id < 0 || id >= model.vocab_size)
         fields.wrong("stop_token_ids", str("token ids below ", model.vocab_size));
-      sampling.stop_token_ids.push_back(id.get<int64_t>());
+      request.sampling.stop_token_ids.push_back(id.get<int64_t>());
     }
   }
-  if (const auto value = fields.integer("seed", INT64_MIN, INT64_MAX))
+  if (const auto value = fields.integer("seed", INT64_MIN, INT64_MAX); value && !request.session)
     request.seed = static_cast<uint64_t>(*value);
 }
 
@@ -193,8 +202,12 @@ void set_conversation(Conversation conversation, bool uses_tools, const ServedMo
   for (OrderedJson& message : conversation.messages)
     if (message.value("role", "") == "developer") message["role"] = "system";
   const std::string prompt = model.render(conversation);
+  const OrderedJson tools = conversation.tools;
   try {
-    request.prompts.push_back(model.tokenizer.encode(prompt));
+    if (request.session)
+      request.asked =
+          request.session->ask(prompt, std::move(conversation.messages), std::move(conversation.tools));
+    request.prompts.push_back(request.asked ? request.asked->row.ids : model.tokenizer.encode(prompt));
   } catch (const UserError& error) {
     throw ApiError(400, error.what(), "messages");
   }
@@ -207,7 +220,7 @@ void set_conversation(Conversation conversation, bool uses_tools, const ServedMo
                    "tool_call_parser=NAME (docs/chat.md lists them), or send tool_choice none",
                    "tools");
   request.tool_call_parser = model.settings.tool_call_parser;
-  request.tools = conversation.tools;
+  request.tools = tools;
 }
 
 void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens) {
@@ -228,6 +241,19 @@ void check_request(const ServedModel& model, ServedRequest& request, std::option
                        ": no room for an answer; shorten it"),
                    "messages", "context_length_exceeded");
   SamplingParameters& sampling = request.sampling;
+  if (request.session) {
+    if (request.prompts.size() != 1 || sampling.n_samples != 1)
+      throw ApiError(
+          400,
+          str("n: ", request.prompts.size(), " prompts with ", sampling.n_samples,
+              " samples each in the session of an agent that is trained, expected one of one: ask again "
+              "for others"),
+          "n");
+    if (!request.asked) request.asked = request.session->ask(request.prompts.front());
+    max_tokens = std::min(
+        {max_tokens.value_or(sampling.max_new_tokens), sampling.max_new_tokens, model.max_length - longest});
+    sampling.min_new_tokens = std::min(sampling.min_new_tokens, *max_tokens);
+  }
   sampling.max_new_tokens =
       std::min(max_tokens.value_or(sampling.max_new_tokens), model.max_length - longest);
   if (sampling.min_new_tokens > sampling.max_new_tokens)
@@ -242,6 +268,17 @@ void check_request(const ServedModel& model, ServedRequest& request, std::option
                    str("n: ", request.prompts.size(), " prompts with ", sampling.n_samples,
                        " samples each are more than ", most, " (max_samples_per_request)"),
                    "n");
+}
+
+OrderedJson read_tools(Fields& fields, OrderedJson (*function_of)(Fields& tool)) {
+  const OrderedJson* given = fields.array("tools");
+  if (!given || given->empty()) return nullptr;
+  OrderedJson tools = OrderedJson::array();
+  for (size_t i = 0; i < given->size(); ++i) {
+    Fields tool((*given)[i], str("tools[", i, "]"));
+    tools.push_back({{"type", "function"}, {"function", function_of(tool)}});
+  }
+  return tools;
 }
 
 std::string content_text(const OrderedJson& content, const std::string& where) {

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "models/chat_template.h"
 #include "models/tokenizer.h"
+#include "serve/agent_session.h"
 #include "serve/sample_text.h"
 #include "serve/settings.h"
 
@@ -89,6 +90,9 @@ struct ServedRequest {
   std::string reasoning_parser, tool_call_parser;  // empty: not parsed
   OrderedJson tools;
   bool in_reasoning = false;
+  // Of an agent that is trained: its session, and the prompt as that knows it.
+  std::shared_ptr<AgentSession> session;
+  std::shared_ptr<const AskedTurn> asked;
 
   int64_t num_choices() const { return static_cast<int64_t>(prompts.size()) * sampling.n_samples; }
   int64_t prompt_tokens() const;
@@ -113,7 +117,9 @@ struct ChoiceDelta {
 // Writes one request's answer. Choices are numbered through all prompts.
 class Answer {
  public:
+  explicit Answer(std::string id) : id_(std::move(id)) {}
   virtual ~Answer() = default;
+  const std::string& id() const { return id_; }  // that the client knows it by
   virtual Json whole(const std::vector<ChoiceDelta>& choices) = 0;
   virtual bool wants_deltas() const { return false; }  // add() is called, whether it is a stream or not
   // A stream: events as they go to the client. end() gets what all choices came to.
@@ -121,6 +127,9 @@ class Answer {
   virtual std::string add(size_t choice, const ChoiceDelta& delta) = 0;
   virtual std::string end(const std::vector<ChoiceDelta>& choices) = 0;
   virtual std::string fail(const ApiError& error) = 0;
+
+ private:
+  const std::string id_;
 };
 
 struct ReadRequest {
@@ -129,23 +138,32 @@ struct ReadRequest {
   std::optional<Json> ready;  // the answer, where no engine is needed for it
 };
 
+// Whose request it is; null: nobody's that is trained.
+using SessionPointer = std::shared_ptr<AgentSession>;
+
 struct Api {
   const char* path;
-  ReadRequest (*read)(const OrderedJson& body, const ServedModel& model);
+  ReadRequest (*read)(const OrderedJson& body, const ServedModel& model, const SessionPointer& session);
   Json (*error)(const ApiError& error);
 };
 
 // One for each endpoint that generates (and Anthropic's count_tokens).
-ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& model);
-ReadRequest read_completion(const OrderedJson& body, const ServedModel& model);
-ReadRequest read_response(const OrderedJson& body, const ServedModel& model);
-ReadRequest read_message(const OrderedJson& body, const ServedModel& model);
-ReadRequest read_token_count(const OrderedJson& body, const ServedModel& model);
+ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& model,
+                                 const SessionPointer& session);
+ReadRequest read_completion(const OrderedJson& body, const ServedModel& model, const SessionPointer& session);
+ReadRequest read_response(const OrderedJson& body, const ServedModel& model, const SessionPointer& session);
+ReadRequest read_message(const OrderedJson& body, const ServedModel& model, const SessionPointer& session);
+ReadRequest read_token_count(const OrderedJson& body, const ServedModel& model,
+                             const SessionPointer& session);
 Json openai_error(const ApiError& error);
 Json anthropic_error(const ApiError& error);
 
+// What every request that generates begins with: its name for the model, and what it gets where it says
+// nothing else.
+ServedRequest begin_request(Fields& fields, const ServedModel& model, const SessionPointer& session);
 // Fields that all of OpenAI's endpoints and vLLM's extensions have: temperature, top_p, top_k, min_p,
-// penalties, stop_token_ids, ignore_eos, min_tokens, seed.
+// penalties, stop_token_ids, ignore_eos, min_tokens, seed. In a session they are checked, but tokens are
+// drawn as the run's gconfig says: what is trained must be drawn from the policy as the loss knows it.
 void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& request);
 // `stream` and `stream_options`. Returns whether a stream ends with the usage.
 bool read_stream_options(Fields& fields, ServedRequest& request);
@@ -157,6 +175,9 @@ void set_conversation(Conversation conversation, bool uses_tools, const ServedMo
                       ServedRequest& request);
 // ApiError: no room for an answer, too many samples. Sets the limit of new tokens where none was asked.
 void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens);
+
+// Tools of an API as the chat API has them: `function_of` makes the function of one. Null: there are none.
+OrderedJson read_tools(Fields& fields, OrderedJson (*function_of)(Fields& tool));
 
 // A message's content, a text or a list of parts that hold text, as one text.
 std::string content_text(const OrderedJson& content, const std::string& where);

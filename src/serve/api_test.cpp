@@ -8,7 +8,7 @@
 namespace bough {
 namespace {
 
-using Read = ReadRequest (*)(const OrderedJson&, const ServedModel&);
+using Read = ReadRequest (*)(const OrderedJson&, const ServedModel&, const SessionPointer&);
 
 // Shows what templates are given.
 constexpr const char* kTemplate =
@@ -58,7 +58,7 @@ constexpr const char* kMessageBody =
 
 TEST(ApiTest, ConversationsReachTheTemplateAsItWantsThem) {
   const ServedModel served = model();
-  const ReadRequest chat = read_chat_completion(parse_ordered_json(kChatBody, "body"), served);
+  const ReadRequest chat = read_chat_completion(parse_ordered_json(kChatBody, "body"), served, nullptr);
   const std::string call =
       R"("tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": )";
   EXPECT_EQ(prompt_of(chat),
@@ -72,7 +72,7 @@ TEST(ApiTest, ConversationsReachTheTemplateAsItWantsThem) {
   EXPECT_EQ(chat.request.seed, 3);
   EXPECT_EQ(chat.request.tool_call_parser, "hermes");
 
-  const ReadRequest response = read_response(parse_ordered_json(kResponseBody, "body"), served);
+  const ReadRequest response = read_response(parse_ordered_json(kResponseBody, "body"), served, nullptr);
   EXPECT_EQ(prompt_of(response),
             R"([{"role": "system", "content": "i"}][{"role": "user", "content": "a"}])"
             R"([{"role": "assistant", "content": "b", "reasoning_content": "r", )" +
@@ -80,7 +80,7 @@ TEST(ApiTest, ConversationsReachTheTemplateAsItWantsThem) {
                 R"({}}}]}][{"role": "tool", "tool_call_id": "1", "content": "c"}])"
                 R"([{"type": "function", "function": {"name": "f", "parameters": {}}}])");
 
-  const ReadRequest message = read_message(parse_ordered_json(kMessageBody, "body"), served);
+  const ReadRequest message = read_message(parse_ordered_json(kMessageBody, "body"), served, nullptr);
   EXPECT_EQ(prompt_of(message),
             R"([{"role": "system", "content": "s"}][{"role": "user", "content": "a"}])"
             R"([{"role": "assistant", "content": "b", "reasoning_content": "r", )" +
@@ -94,7 +94,8 @@ TEST(ApiTest, LimitsOfTokensAndSamples) {
   ServedModel served = model();
   served.max_length = 100;
   const auto read = [&](const std::string& fields) {
-    return read_completion(parse_ordered_json(R"({"prompt": "0123456789", )" + fields + "}", "body"), served)
+    return read_completion(parse_ordered_json(R"({"prompt": "0123456789", )" + fields + "}", "body"), served,
+                           nullptr)
         .request;
   };
   EXPECT_EQ(read(R"("n": 1)").sampling.max_new_tokens, 16);
@@ -174,7 +175,7 @@ TEST(ApiTest, HostileBodies) {
       OrderedJson mutated = mutator.mutated(body);
       if (mutator.draw(2) == 0) mutated = mutator.mutated(mutated);
       try {
-        const ReadRequest made = read(mutated, served);
+        const ReadRequest made = read(mutated, served, nullptr);
         if (!made.answer) continue;
         std::vector<ChoiceDelta> choices(static_cast<size_t>(made.request.num_choices()));
         std::string stream = made.answer->begin();

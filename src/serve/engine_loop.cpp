@@ -9,20 +9,31 @@ namespace bough {
 
 EngineLoop::EngineLoop(Engine& engine, Deliver deliver) : engine_(engine), deliver_(std::move(deliver)) {}
 
+void EngineLoop::on_commands(std::function<void()> wake) {
+  const std::lock_guard lock(mutex_);
+  wake_ = std::move(wake);
+}
+
 void EngineLoop::submit(std::vector<GenerationRequest> requests) {
+  std::function<void()> wake;
   {
     const std::lock_guard lock(mutex_);
     for (GenerationRequest& request : requests) commands_.emplace_back(std::move(request));
+    wake = wake_;
   }
   has_commands_.notify_one();
+  if (wake) wake();
 }
 
 void EngineLoop::cancel(uint64_t id) {
+  std::function<void()> wake;
   {
     const std::lock_guard lock(mutex_);
     commands_.emplace_back(id);
+    wake = wake_;
   }
   has_commands_.notify_one();
+  if (wake) wake();
 }
 
 EngineStatistics EngineLoop::statistics() const {
@@ -37,25 +48,31 @@ int32_t EngineLoop::version() const {
 
 void EngineLoop::run(const std::function<bool()>& stop) {
   while (!stop()) {
-    take_commands();
-    deliver_events();  // what was accepted or refused is known before the pass that begins with it
-    for (GenerationResult& result : engine_.step()) {
-      if (running_.erase(result.id) == 0) continue;
-      EngineEvent& event = events_.emplace_back();
-      event.id = result.id;
-      event.kind = EngineEvent::Kind::kFinished;
-      event.result = std::move(result);
-    }
-    deliver_events();
+    if (pass()) continue;
     std::unique_lock lock(mutex_);
-    statistics_ = engine_.statistics();
-    version_ = engine_.version();
-    if (engine_.idle() && commands_.empty())
-      has_commands_.wait_for(lock, std::chrono::milliseconds(100), [this] { return !commands_.empty(); });
+    has_commands_.wait_for(lock, std::chrono::milliseconds(100), [this] { return !commands_.empty(); });
   }
 }
 
-void EngineLoop::take_commands() {
+bool EngineLoop::pass() {
+  const bool was_asked = take_commands();
+  if (!was_asked && engine_.idle()) return false;
+  deliver_events();  // what was accepted or refused is known before the pass that begins with it
+  for (GenerationResult& result : engine_.step()) {
+    if (running_.erase(result.id) == 0) continue;
+    EngineEvent& event = events_.emplace_back();
+    event.id = result.id;
+    event.kind = EngineEvent::Kind::kFinished;
+    event.result = std::move(result);
+  }
+  deliver_events();
+  const std::lock_guard lock(mutex_);
+  statistics_ = engine_.statistics();
+  version_ = engine_.version();
+  return true;
+}
+
+bool EngineLoop::take_commands() {
   std::vector<Command> commands;
   {
     const std::lock_guard lock(mutex_);
@@ -86,6 +103,7 @@ void EngineLoop::take_commands() {
     }
     events_.push_back(std::move(event));
   }
+  return !commands.empty();
 }
 
 void EngineLoop::deliver_events() {

@@ -1,8 +1,9 @@
 // Lets many threads use an engine that one thread drives: what they ask is done between two of its passes,
 // what comes of it is handed out after each pass, all at once.
 //
-//   submit(), cancel() from any thread ─▶ queue ─▶ run() on the engine's thread ─▶ deliver() on that thread
+//   submit(), cancel() from any thread ─▶ queue ─▶ pass() on the engine's thread ─▶ deliver() on that thread
 //
+// run() makes passes until it is stopped; who has other work for that thread calls pass() between it.
 // deliver() must hand the events on and return: the next pass waits for it. No torch.
 #pragma once
 
@@ -37,6 +38,10 @@ class EngineLoop {
   // All or nothing is taken between two passes. on_token is the loop's own.
   void submit(std::vector<GenerationRequest> requests);
   void cancel(uint64_t id);
+  // Called after either, on the same thread: there is something for pass() to do.
+  void on_commands(std::function<void()> wake);
+  // What was asked for, then one pass of the engine. False: there was nothing to do.
+  bool pass();
   // Looked at between passes, and at least ten times a second. What the engine throws is passed on.
   void run(const std::function<bool()>& stop);
   EngineStatistics statistics() const;  // after the last pass
@@ -44,13 +49,14 @@ class EngineLoop {
 
  private:
   using Command = std::variant<GenerationRequest, uint64_t>;  // or the id of what is to be cancelled
-  void take_commands();
+  bool take_commands();
   void deliver_events();
 
   Engine& engine_;
   const Deliver deliver_;
-  mutable std::mutex mutex_;  // of commands_, statistics_ and version_
+  mutable std::mutex mutex_;  // of wake_, commands_, statistics_ and version_
   std::condition_variable has_commands_;
+  std::function<void()> wake_;
   std::vector<Command> commands_;
   EngineStatistics statistics_;
   int32_t version_ = 0;

@@ -84,6 +84,7 @@ struct HttpServer::State {
 
   void listen();
   void accept();
+  void repeat(std::chrono::steady_clock::duration period, std::function<void()> work);
   void close_all();
 
   const HttpServerOptions options;
@@ -93,6 +94,7 @@ struct HttpServer::State {
   asio::io_context context{1};
   tcp::acceptor acceptor;
   asio::steady_timer accept_timer;
+  std::optional<asio::steady_timer> repeat_timer;
   std::unordered_set<std::shared_ptr<Connection>> connections;  // of the I/O thread
   bool is_closing = false;                                      // of the I/O thread
   int port = 0;
@@ -463,7 +465,19 @@ void HttpServer::State::accept() {
   });
 }
 
+void HttpServer::State::repeat(std::chrono::steady_clock::duration period, std::function<void()> work) {
+  if (is_closing) return;
+  if (!repeat_timer) repeat_timer.emplace(context);
+  repeat_timer->expires_after(period);
+  repeat_timer->async_wait([this, period, work = std::move(work)](const error_code& cancelled) {
+    if (cancelled || is_closing) return;
+    work();
+    repeat(period, work);
+  });
+}
+
 void HttpServer::State::close_all() {
+  if (repeat_timer) repeat_timer->cancel();
   const std::vector<std::shared_ptr<Connection>> all(connections.begin(), connections.end());
   for (const auto& connection : all) connection->close();
 }
@@ -504,6 +518,12 @@ void HttpServer::post(std::function<void()> work) {
 
 void HttpServer::prepare(size_t bytes, std::function<void()> work) {
   asio::post(bytes < kLongBody ? state_->short_lane : state_->long_lane, std::move(work));
+}
+
+void HttpServer::every(double seconds, std::function<void()> work) {
+  const auto period =
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  post([state = state_.get(), period, work = std::move(work)] { state->repeat(period, work); });
 }
 
 void HttpServer::stop_accepting() {

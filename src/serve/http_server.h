@@ -94,6 +94,8 @@ class HttpServer {
   // From any thread: on the I/O thread; on the lane for a body of so many bytes. Neither may throw.
   void post(std::function<void()> work);
   void prepare(size_t bytes, std::function<void()> work);
+  // On the I/O thread, again and again, until close(). It may not throw.
+  void every(double seconds, std::function<void()> work);
   void stop_accepting();
   // Writes out what is complete, for at most so long; then closes everything and ends the threads.
   void close(double seconds = 1);

@@ -31,7 +31,7 @@ Json call_json(const ToolCall& call) {
 class ChatAnswer final : public Answer {
  public:
   ChatAnswer(const ServedModel& model, ChatOptions options)
-      : model_(model), options_(std::move(options)), id_(new_id("chatcmpl-")), created_(now_seconds()) {
+      : Answer(new_id("chatcmpl-")), model_(model), options_(std::move(options)), created_(now_seconds()) {
     calls_of_.resize(static_cast<size_t>(options_.request.num_choices()));
   }
 
@@ -112,7 +112,7 @@ class ChatAnswer final : public Answer {
 
  private:
   Json frame(const char* object) const {
-    return {{"id", id_}, {"object", object}, {"created", created_}, {"model", options_.request.model}};
+    return {{"id", id()}, {"object", object}, {"created", created_}, {"model", options_.request.model}};
   }
   void add_tokens(Json& entry, const ChoiceDelta& choice) const {
     if (options_.logprobs) {
@@ -129,7 +129,6 @@ class ChatAnswer final : public Answer {
 
   const ServedModel& model_;
   const ChatOptions options_;
-  const std::string id_;
   const int64_t created_;
   std::vector<int64_t> calls_of_;  // streamed so far, of each choice
 };
@@ -213,12 +212,11 @@ void refuse_what_is_lacking(Fields& fields) {
 
 }  // namespace
 
-ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& model) {
+ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& model,
+                                 const SessionPointer& session) {
   Fields fields(body);
   ReadRequest read;
-  ServedRequest& request = read.request;
-  request.model = model.name_for(fields.text("model").value_or(""));
-  request.sampling = model.settings.gconfig;
+  ServedRequest& request = read.request = begin_request(fields, model, session);
   ChatOptions options;
   options.include_usage = read_stream_options(fields, request);
   options.logprobs = fields.boolean("logprobs").value_or(false);

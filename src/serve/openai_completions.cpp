@@ -20,7 +20,7 @@ int64_t num_characters(const std::string& text) {
 class CompletionAnswer final : public Answer {
  public:
   CompletionAnswer(const ServedModel& model, CompletionOptions options)
-      : model_(model), options_(std::move(options)), id_(new_id("cmpl-")), created_(now_seconds()) {
+      : Answer(new_id("cmpl-")), model_(model), options_(std::move(options)), created_(now_seconds()) {
     for (size_t i = 0; i < static_cast<size_t>(options_.request.num_choices()); ++i)
       offsets_.push_back(options_.echo ? num_characters(prompt_text(i)) : 0);
   }
@@ -63,7 +63,7 @@ class CompletionAnswer final : public Answer {
   }
   const std::string& prompt_text(size_t choice) const { return options_.prompt_texts[prompt_of(choice)]; }
   Json frame() const {
-    return {{"id", id_},
+    return {{"id", id()},
             {"object", "text_completion"},
             {"created", created_},
             {"model", options_.request.model},
@@ -109,7 +109,6 @@ class CompletionAnswer final : public Answer {
 
   const ServedModel& model_;
   const CompletionOptions options_;
-  const std::string id_;
   const int64_t created_;
   std::vector<int64_t> offsets_;  // of the next token in each choice's text, in characters
 };
@@ -149,13 +148,12 @@ void read_prompts(Fields& fields, const ServedModel& model, ServedRequest& reque
 
 }  // namespace
 
-ReadRequest read_completion(const OrderedJson& body, const ServedModel& model) {
+ReadRequest read_completion(const OrderedJson& body, const ServedModel& model,
+                            const SessionPointer& session) {
   constexpr int64_t kDefaultTokens = 16;  // OpenAI's
   Fields fields(body);
   ReadRequest read;
-  ServedRequest& request = read.request;
-  request.model = model.name_for(fields.text("model").value_or(""));
-  request.sampling = model.settings.gconfig;
+  ServedRequest& request = read.request = begin_request(fields, model, session);
   CompletionOptions options;
   options.include_usage = read_stream_options(fields, request);
   options.echo = fields.boolean("echo").value_or(false);

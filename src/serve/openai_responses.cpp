@@ -14,7 +14,7 @@ struct ResponseOptions {
 class ResponseAnswer final : public Answer {
  public:
   ResponseAnswer(const ServedModel& model, ResponseOptions options)
-      : model_(model), options_(std::move(options)), id_(new_id("resp_")), created_(now_seconds()) {}
+      : Answer(new_id("resp_")), model_(model), options_(std::move(options)), created_(now_seconds()) {}
 
   Json whole(const std::vector<ChoiceDelta>& choices) override {
     close();
@@ -83,7 +83,7 @@ class ResponseAnswer final : public Answer {
 
   Json frame(const char* status) const {
     Json response = options_.echoed;
-    response.update({{"id", id_},
+    response.update({{"id", id()},
                      {"object", "response"},
                      {"created_at", created_},
                      {"status", status},
@@ -185,7 +185,6 @@ class ResponseAnswer final : public Answer {
 
   const ServedModel& model_;
   const ResponseOptions options_;
-  const std::string id_;
   const int64_t created_;
   Json output_ = Json::array();
   std::string open_;                  // the type of the item that is open
@@ -248,19 +247,12 @@ class ItemReader {
 };
 
 // From {"type": "function", "name": ...} to the chat API's {"type": "function", "function": {...}}.
-OrderedJson read_tools(Fields& fields) {
-  const OrderedJson* given = fields.array("tools");
-  if (!given || given->empty()) return nullptr;
-  OrderedJson tools = OrderedJson::array();
-  for (size_t i = 0; i < given->size(); ++i) {
-    Fields tool((*given)[i], str("tools[", i, "]"));
-    if (tool.required_text("type") != "function") tool.wrong("type", "function: no other tools are there");
-    OrderedJson function({{"name", tool.required_text("name")}});
-    if (const auto description = tool.text("description")) function["description"] = *description;
-    if (const OrderedJson* parameters = tool.object("parameters")) function["parameters"] = *parameters;
-    tools.push_back({{"type", "function"}, {"function", std::move(function)}});
-  }
-  return tools;
+OrderedJson function_of(Fields& tool) {
+  if (tool.required_text("type") != "function") tool.wrong("type", "function: no other tools are there");
+  OrderedJson function({{"name", tool.required_text("name")}});
+  if (const auto description = tool.text("description")) function["description"] = *description;
+  if (const OrderedJson* parameters = tool.object("parameters")) function["parameters"] = *parameters;
+  return function;
 }
 
 void refuse_what_is_lacking(Fields& fields) {
@@ -279,12 +271,10 @@ void refuse_what_is_lacking(Fields& fields) {
 
 }  // namespace
 
-ReadRequest read_response(const OrderedJson& body, const ServedModel& model) {
+ReadRequest read_response(const OrderedJson& body, const ServedModel& model, const SessionPointer& session) {
   Fields fields(body);
   ReadRequest read;
-  ServedRequest& request = read.request;
-  request.model = model.name_for(fields.text("model").value_or(""));
-  request.sampling = model.settings.gconfig;
+  ServedRequest& request = read.request = begin_request(fields, model, session);
   request.sampling.n_samples = 1;
   request.stream = fields.boolean("stream").value_or(false);
   const OrderedJson* input = fields.find("input");
@@ -295,7 +285,7 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model) {
   if (instructions) items.messages.push_back({{"role", "system"}, {"content", *instructions}});
   Conversation conversation;
   conversation.messages = items.read(*input);
-  conversation.tools = read_tools(fields);
+  conversation.tools = read_tools(fields, function_of);
   conversation.add_generation_prompt = true;
   bool uses_tools = !conversation.tools.is_null();
   if (const OrderedJson* choice = fields.find("tool_choice"); choice && *choice != "auto") {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "control/fakes.h"
 #include "rollout/engine.h"
 #include "serve/api.h"
 
@@ -24,7 +25,7 @@ namespace bough::testing {
 
 // Each sample is `text`, then the byte-level tokenizer's stop token; a step draws one token of each. Waits
 // where `gate` is closed. What is read by other threads is atomic.
-class ScriptedEngine final : public Engine {
+class ScriptedEngine final : public BareEngine {
  public:
   static constexpr int32_t kStop = 258;
 
@@ -63,14 +64,7 @@ class ScriptedEngine final : public Engine {
     cancelled += static_cast<int64_t>(count);
     return count > 0;
   }
-  void pause() override {}
-  void resume() override {}
-  bool paused() const override { return false; }
-  void park() override {}
-  void unpark() override {}
-  void update_weights(const WeightUpdate&) override {}
   int32_t version() const override { return 3; }
-  EngineStatistics statistics() const override { return {}; }
 
   const std::string text;
   std::atomic<bool> is_open = true, fails = false;

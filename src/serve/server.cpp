@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <set>
 #include <span>
 #include <thread>
 #include <unordered_map>
@@ -22,6 +23,7 @@ using Time = std::chrono::steady_clock::time_point;
 
 constexpr int64_t kMostUndelivered = 8;
 constexpr const char* kStopping = "the server is shutting down";
+constexpr const char* kOver = "the session of this request has ended, or its lease has expired";
 constexpr const char* kFailed = "the server failed to answer this request; its log says why";
 
 const Api kApis[] = {{"/v1/chat/completions", read_chat_completion, openai_error},
@@ -36,6 +38,17 @@ const Api& api_of(const std::string& path) {
     if (path == api.path) return api;
   return kApis[path.starts_with("/v1/messages") ? 3 : 0];
 }
+
+// With and without /v1 a path is the same: clients put it into their base_url or do not.
+std::string canonical_path(const std::string& path) {
+  constexpr std::string_view kVersion = "/v1";
+  if (path.starts_with("/v1/rl/")) return path.substr(kVersion.size());
+  for (const Api& api : kApis)
+    if (path == std::string_view(api.path).substr(kVersion.size())) return api.path;
+  return path;
+}
+
+constexpr const char* kAgentPaths[] = {"/rl/start_session", "/rl/set_reward", "/rl/end_session"};
 
 // The time that comparing takes tells nothing of the key.
 bool same_key(const std::string& given, const std::string& key) {
@@ -59,16 +72,28 @@ bool names_this_machine(std::string name) {
   }
 }
 
-// The raw log-probabilities of the most likely tokens. The engine gives them at the request's temperature T,
-// where log p_T(a) - log p_T(b) = (logit a - logit b) / T; the drawn token is known both ways.
-static std::vector<std::pair<int32_t, double>> raw_top(const SamplingParameters& sampling, double raw,
-                                                       double at_temperature, std::span<const int32_t> ids,
-                                                       std::span<const float> logprobs) {
+// A token as answers show it. The engine gives the most likely ones at the request's temperature T, where
+// log p_T(a) - log p_T(b) = (logit a - logit b) / T; the drawn token is known both ways.
+AnswerToken answer_token(const ServedModel& model, const SamplingParameters& sampling,
+                         const StreamedToken& drawn) {
+  AnswerToken token{drawn.token, model.logprob_of(drawn.raw_logprob, drawn.truncated_logprob), {}};
   const double temperature = sampling.temperature > 0 ? sampling.temperature : 1.0;
-  std::vector<std::pair<int32_t, double>> top;
-  for (size_t i = 0; i < ids.size(); ++i)
-    top.emplace_back(ids[i], raw + temperature * (logprobs[i] - at_temperature));
-  return top;
+  for (size_t i = 0; i < drawn.top_ids.size(); ++i)
+    token.top.emplace_back(drawn.top_ids[i],
+                           drawn.raw_logprob + temperature * (drawn.top_logprobs[i] - drawn.logprob));
+  return token;
+}
+
+// The one at a place of a whole sample.
+StreamedToken token_at(const GeneratedSample& sample, size_t at) {
+  StreamedToken token{.token = sample.token_ids[at],
+                      .logprob = sample.logprobs[at],
+                      .raw_logprob = sample.raw_logprobs[at],
+                      .truncated_logprob = sample.truncated_logprobs[at],
+                      .is_last = at + 1 == sample.token_ids.size()};
+  if (!sample.top_ids.empty()) token.top_ids = sample.top_ids[at];
+  if (!sample.top_ids.empty()) token.top_logprobs = sample.top_logprobs[at];
+  return token;
 }
 
 // A request being answered.
@@ -83,6 +108,8 @@ struct Job {
   std::vector<ChoiceDelta> choices;  // what they have come to
   std::vector<std::optional<AnswerToken>> last;
   std::vector<size_t> seen;  // tokens of them
+  RequestIdentity identity;  // where it is of an agent's session
+  SessionPointer session;
   size_t num_accepted = 0, num_finished = 0;
   std::string unsent;  // of a stream
   std::optional<double> first_token_seconds;
@@ -99,21 +126,62 @@ struct Counters {
 
 }  // namespace
 
+// The model's texts and tokens for rows of conversations.
+class ServedCodec final : public ChatCodec {
+ public:
+  explicit ServedCodec(const ServedModel& model) : model_(model) {}
+  std::string render(const Conversation& conversation) const override {
+    if (!model_.chat_template) throw UserError(str("agents need a chat template: ", model_.no_template));
+    return model_.chat_template->render(conversation);
+  }
+  std::vector<int32_t> encode_chat(std::string_view text, bool continues) const override {
+    return continues ? model_.tokenizer.encode_continuation(text) : model_.tokenizer.encode(text);
+  }
+  std::string text_of(std::span<const int32_t> ids) const override {
+    return model_.tokenizer.decode(ids, /*skip_special_tokens=*/false);
+  }
+
+ private:
+  const ServedModel& model_;
+};
+
+// Agents that are trained.
+struct Agents {
+  Agents(const ServedModel& model, const AgentDeskOptions& options)
+      : codec(model), format(codec, environment_of(model), model.max_length), desk(format, options) {}
+  static EnvironmentSettings environment_of(const ServedModel& model) {
+    EnvironmentSettings settings;
+    settings.tool_call_parser = model.settings.tool_call_parser;
+    settings.reasoning_parser = model.settings.reasoning_parser;
+    return settings;
+  }
+  const ServedCodec codec;
+  const ConversationFormat format;
+  AgentDesk desk;
+};
+
 struct Server::State {
-  State(Engine& engine, ServedModel served, std::string key);
+  State(Engine& engine, ServedModel served, std::string key, const std::optional<AgentDeskOptions>& options);
   ~State() {
     http.close();
     jobs.clear();  // their sockets belong to it
+    agent_jobs.clear();
   }
 
   void handle(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void handle_get(const HttpRequest& request, HttpExchange& exchange);
-  void check_access(const HttpRequest& request) const;
-  void prepare(const Api& api, HttpRequest request, const std::shared_ptr<HttpExchange>& exchange);
+  SessionPointer check_access(const HttpRequest& request) const;
+  void handle_agent(const HttpRequest& request, HttpExchange& exchange);
+  void prepare(const Api& api, HttpRequest request, const std::shared_ptr<HttpExchange>& exchange,
+               const SessionPointer& session);
+  void take_identity(Job& job, const HttpRequest& request);
+  void answer_again(const JobPointer& job, const GenerationResult& result);
+  void end_jobs();
   void submit(const JobPointer& job);
   void take(std::vector<EngineEvent> events);
   void take(const JobPointer& job, size_t prompt, EngineEvent event);
-  void take_token(Job& job, size_t choice, const AnswerToken& token);
+  void begin(Job& job);
+  void take_token(Job& job, size_t choice, const StreamedToken& drawn);
   void finish_prompt(Job& job, size_t prompt, const GenerationResult& result);
   void add(Job& job, size_t choice, ChoiceDelta delta);
   void send(Job& job);
@@ -128,17 +196,20 @@ struct Server::State {
   HttpHeaders headers_of(const std::string& id) const { return {{"X-Request-Id", id}, {"Request-Id", id}}; }
 
   const ServedModel model;
+  std::unique_ptr<Agents> agents;  // null: there are none
   const std::string api_key;
   const Time start = std::chrono::steady_clock::now();
   EngineLoop loop;
   std::atomic<int64_t> in_flight = 0;
   std::atomic<int64_t> undelivered = 0;  // passes of the engine
+  std::atomic<int64_t> num_untrained = 0;
   // Of the I/O thread.
   struct Place {
     JobPointer job;
     size_t prompt;
   };
   std::unordered_map<uint64_t, Place> jobs;  // by the engine's ids
+  std::set<JobPointer> agent_jobs;           // those of sessions
   uint64_t next_id = 0;
   Counters counters;
   bool is_stopping = false;
@@ -146,8 +217,10 @@ struct Server::State {
   HttpServer http;  // the last: its threads use the rest
 };
 
-Server::State::State(Engine& engine, ServedModel served, std::string key)
+Server::State::State(Engine& engine, ServedModel served, std::string key,
+                     const std::optional<AgentDeskOptions>& options)
     : model(std::move(served)),
+      agents(options ? std::make_unique<Agents>(model, *options) : nullptr),
       api_key(std::move(key)),
       loop(engine,
            [this](std::vector<EngineEvent> events) {
@@ -169,7 +242,13 @@ Server::State::State(Engine& engine, ServedModel served, std::string key)
                 }},
            [this](HttpRequest request, const std::shared_ptr<HttpExchange>& exchange) {
              handle(request, exchange);
-           }) {}
+           }) {
+  constexpr double kLookAtLeases = 0.05;
+  if (!agents) return;
+  http.every(kLookAtLeases, [this] {
+    if (agents->desk.expire(std::chrono::steady_clock::now())) end_jobs();
+  });
+}
 
 void Server::State::refuse(HttpExchange& exchange, const Api& api, const std::string& path,
                            const ApiError& error) {
@@ -182,41 +261,53 @@ void Server::State::refuse(HttpExchange& exchange, const Api& api, const std::st
     log_info(str("serve: ", path, " ", error.status, ": ", quoted(std::string(error.what()), 200)));
 }
 
-void Server::State::check_access(const HttpRequest& request) const {
+// The session whose key the request has, if it has one's.
+SessionPointer Server::State::check_access(const HttpRequest& request) const {
+  std::string given = request.header("authorization");
+  if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer "))) given.erase(0, 7);
+  else given = request.header("x-api-key");
   if (api_key.empty()) {
     const std::string host = request.header("host"), origin = request.header("origin");
     if ((!host.empty() && !names_this_machine(host)) || (!origin.empty() && !names_this_machine(origin)))
       throw ApiError(403,
                      "without a key this server answers programs of its own machine only (headers Host and "
                      "Origin); start it with a key: BOUGH_API_KEY or api_key_file");
-    return;
   }
-  std::string given = request.header("authorization");
-  if (given.size() > 7 && (given.starts_with("Bearer ") || given.starts_with("bearer "))) given.erase(0, 7);
-  else given = request.header("x-api-key");
-  if (!same_key(given, api_key))
+  if (agents && AgentDesk::is_session_key(given)) return agents->desk.find(given);
+  if (!api_key.empty() && !same_key(given, api_key))
     throw ApiError(401, "the key is missing or wrong: send Authorization: Bearer KEY", "", "invalid_api_key");
+  return nullptr;
 }
 
-void Server::State::handle(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange) {
+void Server::State::handle(const HttpRequest& sent, const std::shared_ptr<HttpExchange>& exchange) {
+  HttpRequest request = sent;
+  request.path = canonical_path(sent.path);
   const Api& api = api_of(request.path);
   const auto known = std::find_if(std::begin(kApis), std::end(kApis),
                                   [&](const Api& each) { return request.path == each.path; });
   const bool is_api = known != std::end(kApis);
   const bool is_page = request.path == "/health" || request.path == "/metrics" ||
                        request.path == "/v1/models" || request.path.starts_with("/v1/models/");
+  const bool is_agent = agents && std::find(std::begin(kAgentPaths), std::end(kAgentPaths), request.path) !=
+                                      std::end(kAgentPaths);
   // What is counted by path has few of them, whatever clients ask for.
-  const std::string path = is_api ? request.path : is_page ? request.path.substr(0, 10) : "other";
+  const std::string path = is_api || is_agent ? request.path : is_page ? request.path.substr(0, 10) : "other";
+  SessionPointer session;
   try {
-    if (request.path != "/health") check_access(request);
-    if (!is_api && !is_page)
+    if (request.path != "/health") session = check_access(request);
+    if (!is_api && !is_page && !is_agent)
       throw ApiError(404, str("there is no ", quoted(request.path), "; docs/serve.md lists what there is"));
-    const char* method = is_api ? "POST" : "GET";
+    const char* method = is_page ? "GET" : "POST";
     if (request.method != method)
       throw ApiError(
           405, str(request.path.substr(0, 80), ": got ", quoted(request.method), ", expected ", method));
     if (is_page) {
       handle_get(request, *exchange);
+      ++counters.requests[{path, 200}];
+      return;
+    }
+    if (is_agent) {
+      handle_agent(request, *exchange);
       ++counters.requests[{path, 200}];
       return;
     }
@@ -227,7 +318,88 @@ void Server::State::handle(const HttpRequest& request, const std::shared_ptr<Htt
   } catch (const ApiError& error) {
     return refuse(*exchange, api, path, error);
   }
-  prepare(api, request, exchange);
+  if (agents && !session) ++num_untrained;
+  prepare(api, std::move(request), exchange, session);
+}
+
+// The routes that AReaL has (areal.experimental.openai.proxy), with what a group needs besides.
+void Server::State::handle_agent(const HttpRequest& request, HttpExchange& exchange) {
+  constexpr size_t kLongest = 64 << 10;
+  if (request.body.size() > kLongest)
+    throw ApiError(413, str("the body is longer than ", kLongest, " bytes"));
+  OrderedJson body = OrderedJson::object();
+  try {
+    if (!request.body.empty()) body = parse_ordered_json(request.body, "the body");
+  } catch (const UserError& error) {
+    throw ApiError(400, error.what());
+  }
+  Fields fields(body);
+  std::string key = request.header("authorization");
+  key = key.size() > 7 ? key.substr(7) : request.header("x-api-key");
+  AgentDesk& desk = agents->desk;
+  if (request.path == "/rl/start_session") {
+    if (!api_key.empty() && !same_key(key, api_key))
+      throw ApiError(401, "a session's key starts no other: send the server's", "", "invalid_api_key");
+    const std::string task_id = fields.text("task_id").value_or("");
+    const std::string old_key = fields.text("api_key").value_or("");
+    fields.done();
+    const AgentDesk::Started started = desk.start_session(task_id, old_key, request.header("idempotency-key"),
+                                                          std::chrono::steady_clock::now());
+    OrderedJson answer = {{"session_id", started.session->id()},
+                          {"api_key", started.key},
+                          {"group_id", std::to_string(started.session->group())},
+                          {"sessions_left", started.sessions_left},
+                          {"lease_seconds", started.lease_seconds}};
+    if (!started.problem.is_null()) answer["problem"] = started.problem;
+    exchange.respond({.body = answer.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)});
+    end_jobs();  // of a session that the key named before
+    return;
+  }
+  const SessionPointer session = desk.find(key);
+  Json answer = {{"message", "success"}};
+  if (request.path == "/rl/set_reward") {
+    const auto interaction = fields.text("interaction_id");
+    const auto reward = fields.number("reward", -1e30, 1e30);
+    if (!reward) fields.wrong("reward", "a number");
+    std::map<std::string, double> parts;
+    if (const OrderedJson* rewards = fields.object("rewards")) {
+      Fields inner(*rewards, "rewards");
+      for (const auto& [name, value] : rewards->items())
+        parts[name] = inner.number(name, -1e30, 1e30).value_or(0);
+    }
+    fields.done();
+    if (!session->set_reward(interaction, *reward, parts))
+      throw ApiError(interaction ? 404 : 400,
+                     interaction ? str("this session has no answer ", quoted(*interaction))
+                                 : "this session has no answer yet that a reward could be of",
+                     "interaction_id");
+  } else {
+    fields.done();
+    answer["interaction_count"] = session->num_interactions();
+    desk.end_session(key);
+    end_jobs();
+  }
+  exchange.respond({.body = dump_line(answer)});
+}
+
+// Requests of sessions that are over.
+void Server::State::end_jobs() {
+  const std::vector<JobPointer> all(agent_jobs.begin(), agent_jobs.end());
+  for (const JobPointer& job : all)
+    if (!job->is_over && !agents->desk.is_open(*job->session))
+      fail(*job, ApiError(410, kOver, "", "session_ended"));
+}
+
+// A client that sends a request again has given its first one up.
+void Server::State::take_identity(Job& job, const HttpRequest& request) {
+  const std::string retries = request.header("x-stainless-retry-count");
+  job.identity = {.fingerprint = std::hash<std::string>()(str(request.path, "\n", request.body)),
+                  .idempotency_key = request.header("idempotency-key"),
+                  .is_retry = !retries.empty() && retries != "0"};
+  const std::vector<JobPointer> all(agent_jobs.begin(), agent_jobs.end());
+  for (const JobPointer& other : all)
+    if (other->session == job.session && !other->is_over && other->identity.is_repeated_by(job.identity))
+      fail(*other, ApiError(409, "the same request was sent again, and is answered there"));
 }
 
 void Server::State::handle_get(const HttpRequest& request, HttpExchange& exchange) {
@@ -258,9 +430,12 @@ Json Server::State::models() const {
 
 // JSON, template and tokens on a lane; then back.
 void Server::State::prepare(const Api& api, HttpRequest request,
-                            const std::shared_ptr<HttpExchange>& exchange) {
-  ++in_flight;
+                            const std::shared_ptr<HttpExchange>& exchange, const SessionPointer& session) {
   const auto job = std::make_shared<Job>();
+  job->session = session;
+  if (session) take_identity(*job, request);
+  ++in_flight;
+  if (session) agent_jobs.insert(job);
   job->exchange = exchange;
   job->api = &api;
   job->start = std::chrono::steady_clock::now();
@@ -273,7 +448,7 @@ void Server::State::prepare(const Api& api, HttpRequest request,
     auto read = std::make_shared<ReadRequest>();  // the job is the I/O thread's
     std::optional<ApiError> error;
     try {
-      *read = job->api->read(parse_ordered_json(request.body, "the body"), model);
+      *read = job->api->read(parse_ordered_json(request.body, "the body"), model, job->session);
     } catch (const ApiError& refused) {
       error = refused;
     } catch (const UserError& refused) {
@@ -288,6 +463,8 @@ void Server::State::prepare(const Api& api, HttpRequest request,
       job->read = std::move(*read);
       if (error) return fail(*job, *error);
       if (is_stopping) return fail(*job, ApiError(503, kStopping));
+      if (job->session && !agents->desk.is_open(*job->session))
+        return fail(*job, ApiError(410, kOver, "", "session_ended"));
       submit(job);
     });
   });
@@ -309,6 +486,8 @@ void Server::State::submit(const JobPointer& job) {
   job->choices.resize(num_choices);
   job->last.resize(num_choices);
   job->seen.resize(num_choices);
+  if (job->session)
+    if (const auto result = job->session->answered(job->identity)) return answer_again(job, *result);
   std::vector<GenerationRequest> requests;
   for (size_t prompt = 0; prompt < request.prompts.size(); ++prompt) {
     const uint64_t id = next_id++;
@@ -322,6 +501,20 @@ void Server::State::submit(const JobPointer& job) {
     if (request.seed) asked.sequence = prompt;
   }
   loop.submit(std::move(requests));
+}
+
+// What the same request was answered before.
+void Server::State::answer_again(const JobPointer& job, const GenerationResult& result) {
+  if (job->request().stream) begin(*job);
+  finish_prompt(*job, 0, result);
+  job->session->take_again(job->identity, job->read.answer->id());
+  complete(job);
+}
+
+void Server::State::begin(Job& job) {
+  job.is_streaming = true;
+  job.exchange->begin_stream(headers_of(job.id));
+  job.unsent += job.read.answer->begin();
 }
 
 void Server::State::take(std::vector<EngineEvent> events) {
@@ -346,10 +539,7 @@ void Server::State::take(const JobPointer& job, size_t prompt, EngineEvent event
   const ServedRequest& request = job->request();
   switch (event.kind) {
     case EngineEvent::Kind::kAccepted:
-      if (++job->num_accepted < request.prompts.size() || !request.stream) return;
-      job->is_streaming = true;
-      job->exchange->begin_stream(headers_of(job->id));
-      job->unsent += job->read.answer->begin();
+      if (++job->num_accepted == request.prompts.size() && request.stream) begin(*job);
       return;
     case EngineEvent::Kind::kRefused: {
       const std::string prefix = str("request ", event.id, ": ");
@@ -360,26 +550,30 @@ void Server::State::take(const JobPointer& job, size_t prompt, EngineEvent event
       if (!job->first_token_seconds) job->first_token_seconds = seconds_since(job->start);
       const size_t choice =
           prompt * static_cast<size_t>(request.sampling.n_samples) + static_cast<size_t>(event.token.sample);
-      const StreamedToken& drawn = event.token;
-      const AnswerToken token{
-          drawn.token, model.logprob_of(drawn.raw_logprob, drawn.truncated_logprob),
-          raw_top(request.sampling, drawn.raw_logprob, drawn.logprob, drawn.top_ids, drawn.top_logprobs)};
       ++job->seen[choice];
-      if (event.token.is_last) job->last[choice] = token;
-      else take_token(*job, choice, token);
+      take_token(*job, choice, event.token);
       return;
     }
     case EngineEvent::Kind::kFinished:
       finish_prompt(*job, prompt, event.result);
+      if (job->session)
+        job->session->take(*request.asked, event.result, request.sampling, job->identity,
+                           job->read.answer->id());
       if (++job->num_finished == request.prompts.size()) complete(job);
       return;
   }
 }
 
-void Server::State::take_token(Job& job, size_t choice, const AnswerToken& token) {
+// What the last token means is known when the sample has ended.
+void Server::State::take_token(Job& job, size_t choice, const StreamedToken& drawn) {
+  AnswerToken token = answer_token(model, job.request().sampling, drawn);
+  if (drawn.is_last) {
+    job.last[choice] = std::move(token);
+    return;
+  }
   ChoiceDelta delta;
   delta.parts = job.texts[choice].push(token.id);
-  delta.tokens.push_back(token);
+  delta.tokens.push_back(std::move(token));
   add(job, choice, std::move(delta));
 }
 
@@ -390,16 +584,8 @@ void Server::State::finish_prompt(Job& job, size_t prompt, const GenerationResul
     const GeneratedSample& drawn = result.samples[sample];
     const size_t choice = prompt * n_samples + sample;
     // An engine that gives no tokens as they come gives them now.
-    for (size_t& seen = job.seen[choice]; seen < drawn.token_ids.size(); ++seen) {
-      AnswerToken token{drawn.token_ids[seen],
-                        model.logprob_of(drawn.raw_logprobs[seen], drawn.truncated_logprobs[seen]),
-                        {}};
-      if (!drawn.top_ids.empty())
-        token.top = raw_top(job.request().sampling, drawn.raw_logprobs[seen], drawn.logprobs[seen],
-                            drawn.top_ids[seen], drawn.top_logprobs[seen]);
-      if (seen + 1 == drawn.token_ids.size()) job.last[choice] = token;
-      else take_token(job, choice, token);
-    }
+    for (size_t& seen = job.seen[choice]; seen < drawn.token_ids.size(); ++seen)
+      take_token(job, choice, token_at(drawn, seen));
     ChoiceDelta delta;
     std::optional<int32_t> last;
     if (job.last[choice]) {
@@ -473,6 +659,7 @@ void Server::State::fail(Job& job, const ApiError& error) {
 void Server::State::fail_all(const ApiError& error) {
   std::vector<JobPointer> all;
   for (const auto& [id, place] : jobs) all.push_back(place.job);
+  all.insert(all.end(), agent_jobs.begin(), agent_jobs.end());
   for (const JobPointer& job : all)
     if (!job->is_over) fail(*job, error);
 }
@@ -489,6 +676,7 @@ void Server::State::abandon(Job& job) {
 void Server::State::close(Job& job, int status, const std::string& how) {
   job.is_over = true;
   for (const uint64_t id : job.engine_ids) jobs.erase(id);
+  if (job.session) std::erase_if(agent_jobs, [&](const JobPointer& each) { return each.get() == &job; });
   --in_flight;
   const int64_t prompt_tokens = job.request().prompt_tokens(), new_tokens = count_tokens(job.choices);
   counters.prompt_tokens += prompt_tokens;
@@ -537,6 +725,20 @@ std::string Server::State::metrics() const {
   add("engine_steps_total", "counter", "Passes.", engine.steps);
   add("engine_seconds_total", "counter", "Seconds inside passes.", engine.seconds);
   add("weights_version", "gauge", "Version of the weights.", loop.version());
+  if (agents) {
+    const AgentDesk::Counts agent = agents->desk.counts();
+    add("groups_free", "gauge", "Groups that agents may begin.", agent.waiting);
+    add("groups_begun", "gauge", "Groups that agents have begun and not ended.", agent.leased);
+    add("sessions_open", "gauge", "Sessions started and not ended.", agent.sessions_open);
+    add("sessions_started_total", "counter", "Sessions started.", agent.started);
+    add("sessions_without_reward_total", "counter", "Sessions that ended without a reward.",
+        agent.without_reward);
+    add("leases_granted_total", "counter", "Groups that agents have begun.", agent.granted);
+    add("leases_refused_total", "counter", "Sessions refused because no group might begin.", agent.refused);
+    add("leases_expired_total", "counter", "Groups whose lease expired.", agent.expired);
+    add("requests_without_session_total", "counter", "Requests of nobody who is trained.",
+        num_untrained.load());
+  }
   add("uptime_seconds", "gauge", "Seconds since the server began to listen.", seconds_since(start));
   return text;
 }
@@ -549,10 +751,37 @@ void check_serving(const ServeSettings& settings, const std::string& api_key) {
   const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);  // or says which there are
 }
 
-Server::Server(Engine& engine, ServedModel model, std::string api_key) {
+Server::Server(Engine& engine, ServedModel model, std::string api_key,
+               std::optional<AgentDeskOptions> agents) {
   check_serving(model.settings, api_key);
   BOUGH_CHECK(!model.names.empty(), "a model without a name");
-  state_ = std::make_unique<State>(engine, std::move(model), std::move(api_key));
+  state_ = std::make_unique<State>(engine, std::move(model), std::move(api_key), agents);
+}
+
+bool Server::pass() {
+  return state_->loop.pass();
+}
+
+void Server::on_commands(std::function<void()> wake) {
+  state_->loop.on_commands(std::move(wake));
+}
+
+AgentDesk& Server::desk() const {
+  BOUGH_CHECK(state_->agents, "a server without agents");
+  return state_->agents->desk;
+}
+
+int64_t Server::num_untrained() const {
+  return state_->num_untrained.load();
+}
+
+void Server::close() {
+  state_->http.stop_accepting();
+  state_->http.post([state = state_.get()] {
+    state->is_stopping = true;
+    state->fail_all(ApiError(503, kStopping));
+  });
+  state_->http.close();
 }
 
 Server::~Server() = default;

@@ -6,13 +6,19 @@
 //
 // Everything of a request is on the I/O thread but its preparation and the JSON of an unstreamed answer. A
 // client that goes away, or does not read, has its request cancelled in the engine, which frees its pages.
+//
+// With an AgentDesk it serves inside a training run (agent_server.h): the routes /rl/ start and end sessions
+// and set rewards, a session's key is the API key of its requests, and what they are answered becomes its
+// rows.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "rollout/engine.h"
+#include "serve/agent_desk.h"
 #include "serve/api.h"
 
 namespace bough {
@@ -25,7 +31,7 @@ class Server {
   // Listens when it returns; requests wait until run(). `api_key`: every request must have it as a bearer
   // token; empty: none, and only programs on this machine may ask. UserError: see check_serving(); an address
   // that cannot be had.
-  Server(Engine& engine, ServedModel model, std::string api_key);
+  Server(Engine& engine, ServedModel model, std::string api_key, std::optional<AgentDeskOptions> agents = {});
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -35,6 +41,14 @@ class Server {
   // `shutdown_seconds` to finish, and the rest is told and cancelled. What the engine throws is passed on,
   // after everybody has been told.
   void run(const std::function<bool()>& stop);
+
+  // In place of run(), for who has other work for the engine's thread: EngineLoop's.
+  bool pass();
+  void on_commands(std::function<void()> wake);  // before start() of the desk
+  AgentDesk& desk() const;                       // of agents
+  // Nobody is accepted any more, and who waits is told.
+  void close();
+  int64_t num_untrained() const;  // requests without a session
 
  private:
   struct State;

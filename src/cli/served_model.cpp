@@ -1,0 +1,61 @@
+#include "cli/served_model.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "models/config.h"
+
+namespace bough {
+
+std::string load_api_key(const std::string& api_key_file) {
+  const char* given = std::getenv("BOUGH_API_KEY");
+  std::string key = given ? given : "";
+  if (!api_key_file.empty()) {
+    key = read_file(api_key_file);
+    key.resize(std::min(key.size(), key.find_first_of("\r\n")));
+    if (key.empty())
+      throw UserError(str("api_key_file: the first line of ", quoted(api_key_file), " is empty"));
+  }
+  return key;
+}
+
+ServedModel load_served_model(const std::filesystem::path& directory, const ServeSettings& settings) {
+  const ModelConfig config = load_model_config(directory);
+  ServedModel model{.tokenizer = Tokenizer::load(directory),
+                    .max_length = config.max_length(),
+                    .vocab_size = config.vocab_size,
+                    .created = now_seconds(),
+                    .settings = settings};
+  for (const std::string& name : settings.served_model_name) {
+    if (name == "*") model.any_name = true;
+    else model.names.push_back(name);
+  }
+  if (model.names.empty())
+    model.names.push_back(std::filesystem::weakly_canonical(directory).filename().string());
+  try {
+    model.chat_template = ChatTemplate::from_directory(directory);
+  } catch (const UserError& error) {
+    model.no_template = error.what();  // matters only to those who have conversations
+    log_warning(str("serve: no conversations: ", error.what()));
+  }
+  return model;
+}
+
+void raise_descriptor_limit(int64_t connections) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto wanted = static_cast<rlim_t>(connections) + 256;
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < wanted)
+    log_warning(str("serve: this process may open ", limit.rlim_cur,
+                    " files; http.max_connections=", connections, " needs ", wanted));
+}
+
+}  // namespace bough

@@ -1,0 +1,183 @@
+#include "control/conversation_row.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+}
+
+// Whether a template shows a turn as it was: white space around its parts and how JSON is written aside.
+bool same_parts(const OutputParts& a, const OutputParts& b) {
+  const auto same_call = [](const ToolCall& left, const ToolCall& right) {
+    if (left.valid() != right.valid()) return false;
+    if (!left.valid()) return trimmed(left.text) == trimmed(right.text);
+    return left.name == right.name && Json::parse(left.arguments) == Json::parse(right.arguments);
+  };
+  return trimmed(a.reasoning) == trimmed(b.reasoning) && trimmed(a.content) == trimmed(b.content) &&
+         std::equal(a.calls.begin(), a.calls.end(), b.calls.begin(), b.calls.end(), same_call);
+}
+
+}  // namespace
+
+void ConversationRow::append(Segment segment, std::span<const int32_t> added) {
+  segment.begin = ids.size();
+  ids.insert(ids.end(), added.begin(), added.end());
+  segment.end = ids.size();
+  loss_mask.resize(segment.end, 0);
+  logprobs.resize(segment.end, 0.0f);
+  versions.resize(segment.end, -1);
+  turns.resize(segment.end, -1);
+  segments.push_back(std::move(segment));
+}
+
+void ConversationRow::append_text(const ChatCodec& codec, std::string_view text) {
+  append({.text = std::string(text)}, codec.encode_chat(text, /*continues=*/!ids.empty()));
+}
+
+void ConversationRow::append_ids(const ChatCodec& codec, std::span<const int32_t> added) {
+  if (!added.empty()) append({.text = codec.text_of(added)}, added);
+}
+
+void ConversationRow::append_rest(const ConversationRow& longer) {
+  for (size_t i = segments.size(); i < longer.segments.size(); ++i) {
+    const Segment& next = longer.segments[i];
+    append(next, std::span(longer.ids).subspan(next.begin, next.end - next.begin));
+  }
+}
+
+ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, const GeneratedSample& sample,
+                                                       int64_t turn, bool in_reasoning,
+                                                       const std::vector<std::string>& stop) {
+  Segment segment{.begin = ids.size(), .turn = turn, .is_settled = false, .in_reasoning = in_reasoning};
+  ids.insert(ids.end(), sample.token_ids.begin(), sample.token_ids.end());
+  segment.end = ids.size();
+  loss_mask.resize(segment.end, 1);
+  for (const double log_prob : sample.logprobs) logprobs.push_back(static_cast<float>(log_prob));
+  versions.insert(versions.end(), sample.versions.begin(), sample.versions.end());
+  turns.resize(segment.end, static_cast<int32_t>(turn));
+  raw_logprobs.insert(raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
+  truncated_logprobs.insert(truncated_logprobs.end(), sample.truncated_logprobs.begin(),
+                            sample.truncated_logprobs.end());
+  std::span<const int32_t> drawn(sample.token_ids);
+  if (sample.finish_reason == FinishReason::kStop) {
+    segment.stop = codec.text_of(drawn.last(1));
+    drawn = drawn.first(drawn.size() - 1);
+  }
+  segment.sampled = codec.text_of(drawn);
+  if (sample.finish_reason == FinishReason::kStopString) {
+    size_t end = segment.sampled.size();
+    for (const std::string& each : stop) end = std::min(end, segment.sampled.find(each));
+    segment.sampled.resize(end);
+  }
+  return segments.emplace_back(std::move(segment));
+}
+
+void ConversationRow::drop_unanswered() {
+  if (segments.size() < 2 || segments.back().turn) return;
+  const size_t length = segments.back().begin;
+  segments.pop_back();
+  ids.resize(length);
+  loss_mask.resize(length);
+  logprobs.resize(length);
+  versions.resize(length);
+  turns.resize(length);
+}
+
+ConversationRow ConversationRow::prefix(size_t num_segments) const {
+  ConversationRow row;
+  if (num_segments == 0) return row;
+  const size_t length = segments[num_segments - 1].end;
+  row.ids.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(length));
+  row.loss_mask.assign(length, 0);
+  row.logprobs.assign(length, 0.0f);
+  row.versions.assign(length, -1);
+  row.turns.assign(length, -1);
+  row.segments.assign(segments.begin(), segments.begin() + static_cast<std::ptrdiff_t>(num_segments));
+  return row;
+}
+
+bool ConversationRow::trains() const {
+  return std::find(loss_mask.begin(), loss_mask.end(), 1) != loss_mask.end();
+}
+
+ConversationRow::Shown ConversationRow::shown_by(std::string_view text, const Parse& parse) const {
+  Shown shown;
+  for (const Segment& segment : segments) {
+    const std::string_view rest = text.substr(shown.end);
+    if (segment.is_settled) {
+      if (!rest.starts_with(segment.text)) break;
+      shown.end += segment.text.size();
+    } else {
+      if (segment.stop.empty()) break;
+      const size_t stop = rest.find(segment.stop);
+      if (stop == std::string_view::npos) break;
+      const std::string_view turn = rest.substr(0, stop);
+      if (turn != segment.sampled && !same_parts(segment.parts, parse(turn, segment.in_reasoning))) break;
+      shown.texts.push_back(str(turn, segment.stop));
+      shown.end += stop + segment.stop.size();
+    }
+    ++shown.segments;
+  }
+  return shown;
+}
+
+void ConversationRow::settle(const Shown& shown, const ChatCodec& codec, int64_t row, Differences& found) {
+  auto text = shown.texts.begin();
+  for (size_t i = 0; i < shown.segments; ++i) {
+    Segment& segment = segments[i];
+    if (segment.is_settled) continue;
+    segment.text = *text++;
+    segment.is_settled = true;
+    found.shown_otherwise += segment.text != segment.sampled + segment.stop;
+    const std::vector<int32_t> again = codec.encode_chat(segment.text, /*continues=*/true);
+    const std::span<const int32_t> drawn(ids.data() + segment.begin, segment.end - segment.begin);
+    const auto [different, other] = std::mismatch(drawn.begin(), drawn.end(), again.begin(), again.end());
+    if (different == drawn.end() && other == again.end()) continue;
+    found.retokenized.push_back(
+        {*segment.turn, row, static_cast<int64_t>(segment.begin) + (different - drawn.begin())});
+  }
+}
+
+Trajectory ConversationRow::trajectory(const ChatCodec& codec, bool all_logprobs) const {
+  Trajectory out;
+  out.input_ids = ids;
+  out.loss_mask = loss_mask;
+  out.logprobs = logprobs;
+  out.versions = versions;
+  out.turns = turns;
+  for (const Segment& segment : segments)
+    if (segment.turn && loss_mask[segment.begin] && !out.turn) out.turn = *segment.turn;
+  if (all_logprobs) {
+    out.columns["raw_logprobs"] = raw_logprobs;
+    out.columns["truncated_logprobs"] = truncated_logprobs;
+  }
+  out.prompt = segments.empty() ? "" : segments.front().text;
+  out.completion = segments.empty() ? "" : codec.text_of(std::span(ids).subspan(segments.front().end));
+  return out;
+}
+
+void ConversationRow::check_integrity() const {
+  const size_t length = ids.size();
+  BOUGH_CHECK(loss_mask.size() == length && logprobs.size() == length && versions.size() == length &&
+                  turns.size() == length,
+              "lists of a row of ", length, " tokens");
+  size_t at = 0;
+  for (const Segment& segment : segments) {
+    BOUGH_CHECK(segment.begin == at && segment.end >= at, "a segment from ", segment.begin, ", expected ",
+                at);
+    at = segment.end;
+  }
+  BOUGH_CHECK(at == length, "segments of ", at, " tokens, ids ", length);
+}
+
+}  // namespace bough

@@ -1,0 +1,48 @@
+// A training run's conversations, held by agents outside over HTTP: a Server with a desk that hands out
+// groups.
+#pragma once
+
+#include <string>
+
+#include "control/outside.h"
+#include "serve/server.h"
+
+namespace bough {
+
+class AgentServer final : public OutsideGroups {
+ public:
+  // Listens when it returns; see Server.
+  AgentServer(Engine& engine, ServedModel model, std::string api_key, const AgentDeskOptions& options)
+      : server_(engine, std::move(model), std::move(api_key), options) {}
+
+  std::string url() const { return server_.url(); }
+
+  void start(OutsideSink sink) override {
+    server_.on_commands(sink.wake);
+    server_.desk().start(std::move(sink));
+  }
+  void offer(GroupTask task) override { server_.desk().offer(std::move(task)); }
+  bool pass() override { return server_.pass(); }
+  void close() override {
+    server_.desk().close();
+    server_.close();
+  }
+  std::string waits_for() const override { return desk().waits_for(); }
+  MetricValues metrics() const override {
+    const AgentDesk::Counts counts = desk().counts();
+    return {{"agents/sessions_open", static_cast<double>(counts.sessions_open)},
+            {"agents/groups_open", static_cast<double>(counts.leased)},
+            {"agents/sessions_started", static_cast<double>(counts.started)},
+            {"agents/sessions_without_reward", static_cast<double>(counts.without_reward)},
+            {"agents/leases_granted", static_cast<double>(counts.granted)},
+            {"agents/leases_refused", static_cast<double>(counts.refused)},
+            {"agents/leases_expired", static_cast<double>(counts.expired)},
+            {"agents/requests_without_session", static_cast<double>(server_.num_untrained())}};
+  }
+
+ private:
+  const AgentDesk& desk() const { return server_.desk(); }
+  Server server_;
+};
+
+}  // namespace bough
