@@ -1,6 +1,6 @@
 """An agent written with OpenAI's client, or Anthropic's, that `bough train` trains: it knows the run's URL,
-and nothing else of Bough. What a user writes is a function like play_openai(): one episode, held with the client
-as it is.
+and nothing else of Bough. What a user writes is a function like play_openai(): one episode, held with the
+client as it is.
 
     python agent.py http://127.0.0.1:8765 --client openai --workers 16
 

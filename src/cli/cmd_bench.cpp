@@ -23,6 +23,8 @@
 
 namespace bough {
 
+void add_bench_serve_command(CommandLine& line, CLI::App& bench);  // cmd_bench_serve.cpp
+
 namespace {
 
 struct Options : StepOptions {
@@ -239,6 +241,7 @@ void add_bench_command(CommandLine& line) {
     throw UserError("what to measure is missing: bough bench step, bough bench rollout, bough bench profile");
   });
   add_bench_rollout_command(line, bench);
+  add_bench_serve_command(line, bench);
   auto options = std::make_shared<Options>();
   options->repeat = 3;
   CLI::App& command =

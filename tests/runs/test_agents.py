@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from run_util import ENVIRONMENT, read_metrics, to_yaml
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/openai_agent/agent.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "openai_agent/agent.py"
+GYM_LOOP = EXAMPLES / "gym_loop/gym_loop.py"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -151,6 +153,21 @@ def test_an_agent_of_an_official_client_learns(bough, experiment, client, eta):
     assert records[-1]["conversation/rows_mean"] < 1.5
 
 
+def test_a_gym_like_loop_trains(bough, experiment):
+    """Several turns an episode, a reward each, advantages by turn."""
+    config = experiment(
+        **{"actor.adv_estimator": "turn_returns", "actor.turn_discount": 0.9, "gconfig.max_new_tokens": 2}
+    )
+    with running(bough, config) as run:
+        loop = subprocess.run(
+            [sys.executable, str(GYM_LOOP), run.url], capture_output=True, text=True, timeout=120
+        )
+        assert loop.returncode == 0, loop.stdout + loop.stderr
+        assert run.wait()["steps"] == 2
+    records = read_metrics(bough.cwd / "runs/agents/trial0")
+    assert all(record["conversation/turns_mean"] > 1 for record in records)
+
+
 def test_problems_come_with_sessions_and_groups_hold_together(bough, experiment):
     (bough.cwd / "train.jsonl").write_text(
         "\n".join(f'{{"question": "Q{i}", "answer": "A{i}"}}' for i in range(4))
@@ -181,10 +198,20 @@ def test_problems_come_with_sessions_and_groups_hold_together(bough, experiment)
 
 
 def test_a_run_that_was_killed_goes_on_and_its_old_sessions_are_gone(bough, experiment):
-    config = experiment(**{"total_train_steps": 3, "gconfig.n_samples": 2})
+    (bough.cwd / "valid.jsonl").write_text('{"question": "Say a letter.", "answer": "1"}')
+    config = experiment(
+        **{
+            "total_train_steps": 3,
+            "gconfig.n_samples": 2,
+            "valid_dataset.path": "valid.jsonl",
+            "valid_dataset.format": "chat",
+            "evaluator.freq_steps": 1,
+        }
+    )
     with running(bough, config) as run:
         for _ in range(4):
-            assert run.episode() == 200
+            while run.episode() == 429:  # the first evaluation goes on
+                time.sleep(0.02)
         deadline = time.monotonic() + 60
         while not (bough.cwd / "runs/agents/trial0/latest").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -205,7 +232,8 @@ def test_a_run_that_was_killed_goes_on_and_its_old_sessions_are_gone(bough, expe
                 break  # it has ended
         assert run.wait()["steps"] == 3
     records = read_metrics(bough.cwd / "runs/agents/trial0")
-    assert [record["step"] for record in records] == [1, 2, 3]
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert all("eval/avg_at_k" in record for record in records)
 
 
 def test_leases_end_and_the_run_waits_for_agents(bough, experiment):

@@ -95,3 +95,14 @@ def test_bad_use_is_named(bough, arguments, words):
     result = bough(*arguments)
     assert result.returncode == 2, result
     assert words in result.stderr.replace('"', "'"), result
+
+
+def test_serve_stands_beside_its_engine(bough, tiny_models):
+    options = ("--model", tiny_models("qwen3"), "--requests", 6, "--max-new-tokens", 5, "--threads", 1)
+    report = bough(
+        "bench", "serve", *options, "--repeat", 1, "rollout.kv_memory=16MiB", "--json", ok=True
+    ).json
+    assert report["served_tokens_per_s"] == pytest.approx(
+        report["served_over_engine"] * report["engine_tokens_per_s"]
+    )
+    assert report["served_last_first_token_seconds"] > 0
