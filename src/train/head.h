@@ -72,10 +72,10 @@ HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end);
 
 class Head final : public BlockHead {
  public:
-  // `loss` or `seeds`, or neither for a forward-only walk. What the loss couples lies within a block; then the
-  // block's values are computed before their loss, which costs its logits once more. `top_k`: most likely tokens that
-  // a forward-only walk files, or 0. `result` gets values of every row, the loss and its metrics; it must
-  // outlive the head.
+  // `loss` or `seeds`, or neither for a forward-only walk. What the loss couples lies within a block; then
+  // the block's values are computed before their loss, which costs its logits once more. `top_k`: most likely
+  // tokens that a forward-only walk files, or 0. `result` gets values of every row, the loss and its metrics;
+  // it must outlive the head.
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
        int64_t top_k, WalkResult* result);
 
