@@ -153,6 +153,9 @@ def parse_arguments():
     parser.add_argument("--model", choices=SHAPES, default="small", help="its shape (small)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument(
+        "--lora-rank", type=int, default=0, help="of PEFT's adapter of all linear layers; 0: none"
+    )
     parser.add_argument("--block", type=int, default=2048, help="tokens whose activations dta holds (2048)")
     parser.add_argument("--warm", type=int, default=1, help="uncounted steps before the timed one (1)")
     parser.add_argument("--threads", type=int, default=2)
@@ -170,6 +173,13 @@ def main():
     config, model = make_model(args.model, getattr(torch, args.dtype), args.vocab)
     if args.save_model:
         model.save_pretrained(args.save_model)
+    if args.lora_rank:
+        import peft
+
+        config_of_adapter = peft.LoraConfig(
+            r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear"
+        )
+        model = peft.get_peft_model(model, config_of_adapter)
     with open(args.rollouts, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     for _ in range(args.warm + 1):

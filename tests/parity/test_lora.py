@@ -99,6 +99,11 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
         path = write_rollouts(tmp_path / "rollouts.jsonl", rollouts)
         expected_loss, expected, norms = flat_gradients(model, rollouts, "pg")
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    # What transformers itself is off by in fp32: of matrices whose gradient is small beside the terms that it
+    # is the sum of, more than 1e-5.
+    plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+    _, in_fp32, _ = flat_gradients(adapt(plain, tensors, torch.float32), rollouts, "pg")
+    floor = {name: gradient_error(in_fp32[name].double(), expected[name], norms[name]) for name in names}
     for dtype, tolerance in (("fp64", 1e-9), ("fp32", 1e-5)):
         results = {}
         for mode in ("dense", "path"):
@@ -110,9 +115,9 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
             # The base has no gradient at all.
             assert got.keys() == {file_name(name) for name in names}
             for name in names:
-                # A matrix's own gradient may be small beside the terms that it is the sum of.
                 error = gradient_error(got[file_name(name)].double(), expected[name], norms[name])
-                assert error <= (tolerance if dtype == "fp64" else 5 * tolerance), (mode, dtype, name, error)
+                bound = tolerance if dtype == "fp64" else max(tolerance, 3 * floor[name])
+                assert error <= bound, (mode, dtype, name, error, floor[name])
             whole, reference = (
                 torch.cat([g[key(name)].double().flatten() for name in sorted(names)])
                 for g, key in ((got, file_name), (expected, str))

@@ -1,8 +1,8 @@
 // OPO (Hao et al. 2025): the baseline of least variance for sequences whose gradients' norms grow with their
 // length, A = R - sum(l R) / sum(l) over the group, l the trained tokens. A group of one: baseline 0.
-// ReMax (Li et al. 2023, arXiv 2310.10505): A = R - R(greedy), the reward of the prompt's most likely response,
-// which is generated beside the group and not trained. It does not depend on what was drawn, so that groups of
-// one have a baseline.
+// ReMax (Li et al. 2023, arXiv 2310.10505): A = R - R(greedy), the reward of the prompt's most likely
+// response, which is generated beside the group and not trained. It does not depend on what was drawn, so
+// that groups of one have a baseline.
 // MaxRL (2026): A = (R - mean_g) / (mean_g + eps); a mean of at most eps: 0.
 #include "algo/advantages/estimators.h"
 
