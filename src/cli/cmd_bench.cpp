@@ -23,7 +23,6 @@
 
 namespace bough {
 
-void add_bench_serve_command(CommandLine& line, CLI::App& bench);  // cmd_bench_serve.cpp
 
 namespace {
 

@@ -72,6 +72,7 @@ void add_serve_command(CommandLine& line);
 void add_data_command(CommandLine& line);
 void add_bench_command(CommandLine& line);
 void add_bench_rollout_command(CommandLine& line, CLI::App& bench);
+void add_bench_serve_command(CommandLine& line, CLI::App& bench);
 void add_report_command(CommandLine& line);
 void add_simulate_command(CommandLine& line);
 void add_threads_command(CommandLine& line);
