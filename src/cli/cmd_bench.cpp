@@ -23,7 +23,6 @@
 
 namespace bough {
 
-
 namespace {
 
 struct Options : StepOptions {

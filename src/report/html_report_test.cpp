@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "report/chart.h"
 #include "report/html_text.h"
+#include "report/timeline.h"
 
 namespace bough {
 namespace fs = std::filesystem;
@@ -265,8 +266,7 @@ TEST(ConversationPage, IsReadByPeopleAndBelievesNothing) {
 
 TEST(ConversationPage, IsBounded) {
   Talk talk{.name = "#0"};
-  for (int i = 0; i < 100; ++i)
-    talk.messages.push_back({.role = "user", .content = std::string(8000, 'x')});
+  for (int i = 0; i < 100; ++i) talk.messages.push_back({.role = "user", .content = std::string(8000, 'x')});
   std::vector<TalkGroup> groups;
   for (int g = 0; g < 4; ++g) groups.push_back({g, str("g", g), std::vector<Talk>(10, talk)});
   const std::string section = conversations_section(groups);
@@ -276,6 +276,19 @@ TEST(ConversationPage, IsBounded) {
   EXPECT_NE(section.find("8 of 10 conversations"), std::string::npos);
   EXPECT_NE(section.find("groups are too long to be shown"), std::string::npos);
   EXPECT_EQ(conversations_section({}), "");
+}
+
+// A checkpoint's long span is written after the short ones that it lies beside, of which the first are left
+// out.
+TEST(TimelineFigure, BeginsWhereNothingIsLeftOut) {
+  std::vector<TimelineSpan> spans;
+  for (int i = 0; i < 2000; ++i) spans.push_back({"engine", "generate", 0.05 * i, 0.05 * (i + 1)});
+  spans.push_back({"writer", "checkpoint", 0, 100});
+  const std::string figure = timeline_figure(spans);
+  EXPECT_NE(figure.find("the last 1:15 of 1:40"), std::string::npos) << figure.substr(0, 200);
+  EXPECT_NE(figure.find(">30 s</text>"), std::string::npos) << "marks are round";
+  spans.resize(10);
+  EXPECT_NE(timeline_figure(spans).find("the last 500 ms of 500 ms"), std::string::npos);
 }
 
 }  // namespace

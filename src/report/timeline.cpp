@@ -1,5 +1,6 @@
 #include "report/timeline.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -97,10 +98,19 @@ std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
   const std::map<std::string, int> colours = colours_of(spans);
   double end = 0;
   for (const TimelineSpan& span : spans) end = std::max(end, span.end);
-  std::vector<TimelineSpan> shown(
-      spans.end() - static_cast<std::ptrdiff_t>(std::min(kMostSpans, spans.size())), spans.end());
-  double begin = end;
-  for (const TimelineSpan& span : shown) begin = std::min(begin, span.begin);
+  // The last spans, from where the first of them alone would leave others out: a long one is cut there, so
+  // that what is empty was idle.
+  std::vector<TimelineSpan> shown = spans;
+  std::ranges::stable_sort(shown, {}, &TimelineSpan::end);
+  double begin = 0;
+  if (shown.size() > kMostSpans) {
+    const auto first = shown.end() - static_cast<std::ptrdiff_t>(kMostSpans);
+    begin = std::prev(first)->end;
+    shown.erase(shown.begin(), first);
+  } else {
+    begin = std::ranges::min(shown, {}, &TimelineSpan::begin).begin;
+  }
+  for (TimelineSpan& span : shown) span.begin = std::max(span.begin, begin);
   const double scale = (kWidth - kLabel) / std::max(1e-9, end - begin);
   const double height = kTop + kLane * static_cast<double>(lanes.size()) + kBottom;
   std::string svg = str("<svg viewBox=\"0 0 ", kWidth, " ", height, "\" role=\"img\">");

@@ -257,6 +257,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
       if (error || used == 0) break;
     }
     if (error == http::error::need_more) error = {};
+    // Boost 1.74 forgets the limit where a part of the body came with the header.
+    const auto longest = static_cast<uint64_t>(limits().max_body.count);
+    if (!error && parser_->is_header_done() &&
+        std::max<uint64_t>(parser_->content_length().value_or(0), parser_->get().body().size()) > longest)
+      error = http::error::body_limit;
     // Only what the parser waits for the end of is kept: a line of the header, or of a chunk's.
     if (!error && !parser_->is_done() && incoming_.size() > static_cast<size_t>(limits().max_header.count))
       error = http::error::header_limit;

@@ -96,6 +96,10 @@ TEST_F(HttpServerTest, BoundsBodiesWhateverTheirEncoding) {
   for (int i = 0; i < 30 && goes_on; ++i) goes_on = many.send("64\r\n" + std::string(100, 'x') + "\r\n");
   EXPECT_NE(many.read_all().find("error 413/a"), std::string::npos);
 
+  RawClient begun(server_->port());  // with a part of the body beside the header
+  begun.send("POST /a HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n" + std::string(500, 'x'));
+  EXPECT_NE(begun.read_all().find("error 413/a"), std::string::npos);
+
   RawClient extension(server_->port());  // of a chunk, which never ends
   extension.send(begin + "1;" + std::string(4000, 'x'));
   EXPECT_NE(extension.read_all().find("error 4"), std::string::npos);
