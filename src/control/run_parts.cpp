@@ -172,6 +172,7 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
   StepCosts of_critic;
   if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
   trainer.use_costs(step_costs(std::move(costs)), std::move(of_critic));
+  if (sparse.is_sparse() && !settings.sparse_training.trains_sparse()) trainer.measure_acceptance();
 }
 
 }  // namespace bough

@@ -72,6 +72,15 @@ void RunSettings::check() const {
     throw UserError(
         "sparse_training.arm: distill has adapters of its own beside weights that are all trained, and no "
         "critic; expected no lora, and another actor.adv_estimator than gae");
+  if (sparse_training.distills() && rollout.quantization != "none")
+    throw UserError(
+        str("rollout.quantization: got ", rollout.quantization,
+            ", but sparse_training.arm distill changes the weights below its adapters every step; "
+            "expected none"));
+  if (sparse_training.trains_sparse() && !actor.loss.teacher.path.empty())
+    throw UserError(
+        "sparse_training.arm: sparse_to_sparse walks all models by choice of pages, and a teacher is dense; "
+        "expected no teacher.path");
   if (sparse_training.trains_sparse() && actor.advantages.needs_values())
     throw UserError(
         "sparse_training.arm: sparse_to_sparse has no critic yet; expected another actor.adv_estimator");

@@ -51,6 +51,10 @@ class GradientStep {
   // On a GPU within what is free of it where the settings bound nothing: as it was found before the first
   // plan.
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
+  // The policy's log-probabilities as its weights are, one a row.
+  at::Tensor log_probs(const TrainBatch& batch, const std::string& strategy) {
+    return executor_.forward(plan(batch, strategy), batch).log_probs_R;
+  }
   // Adds the gradient to the parameters' main_grad, which must be 0 where there are several ranks; it is
   // there when this returns. `beside`: another head over the same walk, or none.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);

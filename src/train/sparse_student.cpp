@@ -26,6 +26,7 @@ ActorSettings student_settings(const SparseTrainingSettings& settings, ActorSett
   loss.behave_imp_weight_cap = {};
   loss.off_policy_mask_threshold = loss.m2_threshold = {};
   loss.teacher = {};
+  loss.entropy_coef = 0;
   loss.target_entropy = {};
   loss.kl_ctl = 0;
   loss.ref_model_sync_steps = 0;
@@ -61,7 +62,7 @@ MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
   TrainBatch batch = gradient_->rows_of(rows);
   BOUGH_CHECK(dense_log_probs_R.numel() == batch.num_rows(), "dense values of ", dense_log_probs_R.numel(),
               " tokens, a batch of ", batch.num_rows());
-  MetricValues metrics = acceptance_metrics(rows, batch, dense_log_probs_R);
+  MetricValues metrics;
   batch.fields.proximal_is_current = true;
   batch.fields.reference_log_probs_R = dense_log_probs_R;
   const WalkResult result = gradient_->accumulate(gradient_->plan(batch, strategy), batch);

@@ -103,11 +103,7 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
     const WalkResult result = gradient_.accumulate(*mini.plan, mini.batch, values ? &*values : nullptr);
     updates.gradient_seconds += seconds_between(planned, clock_.now());
     merge(updates.sums, result.metrics);
-    // Before the first update these are the policy's of the start; where there are several, so are pi_old's.
-    if (student_ && !mini.log_probs_R.defined()) {
-      const at::Tensor& old_R = mini.batch.fields.proximal_log_probs_R;
-      mini.log_probs_R = old_R.defined() ? old_R : result.values.log_probs_R;
-    }
+    if (keeps_log_probs() && !mini.log_probs_R.defined()) mini.log_probs_R = result.values.log_probs_R;
     if (values) merge(updates.sums, values->result().metrics);
     updates.last = optimizer_.step();
     updates.grad_norm += updates.last.grad_norm;
@@ -138,20 +134,27 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   // All mini-batches are prepared before the first update: pi_old is the policy of the start.
   const std::string strategy = settings_.tree.strategy();
   const auto members = split_minibatches(group_numbers(kept), tokens, settings_.ppo_n_minibatches);
+  const bool is_one_update = members.size() == 1 && settings_.ppo_epochs == 1;
   std::vector<MiniBatch> minis;
   for (const std::vector<int64_t>& indices : members) {
     std::vector<const Trajectory*> mini;
     for (const int64_t index : indices) mini.push_back(kept[static_cast<size_t>(index)]);
-    const bool is_one_update = members.size() == 1 && settings_.ppo_epochs == 1;
     minis.push_back(
         {trains_actor ? gradient_.prepare(mini, is_one_update, strategy) : gradient_.rows_of(mini), {}, {}});
   }
+
+  // One update's own pass is of the policy of the start; before several, a walk is unless pi_old's was.
+  if (keeps_log_probs() && trains_actor && !is_one_update)
+    for (MiniBatch& mini : minis) {
+      const at::Tensor& old_R = mini.batch.fields.proximal_log_probs_R;
+      mini.log_probs_R = old_R.defined() ? old_R : gradient_.log_probs(mini.batch, strategy);
+    }
 
   Updates updates;
   for (int64_t epoch = 0; epoch < settings_.ppo_epochs; ++epoch)
     for (MiniBatch& mini : minis) update(mini, trains_actor, updates);
   values.merge(combine(updates.sums, static_cast<size_t>(updates.count)));
-  if (student_ && trains_actor) values.merge(update_student(kept, members, minis));
+  if (keeps_log_probs() && trains_actor) values.merge(follow_up(kept, members, minis));
   values.merge(gradient_.finish(updates.sums));
   const auto count = static_cast<double>(updates.count);
   if (trains_actor) {
@@ -203,10 +206,10 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   return values;
 }
 
-// Phi's step is over the whole batch at once: the mini-batches' values in the batch's order.
-MetricValues Trainer::update_student(const std::vector<const Trajectory*>& rows,
-                                     const std::vector<std::vector<int64_t>>& members,
-                                     const std::vector<MiniBatch>& minis) {
+// What comes after the updates, over the whole batch at once: the mini-batches' values in the batch's order.
+MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
+                                const std::vector<std::vector<int64_t>>& members,
+                                const std::vector<MiniBatch>& minis) {
   const Clock::Time start = clock_.now();
   std::vector<at::Tensor> by_row(rows.size());
   for (size_t m = 0; m < minis.size(); ++m)
@@ -215,7 +218,10 @@ MetricValues Trainer::update_student(const std::vector<const Trajectory*>& rows,
       by_row[static_cast<size_t>(members[m][i])] =
           minis[m].log_probs_R.narrow(0, offset[i], offset[i + 1] - offset[i]);
     }
-  MetricValues values = student_->train(rows, at::cat(by_row), settings_.tree.strategy());
+  const at::Tensor log_probs_R = at::cat(by_row);
+  MetricValues values = acceptance_metrics(rows, gradient_.rows_of(rows), log_probs_R);
+  if (!student_) return values;
+  values.merge(student_->train(rows, log_probs_R, settings_.tree.strategy()));
   values["time/sparse_train"] = seconds_between(start, clock_.now());
   return values;
 }

@@ -65,6 +65,10 @@ class Trainer final : public BatchTrainer {
   void use_costs(StepCosts costs, StepCosts critic = {});
   const PassCosts* pass_costs() const { return costs_.passes.get(); }
 
+  // Says with each batch how far the policy that drew the samples and the trained one are apart
+  // (acceptance_metrics): for samples of another policy, as a sparse one's.
+  void measure_acceptance() { measures_acceptance_ = true; }
+
   Optimizer& optimizer() { return optimizer_; }
   GradientStep& gradient() { return gradient_; }
 
@@ -73,7 +77,7 @@ class Trainer final : public BatchTrainer {
   struct MiniBatch {
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
-    at::Tensor log_probs_R;  // of the policy before the first update, where a student asks for them
+    at::Tensor log_probs_R;  // of the policy before the first update, where somebody asks for them
   };
   // What the updates of one batch add up to.
   struct Updates {
@@ -85,9 +89,10 @@ class Trainer final : public BatchTrainer {
   };
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
   void update_critic(MiniBatch& mini, Updates& updates);
-  MetricValues update_student(const std::vector<const Trajectory*>& rows,
-                              const std::vector<std::vector<int64_t>>& members,
-                              const std::vector<MiniBatch>& minis);
+  bool keeps_log_probs() const { return student_ || measures_acceptance_; }
+  MetricValues follow_up(const std::vector<const Trajectory*>& rows,
+                         const std::vector<std::vector<int64_t>>& members,
+                         const std::vector<MiniBatch>& minis);
 
   const ActorSettings settings_;
   Critic* critic_;
@@ -96,6 +101,7 @@ class Trainer final : public BatchTrainer {
   Optimizer optimizer_;
   const Clock& clock_;
   StepCosts costs_, critic_costs_;
+  bool measures_acceptance_ = false;
   int64_t num_batches_ = 0;    // trained on so far
   double values_seconds_ = 0;  // of set_values since the last train()
 };

@@ -38,8 +38,8 @@ def test_arms_train_what_they_say(bough):
             assert max(mismatch) < 1e-4
         else:
             assert min(mismatch) > 1e-4
-        distilled = ["sparse/acceptance" in record for record in records]
-        assert all(distilled) if arm == "distill" else not any(distilled)
+        assert all(("sparse/acceptance" in record) == (arm != "sparse_to_sparse") for record in records)
+        assert all(("sparse/kl" in record) == (arm == "distill") for record in records)
     assert (runs / "distill/checkpoints/step_3/sparse_adapter/adapter_model.safetensors").exists()
     # What generated is exported as any adapter is.
     step = runs / "distill/checkpoints/step_3"
@@ -87,6 +87,7 @@ def test_an_asynchronous_run_publishes_both_policies(bough):
     [
         ("rollout.sparse.budget=none", "expected a budget"),
         ("lora.rank=4", "adapters of its own"),
+        ("rollout.quantization=int8", "below its adapters"),
         ("sparse_training.arm=exact_top_k", "sparse_to_sparse"),
     ],
 )

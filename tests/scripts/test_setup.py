@@ -24,6 +24,7 @@ class Machine:
         shutil.copy(ROOT / "scripts" / "setup", self.root / "scripts" / "setup")
         (self.root / "requirements.txt").write_text("# nothing\n")
         (self.root / "requirements-lock.txt").write_text("# nothing\n")
+        (self.root / "requirements-peer-losses.txt").touch()
         self.program("dpkg-query", ALL_INSTALLED)
 
     def program(self, name: str, text: str) -> None:
