@@ -39,7 +39,7 @@ class SlowEngine final : public testing::BareEngine {
   std::vector<GenerationResult> step() override {
     EXPECT_FALSE(is_forbidden.load()) << "the engine computes while it is suspended";
     if (step_time.count() > 0) std::this_thread::sleep_for(step_time);
-    if (--steps_before_error == 0) throw IoError("the engine broke");
+    if (--steps_before_error == 0 || is_broken.load()) throw IoError("the engine broke");
     std::vector<GenerationResult> finished;
     for (auto it = running_.begin(); it != running_.end();) {
       auto& [left, result] = it->second;
@@ -76,7 +76,7 @@ class SlowEngine final : public testing::BareEngine {
   void update_weights(const WeightUpdate& update) override { version_ = update.version; }
   int32_t version() const override { return version_; }
 
-  std::atomic<bool> is_forbidden = false;
+  std::atomic<bool> is_forbidden = false, is_broken = false;
   int64_t num_begun_tokens = 0;  // that requests brought along
   int64_t steps_before_error = -1;
   std::chrono::microseconds step_time{0};
@@ -140,7 +140,11 @@ struct Harness {
                   return record;
                 },
             .take_snapshot = [] {},
-            .write_checkpoint = [this](const ControllerState& state, bool) { saved = state; },
+            .write_checkpoint =
+                [this](const ControllerState& state, bool) {
+                  saved = state;
+                  if (state.step >= breaks_after_checkpoint) engine.is_broken = true;
+                },
             .evaluate = [this](const std::function<bool()>& stop) -> std::optional<MetricValues> {
               engine.is_forbidden = true;
               ++num_evaluations;
@@ -179,7 +183,7 @@ struct Harness {
   ByteCodec codec;
   FakeReward reward;
   std::set<uint64_t> trained;
-  int64_t num_mixed = 0, num_evaluations = 0, fails_at_step = -1;
+  int64_t num_mixed = 0, num_evaluations = 0, fails_at_step = -1, breaks_after_checkpoint = 1 << 30;
   std::chrono::microseconds train_time{0};
   bool hangs = false;
   std::optional<ControllerState> saved;
@@ -258,25 +262,27 @@ TEST(Workers, WhatAnyThreadThrowsEndsTheRun) {
 }
 
 TEST(Workers, ARunWhoseEngineBrokeGoesOnFromItsLastCheckpoint) {
-  Harness first({.batch_groups = 2, .eta = 2, .longest = 9, .total = 20, .saves = 1});
-  first.engine.steps_before_error = 60;
+  Harness first({.batch_groups = 2, .eta = 2, .longest = 9, .total = 200, .saves = 1});
+  first.breaks_after_checkpoint = 5;
   EXPECT_THROW(first.run(), IoError);
+  first.workers.join();  // another checkpoint may be being written
   ASSERT_TRUE(first.saved);
-  ASSERT_GT(first.saved->step, 0);
-  ASSERT_LT(first.saved->step, 20);
+  const int64_t step = first.saved->step;
+  ASSERT_GE(step, 5);
+  ASSERT_LT(step, 200);
   ProblemOrder order(first.problems, 1);
   const Json saved = Json::parse(to_json(*first.saved, order).dump());
   Harness second(first.shape);
   second.controller.restore(controller_state_from_json(saved, order));
   second.run();
-  EXPECT_EQ(second.controller.num_steps(), 20);
+  EXPECT_EQ(second.controller.num_steps(), 200);
   // What was trained on after the checkpoint is trained on again, from the checkpoint's weights; nothing
   // else.
-  EXPECT_EQ(static_cast<int64_t>(second.trained.size()), 40 - 2 * first.saved->step);
+  EXPECT_EQ(static_cast<int64_t>(second.trained.size()), 400 - 2 * step);
   std::set<uint64_t> trained = first.trained;
   trained.insert(second.trained.begin(), second.trained.end());
-  EXPECT_EQ(trained.size(), 40u);
-  EXPECT_EQ(*trained.rbegin(), 39u);
+  EXPECT_EQ(trained.size(), 400u);
+  EXPECT_EQ(*trained.rbegin(), 399u);
 }
 
 class BrokenReward final : public RewardFunction {
