@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -15,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "env/worker_process.h"
 #include "env/worker_protocol.h"
 
 namespace bough {
@@ -174,7 +174,7 @@ std::optional<HttpAnswer> HttpPost::advance() {
     return done(
         {.kind = HttpAnswer::kNotConnected, .message = str("no connection: ", std::strerror(error_))});
   send_what_fits();
-  const bool is_open = receive_what_is_there();
+  const bool is_open = receive_what_is_there(descriptor_, incoming_);
   boost::system::error_code error = parse();
   if (!error && !parser_->is_done() && !is_open) {
     if (parser_->got_some()) parser_->put_eof(error);  // which takes nothing at all for a whole answer
@@ -224,19 +224,6 @@ void HttpPost::send_what_fits() {
     if (n < 0) return outgoing_.clear();
     outgoing_.erase(0, static_cast<size_t>(n));
   }
-}
-
-// At most a bounded part; the rest after the next poll. False: no more will come.
-bool HttpPost::receive_what_is_there() {
-  std::array<char, 1 << 16> buffer;
-  for (int i = 0; i < 16; ++i) {
-    const ssize_t n = recv(descriptor_, buffer.data(), buffer.size(), 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
-    if (n == 0) return false;
-    incoming_.append(buffer.data(), static_cast<size_t>(n));
-  }
-  return true;
 }
 
 boost::system::error_code HttpPost::parse() {

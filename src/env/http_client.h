@@ -68,7 +68,6 @@ class HttpPost {
  private:
   void expect_response();
   void send_what_fits();
-  bool receive_what_is_there();
   boost::system::error_code parse();
 
   const HttpUrl url_;

@@ -174,10 +174,13 @@ std::optional<size_t> WorkerProcess::send(std::string_view bytes) {
 }
 
 bool WorkerProcess::receive(std::string& bytes) {
-  // A worker that floods the socket must not keep us here: a bounded part now, the rest after the next poll.
+  return receive_what_is_there(descriptor_, bytes);
+}
+
+bool receive_what_is_there(int descriptor, std::string& bytes) {
   std::array<char, 1 << 16> buffer;
   for (int i = 0; i < 16; ++i) {
-    const ssize_t n = recv(descriptor_, buffer.data(), buffer.size(), 0);
+    const ssize_t n = recv(descriptor, buffer.data(), buffer.size(), 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     if (n == 0) return false;

@@ -62,4 +62,8 @@ class WorkerProcess {
   std::string ended_;  // what end() said
 };
 
+// Appends what a socket that does not block has to give, at most a bounded part, so that who floods it does
+// not keep us; the rest after the next poll. False: no more will come.
+bool receive_what_is_there(int descriptor, std::string& bytes);
+
 }  // namespace bough

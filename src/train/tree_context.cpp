@@ -65,9 +65,11 @@ bool is_chosen(const Pass& pass, int64_t layer) {
   return pass.choice && layer >= pass.choice->chooser.policy().dense_layers;
 }
 
-TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput& input) {
+// layer_pages: of a layer whose queries choose.
+TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput& input,
+                            const at::Tensor& layer_pages) {
   if (is_chosen(pass, layer))
-    return tree_attention_forward_sparse(input, {*pass.pages, pass.choice->chooser},
+    return tree_attention_forward_sparse(input, layer_pages, {*pass.pages, pass.choice->chooser},
                                          pass.choice->chosen[layer]);
   return pass.is_batch_invariant ? tree_attention_forward_paged(input, *pass.pages)
                                  : tree_attention_forward(input);
@@ -76,12 +78,15 @@ TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput&
 TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor& q, const at::Tensor& k,
                                      const at::Tensor& v) {
   const TreeAttentionInput input = make_input(pass, layer, q, k, v);
-  if (is_chosen(pass, layer))
-    pass.choice->chosen[layer] = choose_in_tree(input, {*pass.pages, pass.choice->chooser});
-  if (!pass.kept_outputs) return forward(pass, layer, input);
+  at::Tensor layer_pages;
+  if (is_chosen(pass, layer)) {
+    layer_pages = fill_pages(input, *pass.pages);
+    pass.choice->chosen[layer] = choose_in_tree(input, layer_pages, {*pass.pages, pass.choice->chooser});
+  }
+  if (!pass.kept_outputs) return forward(pass, layer, input, layer_pages);
   const auto& kept = (*pass.kept_outputs)[layer];
   if (pass.verify_recompute)
-    BOUGH_CHECK(at::equal(kept.o_TNH, forward(pass, layer, input).o_TNH),
+    BOUGH_CHECK(at::equal(kept.o_TNH, forward(pass, layer, input, layer_pages).o_TNH),
                 "a recompute differs from its first forward in attention's output, layer ", layer);
   return kept;
 }

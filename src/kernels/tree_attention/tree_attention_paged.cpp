@@ -83,6 +83,15 @@ at::Tensor fill_pages(const TreeAttentionInput& in, const TreePages& pages) {
   return layer_pages;
 }
 
+TreeAttentionOutput attend_to_pages(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                    const PagedPlan& plan) {
+  auto lse_TN = at::empty({in.q_TNH.size(0), in.q_TNH.size(1)},
+                          in.q_TNH.options().dtype(accumulator_type(in.q_TNH.scalar_type())));
+  const auto o_TNH =
+      paged_attention({.q_TNH = in.q_TNH, .pages = layer_pages, .plan = plan, .scale = in.scale}, &lse_TN);
+  return {o_TNH, lse_TN};
+}
+
 TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, const TreePages& pages) {
   BOUGH_CHECK(in.q_TNH.is_cpu() && in.q_TNH.is_contiguous() && in.k_TGH.is_contiguous() &&
                   in.v_TGH.is_contiguous() && in.k_stack_PGH.is_contiguous() &&
@@ -92,12 +101,7 @@ TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, c
               "tree_attention_forward_paged: q ", in.q_TNH.sizes(), " on ", in.q_TNH.device().str(), ", k ",
               in.k_TGH.sizes(), ", k_stack ", in.k_stack_PGH.sizes(), ", pages of ",
               pages.plan().num_tokens(), " queries");
-  const at::Tensor layer_pages = fill_pages(in, pages);
-  auto lse_TN = at::empty({in.q_TNH.size(0), in.q_TNH.size(1)},
-                          in.q_TNH.options().dtype(accumulator_type(in.q_TNH.scalar_type())));
-  const auto o_TNH = paged_attention(
-      {.q_TNH = in.q_TNH, .pages = layer_pages, .plan = pages.plan(), .scale = in.scale}, &lse_TN);
-  return {o_TNH, lse_TN};
+  return attend_to_pages(in, fill_pages(in, pages), pages.plan());
 }
 
 }  // namespace bough

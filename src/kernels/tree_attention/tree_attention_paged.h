@@ -47,6 +47,10 @@ class TreePages {
 // A layer's pages with the keys and values of stack and pass in them.
 at::Tensor fill_pages(const TreeAttentionInput& in, const TreePages& pages);
 
+// Paged attention of the queries over filled pages, by a plan of their segments.
+TreeAttentionOutput attend_to_pages(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                    const PagedPlan& plan);
+
 // Computes what tree_attention_forward does, on the CPU. `pages` must be of in.end_local.
 TreeAttentionOutput tree_attention_forward_paged(const TreeAttentionInput& in, const TreePages& pages);
 

@@ -192,26 +192,23 @@ void backward_head(const Gradients& of, int64_t g) {
 
 }  // namespace
 
-PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const SparseTreePass& pass) {
+PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                  const SparseTreePass& pass) {
   const PageSummary summary = pass.chooser.policy().summary;
   const int64_t H = in.k_TGH.size(2);
   const at::Tensor summaries =
       at::empty(summary_sizes(summary, pass.pages.num_pages(), in.k_TGH.size(1), H), in.k_TGH.options());
-  summarise_pages(fill_pages(in, pass.pages), pass.pages.complete_pages(), summary, H, summaries);
+  summarise_pages(layer_pages, pass.pages.complete_pages(), summary, H, summaries);
   return pass.chooser.choose(in.q_TNH, summaries);
 }
 
-TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const SparseTreePass& pass,
+TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                                  const SparseTreePass& pass,
                                                   const PageChooser::Lists& chosen) {
   const PagedShape shape{in.q_TNH.size(1), in.k_TGH.size(1), in.q_TNH.size(2), in.q_TNH.scalar_type(),
                          at::kCPU};
   const PageSelection selection = pass.chooser.selection(chosen);
-  const PagedPlan plan(pass.chooser.segments(), shape, &selection);
-  auto lse_TN = at::empty({in.q_TNH.size(0), in.q_TNH.size(1)},
-                          in.q_TNH.options().dtype(accumulator_type(in.q_TNH.scalar_type())));
-  const auto o_TNH = paged_attention(
-      {.q_TNH = in.q_TNH, .pages = fill_pages(in, pass.pages), .plan = plan, .scale = in.scale}, &lse_TN);
-  return {o_TNH, lse_TN};
+  return attend_to_pages(in, layer_pages, PagedPlan(pass.chooser.segments(), shape, &selection));
 }
 
 TreeAttentionGradient tree_attention_backward_sparse(

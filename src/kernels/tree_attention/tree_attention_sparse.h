@@ -20,11 +20,13 @@ struct SparseTreePass {
   PageChooser& chooser;  // of pages.segments()
 };
 
-// What the pass's queries choose in this layer.
-PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const SparseTreePass& pass);
+// What the pass's queries choose in this layer, of fill_pages(in, pass.pages).
+PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                  const SparseTreePass& pass);
 
-// `chosen`: of choose_in_tree(), or generation's own.
-TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const SparseTreePass& pass,
+// Over the same pages. `chosen`: of choose_in_tree(), or generation's own.
+TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const at::Tensor& layer_pages,
+                                                  const SparseTreePass& pass,
                                                   const PageChooser::Lists& chosen);
 
 // As tree_attention_backward: d_k_stack_PGH and d_v_stack_PGH are added to.

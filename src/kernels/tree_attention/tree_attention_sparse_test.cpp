@@ -111,8 +111,9 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
       PageChooser chooser(pages.segments(), is_drawn, {.budget_pages = kBudget, .summary = summary},
                           shape.num_groups);
       const SparseTreePass pass{pages, chooser};
-      const PageChooser::Lists chosen = choose_in_tree(r.in, pass);
-      const TreeAttentionOutput out = tree_attention_forward_sparse(r.in, pass, chosen);
+      const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
+      const TreeAttentionOutput out =
+          tree_attention_forward_sparse(r.in, fill_pages(r.in, pages), pass, chosen);
       const at::Tensor d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
       const TreeAttentionGradient d =
           tree_attention_backward_sparse(r.in, out, r.d_o, d_k_stack, d_v_stack, pass, chosen);
