@@ -89,7 +89,7 @@ struct ServedRequest {
   bool stream = false;
   std::string reasoning_parser, tool_call_parser;  // empty: not parsed
   OrderedJson tools;
-  bool in_reasoning = false;
+  OutputBegin begun;
   // Of an agent that is trained: its session, and the prompt as that knows it.
   std::shared_ptr<AgentSession> session;
   std::shared_ptr<const AskedTurn> asked;
@@ -169,9 +169,16 @@ void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& requ
 bool read_stream_options(Fields& fields, ServedRequest& request);
 // `stop`, a text or some.
 void read_stop(Fields& fields, const std::string& name, SamplingParameters& sampling);
-// Makes the conversation the request's only prompt, sets the parsers and checks its length. `tools` are
-// OpenAI's, `uses_tools`: their calls are parsed.
-void set_conversation(Conversation conversation, bool uses_tools, const ServedModel& model,
+// What of the tools an answer calls. A call is forced by its beginning, which goes to the end of the prompt:
+// the rest is the model's, and may be no call that can be read.
+struct ToolChoice {
+  enum class Kind { kNone, kAuto, kForced } kind = Kind::kAuto;
+  std::string name;  // the only tool that the model is shown; empty: all
+};
+ToolChoice read_tool_choice(Fields& fields);  // as both of OpenAI's APIs have it
+// Makes the conversation the request's only prompt, sets the parsers and checks its length. Its tools are
+// OpenAI's.
+void set_conversation(Conversation conversation, const ToolChoice& choice, const ServedModel& model,
                       ServedRequest& request);
 // ApiError: no room for an answer, too many samples. Sets the limit of new tokens where none was asked.
 void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens);

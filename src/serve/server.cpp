@@ -477,8 +477,7 @@ void Server::State::submit(const JobPointer& job) {
   }
   const ServedRequest& request = job->request();
   const auto num_choices = static_cast<size_t>(request.num_choices());
-  const OutputParser parser(request.reasoning_parser, request.tool_call_parser, request.tools,
-                            request.in_reasoning);
+  const OutputParser parser(request.reasoning_parser, request.tool_call_parser, request.tools, request.begun);
   const bool skips_special =
       !has_special_markers(model.tokenizer, request.reasoning_parser, request.tool_call_parser);
   for (size_t i = 0; i < num_choices; ++i)

@@ -115,11 +115,30 @@ def test_tool_choice(client: openai.OpenAI, scripted: Served):
     )
     assert answer.choices[0].message.tool_calls is None
     assert "<tool_call>" in answer.choices[0].message.content
-    for forced in ("required", {"type": "function", "function": {"name": "add"}}):
+
+
+def test_a_forced_call(client: openai.OpenAI, scripted: Served):
+    """The answer begins with a call, where it would have begun with reasoning."""
+    options = {"model": scripted.name, "messages": QUESTION, "tools": TOOLS}
+    for forced in ("required", {"type": "function", "function": {"name": "look"}}):
+        (choice,) = client.chat.completions.create(**options, tool_choice=forced).choices
+        assert not choice.message.content and not choice.message.reasoning_content
+        calls = [(c.function.name, json.loads(c.function.arguments)) for c in choice.message.tool_calls]
+        assert calls == CALLS
+        assert choice.finish_reason == "tool_calls"
+        with client.chat.completions.stream(**options, tool_choice=forced) as stream:
+            (streamed,) = stream.get_final_completion().choices
+        assert [c.function.name for c in streamed.message.tool_calls] == ["add", "look"]
+    answer = client.responses.create(
+        model=scripted.name,
+        input="?",
+        tools=[{"type": "function", **TOOLS[0]["function"]}],
+        tool_choice="required",
+    )
+    assert [item.name for item in answer.output] == ["add", "look"]
+    for wrong in ({"tools": []}, {"tool_choice": {"type": "function", "function": {"name": "other"}}}):
         with pytest.raises(openai.BadRequestError) as error:
-            client.chat.completions.create(
-                model=scripted.name, messages=QUESTION, tools=TOOLS, tool_choice=forced
-            )
+            client.chat.completions.create(**{**options, "tool_choice": "required", **wrong})
         assert error.value.param == "tool_choice"
 
 
