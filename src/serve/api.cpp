@@ -11,13 +11,19 @@ namespace bough {
 
 std::string ServedModel::name_for(const std::string& asked) const {
   if (asked.empty()) return names.front();
+  if (is_adapter(asked)) return asked;
   if (any_name || std::find(names.begin(), names.end(), asked) != names.end()) return asked;
   std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  for (const auto& each : {names, adapters})
+    for (const std::string& name : each) all += (all.empty() ? "" : ", ") + name;
   throw ApiError(404,
                  str("model ", quoted(asked), " does not exist; this server has ", all,
                      " (served_model_name gives it other names)"),
                  "model", "model_not_found");
+}
+
+bool ServedModel::is_adapter(const std::string& name) const {
+  return std::find(adapters.begin(), adapters.end(), name) != adapters.end();
 }
 
 std::string ServedModel::render(const Conversation& conversation) const {
@@ -134,6 +140,7 @@ int64_t ServedRequest::prompt_tokens() const {
 ServedRequest begin_request(Fields& fields, const ServedModel& model, const SessionPointer& session) {
   ServedRequest request;
   request.model = model.name_for(fields.text("model").value_or(""));
+  if (model.is_adapter(request.model)) request.adapter = request.model;
   request.sampling = model.settings.gconfig;
   request.session = session;
   return request;

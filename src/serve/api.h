@@ -34,7 +34,8 @@ struct ApiError : std::runtime_error {
 
 // The model as the APIs know it. Immutable: threads share it.
 struct ServedModel {
-  std::vector<std::string> names;  // the first in answers
+  std::vector<std::string> names;     // the first in answers
+  std::vector<std::string> adapters;  // their names; the engine is one of several
   bool any_name = false;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
@@ -45,6 +46,7 @@ struct ServedModel {
 
   // What the name in a request is answered with. ApiError 404.
   std::string name_for(const std::string& asked) const;
+  bool is_adapter(const std::string& name) const;
   // Renders and encodes. ApiError: no template, or it refuses the conversation.
   std::string render(const Conversation& conversation) const;
   // The one of a token's log-probabilities that answers show.
@@ -82,7 +84,8 @@ class Fields {
 };
 
 struct ServedRequest {
-  std::string model;  // as answers name it
+  std::string model;    // as answers name it
+  std::string adapter;  // that is asked; empty: the model itself
   std::vector<std::vector<int32_t>> prompts;
   SamplingParameters sampling;
   std::optional<uint64_t> seed;  // draws depend on it, prompt and sample alone

@@ -3,10 +3,13 @@
 import json
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from script_model import ANSWER, BROKEN, EMOJI, text_of
 from serve_util import Served
 
@@ -448,3 +451,38 @@ def test_names_and_defaults(bough_program: Path, script_model: Path):
         assert served.stop() == 0
         assert "/v1/chat/completions 200" in served.log.read_text()
     assert os.path.exists(served.log)
+
+
+def test_adapters_are_models_of_their_own(bough_program: Path, tiny_models, tmp_path: Path):
+    """`lora_modules`: an adapter is asked by its name, over the same base, at the same time."""
+    base = tiny_models("qwen3")
+    weights = load_file(base / "model.safetensors")
+    adapters = {name: tmp_path / name for name in ("nothing", "other")}
+    for name, directory in adapters.items():
+        directory.mkdir()
+        tensors = {}
+        for key, weight in weights.items():
+            if key.endswith("q_proj.weight"):
+                prefix = f"base_model.model.{key.removesuffix('.weight')}"
+                tensors[f"{prefix}.lora_A.weight"] = torch.ones(2, weight.shape[1])
+                tensors[f"{prefix}.lora_B.weight"] = torch.full((weight.shape[0], 2), float(name == "other"))
+        save_file(tensors, directory / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+        (directory / "adapter_config.json").write_text(json.dumps(config))
+    modules = ",".join(f"{name}={directory}" for name, directory in adapters.items())
+    with Served(bough_program, base, "rollout.kv_memory=64MiB", f"lora_modules=[{modules}]") as served:
+        client = client_of(served)
+        assert [model.id for model in client.models.list().data] == [served.name, "nothing", "other"]
+        assert client.models.retrieve("other").parent == served.name
+
+        def ask(name: str) -> list[float]:
+            options = {"max_tokens": 8, "temperature": 0, "logprobs": 0, "extra_body": {"ignore_eos": True}}
+            answer = client.completions.create(model=name, prompt=[5, 6, 7], **options)
+            assert answer.model == name
+            return answer.choices[0].logprobs.token_logprobs
+
+        with ThreadPoolExecutor(6) as pool:
+            mine, same, changed = (set(map(tuple, pool.map(ask, [n] * 4))) for n in (served.name, *adapters))
+        assert mine == same and len(mine) == len(changed) == 1 and mine != changed
+        with pytest.raises(openai.NotFoundError):
+            ask("third")
