@@ -144,7 +144,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 36> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 40> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -179,7 +179,11 @@ bool is_harmless_change(const std::string& key) {
                                                                  "serve.api_key_file",
                                                                  "serve.lease_seconds",
                                                                  "actor.max_num_gen_batches",
-                                                                 "actor.pad_to_maximum"};
+                                                                 "actor.pad_to_maximum",
+                                                                 "rollout.servers.addresses",
+                                                                 "rollout.servers.api_key_file",
+                                                                 "rollout.servers.weights_path",
+                                                                 "rollout.servers.timeout_seconds"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }
 
