@@ -77,6 +77,10 @@ void RunSettings::check() const {
         str("rollout.quantization: got ", rollout.quantization,
             ", but sparse_training.arm distill changes the weights below its adapters every step; "
             "expected none"));
+  if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
+    throw UserError(
+        "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.arm "
+        "sparse_to_sparse trains the one that generates; expected reward");
   if (sparse_training.trains_sparse() && !actor.loss.teacher.path.empty())
     throw UserError(
         "sparse_training.arm: sparse_to_sparse walks all models by choice of pages, and a teacher is dense; "

@@ -3,12 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "algo/loss.h"
 #include "kernels/parameter.h"
 #include "rollout/rollout_test_util.h"
 #include "rollout/rollouts.h"
+#include "train/acceptance.h"
 #include "train/executor.h"
 #include "train/sparse_student.h"
 
@@ -268,30 +268,9 @@ TEST(SparseStudent, WithABudgetAboveEveryContextTheTwoPoliciesAreOne) {
   SparseStudent student(*theta, settings, student_actor(), wide, 10, 3);
   EXPECT_NEAR(student.train(pointers(samples), dense_R, "blocks").at("sparse/kl"), 0, 1e-20);
   const MetricValues metrics =
-      acceptance_metrics(pointers(samples), make_batch(samples, {}, at::kDouble), dense_R);
+      acceptance_metrics(pointers(samples), make_batch(samples, {}, at::kDouble), {dense_R});
   EXPECT_NEAR(metrics.at("sparse/acceptance"), 1, 1e-6);
   EXPECT_NEAR(metrics.at("sparse/acceptance_p5"), 1, 1e-6);
-}
-
-// Tokens of a dense probability of half and a fourth of mu's are accepted so often; others always.
-TEST(SparseStudent, AcceptanceIsCountedByPlaceAndRow) {
-  Trajectory row;
-  row.input_ids.assign(400, 1);
-  row.loss_mask.assign(400, 1);
-  row.loss_mask[0] = 0;
-  row.logprobs.assign(400, -1);
-  row.advantage = {1};
-  const std::vector<Trajectory> samples = {row};
-  const TrainBatch batch = make_batch(samples, {}, at::kDouble);
-  at::Tensor dense_R = at::full({399}, -1 + std::log(0.5), at::kDouble);
-  dense_R.narrow(0, 256, 143).fill_(-1 + std::log(0.25));
-  dense_R[0] = 0;  // more likely than mu says
-  const MetricValues metrics = acceptance_metrics(pointers(samples), batch, dense_R);
-  EXPECT_NEAR(metrics.at("sparse/acceptance_to_255"), (1 + 255 * 0.5) / 256, 1e-9);
-  EXPECT_NEAR(metrics.at("sparse/acceptance_to_1023"), 0.25, 1e-9);
-  EXPECT_FALSE(metrics.contains("sparse/acceptance_to_4095"));
-  EXPECT_NEAR(metrics.at("sparse/acceptance"), (1 + 255 * 0.5 + 143 * 0.25) / 399, 1e-9);
-  EXPECT_EQ(metrics.at("sparse/acceptance_p5"), metrics.at("sparse/acceptance"));
 }
 
 }  // namespace

@@ -2,12 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-
 #include "base/error.h"
-#include "base/log.h"
 
 namespace bough {
 
@@ -93,55 +88,6 @@ void SparseStudentSnapshot::save(const std::filesystem::path& directory, const s
 void SparseStudent::load(const std::filesystem::path& directory) {
   load_adapter(directory, *model_);
   optimizer_->load(directory);
-}
-
-MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, const TrainBatch& batch,
-                                const at::Tensor& dense_log_probs_R) {
-  constexpr std::array<int64_t, 3> kEnds = {256, 1024, 4096};
-  constexpr std::array<const char*, 4> kNames = {"to_255", "to_1023", "to_4095", "beyond"};
-  const at::Tensor ratio_R = dense_log_probs_R.to(at::kDouble)
-                                 .sub(batch.fields.behaviour_log_probs_R.to(at::kDouble))
-                                 .clamp_max(0)
-                                 .exp()
-                                 .contiguous();
-  const double* const accepted = ratio_R.const_data_ptr<double>();
-  std::array<double, 4> sums = {}, counts = {};
-  std::vector<double> by_row;
-  size_t sequence = 0;
-  for (const Trajectory* row : rows) {
-    if (!row->in_loss()) continue;
-    const std::vector<int32_t>& positions = batch.trained_positions[sequence];
-    const int64_t begin = batch.row_offset[sequence++];
-    if (positions.empty()) continue;
-    double sum = 0;
-    for (size_t i = 0; i < positions.size(); ++i) {
-      const double value = accepted[begin + static_cast<int64_t>(i)];
-      const auto place = static_cast<size_t>(
-          std::upper_bound(kEnds.begin(), kEnds.end(), positions[i] - positions[0]) - kEnds.begin());
-      sums[place] += value;
-      counts[place] += 1;
-      sum += value;
-    }
-    by_row.push_back(sum / static_cast<double>(positions.size()));
-  }
-  MetricValues metrics;
-  if (by_row.empty()) return metrics;
-  double total = 0, count = 0;
-  for (size_t i = 0; i < sums.size(); ++i) {
-    total += sums[i];
-    count += counts[i];
-    if (counts[i] > 0) metrics[std::string("sparse/acceptance_") + kNames[i]] = sums[i] / counts[i];
-  }
-  metrics["sparse/acceptance"] = total / count;
-  const auto fifth = by_row.begin() + static_cast<int64_t>(by_row.size() / 20);
-  std::nth_element(by_row.begin(), fifth, by_row.end());
-  metrics["sparse/acceptance_p5"] = *fifth;
-  if (total / count < kLeastAcceptance)
-    log_warning(
-        str("sparse/acceptance is ", total / count, ", below ", kLeastAcceptance,
-            ": the samples are those of another policy than the one that is trained; expected a larger "
-            "rollout.sparse.budget, or sparse_training.arm: distill with a larger kl_loss_coef"));
-  return metrics;
 }
 
 }  // namespace bough

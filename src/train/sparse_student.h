@@ -85,14 +85,4 @@ class SparseStudent {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-// How far the policy that drew the samples (mu, the engine's) and the dense one are apart:
-// `sparse/acceptance`, the mean of min(1, pi_dense / mu) over the sampled tokens, which is the sum over the
-// vocabulary of the smaller of the two probabilities without bias, its 5th percentile over the rows, and the
-// same by the token's place in its response (0 to 255, 1,023, 4,095, and beyond).
-MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, const TrainBatch& batch,
-                                const at::Tensor& dense_log_probs_R);
-
-// Below this mean the samples are those of another policy than the one that is trained.
-inline constexpr double kLeastAcceptance = 0.86;
-
 }  // namespace bough

@@ -46,6 +46,22 @@ def test_arms_train_what_they_say(bough):
     bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
 
 
+def test_samples_are_chosen_by_what_the_dense_policy_accepts(bough):
+    config = write_experiment(bough, **SPARSE, total_train_steps=2)
+    chosen = {"actor.keep_samples": 2, "actor.keep_samples_by": "acceptance", "gconfig.top_logprobs": 20}
+    words = [f"{key}={value}" for key, value in chosen.items()]
+    bough("train", config, *words, "gconfig.n_samples=4", "trial_name=chosen", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/chosen"
+    for record in read_metrics(run):
+        assert record["oversampling/acceptance_4"] > record["oversampling/acceptance_3"] > 0
+        assert record["oversampling/acceptance_3"] > record["oversampling/acceptance_2"]
+        assert record["sparse/acceptance"] == pytest.approx(record["oversampling/acceptance_4"], abs=2e-3)
+        assert abs(record["sparse/overlap"] - record["sparse/acceptance"]) < 0.1
+        assert record["time/recompute"] > 0 and record["time/update"] > 0
+    refused = bough("train", config, *words, "sparse_training.arm=sparse_to_sparse", "trial_name=no")
+    assert refused.returncode == 2 and "keep_samples_by" in refused.stderr
+
+
 def test_a_killed_distilling_run_ends_as_one_that_was_not(bough):
     config = write_experiment(bough, **DISTILL, **{"saver.freq_steps": 2}, total_train_steps=7)
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
