@@ -5,7 +5,7 @@
 #include "cli/command.h"
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
-#include "rollout/embedded_engine.h"
+#include "rollout/adapter_engines.h"
 #include "serve/server.h"
 
 namespace bough {
@@ -34,10 +34,24 @@ void run_serve(const ServeOptions& options) {
     throw UserError(str("--port: got ", settings.port, ", expected 0 (a free one) to 65535"));
   const std::string key = load_api_key(settings.api_key_file);
   check_serving(settings, key);  // before the model takes its time
+  if (!settings.lora_modules.empty() && settings.rollout.quantization == "int8")
+    throw UserError(
+        "lora_modules: adapters are not served beside int8 weights yet; leave rollout.quantization out, or "
+        "merge "
+        "one (bough merge) and serve that");
   const TorchSetup setup = set_up_torch(options.torch);
   ServedModel served = load_served_model(options.model, settings);
-  const auto [model, matrices, engine] =
+  LoadedEngine loaded =
       load_engine(options.model, served.tokenizer, settings.rollout, setup.dtype, setup.device);
+  std::unique_ptr<Engine> engine = std::move(loaded.engine);
+  if (!settings.lora_modules.empty()) {
+    engine.reset();  // with its memory
+    std::map<std::string, std::filesystem::path> adapters;
+    for (const LoraModule& each : settings.lora_modules) adapters[each.name] = each.path;
+    engine = std::make_unique<AdapterEngines>(
+        *loaded.model, adapters,
+        load_engine_options(options.model, served.tokenizer, settings.rollout, kDeviceShareAlone));
+  }
   raise_descriptor_limit(settings.http.max_connections);
   const StopFlag stop;
   Server server(*engine, std::move(served), key);

@@ -37,6 +37,13 @@ ServedModel load_served_model(const std::filesystem::path& directory, const Serv
   }
   if (model.names.empty())
     model.names.push_back(std::filesystem::weakly_canonical(directory).filename().string());
+  for (const LoraModule& adapter : settings.lora_modules) {
+    if (model.is_adapter(adapter.name) ||
+        std::find(model.names.begin(), model.names.end(), adapter.name) != model.names.end())
+      throw UserError(
+          str("lora_modules: two are called ", quoted(adapter.name), "; requests tell them by name"));
+    model.adapters.push_back(adapter.name);
+  }
   try {
     model.chat_template = ChatTemplate::from_directory(directory);
   } catch (const UserError& error) {

@@ -54,7 +54,7 @@ ConversationFormat::ConversationFormat(const ChatCodec& codec, const Environment
       throw UserError(str("environment.chat_template_kwargs: got ", quoted(settings_.chat_template_kwargs),
                           ", expected a JSON object"));
   }
-  parse("", {}, false);  // names that are none are refused here
+  parse("", {}, {});  // names that are none are refused here
   const auto shows = [&](OrderedJson assistant, std::string_view probe) {
     assistant["role"] = "assistant";
     try {
@@ -88,9 +88,9 @@ std::string ConversationFormat::render(const OrderedJson& messages, const Ordere
 }
 
 OutputParts ConversationFormat::parse(std::string_view text, const OrderedJson& tools,
-                                      bool in_reasoning) const {
+                                      const OutputBegin& begun) const {
   return OutputParser::parse(
-      OutputParser(settings_.reasoning_parser, settings_.tool_call_parser, tools, in_reasoning), text);
+      OutputParser(settings_.reasoning_parser, settings_.tool_call_parser, tools, begun), text);
 }
 
 // ---- One conversation ----
@@ -198,8 +198,8 @@ void ConversationRun::make_prompt() {
   const ChatCodec& codec = format_.codec();
   if (rows_.empty()) return rows_.emplace_back().append_text(codec, text);
   ConversationRow& row = rows_.back();
-  const auto shown = row.shown_by(text, [this](std::string_view turn, bool in_reasoning) {
-    return format_.parse(turn, tools_, in_reasoning);
+  const auto shown = row.shown_by(text, [this](std::string_view turn, const OutputBegin& begun) {
+    return format_.parse(turn, tools_, begun);
   });
   row.settle(shown, codec, std::ssize(rows_) - 1, differences_);
   const std::string_view rest = std::string_view(text).substr(shown.end);
@@ -218,12 +218,11 @@ void ConversationRun::sampled(const GeneratedSample& sample, double temperature)
   since_ = std::chrono::steady_clock::now();
   temperature_ = temperature;
   ConversationRow& row = rows_.back();
-  const bool in_reasoning = opens_reasoning(format_.settings().reasoning_parser, row.segments.back().text);
-  ConversationRow::Segment& segment =
-      row.append_turn(format_.codec(), sample, turn_, in_reasoning, sampling_.stop);
+  const OutputBegin begun{opens_reasoning(format_.settings().reasoning_parser, row.segments.back().text), ""};
+  ConversationRow::Segment& segment = row.append_turn(format_.codec(), sample, turn_, begun, sampling_.stop);
   num_tokens_ += std::ssize(sample.token_ids);
   turn_tokens_.push_back(std::ssize(sample.token_ids));
-  segment.parts = format_.parse(segment.sampled, tools_, in_reasoning);
+  segment.parts = format_.parse(segment.sampled, tools_, begun);
   ++turn_;
   turn_rewards_.push_back(0);
   messages_.push_back(assistant_message(segment.parts, segment.sampled));

@@ -55,7 +55,7 @@ class ConversationFormat {
   bool shows_reasoning() const { return shows_reasoning_; }
 
   std::string render(const OrderedJson& messages, const OrderedJson& tools, bool add_generation_prompt) const;
-  OutputParts parse(std::string_view text, const OrderedJson& tools, bool in_reasoning) const;
+  OutputParts parse(std::string_view text, const OrderedJson& tools, const OutputBegin& begun) const;
 
  private:
   const ChatCodec& codec_;

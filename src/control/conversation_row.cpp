@@ -56,9 +56,9 @@ void ConversationRow::append_rest(const ConversationRow& longer) {
 }
 
 ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, const GeneratedSample& sample,
-                                                       int64_t turn, bool in_reasoning,
+                                                       int64_t turn, OutputBegin begun,
                                                        const std::vector<std::string>& stop) {
-  Segment segment{.begin = ids.size(), .turn = turn, .is_settled = false, .in_reasoning = in_reasoning};
+  Segment segment{.begin = ids.size(), .turn = turn, .is_settled = false, .begun = std::move(begun)};
   ids.insert(ids.end(), sample.token_ids.begin(), sample.token_ids.end());
   segment.end = ids.size();
   loss_mask.resize(segment.end, 1);
@@ -122,7 +122,7 @@ ConversationRow::Shown ConversationRow::shown_by(std::string_view text, const Pa
       const size_t stop = rest.find(segment.stop);
       if (stop == std::string_view::npos) break;
       const std::string_view turn = rest.substr(0, stop);
-      if (turn != segment.sampled && !same_parts(segment.parts, parse(turn, segment.in_reasoning))) break;
+      if (turn != segment.sampled && !same_parts(segment.parts, parse(turn, segment.begun))) break;
       shown.texts.push_back(str(turn, segment.stop));
       shown.end += stop + segment.stop.size();
     }

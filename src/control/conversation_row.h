@@ -40,7 +40,7 @@ struct ConversationRow {
     size_t begin = 0, end = 0;    // tokens of the row
     std::optional<int64_t> turn;  // of the model; none: what is shown to it
     bool is_settled = true;       // its text is known
-    bool in_reasoning = false;    // the prompt had opened it
+    OutputBegin begun;            // by the prompt, of a turn
     std::string stop;             // text of the token that ended the turn
     std::string sampled;          // text of the turn, without that
     OutputParts parts;
@@ -57,7 +57,7 @@ struct ConversationRow {
   // What `longer`, which begins with this row, has beyond it, mask 0.
   void append_rest(const ConversationRow& longer);
   // `stop`: the strings that end a turn. Its segment's parts are for the caller to fill in.
-  Segment& append_turn(const ChatCodec& codec, const GeneratedSample& sample, int64_t turn, bool in_reasoning,
+  Segment& append_turn(const ChatCodec& codec, const GeneratedSample& sample, int64_t turn, OutputBegin begun,
                        const std::vector<std::string>& stop);
   // Drops the last segment where nothing was sampled after it: it teaches nothing.
   void drop_unanswered();
@@ -70,8 +70,8 @@ struct ConversationRow {
     size_t segments = 0, end = 0;    // how many, and where the text of the last one ends
     std::vector<std::string> texts;  // of those that are not settled yet, in order
   };
-  // Takes a turn's text apart; `in_reasoning` as in the segment.
-  using Parse = std::function<OutputParts(std::string_view text, bool in_reasoning)>;
+  // Takes a turn's text apart; `begun` as in the segment.
+  using Parse = std::function<OutputParts(std::string_view text, const OutputBegin& begun)>;
   Shown shown_by(std::string_view text, const Parse& parse) const;
 
   // What settle() finds: turns that are written with other characters than they were sampled with, and those

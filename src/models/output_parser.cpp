@@ -64,8 +64,8 @@ void OutputParts::append(OutputParts more) {
 }
 
 OutputParser::OutputParser(const std::string& reasoning_parser, const std::string& tool_call_parser,
-                           OrderedJson tools, bool in_reasoning)
-    : tools_(std::move(tools)), in_reasoning_(in_reasoning) {
+                           OrderedJson tools, OutputBegin begin)
+    : tools_(std::move(tools)), in_reasoning_(begin.in_reasoning), buffer_(std::move(begin.forced)) {
   const auto unknown = [](const char* setting, const std::string& name,
                           const std::vector<std::string>& names) {
     std::string all;
@@ -329,6 +329,20 @@ bool opens_reasoning(const std::string& reasoning_parser, std::string_view promp
   if (!format || format->begin.empty()) return false;
   while (!prompt.empty() && is_blank(prompt.back())) prompt.remove_suffix(1);
   return prompt.ends_with(format->begin);
+}
+
+std::string forced_call(const std::string& reasoning_parser, const std::string& tool_call_parser,
+                        bool in_reasoning) {
+  const ToolFormat* format = find_tool_format(tool_call_parser);
+  if (!format || format->is_harmony)
+    throw UserError(str("no call can be forced in the format ", quoted(tool_call_parser),
+                        ": it has no marker that any call begins with"));
+  std::string text;
+  const ReasoningFormat* reasoning = find_reasoning_format(reasoning_parser);
+  if (reasoning && (in_reasoning || reasoning->starts_inside)) text = str(reasoning->end, "\n\n");
+  if (!format->bare.empty()) return text + format->bare.front();
+  if (format->dropped.size() == 2) text += format->dropped.front();  // the marker around all calls
+  return text + std::string(format->begins.front());
 }
 
 }  // namespace bough

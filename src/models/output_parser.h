@@ -44,13 +44,19 @@ struct OutputParts {
 struct ToolFormat;
 struct ReasoningFormat;
 
+// How far a prompt has begun the output that follows it.
+struct OutputBegin {
+  bool in_reasoning = false;  // the template opened it (opens_reasoning)
+  std::string forced;         // text behind the template's that is the output's beginning (forced_call)
+};
+
 class OutputParser {
  public:
   // Names of parsers; empty: none, the text is content. `tools` (null, or an array as OpenAI has it) tells
-  // the types of arguments in formats that write them as plain text. `in_reasoning`: the prompt has opened
-  // the reasoning already (opens_reasoning). UserError: an unknown name, with those that exist.
+  // the types of arguments in formats that write them as plain text. What `begin` forces is parsed as if the
+  // output had begun with it. UserError: an unknown name, with those that exist.
   OutputParser(const std::string& reasoning_parser, const std::string& tool_call_parser,
-               OrderedJson tools = {}, bool in_reasoning = false);
+               OrderedJson tools = {}, OutputBegin begin = {});
 
   OutputParts feed(std::string_view text);
   // The text has ended: gives out what was held back. The parser is then done.
@@ -92,6 +98,12 @@ class OutputParser {
 
 // Whether the text of a prompt ends inside reasoning, as templates of thinking models leave it.
 bool opens_reasoning(const std::string& reasoning_parser, std::string_view prompt);
+
+// With what an output must begin to be a tool call: the format's marker, behind the end of reasoning where
+// the output would begin with it. What follows is the model's: its arguments are not constrained. UserError:
+// in this format the call's name stands in front.
+std::string forced_call(const std::string& reasoning_parser, const std::string& tool_call_parser,
+                        bool in_reasoning);
 
 std::vector<std::string> tool_call_parser_names();
 std::vector<std::string> reasoning_parser_names();

@@ -68,7 +68,8 @@ TEST(OutputParser, ThePromptMayHaveBegunTheReasoning) {
   EXPECT_TRUE(opens_reasoning("qwen3", "<|im_start|>assistant\n<think>\n"));
   EXPECT_FALSE(opens_reasoning("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n"));
   EXPECT_FALSE(opens_reasoning("openai_gptoss", "<|start|>assistant"));
-  const OutputParts parts = OutputParser::parse(OutputParser("qwen3", "", {}, true), "why</think>so");
+  const OutputParts parts =
+      OutputParser::parse(OutputParser("qwen3", "", {}, {.in_reasoning = true}), "why</think>so");
   EXPECT_EQ(parts.reasoning, "why");
   EXPECT_EQ(parts.content, "so");
 }
@@ -118,6 +119,44 @@ TEST(OutputParser, MalformedCallsAreGivenOutAsSuch) {
     EXPECT_FALSE(parts.calls[0].valid()) << name;
     EXPECT_EQ(parts.calls[0].text, text) << name;
   }
+}
+
+// An output of which a prompt holds the beginning is the output without that.
+TEST(OutputParser, ACallMayBeForced) {
+  const auto parse_forced = [](const std::string& reasoning, const std::string& name, bool in_reasoning,
+                               const std::string& rest) {
+    OutputBegin begin{in_reasoning, forced_call(reasoning, name, in_reasoning)};
+    const OutputParts whole =
+        OutputParser::parse(OutputParser(reasoning, name, {}, {in_reasoning, ""}), begin.forced + rest);
+    const OutputParts forced = OutputParser::parse(OutputParser(reasoning, name, {}, begin), rest);
+    EXPECT_TRUE(forced == whole) << name;
+    return forced;
+  };
+  for (const std::string& name : tool_call_parser_names()) {
+    const ToolFormat* format = find_tool_format(name);
+    if (format->is_harmony) {
+      EXPECT_THROW(forced_call("", name, false), UserError);
+      continue;
+    }
+    const OutputParts parts = parse_forced("", name, false, "(no call" + std::string(format->end));
+    const bool is_plain = !format->bare.empty();  // what only looks like a call is content there
+    EXPECT_EQ(parts.calls.size(), is_plain ? 0u : 1u) << name;
+    EXPECT_EQ(parts.content.empty(), !is_plain) << name;
+  }
+  const std::string call = "\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+  for (const auto& [reasoning, in_reasoning] : {std::pair("", false), std::pair("qwen3", false),
+                                                std::pair("qwen3", true), std::pair("deepseek_r1", false)}) {
+    const OutputParts parts = parse_forced(reasoning, "hermes", in_reasoning, call);
+    ASSERT_EQ(parts.calls.size(), 1u) << reasoning;
+    EXPECT_EQ(parts.calls[0].name, "f");
+    EXPECT_EQ(parts.reasoning, "");
+  }
+  EXPECT_EQ(forced_call("qwen3", "hermes", false), "<tool_call>");
+  EXPECT_EQ(forced_call("qwen3", "hermes", true), "</think>\n\n<tool_call>");
+  EXPECT_EQ(forced_call("", "deepseek_v3", false), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>");
+  EXPECT_EQ(forced_call("", "llama4_pythonic", false), "[");
+  EXPECT_EQ(parse_forced("", "llama3_json", false, R"("name": "f", "parameters": {}})").calls.size(), 1u);
+  EXPECT_EQ(parse_forced("", "pythonic", false, "f(a=1)]").calls.size(), 1u);
 }
 
 TEST(OutputParser, Tags) {

@@ -349,14 +349,21 @@ EngineStatistics EmbeddedEngine::statistics() const {
   return statistics;
 }
 
+EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory,
+                                          const std::optional<Tokenizer>& tokenizer,
+                                          const RolloutSettings& settings, double device_share) {
+  EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory)};
+  if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
+  options.device_share = device_share;
+  return options;
+}
+
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
                                             const RolloutSettings& settings, double device_share,
                                             std::function<void(const PassWork&)> on_pass) {
-  EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory)};
-  if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
+  EmbeddedEngineOptions options = load_engine_options(directory, tokenizer, settings, device_share);
   options.on_pass = std::move(on_pass);
-  options.device_share = device_share;
   return std::make_unique<EmbeddedEngine>(model, std::move(options));
 }
 

@@ -86,6 +86,7 @@ class EmbeddedEngine : public Engine {
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
   bool idle() const override { return scheduler_.idle() && finished_.empty(); }
+  bool contains(uint64_t id) const { return scheduler_.contains(id); }  // in flight
   bool cancel(uint64_t id) override;
   void pause() override { paused_ = true; }
   void resume() override { paused_ = false; }
@@ -127,8 +128,11 @@ class EmbeddedEngine : public Engine {
   EngineStatistics statistics_;
 };
 
-// Makes the engine over a model of `directory`, with that model's stop tokens. Without a tokenizer stop
-// strings are refused.
+// Of an engine over a model of `directory`: with that model's stop tokens. Without a tokenizer stop strings
+// are refused.
+EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory,
+                                          const std::optional<Tokenizer>& tokenizer,
+                                          const RolloutSettings& settings, double device_share);
 std::unique_ptr<EmbeddedEngine> make_engine(const Model& model, const std::filesystem::path& directory,
                                             const std::optional<Tokenizer>& tokenizer,
                                             const RolloutSettings& settings, double device_share,

@@ -121,6 +121,8 @@ void check_numbers(const GenerationRequest& request) {
 
 void check_request(const GenerationRequest& request, const ModelConfig& config) {
   check_numbers(request);
+  if (!request.adapter.empty())
+    refuse(request, "it asks the adapter ", quoted(request.adapter), ", and the engine has none");
   const auto length = static_cast<int64_t>(request.prompt_ids.size());
   if (length == 0) {
     refuse(request,

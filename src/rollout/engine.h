@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/json.h"
@@ -80,6 +81,7 @@ struct GenerationRequest {
   SamplingParameters sampling;
   uint64_t seed = 0;
   std::optional<uint64_t> sequence;  // takes the id's place in draws; below 2^44
+  std::string adapter;               // whose policy: adapter_engines.h; empty: the engine's only one
   Json metadata;                     // handed back untouched
   // The first samples, as far as another process generated them (Engine::running()): they go on from there.
   std::vector<BegunSample> begun;
@@ -155,6 +157,18 @@ struct EngineStatistics {
   // that a dense policy would have.
   int64_t pages_read = 0, pages_in_context = 0;
 };
+
+inline EngineStatistics operator+(const EngineStatistics& a, const EngineStatistics& b) {
+  return {a.new_tokens + b.new_tokens,
+          a.prefill_tokens + b.prefill_tokens,
+          a.recomputed_tokens + b.recomputed_tokens,
+          a.cached_tokens + b.cached_tokens,
+          a.preemptions + b.preemptions,
+          a.steps + b.steps,
+          a.seconds + b.seconds,
+          a.pages_read + b.pages_read,
+          a.pages_in_context + b.pages_in_context};
+}
 
 inline EngineStatistics operator-(const EngineStatistics& a, const EngineStatistics& b) {
   return {a.new_tokens - b.new_tokens,

@@ -1,6 +1,13 @@
 // Adapters in generation: the engine draws by the trainer's present adapter, whichever way weights reach it.
 #include "models/lora.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <map>
+
 #include "models/quantized_model.h"
+#include "rollout/adapter_engines.h"
 #include "rollout/copied_weights.h"
 #include "rollout/rollout_test_util.h"
 
@@ -100,6 +107,51 @@ TEST(LoraGeneration, TwoAdaptersOverOneBase) {
   EmbeddedEngine engine(*two, engine_options(7, 24));
   expect_engine_follows(engine, *two, *one);
   EXPECT_EQ(one->embedding().value.data_ptr(), two->embedding().value.data_ptr());
+}
+
+TEST(LoraGeneration, SeveralAdaptersByName) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / str("bough_adapters_", getpid());
+  const auto base = small_model(at::kFloat, 3);
+  const auto one = base->share(), two = base->share();
+  std::map<std::string, std::filesystem::path> adapters;
+  for (Model* model : {one.get(), two.get()}) {
+    const std::string name = model == one.get() ? "one" : "two";
+    add_adapter(*model, lora_settings(), 1);
+    change_adapter(*model, model == one.get() ? 3 : 4);
+    adapters[name] = folder / name;
+    save_adapter(adapters[name], *model, "base");
+  }
+  AdapterEngines engines(*base, adapters, engine_options(7, 24));
+  const std::map<std::string, const Model*> models = {
+      {"", base.get()}, {"one", one.get()}, {"two", two.get()}};
+  std::map<uint64_t, std::string> asked;
+  for (const auto& [name, model] : models)
+    for (GenerationRequest& request : mixed_requests()) {
+      request.id = asked.size() + 1;
+      request.adapter = name;
+      asked[request.id] = name;
+      engines.submit(std::move(request));
+    }
+  EXPECT_EQ(engines.running().size(), asked.size());
+  GenerationRequest again = mixed_requests().front();
+  again.id = 1;
+  again.adapter = "two";
+  EXPECT_THROW(engines.submit(again), UserError) << "in flight, for another";
+  again.id = 1000;
+  again.adapter = "three";
+  EXPECT_THROW(engines.submit(again), UserError);
+  const std::vector<GenerationResult> results = engines.drain();
+  EXPECT_EQ(results.size(), asked.size());
+  for (const GenerationResult& result : results)
+    for (const auto& [name, model] : models) {
+      const double error = largest_log_prob_error(*model, result, 1.0);
+      if (name == asked.at(result.id)) EXPECT_LT(error, 1e-4) << name;
+      else EXPECT_GT(error, 0.01) << asked.at(result.id) << " is " << name;
+    }
+  EXPECT_GT(engines.statistics().new_tokens, 0);
+  EXPECT_FALSE(engines.cancel(1));
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ struct Desk {
   void talk(AgentSession& session, OrderedJson messages, const std::string& answer,
             const std::string& id) const {
     const std::string text = format.render(messages, {}, true);
-    session.take(*session.ask(text, messages, {}), say(answer), {}, {}, id);
+    session.take(*session.ask(text, {}, messages, {}), say(answer), {}, {}, id);
     session.check_integrity();
   }
 
@@ -232,12 +232,36 @@ TEST(AgentSession, RequestsAtOnceThatGoOnFromOnePlaceAreTwoRows) {
   messages.push_back(message_of("assistant", "one"));
   messages.push_back(message_of("user", "go"));
   const std::string text = run.format.render(messages, {}, true);
-  const auto left = session.ask(text, messages, {}), right = session.ask(text, messages, {});
+  const auto left = session.ask(text, {}, messages, {}), right = session.ask(text, {}, messages, {});
   EXPECT_EQ(left->row.ids, right->row.ids);
   session.take(*right, say("r"), {}, {}, "a2");
   session.take(*left, say("l"), {}, {}, "a3");
   session.check_integrity();
   EXPECT_EQ(rows_of(session).size(), 2u);
+}
+
+TEST(AgentSession, AForcedBeginningIsNotTrainedAndTheRowGrowsFromIt) {
+  EnvironmentSettings settings;
+  settings.tool_call_parser = "hermes";
+  const ByteChat chat;
+  const ConversationFormat format(chat, settings, 4096, false);
+  AgentSession session(format, "s", 0, "0");
+  const std::string text = format.render(user("hi"), {}, true), forced = "<tool_call>";
+  const std::string call = R"({"name": "f", "arguments": {}}</tool_call>)";
+  session.take(*session.ask(text, {.forced = forced}, user("hi"), {}), say(call), {}, {}, "a1");
+  const OrderedJson& said = rows_of(session).at(0).fields.at("conversation").at("messages");
+  EXPECT_NE(said.dump().find("tool_calls"), std::string::npos) << said.dump();
+  const auto next =
+      session.ask(text + forced + call + chat.text_of(std::vector{kStop}) + "and?", {}, user("hi"), {});
+  EXPECT_EQ(next->kept, 2u) << "what is shown again is the row";
+  session.take(*next, say("x"), {}, {}, "a2");
+  session.check_integrity();
+  const std::vector<Trajectory> rows = rows_of(session);
+  ASSERT_EQ(rows.size(), 1u);
+  const auto& mask = rows[0].loss_mask;
+  const auto prompt = static_cast<std::ptrdiff_t>(chat.encode_chat(text + forced, false).size());
+  EXPECT_EQ(std::count(mask.begin(), mask.begin() + prompt, 1), 0);
+  EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<std::ptrdiff_t>(call.size()) + 3);
 }
 
 TEST(AgentSession, TokenIdsAreTheirOwnPrefix) {

@@ -11,20 +11,22 @@ AgentSession::AgentSession(const ConversationFormat& format, std::string id, uin
     : format_(format), id_(std::move(id)), group_(group), name_(std::move(name)) {}
 
 // The row whose tokens the text goes on from furthest; of equal ones the newest.
-std::shared_ptr<const AskedTurn> AgentSession::ask(const std::string& text, OrderedJson messages,
-                                                   OrderedJson tools) {
+std::shared_ptr<const AskedTurn> AgentSession::ask(const std::string& prompt, OutputBegin begun,
+                                                   OrderedJson messages, OrderedJson tools) {
   const ChatCodec& codec = format_.codec();
   auto asked = std::make_shared<AskedTurn>();
   asked->messages = std::move(messages);
   asked->tools = std::move(tools);
-  asked->in_reasoning = opens_reasoning(format_.settings().reasoning_parser, text);
+  const std::string text = prompt + begun.forced;
+  asked->begun = std::move(begun);
   const std::lock_guard lock(mutex_);
   ConversationRow::Shown best;
   size_t most = 0;
   for (size_t i = 0; i < rows_.size(); ++i) {
-    ConversationRow::Shown shown = rows_[i].shown_by(text, [&](std::string_view turn, bool in_reasoning) {
-      return parse(turn, asked->tools, in_reasoning);
-    });
+    ConversationRow::Shown shown =
+        rows_[i].shown_by(text, [&](std::string_view turn, const OutputBegin& of_turn) {
+          return parse(turn, asked->tools, of_turn);
+        });
     const size_t tokens = shown.segments == 0 ? 0 : rows_[i].segments[shown.segments - 1].end;
     if (tokens == 0 || tokens < most) continue;
     most = tokens;
@@ -89,8 +91,8 @@ void AgentSession::take(const AskedTurn& asked, const GenerationResult& result,
     row = &rows_.emplace_back(asked.row);
   }
   ConversationRow::Segment& turn =
-      row->append_turn(format_.codec(), sample, std::ssize(interactions_), asked.in_reasoning, sampling.stop);
-  turn.parts = parse(turn.sampled, asked.tools, asked.in_reasoning);
+      row->append_turn(format_.codec(), sample, std::ssize(interactions_), asked.begun, sampling.stop);
+  turn.parts = parse(turn.sampled, asked.tools, asked.begun);
   temperature_ = result.temperature;
   interactions_.push_back({.identity = identity,
                            .answer_ids = {answer_id},

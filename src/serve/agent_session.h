@@ -27,7 +27,7 @@ struct AskedTurn {
   ConversationRow row;          // all of the prompt
   std::optional<size_t> base;   // the row that it goes on from
   size_t kept = 0;              // segments of that one
-  bool in_reasoning = false;    // the prompt has opened it
+  OutputBegin begun;            // by the prompt
   OrderedJson messages, tools;  // as the template was given them; null: token ids were asked
 };
 
@@ -51,8 +51,9 @@ class AgentSession {
   const std::string& id() const { return id_; }
   uint64_t group() const { return group_; }
 
-  // The prompt of a conversation, by the template's text; of token ids.
-  std::shared_ptr<const AskedTurn> ask(const std::string& text, OrderedJson messages, OrderedJson tools);
+  // The prompt of a conversation: the template's text, and what is forced behind it; of token ids.
+  std::shared_ptr<const AskedTurn> ask(const std::string& prompt, OutputBegin begun, OrderedJson messages,
+                                       OrderedJson tools);
   std::shared_ptr<const AskedTurn> ask(const std::vector<int32_t>& ids);
   // What a request with this identity was answered.
   std::optional<GenerationResult> answered(const RequestIdentity& identity) const;
@@ -84,8 +85,8 @@ class AgentSession {
     OutputParts said;
     OrderedJson messages;
   };
-  OutputParts parse(std::string_view text, const OrderedJson& tools, bool in_reasoning) const {
-    return format_.parse(text, tools, in_reasoning);
+  OutputParts parse(std::string_view text, const OrderedJson& tools, const OutputBegin& begun) const {
+    return format_.parse(text, tools, begun);
   }
   OrderedJson messages_of(const Interaction& interaction) const;
 

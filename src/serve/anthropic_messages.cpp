@@ -204,19 +204,21 @@ ServedRequest read_conversation(Fields& fields, const ServedModel& model, const 
   conversation.messages = read_messages(fields);
   conversation.tools = read_tools(fields, function_of);
   conversation.add_generation_prompt = true;
-  bool uses_tools = !conversation.tools.is_null();
-  if (const OrderedJson* choice = fields.object("tool_choice")) {
-    Fields inner(*choice, "tool_choice");
+  ToolChoice choice;
+  if (const OrderedJson* given = fields.object("tool_choice")) {
+    using Kind = ToolChoice::Kind;
+    Fields inner(*given, "tool_choice");
     const std::string type = inner.required_text("type");
-    if (type == "none") uses_tools = false;
-    else if (type != "auto")
-      inner.wrong("type", "auto or none: answers are not constrained to calls, so that none can be forced");
+    if (type == "none") choice.kind = Kind::kNone;
+    else if (type == "any") choice.kind = Kind::kForced;
+    else if (type == "tool") choice = {Kind::kForced, inner.required_text("name")};
+    else if (type != "auto") inner.wrong("type", "auto, any, tool or none");
   }
   if (const OrderedJson* thinking = fields.object("thinking")) {
     Fields inner(*thinking, "thinking");
     conversation.variables["enable_thinking"] = inner.required_text("type") != "disabled";
   }
-  set_conversation(std::move(conversation), uses_tools, model, request);
+  set_conversation(std::move(conversation), choice, model, request);
   fields.ignore({"metadata", "service_tier", "cache_control", "betas", "container"});
   return request;
 }

@@ -11,13 +11,19 @@ namespace bough {
 
 std::string ServedModel::name_for(const std::string& asked) const {
   if (asked.empty()) return names.front();
+  if (is_adapter(asked)) return asked;
   if (any_name || std::find(names.begin(), names.end(), asked) != names.end()) return asked;
   std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  for (const auto& each : {names, adapters})
+    for (const std::string& name : each) all += (all.empty() ? "" : ", ") + name;
   throw ApiError(404,
                  str("model ", quoted(asked), " does not exist; this server has ", all,
                      " (served_model_name gives it other names)"),
                  "model", "model_not_found");
+}
+
+bool ServedModel::is_adapter(const std::string& name) const {
+  return std::find(adapters.begin(), adapters.end(), name) != adapters.end();
 }
 
 std::string ServedModel::render(const Conversation& conversation) const {
@@ -134,6 +140,7 @@ int64_t ServedRequest::prompt_tokens() const {
 ServedRequest begin_request(Fields& fields, const ServedModel& model, const SessionPointer& session) {
   ServedRequest request;
   request.model = model.name_for(fields.text("model").value_or(""));
+  if (model.is_adapter(request.model)) request.adapter = request.model;
   request.sampling = model.settings.gconfig;
   request.session = session;
   return request;
@@ -196,31 +203,77 @@ void read_stop(Fields& fields, const std::string& name, SamplingParameters& samp
     if (text.empty() || text.size() > kLongest) fields.wrong(name, expected);
 }
 
-void set_conversation(Conversation conversation, bool uses_tools, const ServedModel& model,
-                      ServedRequest& request) {
-  // Templates know one role above the user's, and pass over those that they do not know.
-  for (OrderedJson& message : conversation.messages)
-    if (message.value("role", "") == "developer") message["role"] = "system";
-  const std::string prompt = model.render(conversation);
-  const OrderedJson tools = conversation.tools;
-  try {
-    if (request.session)
-      request.asked =
-          request.session->ask(prompt, std::move(conversation.messages), std::move(conversation.tools));
-    request.prompts.push_back(request.asked ? request.asked->row.ids : model.tokenizer.encode(prompt));
-  } catch (const UserError& error) {
-    throw ApiError(400, error.what(), "messages");
+ToolChoice read_tool_choice(Fields& fields) {
+  using Kind = ToolChoice::Kind;
+  const OrderedJson* choice = fields.find("tool_choice");
+  if (!choice || *choice == "auto") return {};
+  if (*choice == "none") return {Kind::kNone, ""};
+  if (*choice == "required") return {Kind::kForced, ""};
+  const std::string expected = "auto, none, required or {\"type\": \"function\", ...} with a tool's name";
+  if (!choice->is_object()) fields.wrong("tool_choice", expected);
+  Fields inner(*choice, "tool_choice");
+  if (inner.required_text("type") != "function") fields.wrong("tool_choice", expected);
+  const OrderedJson* function = inner.object("function");  // as chat completions have it; responses do not
+  return {Kind::kForced, function ? Fields(*function, "tool_choice.function").required_text("name")
+                                  : inner.required_text("name")};
+}
+
+namespace {
+
+// Whether there are any that the answer may call.
+bool choose_tools(OrderedJson& tools, const ToolChoice& choice, const ServedModel& model) {
+  const bool has_tools = tools.is_array() && !tools.empty();
+  if (choice.kind == ToolChoice::Kind::kNone) return false;
+  if (choice.kind == ToolChoice::Kind::kForced) {
+    if (!has_tools)
+      throw ApiError(400, "tool_choice: a call is forced, and there are no tools", "tool_choice");
+    if (!choice.name.empty()) {
+      OrderedJson chosen = OrderedJson::array();
+      for (const OrderedJson& tool : tools)
+        if (tool["function"]["name"] == choice.name) chosen.push_back(tool);
+      if (chosen.empty())
+        throw ApiError(400, str("tool_choice: there is no tool ", quoted(choice.name)), "tool_choice");
+      tools = std::move(chosen);
+    }
   }
-  request.reasoning_parser = model.settings.reasoning_parser;
-  request.in_reasoning = opens_reasoning(request.reasoning_parser, prompt);
-  if (!uses_tools) return;
-  if (model.settings.tool_call_parser.empty())
+  if (has_tools && model.settings.tool_call_parser.empty())
     throw ApiError(400,
                    "tools: this server was started without a parser of tool calls; start it with "
                    "tool_call_parser=NAME (docs/chat.md lists them), or send tool_choice none",
                    "tools");
-  request.tool_call_parser = model.settings.tool_call_parser;
-  request.tools = tools;
+  return has_tools;
+}
+
+}  // namespace
+
+void set_conversation(Conversation conversation, const ToolChoice& choice, const ServedModel& model,
+                      ServedRequest& request) {
+  // Templates know one role above the user's, and pass over those that they do not know.
+  for (OrderedJson& message : conversation.messages)
+    if (message.value("role", "") == "developer") message["role"] = "system";
+  request.reasoning_parser = model.settings.reasoning_parser;
+  if (choose_tools(conversation.tools, choice, model)) {
+    request.tool_call_parser = model.settings.tool_call_parser;
+    request.tools = conversation.tools;
+  }
+  const std::string prompt = model.render(conversation);
+  request.begun.in_reasoning = opens_reasoning(request.reasoning_parser, prompt);
+  try {
+    if (choice.kind == ToolChoice::Kind::kForced)
+      request.begun.forced =
+          forced_call(request.reasoning_parser, request.tool_call_parser, request.begun.in_reasoning);
+  } catch (const UserError& error) {
+    throw ApiError(400, error.what(), "tool_choice");
+  }
+  try {
+    if (request.session)
+      request.asked = request.session->ask(prompt, request.begun, std::move(conversation.messages),
+                                           std::move(conversation.tools));
+    request.prompts.push_back(request.asked ? request.asked->row.ids
+                                            : model.tokenizer.encode(prompt + request.begun.forced));
+  } catch (const UserError& error) {
+    throw ApiError(400, error.what(), "messages");
+  }
 }
 
 void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens) {

@@ -34,7 +34,8 @@ struct ApiError : std::runtime_error {
 
 // The model as the APIs know it. Immutable: threads share it.
 struct ServedModel {
-  std::vector<std::string> names;  // the first in answers
+  std::vector<std::string> names;     // the first in answers
+  std::vector<std::string> adapters;  // their names; the engine is one of several
   bool any_name = false;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
@@ -45,6 +46,7 @@ struct ServedModel {
 
   // What the name in a request is answered with. ApiError 404.
   std::string name_for(const std::string& asked) const;
+  bool is_adapter(const std::string& name) const;
   // Renders and encodes. ApiError: no template, or it refuses the conversation.
   std::string render(const Conversation& conversation) const;
   // The one of a token's log-probabilities that answers show.
@@ -82,14 +84,15 @@ class Fields {
 };
 
 struct ServedRequest {
-  std::string model;  // as answers name it
+  std::string model;    // as answers name it
+  std::string adapter;  // that is asked; empty: the model itself
   std::vector<std::vector<int32_t>> prompts;
   SamplingParameters sampling;
   std::optional<uint64_t> seed;  // draws depend on it, prompt and sample alone
   bool stream = false;
   std::string reasoning_parser, tool_call_parser;  // empty: not parsed
   OrderedJson tools;
-  bool in_reasoning = false;
+  OutputBegin begun;
   // Of an agent that is trained: its session, and the prompt as that knows it.
   std::shared_ptr<AgentSession> session;
   std::shared_ptr<const AskedTurn> asked;
@@ -169,9 +172,16 @@ void read_sampling(Fields& fields, const ServedModel& model, ServedRequest& requ
 bool read_stream_options(Fields& fields, ServedRequest& request);
 // `stop`, a text or some.
 void read_stop(Fields& fields, const std::string& name, SamplingParameters& sampling);
-// Makes the conversation the request's only prompt, sets the parsers and checks its length. `tools` are
-// OpenAI's, `uses_tools`: their calls are parsed.
-void set_conversation(Conversation conversation, bool uses_tools, const ServedModel& model,
+// What of the tools an answer calls. A call is forced by its beginning, which goes to the end of the prompt:
+// the rest is the model's, and may be no call that can be read.
+struct ToolChoice {
+  enum class Kind { kNone, kAuto, kForced } kind = Kind::kAuto;
+  std::string name;  // the only tool that the model is shown; empty: all
+};
+ToolChoice read_tool_choice(Fields& fields);  // as both of OpenAI's APIs have it
+// Makes the conversation the request's only prompt, sets the parsers and checks its length. Its tools are
+// OpenAI's.
+void set_conversation(Conversation conversation, const ToolChoice& choice, const ServedModel& model,
                       ServedRequest& request);
 // ApiError: no room for an answer, too many samples. Sets the limit of new tokens where none was asked.
 void check_request(const ServedModel& model, ServedRequest& request, std::optional<int64_t> max_tokens);

@@ -167,18 +167,6 @@ OrderedJson template_messages(const OrderedJson& given) {
   return messages;
 }
 
-// Whether calls are looked for in the answer.
-bool read_tool_choice(Fields& fields, const OrderedJson* tools) {
-  const OrderedJson* choice = fields.find("tool_choice");
-  const bool has_tools = tools && !tools->empty();
-  if (!choice) return has_tools;
-  if (*choice == "none") return false;
-  if (*choice != "auto")
-    fields.wrong("tool_choice",
-                 "auto or none: answers are not constrained to calls, so that none can be forced");
-  return has_tools;
-}
-
 void check_tools(const OrderedJson* tools) {
   for (size_t i = 0; tools && i < tools->size(); ++i) {
     const std::string where = str("tools[", i, "]");
@@ -229,7 +217,7 @@ ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& mod
   if (!messages || messages->empty()) fields.wrong("messages", "a list of at least one message");
   const OrderedJson* tools = fields.array("tools");
   check_tools(tools);
-  const bool uses_tools = read_tool_choice(fields, tools);
+  const ToolChoice choice = read_tool_choice(fields);
   Conversation conversation;
   conversation.messages = template_messages(*messages);
   if (tools && !tools->empty()) conversation.tools = *tools;
@@ -247,7 +235,7 @@ ReadRequest read_chat_completion(const OrderedJson& body, const ServedModel& mod
   const auto max_completion_tokens = fields.integer("max_completion_tokens", 1, 1000000000);
   refuse_what_is_lacking(fields);
   fields.done();
-  set_conversation(std::move(conversation), uses_tools, model, request);
+  set_conversation(std::move(conversation), choice, model, request);
   check_request(model, request, max_completion_tokens ? max_completion_tokens : max_tokens);
   options.request = request;
   read.answer = std::make_unique<ChatAnswer>(model, std::move(options));

@@ -287,13 +287,7 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model, con
   conversation.messages = items.read(*input);
   conversation.tools = read_tools(fields, function_of);
   conversation.add_generation_prompt = true;
-  bool uses_tools = !conversation.tools.is_null();
-  if (const OrderedJson* choice = fields.find("tool_choice"); choice && *choice != "auto") {
-    if (*choice != "none")
-      fields.wrong("tool_choice",
-                   "auto or none: answers are not constrained to calls, so that none can be forced");
-    uses_tools = false;
-  }
+  const ToolChoice choice = read_tool_choice(fields);
   if (const OrderedJson* reasoning = fields.object("reasoning"))
     if (const auto effort = Fields(*reasoning, "reasoning").text("effort"))
       conversation.variables["reasoning_effort"] = *effort;
@@ -311,7 +305,7 @@ ReadRequest read_response(const OrderedJson& body, const ServedModel& model, con
   const OrderedJson* metadata = fields.object("metadata");
   refuse_what_is_lacking(fields);
   fields.done();
-  set_conversation(std::move(conversation), uses_tools, model, request);
+  set_conversation(std::move(conversation), choice, model, request);
   check_request(model, request, max_tokens);
 
   const auto given = [&](const char* name, Json otherwise) {

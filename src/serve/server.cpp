@@ -411,8 +411,12 @@ void Server::State::handle_get(const HttpRequest& request, HttpExchange& exchang
   } else if (request.path == "/v1/models") {
     exchange.respond({.body = dump_line(models())});
   } else {
-    Json entry = models()["data"][0];
-    entry["id"] = model.name_for(request.path.substr(std::string("/v1/models/").size()));
+    const std::string name = model.name_for(request.path.substr(std::string("/v1/models/").size()));
+    const Json all = models()["data"];
+    Json entry = all[0];
+    for (const Json& each : all)
+      if (each["id"] == name) entry = each;
+    entry["id"] = name;
     exchange.respond({.body = dump_line(entry)});
   }
 }
@@ -425,6 +429,11 @@ Json Server::State::models() const {
                     {"created", model.created},
                     {"owned_by", "bough"},
                     {"max_model_len", model.max_length}});
+  for (const std::string& name : model.adapters) {
+    list.push_back(list[0]);
+    list.back()["id"] = name;
+    list.back()["parent"] = model.names.front();  // as vLLM says it
+  }
   return {{"object", "list"}, {"data", std::move(list)}};
 }
 
@@ -477,8 +486,7 @@ void Server::State::submit(const JobPointer& job) {
   }
   const ServedRequest& request = job->request();
   const auto num_choices = static_cast<size_t>(request.num_choices());
-  const OutputParser parser(request.reasoning_parser, request.tool_call_parser, request.tools,
-                            request.in_reasoning);
+  const OutputParser parser(request.reasoning_parser, request.tool_call_parser, request.tools, request.begun);
   const bool skips_special =
       !has_special_markers(model.tokenizer, request.reasoning_parser, request.tool_call_parser);
   for (size_t i = 0; i < num_choices; ++i)
@@ -497,6 +505,7 @@ void Server::State::submit(const JobPointer& job) {
     asked.id = id;
     asked.prompt_ids = request.prompts[prompt];
     asked.sampling = request.sampling;
+    asked.adapter = request.adapter;
     asked.seed = request.seed.value_or(static_cast<uint64_t>(model.settings.seed));
     if (request.seed) asked.sequence = prompt;
   }

@@ -46,11 +46,30 @@ struct HttpLimits {
   }
 };
 
+// A low-rank adapter that is served beside the model, as vLLM's --lora-modules name=path.
+struct LoraModule {
+  std::string name, path;
+
+  template <class V>
+  void visit(V& v) {
+    v("name", name, "what requests call it");
+    v("path", path, "directory in PEFT's format");
+  }
+  static LoraModule from_text(const std::string& text) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+      throw UserError("got '" + text + "', expected NAME=DIRECTORY");
+    return {text.substr(0, equals), text.substr(equals + 1)};
+  }
+  std::optional<std::string> to_text() const { return name + "=" + path; }
+};
+
 struct ServeSettings {
   std::string host = "127.0.0.1";
   int64_t port = 8000;
   std::string api_key_file;
   std::vector<std::string> served_model_name;
+  std::vector<LoraModule> lora_modules;
   std::string tool_call_parser;
   std::string reasoning_parser;
   std::string logprobs_mode = "raw_logprobs";
@@ -79,6 +98,8 @@ struct ServeSettings {
     v("served_model_name", served_model_name,
       "names that requests may call the model, the first in answers; '*' among them: any name; none: the "
       "directory's");
+    v("lora_modules", lora_modules,
+      "low-rank adapters over the model, each asked by its own name: [NAME=DIRECTORY, ...]");
     v("tool_call_parser", tool_call_parser,
       "how the model writes tool calls (docs/chat.md); empty: no tools");
     v("reasoning_parser", reasoning_parser, "how the model writes reasoning (docs/chat.md); empty: as text");

@@ -65,6 +65,17 @@ def test_a_stream_is_the_unstreamed_message(client: anthropic.Anthropic, scripte
         assert mine.model_dump(exclude={"id"}) == other.model_dump(exclude={"id"})
 
 
+def test_a_forced_call(client: anthropic.Anthropic, scripted: Served):
+    for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
+        message = client.messages.create(
+            model=scripted.name, max_tokens=100, messages=QUESTION, tools=TOOLS, tool_choice=choice
+        )
+        assert [(block.type, block.name) for block in message.content] == [
+            ("tool_use", "add"),
+            ("tool_use", "look"),
+        ]
+
+
 def test_stop_sequence_and_length(client: anthropic.Anthropic, scripted: Served):
     options = {"model": scripted.name, "messages": QUESTION}
     message = client.messages.create(max_tokens=100, stop_sequences=["world"], **options)
@@ -79,7 +90,8 @@ def test_errors(client: anthropic.Anthropic, scripted: Served):
         {"messages": []},
         {"messages": [{"role": "system", "content": "x"}]},
         {"messages": [*QUESTION, {"role": "assistant", "content": "I"}]},
-        {"tool_choice": {"type": "any"}, "tools": TOOLS},
+        {"tool_choice": {"type": "any"}},
+        {"tool_choice": {"type": "tool", "name": "other"}, "tools": TOOLS},
         {"max_tokens": 0},
     ):
         with pytest.raises(anthropic.BadRequestError) as error:

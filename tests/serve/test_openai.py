@@ -3,10 +3,13 @@
 import json
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from script_model import ANSWER, BROKEN, EMOJI, text_of
 from serve_util import Served
 
@@ -115,11 +118,30 @@ def test_tool_choice(client: openai.OpenAI, scripted: Served):
     )
     assert answer.choices[0].message.tool_calls is None
     assert "<tool_call>" in answer.choices[0].message.content
-    for forced in ("required", {"type": "function", "function": {"name": "add"}}):
+
+
+def test_a_forced_call(client: openai.OpenAI, scripted: Served):
+    """The answer begins with a call, where it would have begun with reasoning."""
+    options = {"model": scripted.name, "messages": QUESTION, "tools": TOOLS}
+    for forced in ("required", {"type": "function", "function": {"name": "look"}}):
+        (choice,) = client.chat.completions.create(**options, tool_choice=forced).choices
+        assert not choice.message.content and not choice.message.reasoning_content
+        calls = [(c.function.name, json.loads(c.function.arguments)) for c in choice.message.tool_calls]
+        assert calls == CALLS
+        assert choice.finish_reason == "tool_calls"
+        with client.chat.completions.stream(**options, tool_choice=forced) as stream:
+            (streamed,) = stream.get_final_completion().choices
+        assert [c.function.name for c in streamed.message.tool_calls] == ["add", "look"]
+    answer = client.responses.create(
+        model=scripted.name,
+        input="?",
+        tools=[{"type": "function", **TOOLS[0]["function"]}],
+        tool_choice="required",
+    )
+    assert [item.name for item in answer.output] == ["add", "look"]
+    for wrong in ({"tools": []}, {"tool_choice": {"type": "function", "function": {"name": "other"}}}):
         with pytest.raises(openai.BadRequestError) as error:
-            client.chat.completions.create(
-                model=scripted.name, messages=QUESTION, tools=TOOLS, tool_choice=forced
-            )
+            client.chat.completions.create(**{**options, "tool_choice": "required", **wrong})
         assert error.value.param == "tool_choice"
 
 
@@ -429,3 +451,38 @@ def test_names_and_defaults(bough_program: Path, script_model: Path):
         assert served.stop() == 0
         assert "/v1/chat/completions 200" in served.log.read_text()
     assert os.path.exists(served.log)
+
+
+def test_adapters_are_models_of_their_own(bough_program: Path, tiny_models, tmp_path: Path):
+    """`lora_modules`: an adapter is asked by its name, over the same base, at the same time."""
+    base = tiny_models("qwen3")
+    weights = load_file(base / "model.safetensors")
+    adapters = {name: tmp_path / name for name in ("nothing", "other")}
+    for name, directory in adapters.items():
+        directory.mkdir()
+        tensors = {}
+        for key, weight in weights.items():
+            if key.endswith("q_proj.weight"):
+                prefix = f"base_model.model.{key.removesuffix('.weight')}"
+                tensors[f"{prefix}.lora_A.weight"] = torch.ones(2, weight.shape[1])
+                tensors[f"{prefix}.lora_B.weight"] = torch.full((weight.shape[0], 2), float(name == "other"))
+        save_file(tensors, directory / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+        (directory / "adapter_config.json").write_text(json.dumps(config))
+    modules = ",".join(f"{name}={directory}" for name, directory in adapters.items())
+    with Served(bough_program, base, "rollout.kv_memory=64MiB", f"lora_modules=[{modules}]") as served:
+        client = client_of(served)
+        assert [model.id for model in client.models.list().data] == [served.name, "nothing", "other"]
+        assert client.models.retrieve("other").parent == served.name
+
+        def ask(name: str) -> list[float]:
+            options = {"max_tokens": 8, "temperature": 0, "logprobs": 0, "extra_body": {"ignore_eos": True}}
+            answer = client.completions.create(model=name, prompt=[5, 6, 7], **options)
+            assert answer.model == name
+            return answer.choices[0].logprobs.token_logprobs
+
+        with ThreadPoolExecutor(6) as pool:
+            mine, same, changed = (set(map(tuple, pool.map(ask, [n] * 4))) for n in (served.name, *adapters))
+        assert mine == same and len(mine) == len(changed) == 1 and mine != changed
+        with pytest.raises(openai.NotFoundError):
+            ask("third")

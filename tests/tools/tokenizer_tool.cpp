@@ -41,7 +41,8 @@ json chat(const bough::OrderedJson& request) {
 json parse(const bough::OrderedJson& request) {
   const bough::OutputParser parser(
       request.value("reasoning_parser", ""), request.value("tool_call_parser", ""),
-      request.value("tools", bough::OrderedJson()), request.value("in_reasoning", false));
+      request.value("tools", bough::OrderedJson()),
+      {.in_reasoning = request.value("in_reasoning", false), .forced = request.value("forced", "")});
   const bough::OutputParts parts = bough::OutputParser::parse(parser, request.at("text").get<std::string>());
   json calls = json::array();
   for (const bough::ToolCall& call : parts.calls)
