@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Sparse rollouts against dense ones on the task `trace`: arms of sparse_training, budgets, seeds.
 
-Data, a model of at most 5 M parameters and its dense warm start are made first; then each arm trains from
-the same warm model, and its last checkpoint is evaluated with dense and with sparse attention. All of it is a
-folder under --out: what is finished is not made again, what was stopped goes on, and --hours ends between
-two runs. Budgets are shares of the mean response: the first of all arms, the others of `sparse` and
-`distill` only.
+Data, a model of at most 5 M parameters and its dense warm start are made first: on short programs, whose
+steps have any number, then on whole ones. Then each arm trains from the same warm model, and its last
+checkpoint is evaluated with dense and with sparse attention. All of it is a folder under --out: what is
+finished is not made again, what was stopped goes on, and --hours ends between two runs. Budgets are shares
+of the mean response: the first of all arms, the others of `sparse` and `distill` only.
 
 What counts as what, fixed before any run (score: final, dense attention, temperature 1, mean over the seeds):
   equal to dense   the arm's score is below dense's by at most the larger of 0.03 and half of the spread
@@ -38,6 +38,8 @@ LEAST_PAGES = 4  # the first, the last two, and one to choose
 MARGIN = 0.03
 MOST_PARAMETERS = 5_000_000
 ARMS = ["dense", "sparse", "sparse_to_sparse", "distill"]
+MORE_ARMS = ["exact_top_k"]  # of sparse_training.arm, when asked for
+MORE_BUDGETS = ("sparse", "distill")  # arms that run with all budgets, not with the first one alone
 COLOURS = ["#3b6fb6", "#c8553d", "#7a9a3a", "#8a5fb0", "#c79a2b", "#3c9a94"]
 CURVES = [
     ("reward/mean", "Reward of the samples"),
@@ -55,7 +57,7 @@ def parse_arguments(arguments=None):
     add = parser.add_argument
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     add("--out", type=Path, default=ROOT / "runs/sparse_ablation")
-    add("--arms", nargs="+", choices=ARMS, default=ARMS)
+    add("--arms", nargs="+", choices=ARMS + MORE_ARMS, default=ARMS)
     add("--seeds", type=int, nargs="+", default=[1, 2, 3])
     add("--budgets", type=float, nargs="+", default=[0.07, 0.10], help="shares of the mean response")
     add("--steps", type=int, default=60)
@@ -77,10 +79,15 @@ def parse_arguments(arguments=None):
     add("--train-programs", type=int, default=4000)
     add("--test-programs", type=int, default=64)
     add("--test-samples", type=int, default=2)
+    add("--short-programs", type=int, default=60000, help="of the warm start's first part")
+    add("--short-program-steps", type=int, nargs=2, default=[4, 16], metavar=("LEAST", "MOST"))
+    add("--short-steps", type=int, default=1500, help="of the optimizer on them; 0: no such part")
+    add("--short-batch", type=int, default=16)
     add("--warm-programs", type=int, default=20000)
     add("--warm-steps", type=int, default=1200)
     add("--warm-batch", type=int, default=8)
     add("--warm-lr", type=float, default=2e-3)
+    add("--warm-dtype", default="fp32", help="of the warm start")
     add("--warm-slips", type=float, default=0.004, help="of the demonstrations' steps: what is left to learn")
     add("--settings", nargs="*", default=[], help="further key=value of every run")
     add("--warm-only", action="store_true")
@@ -118,15 +125,9 @@ class Experiment:
             raise SystemExit(f"{path} has other settings of data or warm start; take them, or another --out")
         path.write_text(json.dumps(kept, indent=1))
         least, most = args.program_steps
-        task = ["--registers", args.registers, "--min-steps", least, "--max-steps", most]
-        files = {
-            "train": ["--split", "train", "-n", args.train_programs],
-            "test": ["--split", "test", "-n", args.test_programs],
-            "warm": ["--split", "train", "-n", args.warm_programs, "--seed", 7, "--slips", args.warm_slips],
-        }
-        for name, options in files.items():
-            if not self.data(name).exists():
-                self.bough("data", "trace", "--out", self.data(name), *task, *options)
+        slips = ["--slips", args.warm_slips]
+        self.make_data("train", args.train_programs, [least, most], split="train")
+        self.make_data("test", args.test_programs, [least, most], split="test")
         if not (self.out / "base/model.safetensors").exists():
             shape = ["--layers", args.layers, "--hidden-size", args.hidden_size, "--head-dim", 32]
             shape += ["--heads", 6, "--kv-heads", 3, "--tie"]
@@ -134,10 +135,27 @@ class Experiment:
         parameters = count_parameters(self.out / "base/model.safetensors")
         if parameters > MOST_PARAMETERS:
             raise SystemExit(f"the model has {parameters:,} parameters, more than {MOST_PARAMETERS:,}")
-        if not (self.out / "warm/model.safetensors").exists():
-            effort = ["--batch-size", args.warm_batch, "--lr", args.warm_lr, "--max-steps", args.warm_steps]
-            where = ["--model", self.out / "base", "--data", self.data("warm"), "--out", self.out / "warm"]
-            self.bough("sft", *where, *effort, "--epochs", 1000, log="warm.log")
+        if args.short_steps > 0:
+            short = args.short_program_steps
+            numbers = ["--max-first", max(1, most - short[1] + 1)]
+            self.make_data("short", args.short_programs, short, *slips, *numbers, seed=11)
+            self.fine_tune("base", "short", args.short_batch, args.short_steps)
+        self.make_data("warm", args.warm_programs, [least, most], *slips, seed=7)
+        self.fine_tune("short" if args.short_steps > 0 else "base", "warm", args.warm_batch, args.warm_steps)
+
+    def make_data(self, name, count, program_steps, *options, split="train", seed=1):
+        if not self.data(name).exists():
+            task = ["--registers", self.args.registers, "--seed", seed, "--split", split, "-n", count]
+            task += ["--min-steps", program_steps[0], "--max-steps", program_steps[1]]
+            self.bough("data", "trace", "--out", self.data(name), *task, *options)
+
+    def fine_tune(self, model, name, batch, steps):
+        """The model `name`, trained from `model` on the data of that name."""
+        if not (self.out / name / "model.safetensors").exists():
+            where = ["--model", self.out / model, "--data", self.data(name), "--out", self.out / name]
+            effort = ["--batch-size", batch, "--lr", self.args.warm_lr, "--max-steps", steps]
+            effort += ["--epochs", 1000, "--dtype", self.args.warm_dtype]
+            self.bough("sft", *where, *effort, log=f"{name}.log")
 
     def data(self, name):
         return self.out / f"{name}.jsonl"
@@ -156,7 +174,7 @@ class Experiment:
         cases = []
         for seed in self.args.seeds:
             for arm in self.args.arms:
-                budgets = self.args.budgets if arm in ("sparse", "distill") else self.args.budgets[:1]
+                budgets = self.args.budgets if arm in MORE_BUDGETS else self.args.budgets[:1]
                 cases += [(arm, None if arm == "dense" else budget, seed) for budget in budgets]
         return cases
 
@@ -190,7 +208,7 @@ class Experiment:
             "saver.freq_steps": 10,
             "saver.keep": 1,
         }
-        if arm in ("sparse", "distill"):  # another policy than the trained one drew the samples
+        if arm not in ("dense", "sparse_to_sparse"):  # another policy than the trained one drew the samples
             settings["actor.correction"] = args.correction
             settings["gconfig.top_logprobs"] = 20
         if arm != "dense":
@@ -253,7 +271,8 @@ class Experiment:
 
 WARM_SETTINGS = [
     "registers", "program_steps", "hidden_size", "layers", "train_programs", "test_programs", "test_samples",
-    "warm_programs", "warm_steps", "warm_batch", "warm_lr", "warm_slips",
+    "short_programs", "short_program_steps", "short_steps", "short_batch", "warm_programs", "warm_steps",
+    "warm_batch", "warm_lr", "warm_slips", "warm_dtype",
 ]  # fmt: skip
 
 

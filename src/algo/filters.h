@@ -46,9 +46,8 @@ struct FilterSettings {
       "all",
       range(0, 100000));
     v("keep_samples_by", keep_samples_by,
-      "which samples keep_samples keeps: reward (the highest); acceptance (those nearest to the trained "
-      "policy, "
-      "which takes a walk over all samples)",
+      "which samples keep_samples keeps: reward (the highest), acceptance (those that the trained policy is "
+      "nearest to, after a walk over all)",
       one_of({"reward", "acceptance"}));
   }
   bool needs_acceptance() const { return keep_samples > 0 && keep_samples_by == "acceptance"; }

@@ -163,9 +163,8 @@ Assumed assume(const SimulateOptions& options) {
           format_significant(options.length_sigma, 3), ", at most ", format_thousands(options.longest));
   if (!options.run.empty() && options.sparse.budget != "none")
     throw UserError(
-        "--sparse-budget: the rates of --run are those that it had, whatever it attended to; leave out one "
-        "of "
-        "them");
+        "--sparse-budget: the rates of --run are those that it had, whatever it attended to; leave out "
+        "one of them");
   if (options.run.empty()) plan_rates(options, assumed);
   else read_run(options, assumed);
   simulation.controller.total_steps = options.steps;

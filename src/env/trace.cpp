@@ -23,6 +23,7 @@ struct Step {
 };
 
 struct Program {
+  size_t first = 1;  // the first step's number
   std::vector<int64_t> start;
   std::vector<Step> steps;
 };
@@ -37,7 +38,7 @@ std::string text_of(const std::vector<int64_t>& registers) {
   return text;
 }
 
-// Step number `at`, from 1 on, with as many digits as that of the longest program: "007b+3".
+// Step number `at`, with as many digits as the largest number that there can be: "007b+3".
 std::string text_of(const Step& step, size_t at, size_t width) {
   const std::string number = std::to_string(at);
   const std::string padding(width - std::min(width, number.size()), '0');
@@ -60,6 +61,7 @@ Program draw_program(const CounterRandom& random, uint64_t sequence, uint64_t po
   };
   Program program;
   const int64_t num_steps = settings.min_steps + below(settings.max_steps - settings.min_steps + 1);
+  program.first += static_cast<size_t>(below(settings.max_first));
   for (int64_t i = 0; i < settings.registers; ++i) program.start.push_back(below(kBase));
   for (int64_t i = 0; i < num_steps; ++i) {
     Step step{below(settings.registers), '+', 0};
@@ -77,7 +79,8 @@ Program draw_program(const CounterRandom& random, uint64_t sequence, uint64_t po
 
 std::string question_of(const Program& program, size_t width) {
   std::string text = text_of(program.start);
-  for (size_t i = 0; i < program.steps.size(); ++i) text += " " + text_of(program.steps[i], i + 1, width);
+  for (size_t i = 0; i < program.steps.size(); ++i)
+    text += " " + text_of(program.steps[i], program.first + i, width);
   return text;
 }
 
@@ -92,7 +95,7 @@ std::string work_out(const Program& program, size_t width, double slips, const C
       result =
           (result + 1 + static_cast<int64_t>(random.below(kBase - 1, kOwn + sequence, 2 * i + 1))) % kBase;
     registers[static_cast<size_t>(step.target)] = result;
-    text += text_of(step, i + 1, width) + " " + text_of(registers) + "\n";
+    text += text_of(step, program.first + i, width) + " " + text_of(registers) + "\n";
   }
   text += "#### ";
   for (const int64_t digit : registers) text += std::to_string(digit);
@@ -109,7 +112,7 @@ void TraceSettings::check() const {
 std::vector<Json> make_trace_problems(int64_t n, Split split, uint64_t seed, const TraceSettings& settings) {
   settings.check();
   const CounterRandom random(seed, Purpose::environment);
-  const size_t width = std::to_string(settings.max_steps).size();
+  const size_t width = std::to_string(settings.max_first + settings.max_steps - 1).size();
   std::vector<Json> problems;
   std::unordered_set<std::string> seen;
   for (int64_t i = 0; i < n; ++i) {

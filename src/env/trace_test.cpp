@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <sstream>
@@ -67,7 +68,9 @@ TraceSettings small() {
 }
 
 TEST(Trace, AnswersFollowFromTheQuestion) {
-  for (const TraceSettings& settings : {TraceSettings(), small()})
+  TraceSettings anywhere = small();
+  anywhere.max_first = 200;
+  for (const TraceSettings& settings : {TraceSettings(), small(), anywhere})
     for (const Json& problem : make_trace_problems(50, Split::train, 3, settings)) {
       EXPECT_EQ(count_slips(problem), 0) << problem;
       const auto question = words_of(problem.at("question"));
@@ -86,6 +89,24 @@ TEST(Trace, ResponsesAreAsLongAsTheSettingsSay) {
   EXPECT_GE(*lengths.begin(), 1024u);
   EXPECT_LE(*lengths.rbegin(), 2048u);
   EXPECT_GT(lengths.size(), 10u);
+}
+
+// Steps are numbered from a first number that max_first bounds, with as many digits as the largest can have.
+TEST(Trace, NumbersBeginWhereTheSettingsSay) {
+  TraceSettings settings = small();
+  settings.max_first = 90;
+  int64_t least = 1000, largest = 0;
+  for (const Json& problem : make_trace_problems(300, Split::train, 4, settings)) {
+    const auto words = words_of(problem.at("question"));
+    const int64_t first = std::stoll(words[1].substr(0, 3));
+    for (size_t i = 1; i < words.size(); ++i)
+      ASSERT_EQ(std::stoll(words[i].substr(0, 3)), first + static_cast<int64_t>(i) - 1) << problem;
+    least = std::min(least, first);
+    largest = std::max(largest, first);
+  }
+  EXPECT_LT(least, 5);
+  EXPECT_GT(largest, 85);
+  EXPECT_LE(largest, 90);
 }
 
 // One slip, carried on, ends in another number: the answer needs every step.

@@ -205,12 +205,10 @@ std::vector<double> acceptance_of(const std::vector<Trajectory>& batch, const st
     if (entry_of[s] < 0 || !batch[s].in_loss() || !batch[s].trains_a_token()) continue;
     const std::vector<double> own = trained_column(batch[s], kAcceptanceColumn);
     if (own.empty())
-      throw UserError(
-          str("keep_samples_by: acceptance needs the trained policy's values of every sample, and one of "
-              "group ",
-              quoted(batch[s].group),
-              " has none (`acceptance` of a rollout file, as `bough train` writes it); expected "
-              "reward"));
+      throw UserError(str(
+          "keep_samples_by: acceptance needs the trained policy's values of every sample, but one of group ",
+          quoted(batch[s].group),
+          " has none (column `acceptance` of a rollout file, as `bough train` writes it); expected reward"));
     for (const double value : own) {
       sums[static_cast<size_t>(entry_of[s])] += value;
       ++counts[static_cast<size_t>(entry_of[s])];

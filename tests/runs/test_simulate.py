@@ -1,6 +1,7 @@
 """`bough simulate`: splits of a cluster, from a device's rates and from a run's."""
 
 import json
+import shlex
 
 
 def test_splits_of_planned_devices(bough):
@@ -15,20 +16,7 @@ def test_splits_of_planned_devices(bough):
 
 
 def test_a_budget_makes_long_responses_cheaper(bough):
-    words = [
-        "simulate",
-        "--devices",
-        2,
-        "--steps",
-        4,
-        "--eta",
-        0,
-        "--length",
-        8000,
-        "--group-size",
-        8,
-        "--json",
-    ]
+    words = shlex.split("simulate --devices 2 --steps 4 --eta 0 --length 8000 --group-size 8 --json")
     dense = json.loads(bough(*words, ok=True).stdout)
     sparse = json.loads(bough(*words, "--sparse-budget", 512, ok=True).stdout)
     assert sparse["splits"][0]["tokens_per_s"] > 1.2 * dense["splits"][0]["tokens_per_s"]

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,50 +40,13 @@ def test_what_counts_as_equal(ablation):
 
 def test_a_small_one_from_data_to_table_and_what_is_done_is_not_done_again(bough):
     command = [sys.executable, str(SCRIPT), "--bough", str(bough.program), "--out", str(bough.cwd / "out")]
-    command += [
-        "--arms",
-        "dense",
-        "distill",
-        "--seeds",
-        "1",
-        "--budgets",
-        "0.5",
-        "--steps",
-        "2",
-        "--prompts",
-        "2",
-        "--samples",
-        "4",
-    ]
-    command += [
-        "--registers",
-        "2",
-        "--program-steps",
-        "3",
-        "12",
-        "--hidden-size",
-        "32",
-        "--layers",
-        "2",
-        "--dense-layers",
-        "0",
-    ]
-    command += [
-        "--train-programs",
-        "20",
-        "--test-programs",
-        "3",
-        "--warm-programs",
-        "30",
-        "--warm-steps",
-        "4",
-    ]
-    command += [
-        "--settings",
-        "gconfig.ignore_eos=true",
-        "gconfig.max_new_tokens=110",
-        "reward=reward.py:score",
-    ]
+    command += shlex.split("--arms dense distill --seeds 1 --budgets 0.5 --steps 2 --prompts 2 --samples 4")
+    command += shlex.split("--registers 2 --program-steps 3 12 --hidden-size 32 --layers 2 --dense-layers 0")
+    command += shlex.split("--train-programs 20 --test-programs 3 --warm-programs 30 --warm-steps 4")
+    command += shlex.split("--short-programs 30 --short-program-steps 2 4 --short-steps 4 --short-batch 4")
+    command += shlex.split(
+        "--settings gconfig.ignore_eos=true gconfig.max_new_tokens=110 reward=reward.py:score"
+    )
     (bough.cwd / "reward.py").write_text(
         "def score(completion, **fields):\n    return float(sum(map(ord, completion)) % 3 == 0)\n"
     )
@@ -100,9 +64,8 @@ def test_a_small_one_from_data_to_table_and_what_is_done_is_not_done_again(bough
     rows = [line for line in table.splitlines() if line.startswith(("| dense", "| distill", "| warm"))]
     assert len(rows) == 3
     assert (out / "table.md").read_text() == table[:-1]
-    assert (out / "curves.svg").read_text().count(
-        "<polyline"
-    ) == 5  # reward and length of two arms, acceptance of one
+    # Reward and length of two arms, acceptance of one.
+    assert (out / "curves.svg").read_text().count("<polyline") == 5
     records = read_metrics(out / "trace/distill-0.5-seed1")
     assert [record["step"] for record in records] == [1, 2]
     for record in records:
