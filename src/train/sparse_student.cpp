@@ -3,13 +3,14 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "models/checkpoint.h"
 
 namespace bough {
 
 namespace {
 
-// What phi's step takes over from the run, and what it does not: there is one update, whose ratio is 1.
-ActorSettings student_settings(const SparseTrainingSettings& settings, ActorSettings actor) {
+// What the step takes over from the run, and what it does not: there is one update, whose ratio is 1.
+ActorSettings student_settings(bool is_adapter, const SparseTrainingSettings& settings, ActorSettings actor) {
   LossSettings& loss = actor.loss;
   loss.loss = "ppo";
   loss.use_decoupled_loss = false;
@@ -27,8 +28,8 @@ ActorSettings student_settings(const SparseTrainingSettings& settings, ActorSett
   loss.ref_model_sync_steps = 0;
   loss.kl_loss_coef = settings.kl_loss_coef;
   loss.kl_loss_type = settings.kl_loss_type;
-  actor.lora = settings.lora;
-  actor.optimizer.lr *= settings.lr_ratio;
+  actor.lora = is_adapter ? settings.lora : LoraSettings();
+  actor.optimizer.lr *= settings.lr_ratio.value_or(is_adapter ? 5 : 1);
   actor.ppo_n_minibatches = actor.ppo_epochs = 1;
   return actor;
 }
@@ -37,20 +38,31 @@ std::unique_ptr<Model> adapted(const Model& theta, const LoraSettings& lora, uin
   auto model = theta.share();
   add_adapter(*model, lora, seed);
   model->set_batch_invariant(theta.batch_invariant());
-  model->allocate_gradients();
   return model;
 }
 
 }  // namespace
 
-SparseStudent::SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
-                             const SparsePolicy& policy, int64_t total_steps, uint64_t seed)
-    : actor_(student_settings(settings, actor)), model_(adapted(theta, settings.lora, seed)) {
+SparseStudent::SparseStudent(bool is_adapter, std::unique_ptr<Model> model,
+                             const SparseTrainingSettings& settings, const ActorSettings& actor,
+                             const SparsePolicy& policy, int64_t total_steps)
+    : actor_(student_settings(is_adapter, settings, actor)),
+      is_adapter_(is_adapter),
+      model_(std::move(model)) {
+  model_->allocate_gradients();
   // The KL's values are handed in: no model is walked for them.
   gradient_ = std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr,
                                              /*ranks=*/nullptr, policy);
   optimizer_ = std::make_unique<Optimizer>(*model_, actor_.optimizer, total_steps);
 }
+
+SparseStudent::SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
+                             const SparsePolicy& policy, int64_t total_steps, uint64_t seed)
+    : SparseStudent(true, adapted(theta, settings.lora, seed), settings, actor, policy, total_steps) {}
+
+SparseStudent::SparseStudent(std::unique_ptr<Model> weak, const SparseTrainingSettings& settings,
+                             const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps)
+    : SparseStudent(false, std::move(weak), settings, actor, policy, total_steps) {}
 
 MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
                                   const at::Tensor& dense_log_probs_R, const std::string& strategy) {
@@ -73,7 +85,7 @@ MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
 }
 
 SparseStudentSnapshot SparseStudent::snapshot(bool copies) const {
-  SparseStudentSnapshot snapshot{model_->share(), optimizer_->snapshot(copies)};
+  SparseStudentSnapshot snapshot{model_->share(), is_adapter_, optimizer_->snapshot(copies)};
   if (copies)
     for (Parameter* parameter : snapshot.model->trained_parameters())
       parameter->value = parameter->value.clone();
@@ -81,12 +93,14 @@ SparseStudentSnapshot SparseStudent::snapshot(bool copies) const {
 }
 
 void SparseStudentSnapshot::save(const std::filesystem::path& directory, const std::string& base) const {
-  save_adapter(directory, *model, base);
+  if (is_adapter) save_adapter(directory, *model, base);
+  else save_model(directory / "model", *model, {.copy_from = base});
   optimizer.save(directory);
 }
 
 void SparseStudent::load(const std::filesystem::path& directory) {
-  load_adapter(directory, *model_);
+  if (is_adapter_) load_adapter(directory, *model_);
+  else load_weights(directory / "model", *model_);
   optimizer_->load(directory);
 }
 
