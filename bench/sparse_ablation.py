@@ -2,7 +2,7 @@
 """Sparse rollouts against dense ones on the task `trace`: arms of sparse_training, budgets, seeds.
 
 Data, a model of at most 5 M parameters and its dense warm start are made first: on short programs, whose
-steps have any number, then on whole ones. Then each arm trains from the same warm model, and its last
+steps have any label, then on whole ones. Then each arm trains from the same warm model, and its last
 checkpoint is evaluated with dense and with sparse attention. All of it is a folder under --out: what is
 finished is not made again, what was stopped goes on, and --hours ends between two runs. Budgets are shares
 of the mean response: the first of all arms, the others of `sparse` and `distill` only.
@@ -73,7 +73,7 @@ def parse_arguments(arguments=None):
     add("--dense-layers", type=int, default=1, help="rollout.sparse.dense_layers")
     add("--hours", type=float, default=8, help="no run is begun after so long; 0: no bound")
     add("--registers", type=int, default=5, help="of a program of the task")
-    add("--program-steps", type=int, nargs=2, default=[64, 96], metavar=("LEAST", "MOST"))
+    add("--program-steps", type=int, nargs=2, default=[46, 60], metavar=("LEAST", "MOST"))
     add("--hidden-size", type=int, default=192)
     add("--layers", type=int, default=4)
     add("--train-programs", type=int, default=4000)
@@ -137,8 +137,8 @@ class Experiment:
             raise SystemExit(f"the model has {parameters:,} parameters, more than {MOST_PARAMETERS:,}")
         if args.short_steps > 0:
             short = args.short_program_steps
-            numbers = ["--max-first", max(1, most - short[1] + 1)]
-            self.make_data("short", args.short_programs, short, *slips, *numbers, seed=11)
+            labels = ["--max-first", max(1, most - short[1] + 1)]
+            self.make_data("short", args.short_programs, short, *slips, *labels, seed=11)
             self.fine_tune("base", "short", args.short_batch, args.short_steps)
         self.make_data("warm", args.warm_programs, [least, most], *slips, seed=7)
         self.fine_tune("short" if args.short_steps > 0 else "base", "warm", args.warm_batch, args.warm_steps)

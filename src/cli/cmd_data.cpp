@@ -133,7 +133,7 @@ void add_data_command(CommandLine& line) {
   integer("--min-steps", "min_steps", "Fewest operations of a problem (sums, trace, calculator)");
   integer("--max-steps", "max_steps", "Most operations of a problem (sums, trace, calculator)");
   integer("--registers", "registers", "Registers of a program (trace)");
-  integer("--max-first", "max_first", "The first step's number is 1 to this (trace)");
+  integer("--max-first", "max_first", "The first step's label is one of the first so many (trace)");
   command.add_option("--mixing", options->numbers["mixing"],
                      "Share of the steps that add another register (trace)");
   integer("--max-low", "max_low", "Ranges begin at 1 to this (guess)");

@@ -1,10 +1,13 @@
 // A sparse policy's log-probabilities and gradient in training are those that it had in generation.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "algo/loss.h"
+#include "base/error.h"
 #include "kernels/parameter.h"
 #include "rollout/rollout_test_util.h"
 #include "rollout/rollouts.h"
@@ -249,6 +252,37 @@ TEST(SparseStudent, TakesTheKlDown) {
   for (int step = 0; step < 15; ++step)
     last = student.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
   EXPECT_LT(last, 0.7 * first);
+}
+
+// A weak model of its own in the adapters' place: all of it is trained towards the strong one, which stays as
+// it is; and what a snapshot saved goes on bit for bit.
+TEST(SparseStudent, AWeakModelTakesItsKlDownAndGoesOn) {
+  const auto strong = small_model(at::kDouble, 5, deep_config());
+  for (Parameter* parameter : strong->parameters()) parameter->value.mul_(1.5);
+  std::vector<Trajectory> samples = scored_samples(*strong);
+  for (Trajectory& sample : samples) sample.advantage = {0};
+  const at::Tensor dense_R = dense_log_probs(*strong, samples);
+  const SparseTrainingSettings settings{.arm = "weak", .weak_path = "weak", .kl_loss_coef = 1};
+  const auto make = [&] {
+    return SparseStudent(small_model(at::kDouble, 9), settings, student_actor(), {}, 60);
+  };
+  SparseStudent student = make();
+  EXPECT_EQ(student.actor().optimizer.lr, student_actor().optimizer.lr);
+  const auto step = [&](SparseStudent& of) {
+    return of.train(pointers(samples), dense_R, "blocks").at("sparse/kl");
+  };
+  const double first = step(student);
+  double last = first;
+  for (int i = 0; i < 15; ++i) last = step(student);
+  EXPECT_LT(last, 0.7 * first);
+  const auto directory = std::filesystem::path(testing::TempDir()) / str("bough_weak_", getpid());
+  student.snapshot(/*copies=*/true).save(directory, "");
+  SparseStudent resumed = make();
+  resumed.load(directory);
+  std::filesystem::remove_all(directory);
+  EXPECT_EQ(step(resumed), step(student));
+  const auto own = student.model().parameters(), other = resumed.model().parameters();
+  for (size_t i = 0; i < own.size(); ++i) EXPECT_TRUE(own[i]->value.equal(other[i]->value)) << i;
 }
 
 TEST(SparseStudent, WithABudgetAboveEveryContextTheTwoPoliciesAreOne) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -12,6 +13,9 @@ namespace bough {
 namespace {
 
 constexpr int64_t kBase = 10;  // a register is a digit
+// Neither digits nor names of registers, and nothing that stands elsewhere in a text.
+constexpr std::string_view kLabels = "ABCDEFGHIJKLMNOPQRSTUVWXYZqrstuvwxyz!$%&()*,./:;<>?@[]^_{|}~";
+static_assert(kLabels.size() == kTraceLabels);
 constexpr uint64_t kMaxAttempts = 20'000;
 constexpr uint64_t kDrawsPerAttempt = uint64_t{1} << 20;  // 4 a step, one a register
 constexpr uint64_t kOwn = uint64_t{1} << 60;              // sequences of the slips' draws
@@ -23,7 +27,7 @@ struct Step {
 };
 
 struct Program {
-  size_t first = 1;  // the first step's number
+  size_t first = 0;  // the first step's label
   std::vector<int64_t> start;
   std::vector<Step> steps;
 };
@@ -38,20 +42,15 @@ std::string text_of(const std::vector<int64_t>& registers) {
   return text;
 }
 
-// Step number `at`, with as many digits as the largest number that there can be: "007b+3".
-std::string text_of(const Step& step, size_t at, size_t width) {
-  const std::string number = std::to_string(at);
-  const std::string padding(width - std::min(width, number.size()), '0');
-  if (step.operation == 'r') return str(padding, number, name_of(step.target), '+', name_of(step.operand));
-  return str(padding, number, name_of(step.target), step.operation, step.operand);
+// "Bc+b"
+std::string text_of(const Step& step, size_t label) {
+  if (step.operation == 'r') return str(kLabels[label], name_of(step.target), '+', name_of(step.operand));
+  return str(kLabels[label], name_of(step.target), step.operation, step.operand);
 }
 
-int64_t value_after(const Step& step, const std::vector<int64_t>& registers) {
-  const int64_t before = registers[static_cast<size_t>(step.target)];
-  const int64_t by = step.operation == 'r'   ? registers[static_cast<size_t>(step.operand)]
-                     : step.operation == '-' ? kBase - step.operand
-                                             : step.operand;
-  return (before + by) % kBase;
+// What the step adds or takes off.
+int64_t amount_of(const Step& step, const std::vector<int64_t>& registers) {
+  return step.operation == 'r' ? registers[static_cast<size_t>(step.operand)] : step.operand;
 }
 
 Program draw_program(const CounterRandom& random, uint64_t sequence, uint64_t position,
@@ -77,25 +76,27 @@ Program draw_program(const CounterRandom& random, uint64_t sequence, uint64_t po
   return program;
 }
 
-std::string question_of(const Program& program, size_t width) {
+std::string question_of(const Program& program) {
   std::string text = text_of(program.start);
   for (size_t i = 0; i < program.steps.size(); ++i)
-    text += " " + text_of(program.steps[i], program.first + i, width);
+    text += " " + text_of(program.steps[i], program.first + i);
   return text;
 }
 
-std::string work_out(const Program& program, size_t width, double slips, const CounterRandom& random,
-                     uint64_t sequence) {
+std::string work_out(const Program& program, double slips, const CounterRandom& random, uint64_t sequence) {
   std::vector<int64_t> registers = program.start;
   std::string text;
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
-    int64_t result = value_after(step, registers);
+    const int64_t before = registers[static_cast<size_t>(step.target)], by = amount_of(step, registers);
+    const bool subtracts = step.operation == '-';
+    int64_t result = (before + (subtracts ? kBase - by : by)) % kBase;
     if (slips > 0 && random.uniform(kOwn + sequence, 2 * i) < slips)
       result =
           (result + 1 + static_cast<int64_t>(random.below(kBase - 1, kOwn + sequence, 2 * i + 1))) % kBase;
     registers[static_cast<size_t>(step.target)] = result;
-    text += text_of(step, program.first + i, width) + " " + text_of(registers) + "\n";
+    text += str(text_of(step, program.first + i), ' ', before, subtracts ? '-' : '+', by, '=', result, ' ',
+                text_of(registers), '\n');
   }
   text += "#### ";
   for (const int64_t digit : registers) text += std::to_string(digit);
@@ -107,12 +108,14 @@ std::string work_out(const Program& program, size_t width, double slips, const C
 void TraceSettings::check() const {
   if (min_steps > max_steps)
     throw UserError(str("min_steps: got ", min_steps, ", expected at most max_steps, which is ", max_steps));
+  if (max_first + max_steps - 1 > kTraceLabels)
+    throw UserError(str("max_steps: got ", max_steps, " with max_first ", max_first, ", but there are ",
+                        kTraceLabels, " labels; expected a sum of at most ", kTraceLabels + 1));
 }
 
 std::vector<Json> make_trace_problems(int64_t n, Split split, uint64_t seed, const TraceSettings& settings) {
   settings.check();
   const CounterRandom random(seed, Purpose::environment);
-  const size_t width = std::to_string(settings.max_first + settings.max_steps - 1).size();
   std::vector<Json> problems;
   std::unordered_set<std::string> seen;
   for (int64_t i = 0; i < n; ++i) {
@@ -123,10 +126,10 @@ std::vector<Json> make_trace_problems(int64_t n, Split split, uint64_t seed, con
                             settings.registers, " and max_steps ", settings.max_steps,
                             "; ask for fewer, or raise one of them"));
       const Program program = draw_program(random, sequence, attempt * kDrawsPerAttempt, settings);
-      std::string question = question_of(program, width);
+      std::string question = question_of(program);
       if (sums_split(question) != split || !seen.insert(question).second) continue;
       problems.push_back({{"question", std::move(question)},
-                          {"answer", work_out(program, width, settings.slips, random, sequence)}});
+                          {"answer", work_out(program, settings.slips, random, sequence)}});
     }
   }
   return problems;

@@ -21,9 +21,9 @@ Registers registers_of(const std::string& text) {
   return registers;
 }
 
-// By the question's text alone: what follows the number of a step is TARGET SIGN OPERAND.
+// By the question's text alone: what follows the label of a step is TARGET SIGN OPERAND.
 void follow(Registers& registers, const std::string& step) {
-  const std::string text = step.substr(step.find_first_of("abcdefghijklmnop"));
+  const std::string text = step.substr(1);
   const int by = isdigit(text[2]) ? text[2] - '0' : registers.at(text[2]);
   registers[text[0]] = (registers.at(text[0]) + (text[1] == '-' ? 10 - by : by)) % 10;
 }
@@ -44,13 +44,18 @@ std::string number_of(const Registers& registers) {
 // Lines of the answer that do not follow from the line before them.
 int64_t count_slips(const Json& problem) {
   const auto question = words_of(problem.at("question")), answer = words_of(problem.at("answer"));
-  EXPECT_EQ(answer.size(), 2 * (question.size() - 1) + 2);
+  EXPECT_EQ(answer.size(), 3 * (question.size() - 1) + 2);
   Registers registers = registers_of(question[0]);
   int64_t slips = 0;
   for (size_t i = 1; i < question.size(); ++i) {
-    EXPECT_EQ(answer[2 * i - 2], question[i]);
-    follow(registers, question[i]);
-    const Registers written = registers_of(answer[2 * i - 1]);
+    const std::string &step = question[i], &sum = answer[3 * i - 2];
+    EXPECT_EQ(answer[3 * i - 3], step);
+    const auto digit = [](int value) { return std::to_string(value); };
+    const std::string by = isdigit(step[3]) ? step.substr(3) : digit(registers.at(step[3]));
+    EXPECT_EQ(sum.substr(0, 4), digit(registers.at(step[1])) + step[2] + by + "=");
+    follow(registers, step);
+    const Registers written = registers_of(answer[3 * i - 1]);
+    EXPECT_EQ(sum.substr(4), digit(written.at(step[1])));
     slips += written != registers;
     registers = written;
   }
@@ -69,7 +74,7 @@ TraceSettings small() {
 
 TEST(Trace, AnswersFollowFromTheQuestion) {
   TraceSettings anywhere = small();
-  anywhere.max_first = 200;
+  anywhere.max_first = 40;
   for (const TraceSettings& settings : {TraceSettings(), small(), anywhere})
     for (const Json& problem : make_trace_problems(50, Split::train, 3, settings)) {
       EXPECT_EQ(count_slips(problem), 0) << problem;
@@ -86,27 +91,33 @@ TEST(Trace, ResponsesAreAsLongAsTheSettingsSay) {
   std::set<size_t> lengths;
   for (const Json& problem : make_trace_problems(60, Split::train, 1, {}))
     lengths.insert(std::string(problem.at("answer")).size());
-  EXPECT_GE(*lengths.begin(), 1024u);
-  EXPECT_LE(*lengths.rbegin(), 2048u);
+  EXPECT_GE(*lengths.begin(), 1000u);
+  EXPECT_LE(*lengths.rbegin(), 1340u);
   EXPECT_GT(lengths.size(), 10u);
 }
 
-// Steps are numbered from a first number that max_first bounds, with as many digits as the largest can have.
-TEST(Trace, NumbersBeginWhereTheSettingsSay) {
+// Labels follow each other, each once in a question, from a first one that max_first bounds.
+TEST(Trace, LabelsBeginWhereTheSettingsSay) {
+  TraceSettings whole;
+  whole.min_steps = whole.max_steps = kTraceLabels;
+  const auto all = words_of(make_trace_problems(1, Split::train, 4, whole)[0].at("question"));
+  std::string labels;
+  for (size_t i = 1; i < all.size(); ++i) labels += all[i][0];
+  EXPECT_EQ(std::set<char>(labels.begin(), labels.end()).size(), static_cast<size_t>(kTraceLabels));
+  EXPECT_EQ(labels.find_first_of("0123456789abcdefghijklmnop +-=#\n"), std::string::npos);
   TraceSettings settings = small();
-  settings.max_first = 90;
-  int64_t least = 1000, largest = 0;
+  settings.max_first = 40;
+  size_t least = 1000, largest = 0;
   for (const Json& problem : make_trace_problems(300, Split::train, 4, settings)) {
     const auto words = words_of(problem.at("question"));
-    const int64_t first = std::stoll(words[1].substr(0, 3));
-    for (size_t i = 1; i < words.size(); ++i)
-      ASSERT_EQ(std::stoll(words[i].substr(0, 3)), first + static_cast<int64_t>(i) - 1) << problem;
+    const size_t first = labels.find(words[1][0]);
+    for (size_t i = 1; i < words.size(); ++i) ASSERT_EQ(words[i][0], labels[first + i - 1]) << problem;
     least = std::min(least, first);
     largest = std::max(largest, first);
   }
-  EXPECT_LT(least, 5);
-  EXPECT_GT(largest, 85);
-  EXPECT_LE(largest, 90);
+  EXPECT_LT(least, 3u);
+  EXPECT_GT(largest, 36u);
+  EXPECT_LT(largest, 40u);
 }
 
 // One slip, carried on, ends in another number: the answer needs every step.
@@ -152,6 +163,9 @@ TEST(Trace, RefusesWhatIsNotThere) {
   EXPECT_THROW(make_trace_problems(10'000, Split::train, 1, tiny), UserError);
   tiny.min_steps = 3;
   EXPECT_THROW(make_trace_problems(1, Split::train, 1, tiny), UserError);
+  TraceSettings many;
+  many.max_first = 2;
+  EXPECT_THROW(make_trace_problems(1, Split::train, 1, many), UserError);
 }
 
 }  // namespace

@@ -84,12 +84,6 @@ def test_samples_are_chosen_by_what_the_dense_policy_accepts(bough):
 def test_a_weak_model_generates_and_both_are_trained(bough):
     config = write_experiment(bough, **WEAK, total_train_steps=4, **{"actor.keep_samples": 3})
     init_weak(bough)
-    # Towards the strong model alone: all rewards are equal.
-    (bough.cwd / "reward.py").write_text("def score(completion, **fields):\n    return 1.0\n")
-    towards = ["reward=reward.py:score", "sparse_training.kl_loss_coef=10", "sparse_training.lr_ratio=10"]
-    bough("train", config, *towards, "total_train_steps=20", "trial_name=near", ok=True, env=ENVIRONMENT)
-    near = [record["sparse/kl"] for record in read_metrics(bough.cwd / "runs/tiny/near")]
-    assert sum(near[-3:]) < 0.8 * sum(near[:3]), near
     bough("train", config, ok=True, env=ENVIRONMENT)
     run = bough.cwd / "runs/tiny/trial0"
     records = read_metrics(run)
