@@ -50,7 +50,8 @@ struct RunParts {
   std::unique_ptr<Model> critic_model;     // its own backbone; null where it shares the actor's, or is none
   std::unique_ptr<Critic> critic;          // of adv_estimator gae
   const SparsePolicy sparse;               // what the engine attends by
-  std::unique_ptr<SparseStudent> student;  // of sparse_training.arm distill: what the engine generates with
+  std::unique_ptr<SparseStudent> student;  // what the engine generates with, where it is not `model`
+  std::unique_ptr<const PassCosts> weak_costs;  // of the student's plans, where it is a model of its own
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;

@@ -70,7 +70,7 @@ class Policy:
                 if self.arguments.raw_logprobs:
                     log_probs_V = torch.log_softmax(logits_V, -1)
                 best = log_probs_V.topk(top) if top else None
-                entries = list(zip(best.values.tolist(), best.indices.tolist())) if top else []
+                entries = list(zip(best.values.tolist(), best.indices.tolist(), strict=True)) if top else []
                 reason = "stop" if token in stops else "length" if number + 1 == count else None
                 yield token, float(log_probs_V[token]), entries, reason
                 if reason:
