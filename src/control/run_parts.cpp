@@ -1,6 +1,8 @@
 #include "control/run_parts.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/log_softmax.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -8,7 +10,11 @@
 
 #include "base/file.h"
 #include "cost/run_costs.h"
+#include "models/checkpoint.h"
 #include "models/lora.h"
+#include "rollout/embedded_engine.h"
+#include "rollout/server_engine.h"
+#include "train/tree_context.h"
 
 namespace bough {
 
@@ -131,6 +137,46 @@ std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const M
       settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained);
 }
 
+// Of a model with adapters: with them merged, since servers load no others. Files of the model that the run
+// began with go along.
+void write_weights(const RunSettings& settings, const std::filesystem::path& directory, const Model& model) {
+  std::unique_ptr<Model> written = has_adapter(model) ? copy_of(model, Changing::kAll) : model.share();
+  if (has_adapter(*written)) merge_adapter(*written);
+  save_model(directory, *written, {.copy_from = settings.model.path});
+}
+
+std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model& model,
+                                        const std::optional<Tokenizer>& tokenizer) {
+  const RolloutSettings& rollout = settings.rollout;
+  if (!rollout.has_servers())
+    return make_engine(model, settings.model.path, tokenizer, rollout, kDeviceShareBesideTraining);
+  const std::filesystem::path own = std::filesystem::absolute(run_folder_of(settings)) / "weights";
+  const std::filesystem::path given = rollout.servers.weights_path;
+  const auto weights_folder =
+      given.empty() ? own : std::filesystem::absolute(given) / settings.experiment_name / settings.trial_name;
+  ServerEngineOptions options{.backend = rollout.backend_name(),
+                              .settings = rollout.servers,
+                              .api_key = load_api_key("BOUGH_ROLLOUT_API_KEY", "rollout.servers.api_key_file",
+                                                      rollout.servers.api_key_file),
+                              .max_concurrent = rollout.max_concurrent_rollouts,
+                              .config = model.config(),
+                              .stop_tokens = load_stop_tokens(settings.model.path),
+                              .weights_folder = weights_folder};
+  if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
+  options.write_weights = [settings](const std::filesystem::path& directory, const Model& of) {
+    write_weights(settings, directory, of);
+  };
+  options.score = [](const Model& of, const std::vector<int32_t>& ids, size_t begin, double temperature) {
+    const at::NoGradGuard no_grad;
+    const auto log_probs_TV = at::log_softmax(sequence_logits(of, ids).to(at::kDouble) / temperature, -1);
+    std::vector<double> out;
+    for (size_t i = begin; i < ids.size(); ++i)
+      out.push_back(log_probs_TV[static_cast<int64_t>(i) - 1][ids[i]].item<double>());
+    return out;
+  };
+  return std::make_unique<ServerEngine>(std::move(options));
+}
+
 }  // namespace
 
 ThreadSplit split_threads(const RunSettings& settings, int threads) {
@@ -168,11 +214,11 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
               settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get()),
       weights(make_channel(settings, student ? student->model() : *model, generating.get())),
-      engine(make_engine(generating ? *generating
-                         : student  ? student->model()
-                                    : *model,
-                         settings.model.path, encoder.tokenizer(), settings.rollout,
-                         kDeviceShareBesideTraining)),
+      engine(make_run_engine(settings,
+                             generating ? *generating
+                             : student  ? student->model()
+                                        : *model,
+                             encoder.tokenizer())),
       folder(settings) {
   at::set_num_threads(threads.training);
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());

@@ -15,7 +15,7 @@
 #include "env/reward.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
-#include "rollout/embedded_engine.h"
+#include "rollout/engine.h"
 #include "train/trainer.h"
 
 namespace bough {
@@ -55,7 +55,7 @@ struct RunParts {
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
-  std::unique_ptr<EmbeddedEngine> engine;
+  std::unique_ptr<Engine> engine;
   std::optional<ConversationFormat> conversations;  // where there is an environment
   RunFolder folder;
 };

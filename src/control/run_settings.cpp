@@ -85,6 +85,10 @@ void RunSettings::check() const {
                         sparse_training.distills() ? " changes the weights below its adapters every step"
                                                    : " has no quantized copy of the model that generates",
                         "; expected none"));
+  if (sparse_training.is_weak() && rollout.has_servers())
+    throw UserError(
+        str("rollout.backend: got ", rollout.backend,
+            ", but with sparse_training.arm weak the run's own engine generates; expected embedded"));
   if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
     throw UserError(
         "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.arm "
@@ -156,7 +160,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 36> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 40> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -191,7 +195,11 @@ bool is_harmless_change(const std::string& key) {
                                                                  "serve.api_key_file",
                                                                  "serve.lease_seconds",
                                                                  "actor.max_num_gen_batches",
-                                                                 "actor.pad_to_maximum"};
+                                                                 "actor.pad_to_maximum",
+                                                                 "rollout.servers.addresses",
+                                                                 "rollout.servers.api_key_file",
+                                                                 "rollout.servers.weights_path",
+                                                                 "rollout.servers.timeout_seconds"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }
 
