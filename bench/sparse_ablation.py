@@ -70,7 +70,7 @@ def parse_arguments(arguments=None):
         help="of the arms whose samples another policy drew; obrs is the paper's",
     )
     add("--kl", type=float, default=0.001, help="sparse_training.kl_loss_coef of distill")
-    add("--dense-layers", type=int, default=1, help="rollout.sparse.dense_layers")
+    add("--dense-layers", type=int, default=2, help="rollout.sparse.dense_layers")
     add("--hours", type=float, default=8, help="no run is begun after so long; 0: no bound")
     add("--registers", type=int, default=5, help="of a program of the task")
     add("--program-steps", type=int, nargs=2, default=[46, 60], metavar=("LEAST", "MOST"))
@@ -82,17 +82,22 @@ def parse_arguments(arguments=None):
     add(
         "--lessons",
         nargs="*",
-        default=["1:5:32:600", "4:16:16:400"],
+        default=["1:5:32:600", "4:16:16:400", "8:60:8:500"],
         metavar="LEAST:MOST:BATCH:STEPS",
         help="before whole programs: of LEAST to MOST steps, BATCH at a time, STEPS of the optimizer",
     )
-    add("--lesson-programs", type=int, default=60000)
-    add("--warm-programs", type=int, default=20000)
-    add("--warm-steps", type=int, default=1200)
+    add("--lesson-programs", type=int, default=20000)
+    add("--warm-programs", type=int, default=4000)
+    add("--warm-steps", type=int, default=300)
     add("--warm-batch", type=int, default=8)
     add("--warm-lr", type=float, default=1e-3)
     add("--warm-dtype", default="bf16", help="of the warm start")
-    add("--warm-slips", type=float, default=0.004, help="of the demonstrations' steps: what is left to learn")
+    add(
+        "--warm-slips",
+        type=float,
+        default=0.02,
+        help="of the steps of whole demonstrations, so that there is something left to learn",
+    )
     add("--settings", nargs="*", default=[], help="further key=value of every run")
     add("--warm-only", action="store_true")
     add("--table-only", action="store_true", help="of what has been run")
@@ -129,7 +134,6 @@ class Experiment:
             raise SystemExit(f"{path} has other settings of data or warm start; take them, or another --out")
         path.write_text(json.dumps(kept, indent=1))
         least, most = args.program_steps
-        slips = ["--slips", args.warm_slips]
         self.make_data("train", args.train_programs, [least, most], split="train")
         self.make_data("test", args.test_programs, [least, most], split="test")
         if not (self.out / "base/model.safetensors").exists():
@@ -144,9 +148,10 @@ class Experiment:
             fewest, longest, batch, steps = map(int, lesson.split(":"))
             name = f"lesson{number}"
             labels = ["--max-first", max(1, most - longest + 1)]
-            self.make_data(name, args.lesson_programs, [fewest, longest], *slips, *labels, seed=10 + number)
+            self.make_data(name, args.lesson_programs, [fewest, longest], *labels, seed=10 + number)
             self.fine_tune(model, name, batch, steps)
             model = name
+        slips = ["--slips", args.warm_slips]
         self.make_data("warm", args.warm_programs, [least, most], *slips, seed=7)
         self.fine_tune(model, "warm", args.warm_batch, args.warm_steps)
 
