@@ -2,10 +2,10 @@
 """Sparse rollouts against dense ones on the task `trace`: arms of sparse_training, budgets, seeds.
 
 Data, a model of at most 5 M parameters and its dense warm start are made first: on short programs, whose
-steps have any label, then on whole ones. Then each arm trains from the same warm model, and its last
-checkpoint is evaluated with dense and with sparse attention. All of it is a folder under --out: what is
-finished is not made again, what was stopped goes on, and --hours ends between two runs. Budgets are shares
-of the mean response: the first of all arms, the others of `sparse` and `distill` only.
+steps have any label, then on longer and on whole ones. Then each arm trains from the same warm model, and
+its last checkpoint is evaluated with dense and with sparse attention. All of it is a folder under --out:
+what is finished is not made again, what was stopped goes on, and --hours ends between two runs. Budgets are
+shares of the mean response: the first of all arms, the others of `sparse` and `distill` only.
 
 What counts as what, fixed before any run (score: final, dense attention, temperature 1, mean over the seeds):
   equal to dense   the arm's score is below dense's by at most the larger of 0.03 and half of the spread
@@ -70,7 +70,7 @@ def parse_arguments(arguments=None):
         help="of the arms whose samples another policy drew; obrs is the paper's",
     )
     add("--kl", type=float, default=0.001, help="sparse_training.kl_loss_coef of distill")
-    add("--dense-layers", type=int, default=1, help="rollout.sparse.dense_layers")
+    add("--dense-layers", type=int, default=2, help="rollout.sparse.dense_layers")
     add("--hours", type=float, default=8, help="no run is begun after so long; 0: no bound")
     add("--registers", type=int, default=5, help="of a program of the task")
     add("--program-steps", type=int, nargs=2, default=[46, 60], metavar=("LEAST", "MOST"))
@@ -79,16 +79,25 @@ def parse_arguments(arguments=None):
     add("--train-programs", type=int, default=4000)
     add("--test-programs", type=int, default=64)
     add("--test-samples", type=int, default=2)
-    add("--short-programs", type=int, default=60000, help="of the warm start's first part")
-    add("--short-program-steps", type=int, nargs=2, default=[4, 16], metavar=("LEAST", "MOST"))
-    add("--short-steps", type=int, default=1500, help="of the optimizer on them; 0: no such part")
-    add("--short-batch", type=int, default=16)
-    add("--warm-programs", type=int, default=20000)
-    add("--warm-steps", type=int, default=1200)
+    add(
+        "--lessons",
+        nargs="*",
+        default=["1:5:32:600", "4:16:16:400", "8:60:8:500"],
+        metavar="LEAST:MOST:BATCH:STEPS",
+        help="before whole programs: of LEAST to MOST steps, BATCH at a time, STEPS of the optimizer",
+    )
+    add("--lesson-programs", type=int, default=20000)
+    add("--warm-programs", type=int, default=4000)
+    add("--warm-steps", type=int, default=300)
     add("--warm-batch", type=int, default=8)
-    add("--warm-lr", type=float, default=2e-3)
-    add("--warm-dtype", default="fp32", help="of the warm start")
-    add("--warm-slips", type=float, default=0.004, help="of the demonstrations' steps: what is left to learn")
+    add("--warm-lr", type=float, default=1e-3)
+    add("--warm-dtype", default="bf16", help="of the warm start")
+    add(
+        "--warm-slips",
+        type=float,
+        default=0.02,
+        help="of the steps of whole demonstrations, so that there is something left to learn",
+    )
     add("--settings", nargs="*", default=[], help="further key=value of every run")
     add("--warm-only", action="store_true")
     add("--table-only", action="store_true", help="of what has been run")
@@ -125,7 +134,6 @@ class Experiment:
             raise SystemExit(f"{path} has other settings of data or warm start; take them, or another --out")
         path.write_text(json.dumps(kept, indent=1))
         least, most = args.program_steps
-        slips = ["--slips", args.warm_slips]
         self.make_data("train", args.train_programs, [least, most], split="train")
         self.make_data("test", args.test_programs, [least, most], split="test")
         if not (self.out / "base/model.safetensors").exists():
@@ -135,13 +143,17 @@ class Experiment:
         parameters = count_parameters(self.out / "base/model.safetensors")
         if parameters > MOST_PARAMETERS:
             raise SystemExit(f"the model has {parameters:,} parameters, more than {MOST_PARAMETERS:,}")
-        if args.short_steps > 0:
-            short = args.short_program_steps
-            labels = ["--max-first", max(1, most - short[1] + 1)]
-            self.make_data("short", args.short_programs, short, *slips, *labels, seed=11)
-            self.fine_tune("base", "short", args.short_batch, args.short_steps)
+        model = "base"
+        for number, lesson in enumerate(args.lessons, start=1):
+            fewest, longest, batch, steps = map(int, lesson.split(":"))
+            name = f"lesson{number}"
+            labels = ["--max-first", max(1, most - longest + 1)]
+            self.make_data(name, args.lesson_programs, [fewest, longest], *labels, seed=10 + number)
+            self.fine_tune(model, name, batch, steps)
+            model = name
+        slips = ["--slips", args.warm_slips]
         self.make_data("warm", args.warm_programs, [least, most], *slips, seed=7)
-        self.fine_tune("short" if args.short_steps > 0 else "base", "warm", args.warm_batch, args.warm_steps)
+        self.fine_tune(model, "warm", args.warm_batch, args.warm_steps)
 
     def make_data(self, name, count, program_steps, *options, split="train", seed=1):
         if not self.data(name).exists():
@@ -271,8 +283,8 @@ class Experiment:
 
 WARM_SETTINGS = [
     "registers", "program_steps", "hidden_size", "layers", "train_programs", "test_programs", "test_samples",
-    "short_programs", "short_program_steps", "short_steps", "short_batch", "warm_programs", "warm_steps",
-    "warm_batch", "warm_lr", "warm_slips", "warm_dtype",
+    "lessons", "lesson_programs", "warm_programs", "warm_steps", "warm_batch", "warm_lr", "warm_slips",
+    "warm_dtype",
 ]  # fmt: skip
 
 

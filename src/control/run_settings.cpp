@@ -85,6 +85,10 @@ void RunSettings::check() const {
                         sparse_training.distills() ? " changes the weights below its adapters every step"
                                                    : " has no quantized copy of the model that generates",
                         "; expected none"));
+  if (sparse_training.is_weak() && rollout.has_servers())
+    throw UserError(
+        str("rollout.backend: got ", rollout.backend,
+            ", but with sparse_training.arm weak the run's own engine generates; expected embedded"));
   if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
     throw UserError(
         "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.arm "

@@ -32,6 +32,7 @@ def test_plan_prices_an_iteration_dense_beside_sparse(bough):
             "group": f"g{i // 4}",
             "input_ids": [i // 4] * 64 + [7 + i] * 4000,
             "loss_mask": [0] * 64 + [1] * 4000,
+            "logprobs": [0.0] * 64 + [-1.0] * 4000,
         }
         for i in range(8)
     ]

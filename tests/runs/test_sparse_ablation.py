@@ -43,7 +43,7 @@ def test_a_small_one_from_data_to_table_and_what_is_done_is_not_done_again(bough
     command += shlex.split("--arms dense distill --seeds 1 --budgets 0.5 --steps 2 --prompts 2 --samples 4")
     command += shlex.split("--registers 2 --program-steps 3 12 --hidden-size 32 --layers 2 --dense-layers 0")
     command += shlex.split("--train-programs 20 --test-programs 3 --warm-programs 30 --warm-steps 4")
-    command += shlex.split("--short-programs 30 --short-program-steps 2 4 --short-steps 4 --short-batch 4")
+    command += shlex.split("--lessons 1:2:4:3 2:4:4:3 --lesson-programs 30")
     command += shlex.split(
         "--settings gconfig.ignore_eos=true gconfig.max_new_tokens=110 reward=reward.py:score"
     )
