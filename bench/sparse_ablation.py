@@ -95,7 +95,7 @@ def parse_arguments(arguments=None):
     add(
         "--warm-slips",
         type=float,
-        default=0.01,
+        default=0.013,
         help="of the steps of whole demonstrations, so that there is something left to learn",
     )
     add("--settings", nargs="*", default=[], help="further key=value of every run")
