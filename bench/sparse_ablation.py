@@ -82,20 +82,20 @@ def parse_arguments(arguments=None):
     add(
         "--lessons",
         nargs="*",
-        default=["1:5:32:600", "4:16:16:400", "8:60:8:500"],
+        default=["1:5:32:600", "4:16:16:400", "8:60:8:1000"],
         metavar="LEAST:MOST:BATCH:STEPS",
         help="before whole programs: of LEAST to MOST steps, BATCH at a time, STEPS of the optimizer",
     )
     add("--lesson-programs", type=int, default=20000)
     add("--warm-programs", type=int, default=4000)
-    add("--warm-steps", type=int, default=300)
+    add("--warm-steps", type=int, default=150)
     add("--warm-batch", type=int, default=8)
     add("--warm-lr", type=float, default=1e-3)
     add("--warm-dtype", default="bf16", help="of the warm start")
     add(
         "--warm-slips",
         type=float,
-        default=0.02,
+        default=0.013,
         help="of the steps of whole demonstrations, so that there is something left to learn",
     )
     add("--settings", nargs="*", default=[], help="further key=value of every run")
