@@ -83,7 +83,7 @@ class Decoder {
     const auto element = static_cast<int64_t>(c10::elementSize(model_.dtype()));
     const auto samples = static_cast<int64_t>(tables_.size());
     const int64_t page = 2 * config.num_kv_heads * config.head_dim * kPageTokens * element;
-    const int64_t in_context = pages_for(context_ + 1), budget = storage_.sparse().budget_pages;
+    const int64_t in_context = pages_for(context_ + 1), budget = storage_.sparse().budget_of(context_ + 1);
     const int64_t all_pages = in_context - num_own_ >= 0 && num_own_ < in_context
                                   ? (in_context - num_own_) + samples * num_own_
                                   : samples * in_context;

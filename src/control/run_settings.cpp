@@ -64,10 +64,15 @@ void RunSettings::check() const {
         "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
         "policy's "
         "adapter; expected a critic with a backbone of its own (share_backbone: false)");
-  if (sparse_training.arm != "sparse" && rollout.sparse.budget_pages() == 0)
+  if (sparse_training.arm != "sparse" && !rollout.sparse.is_sparse())
     throw UserError(
         str("sparse_training.arm: ", sparse_training.arm,
             " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
+  if (sparse_training.arm == "exact_top_k" && rollout.sparse.summary != "exact")
+    throw UserError(
+        str("sparse_training.arm: exact_top_k attends to single keys by their own scores, and "
+            "rollout.sparse.summary is ",
+            rollout.sparse.summary, "; expected exact"));
   if (sparse_training.distills() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
         "sparse_training.arm: distill has adapters of its own beside weights that are all trained, and no "

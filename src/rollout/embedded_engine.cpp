@@ -41,13 +41,16 @@ int64_t page_budget(const Model& model, const EmbeddedEngineOptions& options, co
 }  // namespace
 
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device) {
-  const int64_t budget = settings.budget_pages();
-  if (budget > 0 && !device.is_cpu())
-    throw UserError(str("rollout.sparse.budget is ", settings.budget, ", and the device is ", device.str(),
-                        ": pages are chosen on the CPU only; take device cpu, or none"));
-  return {.budget_pages = budget,
+  std::map<int64_t, int64_t> budgets = settings.budget_pages();
+  if (budgets.empty()) return {};
+  if (!device.is_cpu())
+    throw UserError(str("rollout.sparse.budget is ", settings.budget_text(), ", and the device is ",
+                        device.str(), ": pages are chosen on the CPU only; take device cpu, or none"));
+  const int64_t of_short_contexts = budgets.extract(0).mapped();
+  return {.budget_pages = of_short_contexts,
           .summary = page_summary(settings.summary),
-          .dense_layers = settings.dense_layers};
+          .dense_layers = settings.dense_layers,
+          .larger_budgets = std::move(budgets)};
 }
 
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/page_choice/top_keys.h"
 #include "rollout/upload.h"
 
 namespace bough {
@@ -82,6 +83,11 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
                             .scale = scale_});
   };
   if (layer < sparse.dense_layers) return attend_by(all_, true);
+  if (sparse.summary == PageSummary::kExact) {
+    at::Tensor o_TNH = attend_by(all_, true);
+    attend_to_top_keys({q_TNH, pages, chooser_.queries(), scale_}, o_TNH, nullptr);
+    return o_TNH;
+  }
   const auto summarise = [&] {
     summarise_pages(pages, complete_, sparse.summary, shape_.head_dim, storage_.summaries(layer));
   };

@@ -46,9 +46,9 @@ KvStorage::KvStorage(const ModelConfig& config, at::ScalarType dtype, at::Device
       page_sizes({.num_kv_heads = num_kv_heads_, .head_dim = head_dim_, .device = device}, max_pages);
   for (at::Tensor& layer : layers_)
     layer = device.is_cuda() ? at::empty(sizes, options) : map_tensor(sizes, options);
-  const auto of_summaries = summary_sizes(sparse.summary, max_pages, num_kv_heads_, head_dim_);
-  for (int64_t layer = sparse.dense_layers; sparse.is_sparse() && layer < num_layers(); ++layer)
-    summaries_[static_cast<size_t>(layer)] = map_tensor(of_summaries, options);
+  for (int64_t layer = sparse.dense_layers; sparse.has_summaries() && layer < num_layers(); ++layer)
+    summaries_[static_cast<size_t>(layer)] =
+        map_tensor(summary_sizes(sparse.summary, max_pages, num_kv_heads_, head_dim_), options);
 }
 
 int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
@@ -56,7 +56,7 @@ int64_t KvStorage::bytes_per_page(const ModelConfig& config, at::ScalarType dtyp
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t keys_and_values =
       2 * config.num_layers * config.num_kv_heads * kPageTokens * padded_head_dim(config.head_dim) * element;
-  if (!sparse.is_sparse()) return keys_and_values;
+  if (!sparse.has_summaries()) return keys_and_values;
   const int64_t of_layer =
       c10::multiply_integers(summary_sizes(sparse.summary, 1, config.num_kv_heads, config.head_dim));
   return keys_and_values + std::max<int64_t>(0, config.num_layers - sparse.dense_layers) * of_layer * element;

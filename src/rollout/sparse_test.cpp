@@ -6,7 +6,7 @@
 namespace bough {
 namespace {
 
-constexpr int64_t kBudget = 5;  // pages
+constexpr int64_t kBudget = 5;  // pages, of most tests
 
 ModelConfig deep_config() {
   ModelConfig config = small_config();
@@ -17,7 +17,7 @@ ModelConfig deep_config() {
 EmbeddedEngineOptions sparse_options(const std::string& budget, int64_t max_running = 64, int64_t chunk = 512,
                                      const std::string& summary = "mean") {
   EmbeddedEngineOptions options = engine_options(max_running, chunk);
-  options.settings.sparse.budget = budget;
+  options.settings.sparse.budget = {budget.c_str()};
   options.settings.sparse.summary = summary;
   options.settings.sparse.dense_layers = 1;
   return options;
@@ -57,7 +57,12 @@ class ChosenAttention : public AttentionContext {
         const at::Tensor k_JH = k_TGH.narrow(0, 0, t + 1).select(1, g);
         const at::Tensor v_JH = v_TGH.narrow(0, 0, t + 1).select(1, g);
         at::Tensor scores_PJ = at::matmul(q_PH, k_JH.t()) / std::sqrt(static_cast<double>(q_TNH.size(2)));
-        if (layer >= settings_.dense_layers && is_drawn_[static_cast<size_t>(t)] != 0)
+        if (layer >= settings_.dense_layers && is_drawn_[static_cast<size_t>(t)] != 0 &&
+            settings_.summary == "exact" && t >= 16 * kBudget) {
+          const at::Tensor least_P1 = std::get<0>(scores_PJ.topk(16 * kBudget, -1)).amin(-1, true);
+          scores_PJ = scores_PJ.masked_fill(scores_PJ < least_P1, -INFINITY);
+        } else if (layer >= settings_.dense_layers && is_drawn_[static_cast<size_t>(t)] != 0 &&
+                   settings_.summary != "exact")
           scores_PJ = scores_PJ.masked_fill(hidden_keys(q_PH.mean(0), k_JH), -INFINITY);
         o_TNH[t].narrow(0, g * heads, heads).copy_(at::matmul(at::softmax(scores_PJ, -1), v_JH));
       }
@@ -69,7 +74,10 @@ class ChosenAttention : public AttentionContext {
   at::Tensor hidden_keys(const at::Tensor& q_H, const at::Tensor& k_JH) const {
     const int64_t keys = k_JH.size(0), pages = pages_for(keys);
     at::Tensor hidden_J = at::zeros({keys}, at::kBool);
-    if (pages <= kBudget) return hidden_J;
+    int64_t budget = 0;
+    for (const auto& [from, pages_from] : settings_.budget_pages())
+      if (keys >= from) budget = pages_from;
+    if (pages <= budget) return hidden_J;
     std::vector<std::pair<double, int64_t>> ranked;
     for (int64_t page = 1; page < pages - 2; ++page) {
       const at::Tensor k_PH = k_JH.narrow(0, page * kPageTokens, kPageTokens);
@@ -79,7 +87,7 @@ class ChosenAttention : public AttentionContext {
       ranked.emplace_back(-score, page);
     }
     std::sort(ranked.begin(), ranked.end());
-    for (size_t i = kBudget - 3; i < ranked.size(); ++i)
+    for (size_t i = static_cast<size_t>(budget - 3); i < ranked.size(); ++i)
       hidden_J.narrow(0, ranked[i].second * kPageTokens, kPageTokens).fill_(true);
     return hidden_J;
   }
@@ -137,7 +145,7 @@ std::vector<std::pair<int32_t, double>> tokens_of(const std::map<uint64_t, Gener
 
 TEST(SparseEngine, DrawnTokensAttendToTheirChosenPages) {
   const auto model = small_model(at::kDouble, 5, deep_config());
-  for (const std::string summary : {"mean", "minmax"}) {
+  for (const std::string summary : {"mean", "minmax", "exact"}) {
     const EmbeddedEngineOptions options = sparse_options("16x5", 64, 512, summary);
     EmbeddedEngine engine(*model, options);
     double dense_error = 0;
@@ -216,16 +224,46 @@ TEST(SparseEngine, ALaterTurnFindsDrawnTokensAsTheyWereDrawn) {
 
 TEST(SparseEngine, ABudgetThatMeansNothingIsRefused) {
   const auto refusal = [](const std::string& budget) {
-    return message_of<UserError>([&] { SparseSettings{.budget = budget}.check(); });
+    return message_of<UserError>([&] { SparseSettings{.budget = {budget.c_str()}}.check(); });
   };
   EXPECT_NE(refusal("many").find("budget is many"), std::string::npos);
   EXPECT_NE(refusal("16x").find("expected"), std::string::npos);
   EXPECT_NE(refusal("-5").find("expected"), std::string::npos);
   EXPECT_NE(refusal("16x3").find("at least 4"), std::string::npos);
   EXPECT_NE(refusal("48").find("at least 4"), std::string::npos);
-  EXPECT_EQ(SparseSettings{.budget = "500"}.budget_pages(), 32);
-  EXPECT_EQ(SparseSettings{.budget = "16x24"}.budget_pages(), 24);
-  EXPECT_EQ(SparseSettings{}.budget_pages(), 0);
+  using Pages = std::map<int64_t, int64_t>;
+  EXPECT_EQ((SparseSettings{.budget = {"500"}}.budget_pages()), (Pages{{0, 32}}));
+  EXPECT_EQ((SparseSettings{.budget = {"16x24"}}.budget_pages()), (Pages{{0, 24}}));
+  EXPECT_TRUE(SparseSettings{}.budget_pages().empty());
+}
+
+TEST(SparseEngine, ABudgetGrowsWithTheContext) {
+  const auto refusal = [](std::vector<SparseBudget> budget) {
+    return message_of<UserError>([&] { SparseSettings{.budget = std::move(budget)}.check(); });
+  };
+  EXPECT_NE(refusal({"100:512"}).find("short contexts first"), std::string::npos);
+  EXPECT_NE(refusal({"512", "1024"}).find("[512, 1024]"), std::string::npos);
+  EXPECT_NE(refusal({"512", "8192:512"}).find("larger budgets"), std::string::npos);
+  EXPECT_NE(refusal({"512", "8192:1024", "4096:2048"}).find("larger budgets"), std::string::npos);
+  EXPECT_NE(refusal({"512", "8192:none"}).find("budget is none"), std::string::npos);
+  EXPECT_NE(message_of<UserError>([] { SparseBudget::from_text("far:512"); }).find("before the colon"),
+            std::string::npos);
+  using Pages = std::map<int64_t, int64_t>;
+  SparseSettings growing{.budget = {"16x5", "128:112", "180:16x9"}, .dense_layers = 1};
+  EXPECT_EQ(growing.budget_pages(), (Pages{{0, 5}, {128, 7}, {180, 9}}));
+  const auto read =
+      parse_settings<SparseSettings>("budget: [16x5, 128:112, {from: 180, budget: 16x9}]", "test");
+  EXPECT_EQ(read.budget_pages(), growing.budget_pages());
+  EXPECT_EQ(parse_settings<SparseSettings>(settings_yaml(read), "test").budget_pages(), read.budget_pages());
+  const auto given = parse_settings<SparseSettings>("budget: 512", "test", {"budget=[16x4, 900:16x8]"});
+  EXPECT_EQ(given.budget_pages(), (Pages{{0, 4}, {900, 8}}));
+
+  const auto model = small_model(at::kDouble, 5, deep_config());
+  EmbeddedEngineOptions options = sparse_options("16x5");
+  options.settings.sparse = growing;
+  EmbeddedEngine engine(*model, options);
+  for (const auto& [id, result] : run(engine, long_requests()))
+    EXPECT_LT(largest_error(*model, result, {}, growing), 1e-9) << id;
 }
 
 }  // namespace

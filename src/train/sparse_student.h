@@ -38,8 +38,9 @@ struct SparseTrainingSettings {
     v("arm", arm,
       "with rollout.sparse: sparse (the dense policy is trained on sparse samples, nothing else), distill "
       "(and "
-      "adapters keep the sparse policy near it), sparse_to_sparse (the sparse policy itself is trained)",
-      one_of({"sparse", "distill", "sparse_to_sparse"}));
+      "adapters keep the sparse policy near it), sparse_to_sparse (the sparse policy itself is trained), "
+      "exact_top_k (sparse, with rollout.sparse.summary: exact; a yardstick and slow)",
+      one_of({"sparse", "distill", "sparse_to_sparse", "exact_top_k"}));
     v("kl_loss_coef", kl_loss_coef, "distill: weight of the KL from the sparse to the dense policy",
       at_least(0.0));
     v("kl_loss_type", kl_loss_type, "distill: estimator of that KL", one_of({"k1", "k2", "k3"}));

@@ -17,6 +17,7 @@ namespace {
 using simd::kLanes;
 
 int64_t vectors_of(PageSummary summary) {
+  BOUGH_CHECK(summary != PageSummary::kExact, "keys chosen by themselves have no summaries");
   return summary == PageSummary::kMean ? 1 : 2;
 }
 
@@ -97,9 +98,8 @@ struct Room {
 
 template <class T>
 void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extremes,
-            const ChoosingQuery& query, int64_t g, int64_t budget, Room<T>& room,
-            std::vector<int32_t>& list) {
-  const auto visible = static_cast<int64_t>(query.pages.size());
+            const ChoosingQuery& query, int64_t g, Room<T>& room, std::vector<int32_t>& list) {
+  const auto visible = static_cast<int64_t>(query.pages.size()), budget = query.budget;
   list.resize(static_cast<size_t>(std::min(visible, budget)));
   if (visible <= budget) {
     std::iota(list.begin(), list.end(), 0);
@@ -151,8 +151,15 @@ void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t h
 }  // namespace
 
 PageSummary page_summary(const std::string& name) {
-  BOUGH_CHECK(name == "mean" || name == "minmax", "a page's summary: ", name);
-  return name == "mean" ? PageSummary::kMean : PageSummary::kMinMax;
+  if (name == "mean") return PageSummary::kMean;
+  if (name == "minmax") return PageSummary::kMinMax;
+  BOUGH_CHECK(name == "exact", "a page's summary: ", name);
+  return PageSummary::kExact;
+}
+
+int64_t SparsePolicy::budget_of(int64_t context_tokens) const {
+  const auto next = larger_budgets.upper_bound(context_tokens);
+  return next == larger_budgets.begin() ? budget_pages : std::prev(next)->second;
 }
 
 std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
@@ -183,19 +190,19 @@ void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete,
 }
 
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
-                  std::span<const ChoosingQuery> queries, int64_t budget,
-                  std::span<std::vector<int32_t>> lists) {
+                  std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
   check_summaries(summaries, summary, q_TNH.size(2));
   const int64_t G = summaries.size(1);
-  BOUGH_CHECK(budget >= kLeastPages && lists.size() == queries.size() * static_cast<size_t>(G) &&
-                  q_TNH.stride(2) == 1 && q_TNH.size(1) % G == 0 &&
-                  q_TNH.scalar_type() == summaries.scalar_type(),
-              "a budget of ", budget, " pages, ", lists.size(), " lists for ", queries.size(), " queries, q ",
-              q_TNH.sizes(), " ", q_TNH.scalar_type(), ", summaries ", summaries.sizes());
+  BOUGH_CHECK(lists.size() == queries.size() * static_cast<size_t>(G) && q_TNH.stride(2) == 1 &&
+                  q_TNH.size(1) % G == 0 && q_TNH.scalar_type() == summaries.scalar_type(),
+              lists.size(), " lists for ", queries.size(), " queries, q ", q_TNH.sizes(), " ",
+              q_TNH.scalar_type(), ", summaries ", summaries.sizes());
   int64_t most = 1;
   for (const ChoosingQuery& query : queries) {
-    BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && !query.pages.empty(), "query ",
-                query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(), " pages");
+    BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && !query.pages.empty() &&
+                    query.budget >= kLeastPages,
+                "query ", query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(),
+                " pages and a budget of ", query.budget);
     most = std::max(most, static_cast<int64_t>(query.pages.size()));
   }
   dispatch_float_types(q_TNH.scalar_type(), "page choice", [&]<class T>() {
@@ -204,7 +211,7 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
       Room<T> room;
       for (int64_t i = begin; i < end; ++i)
         choose<T>(q_TNH, summaries, summary == PageSummary::kMinMax, queries[static_cast<size_t>(i / G)],
-                  i % G, budget, room, lists[static_cast<size_t>(i)]);
+                  i % G, room, lists[static_cast<size_t>(i)]);
     });
   });
 }
@@ -212,7 +219,6 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
 PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn,
                          const SparsePolicy& policy, int64_t num_kv_heads)
     : policy_(policy), num_kv_heads_(static_cast<size_t>(num_kv_heads)) {
-  const int64_t budget = policy.budget_pages;
   size_t token = 0;
   for (const PagedSegment& segment : segments) {
     PagedSegment open = segment;  // what is not cut off yet
@@ -222,7 +228,7 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
     };
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
       BOUGH_CHECK(token < is_drawn.size(), is_drawn.size(), " marks of drawn tokens are too few");
-      const int64_t pages = pages_for(i + 1);
+      const int64_t pages = pages_for(i + 1), budget = policy.budget_of(i + 1);
       if (is_drawn[token] != 0) {
         pages_read_ += std::min(pages, budget);
         pages_in_context_ += pages;
@@ -234,8 +240,10 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
       close();
       choosing_.push_back(segments_.size());
       segments_.push_back({segment.pages, i, 1});
-      queries_.push_back(
-          {.token = static_cast<int64_t>(token), .pages = segment.pages.first(static_cast<size_t>(pages))});
+      queries_.push_back({.token = static_cast<int64_t>(token),
+                          .pages = segment.pages.first(static_cast<size_t>(pages)),
+                          .budget = budget,
+                          .position = i});
       open.begin = i + 1;
       open.count = 0;
     }
@@ -252,7 +260,7 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
 
 PageChooser::Lists PageChooser::choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const {
   Lists chosen(queries_.size() * num_kv_heads_);
-  choose_pages(q_TNH, summaries, policy_.summary, queries_, policy_.budget_pages, chosen);
+  choose_pages(q_TNH, summaries, policy_.summary, queries_, chosen);
   return chosen;
 }
 

@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,8 +26,9 @@
 
 namespace bough {
 
-enum class PageSummary { kMean, kMinMax };
-PageSummary page_summary(const std::string& name);  // mean, minmax; InternalError for another
+// kExact: no pages are chosen, but keys by their own scores (top_keys.h); there are no summaries.
+enum class PageSummary { kMean, kMinMax, kExact };
+PageSummary page_summary(const std::string& name);  // mean, minmax, exact; InternalError for another
 
 inline constexpr int64_t kLeastPages = 4;  // of a budget: those always kept, and one by its score
 
@@ -35,8 +37,14 @@ struct SparsePolicy {
   int64_t budget_pages = 0;  // that a drawn token attends to; 0: to all
   PageSummary summary = PageSummary::kMean;
   int64_t dense_layers = 0;  // the first of the model, which attend to all
+  // Budgets of longer contexts, by the tokens, the query's own among them, from which on they hold; they
+  // grow.
+  std::map<int64_t, int64_t> larger_budgets = {};
 
   bool is_sparse() const { return budget_pages > 0; }
+  bool has_summaries() const { return is_sparse() && summary != PageSummary::kExact; }
+  // Pages that a query with so many tokens in its context attends to.
+  int64_t budget_of(int64_t context_tokens) const;
 };
 
 // A layer's summaries: [B, G, 1 or 2, padded H] in the keys' type, zeros from H on.
@@ -52,14 +60,15 @@ void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete,
 struct ChoosingQuery {
   int64_t token = 0;               // of q
   std::span<const int32_t> pages;  // of its context, in order, its own token's last
+  int64_t budget = 0;              // pages that it keeps
+  int64_t position = 0;            // of its own token
 };
 
 // Sets lists[i · G + g] to the indices, ascending, of the pages that query i keeps for key/value head g:
-// budget of them, or all where there are no more. q_TNH: last dimension contiguous; N a multiple of G.
-// InternalError where budget is below kLeastPages, or shapes disagree.
+// its budget of them, or all where there are no more. q_TNH: last dimension contiguous; N a multiple of G.
+// InternalError where a budget is below kLeastPages, or shapes disagree.
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
-                  std::span<const ChoosingQuery> queries, int64_t budget,
-                  std::span<std::vector<int32_t>> lists);
+                  std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists);
 
 // The queries of a pass, and the pages that they choose in one layer after the other: what generation and
 // training have in common.
@@ -78,6 +87,7 @@ class PageChooser {
   // The pass's tokens again, each that chooses as a segment of its own.
   const std::vector<PagedSegment>& segments() const { return segments_; }
   const std::vector<size_t>& choosing() const { return choosing_; }  // of them, ascending
+  const std::vector<ChoosingQuery>& queries() const { return queries_; }
   // Over all drawn tokens: the pages that they attend to, in a layer and head, and those of their contexts.
   int64_t pages_read() const { return pages_read_; }
   int64_t pages_in_context() const { return pages_in_context_; }

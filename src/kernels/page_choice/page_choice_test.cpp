@@ -53,11 +53,11 @@ TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
   const at::Tensor q_TNH = at::randn({3, c.N, c.H}, layer.keys_BTGH.options());
   // Pages of a context lie anywhere: here backwards.
   const std::vector<int32_t> backwards(all.rbegin(), all.rend());
-  const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all},
-                                           {.token = 0, .pages = backwards},
-                                           {.token = 1, .pages = std::span(all).first(9)}};
+  const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all, .budget = budget},
+                                           {.token = 0, .pages = backwards, .budget = budget},
+                                           {.token = 1, .pages = std::span(all).first(9), .budget = budget}};
   std::vector<std::vector<int32_t>> lists(queries.size() * static_cast<size_t>(c.G));
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, budget, lists);
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   for (size_t i = 0; i < lists.size(); ++i) {
     const ChoosingQuery& query = queries[i / static_cast<size_t>(c.G)];
     const auto count = static_cast<int32_t>(query.pages.size());
@@ -99,12 +99,12 @@ TEST(PageChoice, OfEqualScoresTheLowerPageIsKept) {
   q_TNH[0][0][0] = 1;
   std::vector<int32_t> all;
   for (int32_t i = 0; i < 20; ++i) all.push_back(i);
-  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all}};
+  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all, .budget = 6}};
   std::vector<std::vector<int32_t>> lists(1);
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, 6, lists);
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 12, 18, 19}));
   q_TNH[0][0][0] = NAN;  // of a model that has diverged: no order, and no harm
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, 6, lists);
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 3, 18, 19}));
 }
 
@@ -112,9 +112,9 @@ TEST(PageChoice, ABudgetBelowTheLeastIsAFault) {
   const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
   Layer layer(c, 8);
   std::vector<int32_t> all{0, 1, 2, 3, 4, 5, 6, 7};
-  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all}};
+  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all, .budget = 3}};
   std::vector<std::vector<int32_t>> lists(1);
-  EXPECT_THROW(choose_pages(at::zeros({1, 1, 32}), layer.summaries, c.summary, queries, 3, lists),
+  EXPECT_THROW(choose_pages(at::zeros({1, 1, 32}), layer.summaries, c.summary, queries, lists),
                InternalError);
 }
 
