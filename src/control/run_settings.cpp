@@ -73,6 +73,10 @@ void RunSettings::check() const {
         str("sparse_training.arm: exact_top_k attends to single keys by their own scores, and "
             "rollout.sparse.summary is ",
             rollout.sparse.summary, "; expected exact"));
+  if (rollout.sparse.replay && !sparse_training.distills() && !sparse_training.trains_sparse())
+    throw UserError(str("rollout.sparse.replay: under sparse_training.arm ", sparse_training.arm,
+                        " nothing is trained by the pages that generation chose; expected false, or the arm "
+                        "distill or sparse_to_sparse"));
   if (sparse_training.distills() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
         "sparse_training.arm: distill has adapters of its own beside weights that are all trained, and no "

@@ -9,6 +9,7 @@
 #include "kernels/parameter.h"
 #include "rollout/rollout_test_util.h"
 #include "rollout/rollouts.h"
+#include "train/exactness.h"
 #include "train/executor.h"
 #include "train/sparse_student.h"
 
@@ -153,6 +154,151 @@ TEST(SparsePolicy, TheGradientIsTheDerivativeWhereTheChoiceStays) {
   const double distance = 1e-8;
   EXPECT_NEAR((loss_at(distance) - loss_at(-distance)) / (2 * distance), slope,
               1e-4 * std::max(1.0, std::abs(slope)));
+}
+
+// Samples in fp32 whose pages are chosen by an engine that has little memory and gets new weights halfway,
+// and a later turn of one of them; each with what the engine kept of its choices.
+std::vector<Trajectory> kept_samples(Model& model) {
+  EmbeddedEngineOptions options = engine_options(/*max_running=*/8, /*chunk=*/48);
+  options.settings.sparse = {.budget = {"16x5", "120:16x6"}, .dense_layers = 1, .replay = true};
+  const SparsePolicy policy = sparse_policy(options.settings.sparse, at::kCPU);
+  options.settings.kv_memory.count = 34 * KvStorage::bytes_per_page(model.config(), model.dtype(), policy);
+  EmbeddedEngine engine(model, options);
+  for (uint64_t i = 0; i < 4; ++i) {
+    GenerationRequest request = request_of(i, random_tokens(i, 30 + 19 * static_cast<int64_t>(i), 97), 3, 90);
+    request.sampling.ignore_eos = true;
+    request.seed = 4;
+    engine.submit(std::move(request));
+  }
+  std::vector<Trajectory> samples;
+  for (int step = 1; !engine.idle(); ++step) {
+    if (step == 60) {
+      for (Parameter* parameter : model.parameters()) parameter->value.mul_(1.02);
+      engine.update_weights({1, &model});
+    }
+    for (const GenerationResult& result : engine.step())
+      for (size_t i = 0; i < result.samples.size(); ++i) samples.push_back(to_rollout(result, i, ""));
+  }
+  EXPECT_GT(engine.statistics().preemptions, 0);
+  EXPECT_GT(engine.statistics().recomputed_tokens, 100);
+  GenerationRequest request = request_of(9, samples[0].input_ids, 2, 40);
+  request.drawn = samples[0].loss_mask;
+  const auto observation = random_tokens(7, 20, 97);
+  request.prompt_ids.insert(request.prompt_ids.end(), observation.begin(), observation.end());
+  request.sampling.ignore_eos = true;
+  for (const GenerationResult& result : engine.generate({request}))
+    for (size_t i = 0; i < result.samples.size(); ++i) {
+      Trajectory& row = samples.emplace_back(to_rollout(result, i, ""));
+      std::copy(samples[0].loss_mask.begin(), samples[0].loss_mask.end(), row.loss_mask.begin());
+      row.versions.assign(row.versions.size(), 1);
+      std::fill_n(row.versions.begin(), samples[0].versions.size(), 0);  // drawn by what came before
+    }
+  return samples;
+}
+
+SparsePolicy growing_policy() {
+  return {.budget_pages = 5, .dense_layers = 1, .larger_budgets = {{120, 6}}};
+}
+
+WalkResult walked(Model& model, const std::vector<Trajectory>& samples) {
+  TrainBatch batch = make_batch(samples, {}, at::kFloat);
+  mark_drawn(batch, pointers(samples));
+  LossSettings settings;
+  settings.loss = "sft";
+  Executor executor(model, {.verify_recompute = true, .sparse = growing_policy()});
+  return executor.forward_backward(make_plan("blocks", plan_request(batch, 80)), batch, *make_loss(settings));
+}
+
+TEST(SparseReplay, TrainingAttendsToWhatGenerationKept) {
+  const auto model = small_model(at::kFloat, 5, deep_config());
+  std::vector<Trajectory> samples = kept_samples(*model);
+  const TrainBatch batch = make_batch(samples, {}, at::kDouble);
+  const at::Tensor is_current = batch.fields.versions_R.eq(1);
+  EXPECT_GT(is_current.sum().item<int64_t>(), 300);
+  const auto error = [&](const WalkResult& result) {
+    const at::Tensor distance = (result.values.log_probs_R - batch.fields.behaviour_log_probs_R).abs();
+    return distance.masked_select(is_current).max().item<double>();
+  };
+  const WalkResult replayed = walked(*model, samples);
+  EXPECT_LT(error(replayed), 1e-5);
+  EXPECT_GT(replayed.metrics.at("sparse/replayed").value(), 0.95);
+  EXPECT_LT(replayed.metrics.at("sparse/choices_differ").value(), 0.02);
+
+  // Others than the best pages, as if the engine had chosen them.
+  for (Trajectory& sample : samples)
+    for (size_t i = 0; i < sample.page_choices.positions.size(); ++i) {
+      PageChoices& choices = sample.page_choices;
+      const auto length = static_cast<size_t>(choices.positions[i] >= 119 ? 3 : 2);
+      for (size_t at = 0; at < choices.of(i).size(); ++at)
+        choices.pages[choices.begin[i] + at] = static_cast<uint16_t>(1 + at % length);
+    }
+  const WalkResult others = walked(*model, samples);
+  EXPECT_GT(error(others), 1e-3) << "what was kept is not attended to";
+  EXPECT_GT(others.metrics.at("sparse/choices_differ").value(), 0.2);
+}
+
+// A group with a context of `length` tokens, interrupted by new weights; what was drawn since.
+void expect_replay_at(int64_t length) {
+  ModelConfig config = deep_config();
+  config.max_position_embeddings = length + 200;
+  const auto model = small_model(at::kFloat, 5, config);
+  // Rounding grows with the scores: those of a trained model are no larger.
+  for (Parameter* parameter : model->parameters())
+    if (parameter->value.dim() == 2) parameter->value.mul_(0.5);
+  EmbeddedEngineOptions options = engine_options(/*max_running=*/4, /*chunk=*/512);
+  options.settings.sparse = {.budget = {"16x5", "120:16x6"}, .dense_layers = 1, .replay = true};
+  EmbeddedEngine engine(*model, options);
+  GenerationRequest request = request_of(1, random_tokens(3, length - 60, 97), 3, 60);
+  request.sampling.ignore_eos = true;
+  // Most of the context is an earlier response.
+  request.drawn.assign(static_cast<size_t>(length - 60), 1);
+  std::fill_n(request.drawn.begin(), 50, 0);
+  const std::vector<uint8_t> drawn = request.drawn;
+  engine.submit(std::move(request));
+  std::vector<Trajectory> samples;
+  for (int step = 1; !engine.idle(); ++step) {
+    if (engine.statistics().new_tokens > 60 && engine.version() == 0) engine.update_weights({1, model.get()});
+    for (const GenerationResult& result : engine.step())
+      for (size_t i = 0; i < result.samples.size(); ++i) {
+        Trajectory& row = samples.emplace_back(to_rollout(result, i, ""));
+        std::copy(drawn.begin(), drawn.end(), row.loss_mask.begin());
+        std::fill_n(row.versions.begin(), drawn.size(), 0);
+      }
+  }
+  const TrainBatch batch = make_batch(samples, {}, at::kDouble);
+  const WalkResult result = walked(*model, samples);
+  const at::Tensor distance = (result.values.log_probs_R - batch.fields.behaviour_log_probs_R).abs();
+  EXPECT_LT(distance.masked_select(batch.fields.versions_R.eq(1)).max().item<double>(), 1e-5) << length;
+  EXPECT_GT(result.metrics.at("sparse/replayed").value(), 0.99);
+}
+
+TEST(SparseReplay, AgreesInLongContexts) {
+  expect_replay_at(2048);
+}
+TEST(SparseReplay, AgreesInLongContextsSlow) {
+  if (!is_slow_suite()) GTEST_SKIP() << "BOUGH_SLOW=1 runs it";
+  expect_replay_at(8192);
+}
+
+// Equal tokens that chose otherwise are other tokens from there on.
+TEST(SparseReplay, SequencesPartWhereTheirChoicesDo) {
+  Trajectory row;
+  row.input_ids = {3, 4, 5, 5, 5};
+  row.loss_mask = {0, 0, 1, 1, 1};
+  row.page_choices = {.positions = {2, 3}, .begin = {0, 2}, .pages = {1, 2, 4, 5}};
+  std::vector<Trajectory> rows = {row, row};
+  rows[1].page_choices.pages[3] = 6;
+  TrainBatch batch = make_batch(rows, {}, at::kDouble);
+  mark_drawn(batch, pointers(rows));
+  const auto &a = batch.sequences[0], &b = batch.sequences[1];
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i] == b[i], i != 3) << i;
+    EXPECT_EQ(batch.token_of(a[i]), row.input_ids[i]);
+    EXPECT_EQ(batch.token_of(b[i]), row.input_ids[i]);
+    EXPECT_EQ(batch.replay_of(a[i]) != nullptr, i == 2 || i == 3);
+  }
+  EXPECT_NE(a[2], a[3]) << "equal tokens";
+  EXPECT_EQ(batch.replay_of(b[3])->pages[1], 6);
 }
 
 ActorSettings student_actor() {

@@ -71,6 +71,15 @@ std::map<int64_t, int64_t> SparseSettings::budget_pages() const {
   return pages;
 }
 
+void SparseSettings::check() const {
+  const bool has_budget = is_sparse();
+  if (replay && !has_budget)
+    throw UserError("rollout.sparse.replay: there is nothing to keep without a budget; expected a budget");
+  if (replay && summary == "exact")
+    throw UserError(
+        "rollout.sparse.replay: single keys (summary: exact) are not kept; expected mean or minmax");
+}
+
 const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop: return "stop";

@@ -95,6 +95,7 @@ struct SparseSettings {
   std::vector<SparseBudget> budget = {"none"};
   std::string summary = "mean";
   int64_t dense_layers = 2;
+  bool replay = false;
 
   template <class V>
   void visit(V& v) {
@@ -106,6 +107,9 @@ struct SparseSettings {
       "does); exact: no pages, but the keys with the highest scores, a yardstick and slow",
       one_of({"mean", "minmax", "exact"}));
     v("dense_layers", dense_layers, "the first layers, which attend to everything", range(0, 1000000));
+    v("replay", replay,
+      "keep which pages were chosen with each sample, so that training attends to those instead of choosing "
+      "again: 2 bytes a page, layer and key/value head of a drawn token, in kv_memory and with the sample");
   }
   // Pages of 16 tokens that a drawn token attends to, in each layer and key/value head, by the tokens of its
   // context from which on, the first of them 0; empty: all. UserError: no number of tokens or pages, fewer
@@ -113,7 +117,7 @@ struct SparseSettings {
   std::map<int64_t, int64_t> budget_pages() const;
   std::string budget_text() const;
   bool is_sparse() const { return !budget_pages().empty(); }
-  void check() const { budget_pages(); }
+  void check() const;
 };
 
 struct RolloutSettings {

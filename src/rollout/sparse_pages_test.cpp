@@ -3,7 +3,8 @@
 // each choice is compared with that of a plain reference that knows nothing of pages' whereabouts.
 //
 // Keys are small numbers, so that sums are exact in any order and many scores are equal; a token's keys
-// depend on all tokens of its path, on which of them were drawn, and on the version of the weights.
+// and its query depend on all tokens of its path, on which of them were drawn, and on the version of the
+// weights. What samples that end are given as their tokens' choices is compared, too.
 #include <cstdlib>
 #include <map>
 #include <span>
@@ -30,7 +31,7 @@ uint64_t mix(uint64_t a, uint64_t b) {
 
 struct Counts {
   int64_t operations = 0, appended = 0, forks = 0, copies = 0, releases = 0, updates = 0, choices = 0,
-          ties = 0;
+          ties = 0, kept = 0;
 };
 
 class Machine {
@@ -38,7 +39,7 @@ class Machine {
   Machine(const Case& c, uint64_t seed)
       : case_(c),
         random_(seed, Purpose::test),
-        policy_{.budget_pages = kBudgetPages, .summary = c.summary, .dense_layers = 0},
+        policy_{.budget_pages = kBudgetPages, .summary = c.summary, .dense_layers = 0, .keeps_choices = true},
         scheduler_(/*max_running=*/9, /*prefill_chunk_tokens=*/64, kMaxPages, /*is_sparse=*/true),
         storage_(config(), c.dtype, at::kCPU, kMaxPages, policy_) {}
 
@@ -128,9 +129,33 @@ class Machine {
       finished_.emplace_back(sample.tokens, drawn);
       if (finished_.size() > 8) finished_.erase(finished_.begin());
     }
+    check_kept({.sample = &sample, .request = &request});
     scheduler_.finish(sample, FinishReason::kLength);
     ++counts_.releases, ++counts_.operations;
     if (request.num_done == request.request.sampling.n_samples) take(request.request.id);
+  }
+
+  void check_kept(const PassEntry& entry) {
+    const int64_t computed = entry.sample->num_computed;
+    const PageChoices kept =
+        storage_.kept_choices(entry.table().pages, computed, [&](int64_t i) { return entry.is_drawn(i); });
+    const std::vector<uint64_t> hashes = path_hashes(entry, computed);
+    size_t next = 0;
+    for (int64_t i = 0; i < computed; ++i) {
+      if (!entry.is_drawn(i) || pages_for(i + 1) <= kBudgetPages) continue;
+      ASSERT_EQ(kept.positions.at(next), i);
+      const std::span<const uint16_t> pages = kept.of(next++);
+      ASSERT_EQ(pages.size(), static_cast<size_t>(kGroups * (kBudgetPages - 3)));
+      const std::vector<float> q = query_of(hashes[static_cast<size_t>(i)]);
+      for (int64_t g = 0; g < kGroups; ++g) {
+        const std::vector<int32_t> expected = expected_choice(hashes, i, g, q.data());
+        ASSERT_TRUE(
+            std::equal(expected.begin() + 1, expected.end() - 2, pages.begin() + g * (kBudgetPages - 3)))
+            << "position " << i << ", head " << g << ", after " << counts_.operations << " operations";
+        ++counts_.kept;
+      }
+    }
+    ASSERT_EQ(next, kept.positions.size());
   }
 
   void take(uint64_t id) {
@@ -153,6 +178,12 @@ class Machine {
     return static_cast<float>(static_cast<int32_t>(x % static_cast<uint64_t>(2 * case_.range + 1)) -
                               case_.range) /
            4;
+  }
+  static std::vector<float> query_of(uint64_t hash) {
+    std::vector<float> q;
+    for (uint64_t n = 0; n < kHeads * kHeadDim; ++n)
+      q.push_back(static_cast<float>(static_cast<int32_t>(mix(hash + 1, n) % 3) - 1));
+    return q;
   }
   // As the cache's type holds it.
   double rounded(double x) const {
@@ -190,7 +221,8 @@ class Machine {
         for (int64_t g = 0; g < kGroups; ++g)
           for (int64_t h = 0; h < kHeadDim; ++h)
             k.push_back(key(hashes.back()[static_cast<size_t>(i)], g, h));
-        for (int64_t n = 0; n < kHeads * kHeadDim; ++n) q.push_back(static_cast<float>(below(3) - 1));
+        const std::vector<float> own_q = query_of(hashes.back()[static_cast<size_t>(i)]);
+        q.insert(q.end(), own_q.begin(), own_q.end());
       }
     }
     const auto T = static_cast<int64_t>(is_drawn.size());
@@ -288,6 +320,7 @@ TEST(SparsePages, SummariesAndChoicesAreThoseOfAPlainReference) {
     EXPECT_GT(counts.releases, 200);
     EXPECT_GT(counts.updates, 20);
     EXPECT_GT(counts.choices, 10000);
+    EXPECT_GT(counts.kept, 5000);
     if (c.range == 1) {
       EXPECT_GT(counts.ties, 300);
     }

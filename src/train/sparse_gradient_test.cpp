@@ -1,6 +1,6 @@
-// The sparse policy's gradient on trees, its own (sparse_to_sparse) and that of its adapters (phi of distill),
-// against flat sequences under an explicit mask of attention: which keys a query sees is worked out here, from
-// the definition in kernels/page_choice/page_choice.h, on rows and in tensor ops.
+// The sparse policy's gradient on trees, its own (sparse_to_sparse) and that of its adapters (phi of
+// distill), against flat sequences under an explicit mask of attention: which keys a query sees is worked out
+// here, from the definition in kernels/page_choice/page_choice.h, on rows and in tensor ops.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -49,14 +49,17 @@ class MaskOfPages {
                     .sum(-1);
       for (int64_t t = 0; t < T; ++t) {
         const int64_t pages = t / kPage + 1;
-        if (is_drawn[static_cast<size_t>(t)] == 0 || pages <= policy_.budget_pages) continue;
+        int64_t budget = policy_.budget_pages;
+        for (const auto& [from, larger] : policy_.larger_budgets)
+          if (t + 1 >= from) budget = larger;
+        if (is_drawn[static_cast<size_t>(t)] == 0 || pages <= budget) continue;
         ++num_choices_;
         const double* scores = scores_TB.const_data_ptr<double>() + t * complete;
         std::vector<int64_t> ranked(static_cast<size_t>(pages - 3));
         std::iota(ranked.begin(), ranked.end(), 1);
         std::stable_sort(ranked.begin(), ranked.end(),
                          [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
-        for (size_t i = static_cast<size_t>(policy_.budget_pages - 3); i < ranked.size(); ++i)
+        for (size_t i = static_cast<size_t>(budget - 3); i < ranked.size(); ++i)
           hidden_NTT.narrow(0, g * heads, heads).select(1, t).narrow(1, ranked[i] * kPage, kPage).fill_(true);
       }
     }
@@ -78,9 +81,12 @@ class MaskOfPages {
 };
 
 SparsePolicy policy_of(uint64_t seed) {
+  std::map<int64_t, int64_t> larger;
+  if (seed % 4 == 3) larger = {{150, 7}};
   return {.budget_pages = 4 + static_cast<int64_t>(seed % 3),
           .summary = seed % 2 == 0 ? PageSummary::kMean : PageSummary::kMinMax,
-          .dense_layers = static_cast<int64_t>(seed % 5 == 1)};
+          .dense_layers = static_cast<int64_t>(seed % 5 == 1),
+          .larger_budgets = std::move(larger)};
 }
 
 std::vector<const Trajectory*> pointers(const RandomBatch& r) {
@@ -135,6 +141,7 @@ TEST(SparseGradient, OfExactTopKeysIsThatOfMaskedSequences) {
     const auto model = random_model(seed, at::kDouble);
     SparsePolicy policy = policy_of(seed);
     policy.summary = PageSummary::kExact;
+    policy.larger_budgets.clear();
     expect_gradient_of_masked(*model, policy, *r, str("seed ", seed), num_choices);
   }
   EXPECT_GT(num_choices, 500);

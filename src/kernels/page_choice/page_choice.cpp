@@ -1,6 +1,8 @@
 #include "kernels/page_choice/page_choice.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
@@ -10,6 +12,17 @@
 #include "kernels/common/op.h"
 #include "kernels/common/simd.h"
 #include "kernels/paged_attention/pages.h"
+
+TORCH_LIBRARY_FRAGMENT(bough, m) {
+  m.def(
+      "summarise_pages_(Tensor pages, Tensor complete, bool has_extremes, int head_dim, Tensor(a!) "
+      "summaries) "
+      "-> ()");
+  m.def(
+      "choose_pages(Tensor q, Tensor summaries, bool has_extremes, Tensor queries, Tensor pages, int "
+      "most_pages, "
+      "int most_kept) -> Tensor");
+}
 
 namespace bough {
 
@@ -141,8 +154,63 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extre
   list.back() = static_cast<int32_t>(visible - 1);
 }
 
+void summarise_on_cuda(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
+                       int64_t head_dim, const at::Tensor& summaries) {
+  using Op = void(const at::Tensor&, const at::Tensor&, bool, int64_t, const at::Tensor&);
+  static const auto op = find_op<Op>("bough::summarise_pages_");
+  const at::Tensor complete_B =
+      at::tensor(at::ArrayRef<int32_t>(complete.data(), complete.size()), at::kInt).to(pages.device());
+  op.call(pages, complete_B, summary == PageSummary::kMinMax, head_dim, summaries);
+}
+
+// Queries that see no more than their budget are not asked of the device.
+void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
+                    std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
+  std::vector<int32_t> asked, pages;  // asked: PageChoiceQuery
+  int64_t most_pages = 0, most_kept = 0;
+  const auto is_asked = [](const ChoosingQuery& query) {
+    return static_cast<int64_t>(query.pages.size()) > query.budget;
+  };
+  for (const ChoosingQuery& query : queries) {
+    if (!is_asked(query)) continue;
+    const auto count = static_cast<int64_t>(query.pages.size()), kept = SparsePolicy::chosen_of(query.budget);
+    for (const int64_t number : {query.token, static_cast<int64_t>(pages.size()), count, kept})
+      asked.push_back(static_cast<int32_t>(number));
+    pages.insert(pages.end(), query.pages.begin(), query.pages.end());
+    most_pages = std::max(most_pages, count);
+    most_kept = std::max(most_kept, kept);
+  }
+  at::Tensor chosen;
+  if (!asked.empty()) {
+    using Op = at::Tensor(const at::Tensor&, const at::Tensor&, bool, const at::Tensor&, const at::Tensor&,
+                          int64_t, int64_t);
+    static const auto op = find_op<Op>("bough::choose_pages");
+    chosen = op.call(q_TNH, summaries, summary == PageSummary::kMinMax,
+                     at::tensor(asked, at::kInt).view({-1, 4}).to(q_TNH.device()),
+                     at::tensor(pages, at::kInt).to(q_TNH.device()), most_pages, most_kept)
+                 .cpu();
+  }
+  const auto G = static_cast<size_t>(summaries.size(1));
+  const int32_t* from = chosen.defined() ? data<int32_t>(chosen) : nullptr;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const ChoosingQuery& query = queries[i / G];
+    const auto visible = static_cast<int32_t>(query.pages.size());
+    lists[i].resize(static_cast<size_t>(std::min<int64_t>(visible, query.budget)));
+    if (!is_asked(query)) {
+      std::iota(lists[i].begin(), lists[i].end(), 0);
+      continue;
+    }
+    lists[i].front() = 0;
+    std::copy_n(from, SparsePolicy::chosen_of(query.budget), lists[i].begin() + 1);
+    lists[i][lists[i].size() - 2] = visible - 2;
+    lists[i].back() = visible - 1;
+    from += most_kept;
+  }
+}
+
 void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t head_dim) {
-  BOUGH_CHECK(summaries.is_cpu() && summaries.is_contiguous() && summaries.dim() == 4 &&
+  BOUGH_CHECK((summaries.is_cpu() || summaries.is_cuda()) && summaries.is_contiguous() &&
+                  summaries.dim() == 4 &&
                   summaries.sizes() ==
                       at::IntArrayRef(summary_sizes(summary, summaries.size(0), summaries.size(1), head_dim)),
               "page summaries are ", summaries.sizes(), " on ", summaries.device().str());
@@ -171,6 +239,7 @@ void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete,
                      int64_t head_dim, const at::Tensor& summaries) {
   check_summaries(summaries, summary, head_dim);
   const int64_t G = summaries.size(1), padded_H = summaries.size(3);
+  if (pages.is_cuda()) return summarise_on_cuda(pages, complete, summary, head_dim, summaries);
   BOUGH_CHECK(pages.is_cpu() && pages.dim() == 4 && pages.size(0) == summaries.size(0) &&
                   pages.size(1) == G && pages.size(3) == kPageTokens * padded_H &&
                   pages.scalar_type() == summaries.scalar_type(),
@@ -205,6 +274,7 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
                 " pages and a budget of ", query.budget);
     most = std::max(most, static_cast<int64_t>(query.pages.size()));
   }
+  if (q_TNH.is_cuda()) return choose_on_cuda(q_TNH, summaries, summary, queries, lists);
   dispatch_float_types(q_TNH.scalar_type(), "page choice", [&]<class T>() {
     const auto items = static_cast<int64_t>(lists.size());
     at::parallel_for(0, items, grain(most * summaries.size(3) / 4), [&](int64_t begin, int64_t end) {

@@ -9,9 +9,8 @@
 // The first page and the last two, the one that the query's own token lies in among them, are always kept,
 // inside the budget; of equal scores the lower page is. A query that sees no more pages than the budget keeps
 // all. Keys are those that attention reads, after rotation; summaries are rounded to the keys' type, scores
-// are in the accumulator type, summed in an order that does not depend on what else is chosen beside them.
-//
-// On the CPU only: who chooses on another device says so.
+// are in the accumulator type, summed in an order that does not depend on what else is chosen beside them; on
+// CUDA, where fp32 and bf16 are computed, in another order than on the CPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,19 +39,26 @@ struct SparsePolicy {
   // Budgets of longer contexts, by the tokens, the query's own among them, from which on they hold; they
   // grow.
   std::map<int64_t, int64_t> larger_budgets = {};
+  bool keeps_choices = false;  // generation keeps what was chosen, for training
 
   bool is_sparse() const { return budget_pages > 0; }
   bool has_summaries() const { return is_sparse() && summary != PageSummary::kExact; }
   // Pages that a query with so many tokens in its context attends to.
   int64_t budget_of(int64_t context_tokens) const;
+  int64_t largest_budget() const {
+    return larger_budgets.empty() ? budget_pages : larger_budgets.rbegin()->second;
+  }
+  // Of a query's pages those that are not always kept: what its list has between the first page and the last
+  // two.
+  static int64_t chosen_of(int64_t budget) { return budget - (kLeastPages - 1); }
 };
 
 // A layer's summaries: [B, G, 1 or 2, padded H] in the keys' type, zeros from H on.
 std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
                                    int64_t head_dim);
 
-// Writes the summaries of `complete` pages, all of whose keys are stored. pages: a layer's on the CPU
-// (kernels/paged_attention/pages.h).
+// Writes the summaries of `complete` pages, all of whose keys are stored. pages: a layer's
+// (kernels/paged_attention/paged_attention.h).
 void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
                      int64_t head_dim, const at::Tensor& summaries);
 
@@ -66,7 +72,7 @@ struct ChoosingQuery {
 
 // Sets lists[i · G + g] to the indices, ascending, of the pages that query i keeps for key/value head g:
 // its budget of them, or all where there are no more. q_TNH: last dimension contiguous; N a multiple of G.
-// InternalError where a budget is below kLeastPages, or shapes disagree.
+// On CUDA it waits for the device. InternalError where a budget is below kLeastPages, or shapes disagree.
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
                   std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists);
 

@@ -25,8 +25,8 @@ struct TopKeysInput {
 // which may be null.
 void attend_to_top_keys(const TopKeysInput& in, const at::Tensor& o_TNH, at::Tensor* lse_TN);
 
-// Overwrites the queries' rows of d_q_TNH (contiguous, q's dtype) and adds to the gradients of keys and values
-// by slot, [16 · pages, G, H] in the accumulator type.
+// Overwrites the queries' rows of d_q_TNH (contiguous, q's dtype) and adds to the gradients of keys and
+// values by slot, [16 · pages, G, H] in the accumulator type.
 void top_keys_backward(const TopKeysInput& in, const at::Tensor& o_TNH, const at::Tensor& lse_TN,
                        const at::Tensor& d_o_TNH, const at::Tensor& d_q_TNH, const at::Tensor& d_k_SGH,
                        const at::Tensor& d_v_SGH);
