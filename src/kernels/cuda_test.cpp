@@ -1,5 +1,6 @@
 // Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none.
-// Ops of generation are tested in page_choice_test.cpp, paged_attention_test.cpp and rollout/sampler_test.cpp.
+// Ops of generation are tested in page_choice_test.cpp, paged_attention_test.cpp and
+// rollout/sampler_test.cpp.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -15,13 +15,11 @@
 
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def(
-      "summarise_pages_(Tensor pages, Tensor complete, bool has_extremes, int head_dim, Tensor(a!) "
-      "summaries) "
-      "-> ()");
+      "summarise_pages_(Tensor pages, Tensor complete, bool has_extremes, int head_dim, "
+      "Tensor(a!) summaries) -> ()");
   m.def(
-      "choose_pages(Tensor q, Tensor summaries, bool has_extremes, Tensor queries, Tensor pages, int "
-      "most_pages, "
-      "int most_kept) -> Tensor");
+      "choose_pages(Tensor q, Tensor summaries, bool has_extremes, Tensor queries, Tensor pages, "
+      "int most_pages, int most_kept) -> Tensor");
 }
 
 namespace bough {
