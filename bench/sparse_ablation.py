@@ -225,6 +225,8 @@ class Experiment:
             settings["gconfig.top_logprobs"] = 20
         if arm != "dense":
             settings["sparse_training.arm"] = arm
+        if arm == "exact_top_k":
+            settings["rollout.sparse.summary"] = "exact"
         if arm == "distill":
             settings["sparse_training.kl_loss_coef"] = args.kl
         lines = [f"{key}={value}" for key, value in settings.items()]

@@ -183,7 +183,7 @@ IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan
   cost.recompute_seconds =
       walk.seconds * first / std::max(1.0, first + static_cast<double>(walk.tokens_recomputed));
   cost.update_seconds = simulate(plan, &costs).seconds;
-  if (sparse.budget_tokens > 0) {
+  if (sparse.is_sparse()) {
     const CostModel frozen(costs.device(), adapted(costs.shape()));
     cost.sparse_step_seconds = simulate(plan, &frozen).seconds;
   }
@@ -346,7 +346,7 @@ std::string iteration_table(const PlanReport& report, const PlanOptions& options
   };
   line("dense", report.dense_iteration);
   if (!report.sparse_iteration) return text;
-  line(str("budget ", options.sparse.budget), *report.sparse_iteration);
+  line(str("budget ", options.sparse.budget_text()), *report.sparse_iteration);
   return text +
          str("rollout ",
              format_significant(
@@ -413,7 +413,7 @@ void run_plan(const PlanOptions& options) {
   const std::vector<SampledGroup> groups = groups_of(rollouts);
   const Plan& chosen = report.of("auto").plan;
   report.dense_iteration = iteration_cost(groups, chosen, costs, {}, options.max_running);
-  if (sparse.budget_tokens > 0)
+  if (sparse.is_sparse())
     report.sparse_iteration = iteration_cost(groups, chosen, costs, sparse, options.max_running);
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
   if (!options.html.empty())

@@ -86,7 +86,7 @@ void plan_rates(const SimulateOptions& options, Assumed& assumed) {
   assumed.iteration = str("rollout ", seconds(rollout), " s (",
                           format_significant(100 * rollout / (rollout + recompute + update), 3),
                           "%), recompute ", seconds(recompute), " s, update ", seconds(update), " s",
-                          sparse.budget_tokens > 0 ? str("; budget ", options.sparse.budget) : "");
+                          sparse.is_sparse() ? str("; budget ", options.sparse.budget_text()) : "");
   assumed.rates = str(options.shape, " in ", options.dtype, " on ", options.device, ", ",
                       format_significant(100 * options.efficiency, 3), "% of its peaks");
 }
@@ -161,7 +161,7 @@ Assumed assume(const SimulateOptions& options) {
   assumed.lengths =
       str("log-normal, mean ", format_significant(options.length_mean, 4), ", deviation of the logarithm ",
           format_significant(options.length_sigma, 3), ", at most ", format_thousands(options.longest));
-  if (!options.run.empty() && options.sparse.budget != "none")
+  if (!options.run.empty() && options.sparse.is_sparse())
     throw UserError(
         "--sparse-budget: the rates of --run are those that it had, whatever it attended to; leave out "
         "one of them");

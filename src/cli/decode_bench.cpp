@@ -83,7 +83,7 @@ class Decoder {
     const auto element = static_cast<int64_t>(c10::elementSize(model_.dtype()));
     const auto samples = static_cast<int64_t>(tables_.size());
     const int64_t page = 2 * config.num_kv_heads * config.head_dim * kPageTokens * element;
-    const int64_t in_context = pages_for(context_ + 1), budget = storage_.sparse().budget_pages;
+    const int64_t in_context = pages_for(context_ + 1), budget = storage_.sparse().budget_of(context_ + 1);
     const int64_t all_pages = in_context - num_own_ >= 0 && num_own_ < in_context
                                   ? (in_context - num_own_) + samples * num_own_
                                   : samples * in_context;
@@ -110,8 +110,13 @@ class Decoder {
 
 std::vector<DecodeTimes> run_decode_bench(const Model& model, const DecodeBench& bench) {
   const SparsePolicy sparse = sparse_policy(bench.sparse, model.device());
-  if (!sparse.is_sparse())
-    throw UserError("--contexts: there is no budget to compare with dense; give rollout.sparse.budget=512");
+  if (!sparse.has_summaries())
+    throw UserError(
+        "--contexts: there are no chosen pages to compare with dense; give rollout.sparse.budget=512, and "
+        "summary mean or minmax");
+  if (!model.device().is_cpu())
+    throw UserError(str("--contexts: got the device ", model.device().str(),
+                        "; dense and sparse steps are compared on the CPU only; expected cpu"));
   for (const int64_t context : bench.contexts)
     if (context < kPageTokens || context + kStepsPerRun > model.config().max_length())
       throw UserError(str("--contexts: got ", context, ", expected ", kPageTokens, " to ",

@@ -67,8 +67,9 @@ struct EngineOverrides {
 void add_sparse_options(CLI::App& command, SparseSettings& sparse) {
   command
       .add_option("--sparse-budget", sparse.budget,
-                  "rollout.sparse.budget to price beside dense generation: tokens (512) or pages (16x32)")
-      ->type_name("TOKENS");
+                  "rollout.sparse.budget to price beside dense generation: tokens (512), pages (16x32), or a "
+                  "list that grows with the context (512 8192:1024)")
+      ->type_name("TOKENS ...");
   command.add_option("--sparse-summary", sparse.summary, "rollout.sparse.summary: mean | minmax");
   command.add_option("--sparse-dense-layers", sparse.dense_layers, "rollout.sparse.dense_layers");
 }
@@ -78,7 +79,9 @@ SparseAttention priced_attention(const SparseSettings& sparse) {
   if (sparse.summary != "mean" && sparse.summary != "minmax")
     throw UserError(str("--sparse-summary: got ", quoted(sparse.summary), ", expected mean or minmax"));
   try {
-    return {.budget_tokens = sparse.budget_pages() * kPageTokens,
+    std::map<int64_t, int64_t> budgets = sparse.budget_pages();
+    for (auto& [from, budget] : budgets) budget *= kPageTokens;
+    return {.budgets = std::move(budgets),
             .dense_layers = sparse.dense_layers,
             .vectors_per_summary = sparse.summary == "mean" ? 1 : 2};
   } catch (const UserError& error) {

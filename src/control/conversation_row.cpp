@@ -65,6 +65,7 @@ ConversationRow::Segment& ConversationRow::append_turn(const ChatCodec& codec, c
   for (const double log_prob : sample.logprobs) logprobs.push_back(static_cast<float>(log_prob));
   versions.insert(versions.end(), sample.versions.begin(), sample.versions.end());
   turns.resize(segment.end, static_cast<int32_t>(turn));
+  page_choices = sample.page_choices;  // the last turn's are those of all before it
   raw_logprobs.insert(raw_logprobs.end(), sample.raw_logprobs.begin(), sample.raw_logprobs.end());
   truncated_logprobs.insert(truncated_logprobs.end(), sample.truncated_logprobs.begin(),
                             sample.truncated_logprobs.end());
@@ -155,6 +156,7 @@ Trajectory ConversationRow::trajectory(const ChatCodec& codec, bool all_logprobs
   out.logprobs = logprobs;
   out.versions = versions;
   out.turns = turns;
+  out.page_choices = page_choices;
   for (const Segment& segment : segments)
     if (segment.turn && loss_mask[segment.begin] && !out.turn) out.turn = *segment.turn;
   if (all_logprobs) {

@@ -49,6 +49,7 @@ struct ConversationRow {
   std::vector<uint8_t> loss_mask;
   std::vector<float> logprobs;
   std::vector<double> raw_logprobs, truncated_logprobs;  // of tokens of mask 1
+  PageChoices page_choices;
   std::vector<Segment> segments;
 
   void append_text(const ChatCodec& codec, std::string_view text);

@@ -122,6 +122,16 @@ std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, M
   return critic;
 }
 
+SparsePolicy sparse_of(const RunSettings& settings, at::Device device) {
+  const bool trains = settings.sparse_training.distills() || settings.sparse_training.trains_sparse();
+  if (trains && !device.is_cpu())
+    throw UserError(str("sparse_training.arm is ", settings.sparse_training.arm, ", and the device is ",
+                        device.str(),
+                        ": a sparse policy is trained on the CPU only; expected the arm sparse, or "
+                        "device cpu"));
+  return sparse_policy(settings.rollout.sparse, device);
+}
+
 std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& model,
                                             const SparsePolicy& sparse, int64_t total_steps) {
   const SparseTrainingSettings& own = settings.sparse_training;
@@ -224,7 +234,7 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       total_steps(planned_steps(settings, problems)),
       critic_model(load_critic_model(settings, *model)),
       critic(make_critic(settings, *model, critic_model.get(), total_steps)),
-      sparse(sparse_policy(settings.rollout.sparse, model->device())),
+      sparse(sparse_of(settings, model->device())),
       student(make_student(settings, *model, sparse, total_steps)),
       generating(settings.rollout.max_head_offpolicyness == 0 ? nullptr
                  : student                                    ? copy_of(student->model(), Changing::kAll)

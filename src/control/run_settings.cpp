@@ -65,7 +65,7 @@ void RunSettings::check() const {
         "policy's "
         "adapter; expected a critic with a backbone of its own (share_backbone: false)");
   const bool needs_budget = sparse_training.arm != "sparse" && !sparse_training.is_weak();
-  if (needs_budget && rollout.sparse.budget_pages() == 0)
+  if (needs_budget && !rollout.sparse.is_sparse())
     throw UserError(
         str("sparse_training.arm: ", sparse_training.arm,
             " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
@@ -74,6 +74,15 @@ void RunSettings::check() const {
                         sparse_training.arm,
                         "; expected the directory of the model that generates with arm weak, and none "
                         "with the others"));
+  if (sparse_training.arm == "exact_top_k" && rollout.sparse.summary != "exact")
+    throw UserError(
+        str("sparse_training.arm: exact_top_k attends to single keys by their own scores, and "
+            "rollout.sparse.summary is ",
+            rollout.sparse.summary, "; expected exact"));
+  if (rollout.sparse.replay && !sparse_training.distills() && !sparse_training.trains_sparse())
+    throw UserError(str("rollout.sparse.replay: under sparse_training.arm ", sparse_training.arm,
+                        " nothing is trained by the pages that generation chose; expected false, or the arm "
+                        "distill or sparse_to_sparse"));
   if (sparse_training.has_student() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
         str("sparse_training.arm: ", sparse_training.arm,
@@ -85,10 +94,6 @@ void RunSettings::check() const {
                         sparse_training.distills() ? " changes the weights below its adapters every step"
                                                    : " has no quantized copy of the model that generates",
                         "; expected none"));
-  if (sparse_training.is_weak() && rollout.has_servers())
-    throw UserError(
-        str("rollout.backend: got ", rollout.backend,
-            ", but with sparse_training.arm weak the run's own engine generates; expected embedded"));
   if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
     throw UserError(
         "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.arm "

@@ -26,10 +26,12 @@ class GroupReads {
  public:
   explicit GroupReads(int64_t prompt_tokens) : prompt_(static_cast<double>(prompt_tokens)) {}
 
-  void add(int64_t drawn, int64_t budget) {
+  void add(int64_t drawn, const SparseAttention& sparse) {
     const double own = static_cast<double>(drawn), context = prompt_ + own;
-    const bool is_chosen = budget > 0 && context > static_cast<double>(budget);
-    const double share = is_chosen ? static_cast<double>(budget) / context : 1;
+    const double budget =
+        sparse.is_sparse() ? static_cast<double>(sparse.budget_at(static_cast<int64_t>(context))) : context;
+    const bool is_chosen = context > budget;
+    const double share = is_chosen ? budget / context : 1;
     unread_ *= 1 - share;
     own_keys_ += share * own;
     attended_ += share * context;
@@ -51,12 +53,12 @@ class GroupReads {
 };
 
 LayerReads reads_of(const std::vector<Sample>& running, const std::vector<SampledGroup>& groups,
-                    int64_t budget) {
+                    const SparseAttention& sparse) {
   LayerReads reads;
   for (size_t i = 0; i < running.size();) {  // samples of a group are neighbours
     const size_t group = running[i].group;
     GroupReads own(groups[group].prompt_tokens);
-    for (; i < running.size() && running[i].group == group; ++i) own.add(running[i].drawn, budget);
+    for (; i < running.size() && running[i].group == group; ++i) own.add(running[i].drawn, sparse);
     own.add_to(reads);
   }
   return reads;
@@ -73,9 +75,8 @@ RolloutCost rollout_cost(const CostModel& costs, const std::vector<SampledGroup>
               product_rate, ", running ", max_running);
   const double layers = static_cast<double>(shape.num_layers);
   const double sparse_layers =
-      sparse.budget_tokens > 0
-          ? static_cast<double>(std::max<int64_t>(0, shape.num_layers - sparse.dense_layers))
-          : 0;
+      sparse.is_sparse() ? static_cast<double>(std::max<int64_t>(0, shape.num_layers - sparse.dense_layers))
+                         : 0;
   const double vector_bytes = static_cast<double>(shape.num_kv_heads * shape.head_dim * shape.element_bytes);
   const double vector_flops = 2.0 * static_cast<double>(shape.num_kv_heads * shape.head_dim);
   const double summary_vectors = static_cast<double>(sparse.vectors_per_summary);
@@ -104,9 +105,8 @@ RolloutCost rollout_cost(const CostModel& costs, const std::vector<SampledGroup>
       found->second = costs.forward_seconds({.tokens = count, .pairs = 0, .stack_pairs = 0}) +
                       costs.head_forward_seconds({.head_rows = count});
     cost.product_seconds += found->second;
-    const LayerReads dense = reads_of(running, groups, 0);
-    const LayerReads chosen =
-        sparse_layers > 0 ? reads_of(running, groups, sparse.budget_tokens) : LayerReads();
+    const LayerReads dense = reads_of(running, groups, {});
+    const LayerReads chosen = sparse_layers > 0 ? reads_of(running, groups, sparse) : LayerReads();
     const double kv_bytes =
         2 * vector_bytes * ((layers - sparse_layers) * dense.keys_read + sparse_layers * chosen.keys_read);
     const double summary_bytes = sparse_layers * chosen.summaries_read * summary_vectors * vector_bytes;

@@ -19,6 +19,8 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
+#include <map>
 #include <vector>
 
 #include "cost/cost_model.h"
@@ -26,9 +28,13 @@
 namespace bough {
 
 struct SparseAttention {
-  int64_t budget_tokens = 0;        // 0: dense
+  // Keys that a drawn token attends to, by the tokens of its context from which on; empty: dense.
+  std::map<int64_t, int64_t> budgets;
   int64_t dense_layers = 2;         // the first ones
   int64_t vectors_per_summary = 1;  // of a page: 1 mean, 2 minmax
+
+  bool is_sparse() const { return !budgets.empty(); }
+  int64_t budget_at(int64_t context) const { return std::prev(budgets.upper_bound(context))->second; }
 };
 
 // A prompt and the lengths of the responses to it.

@@ -32,7 +32,7 @@ TEST(RolloutCost, OfSingleSamplesIsAppendixB) {
   };
   for (const Case& c : {Case{100, 900, 0}, Case{100, 900, 256}, Case{100, 900, 4096}, Case{600, 900, 256},
                         Case{256, 700, 256}, Case{0, 400, 128}}) {
-    const SparseAttention sparse{.budget_tokens = c.budget, .dense_layers = 0};
+    const SparseAttention sparse{.budgets = {{0, c.budget}}, .dense_layers = 0};
     const RolloutCost cost =
         rollout_cost(costs, {{c.in, {c.out}}, {c.in, {c.out}}, {c.in, {c.out}}}, sparse, 64);
     const double budget = c.budget > 0 ? static_cast<double>(c.budget) : 1e9;
@@ -57,7 +57,7 @@ TEST(RolloutCost, AGroupReadsItsPromptOnce) {
   const double own = 4 * 45;  // 0 to 9 keys of their own
   EXPECT_NEAR(rollout_cost(costs, shared, {}, 64).kv_bytes, unit * (10 * 1000 + own), 1);
   EXPECT_NEAR(rollout_cost(costs, distinct, {}, 64).kv_bytes, unit * (10 * 4000 + own), 1);
-  const SparseAttention sparse{.budget_tokens = 100, .dense_layers = 0};
+  const SparseAttention sparse{.budgets = {{0, 100}}, .dense_layers = 0};
   const double of_shared = rollout_cost(costs, shared, sparse, 64).kv_bytes / unit;
   const double of_distinct = rollout_cost(costs, distinct, sparse, 64).kv_bytes / unit;
   EXPECT_NEAR(of_distinct, 10 * 400, 1e-6 * of_distinct);

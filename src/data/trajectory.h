@@ -7,12 +7,27 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
 
 namespace bough {
+
+// Which pages of their contexts tokens attended to in generation, where they attended by choice
+// (kernels/page_choice): all but the first page and the last two, which they always do. A list each of a
+// token's layers that choose, times key/value heads; of one token all lists are of one length.
+struct PageChoices {
+  std::vector<int32_t> positions;  // of the tokens, ascending
+  std::vector<size_t> begin;       // where a token's lists begin in `pages`
+  std::vector<uint16_t> pages;     // indices into the context's pages
+
+  std::span<const uint16_t> of(size_t i) const {
+    const size_t end = i + 1 < begin.size() ? begin[i + 1] : pages.size();
+    return std::span(pages).subspan(begin[i], end - begin[i]);
+  }
+};
 
 struct Trajectory {
   std::string group;            // sequences of one prompt share it
@@ -30,6 +45,8 @@ struct Trajectory {
   std::vector<std::vector<float>> top_logprobs;  // theirs, of the same lengths
   // More numbers by token under names of their own: one a token, or one a token of mask 1, in order.
   std::map<std::string, std::vector<double>> columns;
+
+  PageChoices page_choices;  // where generation kept them (rollout.sparse.replay); not in files
 
   double temperature = 1.0;
   std::optional<double> reward;

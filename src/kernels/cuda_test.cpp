@@ -1,5 +1,6 @@
 // Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none.
-// Ops of generation are tested in rollout/paged_attention_test.cpp and sampler_test.cpp.
+// Ops of generation are tested in page_choice_test.cpp, paged_attention_test.cpp and
+// rollout/sampler_test.cpp.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -418,11 +419,16 @@ TEST(CudaLibrary, OpensWithoutAGpu) {
   } catch (const UserError& error) {
     EXPECT_NE(std::string(error.what()).find("no GPU"), std::string::npos) << error.what();
   }
-  for (const char* name :
-       {"rms_norm_forward", "rms_norm_backward", "swiglu_forward", "swiglu_backward",
-        "qk_norm_rotary_forward", "qk_norm_rotary_backward", "log_prob_forward", "log_prob_backward_",
-        "sum_of_squares", "adamw_", "tree_attention_forward", "tree_attention_backward", "matrix_product",
-        "add_matrix_product_", "paged_attention_", "draw_token", "quantize_rows_", "quantized_product"}) {
+  for (const char* name : {"rms_norm_forward",       "rms_norm_backward",
+                           "swiglu_forward",         "swiglu_backward",
+                           "qk_norm_rotary_forward", "qk_norm_rotary_backward",
+                           "log_prob_forward",       "log_prob_backward_",
+                           "sum_of_squares",         "adamw_",
+                           "tree_attention_forward", "tree_attention_backward",
+                           "matrix_product",         "add_matrix_product_",
+                           "paged_attention_",       "draw_token",
+                           "quantize_rows_",         "quantized_product",
+                           "summarise_pages_",       "choose_pages"}) {
     const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow((std::string("bough::") + name).c_str(), "");
     EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/random.h"
 #include "kernels/common/device.h"
 #include "models/checkpoint.h"
@@ -41,13 +42,17 @@ int64_t page_budget(const Model& model, const EmbeddedEngineOptions& options, co
 }  // namespace
 
 SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device) {
-  const int64_t budget = settings.budget_pages();
-  if (budget > 0 && !device.is_cpu())
-    throw UserError(str("rollout.sparse.budget is ", settings.budget, ", and the device is ", device.str(),
-                        ": pages are chosen on the CPU only; take device cpu, or none"));
-  return {.budget_pages = budget,
+  std::map<int64_t, int64_t> budgets = settings.budget_pages();
+  if (budgets.empty()) return {};
+  if (!device.is_cpu() && settings.summary == "exact")
+    throw UserError(str("rollout.sparse.summary is exact, and the device is ", device.str(),
+                        ": single keys are chosen on the CPU only; take device cpu, mean or minmax"));
+  const int64_t of_short_contexts = budgets.extract(0).mapped();
+  return {.budget_pages = of_short_contexts,
           .summary = page_summary(settings.summary),
-          .dense_layers = settings.dense_layers};
+          .dense_layers = settings.dense_layers,
+          .larger_budgets = std::move(budgets),
+          .keeps_choices = settings.replay};
 }
 
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
@@ -79,6 +84,21 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
                     options_.settings.max_concurrent_rollouts) {
   BOUGH_CHECK(!options_.settings.batch_invariant.value_or(false) || model.batch_invariant(),
               "batch_invariant is asked of an engine whose model does not have it");
+  const PagedShape shape{model.config().num_heads, model.config().num_kv_heads, model.config().head_dim,
+                         model.dtype(), model.device()};
+  if (sparse_.is_sparse() && !model.device().is_cpu() && !PagedPlan::on_cuda(shape))
+    throw UserError(str(
+        "rollout.sparse.budget is ", options_.settings.sparse.budget_text(), ", and on ",
+        model.device().str(), " pages are chosen in fp32 and bf16, by heads of at most 256; got ",
+        c10::toString(model.dtype()), " and ", model.config().head_dim, "; expected none, or device cpu"));
+  constexpr int64_t kMostPages = int64_t{1} << 16;  // that two bytes number
+  if (sparse_.keeps_choices && pages_for(model.config().max_length()) > kMostPages)
+    throw UserError(str("rollout.sparse.replay: the model takes ", model.config().max_length(),
+                        " positions, and pages are kept of contexts of up to ", kMostPages * kPageTokens,
+                        "; expected false, or fewer positions"));
+  if (sparse_.keeps_choices)
+    log_info(str("rollout.sparse.replay keeps the pages that a drawn token chose: ",
+                 KvStorage::choice_bytes_per_token(model.config(), sparse_), " bytes a token"));
   for (const int32_t token : options_.stop_tokens) {
     if (token < 0 || token >= model.config().vocab_size) {
       throw UserError(str("stop token ", token, " of the model is outside its vocabulary of ",
@@ -309,6 +329,11 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
     request.on_token(streamed);
   }
   if (!ends) return;
+  if (sparse_.keeps_choices) {
+    const PassEntry entry{.sample = &sample, .request = &active};
+    result.page_choices = storage_.kept_choices(sample.table.pages, sample.num_computed,
+                                                [&](int64_t i) { return entry.is_drawn(i); });
+  }
   scheduler_.finish(sample, is_stop            ? FinishReason::kStop
                             : ends_stop_string ? FinishReason::kStopString
                                                : FinishReason::kLength);

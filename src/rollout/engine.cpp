@@ -9,26 +9,75 @@
 
 namespace bough {
 
-int64_t SparseSettings::budget_pages() const {
-  constexpr int64_t kPage = 16, kLeast = 4, kMost = int64_t{1} << 40;  // tokens of a page; pages; tokens
-  if (budget == "none") return 0;
-  const auto number = [](std::string_view digits) -> int64_t {
-    int64_t value = -1;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return error == std::errc() && end == digits.data() + digits.size() && value <= kMost ? value : -1;
-  };
-  const std::string_view text = budget;
+namespace {
+
+// A number of at most 2^40, or -1.
+int64_t number_of(std::string_view digits) {
+  int64_t value = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  const bool is_number = error == std::errc() && end == digits.data() + digits.size();
+  return is_number && value <= int64_t{1} << 40 ? value : -1;
+}
+
+int64_t pages_of_budget(std::string_view text) {
+  constexpr int64_t kPage = 16, kLeast = 4;  // tokens of a page; pages
   const bool in_pages = text.starts_with("16x");
-  const int64_t count = number(in_pages ? text.substr(3) : text);
+  const int64_t count = number_of(in_pages ? text.substr(3) : text);
   if (count < 0)
-    throw UserError(str("rollout.sparse.budget is ", budget,
-                        "; expected a number of tokens (512), of pages of 16 tokens (16x32), or none"));
+    throw UserError(str("rollout.sparse.budget is ", text,
+                        "; expected a number of tokens (512), of pages of 16 tokens (16x32), none, or a list "
+                        "that grows with the context ([512, 8192:1024])"));
   const int64_t pages = in_pages ? count : (count + kPage - 1) / kPage;
   if (pages < kLeast)
-    throw UserError(str("rollout.sparse.budget is ", budget, ", ", pages, " pages of ", kPage,
+    throw UserError(str("rollout.sparse.budget is ", text, ", ", pages, " pages of ", kPage,
                         " tokens; expected at least ", kLeast,
                         ": the first page and the last two are always kept"));
   return pages;
+}
+
+}  // namespace
+
+SparseBudget SparseBudget::from_text(const std::string& text) {
+  SparseBudget out;
+  const size_t colon = text.find(':');
+  out.budget = colon == std::string::npos ? text : text.substr(colon + 1);
+  if (colon == std::string::npos) return out;
+  out.from = number_of(std::string_view(text).substr(0, colon));
+  if (out.from < 0)
+    throw UserError(str("rollout.sparse.budget is ", text,
+                        "; expected the tokens of a context from which on it holds before the colon: "
+                        "8192:1024"));
+  return out;
+}
+
+std::string SparseSettings::budget_text() const {
+  std::string text;
+  for (const SparseBudget& each : budget) text += (text.empty() ? "" : ", ") + *each.to_text();
+  return budget.size() == 1 ? text : "[" + text + "]";
+}
+
+std::map<int64_t, int64_t> SparseSettings::budget_pages() const {
+  if (budget.empty() || (budget.size() == 1 && budget[0].from == 0 && budget[0].budget == "none")) return {};
+  std::map<int64_t, int64_t> pages;
+  for (const SparseBudget& each : budget) {
+    const int64_t own = pages_of_budget(each.budget);
+    if (pages.empty() ? each.from != 0 : each.from <= pages.rbegin()->first || own <= pages.rbegin()->second)
+      throw UserError(
+          str("rollout.sparse.budget is ", budget_text(),
+              "; expected the budget of short contexts first, then, with the tokens from which on they hold, "
+              "larger budgets of longer contexts: [512, 8192:1024, 32768:2048]"));
+    pages.emplace(each.from, own);
+  }
+  return pages;
+}
+
+void SparseSettings::check() const {
+  const bool has_budget = is_sparse();
+  if (replay && !has_budget)
+    throw UserError("rollout.sparse.replay: there is nothing to keep without a budget; expected a budget");
+  if (replay && summary == "exact")
+    throw UserError(
+        "rollout.sparse.replay: single keys (summary: exact) are not kept; expected mean or minmax");
 }
 
 const char* finish_reason_name(FinishReason reason) {

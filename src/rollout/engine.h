@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "data/trajectory.h"
 #include "models/config.h"
 #include "rollout/settings.h"
 
@@ -61,6 +62,9 @@ struct GeneratedSample {
   // log-probabilities as in `logprobs`; else empty.
   std::vector<std::vector<int32_t>> top_ids;
   std::vector<std::vector<float>> top_logprobs;
+  // Of a sample that has ended, with rollout.sparse.replay: what the drawn tokens of prompt and response
+  // attended to when their keys and values were computed last; positions count from the prompt's begin.
+  PageChoices page_choices;
   FinishReason finish_reason = FinishReason::kLength;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/page_choice/top_keys.h"
 #include "rollout/upload.h"
 
 namespace bough {
@@ -74,6 +75,7 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   const at::Tensor& pages = storage_.pages(layer);
   const SparsePolicy& sparse = storage_.sparse();
   const auto attend_by = [&](const PagedPlan& plan, bool stores) {
+    stores |= q_TNH.is_cuda();  // whose kernel always stores, what is stored already again
     return paged_attention({.q_TNH = q_TNH,
                             .k_TGH = stores ? k_TGH : at::Tensor(),
                             .v_TGH = stores ? v_TGH : at::Tensor(),
@@ -82,6 +84,11 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
                             .scale = scale_});
   };
   if (layer < sparse.dense_layers) return attend_by(all_, true);
+  if (sparse.summary == PageSummary::kExact) {
+    at::Tensor o_TNH = attend_by(all_, true);
+    attend_to_top_keys({q_TNH, pages, chooser_.queries(), scale_}, o_TNH, nullptr);
+    return o_TNH;
+  }
   const auto summarise = [&] {
     summarise_pages(pages, complete_, sparse.summary, shape_.head_dim, storage_.summaries(layer));
   };
@@ -93,7 +100,9 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   // A page that this pass completes may be chosen by a later token of the same pass.
   store_in_pages(pages, k_TGH, v_TGH, slots_);
   summarise();
-  const PageSelection selection = chooser_.selection(chooser_.choose(q_TNH, storage_.summaries(layer)));
+  const PageChooser::Lists chosen = chooser_.choose(q_TNH, storage_.summaries(layer));
+  storage_.keep_choices(layer, chooser_, chosen);
+  const PageSelection selection = chooser_.selection(chosen);
   return attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), false);
 }
 

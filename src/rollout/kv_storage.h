@@ -9,15 +9,18 @@
 //
 // Under sparse attention the pages of each layer but the dense ones have summaries beside them, by which they
 // are chosen (kernels/page_choice/page_choice.h). A page's is written by the pass that stores its last token.
+// Where the policy keeps choices, what a token chose lies beside its keys and values, and goes where they go.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "data/trajectory.h"
 #include "kernels/page_choice/page_choice.h"
 #include "models/config.h"
 #include "rollout/page_pool.h"
@@ -32,6 +35,14 @@ class KvStorage {
 
   static int64_t bytes_per_page(const ModelConfig& config, at::ScalarType dtype,
                                 const SparsePolicy& sparse = {});
+
+  // Bytes of what a token chose: 0 where choices are not kept.
+  static int64_t choice_bytes_per_token(const ModelConfig& config, const SparsePolicy& sparse);
+  // Keeps what the queries of a pass chose in a layer.
+  void keep_choices(int64_t layer, const PageChooser& chooser, const PageChooser::Lists& chosen);
+  // What the first tokens of a sequence chose, those of them that were drawn and saw more than their budget.
+  PageChoices kept_choices(std::span<const int32_t> pages, int64_t num_tokens,
+                           const std::function<bool(int64_t)>& is_drawn) const;
 
   // Copies whole pages, (from, to) each, in every layer.
   void copy_pages(std::span<const std::pair<int32_t, int32_t>> pairs);
@@ -54,6 +65,7 @@ class KvStorage {
   at::Device device_;
   SparsePolicy sparse_;
   std::vector<at::Tensor> layers_, summaries_;
+  at::Tensor choices_;  // int16 [B, 16, layers that choose, G, most of a list] on the CPU, or undefined
 };
 
 }  // namespace bough

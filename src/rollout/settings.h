@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -72,27 +73,51 @@ struct SamplingParameters : DrawParameters {
   }
 };
 
+// How much contexts of at least `from` tokens attend to: a text, 512, 16x32 or 8192:1024, or a group.
+struct SparseBudget {
+  int64_t from = 0;
+  std::string budget = "none";
+
+  SparseBudget() = default;
+  SparseBudget(const char* text) : SparseBudget(from_text(text)) {}
+
+  template <class V>
+  void visit(V& v) {
+    v("from", from, "tokens of a context from which on the budget holds", range(0, int64_t{1} << 40));
+    v("budget", budget, "tokens, or pages of 16 tokens (16x32)");
+  }
+  static SparseBudget from_text(const std::string& text);  // UserError: no number before the colon
+  std::optional<std::string> to_text() const { return from == 0 ? budget : str(from, ":", budget); }
+};
+
 // Block top-k attention of the tokens that the policy draws (kernels/page_choice/page_choice.h).
 struct SparseSettings {
-  std::string budget = "none";
+  std::vector<SparseBudget> budget = {"none"};
   std::string summary = "mean";
   int64_t dense_layers = 2;
+  bool replay = false;
 
   template <class V>
   void visit(V& v) {
     v("budget", budget,
       "how much of its context a drawn token attends to: tokens (512), or pages of 16 tokens (16x32); none: "
-      "all of it");
+      "all of it; a list grows with the context: [512, 8192:1024] is 1024 from 8192 tokens on");
     v("summary", summary,
       "what a page is scored by: mean (of its keys); minmax (their smallest and largest elements, as Quest "
-      "does)",
-      one_of({"mean", "minmax"}));
+      "does); exact: no pages, but the keys with the highest scores, a yardstick and slow",
+      one_of({"mean", "minmax", "exact"}));
     v("dense_layers", dense_layers, "the first layers, which attend to everything", range(0, 1000000));
+    v("replay", replay,
+      "keep which pages were chosen with each sample, so that training attends to those instead of choosing "
+      "again: 2 bytes a page, layer and key/value head of a drawn token, in kv_memory and with the sample");
   }
-  // Pages of 16 tokens that a drawn token attends to, in each layer and key/value head; 0: all. UserError:
-  // no number of tokens or pages, or fewer pages than are always kept.
-  int64_t budget_pages() const;
-  void check() const { budget_pages(); }
+  // Pages of 16 tokens that a drawn token attends to, in each layer and key/value head, by the tokens of its
+  // context from which on, the first of them 0; empty: all. UserError: no number of tokens or pages, fewer
+  // pages than are always kept, or a list that does not begin at 0 and grow.
+  std::map<int64_t, int64_t> budget_pages() const;
+  std::string budget_text() const;
+  bool is_sparse() const { return !budget_pages().empty(); }
+  void check() const;
 };
 
 // Inference servers that generate in the embedded engine's place (server_engine.h).
@@ -205,9 +230,9 @@ struct RolloutSettings {
     if (!has_servers() && !servers.addresses.empty())
       throw UserError(
           "rollout.servers.addresses: given, but rollout.backend is embedded; expected vllm or sglang");
-    if (has_servers() && sparse.budget != "none")
-      throw UserError(str("rollout.sparse.budget is ", sparse.budget, ", but rollout.backend is ", backend,
-                          ", whose attention is dense; expected none, or the embedded backend"));
+    if (has_servers() && sparse.is_sparse())
+      throw UserError(str("rollout.sparse.budget is ", sparse.budget_text(), ", but rollout.backend is ",
+                          backend, ", whose attention is dense; expected none, or the embedded backend"));
     if (has_servers() && quantization != "none")
       throw UserError(str("rollout.quantization is ", quantization, ", but rollout.backend is ", backend,
                           "; quantize at the server's start, or take the embedded backend"));

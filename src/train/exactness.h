@@ -156,12 +156,13 @@ inline std::unique_ptr<Loss> full_loss() {
 // batch, too, holds mostly rounding errors of the terms that cancel: the scale is at least 1e-5 of the
 // largest parameter's gradient, which at 1e-10 allows an error of 1e-15 of that one, a few units in its last
 // place.
-inline double gradient_error(Model& model, FlatResult& flat) {
+inline double gradient_error(const std::vector<Parameter*>& parameters, FlatResult& flat) {
   double largest = 0;
-  for (const auto& [name, gradient] : flat.gradients)
-    largest = std::max(largest, gradient.norm().item<double>());
+  for (Parameter* parameter : parameters)
+    for (const auto& part : parameter->parts)
+      largest = std::max(largest, flat.gradients.at(part.name).norm().item<double>());
   double worst = 0;
-  for (Parameter* parameter : model.parameters())
+  for (Parameter* parameter : parameters)
     for (const auto& part : parameter->parts) {
       const auto& reference = flat.gradients.at(part.name);
       const double scale =
@@ -171,6 +172,9 @@ inline double gradient_error(Model& model, FlatResult& flat) {
       if (error > 0) worst = std::max(worst, scale > 0 ? error / scale : INFINITY);
     }
   return worst;
+}
+inline double gradient_error(Model& model, FlatResult& flat) {
+  return gradient_error(model.parameters(), flat);
 }
 
 inline void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Plan& plan,

@@ -18,22 +18,26 @@ namespace {
 
 // The tensors of one pass that follow from the plan alone.
 struct PassInput {
-  at::Tensor tokens_T, positions_T;  // int64
-  at::Tensor end_local;              // int32 [P + T]
-  std::vector<uint8_t> is_drawn;     // [T]
+  at::Tensor tokens_T, positions_T;                // int64
+  at::Tensor end_local;                            // int32 [P + T]
+  std::vector<uint8_t> is_drawn;                   // [T]
+  std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
 };
 
-PassInput make_pass_input(const PrefixTree& tree, const Block& block,
+PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const Block& block,
                           const std::vector<int32_t>& stack_tokens, at::Device device) {
   std::vector<int64_t> tokens, positions, numbers;
   std::vector<uint8_t> is_drawn;
+  std::vector<std::span<const uint16_t>> replays;
   tokens.reserve(block.num_tokens);
   positions.reserve(block.num_tokens);
   numbers.reserve(block.num_tokens);
   for (const auto& range : block.ranges)
     for (int32_t t = range.begin; t < range.end; ++t) {
-      tokens.push_back(token_id(tree.tokens[t]));
-      is_drawn.push_back(tree.tokens[t] != token_id(tree.tokens[t]));
+      const ReplayedToken* replay = batch.replay_of(tree.tokens[t]);
+      tokens.push_back(batch.token_of(tree.tokens[t]));
+      is_drawn.push_back((tree.tokens[t] & kDrawnMark) != 0);
+      if (batch.replayed) replays.push_back(replay ? replay->pages : std::span<const uint16_t>());
       positions.push_back(tree.depth[t]);
       numbers.push_back(t);
     }
@@ -49,7 +53,7 @@ PassInput make_pass_input(const PrefixTree& tree, const Block& block,
   for (int64_t i = 0; i < block.num_tokens; ++i)
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
   return {at::tensor(tokens, at::kLong).to(device), at::tensor(positions, at::kLong).to(device),
-          at::tensor(end_local, at::kInt).to(device), std::move(is_drawn)};
+          at::tensor(end_local, at::kInt).to(device), std::move(is_drawn), std::move(replays)};
 }
 
 // Beyond the length up to which the model is computed exactly, tokens that several sequences share would not
@@ -70,11 +74,14 @@ class Walk {
       : model_(model),
         options_(options),
         planned_(planned),
+        batch_(batch),
         rows_(make_row_map(planned, batch)),
         heads_(std::move(heads)),
         backward_(backward),
         stack_(model.config(), planned.stack_capacity, model.dtype(), model.device(), backward),
         open_(planned.blocks.size()) {}
+
+  const ReplayCounts& replay_counts() const { return counts_; }
 
   void run() {
     for (const auto& step : planned_.steps) {
@@ -150,6 +157,7 @@ class Walk {
 
   void recompute(Open& open, const Block& block) {
     auto pass = make_pass(block, options_.verify_recompute);
+    if (pass.choice) pass.choice->counts = nullptr;  // its first forward was counted
     if (block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
     open.hidden_TD = run_model(*open.context);
@@ -158,7 +166,7 @@ class Walk {
   TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
     BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
-    input_ = make_pass_input(*planned_.tree, block, stack_.tokens(), model_.device());
+    input_ = make_pass_input(*planned_.tree, batch_, block, stack_.tokens(), model_.device());
     TreeContext::Pass pass{&stack_,          block.stack_rows, block.interior,
                            verify_recompute, input_.end_local, model_.config().attention_scale()};
     if (!model_.batch_invariant() && !options_.sparse.is_sparse()) return pass;
@@ -167,7 +175,12 @@ class Walk {
       PageChooser chooser(pages.segments(), input_.is_drawn, options_.sparse, model_.config().num_kv_heads);
       if (chooser.chooses())
         pass.choice = {std::move(chooser),
-                       std::vector<PageChooser::Lists>(static_cast<size_t>(model_.config().num_layers))};
+                       std::vector<PageChooser::Lists>(static_cast<size_t>(model_.config().num_layers)),
+                       {},
+                       &counts_};
+      if (pass.choice && !input_.replays.empty())
+        for (const ChoosingQuery& query : pass.choice->chooser.queries())
+          pass.choice->replays.push_back(input_.replays[static_cast<size_t>(query.token)]);
     }
     if (model_.batch_invariant() || pass.choice) pass.pages.emplace(std::move(pages));
     pass.is_batch_invariant = model_.batch_invariant();
@@ -217,6 +230,8 @@ class Walk {
   Model& model_;
   const ExecutorOptions& options_;
   const PlannedTree& planned_;
+  const TrainBatch& batch_;
+  ReplayCounts counts_;
   RowMap rows_;
   std::vector<BlockHead*> heads_;
   bool backward_;
@@ -247,7 +262,21 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
   Head head(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result);
   std::vector<BlockHead*> heads = {&head};
   if (beside) heads.push_back(beside);
-  for (const auto& planned : plan.trees) Walk(model, options, planned, batch, heads, loss || seeds).run();
+  ReplayCounts counts;
+  for (const auto& planned : plan.trees) {
+    Walk walk(model, options, planned, batch, heads, loss || seeds);
+    walk.run();
+    counts.lists += walk.replay_counts().lists;
+    counts.replayed += walk.replay_counts().replayed;
+    counts.different += walk.replay_counts().different;
+  }
+  if (batch.replayed && !batch.replayed->empty()) {
+    const auto share = [](int64_t part, int64_t of) {
+      return WeightedSum{WeightedSum::Kind::mean, static_cast<double>(part), static_cast<double>(of)};
+    };
+    result.metrics["sparse/replayed"] = share(counts.replayed, counts.lists);
+    result.metrics["sparse/choices_differ"] = share(counts.different, counts.replayed);
+  }
   if (options.ranks) {
     sum_values(values, *options.ranks);
     if (loss) sum_losses(result, *options.ranks);
@@ -297,7 +326,7 @@ WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch,
   if (!seeds.d_log_probs_R.defined()) seeds.d_log_probs_R = at::zeros_like(values.log_probs_R);
   auto result = walk_policy(model_, options_, plan, batch, nullptr, &seeds, 0, beside);
   result.loss = out.loss.item<double>();
-  result.metrics = out.metrics;
+  merge(result.metrics, out.metrics);
   return result;
 }
 

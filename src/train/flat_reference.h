@@ -1,12 +1,15 @@
 // The flat batch, for tests: each sequence by itself through a decoder written in plain tensor ops under
-// libtorch's own autograd. Shares no kernel, tree or plan with the executor.
+// libtorch's own autograd. Shares no kernel, tree or plan with the executor. A matrix with an adapter is
+// W + scale · B A there, of which A and B are leaves of their own.
 #pragma once
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "models/model.h"
 #include "train/make_batch.h"
@@ -22,11 +25,24 @@ struct FlatResult {
 
 class FlatReference {
  public:
-  explicit FlatReference(Model& model) : config_(model.config()) {
-    for (Parameter* parameter : model.parameters())
-      for (const auto& part : parameter->parts)
-        weights_[part.name] =
-            parameter->part_value(part).to(at::kCPU, at::kDouble).clone().requires_grad_(true);
+  // Keys that queries of a layer do not attend to, beside those after their own, as bool [N, n, n] (heads,
+  // queries, keys); undefined: none. q and k are those that attention reads, [N, n, H] and [G, n, H].
+  // is_drawn: which tokens are marked (mark_drawn).
+  using HiddenKeys = std::function<at::Tensor(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
+                                              const std::vector<uint8_t>& is_drawn)>;
+
+  explicit FlatReference(Model& model, HiddenKeys hidden_keys = {})
+      : config_(model.config()), hidden_keys_(std::move(hidden_keys)) {
+    for (Parameter* parameter : model.parameters()) {
+      add_weights(*parameter);
+      for (size_t i = 0; i < parameter->adapter_slices.size(); ++i) {
+        for (const Parameter& factor : parameter->adapter) add_weights(factor);
+        for (const auto& part : parameter->parts)
+          if (part.begin == parameter->adapter_slices[i].begin)
+            adapters_[part.name] = {parameter->adapter[0].parts[i].name, parameter->adapter[1].parts[i].name,
+                                    parameter->adapter_scale};
+      }
+    }
   }
 
   // Of tokens 1.. of a sequence, with a graph: log-probabilities and entropies [n - 1], and those of the
@@ -34,8 +50,14 @@ class FlatReference {
   struct SequenceValues {
     at::Tensor log_probs, entropies, all_log_probs;
   };
-  SequenceValues sequence(const std::vector<int64_t>& ids, double temperature) const {
-    const int64_t n = static_cast<int64_t>(ids.size());
+  SequenceValues sequence(const std::vector<int64_t>& marked_ids, double temperature) const {
+    const int64_t n = static_cast<int64_t>(marked_ids.size());
+    std::vector<int64_t> ids;
+    std::vector<uint8_t> is_drawn;
+    for (const int64_t id : marked_ids) {
+      ids.push_back(token_id(static_cast<int32_t>(id)));
+      is_drawn.push_back(ids.back() != id);
+    }
     const auto tokens = at::tensor(ids, at::kLong);
     auto x = weight("model.embed_tokens.weight").index_select(0, tokens);
     if (config_.scale_embedding) x = x * std::sqrt(double(config_.hidden_size));
@@ -54,10 +76,15 @@ class FlatReference {
       };
       const int64_t repeat = config_.num_heads / config_.num_kv_heads;
       const auto q = project("q", config_.num_heads).transpose(0, 1);
-      const auto k = project("k", config_.num_kv_heads).repeat_interleave(repeat, 1).transpose(0, 1);
+      const auto k_GTH = project("k", config_.num_kv_heads).transpose(0, 1);
+      const auto k = k_GTH.repeat_interleave(repeat, 0);
       const auto v = project("v", config_.num_kv_heads).repeat_interleave(repeat, 1).transpose(0, 1);
       const auto scores = at::matmul(q, k.transpose(1, 2)) * config_.attention_scale();
-      const auto p = scores.masked_fill(causal.logical_not(), -INFINITY).softmax(-1);
+      auto hidden = causal.logical_not();
+      if (hidden_keys_)
+        if (const auto more = hidden_keys_(layer, q.detach(), k_GTH.detach(), is_drawn); more.defined())
+          hidden = hidden.logical_or(more);
+      const auto p = scores.masked_fill(hidden, -INFINITY).softmax(-1);
       const auto o = at::matmul(p, v).transpose(0, 1).reshape({n, -1});
       auto attended = at::matmul(o, weight(prefix + "self_attn.o_proj.weight").t());
       if (config_.output_bias) attended = attended + weight(prefix + "self_attn.o_proj.bias");
@@ -66,7 +93,7 @@ class FlatReference {
       x = x + feed_forward(x, prefix);
     }
     x = norm(x, "model.norm.weight");
-    const auto& head = weight(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+    const auto head = weight(config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
     const auto log_p = (at::matmul(x, head.t()) / temperature).log_softmax(-1).narrow(0, 0, n - 1);
     const auto log_probs = log_p.gather(1, tokens.narrow(0, 1, n - 1).unsqueeze(1)).squeeze(1);
     return {log_probs, -(log_p.exp() * log_p).sum(-1), log_p};
@@ -186,14 +213,30 @@ class FlatReference {
       return x.narrow(0, begin, count).to(x.is_floating_point() ? at::kDouble : x.scalar_type());
     });
   }
-  const at::Tensor& weight(const std::string& name) const { return weights_.at(name); }
+  void add_weights(const Parameter& parameter) {
+    for (const auto& part : parameter.parts)
+      weights_[part.name] = parameter.part_value(part).to(at::kCPU, at::kDouble).clone().requires_grad_(true);
+  }
+  at::Tensor weight(const std::string& name) const {
+    const auto found = adapters_.find(name);
+    if (found == adapters_.end()) return weights_.at(name);
+    const auto& [a, b, scale] = found->second;
+    return weights_.at(name) + at::matmul(weights_.at(b), weights_.at(a)) * scale;
+  }
   at::Tensor norm(const at::Tensor& x, const std::string& name) const {
     return x / (x.square().mean(-1, true) + config_.rms_norm_eps).sqrt() *
            (weight(name) + config_.norm_weight_offset);
   }
 
+  struct Adapter {  // by the names of its factors
+    std::string a, b;
+    double scale;
+  };
+
   ModelConfig config_;
+  HiddenKeys hidden_keys_;
   std::map<std::string, at::Tensor> weights_;
+  std::map<std::string, Adapter> adapters_;  // by the matrix's name
 };
 
 }  // namespace bough

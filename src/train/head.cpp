@@ -92,7 +92,7 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
           rows.sources.push_back(planned.blocks[b].num_tokens + static_cast<int64_t>(rows.outside.size()) -
                                  1);
         }
-        rows.labels.push_back(token_id(tree.tokens[t]));
+        rows.labels.push_back(batch.token_of(tree.tokens[t]));
         rows.loss_rows.insert(rows.loss_rows.end(), by_token.rows.begin() + by_token.begin[t],
                               by_token.rows.begin() + by_token.begin[t + 1]);
         rows.loss_begin.push_back(static_cast<int64_t>(rows.loss_rows.size()));

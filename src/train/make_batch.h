@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,14 +22,30 @@
 
 namespace bough {
 
+// Sparse policies compute a token that the policy drew otherwise than an equal one that it did not: sequences
+// part where one of two equal tokens was drawn. So drawn tokens (loss_mask) carry this bit in a batch that a
+// sparse policy walks through, in its tree and its plans; the executor takes it off. Tokens for which
+// generation kept the pages that they chose carry a second one, and a number in the token's place, the same
+// for equal tokens that chose alike: sequences part where equal tokens chose otherwise, too.
+inline constexpr int32_t kDrawnMark = 1 << 30, kReplayMark = 1 << 29;
+inline int32_t token_id(int32_t marked) {
+  return marked & ~kDrawnMark;
+}
+struct ReplayedToken {
+  int32_t token = 0;
+  std::span<const uint16_t> pages;  // PageChoices' of a token, the trajectory's own
+};
+
 // Sequences, which of their tokens train, and the loss's fields, one row a trained token of a sequence.
 struct TrainBatch {
   std::vector<TokenSpan> sequences;                     // the trajectories' own
   std::vector<std::vector<int32_t>> trained_positions;  // of each sequence, ascending, all > 0: its loss rows
   std::vector<int64_t> row_offset;  // [S + 1]: rows of sequence s are [row_offset[s], row_offset[s + 1])
   double temperature = 1;           // the head divides logits by it
-  // Where tokens are marked (mark_drawn), what `sequences` are spans of.
+  // Where tokens are marked (mark_drawn), what `sequences` are spans of, and what the marks of tokens that
+  // generation chose pages for stand for.
   std::shared_ptr<const std::vector<std::vector<int32_t>>> marked;
+  std::shared_ptr<const std::vector<ReplayedToken>> replayed;
   // Fields of all rows on the CPU, accumulator type; log_probs_R and entropies_R are the executor's.
   LossRows fields;
   // int64 [R, K]: tokens whose log-probabilities at the rows' positions a walk returns too; undefined: none.
@@ -38,6 +55,15 @@ struct TrainBatch {
   at::Tensor old_values_R, returns_R;
 
   int64_t num_rows() const { return row_offset.back(); }
+  const ReplayedToken* replay_of(int32_t marked_token) const {
+    return (marked_token & kReplayMark) != 0
+               ? &(*replayed)[static_cast<size_t>(marked_token & (kReplayMark - 1))]
+               : nullptr;
+  }
+  int32_t token_of(int32_t marked_token) const {
+    const ReplayedToken* replay = replay_of(marked_token);
+    return replay ? replay->token : token_id(marked_token);
+  }
 };
 
 // Weights by `aggregation` over the whole batch; advantages by token or by sequence, behaviour
@@ -50,13 +76,6 @@ TrainBatch make_batch(const std::vector<const Trajectory*>& trajectories,
 TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const AggregationSettings& aggregation,
                       at::ScalarType dtype);
 
-// Sparse policies compute a token that the policy drew otherwise than an equal one that it did not: sequences
-// part where one of two equal tokens was drawn. So drawn tokens (loss_mask) carry this bit in a batch that a
-// sparse policy walks through, in its tree and its plans; the executor takes it off.
-inline constexpr int32_t kDrawnMark = 1 << 30;
-inline int32_t token_id(int32_t marked) {
-  return marked & ~kDrawnMark;
-}
 // A batch's sequences with marks; `trajectories` are those that the batch was made of.
 void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& trajectories);
 

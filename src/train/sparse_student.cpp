@@ -77,6 +77,9 @@ MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
   metrics["sparse/loss"] = result.loss;
   metrics["sparse/grad_norm"] = report.grad_norm;
   metrics["sparse/lr"] = report.lr;
+  for (const char* name : {"sparse/replayed", "sparse/choices_differ"})
+    if (const auto found = result.metrics.find(name); found != result.metrics.end())
+      metrics[name] = found->second.value();
   // Of the sampled tokens, under phi and theta as they are now against theta before its step.
   if (batch.num_rows() > 0)
     metrics["sparse/kl"] =

@@ -45,8 +45,10 @@ struct SparseTrainingSettings {
     v("arm", arm,
       "with rollout.sparse: sparse (the dense policy is trained on sparse samples, nothing else), distill "
       "(as sparse, and adapters keep the policy that generates near it), sparse_to_sparse (the sparse policy "
-      "itself is trained); with or without it weak (another model generates, and is kept near the trained)",
-      one_of({"sparse", "distill", "sparse_to_sparse", "weak"}));
+      "itself is trained), exact_top_k (sparse, with rollout.sparse.summary: exact; a yardstick and slow); "
+      "with or "
+      "without it weak (another model generates, and is kept near the trained)",
+      one_of({"sparse", "distill", "sparse_to_sparse", "exact_top_k", "weak"}));
     v("weak_path", weak_path, "weak: the model that generates, of the trained one's tokenizer");
     v("kl_loss_coef", kl_loss_coef,
       "distill, weak: weight of the KL from the policy that generates to the trained one", at_least(0.0));

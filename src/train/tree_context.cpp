@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "kernels/common/autograd.h"
 #include "kernels/parameter.h"
@@ -35,6 +37,34 @@ void KvStack::push(int32_t first_token, int32_t end_token) {
 void KvStack::pop(int64_t count) {
   BOUGH_CHECK(count <= num_rows(), "popping ", count, " of ", num_rows(), " rows");
   tokens_.resize(tokens_.size() - count);
+}
+
+void TreeContext::Pass::Choice::replay(int64_t layer, PageChooser::Lists& lists) {
+  if (counts) counts->lists += std::ssize(lists);
+  if (replays.empty() || lists.empty()) return;
+  const size_t heads = lists.size() / replays.size();
+  const auto layers = chosen.size() - static_cast<size_t>(chooser.policy().dense_layers);
+  for (size_t i = 0; i < replays.size(); ++i) {
+    if (replays[i].empty()) continue;
+    const auto length = static_cast<size_t>(SparsePolicy::chosen_of(chooser.queries()[i].budget));
+    BOUGH_CHECK(replays[i].size() == layers * heads * length, "generation kept ", replays[i].size(),
+                " pages of a token, expected ", length, " in ", heads, " heads and ", layers, " layers");
+    for (size_t g = 0; g < heads; ++g) {
+      const auto kept = replays[i].subspan(
+          ((static_cast<size_t>(layer) - static_cast<size_t>(chooser.policy().dense_layers)) * heads + g) *
+              length,
+          length);
+      std::vector<int32_t>& list = lists[i * heads + g];
+      if (counts) {
+        ++counts->replayed;
+        counts->different += !std::equal(kept.begin(), kept.end(), list.begin() + 1);
+      }
+      BOUGH_CHECK(list.size() == length + 3 && kept.front() > 0 && kept.back() < list[length + 1] &&
+                      std::is_sorted(kept.begin(), kept.end()),
+                  "generation kept pages that are none of the token's context");
+      std::copy(kept.begin(), kept.end(), list.begin() + 1);
+    }
+  }
 }
 
 namespace {
@@ -82,6 +112,7 @@ TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor
   if (is_chosen(pass, layer)) {
     layer_pages = fill_pages(input, *pass.pages);
     pass.choice->chosen[layer] = choose_in_tree(input, layer_pages, {*pass.pages, pass.choice->chooser});
+    pass.choice->replay(layer, pass.choice->chosen[layer]);
   }
   if (!pass.kept_outputs) return forward(pass, layer, input, layer_pages);
   const auto& kept = (*pass.kept_outputs)[layer];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/tree_attention/tree_attention_sparse.h"
@@ -51,6 +52,12 @@ class KvStack {
   std::vector<int32_t> tokens_;
 };
 
+// Of the lists of pages that queries chose, by layer and key/value head: those that were kept by generation,
+// and of these those that would be others if they were chosen again.
+struct ReplayCounts {
+  int64_t lists = 0, replayed = 0, different = 0;
+};
+
 // An interior pass writes its keys and values to the stack. Its backward reads what descendants have added to
 // the gradients of its rows, so it must run in every layer even where nothing above asks for it: a prompt
 // without a loss of its own still passes its descendants' gradients on. Each layer's attention therefore has
@@ -73,6 +80,12 @@ class TreeContext : public AttentionContext {
     struct Choice {
       PageChooser chooser;
       std::vector<PageChooser::Lists> chosen;
+      // By query: what generation kept of its choices (PageChoices), which stand in for these; empty: none.
+      std::vector<std::span<const uint16_t>> replays = {};
+      ReplayCounts* counts = nullptr;  // or null: not counted
+
+      // Puts what generation chose in this layer in the place of `lists`.
+      void replay(int64_t layer, PageChooser::Lists& lists);
     };
     std::optional<Choice> choice;
     // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them

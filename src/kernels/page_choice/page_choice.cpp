@@ -1,6 +1,8 @@
 #include "kernels/page_choice/page_choice.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
@@ -11,12 +13,22 @@
 #include "kernels/common/simd.h"
 #include "kernels/paged_attention/pages.h"
 
+TORCH_LIBRARY_FRAGMENT(bough, m) {
+  m.def(
+      "summarise_pages_(Tensor pages, Tensor complete, bool has_extremes, int head_dim, "
+      "Tensor(a!) summaries) -> ()");
+  m.def(
+      "choose_pages(Tensor q, Tensor summaries, bool has_extremes, Tensor queries, Tensor pages, "
+      "int most_pages, int most_kept) -> Tensor");
+}
+
 namespace bough {
 
 namespace {
 using simd::kLanes;
 
 int64_t vectors_of(PageSummary summary) {
+  BOUGH_CHECK(summary != PageSummary::kExact, "keys chosen by themselves have no summaries");
   return summary == PageSummary::kMean ? 1 : 2;
 }
 
@@ -97,9 +109,8 @@ struct Room {
 
 template <class T>
 void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extremes,
-            const ChoosingQuery& query, int64_t g, int64_t budget, Room<T>& room,
-            std::vector<int32_t>& list) {
-  const auto visible = static_cast<int64_t>(query.pages.size());
+            const ChoosingQuery& query, int64_t g, Room<T>& room, std::vector<int32_t>& list) {
+  const auto visible = static_cast<int64_t>(query.pages.size()), budget = query.budget;
   list.resize(static_cast<size_t>(std::min(visible, budget)));
   if (visible <= budget) {
     std::iota(list.begin(), list.end(), 0);
@@ -141,8 +152,63 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extre
   list.back() = static_cast<int32_t>(visible - 1);
 }
 
+void summarise_on_cuda(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
+                       int64_t head_dim, const at::Tensor& summaries) {
+  using Op = void(const at::Tensor&, const at::Tensor&, bool, int64_t, const at::Tensor&);
+  static const auto op = find_op<Op>("bough::summarise_pages_");
+  const at::Tensor complete_B =
+      at::tensor(at::ArrayRef<int32_t>(complete.data(), complete.size()), at::kInt).to(pages.device());
+  op.call(pages, complete_B, summary == PageSummary::kMinMax, head_dim, summaries);
+}
+
+// Queries that see no more than their budget are not asked of the device.
+void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
+                    std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
+  std::vector<int32_t> asked, pages;  // asked: PageChoiceQuery
+  int64_t most_pages = 0, most_kept = 0;
+  const auto is_asked = [](const ChoosingQuery& query) {
+    return static_cast<int64_t>(query.pages.size()) > query.budget;
+  };
+  for (const ChoosingQuery& query : queries) {
+    if (!is_asked(query)) continue;
+    const auto count = static_cast<int64_t>(query.pages.size()), kept = SparsePolicy::chosen_of(query.budget);
+    for (const int64_t number : {query.token, static_cast<int64_t>(pages.size()), count, kept})
+      asked.push_back(static_cast<int32_t>(number));
+    pages.insert(pages.end(), query.pages.begin(), query.pages.end());
+    most_pages = std::max(most_pages, count);
+    most_kept = std::max(most_kept, kept);
+  }
+  at::Tensor chosen;
+  if (!asked.empty()) {
+    using Op = at::Tensor(const at::Tensor&, const at::Tensor&, bool, const at::Tensor&, const at::Tensor&,
+                          int64_t, int64_t);
+    static const auto op = find_op<Op>("bough::choose_pages");
+    chosen = op.call(q_TNH, summaries, summary == PageSummary::kMinMax,
+                     at::tensor(asked, at::kInt).view({-1, 4}).to(q_TNH.device()),
+                     at::tensor(pages, at::kInt).to(q_TNH.device()), most_pages, most_kept)
+                 .cpu();
+  }
+  const auto G = static_cast<size_t>(summaries.size(1));
+  const int32_t* from = chosen.defined() ? data<int32_t>(chosen) : nullptr;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const ChoosingQuery& query = queries[i / G];
+    const auto visible = static_cast<int32_t>(query.pages.size());
+    lists[i].resize(static_cast<size_t>(std::min<int64_t>(visible, query.budget)));
+    if (!is_asked(query)) {
+      std::iota(lists[i].begin(), lists[i].end(), 0);
+      continue;
+    }
+    lists[i].front() = 0;
+    std::copy_n(from, SparsePolicy::chosen_of(query.budget), lists[i].begin() + 1);
+    lists[i][lists[i].size() - 2] = visible - 2;
+    lists[i].back() = visible - 1;
+    from += most_kept;
+  }
+}
+
 void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t head_dim) {
-  BOUGH_CHECK(summaries.is_cpu() && summaries.is_contiguous() && summaries.dim() == 4 &&
+  BOUGH_CHECK((summaries.is_cpu() || summaries.is_cuda()) && summaries.is_contiguous() &&
+                  summaries.dim() == 4 &&
                   summaries.sizes() ==
                       at::IntArrayRef(summary_sizes(summary, summaries.size(0), summaries.size(1), head_dim)),
               "page summaries are ", summaries.sizes(), " on ", summaries.device().str());
@@ -151,8 +217,15 @@ void check_summaries(const at::Tensor& summaries, PageSummary summary, int64_t h
 }  // namespace
 
 PageSummary page_summary(const std::string& name) {
-  BOUGH_CHECK(name == "mean" || name == "minmax", "a page's summary: ", name);
-  return name == "mean" ? PageSummary::kMean : PageSummary::kMinMax;
+  if (name == "mean") return PageSummary::kMean;
+  if (name == "minmax") return PageSummary::kMinMax;
+  BOUGH_CHECK(name == "exact", "a page's summary: ", name);
+  return PageSummary::kExact;
+}
+
+int64_t SparsePolicy::budget_of(int64_t context_tokens) const {
+  const auto next = larger_budgets.upper_bound(context_tokens);
+  return next == larger_budgets.begin() ? budget_pages : std::prev(next)->second;
 }
 
 std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
@@ -164,6 +237,7 @@ void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete,
                      int64_t head_dim, const at::Tensor& summaries) {
   check_summaries(summaries, summary, head_dim);
   const int64_t G = summaries.size(1), padded_H = summaries.size(3);
+  if (pages.is_cuda()) return summarise_on_cuda(pages, complete, summary, head_dim, summaries);
   BOUGH_CHECK(pages.is_cpu() && pages.dim() == 4 && pages.size(0) == summaries.size(0) &&
                   pages.size(1) == G && pages.size(3) == kPageTokens * padded_H &&
                   pages.scalar_type() == summaries.scalar_type(),
@@ -183,28 +257,29 @@ void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete,
 }
 
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
-                  std::span<const ChoosingQuery> queries, int64_t budget,
-                  std::span<std::vector<int32_t>> lists) {
+                  std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
   check_summaries(summaries, summary, q_TNH.size(2));
   const int64_t G = summaries.size(1);
-  BOUGH_CHECK(budget >= kLeastPages && lists.size() == queries.size() * static_cast<size_t>(G) &&
-                  q_TNH.stride(2) == 1 && q_TNH.size(1) % G == 0 &&
-                  q_TNH.scalar_type() == summaries.scalar_type(),
-              "a budget of ", budget, " pages, ", lists.size(), " lists for ", queries.size(), " queries, q ",
-              q_TNH.sizes(), " ", q_TNH.scalar_type(), ", summaries ", summaries.sizes());
+  BOUGH_CHECK(lists.size() == queries.size() * static_cast<size_t>(G) && q_TNH.stride(2) == 1 &&
+                  q_TNH.size(1) % G == 0 && q_TNH.scalar_type() == summaries.scalar_type(),
+              lists.size(), " lists for ", queries.size(), " queries, q ", q_TNH.sizes(), " ",
+              q_TNH.scalar_type(), ", summaries ", summaries.sizes());
   int64_t most = 1;
   for (const ChoosingQuery& query : queries) {
-    BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && !query.pages.empty(), "query ",
-                query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(), " pages");
+    BOUGH_CHECK(query.token >= 0 && query.token < q_TNH.size(0) && !query.pages.empty() &&
+                    query.budget >= kLeastPages,
+                "query ", query.token, " of ", q_TNH.size(0), ", with ", query.pages.size(),
+                " pages and a budget of ", query.budget);
     most = std::max(most, static_cast<int64_t>(query.pages.size()));
   }
+  if (q_TNH.is_cuda()) return choose_on_cuda(q_TNH, summaries, summary, queries, lists);
   dispatch_float_types(q_TNH.scalar_type(), "page choice", [&]<class T>() {
     const auto items = static_cast<int64_t>(lists.size());
     at::parallel_for(0, items, grain(most * summaries.size(3) / 4), [&](int64_t begin, int64_t end) {
       Room<T> room;
       for (int64_t i = begin; i < end; ++i)
         choose<T>(q_TNH, summaries, summary == PageSummary::kMinMax, queries[static_cast<size_t>(i / G)],
-                  i % G, budget, room, lists[static_cast<size_t>(i)]);
+                  i % G, room, lists[static_cast<size_t>(i)]);
     });
   });
 }
@@ -212,7 +287,6 @@ void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSumm
 PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn,
                          const SparsePolicy& policy, int64_t num_kv_heads)
     : policy_(policy), num_kv_heads_(static_cast<size_t>(num_kv_heads)) {
-  const int64_t budget = policy.budget_pages;
   size_t token = 0;
   for (const PagedSegment& segment : segments) {
     PagedSegment open = segment;  // what is not cut off yet
@@ -222,7 +296,7 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
     };
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
       BOUGH_CHECK(token < is_drawn.size(), is_drawn.size(), " marks of drawn tokens are too few");
-      const int64_t pages = pages_for(i + 1);
+      const int64_t pages = pages_for(i + 1), budget = policy.budget_of(i + 1);
       if (is_drawn[token] != 0) {
         pages_read_ += std::min(pages, budget);
         pages_in_context_ += pages;
@@ -234,8 +308,10 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
       close();
       choosing_.push_back(segments_.size());
       segments_.push_back({segment.pages, i, 1});
-      queries_.push_back(
-          {.token = static_cast<int64_t>(token), .pages = segment.pages.first(static_cast<size_t>(pages))});
+      queries_.push_back({.token = static_cast<int64_t>(token),
+                          .pages = segment.pages.first(static_cast<size_t>(pages)),
+                          .budget = budget,
+                          .position = i});
       open.begin = i + 1;
       open.count = 0;
     }
@@ -252,7 +328,7 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
 
 PageChooser::Lists PageChooser::choose(const at::Tensor& q_TNH, const at::Tensor& summaries) const {
   Lists chosen(queries_.size() * num_kv_heads_);
-  choose_pages(q_TNH, summaries, policy_.summary, queries_, policy_.budget_pages, chosen);
+  choose_pages(q_TNH, summaries, policy_.summary, queries_, chosen);
   return chosen;
 }
 

@@ -9,14 +9,14 @@
 // The first page and the last two, the one that the query's own token lies in among them, are always kept,
 // inside the budget; of equal scores the lower page is. A query that sees no more pages than the budget keeps
 // all. Keys are those that attention reads, after rotation; summaries are rounded to the keys' type, scores
-// are in the accumulator type, summed in an order that does not depend on what else is chosen beside them.
-//
-// On the CPU only: who chooses on another device says so.
+// are in the accumulator type, summed in an order that does not depend on what else is chosen beside them; on
+// CUDA, where fp32 and bf16 are computed, in another order than on the CPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,8 +25,9 @@
 
 namespace bough {
 
-enum class PageSummary { kMean, kMinMax };
-PageSummary page_summary(const std::string& name);  // mean, minmax; InternalError for another
+// kExact: no pages are chosen, but keys by their own scores (top_keys.h); there are no summaries.
+enum class PageSummary { kMean, kMinMax, kExact };
+PageSummary page_summary(const std::string& name);  // mean, minmax, exact; InternalError for another
 
 inline constexpr int64_t kLeastPages = 4;  // of a budget: those always kept, and one by its score
 
@@ -35,16 +36,29 @@ struct SparsePolicy {
   int64_t budget_pages = 0;  // that a drawn token attends to; 0: to all
   PageSummary summary = PageSummary::kMean;
   int64_t dense_layers = 0;  // the first of the model, which attend to all
+  // Budgets of longer contexts, by the tokens, the query's own among them, from which on they hold; they
+  // grow.
+  std::map<int64_t, int64_t> larger_budgets = {};
+  bool keeps_choices = false;  // generation keeps what was chosen, for training
 
   bool is_sparse() const { return budget_pages > 0; }
+  bool has_summaries() const { return is_sparse() && summary != PageSummary::kExact; }
+  // Pages that a query with so many tokens in its context attends to.
+  int64_t budget_of(int64_t context_tokens) const;
+  int64_t largest_budget() const {
+    return larger_budgets.empty() ? budget_pages : larger_budgets.rbegin()->second;
+  }
+  // Of a query's pages those that are not always kept: what its list has between the first page and the last
+  // two.
+  static int64_t chosen_of(int64_t budget) { return budget - (kLeastPages - 1); }
 };
 
 // A layer's summaries: [B, G, 1 or 2, padded H] in the keys' type, zeros from H on.
 std::vector<int64_t> summary_sizes(PageSummary summary, int64_t num_pages, int64_t num_kv_heads,
                                    int64_t head_dim);
 
-// Writes the summaries of `complete` pages, all of whose keys are stored. pages: a layer's on the CPU
-// (kernels/paged_attention/pages.h).
+// Writes the summaries of `complete` pages, all of whose keys are stored. pages: a layer's
+// (kernels/paged_attention/paged_attention.h).
 void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete, PageSummary summary,
                      int64_t head_dim, const at::Tensor& summaries);
 
@@ -52,14 +66,15 @@ void summarise_pages(const at::Tensor& pages, std::span<const int32_t> complete,
 struct ChoosingQuery {
   int64_t token = 0;               // of q
   std::span<const int32_t> pages;  // of its context, in order, its own token's last
+  int64_t budget = 0;              // pages that it keeps
+  int64_t position = 0;            // of its own token
 };
 
 // Sets lists[i · G + g] to the indices, ascending, of the pages that query i keeps for key/value head g:
-// budget of them, or all where there are no more. q_TNH: last dimension contiguous; N a multiple of G.
-// InternalError where budget is below kLeastPages, or shapes disagree.
+// its budget of them, or all where there are no more. q_TNH: last dimension contiguous; N a multiple of G.
+// On CUDA it waits for the device. InternalError where a budget is below kLeastPages, or shapes disagree.
 void choose_pages(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
-                  std::span<const ChoosingQuery> queries, int64_t budget,
-                  std::span<std::vector<int32_t>> lists);
+                  std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists);
 
 // The queries of a pass, and the pages that they choose in one layer after the other: what generation and
 // training have in common.
@@ -78,6 +93,7 @@ class PageChooser {
   // The pass's tokens again, each that chooses as a segment of its own.
   const std::vector<PagedSegment>& segments() const { return segments_; }
   const std::vector<size_t>& choosing() const { return choosing_; }  // of them, ascending
+  const std::vector<ChoosingQuery>& queries() const { return queries_; }
   // Over all drawn tokens: the pages that they attend to, in a layer and head, and those of their contexts.
   int64_t pages_read() const { return pages_read_; }
   int64_t pages_in_context() const { return pages_in_context_; }

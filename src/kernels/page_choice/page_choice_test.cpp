@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "kernels/common/device_test.h"
 #include "kernels/common/kernel_test.h"
 #include "kernels/paged_attention/paged_attention.h"
 
@@ -53,11 +54,11 @@ TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
   const at::Tensor q_TNH = at::randn({3, c.N, c.H}, layer.keys_BTGH.options());
   // Pages of a context lie anywhere: here backwards.
   const std::vector<int32_t> backwards(all.rbegin(), all.rend());
-  const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all},
-                                           {.token = 0, .pages = backwards},
-                                           {.token = 1, .pages = std::span(all).first(9)}};
+  const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all, .budget = budget},
+                                           {.token = 0, .pages = backwards, .budget = budget},
+                                           {.token = 1, .pages = std::span(all).first(9), .budget = budget}};
   std::vector<std::vector<int32_t>> lists(queries.size() * static_cast<size_t>(c.G));
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, budget, lists);
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   for (size_t i = 0; i < lists.size(); ++i) {
     const ChoosingQuery& query = queries[i / static_cast<size_t>(c.G)];
     const auto count = static_cast<int32_t>(query.pages.size());
@@ -99,22 +100,59 @@ TEST(PageChoice, OfEqualScoresTheLowerPageIsKept) {
   q_TNH[0][0][0] = 1;
   std::vector<int32_t> all;
   for (int32_t i = 0; i < 20; ++i) all.push_back(i);
-  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all}};
+  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all, .budget = 6}};
   std::vector<std::vector<int32_t>> lists(1);
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, 6, lists);
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 12, 18, 19}));
   q_TNH[0][0][0] = NAN;  // of a model that has diverged: no order, and no harm
-  choose_pages(q_TNH, layer.summaries, c.summary, queries, 6, lists);
+  choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 3, 18, 19}));
+}
+
+// Small whole numbers: sums are exact in any order, and many scores are equal.
+TEST(PageChoice, OnCudaItIsThatOfTheCpu) {
+  if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
+  const int64_t num_pages = 900;
+  std::vector<int32_t> all;
+  for (int32_t i = 0; i < num_pages; ++i) all.push_back((i * 7) % static_cast<int32_t>(num_pages));
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const auto summary : {PageSummary::kMean, PageSummary::kMinMax}) {
+      const int64_t N = 6, G = 2, H = 40;
+      const auto options = at::TensorOptions().dtype(dtype);
+      const at::Tensor k_TGH = at::randint(-2, 3, {num_pages * kPageTokens, G, H}).to(dtype);
+      const at::Tensor q_TNH = at::randint(-1, 2, {4, N, H}).to(dtype);
+      std::vector<TokenSlot> slots;
+      for (int64_t i = 0; i < num_pages * kPageTokens; ++i) slots.push_back({i, i});
+      const std::vector<ChoosingQuery> queries{
+          {.token = 1, .pages = all, .budget = 40},
+          {.token = 3, .pages = std::span(all).first(5), .budget = 4},
+          {.token = 0, .pages = std::span(all).first(300), .budget = 299},
+          {.token = 2, .pages = std::span(all).first(20), .budget = 20}};
+      std::vector<std::vector<int32_t>> lists[2];
+      at::Tensor summaries[2];
+      for (const int device : {0, 1}) {
+        const at::Device on = device == 0 ? at::kCPU : at::kCUDA;
+        const at::Tensor pages =
+            at::full(page_sizes({N, G, H, dtype, on}, num_pages), NAN, options.device(on));
+        store_in_pages(pages, k_TGH.to(on), k_TGH.to(on), slots);
+        const at::Tensor own = at::full(summary_sizes(summary, num_pages, G, H), NAN, options.device(on));
+        summarise_pages(pages, all, summary, H, own);
+        lists[device].resize(queries.size() * static_cast<size_t>(G));
+        choose_pages(q_TNH.to(on), own, summary, queries, lists[device]);
+        summaries[device] = own.cpu();
+      }
+      EXPECT_TRUE(at::equal(summaries[0], summaries[1])) << dtype;
+      EXPECT_EQ(lists[0], lists[1]) << dtype;
+    }
 }
 
 TEST(PageChoice, ABudgetBelowTheLeastIsAFault) {
   const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
   Layer layer(c, 8);
   std::vector<int32_t> all{0, 1, 2, 3, 4, 5, 6, 7};
-  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all}};
+  const std::vector<ChoosingQuery> queries{{.token = 0, .pages = all, .budget = 3}};
   std::vector<std::vector<int32_t>> lists(1);
-  EXPECT_THROW(choose_pages(at::zeros({1, 1, 32}), layer.summaries, c.summary, queries, 3, lists),
+  EXPECT_THROW(choose_pages(at::zeros({1, 1, 32}), layer.summaries, c.summary, queries, lists),
                InternalError);
 }
 

@@ -92,13 +92,15 @@ struct PagedAttentionInput {
 // CUDA kernels; may be null.
 at::Tensor paged_attention(const PagedAttentionInput& in, at::Tensor* lse_TN = nullptr);
 
-// A token of k and v, and the slot it goes to on the CPU: page · kPageTokens + place in it. Of the tokens of
+// A token of k and v, and the slot it goes to: page · kPageTokens + place in it. Of the tokens of
 // a page that of its first place comes first.
 struct TokenSlot {
   int64_t token, slot;
 };
 void store_in_pages(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
                     std::span<const TokenSlot> tokens);
+void store_in_pages_reference(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
+                              std::span<const TokenSlot> tokens);  // in tensor ops
 
 // Paged attention in tensor ops, on any device: gathers each token's pages, masks, softmax. work:
 // PagedSchedule::as_tensor().

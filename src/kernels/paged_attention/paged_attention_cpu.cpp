@@ -330,6 +330,7 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
 
 void store_in_pages(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
                     std::span<const TokenSlot> tokens) {
+  if (!pages.is_cpu()) return store_in_pages_reference(pages, k_TGH, v_TGH, tokens);
   dispatch_float_types(pages.scalar_type(), "paged attention", [&]<class T>() {
     const Tokens<T> from(pages, k_TGH, v_TGH);
     at::parallel_for(0, from.G, 1, [&](int64_t begin, int64_t end) {

@@ -54,6 +54,19 @@ std::vector<Entry> entries_of(const ScheduleView& schedule, int64_t num_kv_heads
 
 }  // namespace
 
+void store_in_pages_reference(const at::Tensor& pages, const at::Tensor& k_TGH, const at::Tensor& v_TGH,
+                              std::span<const TokenSlot> tokens) {
+  std::vector<int64_t> from, to;
+  for (const TokenSlot& token : tokens) {
+    from.push_back(token.token);
+    to.push_back(token.slot);
+  }
+  const at::Tensor from_S = at::tensor(from, at::kLong).to(pages.device());
+  store(keys_of_pages(pages, k_TGH.size(2)), values_of_pages(pages, k_TGH.size(2)),
+        k_TGH.index_select(0, from_S), v_TGH.index_select(0, from_S),
+        at::tensor(to, at::kLong).to(pages.device()));
+}
+
 at::Tensor paged_attention_reference(const at::Tensor& q_TNH, Optional k_TGH, Optional v_TGH,
                                      const at::Tensor& pages, const at::Tensor& work, double scale,
                                      Optional lse_TN) {

@@ -3,7 +3,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +13,7 @@
 #include "base/error.h"
 #include "kernels/common/op.h"
 #include "kernels/common/simd.h"
+#include "kernels/page_choice/top_keys.h"
 #include "kernels/parameter.h"
 
 namespace bough {
@@ -190,11 +193,43 @@ void backward_head(const Gradients& of, int64_t g) {
   add_rows(head, of.pass.pages.own_slots(), g, of.d.d_k_TGH, of.d.d_v_TGH);
 }
 
+// Queries that attend to everything by the dense kernel, to which the others' d_o is 0; these by themselves.
+TreeAttentionGradient backward_of_top_keys(const TreeAttentionInput& in, const TreeAttentionOutput& out,
+                                           const at::Tensor& d_o_TNH, const at::Tensor& d_k_stack_PGH,
+                                           const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass) {
+  std::vector<int64_t> choosing;
+  for (const ChoosingQuery& query : pass.chooser.queries()) choosing.push_back(query.token);
+  const at::Tensor others_TNH = d_o_TNH.clone();
+  others_TNH.index_fill_(0, at::tensor(choosing, at::kLong), 0);
+  TreeAttentionGradient d = tree_attention_backward(in, out, others_TNH, d_k_stack_PGH, d_v_stack_PGH);
+  const at::Tensor layer_pages = fill_pages(in, pass.pages);
+  const at::Tensor d_k_SGH = at::zeros(
+      {pass.pages.num_pages() * kPageTokens, in.k_TGH.size(1), in.k_TGH.size(2)}, d.d_k_TGH.options());
+  const at::Tensor d_v_SGH = at::zeros_like(d_k_SGH);
+  top_keys_backward({in.q_TNH, layer_pages, pass.chooser.queries(), in.scale}, out.o_TNH, out.lse_TN, d_o_TNH,
+                    d.d_q_TNH, d_k_SGH, d_v_SGH);
+  const auto add = [&](std::span<const TokenSlot> slots, const at::Tensor& d_k_TGH,
+                       const at::Tensor& d_v_TGH) {
+    std::vector<int64_t> tokens, from;
+    for (const TokenSlot& slot : slots) {
+      tokens.push_back(slot.token);
+      from.push_back(slot.slot);
+    }
+    const at::Tensor token_S = at::tensor(tokens, at::kLong), slot_S = at::tensor(from, at::kLong);
+    d_k_TGH.index_add_(0, token_S, d_k_SGH.index_select(0, slot_S));
+    d_v_TGH.index_add_(0, token_S, d_v_SGH.index_select(0, slot_S));
+  };
+  add(pass.pages.stack_slots(), d_k_stack_PGH, d_v_stack_PGH);
+  add(pass.pages.own_slots(), d.d_k_TGH, d.d_v_TGH);
+  return d;
+}
+
 }  // namespace
 
 PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                   const SparseTreePass& pass) {
   const PageSummary summary = pass.chooser.policy().summary;
+  if (summary == PageSummary::kExact) return {};
   const int64_t H = in.k_TGH.size(2);
   const at::Tensor summaries =
       at::empty(summary_sizes(summary, pass.pages.num_pages(), in.k_TGH.size(1), H), in.k_TGH.options());
@@ -205,6 +240,11 @@ PageChooser::Lists choose_in_tree(const TreeAttentionInput& in, const at::Tensor
 TreeAttentionOutput tree_attention_forward_sparse(const TreeAttentionInput& in, const at::Tensor& layer_pages,
                                                   const SparseTreePass& pass,
                                                   const PageChooser::Lists& chosen) {
+  if (pass.chooser.policy().summary == PageSummary::kExact) {
+    TreeAttentionOutput out = attend_to_pages(in, layer_pages, pass.pages.plan());
+    attend_to_top_keys({in.q_TNH, layer_pages, pass.chooser.queries(), in.scale}, out.o_TNH, &out.lse_TN);
+    return out;
+  }
   const PagedShape shape{in.q_TNH.size(1), in.k_TGH.size(1), in.q_TNH.size(2), in.q_TNH.scalar_type(),
                          at::kCPU};
   const PageSelection selection = pass.chooser.selection(chosen);
@@ -215,6 +255,8 @@ TreeAttentionGradient tree_attention_backward_sparse(
     const TreeAttentionInput& in, const TreeAttentionOutput& out, const at::Tensor& d_o_TNH,
     const at::Tensor& d_k_stack_PGH, const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass,
     const PageChooser::Lists& chosen) {
+  if (pass.chooser.policy().summary == PageSummary::kExact)
+    return backward_of_top_keys(in, out, d_o_TNH, d_k_stack_PGH, d_v_stack_PGH, pass);
   const auto acc = in.k_TGH.options().dtype(accumulator_type(in.k_TGH.scalar_type()));
   TreeAttentionGradient d{at::empty_like(in.q_TNH), at::zeros(in.k_TGH.sizes(), acc),
                           at::zeros(in.k_TGH.sizes(), acc)};

@@ -1,0 +1,334 @@
+// Page summaries and choices through everything that happens to pages: random requests of several turns go
+// through the engine's scheduler, pool and storage with made-up queries and keys in the model's place, and
+// each choice is compared with that of a plain reference that knows nothing of pages' whereabouts.
+//
+// Keys are small numbers, so that sums are exact in any order and many scores are equal; a token's keys
+// and its query depend on all tokens of its path, on which of them were drawn, and on the version of the
+// weights. What samples that end are given as their tokens' choices is compared, too.
+#include <cstdlib>
+#include <map>
+#include <span>
+
+#include "base/random.h"
+#include "rollout/rollout_test_util.h"
+
+namespace bough {
+namespace {
+
+constexpr int64_t kHeads = 4, kGroups = 2, kHeadDim = 8, kBudgetPages = 5, kMaxPages = 40;
+
+struct Case {
+  at::ScalarType dtype;
+  PageSummary summary;
+  int32_t range;  // keys are -range ... range quarters
+};
+
+uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t x = (a ^ (b + 0x9E3779B97F4A7C15u)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 29)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 32);
+}
+
+struct Counts {
+  int64_t operations = 0, appended = 0, forks = 0, copies = 0, releases = 0, updates = 0, choices = 0,
+          ties = 0, kept = 0;
+};
+
+class Machine {
+ public:
+  Machine(const Case& c, uint64_t seed)
+      : case_(c),
+        random_(seed, Purpose::test),
+        policy_{.budget_pages = kBudgetPages, .summary = c.summary, .dense_layers = 0, .keeps_choices = true},
+        scheduler_(/*max_running=*/9, /*prefill_chunk_tokens=*/64, kMaxPages, /*is_sparse=*/true),
+        storage_(config(), c.dtype, at::kCPU, kMaxPages, policy_) {}
+
+  void run(int64_t num_operations) {
+    while (counts_.operations < num_operations) {
+      while (static_cast<int64_t>(in_flight_.size()) < 6) submit();
+      step();
+      if (::testing::Test::HasFatalFailure()) return;
+      if (below(120) == 0) {
+        ++version_;
+        scheduler_.set_all_back();
+        ++counts_.updates, ++counts_.operations;
+      }
+      if (below(200) == 0) {
+        const uint64_t id = in_flight_.begin()->first;
+        ASSERT_TRUE(scheduler_.cancel(id));
+        take(id);
+      }
+      if (below(40) == 0) scheduler_.check_integrity();
+    }
+  }
+
+  const Counts& counts() const { return counts_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+
+ private:
+  static ModelConfig config() {
+    ModelConfig config;
+    config.num_layers = 1;
+    config.num_heads = kHeads;
+    config.num_kv_heads = kGroups;
+    config.head_dim = kHeadDim;
+    return config;
+  }
+  int64_t below(uint64_t n) { return static_cast<int64_t>(random_.below(n, 0, draws_++)); }
+
+  // New prompts share headers; later turns go on from what was generated, marked as drawn or quoted.
+  void submit() {
+    GenerationRequest request = request_of(next_id_++, {}, 1 + below(3), 20 + below(90));
+    auto& prompt = request.prompt_ids;
+    if (!finished_.empty() && below(3) == 0) {
+      const auto& [tokens, drawn] = finished_[static_cast<size_t>(below(finished_.size()))];
+      prompt = tokens;
+      if (below(4) != 0) request.drawn = drawn;
+      request.sampling.max_new_tokens = 20 + below(30);
+    } else {
+      const int64_t header = 10 + below(2) * 30;
+      for (int64_t i = 0; i < header; ++i) prompt.push_back(static_cast<int32_t>(i % 5));
+    }
+    for (int64_t i = 1 + below(40); i > 0; --i) prompt.push_back(static_cast<int32_t>(below(3)));
+    in_flight_[request.id] = request.drawn;
+    scheduler_.add(std::move(request), {});
+  }
+
+  void step() {
+    Pass pass = scheduler_.plan();
+    copy(pass.page_copies);
+    if (!pass.entries.empty()) compute(pass);
+    scheduler_.commit(pass);
+    std::vector<std::pair<int32_t, int32_t>> page_copies;
+    const std::vector<ActiveSample*> started = scheduler_.start_fresh(page_copies);
+    copy(page_copies);
+    ASSERT_TRUE(!pass.entries.empty() || !started.empty());
+    counts_.forks += std::ssize(started);
+    counts_.operations += std::ssize(started) + std::ssize(pass.entries);
+    std::vector<ActiveSample*> drawing = started;
+    for (const PassEntry& entry : pass.entries)
+      if (entry.sample && entry.reaches_end()) drawing.push_back(entry.sample);
+    for (ActiveSample* sample : drawing) draw(*sample);
+  }
+
+  void copy(const std::vector<std::pair<int32_t, int32_t>>& pairs) {
+    storage_.copy_pages(pairs);
+    counts_.copies += std::ssize(pairs), counts_.operations += std::ssize(pairs);
+  }
+
+  void draw(ActiveSample& sample) {
+    sample.owes_token = false;
+    sample.tokens.push_back(static_cast<int32_t>(below(3)));
+    sample.result.token_ids.push_back(sample.tokens.back());
+    ActiveRequest& request = *sample.request;
+    if (std::ssize(sample.result.token_ids) < request.request.sampling.max_new_tokens) return;
+    if (sample.tokens.size() < 110) {
+      std::vector<uint8_t> drawn = in_flight_.at(request.request.id);
+      drawn.resize(request.request.prompt_ids.size(), 0);
+      drawn.resize(sample.tokens.size(), 1);
+      finished_.emplace_back(sample.tokens, drawn);
+      if (finished_.size() > 8) finished_.erase(finished_.begin());
+    }
+    check_kept({.sample = &sample, .request = &request});
+    scheduler_.finish(sample, FinishReason::kLength);
+    ++counts_.releases, ++counts_.operations;
+    if (request.num_done == request.request.sampling.n_samples) take(request.request.id);
+  }
+
+  void check_kept(const PassEntry& entry) {
+    const int64_t computed = entry.sample->num_computed;
+    const PageChoices kept =
+        storage_.kept_choices(entry.table().pages, computed, [&](int64_t i) { return entry.is_drawn(i); });
+    const std::vector<uint64_t> hashes = path_hashes(entry, computed);
+    size_t next = 0;
+    for (int64_t i = 0; i < computed; ++i) {
+      if (!entry.is_drawn(i) || pages_for(i + 1) <= kBudgetPages) continue;
+      ASSERT_EQ(kept.positions.at(next), i);
+      const std::span<const uint16_t> pages = kept.of(next++);
+      ASSERT_EQ(pages.size(), static_cast<size_t>(kGroups * (kBudgetPages - 3)));
+      const std::vector<float> q = query_of(hashes[static_cast<size_t>(i)]);
+      for (int64_t g = 0; g < kGroups; ++g) {
+        const std::vector<int32_t> expected = expected_choice(hashes, i, g, q.data());
+        ASSERT_TRUE(
+            std::equal(expected.begin() + 1, expected.end() - 2, pages.begin() + g * (kBudgetPages - 3)))
+            << "position " << i << ", head " << g << ", after " << counts_.operations << " operations";
+        ++counts_.kept;
+      }
+    }
+    ASSERT_EQ(next, kept.positions.size());
+  }
+
+  void take(uint64_t id) {
+    scheduler_.take(*scheduler_.find(id));
+    in_flight_.erase(id);
+  }
+
+  // Of the last token of a path: a hash of all that its keys depend on.
+  std::vector<uint64_t> path_hashes(const PassEntry& entry, int64_t end) const {
+    std::vector<uint64_t> hashes;
+    uint64_t hash = static_cast<uint64_t>(version_);
+    for (int64_t i = 0; i < end; ++i) {
+      hash = mix(hash, static_cast<uint64_t>(entry.tokens()[static_cast<size_t>(i)]) * 2 + entry.is_drawn(i));
+      hashes.push_back(hash);
+    }
+    return hashes;
+  }
+  float key(uint64_t hash, int64_t g, int64_t h) const {
+    const uint64_t x = mix(hash, static_cast<uint64_t>(g * kHeadDim + h));
+    return static_cast<float>(static_cast<int32_t>(x % static_cast<uint64_t>(2 * case_.range + 1)) -
+                              case_.range) /
+           4;
+  }
+  static std::vector<float> query_of(uint64_t hash) {
+    std::vector<float> q;
+    for (uint64_t n = 0; n < kHeads * kHeadDim; ++n)
+      q.push_back(static_cast<float>(static_cast<int32_t>(mix(hash + 1, n) % 3) - 1));
+    return q;
+  }
+  // As the cache's type holds it.
+  double rounded(double x) const {
+    return case_.dtype == at::kBFloat16 ? static_cast<double>(at::BFloat16(static_cast<float>(x))) : x;
+  }
+  // One vector or two of a complete page, by the hashes of its tokens.
+  std::vector<double> summary(std::span<const uint64_t> hashes, int64_t g) const {
+    std::vector<double> mean(kHeadDim, 0), least(kHeadDim, INFINITY), most(kHeadDim, -INFINITY);
+    for (int64_t h = 0; h < kHeadDim; ++h) {
+      const auto i = static_cast<size_t>(h);
+      for (const uint64_t hash : hashes) {
+        const double x = key(hash, g, h);
+        mean[i] += x / static_cast<double>(hashes.size());
+        least[i] = std::min(least[i], x), most[i] = std::max(most[i], x);
+      }
+      mean[i] = rounded(mean[i]);
+    }
+    if (case_.summary == PageSummary::kMean) return mean;
+    least.insert(least.end(), most.begin(), most.end());
+    return least;
+  }
+
+  void compute(const Pass& pass) {
+    std::vector<PagedSegment> segments;
+    std::vector<uint8_t> is_drawn;
+    std::vector<float> k, v, q;
+    std::vector<std::vector<uint64_t>> hashes;
+    for (const PassEntry& entry : pass.entries) {
+      const int64_t end = entry.begin + entry.count;
+      hashes.push_back(path_hashes(entry, end));
+      segments.push_back({entry.table().pages, entry.begin, entry.count});
+      counts_.appended += entry.count;
+      for (int64_t i = entry.begin; i < end; ++i) {
+        is_drawn.push_back(entry.is_drawn(i));
+        for (int64_t g = 0; g < kGroups; ++g)
+          for (int64_t h = 0; h < kHeadDim; ++h)
+            k.push_back(key(hashes.back()[static_cast<size_t>(i)], g, h));
+        const std::vector<float> own_q = query_of(hashes.back()[static_cast<size_t>(i)]);
+        q.insert(q.end(), own_q.begin(), own_q.end());
+      }
+    }
+    const auto T = static_cast<int64_t>(is_drawn.size());
+    const auto tensor = [&](const std::vector<float>& values, int64_t heads) {
+      return at::tensor(values).view({T, heads, kHeadDim}).to(case_.dtype);
+    };
+    const at::Tensor q_TNH = tensor(q, kHeads), k_TGH = tensor(k, kGroups);
+    const PagedShape shape{kHeads, kGroups, kHeadDim, case_.dtype, at::kCPU};
+    SparseContext attention(storage_, shape, AttentionPath::kFastest, 1.0, segments, is_drawn);
+    attention.attend(0, q_TNH, k_TGH, k_TGH);
+
+    const at::Tensor summaries = storage_.summaries(0).to(at::kFloat);
+    for (size_t e = 0; e < pass.entries.size(); ++e) check_summaries(pass.entries[e], hashes[e], summaries);
+    if (!attention.chooser().chooses()) return;
+    const PageChooser::Lists chosen = attention.chooser().choose(q_TNH, storage_.summaries(0));
+    size_t next = 0;
+    int64_t token = 0;
+    for (size_t e = 0; e < pass.entries.size(); ++e)
+      for (int64_t i = pass.entries[e].begin; i < pass.entries[e].begin + pass.entries[e].count;
+           ++i, ++token) {
+        if (is_drawn[static_cast<size_t>(token)] == 0 || pages_for(i + 1) <= kBudgetPages) continue;
+        for (int64_t g = 0; g < kGroups; ++g)
+          ASSERT_EQ(chosen.at(next++), expected_choice(hashes[e], i, g, q.data() + token * kHeads * kHeadDim))
+              << "position " << i << ", head " << g << ", after " << counts_.operations << " operations";
+      }
+    ASSERT_EQ(next, chosen.size());
+  }
+
+  void check_summaries(const PassEntry& entry, const std::vector<uint64_t>& hashes,
+                       const at::Tensor& summaries) {
+    const float* all = summaries.const_data_ptr<float>();
+    for (size_t page = 0; page < hashes.size() / kPageTokens; ++page)
+      for (int64_t g = 0; g < kGroups; ++g) {
+        const std::vector<double> expected =
+            summary(std::span(hashes).subspan(page * kPageTokens, kPageTokens), g);
+        const float* own = all + entry.table().pages[page] * summaries.stride(0) + g * summaries.stride(1);
+        for (size_t i = 0; i < expected.size(); ++i)
+          ASSERT_EQ(own[static_cast<int64_t>(i / kHeadDim) * summaries.stride(2) +
+                        static_cast<int64_t>(i % kHeadDim)],
+                    expected[i])
+              << "page " << page << " of " << hashes.size() << " tokens, after " << counts_.operations
+              << " operations";
+      }
+  }
+
+  std::vector<int32_t> expected_choice(const std::vector<uint64_t>& hashes, int64_t position, int64_t g,
+                                       const float* q) {
+    const int64_t pages = position / kPageTokens + 1, heads = kHeads / kGroups;
+    std::vector<std::pair<double, int32_t>> ranked;  // the score's negative, the page
+    for (int64_t page = 1; page < pages - 2; ++page) {
+      const std::vector<double> s =
+          summary(std::span(hashes).subspan(static_cast<size_t>(page * kPageTokens), kPageTokens), g);
+      double score = 0;
+      for (int64_t h = 0; h < kHeadDim; ++h) {
+        double mean = 0;
+        for (int64_t n = g * heads; n < (g + 1) * heads; ++n) mean += q[n * kHeadDim + h] / heads;
+        const double first = mean * s[static_cast<size_t>(h)];
+        score += s.size() == kHeadDim ? first : std::max(first, mean * s[static_cast<size_t>(kHeadDim + h)]);
+      }
+      ranked.emplace_back(-score, static_cast<int32_t>(page));
+    }
+    std::sort(ranked.begin(), ranked.end());
+    ++counts_.choices;
+    counts_.ties += ranked[kBudgetPages - 4].first == ranked[kBudgetPages - 3].first;
+    std::vector<int32_t> kept = {0, static_cast<int32_t>(pages - 2), static_cast<int32_t>(pages - 1)};
+    for (size_t i = 0; i < kBudgetPages - 3; ++i) kept.push_back(ranked[i].second);
+    std::sort(kept.begin(), kept.end());
+    return kept;
+  }
+
+  const Case case_;
+  const CounterRandom random_;
+  const SparsePolicy policy_;
+  uint64_t draws_ = 0, next_id_ = 1;
+  int64_t version_ = 0;
+  Scheduler scheduler_;
+  KvStorage storage_;
+  std::map<uint64_t, std::vector<uint8_t>> in_flight_;  // marks of drawn tokens by id
+  std::vector<std::pair<std::vector<int32_t>, std::vector<uint8_t>>> finished_;
+  Counts counts_;
+};
+
+// Together 100,000 operations: passes' parts of sequences, forks, copies, releases, new weights.
+TEST(SparsePages, SummariesAndChoicesAreThoseOfAPlainReference) {
+  const Case cases[] = {{at::kFloat, PageSummary::kMean, 1},
+                        {at::kFloat, PageSummary::kMinMax, 1},
+                        {at::kBFloat16, PageSummary::kMean, 100}};
+  for (const Case& c : cases) {
+    Machine machine(c, static_cast<uint64_t>(c.range) + static_cast<uint64_t>(c.summary));
+    machine.run(34000);
+    if (HasFatalFailure()) return;
+    const Counts& counts = machine.counts();
+    EXPECT_GT(counts.forks, 300);
+    EXPECT_GT(counts.copies, 300);
+    EXPECT_GT(counts.releases, 200);
+    EXPECT_GT(counts.updates, 20);
+    EXPECT_GT(counts.choices, 10000);
+    EXPECT_GT(counts.kept, 5000);
+    if (c.range == 1) {
+      EXPECT_GT(counts.ties, 300);
+    }
+    EXPECT_GT(machine.scheduler().preemptions(), 50);
+    EXPECT_GT(machine.scheduler().cached_tokens(), 2000);
+    EXPECT_EQ(machine.scheduler().pool().num_pages(), kMaxPages) << "nothing was evicted";
+  }
+}
+
+}  // namespace
+}  // namespace bough

@@ -1,0 +1,206 @@
+// The sparse policy's gradient on trees, its own (sparse_to_sparse) and that of its adapters (phi of
+// distill), against flat sequences under an explicit mask of attention: which keys a query sees is worked out
+// here, from the definition in kernels/page_choice/page_choice.h, on rows and in tensor ops.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "models/lora.h"
+#include "train/exactness.h"
+#include "train/sparse_student.h"
+
+namespace bough {
+namespace {
+
+const bool one_thread = (at::set_num_threads(1), true);
+
+constexpr int64_t kPage = 16;
+
+// What queries of a layer leave out, and how often a query and head left out anything.
+class MaskOfPages {
+ public:
+  explicit MaskOfPages(const SparsePolicy& policy) : policy_(policy) {}
+
+  at::Tensor operator()(int64_t layer, const at::Tensor& q_NTH, const at::Tensor& k_GTH,
+                        const std::vector<uint8_t>& is_drawn) {
+    if (layer < policy_.dense_layers) return {};
+    const int64_t N = q_NTH.size(0), T = q_NTH.size(1), G = k_GTH.size(0), H = k_GTH.size(2), heads = N / G;
+    const int64_t complete = T / kPage;
+    at::Tensor hidden_NTT = at::zeros({N, T, T}, at::kBool);
+    if (policy_.summary == PageSummary::kExact) {
+      const at::Tensor scores_NTT = at::matmul(q_NTH, k_GTH.repeat_interleave(heads, 0).transpose(1, 2));
+      for (int64_t n = 0; n < N; ++n)
+        for (int64_t t = policy_.budget_pages * kPage; t < T; ++t)
+          if (is_drawn[static_cast<size_t>(t)] != 0)
+            hide_lowest(scores_NTT[n][t].narrow(0, 0, t + 1), hidden_NTT[n][t]);
+      return hidden_NTT;
+    }
+    if (complete == 0) return hidden_NTT;
+    for (int64_t g = 0; g < G; ++g) {
+      const at::Tensor pages_BPH = k_GTH[g].narrow(0, 0, complete * kPage).view({complete, kPage, H});
+      const at::Tensor q_T1H = q_NTH.narrow(0, g * heads, heads).mean(0).unsqueeze(1);
+      const at::Tensor scores_TB =
+          policy_.summary == PageSummary::kMean
+              ? (q_T1H * pages_BPH.mean(1).unsqueeze(0)).sum(-1)
+              : at::maximum(q_T1H * pages_BPH.amin(1).unsqueeze(0), q_T1H * pages_BPH.amax(1).unsqueeze(0))
+                    .sum(-1);
+      for (int64_t t = 0; t < T; ++t) {
+        const int64_t pages = t / kPage + 1;
+        int64_t budget = policy_.budget_pages;
+        for (const auto& [from, larger] : policy_.larger_budgets)
+          if (t + 1 >= from) budget = larger;
+        if (is_drawn[static_cast<size_t>(t)] == 0 || pages <= budget) continue;
+        ++num_choices_;
+        const double* scores = scores_TB.const_data_ptr<double>() + t * complete;
+        std::vector<int64_t> ranked(static_cast<size_t>(pages - 3));
+        std::iota(ranked.begin(), ranked.end(), 1);
+        std::stable_sort(ranked.begin(), ranked.end(),
+                         [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
+        for (size_t i = static_cast<size_t>(budget - 3); i < ranked.size(); ++i)
+          hidden_NTT.narrow(0, g * heads, heads).select(1, t).narrow(1, ranked[i] * kPage, kPage).fill_(true);
+      }
+    }
+    return hidden_NTT;
+  }
+  int64_t num_choices() const { return num_choices_; }
+
+ private:
+  // Of a query's scores all but those of the budget's keys.
+  void hide_lowest(const at::Tensor& scores_K, const at::Tensor& hidden_T) {
+    ++num_choices_;
+    const at::Tensor order_K = scores_K.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
+    const int64_t kept = policy_.budget_pages * kPage;
+    hidden_T.index_fill_(0, order_K.narrow(0, kept, order_K.size(0) - kept), true);
+  }
+
+  SparsePolicy policy_;
+  int64_t num_choices_ = 0;
+};
+
+SparsePolicy policy_of(uint64_t seed) {
+  std::map<int64_t, int64_t> larger;
+  if (seed % 4 == 3) larger = {{150, 7}};
+  return {.budget_pages = 4 + static_cast<int64_t>(seed % 3),
+          .summary = seed % 2 == 0 ? PageSummary::kMean : PageSummary::kMinMax,
+          .dense_layers = static_cast<int64_t>(seed % 5 == 1),
+          .larger_budgets = std::move(larger)};
+}
+
+std::vector<const Trajectory*> pointers(const RandomBatch& r) {
+  std::vector<const Trajectory*> rows;
+  for (const Trajectory& trajectory : r.trajectories) rows.push_back(&trajectory);
+  return rows;
+}
+
+// A tree with contexts far beyond the budget whose masks change along the way: prompts, turns, tool outputs.
+std::unique_ptr<RandomBatch> long_batch(uint64_t seed) {
+  auto r = random_batch(seed, 600);
+  mark_drawn(r->batch, pointers(*r));
+  return r;
+}
+
+void expect_gradient_of_masked(Model& model, const SparsePolicy& policy, const RandomBatch& r,
+                               const std::string& what, int64_t& num_choices) {
+  const auto loss = full_loss();
+  MaskOfPages mask(policy);
+  FlatResult flat = FlatReference(model, std::ref(mask)).run(r.batch, *loss);
+  num_choices += mask.num_choices();
+  for (const std::string strategy : {"path", "blocks", "packed"}) {
+    model.allocate_gradients();
+    model.zero_gradients();
+    Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true, .sparse = policy});
+    const auto plan = make_plan(strategy, plan_request(r.batch, strategy == "packed" ? 1024 : 90));
+    const WalkResult result = executor.forward_backward(plan, r.batch, *loss);
+    ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
+    ASSERT_LE((result.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10)
+        << what << " " << strategy;
+    ASSERT_LE(gradient_error(model, flat), 1e-10) << what << " " << strategy;
+  }
+}
+
+constexpr uint64_t kSeeds[] = {3, 5, 7, 10, 16, 19};
+
+TEST(SparseGradient, OfTheSparsePolicyIsThatOfMaskedSequences) {
+  int64_t num_choices = 0;
+  for (const uint64_t seed : kSeeds) {
+    const auto r = long_batch(seed);
+    if (r->batch.num_rows() == 0) continue;
+    const auto model = random_model(seed, at::kDouble);
+    expect_gradient_of_masked(*model, policy_of(seed), *r, str("seed ", seed), num_choices);
+  }
+  EXPECT_GT(num_choices, 2000) << "few queries left anything out";
+}
+
+TEST(SparseGradient, OfExactTopKeysIsThatOfMaskedSequences) {
+  int64_t num_choices = 0;
+  for (const uint64_t seed : {3, 10}) {
+    const auto r = long_batch(seed);
+    const auto model = random_model(seed, at::kDouble);
+    SparsePolicy policy = policy_of(seed);
+    policy.summary = PageSummary::kExact;
+    policy.larger_budgets.clear();
+    expect_gradient_of_masked(*model, policy, *r, str("seed ", seed), num_choices);
+  }
+  EXPECT_GT(num_choices, 500);
+}
+
+// Keys that are all 0 give every page the same score, while its values differ.
+TEST(SparseGradient, OfEqualScoresTheLowerPagesAreSeen) {
+  int64_t num_choices = 0;
+  for (const uint64_t seed : {5, 17}) {  // without biases and norms of keys
+    const auto r = long_batch(seed == 5 ? 5 : 16);
+    const auto model = random_model(seed, at::kDouble);
+    for (Parameter* parameter : model->parameters())
+      for (const auto& part : parameter->parts)
+        if (part.name.ends_with("k_proj.weight")) parameter->part_value(part).zero_();
+    expect_gradient_of_masked(*model, policy_of(seed), *r, str("seed ", seed), num_choices);
+  }
+  EXPECT_GT(num_choices, 500);
+}
+
+TEST(SparseGradient, OfTheAdaptersIsThatOfMaskedSequencesAndThetaHasNone) {
+  int64_t num_choices = 0;
+  for (const uint64_t seed : kSeeds) {
+    const auto r = long_batch(seed);
+    if (r->batch.num_rows() == 0) continue;
+    const auto theta = random_model(seed, at::kDouble);
+    const SparsePolicy policy = policy_of(seed);
+    SparseTrainingSettings settings{
+        .arm = "distill", .kl_loss_coef = 0.2, .kl_loss_type = seed % 2 == 0 ? "k2" : "k3"};
+    settings.lora.rank = 3;
+    SparseStudent student(*theta, settings, ActorSettings(), policy, 10, seed);
+    Model& phi = student.model();
+    auto generator = at::detail::createCPUGenerator(seed);
+    for (Parameter* parameter : phi.trained_parameters())  // B = 0 would leave A without a gradient
+      parameter->value.copy_(0.1 *
+                             at::randn(parameter->value.sizes(), generator, parameter->value.options()));
+
+    GradientStep step(phi, FrozenModels(&phi), student.actor(), nullptr, nullptr, policy);
+    TrainBatch batch = step.rows_of(pointers(*r));
+    batch.fields.advantages_R = r->batch.fields.advantages_R;
+    batch.fields.proximal_is_current = true;
+    const auto loss = make_loss(student.actor().loss);
+    MaskOfPages mask(policy);
+    FlatReference reference(phi, std::ref(mask));
+    // Dense values near the sparse ones, as they are in a run: k3 grows with the exponential of the distance.
+    batch.fields.reference_log_probs_R = at::zeros({batch.num_rows()}, at::kDouble);
+    batch.fields.reference_log_probs_R =
+        reference.run(batch, *loss).log_probs_R + 0.3 * at::randn({batch.num_rows()}, generator, at::kDouble);
+    FlatResult flat = reference.run(batch, *loss);
+    num_choices += mask.num_choices();
+    for (const std::string strategy : {"path", "blocks"}) {
+      phi.zero_gradients();
+      const WalkResult result = step.accumulate(make_plan(strategy, plan_request(batch, 90)), batch);
+      ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << "seed " << seed;
+      ASSERT_LE(gradient_error(phi.trained_parameters(), flat), 1e-10) << "seed " << seed << " " << strategy;
+      for (Parameter* parameter : phi.parameters()) ASSERT_FALSE(parameter->main_grad.defined());
+    }
+  }
+  EXPECT_GT(num_choices, 2000);
+}
+
+}  // namespace
+}  // namespace bough
