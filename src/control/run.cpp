@@ -24,7 +24,6 @@ namespace bough {
 namespace {
 
 // Of a checkpoint: the adapters that the sparse policy has beside the trained weights, and their optimizer.
-constexpr const char* kStudent = "sparse_adapter";
 
 // The controller over the parts of a run, its workers, and the files that it leaves.
 class Run {
@@ -125,7 +124,8 @@ void Run::resume() {
   const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer(),
                                          [this](const auto& directory) {
                                            if (parts_.critic) parts_.critic->load(directory / "critic");
-                                           if (parts_.student) parts_.student->load(directory / kStudent);
+                                           if (parts_.student)
+                                             parts_.student->load(directory / parts_.student->folder());
                                            if (renews_reference())
                                              load_weights(directory / "reference", *parts_.reference);
                                          });
@@ -284,7 +284,7 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
            (copied ? *critic_copy_ : parts_.critic->snapshot(/*copies=*/false)).save(directory / "critic");
          if (parts_.student)
            (copied ? *student_copy_ : parts_.student->snapshot(/*copies=*/false))
-               .save(directory / kStudent, settings_.model.path);
+               .save(directory / parts_.student->folder(), settings_.model.path);
          if (renews_reference())
            save_model(directory / "reference", copied ? *reference_copy_ : *parts_.reference);
        }});
