@@ -65,10 +65,16 @@ struct EngineOverrides {
 }  // namespace
 
 void add_sparse_options(CLI::App& command, SparseSettings& sparse) {
+  const auto take_budget = [&sparse](const std::vector<std::string>& words) {
+    sparse.budget.clear();
+    for (const std::string& word : words) sparse.budget.push_back(SparseBudget::from_text(word));
+  };
   command
-      .add_option("--sparse-budget", sparse.budget,
-                  "rollout.sparse.budget to price beside dense generation: tokens (512), pages (16x32), or a "
-                  "list that grows with the context (512 8192:1024)")
+      .add_option_function<std::vector<std::string>>(
+          "--sparse-budget", take_budget,
+          "rollout.sparse.budget to price beside dense generation: tokens (512), pages (16x32), or a list "
+          "that "
+          "grows with the context (512 8192:1024)")
       ->type_name("TOKENS ...");
   command.add_option("--sparse-summary", sparse.summary, "rollout.sparse.summary: mean | minmax");
   command.add_option("--sparse-dense-layers", sparse.dense_layers, "rollout.sparse.dense_layers");

@@ -123,7 +123,8 @@ std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, M
 }
 
 SparsePolicy sparse_of(const RunSettings& settings, at::Device device) {
-  const bool trains = settings.sparse_training.distills() || settings.sparse_training.trains_sparse();
+  const SparseTrainingSettings& own = settings.sparse_training;
+  const bool trains = own.trains_sparse() || (own.has_student() && settings.rollout.sparse.is_sparse());
   if (trains && !device.is_cpu())
     throw UserError(str("sparse_training.arm is ", settings.sparse_training.arm, ", and the device is ",
                         device.str(),

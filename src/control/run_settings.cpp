@@ -69,20 +69,20 @@ void RunSettings::check() const {
     throw UserError(
         str("sparse_training.arm: ", sparse_training.arm,
             " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
-  if (sparse_training.is_weak() == sparse_training.weak_path.empty())
-    throw UserError(str("sparse_training.weak_path: got ", quoted(sparse_training.weak_path), " with arm ",
-                        sparse_training.arm,
-                        "; expected the directory of the model that generates with arm weak, and none "
-                        "with the others"));
   if (sparse_training.arm == "exact_top_k" && rollout.sparse.summary != "exact")
     throw UserError(
         str("sparse_training.arm: exact_top_k attends to single keys by their own scores, and "
             "rollout.sparse.summary is ",
             rollout.sparse.summary, "; expected exact"));
-  if (rollout.sparse.replay && !sparse_training.distills() && !sparse_training.trains_sparse())
+  if (rollout.sparse.replay && !sparse_training.has_student() && !sparse_training.trains_sparse())
     throw UserError(str("rollout.sparse.replay: under sparse_training.arm ", sparse_training.arm,
                         " nothing is trained by the pages that generation chose; expected false, or the arm "
-                        "distill or sparse_to_sparse"));
+                        "distill, weak or sparse_to_sparse"));
+  if (sparse_training.is_weak() == sparse_training.weak_path.empty())
+    throw UserError(str("sparse_training.weak_path: got ", quoted(sparse_training.weak_path), " with arm ",
+                        sparse_training.arm,
+                        "; expected the directory of the model that generates with arm weak, and none "
+                        "with the others"));
   if (sparse_training.has_student() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
         str("sparse_training.arm: ", sparse_training.arm,

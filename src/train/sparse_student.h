@@ -46,8 +46,8 @@ struct SparseTrainingSettings {
       "with rollout.sparse: sparse (the dense policy is trained on sparse samples, nothing else), distill "
       "(as sparse, and adapters keep the policy that generates near it), sparse_to_sparse (the sparse policy "
       "itself is trained), exact_top_k (sparse, with rollout.sparse.summary: exact; a yardstick and slow); "
-      "with or "
-      "without it weak (another model generates, and is kept near the trained)",
+      "with "
+      "or without it weak (another model generates, and is kept near the trained)",
       one_of({"sparse", "distill", "sparse_to_sparse", "exact_top_k", "weak"}));
     v("weak_path", weak_path, "weak: the model that generates, of the trained one's tokenizer");
     v("kl_loss_coef", kl_loss_coef,
