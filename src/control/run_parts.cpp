@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "cost/run_costs.h"
+#include "kernels/common/device.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
 #include "rollout/embedded_engine.h"
@@ -89,8 +91,22 @@ bool has_critic(const RunSettings& settings) {
   return settings.actor.advantages.needs_values();
 }
 
-std::unique_ptr<Model> load_critic_model(const RunSettings& settings, const Model& actor) {
-  if (!has_critic(settings) || settings.critic.share_backbone) return nullptr;
+// A run that goes on has decided.
+bool shares_backbone(const RunSettings& settings, Model& actor) {
+  if (settings.critic.share_backbone) return *settings.critic.share_backbone;
+  if (!settings.critic.path.empty() || settings.actor.lora.enabled()) return false;
+  if (const auto checkpoint = find_latest_checkpoint(run_folder_of(settings)))
+    return !std::filesystem::exists(checkpoint->directory / "critic" / "model");
+  const int64_t free = device_memory(actor.device()).free;
+  if (memory_holds_critic(settings.actor, actor, free)) return false;
+  log_info(
+      "critic.share_backbone is null, and memory does not hold a second model's weights, gradients and "
+      "optimizer: values are read off the actor's hidden states");
+  return true;
+}
+
+std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& actor) {
+  if (!has_critic(settings) || shares_backbone(settings, actor)) return nullptr;
   return load_critic_backbone(settings.critic, settings.model.path, actor);
 }
 
@@ -98,7 +114,9 @@ std::unique_ptr<Model> load_critic_model(const RunSettings& settings, const Mode
 std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, Model* own,
                                     int64_t total_steps) {
   if (!has_critic(settings)) return nullptr;
-  auto critic = std::make_unique<Critic>(own ? *own : actor, settings.critic, settings.actor,
+  CriticSettings of_critic = settings.critic;
+  of_critic.share_backbone = own == nullptr;
+  auto critic = std::make_unique<Critic>(own ? *own : actor, of_critic, settings.actor,
                                          total_steps * settings.actor.updates_per_batch());
   if (!settings.critic.path.empty()) critic->load_head_if_saved(settings.critic.path);
   return critic;

@@ -51,7 +51,7 @@ void RunSettings::check() const {
   if (actor.advantages.adv_estimator == "rloo" && gconfig.n_samples < 2) {
     throw UserError("actor.adv_estimator: rloo needs gconfig.n_samples of 2 or more");
   }
-  if (!actor.advantages.needs_values() && (critic.share_backbone || !critic.path.empty()))
+  if (!actor.advantages.needs_values() && (critic.share_backbone.value_or(false) || !critic.path.empty()))
     throw UserError(str("critic: settings of a critic, but actor.adv_estimator ",
                         actor.advantages.adv_estimator, " has none; leave them out, or take gae"));
   if (actor.lora.enabled() && actor.loss.ref_model_sync_steps > 0)
@@ -59,7 +59,7 @@ void RunSettings::check() const {
         "actor.ref_model_sync_steps: with lora the policy is an adapter beside frozen weights, and a "
         "reference "
         "cannot take it over; expected 0");
-  if (actor.lora.enabled() && critic.share_backbone)
+  if (actor.lora.enabled() && critic.share_backbone.value_or(false))
     throw UserError(
         "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
         "policy's "

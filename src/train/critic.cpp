@@ -104,8 +104,7 @@ Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSetti
       settings_(settings),
       head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device()),
       executor_(backbone),
-      optimizer_(trained_parameters(backbone, head_, settings.share_backbone), settings.optimizer,
-                 total_updates) {
+      optimizer_(trained_parameters(backbone, head_, shares_backbone()), settings.optimizer, total_updates) {
   actor_ = beside_critic(actor, this);
 }
 
@@ -137,8 +136,7 @@ ValueBlockHead Critic::beside_policy(const TrainBatch& batch) {
 int64_t Critic::resident_bytes() const {
   int64_t bytes = 0;
   auto& self = const_cast<Critic&>(*this);  // a model lists its parameters as what may be changed
-  for (const Parameter* parameter :
-       trained_parameters(self.backbone_, self.head_, settings_.share_backbone)) {
+  for (const Parameter* parameter : trained_parameters(self.backbone_, self.head_, shares_backbone())) {
     const auto type = parameter->value.scalar_type(), acc = accumulator_type(type);
     const auto accumulator = static_cast<int64_t>(c10::elementSize(acc));
     // Value; gradient and two moments; the master of a value that is rounded.
@@ -213,6 +211,18 @@ ActorSettings beside_critic(const ActorSettings& settings, const Critic* critic)
                         "critic.share_backbone"));
   beside.mb_spec.memory.count -= held;
   return beside;
+}
+
+bool memory_holds_critic(const ActorSettings& settings, Model& actor, int64_t free) {
+  int64_t elements = 0;
+  for (const Parameter* parameter : actor.parameters()) elements += parameter->value.numel();
+  const auto weight = static_cast<int64_t>(c10::elementSize(actor.dtype())),
+             exact = static_cast<int64_t>(c10::elementSize(accumulator_type(actor.dtype())));
+  // Gradient and two moments; a master where the weight is not exact itself.
+  const int64_t state = elements * (3 * exact + (weight < exact ? exact : 0));
+  const int64_t own = elements * weight + state;
+  if (!settings.mb_spec.memory.is_auto()) return 2 * own <= settings.mb_spec.memory.count;
+  return static_cast<double>(own + state) <= kCriticShare * static_cast<double>(free);
 }
 
 }  // namespace bough

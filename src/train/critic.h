@@ -79,7 +79,7 @@ class Critic {
   Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor, int64_t total_updates);
 
   const CriticSettings& settings() const { return settings_; }
-  bool shares_backbone() const { return settings_.share_backbone; }
+  bool shares_backbone() const { return settings_.share_backbone.value_or(false); }
 
   // What plans of its own backbone are made from; without it `auto` is `blocks` with passes of B tokens.
   void use_costs(const PassCosts* costs) { costs_ = costs; }
@@ -129,5 +129,12 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
 // Settings of a model that trains beside a critic: mb_spec.memory less what the critic holds. UserError:
 // nothing is left.
 ActorSettings beside_critic(const ActorSettings& settings, const Critic* critic);
+
+// Whether memory holds a critic's own backbone of the actor's shape beside the actor: its weights, gradients
+// and optimizer are at most half of mb_spec.memory, so that as much is left for passes; where that is auto,
+// they and the actor's gradients and optimizer, which are still to be allocated, are at most kCriticShare of
+// `free` bytes of the device.
+inline constexpr double kCriticShare = 0.7;
+bool memory_holds_critic(const ActorSettings& settings, Model& actor, int64_t free);
 
 }  // namespace bough

@@ -379,6 +379,24 @@ TEST(Critic, MemoryForPassesIsLessWhatItHolds) {
   EXPECT_EQ(beside_critic(settings, nullptr).mb_spec.memory.count, own.resident_bytes());
 }
 
+TEST(Critic, ABackboneOfItsOwnIsWhatMemoryHolds) {
+  const auto model = small_model(at::kFloat);
+  int64_t elements = 0;
+  for (const Parameter* parameter : model->parameters()) elements += parameter->value.numel();
+  ActorSettings settings = actor_with("path");
+  settings.mb_spec.memory.count = 2 * 16 * elements;
+  EXPECT_TRUE(memory_holds_critic(settings, *model, 0));
+  settings.mb_spec.memory.count -= 1;
+  EXPECT_FALSE(memory_holds_critic(settings, *model, int64_t{1} << 60));
+  settings.mb_spec.memory = {};
+  ASSERT_TRUE(settings.mb_spec.memory.is_auto());
+  const auto needed = static_cast<int64_t>(28 * elements / kCriticShare);  // 16 of its own, 12 of the actor's
+  EXPECT_TRUE(memory_holds_critic(settings, *model, needed + 2));
+  EXPECT_FALSE(memory_holds_critic(settings, *model, needed - 2));
+  const auto narrow = small_model(at::kBFloat16);
+  EXPECT_FALSE(memory_holds_critic(settings, *narrow, needed + 2)) << "masters: 18 and 16 bytes";
+}
+
 TEST(Trainer, EpochsGoOverTheSameMiniBatchesAgainstThePolicyOfTheStart) {
   const SteadyClock clock;
   ActorSettings settings = actor_with("path");

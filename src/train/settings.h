@@ -115,7 +115,7 @@ struct TreeTrainingSettings {
 
 // The critic of adv_estimator gae (critic.h): `critic` of a run's settings.
 struct CriticSettings {
-  bool share_backbone = false;
+  std::optional<bool> share_backbone;
   std::string path;
   std::optional<double> eps_clip = 0.5;
   double loss_coef = 1.0;
@@ -125,7 +125,9 @@ struct CriticSettings {
   template <class V>
   void visit(V& v) {
     v("share_backbone", share_backbone,
-      "values are read off the actor's hidden states; false: off a model's of its own");
+      "values are read off the actor's hidden states; false: off a model's of its own; null: of its own "
+      "where "
+      "memory holds it");
     v("path", path,
       "its own backbone: a Hugging Face directory, or checkpoints/step_N/critic of a run; empty: a copy of "
       "model.path");
@@ -139,7 +141,7 @@ struct CriticSettings {
   }
   // UserError: settings that contradict each other.
   void check() const {
-    if (share_backbone && !path.empty())
+    if (share_backbone.value_or(false) && !path.empty())
       throw UserError(str("critic.path is ", quoted(path),
                           ", but critic.share_backbone takes the actor's model; leave one of them out"));
   }
