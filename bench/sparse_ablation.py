@@ -63,7 +63,7 @@ def parse_arguments(arguments=None):
     add("--steps", type=int, default=60)
     add("--prompts", type=int, default=4, help="of a step")
     add("--samples", type=int, default=8, help="of a prompt")
-    add("--lr", type=float, default=1e-4)
+    add("--lr", type=float, default=5e-5)
     add(
         "--correction",
         default="obrs",
