@@ -26,6 +26,44 @@ namespace {
 // Of a checkpoint: the adapters that the sparse policy has beside the trained weights, and their optimizer.
 constexpr const char* kStudent = "sparse_adapter";
 
+// The run's last checkpoint, from rank 0, whose folder it is, to the others, which see the same files.
+void send_checkpoint(const std::optional<RunCheckpoint>& checkpoint, Communicator& ranks) {
+  ranks.broadcast(
+      checkpoint ? str(checkpoint->step, " ", std::filesystem::absolute(checkpoint->directory).string())
+                 : "");
+}
+
+std::optional<RunCheckpoint> receive_checkpoint(Communicator& ranks) {
+  const std::string text = ranks.broadcast("");
+  if (text.empty()) return {};
+  const size_t space = text.find(' ');
+  return RunCheckpoint{std::stoll(text.substr(0, space)), text.substr(space + 1)};
+}
+
+void check_ranks(const RunSettings& settings) {
+  const auto refuse = [](const char* setting, const std::string& remedy) {
+    throw UserError(str(setting, ": is not for several ranks yet; expected ", remedy, ", or one rank"));
+  };
+  if (settings.actor.advantages.needs_values())
+    refuse("actor.adv_estimator: gae", "an estimator without a critic (grpo, rloo)");
+  if (settings.sparse_training.distills()) refuse("sparse_training.arm: distill", "another arm");
+  if (settings.serve.port) refuse("serve.port", "conversations that the run holds itself (port: null)");
+}
+
+// A rank other than 0: it trains when rank 0 trains.
+void follow_training(const RunSettings& settings, Communicator& ranks) {
+  RunParts parts(settings, [] { return false; }, &ranks);
+  if (const auto checkpoint = receive_checkpoint(ranks)) {
+    const Json saved = load_run_checkpoint(
+        *checkpoint, *parts.model, parts.trainer.optimizer(), [&](const auto& directory) {
+          if (settings.actor.loss.ref_model_sync_steps > 0)
+            load_weights(directory / "reference", *parts.reference);
+        });
+    parts.trainer.gradient().restore(saved.value("coefficients", Json()));
+  }
+  parts.trainer.follow();
+}
+
 // The controller over the parts of a run, its workers, and the files that it leaves.
 class Run {
  public:
@@ -54,6 +92,7 @@ class Run {
   Json thread_state() const;
   std::optional<Comparison> compare();
   RunSummary summarise();
+  int64_t num_ranks() const { return options_.ranks ? options_.ranks->size() : 1; }
   bool stopping() const { return options_.stop && options_.stop(); }
 
   const RunOptions options_;
@@ -90,10 +129,10 @@ class Run {
 
 Run::Run(const RunSettings& settings, const RunOptions& options)
     : options_(options),
-      parts_(settings, options.stop),
+      parts_(settings, options.stop, options.ranks),
       settings_(parts_.settings),
       trainer_(parts_.trainer),
-      folder_(parts_.folder),
+      folder_(*parts_.folder),
       total_steps_(parts_.total_steps),
       display_(total_steps_, parts_.clock, options.display),
       last_checkpoint_(parts_.clock.now()),
@@ -115,12 +154,15 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
   timeline_file_ = std::make_unique<AppendFile>(timeline);
 }
 
-// Threads decide the order in which sums are taken, and with it the last bits.
+// Threads and ranks decide the order in which sums are taken, and with it the last bits.
 Json Run::thread_state() const {
-  return {{"threads", parts_.threads.training}};
+  Json state = {{"threads", parts_.threads.training}};
+  if (num_ranks() > 1) state["ranks"] = num_ranks();
+  return state;
 }
 
 void Run::resume() {
+  if (num_ranks() > 1) send_checkpoint(folder_.checkpoint(), *options_.ranks);
   if (!folder_.checkpoint()) return;
   const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer(),
                                          [this](const auto& directory) {
@@ -137,10 +179,12 @@ void Run::resume() {
   const int64_t step = state.step;
   controller_.restore(std::move(state));
   if (saved.value("environment", Json()) != thread_state()) {
-    log_warning(
-        str("the run was computed with ", saved.value("environment", Json()).value("threads", 0),
-            " threads, this process has ", parts_.threads.training,
-            ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads to change that"));
+    const Json before = saved.value("environment", Json());
+    log_warning(str("the run was computed with ", before.value("threads", 0), " threads on ",
+                    before.value("ranks", 1), " ranks, now it is with ", parts_.threads.training, " on ",
+                    num_ranks(),
+                    ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
+                    "to change that"));
   }
   log_info(
       str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));
@@ -168,7 +212,7 @@ WorkerParts Run::worker_parts() {
           .take_snapshot =
               [this] {
                 model_copy_ = copy_of(*parts_.model);
-                optimizer_copy_ = trainer_.optimizer().snapshot(/*copies=*/true);
+                optimizer_copy_ = trainer_.snapshot(/*copies=*/true);
                 if (parts_.student) student_copy_ = parts_.student->snapshot(/*copies=*/true);
                 if (parts_.critic) critic_copy_ = parts_.critic->snapshot(/*copies=*/true);
                 if (renews_reference()) reference_copy_ = copy_of(*parts_.reference);
@@ -276,7 +320,7 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
   }
   save_run_checkpoint(
       folder_.path(), state.step, copied ? *model_copy_ : *parts_.model,
-      copied ? optimizer_copy_ : trainer_.optimizer().snapshot(/*copies=*/false), json,
+      copied ? optimizer_copy_ : trainer_.snapshot(/*copies=*/false), json,
       {.source_model = settings_.model.path,
        .keep_last = settings_.saver.keep,
        .write_more = [&](const auto& directory) {
@@ -347,11 +391,14 @@ RunSummary Run::work() {
   write_timeline(/*all=*/true);
   display_.set_activity("");
   if (controller_.is_stopping()) {
+    trainer_.end_ranks();
     throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_,
                           "; checkpoint in ", folder_.path().string(),
                           ". The same command goes on from there"));
   }
-  return summarise();
+  RunSummary summary = summarise();
+  trainer_.end_ranks();
+  return summary;
 }
 
 // Gradients of the last batches with and without sharing, in turns; the first of each is not counted, because
@@ -422,6 +469,13 @@ RunSummary Run::summarise() {
 
 RunSummary run_training(const RunSettings& settings, const RunOptions& options) {
   if (settings.threads > 0) at::set_num_threads(static_cast<int>(settings.threads));
+  if (options.ranks && options.ranks->size() > 1) {
+    check_ranks(settings);
+    if (options.ranks->rank() > 0) {
+      follow_training(settings, *options.ranks);
+      return {};
+    }
+  }
   auto run = std::make_unique<Run>(settings, options);
   try {
     return run->work();

@@ -44,7 +44,7 @@ void Communicator::run(const Collective& collective) {
                         " elements: another rank has died or hangs; the log of each rank says what it did "
                         "last"));
     if (polls < 2000) std::this_thread::yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(50));
+    else std::this_thread::sleep_for(std::chrono::microseconds(polls < 20'000 ? 50 : 500));
   }
 }
 

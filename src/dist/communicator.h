@@ -54,7 +54,9 @@ class Communicator {
   // The group of those that give the same color, ranked as here. A collective call.
   virtual std::unique_ptr<Communicator> split(int64_t color) = 0;
 
+  // Infinite: it waits for ever, as for a rank that may have nothing to say for long.
   void set_deadline(double seconds) { deadline_seconds_ = seconds; }
+  double deadline() const { return deadline_seconds_; }
   // Begins it and waits for its end.
   void run(const Collective& collective);
 

@@ -3,8 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <limits>
+#include <set>
+#include <string_view>
 
 #include "base/error.h"
+#include "data/rollout_file.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {
@@ -88,6 +92,44 @@ void sum_losses(WalkResult& result, Communicator& ranks) {
     result.loss += unpack(text, metrics);
     merge(result.metrics, metrics);
   }
+}
+
+void send_order(const RankOrder& order, Communicator& ranks) {
+  std::set<std::string> columns;
+  std::string rows;
+  for (const Trajectory& row : order.batch) {
+    for (const auto& [name, values] : row.columns) columns.insert(name);
+    Trajectory sent = row;
+    for (const TrajectoryText& text : kTrajectoryTexts) (sent.*text.member).reset();
+    sent.fields = Json::object();
+    append_rollout_line(rows, sent);
+    rows += '\n';
+  }
+  const Json head = {{"kind", std::string(1, static_cast<char>(order.kind))},
+                     {"version", order.version},
+                     {"columns", columns}};
+  ranks.broadcast(head.dump() + "\n" + rows);
+}
+
+RankOrder receive_order(Communicator& ranks) {
+  const double deadline = ranks.deadline();
+  ranks.set_deadline(std::numeric_limits<double>::infinity());
+  const std::string text = ranks.broadcast("");
+  ranks.set_deadline(deadline);
+  size_t at = text.find('\n');
+  const Json head = Json::parse(std::string_view(text).substr(0, at));
+  RankOrder order{.kind = static_cast<RankOrder::Kind>(head.at("kind").get<std::string>().at(0)),
+                  .version = head.at("version").get<int64_t>(),
+                  .batch = {}};
+  const RolloutReadOptions options{.require_reward_or_advantage = false,
+                                   .columns = head.at("columns").get<std::vector<std::string>>()};
+  for (++at; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    order.batch.push_back(
+        parse_rollout_line(std::string_view(text).substr(at, end - at), "rank 0's batch", options));
+    at = end + 1;
+  }
+  return order;
 }
 
 void sum_gradients(Model& model, Communicator& ranks) {

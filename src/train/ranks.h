@@ -4,8 +4,11 @@
 // weights, and afterwards all rows' values, the loss, the metrics and the gradient of the whole batch.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <vector>
 
+#include "data/trajectory.h"
 #include "dist/communicator.h"
 #include "models/model.h"
 #include "plan/load_balance.h"
@@ -25,6 +28,21 @@ Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t r
 void sum_values(RowValues& values, Communicator& ranks);
 // Loss and metrics of the ranks' rows become those of all rows, merged in rank order.
 void sum_losses(WalkResult& result, Communicator& ranks);
+// What rank 0 of a run has the others do with it. They have no batches of their own: they wait for orders, as
+// long as it takes.
+struct RankOrder {
+  enum class Kind : char {
+    kTrain = 't',     // on `batch`, as batch number `version`
+    kSnapshot = 's',  // of the optimizer, to rank 0
+    kEnd = 'e',
+  };
+  Kind kind = Kind::kEnd;
+  int64_t version = 0;
+  std::vector<Trajectory> batch;  // what people read of it is not sent
+};
+void send_order(const RankOrder& order, Communicator& ranks);  // by rank 0
+RankOrder receive_order(Communicator& ranks);                  // by all others
+
 // main_grad of the trained parameters, which held nothing else than this walk's gradient.
 void sum_gradients(Model& model, Communicator& ranks);
 
