@@ -242,23 +242,49 @@ void RanksEngine::end() {
   ranks_.broadcast(packed({{"end", true}}));
 }
 
-void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks,
-                  const std::atomic<bool>& stop) {
-  const double deadline = ranks.deadline();
+void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks) {
+  std::optional<WeightUpdate> last;
   const auto take = [&](int32_t version) {
     const auto start = std::chrono::steady_clock::now();
     while (true) {
-      if (const std::optional<WeightUpdate> update = weights.take()) engine.update_weights(*update);
-      // Also what rank 0 says again: an evaluation's prefixes are forgotten on every rank.
-      else if (engine.version() >= version && weights_known) {
-        return;
-      }
-      if (stop.load()) throw IoError("the trainer of this rank has ended");
-      if (seconds_since(start) > deadline)
-        throw IoError(str("rank ", ranks.rank(), " waited ", deadline, " s for weights of version ", version));
+      if (const auto update = weights.take()) last = update;
+      if (last && last->version >= version) return engine.update_weights(*last);
+      ranks.look();
+      if (seconds_since(start) > ranks.deadline())
+        throw IoError(str("rank ", ranks.rank(), " waited ", ranks.deadline(),
+                          " s for its trainer's weights of version ", version));
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   };
+  while (true) {
+    const Json message = unpacked(ranks.await_broadcast());
+    if (message.contains("end")) return;
+    for (const Json& command : message.at("commands").at(static_cast<size_t>(ranks.rank()))) {
+      const std::string name = command.at("do").get<std::string>();
+      if (name == "submit") engine.submit(request_from_json(command));
+      else if (name == "cancel") engine.cancel(command.at("id").get<uint64_t>());
+      else if (name == "weights") take(command.at("version").get<int32_t>());
+      else if (name == "pause") engine.pause();
+      else if (name == "resume") engine.resume();
+      else if (name == "park") engine.park();
+      else if (name == "unpark") engine.unpark();
+    }
+    Json results = Json::array(), running = Json::array();
+    if (message.at("running").get<bool>()) {
+      for (const RunningRequest& request : engine.running()) {
+        Json samples = Json::array();
+        for (const BegunSample& sample : request.samples) samples.push_back(begun_to_json(sample));
+        running.push_back({{"id", request.id}, {"samples", std::move(samples)}});
+      }
+    } else {
+      for (const GenerationResult& result : make_passes(engine, message.at("passes").get<int64_t>()))
+        results.push_back(to_json(result));
+    }
+    ranks.all_gather(packed({{"ready", engine.ready_for_weights()},
+                             {"statistics", to_json(engine.statistics())},
+                             {"results", std::move(results)},
+                             {"running", std::move(running)}}));
+  }
 }
 
 }  // namespace bough

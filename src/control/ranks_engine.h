@@ -14,7 +14,6 @@
 // newer: a trainer may be ahead, and tokens say which version drew them.
 #pragma once
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -82,9 +81,8 @@ class RanksEngine final : public Engine {
   double seconds_ = 0;
 };
 
-// Another rank's: does what rank 0's engine has it do, until that ends or `stop` is set. Takes weights from
-// `weights` where it is told to.
-void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks,
-                  const std::atomic<bool>& stop);
+// Another rank's: does what rank 0's engine has it do, until that ends. Takes weights from `weights` where it
+// is told to.
+void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks);
 
 }  // namespace bough

@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <exception>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "base/median.h"
 #include "control/evaluation.h"
+#include "control/ranks_engine.h"
 #include "control/run_parts.h"
 #include "control/train_batch.h"
 #include "control/workers.h"
@@ -50,7 +53,24 @@ void check_ranks(const RunSettings& settings) {
   if (settings.serve.port) refuse("serve.port", "conversations that the run holds itself (port: null)");
 }
 
-// A rank other than 0: it trains when rank 0 trains.
+// Weights that rank 0 publishes: every rank's engine takes its own trainer's.
+class RanksWeights final : public WeightChannel {
+ public:
+  RanksWeights(WeightChannel& own, Trainer& trainer) : own_(own), trainer_(trainer) {}
+  void publish(int32_t version) override {
+    trainer_.publish_ranks(version);
+    own_.publish(version);
+  }
+  std::optional<WeightUpdate> take() override { return own_.take(); }
+  bool has_new() const override { return own_.has_new(); }
+
+ private:
+  WeightChannel& own_;
+  Trainer& trainer_;
+};
+
+// A rank other than 0: it trains when rank 0 trains, and beside that, in a thread of its own, generates what
+// rank 0's engine has it generate. What ends one of the two ends the other.
 void follow_training(const RunSettings& settings, Communicator& ranks) {
   RunParts parts(settings, [] { return false; }, &ranks);
   if (const auto checkpoint = receive_checkpoint(ranks)) {
@@ -61,7 +81,33 @@ void follow_training(const RunSettings& settings, Communicator& ranks) {
         });
     parts.trainer.gradient().restore(saved.value("coefficients", Json()));
   }
-  parts.trainer.follow();
+  const std::unique_ptr<Communicator> engines = ranks.split(0);
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto watch = [&] {
+    const std::lock_guard lock(mutex);
+    if (failure) std::rethrow_exception(failure);
+  };
+  const auto guarded = [&](const std::function<void()>& work) {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  engines->set_watch(watch);
+  ranks.set_watch(watch);
+  std::thread generating([&] {
+    guarded([&] {
+      at::set_num_threads(parts.threads.generating);
+      serve_engine(*parts.engine, *parts.weights, *engines);
+    });
+  });
+  guarded([&] { parts.trainer.follow([&](int32_t version) { parts.weights->publish(version); }); });
+  generating.join();
+  ranks.set_watch({});
+  watch();
 }
 
 // The controller over the parts of a run, its workers, and the files that it leaves.
@@ -77,6 +123,20 @@ class Run {
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant; }
   bool renews_reference() const { return settings_.actor.loss.ref_model_sync_steps > 0; }
   void resume();
+  // Of all ranks, where there are several.
+  Engine& engine() {
+    if (ranks_engine_) return *ranks_engine_;
+    return *parts_.engine;
+  }
+  WeightChannel& weights() {
+    if (ranks_weights_) return *ranks_weights_;
+    return *parts_.weights;
+  }
+  void end_ranks() {
+    if (!ranks_engine_) return;
+    ranks_engine_->end();
+    trainer_.end_ranks();
+  }
   GroupTask task_of(uint64_t id);
   WorkerParts worker_parts();
   WorkerOptions worker_options();
@@ -120,12 +180,23 @@ class Run {
   std::unique_ptr<Model> reference_copy_;
   Json coefficients_copy_;
 
+  std::unique_ptr<Communicator> engine_ranks_;  // null: one rank
+  std::unique_ptr<RanksEngine> ranks_engine_;
+  std::unique_ptr<RanksWeights> ranks_weights_;
   EventQueue events_;
   Timeline timeline_;
   std::unique_ptr<OutsideGroups> outside_;  // null: conversations are held here
   RunWorkers workers_;                      // its threads use what stands above
   Controller controller_;
 };
+
+// The engines' group of a run of several ranks, after what the others are told first.
+std::unique_ptr<Communicator> engine_ranks(const std::optional<RunCheckpoint>& checkpoint,
+                                           Communicator* ranks) {
+  if (!ranks || ranks->size() == 1) return nullptr;
+  send_checkpoint(checkpoint, *ranks);
+  return ranks->split(0);
+}
 
 Run::Run(const RunSettings& settings, const RunOptions& options)
     : options_(options),
@@ -137,6 +208,11 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       display_(total_steps_, parts_.clock, options.display),
       last_checkpoint_(parts_.clock.now()),
       order_(parts_.problems, static_cast<uint64_t>(settings_.seed), settings_.train_dataset.shuffle),
+      engine_ranks_(engine_ranks(parts_.folder->checkpoint(), options.ranks)),
+      ranks_engine_(engine_ranks_ ? std::make_unique<RanksEngine>(*parts_.engine, parts_.model->config(),
+                                                                  *engine_ranks_)
+                                  : nullptr),
+      ranks_weights_(engine_ranks_ ? std::make_unique<RanksWeights>(*parts_.weights, trainer_) : nullptr),
       timeline_(parts_.clock.now()),
       outside_(options.outside ? options.outside(settings_, *parts_.engine) : nullptr),
       workers_(worker_parts(), worker_options()),
@@ -162,7 +238,6 @@ Json Run::thread_state() const {
 }
 
 void Run::resume() {
-  if (num_ranks() > 1) send_checkpoint(folder_.checkpoint(), *options_.ranks);
   if (!folder_.checkpoint()) return;
   const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer(),
                                          [this](const auto& directory) {
@@ -199,8 +274,8 @@ GroupTask Run::task_of(uint64_t id) {
 }
 
 WorkerParts Run::worker_parts() {
-  return {.engine = *parts_.engine,
-          .weights = *parts_.weights,
+  return {.engine = engine(),
+          .weights = weights(),
           .codec = parts_.encoder,
           .reward = *parts_.reward,
           .filter = parts_.filter.get(),
@@ -249,7 +324,7 @@ ControllerOptions Run::controller_options() {
       .total_steps = total_steps_,
       .max_buffered_groups = rollout.max_buffered_groups,
       .group_size = settings_.gconfig.n_samples + settings_.actor.advantages.needs_baselines(),
-      .samples_in_flight = 2 * rollout.max_concurrent_rollouts,
+      .samples_in_flight = 2 * rollout.max_concurrent_rollouts * num_ranks(),
       .weight_sync_steps = rollout.weight_sync_steps,
       .interruptible = rollout.interruptible,
       .min_group = std::min(rollout.min_group, settings_.gconfig.n_samples),
@@ -295,7 +370,7 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
   EvaluationOptions options;
   options.sampling = settings_.evaluation_sampling();
   options.seed = static_cast<uint64_t>(settings_.seed);
-  options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts;
+  options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts * num_ranks();
   options.collect.stop = [&] { return stopping() || stop(); };
   options.collect.on_progress = [&](int64_t done, int64_t total) {
     evaluated_.store(done);
@@ -304,7 +379,7 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
   options.environment = parts_.environment.get();
   options.conversations = parts_.conversations ? &*parts_.conversations : nullptr;
   options.in_rounds = in_rounds();
-  const auto result = evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options);
+  const auto result = evaluate(engine(), parts_.valid, parts_.encoder, *parts_.reward, options);
   evaluated_.store(0);
   if (!result) return std::nullopt;
   return to_metrics(*result);
@@ -391,13 +466,13 @@ RunSummary Run::work() {
   write_timeline(/*all=*/true);
   display_.set_activity("");
   if (controller_.is_stopping()) {
-    trainer_.end_ranks();
+    end_ranks();
     throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_,
                           "; checkpoint in ", folder_.path().string(),
                           ". The same command goes on from there"));
   }
   RunSummary summary = summarise();
-  trainer_.end_ranks();
+  end_ranks();
   return summary;
 }
 

@@ -233,7 +233,7 @@ std::optional<int64_t> GradientStep::device_bytes() const {
 WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
   BOUGH_CHECK(!ranks_ || !beside, "a second head is not summed over ranks");
   WalkResult result = executor_.forward_backward(plan, batch, *loss_, beside);
-  if (ranks_) sum_gradients(model_, *ranks_);
+  if (ranks_ && sums_gradients_) sum_gradients(model_, *ranks_);
   synchronize(model_.device());
   return result;
 }

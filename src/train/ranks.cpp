@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
-#include <limits>
 #include <set>
 #include <string_view>
 
@@ -15,14 +15,19 @@ namespace bough {
 
 namespace {
 
+Element summed_element(const at::Tensor& values) {
+  switch (values.scalar_type()) {
+    case at::kDouble: return Element::kDouble;
+    case at::kFloat: return Element::kFloat;
+    case at::kLong: return Element::kInt64;
+    default: BOUGH_CHECK(false, "a sum over ranks of ", c10::toString(values.scalar_type()));
+  }
+}
+
 void sum_tensor(const at::Tensor& values, Communicator& ranks) {
   if (!values.defined() || values.numel() == 0) return;
   const at::Tensor host = values.to(at::kCPU).contiguous();
-  const Element element = host.scalar_type() == at::kDouble  ? Element::kDouble
-                          : host.scalar_type() == at::kFloat ? Element::kFloat
-                                                             : Element::kInt64;
-  BOUGH_CHECK(element != Element::kInt64 || host.scalar_type() == at::kLong, "a sum over ranks of ",
-              c10::toString(host.scalar_type()));
+  const Element element = summed_element(host);
   ranks.run({.kind = Collective::Kind::kAllReduce,
              .send = host.data_ptr(),
              .receive = host.data_ptr(),
@@ -112,10 +117,7 @@ void send_order(const RankOrder& order, Communicator& ranks) {
 }
 
 RankOrder receive_order(Communicator& ranks) {
-  const double deadline = ranks.deadline();
-  ranks.set_deadline(std::numeric_limits<double>::infinity());
-  const std::string text = ranks.broadcast("");
-  ranks.set_deadline(deadline);
+  const std::string text = ranks.await_broadcast();
   size_t at = text.find('\n');
   const Json head = Json::parse(std::string_view(text).substr(0, at));
   RankOrder order{.kind = static_cast<RankOrder::Kind>(head.at("kind").get<std::string>().at(0)),
@@ -134,6 +136,41 @@ RankOrder receive_order(Communicator& ranks) {
 
 void sum_gradients(Model& model, Communicator& ranks) {
   for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, ranks);
+}
+
+ElementShare share_of(int64_t num_elements, const Communicator* ranks) {
+  const int64_t size = ranks ? ranks->size() : 1, rank = ranks ? ranks->rank() : 0;
+  const int64_t most = (num_elements + size - 1) / size;
+  const int64_t begin = std::min(num_elements, rank * most);
+  return {most, begin, std::min(most, num_elements - begin)};
+}
+
+at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks) {
+  const ElementShare share = share_of(values.numel(), &ranks);
+  at::Tensor send = values.view(-1).to(at::kCPU);
+  const int64_t padding = share.most * ranks.size() - values.numel();
+  if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
+  const at::Tensor own = at::empty({share.most}, send.options());
+  ranks.run({.kind = Collective::Kind::kReduceScatter,
+             .send = send.data_ptr(),
+             .receive = own.data_ptr(),
+             .count = share.most,
+             .element = summed_element(own)});
+  return own.narrow(0, 0, share.count).to(values.device());
+}
+
+at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks) {
+  const ElementShare share = share_of(num_elements, &ranks);
+  BOUGH_CHECK(own.dim() == 1 && own.size(0) == share.count, own.sizes(), " of ", num_elements);
+  at::Tensor send = own.to(at::kCPU).contiguous();
+  const int64_t padding = share.most - share.count;
+  if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
+  const at::Tensor all = at::empty({share.most * ranks.size()}, send.options());
+  ranks.run({.kind = Collective::Kind::kAllGather,
+             .send = send.data_ptr(),
+             .receive = all.data_ptr(),
+             .count = share.most * static_cast<int64_t>(send.element_size())});
+  return all.narrow(0, 0, num_elements);
 }
 
 }  // namespace bough

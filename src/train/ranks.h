@@ -4,7 +4,6 @@
 // weights, and afterwards all rows' values, the loss, the metrics and the gradient of the whole batch.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,6 +32,7 @@ void sum_losses(WalkResult& result, Communicator& ranks);
 struct RankOrder {
   enum class Kind : char {
     kTrain = 't',     // on `batch`, as batch number `version`
+    kPublish = 'p',   // the weights, as `version`, to the rank's own engine
     kSnapshot = 's',  // of the optimizer, to rank 0
     kEnd = 'e',
   };
@@ -45,5 +45,16 @@ RankOrder receive_order(Communicator& ranks);                  // by all others
 
 // main_grad of the trained parameters, which held nothing else than this walk's gradient.
 void sum_gradients(Model& model, Communicator& ranks);
+
+// A tensor's elements in memory order, as the ranks share them: each has so many, the last ones fewer or none.
+struct ElementShare {
+  int64_t most = 0;  // of a rank
+  int64_t begin = 0, count = 0;
+};
+ElementShare share_of(int64_t num_elements, const Communicator* ranks);
+// Own share, one dimension, of the sum over ranks. Contiguous.
+at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks);
+// The whole of `num_elements`, one dimension, of every rank's own share.
+at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks);
 
 }  // namespace bough

@@ -4,11 +4,20 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/randn.h>
+
+#include <cmath>
+#include <filesystem>
 #include <thread>
 
 #include "algo/loss.h"
 #include "plan/test_costs.h"
+#include "base/error.h"
 #include "train/exactness.h"
+#include "train/optimizer.h"
 
 namespace bough {
 namespace {
@@ -86,6 +95,123 @@ TEST(Ranks, MetricsAreThoseOfTheWholeBatch) {
     EXPECT_NEAR(four[3].walk.metrics.at(name).value(), metric.value(),
                 1e-9 * std::max(1.0, std::abs(metric.value())))
         << name;
+}
+
+// Each rank in a thread of its own, with a model and an optimizer.
+template <class Work>
+std::vector<std::unique_ptr<Model>> optimize_on(int64_t num_ranks, at::ScalarType type, const Work& work) {
+  auto ranks = thread_communicators(num_ranks);
+  std::vector<std::unique_ptr<Model>> models(static_cast<size_t>(num_ranks));
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < num_ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      Communicator& group = *ranks[static_cast<size_t>(rank)];
+      group.set_deadline(60);
+      auto& model = models[static_cast<size_t>(rank)];
+      model = random_model(5, type);
+      Optimizer optimizer(*model, {.lr = 0.01, .weight_decay = 0.1, .gradient_clipping = 1}, 40, &group);
+      work(optimizer, *model, group);
+      optimizer.check_integrity();
+    });
+  for (std::thread& thread : threads) thread.join();
+  return models;
+}
+
+// One gradient a step whatever the number of ranks, of which each has a part.
+void take_steps(Optimizer& optimizer, Model& model, const Communicator& ranks, int64_t from, int64_t to) {
+  const double whole = static_cast<double>(ranks.size() * (ranks.size() + 1) / 2);
+  for (int64_t step = from; step < to; ++step) {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step));
+    for (const Parameter* parameter : model.trained_parameters())
+      parameter->main_grad.add_(
+          at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble))
+              .mul_(static_cast<double>(ranks.rank() + 1) / whole));
+    optimizer.step();
+  }
+}
+
+double largest_difference(Model& one, Model& other) {
+  double largest = 0;
+  const auto theirs = other.parameters();
+  for (size_t i = 0; i < theirs.size(); ++i)
+    largest = std::max(largest, (one.parameters()[i]->value - theirs[i]->value)
+                                    .abs()
+                                    .to(at::kDouble)
+                                    .max()
+                                    .item<double>());
+  return largest;
+}
+
+TEST(Ranks, ShareTheOptimizerAndStepAsOne) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const auto work = [](Optimizer& optimizer, Model& model, Communicator& ranks) {
+      take_steps(optimizer, model, ranks, 0, 20);
+    };
+    const auto one = optimize_on(1, type, work);
+    ASSERT_GT(largest_difference(*one[0], *random_model(5, type)), 0.05) << "nothing was trained";
+    // A bf16 weight is its fp32 master rounded, which one last bit may send the other way.
+    const double bound = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-5 : 1e-2;
+    for (const int64_t num_ranks : {2, 3, 4, 8}) {
+      const auto several = optimize_on(num_ranks, type, work);
+      for (const auto& model : several) {
+        EXPECT_LE(largest_difference(*one[0], *model), bound) << num_ranks << " ranks of " << type;
+        EXPECT_EQ(largest_difference(*several[0], *model), 0) << "ranks differ in their weights";
+      }
+    }
+  }
+}
+
+TEST(Ranks, AnyNumberLoadsWhatAnyNumberSaved) {
+  const auto folder = std::filesystem::temp_directory_path() / str("bough_ranks_", getpid());
+  for (const auto type : {at::kDouble, at::kBFloat16}) {
+    const auto whole = optimize_on(1, type, [](Optimizer& optimizer, Model& model, Communicator& ranks) {
+      take_steps(optimizer, model, ranks, 0, 10);
+    });
+    for (const int64_t before : {1, 4})
+      for (const int64_t after : {1, 2, 8}) {
+        std::filesystem::create_directories(folder);
+        const auto saved =
+            optimize_on(before, type, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
+              take_steps(optimizer, model, ranks, 0, 5);
+              const OptimizerSnapshot snapshot = optimizer.snapshot(/*copies=*/true);
+              if (ranks.rank() == 0) snapshot.save(folder);
+            });
+        const auto gone_on =
+            optimize_on(after, type, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
+              for (size_t i = 0; i < model.parameters().size(); ++i)
+                model.parameters()[i]->value.copy_(saved[0]->parameters()[i]->value);
+              optimizer.load(folder);
+              take_steps(optimizer, model, ranks, 5, 10);
+            });
+        for (const auto& model : gone_on) {
+          EXPECT_LE(largest_difference(*whole[0], *model), type == at::kDouble ? 1e-10 : 1e-2)
+              << before << " ranks, then " << after;
+        }
+        std::filesystem::remove_all(folder);
+      }
+  }
+}
+
+// What a rank sends at least: its part of each sum, and its share of the weights, to every other.
+TEST(Ranks, SendWhatTheFormulaSays) {
+  for (const int64_t num_ranks : {1, 2, 4}) {
+    optimize_on(num_ranks, at::kBFloat16, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
+      const double before = ranks.bytes_sent();
+      take_steps(optimizer, model, ranks, 0, 1);
+      double expected = 0;
+      for (const Parameter* parameter : model.trained_parameters()) {
+        const double share = std::ceil(static_cast<double>(parameter->value.numel()) / num_ranks);
+        expected += static_cast<double>(num_ranks - 1) * share * (4 + 2);  // fp32 gradients, bf16 weights
+        expected += static_cast<double>(num_ranks - 1) * 8;                // its part of the norm
+      }
+      EXPECT_EQ(ranks.bytes_sent() - before, expected);
+      const double of_all_reduce = ranks.bytes_sent();
+      std::vector<float> values(1000);
+      ranks.all_reduce(std::span<float>(values));
+      EXPECT_EQ(ranks.bytes_sent() - of_all_reduce,
+                2 * 4000.0 * static_cast<double>(num_ranks - 1) / static_cast<double>(num_ranks));
+    });
+  }
 }
 
 TEST(Ranks, TheCutFollowsWhatTokensAndPairsCost) {

@@ -35,6 +35,15 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   return values;
 }
 
+// Tokens that more than one rank computes, each time but the first: paths that the cuts go through.
+int64_t tokens_twice(const std::vector<TokenSpan>& sequences, int64_t num_ranks,
+                     const BalanceWeights& weights) {
+  const PrefixTree tree = build_prefix_tree(sequences);
+  int64_t tokens = -tree.num_tokens();
+  for (const RankShare& share : balance_load(tree, num_ranks, weights)) tokens += share.num_tokens;
+  return tokens;
+}
+
 // What the critic's values, as they were when the batch was scored, say of its returns.
 MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
   std::vector<double> values, returns;
@@ -62,12 +71,14 @@ Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& setting
       gradient_(model, frozen, settings_, nullptr, ranks_, sparse),
       optimizer_(model, settings.optimizer,
                  std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
-                     settings.updates_per_batch()),
+                     settings.updates_per_batch(),
+                 ranks_),
       clock_(clock) {
+  gradient_.leave_sums_over_ranks();
   BOUGH_CHECK(!ranks_ || (!critic && !student), "a critic or a sparse student of several ranks");
 }
 
-void Trainer::follow(const std::function<void(int64_t version)>& trained) {
+void Trainer::follow(const std::function<void(int32_t version)>& publish) {
   BOUGH_CHECK(ranks_ && !leads_ranks(), "rank 0 leads");
   while (true) {
     const RankOrder order = receive_order(*ranks_);
@@ -75,7 +86,9 @@ void Trainer::follow(const std::function<void(int64_t version)>& trained) {
       case RankOrder::Kind::kTrain:
         set_version(order.version);
         train_together(order.batch);
-        if (trained) trained(num_batches_);
+        break;
+      case RankOrder::Kind::kPublish:
+        if (publish) publish(static_cast<int32_t>(order.version));
         break;
       case RankOrder::Kind::kSnapshot: optimizer_.snapshot(/*copies=*/true); break;
       case RankOrder::Kind::kEnd: return;
@@ -83,11 +96,17 @@ void Trainer::follow(const std::function<void(int64_t version)>& trained) {
   }
 }
 
+void Trainer::publish_ranks(int32_t version) {
+  if (leads_ranks())
+    send_order({.kind = RankOrder::Kind::kPublish, .version = version, .batch = {}}, *ranks_);
+}
+
 void Trainer::end_ranks() {
   if (leads_ranks()) send_order({}, *ranks_);
 }
 
 OptimizerSnapshot Trainer::snapshot(bool copies) {
+  if (leads_ranks()) send_order({.kind = RankOrder::Kind::kSnapshot, .batch = {}}, *ranks_);
   return optimizer_.snapshot(copies);
 }
 
@@ -144,13 +163,16 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
 
 MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   if (!ranks_) return train_together(batch);
+  const double sent = ranks_->bytes_sent();
   BOUGH_CHECK(leads_ranks(), "rank ", ranks_->rank(), " follows");
   RankOrder order{.kind = RankOrder::Kind::kTrain, .version = num_batches_, .batch = {}};
   for (const Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) order.batch.push_back(trajectory);
   send_order(order, *ranks_);
   set_version(num_batches_);
-  return train_together(batch);
+  MetricValues values = train_together(batch);
+  values["ranks/bytes_sent"] = ranks_->bytes_sent() - sent;
+  return values;
 }
 
 MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
@@ -224,6 +246,13 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
     values.merge(tree_metrics(tree, plans, costs_.passes.get(),
                               updates.gradient_seconds / static_cast<double>(settings_.ppo_epochs), ranks_));
   else values.merge(tree_metrics(tree, critic_plans, critic_passes));
+  if (ranks_ && trains_actor) {
+    double twice = 0;
+    for (const MiniBatch& mini : minis)
+      twice += static_cast<double>(
+          tokens_twice(mini.batch.sequences, ranks_->size(), balance_weights(costs_.passes.get())));
+    values["ranks/tokens_twice"] = twice;
+  }
   if (critic_ && costs_.passes) {
     double& peak = values["memory/predicted"];
     for (const Plan* plan : critic_plans)

@@ -74,9 +74,10 @@ class Trainer final : public BatchTrainer {
   // (acceptance_metrics): for samples of another policy, as a sparse one's.
   void measure_acceptance() { measures_acceptance_ = true; }
 
-  // Of the other ranks: does what rank 0's trainer does until that calls end_ranks(). `trained`, if any, is
-  // called after each batch with the number of batches trained on.
-  void follow(const std::function<void(int64_t version)>& trained = {});
+  // Of the other ranks: does what rank 0's trainer does until that calls end_ranks(). `publish`, if any, is
+  // called where rank 0's calls publish_ranks().
+  void follow(const std::function<void(int32_t version)>& publish = {});
+  void publish_ranks(int32_t version);
   void end_ranks();
 
   // The optimizer's, of all ranks: of rank 0.

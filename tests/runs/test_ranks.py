@@ -196,7 +196,7 @@ def test_ctrl_c_writes_a_checkpoint(bough, experiment):
 
 
 @pytest.mark.parametrize(
-    "words", [["lora.rank=4"], ["actor.loss.kl_loss_coef=0.1"], ["rollout.max_head_offpolicyness=2"]]
+    "words", [["lora.rank=4"], ["actor.kl_loss_coef=0.1"], ["rollout.max_head_offpolicyness=2"]]
 )
 def test_ranks_train_adapters_and_beside_generation(experiment, words):
     experiment("one", *words)
