@@ -1,8 +1,9 @@
 // Which sampled sequences are trained on. Each filter counts what it drops.
 //
-// Oversampling (papers/distillsparse.txt, equation 4): of a group of M samples the n = keep_samples of
-// highest reward, which are those of highest advantage; mean and deviation are then those of the n. Of equal
-// rewards the earlier sample is kept.
+// Oversampling (DistillSparse, equation 4): of a group of M samples the n = keep_samples of highest reward,
+// which are those of highest advantage; mean and deviation are then those of the n. Of equal rewards the
+// earlier sample is kept. With keep_samples_by acceptance the samples that the trained policy would most
+// likely have drawn itself are kept in their place (the oracle of figure 4): it takes a walk over all M.
 //
 // Order: samples without a reward, then truncated samples (a dropped one no longer counts in its group's
 // mean), then samples beyond keep_samples, then groups: those that are stale, then those of equal rewards. A
@@ -11,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +26,7 @@ struct FilterSettings {
   std::string truncated_samples = "keep";
   int64_t max_num_gen_batches = 10;
   int64_t keep_samples = 0;
+  std::string keep_samples_by = "reward";
 
   template <class V>
   void visit(V& v) {
@@ -42,7 +45,30 @@ struct FilterSettings {
       "0: "
       "all",
       range(0, 100000));
+    v("keep_samples_by", keep_samples_by,
+      "which samples keep_samples keeps: reward (the highest), acceptance (those that the trained policy is "
+      "nearest to, after a walk over all)",
+      one_of({"reward", "acceptance"}));
   }
+  bool needs_acceptance() const { return keep_samples > 0 && keep_samples_by == "acceptance"; }
+  void check() const;  // UserError: settings that contradict each other
+};
+
+// What filters look at. [S] each; refers to the caller's lists.
+struct FilterInput {
+  std::span<const double> rewards;  // those that advantages are computed from
+  std::span<const int64_t> groups;
+  std::span<const uint8_t> truncated;
+  std::span<const uint8_t> valid = {};      // 0: dropped before anything else; empty: all are
+  std::span<const uint8_t> stale = {};      // 1: has a token that is too old, its group goes; empty: none
+  std::span<const double> acceptance = {};  // the mean over its tokens, where settings.needs_acceptance()
+};
+
+// What would be kept had only the first `width` samples of each group been drawn.
+struct KeptByWidth {
+  int64_t width = 0;
+  double reward = 0;                 // mean over the samples kept
+  std::optional<double> acceptance;  // theirs, where it is known
 };
 
 struct FilterResult {
@@ -57,14 +83,13 @@ struct FilterResult {
   int64_t masked_tokens = 0;      // tokens masked because they are too old: counted by who masks them
   int64_t groups_dropped = 0;     // by dynamic sampling, as stale, or because one sample or none was left
   int64_t sequences_dropped = 0;  // all that are not kept
+  // Of the groups that had more than keep_samples, n, to choose from: for widths n, 1.5 n, 2 n, 3 n and the
+  // smallest such group's, as far as all have them.
+  std::vector<KeptByWidth> by_width;
 };
 
-// rewards, groups, truncated: [S]. Pass the rewards that advantages are computed from. `valid` [S], or empty
-// where all are: a sequence that is not valid is dropped before anything else, and only counted among
-// sequences_dropped. `stale` [S], or empty where none is: a sequence with a token that is too old; its group
-// is dropped. UserError: an unknown value of truncated_samples.
-FilterResult filter_sequences(const FilterSettings& settings, std::span<const double> rewards,
-                              std::span<const int64_t> groups, std::span<const uint8_t> truncated,
-                              std::span<const uint8_t> valid = {}, std::span<const uint8_t> stale = {});
+// A sequence that is not valid is only counted among sequences_dropped. UserError: an unknown value of
+// truncated_samples or keep_samples_by.
+FilterResult filter_sequences(const FilterSettings& settings, const FilterInput& input);
 
 }  // namespace bough

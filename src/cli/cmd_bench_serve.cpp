@@ -89,6 +89,16 @@ struct Client {
   bool has_token = false, is_done = false;
 };
 
+// A stream's first event has no token, but the prompt's.
+bool shows_token(const std::string& answer) {
+  static constexpr std::string_view kIds = "\"token_ids\":[";
+  for (size_t at = 0; (at = answer.find(kIds, at)) != std::string::npos;) {
+    at += kIds.size();
+    if (at < answer.size() && answer[at] != ']') return true;
+  }
+  return false;
+}
+
 Client connect_to(int port) {
   Client client;
   client.descriptor = socket(AF_INET, SOCK_STREAM, 0);
@@ -107,9 +117,11 @@ Measured run_clients(int port, const Options& options, const Prompts& prompts, b
   std::vector<Client> clients;
   for (const auto& prompt : prompts) {
     Client& client = clients.emplace_back(connect_to(port));
+    // Ids come with every token, also where the bytes so far are no text to be sent.
     const std::string body = dump_line({{"prompt", prompt},
                                         {"max_tokens", options.max_new_tokens},
                                         {"ignore_eos", true},
+                                        {"return_token_ids", streams},
                                         {"stream", streams}});
     client.unsent = str("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
                         "Content-Length: ", body.size(), "\r\n\r\n", body);
@@ -137,7 +149,7 @@ Measured run_clients(int port, const Options& options, const Prompts& prompts, b
       const ssize_t count = recv(client.descriptor, buffer.data(), buffer.size(), 0);
       if (count < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (count > 0) client.answer.append(buffer.data(), static_cast<size_t>(count));
-      if (streams && !client.has_token && client.answer.find("data: {") != std::string::npos) {
+      if (streams && !client.has_token && shows_token(client.answer)) {
         client.has_token = true;
         out.first_token.push_back(seconds_since(start));
       }

@@ -10,6 +10,7 @@
 #include "env/calculator.h"
 #include "env/guess.h"
 #include "env/sums.h"
+#include "env/trace.h"
 
 namespace bough {
 
@@ -80,9 +81,11 @@ void run_data(const DataOptions& options) {
   check_at_least("--seed", options.seed, 0);
   check_output_file("--out", options.out);
   auto count = options.n;
+  const bool are_worked_out = options.task == "sums" || options.task == "trace";
+  if (are_worked_out && options.traces)
+    throw UserError(
+        str("--traces: the answers of ", options.task, " are worked out already; `bough sft` takes them"));
   if (options.task == "sums") {
-    if (options.traces)
-      throw UserError("--traces: the answers of sums are worked out already; `bough sft` takes them");
     write_sums_dataset(options.out, options.n, split_of(options.split), static_cast<uint64_t>(options.seed),
                        settings_of<SumsSettings>(options));
   } else {
@@ -90,7 +93,11 @@ void run_data(const DataOptions& options) {
     if (options.task == "calculator")
       records = records_of(options, make_calculator_problems, make_calculator_traces);
     else if (options.task == "guess") records = records_of(options, make_guess_problems, make_guess_traces);
-    else throw UserError(str("TASK: got ", quoted(options.task), ", expected sums, calculator or guess"));
+    else if (options.task == "trace")
+      records = make_trace_problems(options.n, split_of(options.split), static_cast<uint64_t>(options.seed),
+                                    settings_of<TraceSettings>(options));
+    else
+      throw UserError(str("TASK: got ", quoted(options.task), ", expected sums, trace, calculator or guess"));
     std::string lines;
     for (const Json& record : records) lines += dump_line(record) + "\n";
     write_file_atomically(options.out, lines);
@@ -106,9 +113,12 @@ void run_data(const DataOptions& options) {
 void add_data_command(CommandLine& line) {
   auto options = std::make_shared<DataOptions>();
   CLI::App& command = line.add(
-      "data", "Problems of a built-in task (sums, calculator, guess) as JSON Lines; splits are disjoint",
+      "data",
+      "Problems of a built-in task (sums, trace, calculator, guess) as JSON Lines; splits are disjoint",
       [options] { run_data(*options); });
-  command.add_option("task", options->task, "sums | calculator | guess")->required()->type_name("TASK");
+  command.add_option("task", options->task, "sums | trace | calculator | guess")
+      ->required()
+      ->type_name("TASK");
   command.add_option("--out", options->out, "File to write")->required()->type_name("FILE");
   command.add_option("-n,--count", options->n, "Problems");
   command.add_option("--split", options->split, "train | test | example");
@@ -120,14 +130,19 @@ void add_data_command(CommandLine& line) {
   };
   integer("--min-operand", "min_operand", "Smallest number in a question (sums, calculator)");
   integer("--max-operand", "max_operand", "Largest number in a question (sums, calculator)");
-  integer("--min-steps", "min_steps", "Fewest operations of a problem (sums, calculator)");
-  integer("--max-steps", "max_steps", "Most operations of a problem (sums, calculator)");
+  integer("--min-steps", "min_steps", "Fewest operations of a problem (sums, trace, calculator)");
+  integer("--max-steps", "max_steps", "Most operations of a problem (sums, trace, calculator)");
+  integer("--registers", "registers", "Registers of a program (trace)");
+  integer("--max-first", "max_first", "The first step's label is one of the first so many (trace)");
+  command.add_option("--mixing", options->numbers["mixing"],
+                     "Share of the steps that add another register (trace)");
   integer("--max-low", "max_low", "Ranges begin at 1 to this (guess)");
   integer("--width", "width", "Numbers in a range (guess)");
   integer("--guesses", "guesses", "Guesses of a game (guess)");
   command.add_option("--slips", options->numbers["slips"],
                      "Imperfect demonstrations: share of worked answers whose result is a little off (sums), "
-                     "of turns with a wrong number (calculator), of guesses that forget (guess)");
+                     "of steps with a wrong digit (trace), of turns with a wrong number (calculator), of "
+                     "guesses that forget (guess)");
   command
       .add_option("--operations", options->operations, "add | subtract | multiply; may be given often (sums)")
       ->type_size(1)

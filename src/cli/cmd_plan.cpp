@@ -2,16 +2,20 @@
 // tree. Needs neither weights nor the device.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/format.h"
 #include "base/settings.h"
 #include "cli/command.h"
+#include "cli/generation_options.h"
 #include "cli/plan_page.h"
 #include "cli/torch_options.h"
 #include "control/batch_picture.h"
+#include "cost/rollout_cost.h"
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
 #include "plan/load_balance.h"
@@ -31,6 +35,8 @@ struct PlanOptions {
   std::string memory;
   std::string packer = "auto";
   int64_t ranks = 1;
+  int64_t max_running = 256;
+  SparseSettings sparse;
   std::optional<int64_t> max_tokens_per_mb;
   bool json = false;
 };
@@ -49,6 +55,18 @@ struct RankCost {
   double seconds = 0;
 };
 
+// What an iteration takes: C_rollout, C_recompute and C_update of DistillSparse's appendix B.
+struct IterationCost {
+  RolloutCost rollout;
+  double recompute_seconds = 0;  // one walk forward
+  double update_seconds = 0;     // one walk with gradients
+  double sparse_step_seconds =
+      0;  // of sparse_training.arm distill, beside the update; its attention as if dense
+  double total() const {
+    return rollout.seconds() + recompute_seconds + update_seconds + sparse_step_seconds;
+  }
+};
+
 // Everything the reports say.
 struct PlanReport {
   TreeStatistics tree;
@@ -56,6 +74,8 @@ struct PlanReport {
   int64_t max_tokens_per_mb = 0;
   std::vector<StrategyCost> strategies;
   std::vector<RankCost> ranks;
+  IterationCost dense_iteration;
+  std::optional<IterationCost> sparse_iteration;
 
   const StrategyCost& of(std::string_view strategy) const {
     return *std::find_if(strategies.begin(), strategies.end(),
@@ -104,6 +124,72 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
   return costs;
 }
 
+// A walk forward of the same passes: nothing goes backward.
+class ForwardCosts final : public PassCosts {
+ public:
+  explicit ForwardCosts(const CostModel& costs) : costs_(costs) {}
+  double forward_seconds(const PassShape& pass) const override { return costs_.forward_seconds(pass); }
+  double backward_seconds(const PassShape&) const override { return 0; }
+  double attention_forward_seconds(const PassShape& pass) const override {
+    return costs_.attention_forward_seconds(pass);
+  }
+  double attention_backward_seconds(const PassShape&) const override { return 0; }
+  double head_forward_seconds(const PassShape& pass) const override {
+    return costs_.head_forward_seconds(pass);
+  }
+  double head_backward_seconds(const PassShape&) const override { return 0; }
+  int64_t stack_row_bytes() const override { return costs_.stack_row_bytes(); }
+  int64_t activation_bytes() const override { return costs_.activation_bytes(); }
+  int64_t attention_bytes() const override { return costs_.attention_bytes(); }
+  int64_t exit_bytes() const override { return costs_.exit_bytes(); }
+  int64_t row_bytes() const override { return costs_.row_bytes(); }
+  int64_t temporary_bytes(const PassShape& pass) const override { return costs_.temporary_bytes(pass); }
+
+ private:
+  const CostModel& costs_;
+};
+
+// Prompts end where the policy drew its first token; what follows it is a response, tool outputs included.
+std::vector<SampledGroup> groups_of(const std::vector<Trajectory>& rollouts) {
+  std::map<std::string_view, size_t> number;
+  std::vector<SampledGroup> groups;
+  for (const Trajectory& rollout : rollouts) {
+    size_t prompt = 1;  // position 0 has no prediction
+    while (prompt < rollout.input_ids.size() && !rollout.trains(prompt)) ++prompt;
+    const auto [found, is_new] = number.try_emplace(rollout.group, groups.size());
+    if (is_new) groups.push_back({static_cast<int64_t>(prompt), {}});
+    groups[found->second].response_tokens.push_back(static_cast<int64_t>(rollout.input_ids.size()) -
+                                                    static_cast<int64_t>(prompt));
+  }
+  return groups;
+}
+
+// The model whose adapters alone are trained, as sparse_training.arm distill has them by default.
+ModelShape adapted(ModelShape shape) {
+  constexpr int64_t kRank = 32;
+  const int64_t width = shape.hidden_size;
+  const int64_t rows_and_columns = 2 * (width + shape.query_width()) + 2 * (width + shape.key_width()) +
+                                   3 * (width + shape.intermediate_size);
+  shape.adapter_elements = kRank * shape.num_layers * rows_and_columns;
+  return shape;
+}
+
+IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan& plan,
+                             const CostModel& costs, const SparseAttention& sparse, int64_t max_running) {
+  IterationCost cost{.rollout = rollout_cost(costs, groups, sparse, max_running)};
+  const ForwardCosts forward(costs);
+  const Simulation walk = simulate(plan, &forward);
+  const auto first = static_cast<double>(walk.tokens_forwarded);
+  cost.recompute_seconds =
+      walk.seconds * first / std::max(1.0, first + static_cast<double>(walk.tokens_recomputed));
+  cost.update_seconds = simulate(plan, &costs).seconds;
+  if (sparse.budget_tokens > 0) {
+    const CostModel frozen(costs.device(), adapted(costs.shape()));
+    cost.sparse_step_seconds = simulate(plan, &frozen).seconds;
+  }
+  return cost;
+}
+
 PlanPicture picture_of(const StrategyCost& cost) {
   const Plan& plan = cost.plan;
   const Simulation& s = cost.simulation;
@@ -111,6 +197,13 @@ PlanPicture picture_of(const StrategyCost& cost) {
       plan, str(plan.strategy, ": ", format_thousands(s.num_passes), " passes of at most ",
                 format_thousands(plan.max_tokens_per_pass), " tokens, ", format_thousands(s.tokens_forwarded),
                 " tokens forwarded, ", format_thousands(s.tokens_recomputed), " recomputed"));
+}
+
+Json iteration_json(const IterationCost& cost) {
+  return {{"rollout_seconds", cost.rollout.seconds()},  {"recompute_seconds", cost.recompute_seconds},
+          {"update_seconds", cost.update_seconds},      {"sparse_step_seconds", cost.sparse_step_seconds},
+          {"decode_passes", cost.rollout.passes},       {"kv_bytes", cost.rollout.kv_bytes},
+          {"summary_bytes", cost.rollout.summary_bytes}};
 }
 
 Json report_json(const PlanReport& report) {
@@ -150,7 +243,9 @@ Json report_json(const PlanReport& report) {
           {"max_tokens_per_mb", report.max_tokens_per_mb},
           {"chosen", report.of("auto").plan.strategy},
           {"strategies", strategies},
-          {"ranks", ranks}};
+          {"ranks", ranks},
+          {"iteration", iteration_json(report.dense_iteration)},
+          {"sparse_iteration", report.sparse_iteration ? iteration_json(*report.sparse_iteration) : Json()}};
 }
 
 std::string percent(double ratio) {
@@ -235,6 +330,32 @@ std::string rank_table(const std::vector<RankCost>& ranks) {
   return text;
 }
 
+std::string iteration_table(const PlanReport& report, const PlanOptions& options) {
+  std::string text = str("\nan iteration, predicted, of at most ", format_thousands(options.max_running),
+                         " samples at once (s):\n");
+  const auto line = [&](const std::string& name, const IterationCost& cost) {
+    const auto seconds = [](double value) { return format_significant(value, 3); };
+    text += str(name, ": rollout ", seconds(cost.rollout.seconds()), " (attention ",
+                seconds(cost.rollout.attention_seconds), ", ", format_bytes(cost.rollout.bytes()),
+                " of keys and values), recompute ", seconds(cost.recompute_seconds), ", update ",
+                seconds(cost.update_seconds));
+    if (cost.sparse_step_seconds > 0)
+      text += str(", sparse policy's step ", seconds(cost.sparse_step_seconds));
+    text += str("; ", seconds(cost.total()), ", of which the rollout is ",
+                percent(cost.rollout.seconds() / cost.total()), "\n");
+  };
+  line("dense", report.dense_iteration);
+  if (!report.sparse_iteration) return text;
+  line(str("budget ", options.sparse.budget), *report.sparse_iteration);
+  return text +
+         str("rollout ",
+             format_significant(
+                 report.dense_iteration.rollout.seconds() / report.sparse_iteration->rollout.seconds(), 3),
+             "x, iteration ",
+             format_significant(report.dense_iteration.total() / report.sparse_iteration->total(), 3),
+             "x of dense's speed\n");
+}
+
 void print_readable_report(const PlanReport& report, const CostModel& costs) {
   const TreeStatistics& tree = report.tree;
   print_table({{"sequences", format_thousands(tree.num_sequences)},
@@ -263,6 +384,8 @@ void run_plan(const PlanOptions& options) {
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
   check_at_least("--ranks", options.ranks, 1);
   check_packer("--packer", options.packer);
+  check_at_least("--max-running", options.max_running, 1);
+  const SparseAttention sparse = priced_attention(options.sparse);
   if (!options.html.empty()) check_output_file("--html", options.html);
   if (!options.svg.empty()) check_output_file("--svg", options.svg);
   const auto memory = parse_memory("--memory", options.memory);
@@ -287,11 +410,19 @@ void run_plan(const PlanOptions& options) {
     report.strategies.push_back(
         cost_of(std::string(names[i % names.size()]), request, costs, memory.has_value()));
   report.ranks = rank_costs(tree, request, costs.shape(), options.ranks);
+  const std::vector<SampledGroup> groups = groups_of(rollouts);
+  const Plan& chosen = report.of("auto").plan;
+  report.dense_iteration = iteration_cost(groups, chosen, costs, {}, options.max_running);
+  if (sparse.budget_tokens > 0)
+    report.sparse_iteration = iteration_cost(groups, chosen, costs, sparse, options.max_running);
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
   if (!options.html.empty())
     write_file_atomically(options.html, tree_page(tree, rollouts, options.rollouts, reuse_note(report)));
   if (options.json) print_json(report_json(report));
-  else print_readable_report(report, costs);
+  else {
+    print_readable_report(report, costs);
+    print_text(iteration_table(report, options));
+  }
 }
 
 }  // namespace
@@ -319,6 +450,9 @@ void add_plan_command(CommandLine& line) {
       .add_option("--memory", options->memory,
                   "Budget over weights and gradients, 40GiB; a batch that no plan fits is refused")
       ->type_name("BYTES");
+  command.add_option("--max-running", options->max_running, "Samples that are generated at once")
+      ->type_name("N");
+  add_sparse_options(command, options->sparse);
   command.add_option("--ranks", options->ranks, "Balance the batch over so many devices")->type_name("K");
   command
       .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,

@@ -140,6 +140,7 @@ void run_rollout(const RolloutOptions& options) {
     Json result = {{"sequences", rollouts.size()},
                    {"new_tokens", statistics.new_tokens},
                    {"seconds", seconds},
+                   {"engine_seconds", statistics.seconds},
                    {"new_tokens_per_second", rate},
                    {"prefill_tokens", statistics.prefill_tokens},
                    {"cached_tokens", statistics.cached_tokens},

@@ -5,6 +5,7 @@
 #include "cli/command.h"
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
+#include "env/http_client.h"
 #include "rollout/adapter_engines.h"
 #include "serve/server.h"
 
@@ -32,7 +33,7 @@ void run_serve(const ServeOptions& options) {
   if (options.port) settings.port = *options.port;
   if (settings.port < 0 || settings.port > 65535)
     throw UserError(str("--port: got ", settings.port, ", expected 0 (a free one) to 65535"));
-  const std::string key = load_api_key(settings.api_key_file);
+  const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", settings.api_key_file);
   check_serving(settings, key);  // before the model takes its time
   if (!settings.lora_modules.empty() && settings.rollout.quantization == "int8")
     throw UserError(

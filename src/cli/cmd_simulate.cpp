@@ -7,9 +7,11 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "cli/command.h"
+#include "cli/generation_options.h"
 #include "cli/torch_options.h"
 #include "control/run_folder.h"
 #include "control/run_simulator.h"
+#include "cost/rollout_cost.h"
 #include "cost/run_costs.h"
 #include "data/rollout_file.h"
 #include "models/decoder_cost.h"
@@ -27,42 +29,64 @@ struct SimulateOptions {
   int64_t longest = 16384;
   double memory_bandwidth = 0, efficiency = 0.5;
   std::vector<double> reward_seconds = {0, 0};
+  SparseSettings sparse;
   bool no_interrupt = false, json = false;
 };
 
 struct Assumed {
   SimulationOptions simulation;
   std::string lengths, rates;  // where they come from
+  std::string iteration;       // on one device, where it is priced
 };
 
-// Bytes a second of the devices' memory, as their data sheets have it.
-double memory_bandwidth(const std::string& device) {
-  if (device == "h100") return 3.35e12;
-  if (device == "h200") return 4.8e12;
-  if (device == "a100") return 2.04e12;
-  return 4e10;
+// Bytes a second of the devices' memory, as their data sheets have it, of this machine's as it was measured.
+double memory_bandwidth(const DeviceProfile& profile) {
+  if (profile.name == "h100") return 3.35e12;
+  if (profile.name == "h200") return 4.8e12;
+  if (profile.name == "a100") return 2.04e12;
+  return profile.memory_bytes_per_s;
 }
 
-// A decoding pass reads the weights once and each sample's keys and values, and computes each sample's token;
-// a step of training computes three forward passes' work of every token of the tree.
+// A decoding pass reads the weights once and each sample's keys and values, as far as it attends to them and
+// no other of its group reads them (rollout_cost.h); and computes each sample's token. A step of training
+// computes three forward passes' work of every token of the tree.
 void plan_rates(const SimulateOptions& options, Assumed& assumed) {
   const DeviceProfile profile = device_profile(options.device, parse_dtype(options.dtype));
   const ModelShape shape = named_model_shape(options.shape, options.dtype);
   const double bandwidth =
-      options.memory_bandwidth > 0 ? options.memory_bandwidth * 1e9 : memory_bandwidth(options.device);
+      options.memory_bandwidth > 0 ? options.memory_bandwidth * 1e9 : memory_bandwidth(profile);
   const double flops = shape.linear_flops_per_token() + shape.flops_per_head_row();
   const double rate = profile.matrix_product_rate() * options.efficiency;
   const double weights = flops / 2 * static_cast<double>(shape.element_bytes);
-  const double kv =
-      2.0 *
-      static_cast<double>(shape.num_layers * shape.num_kv_heads * shape.head_dim * shape.element_bytes) *
-      (static_cast<double>(options.prompt_tokens) + options.length_mean / 2);
+  const SparseAttention sparse = priced_attention(options.sparse);
+  const SampledGroup group{options.prompt_tokens,
+                           std::vector<int64_t>(static_cast<size_t>(options.group_size),
+                                                std::max<int64_t>(1, std::llround(options.length_mean)))};
+  // One group says it of all: groups share nothing.
+  const RolloutCost drawn = rollout_cost(CostModel(profile, shape), {group}, sparse, options.group_size);
+  const auto tokens = static_cast<double>(drawn.tokens);
+  const double kv = drawn.bytes() / tokens;
+  const double attention_flops =
+      drawn.keys / tokens * shape.flops_per_pair() / static_cast<double>(shape.num_layers);
   SimulatedRates& rates = assumed.simulation.rates;
   rates.pass_seconds = weights / (bandwidth * options.efficiency);
-  rates.sample_seconds = kv / (bandwidth * options.efficiency) + flops / rate;
+  rates.sample_seconds = kv / (bandwidth * options.efficiency) + (flops + attention_flops) / rate;
   rates.prefill_tokens_per_s = rate / flops;
   rates.train_tokens_per_s = rate / (3 * flops);
   rates.swap_seconds = rates.publish_seconds = weights / bandwidth;
+  const double samples = static_cast<double>(options.batch_groups * options.group_size);
+  const double running = std::min(samples, static_cast<double>(options.max_running));
+  const double batch_tokens =
+      samples * options.length_mean + static_cast<double>(options.batch_groups * options.prompt_tokens);
+  const double rollout =
+      samples * options.length_mean / running * (rates.pass_seconds + running * rates.sample_seconds) +
+      static_cast<double>(options.batch_groups * options.prompt_tokens) / rates.prefill_tokens_per_s;
+  const double recompute = batch_tokens * flops / rate, update = batch_tokens / rates.train_tokens_per_s;
+  const auto seconds = [](double value) { return format_significant(value, 3); };
+  assumed.iteration = str("rollout ", seconds(rollout), " s (",
+                          format_significant(100 * rollout / (rollout + recompute + update), 3),
+                          "%), recompute ", seconds(recompute), " s, update ", seconds(update), " s",
+                          sparse.budget_tokens > 0 ? str("; budget ", options.sparse.budget) : "");
   assumed.rates = str(options.shape, " in ", options.dtype, " on ", options.device, ", ",
                       format_significant(100 * options.efficiency, 3), "% of its peaks");
 }
@@ -137,6 +161,10 @@ Assumed assume(const SimulateOptions& options) {
   assumed.lengths =
       str("log-normal, mean ", format_significant(options.length_mean, 4), ", deviation of the logarithm ",
           format_significant(options.length_sigma, 3), ", at most ", format_thousands(options.longest));
+  if (!options.run.empty() && options.sparse.budget != "none")
+    throw UserError(
+        "--sparse-budget: the rates of --run are those that it had, whatever it attended to; leave out "
+        "one of them");
   if (options.run.empty()) plan_rates(options, assumed);
   else read_run(options, assumed);
   simulation.controller.total_steps = options.steps;
@@ -200,13 +228,19 @@ void run_simulate(const SimulateOptions& options) {
                       {"engine_idle", split.result.engine_idle},
                       {"staleness_mean", split.result.staleness_mean},
                       {"staleness_max", split.result.staleness_max}});
-    print_json({{"splits", std::move(list)}, {"lengths", assumed.lengths}, {"rates", assumed.rates}});
+    print_json({{"splits", std::move(list)},
+                {"lengths", assumed.lengths},
+                {"rates", assumed.rates},
+                {"iteration", assumed.iteration}});
     return;
   }
-  print_table({{"lengths", assumed.lengths},
-               {"rates", assumed.rates},
-               {"batch", str(assumed.simulation.controller.batch_groups, " groups of ",
-                             assumed.simulation.controller.group_size)}});
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"lengths", assumed.lengths},
+      {"rates", assumed.rates},
+      {"batch", str(assumed.simulation.controller.batch_groups, " groups of ",
+                    assumed.simulation.controller.group_size)}};
+  if (!assumed.iteration.empty()) rows.emplace_back("on one device", assumed.iteration);
+  print_table(rows);
   print_text("\n" + table_of(splits, synchronous));
   print_text(str(
       "\ngenerated tokens that were trained on, a second; trainer, engine: the share of the time in which it "
@@ -246,6 +280,7 @@ void add_simulate_command(CommandLine& line) {
   command.add_option("--sigma", options->length_sigma,
                      "Deviation of the logarithm of lengths: 1.4 is heavy-tailed");
   command.add_option("--longest", options->longest, "A response ends after so many tokens");
+  add_sparse_options(command, options->sparse);
   command.add_option("--max-running", options->max_running, "Samples that a device generates at once");
   command.add_option("--reward-seconds", options->reward_seconds, "Least and most time of a reward")
       ->expected(2);

@@ -13,6 +13,7 @@
 #include "cli/torch_options.h"
 #include "control/run.h"
 #include "control/run_folder.h"
+#include "env/http_client.h"
 #include "serve/agent_server.h"
 
 namespace bough {
@@ -70,10 +71,12 @@ std::unique_ptr<OutsideGroups> serve_agents(const RunSettings& run, Engine& engi
   settings.reasoning_parser = run.serve.reasoning_parser;
   settings.seed = run.seed;
   settings.log_requests = false;
+  // Inference servers say no others.
+  if (run.rollout.has_servers()) settings.logprobs_mode = "processed_logprobs";
   settings.gconfig = run.gconfig;
   settings.gconfig.n_samples = 1;
   settings.gconfig.top_logprobs = 0;
-  const std::string key = load_api_key(run.serve.api_key_file);
+  const std::string key = load_api_key("BOUGH_API_KEY", "api_key_file", run.serve.api_key_file);
   const AgentDeskOptions options{.group_size = run.gconfig.n_samples,
                                  .min_group = run.rollout.min_group,
                                  .lease_seconds = run.serve.lease_seconds,

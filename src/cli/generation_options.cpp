@@ -6,6 +6,7 @@
 #include "base/format.h"
 #include "base/settings.h"
 #include "cli/torch_options.h"
+#include "kernels/paged_attention/paged_attention_task.h"
 
 namespace bough {
 
@@ -62,6 +63,28 @@ struct EngineOverrides {
   }
 };
 }  // namespace
+
+void add_sparse_options(CLI::App& command, SparseSettings& sparse) {
+  command
+      .add_option("--sparse-budget", sparse.budget,
+                  "rollout.sparse.budget to price beside dense generation: tokens (512) or pages (16x32)")
+      ->type_name("TOKENS");
+  command.add_option("--sparse-summary", sparse.summary, "rollout.sparse.summary: mean | minmax");
+  command.add_option("--sparse-dense-layers", sparse.dense_layers, "rollout.sparse.dense_layers");
+}
+
+SparseAttention priced_attention(const SparseSettings& sparse) {
+  check_at_least("--sparse-dense-layers", sparse.dense_layers, 0);
+  if (sparse.summary != "mean" && sparse.summary != "minmax")
+    throw UserError(str("--sparse-summary: got ", quoted(sparse.summary), ", expected mean or minmax"));
+  try {
+    return {.budget_tokens = sparse.budget_pages() * kPageTokens,
+            .dense_layers = sparse.dense_layers,
+            .vectors_per_summary = sparse.summary == "mean" ? 1 : 2};
+  } catch (const UserError& error) {
+    throw UserError(str("--sparse-budget: ", error.what()));
+  }
+}
 
 void add_environment_options(CLI::App& command, std::vector<std::string>& options) {
   command

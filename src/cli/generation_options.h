@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cost/rollout_cost.h"
 #include "env/environment.h"
 #include "models/quantized_model.h"
 #include "rollout/settings.h"
@@ -27,6 +28,11 @@ struct EngineOptions {
 // --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization, and any other
 // setting of a run's engine as rollout.key=value.
 void add_engine_options(CLI::App& command, EngineOptions& options);
+
+// --sparse-budget, --sparse-summary, --sparse-dense-layers: rollout.sparse of a run that is only priced.
+void add_sparse_options(CLI::App& command, SparseSettings& sparse);
+// What it costs to generate under them. UserError naming the option.
+SparseAttention priced_attention(const SparseSettings& sparse);
 
 // --environment and its keys.
 void add_environment_options(CLI::App& command, std::vector<std::string>& options);

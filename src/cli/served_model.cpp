@@ -3,26 +3,12 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "models/config.h"
 
 namespace bough {
-
-std::string load_api_key(const std::string& api_key_file) {
-  const char* given = std::getenv("BOUGH_API_KEY");
-  std::string key = given ? given : "";
-  if (!api_key_file.empty()) {
-    key = read_file(api_key_file);
-    key.resize(std::min(key.size(), key.find_first_of("\r\n")));
-    if (key.empty())
-      throw UserError(str("api_key_file: the first line of ", quoted(api_key_file), " is empty"));
-  }
-  return key;
-}
 
 ServedModel load_served_model(const std::filesystem::path& directory, const ServeSettings& settings) {
   const ModelConfig config = load_model_config(directory);

@@ -27,7 +27,6 @@ namespace bough {
 namespace {
 
 // Of a checkpoint: the adapters that the sparse policy has beside the trained weights, and their optimizer.
-constexpr const char* kStudent = "sparse_adapter";
 
 // The run's last checkpoint, from rank 0, whose folder it is, to the others, which see the same files.
 void send_checkpoint(const std::optional<RunCheckpoint>& checkpoint, Communicator& ranks) {
@@ -49,7 +48,10 @@ void check_ranks(const RunSettings& settings) {
   };
   if (settings.actor.advantages.needs_values())
     refuse("actor.adv_estimator: gae", "an estimator without a critic (grpo, rloo)");
-  if (settings.sparse_training.distills()) refuse("sparse_training.arm: distill", "another arm");
+  if (settings.sparse_training.has_student())
+    refuse("sparse_training.arm: distill and weak", "sparse_to_dense or sparse_to_sparse");
+  if (settings.actor.filters.needs_acceptance()) refuse("actor.keep_samples_by: acceptance", "reward");
+  if (settings.rollout.has_servers()) refuse("rollout.backend: a server", "the embedded engine");
   if (settings.serve.port) refuse("serve.port", "conversations that the run holds itself (port: null)");
 }
 
@@ -242,7 +244,8 @@ void Run::resume() {
   const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer(),
                                          [this](const auto& directory) {
                                            if (parts_.critic) parts_.critic->load(directory / "critic");
-                                           if (parts_.student) parts_.student->load(directory / kStudent);
+                                           if (parts_.student)
+                                             parts_.student->load(directory / parts_.student->folder());
                                            if (renews_reference())
                                              load_weights(directory / "reference", *parts_.reference);
                                          });
@@ -403,7 +406,7 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
            (copied ? *critic_copy_ : parts_.critic->snapshot(/*copies=*/false)).save(directory / "critic");
          if (parts_.student)
            (copied ? *student_copy_ : parts_.student->snapshot(/*copies=*/false))
-               .save(directory / kStudent, settings_.model.path);
+               .save(directory / parts_.student->folder(), settings_.model.path);
          if (renews_reference())
            save_model(directory / "reference", copied ? *reference_copy_ : *parts_.reference);
        }});

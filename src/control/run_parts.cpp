@@ -1,6 +1,8 @@
 #include "control/run_parts.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/log_softmax.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -8,7 +10,11 @@
 
 #include "base/file.h"
 #include "cost/run_costs.h"
+#include "models/checkpoint.h"
 #include "models/lora.h"
+#include "rollout/embedded_engine.h"
+#include "rollout/server_engine.h"
+#include "train/tree_context.h"
 
 namespace bough {
 
@@ -47,29 +53,35 @@ std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& 
   return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);
 }
 
-// It reads the student's token ids, so they must mean the same to it. Vocabularies may be padded differently,
-// but each id that the student may have must be there.
-std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& student) {
-  const std::string& path = settings.actor.loss.teacher.path;
-  if (path.empty()) return nullptr;
-  const std::filesystem::path own = std::filesystem::path(settings.model.path) / "tokenizer.json",
-                              other = std::filesystem::path(path) / "tokenizer.json";
+// A model that reads token ids which another one draws must mean the same by them. Vocabularies may be padded
+// differently, but each id that the other may draw must be there. `key`: the setting that names the one of
+// the two that is not model.path.
+void check_same_tokens(const char* key, const std::filesystem::path& reader_path, const Model& reader,
+                       const std::filesystem::path& drawer_path, const Model& drawer) {
+  const auto own = reader_path / "tokenizer.json", other = drawer_path / "tokenizer.json";
   if (std::filesystem::exists(own) && std::filesystem::exists(other)) {
     const auto vocabulary = [](const std::filesystem::path& file) {
       const Json json = read_json(file);
       return json.contains("model") && json["model"].contains("vocab") ? json["model"]["vocab"] : Json();
     };
     if (vocabulary(own) != vocabulary(other))
-      throw UserError(str("setting teacher.path: ", other.string(), " has another vocabulary than ",
-                          own.string(),
-                          ", so that its probabilities are of other tokens; expected a teacher "
-                          "with the tokenizer of the model that is trained"));
+      throw UserError(str("setting ", key, ": ", own.string(), " has another vocabulary than ",
+                          other.string(),
+                          ", so that their probabilities are of different tokens; expected models of one "
+                          "tokenizer"));
   }
-  auto teacher = load(settings, path);
-  if (teacher->config().vocab_size < student.config().vocab_size)
-    throw UserError(str("setting teacher.path: ", path, " has a vocabulary of ", teacher->config().vocab_size,
-                        " tokens, the model that is trained one of ", student.config().vocab_size,
+  if (reader.config().vocab_size < drawer.config().vocab_size)
+    throw UserError(str("setting ", key, ": ", reader_path.string(), " has a vocabulary of ",
+                        reader.config().vocab_size, " tokens, ", drawer_path.string(),
+                        ", whose samples it reads, one of ", drawer.config().vocab_size,
                         "; expected no fewer"));
+}
+
+std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& student) {
+  const std::string& path = settings.actor.loss.teacher.path;
+  if (path.empty()) return nullptr;
+  auto teacher = load(settings, path);
+  check_same_tokens("teacher.path", path, *teacher, settings.model.path, student);
   return teacher;
 }
 
@@ -94,9 +106,19 @@ std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, M
 
 std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& model,
                                             const SparsePolicy& sparse, int64_t total_steps) {
-  if (!settings.sparse_training.distills()) return nullptr;
-  return std::make_unique<SparseStudent>(model, settings.sparse_training, settings.actor, sparse, total_steps,
-                                         static_cast<uint64_t>(settings.seed));
+  const SparseTrainingSettings& own = settings.sparse_training;
+  if (!own.has_student()) return nullptr;
+  const auto seed = static_cast<uint64_t>(settings.seed);
+  if (own.distills())
+    return std::make_unique<SparseStudent>(model, own, settings.actor, sparse, total_steps, seed);
+  auto weak = load(settings, own.weak_path);
+  check_same_tokens("sparse_training.weak_path", settings.model.path, model, own.weak_path, *weak);
+  if (weak->config().max_length() > model.config().max_length())
+    throw UserError(str("setting sparse_training.weak_path: ", own.weak_path, " takes ",
+                        weak->config().max_length(), " tokens, ", settings.model.path,
+                        ", which is trained on its samples, ", model.config().max_length(),
+                        "; expected no more"));
+  return std::make_unique<SparseStudent>(std::move(weak), own, settings.actor, sparse, total_steps);
 }
 
 std::unique_ptr<Environment> make_environment(const RunSettings& settings) {
@@ -126,6 +148,46 @@ CostModel ranks_costs(Communicator* ranks, const Model& model, const std::functi
   if (!ranks || ranks->size() == 1) return std::move(*own);
   const std::string profile = ranks->broadcast(own ? own->device().to_json().dump() : "");
   return CostModel(DeviceProfile::from_json(Json::parse(profile), "rank 0's profile"), model_shape(model));
+}
+
+// Of a model with adapters: with them merged, since servers load no others. Files of the model that the run
+// began with go along.
+void write_weights(const RunSettings& settings, const std::filesystem::path& directory, const Model& model) {
+  std::unique_ptr<Model> written = has_adapter(model) ? copy_of(model, Changing::kAll) : model.share();
+  if (has_adapter(*written)) merge_adapter(*written);
+  save_model(directory, *written, {.copy_from = settings.model.path});
+}
+
+std::unique_ptr<Engine> make_run_engine(const RunSettings& settings, const Model& model,
+                                        const std::optional<Tokenizer>& tokenizer) {
+  const RolloutSettings& rollout = settings.rollout;
+  if (!rollout.has_servers())
+    return make_engine(model, settings.model.path, tokenizer, rollout, kDeviceShareBesideTraining);
+  const std::filesystem::path own = std::filesystem::absolute(run_folder_of(settings)) / "weights";
+  const std::filesystem::path given = rollout.servers.weights_path;
+  const auto weights_folder =
+      given.empty() ? own : std::filesystem::absolute(given) / settings.experiment_name / settings.trial_name;
+  ServerEngineOptions options{.backend = rollout.backend_name(),
+                              .settings = rollout.servers,
+                              .api_key = load_api_key("BOUGH_ROLLOUT_API_KEY", "rollout.servers.api_key_file",
+                                                      rollout.servers.api_key_file),
+                              .max_concurrent = rollout.max_concurrent_rollouts,
+                              .config = model.config(),
+                              .stop_tokens = load_stop_tokens(settings.model.path),
+                              .weights_folder = weights_folder};
+  if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
+  options.write_weights = [settings](const std::filesystem::path& directory, const Model& of) {
+    write_weights(settings, directory, of);
+  };
+  options.score = [](const Model& of, const std::vector<int32_t>& ids, size_t begin, double temperature) {
+    const at::NoGradGuard no_grad;
+    const auto log_probs_TV = at::log_softmax(sequence_logits(of, ids).to(at::kDouble) / temperature, -1);
+    std::vector<double> out;
+    for (size_t i = begin; i < ids.size(); ++i)
+      out.push_back(log_probs_TV[static_cast<int64_t>(i) - 1][ids[i]].item<double>());
+    return out;
+  };
+  return std::make_unique<ServerEngine>(std::move(options));
 }
 
 }  // namespace
@@ -165,11 +227,11 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
               settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), ranks),
       weights(make_channel(settings, student ? student->model() : *model, generating.get())),
-      engine(make_engine(generating ? *generating
-                         : student  ? student->model()
-                                    : *model,
-                         settings.model.path, encoder.tokenizer(), settings.rollout,
-                         kDeviceShareBesideTraining)),
+      engine(make_run_engine(settings,
+                             generating ? *generating
+                             : student  ? student->model()
+                                        : *model,
+                             encoder.tokenizer())),
       folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
   at::set_num_threads(threads.training);
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
@@ -185,8 +247,12 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       ranks, *model, [&] { return run_costs(folder->path(), settings.calibration, *model, stop); });
   StepCosts of_critic;
   if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
+  if (settings.sparse_training.is_weak())
+    weak_costs = std::make_unique<CostModel>(costs.device(), model_shape(student->model()));
   trainer.use_costs(step_costs(std::move(costs)), std::move(of_critic));
-  if (sparse.is_sparse() && !settings.sparse_training.trains_sparse()) trainer.measure_acceptance();
+  if (weak_costs) student->use_costs(weak_costs.get());
+  if ((sparse.is_sparse() && !settings.sparse_training.trains_sparse()) || student)
+    trainer.measure_acceptance();
 }
 
 }  // namespace bough

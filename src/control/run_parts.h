@@ -15,7 +15,7 @@
 #include "env/reward.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
-#include "rollout/embedded_engine.h"
+#include "rollout/engine.h"
 #include "train/trainer.h"
 
 namespace bough {
@@ -52,11 +52,12 @@ struct RunParts {
   std::unique_ptr<Model> critic_model;     // its own backbone; null where it shares the actor's, or is none
   std::unique_ptr<Critic> critic;          // of adv_estimator gae
   const SparsePolicy sparse;               // what the engine attends by
-  std::unique_ptr<SparseStudent> student;  // of sparse_training.arm distill: what the engine generates with
+  std::unique_ptr<SparseStudent> student;  // what the engine generates with, where it is not `model`
+  std::unique_ptr<const PassCosts> weak_costs;  // of the student's plans, where it is a model of its own
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
-  std::unique_ptr<EmbeddedEngine> engine;
+  std::unique_ptr<Engine> engine;
   std::optional<ConversationFormat> conversations;  // where there is an environment
   std::unique_ptr<RunFolder> folder;
 };

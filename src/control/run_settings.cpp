@@ -64,19 +64,35 @@ void RunSettings::check() const {
         "critic.share_backbone: with lora the backbone is frozen, and the value head would train the "
         "policy's "
         "adapter; expected a critic with a backbone of its own (share_backbone: false)");
-  if (sparse_training.arm != "sparse" && rollout.sparse.budget_pages() == 0)
+  const bool needs_budget = sparse_training.arm != "sparse" && !sparse_training.is_weak();
+  if (needs_budget && rollout.sparse.budget_pages() == 0)
     throw UserError(
         str("sparse_training.arm: ", sparse_training.arm,
             " is of sparse rollouts, but rollout.sparse.budget is none; expected a budget, 512 say"));
-  if (sparse_training.distills() && (actor.lora.enabled() || actor.advantages.needs_values()))
+  if (sparse_training.is_weak() == sparse_training.weak_path.empty())
+    throw UserError(str("sparse_training.weak_path: got ", quoted(sparse_training.weak_path), " with arm ",
+                        sparse_training.arm,
+                        "; expected the directory of the model that generates with arm weak, and none "
+                        "with the others"));
+  if (sparse_training.has_student() && (actor.lora.enabled() || actor.advantages.needs_values()))
     throw UserError(
-        "sparse_training.arm: distill has adapters of its own beside weights that are all trained, and no "
-        "critic; expected no lora, and another actor.adv_estimator than gae");
-  if (sparse_training.distills() && rollout.quantization != "none")
+        str("sparse_training.arm: ", sparse_training.arm,
+            " trains what generates beside weights that are all trained, and no critic; expected no lora, "
+            "and another actor.adv_estimator than gae"));
+  if (sparse_training.has_student() && rollout.quantization != "none")
+    throw UserError(str("rollout.quantization: got ", rollout.quantization, ", but sparse_training.arm ",
+                        sparse_training.arm,
+                        sparse_training.distills() ? " changes the weights below its adapters every step"
+                                                   : " has no quantized copy of the model that generates",
+                        "; expected none"));
+  if (sparse_training.is_weak() && rollout.has_servers())
     throw UserError(
-        str("rollout.quantization: got ", rollout.quantization,
-            ", but sparse_training.arm distill changes the weights below its adapters every step; "
-            "expected none"));
+        str("rollout.backend: got ", rollout.backend,
+            ", but with sparse_training.arm weak the run's own engine generates; expected embedded"));
+  if (sparse_training.trains_sparse() && actor.filters.needs_acceptance())
+    throw UserError(
+        "actor.keep_samples_by: acceptance tells samples of one policy by another, but sparse_training.arm "
+        "sparse_to_sparse trains the one that generates; expected reward");
   if (sparse_training.trains_sparse() && !actor.loss.teacher.path.empty())
     throw UserError(
         "sparse_training.arm: sparse_to_sparse walks all models by choice of pages, and a teacher is dense; "
@@ -84,6 +100,9 @@ void RunSettings::check() const {
   if (sparse_training.trains_sparse() && actor.advantages.needs_values())
     throw UserError(
         "sparse_training.arm: sparse_to_sparse has no critic yet; expected another actor.adv_estimator");
+  if (rollout.has_servers() && sparse_training.has_student())
+    throw UserError(str("rollout.backend: got ", rollout.backend, ", but sparse_training.arm ",
+                        sparse_training.arm, " has a policy of its own generate; expected embedded"));
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;
@@ -144,7 +163,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 36> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 40> kHarmless = {"experiment_name",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",
@@ -179,7 +198,11 @@ bool is_harmless_change(const std::string& key) {
                                                                  "serve.api_key_file",
                                                                  "serve.lease_seconds",
                                                                  "actor.max_num_gen_batches",
-                                                                 "actor.pad_to_maximum"};
+                                                                 "actor.pad_to_maximum",
+                                                                 "rollout.servers.addresses",
+                                                                 "rollout.servers.api_key_file",
+                                                                 "rollout.servers.weights_path",
+                                                                 "rollout.servers.timeout_seconds"};
   return std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
 }
 

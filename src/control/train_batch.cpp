@@ -106,6 +106,7 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   for (const Trajectory& row : record.batch)
     if (!row.baseline) rows.push_back(&row);
   metrics.merge(conversation_metrics(rows));  // none, where there is none among them
+  if (settings.actor.filters.needs_acceptance()) trainer.set_acceptance(record.batch);
   const FilterResult filtered =
       set_advantages(record.batch, settings.actor, settings.gconfig.max_new_tokens,
                      {order.step - 1, settings.rollout.max_age, settings.rollout.max_age_action},
@@ -120,6 +121,10 @@ StepRecord train_batch(const TrainOrder& order, const RunSettings& settings, Bat
   metrics["rollout/zero_std_groups"] = static_cast<double>(filtered.zero_std_groups);
   metrics["rollout/groups_dropped"] = static_cast<double>(filtered.groups_dropped);
   metrics["rollout/surplus_samples"] = static_cast<double>(filtered.surplus_dropped);
+  for (const KeptByWidth& kept : filtered.by_width) {
+    metrics[str("oversampling/reward_", kept.width)] = kept.reward;
+    if (kept.acceptance) metrics[str("oversampling/acceptance_", kept.width)] = *kept.acceptance;
+  }
   metrics["rollout/batch_groups"] = static_cast<double>(order.groups.size());
   metrics["rollout/sequences_dropped"] = static_cast<double>(filtered.sequences_dropped);
   trainer.set_version(order.step - 1);

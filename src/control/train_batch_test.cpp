@@ -4,7 +4,9 @@
 
 #include <set>
 
+#include "base/error.h"
 #include "control/control_test_util.h"
+#include "train/sequence_steps.h"
 
 namespace bough {
 namespace {
@@ -144,6 +146,46 @@ TEST(TrainBatch, FiltersTakeSequencesOutOfTrainingAndAreCounted) {
   }
   EXPECT_GT(equal, 0);
   EXPECT_EQ(record.metrics.at("rollout/sequences_dropped"), 2 * equal);
+}
+
+// The trainer is asked what it accepts of every sample before any is chosen; the two nearest of each group
+// train.
+TEST(TrainBatch, SamplesAreChosenByWhatTheTrainerAccepts) {
+  class AcceptingTrainer final : public BatchTrainer {
+   public:
+    MetricValues train(const std::vector<Trajectory>&) override { return {}; }
+    void set_acceptance(std::vector<Trajectory>& batch) override {
+      for (size_t i = 0; i < batch.size(); ++i)
+        batch[i].columns[kAcceptanceColumn].assign(batch[i].input_ids.size(), share(i));
+    }
+    static double share(size_t i) { return static_cast<double>(i * 7 % 5) / 5; }  // of five different ones
+  };
+  RunSettings settings;
+  settings.actor.filters.keep_samples = 2;
+  settings.actor.filters.keep_samples_by = "acceptance";
+  AcceptingTrainer trainer;
+  const StepRecord record = train_batch(order_of(0, 6, 5), settings, trainer);
+  ASSERT_EQ(record.batch.size(), 30u);
+  double kept = 0;
+  for (size_t i = 0; i < 30; ++i) {
+    if (!record.batch[i].valid) continue;
+    size_t nearer = 0;
+    for (size_t j = i / 5 * 5; j < i / 5 * 5 + 5; ++j)
+      nearer += record.batch[j].valid && AcceptingTrainer::share(j) > AcceptingTrainer::share(i);
+    EXPECT_EQ(record.batch[i].trained, nearer < 2) << i;
+    kept += record.batch[i].trained;
+  }
+  EXPECT_EQ(kept, 12);
+  EXPECT_GT(record.metrics.at("oversampling/acceptance_3"), record.metrics.at("oversampling/acceptance_2"));
+  EXPECT_TRUE(record.metrics.contains("oversampling/reward_2"));
+  // By reward nobody walks, and nothing is said of acceptance.
+  settings.actor.filters.keep_samples_by = "reward";
+  const MetricValues metrics = train_batch(order_of(0, 6, 5), settings, trainer).metrics;
+  EXPECT_FALSE(metrics.contains("oversampling/acceptance_2"));
+  EXPECT_GE(metrics.at("oversampling/reward_3"), metrics.at("oversampling/reward_2"));
+  FakeTrainer silent;
+  settings.actor.filters.keep_samples_by = "acceptance";
+  EXPECT_THROW(train_batch(order_of(0, 6, 5), settings, silent), UserError);
 }
 
 // FakeReward: 1 for an even digit. The baseline is in no mean, count or loss.

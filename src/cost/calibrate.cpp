@@ -12,6 +12,7 @@
 #include "base/format.h"
 #include "cost/calibration_cells.h"
 #include "cost/cost_model.h"
+#include "cost/rates.h"
 #include "kernels/common/cpu_allocator.h"
 #include "kernels/common/device.h"
 #include "kernels/common/isa.h"
@@ -171,6 +172,8 @@ DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const Calibrati
   profile.name = device_name(device);
   profile.dtype = dtype_name(dtype);
   profile.memory_bytes = device_memory(device).total;
+  constexpr int64_t kBeyondCaches = int64_t{256} << 20;
+  profile.memory_bytes_per_s = read_rate(kBeyondCaches, device);
   profile.kernels = kernels_of(device, dtype);
   profile.launches_overlap = !device.is_cpu();
   const int64_t largest_pass = effort.largest_pass > 0 ? effort.largest_pass : device.is_cpu() ? 2048 : 16384;

@@ -43,6 +43,7 @@ void visit(Profile& p, Visitor&& v) {
   v("source", p.source);
   v("dtype", p.dtype);
   v("memory_bytes", p.memory_bytes);
+  v("memory_bytes_per_s", p.memory_bytes_per_s);
   v("threads", p.kernels.threads);
   v("attention", p.kernels.attention);
   v("packs_factors", p.kernels.packs_factors);
@@ -184,7 +185,9 @@ Json DeviceProfile::to_json() const {
 
 DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& where) {
   DeviceProfile profile;
-  visit(profile, Reader(json, where));
+  Json complete = json;
+  if (json.is_object() && !json.contains("memory_bytes_per_s")) complete["memory_bytes_per_s"] = 0.0;
+  visit(profile, Reader(complete, where));
   return profile;
 }
 
@@ -272,6 +275,7 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   profile.source = gpu->source;
   profile.dtype = dtype;
   profile.memory_bytes = gpu->memory_bytes;
+  profile.memory_bytes_per_s = bytes;
   profile.kernels.attention = DeviceKernels::Attention::kFused;
   profile.launches_overlap = true;
   // One FLOP a token is half a weight. Backward reads it once more and reads and writes its gradient.

@@ -41,6 +41,7 @@ struct DeviceProfile {
   std::string source;  // where the rates come from
   std::string dtype;   // fp32 | bf16 | fp64
   int64_t memory_bytes = 0;
+  double memory_bytes_per_s = 0;  // reading more than caches hold; 0 in files of runs that did not measure it
   DeviceKernels kernels;
   // Launches run ahead of the device: of the constants below and the work, the larger counts, not the sum.
   bool launches_overlap = false;

@@ -95,7 +95,9 @@ TEST(DeviceProfile, JsonThatIsNotOneIsRefusedByKey) {
     Json missing = json, other = json;
     missing.erase(key);
     other[key] = Json::array({Json::object()});
-    expect_names(key.c_str(), missing);
+    // Runs before it was measured have none.
+    if (key == "memory_bytes_per_s") EXPECT_EQ(DeviceProfile::from_json(missing, "").memory_bytes_per_s, 0);
+    else expect_names(key.c_str(), missing);
     expect_names(key.c_str(), other);
   }
   Json bad = json;

@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raised whenever kernels, the executor or the cost model change what is measured or what it means.
-constexpr int64_t kVersion = 7;
+constexpr int64_t kVersion = 8;
 
 // How long a measurement on a busy machine is good for.
 constexpr std::chrono::minutes kProvisional{10};

@@ -196,7 +196,8 @@ class Endpoint {
         const size_t length = std::stoul(text.substr(text.find("Content-Length: ") + 16));
         if (text.size() >= end + 4 + length) {
           ++num_requests_;
-          return handler_({descriptor, text.substr(0, end), Json::parse(text.substr(end + 4, length))});
+          const Json request = length > 0 ? Json::parse(text.substr(end + 4, length)) : Json();
+          return handler_({descriptor, text.substr(0, end), request});
         }
       }
       const ssize_t n = recv(descriptor, buffer, sizeof buffer, 0);

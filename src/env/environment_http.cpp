@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts
 class HttpEpisodes final : public EpisodeChannel {
  public:
   HttpEpisodes(HttpUrl url, const HttpAddress& address, std::string name)
-      : post_(std::move(url), address), name_(std::move(name)) {}
+      : call_(std::move(url), address), name_(std::move(name)) {}
 
   void begin(const EpisodeCall& call) override {
     if (call.is_reset() && !is_open_) ++num_episodes_;
@@ -33,15 +33,15 @@ class HttpEpisodes final : public EpisodeChannel {
     return AfterClose::kClosing;
   }
   bool give_up() override {
-    post_.hang_up();
+    call_.hang_up();
     return true;
   }
-  int descriptor() const override { return post_.descriptor(); }
-  bool wants_to_send() const override { return post_.wants_to_send(); }
-  bool has_come() const override { return post_.has_failed(); }
+  int descriptor() const override { return call_.descriptor(); }
+  bool wants_to_send() const override { return call_.wants_to_send(); }
+  bool has_come() const override { return call_.has_failed(); }
 
   std::optional<ChannelReply> advance() override {
-    const std::optional<HttpAnswer> answer = post_.advance();
+    const std::optional<HttpAnswer> answer = call_.advance();
     if (!answer) return std::nullopt;
     if (!is_open_) return ChannelReply{.kind = ChannelReply::kReady};  // of close
     return reply_of(*answer);
@@ -51,7 +51,7 @@ class HttpEpisodes final : public EpisodeChannel {
   void ask(OrderedJson request) {
     request["id"] = ++request_;
     request["episode"] = str(name_, "-", num_episodes_);
-    post_.begin(dump_ordered(request));
+    call_.post(dump_ordered(request));
   }
 
   ChannelReply reply_of(const HttpAnswer& answer) const {
@@ -88,7 +88,7 @@ class HttpEpisodes final : public EpisodeChannel {
     }
   }
 
-  HttpPost post_;
+  HttpCall call_;
   const std::string name_;  // of the channel, one of its kind
   int64_t request_ = 0, num_episodes_ = 0;
   size_t num_calls_ = 0;  // of the request

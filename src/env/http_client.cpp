@@ -8,14 +8,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "env/worker_process.h"
-#include "env/worker_protocol.h"
 
 namespace bough {
 
@@ -145,11 +146,21 @@ HttpUrl parse_http_url(const std::string& url, const std::string& setting) {
   return out;
 }
 
-void HttpPost::begin(const std::string& json) {
-  outgoing_ = str("POST ", url_.target, " HTTP/1.1\r\nHost: ", url_.authority,
-                  "\r\nContent-Type: application/json\r\nAccept: application/json\r\nUser-Agent: bough"
-                  "\r\nConnection: close\r\nContent-Length: ",
-                  json.size(), "\r\n\r\n", json);
+std::string load_api_key(const char* variable, const std::string& setting, const std::string& file) {
+  const char* const given = std::getenv(variable);
+  if (file.empty()) return given ? given : "";
+  std::string key = read_file(file);
+  key.resize(std::min(key.size(), key.find_first_of("\r\n")));
+  if (key.empty()) throw UserError(str(setting, ": the first line of ", quoted(file), " is empty"));
+  return key;
+}
+
+void HttpCall::begin(const std::string& method, const std::string& target, const std::string& json) {
+  outgoing_ = str(method, " ", target, " HTTP/1.1\r\nHost: ", url_.authority,
+                  "\r\nAccept: application/json\r\nUser-Agent: bough\r\nConnection: close\r\n");
+  if (!bearer_.empty()) outgoing_ += str("Authorization: Bearer ", bearer_, "\r\n");
+  if (!json.empty()) outgoing_ += "Content-Type: application/json\r\n";
+  outgoing_ += str("Content-Length: ", json.size(), "\r\n\r\n", json);
   incoming_.clear();
   expect_response();
   const Connecting connecting = begin_connection(address_);
@@ -158,7 +169,7 @@ void HttpPost::begin(const std::string& json) {
   is_connected_ = false;
 }
 
-std::optional<HttpAnswer> HttpPost::advance() {
+std::optional<HttpAnswer> HttpCall::advance() {
   if (descriptor_ < 0 && error_ == 0) return std::nullopt;  // nothing is asked
   const auto done = [this](HttpAnswer answer) {
     hang_up();
@@ -185,7 +196,7 @@ std::optional<HttpAnswer> HttpPost::advance() {
                  .message = "the endpoint closed the connection before its answer was complete"});
   if (error == http::error::body_limit || error == http::error::header_limit)
     return done({.kind = HttpAnswer::kMalformed,
-                 .message = str("the endpoint's answer is longer than ", kMaxReplyBytes, " bytes")});
+                 .message = str("the endpoint's answer is longer than ", max_bytes_, " bytes")});
   if (error)
     return done({.kind = HttpAnswer::kMalformed,
                  .message = str("the endpoint answered what is not HTTP/1.1: ", error.message())});
@@ -201,21 +212,27 @@ std::optional<HttpAnswer> HttpPost::advance() {
   return done(std::move(answer));
 }
 
-void HttpPost::hang_up() {
+std::string HttpCall::take_body() {
+  const bool has_body = descriptor_ >= 0 && parser_ && parser_->is_header_done() &&
+                        parser_->get().result_int() >= 200 && parser_->get().result_int() < 300;
+  return has_body ? std::exchange(parser_->get().body(), {}) : "";
+}
+
+void HttpCall::hang_up() {
   if (descriptor_ >= 0) close(descriptor_);
   descriptor_ = -1;
   error_ = 0;
   outgoing_.clear();
 }
 
-void HttpPost::expect_response() {
+void HttpCall::expect_response() {
   parser_.emplace();
-  parser_->body_limit(kMaxReplyBytes);
+  parser_->body_limit(max_bytes_);
   parser_->header_limit(kMaxHeaderBytes);
   parser_->eager(true);
 }
 
-void HttpPost::send_what_fits() {
+void HttpCall::send_what_fits() {
   while (!outgoing_.empty()) {
     const ssize_t n = send(descriptor_, outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
@@ -226,13 +243,13 @@ void HttpPost::send_what_fits() {
   }
 }
 
-boost::system::error_code HttpPost::parse() {
+boost::system::error_code HttpCall::parse() {
   boost::system::error_code error;
   while (!incoming_.empty() && !parser_->is_done()) {
     const size_t used = parser_->put(boost::asio::const_buffer(incoming_.data(), incoming_.size()), error);
     incoming_.erase(0, used);
     // Boost 1.74 forgets that the length is over the limit where a part of the body came with the header.
-    if (parser_->is_header_done() && parser_->content_length().value_or(0) > kMaxReplyBytes)
+    if (parser_->is_header_done() && parser_->content_length().value_or(0) > max_bytes_)
       return http::error::body_limit;
     if (error == http::error::need_more) {
       error = {};

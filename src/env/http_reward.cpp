@@ -15,14 +15,14 @@ constexpr std::chrono::milliseconds kRetryPause{500};  // a server that restarts
 
 class HttpChannel : public RewardChannel {
  public:
-  HttpChannel(HttpUrl url, const HttpAddress& address) : post_(std::move(url), address) {}
+  HttpChannel(HttpUrl url, const HttpAddress& address) : call_(std::move(url), address) {}
 
-  void begin(int64_t id, const RewardRequest& request) override { post_.begin(encode_request(id, request)); }
-  int descriptor() const override { return post_.descriptor(); }
-  bool wants_to_send() const override { return post_.wants_to_send(); }
+  void begin(int64_t id, const RewardRequest& request) override { call_.post(encode_request(id, request)); }
+  int descriptor() const override { return call_.descriptor(); }
+  bool wants_to_send() const override { return call_.wants_to_send(); }
 
   std::optional<WorkerReply> advance() override {
-    const std::optional<HttpAnswer> answer = post_.advance();
+    const std::optional<HttpAnswer> answer = call_.advance();
     if (!answer) return std::nullopt;
     switch (answer->kind) {
       case HttpAnswer::kMalformed: return WorkerReply{.message = answer->message};
@@ -39,7 +39,7 @@ class HttpChannel : public RewardChannel {
   }
 
  private:
-  HttpPost post_;
+  HttpCall call_;
 };
 
 }  // namespace

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <cstdlib>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -65,8 +68,81 @@ const std::vector<ChartPlan>& main_charts() {
        true,
        {{"idle/trainer_seconds", "trainer waits for samples"},
         {"idle/engine_seconds", "engine waits for weights"}}},
+      {"Cost of a step by its parts",
+       "s",
+       true,
+       {{"time/rollout", "rollout"},
+        {"time/recompute", "recompute"},
+        {"time/update", "update"},
+        {"time/sparse_train", "sparse policy's step"}}},
+      {"Acceptance by place in the response: sum of min(p, q) over the likeliest tokens and the rest",
+       "",
+       false,
+       {{"sparse/overlap_to_255", "to 255"},
+        {"sparse/overlap_to_1023", "to 1,023"},
+        {"sparse/overlap_to_4095", "to 4,095"},
+        {"sparse/overlap_beyond", "beyond"}}},
+      {"The same, 5th percentile of the tokens",
+       "",
+       false,
+       {{"sparse/overlap_p5_to_255", "to 255"},
+        {"sparse/overlap_p5_to_1023", "to 1,023"},
+        {"sparse/overlap_p5_to_4095", "to 4,095"},
+        {"sparse/overlap_p5_beyond", "beyond"}}},
+      {"Acceptance by place, estimated from the drawn tokens",
+       "",
+       false,
+       {{"sparse/acceptance_to_255", "to 255"},
+        {"sparse/acceptance_to_1023", "to 1,023"},
+        {"sparse/acceptance_to_4095", "to 4,095"},
+        {"sparse/acceptance_beyond", "beyond"}}},
+      {"Importance ratio by place, mean",
+       "",
+       false,
+       {{"sparse/ratio_to_255", "to 255"},
+        {"sparse/ratio_to_1023", "to 1,023"},
+        {"sparse/ratio_to_4095", "to 4,095"},
+        {"sparse/ratio_beyond", "beyond"}}},
+      {"Importance ratio, 5th percentile by place",
+       "",
+       false,
+       {{"sparse/ratio_p5_to_255", "to 255"},
+        {"sparse/ratio_p5_to_1023", "to 1,023"},
+        {"sparse/ratio_p5_to_4095", "to 4,095"},
+        {"sparse/ratio_p5_beyond", "beyond"}}},
+      {"Importance ratio, 95th percentile by place",
+       "",
+       false,
+       {{"sparse/ratio_p95_to_255", "to 255"},
+        {"sparse/ratio_p95_to_1023", "to 1,023"},
+        {"sparse/ratio_p95_to_4095", "to 4,095"},
+        {"sparse/ratio_p95_beyond", "beyond"}}},
+      {"KL from the policy that drew the samples to the dense one",
+       "",
+       true,
+       {{"sparse/kl_drawn", "drawn by these weights"},
+        {"staleness/kl", "drawn by older ones"},
+        {"sparse/kl", "sparse policy after its step"}}},
   };
   return plans;
+}
+
+// Metrics of one kind by a number at the end of their names: "oversampling/reward_8", "_12", "_16". The
+// smallest numbers, as many as a chart has room for.
+Chart chart_by_number(const std::vector<MetricRecord>& metrics, const std::string& title,
+                      const std::string& prefix, std::set<std::string>& drawn) {
+  std::map<int64_t, std::string> names;
+  for (const MetricRecord& record : metrics)
+    for (const auto& [name, value] : record.values)
+      if (name.starts_with(prefix) && std::all_of(name.begin() + std::ssize(prefix), name.end(), ::isdigit))
+        names[std::strtoll(name.c_str() + prefix.size(), nullptr, 10)] = name;
+  Chart chart{title, "", {}, false};
+  for (const auto& [number, name] : names) {
+    if (chart.series.size() == 4) break;
+    chart.series.push_back(series_of(metrics, name, str("N = ", number)));
+    drawn.insert(name);
+  }
+  return chart;
 }
 
 std::string charts_section(const std::vector<MetricRecord>& metrics) {
@@ -81,6 +157,10 @@ std::string charts_section(const std::vector<MetricRecord>& metrics) {
     }
     out += chart_figure(chart);
   }
+  for (const auto& [title, prefix] :
+       {std::pair{"Reward of the samples kept of the first N", "oversampling/reward_"},
+        std::pair{"Acceptance of the samples kept of the first N", "oversampling/acceptance_"}})
+    out += chart_figure(chart_by_number(metrics, title, prefix, drawn));
   std::set<std::string> others;
   for (const MetricRecord& record : metrics)
     for (const auto& [name, value] : record.values)

@@ -87,6 +87,29 @@ TEST(HtmlReport, ShowsEveryMetricOnce) {
   EXPECT_NE(html.find("aria-label=\"plain over steps\""), std::string::npos);
 }
 
+TEST(HtmlReport, WhatSparseSamplesAreLikeIsAboveTheFold) {
+  ReportInput input;
+  for (int64_t step = 1; step <= 3; ++step)
+    input.metrics.push_back({step,
+                             {{"sparse/overlap_to_255", 0.9},
+                              {"sparse/overlap_to_1023", 0.8},
+                              {"sparse/ratio_p5_to_255", 0.7},
+                              {"sparse/kl_drawn", 0.01},
+                              {"time/recompute", 1},
+                              {"oversampling/reward_8", 0.25},
+                              {"oversampling/reward_12", 0.5},
+                              {"oversampling/reward_16", 0.75},
+                              {"oversampling/reward_x", 1}}});
+  const std::string html = html_report(input);
+  EXPECT_EQ(unbalanced(html), "");
+  for (const char* title : {"Acceptance by place in the response", "Importance ratio, 5th percentile",
+                            "KL from the policy", "Cost of a step", "Reward of the samples kept"})
+    EXPECT_LT(html.find(title), html.find("more curves")) << title;
+  EXPECT_LT(html.find("N = 8"), html.find("N = 12"));
+  EXPECT_LT(html.find("N = 12"), html.find("N = 16"));
+  EXPECT_NE(html.find("1 more curves"), std::string::npos) << "oversampling/reward_x";
+}
+
 TEST(HtmlReport, LongTextsAndManySamplesAreCut) {
   ReportInput input;
   for (int i = 0; i < 500; ++i) input.samples.push_back({i, std::string(100'000, 'p'), "é", {}, ""});

@@ -352,6 +352,9 @@ EngineStatistics EmbeddedEngine::statistics() const {
 EmbeddedEngineOptions load_engine_options(const std::filesystem::path& directory,
                                           const std::optional<Tokenizer>& tokenizer,
                                           const RolloutSettings& settings, double device_share) {
+  if (settings.has_servers())
+    throw UserError(str("rollout.backend: got ", settings.backend,
+                        "; expected embedded: only `bough train` has servers generate"));
   EmbeddedEngineOptions options{.settings = settings, .stop_tokens = load_stop_tokens(directory)};
   if (tokenizer) options.token_bytes = [tokenizer](int32_t id) { return tokenizer->id_to_bytes(id); };
   options.device_share = device_share;

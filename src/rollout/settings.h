@@ -95,7 +95,35 @@ struct SparseSettings {
   void check() const { budget_pages(); }
 };
 
+// Inference servers that generate in the embedded engine's place (server_engine.h).
+struct ServerSettings {
+  std::vector<std::string> addresses;
+  std::string api_key_file;
+  std::string weights_path;
+  double timeout_seconds = 300;
+  double max_logprob_difference = 0.1;
+
+  template <class V>
+  void visit(V& v) {
+    v("addresses", addresses, "of the servers, as [http://127.0.0.1:8000]");
+    v("api_key_file", api_key_file,
+      "file whose first line is the servers' key; the environment's BOUGH_ROLLOUT_API_KEY does the same");
+    v("weights_path", weights_path,
+      "folder for the weights that servers load, at the same path for them and for the run; empty: the run's "
+      "own folder");
+    v("timeout_seconds", timeout_seconds,
+      "for servers to come up, to load weights, to draw another token of a sample, and to come back",
+      above(0.0));
+    v("max_logprob_difference", max_logprob_difference,
+      "mean difference to the model's log-probabilities of a few tokens, above which a server that has "
+      "loaded "
+      "weights is refused",
+      above(0.0));
+  }
+};
+
 struct RolloutSettings {
+  std::string backend = "embedded";
   int64_t max_concurrent_rollouts = 128;
   int64_t prefill_chunk_tokens = 512;
   Bytes kv_memory = {};
@@ -110,9 +138,14 @@ struct RolloutSettings {
   int64_t max_age = 0;
   std::string max_age_action = "keep";
   SparseSettings sparse;
+  ServerSettings servers;
 
   template <class V>
   void visit(V& v) {
+    v("backend", backend,
+      "what generates: embedded (in the run's process), or the servers of rollout.servers.addresses: vllm, "
+      "sglang (AReaL's vllm:d4t2 is taken: how they share their work is the servers' own business)");
+    v("servers", servers, "inference servers (docs/rollout_servers.md)");
     v("max_concurrent_rollouts", max_concurrent_rollouts, "samples that are generated at once",
       range(1, 1000000));
     v("prefill_chunk_tokens", prefill_chunk_tokens,
@@ -158,12 +191,29 @@ struct RolloutSettings {
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));
   }
+  std::string backend_name() const { return backend.substr(0, backend.find(':')); }
+  bool has_servers() const { return backend_name() != "embedded"; }
   void check() const {
+    const std::string name = backend_name();
+    if (name != "embedded" && name != "vllm" && name != "sglang")
+      throw UserError(str("rollout.backend is ", backend, "; expected embedded, vllm or sglang"));
     if (weight_sync_steps > max_head_offpolicyness + 1)
       throw UserError(str("rollout.weight_sync_steps is ", weight_sync_steps,
                           "; expected at most rollout.max_head_offpolicyness + 1, ",
                           max_head_offpolicyness + 1,
                           ": the gate would wait for weights that are never published"));
+    if (!has_servers() && !servers.addresses.empty())
+      throw UserError(
+          "rollout.servers.addresses: given, but rollout.backend is embedded; expected vllm or sglang");
+    if (has_servers() && sparse.budget != "none")
+      throw UserError(str("rollout.sparse.budget is ", sparse.budget, ", but rollout.backend is ", backend,
+                          ", whose attention is dense; expected none, or the embedded backend"));
+    if (has_servers() && quantization != "none")
+      throw UserError(str("rollout.quantization is ", quantization, ", but rollout.backend is ", backend,
+                          "; quantize at the server's start, or take the embedded backend"));
+    if (has_servers() && batch_invariant.value_or(false))
+      throw UserError(str("rollout.batch_invariant is true, but rollout.backend is ", backend,
+                          ", whose bits are not the trainer's; expected null or false"));
     if (max_age == 0 && max_age_action != "keep")
       throw UserError(str("rollout.max_age_action is ", max_age_action,
                           ", but rollout.max_age is 0, so that no token is too old; give it a bound"));

@@ -45,6 +45,14 @@ void check_frozen(const LossSettings& settings, const AdvantageSettings& advanta
                         "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, remax, maxrl"));
 }
 
+// Whether the engine said of every trained token which ones were most likely.
+bool has_engine_top(const std::vector<const Trajectory*>& trajectories) {
+  for (const Trajectory* row : trajectories)
+    for (size_t i = 1; row->in_loss() && i < row->input_ids.size(); ++i)
+      if (row->trains(i) && (row->top_ids.size() <= i || row->top_ids[i].empty())) return false;
+  return true;
+}
+
 }  // namespace
 
 GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings,
@@ -100,7 +108,9 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
     fields.reference_log_probs_R =
         executor_of(*frozen_.reference).forward(plan(batch, strategy), batch).log_probs_R;
   const GivenTokens given = loss_->given_tokens();
-  if (given == GivenTokens::kEngineTop) set_given_tokens(trajectories, batch);
+  const bool is_asked =
+      asks_for_engine_top_ && given != GivenTokens::kPolicyTop && has_engine_top(trajectories);
+  if (given == GivenTokens::kEngineTop || is_asked) set_given_tokens(trajectories, batch);
 
   const bool keeps_old = !fields.proximal_is_current && loss_->needs_proximal();
   const bool in_reward = is_policy_loss && settings.kl_ctl != 0.0;

@@ -51,10 +51,13 @@ class GradientStep {
   // On a GPU within what is free of it where the settings bound nothing: as it was found before the first
   // plan.
   Plan plan(const TrainBatch& batch, const std::string& strategy) const;
-  // The policy's log-probabilities as its weights are, one a row.
-  at::Tensor log_probs(const TrainBatch& batch, const std::string& strategy) {
-    return executor_.forward(plan(batch, strategy), batch).log_probs_R;
+  // The policy's values as its weights are, one a row.
+  RowValues values(const TrainBatch& batch, const std::string& strategy) {
+    return executor_.forward(plan(batch, strategy), batch);
   }
+  // Batches that prepare() makes ask their walks for the engine's most likely tokens, too, wherever every
+  // trained token has some, whether the loss reads them or not.
+  void ask_for_engine_top() { asks_for_engine_top_ = true; }
   // Adds the gradient to the parameters' main_grad, which must be 0 where there are several ranks; it is
   // there when this returns. `beside`: another head over the same walk, or none.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
@@ -92,6 +95,7 @@ class GradientStep {
   const SparsePolicy sparse_;
   mutable std::optional<int64_t> device_bytes_;  // of a GPU, for plans
   std::optional<int64_t> version_;
+  bool asks_for_engine_top_ = false;
   std::unique_ptr<Loss> loss_;
   Executor executor_;
   KlController kl_controller_;

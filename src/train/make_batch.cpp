@@ -197,6 +197,27 @@ void add_baselines(const std::vector<Trajectory>& batch, const ActorSettings& se
   out.baselines = shape_rewards(settings.shaping, rewards, lengths, max_response_tokens);
 }
 
+// The mean over each entry's trained tokens of what the trained policy accepts of them (acceptance.h).
+std::vector<double> acceptance_of(const std::vector<Trajectory>& batch, const std::vector<int64_t>& entry_of,
+                                  size_t num_entries) {
+  std::vector<double> sums(num_entries, 0), counts(num_entries, 0);
+  for (size_t s = 0; s < batch.size(); ++s) {
+    if (entry_of[s] < 0 || !batch[s].in_loss() || !batch[s].trains_a_token()) continue;
+    const std::vector<double> own = trained_column(batch[s], kAcceptanceColumn);
+    if (own.empty())
+      throw UserError(str(
+          "keep_samples_by: acceptance needs the trained policy's values of every sample, but one of group ",
+          quoted(batch[s].group),
+          " has none (column `acceptance` of a rollout file, as `bough train` writes it); expected reward"));
+    for (const double value : own) {
+      sums[static_cast<size_t>(entry_of[s])] += value;
+      ++counts[static_cast<size_t>(entry_of[s])];
+    }
+  }
+  for (size_t e = 0; e < num_entries; ++e) sums[e] /= std::max(1.0, counts[e]);
+  return sums;
+}
+
 Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& settings,
                 std::optional<int64_t> max_response_tokens, const std::set<std::string_view>& stale_groups) {
   if (settings.shaping.overlong_reward_penalty && !max_response_tokens)
@@ -242,7 +263,10 @@ Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& setti
   out.rewards = shape_rewards(settings.shaping, rewards, lengths, max_response_tokens.value_or(0));
   if (settings.advantages.needs_baselines())
     add_baselines(batch, settings, max_response_tokens.value_or(0), valid, out);
-  out.filtered = filter_sequences(settings.filters, out.rewards, out.groups, truncated, valid, stale);
+  std::vector<double> acceptance;
+  if (settings.filters.needs_acceptance()) acceptance = acceptance_of(batch, out.entry_of, rewards.size());
+  out.filtered =
+      filter_sequences(settings.filters, {out.rewards, out.groups, truncated, valid, stale, acceptance});
   return out;
 }
 
@@ -312,7 +336,10 @@ std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<dou
 
 std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
                                        std::optional<int64_t> max_response_tokens) {
-  const FilterResult filtered = collect(group, settings, max_response_tokens, {}).filtered;
+  // Whether the trained policy would have drawn them is not known yet, and leaves something in any case.
+  ActorSettings before_training = settings;
+  if (settings.filters.needs_acceptance()) before_training.filters.keep_samples = 0;
+  const FilterResult filtered = collect(group, before_training, max_response_tokens, {}).filtered;
   if (std::find(filtered.trained.begin(), filtered.trained.end(), 1) != filtered.trained.end()) return {};
   return filtered.zero_std_groups > 0 && settings.filters.dynamic_sampling ? "equal rewards" : "nothing left";
 }

@@ -17,6 +17,9 @@ namespace bough {
 
 inline constexpr const char* kValuesColumn = "values";
 inline constexpr const char* kReturnsColumn = "returns";
+// min(1, pi / mu) of each token under the policy that is trained (acceptance.h), where samples are chosen by
+// it.
+inline constexpr const char* kAcceptanceColumn = "acceptance";
 
 // A column's values at the row's trained tokens, in order; empty where the row has no such column.
 std::vector<double> trained_column(const Trajectory& row, const char* name);

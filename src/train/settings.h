@@ -184,6 +184,7 @@ struct ActorSettings {
   void check() const {
     tree.check();
     advantages.check();
+    filters.check();
     if (mb_spec.counts() && tree.strategy() != "dense")
       throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),

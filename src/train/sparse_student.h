@@ -1,17 +1,21 @@
-// The sparse policy that a run generates with, kept near the dense one that it trains (DistillSparse,
-// algorithm 1): low-rank adapters phi beside the trained weights theta, which the engine generates with under
-// block-sparse attention. Theta is trained densely on those samples, by the run's loss and corrections. Then
-// theta is frozen and phi takes one step on
+// The policy that a run generates with where it is not the one that it trains, and that is kept near it
+// (DistillSparse, algorithm 1): low-rank adapters phi beside the trained weights theta, which the engine
+// generates with under block-sparse attention. Theta is trained densely on those samples, by the run's loss
+// and corrections. Then theta is frozen and phi takes one step on
 //
 //   L(phi) = L_PPO(sparse) + kl_loss_coef · KL(sparse, dense)
 //
 // over the same trees and trained tokens, through the sparse policy's own attention. The ratio of L_PPO is to
 // phi's own values, detached: one update a batch. The KL is estimated from the sampled tokens, its target the
 // dense log-probabilities from before theta's step (k2 by default: its gradient is the reverse KL's).
+//
+// Or a weak model of its own in phi's place (section 4.3): smaller, of the same tokenizer, all of it trained;
+// it generates, densely or sparsely, and takes the same step on its samples.
 #pragma once
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,35 +29,42 @@ namespace bough {
 
 struct SparseTrainingSettings {
   std::string arm = "sparse";
+  std::string weak_path;
   double kl_loss_coef = 0.001;
   std::string kl_loss_type = "k2";
-  double lr_ratio = 5;
+  std::optional<double> lr_ratio;
   LoraSettings lora{.rank = 32};
 
   bool distills() const { return arm == "distill"; }
+  bool is_weak() const { return arm == "weak"; }
+  bool has_student() const { return distills() || is_weak(); }
   bool trains_sparse() const { return arm == "sparse_to_sparse"; }
 
   template <class V>
   void visit(V& v) {
     v("arm", arm,
       "with rollout.sparse: sparse (the dense policy is trained on sparse samples, nothing else), distill "
-      "(and "
-      "adapters keep the sparse policy near it), sparse_to_sparse (the sparse policy itself is trained)",
-      one_of({"sparse", "distill", "sparse_to_sparse"}));
-    v("kl_loss_coef", kl_loss_coef, "distill: weight of the KL from the sparse to the dense policy",
-      at_least(0.0));
-    v("kl_loss_type", kl_loss_type, "distill: estimator of that KL", one_of({"k1", "k2", "k3"}));
-    v("lr_ratio", lr_ratio, "distill: learning rate of the adapters over actor.optimizer.lr", above(0.0));
+      "(as sparse, and adapters keep the policy that generates near it), sparse_to_sparse (the sparse policy "
+      "itself is trained); with or without it weak (another model generates, and is kept near the trained)",
+      one_of({"sparse", "distill", "sparse_to_sparse", "weak"}));
+    v("weak_path", weak_path, "weak: the model that generates, of the trained one's tokenizer");
+    v("kl_loss_coef", kl_loss_coef,
+      "distill, weak: weight of the KL from the policy that generates to the trained one", at_least(0.0));
+    v("kl_loss_type", kl_loss_type, "distill, weak: estimator of that KL", one_of({"k1", "k2", "k3"}));
+    v("lr_ratio", lr_ratio,
+      "learning rate of what generates over actor.optimizer.lr; null: 5 of adapters, 1 of a weak model",
+      above(0.0));
     v("lora", lora, "distill: the adapters");
   }
 };
 
-// Phi as PEFT's adapter, and its optimizer.
+// Phi as PEFT's adapter, or a weak model as a Hugging Face directory `model`; and its optimizer.
 struct SparseStudentSnapshot {
   std::shared_ptr<Model> model;
+  bool is_adapter;
   OptimizerSnapshot optimizer;
 
-  // `base`: the directory or name of the model that theta began as.
+  // `base`: the directory of the model that theta began as; a weak model's has its tokenizer files.
   void save(const std::filesystem::path& directory, const std::string& base) const;
 };
 
@@ -64,8 +75,14 @@ class SparseStudent {
   SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
                 const SparsePolicy& policy, int64_t total_steps, uint64_t seed);
 
-  Model& model() { return *model_; }                     // theta with phi: what generates
+  // A weak model. `actor`, `policy`: as above.
+  SparseStudent(std::unique_ptr<Model> weak, const SparseTrainingSettings& settings,
+                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps);
+
+  Model& model() { return *model_; }                     // theta with phi, or the weak one: what generates
   const ActorSettings& actor() const { return actor_; }  // of phi's step
+  // Of a checkpoint, for what snapshot() saves.
+  const char* folder() const { return is_adapter_ ? "sparse_adapter" : "weak"; }
   void use_costs(const PassCosts* costs) { gradient_->use_costs(costs); }
 
   // Phi's step. dense_log_probs_R: theta's before its own step, one a trained token of the rows, in
@@ -79,20 +96,14 @@ class SparseStudent {
   void load(const std::filesystem::path& directory);
 
  private:
+  SparseStudent(bool is_adapter, std::unique_ptr<Model> model, const SparseTrainingSettings& settings,
+                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps);
+
   const ActorSettings actor_;
+  const bool is_adapter_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<GradientStep> gradient_;
   std::unique_ptr<Optimizer> optimizer_;
 };
-
-// How far the policy that drew the samples (mu, the engine's) and the dense one are apart:
-// `sparse/acceptance`, the mean of min(1, pi_dense / mu) over the sampled tokens, which is the sum over the
-// vocabulary of the smaller of the two probabilities without bias, its 5th percentile over the rows, and the
-// same by the token's place in its response (0 to 255, 1,023, 4,095, and beyond).
-MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, const TrainBatch& batch,
-                                const at::Tensor& dense_log_probs_R);
-
-// Below this mean the samples are those of another policy than the one that is trained.
-inline constexpr double kLeastAcceptance = 0.86;
 
 }  // namespace bough

@@ -132,6 +132,22 @@ void Trainer::set_values(std::vector<Trajectory>& batch) {
   values_seconds_ += seconds_between(start, clock_.now());
 }
 
+void Trainer::set_acceptance(std::vector<Trajectory>& batch) {
+  const Clock::Time start = clock_.now();
+  std::vector<Trajectory*> kept;
+  for (Trajectory& trajectory : batch)
+    if (trajectory.in_loss() && trajectory.trains_a_token()) kept.push_back(&trajectory);
+  if (kept.empty()) return;
+  const TrainBatch rows = gradient_.rows_of({kept.begin(), kept.end()});
+  const at::Tensor accepted_R =
+      sampled_acceptance(rows.fields.behaviour_log_probs_R,
+                         gradient_.values(rows, settings_.tree.strategy()).log_probs_R)
+          .contiguous();
+  for (size_t s = 0; s < kept.size(); ++s)
+    set_trained_column(*kept[s], kAcceptanceColumn, accepted_R.const_data_ptr<double>() + rows.row_offset[s]);
+  acceptance_seconds_ += seconds_between(start, clock_.now());
+}
+
 void Trainer::update_critic(MiniBatch& mini, Updates& updates) {
   const Clock::Time start = clock_.now();
   if (!mini.critic_plan) mini.critic_plan = critic_->plan(mini.batch);
@@ -151,7 +167,7 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
     const WalkResult result = gradient_.accumulate(*mini.plan, mini.batch, values ? &*values : nullptr);
     updates.gradient_seconds += seconds_between(planned, clock_.now());
     merge(updates.sums, result.metrics);
-    if (keeps_log_probs() && !mini.log_probs_R.defined()) mini.log_probs_R = result.values.log_probs_R;
+    if (keeps_log_probs() && !mini.before.log_probs_R.defined()) mini.before = result.values;
     if (values) merge(updates.sums, values->result().metrics);
     updates.last = optimizer_.step();
     updates.grad_norm += updates.last.grad_norm;
@@ -208,13 +224,20 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
   // One update's own pass is of the policy of the start; before several, a walk is unless pi_old's was.
   if (keeps_log_probs() && trains_actor && !is_one_update)
     for (MiniBatch& mini : minis) {
-      const at::Tensor& old_R = mini.batch.fields.proximal_log_probs_R;
-      mini.log_probs_R = old_R.defined() ? old_R : gradient_.log_probs(mini.batch, strategy);
+      const LossRows& fields = mini.batch.fields;
+      if (!fields.proximal_log_probs_R.defined()) mini.before = gradient_.values(mini.batch, strategy);
+      else {
+        mini.before.log_probs_R = fields.proximal_log_probs_R;
+        mini.before.given_log_probs_RK = fields.proximal_given_RK;
+      }
     }
 
+  const Clock::Time recomputed = clock_.now();
   Updates updates;
   for (int64_t epoch = 0; epoch < settings_.ppo_epochs; ++epoch)
     for (MiniBatch& mini : minis) update(mini, trains_actor, updates);
+  values["time/recompute"] = seconds_between(start, recomputed) + std::exchange(acceptance_seconds_, 0.0);
+  values["time/update"] = seconds_between(recomputed, clock_.now());
   values.merge(combine(updates.sums, static_cast<size_t>(updates.count)));
   if (keeps_log_probs() && trains_actor) values.merge(follow_up(kept, members, minis));
   values.merge(gradient_.finish(updates.sums));
@@ -280,15 +303,26 @@ MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
                                 const std::vector<std::vector<int64_t>>& members,
                                 const std::vector<MiniBatch>& minis) {
   const Clock::Time start = clock_.now();
-  std::vector<at::Tensor> by_row(rows.size());
-  for (size_t m = 0; m < minis.size(); ++m)
+  std::vector<at::Tensor> by_row(rows.size()), overlap_by_row(rows.size());
+  for (size_t m = 0; m < minis.size(); ++m) {
+    const RowValues& before = minis[m].before;
+    at::Tensor overlap_R;
+    if (before.given_log_probs_RK.defined() && minis[m].batch.fields.behaviour_given_RK.defined())
+      overlap_R = overlap_of(minis[m].batch.fields.behaviour_given_RK, before.given_log_probs_RK);
+    const std::vector<int64_t>& offset = minis[m].batch.row_offset;
     for (size_t i = 0; i < members[m].size(); ++i) {
-      const std::vector<int64_t>& offset = minis[m].batch.row_offset;
-      by_row[static_cast<size_t>(members[m][i])] =
-          minis[m].log_probs_R.narrow(0, offset[i], offset[i + 1] - offset[i]);
+      const auto row = static_cast<size_t>(members[m][i]);
+      const int64_t count = offset[i + 1] - offset[i];
+      by_row[row] = before.log_probs_R.narrow(0, offset[i], count);
+      if (overlap_R.defined()) overlap_by_row[row] = overlap_R.narrow(0, offset[i], count);
     }
+  }
+  const bool has_overlap =
+      std::ranges::all_of(overlap_by_row, [](const at::Tensor& x) { return x.defined(); });
   const at::Tensor log_probs_R = at::cat(by_row);
-  MetricValues values = acceptance_metrics(rows, gradient_.rows_of(rows), log_probs_R);
+  MetricValues values = acceptance_metrics(
+      rows, gradient_.rows_of(rows),
+      {log_probs_R, has_overlap ? at::cat(overlap_by_row) : at::Tensor(), num_batches_ - 1});
   if (!student_) return values;
   values.merge(student_->train(rows, log_probs_R, settings_.tree.strategy()));
   values["time/sparse_train"] = seconds_between(start, clock_.now());

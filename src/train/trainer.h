@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "report/metrics.h"
+#include "train/acceptance.h"
 #include "train/critic.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
@@ -42,6 +43,10 @@ class BatchTrainer {
   // of; nothing where there is no critic.
   virtual void set_values(std::vector<Trajectory>&) {}
 
+  // Gives the sequences that are trained the acceptance of each token by the policy (acceptance.h), which
+  // actor.keep_samples_by: acceptance selects by: a walk over all of them.
+  virtual void set_acceptance(std::vector<Trajectory>&) {}
+
   // The trainer's version i from now on: how many batches it has been trained on. To be said before train()
   // where a token's age counts.
   virtual void set_version(int64_t) {}
@@ -60,6 +65,7 @@ class Trainer final : public BatchTrainer {
   // Of rank 0 where there are several; its metrics are of all of them.
   MetricValues train(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
+  void set_acceptance(std::vector<Trajectory>& batch) override;
   void set_version(int64_t version) override {
     gradient_.set_version(version);
     num_batches_ = version;
@@ -72,7 +78,10 @@ class Trainer final : public BatchTrainer {
 
   // Says with each batch how far the policy that drew the samples and the trained one are apart
   // (acceptance_metrics): for samples of another policy, as a sparse one's.
-  void measure_acceptance() { measures_acceptance_ = true; }
+  void measure_acceptance() {
+    measures_acceptance_ = true;
+    gradient_.ask_for_engine_top();
+  }
 
   // Of the other ranks: does what rank 0's trainer does until that calls end_ranks(). `publish`, if any, is
   // called where rank 0's calls publish_ranks().
@@ -91,7 +100,7 @@ class Trainer final : public BatchTrainer {
   struct MiniBatch {
     TrainBatch batch;
     std::optional<Plan> plan, critic_plan;
-    at::Tensor log_probs_R;  // of the policy before the first update, where somebody asks for them
+    RowValues before;  // of the policy before the first update, where somebody asks for them
   };
   // What the updates of one batch add up to.
   struct Updates {
@@ -119,8 +128,9 @@ class Trainer final : public BatchTrainer {
   const Clock& clock_;
   StepCosts costs_, critic_costs_;
   bool measures_acceptance_ = false;
-  int64_t num_batches_ = 0;    // trained on so far
-  double values_seconds_ = 0;  // of set_values since the last train()
+  int64_t num_batches_ = 0;        // trained on so far
+  double values_seconds_ = 0;      // of set_values since the last train()
+  double acceptance_seconds_ = 0;  // of set_acceptance since then
 };
 
 // Metrics of a batch's tree: what it shares, and what the plans compute of it (AReaL's tree_token_ratio,

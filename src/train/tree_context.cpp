@@ -147,4 +147,15 @@ at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at:
   return outputs[0];
 }
 
+at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids) {
+  const at::NoGradGuard no_grad;
+  const auto count = static_cast<int64_t>(ids.size());
+  KvStack stack(model.config(), 0, model.dtype(), model.device(), false);
+  // Every key is seen by all tokens after it.
+  const at::Tensor end_local = at::full({count}, count, at::kInt).to(model.device());
+  TreeContext context({&stack, 0, false, false, end_local, model.config().attention_scale()});
+  const at::Tensor tokens_T = at::tensor(ids, at::kInt).to(at::kLong).to(model.device());
+  return model.logits(model.forward(tokens_T, at::arange(count, at::kLong).to(model.device()), context));
+}
+
 }  // namespace bough

@@ -94,4 +94,8 @@ class TreeContext : public AttentionContext {
   std::vector<at::Tensor> anchors_;
 };
 
+// [T, V], model dtype: logits of one sequence by itself, all tokens at once and without a tree. For
+// comparisons with others; records no graph.
+at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids);
+
 }  // namespace bough

@@ -143,6 +143,7 @@ def test_rollout_log_probs(bough, tiny_models, tmp_path, architecture, temperatu
     rollouts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(rollouts) == 12
     assert report.json["new_tokens"] == sum(sum(r["loss_mask"]) for r in rollouts)
+    assert 0 < report.json["engine_seconds"] <= report.json["seconds"]
     # A random Gemma is sure of most tokens: its head is its embedding, which it scales.
     assert len({tuple(r["input_ids"]) for r in rollouts}) >= (4 if architecture == "gemma3" else 12)
     for rollout in rollouts:

@@ -1,6 +1,7 @@
 """`bough simulate`: splits of a cluster, from a device's rates and from a run's."""
 
 import json
+import shlex
 
 
 def test_splits_of_planned_devices(bough):
@@ -14,8 +15,45 @@ def test_splits_of_planned_devices(bough):
     assert splits[0]["staleness_max"] == 0 < splits[3]["staleness_max"]
 
 
+def test_a_budget_makes_long_responses_cheaper(bough):
+    words = shlex.split("simulate --devices 2 --steps 4 --eta 0 --length 8000 --group-size 8 --json")
+    dense = json.loads(bough(*words, ok=True).stdout)
+    sparse = json.loads(bough(*words, "--sparse-budget", 512, ok=True).stdout)
+    assert sparse["splits"][0]["tokens_per_s"] > 1.2 * dense["splits"][0]["tokens_per_s"]
+    assert "recompute" in dense["iteration"] and "budget 512" in sparse["iteration"]
+    # A budget above every context is dense.
+    wide = json.loads(bough(*words, "--sparse-budget", 10**6, ok=True).stdout)
+    assert wide["splits"] == dense["splits"]
+
+
+def test_plan_prices_an_iteration_dense_beside_sparse(bough):
+    lines = [
+        {
+            "group": f"g{i // 4}",
+            "input_ids": [i // 4] * 64 + [7 + i] * 4000,
+            "loss_mask": [0] * 64 + [1] * 4000,
+            "logprobs": [0.0] * 64 + [-1.0] * 4000,
+        }
+        for i in range(8)
+    ]
+    (bough.cwd / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["plan", "--rollouts", "rollouts.jsonl", "--device", "h100", "--sparse-budget", "16x32", "--json"]
+    plan = json.loads(bough(*words, ok=True).stdout)
+    dense, sparse = plan["iteration"], plan["sparse_iteration"]
+    assert dense["decode_passes"] == sparse["decode_passes"] == 4000
+    assert sparse["kv_bytes"] < dense["kv_bytes"] and dense["summary_bytes"] == 0 < sparse["summary_bytes"]
+    assert sparse["rollout_seconds"] < dense["rollout_seconds"]
+    assert 0 < dense["recompute_seconds"] < dense["update_seconds"]
+    assert 0 < sparse["sparse_step_seconds"] < sparse["update_seconds"] and dense["sparse_step_seconds"] == 0
+    text = bough(*words[:-1], ok=True).stdout
+    assert "budget 16x32: rollout" in text and "of dense's speed" in text
+    refused = bough("plan", "--rollouts", "rollouts.jsonl", "--device", "h100", "--sparse-budget", "many")
+    assert refused.returncode == 2 and "--sparse-budget" in refused.stderr
+
+
 def test_what_cannot_be_simulated_is_refused(bough, tmp_path):
     for words, said in (
+        (["--run", tmp_path, "--sparse-budget", 512], "--sparse-budget"),
         (["--devices", 1], "--devices"),
         (["--reward-seconds", 2, 1], "--reward-seconds"),
         (["--run", tmp_path], "config.yaml"),

@@ -1,5 +1,6 @@
 """Whole runs that generate by sparse attention: the arms of sparse_training, a killed run that goes on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -25,6 +26,23 @@ DISTILL = {
 }
 
 
+# Another model generates, densely.
+WEAK = {
+    **{key: value for key, value in SPARSE.items() if "sparse" not in key},
+    "sparse_training.arm": "weak",
+    "sparse_training.weak_path": "weak",
+    "sparse_training.kl_loss_coef": 0.1,
+    "gconfig.max_new_tokens": 24,
+    "gconfig.top_logprobs": 20,
+    "actor.correction": "obrs",
+}
+
+
+def init_weak(bough, *options):
+    sizes = ("--hidden-size", 16, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--seed", 2)
+    bough("init", "weak", *sizes, *options, ok=True)
+
+
 def test_arms_train_what_they_say(bough):
     config = write_experiment(bough, **SPARSE, total_train_steps=3)
     runs = bough.cwd / "runs/tiny"
@@ -46,8 +64,75 @@ def test_arms_train_what_they_say(bough):
     bough("merge", step / "model", step / "sparse_adapter", "both", ok=True)
 
 
-def test_a_killed_distilling_run_ends_as_one_that_was_not(bough):
-    config = write_experiment(bough, **DISTILL, **{"saver.freq_steps": 2}, total_train_steps=7)
+def test_samples_are_chosen_by_what_the_dense_policy_accepts(bough):
+    config = write_experiment(bough, **SPARSE, total_train_steps=2)
+    chosen = {"actor.keep_samples": 2, "actor.keep_samples_by": "acceptance", "gconfig.top_logprobs": 20}
+    words = [f"{key}={value}" for key, value in chosen.items()]
+    bough("train", config, *words, "gconfig.n_samples=4", "trial_name=chosen", ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/chosen"
+    for record in read_metrics(run):
+        assert record["oversampling/acceptance_4"] >= record["oversampling/acceptance_3"]
+        assert record["oversampling/acceptance_3"] >= record["oversampling/acceptance_2"] > 0
+        assert record["oversampling/acceptance_4"] > record["oversampling/acceptance_2"]
+        assert record["sparse/acceptance"] == pytest.approx(record["oversampling/acceptance_4"], abs=2e-3)
+        assert abs(record["sparse/overlap"] - record["sparse/acceptance"]) < 0.1
+        assert record["time/recompute"] > 0 and record["time/update"] > 0
+    refused = bough("train", config, *words, "sparse_training.arm=sparse_to_sparse", "trial_name=no")
+    assert refused.returncode == 2 and "keep_samples_by" in refused.stderr
+
+
+def test_a_weak_model_generates_and_both_are_trained(bough):
+    config = write_experiment(bough, **WEAK, total_train_steps=4, **{"actor.keep_samples": 3})
+    init_weak(bough)
+    bough("train", config, ok=True, env=ENVIRONMENT)
+    run = bough.cwd / "runs/tiny/trial0"
+    records = read_metrics(run)
+    assert len(records) == 4
+    for record in records:
+        assert record["mismatch/logprob_abs_diff"] > 1e-3  # the samples are another model's
+        assert 0 < record["sparse/overlap_p5"] <= record["sparse/overlap"] < 1
+        assert record["sparse/lr"] == record["optim/lr"] and record["sparse/grad_norm"] > 0
+        assert record["oversampling/reward_4"] >= record["oversampling/reward_3"]
+        assert "rollout/active_pages" not in record
+    # The two are apart, each a model that can be evaluated.
+    step = run / "checkpoints/step_4"
+    sizes = [(step / model / "model.safetensors").stat().st_size for model in ("model", "weak/model")]
+    assert sizes[0] > 2 * sizes[1]
+    bough("eval", "--model", step / "weak/model", "--data", "valid.jsonl", "--max-new-tokens", 4, ok=True)
+    # A weak model may be sparse, too.
+    sparse = ["rollout.sparse.budget=16x4", "rollout.sparse.dense_layers=0", "gconfig.max_new_tokens=100"]
+    bough("train", config, *sparse, "trial_name=sparse", "total_train_steps=1", ok=True, env=ENVIRONMENT)
+    assert read_metrics(bough.cwd / "runs/tiny/sparse")[0]["rollout/active_pages"] < 1
+
+
+def test_what_a_weak_model_may_not_be(bough):
+    config = write_experiment(bough, **WEAK)
+    init_weak(bough)
+    cases = [
+        (["sparse_training.weak_path="], "weak_path"),
+        (["sparse_training.arm=distill", "rollout.sparse.budget=16x4"], "weak_path"),
+        (["lora.rank=4"], "no lora"),
+        (["rollout.quantization=int8"], "no quantized copy"),
+        (["rollout.backend=vllm", "rollout.servers.addresses=[http://127.0.0.1:1]"], "own engine generates"),
+    ]
+    for settings, words in cases:
+        result = bough("train", config, *settings)
+        assert result.returncode == 2 and words in result.stderr, (settings, result.stderr)
+    tokenizer = bough.cwd / "weak/tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    tokenizer.write_text(json.dumps(content))
+    result = bough("train", config)
+    assert result.returncode == 2 and "another vocabulary" in result.stderr
+
+
+@pytest.mark.parametrize("arm", ["distill", "weak"])
+def test_a_killed_run_of_two_policies_ends_as_one_that_was_not(bough, arm):
+    settings = DISTILL if arm == "distill" else WEAK
+    init_weak(bough)
+    config = write_experiment(bough, **settings, **{"saver.freq_steps": 2}, total_train_steps=7)
     bough("train", config, "trial_name=whole", ok=True, env=ENVIRONMENT)
     whole, killed = bough.cwd / "runs/tiny/whole", bough.cwd / "runs/tiny/killed"
     process = subprocess.Popen(
@@ -62,16 +147,20 @@ def test_a_killed_distilling_run_ends_as_one_that_was_not(bough):
     process.communicate()
     bough("train", config, "trial_name=killed", ok=True, env=ENVIRONMENT)
     assert final_state(killed).keys() == final_state(whole).keys()
+    folder = {"distill": "sparse_adapter", "weak": "weak"}[arm]
+    assert f"{folder}/optimizer.safetensors" in final_state(whole)
     for name, content in final_state(whole).items():
         if name != "state.json":
             assert final_state(killed)[name] == content, name
     assert comparable_metrics(killed) == comparable_metrics(whole)
 
 
-def test_an_asynchronous_run_publishes_both_policies(bough):
-    config = write_experiment(
-        bough, **DISTILL, **{"rollout.max_head_offpolicyness": 2, "saver.freq_steps": 2}, total_train_steps=6
-    )
+@pytest.mark.parametrize("arm", ["distill", "weak"])
+def test_an_asynchronous_run_publishes_both_policies(bough, arm):
+    settings = DISTILL if arm == "distill" else WEAK
+    asynchronous = {"rollout.max_head_offpolicyness": 2, "saver.freq_steps": 2}
+    init_weak(bough)
+    config = write_experiment(bough, **settings, **asynchronous, total_train_steps=6)
     bough("train", config, ok=True, env=ENVIRONMENT)
     run = bough.cwd / "runs/tiny/trial0"
     records = read_metrics(run)
@@ -79,14 +168,15 @@ def test_an_asynchronous_run_publishes_both_policies(bough):
     assert all(0 < record["sparse/acceptance"] <= 1 for record in records)
     # A publication's checksum is over weights and adapters, and the engine takes it every step.
     assert max(record["staleness/max"] for record in records) <= 2
-    assert "sparse_adapter/optimizer.safetensors" in final_state(run)
+    folder = {"distill": "sparse_adapter", "weak": "weak"}[arm]
+    assert f"{folder}/optimizer.safetensors" in final_state(run)
 
 
 @pytest.mark.parametrize(
     "setting, words",
     [
         ("rollout.sparse.budget=none", "expected a budget"),
-        ("lora.rank=4", "adapters of its own"),
+        ("lora.rank=4", "no lora"),
         ("rollout.quantization=int8", "below its adapters"),
         ("sparse_training.arm=exact_top_k", "sparse_to_sparse"),
     ],

@@ -1,0 +1,153 @@
+"""`bough train` with `rollout.backend`: servers of vLLM's and SGLang's API generate (tests/servers)."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from run_util import ENVIRONMENT, read_metrics, write_experiment
+
+SERVER = Path(__file__).parent.parent / "servers/policy_server.py"
+
+
+class Server:
+    """A fixture server. What it loads first is any model of the shape: a run brings its own weights."""
+
+    def __init__(self, model, *options):
+        command = [sys.executable, SERVER, "--model", model, *options]
+        self.process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+        self.url = json.loads(self.process.stdout.readline())["url"]
+
+    def configure(self, **options):
+        body = json.dumps(options).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/configure", body)):
+            pass
+
+    def loads(self):
+        """Names of the folders that it has loaded since it was configured."""
+        with urllib.request.urlopen(f"{self.url}/loads") as answer:
+            return [Path(path).name for path in json.loads(answer.read())]
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+DEFAULTS = {"api_key": "", "max_length": 1 << 20, "raw_logprobs": False, "incremental": False, "die_after": 0}
+
+
+@pytest.fixture(scope="module")
+def running():
+    servers = {}
+    yield servers
+    for server in servers.values():
+        server.end()
+
+
+@pytest.fixture
+def serve(bough, running):
+    """A server by its number, of an API, with options; `bough` must have its base model."""
+
+    def start(api, number=0, **options):
+        if number not in running or running[number].process.poll() is not None:
+            running[number] = Server(bough.cwd / "base", "--api", api)
+        running[number].configure(**{**DEFAULTS, "api": api, **options})
+        return running[number]
+
+    return start
+
+
+def settings(api, *servers):
+    urls = ",".join(server.url for server in servers)
+    return (f"rollout.backend={api}", f"rollout.servers.addresses=[{urls}]")
+
+
+def metrics_of(bough):
+    return [r for r in read_metrics(bough.cwd / "runs/tiny/trial0") if "mismatch/logprob_abs_diff" in r]
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_servers_generate_by_the_weights_of_each_step(bough, serve, api):
+    config = write_experiment(
+        bough, **{"gconfig.top_logprobs": 3, "actor.correction": "obrs", "actor.optimizer.lr": 0.02}
+    )
+    server = serve(api, incremental=True)
+    bough("train", config, *settings(api, server), "total_train_steps=5", ok=True, env=ENVIRONMENT)
+    records = metrics_of(bough)
+    assert len(records) == 5
+    # The trainer's log-probabilities of what another implementation drew, after every update.
+    assert all(r["mismatch/logprob_abs_diff"] < 1e-4 for r in records), records
+    assert server.loads() == [f"v{step}" for step in range(6)]
+    run = bough.cwd / "runs/tiny/trial0"
+    assert not (run / "weights").exists(), "weights for servers outlive the run"
+
+
+def test_an_asynchronous_run_interrupts_the_servers(bough, serve):
+    config = write_experiment(
+        bough,
+        **{"rollout.max_head_offpolicyness": 2, "gconfig.max_new_tokens": 60, "gconfig.ignore_eos": True},
+        **{"actor.correction": "tis", "evaluator.freq_steps": 0, "evaluator.at_start": False},
+        **{"evaluator.at_end": False, "total_train_steps": 5},
+    )
+    first, second = serve("vllm"), serve("vllm", 1)
+    bough("train", config, *settings("vllm", first, second), ok=True, env=ENVIRONMENT)
+    records = metrics_of(bough)
+    assert len(records) == 5
+    assert records[0]["mismatch/logprob_abs_diff"] < 1e-4
+    assert all(r["mismatch/logprob_abs_diff"] < 0.5 for r in records)
+    assert sum(r.get("rollout/interrupted_samples", 0) for r in records) > 0
+    assert first.loads() == second.loads()
+
+
+def test_adapters_are_merged_for_the_servers(bough, serve):
+    without = {"evaluator.freq_steps": 0, "evaluator.at_start": False, "evaluator.at_end": False}
+    config = write_experiment(bough, **{"lora.rank": 4, "actor.optimizer.lr": 0.02}, **without)
+    arguments = (*settings("vllm", serve("vllm")), "total_train_steps=3")
+    bough("train", config, *arguments, ok=True, env=ENVIRONMENT)
+    assert all(r["mismatch/logprob_abs_diff"] < 1e-4 for r in metrics_of(bough))
+
+
+def test_a_server_that_dies_and_one_that_comes_back(bough, serve):
+    without = {"evaluator.freq_steps": 0, "evaluator.at_start": False, "evaluator.at_end": False}
+    config = write_experiment(bough, **without, total_train_steps=4)
+    living, dying = serve("vllm"), Server(bough.cwd / "base", "--api", "vllm", "--die-after", 60)
+    result = bough("train", config, *settings("vllm", dying, living), ok=True, env=ENVIRONMENT)
+    assert dying.process.wait(10) == 1
+    assert "its samples go on at another" in result.stderr
+    records = metrics_of(bough)
+    assert len(records) == 4 and all(r["mismatch/logprob_abs_diff"] < 1e-4 for r in records)
+
+
+def refused(bough, *arguments):
+    result = bough("train", bough.cwd / "config.yaml", *arguments, env=ENVIRONMENT)
+    assert result.returncode in (2, 3), result
+    return result.stderr
+
+
+def test_what_cannot_be_right_is_refused_with_the_remedy(bough, serve):
+    write_experiment(bough)
+    server = settings("vllm", serve("vllm", raw_logprobs=True))
+    said = refused(bough, *server)
+    assert "temperature 1" in said and "--logprobs-mode processed_logprobs" in said
+    serve("vllm", api_key="secret")
+    said = refused(bough, *server, "rollout.servers.timeout_seconds=1")
+    assert "401" in said, said
+    key = {**ENVIRONMENT, "BOUGH_ROLLOUT_API_KEY": "secret"}
+    bough("train", bough.cwd / "config.yaml", *server, "total_train_steps=1", ok=True, env=key)
+    serve("vllm", max_length=12)
+    assert "--max-model-len" in refused(bough, *server, "trial_name=b")
+    serve("vllm")
+    other = ("rollout.backend=sglang", server[1], "rollout.servers.timeout_seconds=1", "trial_name=c")
+    assert "/get_model_info" in refused(bough, *other)
+    said = refused(bough, *server, "rollout.sparse.budget=64", "trial_name=d")
+    assert "rollout.sparse.budget" in said and "dense" in said
+    assert "top_p is 0.9" in refused(bough, *server, "gconfig.top_p=0.9", "trial_name=e")
+    assert "rollout.servers.addresses" in refused(bough, "rollout.backend=vllm", "trial_name=f")
+    nobody = ("rollout.servers.addresses=[http://127.0.0.1:9]", "rollout.servers.timeout_seconds=1")
+    assert "no connection" in refused(bough, server[0], *nobody, "trial_name=g")
+    # Commands that load a model generate by themselves.
+    bough("data", "sums", "--out", "p.jsonl", "-n", 2, ok=True)
+    said = bough("eval", "--model", "base", "--data", "p.jsonl", "rollout.backend=vllm", server[1]).stderr
+    assert "expected embedded" in said, said
