@@ -48,9 +48,10 @@ int StopFlag::signal_number() const {
 }
 
 void StopFlag::throw_if_requested() const {
-  if (requested()) throw Interrupted(received == SIGTERM   ? "stopped by SIGTERM"
-                                     : received == SIGUSR1 ? "stopped by SIGUSR1"
-                                                           : "stopped by Ctrl-C");
+  if (requested())
+    throw Interrupted(received == SIGTERM   ? "stopped by SIGTERM"
+                      : received == SIGUSR1 ? "stopped by SIGUSR1"
+                                            : "stopped by Ctrl-C");
 }
 
 }  // namespace bough

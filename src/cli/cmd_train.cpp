@@ -118,11 +118,13 @@ void run_train(const TrainOptions& options) {
     run.outside = [&options](const RunSettings& served, Engine& engine) {
       return serve_agents(served, engine, options.json);
     };
+  bool have_ended = false;
+  run.on_ranks_ended = [&have_ended] { have_ended = true; };
   RunSummary summary;
   try {
     summary = run_training(settings, run);
   } catch (const Interrupted&) {
-    ranks.reset();  // in order, so that the others end well: they know
+    if (have_ended) ranks.reset();  // in order; else whoever started the ranks has to end them
     throw;
   }
   if (options.json) print_json(to_json(summary));

@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -79,8 +79,8 @@ pid_t start(std::vector<std::string> words, int64_t ranks) {
   if (code == kExitDone || code == kExitBadInput || code == kExitInterrupted) _exit(code);
   if (is_asked && code == 128 + SIGUSR1) _exit(kExitInterrupted);  // a command that does not catch it
   if (code > 128)
-    print_line(str("a rank was ended by signal ", code - 128, " (", strsignal(code - 128),
-                   "), and with it all"));
+    print_line(
+        str("a rank was ended by signal ", code - 128, " (", strsignal(code - 128), "), and with it all"));
   _exit(kExitFailure);
 }
 

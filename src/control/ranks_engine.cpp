@@ -220,9 +220,9 @@ void RanksEngine::update_weights(const WeightUpdate& update) {
 }
 
 bool RanksEngine::ready_for_weights() const {
-  return own_.ready_for_weights() && (!others_have_work() || std::ranges::all_of(reports_, [](const Report& report) {
-           return report.ready_for_weights;
-         }));
+  return own_.ready_for_weights() &&
+         (!others_have_work() ||
+          std::ranges::all_of(reports_, [](const Report& report) { return report.ready_for_weights; }));
 }
 
 std::vector<RunningRequest> RanksEngine::running() const {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -30,9 +30,9 @@ namespace {
 
 // The run's last checkpoint, from rank 0, whose folder it is, to the others, which see the same files.
 void send_checkpoint(const std::optional<RunCheckpoint>& checkpoint, Communicator& ranks) {
-  ranks.broadcast(
-      checkpoint ? str(checkpoint->step, " ", std::filesystem::absolute(checkpoint->directory).string())
-                 : "");
+  ranks.broadcast(checkpoint
+                      ? str(checkpoint->step, " ", std::filesystem::absolute(checkpoint->directory).string())
+                      : "");
 }
 
 std::optional<RunCheckpoint> receive_checkpoint(Communicator& ranks) {
@@ -49,7 +49,7 @@ void check_ranks(const RunSettings& settings) {
   if (settings.actor.advantages.needs_values())
     refuse("actor.adv_estimator: gae", "an estimator without a critic (grpo, rloo)");
   if (settings.sparse_training.has_student())
-    refuse("sparse_training.arm: distill and weak", "sparse_to_dense or sparse_to_sparse");
+    refuse("sparse_training.arm: distill and weak", "sparse or sparse_to_sparse");
   if (settings.actor.filters.needs_acceptance()) refuse("actor.keep_samples_by: acceptance", "reward");
   if (settings.rollout.has_servers()) refuse("rollout.backend: a server", "the embedded engine");
   if (settings.serve.port) refuse("serve.port", "conversations that the run holds itself (port: null)");
@@ -74,10 +74,11 @@ class RanksWeights final : public WeightChannel {
 // A rank other than 0: it trains when rank 0 trains, and beside that, in a thread of its own, generates what
 // rank 0's engine has it generate. What ends one of the two ends the other.
 void follow_training(const RunSettings& settings, Communicator& ranks) {
-  RunParts parts(settings, [] { return false; }, &ranks);
+  RunParts parts(
+      settings, [] { return false; }, &ranks);
   if (const auto checkpoint = receive_checkpoint(ranks)) {
-    const Json saved = load_run_checkpoint(
-        *checkpoint, *parts.model, parts.trainer.optimizer(), [&](const auto& directory) {
+    const Json saved =
+        load_run_checkpoint(*checkpoint, *parts.model, parts.trainer.optimizer(), [&](const auto& directory) {
           if (settings.actor.loss.ref_model_sync_steps > 0)
             load_weights(directory / "reference", *parts.reference);
         });
@@ -138,6 +139,7 @@ class Run {
     if (!ranks_engine_) return;
     ranks_engine_->end();
     trainer_.end_ranks();
+    if (options_.on_ranks_ended) options_.on_ranks_ended();
   }
   GroupTask task_of(uint64_t id);
   WorkerParts worker_parts();
@@ -258,11 +260,11 @@ void Run::resume() {
   controller_.restore(std::move(state));
   if (saved.value("environment", Json()) != thread_state()) {
     const Json before = saved.value("environment", Json());
-    log_warning(str("the run was computed with ", before.value("threads", 0), " threads on ",
-                    before.value("ranks", 1), " ranks, now it is with ", parts_.threads.training, " on ",
-                    num_ranks(),
-                    ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
-                    "to change that"));
+    log_warning(
+        str("the run was computed with ", before.value("threads", 0), " threads on ",
+            before.value("ranks", 1), " ranks, now it is with ", parts_.threads.training, " on ", num_ranks(),
+            ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
+            "to change that"));
   }
   log_info(
       str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));

@@ -22,6 +22,8 @@ struct RunOptions {
   // Processes that train together, all of which call run_training() with the same settings: rank 0 is the
   // run, the others compute what it has them compute and return an empty summary when it is over. Not owned.
   Communicator* ranks = nullptr;
+  // Rank 0 calls it when the others know that the run is over; before, they wait for it.
+  std::function<void()> on_ranks_ended;
 };
 
 struct Accuracy {

@@ -81,6 +81,8 @@ class GradientStep {
   void use_costs(const PassCosts* costs) { costs_ = costs; }
 
  private:
+  WalkResult accumulate_shares(const Plan& plan, const TrainBatch& batch);
+  Plan plan_shares(const PlanRequest& request, const std::string& strategy) const;
   void set_given_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
   std::optional<int64_t> device_bytes() const;

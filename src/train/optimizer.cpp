@@ -81,20 +81,22 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 }
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
-                     Communicator* ranks)
-    : Optimizer(model.trained_parameters(), settings, total_steps, ranks) {}
+                     Communicator* ranks, bool fixed_shares)
+    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
-                     int64_t total_steps, Communicator* ranks)
+                     int64_t total_steps, Communicator* ranks, bool fixed_shares)
     : settings_(settings),
       schedule_(make_schedule(settings, total_steps)),
-      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr) {
+      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
+      fixed_(fixed_shares) {
+  BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, ranks_->size(), " ranks");
   BOUGH_CHECK(total_steps >= 0, "total_steps ", total_steps);
   for (Parameter* parameter : parameters) {
     const at::ScalarType acc = accumulator_type(parameter->value.scalar_type());
     if (!parameter->main_grad.defined())
       parameter->main_grad = at::zeros_like(parameter->value, parameter->value.options().dtype(acc));
-    const ElementShare share = share_of(parameter->value.numel(), ranks_);
+    const ElementShare share = share_of(parameter->value.numel(), ranks_, fixed_);
     State state{.parameter = parameter,
                 .decayed = parameter->value.dim() > 1,
                 .begin = share.begin,
@@ -107,19 +109,36 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
   check_integrity();
 }
 
+namespace {
+
+// Of a rank's elements of a parameter: computed apart.
+int64_t pieces_of(bool fixed, const Communicator* ranks) {
+  return fixed ? kFixedShares / (ranks ? ranks->size() : 1) : 1;
+}
+
+}  // namespace
+
 double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
+  const int64_t num_ranks = ranks_ ? ranks_->size() : 1, pieces = pieces_of(fixed_, ranks_);
   // From a device at once: it is waited for once, not for every parameter.
   std::vector<at::Tensor> squares;
-  for (const at::Tensor& gradient : gradients)
-    squares.push_back(gradient.numel() > 0 ? sum_of_squares(gradient)
-                                           : at::zeros({}, gradient.options().dtype(at::kDouble)));
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const int64_t length = share_of(states_[i].parameter->value.numel(), ranks_, fixed_).most / pieces;
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const int64_t begin = std::min(piece * length, gradients[i].numel());
+      const at::Tensor own = gradients[i].narrow(0, begin, std::min(length, gradients[i].numel() - begin));
+      squares.push_back(own.numel() > 0 ? sum_of_squares(own)
+                                        : at::zeros({}, own.options().dtype(at::kDouble)));
+    }
+  }
   at::Tensor all = squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU);
-  const int64_t num_ranks = ranks_ ? ranks_->size() : 1, num_states = all.numel();
-  if (ranks_) all = all_gather(all, num_states * num_ranks, *ranks_);
+  const int64_t num_squares = all.numel();
+  if (ranks_) all = all_gather(all, num_squares * num_ranks, *ranks_);
   double sum = 0;
-  for (int64_t i = 0; i < num_states; ++i)
+  for (int64_t i = 0; i < num_squares; i += pieces)
     for (int64_t rank = 0; rank < num_ranks; ++rank)
-      sum += all.const_data_ptr<double>()[rank * num_states + i];
+      for (int64_t piece = 0; piece < pieces; ++piece)
+        sum += all.const_data_ptr<double>()[rank * num_squares + i + piece];
   return std::sqrt(sum);
 }
 
@@ -131,11 +150,10 @@ Optimizer::Report Optimizer::step() {
       gradients.push_back(whole.view(-1));
       continue;
     }
-    gradients.push_back(reduce_scatter(whole, *ranks_));
+    gradients.push_back(reduce_scatter(whole, *ranks_, fixed_));
     whole.zero_();
   }
-  Report report{
-      .grad_norm = norm_of(gradients), .lr = schedule_.learning_rate(num_steps_), .skipped = false};
+  Report report{.grad_norm = norm_of(gradients), .lr = schedule_.learning_rate(num_steps_), .skipped = false};
   ++num_steps_;
   if (!std::isfinite(report.grad_norm)) {
     ++num_skipped_;
@@ -156,9 +174,17 @@ Optimizer::Report Optimizer::step() {
     at::Tensor& value = state.parameter->value;
     update.weight_decay = state.decayed ? settings_.weight_decay : 0.0;
     const at::Tensor own = state.own(value);
-    if (state.count > 0)
-      adamw({own, state.master, state.exp_avg, state.exp_avg_sq, gradients[i]}, update);
-    if (ranks_) value.view(-1).copy_(all_gather(own, value.numel(), *ranks_));
+    // A kernel's last few elements may round otherwise than its others: the same pieces whatever the ranks.
+    const int64_t most = share_of(value.numel(), ranks_, fixed_).most / pieces_of(fixed_, ranks_);
+    for (int64_t begin = 0; begin < state.count; begin += most) {
+      const auto piece = [&](const at::Tensor& whole) {
+        return whole.defined() ? whole.narrow(0, begin, std::min(most, state.count - begin)) : whole;
+      };
+      adamw({piece(own), piece(state.master), piece(state.exp_avg), piece(state.exp_avg_sq),
+             piece(gradients[i])},
+            update);
+    }
+    if (ranks_) value.view(-1).copy_(all_gather(own, value.numel(), *ranks_, fixed_));
   }
   return report;
 }
@@ -192,7 +218,7 @@ OptimizerSnapshot Optimizer::snapshot(bool copies) const {
       continue;
     }
     const at::Tensor whole =
-        all_gather(saved.state->*saved.tensor, saved.state->parameter->value.numel(), *ranks_);
+        all_gather(saved.state->*saved.tensor, saved.state->parameter->value.numel(), *ranks_, fixed_);
     if (ranks_->rank() == 0)
       snapshot.tensors.emplace_back(
           saved.name, whole.narrow(0, saved.begin, saved.end - saved.begin).clone().view(saved.sizes));
@@ -239,7 +265,7 @@ void Optimizer::load(const fs::path& directory) {
     if (!state.master.defined()) continue;
     at::Tensor& value = state.parameter->value;
     const at::Tensor own = state.master.to(value.scalar_type());
-    value.view(-1).copy_(ranks_ ? all_gather(own, value.numel(), *ranks_) : own);
+    value.view(-1).copy_(ranks_ ? all_gather(own, value.numel(), *ranks_, fixed_) : own);
   }
   num_steps_ = num_steps;
   num_skipped_ = num_skipped;
@@ -261,8 +287,7 @@ void Optimizer::check_integrity() const {
                 p.parts.empty() ? "a parameter without a name" : p.parts.front().name);
     BOUGH_CHECK(state.master.defined() == (acc != p.value.scalar_type()), p.parts.front().name);
     BOUGH_CHECK(!state.master.defined() ||
-                    (fits(state.master) &&
-                     state.own(p.value).equal(state.master.to(p.value.scalar_type()))),
+                    (fits(state.master) && state.own(p.value).equal(state.master.to(p.value.scalar_type()))),
                 p.parts.front().name, ": the value is not the rounded master; who changed it?");
   }
 }

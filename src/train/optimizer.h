@@ -70,11 +70,12 @@ class Optimizer {
   // Allocates its state, and the model's main_grads where there are none. The model must outlive it. Masters
   // start as the model's values: load weights first. total_steps >= 0: optimizer steps of the whole run.
   // `ranks`: those that step together, of the same weights; null: this process alone. Not owned.
+  // `fixed_shares`: the bits do not depend on the number of ranks (ranks.h).
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
-            Communicator* ranks = nullptr);
+            Communicator* ranks = nullptr, bool fixed_shares = false);
   // Over these alone, which must outlive it.
   Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
-            Communicator* ranks = nullptr);
+            Communicator* ranks = nullptr, bool fixed_shares = false);
 
   struct Report {
     double grad_norm;  // global, before clipping; may be infinite or NaN where skipped
@@ -82,8 +83,8 @@ class Optimizer {
     bool skipped;
   };
 
-  // Updates the weights from main_grad, summed over the ranks, which is zero afterwards. The norm is summed in
-  // fp64 in a fixed order.
+  // Updates the weights from main_grad, summed over the ranks, which is zero afterwards. The norm is summed
+  // in fp64 in a fixed order.
   Report step();
 
   int64_t num_steps() const { return num_steps_; }  // calls of step(), skipped ones too
@@ -126,6 +127,7 @@ class Optimizer {
   OptimizerSettings settings_;
   Schedule schedule_;
   Communicator* ranks_;  // null: this process alone
+  bool fixed_;           // kFixedShares
   std::vector<State> states_;
   int64_t num_steps_ = 0;
   int64_t num_skipped_ = 0;

@@ -138,18 +138,56 @@ void sum_gradients(Model& model, Communicator& ranks) {
   for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, ranks);
 }
 
-ElementShare share_of(int64_t num_elements, const Communicator* ranks) {
+WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {
+  WalkResult sum;
+  sum.values = std::move(own.at(0).values);
+  const auto add = [](at::Tensor& to, const at::Tensor& more) {  // of rows that one of them has: exact
+    if (to.defined()) to.add_(more);
+  };
+  for (size_t i = 1; i < own.size(); ++i) {
+    add(sum.values.log_probs_R, own[i].values.log_probs_R);
+    add(sum.values.entropies_R, own[i].values.entropies_R);
+    add(sum.values.given_log_probs_RK, own[i].values.given_log_probs_RK);
+  }
+  if (ranks) sum_values(sum.values, *ranks);
+  std::vector<std::vector<std::string>> all;  // by own share, by rank
+  for (const WalkResult& result : own) {
+    const std::string text = packed(result.loss, result.metrics);
+    all.push_back(ranks ? ranks->all_gather(text) : std::vector<std::string>{text});
+  }
+  for (size_t rank = 0; rank < all[0].size(); ++rank)
+    for (const std::vector<std::string>& share : all) {
+      WeightedSums metrics;
+      sum.loss += unpack(share[rank], metrics);
+      merge(sum.metrics, metrics);
+    }
+  return sum;
+}
+
+ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixed) {
   const int64_t size = ranks ? ranks->size() : 1, rank = ranks ? ranks->rank() : 0;
-  const int64_t most = (num_elements + size - 1) / size;
+  const int64_t shares = fixed ? kFixedShares : size;
+  const int64_t most = shares / size * ((num_elements + shares - 1) / shares);
   const int64_t begin = std::min(num_elements, rank * most);
   return {most, begin, std::min(most, num_elements - begin)};
 }
 
-at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks) {
-  const ElementShare share = share_of(values.numel(), &ranks);
+at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed) {
+  const ElementShare share = share_of(values.numel(), &ranks, fixed);
   at::Tensor send = values.view(-1).to(at::kCPU);
   const int64_t padding = share.most * ranks.size() - values.numel();
   if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
+  if (fixed) {
+    // Every rank's part comes here, as much as a reduce-scatter moves, and is summed here in one order.
+    at::Tensor parts = at::empty({ranks.size(), share.most}, send.options());
+    ranks.run({.kind = Collective::Kind::kAllToAll,
+               .send = send.data_ptr(),
+               .receive = parts.data_ptr(),
+               .count = share.most * static_cast<int64_t>(send.element_size())});
+    for (int64_t width = 1; width < ranks.size(); width *= 2)
+      for (int64_t rank = 0; rank < ranks.size(); rank += 2 * width) parts[rank].add_(parts[rank + width]);
+    return parts[0].narrow(0, 0, share.count).to(values.device());
+  }
   const at::Tensor own = at::empty({share.most}, send.options());
   ranks.run({.kind = Collective::Kind::kReduceScatter,
              .send = send.data_ptr(),
@@ -159,8 +197,8 @@ at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks) {
   return own.narrow(0, 0, share.count).to(values.device());
 }
 
-at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks) {
-  const ElementShare share = share_of(num_elements, &ranks);
+at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed) {
+  const ElementShare share = share_of(num_elements, &ranks, fixed);
   BOUGH_CHECK(own.dim() == 1 && own.size(0) == share.count, own.sizes(), " of ", num_elements);
   at::Tensor send = own.to(at::kCPU).contiguous();
   const int64_t padding = share.most - share.count;

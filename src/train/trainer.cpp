@@ -72,10 +72,14 @@ Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& setting
       optimizer_(model, settings.optimizer,
                  std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
                      settings.updates_per_batch(),
-                 ranks_),
+                 ranks_, settings.deterministic),
       clock_(clock) {
   gradient_.leave_sums_over_ranks();
-  BOUGH_CHECK(!ranks_ || (!critic && !student), "a critic or a sparse student of several ranks");
+  if (ranks_ && (critic || student))
+    throw UserError(
+        str("a critic, and a policy that generates beside the trained one, are not for several ranks yet; "
+            "got ",
+            ranks_->size(), " ranks, expected 1"));
 }
 
 void Trainer::follow(const std::function<void(int32_t version)>& publish) {
@@ -269,11 +273,12 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
     values.merge(tree_metrics(tree, plans, costs_.passes.get(),
                               updates.gradient_seconds / static_cast<double>(settings_.ppo_epochs), ranks_));
   else values.merge(tree_metrics(tree, critic_plans, critic_passes));
-  if (ranks_ && trains_actor) {
+  if ((ranks_ || settings_.deterministic) && trains_actor) {
+    const int64_t shares = settings_.deterministic ? kFixedShares : ranks_->size();
     double twice = 0;
     for (const MiniBatch& mini : minis)
       twice += static_cast<double>(
-          tokens_twice(mini.batch.sequences, ranks_->size(), balance_weights(costs_.passes.get())));
+          tokens_twice(mini.batch.sequences, shares, balance_weights(costs_.passes.get())));
     values["ranks/tokens_twice"] = twice;
   }
   if (critic_ && costs_.passes) {

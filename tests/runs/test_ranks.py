@@ -129,9 +129,7 @@ def experiment(bough):
     settings = {"reward": "letters.py:reward", "valid_dataset.path": "", "total_train_steps": 6}
 
     def run(trial, *words, **more):
-        return bough(
-            "train", "config.yaml", f"trial_name={trial}", *words, ok=True, env=ENVIRONMENT, **more
-        )
+        return bough("train", "config.yaml", f"trial_name={trial}", *words, ok=True, env=ENVIRONMENT, **more)
 
     write_experiment(bough, **settings)
     run.folder = lambda trial: bough.cwd / "runs" / "tiny" / trial
@@ -168,20 +166,20 @@ def test_ranks_train_as_one_process_does(experiment):
 
 
 def test_a_killed_run_of_ranks_goes_on_and_with_others_too(bough, experiment):
-    experiment("whole", "--ranks", 2, "total_train_steps=20")
+    experiment("whole", "--ranks", 2, "total_train_steps=12")
     for killed in (0, 1):
         trial = f"killed{killed}"
-        words = ("train", "config.yaml", f"trial_name={trial}", "total_train_steps=20", "--ranks", 2)
+        words = ("train", "config.yaml", f"trial_name={trial}", "total_train_steps=12", "--ranks", 2)
         process = start(bough, *words)
         ranks = ranks_of(process, 2)
         wait_for_checkpoint(experiment.folder(trial))
         kill_and_see_all_end(process, ranks, killed)
-        assert read_metrics(experiment.folder(trial))[-1]["step"] < 20
-    experiment("killed0", "--ranks", 2, "total_train_steps=20")
+        assert read_metrics(experiment.folder(trial))[-1]["step"] < 12
+    experiment("killed0", "--ranks", 2, "total_train_steps=12")
     assert final_state(experiment.folder("killed0")) == final_state(experiment.folder("whole"))
-    said = experiment("killed1", "--ranks", 3, "total_train_steps=20")
+    said = experiment("killed1", "--ranks", 3, "total_train_steps=12")
     assert "on 2 ranks, now it is with 1 on 3" in said.stderr
-    assert len(read_metrics(experiment.folder("killed1"))) == 20
+    assert len(read_metrics(experiment.folder("killed1"))) == 12
 
 
 def test_ctrl_c_writes_a_checkpoint(bough, experiment):
@@ -217,3 +215,15 @@ def test_what_ranks_cannot_do_is_refused(bough, experiment, setting, named):
     refused = bough("train", "config.yaml", setting, "--ranks", 2, env=ENVIRONMENT)
     assert refused.returncode == 2
     assert named in refused.stderr and "not for several ranks" in refused.stderr
+
+
+def test_fixed_shares_give_the_same_bits_on_any_number(bough, experiment):
+    words = ("actor.deterministic=true", "actor.loss=ppo", "calibration=calibration.json")
+    bough("bench", "profile", "--out", "calibration.json", ok=True, env=ENVIRONMENT)
+    experiment("one", *words)
+    for ranks in (2, 4):
+        experiment(f"of{ranks}", *words, "--ranks", ranks)
+        assert largest_difference(experiment.folder("one"), experiment.folder(f"of{ranks}")) == 0
+    refused = bough("train", "config.yaml", *words, "--ranks", 3, env=ENVIRONMENT)
+    assert refused.returncode == 2
+    assert "expected 1, 2, 4 or 8" in refused.stderr
