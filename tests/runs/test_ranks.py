@@ -146,7 +146,7 @@ def largest_difference(run, other):
 
 
 def wait_for_checkpoint(run):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300  # ranks that share busy cores wait for each other
     while not (run / "latest").exists():
         assert time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.02)
@@ -218,12 +218,11 @@ def test_what_ranks_cannot_do_is_refused(bough, experiment, setting, named):
 
 
 def test_fixed_shares_give_the_same_bits_on_any_number(bough, experiment):
-    words = ("actor.deterministic=true", "actor.loss=ppo", "calibration=calibration.json")
+    words = ("actor.deterministic=true", "calibration=calibration.json", "total_train_steps=3")
     bough("bench", "profile", "--out", "calibration.json", ok=True, env=ENVIRONMENT)
     experiment("one", *words)
-    for ranks in (2, 4):
-        experiment(f"of{ranks}", *words, "--ranks", ranks)
-        assert largest_difference(experiment.folder("one"), experiment.folder(f"of{ranks}")) == 0
+    experiment("four", *words, "--ranks", 4)
+    assert largest_difference(experiment.folder("one"), experiment.folder("four")) == 0
     refused = bough("train", "config.yaml", *words, "--ranks", 3, env=ENVIRONMENT)
     assert refused.returncode == 2
     assert "expected 1, 2, 4 or 8" in refused.stderr
