@@ -29,11 +29,13 @@ StopFlag::StopFlag() {
   action.sa_flags = SA_RESTART;  // a write to a checkpoint goes on instead of failing with EINTR
   ::sigaction(SIGINT, &action, &old_interrupt_);
   ::sigaction(SIGTERM, &action, &old_terminate_);
+  ::sigaction(SIGUSR1, &action, &old_user_);
 }
 
 StopFlag::~StopFlag() {
   ::sigaction(SIGINT, &old_interrupt_, nullptr);
   ::sigaction(SIGTERM, &old_terminate_, nullptr);
+  ::sigaction(SIGUSR1, &old_user_, nullptr);
   installed = false;
 }
 
@@ -46,7 +48,10 @@ int StopFlag::signal_number() const {
 }
 
 void StopFlag::throw_if_requested() const {
-  if (requested()) throw Interrupted(received == SIGTERM ? "stopped by SIGTERM" : "stopped by Ctrl-C");
+  if (requested())
+    throw Interrupted(received == SIGTERM   ? "stopped by SIGTERM"
+                      : received == SIGUSR1 ? "stopped by SIGUSR1"
+                                            : "stopped by Ctrl-C");
 }
 
 }  // namespace bough

@@ -1,4 +1,5 @@
 // `bough train`: reinforcement learning, the whole loop.
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
@@ -7,6 +8,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
+#include "cli/ranks.h"
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
 #include "control/run.h"
@@ -22,6 +24,7 @@ struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
   bool list_settings = false;
+  std::optional<int64_t> ranks;
   bool json = false;
 };
 
@@ -95,18 +98,35 @@ void run_train(const TrainOptions& options) {
   if (options.config.empty())
     throw UserError("CONFIG is missing: a YAML file of settings; --settings lists them");
   const RunSettings settings = load_settings<RunSettings>(options.config, options.overrides);
+  std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks);
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
   if (settings.threads > 0) torch.threads = settings.threads;
   set_up_torch(torch);
+  RunOptions run;
+  run.ranks = ranks.get();
+  if (ranks->rank() > 0) {  // it would say the same, and ends when rank 0 does
+    set_log_level(LogLevel::kSilent);
+    std::signal(SIGINT, SIG_IGN);
+    std::signal(SIGUSR1, SIG_IGN);
+    run_training(settings, run);
+    return;
+  }
   const StopFlag stop;
   if (!options.json) print_line(settings_table(settings_rows(settings), terminal_columns()));
-  RunOptions run;
   run.stop = [&stop] { return stop.requested(); };
   if (settings.serve.port)
     run.outside = [&options](const RunSettings& served, Engine& engine) {
       return serve_agents(served, engine, options.json);
     };
-  const RunSummary summary = run_training(settings, run);
+  bool have_ended = false;
+  run.on_ranks_ended = [&have_ended] { have_ended = true; };
+  RunSummary summary;
+  try {
+    summary = run_training(settings, run);
+  } catch (const Interrupted&) {
+    if (have_ended) ranks.reset();  // in order; else whoever started the ranks has to end them
+    throw;
+  }
   if (options.json) print_json(to_json(summary));
   else print_summary(summary);
 }
@@ -125,6 +145,7 @@ void add_train_command(CommandLine& line) {
       ->type_name("key=value");
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
+  add_ranks_option(command, options->ranks);
   add_json_flag(command, options->json);
 }
 

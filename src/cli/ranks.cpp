@@ -1,8 +1,13 @@
 #include "cli/ranks.h"
 
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -11,6 +16,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/signals.h"
 #include "cli/command.h"
 
 namespace bough {
@@ -27,7 +34,57 @@ std::vector<std::string> own_command_line() {
   return words;
 }
 
-[[noreturn]] void become_mpirun(int64_t ranks) {
+// A process of its own group, so that a terminal's Ctrl-C does not reach it: mpirun would kill its ranks.
+pid_t start(std::vector<std::string> words, int64_t ranks) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  int failure[2];
+  BOUGH_CHECK(pipe2(failure, O_CLOEXEC) == 0, "a pipe: ", std::strerror(errno));
+  const pid_t child = fork();
+  BOUGH_CHECK(child >= 0, "a process: ", std::strerror(errno));
+  if (child == 0) {
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    const int nothing = open("/dev/null", O_RDONLY);
+    if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    execvp(arguments[0], arguments.data());
+    const int code = errno;
+    (void)!write(failure[1], &code, sizeof code);
+    _exit(127);
+  }
+  close(failure[1]);
+  int code = 0;
+  const bool failed = read(failure[0], &code, sizeof code) == sizeof code;
+  close(failure[0]);
+  if (!failed) return child;
+  waitpid(child, nullptr, 0);
+  throw UserError(str("--ranks ", ranks, ": mpirun cannot be started: ", std::strerror(code),
+                      "; install Open MPI (openmpi-bin), or start the command by your own mpirun or srun"));
+}
+
+// Ends this process as the child ends.
+[[noreturn]] void wait_for(pid_t child) {
+  const StopFlag stop;
+  int status = 0;
+  bool is_asked = false;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (stop.requested() && !is_asked) {
+      is_asked = true;
+      kill(child, SIGUSR1);  // mpirun hands it on
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (code == kExitDone || code == kExitBadInput || code == kExitInterrupted) _exit(code);
+  if (is_asked && code == 128 + SIGUSR1) _exit(kExitInterrupted);  // a command that does not catch it
+  if (code > 128)
+    print_line(
+        str("a rank was ended by signal ", code - 128, " (", strsignal(code - 128), "), and with it all"));
+  _exit(kExitFailure);
+}
+
+[[noreturn]] void run_under_mpirun(int64_t ranks) {
   char program[4096] = {};
   BOUGH_CHECK(readlink("/proc/self/exe", program, sizeof program - 1) > 0,
               "who am I: ", std::strerror(errno));
@@ -52,18 +109,13 @@ std::vector<std::string> own_command_line() {
   words.push_back(program);
   std::vector<std::string> own = own_command_line();
   words.insert(words.end(), own.begin() + 1, own.end());
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  execvp("mpirun", arguments.data());
-  throw UserError(str("--ranks ", ranks, ": mpirun cannot be started: ", std::strerror(errno),
-                      "; install Open MPI (openmpi-bin), or start the command by your own mpirun or srun"));
+  wait_for(start(std::move(words), ranks));
 }
 
 }  // namespace
 
 void add_ranks_option(CLI::App& command, std::optional<int64_t>& ranks) {
-  command.add_option("--ranks", ranks, "Processes that take the step together, each its share of the batch")
+  command.add_option("--ranks", ranks, "Processes that take each step together, each its share of the batch")
       ->type_name("N");
 }
 
@@ -71,7 +123,7 @@ std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks) {
   if (ranks && (*ranks < 1 || *ranks > kMostRanks))
     throw UserError(str("--ranks: got ", *ranks, ", expected 1 to ", kMostRanks));
   if (!is_mpi_rank()) {
-    if (ranks.value_or(1) > 1) become_mpirun(*ranks);
+    if (ranks.value_or(1) > 1) run_under_mpirun(*ranks);
     return single_communicator();
   }
   std::unique_ptr<Communicator> group = mpi_communicator();

@@ -13,9 +13,10 @@ namespace bough {
 void add_ranks_option(CLI::App& command, std::optional<int64_t>& ranks);
 
 // The group of this process: of the ranks that mpirun or srun started where it is one of them, else of
-// itself. Where several ranks are asked for in a process that nobody started as one, mpirun takes its place
-// with so many copies of the same command on this machine, each with its share of the cores; this does not
-// return then. UserError: another number than was started, no mpirun.
+// itself. Where several ranks are asked for in a process that nobody started as one, mpirun starts so many
+// copies of the same command on this machine, each with its share of the cores, and this process waits for
+// them, hands Ctrl-C, SIGTERM and SIGUSR1 on to them as SIGUSR1, and ends as they end: this does not return
+// then. UserError: another number than was started, no mpirun.
 std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks);
 
 // "" of a single process, else what a rank's messages begin with: "rank 1: ".

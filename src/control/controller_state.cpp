@@ -34,6 +34,8 @@ std::map<uint64_t, GroupPointer> groups_from_json(const Json& list) {
   return groups;
 }
 
+}  // namespace
+
 Json begun_to_json(const BegunSample& begun) {
   const GeneratedSample& sample = begun.sample;
   return {{"tokens", sample.token_ids},
@@ -60,8 +62,6 @@ BegunSample begun_from_json(const Json& json) {
   if (begun.has_ended) sample.finish_reason = static_cast<FinishReason>(json.at("finish_reason").get<int>());
   return begun;
 }
-
-}  // namespace
 
 Json to_json(const ControllerState& state, const ProblemOrder& problems) {
   Json running = Json::array();

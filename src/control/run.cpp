@@ -4,14 +4,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "base/median.h"
 #include "control/evaluation.h"
+#include "control/ranks_engine.h"
 #include "control/run_parts.h"
 #include "control/train_batch.h"
 #include "control/workers.h"
@@ -24,6 +27,91 @@ namespace bough {
 namespace {
 
 // Of a checkpoint: the adapters that the sparse policy has beside the trained weights, and their optimizer.
+
+// The run's last checkpoint, from rank 0, whose folder it is, to the others, which see the same files.
+void send_checkpoint(const std::optional<RunCheckpoint>& checkpoint, Communicator& ranks) {
+  ranks.broadcast(checkpoint
+                      ? str(checkpoint->step, " ", std::filesystem::absolute(checkpoint->directory).string())
+                      : "");
+}
+
+std::optional<RunCheckpoint> receive_checkpoint(Communicator& ranks) {
+  const std::string text = ranks.broadcast("");
+  if (text.empty()) return {};
+  const size_t space = text.find(' ');
+  return RunCheckpoint{std::stoll(text.substr(0, space)), text.substr(space + 1)};
+}
+
+void check_ranks(const RunSettings& settings) {
+  const auto refuse = [](const char* setting, const std::string& remedy) {
+    throw UserError(str(setting, ": is not for several ranks yet; expected ", remedy, ", or one rank"));
+  };
+  if (settings.actor.advantages.needs_values())
+    refuse("actor.adv_estimator: gae", "an estimator without a critic (grpo, rloo)");
+  if (settings.sparse_training.has_student())
+    refuse("sparse_training.arm: distill and weak", "sparse or sparse_to_sparse");
+  if (settings.actor.filters.needs_acceptance()) refuse("actor.keep_samples_by: acceptance", "reward");
+  if (settings.rollout.has_servers()) refuse("rollout.backend: a server", "the embedded engine");
+  if (settings.serve.port) refuse("serve.port", "conversations that the run holds itself (port: null)");
+}
+
+// Weights that rank 0 publishes: every rank's engine takes its own trainer's.
+class RanksWeights final : public WeightChannel {
+ public:
+  RanksWeights(WeightChannel& own, Trainer& trainer) : own_(own), trainer_(trainer) {}
+  void publish(int32_t version) override {
+    trainer_.publish_ranks(version);
+    own_.publish(version);
+  }
+  std::optional<WeightUpdate> take() override { return own_.take(); }
+  bool has_new() const override { return own_.has_new(); }
+
+ private:
+  WeightChannel& own_;
+  Trainer& trainer_;
+};
+
+// A rank other than 0: it trains when rank 0 trains, and beside that, in a thread of its own, generates what
+// rank 0's engine has it generate. What ends one of the two ends the other.
+void follow_training(const RunSettings& settings, Communicator& ranks) {
+  RunParts parts(
+      settings, [] { return false; }, &ranks);
+  if (const auto checkpoint = receive_checkpoint(ranks)) {
+    const Json saved =
+        load_run_checkpoint(*checkpoint, *parts.model, parts.trainer.optimizer(), [&](const auto& directory) {
+          if (settings.actor.loss.ref_model_sync_steps > 0)
+            load_weights(directory / "reference", *parts.reference);
+        });
+    parts.trainer.gradient().restore(saved.value("coefficients", Json()));
+  }
+  const std::unique_ptr<Communicator> engines = ranks.split(0);
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto watch = [&] {
+    const std::lock_guard lock(mutex);
+    if (failure) std::rethrow_exception(failure);
+  };
+  const auto guarded = [&](const std::function<void()>& work) {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  engines->set_watch(watch);
+  ranks.set_watch(watch);
+  std::thread generating([&] {
+    guarded([&] {
+      at::set_num_threads(parts.threads.generating);
+      serve_engine(*parts.engine, *parts.weights, *engines);
+    });
+  });
+  guarded([&] { parts.trainer.follow([&](int32_t version) { parts.weights->publish(version); }); });
+  generating.join();
+  ranks.set_watch({});
+  watch();
+}
 
 // The controller over the parts of a run, its workers, and the files that it leaves.
 class Run {
@@ -38,6 +126,21 @@ class Run {
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant; }
   bool renews_reference() const { return settings_.actor.loss.ref_model_sync_steps > 0; }
   void resume();
+  // Of all ranks, where there are several.
+  Engine& engine() {
+    if (ranks_engine_) return *ranks_engine_;
+    return *parts_.engine;
+  }
+  WeightChannel& weights() {
+    if (ranks_weights_) return *ranks_weights_;
+    return *parts_.weights;
+  }
+  void end_ranks() {
+    if (!ranks_engine_) return;
+    ranks_engine_->end();
+    trainer_.end_ranks();
+    if (options_.on_ranks_ended) options_.on_ranks_ended();
+  }
   GroupTask task_of(uint64_t id);
   WorkerParts worker_parts();
   WorkerOptions worker_options();
@@ -53,6 +156,7 @@ class Run {
   Json thread_state() const;
   std::optional<Comparison> compare();
   RunSummary summarise();
+  int64_t num_ranks() const { return options_.ranks ? options_.ranks->size() : 1; }
   bool stopping() const { return options_.stop && options_.stop(); }
 
   const RunOptions options_;
@@ -80,6 +184,9 @@ class Run {
   std::unique_ptr<Model> reference_copy_;
   Json coefficients_copy_;
 
+  std::unique_ptr<Communicator> engine_ranks_;  // null: one rank
+  std::unique_ptr<RanksEngine> ranks_engine_;
+  std::unique_ptr<RanksWeights> ranks_weights_;
   EventQueue events_;
   Timeline timeline_;
   std::unique_ptr<OutsideGroups> outside_;  // null: conversations are held here
@@ -87,16 +194,29 @@ class Run {
   Controller controller_;
 };
 
+// The engines' group of a run of several ranks, after what the others are told first.
+std::unique_ptr<Communicator> engine_ranks(const std::optional<RunCheckpoint>& checkpoint,
+                                           Communicator* ranks) {
+  if (!ranks || ranks->size() == 1) return nullptr;
+  send_checkpoint(checkpoint, *ranks);
+  return ranks->split(0);
+}
+
 Run::Run(const RunSettings& settings, const RunOptions& options)
     : options_(options),
-      parts_(settings, options.stop),
+      parts_(settings, options.stop, options.ranks),
       settings_(parts_.settings),
       trainer_(parts_.trainer),
-      folder_(parts_.folder),
+      folder_(*parts_.folder),
       total_steps_(parts_.total_steps),
       display_(total_steps_, parts_.clock, options.display),
       last_checkpoint_(parts_.clock.now()),
       order_(parts_.problems, static_cast<uint64_t>(settings_.seed), settings_.train_dataset.shuffle),
+      engine_ranks_(engine_ranks(parts_.folder->checkpoint(), options.ranks)),
+      ranks_engine_(engine_ranks_ ? std::make_unique<RanksEngine>(*parts_.engine, parts_.model->config(),
+                                                                  *engine_ranks_)
+                                  : nullptr),
+      ranks_weights_(engine_ranks_ ? std::make_unique<RanksWeights>(*parts_.weights, trainer_) : nullptr),
       timeline_(parts_.clock.now()),
       outside_(options.outside ? options.outside(settings_, *parts_.engine) : nullptr),
       workers_(worker_parts(), worker_options()),
@@ -114,9 +234,11 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
   timeline_file_ = std::make_unique<AppendFile>(timeline);
 }
 
-// Threads decide the order in which sums are taken, and with it the last bits.
+// Threads and ranks decide the order in which sums are taken, and with it the last bits.
 Json Run::thread_state() const {
-  return {{"threads", parts_.threads.training}};
+  Json state = {{"threads", parts_.threads.training}};
+  if (num_ranks() > 1) state["ranks"] = num_ranks();
+  return state;
 }
 
 void Run::resume() {
@@ -137,10 +259,12 @@ void Run::resume() {
   const int64_t step = state.step;
   controller_.restore(std::move(state));
   if (saved.value("environment", Json()) != thread_state()) {
+    const Json before = saved.value("environment", Json());
     log_warning(
-        str("the run was computed with ", saved.value("environment", Json()).value("threads", 0),
-            " threads, this process has ", parts_.threads.training,
-            ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads to change that"));
+        str("the run was computed with ", before.value("threads", 0), " threads on ",
+            before.value("ranks", 1), " ranks, now it is with ", parts_.threads.training, " on ", num_ranks(),
+            ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
+            "to change that"));
   }
   log_info(
       str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));
@@ -155,8 +279,8 @@ GroupTask Run::task_of(uint64_t id) {
 }
 
 WorkerParts Run::worker_parts() {
-  return {.engine = *parts_.engine,
-          .weights = *parts_.weights,
+  return {.engine = engine(),
+          .weights = weights(),
           .codec = parts_.encoder,
           .reward = *parts_.reward,
           .filter = parts_.filter.get(),
@@ -168,7 +292,7 @@ WorkerParts Run::worker_parts() {
           .take_snapshot =
               [this] {
                 model_copy_ = copy_of(*parts_.model);
-                optimizer_copy_ = trainer_.optimizer().snapshot(/*copies=*/true);
+                optimizer_copy_ = trainer_.snapshot(/*copies=*/true);
                 if (parts_.student) student_copy_ = parts_.student->snapshot(/*copies=*/true);
                 if (parts_.critic) critic_copy_ = parts_.critic->snapshot(/*copies=*/true);
                 if (renews_reference()) reference_copy_ = copy_of(*parts_.reference);
@@ -205,7 +329,7 @@ ControllerOptions Run::controller_options() {
       .total_steps = total_steps_,
       .max_buffered_groups = rollout.max_buffered_groups,
       .group_size = settings_.gconfig.n_samples + settings_.actor.advantages.needs_baselines(),
-      .samples_in_flight = 2 * rollout.max_concurrent_rollouts,
+      .samples_in_flight = 2 * rollout.max_concurrent_rollouts * num_ranks(),
       .weight_sync_steps = rollout.weight_sync_steps,
       .interruptible = rollout.interruptible,
       .min_group = std::min(rollout.min_group, settings_.gconfig.n_samples),
@@ -251,7 +375,7 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
   EvaluationOptions options;
   options.sampling = settings_.evaluation_sampling();
   options.seed = static_cast<uint64_t>(settings_.seed);
-  options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts;
+  options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts * num_ranks();
   options.collect.stop = [&] { return stopping() || stop(); };
   options.collect.on_progress = [&](int64_t done, int64_t total) {
     evaluated_.store(done);
@@ -260,7 +384,7 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
   options.environment = parts_.environment.get();
   options.conversations = parts_.conversations ? &*parts_.conversations : nullptr;
   options.in_rounds = in_rounds();
-  const auto result = evaluate(*parts_.engine, parts_.valid, parts_.encoder, *parts_.reward, options);
+  const auto result = evaluate(engine(), parts_.valid, parts_.encoder, *parts_.reward, options);
   evaluated_.store(0);
   if (!result) return std::nullopt;
   return to_metrics(*result);
@@ -276,7 +400,7 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
   }
   save_run_checkpoint(
       folder_.path(), state.step, copied ? *model_copy_ : *parts_.model,
-      copied ? optimizer_copy_ : trainer_.optimizer().snapshot(/*copies=*/false), json,
+      copied ? optimizer_copy_ : trainer_.snapshot(/*copies=*/false), json,
       {.source_model = settings_.model.path,
        .keep_last = settings_.saver.keep,
        .write_more = [&](const auto& directory) {
@@ -347,11 +471,14 @@ RunSummary Run::work() {
   write_timeline(/*all=*/true);
   display_.set_activity("");
   if (controller_.is_stopping()) {
+    end_ranks();
     throw Interrupted(str("stopped after step ", controller_.num_steps(), " of ", total_steps_,
                           "; checkpoint in ", folder_.path().string(),
                           ". The same command goes on from there"));
   }
-  return summarise();
+  RunSummary summary = summarise();
+  end_ranks();
+  return summary;
 }
 
 // Gradients of the last batches with and without sharing, in turns; the first of each is not counted, because
@@ -422,6 +549,13 @@ RunSummary Run::summarise() {
 
 RunSummary run_training(const RunSettings& settings, const RunOptions& options) {
   if (settings.threads > 0) at::set_num_threads(static_cast<int>(settings.threads));
+  if (options.ranks && options.ranks->size() > 1) {
+    check_ranks(settings);
+    if (options.ranks->rank() > 0) {
+      follow_training(settings, *options.ranks);
+      return {};
+    }
+  }
   auto run = std::make_unique<Run>(settings, options);
   try {
     return run->work();

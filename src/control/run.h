@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "control/outside.h"
 #include "control/run_settings.h"
+#include "dist/communicator.h"
 #include "report/display.h"
 
 namespace bough {
@@ -18,6 +19,11 @@ struct RunOptions {
   std::function<bool()> stop;  // asked to stop: a checkpoint is written, then Interrupted is thrown
   // Makes what holds the conversations, where they are held outside; called once, before the first step.
   std::function<std::unique_ptr<OutsideGroups>(const RunSettings&, Engine&)> outside;
+  // Processes that train together, all of which call run_training() with the same settings: rank 0 is the
+  // run, the others compute what it has them compute and return an empty summary when it is over. Not owned.
+  Communicator* ranks = nullptr;
+  // Rank 0 calls it when the others know that the run is over; before, they wait for it.
+  std::function<void()> on_ranks_ended;
 };
 
 struct Accuracy {
@@ -41,7 +47,8 @@ struct RunSummary {
   std::optional<Comparison> comparison;
 };
 
-// UserError, IoError; Interrupted after the checkpoint.
+// UserError, IoError; Interrupted after the checkpoint: the other ranks return then. After any other error of
+// a rank the rest wait for it, and whoever started them has to end them.
 RunSummary run_training(const RunSettings& settings, const RunOptions& options);
 
 Json to_json(const RunSummary& summary);

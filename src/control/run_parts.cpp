@@ -166,6 +166,19 @@ std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const M
       settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained);
 }
 
+bool leads(const Communicator* ranks) {
+  return !ranks || ranks->rank() == 0;
+}
+
+// Rank 0's, of all: they plan alike.
+CostModel ranks_costs(Communicator* ranks, const Model& model, const std::function<CostModel()>& of_rank_0) {
+  std::optional<CostModel> own;
+  if (leads(ranks)) own.emplace(of_rank_0());
+  if (!ranks || ranks->size() == 1) return std::move(*own);
+  const std::string profile = ranks->broadcast(own ? own->device().to_json().dump() : "");
+  return CostModel(DeviceProfile::from_json(Json::parse(profile), "rank 0's profile"), model_shape(model));
+}
+
 // Of a model with adapters: with them merged, since servers load no others. Files of the model that the run
 // began with go along.
 void write_weights(const RunSettings& settings, const std::filesystem::path& directory, const Model& model) {
@@ -218,15 +231,15 @@ ThreadSplit split_threads(const RunSettings& settings, int threads) {
   return split;
 }
 
-RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop)
+RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop, Communicator* ranks)
     : settings(run_settings),
       threads(split_threads(settings, at::get_num_threads())),
       problems(training_problems(settings)),
       valid(settings.valid_dataset.path.empty() ? Dataset() : read_dataset(settings.valid_dataset)),
       encoder(PromptEncoder::from_directory(settings.model.path)),
-      reward(make_reward(settings.reward, settings.reward_service)),
-      environment(make_environment(settings)),
-      filter(settings.filter.empty()
+      reward(leads(ranks) ? make_reward(settings.reward, settings.reward_service) : nullptr),
+      environment(leads(ranks) ? make_environment(settings) : nullptr),
+      filter(settings.filter.empty() || !leads(ranks)
                  ? nullptr
                  : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
       model(load_trained(settings)),
@@ -241,25 +254,26 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
                  : student                                    ? copy_of(student->model(), Changing::kAll)
                                                               : copy_of(*model)),
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
-              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get()),
+              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), ranks),
       weights(make_channel(settings, student ? student->model() : *model, generating.get())),
       engine(make_run_engine(settings,
                              generating ? *generating
                              : student  ? student->model()
                                         : *model,
                              encoder.tokenizer())),
-      folder(settings) {
+      folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
   at::set_num_threads(threads.training);
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
   for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
     if (dataset->size() == 0) continue;
     const bool is_rewarded_outside = settings.serve.port && dataset == &problems && settings.reward.empty();
-    if (is_scored && !is_rewarded_outside) reward->check(*dataset);
+    if (is_scored && !is_rewarded_outside && reward) reward->check(*dataset);
     if (environment) environment->check(*dataset);
   }
   if (environment)
     conversations.emplace(encoder, settings.environment, model->config().max_length(), is_scored);
-  CostModel costs = run_costs(folder.path(), settings.calibration, *model, stop);
+  CostModel costs = ranks_costs(
+      ranks, *model, [&] { return run_costs(folder->path(), settings.calibration, *model, stop); });
   StepCosts of_critic;
   if (critic_model) of_critic = step_costs(critic_costs(costs, *critic_model));
   if (settings.sparse_training.is_weak())

@@ -30,7 +30,9 @@ ThreadSplit split_threads(const RunSettings& settings, int threads);
 struct RunParts {
   // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's
   // folder.
-  RunParts(const RunSettings& settings, const std::function<bool()>& stop);
+  // `ranks`: processes that train together, each with parts of its own. Those that only rank 0 of them has
+  // are null in the others: rewards, environment, filter, folder.
+  RunParts(const RunSettings& settings, const std::function<bool()>& stop, Communicator* ranks = nullptr);
   RunParts(const RunParts&) = delete;
   RunParts& operator=(const RunParts&) = delete;
 
@@ -57,7 +59,7 @@ struct RunParts {
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<Engine> engine;
   std::optional<ConversationFormat> conversations;  // where there is an environment
-  RunFolder folder;
+  std::unique_ptr<RunFolder> folder;
 };
 
 }  // namespace bough

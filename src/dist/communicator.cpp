@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -32,19 +33,38 @@ std::string name_of(Collective::Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+namespace {
+
+double bytes_of(const Collective& collective, double ranks) {
+  const auto bytes = static_cast<double>(collective.count * size_of(collective.element));
+  switch (collective.kind) {
+    case Collective::Kind::kAllReduce: return 2 * bytes * (ranks - 1) / ranks;
+    case Collective::Kind::kReduceScatter:
+    case Collective::Kind::kAllGather:
+    case Collective::Kind::kAllToAll: return bytes * (ranks - 1);
+    case Collective::Kind::kBroadcast: return bytes * (ranks - 1) / ranks;
+    case Collective::Kind::kBarrier: return 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
 void Communicator::run(const Collective& collective) {
+  bytes_sent_ += bytes_of(collective, static_cast<double>(size()));
   const auto start = std::chrono::steady_clock::now();
   const std::unique_ptr<PendingCollective> pending = begin(collective);
   // Short collectives end while it spins; who waits long leaves the core to those it waits for.
   for (int64_t polls = 0; !pending->is_done(); ++polls) {
     if (polls < 1000) continue;
+    look();
     if (seconds_since(start) > deadline_seconds_)
       throw IoError(str("rank ", rank(), " of ", size(), " waited ", deadline_seconds_, " s in ",
                         name_of(collective.kind), " of ", collective.count,
                         " elements: another rank has died or hangs; the log of each rank says what it did "
                         "last"));
     if (polls < 2000) std::this_thread::yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(50));
+    else std::this_thread::sleep_for(std::chrono::microseconds(polls < 20'000 ? 50 : 500));
   }
 }
 
@@ -78,6 +98,14 @@ std::string Communicator::broadcast(const std::string& text, int64_t root) {
   std::string result = rank() == root ? text : std::string(static_cast<size_t>(length), '\0');
   run({.kind = Collective::Kind::kBroadcast, .receive = result.data(), .count = length, .root = root});
   return result;
+}
+
+std::string Communicator::await_broadcast() {
+  const double deadline = deadline_seconds_;
+  deadline_seconds_ = std::numeric_limits<double>::infinity();
+  std::string text = broadcast("");
+  deadline_seconds_ = deadline;
+  return text;
 }
 
 std::vector<std::string> Communicator::all_gather(const std::string& text) {

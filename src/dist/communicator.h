@@ -54,7 +54,18 @@ class Communicator {
   // The group of those that give the same color, ranked as here. A collective call.
   virtual std::unique_ptr<Communicator> split(int64_t color) = 0;
 
+  // Infinite: it waits for ever, as for a rank that may have nothing to say for long.
   void set_deadline(double seconds) { deadline_seconds_ = seconds; }
+  double deadline() const { return deadline_seconds_; }
+  // Bytes that this rank has sent by the least that such collectives take, where all ranks send alike: of a
+  // buffer of B bytes (Collective::count) on N ranks 2 B (N - 1) / N for an all-reduce, B (N - 1) for a
+  // reduce-scatter, an all-gather and an all-to-all, B (N - 1) / N for a broadcast.
+  double bytes_sent() const { return bytes_sent_; }
+  // Called now and then by who waits; it may throw, which ends the wait and the group.
+  void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
+  void look() const {
+    if (watch_) watch_();
+  }
   // Begins it and waits for its end.
   void run(const Collective& collective);
 
@@ -63,11 +74,15 @@ class Communicator {
   void barrier();
   // Of the root's length and content on every rank.
   std::string broadcast(const std::string& text, int64_t root = 0);
+  // What rank 0 broadcasts next, whenever that is: there is no deadline.
+  std::string await_broadcast();
   // Every rank's text, in rank order.
   std::vector<std::string> all_gather(const std::string& text);
 
  private:
   double deadline_seconds_ = 600;
+  double bytes_sent_ = 0;
+  std::function<void()> watch_;
 };
 
 // A group of this process alone.

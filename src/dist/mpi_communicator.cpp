@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 
 #include "base/error.h"
 #include "dist/communicator.h"
@@ -24,6 +25,10 @@ MPI_Datatype type_of(Element element) {
   return MPI_BYTE;
 }
 
+// Each communicator has its thread, but MPI is entered by one at a time (MPI_THREAD_SERIALIZED). No call
+// that is made under it waits for another rank but those that make and free communicators.
+std::mutex mpi_mutex;
+
 // MPI counts in int: what is longer goes in pieces of so many elements.
 constexpr int64_t kMostElements = int64_t{1} << 28;
 
@@ -31,6 +36,7 @@ class MpiPending final : public PendingCollective {
  public:
   void add(MPI_Request request) { requests_.push_back(request); }
   bool is_done() override {
+    const std::lock_guard lock(mpi_mutex);
     int done = 0;
     MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
     return done != 0;
@@ -56,6 +62,7 @@ class MpiCommunicator final : public Communicator {
   int64_t size() const override { return size_; }
 
   std::unique_ptr<PendingCollective> begin(const Collective& c) override {
+    const std::lock_guard lock(mpi_mutex);
     auto pending = std::make_unique<MpiPending>();
     const MPI_Datatype type = type_of(c.element);
     const auto start = [&](auto&& call) {
@@ -124,7 +131,6 @@ extern "C" bough::Communicator* bough_mpi_communicator() {
   MPI_Initialized(&initialized);
   if (!initialized) {
     int provided = 0;
-    // One thread owns the communicator, but it is not always the one that called this.
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
   }
   return new bough::MpiCommunicator(MPI_COMM_WORLD);

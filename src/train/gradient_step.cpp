@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -15,7 +16,9 @@
 #include "base/error.h"
 #include "base/median.h"
 #include "kernels/common/device.h"
+#include "plan/load_balance.h"
 #include "train/ranks.h"
+#include "tree/prefix_tree.h"
 
 namespace bough {
 
@@ -67,6 +70,12 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
       executor_(executor_of(model)),
       kl_controller_(settings.loss),
       entropy_controller_(settings.loss) {
+  if (settings.deterministic && (!loss_->token_separable() || settings.advantages.needs_values()))
+    throw UserError(str(
+        "actor.deterministic: ", loss_->token_separable() ? "a critic" : str("the loss ", settings.loss.loss),
+        " takes more than each share by itself; expected a loss by token (ppo) without a critic, or false"));
+  if (settings.deterministic && ranks_ && kFixedShares % ranks_->size() != 0)
+    throw UserError(str("actor.deterministic: got ", ranks_->size(), " ranks, expected 1, 2, 4 or 8"));
   if (settings.loss.loss != "sft") check_frozen(settings.loss, settings.advantages, frozen);
 }
 
@@ -228,6 +237,7 @@ void GradientStep::restore(const Json& state) {
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
   PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree.packer, costs_);
   if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
+  if (settings_.deterministic) return plan_shares(request, strategy);
   return ranks_ ? plan_share(strategy, request, ranks_->rank(), ranks_->size())
                 : make_plan(strategy, request);
 }
@@ -240,10 +250,65 @@ std::optional<int64_t> GradientStep::device_bytes() const {
   return device_bytes_;
 }
 
+// The plans of this rank's fixed shares, one after the other.
+Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& strategy) const {
+  const int64_t size = ranks_ ? ranks_->size() : 1, rank = ranks_ ? ranks_->rank() : 0;
+  const int64_t own = kFixedShares / size;
+  Plan all;
+  for (int64_t share = rank * own; share < (rank + 1) * own; ++share) {
+    Plan plan = plan_share(strategy, request, share, kFixedShares);
+    all.strategy = plan.strategy;
+    all.max_tokens_per_pass = std::max(all.max_tokens_per_pass, plan.max_tokens_per_pass);
+    std::ranges::move(plan.trees, std::back_inserter(all.trees));
+  }
+  return all;
+}
+
+// Each share's gradient is taken from zero, and two of the same height are added as soon as they are there,
+// so that log2 of the shares are held besides the one that is made.
+WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& batch) {
+  const int64_t size = ranks_ ? ranks_->size() : 1, rank = ranks_ ? ranks_->rank() : 0;
+  const int64_t own = kFixedShares / size;
+  const PrefixTree tree = build_prefix_tree(batch.sequences);
+  const auto shares = balance_load(tree, kFixedShares, balance_weights(costs_));
+  std::vector<int64_t> share_of_sequence(batch.sequences.size());
+  for (size_t share = 0; share < shares.size(); ++share)
+    for (const int64_t sequence : shares[share].sequences)
+      share_of_sequence[static_cast<size_t>(sequence)] = static_cast<int64_t>(share);
+  std::vector<Plan> plans(static_cast<size_t>(own), Plan{plan.strategy, plan.max_tokens_per_pass, {}});
+  for (const PlannedTree& planned : plan.trees)
+    if (!planned.sequences.empty())
+      plans.at(static_cast<size_t>(share_of_sequence[static_cast<size_t>(planned.sequences[0])] - rank * own))
+          .trees.push_back(planned);
+
+  model_.allocate_gradients();
+  const std::vector<Parameter*> parameters = model_.trained_parameters();
+  Executor executor(model_, {.sparse = sparse_});
+  std::vector<WalkResult> results;
+  std::vector<std::pair<int64_t, std::vector<at::Tensor>>> partial;  // number of shares, their gradient
+  for (const Plan& share : plans) {
+    results.push_back(executor.forward_backward(share, batch, *loss_));
+    int64_t count = 1;
+    for (; !partial.empty() && partial.back().first == count; count *= 2) {
+      for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->main_grad.add_(partial.back().second[i]);
+      partial.pop_back();
+    }
+    if (count == own) break;
+    std::vector<at::Tensor> gradient;
+    for (const Parameter* parameter : parameters) {
+      gradient.push_back(parameter->main_grad.clone());
+      parameter->main_grad.zero_();
+    }
+    partial.emplace_back(count, std::move(gradient));
+  }
+  return sum_shares(std::move(results), ranks_);
+}
+
 WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
   BOUGH_CHECK(!ranks_ || !beside, "a second head is not summed over ranks");
-  WalkResult result = executor_.forward_backward(plan, batch, *loss_, beside);
-  if (ranks_) sum_gradients(model_, *ranks_);
+  WalkResult result = settings_.deterministic ? accumulate_shares(plan, batch)
+                                              : executor_.forward_backward(plan, batch, *loss_, beside);
+  if (ranks_ && sums_gradients_) sum_gradients(model_, *ranks_);
   synchronize(model_.device());
   return result;
 }

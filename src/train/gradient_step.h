@@ -62,6 +62,9 @@ class GradientStep {
   // there when this returns. `beside`: another head over the same walk, or none.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
+  // accumulate() leaves each rank its own part of the gradient: the optimizer sums them.
+  void leave_sums_over_ranks() { sums_gradients_ = false; }
+
   // What follows the last optimizer step of a batch: coefficients move, and the reference is renewed where it
   // is its turn. `sums`: metrics of the walks. Returns the metrics of that.
   MetricValues finish(const WeightedSums& sums);
@@ -78,6 +81,8 @@ class GradientStep {
   void use_costs(const PassCosts* costs) { costs_ = costs; }
 
  private:
+  WalkResult accumulate_shares(const Plan& plan, const TrainBatch& batch);
+  Plan plan_shares(const PlanRequest& request, const std::string& strategy) const;
   void set_given_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
   std::optional<int64_t> device_bytes() const;
@@ -88,6 +93,7 @@ class GradientStep {
   const ActorSettings settings_;
   const PassCosts* costs_;
   Communicator* const ranks_;
+  bool sums_gradients_ = true;
   const SparsePolicy sparse_;
   mutable std::optional<int64_t> device_bytes_;  // of a GPU, for plans
   std::optional<int64_t> version_;

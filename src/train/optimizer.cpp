@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
+#include "train/ranks.h"
 
 namespace bough {
 
@@ -53,18 +54,19 @@ int64_t read_count(const SafetensorsFile& file, const std::string& key) {
   return value;
 }
 
-void check_tensor(const SafetensorsFile& file, const std::string& name, const at::Tensor& expected) {
+void check_tensor(const SafetensorsFile& file, const std::string& name, at::IntArrayRef sizes,
+                  at::ScalarType dtype) {
   const auto found = file.entries().find(name);
   // bough:: because c10, whose types are among the arguments, has a str of its own.
   const std::string remedy = "; resume with the model and dtype that the run was started with";
   if (found == file.entries().end())
     throw UserError(bough::str(file.path().string(), ": got no tensor ", quoted(name), "; expected shape ",
-                               expected.sizes(), remedy));
+                               sizes, remedy));
   const auto& entry = found->second;
-  if (at::IntArrayRef(entry.shape) != expected.sizes() || entry.dtype != expected.scalar_type())
+  if (at::IntArrayRef(entry.shape) != sizes || entry.dtype != dtype)
     throw UserError(bough::str(file.path().string(), ": tensor ", quoted(name), ": got ",
                                c10::toString(entry.dtype), " ", at::IntArrayRef(entry.shape), ", expected ",
-                               c10::toString(expected.scalar_type()), " ", expected.sizes(), remedy));
+                               c10::toString(dtype), " ", sizes, remedy));
 }
 
 }  // namespace
@@ -78,39 +80,80 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
       .num_steps = total_steps};
 }
 
-Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps)
-    : Optimizer(model.trained_parameters(), settings, total_steps) {}
+Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
+                     Communicator* ranks, bool fixed_shares)
+    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
-                     int64_t total_steps)
-    : settings_(settings), schedule_(make_schedule(settings, total_steps)) {
+                     int64_t total_steps, Communicator* ranks, bool fixed_shares)
+    : settings_(settings),
+      schedule_(make_schedule(settings, total_steps)),
+      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
+      fixed_(fixed_shares) {
+  BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, ranks_->size(), " ranks");
   BOUGH_CHECK(total_steps >= 0, "total_steps ", total_steps);
   for (Parameter* parameter : parameters) {
     const at::ScalarType acc = accumulator_type(parameter->value.scalar_type());
     if (!parameter->main_grad.defined())
       parameter->main_grad = at::zeros_like(parameter->value, parameter->value.options().dtype(acc));
-    State state{.parameter = parameter, .decayed = parameter->value.dim() > 1};
-    if (acc != parameter->value.scalar_type()) state.master = parameter->value.to(acc);
-    state.exp_avg = at::zeros_like(parameter->main_grad);
-    state.exp_avg_sq = at::zeros_like(parameter->main_grad);
+    const ElementShare share = share_of(parameter->value.numel(), ranks_, fixed_);
+    State state{.parameter = parameter,
+                .decayed = parameter->value.dim() > 1,
+                .begin = share.begin,
+                .count = share.count};
+    if (acc != parameter->value.scalar_type()) state.master = state.own(parameter->value).to(acc);
+    state.exp_avg = at::zeros({state.count}, parameter->main_grad.options());
+    state.exp_avg_sq = at::zeros_like(state.exp_avg);
     states_.push_back(std::move(state));
   }
   check_integrity();
 }
 
-double Optimizer::gradient_norm() const {
-  double sum = 0;
+namespace {
+
+// Of a rank's elements of a parameter: computed apart.
+int64_t pieces_of(bool fixed, const Communicator* ranks) {
+  return fixed ? kFixedShares / (ranks ? ranks->size() : 1) : 1;
+}
+
+}  // namespace
+
+double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
+  const int64_t num_ranks = ranks_ ? ranks_->size() : 1, pieces = pieces_of(fixed_, ranks_);
   // From a device at once: it is waited for once, not for every parameter.
   std::vector<at::Tensor> squares;
-  for (const State& state : states_) squares.push_back(sum_of_squares(state.parameter->main_grad));
-  const at::Tensor on_host =
-      squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU, at::kDouble);
-  for (int64_t i = 0; i < on_host.numel(); ++i) sum += on_host.const_data_ptr<double>()[i];
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const int64_t length = share_of(states_[i].parameter->value.numel(), ranks_, fixed_).most / pieces;
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const int64_t begin = std::min(piece * length, gradients[i].numel());
+      const at::Tensor own = gradients[i].narrow(0, begin, std::min(length, gradients[i].numel() - begin));
+      squares.push_back(own.numel() > 0 ? sum_of_squares(own)
+                                        : at::zeros({}, own.options().dtype(at::kDouble)));
+    }
+  }
+  at::Tensor all = squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU);
+  const int64_t num_squares = all.numel();
+  if (ranks_) all = all_gather(all, num_squares * num_ranks, *ranks_);
+  double sum = 0;
+  for (int64_t i = 0; i < num_squares; i += pieces)
+    for (int64_t rank = 0; rank < num_ranks; ++rank)
+      for (int64_t piece = 0; piece < pieces; ++piece)
+        sum += all.const_data_ptr<double>()[rank * num_squares + i + piece];
   return std::sqrt(sum);
 }
 
 Optimizer::Report Optimizer::step() {
-  Report report{.grad_norm = gradient_norm(), .lr = schedule_.learning_rate(num_steps_), .skipped = false};
+  std::vector<at::Tensor> gradients;  // of own elements
+  for (const State& state : states_) {
+    at::Tensor& whole = state.parameter->main_grad;
+    if (!ranks_) {
+      gradients.push_back(whole.view(-1));
+      continue;
+    }
+    gradients.push_back(reduce_scatter(whole, *ranks_, fixed_));
+    whole.zero_();
+  }
+  Report report{.grad_norm = norm_of(gradients), .lr = schedule_.learning_rate(num_steps_), .skipped = false};
   ++num_steps_;
   if (!std::isfinite(report.grad_norm)) {
     ++num_skipped_;
@@ -126,33 +169,60 @@ Optimizer::Report Optimizer::step() {
                    .weight_decay = 0,
                    .gradient_scale = clip > 0 && report.grad_norm > clip ? clip / report.grad_norm : 1.0,
                    .step = num_steps_ - num_skipped_};
-  for (const State& state : states_) {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const State& state = states_[i];
+    at::Tensor& value = state.parameter->value;
     update.weight_decay = state.decayed ? settings_.weight_decay : 0.0;
-    adamw({state.parameter->value, state.master, state.exp_avg, state.exp_avg_sq, state.parameter->main_grad},
-          update);
+    const at::Tensor own = state.own(value);
+    // A kernel's last few elements may round otherwise than its others: the same pieces whatever the ranks.
+    const int64_t most = share_of(value.numel(), ranks_, fixed_).most / pieces_of(fixed_, ranks_);
+    for (int64_t begin = 0; begin < state.count; begin += most) {
+      const auto piece = [&](const at::Tensor& whole) {
+        return whole.defined() ? whole.narrow(0, begin, std::min(most, state.count - begin)) : whole;
+      };
+      adamw({piece(own), piece(state.master), piece(state.exp_avg), piece(state.exp_avg_sq),
+             piece(gradients[i])},
+            update);
+    }
+    if (ranks_) value.view(-1).copy_(all_gather(own, value.numel(), *ranks_, fixed_));
   }
   return report;
 }
 
-NamedTensors Optimizer::named_state() const {
-  NamedTensors tensors;
-  for (const State& state : states_)
+std::vector<Optimizer::Saved> Optimizer::saved() const {
+  std::vector<Saved> all;
+  for (const State& state : states_) {
+    const at::Tensor& value = state.parameter->value;
+    const int64_t row = value.numel() / std::max<int64_t>(1, value.size(0));
     for (const Parameter::Part& part : state.parameter->parts) {
-      const auto add = [&](const char* suffix, const at::Tensor& whole) {
-        if (whole.defined())
-          tensors.emplace_back(part.name + suffix, whole.narrow(0, part.begin, part.end - part.begin));
+      std::vector<int64_t> sizes = value.sizes().vec();
+      sizes[0] = part.end - part.begin;
+      const auto add = [&](const char* suffix, at::Tensor State::*tensor) {
+        if ((state.*tensor).defined())
+          all.push_back({part.name + suffix, sizes, &state, tensor, part.begin * row, part.end * row});
       };
-      add(".master", state.master);
-      add(".exp_avg", state.exp_avg);
-      add(".exp_avg_sq", state.exp_avg_sq);
+      add(".master", &State::master);
+      add(".exp_avg", &State::exp_avg);
+      add(".exp_avg_sq", &State::exp_avg_sq);
     }
-  return tensors;
+  }
+  return all;
 }
 
 OptimizerSnapshot Optimizer::snapshot(bool copies) const {
-  OptimizerSnapshot snapshot{named_state(), num_steps_, num_skipped_};
-  if (copies)
-    for (auto& [name, tensor] : snapshot.tensors) tensor = tensor.clone();
+  OptimizerSnapshot snapshot{{}, num_steps_, num_skipped_};
+  for (const Saved& saved : saved()) {
+    if (!ranks_) {
+      const at::Tensor part = (saved.state->*saved.tensor).narrow(0, saved.begin, saved.end - saved.begin);
+      snapshot.tensors.emplace_back(saved.name, (copies ? part.clone() : part).view(saved.sizes));
+      continue;
+    }
+    const at::Tensor whole =
+        all_gather(saved.state->*saved.tensor, saved.state->parameter->value.numel(), *ranks_, fixed_);
+    if (ranks_->rank() == 0)
+      snapshot.tensors.emplace_back(
+          saved.name, whole.narrow(0, saved.begin, saved.end - saved.begin).clone().view(saved.sizes));
+  }
   return snapshot;
 }
 
@@ -175,15 +245,28 @@ void Optimizer::load(const fs::path& directory) {
   if (num_skipped > num_steps)
     throw UserError(str(file.path().string(), ": got ", num_skipped, " skipped of ", num_steps,
                         " steps; expected no more than all: the file is damaged, use another checkpoint"));
-  const NamedTensors tensors = named_state();
-  for (const auto& [name, tensor] : tensors) check_tensor(file, name, tensor);
-  if (file.entries().size() != tensors.size())
+  const std::vector<Saved> all = saved();
+  for (const Saved& each : all)
+    check_tensor(file, each.name, each.sizes, (each.state->*each.tensor).scalar_type());
+  if (file.entries().size() != all.size())
     throw UserError(str(file.path().string(), ": got ", file.entries().size(), " tensors; expected the ",
-                        tensors.size(), " of this model: resume with the model and dtype of the run"));
+                        all.size(), " of this model: resume with the model and dtype of the run"));
 
-  for (const auto& [name, tensor] : tensors) tensor.copy_(file.tensor(name));
-  for (const State& state : states_)
-    if (state.master.defined()) state.parameter->value.copy_(state.master);
+  for (const Saved& each : all) {
+    const State& state = *each.state;
+    const int64_t begin = std::max(each.begin, state.begin);
+    const int64_t end = std::min(each.end, state.begin + state.count);
+    if (begin < end)
+      (state.*each.tensor)
+          .narrow(0, begin - state.begin, end - begin)
+          .copy_(file.tensor(each.name).view(-1).narrow(0, begin - each.begin, end - begin));
+  }
+  for (const State& state : states_) {
+    if (!state.master.defined()) continue;
+    at::Tensor& value = state.parameter->value;
+    const at::Tensor own = state.master.to(value.scalar_type());
+    value.view(-1).copy_(ranks_ ? all_gather(own, value.numel(), *ranks_, fixed_) : own);
+  }
   num_steps_ = num_steps;
   num_skipped_ = num_skipped;
 }
@@ -193,15 +276,18 @@ void Optimizer::check_integrity() const {
   for (const State& state : states_) {
     const Parameter& p = *state.parameter;
     const auto acc = accumulator_type(p.value.scalar_type());
-    const auto fits = [&](const at::Tensor& x) {
-      return x.defined() && x.sizes() == p.value.sizes() && x.scalar_type() == acc &&
-             x.device() == p.value.device();
+    const auto is_like = [&](const at::Tensor& x) {
+      return x.defined() && x.scalar_type() == acc && x.device() == p.value.device();
     };
-    BOUGH_CHECK(!p.parts.empty() && fits(p.main_grad) && fits(state.exp_avg) && fits(state.exp_avg_sq),
+    const auto fits = [&](const at::Tensor& x) {
+      return is_like(x) && x.dim() == 1 && x.size(0) == state.count;
+    };
+    BOUGH_CHECK(!p.parts.empty() && is_like(p.main_grad) && p.main_grad.sizes() == p.value.sizes() &&
+                    fits(state.exp_avg) && fits(state.exp_avg_sq),
                 p.parts.empty() ? "a parameter without a name" : p.parts.front().name);
     BOUGH_CHECK(state.master.defined() == (acc != p.value.scalar_type()), p.parts.front().name);
     BOUGH_CHECK(!state.master.defined() ||
-                    (fits(state.master) && p.value.equal(state.master.to(p.value.scalar_type()))),
+                    (fits(state.master) && state.own(p.value).equal(state.master.to(p.value.scalar_type()))),
                 p.parts.front().name, ": the value is not the rounded master; who changed it?");
   }
 }

@@ -4,6 +4,10 @@
 // both moments, and for bf16 models the master weight that the model's bf16 value is rounded from. An fp32 or
 // fp64 value is its own master. So it takes 12 (bf16), 8 or 16 bytes an element beside weights and main_grad.
 //
+// Of several ranks (ranks.h) each has a share of every parameter's elements and the state of those alone
+// (ZeRO stage 1, Rajbhandari et al. 2020): a step sums each share's gradient over the ranks, where its rank
+// updates it, and gathers the weights again. So main_grad may hold a rank's own part of the gradient.
+//
 // Norm weights and biases (parameters of one dimension) are not decayed.
 //
 // A step whose global gradient norm is not finite is skipped: weights, moments and the count of the bias
@@ -18,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "dist/communicator.h"
 #include "models/model.h"
 #include "models/safetensors.h"
 #include "train/settings.h"
@@ -64,10 +69,13 @@ class Optimizer {
  public:
   // Allocates its state, and the model's main_grads where there are none. The model must outlive it. Masters
   // start as the model's values: load weights first. total_steps >= 0: optimizer steps of the whole run.
-  Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps);
+  // `ranks`: those that step together, of the same weights; null: this process alone. Not owned.
+  // `fixed_shares`: the bits do not depend on the number of ranks (ranks.h).
+  Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
+            Communicator* ranks = nullptr, bool fixed_shares = false);
   // Over these alone, which must outlive it.
-  Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
-            int64_t total_steps);
+  Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
+            Communicator* ranks = nullptr, bool fixed_shares = false);
 
   struct Report {
     double grad_norm;  // global, before clipping; may be infinite or NaN where skipped
@@ -75,14 +83,16 @@ class Optimizer {
     bool skipped;
   };
 
-  // Updates the weights from main_grad, which is zero afterwards. The norm is summed in fp64 in a fixed
-  // order.
+  // Updates the weights from main_grad, summed over the ranks, which is zero afterwards. The norm is summed
+  // in fp64 in a fixed order.
   Report step();
 
   int64_t num_steps() const { return num_steps_; }  // calls of step(), skipped ones too
   int64_t num_skipped() const { return num_skipped_; }
   const OptimizerSettings& settings() const { return settings_; }
 
+  // Of several ranks a call of all, of which rank 0 gets the whole and the others nothing: what is saved does
+  // not depend on their number, and any number loads it.
   // Restoring it, and the model's weights where they are their own masters, goes on bit for bit.
   OptimizerSnapshot snapshot(bool copies) const;
   void save(const std::filesystem::path& directory) const { snapshot(false).save(directory); }
@@ -97,14 +107,27 @@ class Optimizer {
   struct State {
     Parameter* parameter;
     bool decayed;
+    int64_t begin, count;  // own elements of the parameter, in memory order
+    // One dimension, of these.
     at::Tensor master;  // undefined where the value is its own master
     at::Tensor exp_avg, exp_avg_sq;
+    at::Tensor own(const at::Tensor& whole) const { return whole.view(-1).narrow(0, begin, count); }
   };
-  double gradient_norm() const;
-  NamedTensors named_state() const;  // views of everything that is saved
+  // What is saved of a part of a parameter: rows [begin, end) of its elements.
+  struct Saved {
+    std::string name;
+    std::vector<int64_t> sizes;
+    const State* state;
+    at::Tensor State::*tensor;
+    int64_t begin, end;  // elements of the parameter
+  };
+  std::vector<Saved> saved() const;
+  double norm_of(const std::vector<at::Tensor>& gradients) const;
 
   OptimizerSettings settings_;
   Schedule schedule_;
+  Communicator* ranks_;  // null: this process alone
+  bool fixed_;           // kFixedShares
   std::vector<State> states_;
   int64_t num_steps_ = 0;
   int64_t num_skipped_ = 0;

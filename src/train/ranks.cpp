@@ -2,23 +2,32 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
+#include <set>
+#include <string_view>
 
 #include "base/error.h"
+#include "data/rollout_file.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {
 
 namespace {
 
+Element summed_element(const at::Tensor& values) {
+  switch (values.scalar_type()) {
+    case at::kDouble: return Element::kDouble;
+    case at::kFloat: return Element::kFloat;
+    case at::kLong: return Element::kInt64;
+    default: BOUGH_CHECK(false, "a sum over ranks of ", c10::toString(values.scalar_type()));
+  }
+}
+
 void sum_tensor(const at::Tensor& values, Communicator& ranks) {
   if (!values.defined() || values.numel() == 0) return;
   const at::Tensor host = values.to(at::kCPU).contiguous();
-  const Element element = host.scalar_type() == at::kDouble  ? Element::kDouble
-                          : host.scalar_type() == at::kFloat ? Element::kFloat
-                                                             : Element::kInt64;
-  BOUGH_CHECK(element != Element::kInt64 || host.scalar_type() == at::kLong, "a sum over ranks of ",
-              c10::toString(host.scalar_type()));
+  const Element element = summed_element(host);
   ranks.run({.kind = Collective::Kind::kAllReduce,
              .send = host.data_ptr(),
              .receive = host.data_ptr(),
@@ -90,8 +99,116 @@ void sum_losses(WalkResult& result, Communicator& ranks) {
   }
 }
 
+void send_order(const RankOrder& order, Communicator& ranks) {
+  std::set<std::string> columns;
+  std::string rows;
+  for (const Trajectory& row : order.batch) {
+    for (const auto& [name, values] : row.columns) columns.insert(name);
+    Trajectory sent = row;
+    for (const TrajectoryText& text : kTrajectoryTexts) (sent.*text.member).reset();
+    sent.fields = Json::object();
+    append_rollout_line(rows, sent);
+    rows += '\n';
+  }
+  const Json head = {{"kind", std::string(1, static_cast<char>(order.kind))},
+                     {"version", order.version},
+                     {"columns", columns}};
+  ranks.broadcast(head.dump() + "\n" + rows);
+}
+
+RankOrder receive_order(Communicator& ranks) {
+  const std::string text = ranks.await_broadcast();
+  size_t at = text.find('\n');
+  const Json head = Json::parse(std::string_view(text).substr(0, at));
+  RankOrder order{.kind = static_cast<RankOrder::Kind>(head.at("kind").get<std::string>().at(0)),
+                  .version = head.at("version").get<int64_t>(),
+                  .batch = {}};
+  const RolloutReadOptions options{.require_reward_or_advantage = false,
+                                   .columns = head.at("columns").get<std::vector<std::string>>()};
+  for (++at; at < text.size();) {
+    const size_t end = text.find('\n', at);
+    order.batch.push_back(
+        parse_rollout_line(std::string_view(text).substr(at, end - at), "rank 0's batch", options));
+    at = end + 1;
+  }
+  return order;
+}
+
 void sum_gradients(Model& model, Communicator& ranks) {
   for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, ranks);
+}
+
+WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {
+  WalkResult sum;
+  sum.values = std::move(own.at(0).values);
+  const auto add = [](at::Tensor& to, const at::Tensor& more) {  // of rows that one of them has: exact
+    if (to.defined()) to.add_(more);
+  };
+  for (size_t i = 1; i < own.size(); ++i) {
+    add(sum.values.log_probs_R, own[i].values.log_probs_R);
+    add(sum.values.entropies_R, own[i].values.entropies_R);
+    add(sum.values.given_log_probs_RK, own[i].values.given_log_probs_RK);
+  }
+  if (ranks) sum_values(sum.values, *ranks);
+  std::vector<std::vector<std::string>> all;  // by own share, by rank
+  for (const WalkResult& result : own) {
+    const std::string text = packed(result.loss, result.metrics);
+    all.push_back(ranks ? ranks->all_gather(text) : std::vector<std::string>{text});
+  }
+  for (size_t rank = 0; rank < all[0].size(); ++rank)
+    for (const std::vector<std::string>& share : all) {
+      WeightedSums metrics;
+      sum.loss += unpack(share[rank], metrics);
+      merge(sum.metrics, metrics);
+    }
+  return sum;
+}
+
+ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixed) {
+  const int64_t size = ranks ? ranks->size() : 1, rank = ranks ? ranks->rank() : 0;
+  const int64_t shares = fixed ? kFixedShares : size;
+  const int64_t most = shares / size * ((num_elements + shares - 1) / shares);
+  const int64_t begin = std::min(num_elements, rank * most);
+  return {most, begin, std::min(most, num_elements - begin)};
+}
+
+at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed) {
+  const ElementShare share = share_of(values.numel(), &ranks, fixed);
+  at::Tensor send = values.view(-1).to(at::kCPU);
+  const int64_t padding = share.most * ranks.size() - values.numel();
+  if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
+  if (fixed) {
+    // Every rank's part comes here, as much as a reduce-scatter moves, and is summed here in one order.
+    at::Tensor parts = at::empty({ranks.size(), share.most}, send.options());
+    ranks.run({.kind = Collective::Kind::kAllToAll,
+               .send = send.data_ptr(),
+               .receive = parts.data_ptr(),
+               .count = share.most * static_cast<int64_t>(send.element_size())});
+    for (int64_t width = 1; width < ranks.size(); width *= 2)
+      for (int64_t rank = 0; rank < ranks.size(); rank += 2 * width) parts[rank].add_(parts[rank + width]);
+    return parts[0].narrow(0, 0, share.count).to(values.device());
+  }
+  const at::Tensor own = at::empty({share.most}, send.options());
+  ranks.run({.kind = Collective::Kind::kReduceScatter,
+             .send = send.data_ptr(),
+             .receive = own.data_ptr(),
+             .count = share.most,
+             .element = summed_element(own)});
+  return own.narrow(0, 0, share.count).to(values.device());
+}
+
+at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed) {
+  const ElementShare share = share_of(num_elements, &ranks, fixed);
+  BOUGH_CHECK(own.dim() == 1 && own.size(0) == share.count, own.sizes(), " of ", num_elements);
+  at::Tensor send = own.to(at::kCPU).contiguous();
+  const int64_t padding = share.most - share.count;
+  if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
+  const at::Tensor all = at::empty({share.most * ranks.size()}, send.options());
+  ranks.run({.kind = Collective::Kind::kAllGather,
+             .send = send.data_ptr(),
+             .receive = all.data_ptr(),
+             .count = share.most * static_cast<int64_t>(send.element_size())});
+  return all.narrow(0, 0, num_elements);
 }
 
 }  // namespace bough

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "data/trajectory.h"
 #include "dist/communicator.h"
 #include "models/model.h"
 #include "plan/load_balance.h"
@@ -13,6 +15,11 @@
 #include "train/executor.h"
 
 namespace bough {
+
+// Where results must not depend on the number of ranks (actor.deterministic), the batch and each parameter's
+// elements are cut into so many shares, whatever that number, which must divide it. Each rank has the same
+// number of consecutive shares, and sums are taken as a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+inline constexpr int64_t kFixedShares = 8;
 
 // What tokens and pairs cost on a device, for the cut; one a token without costs.
 BalanceWeights balance_weights(const PassCosts* costs);
@@ -23,9 +30,41 @@ Plan plan_share(const std::string& strategy, const PlanRequest& whole, int64_t r
 
 // Of rows that one rank has computed each, the others' are 0: every rank gets all.
 void sum_values(RowValues& values, Communicator& ranks);
+// Of `own`, results of consecutive shares of the rows that each rank has: those of all rows, merged in the
+// order of shares. Null: of one rank.
+WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks);
 // Loss and metrics of the ranks' rows become those of all rows, merged in rank order.
 void sum_losses(WalkResult& result, Communicator& ranks);
+// What rank 0 of a run has the others do with it. They have no batches of their own: they wait for orders, as
+// long as it takes.
+struct RankOrder {
+  enum class Kind : char {
+    kTrain = 't',     // on `batch`, as batch number `version`
+    kPublish = 'p',   // the weights, as `version`, to the rank's own engine
+    kSnapshot = 's',  // of the optimizer, to rank 0
+    kEnd = 'e',
+  };
+  Kind kind = Kind::kEnd;
+  int64_t version = 0;
+  std::vector<Trajectory> batch;  // what people read of it is not sent
+};
+void send_order(const RankOrder& order, Communicator& ranks);  // by rank 0
+RankOrder receive_order(Communicator& ranks);                  // by all others
+
 // main_grad of the trained parameters, which held nothing else than this walk's gradient.
 void sum_gradients(Model& model, Communicator& ranks);
+
+// A tensor's elements in memory order, as the ranks share them: each has so many, the last ones fewer or
+// none.
+struct ElementShare {
+  int64_t most = 0;  // of a rank
+  int64_t begin = 0, count = 0;
+};
+// `fixed`: as kFixedShares cut them.
+ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixed = false);
+// Own share, one dimension, of the sum over ranks; `fixed`: which is taken as a tree. Contiguous.
+at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed = false);
+// The whole of `num_elements`, one dimension, of every rank's own share.
+at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed = false);
 
 }  // namespace bough

@@ -1,14 +1,27 @@
 // Data parallelism against one rank: threads of this process, each with a copy of the model.
 #include "train/ranks.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+#include <limits>
+#include <numeric>
+#include <random>
 #include <thread>
 
 #include "algo/loss.h"
+#include "base/error.h"
 #include "plan/test_costs.h"
 #include "train/exactness.h"
+#include "train/gradient_step.h"
+#include "train/optimizer.h"
 
 namespace bough {
 namespace {
@@ -86,6 +99,206 @@ TEST(Ranks, MetricsAreThoseOfTheWholeBatch) {
     EXPECT_NEAR(four[3].walk.metrics.at(name).value(), metric.value(),
                 1e-9 * std::max(1.0, std::abs(metric.value())))
         << name;
+}
+
+// Each rank in a thread of its own, with a model and an optimizer.
+template <class Work>
+std::vector<std::unique_ptr<Model>> optimize_on(int64_t num_ranks, at::ScalarType type, const Work& work) {
+  auto ranks = thread_communicators(num_ranks);
+  std::vector<std::unique_ptr<Model>> models(static_cast<size_t>(num_ranks));
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < num_ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      Communicator& group = *ranks[static_cast<size_t>(rank)];
+      group.set_deadline(60);
+      auto& model = models[static_cast<size_t>(rank)];
+      model = random_model(5, type);
+      Optimizer optimizer(*model, {.lr = 0.01, .weight_decay = 0.1, .gradient_clipping = 1}, 40, &group);
+      work(optimizer, *model, group);
+      optimizer.check_integrity();
+    });
+  for (std::thread& thread : threads) thread.join();
+  return models;
+}
+
+// One gradient a step whatever the number of ranks, of which each has a part.
+void take_steps(Optimizer& optimizer, Model& model, const Communicator& ranks, int64_t from, int64_t to) {
+  const double whole = static_cast<double>(ranks.size() * (ranks.size() + 1) / 2);
+  for (int64_t step = from; step < to; ++step) {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step));
+    for (const Parameter* parameter : model.trained_parameters())
+      parameter->main_grad.add_(
+          at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble))
+              .mul_(static_cast<double>(ranks.rank() + 1) / whole));
+    optimizer.step();
+  }
+}
+
+double largest_difference(Model& one, Model& other) {
+  double largest = 0;
+  const auto theirs = other.parameters();
+  for (size_t i = 0; i < theirs.size(); ++i)
+    largest = std::max(
+        largest, (one.parameters()[i]->value - theirs[i]->value).abs().to(at::kDouble).max().item<double>());
+  return largest;
+}
+
+TEST(Ranks, ShareTheOptimizerAndStepAsOne) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const auto work = [](Optimizer& optimizer, Model& model, Communicator& ranks) {
+      take_steps(optimizer, model, ranks, 0, 20);
+    };
+    const auto one = optimize_on(1, type, work);
+    ASSERT_GT(largest_difference(*one[0], *random_model(5, type)), 0.05) << "nothing was trained";
+    // A bf16 weight is its fp32 master rounded, which one last bit may send the other way.
+    const double bound = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-5 : 1e-2;
+    for (const int64_t num_ranks : {2, 3, 4, 8}) {
+      const auto several = optimize_on(num_ranks, type, work);
+      for (const auto& model : several) {
+        EXPECT_LE(largest_difference(*one[0], *model), bound) << num_ranks << " ranks of " << type;
+        EXPECT_EQ(largest_difference(*several[0], *model), 0) << "ranks differ in their weights";
+      }
+    }
+  }
+}
+
+TEST(Ranks, AnyNumberLoadsWhatAnyNumberSaved) {
+  const auto folder = std::filesystem::temp_directory_path() / str("bough_ranks_", getpid());
+  for (const auto type : {at::kDouble, at::kBFloat16}) {
+    const auto whole = optimize_on(1, type, [](Optimizer& optimizer, Model& model, Communicator& ranks) {
+      take_steps(optimizer, model, ranks, 0, 10);
+    });
+    for (const int64_t before : {1, 4})
+      for (const int64_t after : {1, 2, 8}) {
+        std::filesystem::create_directories(folder);
+        const auto saved =
+            optimize_on(before, type, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
+              take_steps(optimizer, model, ranks, 0, 5);
+              const OptimizerSnapshot snapshot = optimizer.snapshot(/*copies=*/true);
+              if (ranks.rank() == 0) snapshot.save(folder);
+            });
+        const auto gone_on =
+            optimize_on(after, type, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
+              for (size_t i = 0; i < model.parameters().size(); ++i)
+                model.parameters()[i]->value.copy_(saved[0]->parameters()[i]->value);
+              optimizer.load(folder);
+              take_steps(optimizer, model, ranks, 5, 10);
+            });
+        for (const auto& model : gone_on) {
+          EXPECT_LE(largest_difference(*whole[0], *model), type == at::kDouble ? 1e-10 : 1e-2)
+              << before << " ranks, then " << after;
+        }
+        std::filesystem::remove_all(folder);
+      }
+  }
+}
+
+// What a rank sends at least: its part of each sum, and its share of the weights, to every other.
+TEST(Ranks, SendWhatTheFormulaSays) {
+  for (const int64_t num_ranks : {1, 2, 4}) {
+    optimize_on(num_ranks, at::kBFloat16, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
+      const double before = ranks.bytes_sent();
+      take_steps(optimizer, model, ranks, 0, 1);
+      double expected = 0;
+      for (const Parameter* parameter : model.trained_parameters()) {
+        const double share = std::ceil(static_cast<double>(parameter->value.numel()) / num_ranks);
+        expected += static_cast<double>(num_ranks - 1) * share * (4 + 2);  // fp32 gradients, bf16 weights
+        expected += static_cast<double>(num_ranks - 1) * 8;                // its part of the norm
+      }
+      EXPECT_EQ(ranks.bytes_sent() - before, expected);
+      const double of_all_reduce = ranks.bytes_sent();
+      std::vector<float> values(1000);
+      ranks.all_reduce(std::span<float>(values));
+      EXPECT_EQ(ranks.bytes_sent() - of_all_reduce,
+                2 * 4000.0 * static_cast<double>(num_ranks - 1) / static_cast<double>(num_ranks));
+    });
+  }
+}
+
+TEST(Ranks, FixedSharesHaveTheSameBitsWhateverTheirNumber) {
+  for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    const auto r = random_batch(seed, 100);
+    ActorSettings settings;
+    settings.deterministic = true;
+    settings.loss.loss = "ppo";
+    const auto type = at::kDouble;
+    std::vector<std::unique_ptr<Model>> first;
+    for (const int64_t num_ranks : {1, 2, 4, 8}) {
+      auto ranks = thread_communicators(num_ranks);
+      std::vector<std::unique_ptr<Model>> models(static_cast<size_t>(num_ranks));
+      std::vector<std::thread> threads;
+      std::vector<double> losses(static_cast<size_t>(num_ranks));
+      for (size_t rank = 0; rank < models.size(); ++rank)
+        threads.emplace_back([&, rank] {
+          Communicator& group = *ranks[rank];
+          group.set_deadline(60);
+          models[rank] = random_model(seed, type);
+          Optimizer optimizer(*models[rank], {.lr = 0.01}, 10, &group, /*fixed_shares=*/true);
+          GradientStep step(*models[rank], {}, settings, nullptr, &group);
+          step.leave_sums_over_ranks();
+          for (int i = 0; i < 3; ++i) {
+            losses[rank] = step.accumulate(step.plan(r->batch, "blocks"), r->batch).loss;
+            optimizer.step();
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+      for (const double loss : losses) EXPECT_EQ(loss, losses[0]);
+      if (first.empty()) first = std::move(models);
+      else
+        for (const auto& model : models)
+          EXPECT_EQ(largest_difference(*first[0], *model), 0) << num_ranks << " ranks, seed " << seed;
+    }
+    EXPECT_GT(largest_difference(*first[0], *random_model(seed, type)), 1e-4) << "nothing was trained";
+  }
+}
+
+// The cut adds up what tokens and pairs cost, blind to passes: what a rank's plan is then predicted to take,
+// against the best of all cuts of the leaves in their order.
+TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
+  const TestCosts costs;
+  double worst = 1, sum = 0;
+  int64_t count = 0;
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<std::vector<int32_t>> sequences;
+    for (int group = 0; group < 8; ++group) {
+      std::vector<int32_t> prompt(100 + random() % 100);
+      for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 100);
+      for (int sample = 0; sample < 4; ++sample) {
+        sequences.push_back(prompt);
+        for (size_t more = 50 + random() % 250; more > 0; --more)
+          sequences.back().push_back(static_cast<int32_t>(random() % 100));
+      }
+    }
+    std::ranges::sort(sequences);  // leaves in depth-first order
+    PlanRequest request{
+        .sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = 512, .costs = &costs};
+    const size_t size = sequences.size();
+    std::vector<std::vector<double>> seconds(size, std::vector<double>(size + 1));  // of leaves [i, j)
+    for (size_t i = 0; i < size; ++i)
+      for (size_t j = i + 1; j <= size; ++j) {
+        std::vector<int64_t> own(j - i);
+        std::iota(own.begin(), own.end(), static_cast<int64_t>(i));
+        seconds[i][j] = simulate(make_plan("blocks", part_of(request, own)), &costs).seconds;
+      }
+    std::vector<double> best = seconds[0];  // of leaves [0, j) on so many ranks; best[0] is 0
+    for (int64_t num_ranks = 2; num_ranks <= 8; ++num_ranks) {
+      std::vector<double> next(size + 1, std::numeric_limits<double>::infinity());
+      next[0] = 0;
+      for (size_t j = 1; j <= size; ++j)
+        for (size_t i = 0; i < j; ++i) next[j] = std::min(next[j], std::max(best[i], seconds[i][j]));
+      best = next;
+      double slowest = 0;
+      for (int64_t rank = 0; rank < num_ranks; ++rank)
+        slowest = std::max(slowest, simulate(plan_share("blocks", request, rank, num_ranks), &costs).seconds);
+      worst = std::max(worst, slowest / best[size]);
+      sum += slowest / best[size];
+      ++count;
+    }
+  }
+  std::cout << "slowest rank over the best cut's: mean " << sum / static_cast<double>(count) << ", worst "
+            << worst << std::endl;
+  EXPECT_LE(worst, 1.05);
 }
 
 TEST(Ranks, TheCutFollowsWhatTokensAndPairsCost) {

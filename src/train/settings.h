@@ -160,6 +160,7 @@ struct ActorSettings {
   int64_t ppo_n_minibatches = 1;
   int64_t ppo_epochs = 1;
   int64_t threads = 0;
+  bool deterministic = false;
 
   template <class V>
   void visit(V& v) {
@@ -167,6 +168,10 @@ struct ActorSettings {
     v("threads", threads,
       "threads that train, where generation and training run at once; 0: what rollout.threads leaves",
       range(0, 4096));
+    v("deterministic", deterministic,
+      "the batch is cut into 8 shares, each walked by itself, and sums are in one order, so that 1, 2, 4 and "
+      "8 "
+      "ranks of a thread each have the same weights (docs/ranks.md)");
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",

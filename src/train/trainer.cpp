@@ -8,6 +8,7 @@
 
 #include "algo/minibatches.h"
 #include "base/error.h"
+#include "train/ranks.h"
 #include "train/sequence_steps.h"
 
 namespace bough {
@@ -34,6 +35,15 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   return values;
 }
 
+// Tokens that more than one rank computes, each time but the first: paths that the cuts go through.
+int64_t tokens_twice(const std::vector<TokenSpan>& sequences, int64_t num_ranks,
+                     const BalanceWeights& weights) {
+  const PrefixTree tree = build_prefix_tree(sequences);
+  int64_t tokens = -tree.num_tokens();
+  for (const RankShare& share : balance_load(tree, num_ranks, weights)) tokens += share.num_tokens;
+  return tokens;
+}
+
 // What the critic's values, as they were when the batch was scored, say of its returns.
 MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
   std::vector<double> values, returns;
@@ -52,15 +62,57 @@ MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
 }  // namespace
 
 Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
-                 const Clock& clock, Critic* critic, const SparsePolicy& sparse, SparseStudent* student)
+                 const Clock& clock, Critic* critic, const SparsePolicy& sparse, SparseStudent* student,
+                 Communicator* ranks)
     : settings_(beside_critic(settings, critic)),
       critic_(critic),
       student_(student),
-      gradient_(model, frozen, settings_, nullptr, /*ranks=*/nullptr, sparse),
+      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
+      gradient_(model, frozen, settings_, nullptr, ranks_, sparse),
       optimizer_(model, settings.optimizer,
                  std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
-                     settings.updates_per_batch()),
-      clock_(clock) {}
+                     settings.updates_per_batch(),
+                 ranks_, settings.deterministic),
+      clock_(clock) {
+  gradient_.leave_sums_over_ranks();
+  if (ranks_ && (critic || student))
+    throw UserError(
+        str("a critic, and a policy that generates beside the trained one, are not for several ranks yet; "
+            "got ",
+            ranks_->size(), " ranks, expected 1"));
+}
+
+void Trainer::follow(const std::function<void(int32_t version)>& publish) {
+  BOUGH_CHECK(ranks_ && !leads_ranks(), "rank 0 leads");
+  while (true) {
+    const RankOrder order = receive_order(*ranks_);
+    switch (order.kind) {
+      case RankOrder::Kind::kTrain:
+        set_version(order.version);
+        train_together(order.batch);
+        break;
+      case RankOrder::Kind::kPublish:
+        if (publish) publish(static_cast<int32_t>(order.version));
+        break;
+      case RankOrder::Kind::kSnapshot: optimizer_.snapshot(/*copies=*/true); break;
+      case RankOrder::Kind::kEnd: return;
+    }
+  }
+}
+
+void Trainer::publish_ranks(int32_t version) {
+  if (leads_ranks())
+    send_order({.kind = RankOrder::Kind::kPublish, .version = version, .batch = {}}, *ranks_);
+}
+
+void Trainer::end_ranks() {
+  if (leads_ranks()) send_order({}, *ranks_);
+}
+
+OptimizerSnapshot Trainer::snapshot(bool copies) {
+  if (leads_ranks()) send_order({.kind = RankOrder::Kind::kSnapshot, .batch = {}}, *ranks_);
+  return optimizer_.snapshot(copies);
+}
 
 void Trainer::use_costs(StepCosts costs, StepCosts critic) {
   costs_ = std::move(costs);
@@ -130,6 +182,20 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
 }
 
 MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
+  if (!ranks_) return train_together(batch);
+  const double sent = ranks_->bytes_sent();
+  BOUGH_CHECK(leads_ranks(), "rank ", ranks_->rank(), " follows");
+  RankOrder order{.kind = RankOrder::Kind::kTrain, .version = num_batches_, .batch = {}};
+  for (const Trajectory& trajectory : batch)
+    if (trajectory.in_loss() && trajectory.trains_a_token()) order.batch.push_back(trajectory);
+  send_order(order, *ranks_);
+  set_version(num_batches_);
+  MetricValues values = train_together(batch);
+  values["ranks/bytes_sent"] = ranks_->bytes_sent() - sent;
+  return values;
+}
+
+MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
   const Clock::Time start = clock_.now();
   const bool trains_actor = !critic_ || num_batches_ >= critic_->settings().warmup_steps;
   ++num_batches_;
@@ -205,8 +271,16 @@ MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
       (critic_ && !critic_->shares_backbone() ? critic_costs_ : costs_).passes.get();
   if (trains_actor)
     values.merge(tree_metrics(tree, plans, costs_.passes.get(),
-                              updates.gradient_seconds / static_cast<double>(settings_.ppo_epochs)));
+                              updates.gradient_seconds / static_cast<double>(settings_.ppo_epochs), ranks_));
   else values.merge(tree_metrics(tree, critic_plans, critic_passes));
+  if ((ranks_ || settings_.deterministic) && trains_actor) {
+    const int64_t shares = settings_.deterministic ? kFixedShares : ranks_->size();
+    double twice = 0;
+    for (const MiniBatch& mini : minis)
+      twice += static_cast<double>(
+          tokens_twice(mini.batch.sequences, shares, balance_weights(costs_.passes.get())));
+    values["ranks/tokens_twice"] = twice;
+  }
   if (critic_ && costs_.passes) {
     double& peak = values["memory/predicted"];
     for (const Plan* plan : critic_plans)
@@ -261,7 +335,7 @@ MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
 }
 
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
-                          const PassCosts* costs, double seconds) {
+                          const PassCosts* costs, double seconds, Communicator* ranks) {
   const TreeStatistics statistics = compute_statistics(tree);
   int64_t planned = 0, forwarded = 0, recomputed = 0, peak_bytes = 0;
   double predicted = 0;
@@ -274,6 +348,30 @@ MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>
     recomputed += simulation.tokens_recomputed;
   }
   MetricValues values;
+  if (ranks) {
+    const std::vector<double> own = {static_cast<double>(planned), static_cast<double>(forwarded),
+                                     static_cast<double>(recomputed), static_cast<double>(peak_bytes),
+                                     predicted};
+    const auto size = static_cast<size_t>(ranks->size());
+    std::vector<double> all(own.size() * size);
+    ranks->run({.kind = Collective::Kind::kAllGather,
+                .send = own.data(),
+                .receive = all.data(),
+                .count = std::ssize(own),
+                .element = Element::kDouble});
+    planned = forwarded = recomputed = peak_bytes = 0;
+    double slowest = 0, total = 0;
+    for (size_t at = 0; at < all.size(); at += own.size()) {
+      planned += static_cast<int64_t>(all[at]);
+      forwarded += static_cast<int64_t>(all[at + 1]);
+      recomputed += static_cast<int64_t>(all[at + 2]);
+      peak_bytes = std::max(peak_bytes, static_cast<int64_t>(all[at + 3]));
+      slowest = std::max(slowest, all[at + 4]);
+      total += all[at + 4];
+    }
+    predicted = slowest;
+    if (total > 0) values["ranks/slowest_over_mean"] = slowest / (total / static_cast<double>(size));
+  }
   values["tree/compression"] = statistics.compression;
   values["tree/attention_compression"] = statistics.attention_compression;
   if (!plans.empty())

@@ -2,9 +2,13 @@
 // mini-batches, gone over once or several times (ppo_epochs). With several updates, pi_old is computed for
 // the whole batch before the first. A critic learns from the same mini-batches: one with a backbone of its
 // own in walks of its own, before the policy's; one that shares the actor's in the policy's walk.
+//
+// Several ranks (ranks.h) have a trainer each, of the same weights and settings. Rank 0 calls train(), which
+// sends the batch to the others, which are in follow(); all take the step together.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,8 +60,9 @@ class Trainer final : public BatchTrainer {
   // `student`: the sparse policy that drew the samples, which takes its own step after the model's.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
-          SparseStudent* student = nullptr);
+          SparseStudent* student = nullptr, Communicator* ranks = nullptr);
 
+  // Of rank 0 where there are several; its metrics are of all of them.
   MetricValues train(const std::vector<Trajectory>& batch) override;
   void set_values(std::vector<Trajectory>& batch) override;
   void set_acceptance(std::vector<Trajectory>& batch) override;
@@ -78,6 +83,15 @@ class Trainer final : public BatchTrainer {
     gradient_.ask_for_engine_top();
   }
 
+  // Of the other ranks: does what rank 0's trainer does until that calls end_ranks(). `publish`, if any, is
+  // called where rank 0's calls publish_ranks().
+  void follow(const std::function<void(int32_t version)>& publish = {});
+  void publish_ranks(int32_t version);
+  void end_ranks();
+
+  // The optimizer's, of all ranks: of rank 0.
+  OptimizerSnapshot snapshot(bool copies);
+
   Optimizer& optimizer() { return optimizer_; }
   GradientStep& gradient() { return gradient_; }
 
@@ -96,6 +110,8 @@ class Trainer final : public BatchTrainer {
     double grad_norm = 0, critic_grad_norm = 0;  // sums
     int64_t count = 0;
   };
+  MetricValues train_together(const std::vector<Trajectory>& batch);
+  bool leads_ranks() const { return ranks_ && ranks_->rank() == 0; }
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
   void update_critic(MiniBatch& mini, Updates& updates);
   bool keeps_log_probs() const { return student_ || measures_acceptance_; }
@@ -106,6 +122,7 @@ class Trainer final : public BatchTrainer {
   const ActorSettings settings_;
   Critic* critic_;
   SparseStudent* student_;
+  Communicator* const ranks_;  // null: this process alone
   GradientStep gradient_;
   Optimizer optimizer_;
   const Clock& clock_;
@@ -118,8 +135,9 @@ class Trainer final : public BatchTrainer {
 
 // Metrics of a batch's tree: what it shares, and what the plans compute of it (AReaL's tree_token_ratio,
 // under its name) and compute again. With a cost model, also what they were predicted to take over the
-// `seconds` they took.
+// `seconds` they took. Of several ranks, each with its own plans, what they compute together.
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
-                          const PassCosts* costs = nullptr, double seconds = 0);
+                          const PassCosts* costs = nullptr, double seconds = 0,
+                          Communicator* ranks = nullptr);
 
 }  // namespace bough

@@ -1,4 +1,4 @@
-"""`bough step --ranks N`: processes that Open MPI starts take one gradient together."""
+"""`--ranks N`: processes that Open MPI starts take the gradient of a step, or of a whole run, together."""
 
 import json
 import math
@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from run_util import ENVIRONMENT
+from run_util import ENVIRONMENT, final_state, last_checkpoint, read_metrics, write_experiment
+from safetensors.numpy import load_file
 
 WORKLOAD = Path(__file__).resolve().parents[2] / "bench/workload.py"
 
@@ -66,27 +67,162 @@ def test_only_one_rank_prints_and_every_rank_says_what_is_wrong(bough, step):
     assert "expected 1 to" in wrong.stderr
 
 
-def test_a_rank_that_dies_ends_all(bough, step):
-    process = subprocess.Popen(
-        [str(bough.program), *step, "--ranks", "2", "--repeat", "1000000"],
+def start(bough, *words):
+    return subprocess.Popen(
+        [str(bough.program), *map(str, words)],
         cwd=bough.cwd,
         env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def children(pid):
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def ranks_of(process, count):
+    """The processes that mpirun has started."""
     deadline = time.monotonic() + 60
     ranks = []
-    while len(ranks) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-        found = subprocess.run(
-            ["pgrep", "-P", str(process.pid), "-f", "bough step"], capture_output=True, text=True, check=False
-        )
-        ranks = [int(word) for word in found.stdout.split()]
-    assert len(ranks) == 2, "mpirun has not started its ranks"
-    time.sleep(2)
-    os.kill(ranks[1], signal.SIGKILL)
+    while len(ranks) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+        ranks = [rank for launcher in children(process.pid) for rank in children(launcher)]
+    assert len(ranks) == count, "mpirun has not started its ranks"
+    return sorted(ranks)
+
+
+def kill_and_see_all_end(process, ranks, killed):
+    os.kill(ranks[killed], signal.SIGKILL)
     begin = time.monotonic()
-    assert process.wait(timeout=30) != 0
-    while Path(f"/proc/{ranks[0]}").exists() and time.monotonic() - begin < 10:
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "a rank was ended by signal 9" in said
+    see_all_end(ranks, begin)
+
+
+def see_all_end(ranks, begin):
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() - begin < 10:
         time.sleep(0.1)
-    assert time.monotonic() - begin < 10, "the other rank goes on"
+    assert time.monotonic() - begin < 10, "another rank goes on"
+
+
+def test_a_rank_that_dies_ends_all(bough, step):
+    process = start(bough, *step, "--ranks", 2, "--repeat", 1000000)
+    ranks = ranks_of(process, 2)
+    time.sleep(2)
+    kill_and_see_all_end(process, ranks, killed=1)
+
+
+REWARD = """
+def reward(prompt, completion, **rest):
+    return sum(map(ord, completion)) % 7 / 7
+"""
+
+
+@pytest.fixture
+def experiment(bough):
+    """A run in which samples of a prompt differ in their rewards from the first step on."""
+    (bough.cwd / "letters.py").write_text(REWARD)
+    settings = {"reward": "letters.py:reward", "valid_dataset.path": "", "total_train_steps": 6}
+
+    def run(trial, *words, **more):
+        return bough("train", "config.yaml", f"trial_name={trial}", *words, ok=True, env=ENVIRONMENT, **more)
+
+    write_experiment(bough, **settings)
+    run.folder = lambda trial: bough.cwd / "runs" / "tiny" / trial
+    return run
+
+
+def weights_of(run):
+    return load_file(last_checkpoint(run) / "model" / "model.safetensors")
+
+
+def largest_difference(run, other):
+    a, b = weights_of(run), weights_of(other)
+    return max(float(abs(a[name] - b[name]).max()) for name in a)
+
+
+def wait_for_checkpoint(run):
+    deadline = time.monotonic() + 300  # ranks that share busy cores wait for each other
+    while not (run / "latest").exists():
+        assert time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.02)
+
+
+def test_ranks_train_as_one_process_does(experiment):
+    experiment("one")
+    base = load_file(experiment.folder("one").parents[2] / "base" / "model.safetensors")
+    moved = weights_of(experiment.folder("one"))
+    assert max(float(abs(base[name] - moved[name]).max()) for name in base) > 1e-3
+    for ranks in (2, 3):
+        trial = f"of{ranks}"
+        experiment(trial, "--ranks", ranks)
+        assert largest_difference(experiment.folder("one"), experiment.folder(trial)) < 1e-5
+        records = read_metrics(experiment.folder(trial))
+        assert all(record["ranks/slowest_over_mean"] >= 1 for record in records if record["step"] > 0)
+
+
+def test_a_killed_run_of_ranks_goes_on_and_with_others_too(bough, experiment):
+    experiment("whole", "--ranks", 2, "total_train_steps=12")
+    for killed in (0, 1):
+        trial = f"killed{killed}"
+        words = ("train", "config.yaml", f"trial_name={trial}", "total_train_steps=12", "--ranks", 2)
+        process = start(bough, *words)
+        ranks = ranks_of(process, 2)
+        wait_for_checkpoint(experiment.folder(trial))
+        kill_and_see_all_end(process, ranks, killed)
+        assert read_metrics(experiment.folder(trial))[-1]["step"] < 12
+    experiment("killed0", "--ranks", 2, "total_train_steps=12")
+    assert final_state(experiment.folder("killed0")) == final_state(experiment.folder("whole"))
+    said = experiment("killed1", "--ranks", 3, "total_train_steps=12")
+    assert "on 2 ranks, now it is with 1 on 3" in said.stderr
+    assert len(read_metrics(experiment.folder("killed1"))) == 12
+
+
+def test_ctrl_c_writes_a_checkpoint(bough, experiment):
+    process = start(bough, "train", "config.yaml", "total_train_steps=1000", "--ranks", 2)
+    ranks = ranks_of(process, 2)
+    wait_for_checkpoint(experiment.folder("trial0"))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped after step" in said
+    see_all_end(ranks, time.monotonic())
+
+
+@pytest.mark.parametrize(
+    "words", [["lora.rank=4"], ["actor.kl_loss_coef=0.1"], ["rollout.max_head_offpolicyness=2"]]
+)
+def test_ranks_train_adapters_and_beside_generation(experiment, words):
+    experiment("one", *words)
+    experiment("two", *words, "--ranks", 2)
+    if "lora.rank=4" in words:
+        one, two = (
+            load_file(last_checkpoint(experiment.folder(trial)) / "adapter" / "adapter_model.safetensors")
+            for trial in ("one", "two")
+        )
+        assert max(float(abs(one[name] - two[name]).max()) for name in one) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("actor.adv_estimator=gae", "adv_estimator"), ("serve.port=0", "serve.port")],
+)
+def test_what_ranks_cannot_do_is_refused(bough, experiment, setting, named):
+    refused = bough("train", "config.yaml", setting, "--ranks", 2, env=ENVIRONMENT)
+    assert refused.returncode == 2
+    assert named in refused.stderr and "not for several ranks" in refused.stderr
+
+
+def test_fixed_shares_give_the_same_bits_on_any_number(bough, experiment):
+    words = ("actor.deterministic=true", "calibration=calibration.json", "total_train_steps=3")
+    bough("bench", "profile", "--out", "calibration.json", ok=True, env=ENVIRONMENT)
+    experiment("one", *words)
+    experiment("four", *words, "--ranks", 4)
+    assert largest_difference(experiment.folder("one"), experiment.folder("four")) == 0
+    refused = bough("train", "config.yaml", *words, "--ranks", 3, env=ENVIRONMENT)
+    assert refused.returncode == 2
+    assert "expected 1, 2, 4 or 8" in refused.stderr

@@ -1,0 +1,88 @@
+// Generation by all ranks of a run: rank 0's engine hands requests out to the engines that the ranks embed,
+// each over its own rank's weights, so that no weights are sent for it.
+//
+//   rank 0: Generator ─▶ RanksEngine ─┬─▶ its own engine
+//                                     └─▶ commands, results (a communicator of their own) ─▶ serve_engine()
+//
+// In rounds: rank 0 sends what was asked since the last round; every rank does it and then makes kPasses
+// passes, or fewer where it has nothing left; finished requests come back in rank order. Requests of one
+// prompt, and the turns of one conversation, are one rank's, so that each finds its prefix; a new prompt goes
+// to the rank with the fewest samples. Where only rank 0 has work there is no round. So who computes what is
+// a function of the requests alone, not of time.
+//
+// Weights: a rank's engine takes its own trainer's once they are of the version that rank 0 has taken, or
+// newer: a trainer may be ahead, and tokens say which version drew them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/json.h"
+#include "dist/communicator.h"
+#include "models/config.h"
+#include "rollout/engine.h"
+
+namespace bough {
+
+class RanksEngine final : public Engine {
+ public:
+  // Rank 0's: its own engine, of a model of this shape, and the group, which is this engine's alone. All must
+  // outlive it.
+  RanksEngine(Engine& own, const ModelConfig& config, Communicator& ranks);
+
+  void submit(GenerationRequest request) override;
+  std::vector<GenerationResult> step() override;
+  bool idle() const override;
+  bool cancel(uint64_t id) override;
+  void pause() override;
+  void resume() override;
+  bool paused() const override { return own_.paused(); }
+  void park() override;
+  void unpark() override;
+  void update_weights(const WeightUpdate& update) override;
+  bool ready_for_weights() const override;
+  int32_t version() const override { return own_.version(); }
+  std::vector<RunningRequest> running() const override;
+  EngineStatistics statistics() const override;  // of all; seconds: of step() here
+
+  void end();  // the other ranks' serve_engine() returns
+
+ private:
+  struct Place {
+    size_t rank = 0;
+    int64_t samples = 0;
+  };
+  // What a rank said last.
+  struct Report {
+    bool ready_for_weights = true;
+    EngineStatistics statistics;
+  };
+  struct Round {
+    std::vector<GenerationResult> results;
+    std::vector<RunningRequest> running;
+  };
+  size_t place(const GenerationRequest& request);
+  void tell_all(const Json& command);
+  Round round(int64_t passes, bool asks_running);
+  bool others_have_work() const;
+
+  Engine& own_;
+  const ModelConfig& config_;
+  Communicator& ranks_;
+  std::vector<Json> commands_;  // by rank: told since the last round
+  std::unordered_map<uint64_t, Place> in_flight_, parked_;
+  std::unordered_map<uint64_t, size_t> rank_of_request_;    // since the last update of the weights
+  std::unordered_map<std::string, size_t> rank_of_prompt_;  // since then
+  std::vector<int64_t> samples_;                            // in flight, by rank
+  std::vector<Report> reports_;
+  double seconds_ = 0;
+};
+
+// Another rank's: does what rank 0's engine has it do, until that ends. Takes weights from `weights` where it
+// is told to.
+void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks);
+
+}  // namespace bough
