@@ -70,7 +70,7 @@ TEST(RolloutCost, DenseLayersReadAllAndSummariesCost) {
   const CostModel costs = model("qwen3-0.6b");
   const std::vector<SampledGroup> groups(8, {64, {4000}});
   const auto of = [&](int64_t dense_layers, int64_t vectors = 1) {
-    return rollout_cost(costs, groups, {512, dense_layers, vectors}, 64);
+    return rollout_cost(costs, groups, {{{0, 512}}, dense_layers, vectors}, 64);
   };
   const RolloutCost dense = rollout_cost(costs, groups, {}, 64);
   EXPECT_DOUBLE_EQ(of(costs.shape().num_layers).kv_bytes, dense.kv_bytes);
@@ -83,7 +83,7 @@ TEST(RolloutCost, DenseLayersReadAllAndSummariesCost) {
   EXPECT_LT(of(2).seconds(), dense.seconds());
   EXPECT_EQ(of(2).product_seconds, dense.product_seconds);
   // Within the budget it is dense.
-  EXPECT_DOUBLE_EQ(rollout_cost(costs, groups, {8192, 0}, 64).seconds(), dense.seconds());
+  EXPECT_DOUBLE_EQ(rollout_cost(costs, groups, {{{0, 8192}}, 0}, 64).seconds(), dense.seconds());
 }
 
 TEST(RolloutCost, SamplesBeginAsOthersEnd) {
