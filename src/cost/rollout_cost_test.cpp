@@ -32,7 +32,8 @@ TEST(RolloutCost, OfSingleSamplesIsAppendixB) {
   };
   for (const Case& c : {Case{100, 900, 0}, Case{100, 900, 256}, Case{100, 900, 4096}, Case{600, 900, 256},
                         Case{256, 700, 256}, Case{0, 400, 128}}) {
-    const SparseAttention sparse{.budgets = {{0, c.budget}}, .dense_layers = 0};
+    SparseAttention sparse{.dense_layers = 0};
+    if (c.budget > 0) sparse.budgets = {{0, c.budget}};
     const RolloutCost cost =
         rollout_cost(costs, {{c.in, {c.out}}, {c.in, {c.out}}, {c.in, {c.out}}}, sparse, 64);
     const double budget = c.budget > 0 ? static_cast<double>(c.budget) : 1e9;

@@ -101,13 +101,21 @@ def test_memory_counts_what_the_critic_holds(bough):
     bough("train", config, ok=True, env=ENVIRONMENT)
     needed = read_metrics(bough.cwd / "runs/tiny/trial0")[-1]["memory/predicted"]
     # A budget of the actor's passes alone: the critic's weights leave nothing of it.
-    refused = bough("train", config, "trial_name=small", "actor.mb_spec.memory=300KiB", env=ENVIRONMENT)
+    small, own = "actor.mb_spec.memory=300KiB", "critic.share_backbone=false"
+    refused = bough("train", config, "trial_name=small", small, own, env=ENVIRONMENT)
     assert refused.returncode == 2
     assert "critic" in refused.stderr and "actor.mb_spec.memory" in refused.stderr
     enough = f"actor.mb_spec.memory={int(needed * 1.5)}"
-    bough("train", config, "trial_name=enough", enough, ok=True, env=ENVIRONMENT)
+    bough("train", config, "trial_name=enough", enough, own, ok=True, env=ENVIRONMENT)
     records = read_metrics(bough.cwd / "runs/tiny/enough")
     assert all(record["memory/predicted"] <= needed * 1.5 for record in records)
+    # Left to memory, it takes the actor's backbone where its own does not fit, and keeps to that.
+    for steps in (2, 3):
+        arguments = ("trial_name=shared", f"total_train_steps={steps}", small)
+        done = bough("train", config, *arguments, ok=True, env=ENVIRONMENT)
+        assert ("memory does not hold a second model" in done.stderr) == (steps == 2)
+    shared = last_checkpoint(bough.cwd / "runs/tiny/shared") / "critic"
+    assert (shared / "value_head.safetensors").exists() and not (shared / "model").exists()
 
 
 BAD = {
