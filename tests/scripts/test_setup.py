@@ -26,6 +26,10 @@ class Machine:
         (self.root / "requirements-lock.txt").write_text("# nothing\n")
         (self.root / "requirements-peer-losses.txt").touch()
         self.program("dpkg-query", ALL_INSTALLED)
+        self.free_disk(gib=100)
+
+    def free_disk(self, gib: int) -> None:
+        self.program("df", f"#!/bin/sh\necho Filesystem\necho disk 0 0 {gib * 1024 * 1024} 0% /\n")
 
     def program(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
@@ -84,6 +88,13 @@ def test_it_repairs_a_half_made_environment_and_a_second_call_does_nothing(machi
     done = machine.setup()
     assert "installing pinned Python wheels" in done.stderr and "broken" not in done.stderr
     assert machine.setup().stderr == ""
+
+
+def test_a_disk_too_small_for_the_wheels_is_said_before_they_are_fetched(machine: Machine):
+    machine.free_disk(gib=3)
+    done = machine.setup()
+    assert done.returncode == 1 and "3 GiB are free" in done.stderr, done.stderr
+    assert "installing" not in done.stderr and not (machine.root / ".venv").exists()
 
 
 def test_without_rights_it_prints_the_one_command_and_stops(machine: Machine):
