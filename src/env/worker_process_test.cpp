@@ -83,7 +83,7 @@ TEST_P(WorkerProcessTest, WhatItStartedEndsWithIt) {
     WorkerProcess process({"/bin/sh", "-c", script + "echo up; read -r line; " + end}, GetParam());
     EXPECT_EQ(read_all(process, 3), "up\n");
     expect_gone([&] { return processes_with("sleep" + std::string(1, '\0') + mark).size() < 3; },
-                "they start");
+                "fewer than three started");
     process.send("go\n");
     const std::string how = process.end(std::chrono::milliseconds(300));
     EXPECT_EQ(how, end == std::string_view("exit 3")          ? "exited with status 3"
