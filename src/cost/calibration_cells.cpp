@@ -17,7 +17,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/matrix_product/matrix_product.h"
-#include "kernels/tree_attention/tree_attention.h"
+#include "kernels/tree_attention/tree_attention_segments.h"
 #include "train/executor.h"
 
 namespace bough {
@@ -156,18 +156,26 @@ at::Tensor ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
 Cell attention_cell(const AttentionCells& cells, const Kind& kind, int64_t tokens, int64_t stack_rows,
                     int64_t piece) {
   const int64_t groups = cells.num_kv_heads, width = cells.head_dim;
+  const at::Tensor ends_on_host = ends(tokens, stack_rows, piece);
+  const std::vector<QuerySegment> segments =
+      vendor_attends_runs(kind.device(), scalar_type(kind), width)
+          ? cut_into_segments({ends_on_host.data_ptr<int32_t>(), static_cast<size_t>(ends_on_host.numel())},
+                              stack_rows)
+          : std::vector<QuerySegment>();
   TreeAttentionInput in{
       values({tokens, cells.num_heads, width}, kind), values({tokens, groups, width}, kind),
       values({tokens, groups, width}, kind),          values({stack_rows, groups, width}, kind),
-      values({stack_rows, groups, width}, kind),      ends(tokens, stack_rows, piece).to(kind.device()),
+      values({stack_rows, groups, width}, kind),      ends_on_host.to(kind.device()),
       1 / std::sqrt(static_cast<double>(width))};
   const auto d_k = at::zeros(in.k_stack_PGH.sizes(), kind.dtype(accumulator_type(scalar_type(kind))));
-  return {[in, kind, d_k, d_v = d_k.clone(), d_o = values(in.q_TNH.sizes(), kind)] {
+  return {[in, kind, segments, d_k, d_v = d_k.clone(), d_o = values(in.q_TNH.sizes(), kind)] {
     const at::NoGradGuard no_grad;
     const Time begin = now(kind);
-    const auto out = tree_attention_forward(in);
+    const auto out =
+        segments.empty() ? tree_attention_forward(in) : tree_attention_forward_by_segments(in, segments);
     const Time middle = now(kind);
-    tree_attention_backward(in, out, d_o, d_k, d_v);
+    if (segments.empty()) tree_attention_backward(in, out, d_o, d_k, d_v);
+    else tree_attention_backward_by_segments(in, out, d_o, d_k, d_v, segments, false);
     return ForwardBackward{seconds_between(begin, middle), seconds_between(middle, now(kind))};
   }};
 }

@@ -178,10 +178,10 @@ inline double gradient_error(Model& model, FlatResult& flat) {
 }
 
 inline void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Plan& plan,
-                         const Loss& loss, const std::string& what) {
+                         const Loss& loss, const std::string& what, int64_t least_run = 0) {
   model.allocate_gradients();
   model.zero_gradients();
-  Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true});
+  Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true, .least_run = least_run});
   const auto result = executor.forward_backward(plan, r.batch, loss);
   ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
   if (r.batch.num_rows() > 0) {

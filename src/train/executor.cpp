@@ -22,10 +22,11 @@ struct PassInput {
   at::Tensor end_local;                            // int32 [P + T]
   std::vector<uint8_t> is_drawn;                   // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
+  std::vector<QuerySegment> segments;              // where long runs go to the vendor's attention; or empty
 };
 
 PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const Block& block,
-                          const std::vector<int32_t>& stack_tokens, at::Device device) {
+                          const std::vector<int32_t>& stack_tokens, at::Device device, int64_t least_run) {
   std::vector<int64_t> tokens, positions, numbers;
   std::vector<uint8_t> is_drawn;
   std::vector<std::span<const uint16_t>> replays;
@@ -52,8 +53,13 @@ PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const
     end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
   for (int64_t i = 0; i < block.num_tokens; ++i)
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
-  return {at::tensor(tokens, at::kLong).to(device), at::tensor(positions, at::kLong).to(device),
-          at::tensor(end_local, at::kInt).to(device), std::move(is_drawn), std::move(replays)};
+  return {at::tensor(tokens, at::kLong).to(device),
+          at::tensor(positions, at::kLong).to(device),
+          at::tensor(end_local, at::kInt).to(device),
+          std::move(is_drawn),
+          std::move(replays),
+          least_run > 0 ? cut_into_segments(end_local, block.stack_rows, least_run)
+                        : std::vector<QuerySegment>()};
 }
 
 // Beyond the length up to which the model is computed exactly, tokens that several sequences share would not
@@ -166,10 +172,14 @@ class Walk {
   TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
     BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
-    input_ = make_pass_input(*planned_.tree, batch_, block, stack_.tokens(), model_.device());
+    const bool by_pages = model_.batch_invariant() || options_.sparse.is_sparse();
+    input_ = make_pass_input(*planned_.tree, batch_, block, stack_.tokens(), model_.device(),
+                             by_pages ? 0 : least_run());
     TreeContext::Pass pass{&stack_,          block.stack_rows, block.interior,
                            verify_recompute, input_.end_local, model_.config().attention_scale()};
-    if (!model_.batch_invariant() && !options_.sparse.is_sparse()) return pass;
+    pass.segments = input_.segments;
+    pass.same_bits = options_.same_bits || options_.verify_recompute;
+    if (!by_pages) return pass;
     TreePages pages(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
       PageChooser chooser(pages.segments(), input_.is_drawn, options_.sparse, model_.config().num_kv_heads);
@@ -185,6 +195,11 @@ class Walk {
     if (model_.batch_invariant() || pass.choice) pass.pages.emplace(std::move(pages));
     pass.is_batch_invariant = model_.batch_invariant();
     return pass;
+  }
+
+  int64_t least_run() const {
+    if (options_.least_run > 0) return options_.least_run;
+    return vendor_attends_runs(model_.device(), model_.dtype(), model_.config().head_dim) ? kLeastRun : 0;
   }
 
   at::Tensor run_model(TreeContext& context) {

@@ -88,6 +88,19 @@ TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
   }
 }
 
+TEST(Executor, RunsAttendedByThemselvesAreExact) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 12; ++seed) {
+    const auto r = random_batch(seed, 200);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    for (const char* strategy : {"path", "blocks"})
+      for (const int64_t least_run : {1, 5})
+        expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 48)), *loss,
+                     str(strategy, " runs of ", least_run, " seed ", seed), least_run);
+  }
+}
+
 TEST(Executor, OneTokenAPassIsExact) {
   const auto loss = full_loss();
   const auto r = random_batch(4, 120);

@@ -283,7 +283,7 @@ WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& b
 
   model_.allocate_gradients();
   const std::vector<Parameter*> parameters = model_.trained_parameters();
-  Executor executor(model_, {.sparse = sparse_});
+  Executor executor(model_, {.same_bits = settings_.deterministic, .sparse = sparse_});
   std::vector<WalkResult> results;
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> partial;  // number of shares, their gradient
   for (const Plan& share : plans) {

@@ -86,7 +86,9 @@ class GradientStep {
   void set_given_tokens(const std::vector<const Trajectory*>& trajectories, TrainBatch& batch) const;
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
   std::optional<int64_t> device_bytes() const;
-  Executor executor_of(Model& model) const { return Executor(model, {.sparse = sparse_, .ranks = ranks_}); }
+  Executor executor_of(Model& model) const {
+    return Executor(model, {.same_bits = settings_.deterministic, .sparse = sparse_, .ranks = ranks_});
+  }
 
   Model& model_;
   const FrozenModels frozen_;

@@ -101,8 +101,9 @@ TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput&
   if (is_chosen(pass, layer))
     return tree_attention_forward_sparse(input, layer_pages, {*pass.pages, pass.choice->chooser},
                                          pass.choice->chosen[layer]);
-  return pass.is_batch_invariant ? tree_attention_forward_paged(input, *pass.pages)
-                                 : tree_attention_forward(input);
+  if (pass.is_batch_invariant) return tree_attention_forward_paged(input, *pass.pages);
+  return pass.segments.empty() ? tree_attention_forward(input)
+                               : tree_attention_forward_by_segments(input, pass.segments);
 }
 
 TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor& q, const at::Tensor& k,
@@ -129,7 +130,8 @@ TreeAttentionGradient gradient(Pass& pass, int64_t layer, const TreeAttentionInp
   if (is_chosen(pass, layer))
     return tree_attention_backward_sparse(input, out, d_o, d_k, d_v, {*pass.pages, pass.choice->chooser},
                                           pass.choice->chosen[layer]);
-  return tree_attention_backward(input, out, d_o, d_k, d_v);
+  if (pass.segments.empty()) return tree_attention_backward(input, out, d_o, d_k, d_v);
+  return tree_attention_backward_by_segments(input, out, d_o, d_k, d_v, pass.segments, pass.same_bits);
 }
 
 struct AttendFunction : torch::autograd::Function<AttendFunction> {

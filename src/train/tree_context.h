@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/tree_attention/tree_attention_segments.h"
 #include "kernels/tree_attention/tree_attention_sparse.h"
 #include "models/config.h"
 #include "models/model.h"
@@ -76,6 +77,9 @@ class TreeContext : public AttentionContext {
     // none.
     std::optional<TreePages> pages;
     bool is_batch_invariant = false;
+    // Where long runs of queries go to a GPU vendor's kernel; empty: the pass is attended whole.
+    std::vector<QuerySegment> segments = {};
+    bool same_bits = false;  // twice the same bits: of runs' gradients, too
     // Where some of the pass's queries choose pages: who does, and by layer what, written by its forward.
     struct Choice {
       PageChooser chooser;

@@ -86,6 +86,16 @@ int64_t reference_bytes(const ElementSizes& sizes, const AttentionHeads& heads, 
          sizes.accumulator;
 }
 
+// A run by itself (tree_attention_segments.h): its keys and values gathered, their gradients for every query
+// head and then for every group, what is added to the stack, and the sums of d_q.
+int64_t fused_bytes(const ElementSizes& sizes, const AttentionHeads& heads, int64_t tokens,
+                    int64_t stack_rows) {
+  const int64_t query = heads.num_heads * heads.head_dim, key = heads.num_kv_heads * heads.head_dim;
+  const int64_t keys = stack_rows + tokens;
+  return tokens * query * sizes.accumulator + keys * 2 * (query + 2 * key) * sizes.element +
+         stack_rows * 2 * key * sizes.accumulator;
+}
+
 }  // namespace
 
 int64_t tree_attention_bytes(const DeviceKernels& kernels, const ElementSizes& sizes,
@@ -94,7 +104,7 @@ int64_t tree_attention_bytes(const DeviceKernels& kernels, const ElementSizes& s
     case Kind::kTiles:
     case Kind::kBf16Tiles: return bytes_in_units(kernels, sizes, heads, tokens, stack_rows);
     case Kind::kReference: return reference_bytes(sizes, heads, tokens, stack_rows);
-    case Kind::kFused: return tokens * heads.num_heads * heads.head_dim * sizes.accumulator;
+    case Kind::kFused: return fused_bytes(sizes, heads, tokens, stack_rows);
   }
   return 0;
 }

@@ -2,6 +2,7 @@
 
 #include "kernels/tree_attention/random_case.h"
 #include "kernels/tree_attention/tree_attention_paged.h"
+#include "kernels/tree_attention/tree_attention_segments.h"
 
 namespace bough {
 namespace {
@@ -68,6 +69,66 @@ TEST(TreeAttention, ReferenceIsSoftmaxOverVisibleKeysAndItsDerivative) {
   EXPECT_CLOSE(d.d_q_TNH, q.grad(), at::kDouble);
   EXPECT_CLOSE(at::cat({d_k_stack, d.d_k_TGH}), keys.grad(), at::kDouble);
   EXPECT_CLOSE(at::cat({d_v_stack, d.d_v_TGH}), values.grad(), at::kDouble);
+}
+
+std::vector<int32_t> ends_of(const TreeAttentionInput& in) {
+  return {in.end_local.data_ptr<int32_t>(), in.end_local.data_ptr<int32_t>() + in.end_local.numel()};
+}
+
+TEST(TreeAttention, ARunSeesAllKeysOfItsPathAndSegmentsCoverThePass) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t num_stack = random() % 40, num_tokens = 1 + random() % 120, least_run = 1 + random() % 20;
+    const auto ends = random_ends(num_stack, num_tokens, random);
+    const auto sees = [&](int64_t i, int64_t j) {
+      return j - num_stack <= i && i < ends[static_cast<size_t>(j)];
+    };
+    const auto segments = cut_into_segments(ends, num_stack, least_run);
+    int64_t next = 0;
+    for (const QuerySegment& segment : segments) {
+      ASSERT_EQ(segment.begin, next);
+      next = segment.end;
+      std::vector<int> among(static_cast<size_t>(num_stack + num_tokens));
+      for (const auto& [begin, end] : segment.earlier)
+        for (int64_t j = begin; j < end; ++j) among[static_cast<size_t>(j)] = 1;
+      EXPECT_TRUE(!segment.is_run || segment.end - segment.begin >= least_run);
+      for (int64_t i = segment.begin; i < segment.end; ++i) {
+        for (int64_t j = 0; j < num_stack + segment.begin; ++j)
+          ASSERT_TRUE(sees(i, j) == (among[static_cast<size_t>(j)] == 1) || (!segment.is_run && !sees(i, j)));
+        for (int64_t j = segment.begin; j <= i && segment.is_run; ++j) ASSERT_TRUE(sees(i, num_stack + j));
+      }
+    }
+    EXPECT_TRUE(segments.empty() || next == num_tokens);
+    EXPECT_TRUE(least_run > 1 || !segments.empty());
+  }
+}
+
+TEST(TreeAttention, BySegmentsMatchesReference) {
+  unsigned seed = 400;
+  int num_runs = 0, num_others = 0;
+  for (const AttentionCase& c : {AttentionCase{0, 70, 4, 4, 32}, AttentionCase{300, 140, 4, 2, 64},
+                                 AttentionCase{130, 300, 6, 2, 16}, AttentionCase{17, 129, 8, 1, 128}})
+    for (const int64_t least_run : {1, 6, 20}) {
+      auto r = random_attention_case(c, at::kDouble, ++seed);
+      const auto segments = cut_into_segments(ends_of(r.in), c.num_stack, least_run);
+      for (const QuerySegment& segment : segments) ++(segment.is_run ? num_runs : num_others);
+      if (segments.empty()) continue;
+      const auto out = tree_attention_forward_by_segments(r.in, segments);
+      const auto expected = tree_attention_forward_reference(r.in);
+      EXPECT_CLOSE(out.o_TNH, expected.o_TNH, at::kDouble);
+      EXPECT_CLOSE(out.lse_TN, expected.lse_TN, at::kDouble);
+      auto d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
+      const auto d =
+          tree_attention_backward_by_segments(r.in, out, r.d_o, r.d_k_stack, r.d_v_stack, segments, false);
+      const auto d_expected = tree_attention_backward_reference(r.in, expected, r.d_o, d_k_stack, d_v_stack);
+      EXPECT_CLOSE(d.d_q_TNH, d_expected.d_q_TNH, at::kDouble);
+      EXPECT_CLOSE(d.d_k_TGH, d_expected.d_k_TGH, at::kDouble);
+      EXPECT_CLOSE(d.d_v_TGH, d_expected.d_v_TGH, at::kDouble);
+      EXPECT_CLOSE(r.d_k_stack, d_k_stack, at::kDouble);
+      EXPECT_CLOSE(r.d_v_stack, d_v_stack, at::kDouble);
+    }
+  EXPECT_GT(num_runs, 10);
+  EXPECT_GT(num_others, 10);
 }
 
 TEST(TreeAttention, WrongShapesAreNamed) {
