@@ -240,7 +240,7 @@ class Experiment:
     def evaluate(self, name, model, budget):
         """A score with dense attention, or with a budget's; kept in scores.json."""
         path = self.out / "scores.json"
-        scores = json.loads(path.read_text()) if path.exists() else {}
+        scores = read_scores(self.out)
         key = f"{name}/{'dense' if budget is None else f'{budget:g}'}"
         if key not in scores:
             words = ["--model", model, "--data", self.data("test"), "--k", self.args.test_samples, "--json"]
@@ -248,6 +248,7 @@ class Experiment:
             words += [] if budget is None else self.sparse_settings(budget)
             line = self.bough("eval", *words, log="eval.log")
             result = json.loads(line.splitlines()[-1])
+            scores = read_scores(self.out)  # another process may do other arms meanwhile
             scores[key] = {"score": result["avg_at_k"], "length": result["length_mean"]}
             write_aside(path, json.dumps(scores, indent=1))
         return scores[key]
