@@ -1,6 +1,7 @@
 """`bough step` against transformers, which runs each sequence by itself: loss and every gradient."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_models import ARCHITECTURES, make_tiny_model
 from transformers import AutoModelForCausalLM
 
+ROOT = Path(__file__).resolve().parents[2]
 NUM_TREES = len(ARCHITECTURES)
 
 
@@ -254,3 +256,32 @@ def test_memory_budget(bough, tiny_models, tmp_path):
     assert report["predicted_peak_bytes"] == smallest
     below = bough("step", "--model", tiny_models("qwen3"), "--rollouts", path, "--memory", smallest - 1)
     assert below.returncode == 2 and json.dumps(smallest) in below.stderr
+
+
+def test_the_peers_that_bench_times_compute_the_same_step(bough, tmp_path, monkeypatch):
+    """bench/peer_step.py: FlexAttention's packing, of sequences and of trees, against dense and Bough."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import peer_step
+    import workload
+
+    path = tmp_path / "rollouts.jsonl"
+    workload.write_set(workload.QUICK_SETS["agentic"], path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    _, model = peer_step.make_model("tiny", torch.float32, 4096)
+    model.save_pretrained(tmp_path / "model")
+    report, _ = step(bough, tmp_path / "model", path, "--dtype", "fp32")
+    gradients = {}
+    for peer, run in {
+        "dense": lambda: peer_step.step_dense(model, rows, False),
+        "flex_packed": lambda: peer_step.step_flex(model, rows, 250, shares=False),
+        "flex_tree": lambda: peer_step.step_flex(model, rows, 150, shares=True),
+    }.items():
+        model.zero_grad()
+        assert run() == pytest.approx(report["loss"], rel=1e-5), peer
+        gradients[peer] = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    for name, expected in gradients["dense"].items():
+        for peer in ("flex_packed", "flex_tree"):
+            assert (gradients[peer][name] - expected).norm() <= 1e-5 * expected.norm(), (peer, name)
+    packs = peer_step.packs_of_trees(rows, 150)
+    assert 1 < len(packs) < len(peer_step.packs_of_sequences(rows, 150))
+    assert sum(len(pack) for pack in packs) == len(rows)

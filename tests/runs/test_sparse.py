@@ -120,7 +120,10 @@ def test_what_a_weak_model_may_not_be(bough):
         (["sparse_training.arm=distill", "rollout.sparse.budget=16x4"], "weak_path"),
         (["lora.rank=4"], "no lora"),
         (["rollout.quantization=int8"], "no quantized copy"),
-        (["rollout.backend=vllm", "rollout.servers.addresses=[http://127.0.0.1:1]"], "policy of its own generate"),
+        (
+            ["rollout.backend=vllm", "rollout.servers.addresses=[http://127.0.0.1:1]"],
+            "policy of its own generate",
+        ),
     ]
     for settings, words in cases:
         result = bough("train", config, *settings)
