@@ -6,9 +6,11 @@
 
 #include "base/error.h"
 #include "base/format.h"
+#include "base/log.h"
 #include "cli/command.h"
 #include "cli/generation_options.h"
 #include "cli/torch_options.h"
+#include "control/cluster.h"
 #include "control/run_folder.h"
 #include "control/run_simulator.h"
 #include "cost/rollout_cost.h"
@@ -21,16 +23,17 @@ namespace bough {
 namespace {
 
 struct SimulateOptions {
-  std::string run, shape = "qwen3-0.6b", device = "h100", dtype = "bf16";
+  std::string run, cluster, shape = "qwen3-0.6b", device = "h100", dtype = "bf16";
   std::vector<int64_t> max_staleness = {0, 1, 4};
-  int64_t devices = 8, steps = 20;
+  std::vector<int64_t> devices = {8};
+  int64_t steps = 20;
   int64_t batch_groups = 64, group_size = 8, prompt_tokens = 256, max_running = 256;
   double length_mean = 2000, length_sigma = 1.0;
   int64_t longest = 16384;
   double memory_bandwidth = 0, efficiency = 0.5;
   std::vector<double> reward_seconds = {0, 0};
   SparseSettings sparse;
-  bool no_interrupt = false, json = false;
+  bool no_interrupt = false, no_sharing = false, json = false;
 };
 
 struct Assumed {
@@ -141,7 +144,13 @@ void read_run(const SimulateOptions& options, Assumed& assumed) {
 }
 
 Assumed assume(const SimulateOptions& options) {
-  check_at_least("--devices", options.devices, 2, "a split has one device for each side");
+  for (const int64_t devices : options.devices)
+    check_at_least("--devices", devices, 2, "a split has one device for each side");
+  if (options.cluster.empty() && options.devices.size() > 1)
+    throw UserError("--devices: several numbers of devices are for --cluster FILE; give one");
+  if (!options.cluster.empty() && !options.run.empty())
+    throw UserError(
+        "--cluster: rates of --run are those of one device of that run's machine; leave out one of them");
   check_at_least("--steps", options.steps, 1);
   for (const int64_t eta : options.max_staleness) check_at_least("--eta", eta, 0);
   check_at_least("--batch-groups", options.batch_groups, 1);
@@ -169,6 +178,7 @@ Assumed assume(const SimulateOptions& options) {
   else read_run(options, assumed);
   simulation.controller.total_steps = options.steps;
   simulation.controller.interruptible = !options.no_interrupt;
+  simulation.shares_prompts = !options.no_sharing;
   simulation.rates.reward_min_seconds = options.reward_seconds[0];
   simulation.rates.reward_max_seconds = options.reward_seconds[1];
   return assumed;
@@ -199,10 +209,114 @@ std::string table_of(const std::vector<SplitResult>& splits, double synchronous)
   return out.str();
 }
 
+// ---- A cluster: several numbers of devices, the best split of each.
+
+struct ClusterRow {
+  int64_t devices;
+  std::optional<SplitResult> in_turns, best;  // none: nothing fits
+};
+
+Json split_json(const SplitResult& split) {
+  return {{"rollout_devices", split.rollout_devices},
+          {"train_devices", split.train_devices},
+          {"max_head_offpolicyness", split.max_staleness},
+          {"tokens_per_s", split.result.tokens_per_second()},
+          {"seconds", split.result.seconds},
+          {"trainer_idle", split.result.trainer_idle},
+          {"engine_idle", split.result.engine_idle},
+          {"staleness_mean", split.result.staleness_mean},
+          {"staleness_max", split.result.staleness_max}};
+}
+
+void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
+  const auto settings = load_settings<ClusterSettings>(options.cluster, {});
+  const DeviceProfile profile = device_profile(options.device, parse_dtype(options.dtype));
+  const ClusterRates rates(settings, profile, named_model_shape(options.shape, options.dtype),
+                           assumed.simulation);
+  std::vector<ClusterRow> rows;
+  Json list = Json::array();
+  for (const int64_t devices : options.devices) {
+    log_info(str("simulating ", devices, " devices"));
+    ClusterRow row{devices, {}, {}};
+    const auto rates_of = [&](int64_t rollout, int64_t train) {
+      return rates.rates(rollout, train, rollout == devices && train == devices);
+    };
+    const int64_t stride = std::max<int64_t>(1, devices / 16);
+    Json splits = Json::array();
+    for (SplitResult& split :
+         simulate_splits(assumed.simulation, devices, options.max_staleness, rates_of, stride)) {
+      const bool in_turns = split.max_staleness == 0;
+      Json entry = split_json(split);
+      entry["layout"] = rates.layout(split.rollout_devices, split.train_devices, in_turns)->text();
+      splits.push_back(std::move(entry));
+      std::optional<SplitResult>& place = in_turns ? row.in_turns : row.best;
+      if (!place || split.result.tokens_per_second() > place->result.tokens_per_second())
+        place = std::move(split);
+    }
+    list.push_back({{"devices", devices}, {"splits", std::move(splits)}});
+    rows.push_back(std::move(row));
+  }
+  if (options.json) {
+    print_json({{"clusters", std::move(list)}, {"lengths", assumed.lengths}, {"rates", assumed.rates}});
+    return;
+  }
+  print_table({{"lengths", assumed.lengths},
+               {"rates", assumed.rates},
+               {"links", str(settings.nvlink_gb_per_s, " GB/s within a node of ", settings.n_gpus_per_node,
+                             ", ", settings.network_gb_per_s, " GB/s a device between nodes")},
+               {"batch", str(assumed.simulation.controller.batch_groups, " groups of ",
+                             assumed.simulation.controller.group_size)}});
+  std::ostringstream out;
+  char line[200];
+  std::snprintf(line, sizeof line, "\n%7s %-10s %10s   %-16s %4s %10s %9s %8s %8s %8s\n", "devices",
+                "in turns", "tokens/s", "best split", "eta", "tokens/s", "over it", "scaling", "trainer",
+                "engine");
+  out << line;
+  const ClusterRow* first = nullptr;
+  for (const ClusterRow& row : rows) {
+    const auto layout = [&](const std::optional<SplitResult>& split, bool in_turns) {
+      return split ? rates.layout(split->rollout_devices, split->train_devices, in_turns)->text()
+                   : "too large";
+    };
+    const auto rate = [](const std::optional<SplitResult>& split) {
+      return split ? format_count(split->result.tokens_per_second()) : std::string("-");
+    };
+    if (row.best && !first) first = &row;
+    const auto per_device = [](const ClusterRow& r) {
+      return r.best->result.tokens_per_second() / static_cast<double>(r.devices);
+    };
+    std::string turns = layout(row.in_turns, true);
+    turns = turns.substr(0, turns.find('+'));
+    std::snprintf(
+        line, sizeof line, "%7lld %-10s %10s   %-16s %4s %10s %9s %8s %8s %8s\n",
+        static_cast<long long>(row.devices), turns.c_str(), rate(row.in_turns).c_str(),
+        layout(row.best, false).c_str(), row.best ? str(row.best->max_staleness).c_str() : "",
+        rate(row.best).c_str(),
+        row.best && row.in_turns
+            ? (format_significant(
+                   row.best->result.tokens_per_second() / row.in_turns->result.tokens_per_second(), 3) +
+               "x")
+                  .c_str()
+            : "",
+        row.best ? str(std::llround(100 * per_device(row) / per_device(*first)), "%").c_str() : "",
+        row.best ? percent(row.best->result.trainer_idle).c_str() : "",
+        row.best ? percent(row.best->result.engine_idle).c_str() : "");
+    out << line;
+  }
+  print_text(out.str());
+  print_text(
+      "\ntokens/s: generated ones that were trained on. A split is ENGINES+REPLICAS, dN: N of them, tN: of N "
+      "devices "
+      "each;\nin turns (eta 0): all devices for both. scaling: tokens/s a device, over the first row's. "
+      "trainer, "
+      "engine: how long it waited\n");
+}
+
 void run_simulate(const SimulateOptions& options) {
   const Assumed assumed = assume(options);
+  if (!options.cluster.empty()) return print_cluster(options, assumed);
   const std::vector<SplitResult> splits =
-      simulate_splits(assumed.simulation, options.devices, options.max_staleness);
+      simulate_splits(assumed.simulation, options.devices.front(), options.max_staleness);
   double synchronous = 0;
   const SplitResult* best = nullptr;
   std::vector<SplitResult> shown;
@@ -218,16 +332,7 @@ void run_simulate(const SimulateOptions& options) {
   }
   if (options.json) {
     Json list = Json::array();
-    for (const SplitResult& split : splits)
-      list.push_back({{"rollout_devices", split.rollout_devices},
-                      {"train_devices", split.train_devices},
-                      {"max_head_offpolicyness", split.max_staleness},
-                      {"tokens_per_s", split.result.tokens_per_second()},
-                      {"seconds", split.result.seconds},
-                      {"trainer_idle", split.result.trainer_idle},
-                      {"engine_idle", split.result.engine_idle},
-                      {"staleness_mean", split.result.staleness_mean},
-                      {"staleness_max", split.result.staleness_max}});
+    for (const SplitResult& split : splits) list.push_back(split_json(split));
     print_json({{"splits", std::move(list)},
                 {"lengths", assumed.lengths},
                 {"rates", assumed.rates},
@@ -245,7 +350,7 @@ void run_simulate(const SimulateOptions& options) {
   print_text(str(
       "\ngenerated tokens that were trained on, a second; trainer, engine: the share of the time in which it "
       "waited; staleness in versions, of a group\nbest: ",
-      best->max_staleness == 0 ? str("all ", options.devices, " devices for both in turns")
+      best->max_staleness == 0 ? str("all ", options.devices.front(), " devices for both in turns")
                                : str(best->rollout_devices, " devices generate, ", best->train_devices,
                                      " train, rollout.max_head_offpolicyness ", best->max_staleness),
       synchronous > 0 ? str(", ", format_significant(best->result.tokens_per_second() / synchronous, 3),
@@ -260,7 +365,14 @@ void add_simulate_command(CommandLine& line) {
   auto options = std::make_shared<SimulateOptions>();
   CLI::App& command = line.add("simulate", "What a run would take on every split of a cluster, simulated",
                                [options] { run_simulate(*options); });
-  command.add_option("--devices", options->devices, "Of the cluster, all alike")->type_name("N");
+  command
+      .add_option("--devices", options->devices,
+                  "Of the cluster, all alike; with --cluster one number or several")
+      ->type_name("N");
+  command
+      .add_option("--cluster", options->cluster,
+                  "YAML file of the cluster's nodes and links: counts them, and what fits into memory")
+      ->type_name("FILE");
   command.add_option("--eta", options->max_staleness,
                      "rollout.max_head_offpolicyness, one or several; 0: synchronous");
   command
@@ -284,6 +396,7 @@ void add_simulate_command(CommandLine& line) {
   command.add_option("--max-running", options->max_running, "Samples that a device generates at once");
   command.add_option("--reward-seconds", options->reward_seconds, "Least and most time of a reward")
       ->expected(2);
+  command.add_flag("--no-sharing", options->no_sharing, "Training computes a group's prompt for each sample");
   command.add_flag("--no-interrupt", options->no_interrupt, "Running samples finish on the old weights");
   command.add_option("--steps", options->steps, "Steps to simulate");
   add_json_flag(command, options->json);

@@ -6,6 +6,8 @@
 #include <numbers>
 #include <utility>
 
+#include "plan/load_balance.h"
+
 namespace bough {
 
 namespace {
@@ -271,12 +273,16 @@ void RunSimulator::train(TrainOrder order) {
   std::vector<uint64_t> ids;
   TrainingDone done;
   done.record.step = order.step;
-  double tokens = 0;
+  const auto prompt = static_cast<double>(options_.prompt_tokens);
+  std::vector<double> whole, added;  // tokens of a sample by itself, and behind another one of its group
   for (const GroupPointer& group : order.groups) {
     ids.push_back(group->id);
-    tokens += static_cast<double>(options_.prompt_tokens);
+    bool is_first = true;
     for (const Trajectory& sample : group->samples) {
-      tokens += static_cast<double>(sample.versions.size());
+      const auto length = static_cast<double>(sample.versions.size());
+      whole.push_back(prompt + length);
+      added.push_back(is_first || !options_.shares_prompts ? prompt + length : length);
+      is_first = false;
       if (!sample.valid) continue;
       result_.trained_lengths.push_back(static_cast<int64_t>(sample.versions.size()));
       result_.trained_tokens += static_cast<double>(sample.versions.size());
@@ -287,7 +293,7 @@ void RunSimulator::train(TrainOrder order) {
   }
   trained_groups_.push_back(std::move(ids));
   const double seconds = rates.step_seconds +
-                         tokens / (rates.train_tokens_per_s * static_cast<double>(rates.train_devices)) +
+                         largest_balanced_cost(whole, added, rates.train_devices) / rates.train_tokens_per_s +
                          (order.publish ? rates.publish_seconds : 0);
   trainer_busy_ += seconds;
   const int64_t step = order.step;
@@ -311,21 +317,27 @@ void RunSimulator::write_checkpoint(ControllerState state, bool) {
 }
 
 std::vector<SplitResult> simulate_splits(const SimulationOptions& options, int64_t devices,
-                                         const std::vector<int64_t>& max_staleness) {
+                                         const std::vector<int64_t>& max_staleness,
+                                         const RatesOfSplit& rates_of, int64_t stride) {
   std::vector<SplitResult> results;
-  for (const int64_t eta : max_staleness) {
+  const auto simulate = [&](int64_t eta, int64_t rollout, int64_t train) {
     SimulationOptions split = options;
     split.controller.max_staleness = eta;
-    if (eta == 0) {
-      split.rates.rollout_devices = split.rates.train_devices = devices;
-      results.push_back({devices, devices, 0, RunSimulator(split).run()});
-      continue;
-    }
-    for (int64_t rollout = 1; rollout < devices; ++rollout) {
+    if (rates_of) {
+      const std::optional<SimulatedRates> rates = rates_of(rollout, train);
+      if (!rates) return;
+      split.rates = *rates;
+    } else {
       split.rates.rollout_devices = rollout;
-      split.rates.train_devices = devices - rollout;
-      results.push_back({rollout, devices - rollout, eta, RunSimulator(split).run()});
+      split.rates.train_devices = train;
     }
+    results.push_back({rollout, train, eta, RunSimulator(split).run()});
+  };
+  for (const int64_t eta : max_staleness) {
+    if (eta == 0) simulate(eta, devices, devices);
+    else
+      for (int64_t rollout = stride; rollout < devices; rollout += stride)
+        simulate(eta, rollout, devices - rollout);
   }
   return results;
 }

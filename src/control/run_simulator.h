@@ -5,7 +5,8 @@
 // The engine's model: its devices share the running samples evenly; a decode pass takes pass_seconds +
 // (samples of a device) · sample_seconds, and a prompt, or a sample that new weights interrupted, is computed
 // at prefill_tokens_per_s a device, during which the device decodes nothing. The trainer's: step_seconds +
-// tokens / (train_tokens_per_s · devices). A reward takes a uniform time between two bounds, on a worker of
+// tokens / train_tokens_per_s of the device that got the most, a group's prompt counted once on each that has
+// some of the group (plan/load_balance.h). A reward takes a uniform time between two bounds, on a worker of
 // its own where there are enough. Synchronous runs (eta 0) have all devices for both, in turns.
 #pragma once
 
@@ -51,6 +52,7 @@ struct SimulationOptions {
   SimulatedRates rates;
   LengthDistribution lengths;
   int64_t prompt_tokens = 128;
+  bool shares_prompts = true;      // in training; else each sample's prompt is computed again
   double reward_failure_rate = 0;  // of samples
   double group_failure_rate = 0;   // of groups, of which nothing comes when they would be complete
   uint64_t seed = 1;
@@ -167,12 +169,19 @@ class RunSimulator final : public Workers {
 
 // ---- Splits of a cluster.
 
+// The rates of a split into devices that generate and devices that train (in turns: all for both); none where
+// it cannot be.
+using RatesOfSplit =
+    std::function<std::optional<SimulatedRates>(int64_t rollout_devices, int64_t train_devices)>;
+
 struct SplitResult {
   int64_t rollout_devices = 0, train_devices = 0, max_staleness = 0;
   SimulationResult result;
 };
-// Simulates every split of `devices` for each eta, and eta 0 with all of them for both, in turns; in order.
+// Simulates splits of `devices` for each eta, and eta 0 with all of them for both, in turns; in order: every
+// split, or those at multiples of `stride`. Without rates_of the options' rates are those of a device.
 std::vector<SplitResult> simulate_splits(const SimulationOptions& options, int64_t devices,
-                                         const std::vector<int64_t>& max_staleness);
+                                         const std::vector<int64_t>& max_staleness,
+                                         const RatesOfSplit& rates_of = {}, int64_t stride = 1);
 
 }  // namespace bough

@@ -305,8 +305,8 @@ TEST_F(Cuda, TreeAttention) {
     check_tree_attention({200, 2300, 16, 4, head_dim}, at::kBFloat16, 99);
 }
 
-// Runs by the vendor's kernel, what is between them by ours: as near to fp64 as ours alone, to which 1.5 times
-// its error is granted.
+// Runs by the vendor's kernel, what is between them by ours: as near to fp64 as ours alone, to which 1.5
+// times its error is granted.
 TEST_F(Cuda, TreeAttentionBySegments) {
   unsigned seed = 900;
   for (const AttentionCase& c : {AttentionCase{0, 600, 4, 2, 128}, AttentionCase{700, 1300, 8, 2, 128},

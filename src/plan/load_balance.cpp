@@ -60,8 +60,18 @@ struct Interval {
   double cost;
 };
 
+// Costs alone, in the place of Leaves.
+struct LeafCosts {
+  std::span<const double> whole, added;
+
+  int32_t size() const { return static_cast<int32_t>(whole.size()); }
+  double whole_cost(int32_t i) const { return whole[static_cast<size_t>(i)]; }
+  double added_cost(int32_t i) const { return added[static_cast<size_t>(i)]; }
+};
+
 // Fills intervals up to `limit`, which no leaf may exceed by itself.
-std::vector<Interval> fill_greedily(const Leaves& leaves, double limit) {
+template <class LeafList>
+std::vector<Interval> fill_greedily(const LeafList& leaves, double limit) {
   std::vector<Interval> intervals;
   for (int32_t i = 0; i < leaves.size(); ++i) {
     const double added = leaves.added_cost(i);
@@ -80,7 +90,8 @@ double largest(const std::vector<Interval>& intervals) {
 }
 
 // Finds at most K intervals of least largest cost.
-std::vector<Interval> search(const Leaves& leaves, int64_t num_ranks) {
+template <class LeafList>
+std::vector<Interval> search(const LeafList& leaves, int64_t num_ranks) {
   if (leaves.size() == 0) return {};
   double low = 0;  // no less will do
   for (int32_t i = 0; i < leaves.size(); ++i) low = std::max(low, leaves.whole_cost(i));
@@ -229,6 +240,14 @@ std::vector<RankShare> balance_by_length(const PrefixTree& tree, int64_t num_ran
     }
   }
   return shares;
+}
+
+double largest_balanced_cost(std::span<const double> whole, std::span<const double> added,
+                             int64_t num_ranks) {
+  check_ranks(num_ranks);
+  BOUGH_CHECK(whole.size() == added.size(), whole.size(), " leaves by themselves, ", added.size(),
+              " behind others");
+  return whole.empty() ? 0 : largest(search(LeafCosts{whole, added}, num_ranks));
 }
 
 double largest_cost(const std::vector<RankShare>& shares) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "tree/prefix_tree.h"
@@ -46,5 +47,9 @@ std::vector<RankShare> balance_by_tree_cost(const PrefixTree& tree, int64_t num_
 
 // Cost of the largest share; 0 for none. The step takes as long as it does.
 double largest_cost(const std::vector<RankShare>& shares);
+
+// What the step takes where only the leaves' costs are known: that of each by itself, and behind the leaf
+// before it. 0 for no leaves.
+double largest_balanced_cost(std::span<const double> whole, std::span<const double> added, int64_t num_ranks);
 
 }  // namespace bough

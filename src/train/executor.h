@@ -27,8 +27,9 @@ namespace bough {
 struct ExecutorOptions {
   int64_t head_chunk_rows = 0;    // 0: by vocabulary and device (kernels/log_prob/log_prob_cost.h)
   bool verify_recompute = false;  // compare every recompute with its first forward, bit for bit
-  // Runs of at least so many queries are attended by themselves (kernels/tree_attention/tree_attention_segments.h);
-  // 0: kLeastRun where the device's vendor has a kernel for them, else none.
+  // Runs of at least so many queries are attended by themselves
+  // (kernels/tree_attention/tree_attention_segments.h); 0: kLeastRun where the device's vendor has a kernel
+  // for them, else none.
   int64_t least_run = 0;
   bool same_bits = false;  // twice the same bits from the vendor's kernel, too
   // Tokens that are marked as drawn (mark_drawn) attend by choice, as generation under this policy does. On

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 
 def test_splits_of_planned_devices(bough):
@@ -55,6 +56,8 @@ def test_what_cannot_be_simulated_is_refused(bough, tmp_path):
     for words, said in (
         (["--run", tmp_path, "--sparse-budget", 512], "--sparse-budget"),
         (["--devices", 1], "--devices"),
+        (["--devices", 4, 8], "--cluster FILE"),
+        (["--cluster", tmp_path / "none.yaml"], "none.yaml"),
         (["--reward-seconds", 2, 1], "--reward-seconds"),
         (["--run", tmp_path], "config.yaml"),
         (["--device", "tpu"], "h100"),
@@ -63,3 +66,28 @@ def test_what_cannot_be_simulated_is_refused(bough, tmp_path):
         result = bough("simulate", *words)
         assert result.returncode == 2, (words, result.stderr)
         assert said in result.stderr, (words, result.stderr)
+
+
+def test_clusters_of_several_sizes(bough):
+    cluster = Path(__file__).resolve().parents[2] / "configs/cluster.yaml"
+    words = ["simulate", "--cluster", cluster, "--shape", "qwen3-8b", "--steps", 3, "--batch-groups", 8]
+    words += ["--devices", 2, 8, 32, "--eta", 0, 2]
+    small, node, nodes = json.loads(bough(*words, "--json", ok=True).stdout)["clusters"]
+    assert small["splits"] == []  # 147 GB of weights, gradients and state, and a pass, on two devices of 80
+    assert node["splits"][0]["max_head_offpolicyness"] == 0
+    assert {split["layout"] for split in node["splits"][1:]} >= {"d4+d2t2"}
+    assert all(split["rollout_devices"] % 2 == 0 for split in nodes["splits"])
+    best = [max(s["tokens_per_s"] for s in c["splits"]) for c in (node, nodes)]
+    assert best[0] < best[1] < 4 * best[0]
+    text = bough(*words, ok=True).stdout
+    assert text.count("too large") == 2
+    assert "50 GB/s a device between nodes" in text and "best split" in text and "100%" in text
+    # Slower links, a slower step; nothing shared, more to train.
+    slow = bough.cwd / "slow.yaml"
+    slow.write_text("{ nvlink_gb_per_s: 5, network_gb_per_s: 0.5 }\n")
+    fewer = ["simulate", *words[3:], "--json", "--cluster"]
+    slower = json.loads(bough(*fewer, slow, ok=True).stdout)["clusters"][2]["splits"]
+    assert max(s["tokens_per_s"] for s in slower) < best[1]
+    slow.write_text("{ nvlink: 5 }\n")
+    refused = bough(*fewer, slow)
+    assert refused.returncode == 2 and "nvlink_gb_per_s" in refused.stderr

@@ -91,8 +91,8 @@ at::Tensor with_own(const at::Tensor& earlier, const at::Tensor& own) {
   return (earlier.size(0) == 0 ? own : at::cat({earlier, own})).unsqueeze(0);
 }
 
-// FlashAttention-2 takes [batch, tokens, heads, head size]; its causal mask is aligned to the last query and key,
-// and its log-sum-exp is [batch, heads, tokens].
+// FlashAttention-2 takes [batch, tokens, heads, head size]; its causal mask is aligned to the last query and
+// key, and its log-sum-exp is [batch, heads, tokens].
 TreeAttentionOutput run_forward(const TreeAttentionInput& in) {
   if (!in.q_TNH.is_cuda()) return tree_attention_forward(in);
   const at::Tensor k = with_own(in.k_stack_PGH, in.k_TGH), v = with_own(in.v_stack_PGH, in.v_TGH);

@@ -1,0 +1,75 @@
+#include "control/cluster.h"
+
+#include <gtest/gtest.h>
+
+namespace bough {
+namespace {
+
+SimulationOptions workload() {
+  SimulationOptions options;
+  options.controller.batch_groups = 64;
+  options.controller.group_size = 8;
+  options.controller.total_steps = 8;
+  options.lengths = {.mean = 1000, .sigma = 0.8, .longest = 8192, .seen = {}};
+  options.rates = {
+      .pass_seconds = 0.01, .sample_seconds = 2e-5, .prefill_tokens_per_s = 1e5, .train_tokens_per_s = 2e4};
+  return options;
+}
+
+ClusterRates rates_of(const char* model, ClusterSettings cluster = {}, const char* device = "h100") {
+  return {cluster, built_in_profile(device, "bf16"), named_model_shape(model, "bf16"), workload()};
+}
+
+// Weights and fp32 gradients of Qwen3-8B are 49 GB, AdamW's state and master 98: on eight devices 61 GB each,
+// beside a pass of 2,048 tokens and a path.
+TEST(Cluster, WhatFitsDecidesHowManyDevicesHaveAReplica) {
+  const ClusterRates rates = rates_of("qwen3-8b");
+  const double pass = rates.training_bytes(1, 1) - 18 * 8.19e9;
+  EXPECT_GT(pass, 1e9);
+  EXPECT_NEAR(rates.training_bytes(8, 1) - pass, (6 + 12.0 / 8) * 8.19e9, 0.2e9);
+  EXPECT_NEAR(rates.training_bytes(1, 8), rates.training_bytes(1, 1) / 8, 1e9);
+  const auto eight = rates.layout(8, 8, false);
+  ASSERT_TRUE(eight);
+  EXPECT_EQ(eight->devices_per_engine, 1);
+  EXPECT_EQ(eight->text(), eight->devices_per_replica == 1 ? "d8+d8" : "d8+d4t2");
+  EXPECT_EQ(rates.layout(7, 1, false), std::nullopt) << "147 GB on one device";
+  EXPECT_EQ(rates.rates(7, 1, false), std::nullopt);
+  EXPECT_EQ(rates_of("qwen3-0.6b").layout(7, 1, false)->text(), "d7+d1");
+}
+
+// 8.19e9 parameters, 4 bytes of gradient and 2 of weight: seven eighths over NVLink; between four nodes three
+// quarters of an eighth over each device's own port.
+TEST(Cluster, CollectivesTakeBytesOverLinks) {
+  const ClusterRates rates = rates_of("qwen3-8b");
+  const double bytes = 8.19e9 * 6;
+  EXPECT_EQ(rates.step_collectives_seconds(1, 1), 0);
+  EXPECT_NEAR(rates.step_collectives_seconds(8, 1), bytes * 7 / 8 / 450e9, 2e-3);
+  EXPECT_NEAR(rates.step_collectives_seconds(32, 1), bytes * 7 / 8 / 450e9 + bytes / 8 * 3 / 4 / 50e9, 2e-3);
+  // Of tensor-parallel pairs each has half, and four replicas are on a node.
+  EXPECT_NEAR(rates.step_collectives_seconds(4, 2), bytes / 2 * 3 / 4 / 450e9, 2e-3);
+}
+
+TEST(Cluster, RatesOfASplit) {
+  const ClusterRates rates = rates_of("qwen3-1.7b");
+  const SimulatedRates one = workload().rates;
+  const auto within = rates.rates(4, 4, false), apart = rates.rates(8, 8, false);
+  ASSERT_TRUE(within && apart);
+  EXPECT_EQ(within->rollout_devices, 4);
+  EXPECT_EQ(within->train_devices, 4);
+  EXPECT_EQ(within->pass_seconds, one.pass_seconds);
+  EXPECT_EQ(within->train_tokens_per_s, one.train_tokens_per_s);
+  EXPECT_NEAR(apart->swap_seconds, 9 * within->swap_seconds, 1e-9) << "over the network, not NVLink";
+  EXPECT_EQ(rates.rates(8, 8, true)->swap_seconds, 0) << "in turns the engine reads the trainer's weights";
+  // A larger model needs several devices a replica: faster than one of them, not so much faster as they are
+  // many.
+  const ClusterRates large = rates_of("qwen3-14b");
+  const auto split = large.rates(8, 8, false);
+  ASSERT_TRUE(split);
+  const int64_t tensor = 8 / split->train_devices;
+  ASSERT_GT(tensor, 1);
+  EXPECT_GT(split->train_tokens_per_s, one.train_tokens_per_s);
+  EXPECT_LT(split->train_tokens_per_s, one.train_tokens_per_s * static_cast<double>(tensor));
+}
+
+}  // namespace
+}  // namespace bough
