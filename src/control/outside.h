@@ -34,6 +34,7 @@ class OutsideGroups {
   // Engine's thread, which uses the engine for nothing else meanwhile: takes what was asked, and one pass of
   // the engine. False: there was nothing to do.
   virtual bool pass() = 0;
+  virtual int64_t samples_in_flight() const = 0;  // in the engine; engine's thread
   // Nobody is answered any more, and the sink is not called. Not from a thread that it calls.
   virtual void close() = 0;
 

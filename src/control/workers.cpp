@@ -164,7 +164,8 @@ bool RunWorkers::take_weights_now() {
   if (!parts_.engine.ready_for_weights()) return false;
   const std::optional<WeightUpdate> update = parts_.weights.take();
   if (!update) return false;  // it is being written: one pass later
-  const int64_t interrupted = generator_.samples_in_flight();
+  const int64_t interrupted =
+      parts_.outside ? parts_.outside->samples_in_flight() : generator_.samples_in_flight();
   parts_.engine.update_weights(*update);
   weights_ = update;
   wants_weights_ = false;

@@ -23,6 +23,7 @@ class AgentServer final : public OutsideGroups {
   }
   void offer(GroupTask task) override { server_.desk().offer(std::move(task)); }
   bool pass() override { return server_.pass(); }
+  int64_t samples_in_flight() const override { return server_.num_running(); }
   void close() override {
     server_.desk().close();
     server_.close();

@@ -42,6 +42,7 @@ class EngineLoop {
   void on_commands(std::function<void()> wake);
   // What was asked for, then one pass of the engine. False: there was nothing to do.
   bool pass();
+  int64_t num_running() const { return std::ssize(running_); }  // on the engine's thread
   // Looked at between passes, and at least ten times a second. What the engine throws is passed on.
   void run(const std::function<bool()>& stop);
   EngineStatistics statistics() const;  // after the last pass

@@ -771,6 +771,10 @@ bool Server::pass() {
   return state_->loop.pass();
 }
 
+int64_t Server::num_running() const {
+  return state_->loop.num_running();
+}
+
 void Server::on_commands(std::function<void()> wake) {
   state_->loop.on_commands(std::move(wake));
 }

@@ -44,6 +44,7 @@ class Server {
 
   // In place of run(), for who has other work for the engine's thread: EngineLoop's.
   bool pass();
+  int64_t num_running() const;                   // requests that the engine has; on its thread
   void on_commands(std::function<void()> wake);  // before start() of the desk
   AgentDesk& desk() const;                       // of agents
   // Nobody is accepted any more, and who waits is told.
