@@ -25,6 +25,7 @@ struct TrainOptions {
   std::vector<std::string> overrides;
   bool list_settings = false;
   std::optional<int64_t> ranks;
+  int64_t max_restarts = 0;
   bool json = false;
 };
 
@@ -98,7 +99,7 @@ void run_train(const TrainOptions& options) {
   if (options.config.empty())
     throw UserError("CONFIG is missing: a YAML file of settings; --settings lists them");
   const RunSettings settings = load_settings<RunSettings>(options.config, options.overrides);
-  std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks);
+  std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks, options.max_restarts);
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
   if (settings.threads > 0) torch.threads = settings.threads;
   set_up_torch(torch);
@@ -146,6 +147,7 @@ void add_train_command(CommandLine& line) {
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
   add_ranks_option(command, options->ranks);
+  add_max_restarts_option(command, options->max_restarts);
   add_json_flag(command, options->json);
 }
 

@@ -63,9 +63,8 @@ pid_t start(std::vector<std::string> words, int64_t ranks) {
                       "; install Open MPI (openmpi-bin), or start the command by your own mpirun or srun"));
 }
 
-// Ends this process as the child ends.
-[[noreturn]] void wait_for(pid_t child) {
-  const StopFlag stop;
+// What this process ends with, as the child ended.
+int wait_for(pid_t child, const StopFlag& stop) {
   int status = 0;
   bool is_asked = false;
   while (waitpid(child, &status, WNOHANG) == 0) {
@@ -76,15 +75,16 @@ pid_t start(std::vector<std::string> words, int64_t ranks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  if (code == kExitDone || code == kExitBadInput || code == kExitInterrupted) _exit(code);
-  if (is_asked && code == 128 + SIGUSR1) _exit(kExitInterrupted);  // a command that does not catch it
+  if (code == kExitDone || code == kExitBadInput || code == kExitInterrupted) return code;
+  if (is_asked && code == 128 + SIGUSR1) return kExitInterrupted;  // a command that does not catch it
   if (code > 128)
     print_line(
         str("a rank was ended by signal ", code - 128, " (", strsignal(code - 128), "), and with it all"));
-  _exit(kExitFailure);
+  return kExitFailure;
 }
 
-[[noreturn]] void run_under_mpirun(int64_t ranks) {
+// Ends this process as the last of the children ends.
+[[noreturn]] void run_under_mpirun(int64_t ranks, int64_t max_restarts) {
   char program[4096] = {};
   BOUGH_CHECK(readlink("/proc/self/exe", program, sizeof program - 1) > 0,
               "who am I: ", std::strerror(errno));
@@ -109,7 +109,13 @@ pid_t start(std::vector<std::string> words, int64_t ranks) {
   words.push_back(program);
   std::vector<std::string> own = own_command_line();
   words.insert(words.end(), own.begin() + 1, own.end());
-  wait_for(start(std::move(words), ranks));
+  const StopFlag stop;
+  for (int64_t restart = 0;; ++restart) {
+    const int code = wait_for(start(words, ranks), stop);
+    if (code != kExitFailure || restart == max_restarts || stop.requested()) _exit(code);
+    print_line(str("starting all ", ranks, " ranks again from the last checkpoint: restart ", restart + 1,
+                   " of ", max_restarts));
+  }
 }
 
 }  // namespace
@@ -119,11 +125,25 @@ void add_ranks_option(CLI::App& command, std::optional<int64_t>& ranks) {
       ->type_name("N");
 }
 
-std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks) {
+void add_max_restarts_option(CLI::App& command, int64_t& max_restarts) {
+  command
+      .add_option(
+          "--max-restarts", max_restarts,
+          "With --ranks: times that all are started again from the last checkpoint after one has died")
+      ->type_name("N");
+}
+
+std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks, int64_t max_restarts) {
   if (ranks && (*ranks < 1 || *ranks > kMostRanks))
     throw UserError(str("--ranks: got ", *ranks, ", expected 1 to ", kMostRanks));
+  if (max_restarts < 0 || (max_restarts > 0 && ranks.value_or(1) == 1))
+    throw UserError(str("--max-restarts: got ", max_restarts,
+                        max_restarts < 0
+                            ? ", expected at least 0"
+                            : " without several --ranks, which are what it starts again; a run of one "
+                              "process goes on where it is started with the same command"));
   if (!is_mpi_rank()) {
-    if (ranks.value_or(1) > 1) run_under_mpirun(*ranks);
+    if (ranks.value_or(1) > 1) run_under_mpirun(*ranks, max_restarts);
     return single_communicator();
   }
   std::unique_ptr<Communicator> group = mpi_communicator();

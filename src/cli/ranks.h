@@ -11,13 +11,16 @@
 namespace bough {
 
 void add_ranks_option(CLI::App& command, std::optional<int64_t>& ranks);
+// Of commands that go on from a checkpoint.
+void add_max_restarts_option(CLI::App& command, int64_t& max_restarts);
 
 // The group of this process: of the ranks that mpirun or srun started where it is one of them, else of
 // itself. Where several ranks are asked for in a process that nobody started as one, mpirun starts so many
 // copies of the same command on this machine, each with its share of the cores, and this process waits for
-// them, hands Ctrl-C, SIGTERM and SIGUSR1 on to them as SIGUSR1, and ends as they end: this does not return
-// then. UserError: another number than was started, no mpirun.
-std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks);
+// them, starts them again where one died and max_restarts allows it, hands Ctrl-C, SIGTERM and SIGUSR1 on to
+// them as SIGUSR1, and ends as they end: this does not return then. UserError: another number than was
+// started, no mpirun.
+std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks, int64_t max_restarts = 0);
 
 // "" of a single process, else what a rank's messages begin with: "rank 1: ".
 std::string rank_prefix();

@@ -46,13 +46,8 @@ void check_ranks(const RunSettings& settings) {
   const auto refuse = [](const char* setting, const std::string& remedy) {
     throw UserError(str(setting, ": is not for several ranks yet; expected ", remedy, ", or one rank"));
   };
-  if (settings.actor.advantages.needs_values())
-    refuse("actor.adv_estimator: gae", "an estimator without a critic (grpo, rloo)");
   if (settings.sparse_training.has_student())
     refuse("sparse_training.arm: distill and weak", "sparse or sparse_to_sparse");
-  if (settings.actor.filters.needs_acceptance()) refuse("actor.keep_samples_by: acceptance", "reward");
-  if (settings.rollout.has_servers()) refuse("rollout.backend: a server", "the embedded engine");
-  if (settings.serve.port) refuse("serve.port", "conversations that the run holds itself (port: null)");
 }
 
 // Weights that rank 0 publishes: every rank's engine takes its own trainer's.
@@ -79,11 +74,13 @@ void follow_training(const RunSettings& settings, Communicator& ranks) {
   if (const auto checkpoint = receive_checkpoint(ranks)) {
     const Json saved =
         load_run_checkpoint(*checkpoint, *parts.model, parts.trainer.optimizer(), [&](const auto& directory) {
+          if (parts.critic) parts.critic->load(directory / "critic");
           if (settings.actor.loss.ref_model_sync_steps > 0)
             load_weights(directory / "reference", *parts.reference);
         });
     parts.trainer.gradient().restore(saved.value("coefficients", Json()));
   }
+  if (!parts.engine) return parts.trainer.follow([](int32_t) {});  // servers generate, for rank 0
   const std::unique_ptr<Communicator> engines = ranks.split(0);
   std::mutex mutex;
   std::exception_ptr failure;
@@ -136,8 +133,8 @@ class Run {
     return *parts_.weights;
   }
   void end_ranks() {
-    if (!ranks_engine_) return;
-    ranks_engine_->end();
+    if (num_ranks() == 1) return;
+    if (ranks_engine_) ranks_engine_->end();
     trainer_.end_ranks();
     if (options_.on_ranks_ended) options_.on_ranks_ended();
   }
@@ -184,7 +181,7 @@ class Run {
   std::unique_ptr<Model> reference_copy_;
   Json coefficients_copy_;
 
-  std::unique_ptr<Communicator> engine_ranks_;  // null: one rank
+  std::unique_ptr<Communicator> engine_ranks_;  // null: one rank, or servers generate
   std::unique_ptr<RanksEngine> ranks_engine_;
   std::unique_ptr<RanksWeights> ranks_weights_;
   EventQueue events_;
@@ -194,12 +191,11 @@ class Run {
   Controller controller_;
 };
 
-// The engines' group of a run of several ranks, after what the others are told first.
-std::unique_ptr<Communicator> engine_ranks(const std::optional<RunCheckpoint>& checkpoint,
-                                           Communicator* ranks) {
+// The engines' group of a run of several ranks that each have one, after what the others are told first.
+std::unique_ptr<Communicator> engine_ranks(const RunParts& parts, Communicator* ranks) {
   if (!ranks || ranks->size() == 1) return nullptr;
-  send_checkpoint(checkpoint, *ranks);
-  return ranks->split(0);
+  send_checkpoint(parts.folder->checkpoint(), *ranks);
+  return parts.settings.rollout.has_servers() ? nullptr : ranks->split(0);
 }
 
 Run::Run(const RunSettings& settings, const RunOptions& options)
@@ -212,13 +208,13 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       display_(total_steps_, parts_.clock, options.display),
       last_checkpoint_(parts_.clock.now()),
       order_(parts_.problems, static_cast<uint64_t>(settings_.seed), settings_.train_dataset.shuffle),
-      engine_ranks_(engine_ranks(parts_.folder->checkpoint(), options.ranks)),
+      engine_ranks_(engine_ranks(parts_, options.ranks)),
       ranks_engine_(engine_ranks_ ? std::make_unique<RanksEngine>(*parts_.engine, parts_.model->config(),
                                                                   *engine_ranks_)
                                   : nullptr),
       ranks_weights_(engine_ranks_ ? std::make_unique<RanksWeights>(*parts_.weights, trainer_) : nullptr),
       timeline_(parts_.clock.now()),
-      outside_(options.outside ? options.outside(settings_, *parts_.engine) : nullptr),
+      outside_(options.outside ? options.outside(settings_, engine()) : nullptr),
       workers_(worker_parts(), worker_options()),
       controller_(workers_, parts_.clock, controller_options(), observer()) {
   resume();

@@ -91,6 +91,10 @@ bool has_critic(const RunSettings& settings) {
   return settings.actor.advantages.needs_values();
 }
 
+bool leads(const Communicator* ranks) {
+  return !ranks || ranks->rank() == 0;
+}
+
 // A run that goes on has decided.
 bool shares_backbone(const RunSettings& settings, Model& actor) {
   if (settings.critic.share_backbone) return *settings.critic.share_backbone;
@@ -105,19 +109,22 @@ bool shares_backbone(const RunSettings& settings, Model& actor) {
   return true;
 }
 
-std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& actor) {
-  if (!has_critic(settings) || shares_backbone(settings, actor)) return nullptr;
+std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& actor, Communicator* ranks) {
+  if (!has_critic(settings)) return nullptr;
+  bool shares = leads(ranks) && shares_backbone(settings, actor);
+  if (ranks && ranks->size() > 1) shares = ranks->broadcast(shares ? "shares" : "own") == "shares";
+  if (shares) return nullptr;
   return load_critic_backbone(settings.critic, settings.model.path, actor);
 }
 
 // `own`: its backbone, or null.
 std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, Model* own,
-                                    int64_t total_steps) {
+                                    int64_t total_steps, Communicator* ranks) {
   if (!has_critic(settings)) return nullptr;
   CriticSettings of_critic = settings.critic;
   of_critic.share_backbone = own == nullptr;
   auto critic = std::make_unique<Critic>(own ? *own : actor, of_critic, settings.actor,
-                                         total_steps * settings.actor.updates_per_batch());
+                                         total_steps * settings.actor.updates_per_batch(), ranks);
   if (!settings.critic.path.empty()) critic->load_head_if_saved(settings.critic.path);
   return critic;
 }
@@ -166,8 +173,9 @@ std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const M
       settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained);
 }
 
-bool leads(const Communicator* ranks) {
-  return !ranks || ranks->rank() == 0;
+// Servers generate for rank 0, each rank's embedded engine for its own.
+bool generates(const RunSettings& settings, const Communicator* ranks) {
+  return leads(ranks) || !settings.rollout.has_servers();
 }
 
 // Rank 0's, of all: they plan alike.
@@ -225,7 +233,12 @@ ThreadSplit split_threads(const RunSettings& settings, int threads) {
   if (settings.rollout.max_head_offpolicyness == 0) return {threads, threads};
   const auto half = std::max(1, threads / 2);
   ThreadSplit split;
-  split.generating = settings.rollout.threads > 0 ? static_cast<int>(settings.rollout.threads) : half;
+  if (settings.rollout.threads > 0) split.generating = static_cast<int>(settings.rollout.threads);
+  else split.generating = settings.rollout.has_servers() ? 1 : half;  // which compute elsewhere
+  if (settings.rollout.has_servers() && settings.actor.threads == 0) {
+    split.training = threads;
+    return split;
+  }
   split.training = settings.actor.threads > 0 ? static_cast<int>(settings.actor.threads)
                                               : std::max(1, threads - split.generating);
   return split;
@@ -246,21 +259,22 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       reference(load_reference(settings, *model)),
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
-      critic_model(load_critic_model(settings, *model)),
-      critic(make_critic(settings, *model, critic_model.get(), total_steps)),
+      critic_model(load_critic_model(settings, *model, ranks)),
+      critic(make_critic(settings, *model, critic_model.get(), total_steps, ranks)),
       sparse(sparse_of(settings, model->device())),
       student(make_student(settings, *model, sparse, total_steps)),
-      generating(settings.rollout.max_head_offpolicyness == 0 ? nullptr
-                 : student                                    ? copy_of(student->model(), Changing::kAll)
-                                                              : copy_of(*model)),
+      generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks) ? nullptr
+                 : student ? copy_of(student->model(), Changing::kAll)
+                           : copy_of(*model)),
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
               settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), ranks),
       weights(make_channel(settings, student ? student->model() : *model, generating.get())),
-      engine(make_run_engine(settings,
-                             generating ? *generating
-                             : student  ? student->model()
-                                        : *model,
-                             encoder.tokenizer())),
+      engine(generates(settings, ranks) ? make_run_engine(settings,
+                                                          generating ? *generating
+                                                          : student  ? student->model()
+                                                                     : *model,
+                                                          encoder.tokenizer())
+                                        : nullptr),
       folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
   at::set_num_threads(threads.training);
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());

@@ -57,7 +57,7 @@ struct RunParts {
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Engine> engine;                   // null: servers generate, for rank 0
   std::optional<ConversationFormat> conversations;  // where there is an environment
   std::unique_ptr<RunFolder> folder;
 };

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/safetensors.h"
+#include "train/ranks.h"
 
 namespace bough {
 
@@ -99,23 +100,36 @@ void CriticSnapshot::save(const fs::path& directory) const {
 }
 
 Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor,
-               int64_t total_updates)
+               int64_t total_updates, Communicator* ranks)
     : backbone_(backbone),
       settings_(settings),
+      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
       head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device()),
       executor_(backbone),
-      optimizer_(trained_parameters(backbone, head_, shares_backbone()), settings.optimizer, total_updates) {
+      optimizer_(trained_parameters(backbone, head_, shares_backbone()), settings.optimizer, total_updates,
+                 ranks_) {
   actor_ = beside_critic(actor, this);
 }
 
 Plan Critic::plan(const TrainBatch& batch) const {
-  return make_plan(actor_.tree.strategy(), plan_request(batch, actor_.mb_spec, actor_.tree.packer, costs_));
+  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree.packer, costs_);
+  if (ranks_) return plan_share(actor_.tree.strategy(), request, ranks_->rank(), ranks_->size());
+  return make_plan(actor_.tree.strategy(), request);
 }
 
 at::Tensor Critic::values(const TrainBatch& batch) {
   ValueBlockHead head(head_, batch, {});
   executor_.walk(plan(batch), batch, head, /*backward=*/false);
-  return head.result().values_R;
+  return result_of(head).values_R;
+}
+
+ValueWalk Critic::result_of(const ValueBlockHead& head) {
+  ValueWalk walk = head.result();
+  if (ranks_) {
+    sum_values(walk.values_R, *ranks_);
+    sum_losses(walk.loss, walk.metrics, *ranks_);
+  }
+  return walk;
 }
 
 ValueBlockHead::Options Critic::with_loss(bool reaches_backbone) const {
@@ -125,7 +139,7 @@ ValueBlockHead::Options Critic::with_loss(bool reaches_backbone) const {
 ValueWalk Critic::accumulate(const Plan& plan, const TrainBatch& batch) {
   ValueBlockHead head(head_, batch, with_loss(!shares_backbone()));
   executor_.walk(plan, batch, head, /*backward=*/!shares_backbone());
-  return head.result();
+  return result_of(head);
 }
 
 ValueBlockHead Critic::beside_policy(const TrainBatch& batch) {

@@ -75,15 +75,17 @@ struct CriticSnapshot {
 class Critic {
  public:
   // `backbone` must outlive it; it is the actor's where settings.share_backbone. `actor`: how batches go
-  // through a model. total_updates: optimizer steps of the whole run.
-  Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor, int64_t total_updates);
+  // through a model. total_updates: optimizer steps of the whole run. `ranks`: those that train together,
+  // each of which calls what walks or snapshots; null: this process alone.
+  Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor, int64_t total_updates,
+         Communicator* ranks = nullptr);
 
   const CriticSettings& settings() const { return settings_; }
   bool shares_backbone() const { return settings_.share_backbone.value_or(false); }
 
   // What plans of its own backbone are made from; without it `auto` is `blocks` with passes of B tokens.
   void use_costs(const PassCosts* costs) { costs_ = costs; }
-  Plan plan(const TrainBatch& batch) const;
+  Plan plan(const TrainBatch& batch) const;  // of several ranks: of the own share
 
   // Values of all rows, forward only. [R]
   at::Tensor values(const TrainBatch& batch);
@@ -93,6 +95,8 @@ class Critic {
   ValueWalk accumulate(const Plan& plan, const TrainBatch& batch);
   // The value head for the policy's own walk over a shared backbone.
   ValueBlockHead beside_policy(const TrainBatch& batch);
+  // What that head found, of all ranks' rows.
+  ValueWalk result_of(const ValueBlockHead& head);
 
   Optimizer& optimizer() { return optimizer_; }
   ValueHead& head() { return head_; }
@@ -115,6 +119,7 @@ class Critic {
   Model& backbone_;
   const CriticSettings settings_;
   ActorSettings actor_;  // less the memory that the critic holds
+  Communicator* const ranks_;
   const PassCosts* costs_ = nullptr;
   ValueHead head_;
   Executor executor_;

@@ -294,7 +294,7 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
   }
   if (options.ranks) {
     sum_values(values, *options.ranks);
-    if (loss) sum_losses(result, *options.ranks);
+    if (loss) sum_losses(result.loss, result.metrics, *options.ranks);
   }
   return result;
 }

@@ -305,7 +305,6 @@ WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& b
 }
 
 WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
-  BOUGH_CHECK(!ranks_ || !beside, "a second head is not summed over ranks");
   WalkResult result = settings_.deterministic ? accumulate_shares(plan, batch)
                                               : executor_.forward_backward(plan, batch, *loss_, beside);
   if (ranks_ && sums_gradients_) sum_gradients(model_, *ranks_);

@@ -59,7 +59,8 @@ class GradientStep {
   // trained token has some, whether the loss reads them or not.
   void ask_for_engine_top() { asks_for_engine_top_ = true; }
   // Adds the gradient to the parameters' main_grad, which must be 0 where there are several ranks; it is
-  // there when this returns. `beside`: another head over the same walk, or none.
+  // there when this returns. `beside`: another head over the same walk, or none; of several ranks it
+  // sees its own rows alone.
   WalkResult accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside = nullptr);
 
   // accumulate() leaves each rank its own part of the gradient: the optimizer sums them.

@@ -88,14 +88,18 @@ void sum_values(RowValues& values, Communicator& ranks) {
     sum_tensor(*tensor, ranks);
 }
 
-void sum_losses(WalkResult& result, Communicator& ranks) {
-  const std::vector<std::string> all = ranks.all_gather(packed(result.loss, result.metrics));
-  result.loss = 0;
-  result.metrics.clear();
+void sum_values(const at::Tensor& values_R, Communicator& ranks) {
+  sum_tensor(values_R, ranks);
+}
+
+void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks) {
+  const std::vector<std::string> all = ranks.all_gather(packed(loss, metrics));
+  loss = 0;
+  metrics.clear();
   for (const std::string& text : all) {
-    WeightedSums metrics;
-    result.loss += unpack(text, metrics);
-    merge(result.metrics, metrics);
+    WeightedSums of_rank;
+    loss += unpack(text, of_rank);
+    merge(metrics, of_rank);
   }
 }
 

@@ -33,15 +33,18 @@ void sum_values(RowValues& values, Communicator& ranks);
 // Of `own`, results of consecutive shares of the rows that each rank has: those of all rows, merged in the
 // order of shares. Null: of one rank.
 WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks);
+void sum_values(const at::Tensor& values_R, Communicator& ranks);
 // Loss and metrics of the ranks' rows become those of all rows, merged in rank order.
-void sum_losses(WalkResult& result, Communicator& ranks);
+void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks);
 // What rank 0 of a run has the others do with it. They have no batches of their own: they wait for orders, as
 // long as it takes.
 struct RankOrder {
   enum class Kind : char {
     kTrain = 't',     // on `batch`, as batch number `version`
+    kValues = 'v',    // the critic's, of `batch`
+    kLogProbs = 'l',  // the policy's, of `batch`
     kPublish = 'p',   // the weights, as `version`, to the rank's own engine
-    kSnapshot = 's',  // of the optimizer, to rank 0
+    kSnapshot = 's',  // of the optimizer and then of the critic's, to rank 0
     kEnd = 'e',
   };
   Kind kind = Kind::kEnd;

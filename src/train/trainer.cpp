@@ -59,6 +59,12 @@ MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
           {"critic/explained_variance", explained_variance(values_R, returns_R)}};
 }
 
+std::vector<const Trajectory*> pointers_to(const std::vector<Trajectory>& rows) {
+  std::vector<const Trajectory*> pointers;
+  for (const Trajectory& row : rows) pointers.push_back(&row);
+  return pointers;
+}
+
 }  // namespace
 
 Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
@@ -75,11 +81,9 @@ Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& setting
                  ranks_, settings.deterministic),
       clock_(clock) {
   gradient_.leave_sums_over_ranks();
-  if (ranks_ && (critic || student))
-    throw UserError(
-        str("a critic, and a policy that generates beside the trained one, are not for several ranks yet; "
-            "got ",
-            ranks_->size(), " ranks, expected 1"));
+  if (ranks_ && student)
+    throw UserError(str("a policy that generates beside the trained one is not for several ranks yet; got ",
+                        ranks_->size(), " ranks, expected 1"));
 }
 
 void Trainer::follow(const std::function<void(int32_t version)>& publish) {
@@ -94,7 +98,14 @@ void Trainer::follow(const std::function<void(int32_t version)>& publish) {
       case RankOrder::Kind::kPublish:
         if (publish) publish(static_cast<int32_t>(order.version));
         break;
-      case RankOrder::Kind::kSnapshot: optimizer_.snapshot(/*copies=*/true); break;
+      case RankOrder::Kind::kValues: critic_->values(gradient_.rows_of(pointers_to(order.batch))); break;
+      case RankOrder::Kind::kLogProbs:
+        gradient_.values(gradient_.rows_of(pointers_to(order.batch)), settings_.tree.strategy());
+        break;
+      case RankOrder::Kind::kSnapshot:
+        optimizer_.snapshot(/*copies=*/true);
+        if (critic_) critic_->snapshot(/*copies=*/true);
+        break;
       case RankOrder::Kind::kEnd: return;
     }
   }
@@ -122,6 +133,13 @@ void Trainer::use_costs(StepCosts costs, StepCosts critic) {
   if (critic_) critic_->use_costs((critic_->shares_backbone() ? costs_ : critic_costs_).passes.get());
 }
 
+void Trainer::order_walk(RankOrder::Kind kind, const std::vector<Trajectory*>& rows) {
+  if (!leads_ranks()) return;
+  RankOrder order{.kind = kind, .version = 0, .batch = {}};
+  for (const Trajectory* row : rows) order.batch.push_back(*row);
+  send_order(order, *ranks_);
+}
+
 void Trainer::set_values(std::vector<Trajectory>& batch) {
   if (!critic_) return;
   const Clock::Time start = clock_.now();
@@ -129,6 +147,7 @@ void Trainer::set_values(std::vector<Trajectory>& batch) {
   for (Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) kept.push_back(&trajectory);
   if (kept.empty()) return;
+  order_walk(RankOrder::Kind::kValues, kept);
   const TrainBatch rows = gradient_.rows_of({kept.begin(), kept.end()});
   const at::Tensor values_R = critic_->values(rows).to(at::kDouble).contiguous();
   for (size_t s = 0; s < kept.size(); ++s)
@@ -142,6 +161,7 @@ void Trainer::set_acceptance(std::vector<Trajectory>& batch) {
   for (Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) kept.push_back(&trajectory);
   if (kept.empty()) return;
+  order_walk(RankOrder::Kind::kLogProbs, kept);
   const TrainBatch rows = gradient_.rows_of({kept.begin(), kept.end()});
   const at::Tensor accepted_R =
       sampled_acceptance(rows.fields.behaviour_log_probs_R,
@@ -172,7 +192,7 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
     updates.gradient_seconds += seconds_between(planned, clock_.now());
     merge(updates.sums, result.metrics);
     if (keeps_log_probs() && !mini.before.log_probs_R.defined()) mini.before = result.values;
-    if (values) merge(updates.sums, values->result().metrics);
+    if (values) merge(updates.sums, critic_->result_of(*values).metrics);
     updates.last = optimizer_.step();
     updates.grad_norm += updates.last.grad_norm;
   }
@@ -272,7 +292,7 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
   if (trains_actor)
     values.merge(tree_metrics(tree, plans, costs_.passes.get(),
                               updates.gradient_seconds / static_cast<double>(settings_.ppo_epochs), ranks_));
-  else values.merge(tree_metrics(tree, critic_plans, critic_passes));
+  else values.merge(tree_metrics(tree, critic_plans, critic_passes, 0, ranks_));
   if ((ranks_ || settings_.deterministic) && trains_actor) {
     const int64_t shares = settings_.deterministic ? kFixedShares : ranks_->size();
     double twice = 0;

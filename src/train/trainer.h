@@ -19,6 +19,7 @@
 #include "train/critic.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
+#include "train/ranks.h"
 #include "train/settings.h"
 #include "train/sparse_student.h"
 
@@ -113,6 +114,8 @@ class Trainer final : public BatchTrainer {
   MetricValues train_together(const std::vector<Trajectory>& batch);
   bool leads_ranks() const { return ranks_ && ranks_->rank() == 0; }
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
+  // Of several ranks: rank 0 has the others walk these rows with it.
+  void order_walk(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
   void update_critic(MiniBatch& mini, Updates& updates);
   bool keeps_log_probs() const { return student_ || measures_acceptance_; }
   MetricValues follow_up(const std::vector<const Trajectory*>& rows,

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,27 @@ def test_a_gym_like_loop_trains(bough, experiment):
         assert run.wait()["steps"] == 2
     records = read_metrics(bough.cwd / "runs/agents/trial0")
     assert all(record["conversation/turns_mean"] > 1 for record in records)
+
+
+@pytest.mark.parametrize("eta", [0, 1])
+def test_agents_are_served_by_the_engines_of_several_ranks(bough, experiment, eta):
+    config = experiment(**{"rollout.max_head_offpolicyness": eta, "total_train_steps": 3})
+    with running(bough, config, "--ranks", "2") as run, ThreadPoolExecutor(6) as pool:
+
+        def agent() -> int:
+            held = 0
+            with contextlib.suppress(OSError):  # the run ends while it asks
+                while True:
+                    held += run.episode() == 200
+
+            return held
+
+        agents = [pool.submit(agent) for _ in range(6)]
+        assert run.wait()["steps"] == 3
+        assert sum(each.result() for each in agents) >= 3 * 2 * 8
+    records = read_metrics(bough.cwd / "runs/agents/trial0")
+    assert all("ranks/bytes_sent" in record for record in records)
+    assert sum(record["agents/leases_granted"] for record in records) >= 6
 
 
 def test_problems_come_with_sessions_and_groups_hold_together(bough, experiment):

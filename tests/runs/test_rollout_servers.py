@@ -101,6 +101,25 @@ def test_an_asynchronous_run_interrupts_the_servers(bough, serve):
     assert first.loads() == second.loads()
 
 
+@pytest.mark.parametrize("eta", [0, 2])
+def test_several_ranks_train_on_what_servers_generate(bough, serve, eta):
+    """Rank 0 asks the servers; weights, of which each rank has stepped a share, reach them from it."""
+    without = {"evaluator.freq_steps": 0, "evaluator.at_start": False, "evaluator.at_end": False}
+    config = write_experiment(
+        bough, **without, **{"rollout.max_head_offpolicyness": eta, "actor.optimizer.lr": 0.02}
+    )
+    server = serve("vllm")
+    words = ("train", config, *settings("vllm", server), "total_train_steps=3")
+    bough(*words, "--ranks", 2, ok=True, env=ENVIRONMENT)
+    records = metrics_of(bough)
+    assert len(records) == 3 and all("ranks/bytes_sent" in r for r in records)
+    assert all(r["mismatch/logprob_abs_diff"] < (1e-4 if eta == 0 else 0.5) for r in records)
+    assert server.loads()[:3] == ["v0", "v1", "v2"]
+    # The run goes on from its checkpoint, on one rank.
+    bough(*words[:-1], "total_train_steps=4", ok=True, env=ENVIRONMENT)
+    assert len(metrics_of(bough)) == 4
+
+
 def test_adapters_are_merged_for_the_servers(bough, serve):
     without = {"evaluator.freq_steps": 0, "evaluator.at_start": False, "evaluator.at_end": False}
     config = write_experiment(bough, **{"lora.rank": 4, "actor.optimizer.lr": 0.02}, **without)
