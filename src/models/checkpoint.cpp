@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
@@ -133,8 +134,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
         continue;
       }
       const SafetensorsEntry& entry = found->second->entries().at(part.name);
-      std::vector<int64_t> expected = parameter->value.sizes().vec();
-      expected[0] = part.end - part.begin;
+      const std::vector<int64_t> expected = whole_sizes(*parameter, part);
       if (entry.shape != expected)
         wrong.push_back(
             str(part.name, " (got ", shape_text(entry.shape), ", expected ", shape_text(expected), ")"));
@@ -159,7 +159,8 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
 void copy_weights(const StoredWeights& weights, Model& model) {
   for (Parameter* parameter : model.parameters())
     for (const Parameter::Part& part : parameter->parts)
-      parameter->part_value(part).copy_(weights.where.at(part.name)->tensor(part.name));
+      parameter->part_value(part).copy_(
+          own_piece(weights.where.at(part.name)->tensor(part.name), *parameter, part));
 }
 
 // ---- saving ----
@@ -233,9 +234,9 @@ void remove_stale_weights(const fs::path& directory, const std::set<std::string>
 }
 
 // Config and weights are all written aside before anything is renamed.
-void write_config_and_weights(const fs::path& directory, const Json& config, Model& model,
+void write_config_and_weights(const fs::path& directory, const Json& config, const NamedTensors& weights,
                               const SaveOptions& options) {
-  const std::vector<NamedTensors> shards = split_into_shards(named_weights(model), options);
+  const std::vector<NamedTensors> shards = split_into_shards(weights, options);
   std::vector<std::unique_ptr<AtomicFile>> files;
   std::set<std::string> written;
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -255,12 +256,15 @@ void write_config_and_weights(const fs::path& directory, const Json& config, Mod
   remove_stale_weights(directory, written);
 }
 
-NamedTensors named_parts(const std::vector<Parameter*>& parameters,
+NamedTensors named_parts(const std::vector<Parameter*>& parameters, Communicator* tensor_ranks,
                          at::Tensor (Parameter::*part_of)(const Parameter::Part&) const) {
   NamedTensors tensors;
   for (const Parameter* parameter : parameters)
-    for (const Parameter::Part& part : parameter->parts)
-      tensors.emplace_back(part.name, (parameter->*part_of)(part));
+    for (const Parameter::Part& part : parameter->parts) {
+      const at::Tensor own = (parameter->*part_of)(part);
+      if (tensor_ranks) add_pieces(tensors, part.name, gather_pieces(own, *parameter, part, *tensor_ranks));
+      else tensors.emplace_back(part.name, own);
+    }
   return tensors;
 }
 
@@ -272,27 +276,30 @@ void load_weights(const fs::path& directory, Model& model) {
   copy_weights(weights, model);
 }
 
-std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtype, at::Device device) {
+std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtype, at::Device device,
+                                  Communicator* tensor_ranks) {
   const ModelConfig config = load_model_config(directory);
   const StoredWeights weights = open_weights(directory);
   // On the meta device a model has shapes and no memory: a config of a model a thousand times larger than its
   // weights is an error, not an allocation.
-  check_weights(directory, weights, *make_model(config, dtype, at::kMeta));
-  std::unique_ptr<Model> model = make_model(config, dtype, device);
+  check_weights(directory, weights, *make_model(config, dtype, at::kMeta, tensor_ranks));
+  std::unique_ptr<Model> model = make_model(config, dtype, device, tensor_ranks);
   copy_weights(weights, *model);
   return model;
 }
 
 NamedTensors named_weights(Model& model) {
-  return named_parts(model.parameters(), &Parameter::part_value);
+  return named_parts(model.parameters(), model.tensor_ranks(), &Parameter::part_value);
 }
 NamedTensors named_gradients(Model& model) {
-  return named_parts(model.trained_parameters(), &Parameter::part_grad);
+  return named_parts(model.trained_parameters(), model.tensor_ranks(), &Parameter::part_grad);
 }
 
 void save_model(const fs::path& directory, Model& model, const SaveOptions& options) {
   BOUGH_CHECK(options.max_shard_bytes > 0, "max_shard_bytes ", options.max_shard_bytes);
-  const Json config = saved_config(model.config(), options.dtype.value_or(model.dtype()));
+  const Json config = saved_config(model.whole_config(), options.dtype.value_or(model.dtype()));
+  const NamedTensors weights = named_weights(model);
+  if (model.tensor_ranks() && model.tensor_ranks()->rank() > 0) return;
   make_directories(directory);
   const auto copy_file = [&](const char* name) {
     const fs::path source = options.copy_from / name;
@@ -304,7 +311,7 @@ void save_model(const fs::path& directory, Model& model, const SaveOptions& opti
   if (options.generation_config.is_object())
     write_file_atomically(directory / kGenerationConfig, dump_pretty(options.generation_config));
   else copy_file(kGenerationConfig);
-  write_config_and_weights(directory, config, model, options);
+  write_config_and_weights(directory, config, weights, options);
 }
 
 namespace {

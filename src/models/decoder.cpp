@@ -12,18 +12,29 @@
 #include "kernels/linear/linear.h"
 #include "kernels/qk_norm_rotary/qk_norm_rotary.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
 namespace {
-using Rows = std::vector<std::pair<std::string, int64_t>>;  // Hugging Face name, rows
+// Rows of a parameter: `count` of the tensor of this name, which has more of them, or of its columns, where ranks
+// share it.
+struct Rows {
+  std::string name;
+  int64_t count = 0;
+  int64_t dimension = 0, first = 0, whole = 0;
+  int64_t copies = 1;
+  bool sums_copies = true;
+};
 
-Parameter make_parameter(const Rows& rows, std::optional<int64_t> columns, const at::TensorOptions& options) {
+Parameter make_parameter(const std::vector<Rows>& rows, std::optional<int64_t> columns,
+                         const at::TensorOptions& options) {
   Parameter parameter;
   int64_t total = 0;
-  for (const auto& [name, count] : rows) {
-    parameter.parts.push_back({name, total, total + count});
-    total += count;
+  for (const Rows& each : rows) {
+    parameter.parts.push_back({each.name, total, total + each.count, each.dimension, each.first, each.whole,
+                               each.copies, each.sums_copies});
+    total += each.count;
   }
   parameter.value = columns ? at::empty({total, *columns}, options) : at::empty({total}, options);
   return parameter;
@@ -31,7 +42,7 @@ Parameter make_parameter(const Rows& rows, std::optional<int64_t> columns, const
 
 class Decoder : public Model {
  public:
-  Decoder(const ModelConfig& config, const at::TensorOptions& options);
+  Decoder(const ModelConfig& config, const at::TensorOptions& options, Communicator* tensor_ranks);
 
   at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                      AttentionContext& attention) const override;
@@ -53,6 +64,22 @@ class Decoder : public Model {
     }
   };
   Layer make_layer(int64_t index, const at::TensorOptions& options) const;
+  // Rows that every rank has. `whole_gradient`: and whose gradient each computes whole.
+  Rows copied(const std::string& name, int64_t count, bool whole_gradient = false) const {
+    return {.name = name, .count = count, .copies = num_ranks(), .sums_copies = !whole_gradient};
+  }
+  int64_t num_ranks() const { return tensor_ranks_ ? tensor_ranks_->size() : 1; }
+  int64_t rank() const { return tensor_ranks_ ? tensor_ranks_->rank() : 0; }
+  // What enters a layer and what leaves it (tensor_parallel.h).
+  at::Tensor into_layer(const at::Tensor& x_TD) const {
+    return tensor_ranks_ ? copy_to_ranks(x_TD, *tensor_ranks_) : x_TD;
+  }
+  at::Tensor out_of_layer(const at::Tensor& y_TD) const {
+    return tensor_ranks_ ? sum_over_ranks(y_TD, *tensor_ranks_) : y_TD;
+  }
+  // A bias of a sum over ranks: the first one adds it.
+  const Parameter* bias_of_sum(const Parameter& bias) const;
+  at::Tensor embed(const at::Tensor& tokens_T) const;
 
   // Blocks compute attention and the feed-forward layer, each with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
@@ -75,13 +102,17 @@ bool has_rope(const ModelConfig& config, LayerRope rope) {
   return false;
 }
 
-Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& options) : Model(config) {
+Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& options, Communicator* tensor_ranks)
+    : Model(config, tensor_ranks) {
   const int64_t width = config.hidden_size;
-  embedding_ = make_parameter({{"model.embed_tokens.weight", config.vocab_size}}, width, options);
+  const Slice tokens = vocabulary_slice(config.vocab_size, rank(), num_ranks());
+  const auto of_vocabulary = [&](const char* name) -> Rows {
+    return {.name = name, .count = tokens.count, .first = tokens.first, .whole = config.vocab_size};
+  };
+  embedding_ = make_parameter({of_vocabulary("model.embed_tokens.weight")}, width, options);
   for (int64_t i = 0; i < config.num_layers; ++i) layers_.push_back(make_layer(i, options));
-  final_norm_ = make_parameter({{"model.norm.weight", width}}, {}, options);
-  if (!config.tie_word_embeddings)
-    head_ = make_parameter({{"lm_head.weight", config.vocab_size}}, width, options);
+  final_norm_ = make_parameter({copied("model.norm.weight", width, /*whole_gradient=*/true)}, {}, options);
+  if (!config.tie_word_embeddings) head_ = make_parameter({of_vocabulary("lm_head.weight")}, width, options);
   const auto frequencies = [&](const Rope& rope) {
     return rope_frequencies(rope, config.turned_elements(), accumulator_type(dtype())).to(device());
   };
@@ -93,20 +124,36 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
   const ModelConfig& config = config_;
   const int64_t width = config.hidden_size, inner = config.intermediate_size;
   const int64_t q_rows = config.query_width(), kv_rows = config.key_width();
+  const int64_t all_q = whole_config_.query_width(), all_kv = whole_config_.key_width();
+  // Of key heads fewer than ranks several ranks have the same one.
+  const int64_t copies = num_ranks() * kv_rows / all_kv;
+  const int64_t first_q = rank() * q_rows, first_kv = rank() / copies * kv_rows;
   const std::string prefix = str("model.layers.", index, ".");
   const std::string attn = prefix + "self_attn.", mlp = prefix + "mlp.";
-  const auto norm = [&](const std::string& name, int64_t size) {
-    return make_parameter({{name + ".weight", size}}, {}, options);
+  // of_sum: it norms what the ranks have summed, else what each computes from.
+  const auto norm = [&](const std::string& name, int64_t size, bool of_sum = false) {
+    return make_parameter({copied(name + ".weight", size, of_sum)}, {}, options);
   };
-  const auto qkv = [&](const char* kind) -> Rows {
-    if (config.fused_projections) return {{attn + "qkv_proj" + kind, q_rows + 2 * kv_rows}};
-    return {{attn + "q_proj" + kind, q_rows},
-            {attn + "k_proj" + kind, kv_rows},
-            {attn + "v_proj" + kind, kv_rows}};
+  const auto qkv = [&](const char* kind) -> std::vector<Rows> {
+    const auto rows = [&](const char* name, int64_t count, int64_t first, int64_t whole, int64_t num_copies) {
+      return Rows{attn + name + kind, count, 0, first, whole, num_copies};
+    };
+    if (!config.fused_projections)
+      return {rows("q_proj", q_rows, first_q, all_q, 1), rows("k_proj", kv_rows, first_kv, all_kv, copies),
+              rows("v_proj", kv_rows, first_kv, all_kv, copies)};
+    const int64_t all = all_q + 2 * all_kv;
+    if (!tensor_ranks_) return {rows("qkv_proj", all, 0, all, 1)};
+    return {rows("qkv_proj", q_rows, first_q, all, 1),
+            rows("qkv_proj", kv_rows, all_q + first_kv, all, copies),
+            rows("qkv_proj", kv_rows, all_q + all_kv + first_kv, all, copies)};
   };
-  const auto gate_up = [&](const char* kind) -> Rows {
-    if (config.fused_projections) return {{mlp + "gate_up_proj" + kind, 2 * inner}};
-    return {{mlp + "gate_proj" + kind, inner}, {mlp + "up_proj" + kind, inner}};
+  const auto gate_up = [&](const char* kind) -> std::vector<Rows> {
+    const int64_t all = whole_config_.intermediate_size, first = rank() * inner;
+    if (!config.fused_projections)
+      return {{mlp + "gate_proj" + kind, inner, 0, first, all}, {mlp + "up_proj" + kind, inner, 0, first, all}};
+    if (!tensor_ranks_) return {{mlp + "gate_up_proj" + kind, 2 * all, 0, 0, 2 * all}};
+    return {{mlp + "gate_up_proj" + kind, inner, 0, first, 2 * all},
+            {mlp + "gate_up_proj" + kind, inner, 0, all + first, 2 * all}};
   };
   Layer layer;
   // In a model with norms on one side post_attention_layernorm is the feed-forward layer's own.
@@ -116,8 +163,8 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
         norm(prefix + (config.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"), width);
   }
   if (config.post_norms) {
-    layer.attention_post_norm = norm(prefix + "post_attention_layernorm", width);
-    layer.mlp_post_norm = norm(prefix + "post_feedforward_layernorm", width);
+    layer.attention_post_norm = norm(prefix + "post_attention_layernorm", width, /*of_sum=*/true);
+    layer.mlp_post_norm = norm(prefix + "post_feedforward_layernorm", width, /*of_sum=*/true);
   }
   layer.qkv = make_parameter(qkv(".weight"), width, options);
   if (config.qkv_bias) layer.qkv_bias = make_parameter(qkv(".bias"), {}, options);
@@ -125,13 +172,14 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
     layer.q_norm = norm(attn + "q_norm", config.qk_norm_over_width ? q_rows : config.head_dim);
     layer.k_norm = norm(attn + "k_norm", config.qk_norm_over_width ? kv_rows : config.head_dim);
   }
-  layer.output = make_parameter({{attn + "o_proj.weight", width}}, q_rows, options);
-  if (config.output_bias) layer.output_bias = make_parameter({{attn + "o_proj.bias", width}}, {}, options);
+  layer.output = make_parameter({{attn + "o_proj.weight", width, 1, first_q, all_q}}, q_rows, options);
+  if (config.output_bias) layer.output_bias = make_parameter({copied(attn + "o_proj.bias", width)}, {}, options);
   layer.gate_up = make_parameter(gate_up(".weight"), width, options);
-  layer.down = make_parameter({{mlp + "down_proj.weight", width}}, inner, options);
+  layer.down = make_parameter(
+      {{mlp + "down_proj.weight", width, 1, rank() * inner, whole_config_.intermediate_size}}, inner, options);
   if (config.mlp_bias) {
     layer.gate_up_bias = make_parameter(gate_up(".bias"), {}, options);
-    layer.down_bias = make_parameter({{mlp + "down_proj.bias", width}}, {}, options);
+    layer.down_bias = make_parameter({copied(mlp + "down_proj.bias", width)}, {}, options);
   }
   return layer;
 }
@@ -158,6 +206,10 @@ const Parameter* if_defined(const Parameter& parameter) {
   return parameter.value.defined() ? &parameter : nullptr;
 }
 
+const Parameter* Decoder::bias_of_sum(const Parameter& bias) const {
+  return rank() == 0 ? if_defined(bias) : nullptr;
+}
+
 // Norms q and k over all their heads together; v stays as it is.
 at::Tensor norm_qk_over_width(const at::Tensor& qkv, const QkvLayout& layout, const Parameter& q_norm,
                               const Parameter& k_norm, const NormSettings& norm) {
@@ -172,11 +224,12 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
                                     const RotaryTable& rotary, AttentionContext& attention) const {
   const QkvLayout layout{config_.num_heads, config_.num_kv_heads, config_.head_dim};
   const NormSettings norm = config_.norm();
+  const at::Tensor in_TD = into_layer(x_TD);
   auto [qkv, residual_TD] =
       config_.pre_norms
-          ? norm_linear(x_TD, layer.attention_norm, norm, layer.qkv, if_defined(layer.qkv_bias),
+          ? norm_linear(in_TD, layer.attention_norm, norm, layer.qkv, if_defined(layer.qkv_bias),
                         batch_invariant())
-          : NormLinearOutput{linear(x_TD, layer.qkv, if_defined(layer.qkv_bias), batch_invariant()), x_TD};
+          : NormLinearOutput{linear(in_TD, layer.qkv, if_defined(layer.qkv_bias), batch_invariant()), x_TD};
   const bool norm_of_heads = config_.qk_norm && !config_.qk_norm_over_width;
   if (config_.qk_norm_over_width) qkv = norm_qk_over_width(qkv, layout, layer.q_norm, layer.k_norm, norm);
   const auto [q_TNH, k_TGH, v_TGH] =
@@ -184,10 +237,11 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
                      norm_of_heads ? &layer.k_norm : nullptr, norm);
   const auto o_TNH = attention.attend(index, q_TNH, k_TGH, v_TGH);
   const auto o_TD = o_TNH.reshape({o_TNH.size(0), -1});
-  const Parameter* bias = if_defined(layer.output_bias);
-  if (!config_.post_norms) return linear(o_TD, layer.output, bias, batch_invariant(), residual_TD);
-  return residual_TD +
-         rms_norm(linear(o_TD, layer.output, bias, batch_invariant()), layer.attention_post_norm, norm);
+  const Parameter* bias = bias_of_sum(layer.output_bias);
+  if (tensor_ranks_) residual_TD = x_TD;  // not summed over the ranks in backward
+  else if (!config_.post_norms) return linear(o_TD, layer.output, bias, batch_invariant(), residual_TD);
+  const auto y_TD = out_of_layer(linear(o_TD, layer.output, bias, batch_invariant()));
+  return residual_TD + (config_.post_norms ? rms_norm(y_TD, layer.attention_post_norm, norm) : y_TD);
 }
 
 at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const {
@@ -197,10 +251,11 @@ at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const 
                                  .norm_settings = config_.norm(),
                                  .activation = config_.activation,
                                  .gate_up_bias = if_defined(layer.gate_up_bias),
-                                 .down_bias = if_defined(layer.down_bias),
-                                 .residual = !config_.post_norms};
-  const auto y_TD = mlp(x_TD, parameters, batch_invariant());
-  return config_.post_norms ? x_TD + rms_norm(y_TD, layer.mlp_post_norm, config_.norm()) : y_TD;
+                                 .down_bias = bias_of_sum(layer.down_bias),
+                                 .residual = !config_.post_norms && !tensor_ranks_};
+  const auto y_TD = out_of_layer(mlp(into_layer(x_TD), parameters, batch_invariant()));
+  if (parameters.residual) return y_TD;
+  return x_TD + (config_.post_norms ? rms_norm(y_TD, layer.mlp_post_norm, config_.norm()) : y_TD);
 }
 
 std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T) const {
@@ -219,11 +274,20 @@ std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T)
   return tables;
 }
 
+at::Tensor Decoder::embed(const at::Tensor& tokens_T) const {
+  const double scale = config_.scale_embedding ? std::sqrt(static_cast<double>(config_.hidden_size)) : 1;
+  if (!tensor_ranks_) return bough::embedding(tokens_T, embedding_, scale);
+  // Of another rank's tokens the row is 0 here; so is its gradient, which goes to some row.
+  const at::Tensor own_T = tokens_T - first_token();
+  const at::Tensor is_other_T = (own_T < 0) | (own_T >= embedding_.value.size(0));
+  const at::Tensor x_TD = bough::embedding(own_T.masked_fill(is_other_T, 0), embedding_, scale);
+  return out_of_layer(x_TD.masked_fill(is_other_T.unsqueeze(1), 0));
+}
+
 at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                             AttentionContext& attention) const {
   const auto rotary = rotary_tables(positions_T);
-  const double scale = config_.scale_embedding ? std::sqrt(static_cast<double>(config_.hidden_size)) : 1;
-  auto x_TD = bough::embedding(tokens_T, embedding_, scale);
+  auto x_TD = embed(tokens_T);
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     x_TD =
         attention_block(layers_[i], i, x_TD, rotary[static_cast<size_t>(config_.layer_rope(i))], attention);
@@ -233,8 +297,9 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
 }
 }  // namespace
 
-std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options) {
-  return std::make_unique<Decoder>(config, options);
+std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options,
+                                    Communicator* tensor_ranks) {
+  return std::make_unique<Decoder>(config, options, tensor_ranks);
 }
 
 }  // namespace bough

@@ -9,7 +9,8 @@
 
 namespace bough {
 
-std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options);
+std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options,
+                                    Communicator* tensor_ranks);
 
 // Returns the radians that each pair that is turned gains a position, [rotary_dim / 2], on the CPU. type: an
 // accumulator type.

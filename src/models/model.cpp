@@ -4,10 +4,25 @@
 
 #include "base/error.h"
 #include "kernels/matrix_product/matrix_product.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
+Model::Model(const ModelConfig& config, Communicator* tensor_ranks)
+    : whole_config_(config), tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr) {
+  config_ = tensor_ranks_ ? shard_config(config, tensor_ranks_->rank(), tensor_ranks_->size()) : config;
+}
+
 at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
+  const at::Tensor own_RV = own_logits(hidden_RD);
+  if (!tensor_ranks_) return own_RV;
+  const Parameter::Part part{.name = {}, .begin = 0, .end = 0, .dimension = 1, .first = first_token(), .whole = config_.vocab_size};
+  Parameter columns;
+  columns.value = own_RV;
+  return gather_pieces(own_RV, columns, part, *tensor_ranks_).to(own_RV.device());
+}
+
+at::Tensor Model::own_logits(const at::Tensor& hidden_RD) const {
   return batch_invariant_ ? batch_invariant_product(hidden_RD, head().value.t())
                           : matrix_product(hidden_RD, head().value.t());
 }
@@ -47,6 +62,7 @@ void Model::zero_gradients() {
 }
 
 void initialise(Model& model, uint64_t seed) {
+  BOUGH_CHECK(!model.tensor_ranks(), "a rank's part of a model is loaded, not drawn");
   constexpr double kInitializerRange = 0.02;  // transformers' initializer_range
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model.parameters())

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dist/communicator.h"
 #include "kernels/parameter.h"
 #include "models/config.h"
 
@@ -32,7 +33,14 @@ class Model {
  public:
   virtual ~Model() = default;
 
+  // Of what this rank computes: where several ranks share the model (tensor_parallel.h), of its heads and
+  // feed-forward elements, else as the whole.
   const ModelConfig& config() const { return config_; }
+  const ModelConfig& whole_config() const { return whole_config_; }
+  // The ranks that share every pass with this one, or null.
+  Communicator* tensor_ranks() const { return tensor_ranks_; }
+  // The first token of the vocabulary that embedding() and head() have rows of.
+  int64_t first_token() const { return embedding().parts[0].first; }
   at::ScalarType dtype() const { return embedding().value.scalar_type(); }
   at::Device device() const { return embedding().value.device(); }
 
@@ -45,8 +53,8 @@ class Model {
   // Every parameter once, in a fixed order; tied weights once, under the embedding. Adapters are not among
   // them: they belong to the matrices that they stand beside.
   virtual std::vector<Parameter*> parameters() = 0;
-  virtual const Parameter& embedding() const = 0;  // [V, D]
-  virtual const Parameter& head() const = 0;       // [V, D]; the embedding itself where tied
+  virtual const Parameter& embedding() const = 0;  // [V, D], or this rank's rows of it
+  virtual const Parameter& head() const = 0;       // of as many rows; the embedding itself where tied
 
   // What is trained: the parameters of the adapters where the model has any (models/lora.h), and all else is
   // frozen; else every parameter. In a fixed order.
@@ -60,6 +68,8 @@ class Model {
 
   // logits[R, V] = hidden_RD · head^T, model dtype; for generation (training goes through the fused head).
   at::Tensor logits(const at::Tensor& hidden_RD) const;
+  // Of the tokens that this rank has rows of: those from first_token() on.
+  at::Tensor own_logits(const at::Tensor& hidden_RD) const;
 
   // Batch-invariant: a token's hidden states and logits are the same bits whatever else is in the pass, on
   // any number of threads, if its attention is. Those who answer attention ask for it here, so that
@@ -74,23 +84,26 @@ class Model {
   void zero_gradients();
 
  protected:
-  explicit Model(ModelConfig config) : config_(std::move(config)) {}
-  ModelConfig config_;
+  Model(const ModelConfig& config, Communicator* tensor_ranks);
+  ModelConfig config_, whole_config_;
+  Communicator* tensor_ranks_;  // not owned
 
  private:
   bool batch_invariant_ = false;
 };
 
 // An uninitialised model of this shape: weights allocated, not filled. Which class: models/registry.cpp.
+// `tensor_ranks`: those that share it (tensor_parallel.h), which must outlive it; null or one: it is whole.
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
-                                  at::Device device = at::kCPU);
+                                  at::Device device = at::kCPU, Communicator* tensor_ranks = nullptr);
 
 // Sets matrices to Normal(0, 0.02), norms to multiply by 1 and biases to zero, as transformers initialises; a
 // function of the seed only.
 void initialise(Model& model, uint64_t seed);
 
 // Loads a Hugging Face directory (config.json, model.safetensors or shards), converting to `dtype`.
+// Of several ranks each reads its pieces alone.
 std::unique_ptr<Model> load_model(const std::filesystem::path& directory, at::ScalarType dtype,
-                                  at::Device device = at::kCPU);
+                                  at::Device device = at::kCPU, Communicator* tensor_ranks = nullptr);
 
 }  // namespace bough

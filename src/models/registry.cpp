@@ -5,7 +5,8 @@
 
 namespace bough {
 
-std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device) {
+std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device,
+                                  Communicator* tensor_ranks) {
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   switch (config.architecture) {
     case Architecture::kQwen3:
@@ -16,7 +17,7 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtyp
     case Architecture::kGemma3:
     case Architecture::kSmolLM3:
     case Architecture::kPhi3:
-    case Architecture::kOlmo2: return make_decoder(config, options);
+    case Architecture::kOlmo2: return make_decoder(config, options, tensor_ranks);
   }
   BOUGH_CHECK(false, "architecture ", static_cast<int>(config.architecture));
 }

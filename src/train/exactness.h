@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/safetensors.h"
 #include "train/executor.h"
 #include "train/flat_reference.h"
 #include "tree/random_tree.h"
@@ -64,9 +65,9 @@ inline ModelConfig random_config(uint64_t seed) {
 }
 
 // Weights large enough that attention is far from uniform and norms matter.
-inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, double scale = 0.3,
-                                           at::Device device = at::kCPU) {
-  auto model = make_model(random_config(seed), type, device);
+inline std::unique_ptr<Model> random_model(const ModelConfig& config, uint64_t seed, at::ScalarType type,
+                                           double scale = 0.3, at::Device device = at::kCPU) {
+  auto model = make_model(config, type, device);
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model->parameters()) {
     const auto noise = at::randn(parameter->value.sizes(), generator, at::TensorOptions().dtype(at::kDouble));
@@ -74,6 +75,10 @@ inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, d
     parameter->value.copy_(norm ? 1 - model->config().norm_weight_offset + scale * noise : scale * noise);
   }
   return model;
+}
+inline std::unique_ptr<Model> random_model(uint64_t seed, at::ScalarType type, double scale = 0.3,
+                                           at::Device device = at::kCPU) {
+  return random_model(random_config(seed), seed, type, scale, device);
 }
 
 // A batch and what it refers to.
@@ -156,22 +161,25 @@ inline std::unique_ptr<Loss> full_loss() {
 // batch, too, holds mostly rounding errors of the terms that cancel: the scale is at least 1e-5 of the
 // largest parameter's gradient, which at 1e-10 allows an error of 1e-15 of that one, a few units in its last
 // place.
-inline double gradient_error(const std::vector<Parameter*>& parameters, FlatResult& flat) {
+inline double gradient_error(const NamedTensors& gradients, FlatResult& flat) {
   double largest = 0;
-  for (Parameter* parameter : parameters)
-    for (const auto& part : parameter->parts)
-      largest = std::max(largest, flat.gradients.at(part.name).norm().item<double>());
+  for (const auto& [name, gradient] : gradients)
+    largest = std::max(largest, flat.gradients.at(name).norm().item<double>());
   double worst = 0;
-  for (Parameter* parameter : parameters)
-    for (const auto& part : parameter->parts) {
-      const auto& reference = flat.gradients.at(part.name);
-      const double scale =
-          std::max({reference.norm().item<double>(), 1e-6 * flat.sequence_norms[part.name], 1e-5 * largest});
-      const double error =
-          (parameter->part_grad(part).to(at::kCPU, at::kDouble) - reference).norm().item<double>();
-      if (error > 0) worst = std::max(worst, scale > 0 ? error / scale : INFINITY);
-    }
+  for (const auto& [name, gradient] : gradients) {
+    const auto& reference = flat.gradients.at(name);
+    const double scale =
+        std::max({reference.norm().item<double>(), 1e-6 * flat.sequence_norms[name], 1e-5 * largest});
+    const double error = (gradient.to(at::kCPU, at::kDouble) - reference).norm().item<double>();
+    if (error > 0) worst = std::max(worst, scale > 0 ? error / scale : INFINITY);
+  }
   return worst;
+}
+inline double gradient_error(const std::vector<Parameter*>& parameters, FlatResult& flat) {
+  NamedTensors gradients;
+  for (const Parameter* parameter : parameters)
+    for (const auto& part : parameter->parts) gradients.emplace_back(part.name, parameter->part_grad(part));
+  return gradient_error(gradients, flat);
 }
 inline double gradient_error(Model& model, FlatResult& flat) {
   return gradient_error(model.parameters(), flat);

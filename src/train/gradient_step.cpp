@@ -307,7 +307,7 @@ WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& b
 WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
   WalkResult result = settings_.deterministic ? accumulate_shares(plan, batch)
                                               : executor_.forward_backward(plan, batch, *loss_, beside);
-  if (ranks_ && sums_gradients_) sum_gradients(model_, *ranks_);
+  if (sums_gradients_) sum_gradients(model_, ranks_);
   synchronize(model_.device());
   return result;
 }

@@ -5,12 +5,14 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/log_prob/log_prob_cost.h"
 #include "kernels/matrix_product/matrix_product.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
@@ -188,9 +190,43 @@ void Head::count(const LossOutput& output) {
   merge(result_->metrics, output.metrics);
 }
 
+namespace {
+// Of ranks that share the vocabulary: tokens as this rank numbers its own, -1 for the others'.
+at::Tensor own_tokens(const at::Tensor& tokens, const Model& model) {
+  if (!model.tensor_ranks()) return tokens;
+  const at::Tensor own = tokens - model.first_token();
+  return own.masked_fill((own < 0) | (own >= model.head().value.size(0)), -1);
+}
+
+// Of the whole vocabulary, where this rank has some of it.
+LogProbOutput of_all_columns(const LogProbOutput& own, Communicator* ranks) {
+  if (!ranks) return own;
+  const at::Tensor all = all_gather_stacked(at::stack({own.log_probs_R, own.lse_R, own.entropies_R}), *ranks);
+  return merge_columns({all.select(1, 0), all.select(1, 1), all.select(1, 2)});
+}
+
+TopLogProbs top_of_all_columns(const at::Tensor& logits_RV, const at::Tensor& lse_R, int64_t k,
+                               double temperature, const Model& model) {
+  TopLogProbs top = top_log_probs(logits_RV, lse_R, k, temperature);
+  if (!model.tensor_ranks()) return top;
+  // A rank may have fewer columns than are asked for.
+  const int64_t missing = k - top.ids_RK.size(1);
+  const at::Tensor ids = at::constant_pad_nd(top.ids_RK + model.first_token(), {0, missing}, -1);
+  const at::Tensor values =
+      at::constant_pad_nd(top.log_probs_RK, {0, missing}, -std::numeric_limits<double>::infinity());
+  const auto beside = [&](const at::Tensor& own) {  // [size, R, K] to [R, size · K]
+    return all_gather_stacked(own, *model.tensor_ranks()).transpose(0, 1).flatten(1);
+  };
+  const at::Tensor all_ids = beside(ids);
+  const auto [best, places] = beside(values).topk(k, -1);
+  return {all_ids.gather(1, places), best};
+}
+}  // namespace
+
 at::Tensor Head::run_chunks(const BlockRows& rows, const at::Tensor& source_SD, bool backward) {
   at::NoGradGuard no_grad;
   const auto& weight = model_.head();
+  Communicator* const ranks = model_.tensor_ranks();
   const auto acc = accumulator_type(model_.dtype());
   const auto device = source_SD.device();
   at::Tensor d_source_SD =
@@ -198,23 +234,25 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const at::Tensor& source_SD, 
   for (int64_t begin = 0; begin < rows.num_rows(); begin += chunk_rows_) {
     const int64_t end = std::min(rows.num_rows(), begin + chunk_rows_);
     const auto sources = index_tensor(rows.sources, begin, end).to(device);
-    const auto labels = index_tensor(rows.labels, begin, end).to(device);
+    const auto labels = own_tokens(index_tensor(rows.labels, begin, end).to(device), model_);
     const auto hidden_RD = source_SD.index_select(0, sources);
-    const auto logits_RV = model_.logits(hidden_RD);
-    const auto out = log_prob_forward(logits_RV, labels, batch_.temperature);
+    const auto logits_RV = model_.own_logits(hidden_RD);
+    const auto out = of_all_columns(log_prob_forward(logits_RV, labels, batch_.temperature), ranks);
 
     const auto [head_rows, loss_rows] = head_chunk(rows, begin, end);
     Chunk chunk{out.log_probs_R.cpu(), out.entropies_R.cpu(), head_rows, loss_rows, {}};
     at::Tensor given_ids_LK, given_rows;
     if (batch_.given_ids_RK.defined()) {
-      given_ids_LK = batch_.given_ids_RK.index_select(0, chunk.loss_rows).to(device);
+      given_ids_LK =
+          own_tokens(batch_.given_ids_RK.index_select(0, chunk.loss_rows).to(device), model_);
       given_rows = chunk.head_rows.to(device);
       chunk.given_LK =
           given_log_probs(logits_RV, out.lse_R, given_rows, given_ids_LK, batch_.temperature).cpu();
+      if (ranks) all_reduce_(chunk.given_LK, *ranks);
       result_->values.given_log_probs_RK.index_copy_(0, chunk.loss_rows, chunk.given_LK);
     }
     if (top_k_ > 0) {
-      const auto top = top_log_probs(logits_RV, out.lse_R, top_k_, batch_.temperature);
+      const auto top = top_of_all_columns(logits_RV, out.lse_R, top_k_, batch_.temperature, model_);
       result_->values.top_ids_RK.index_copy_(0, chunk.loss_rows,
                                              top.ids_RK.cpu().index_select(0, chunk.head_rows));
       result_->values.top_log_probs_RK.index_copy_(0, chunk.loss_rows,
@@ -234,6 +272,7 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const at::Tensor& source_SD, 
     if (weight.main_grad.defined()) add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
     add_rows_(d_source_SD, sources, matrix_product(logits_RV, weight.value).to(acc));
   }
+  if (ranks && backward) all_reduce_(d_source_SD, *ranks);
   return d_source_SD;
 }
 

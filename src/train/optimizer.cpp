@@ -6,9 +6,11 @@
 #include <charconv>
 #include <cmath>
 #include <numbers>
+#include <set>
 
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
+#include "models/tensor_parallel.h"
 #include "train/ranks.h"
 
 namespace bough {
@@ -82,13 +84,14 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
                      Communicator* ranks, bool fixed_shares)
-    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares) {}
+    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares, model.tensor_ranks()) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
-                     int64_t total_steps, Communicator* ranks, bool fixed_shares)
+                     int64_t total_steps, Communicator* ranks, bool fixed_shares, Communicator* tensor_ranks)
     : settings_(settings),
       schedule_(make_schedule(settings, total_steps)),
       ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
+      tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr),
       fixed_(fixed_shares) {
   BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, ranks_->size(), " ranks");
   BOUGH_CHECK(total_steps >= 0, "total_steps ", total_steps);
@@ -118,6 +121,23 @@ int64_t pieces_of(bool fixed, const Communicator* ranks) {
 
 }  // namespace
 
+// Of `count` own elements from `begin` on, as a part of the whole model's sum: what several ranks hold counts once.
+at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, int64_t begin, int64_t count) const {
+  const at::Tensor none = at::zeros({}, gradient.options().dtype(at::kDouble));
+  if (count == 0) return none;
+  if (!tensor_ranks_) return sum_of_squares(gradient.narrow(0, begin, count));
+  const at::Tensor& value = state.parameter->value;
+  const int64_t row = value.numel() / std::max<int64_t>(1, value.size(0));
+  at::Tensor sum = none;
+  for (const Parameter::Part& part : state.parameter->parts) {
+    const int64_t from = std::max(begin, part.begin * row - state.begin);
+    const int64_t to = std::min(begin + count, part.end * row - state.begin);
+    if (from < to)
+      sum = sum + sum_of_squares(gradient.narrow(0, from, to - from)) / static_cast<double>(part.copies);
+  }
+  return sum;
+}
+
 double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
   const int64_t num_ranks = ranks_ ? ranks_->size() : 1, pieces = pieces_of(fixed_, ranks_);
   // From a device at once: it is waited for once, not for every parameter.
@@ -126,13 +146,13 @@ double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
     const int64_t length = share_of(states_[i].parameter->value.numel(), ranks_, fixed_).most / pieces;
     for (int64_t piece = 0; piece < pieces; ++piece) {
       const int64_t begin = std::min(piece * length, gradients[i].numel());
-      const at::Tensor own = gradients[i].narrow(0, begin, std::min(length, gradients[i].numel() - begin));
-      squares.push_back(own.numel() > 0 ? sum_of_squares(own)
-                                        : at::zeros({}, own.options().dtype(at::kDouble)));
+      squares.push_back(
+          square_of(states_[i], gradients[i], begin, std::min(length, gradients[i].numel() - begin)));
     }
   }
   at::Tensor all = squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU);
   const int64_t num_squares = all.numel();
+  if (tensor_ranks_) all_reduce_(all, *tensor_ranks_);
   if (ranks_) all = all_gather(all, num_squares * num_ranks, *ranks_);
   double sum = 0;
   for (int64_t i = 0; i < num_squares; i += pieces)
@@ -143,6 +163,11 @@ double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
 }
 
 Optimizer::Report Optimizer::step() {
+  if (tensor_ranks_) {
+    std::vector<Parameter*> parameters;
+    for (const State& state : states_) parameters.push_back(state.parameter);
+    sum_copied_gradients(parameters, *tensor_ranks_);
+  }
   std::vector<at::Tensor> gradients;  // of own elements
   for (const State& state : states_) {
     at::Tensor& whole = state.parameter->main_grad;
@@ -192,14 +217,9 @@ Optimizer::Report Optimizer::step() {
 std::vector<Optimizer::Saved> Optimizer::saved() const {
   std::vector<Saved> all;
   for (const State& state : states_) {
-    const at::Tensor& value = state.parameter->value;
-    const int64_t row = value.numel() / std::max<int64_t>(1, value.size(0));
     for (const Parameter::Part& part : state.parameter->parts) {
-      std::vector<int64_t> sizes = value.sizes().vec();
-      sizes[0] = part.end - part.begin;
       const auto add = [&](const char* suffix, at::Tensor State::*tensor) {
-        if ((state.*tensor).defined())
-          all.push_back({part.name + suffix, sizes, &state, tensor, part.begin * row, part.end * row});
+        if ((state.*tensor).defined()) all.push_back({part.name + suffix, &state, tensor, &part});
       };
       add(".master", &State::master);
       add(".exp_avg", &State::exp_avg);
@@ -211,17 +231,16 @@ std::vector<Optimizer::Saved> Optimizer::saved() const {
 
 OptimizerSnapshot Optimizer::snapshot(bool copies) const {
   OptimizerSnapshot snapshot{{}, num_steps_, num_skipped_};
+  const auto is_first = [](const Communicator* group) { return !group || group->rank() == 0; };
   for (const Saved& saved : saved()) {
-    if (!ranks_) {
-      const at::Tensor part = (saved.state->*saved.tensor).narrow(0, saved.begin, saved.end - saved.begin);
-      snapshot.tensors.emplace_back(saved.name, (copies ? part.clone() : part).view(saved.sizes));
-      continue;
-    }
-    const at::Tensor whole =
-        all_gather(saved.state->*saved.tensor, saved.state->parameter->value.numel(), *ranks_, fixed_);
-    if (ranks_->rank() == 0)
-      snapshot.tensors.emplace_back(
-          saved.name, whole.narrow(0, saved.begin, saved.end - saved.begin).clone().view(saved.sizes));
+    const Parameter& parameter = *saved.state->parameter;
+    at::Tensor flat = saved.state->*saved.tensor;
+    if (ranks_) flat = all_gather(flat, parameter.value.numel(), *ranks_, fixed_);
+    at::Tensor part = flat.view(parameter.value.sizes())
+                          .narrow(0, saved.part->begin, saved.part->end - saved.part->begin);
+    if (tensor_ranks_ && is_first(ranks_)) part = gather_pieces(part, parameter, *saved.part, *tensor_ranks_);
+    else if (copies || ranks_) part = part.clone();
+    if (is_first(ranks_) && is_first(tensor_ranks_)) add_pieces(snapshot.tensors, saved.name, part);
   }
   return snapshot;
 }
@@ -247,19 +266,27 @@ void Optimizer::load(const fs::path& directory) {
                         " steps; expected no more than all: the file is damaged, use another checkpoint"));
   const std::vector<Saved> all = saved();
   for (const Saved& each : all)
-    check_tensor(file, each.name, each.sizes, (each.state->*each.tensor).scalar_type());
-  if (file.entries().size() != all.size())
+    check_tensor(file, each.name, whole_sizes(*each.state->parameter, *each.part),
+                 (each.state->*each.tensor).scalar_type());
+  std::set<std::string> names;
+  for (const Saved& each : all) names.insert(each.name);
+  if (file.entries().size() != names.size())
     throw UserError(str(file.path().string(), ": got ", file.entries().size(), " tensors; expected the ",
-                        all.size(), " of this model: resume with the model and dtype of the run"));
+                        names.size(), " of this model: resume with the model and dtype of the run"));
 
   for (const Saved& each : all) {
     const State& state = *each.state;
-    const int64_t begin = std::max(each.begin, state.begin);
-    const int64_t end = std::min(each.end, state.begin + state.count);
+    const at::Tensor& value = state.parameter->value;
+    const int64_t row = value.numel() / std::max<int64_t>(1, value.size(0));
+    const int64_t first = each.part->begin * row;
+    const int64_t begin = std::max(first, state.begin);
+    const int64_t end = std::min(each.part->end * row, state.begin + state.count);
     if (begin < end)
       (state.*each.tensor)
           .narrow(0, begin - state.begin, end - begin)
-          .copy_(file.tensor(each.name).view(-1).narrow(0, begin - each.begin, end - begin));
+          .copy_(own_piece(file.tensor(each.name), *state.parameter, *each.part)
+                     .reshape(-1)
+                     .narrow(0, begin - first, end - begin));
   }
   for (const State& state : states_) {
     if (!state.master.defined()) continue;

@@ -73,9 +73,10 @@ class Optimizer {
   // `fixed_shares`: the bits do not depend on the number of ranks (ranks.h).
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shares = false);
-  // Over these alone, which must outlive it.
+  // Over these alone, which must outlive it. `tensor_ranks`: those that have the other pieces of them
+  // (models/tensor_parallel.h), or null; of a model its own.
   Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
-            Communicator* ranks = nullptr, bool fixed_shares = false);
+            Communicator* ranks = nullptr, bool fixed_shares = false, Communicator* tensor_ranks = nullptr);
 
   struct Report {
     double grad_norm;  // global, before clipping; may be infinite or NaN where skipped
@@ -91,7 +92,7 @@ class Optimizer {
   int64_t num_skipped() const { return num_skipped_; }
   const OptimizerSettings& settings() const { return settings_; }
 
-  // Of several ranks a call of all, of which rank 0 gets the whole and the others nothing: what is saved does
+  // Of several ranks a call of all, of which the first gets the whole and the others nothing: what is saved does
   // not depend on their number, and any number loads it.
   // Restoring it, and the model's weights where they are their own masters, goes on bit for bit.
   OptimizerSnapshot snapshot(bool copies) const;
@@ -113,20 +114,21 @@ class Optimizer {
     at::Tensor exp_avg, exp_avg_sq;
     at::Tensor own(const at::Tensor& whole) const { return whole.view(-1).narrow(0, begin, count); }
   };
-  // What is saved of a part of a parameter: rows [begin, end) of its elements.
+  // What is saved of a part of a parameter.
   struct Saved {
     std::string name;
-    std::vector<int64_t> sizes;
     const State* state;
     at::Tensor State::*tensor;
-    int64_t begin, end;  // elements of the parameter
+    const Parameter::Part* part;
   };
   std::vector<Saved> saved() const;
+  at::Tensor square_of(const State& state, const at::Tensor& gradient, int64_t begin, int64_t count) const;
   double norm_of(const std::vector<at::Tensor>& gradients) const;
 
   OptimizerSettings settings_;
   Schedule schedule_;
-  Communicator* ranks_;  // null: this process alone
+  Communicator* ranks_;         // null: this process alone
+  Communicator* tensor_ranks_;  // null: the parameters are whole
   bool fixed_;           // kFixedShares
   std::vector<State> states_;
   int64_t num_steps_ = 0;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "data/rollout_file.h"
+#include "models/tensor_parallel.h"
 #include "tree/prefix_tree.h"
 
 namespace bough {
@@ -166,8 +167,10 @@ RankOrder receive_order(Communicator& ranks) {
   return order;
 }
 
-void sum_gradients(Model& model, Communicator& ranks) {
-  for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, ranks);
+void sum_gradients(Model& model, Communicator* ranks) {
+  if (model.tensor_ranks()) sum_copied_gradients(model.trained_parameters(), *model.tensor_ranks());
+  if (!ranks) return;
+  for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, *ranks);
 }
 
 WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {

@@ -54,8 +54,9 @@ struct RankOrder {
 void send_order(const RankOrder& order, Communicator& ranks);  // by rank 0
 RankOrder receive_order(Communicator& ranks);                  // by all others
 
-// main_grad of the trained parameters, which held nothing else than this walk's gradient.
-void sum_gradients(Model& model, Communicator& ranks);
+// main_grad of the trained parameters, which held nothing else than this walk's gradient. `ranks`, of those that
+// have the same pieces of the model, may be null.
+void sum_gradients(Model& model, Communicator* ranks);
 
 // A tensor's elements in memory order, as the ranks share them: each has so many, the last ones fewer or
 // none.

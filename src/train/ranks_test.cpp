@@ -50,7 +50,7 @@ std::vector<RankResult> on_ranks(int64_t num_ranks, uint64_t seed, const RandomB
       const Plan plan = plan_share(strategy, plan_request(r.batch, 32), rank, num_ranks);
       result.num_tokens = num_planned_tokens(plan);
       result.walk = Executor(*result.model, {.ranks = &group}).forward_backward(plan, r.batch, loss);
-      sum_gradients(*result.model, group);
+      sum_gradients(*result.model, &group);
     });
   for (std::thread& thread : threads) thread.join();
   return results;

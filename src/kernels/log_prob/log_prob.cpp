@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "kernels/common/op.h"
@@ -51,28 +52,39 @@ void log_prob_backward_(T logits_RV, T labels_R, const LogProbOutput& output, T 
   op.call(logits_RV, labels_R, output.lse_R, output.entropies_R, d_log_probs_R, d_entropies_R, temperature);
 }
 
+LogProbOutput merge_columns(const LogProbOutput& parts_SR) {
+  const auto lse_R = parts_SR.lse_R.logsumexp(0);
+  const auto log_weights_SR = parts_SR.lse_R - lse_R;
+  const auto entropies_R = (log_weights_SR.exp() * (parts_SR.entropies_R - log_weights_SR)).sum(0);
+  return {(parts_SR.log_probs_R + log_weights_SR).amax(0), lse_R, entropies_R};
+}
+
 TopLogProbs top_log_probs(T logits_RV, T lse_R, int64_t k, double temperature) {
   const auto [values_RK, ids_RK] = logits_RV.topk(std::min(k, logits_RV.size(1)), -1);
   return {ids_RK, values_RK.to(lse_R.scalar_type()).div(temperature).sub(lse_R.unsqueeze(1))};
 }
 
 at::Tensor given_log_probs(T logits_RV, T lse_R, T rows_L, T ids_LK, double temperature) {
-  const auto z_LK = logits_RV.index({rows_L.unsqueeze(1), ids_LK});
-  return z_LK.to(lse_R.scalar_type()).div(temperature).sub(lse_R.index_select(0, rows_L).unsqueeze(1));
+  const auto z_LK = logits_RV.index({rows_L.unsqueeze(1), ids_LK.clamp_min(0)});
+  return z_LK.to(lse_R.scalar_type())
+      .div(temperature)
+      .sub(lse_R.index_select(0, rows_L).unsqueeze(1))
+      .masked_fill(ids_LK < 0, 0);
 }
 
 void add_given_gradient_(T d_logits_RV, T labels_R, T rows_L, T ids_LK, T d_given_LK, double temperature) {
   const auto d_LK = d_given_LK.div(temperature);
   const auto ids = at::cat({ids_LK, labels_R.index_select(0, rows_L).unsqueeze(1)}, 1);
-  const auto d = at::cat({d_LK, d_LK.sum(1, /*keepdim=*/true).neg()}, 1);
-  d_logits_RV.index_put_({rows_L.unsqueeze(1), ids}, d.to(d_logits_RV.scalar_type()), /*accumulate=*/true);
+  const auto d = at::cat({d_LK, d_LK.sum(1, /*keepdim=*/true).neg()}, 1).masked_fill(ids < 0, 0);
+  d_logits_RV.index_put_({rows_L.unsqueeze(1), ids.clamp_min(0)}, d.to(d_logits_RV.scalar_type()), /*accumulate=*/true);
 }
 
 LogProbOutput log_prob_forward_reference(const at::Tensor& logits_RV, const at::Tensor& labels_R,
                                          double temperature) {
   const auto z = logits_RV.to(accumulator_type(logits_RV.scalar_type())) / temperature;
   const auto lse = z.logsumexp(-1);
-  const auto log_probs = z.gather(-1, labels_R.unsqueeze(-1)).squeeze(-1) - lse;
+  const auto log_probs = (z.gather(-1, labels_R.clamp_min(0).unsqueeze(-1)).squeeze(-1) - lse)
+                             .masked_fill(labels_R < 0, -std::numeric_limits<double>::infinity());
   const auto entropies = lse - ((z - lse.unsqueeze(-1)).exp() * z).sum(-1);
   return {log_probs, lse, entropies};
 }
@@ -85,7 +97,8 @@ void log_prob_backward_reference_(const at::Tensor& logits_RV, const at::Tensor&
   const auto p = log_p.exp();
   auto d = -p * (d_log_probs_R.unsqueeze(-1) +
                  d_entropies_R.unsqueeze(-1) * (log_p + output.entropies_R.unsqueeze(-1)));
-  d.scatter_add_(-1, labels_R.unsqueeze(-1), d_log_probs_R.unsqueeze(-1));
+  d.scatter_add_(-1, labels_R.clamp_min(0).unsqueeze(-1),
+                 d_log_probs_R.masked_fill(labels_R < 0, 0).unsqueeze(-1));
   logits_RV.copy_(d / temperature);
 }
 

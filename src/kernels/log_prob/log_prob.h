@@ -6,6 +6,9 @@
 // Backward, in place of the logits:
 //   d_logits[v] = (d_log_prob · (1[v = label] - p[v]) - d_entropy · p[v] · (log p[v] + H)) / temperature
 // Sums in the accumulator type; d_logits rounded once to the logits' dtype.
+//
+// A label of -1 is none of these columns (another rank has it, models/tensor_parallel.h): its log_prob is -inf,
+// and 1[v = label] is 0 everywhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +19,12 @@ struct LogProbOutput {
   at::Tensor log_probs_R, lse_R, entropies_R;  // accumulator type
 };
 
-// logits_RV: contiguous. labels_R: int64 in [0, V), same device.
+// logits_RV: contiguous. labels_R: int64 in [-1, V), same device.
 LogProbOutput log_prob_forward(const at::Tensor& logits_RV, const at::Tensor& labels_R, double temperature);
+
+// Of rows whose columns are cut into S parts, each of which was computed by itself (tensors [S, R]; a label is in
+// one of them): that of all columns.
+LogProbOutput merge_columns(const LogProbOutput& parts_SR);
 
 // Overwrites logits_RV with their gradient. d_log_probs_R, d_entropies_R: accumulator type.
 void log_prob_backward_(const at::Tensor& logits_RV, const at::Tensor& labels_R, const LogProbOutput& output,
@@ -32,12 +39,13 @@ TopLogProbs top_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, 
                           double temperature);
 
 // log_prob of tokens that were not drawn: of ids_LK (int64) in the rows rows_L of the logits; several of L
-// may share a row.
+// may share a row. 0 for an id of -1.
 at::Tensor given_log_probs(const at::Tensor& logits_RV, const at::Tensor& lse_R, const at::Tensor& rows_L,
                            const at::Tensor& ids_LK, double temperature);
 // Its way back, in two parts: to d_log_probs_R of log_prob_backward_ add the sum of d_given_LK over each
 // row's L and K (the -p[v] of all of them); and afterwards add the rest of the gradient to what it left,
 //   d_logits[v] += (sum of d_given where the id is v - (that sum where v is the label)) / temperature.
+// An id or label of -1 is none of these columns.
 void add_given_gradient_(const at::Tensor& d_logits_RV, const at::Tensor& labels_R, const at::Tensor& rows_L,
                          const at::Tensor& ids_LK, const at::Tensor& d_given_LK, double temperature);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -70,8 +71,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Te
         const double dot = std::accumulate(dots.begin(), dots.end(), 0.0);
         const double log_sum = std::log(sum);
         lse_data[r] = static_cast<A>(max / temperature + log_sum);
-        log_probs_data[r] = static_cast<A>(
-            log_probability(load(row + data<int64_t>(labels_R)[r]), max, temperature, log_sum));
+        const int64_t label = data<int64_t>(labels_R)[r];
+        log_probs_data[r] = label < 0 ? -std::numeric_limits<A>::infinity()
+                                      : static_cast<A>(log_probability(load(row + label), max, temperature,
+                                                                       log_sum));
         entropies_data[r] = static_cast<A>(log_sum - dot / sum);
       }
     });
@@ -93,9 +96,11 @@ void log_prob_backward_cpu_(const at::Tensor& logits_RV, const at::Tensor& label
         const A d_log_prob = data<A>(d_log_probs)[r];
         const A d_entropy = data<A>(d_entropies)[r];
         const A entropy = data<A>(entropies)[r];
-        T* label = row + data<int64_t>(labels_R)[r];
-        const A log_p = load(label) * inverse - data<A>(lse)[r];
+        const int64_t number = data<int64_t>(labels_R)[r];
+        T* label = row + number;
+        const A log_p = number < 0 ? A(0) : load(label) * inverse - data<A>(lse)[r];
         backward_row(row, width, inverse, data<A>(lse)[r], entropy, d_log_prob, d_entropy);
+        if (number < 0) continue;
         // The label's element is computed whole and rounded once: -expm1(log_p) = 1 - p without cancellation.
         store(label,
               (d_log_prob * -std::expm1(log_p) - d_entropy * std::exp(log_p) * (log_p + entropy)) * inverse);

@@ -63,5 +63,37 @@ TEST(LogProb, ConfidentAndHopelessRowsStayFinite) {
   EXPECT_FLOAT_EQ(d[1][0].item<float>(), 1.0f);
 }
 
+// Columns cut in three, as ranks of a tensor-parallel group have them: each part's gradient is its columns of the
+// whole one's.
+TEST(LogProb, ColumnsInPartsAreThoseOfTheWhole) {
+  for (const auto type : kFloatTypes) {
+    const auto logits = random_tensor({9, 50}, type, 5);
+    const auto labels = labels_for(9, 50);
+    const auto acc = accumulator_type(type);
+    const auto whole = log_prob_forward(logits, labels, 0.7);
+    const std::vector<int64_t> cuts = {0, 17, 34, 50};
+    std::vector<at::Tensor> parts, own_labels, log_probs, lses, entropies;
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      parts.push_back(logits.narrow(1, cuts[i], cuts[i + 1] - cuts[i]).contiguous());
+      own_labels.push_back((labels - cuts[i]).masked_fill((labels < cuts[i]) | (labels >= cuts[i + 1]), -1));
+      const auto out = log_prob_forward(parts[i], own_labels[i], 0.7);
+      log_probs.push_back(out.log_probs_R);
+      lses.push_back(out.lse_R);
+      entropies.push_back(out.entropies_R);
+    }
+    const auto merged = merge_columns({at::stack(log_probs), at::stack(lses), at::stack(entropies)});
+    EXPECT_CLOSE(merged.log_probs_R, whole.log_probs_R, acc);
+    EXPECT_CLOSE(merged.lse_R, whole.lse_R, acc);
+    EXPECT_CLOSE(merged.entropies_R, whole.entropies_R, acc);
+    const auto d_log_probs = random_tensor({9}, acc, 6), d_entropies = random_tensor({9}, acc, 7);
+    const auto d_whole = logits.clone();
+    log_prob_backward_(d_whole, labels, whole, d_log_probs, d_entropies, 0.7);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      log_prob_backward_(parts[i], own_labels[i], merged, d_log_probs, d_entropies, 0.7);
+      EXPECT_CLOSE(parts[i], d_whole.narrow(1, cuts[i], cuts[i + 1] - cuts[i]), type);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace bough
