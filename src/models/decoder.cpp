@@ -150,7 +150,8 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
   const auto gate_up = [&](const char* kind) -> std::vector<Rows> {
     const int64_t all = whole_config_.intermediate_size, first = rank() * inner;
     if (!config.fused_projections)
-      return {{mlp + "gate_proj" + kind, inner, 0, first, all}, {mlp + "up_proj" + kind, inner, 0, first, all}};
+      return {{mlp + "gate_proj" + kind, inner, 0, first, all},
+              {mlp + "up_proj" + kind, inner, 0, first, all}};
     if (!tensor_ranks_) return {{mlp + "gate_up_proj" + kind, 2 * all, 0, 0, 2 * all}};
     return {{mlp + "gate_up_proj" + kind, inner, 0, first, 2 * all},
             {mlp + "gate_up_proj" + kind, inner, 0, all + first, 2 * all}};
@@ -173,10 +174,12 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
     layer.k_norm = norm(attn + "k_norm", config.qk_norm_over_width ? kv_rows : config.head_dim);
   }
   layer.output = make_parameter({{attn + "o_proj.weight", width, 1, first_q, all_q}}, q_rows, options);
-  if (config.output_bias) layer.output_bias = make_parameter({copied(attn + "o_proj.bias", width)}, {}, options);
+  if (config.output_bias)
+    layer.output_bias = make_parameter({copied(attn + "o_proj.bias", width)}, {}, options);
   layer.gate_up = make_parameter(gate_up(".weight"), width, options);
-  layer.down = make_parameter(
-      {{mlp + "down_proj.weight", width, 1, rank() * inner, whole_config_.intermediate_size}}, inner, options);
+  layer.down =
+      make_parameter({{mlp + "down_proj.weight", width, 1, rank() * inner, whole_config_.intermediate_size}},
+                     inner, options);
   if (config.mlp_bias) {
     layer.gate_up_bias = make_parameter(gate_up(".bias"), {}, options);
     layer.down_bias = make_parameter({copied(mlp + "down_proj.bias", width)}, {}, options);

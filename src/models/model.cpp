@@ -9,14 +9,16 @@
 namespace bough {
 
 Model::Model(const ModelConfig& config, Communicator* tensor_ranks)
-    : whole_config_(config), tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr) {
+    : whole_config_(config),
+      tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr) {
   config_ = tensor_ranks_ ? shard_config(config, tensor_ranks_->rank(), tensor_ranks_->size()) : config;
 }
 
 at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
   const at::Tensor own_RV = own_logits(hidden_RD);
   if (!tensor_ranks_) return own_RV;
-  const Parameter::Part part{.name = {}, .begin = 0, .end = 0, .dimension = 1, .first = first_token(), .whole = config_.vocab_size};
+  const Parameter::Part part{
+      .name = {}, .begin = 0, .end = 0, .dimension = 1, .first = first_token(), .whole = config_.vocab_size};
   Parameter columns;
   columns.value = own_RV;
   return gather_pieces(own_RV, columns, part, *tensor_ranks_).to(own_RV.device());

@@ -23,7 +23,9 @@ ModelConfig shard_config(const ModelConfig& whole, int64_t rank, int64_t size) {
     refuse(str("a feed-forward width of ", whole.intermediate_size, "; expected a divisor of it"));
   if (whole.vocab_size < size) refuse(str("a vocabulary of ", whole.vocab_size, "; expected no more ranks"));
   if (whole.qk_norm_over_width)
-    refuse("norms over all heads of q and k, which no rank has; expected one rank, or ranks that share the batch");
+    refuse(
+        "norms over all heads of q and k, which no rank has; expected one rank, or ranks that share the "
+        "batch");
   ModelConfig own = whole;
   own.num_heads /= size;
   own.num_kv_heads = std::max<int64_t>(1, whole.num_kv_heads / size);
@@ -142,7 +144,8 @@ at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, cons
 }
 
 void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor& pieces) {
-  const auto same = std::find_if(tensors.rbegin(), tensors.rend(), [&](const auto& t) { return t.first == name; });
+  const auto same =
+      std::find_if(tensors.rbegin(), tensors.rend(), [&](const auto& t) { return t.first == name; });
   if (same != tensors.rend()) same->second.add_(pieces);
   else tensors.emplace_back(name, pieces);
 }

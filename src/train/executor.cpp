@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "models/tensor_parallel.h"
 #include "train/head.h"
 #include "train/ranks.h"
 #include "train/tree_context.h"
@@ -23,10 +24,12 @@ struct PassInput {
   std::vector<uint8_t> is_drawn;                   // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
   std::vector<QuerySegment> segments;              // where long runs go to the vendor's attention; or empty
+  std::shared_ptr<ContextPass> shared;  // of several ranks: their cut; tokens_T, positions_T are own
 };
 
 PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const Block& block,
-                          const std::vector<int32_t>& stack_tokens, at::Device device, int64_t least_run) {
+                          const std::vector<int32_t>& stack_tokens, at::Device device, int64_t least_run,
+                          Communicator* context_ranks) {
   std::vector<int64_t> tokens, positions, numbers;
   std::vector<uint8_t> is_drawn;
   std::vector<std::span<const uint16_t>> replays;
@@ -53,13 +56,45 @@ PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const
     end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
   for (int64_t i = 0; i < block.num_tokens; ++i)
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
-  return {at::tensor(tokens, at::kLong).to(device),
-          at::tensor(positions, at::kLong).to(device),
-          at::tensor(end_local, at::kInt).to(device),
-          std::move(is_drawn),
-          std::move(replays),
-          least_run > 0 ? cut_into_segments(end_local, block.stack_rows, least_run)
-                        : std::vector<QuerySegment>()};
+  PassInput input{at::tensor(tokens, at::kLong).to(device),
+                  at::tensor(positions, at::kLong).to(device),
+                  at::tensor(end_local, at::kInt).to(device),
+                  std::move(is_drawn),
+                  std::move(replays),
+                  {},
+                  nullptr};
+  if (context_ranks) {
+    input.shared =
+        std::make_shared<ContextPass>(*context_ranks, block.stack_rows, end_local, least_run, device);
+    input.tokens_T = input.tokens_T.index_select(0, input.shared->own_tokens());
+    input.positions_T = input.positions_T.index_select(0, input.shared->own_tokens());
+  } else if (least_run > 0) {
+    input.segments = cut_into_segments(end_local, block.stack_rows, least_run);
+  }
+  return input;
+}
+
+// Rows of the stack that a walk needs. Of several ranks each pass's own rows lie on it, too, while it runs.
+int64_t stack_capacity(const PlannedTree& planned, const Communicator* context_ranks) {
+  int64_t rows = planned.stack_capacity;
+  if (context_ranks)
+    for (const Block& block : planned.blocks) rows = std::max(rows, block.stack_rows + block.num_tokens);
+  return rows;
+}
+
+// Rank `rank`'s of the head rows of a pass that several ranks make: as many as the others'.
+BlockRows rows_of_rank(const BlockRows& rows, int64_t rank, int64_t size) {
+  const int64_t begin = rank * rows.num_rows() / size, end = (rank + 1) * rows.num_rows() / size;
+  BlockRows own;
+  own.outside = rows.outside;
+  own.sources.assign(rows.sources.begin() + begin, rows.sources.begin() + end);
+  own.labels.assign(rows.labels.begin() + begin, rows.labels.begin() + end);
+  const int64_t first = rows.loss_begin[static_cast<size_t>(begin)],
+                last = rows.loss_begin[static_cast<size_t>(end)];
+  own.loss_rows.assign(rows.loss_rows.begin() + first, rows.loss_rows.begin() + last);
+  for (int64_t r = begin; r <= end; ++r)
+    own.loss_begin.push_back(rows.loss_begin[static_cast<size_t>(r)] - first);
+  return own;
 }
 
 // Beyond the length up to which the model is computed exactly, tokens that several sequences share would not
@@ -84,7 +119,8 @@ class Walk {
         rows_(make_row_map(planned, batch)),
         heads_(std::move(heads)),
         backward_(backward),
-        stack_(model.config(), planned.stack_capacity, model.dtype(), model.device(), backward),
+        ranks_(options.context_ranks && options.context_ranks->size() > 1 ? options.context_ranks : nullptr),
+        stack_(model.config(), stack_capacity(planned, ranks_), model.dtype(), model.device(), backward),
         open_(planned.blocks.size()) {}
 
   const ReplayCounts& replay_counts() const { return counts_; }
@@ -106,7 +142,8 @@ class Walk {
   struct Open {
     // Keep::kActivations: the graph of its first forward.
     std::unique_ptr<TreeContext> context;
-    at::Tensor hidden_TD;
+    at::Tensor hidden_TD;  // of own tokens
+    std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
     at::Tensor exits_ED;                                 // final hidden states that other blocks' heads read
     at::Tensor d_exits_ED;                               // their gradients, accumulator type
@@ -123,7 +160,7 @@ class Walk {
     const auto hidden_TD = run_model(*context);
     const auto& exits = rows_.exits[index];
     if (!exits.empty()) {
-      open.exits_ED = hidden_TD.detach().index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
+      open.exits_ED = of_all(hidden_TD).index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
       if (backward_)
         open.d_exits_ED =
             at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
@@ -132,11 +169,13 @@ class Walk {
     if (with_graph) {
       open.context = std::move(context);
       open.hidden_TD = hidden_TD;
+      open.shared = input_.shared;
     }
   }
 
   void leaf(int32_t index, const Block& block) {
     at::AutoGradMode mode(backward_);
+    if (ranks_ && backward_) stack_.clear_above(block.num_tokens);
     TreeContext context(make_pass(block, false));
     const auto hidden_TD = run_model(context);
     const auto d_hidden_TD = run_head(index, hidden_TD);
@@ -148,10 +187,11 @@ class Walk {
       at::AutoGradMode mode(true);
       auto& open = open_[index];
       if (!open.hidden_TD.defined()) recompute(open, block);
+      input_.shared = open.shared;
       auto d_hidden_TD = run_head(index, open.hidden_TD);
       if (open.d_exits_ED.defined()) {
         if (!d_hidden_TD.defined())
-          d_hidden_TD = at::zeros(open.hidden_TD.sizes(), open.d_exits_ED.options());
+          d_hidden_TD = at::zeros({block.num_tokens, open.hidden_TD.size(1)}, open.d_exits_ED.options());
         d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(d_hidden_TD.device()),
                                open.d_exits_ED);
       }
@@ -167,6 +207,7 @@ class Walk {
     if (block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
     open.hidden_TD = run_model(*open.context);
+    open.shared = input_.shared;
   }
 
   TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
@@ -174,11 +215,12 @@ class Walk {
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
     const bool by_pages = model_.batch_invariant() || options_.sparse.is_sparse();
     input_ = make_pass_input(*planned_.tree, batch_, block, stack_.tokens(), model_.device(),
-                             by_pages ? 0 : least_run());
+                             by_pages ? 0 : least_run(), ranks_);
     TreeContext::Pass pass{&stack_,          block.stack_rows, block.interior,
                            verify_recompute, input_.end_local, model_.config().attention_scale()};
     pass.segments = input_.segments;
     pass.same_bits = options_.same_bits || options_.verify_recompute;
+    pass.shared = input_.shared;
     if (!by_pages) return pass;
     TreePages pages(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
@@ -206,12 +248,20 @@ class Walk {
     return model_.forward(input_.tokens_T, input_.positions_T, context);
   }
 
-  // Gradient of the block's own hidden states from its head rows, or undefined where it has none; what
-  // belongs to hidden states of blocks below is added there.
-  at::Tensor run_head(int32_t index, const at::Tensor& hidden_TD) {
-    const auto& rows = rows_.blocks[index];
-    if (rows.num_rows() == 0) return {};
-    std::vector<at::Tensor> sources = {hidden_TD.detach()};
+  // Hidden states of the whole pass, of those of own tokens.
+  at::Tensor of_all(const at::Tensor& hidden_TD) const {
+    return input_.shared ? input_.shared->gather(hidden_TD.detach()) : hidden_TD.detach();
+  }
+
+  // Gradient of the block's hidden states from its head rows, or undefined where it has none; what belongs to
+  // hidden states of blocks below is added there. Of several ranks each computes some of the rows.
+  at::Tensor run_head(int32_t index, const at::Tensor& own_hidden_TD) {
+    if (rows_.blocks[index].num_rows() == 0) return {};
+    const at::Tensor hidden_TD = of_all(own_hidden_TD);
+    const BlockRows own_rows =
+        ranks_ ? rows_of_rank(rows_.blocks[index], ranks_->rank(), ranks_->size()) : BlockRows();
+    const auto& rows = ranks_ ? own_rows : rows_.blocks[index];
+    std::vector<at::Tensor> sources = {hidden_TD};
     for (const auto& outside : rows.outside)
       sources.push_back(open_[outside.block].exits_ED.narrow(0, outside.exit, 1));
     const auto source_SD = sources.size() == 1 ? sources[0] : at::cat(sources);
@@ -222,6 +272,7 @@ class Walk {
       else if (own_SD.defined()) d_source_SD = own_SD;
     }
     if (!d_source_SD.defined()) return {};
+    if (ranks_) all_reduce_(d_source_SD, *ranks_);
     const int64_t num_tokens = hidden_TD.size(0);
     for (size_t i = 0; i < rows.outside.size(); ++i)
       open_[rows.outside[i].block].d_exits_ED[rows.outside[i].exit].add_(
@@ -233,7 +284,8 @@ class Walk {
     torch::autograd::variable_list roots, gradients;
     if (d_hidden_TD.defined()) {
       roots.push_back(hidden_TD);
-      gradients.push_back(d_hidden_TD.to(hidden_TD.scalar_type()));
+      const at::Tensor own = input_.shared ? input_.shared->own_of(d_hidden_TD) : d_hidden_TD;
+      gradients.push_back(own.to(hidden_TD.scalar_type()));
     }
     for (const auto& anchor : context.anchors()) {
       roots.push_back(anchor);
@@ -250,6 +302,7 @@ class Walk {
   RowMap rows_;
   std::vector<BlockHead*> heads_;
   bool backward_;
+  Communicator* const ranks_;  // that make each pass together, or null
   KvStack stack_;
   std::vector<Open> open_;  // by block
   PassInput input_;
@@ -261,6 +314,9 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
   BOUGH_CHECK(options.sparse.is_sparse() ? batch.marked && model.device().is_cpu() : !batch.marked,
               "a batch with marks of drawn tokens is for a sparse policy on the CPU, and that needs them");
   check_lengths(model.config(), batch);
+  if (options.context_ranks && options.context_ranks->size() > 1)
+    BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant() && !beside,
+                "context parallelism is for dense attention, and without a second head");
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
   const int64_t num_rows = batch.num_rows();
@@ -329,7 +385,10 @@ WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch,
                                       BlockHead* beside) {
   model_.allocate_gradients();
   bool values_first = needs_values_first(plan, loss);
-  if (options_.ranks && !loss.token_separable()) {  // the ranks walk alike, whatever their own plans want
+  if (options_.context_ranks && options_.context_ranks->size() > 1 && !loss.token_separable()) {
+    values_first = true;  // no rank has all rows of a block
+  } else if (options_.ranks &&
+             !loss.token_separable()) {  // the ranks walk alike, whatever their own plans want
     double wanted = values_first || (options_.ranks->size() > 1 && loss.couples() == Couples::kBatch);
     options_.ranks->all_reduce(std::span<double>(&wanted, 1));
     values_first = wanted > 0;

@@ -38,6 +38,8 @@ struct ExecutorOptions {
   // Where plans are of this rank's share of the batch (train/ranks.h): values, loss and metrics are those of
   // the whole batch on every rank, main_grad holds the share's gradient. Not owned.
   Communicator* ranks = nullptr;
+  // Of these, those that make every pass of one plan together (train/context_parallel.h); null: none does.
+  Communicator* context_ranks = nullptr;
 };
 
 // CPU, accumulator type, one a loss row of the batch.

@@ -243,8 +243,7 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const at::Tensor& source_SD, 
     Chunk chunk{out.log_probs_R.cpu(), out.entropies_R.cpu(), head_rows, loss_rows, {}};
     at::Tensor given_ids_LK, given_rows;
     if (batch_.given_ids_RK.defined()) {
-      given_ids_LK =
-          own_tokens(batch_.given_ids_RK.index_select(0, chunk.loss_rows).to(device), model_);
+      given_ids_LK = own_tokens(batch_.given_ids_RK.index_select(0, chunk.loss_rows).to(device), model_);
       given_rows = chunk.head_rows.to(device);
       chunk.given_LK =
           given_log_probs(logits_RV, out.lse_R, given_rows, given_ids_LK, batch_.temperature).cpu();

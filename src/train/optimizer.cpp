@@ -84,7 +84,8 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
                      Communicator* ranks, bool fixed_shares)
-    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares, model.tensor_ranks()) {}
+    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares,
+                model.tensor_ranks()) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
                      int64_t total_steps, Communicator* ranks, bool fixed_shares, Communicator* tensor_ranks)
@@ -122,7 +123,8 @@ int64_t pieces_of(bool fixed, const Communicator* ranks) {
 }  // namespace
 
 // Of `count` own elements from `begin` on, as a part of the whole model's sum: what several ranks hold counts once.
-at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, int64_t begin, int64_t count) const {
+at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, int64_t begin,
+                                int64_t count) const {
   const at::Tensor none = at::zeros({}, gradient.options().dtype(at::kDouble));
   if (count == 0) return none;
   if (!tensor_ranks_) return sum_of_squares(gradient.narrow(0, begin, count));
@@ -236,8 +238,8 @@ OptimizerSnapshot Optimizer::snapshot(bool copies) const {
     const Parameter& parameter = *saved.state->parameter;
     at::Tensor flat = saved.state->*saved.tensor;
     if (ranks_) flat = all_gather(flat, parameter.value.numel(), *ranks_, fixed_);
-    at::Tensor part = flat.view(parameter.value.sizes())
-                          .narrow(0, saved.part->begin, saved.part->end - saved.part->begin);
+    at::Tensor part =
+        flat.view(parameter.value.sizes()).narrow(0, saved.part->begin, saved.part->end - saved.part->begin);
     if (tensor_ranks_ && is_first(ranks_)) part = gather_pieces(part, parameter, *saved.part, *tensor_ranks_);
     else if (copies || ranks_) part = part.clone();
     if (is_first(ranks_) && is_first(tensor_ranks_)) add_pieces(snapshot.tensors, saved.name, part);

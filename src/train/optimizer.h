@@ -129,7 +129,7 @@ class Optimizer {
   Schedule schedule_;
   Communicator* ranks_;         // null: this process alone
   Communicator* tensor_ranks_;  // null: the parameters are whole
-  bool fixed_;           // kFixedShares
+  bool fixed_;                  // kFixedShares
   std::vector<State> states_;
   int64_t num_steps_ = 0;
   int64_t num_skipped_ = 0;

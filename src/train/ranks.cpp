@@ -91,6 +91,22 @@ std::optional<int64_t> ranks_of_backend(const std::string& backend) {
   return data;
 }
 
+RankGroups::RankGroups(Communicator* all, const ParallelSizes& sizes)
+    : all_(all && all->size() > 1 ? all : nullptr), sizes_(sizes) {
+  BOUGH_CHECK(sizes.all() == (all_ ? all_->size() : 1), all_ ? all_->size() : 1, " ranks for ", sizes.all());
+  if (!all_) return;
+  rank_ = all_->rank();
+  const int64_t replica_size = sizes.context * sizes.tensor, t = rank_ % sizes.tensor;
+  if (sizes.data * sizes.context > 1) sharing_ = all_->split(t);
+  if (sizes.context > 1) context_ = all_->split(rank_ / replica_size * sizes.tensor + t);
+  if (sizes.tensor > 1) tensor_ = all_->split(rank_ / sizes.tensor);
+}
+
+void RankGroups::set_deadline(double seconds) {
+  for (Communicator* group : {sharing_.get(), context_.get(), tensor_.get()})
+    if (group) group->set_deadline(seconds);
+}
+
 BalanceWeights balance_weights(const PassCosts* costs) {
   if (!costs) return {};
   constexpr int64_t kTokens = 1024;

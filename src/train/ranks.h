@@ -4,6 +4,7 @@
 // weights, and afterwards all rows' values, the loss, the metrics and the gradient of the whole batch.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,37 @@ namespace bough {
 // elements are cut into so many shares, whatever that number, which must divide it. Each rank has the same
 // number of consecutive shares, and sums are taken as a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
 inline constexpr int64_t kFixedShares = 8;
+
+// How many ranks share what. Adjacent ranks share a layer (tensor), then the tokens of a pass (context), then the
+// batch (data): rank = (replica · context + c) · tensor + t.
+struct ParallelSizes {
+  int64_t data = 1, context = 1, tensor = 1;
+  int64_t all() const { return data * context * tensor; }
+};
+
+// This rank's groups, of all of a run's ranks; of one rank: null.
+class RankGroups {
+ public:
+  // A call of all, of whom there are sizes.all(); null: this process alone. Not owned.
+  RankGroups(Communicator* all, const ParallelSizes& sizes);
+
+  Communicator* all() const { return all_; }
+  // Those that have the same pieces of the model: they sum gradients and share the optimizer's state.
+  Communicator* sharing() const { return sharing_.get(); }
+  Communicator* context() const { return context_.get(); }
+  Communicator* tensor() const { return tensor_.get(); }
+  // Which share of the batch this rank's replica plans, and of how many.
+  int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor); }
+  int64_t num_replicas() const { return sizes_.data; }
+  const ParallelSizes& sizes() const { return sizes_; }
+  void set_deadline(double seconds);
+
+ private:
+  Communicator* all_;
+  ParallelSizes sizes_;
+  int64_t rank_ = 0;
+  std::unique_ptr<Communicator> sharing_, context_, tensor_;
+};
 
 // What tokens and pairs cost on a device, for the cut; one a token without costs.
 BalanceWeights balance_weights(const PassCosts* costs);

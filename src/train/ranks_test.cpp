@@ -19,9 +19,9 @@
 #include "algo/loss.h"
 #include "base/error.h"
 #include "plan/test_costs.h"
-#include "train/exactness.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
+#include "train/ranks_test_util.h"
 
 namespace bough {
 namespace {
@@ -87,6 +87,53 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
       longest = std::max<int64_t>(longest, std::ssize(sequence));
     const int64_t tree = build_prefix_tree(r->batch.sequences).num_tokens();
     ASSERT_LE(tokens, tree + (num_ranks - 1) * longest) << seed;
+  }
+}
+
+// Every kind of parallelism and their pairs, in passes of a few tokens, so that some ranks have none.
+TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
+  const std::vector<ParallelSizes> kinds = {{.tensor = 2},
+                                            {.context = 2},
+                                            {.tensor = 4},
+                                            {.context = 4},
+                                            {.data = 2, .tensor = 2},
+                                            {.data = 2, .context = 2},
+                                            {.context = 2, .tensor = 2},
+                                            {.data = 2, .context = 2, .tensor = 2}};
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    const ParallelSizes& sizes = kinds[seed % kinds.size()];
+    const auto r = random_batch(seed, 80);
+    LossSettings settings;
+    settings.loss = seed % 5 == 0 ? "gspo" : "ppo";
+    settings.entropy_coef = 0.1;
+    settings.kl_loss_coef = 0.05;
+    const auto loss = make_loss(settings);
+    const auto whole = random_model(shared_config(seed), seed, at::kDouble);
+    FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
+    double worst = 0, loss_error = 0, value_error = 0;
+    on_rank_groups(sizes, *whole, [&](RankGroups& groups, Model& model) {
+      model.allocate_gradients();
+      const int64_t most = sizes.context > 1 && seed % 2 == 1 ? 5 : 24;
+      const Plan plan = plan_share(seed % 3 == 0 ? "path" : "blocks", plan_request(r->batch, most),
+                                   groups.replica(), groups.num_replicas());
+      const WalkResult walk = Executor(model, {.head_chunk_rows = 7,
+                                               .verify_recompute = true,
+                                               .ranks = groups.sharing(),
+                                               .context_ranks = groups.context()})
+                                  .forward_backward(plan, r->batch, *loss);
+      sum_gradients(model, groups.sharing());
+      const NamedTensors gradients = named_gradients(model);
+      if (groups.all()->rank() != sizes.all() - 1) return;
+      worst = gradient_error(gradients, flat);
+      loss_error = std::abs(walk.loss - flat.loss);
+      if (r->batch.num_rows() > 0)
+        value_error = std::max((walk.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(),
+                               (walk.values.entropies_R - flat.entropies_R).abs().max().item<double>());
+    });
+    const std::string what = str("seed ", seed, ": ", sizes.data, " x ", sizes.context, " x ", sizes.tensor);
+    ASSERT_LE(worst, 1e-10) << what;
+    ASSERT_LE(loss_error, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
+    ASSERT_LE(value_error, 1e-10) << what;
   }
 }
 

@@ -34,6 +34,13 @@ void KvStack::push(int32_t first_token, int32_t end_token) {
   for (auto& gradient : d_v_) gradient.narrow(0, begin, count).zero_();
 }
 
+void KvStack::clear_above(int64_t count) {
+  BOUGH_CHECK(num_rows() + count <= capacity_, "stack of ", num_rows(), " rows, ", count, " above, capacity ",
+              capacity_);
+  for (auto& gradient : d_k_) gradient.narrow(0, num_rows(), count).zero_();
+  for (auto& gradient : d_v_) gradient.narrow(0, num_rows(), count).zero_();
+}
+
 void KvStack::pop(int64_t count) {
   BOUGH_CHECK(count <= num_rows(), "popping ", count, " of ", num_rows(), " rows");
   tokens_.resize(tokens_.size() - count);
@@ -138,9 +145,11 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, Pass* pass, int64_t layer) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto out = attention_output(*pass, layer, q, k, v);
+    const auto out = pass->shared ? pass->shared->forward(*pass->stack, layer, q, k, v, pass->scale,
+                                                          pass->verify_recompute)
+                                  : attention_output(*pass, layer, q, k, v);
     if (pass->keep_outputs) pass->keep_outputs->push_back(out);
-    if (pass->interior) write_rows(*pass, layer, k, v);
+    if (pass->interior && !pass->shared) write_rows(*pass, layer, k, v);
     context->save_for_backward({q, k, v, out.o_TNH, out.lse_TN});
     context->saved_data["pass"] =
         reinterpret_cast<int64_t>(pass);  // the executor keeps it until backward is done
@@ -155,6 +164,13 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     const auto saved = context->get_saved_variables();
     const auto &q = saved[0], &k = saved[1];
     TreeAttentionGradient d;
+    const auto round = [&](const at::Tensor& x) { return x.defined() ? x.to(k.scalar_type()) : x; };
+    if (pass.shared) {
+      const at::Tensor d_o = d_outputs[0].defined() ? d_outputs[0].contiguous() : at::Tensor();
+      d = pass.shared->backward(*pass.stack, layer, q, k, saved[2], {saved[3], saved[4]}, d_o, pass.scale,
+                                pass.same_bits);
+      return {d.d_q_TNH, round(d.d_k_TGH), round(d.d_v_TGH), {}, {}};
+    }
     // The outputs' gradient is undefined where only the anchor led here: in the last layer of a pass without
     // a loss.
     if (d_outputs[0].defined())
@@ -166,7 +182,6 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
       d.d_k_TGH = d.d_k_TGH.defined() ? d.d_k_TGH.add_(d_k) : d_k;
       d.d_v_TGH = d.d_v_TGH.defined() ? d.d_v_TGH.add_(d_v) : d_v;
     }
-    const auto round = [&](const at::Tensor& x) { return x.defined() ? x.to(k.scalar_type()) : x; };
     return {d.d_q_TNH, round(d.d_k_TGH), round(d.d_v_TGH), {}, {}};
   }
 };

@@ -2,6 +2,7 @@
 // model asks a token to attend: the stack below it and the pass itself (engine.md 3, "Stack").
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "kernels/tree_attention/tree_attention_sparse.h"
 #include "models/config.h"
 #include "models/model.h"
+#include "train/context_parallel.h"
 
 namespace bough {
 
@@ -32,6 +34,8 @@ class KvStack {
 
   // Reserves rows for these tokens on top and zeroes their gradients.
   void push(int32_t first_token, int32_t end_token);
+  // Zeroes the gradients of so many rows above the top, which a pass of several ranks uses without leaving them.
+  void clear_above(int64_t num_rows);
   void pop(int64_t num_rows);
 
   at::Tensor k(int64_t layer, int64_t begin, int64_t count) const {
@@ -92,6 +96,8 @@ class TreeContext : public AttentionContext {
       void replay(int64_t layer, PageChooser::Lists& lists);
     };
     std::optional<Choice> choice;
+    // Where several ranks make the pass, each with some of its tokens; null: it has all. Dense attention only.
+    std::shared_ptr<ContextPass> shared = nullptr;
     // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them
     // from there instead of computing them again. Either may be null.
     std::vector<TreeAttentionOutput>* keep_outputs = nullptr;

@@ -76,7 +76,8 @@ void add_given_gradient_(T d_logits_RV, T labels_R, T rows_L, T ids_LK, T d_give
   const auto d_LK = d_given_LK.div(temperature);
   const auto ids = at::cat({ids_LK, labels_R.index_select(0, rows_L).unsqueeze(1)}, 1);
   const auto d = at::cat({d_LK, d_LK.sum(1, /*keepdim=*/true).neg()}, 1).masked_fill(ids < 0, 0);
-  d_logits_RV.index_put_({rows_L.unsqueeze(1), ids.clamp_min(0)}, d.to(d_logits_RV.scalar_type()), /*accumulate=*/true);
+  d_logits_RV.index_put_({rows_L.unsqueeze(1), ids.clamp_min(0)}, d.to(d_logits_RV.scalar_type()),
+                         /*accumulate=*/true);
 }
 
 LogProbOutput log_prob_forward_reference(const at::Tensor& logits_RV, const at::Tensor& labels_R,

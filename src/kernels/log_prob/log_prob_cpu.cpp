@@ -72,9 +72,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> log_prob_forward_cpu(const at::Te
         const double log_sum = std::log(sum);
         lse_data[r] = static_cast<A>(max / temperature + log_sum);
         const int64_t label = data<int64_t>(labels_R)[r];
-        log_probs_data[r] = label < 0 ? -std::numeric_limits<A>::infinity()
-                                      : static_cast<A>(log_probability(load(row + label), max, temperature,
-                                                                       log_sum));
+        log_probs_data[r] =
+            label < 0 ? -std::numeric_limits<A>::infinity()
+                      : static_cast<A>(log_probability(load(row + label), max, temperature, log_sum));
         entropies_data[r] = static_cast<A>(log_sum - dot / sum);
       }
     });

@@ -84,8 +84,7 @@ __global__ void forward_kernel(LogProbForward<T, A> in, A inverse_temperature) {
     // The difference z[label] - max comes first, then log sum is taken off, so that a confident row loses
     // nothing to cancellation.
     const int64_t label = in.labels[r];
-    in.log_probs[r] =
-        label < 0 ? -A(INFINITY) : (widen(row[label]) * inverse_temperature - max) - log_sum;
+    in.log_probs[r] = label < 0 ? -A(INFINITY) : (widen(row[label]) * inverse_temperature - max) - log_sum;
     in.entropies[r] = log_sum - sums.dot / sums.sum;
   }
 }

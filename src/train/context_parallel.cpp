@@ -1,0 +1,139 @@
+#include "train/context_parallel.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "models/tensor_parallel.h"
+#include "train/tree_context.h"
+
+namespace bough {
+
+std::vector<TokenRun> context_runs(int64_t num_tokens, int64_t rank, int64_t size) {
+  std::vector<TokenRun> runs;
+  for (const int64_t index : {rank, 2 * size - 1 - rank}) {
+    const TokenRun run{index * num_tokens / (2 * size), (index + 1) * num_tokens / (2 * size)};
+    if (run.begin == run.end) continue;
+    if (!runs.empty() && runs.back().end == run.begin) runs.back().end = run.end;
+    else runs.push_back(run);
+  }
+  return runs;
+}
+
+ContextPass::ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
+                         int64_t least_run, at::Device device)
+    : ranks_(ranks), stack_rows_(stack_rows), num_tokens_(std::ssize(end_local) - stack_rows) {
+  std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(ranks.size()));
+  for (int64_t rank = 0; rank < ranks.size(); ++rank) {
+    auto& own = tokens[static_cast<size_t>(rank)];
+    for (const TokenRun& run : context_runs(num_tokens_, rank, ranks.size()))
+      for (int64_t t = run.begin; t < run.end; ++t) own.push_back(t);
+    most_ = std::max(most_, std::ssize(own));
+  }
+  std::vector<int64_t> places(static_cast<size_t>(num_tokens_));
+  for (int64_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto& own = tokens[static_cast<size_t>(rank)];
+    for (size_t i = 0; i < own.size(); ++i)
+      places[static_cast<size_t>(own[i])] = rank * most_ + static_cast<int64_t>(i);
+  }
+  places_ = at::tensor(places, at::kLong).to(device);
+  std::vector<int64_t> own = tokens[static_cast<size_t>(ranks.rank())];
+  if (own.empty()) own.push_back(0);
+  own_tokens_ = at::tensor(own, at::kLong).to(device);
+  int64_t at = 0;
+  for (const TokenRun& run : context_runs(num_tokens_, ranks.rank(), ranks.size())) {
+    const int64_t length = run.end - run.begin;
+    std::vector<int32_t> ends(end_local.begin(), end_local.begin() + stack_rows + run.end);
+    for (int32_t& end : ends) end = static_cast<int32_t>(std::clamp<int64_t>(end - run.begin, 0, length));
+    Piece piece{run, at, at::tensor(ends, at::kInt).to(device), {}};
+    if (least_run > 0) piece.segments = cut_into_segments(ends, stack_rows + run.begin, least_run);
+    pieces_.push_back(std::move(piece));
+    at += length;
+  }
+}
+
+at::Tensor ContextPass::gather(const at::Tensor& own) const {
+  std::vector<int64_t> sizes = own.sizes().vec();
+  sizes[0] = most_;
+  at::Tensor padded = own;
+  if (own.size(0) != most_ || !has_tokens()) {
+    padded = at::zeros(sizes, own.options());
+    if (has_tokens()) padded.narrow(0, 0, own.size(0)).copy_(own);
+  }
+  return all_gather_stacked(padded, ranks_).flatten(0, 1).index_select(0, places_);
+}
+
+at::Tensor ContextPass::own_of(const at::Tensor& whole) const {
+  const at::Tensor own = whole.index_select(0, own_tokens_);
+  return has_tokens() ? own : at::zeros_like(own);
+}
+
+TreeAttentionInput ContextPass::input_of(const Piece& piece, const KvStack& stack, int64_t layer,
+                                         const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                         double scale) const {
+  const int64_t length = piece.run.end - piece.run.begin, below = stack_rows_ + piece.run.begin;
+  const auto own = [&](const at::Tensor& x) { return x.narrow(0, piece.at, length); };
+  return {own(q), own(k), own(v), stack.k(layer, 0, below), stack.v(layer, 0, below), piece.end_local, scale};
+}
+
+TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, const at::Tensor& q,
+                                         const at::Tensor& k, const at::Tensor& v, double scale,
+                                         bool verify_rows) {
+  const at::Tensor all = gather(at::stack({k, v}, 1));
+  at::Tensor k_rows = stack.k(layer, stack_rows_, num_tokens_),
+             v_rows = stack.v(layer, stack_rows_, num_tokens_);
+  if (verify_rows)
+    BOUGH_CHECK(at::equal(k_rows, all.select(1, 0)) && at::equal(v_rows, all.select(1, 1)),
+                "a recompute differs from its first forward, layer ", layer, ", stack row ", stack_rows_);
+  k_rows.copy_(all.select(1, 0));
+  v_rows.copy_(all.select(1, 1));
+  const auto acc = accumulator_type(q.scalar_type());
+  if (!has_tokens()) {  // one query that sees itself alone
+    const at::Tensor lse = at::zeros({1, q.size(1)}, q.options().dtype(acc));
+    return {at::zeros_like(q), lse};
+  }
+  std::vector<at::Tensor> outputs, lses;
+  for (const Piece& piece : pieces_) {
+    const TreeAttentionInput input = input_of(piece, stack, layer, q, k, v, scale);
+    const TreeAttentionOutput out = piece.segments.empty()
+                                        ? tree_attention_forward(input)
+                                        : tree_attention_forward_by_segments(input, piece.segments);
+    outputs.push_back(out.o_TNH);
+    lses.push_back(out.lse_TN);
+  }
+  return {at::cat(outputs), at::cat(lses)};
+}
+
+TreeAttentionGradient ContextPass::backward(const KvStack& stack, int64_t layer, const at::Tensor& q,
+                                            const at::Tensor& k, const at::Tensor& v,
+                                            const TreeAttentionOutput& out, const at::Tensor& d_o,
+                                            double scale, bool same_bits) const {
+  TreeAttentionGradient own;
+  if (d_o.defined()) own.d_q_TNH = at::zeros_like(q);
+  for (const Piece& piece : pieces_) {
+    if (!d_o.defined()) break;
+    const int64_t length = piece.run.end - piece.run.begin, first = stack_rows_ + piece.run.begin;
+    const TreeAttentionInput input = input_of(piece, stack, layer, q, k, v, scale);
+    const TreeAttentionOutput own_out{out.o_TNH.narrow(0, piece.at, length),
+                                      out.lse_TN.narrow(0, piece.at, length)};
+    const at::Tensor d_o_piece = d_o.narrow(0, piece.at, length);
+    const at::Tensor d_k = stack.d_k(layer, 0, first), d_v = stack.d_v(layer, 0, first);
+    const TreeAttentionGradient d = piece.segments.empty()
+                                        ? tree_attention_backward(input, own_out, d_o_piece, d_k, d_v)
+                                        : tree_attention_backward_by_segments(input, own_out, d_o_piece, d_k,
+                                                                              d_v, piece.segments, same_bits);
+    own.d_q_TNH.narrow(0, piece.at, length).copy_(d.d_q_TNH);
+    stack.d_k(layer, first, length).add_(d.d_k_TGH);
+    stack.d_v(layer, first, length).add_(d.d_v_TGH);
+  }
+  const at::Tensor rows =
+      at::stack({stack.d_k(layer, stack_rows_, num_tokens_), stack.d_v(layer, stack_rows_, num_tokens_)}, 1);
+  all_reduce_(rows, ranks_);
+  const at::Tensor of_own = own_of(rows);
+  own.d_k_TGH = of_own.select(1, 0).contiguous();
+  own.d_v_TGH = of_own.select(1, 1).contiguous();
+  return own;
+}
+
+}  // namespace bough
