@@ -149,6 +149,7 @@ struct ServerSettings {
 
 struct RolloutSettings {
   std::string backend = "embedded";
+  int64_t ranks = 0;
   int64_t max_concurrent_rollouts = 128;
   int64_t prefill_chunk_tokens = 512;
   Bytes kv_memory = {};
@@ -171,6 +172,10 @@ struct RolloutSettings {
       "what generates: embedded (in the run's process), or the servers of rollout.servers.addresses: vllm, "
       "sglang (AReaL's vllm:d4t2 is taken: how they share their work is the servers' own business)");
     v("servers", servers, "inference servers (docs/rollout_servers.md)");
+    v("ranks", ranks,
+      "of the processes of --ranks so many only generate, and the others only train (docs/ranks.md); 0: each "
+      "does both",
+      range(0, 1023));
     v("max_concurrent_rollouts", max_concurrent_rollouts, "samples that are generated at once",
       range(1, 1000000));
     v("prefill_chunk_tokens", prefill_chunk_tokens,
@@ -218,6 +223,8 @@ struct RolloutSettings {
   }
   std::string backend_name() const { return backend.substr(0, backend.find(':')); }
   bool has_servers() const { return backend_name() != "embedded"; }
+  // Those who train embed no engine.
+  bool generates_elsewhere() const { return has_servers() || ranks > 0; }
   void check() const {
     const std::string name = backend_name();
     if (name != "embedded" && name != "vllm" && name != "sglang")
@@ -230,6 +237,9 @@ struct RolloutSettings {
     if (!has_servers() && !servers.addresses.empty())
       throw UserError(
           "rollout.servers.addresses: given, but rollout.backend is embedded; expected vllm or sglang");
+    if (has_servers() && ranks > 0)
+      throw UserError(str("rollout.ranks is ", ranks, ", but rollout.backend is ", backend,
+                          ", whose servers generate; expected 0, or the embedded backend"));
     if (has_servers() && sparse.is_sparse())
       throw UserError(str("rollout.sparse.budget is ", sparse.budget_text(), ", but rollout.backend is ",
                           backend, ", whose attention is dense; expected none, or the embedded backend"));
