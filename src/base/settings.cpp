@@ -119,13 +119,17 @@ std::string read_settings_file(const std::filesystem::path& path) {
 
 void check_settings(const SettingField& root, const std::string& source) {
   if (root.is_group_list()) return;  // its elements were checked one by one
+  const auto call = [&](const std::function<void()>& function) {
+    if (!function) return;
+    try {
+      function();
+    } catch (const UserError& error) {
+      throw UserError(str(source, ": ", root.key.empty() ? "" : root.key + ": ", error.what()));
+    }
+  };
+  call(root.complete);
   for (const SettingField& field : root.fields) check_settings(field, source);
-  if (!root.check) return;
-  try {
-    root.check();
-  } catch (const UserError& error) {
-    throw UserError(str(source, ": ", root.key.empty() ? "" : root.key + ": ", error.what()));
-  }
+  call(root.check);
 }
 
 // ---- Values as YAML ----

@@ -9,6 +9,7 @@
 //       v("schedule", schedule, "shape after warm-up", one_of({"constant", "cosine"}));
 //     }
 //     void check() const;  // optional: what one field cannot say alone; throws UserError
+//     void complete();     // optional, before all checks: fields that follow from others
 //   };
 //
 // Fields: bool, int64_t, double, std::string, Bytes, std::optional and std::vector of these, structs with a
@@ -85,10 +86,10 @@ struct SettingField {
   Constraint constraint;
   SettingKind kind = SettingKind::kGroup;
   SettingShape shape = SettingShape::kSingle;
-  std::function<Json()> get;             // bytes as their text; an empty optional as null
-  std::function<void(const Json&)> set;  // of the right type already
-  std::vector<SettingField> fields;      // of a group; of a list of groups: those of a default element
-  std::function<void()> check;           // of a group, may be empty
+  std::function<Json()> get;              // bytes as their text; an empty optional as null
+  std::function<void(const Json&)> set;   // of the right type already
+  std::vector<SettingField> fields;       // of a group; of a list of groups: those of a default element
+  std::function<void()> check, complete;  // of a group, may be empty
 
   // A list of groups: empties it; appends an element after `fill` has set its fields; appends what a text
   // stands for, empty where elements have no short form.
@@ -166,6 +167,7 @@ class SettingCollector {
       value.visit(inner);
       if constexpr (requires(const T& t) { t.check(); })
         field.check = [&value] { std::as_const(value).check(); };
+      if constexpr (requires(T & t) { t.complete(); }) field.complete = [&value] { value.complete(); };
     } else {
       field.kind = SettingType<T>::kind;
       field.get = [&value] { return setting_to_json(value); };

@@ -376,5 +376,33 @@ TEST(Bytes, ParsesUnitsAndPrintsBack) {
     EXPECT_THROW(Bytes::parse(bad), UserError) << bad;
 }
 
+struct Completed {
+  struct Part {
+    int64_t size = 1;
+    template <class V>
+    void visit(V& v) {
+      v("size", size, "");
+    }
+    void check() const {
+      if (size > 5) throw UserError("too large");
+    }
+  } part;
+  std::string both;
+  template <class V>
+  void visit(V& v) {
+    v("part", part, "");
+    v("both", both, "");
+  }
+  void complete() {
+    if (!both.empty()) part.size = std::ssize(both);
+  }
+};
+
+TEST(Settings, FieldsThatFollowFromOthersAreSetBeforeTheChecks) {
+  EXPECT_EQ(parse_settings<Completed>("both: abc", "file").part.size, 3);
+  EXPECT_EQ(parse_settings<Completed>("part: {size: 2}", "file").part.size, 2);
+  EXPECT_THROW(parse_settings<Completed>("both: abcdef", "file"), UserError);
+}
+
 }  // namespace
 }  // namespace bough

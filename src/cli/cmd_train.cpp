@@ -99,7 +99,14 @@ void run_train(const TrainOptions& options) {
   if (options.config.empty())
     throw UserError("CONFIG is missing: a YAML file of settings; --settings lists them");
   const RunSettings settings = load_settings<RunSettings>(options.config, options.overrides);
-  std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks, options.max_restarts);
+  std::optional<int64_t> wanted = settings.actor.num_ranks();
+  if (wanted) *wanted += settings.rollout.ranks;
+  if (wanted && options.ranks && *wanted != *options.ranks)
+    throw UserError(str("--ranks: got ", *options.ranks, ", but actor.backend is ", settings.actor.backend,
+                        " and rollout.ranks ", settings.rollout.ranks, ", of ", *wanted,
+                        " ranks; leave one of them out"));
+  std::unique_ptr<Communicator> ranks =
+      enter_ranks(options.ranks ? options.ranks : wanted, options.max_restarts);
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
   if (settings.threads > 0) torch.threads = settings.threads;
   set_up_torch(torch);

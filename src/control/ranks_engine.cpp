@@ -117,18 +117,18 @@ void stream(const GenerationResult& result, const std::function<void(const Strea
   for (size_t i = 0; i < result.samples.size(); ++i) {
     const GeneratedSample& sample = result.samples[i];
     for (size_t t = 0; t < sample.token_ids.size(); ++t) {
-      StreamedToken token{.id = result.id,
-                          .sample = static_cast<int64_t>(i),
-                          .position = static_cast<int64_t>(t),
-                          .token = sample.token_ids[t],
-                          .logprob = sample.logprobs[t],
-                          .raw_logprob = sample.raw_logprobs[t],
-                          .truncated_logprob = sample.truncated_logprobs[t],
-                          .version = sample.versions[t],
-                          .is_last = t + 1 == sample.token_ids.size() &&
-                                     sample.finish_reason != FinishReason::kCancelled,
-                          .top_ids = {},
-                          .top_logprobs = {}};
+      StreamedToken token{
+          .id = result.id,
+          .sample = static_cast<int64_t>(i),
+          .position = static_cast<int64_t>(t),
+          .token = sample.token_ids[t],
+          .logprob = sample.logprobs[t],
+          .raw_logprob = sample.raw_logprobs[t],
+          .truncated_logprob = sample.truncated_logprobs[t],
+          .version = sample.versions[t],
+          .is_last = t + 1 == sample.token_ids.size() && sample.finish_reason != FinishReason::kCancelled,
+          .top_ids = {},
+          .top_logprobs = {}};
       if (t < sample.top_ids.size()) token.top_ids = sample.top_ids[t];
       if (t < sample.top_logprobs.size()) token.top_logprobs = sample.top_logprobs[t];
       on_token(token);

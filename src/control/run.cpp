@@ -130,9 +130,7 @@ void follow_generation(const RunSettings& settings, RankGroups& groups) {
   EngineParts parts(settings);
   ReceivedWeights weights(*parts.model, *groups.publication, takes_weights_in_place(settings, *parts.model));
   run_both([&] { weights.receive(); }, *groups.publication,
-           [&] {
-             serve_engine(parts.engine, weights, *groups.engines, [&] { return parts.make_engine(); });
-           },
+           [&] { serve_engine(parts.engine, weights, *groups.engines, [&] { return parts.make_engine(); }); },
            *groups.engines);
 }
 
@@ -317,12 +315,12 @@ void Run::resume() {
   controller_.restore(std::move(state));
   if (saved.value("environment", Json()) != thread_state()) {
     const Json before = saved.value("environment", Json());
-    log_warning(
-        str("the run was computed with ", before.value("threads", 0), " threads on ",
-            before.value("ranks", 1), " ranks", engine_ranks_text(before.value("engine_ranks", 0)),
-            ", now it is with ", parts_.threads.training, " on ", num_ranks(),
-            engine_ranks_text(settings_.rollout.ranks), ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
-            "to change that"));
+    log_warning(str(
+        "the run was computed with ", before.value("threads", 0), " threads on ", before.value("ranks", 1),
+        " ranks", engine_ranks_text(before.value("engine_ranks", 0)), ", now it is with ",
+        parts_.threads.training, " on ", num_ranks(), engine_ranks_text(settings_.rollout.ranks),
+        ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
+        "to change that"));
   }
   log_info(
       str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));

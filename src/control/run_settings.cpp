@@ -17,6 +17,18 @@ void EvaluatorSettings::check() const {
   }
 }
 
+void RunSettings::complete() {
+  if (allocation_mode.empty()) return;
+  const size_t plus = allocation_mode.find('+');
+  const bool is_two_at_most =
+      plus == std::string::npos || allocation_mode.find('+', plus + 1) == std::string::npos;
+  if (!is_two_at_most || allocation_mode.find('|') != std::string::npos)
+    throw UserError(str("allocation_mode: got ", quoted(allocation_mode),
+                        ", expected SERVERS+TRAINER, as sglang:d4+fsdp:d8, or TRAINER alone, as fsdp:d8"));
+  if (plus != std::string::npos) rollout.backend = allocation_mode.substr(0, plus);
+  actor.backend = plus == std::string::npos ? allocation_mode : allocation_mode.substr(plus + 1);
+}
+
 void RunSettings::check() const {
   const auto require = [](const std::string& value, const char* key) {
     if (value.empty()) throw UserError(str(key, " is missing; give it in the file or as ", key, "=..."));
@@ -171,7 +183,9 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 41> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 43> kHarmless = {"experiment_name",
+                                                                 "actor.backend",
+                                                                 "allocation_mode",
                                                                  "trial_name",
                                                                  "fileroot",
                                                                  "total_train_steps",

@@ -125,6 +125,7 @@ struct RunSettings {
   int64_t compare_dense = 0;
   double stall_seconds = 1800;
   std::string calibration;
+  std::string allocation_mode;
 
   template <class V>
   void visit(V& v) {
@@ -168,10 +169,14 @@ struct RunSettings {
       "a run in which no thread has begun or finished anything for so long ends, and says who was busy with "
       "what; 0: never. Longer than the longest step of training",
       at_least(0.0));
+    v("allocation_mode", allocation_mode,
+      "AReaL's, as sglang:d4+fsdp:d8: stands for rollout.backend and actor.backend; embedded:d2+fsdp:d6: "
+      "of 8 ranks 2 generate; fsdp:d8 alone: all do");
     v("compare_dense", compare_dense,
       "after training, time this many of the last batches with and without the tree; 0: do not",
       range(0, 100));
   }
+  void complete();  // what allocation_mode says
   void check() const;
   static SettingAliases aliases();
 

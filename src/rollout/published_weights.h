@@ -96,7 +96,7 @@ class ReceivedWeights final : public WeightChannel {
   // An engine rank's. in_place: the model's tensors keep their addresses (CopiedWeights says why).
   ReceivedWeights(Model& generating, Communicator& publisher, bool in_place);
 
-  void receive();  // on a thread of its own, until rank 0 ends
+  void receive();                          // on a thread of its own, until rank 0 ends
   void publish(int32_t version) override;  // is rank 0's
   std::optional<WeightUpdate> take() override;
   bool has_new() const override;

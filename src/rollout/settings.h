@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -169,8 +170,9 @@ struct RolloutSettings {
   template <class V>
   void visit(V& v) {
     v("backend", backend,
-      "what generates: embedded (in the run's process), or the servers of rollout.servers.addresses: vllm, "
-      "sglang (AReaL's vllm:d4t2 is taken: how they share their work is the servers' own business)");
+      "what generates: embedded (in the run's processes; embedded:d2 is rollout.ranks 2), or the servers of "
+      "rollout.servers.addresses: vllm, sglang (AReaL's vllm:d4t2 is taken: how they share their work is the "
+      "servers' own business)");
     v("servers", servers, "inference servers (docs/rollout_servers.md)");
     v("ranks", ranks,
       "of the processes of --ranks so many only generate, and the others only train (docs/ranks.md); 0: each "
@@ -220,6 +222,21 @@ struct RolloutSettings {
     v("threads", threads,
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));
+  }
+  // embedded:dN, as AReaL would name them, stands for N ranks.
+  void complete() {
+    constexpr std::string_view kEmbedded = "embedded:d";
+    if (!backend.starts_with(kEmbedded)) return;
+    const std::string count = backend.substr(kEmbedded.size());
+    const bool is_count = !count.empty() && count.size() <= 4 && count[0] != '0' &&
+                          count.find_first_not_of("0123456789") == std::string::npos;
+    if (!is_count || (ranks > 0 && std::stoll(count) != ranks))
+      throw UserError(
+          str("rollout.backend is ", backend, " and rollout.ranks ", ranks,
+              "; expected embedded:dN, of N ranks that each have the whole model, or embedded and "
+              "rollout.ranks"));
+    ranks = std::stoll(count);
+    backend = "embedded";
   }
   std::string backend_name() const { return backend.substr(0, backend.find(':')); }
   bool has_servers() const { return backend_name() != "embedded"; }

@@ -62,6 +62,34 @@ double unpack(const std::string& text, WeightedSums& metrics) {
 
 }  // namespace
 
+std::optional<int64_t> ranks_of_backend(const std::string& backend) {
+  if (backend.empty()) return {};
+  const auto refuse = [&](const std::string& what) -> void {
+    throw UserError(str("actor.backend: got ", quoted(backend), what));
+  };
+  const size_t separator = backend.find_first_of(":.");
+  const std::string name = separator == std::string::npos ? "" : backend.substr(0, separator);
+  if (name != "" && name != "fsdp" && name != "megatron" && name != "archon")
+    refuse(str(", a trainer ", quoted(name), "; expected fsdp:dN, of N ranks"));
+  int64_t data = 1;
+  const char* at = backend.c_str() + (separator == std::string::npos ? 0 : separator + 1);
+  if (*at == 0) refuse(", without a size; expected fsdp:dN, of N ranks");
+  while (*at != 0) {
+    const char dimension = *at++;
+    char* end = nullptr;
+    const int64_t size = *at >= '1' && *at <= '9' ? std::strtoll(at, &end, 10) : 0;
+    if (size == 0 || std::string_view("dtpce").find(dimension) == std::string_view::npos)
+      refuse(", expected fsdp:dN, of N ranks");
+    if (dimension == 'd') data = size;
+    else if (size > 1)
+      refuse(str(", of which ", dimension, size,
+                 " is not there: ranks share the batch, and each has the whole ",
+                 "model (docs/ranks.md); expected fsdp:dN"));
+    at = end;
+  }
+  return data;
+}
+
 BalanceWeights balance_weights(const PassCosts* costs) {
   if (!costs) return {};
   constexpr int64_t kTokens = 1024;

@@ -147,6 +147,10 @@ struct CriticSettings {
   }
 };
 
+// AReaL's `NAME:d4t2` or `d4`: data parallel 4, tensor parallel 2. None where empty. UserError: another
+// form, or another kind of parallelism than by data.
+std::optional<int64_t> ranks_of_backend(const std::string& backend);
+
 struct ActorSettings {
   LoraSettings lora;  // `lora` of a run's settings, beside `actor`
   TreeTrainingSettings tree;
@@ -161,6 +165,7 @@ struct ActorSettings {
   int64_t ppo_epochs = 1;
   int64_t threads = 0;
   bool deterministic = false;
+  std::string backend;
 
   template <class V>
   void visit(V& v) {
@@ -172,6 +177,9 @@ struct ActorSettings {
       "the batch is cut into 8 shares, each walked by itself, and sums are in one order, so that 1, 2, 4 and "
       "8 "
       "ranks of a thread each have the same weights (docs/ranks.md)");
+    v("backend", backend,
+      "ranks that train, as AReaL names them: fsdp:d4 are four (docs/ranks.md); empty: as many as are "
+      "started");
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
@@ -184,6 +192,8 @@ struct ActorSettings {
     shaping.visit(v);
     filters.visit(v);
   }
+  // Of `backend`; none where it is empty. UserError: a dimension that is not there.
+  std::optional<int64_t> num_ranks() const { return ranks_of_backend(backend); }
   // Optimizer steps of one batch.
   int64_t updates_per_batch() const { return ppo_n_minibatches * ppo_epochs; }
 
@@ -192,6 +202,7 @@ struct ActorSettings {
     tree.check();
     advantages.check();
     filters.check();
+    num_ranks();
     if (mb_spec.counts() && tree.strategy() != "dense")
       throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),

@@ -371,6 +371,27 @@ def test_ranks_keep_what_the_dense_policy_would_have_drawn(experiment):
     assert largest_difference(experiment.folder("one"), experiment.folder("two")) < 1e-5
 
 
+def test_areals_names_say_how_many(bough, experiment):
+    experiment("named", "allocation_mode=fsdp:d2", "total_train_steps=1")
+    record = read_metrics(experiment.folder("named"))[-1]
+    assert record["step"] == 1 and record["ranks/bytes_sent"] > 0
+    experiment("split", "allocation_mode=embedded:d1+fsdp:d2", "total_train_steps=2")
+    record = read_metrics(experiment.folder("split"))[-1]
+    assert record["publication/bytes"] > 0 and "ranks/slowest_over_mean" in record
+    for word, said in (
+        ("allocation_mode=embedded:d1t2+fsdp:d2", "expected embedded:dN"),
+        ("allocation_mode=sglang:d1+fsdp:d2t2", "t2 is not there"),
+        ("allocation_mode=sglang:d4|fsdp:d4", "SERVERS+TRAINER"),
+        ("actor.backend=deepspeed:d2", "a trainer 'deepspeed'"),
+        ("actor.backend=fsdp:two", "expected fsdp:dN"),
+        ("allocation_mode=sglang:d1+fsdp:d2", "rollout.servers.addresses"),
+    ):
+        refused = bough("train", "config.yaml", word, env=ENVIRONMENT)
+        assert refused.returncode == 2 and said in refused.stderr, (word, refused.stderr)
+    twice = bough("train", "config.yaml", "actor.backend=fsdp:d2", "--ranks", 3)
+    assert twice.returncode == 2 and "leave one of them out" in twice.stderr
+
+
 def test_what_ranks_cannot_do_is_refused(bough, experiment):
     words = ("rollout.sparse.budget=64", "sparse_training.arm=distill", "gconfig.top_logprobs=20")
     refused = bough("train", "config.yaml", *words, "--ranks", 2, env=ENVIRONMENT)
