@@ -33,10 +33,11 @@ bool equal(Model& a, Model& b) {
   return true;
 }
 
+// Of what is trained, each tensor in whole cache lines of 64 bytes.
 int64_t bytes_of(Model& model) {
   int64_t bytes = 0;
   for (const Parameter* parameter : model.trained_parameters())
-    bytes += static_cast<int64_t>(parameter->value.nbytes());
+    bytes += (static_cast<int64_t>(parameter->value.nbytes()) + 63) / 64 * 64;
   return bytes;
 }
 
