@@ -188,6 +188,14 @@ std::string percent(double share) {
   return format_significant(100 * share, 2) + "%";
 }
 
+// How `bough train` is told of a split, a rank for each device.
+std::string rank_options(const SplitResult& split) {
+  const bool in_turns = split.max_staleness == 0;
+  return str("--ranks ", in_turns ? split.train_devices : split.rollout_devices + split.train_devices,
+             in_turns ? "" : str(" rollout.ranks=", split.rollout_devices),
+             " rollout.max_head_offpolicyness=", split.max_staleness);
+}
+
 std::string table_of(const std::vector<SplitResult>& splits, double synchronous) {
   std::ostringstream out;
   char line[160];
@@ -217,7 +225,8 @@ struct ClusterRow {
 };
 
 Json split_json(const SplitResult& split) {
-  return {{"rollout_devices", split.rollout_devices},
+  return {{"rank_options", rank_options(split)},
+          {"rollout_devices", split.rollout_devices},
           {"train_devices", split.train_devices},
           {"max_head_offpolicyness", split.max_staleness},
           {"tokens_per_s", split.result.tokens_per_second()},
@@ -247,7 +256,10 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
          simulate_splits(assumed.simulation, devices, options.max_staleness, rates_of, stride)) {
       const bool in_turns = split.max_staleness == 0;
       Json entry = split_json(split);
-      entry["layout"] = rates.layout(split.rollout_devices, split.train_devices, in_turns)->text();
+      const auto layout = rates.layout(split.rollout_devices, split.train_devices, in_turns);
+      entry["layout"] = layout->text();
+      // Ranks of bough train have a device each.
+      if (layout->devices_per_engine > 1 || layout->devices_per_replica > 1) entry.erase("rank_options");
       splits.push_back(std::move(entry));
       std::optional<SplitResult>& place = in_turns ? row.in_turns : row.best;
       if (!place || split.result.tokens_per_second() > place->result.tokens_per_second())
@@ -309,7 +321,9 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
       "devices "
       "each;\nin turns (eta 0): all devices for both. scaling: tokens/s a device, over the first row's. "
       "trainer, "
-      "engine: how long it waited\n");
+      "engine: how long it waited\nas a run, where no tN stands: bough train CONFIG --ranks "
+      "ENGINES+REPLICAS "
+      "rollout.ranks=ENGINES rollout.max_head_offpolicyness=ETA; in turns --ranks alone\n");
 }
 
 void run_simulate(const SimulateOptions& options) {
@@ -356,7 +370,7 @@ void run_simulate(const SimulateOptions& options) {
       synchronous > 0 ? str(", ", format_significant(best->result.tokens_per_second() / synchronous, 3),
                             " times the synchronous run")
                       : "",
-      "\n"));
+      "\nas a run: bough train CONFIG ", rank_options(*best), "\n"));
 }
 
 }  // namespace

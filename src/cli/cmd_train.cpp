@@ -99,10 +99,12 @@ void run_train(const TrainOptions& options) {
   if (options.config.empty())
     throw UserError("CONFIG is missing: a YAML file of settings; --settings lists them");
   const RunSettings settings = load_settings<RunSettings>(options.config, options.overrides);
-  const std::optional<int64_t> wanted = settings.actor.num_ranks();
+  std::optional<int64_t> wanted = settings.actor.num_ranks();
+  if (wanted) *wanted += settings.rollout.ranks;
   if (wanted && options.ranks && *wanted != *options.ranks)
     throw UserError(str("--ranks: got ", *options.ranks, ", but actor.backend is ", settings.actor.backend,
-                        ", of ", *wanted, " ranks; leave one of them out"));
+                        " and rollout.ranks ", settings.rollout.ranks, ", of ", *wanted,
+                        " ranks; leave one of them out"));
   std::unique_ptr<Communicator> ranks =
       enter_ranks(options.ranks ? options.ranks : wanted, options.max_restarts);
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};

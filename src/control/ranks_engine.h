@@ -1,7 +1,8 @@
-// Generation by all ranks of a run: rank 0's engine hands requests out to the engines that the ranks embed,
-// each over its own rank's weights, so that no weights are sent for it.
+// Generation by several ranks of a run: rank 0 hands requests out to the engines that ranks embed. Either every
+// rank trains and has one, over its own weights, so that none are sent for it; or some ranks have nothing but
+// one (rollout.ranks), rank 0 has none, and weights are published to them (rollout/published_weights.h).
 //
-//   rank 0: Generator ─▶ RanksEngine ─┬─▶ its own engine
+//   rank 0: Generator ─▶ RanksEngine ─┬─▶ its own engine, if it has one
 //                                     └─▶ commands, results (a communicator of their own) ─▶ serve_engine()
 //
 // In rounds: rank 0 sends what was asked since the last round; every rank does it and then makes kPasses
@@ -11,9 +12,16 @@
 // a function of the requests alone, not of time.
 //
 // Weights: a rank's engine takes its own trainer's once they are of the version that rank 0 has taken, or
-// newer: a trainer may be ahead, and tokens say which version drew them.
+// newer: a trainer may be ahead, and tokens say which version drew them. Engine ranks take published ones,
+// which have arrived, in a round without a pass.
+//
+// An engine that throws in a pass is made again where serve_engine() was told how, takes the weights that it
+// had and has all that it was asked for again: draws are a function of the request, so that what is lost is
+// time. Beyond kMostRestarts without a finished request in between, and for wrong input, its rank ends.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,9 +37,9 @@ namespace bough {
 
 class RanksEngine final : public Engine {
  public:
-  // Rank 0's: its own engine, of a model of this shape, and the group, which is this engine's alone. All must
-  // outlive it.
-  RanksEngine(Engine& own, const ModelConfig& config, Communicator& ranks);
+  // Rank 0's: its own engine, null where it has none, of a model of this shape, and the group, which is this
+  // engine's alone. All must outlive it.
+  RanksEngine(Engine* own, const ModelConfig& config, Communicator& ranks);
 
   void submit(GenerationRequest request) override;
   std::vector<GenerationResult> step() override;
@@ -50,15 +58,22 @@ class RanksEngine final : public Engine {
 
   void end();  // the other ranks' serve_engine() returns
 
+  // From any thread. The longest time, since the last call, that engine ranks made no pass because they took
+  // weights; engines made again so far.
+  double take_longest_exchange() { return longest_exchange_.exchange(0); }
+  int64_t num_restarts() const { return num_restarts_.load(); }
+
  private:
   struct Place {
     size_t rank = 0;
     int64_t samples = 0;
+    std::function<void(const StreamedToken&)> on_token;  // gets another rank's tokens when all are there
   };
   // What a rank said last.
   struct Report {
     bool ready_for_weights = true;
     EngineStatistics statistics;
+    int64_t restarts = 0;
   };
   struct Round {
     std::vector<GenerationResult> results;
@@ -68,7 +83,9 @@ class RanksEngine final : public Engine {
   void tell_all(const Json& command);
   Round round(int64_t passes, bool asks_running);
   bool others_have_work() const;
+  bool has_own() const { return !none_; }
 
+  const std::unique_ptr<Engine> none_;  // takes own_'s place where rank 0 has none
   Engine& own_;
   const ModelConfig& config_;
   Communicator& ranks_;
@@ -79,10 +96,16 @@ class RanksEngine final : public Engine {
   std::vector<int64_t> samples_;                            // in flight, by rank
   std::vector<Report> reports_;
   double seconds_ = 0;
+  std::atomic<double> longest_exchange_ = 0;
+  std::atomic<int64_t> num_restarts_ = 0;
 };
 
+inline constexpr int64_t kMostRestarts = 3;
+
 // Another rank's: does what rank 0's engine has it do, until that ends. Takes weights from `weights` where it
-// is told to.
-void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks);
+// is told to. make_again: gives another engine of the same model in place of one that threw; none: what it
+// throws is thrown here.
+void serve_engine(std::unique_ptr<Engine>& engine, WeightChannel& weights, Communicator& ranks,
+                  const std::function<std::unique_ptr<Engine>()>& make_again = {});
 
 }  // namespace bough

@@ -20,13 +20,12 @@
 #include "control/workers.h"
 #include "data/rollout_file.h"
 #include "models/checkpoint.h"
+#include "rollout/published_weights.h"
 #include "train/make_batch.h"
 
 namespace bough {
 
 namespace {
-
-// Of a checkpoint: the adapters that the sparse policy has beside the trained weights, and their optimizer.
 
 // The run's last checkpoint, from rank 0, whose folder it is, to the others, which see the same files.
 void send_checkpoint(const std::optional<RunCheckpoint>& checkpoint, Communicator& ranks) {
@@ -42,12 +41,72 @@ std::optional<RunCheckpoint> receive_checkpoint(Communicator& ranks) {
   return RunCheckpoint{std::stoll(text.substr(0, space)), text.substr(space + 1)};
 }
 
-void check_ranks(const RunSettings& settings) {
-  const auto refuse = [](const char* setting, const std::string& remedy) {
-    throw UserError(str(setting, ": is not for several ranks yet; expected ", remedy, ", or one rank"));
+void check_ranks(const RunSettings& settings, int64_t num_ranks) {
+  const int64_t engines = settings.rollout.ranks;
+  if (engines > 0 && engines >= num_ranks)
+    throw UserError(str("rollout.ranks: got ", engines, " of ", num_ranks,
+                        num_ranks == 1 ? " process" : " processes",
+                        ", which leaves none to train; expected fewer than --ranks, or 0"));
+  if (num_ranks > 1 && settings.sparse_training.has_student())
+    throw UserError(
+        "sparse_training.arm: distill and weak: is not for several ranks yet; expected sparse or "
+        "sparse_to_sparse, or one rank");
+}
+
+// The groups of a run's processes. With rollout.ranks M the last M of them only generate, and the others only
+// train. Making it is a collective call of all.
+struct RankGroups {
+  RankGroups(Communicator* all_ranks, const RolloutSettings& rollout) : all(all_ranks), trainers(all_ranks) {
+    if (!all || all->size() == 1) {
+      trainers = nullptr;
+      return;
+    }
+    if (rollout.ranks == 0) {
+      if (!rollout.has_servers()) engines = all->split(0);
+      return;
+    }
+    is_engine = all->rank() >= all->size() - rollout.ranks;
+    of_side = all->split(is_engine ? 1 : 0);
+    trainers = is_engine || of_side->size() == 1 ? nullptr : of_side.get();
+    const bool is_served = is_engine || all->rank() == 0;
+    engines = all->split(is_served ? 0 : 1);
+    publication = all->split(is_served ? 0 : 1);
+  }
+
+  Communicator* const all;  // null: one process
+  Communicator* trainers;   // that this process trains with; null: it trains alone, or not at all
+  bool is_engine = false;
+  // Rank 0 and those who generate for it: requests; and weights, where some only generate. Of a trainer that
+  // has no engine they are not used.
+  std::unique_ptr<Communicator> of_side, engines, publication;
+};
+
+// Work on a thread beside other work: what one of them throws ends both, by their groups' watches, and is
+// thrown here.
+void run_both(const std::function<void()>& beside, Communicator& of_beside, const std::function<void()>& here,
+              Communicator& of_here) {
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto watch = [&] {
+    const std::lock_guard lock(mutex);
+    if (failure) std::rethrow_exception(failure);
   };
-  if (settings.sparse_training.has_student())
-    refuse("sparse_training.arm: distill and weak", "sparse or sparse_to_sparse");
+  const auto guarded = [&](const std::function<void()>& work) {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  of_beside.set_watch(watch);
+  of_here.set_watch(watch);
+  std::thread thread([&] { guarded(beside); });
+  guarded(here);
+  thread.join();
+  of_beside.set_watch({});
+  of_here.set_watch({});
+  watch();
 }
 
 // Weights that rank 0 publishes: every rank's engine takes its own trainer's.
@@ -66,9 +125,19 @@ class RanksWeights final : public WeightChannel {
   Trainer& trainer_;
 };
 
-// A rank other than 0: it trains when rank 0 trains, and beside that, in a thread of its own, generates what
-// rank 0's engine has it generate. What ends one of the two ends the other.
-void follow_training(const RunSettings& settings, Communicator& ranks) {
+// A rank that only generates: its engine does what rank 0's has it do, while weights arrive.
+void follow_generation(const RunSettings& settings, RankGroups& groups) {
+  EngineParts parts(settings);
+  ReceivedWeights weights(*parts.model, *groups.publication, takes_weights_in_place(settings, *parts.model));
+  run_both([&] { weights.receive(); }, *groups.publication,
+           [&] { serve_engine(parts.engine, weights, *groups.engines, [&] { return parts.make_engine(); }); },
+           *groups.engines);
+}
+
+// A rank other than 0 that trains: it does when rank 0 does, and beside that, in a thread of its own,
+// generates what rank 0's engine has it generate, unless others do.
+void follow_training(const RunSettings& settings, RankGroups& groups) {
+  Communicator& ranks = *groups.trainers;
   RunParts parts(
       settings, [] { return false; }, &ranks);
   if (const auto checkpoint = receive_checkpoint(ranks)) {
@@ -80,40 +149,20 @@ void follow_training(const RunSettings& settings, Communicator& ranks) {
         });
     parts.trainer.gradient().restore(saved.value("coefficients", Json()));
   }
-  if (!parts.engine) return parts.trainer.follow([](int32_t) {});  // servers generate, for rank 0
-  const std::unique_ptr<Communicator> engines = ranks.split(0);
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto watch = [&] {
-    const std::lock_guard lock(mutex);
-    if (failure) std::rethrow_exception(failure);
-  };
-  const auto guarded = [&](const std::function<void()>& work) {
-    try {
-      work();
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  engines->set_watch(watch);
-  ranks.set_watch(watch);
-  std::thread generating([&] {
-    guarded([&] {
-      at::set_num_threads(parts.threads.generating);
-      serve_engine(*parts.engine, *parts.weights, *engines);
-    });
-  });
-  guarded([&] { parts.trainer.follow([&](int32_t version) { parts.weights->publish(version); }); });
-  generating.join();
-  ranks.set_watch({});
-  watch();
+  if (!parts.engine) return parts.trainer.follow();
+  run_both(
+      [&] {
+        at::set_num_threads(parts.threads.generating);
+        serve_engine(parts.engine, *parts.weights, *groups.engines);
+      },
+      *groups.engines,
+      [&] { parts.trainer.follow([&](int32_t version) { parts.weights->publish(version); }); }, ranks);
 }
 
 // The controller over the parts of a run, its workers, and the files that it leaves.
 class Run {
  public:
-  Run(const RunSettings& settings, const RunOptions& options);
+  Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups);
 
   RunSummary work();
 
@@ -129,12 +178,14 @@ class Run {
     return *parts_.engine;
   }
   WeightChannel& weights() {
+    if (published_weights_) return *published_weights_;
     if (ranks_weights_) return *ranks_weights_;
     return *parts_.weights;
   }
   void end_ranks() {
     if (num_ranks() == 1) return;
     if (ranks_engine_) ranks_engine_->end();
+    if (published_weights_) published_weights_->end();
     trainer_.end_ranks();
     if (options_.on_ranks_ended) options_.on_ranks_ended();
   }
@@ -153,10 +204,13 @@ class Run {
   Json thread_state() const;
   std::optional<Comparison> compare();
   RunSummary summarise();
-  int64_t num_ranks() const { return options_.ranks ? options_.ranks->size() : 1; }
+  int64_t num_ranks() const { return groups_->all ? groups_->all->size() : 1; }
+  int64_t num_engines() const { return settings_.rollout.ranks > 0 ? settings_.rollout.ranks : num_ranks(); }
+  StepRecord train(const TrainOrder& order);
   bool stopping() const { return options_.stop && options_.stop(); }
 
   const RunOptions options_;
+  const std::unique_ptr<RankGroups> groups_;
   RunParts parts_;
   const RunSettings& settings_;
   Trainer& trainer_;
@@ -181,9 +235,9 @@ class Run {
   std::unique_ptr<Model> reference_copy_;
   Json coefficients_copy_;
 
-  std::unique_ptr<Communicator> engine_ranks_;  // null: one rank, or servers generate
-  std::unique_ptr<RanksEngine> ranks_engine_;
-  std::unique_ptr<RanksWeights> ranks_weights_;
+  std::unique_ptr<RanksEngine> ranks_engine_;            // null: one rank, or servers generate
+  std::unique_ptr<RanksWeights> ranks_weights_;          // where every rank has an engine
+  std::unique_ptr<PublishedWeights> published_weights_;  // where some ranks only generate
   EventQueue events_;
   Timeline timeline_;
   std::unique_ptr<OutsideGroups> outside_;  // null: conversations are held here
@@ -191,16 +245,10 @@ class Run {
   Controller controller_;
 };
 
-// The engines' group of a run of several ranks that each have one, after what the others are told first.
-std::unique_ptr<Communicator> engine_ranks(const RunParts& parts, Communicator* ranks) {
-  if (!ranks || ranks->size() == 1) return nullptr;
-  send_checkpoint(parts.folder->checkpoint(), *ranks);
-  return parts.settings.rollout.has_servers() ? nullptr : ranks->split(0);
-}
-
-Run::Run(const RunSettings& settings, const RunOptions& options)
+Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups)
     : options_(options),
-      parts_(settings, options.stop, options.ranks),
+      groups_(std::move(groups)),
+      parts_(settings, options.stop, groups_->trainers),
       settings_(parts_.settings),
       trainer_(parts_.trainer),
       folder_(*parts_.folder),
@@ -208,15 +256,21 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
       display_(total_steps_, parts_.clock, options.display),
       last_checkpoint_(parts_.clock.now()),
       order_(parts_.problems, static_cast<uint64_t>(settings_.seed), settings_.train_dataset.shuffle),
-      engine_ranks_(engine_ranks(parts_, options.ranks)),
-      ranks_engine_(engine_ranks_ ? std::make_unique<RanksEngine>(*parts_.engine, parts_.model->config(),
-                                                                  *engine_ranks_)
-                                  : nullptr),
-      ranks_weights_(engine_ranks_ ? std::make_unique<RanksWeights>(*parts_.weights, trainer_) : nullptr),
+      ranks_engine_(groups_->engines ? std::make_unique<RanksEngine>(
+                                           parts_.engine.get(), parts_.model->config(), *groups_->engines)
+                                     : nullptr),
+      ranks_weights_(groups_->engines && !groups_->publication
+                         ? std::make_unique<RanksWeights>(*parts_.weights, trainer_)
+                         : nullptr),
+      published_weights_(groups_->publication
+                             ? std::make_unique<PublishedWeights>(*parts_.model, *groups_->publication,
+                                                                  /*waits=*/!is_asynchronous())
+                             : nullptr),
       timeline_(parts_.clock.now()),
       outside_(options.outside ? options.outside(settings_, engine()) : nullptr),
       workers_(worker_parts(), worker_options()),
       controller_(workers_, parts_.clock, controller_options(), observer()) {
+  if (groups_->trainers) send_checkpoint(folder_.checkpoint(), *groups_->trainers);
   resume();
   metrics_ = folder_.open_metrics();
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
@@ -230,10 +284,15 @@ Run::Run(const RunSettings& settings, const RunOptions& options)
   timeline_file_ = std::make_unique<AppendFile>(timeline);
 }
 
+std::string engine_ranks_text(int64_t count) {
+  return count > 0 ? str(", of which ", count, " generate") : "";
+}
+
 // Threads and ranks decide the order in which sums are taken, and with it the last bits.
 Json Run::thread_state() const {
   Json state = {{"threads", parts_.threads.training}};
   if (num_ranks() > 1) state["ranks"] = num_ranks();
+  if (settings_.rollout.ranks > 0) state["engine_ranks"] = settings_.rollout.ranks;
   return state;
 }
 
@@ -256,17 +315,31 @@ void Run::resume() {
   controller_.restore(std::move(state));
   if (saved.value("environment", Json()) != thread_state()) {
     const Json before = saved.value("environment", Json());
-    log_warning(
-        str("the run was computed with ", before.value("threads", 0), " threads on ",
-            before.value("ranks", 1), " ranks, now it is with ", parts_.threads.training, " on ", num_ranks(),
-            ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
-            "to change that"));
+    log_warning(str(
+        "the run was computed with ", before.value("threads", 0), " threads on ", before.value("ranks", 1),
+        " ranks", engine_ranks_text(before.value("engine_ranks", 0)), ", now it is with ",
+        parts_.threads.training, " on ", num_ranks(), engine_ranks_text(settings_.rollout.ranks),
+        ": it goes on correctly, but not bit for bit; set OMP_NUM_THREADS or threads, or --ranks, "
+        "to change that"));
   }
   log_info(
       str("resumed from ", folder_.checkpoint()->directory.string(), ": step ", step, " of ", total_steps_));
 }
 
 // ---- What workers and controller ask of the run.
+
+StepRecord Run::train(const TrainOrder& order) {
+  StepRecord record = train_batch(order, settings_, trainer_);
+  if (!published_weights_) return record;
+  const PublishedWeights::Report report = published_weights_->take_report();
+  if (report.publications > 0) {
+    record.metrics["publication/bytes"] = report.bytes;
+    record.metrics["publication/seconds"] = report.seconds;
+    record.metrics["publication/stall_seconds"] = ranks_engine_->take_longest_exchange();
+  }
+  record.metrics["rollout/engine_restarts"] = static_cast<double>(ranks_engine_->num_restarts());
+  return record;
+}
 
 GroupTask Run::task_of(uint64_t id) {
   const std::lock_guard lock(order_mutex_);
@@ -284,7 +357,7 @@ WorkerParts Run::worker_parts() {
           .events = events_,
           .timeline = timeline_,
           .task_of = [this](uint64_t id) { return task_of(id); },
-          .train = [this](const TrainOrder& order) { return train_batch(order, settings_, trainer_); },
+          .train = [this](const TrainOrder& order) { return train(order); },
           .take_snapshot =
               [this] {
                 model_copy_ = copy_of(*parts_.model);
@@ -325,7 +398,7 @@ ControllerOptions Run::controller_options() {
       .total_steps = total_steps_,
       .max_buffered_groups = rollout.max_buffered_groups,
       .group_size = settings_.gconfig.n_samples + settings_.actor.advantages.needs_baselines(),
-      .samples_in_flight = 2 * rollout.max_concurrent_rollouts * num_ranks(),
+      .samples_in_flight = 2 * rollout.max_concurrent_rollouts * num_engines(),
       .weight_sync_steps = rollout.weight_sync_steps,
       .interruptible = rollout.interruptible,
       .min_group = std::min(rollout.min_group, settings_.gconfig.n_samples),
@@ -371,7 +444,7 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
   EvaluationOptions options;
   options.sampling = settings_.evaluation_sampling();
   options.seed = static_cast<uint64_t>(settings_.seed);
-  options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts * num_ranks();
+  options.samples_in_flight = 2 * settings_.rollout.max_concurrent_rollouts * num_engines();
   options.collect.stop = [&] { return stopping() || stop(); };
   options.collect.on_progress = [&](int64_t done, int64_t total) {
     evaluated_.store(done);
@@ -545,14 +618,14 @@ RunSummary Run::summarise() {
 
 RunSummary run_training(const RunSettings& settings, const RunOptions& options) {
   if (settings.threads > 0) at::set_num_threads(static_cast<int>(settings.threads));
-  if (options.ranks && options.ranks->size() > 1) {
-    check_ranks(settings);
-    if (options.ranks->rank() > 0) {
-      follow_training(settings, *options.ranks);
-      return {};
-    }
+  check_ranks(settings, options.ranks ? options.ranks->size() : 1);
+  auto groups = std::make_unique<RankGroups>(options.ranks, settings.rollout);
+  if (options.ranks && options.ranks->rank() > 0) {
+    if (groups->is_engine) follow_generation(settings, *groups);
+    else follow_training(settings, *groups);
+    return {};
   }
-  auto run = std::make_unique<Run>(settings, options);
+  auto run = std::make_unique<Run>(settings, options, std::move(groups));
   try {
     return run->work();
   } catch (const std::exception& error) {

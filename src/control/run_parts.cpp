@@ -167,15 +167,14 @@ std::unique_ptr<Environment> make_environment(const RunSettings& settings) {
 std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const Model& trained,
                                             Model* generating) {
   if (!generating) return std::make_unique<SharedWeights>(&trained);
-  const bool in_place = trained.device().is_cuda() || settings.rollout.quantization != "none";
   return std::make_unique<CopiedWeights>(
-      trained, *generating, in_place,
+      trained, *generating, takes_weights_in_place(settings, trained),
       settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained);
 }
 
-// Servers generate for rank 0, each rank's embedded engine for its own.
+// Servers generate for rank 0, and each rank's embedded engine for its own, unless there are engine ranks.
 bool generates(const RunSettings& settings, const Communicator* ranks) {
-  return leads(ranks) || !settings.rollout.has_servers();
+  return settings.rollout.ranks == 0 && (leads(ranks) || !settings.rollout.has_servers());
 }
 
 // Rank 0's, of all: they plan alike.
@@ -234,14 +233,31 @@ ThreadSplit split_threads(const RunSettings& settings, int threads) {
   const auto half = std::max(1, threads / 2);
   ThreadSplit split;
   if (settings.rollout.threads > 0) split.generating = static_cast<int>(settings.rollout.threads);
-  else split.generating = settings.rollout.has_servers() ? 1 : half;  // which compute elsewhere
-  if (settings.rollout.has_servers() && settings.actor.threads == 0) {
+  else split.generating = settings.rollout.generates_elsewhere() ? 1 : half;
+  if (settings.rollout.generates_elsewhere() && settings.actor.threads == 0) {
     split.training = threads;
     return split;
   }
   split.training = settings.actor.threads > 0 ? static_cast<int>(settings.actor.threads)
                                               : std::max(1, threads - split.generating);
   return split;
+}
+
+bool takes_weights_in_place(const RunSettings& settings, const Model& model) {
+  return model.device().is_cuda() || settings.rollout.quantization != "none";
+}
+
+EngineParts::EngineParts(const RunSettings& run_settings)
+    : settings(run_settings),
+      encoder(PromptEncoder::from_directory(settings.model.path)),
+      model(load_trained(settings)),
+      engine(make_engine()) {
+  if (settings.rollout.threads > 0) at::set_num_threads(static_cast<int>(settings.rollout.threads));
+}
+
+std::unique_ptr<Engine> EngineParts::make_engine() const {
+  return bough::make_engine(*model, settings.model.path, encoder.tokenizer(), settings.rollout,
+                            kDeviceShareAlone);
 }
 
 RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop, Communicator* ranks)

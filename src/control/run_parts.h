@@ -27,11 +27,26 @@ struct ThreadSplit {
 };
 ThreadSplit split_threads(const RunSettings& settings, int threads);
 
+// What a rank has that only generates (rollout.ranks): the model, whose weights rank 0 publishes, and its
+// engine.
+struct EngineParts {
+  explicit EngineParts(const RunSettings& settings);  // UserError, IoError
+  std::unique_ptr<Engine> make_engine() const;        // another one of the model
+
+  const RunSettings settings;
+  const PromptEncoder encoder;
+  const std::unique_ptr<Model> model;
+  std::unique_ptr<Engine> engine;
+};
+// Whether the engine's tensors must keep their addresses when it takes weights: a quantized copy or a CUDA
+// graph reads them there.
+bool takes_weights_in_place(const RunSettings& settings, const Model& model);
+
 struct RunParts {
   // UserError, IoError; Interrupted where `stop` says so while the device is measured. Locks the run's
   // folder.
-  // `ranks`: processes that train together, each with parts of its own. Those that only rank 0 of them has
-  // are null in the others: rewards, environment, filter, folder.
+  // `ranks`: processes that train together, each with parts of its own; null: this one alone. Those that only
+  // rank 0 of them has are null in the others: rewards, environment, filter, folder.
   RunParts(const RunSettings& settings, const std::function<bool()>& stop, Communicator* ranks = nullptr);
   RunParts(const RunParts&) = delete;
   RunParts& operator=(const RunParts&) = delete;
@@ -57,7 +72,7 @@ struct RunParts {
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
   std::unique_ptr<WeightChannel> weights;
-  std::unique_ptr<Engine> engine;                   // null: servers generate, for rank 0
+  std::unique_ptr<Engine> engine;                   // null: servers, for rank 0, or engine ranks generate
   std::optional<ConversationFormat> conversations;  // where there is an environment
   std::unique_ptr<RunFolder> folder;
 };

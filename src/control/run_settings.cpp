@@ -120,6 +120,9 @@ void RunSettings::check() const {
   if (rollout.has_servers() && sparse_training.has_student())
     throw UserError(str("rollout.backend: got ", rollout.backend, ", but sparse_training.arm ",
                         sparse_training.arm, " has a policy of its own generate; expected embedded"));
+  if (rollout.ranks > 0 && sparse_training.has_student())
+    throw UserError(str("rollout.ranks: got ", rollout.ranks, ", but sparse_training.arm ",
+                        sparse_training.arm, " has a policy of its own generate; expected 0"));
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;
@@ -180,7 +183,7 @@ SettingAliases RunSettings::aliases() {
 }
 
 bool is_harmless_change(const std::string& key) {
-  static constexpr std::array<std::string_view, 42> kHarmless = {"experiment_name",
+  static constexpr std::array<std::string_view, 43> kHarmless = {"experiment_name",
                                                                  "actor.backend",
                                                                  "allocation_mode",
                                                                  "trial_name",
@@ -197,6 +200,7 @@ bool is_harmless_change(const std::string& key) {
                                                                  "evaluator.at_end",
                                                                  "evaluator.timeout_seconds",
                                                                  "stall_seconds",
+                                                                 "rollout.ranks",
                                                                  "rollout.threads",
                                                                  "actor.threads",
                                                                  "threads",

@@ -170,9 +170,8 @@ struct RunSettings {
       "what; 0: never. Longer than the longest step of training",
       at_least(0.0));
     v("allocation_mode", allocation_mode,
-      "AReaL's, as sglang:d4+fsdp:d8: stands for rollout.backend and actor.backend; fsdp:d8 alone: the "
-      "embedded "
-      "engines generate");
+      "AReaL's, as sglang:d4+fsdp:d8: stands for rollout.backend and actor.backend; embedded:d2+fsdp:d6: "
+      "of 8 ranks 2 generate; fsdp:d8 alone: all do");
     v("compare_dense", compare_dense,
       "after training, time this many of the last batches with and without the tree; 0: do not",
       range(0, 100));

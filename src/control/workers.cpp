@@ -177,7 +177,7 @@ bool RunWorkers::pass() {
   bool did = wants_weights_ && take_weights_now();
   const bool has_work = weights_ && (parts_.outside || !tasks_.empty() || !generator_.idle());
   if (!has_work || (parts_.outside && !parts_.outside->pass())) {
-    if (wants_weights_ && !did) std::this_thread::yield();
+    if (wants_weights_ && !did) std::this_thread::sleep_for(std::chrono::microseconds(50));
     return did || wants_weights_;
   }
   std::vector<FinishedGroup> groups;

@@ -51,11 +51,14 @@ double bytes_of(const Collective& collective, double ranks) {
 }  // namespace
 
 void Communicator::run(const Collective& collective) {
+  finish(*begin(collective), collective);
+}
+
+void Communicator::finish(PendingCollective& pending, const Collective& collective) {
   bytes_sent_ += bytes_of(collective, static_cast<double>(size()));
   const auto start = std::chrono::steady_clock::now();
-  const std::unique_ptr<PendingCollective> pending = begin(collective);
   // Short collectives end while it spins; who waits long leaves the core to those it waits for.
-  for (int64_t polls = 0; !pending->is_done(); ++polls) {
+  for (int64_t polls = 0; !pending.is_done(); ++polls) {
     if (polls < 1000) continue;
     look();
     if (seconds_since(start) > deadline_seconds_)

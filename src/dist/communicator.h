@@ -68,6 +68,8 @@ class Communicator {
   }
   // Begins it and waits for its end.
   void run(const Collective& collective);
+  // Waits for the end of one that was begun: several may be on their way at once.
+  void finish(PendingCollective& pending, const Collective& collective);
 
   void all_reduce(std::span<double> values);
   void all_reduce(std::span<float> values);

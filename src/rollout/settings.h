@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -149,6 +150,7 @@ struct ServerSettings {
 
 struct RolloutSettings {
   std::string backend = "embedded";
+  int64_t ranks = 0;
   int64_t max_concurrent_rollouts = 128;
   int64_t prefill_chunk_tokens = 512;
   Bytes kv_memory = {};
@@ -168,9 +170,14 @@ struct RolloutSettings {
   template <class V>
   void visit(V& v) {
     v("backend", backend,
-      "what generates: embedded (in the run's process), or the servers of rollout.servers.addresses: vllm, "
-      "sglang (AReaL's vllm:d4t2 is taken: how they share their work is the servers' own business)");
+      "what generates: embedded (in the run's processes; embedded:d2 is rollout.ranks 2), or the servers of "
+      "rollout.servers.addresses: vllm, sglang (AReaL's vllm:d4t2 is taken: how they share their work is the "
+      "servers' own business)");
     v("servers", servers, "inference servers (docs/rollout_servers.md)");
+    v("ranks", ranks,
+      "of the processes of --ranks so many only generate, and the others only train (docs/ranks.md); 0: each "
+      "does both",
+      range(0, 1023));
     v("max_concurrent_rollouts", max_concurrent_rollouts, "samples that are generated at once",
       range(1, 1000000));
     v("prefill_chunk_tokens", prefill_chunk_tokens,
@@ -216,8 +223,25 @@ struct RolloutSettings {
       "threads that generate, where generation and training run at once; 0: half of the run's",
       range(0, 4096));
   }
+  // embedded:dN, as AReaL would name them, stands for N ranks.
+  void complete() {
+    constexpr std::string_view kEmbedded = "embedded:d";
+    if (!backend.starts_with(kEmbedded)) return;
+    const std::string count = backend.substr(kEmbedded.size());
+    const bool is_count = !count.empty() && count.size() <= 4 && count[0] != '0' &&
+                          count.find_first_not_of("0123456789") == std::string::npos;
+    if (!is_count || (ranks > 0 && std::stoll(count) != ranks))
+      throw UserError(
+          str("rollout.backend is ", backend, " and rollout.ranks ", ranks,
+              "; expected embedded:dN, of N ranks that each have the whole model, or embedded and "
+              "rollout.ranks"));
+    ranks = std::stoll(count);
+    backend = "embedded";
+  }
   std::string backend_name() const { return backend.substr(0, backend.find(':')); }
   bool has_servers() const { return backend_name() != "embedded"; }
+  // Those who train embed no engine.
+  bool generates_elsewhere() const { return has_servers() || ranks > 0; }
   void check() const {
     const std::string name = backend_name();
     if (name != "embedded" && name != "vllm" && name != "sglang")
@@ -230,6 +254,9 @@ struct RolloutSettings {
     if (!has_servers() && !servers.addresses.empty())
       throw UserError(
           "rollout.servers.addresses: given, but rollout.backend is embedded; expected vllm or sglang");
+    if (has_servers() && ranks > 0)
+      throw UserError(str("rollout.ranks is ", ranks, ", but rollout.backend is ", backend,
+                          ", whose servers generate; expected 0, or the embedded backend"));
     if (has_servers() && sparse.is_sparse())
       throw UserError(str("rollout.sparse.budget is ", sparse.budget_text(), ", but rollout.backend is ",
                           backend, ", whose attention is dense; expected none, or the embedded backend"));

@@ -246,6 +246,104 @@ def test_ranks_train_adapters_and_beside_generation(experiment, words):
         assert max(float(abs(one[name] - two[name]).max()) for name in one) < 1e-5
 
 
+# ---- Ranks that only generate.
+
+
+def base_bytes(experiment):
+    """Of the weights that are trained, as they are computed with: fp32."""
+    base = load_file(experiment.folder("any").parents[2] / "base" / "model.safetensors")
+    return sum(4 * tensor.size for tensor in base.values())
+
+
+def test_ranks_that_only_generate_and_only_train(experiment):
+    """Counts and weights are those of one process; the publication has the bytes of the weights."""
+    words = ("valid_dataset.path=valid.jsonl",)
+    experiment("one", *words)
+    for ranks, engines in ((2, 1), (3, 1), (4, 2)):
+        trial = f"of{ranks}with{engines}"
+        experiment(trial, "--ranks", ranks, f"rollout.ranks={engines}", *words)
+        assert largest_difference(experiment.folder("one"), experiment.folder(trial)) < 1e-5
+        one, records = (read_metrics(experiment.folder(name)) for name in ("one", trial))
+        for name in ("rollout/new_tokens", "reward/mean", "eval/avg_at_k", "staleness/max"):
+            assert [r.get(name) for r in records] == [r.get(name) for r in one], name
+        steps = [record for record in records if record["step"] > 0]
+        # A step's own publication comes after it: the record has the one before.
+        assert all(record["publication/bytes"] == base_bytes(experiment) for record in steps)
+        assert all(record["publication/seconds"] > 0 < record["publication/stall_seconds"] for record in steps)
+        assert all(record["rollout/engine_restarts"] == 0 for record in steps)
+        # Two trainers share each step, one takes it alone.
+        assert all(("ranks/slowest_over_mean" in record) == (ranks - engines > 1) for record in steps)
+
+
+def test_weights_are_published_while_others_generate(experiment):
+    words = ("rollout.max_head_offpolicyness=2", "total_train_steps=12", "--ranks", 3, "rollout.ranks=1")
+    experiment("beside", *words)
+    records = read_metrics(experiment.folder("beside"))
+    assert [record["step"] for record in records] == list(range(1, 13))
+    assert all(record["staleness/max"] <= 2 for record in records)
+    published = sum(record.get("publication/bytes", 0) for record in records)
+    # The last step's is not seen in a record, nor any that another replaced before it had arrived.
+    assert base_bytes(experiment) <= published <= 12 * base_bytes(experiment)
+    assert published % base_bytes(experiment) == 0
+    # mismatch: a token that other weights than its label says had drawn would be far off.
+    assert all(record["mismatch/logprob_abs_diff"] < 0.1 for record in records)
+
+
+def test_adapters_alone_are_published(experiment):
+    words = ("lora.rank=4", "total_train_steps=3")
+    experiment("one", *words)
+    experiment("two", *words, "--ranks", 2, "rollout.ranks=1")
+    one, two = (
+        load_file(last_checkpoint(experiment.folder(trial)) / "adapter" / "adapter_model.safetensors")
+        for trial in ("one", "two")
+    )
+    assert max(float(abs(one[name] - two[name]).max()) for name in one) < 1e-5
+    sent = read_metrics(experiment.folder("two"))[-1]["publication/bytes"]
+    assert sent == sum(4 * tensor.size for tensor in two.values())
+
+
+def test_a_killed_run_with_engine_ranks_goes_on(bough, experiment):
+    """Whichever rank is killed; the engine rank, trainer 0 and, at last, with another split."""
+    words = ("total_train_steps=12", "--ranks", 3, "rollout.ranks=1")
+    experiment("whole", *words)
+    for killed in (0, 2):
+        trial = f"killed{killed}"
+        process = start(bough, "train", "config.yaml", f"trial_name={trial}", *words)
+        ranks = ranks_of(process, 3)
+        wait_for_checkpoint(experiment.folder(trial))
+        kill_and_see_all_end(process, ranks, killed)
+    experiment("killed2", *words)
+    assert final_state(experiment.folder("killed2")) == final_state(experiment.folder("whole"))
+    said = experiment("killed0", "--ranks", 2, "total_train_steps=12")
+    assert "on 3 ranks, of which 1 generate, now it is with 1 on 2:" in said.stderr
+    assert len(read_metrics(experiment.folder("killed0"))) == 12
+
+
+def test_an_asynchronous_run_with_engine_ranks_is_interrupted_and_goes_on(bough, experiment):
+    words = ("rollout.max_head_offpolicyness=2", "--ranks", 2, "rollout.ranks=1")
+    process = start(bough, "train", "config.yaml", "total_train_steps=1000", *words)
+    ranks = ranks_of(process, 2)
+    wait_for_checkpoint(experiment.folder("trial0"))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    see_all_end(ranks, time.monotonic())
+    step = int(said.split("stopped after step ")[1].split()[0])
+    experiment("trial0", f"total_train_steps={step + 3}", *words)
+    assert read_metrics(experiment.folder("trial0"))[-1]["step"] == step + 3
+
+
+def test_a_split_that_leaves_nobody_to_train_is_refused(bough, experiment):
+    for words, said in (
+        (["rollout.ranks=2", "--ranks", 2], "rollout.ranks: got 2 of 2 processes"),
+        (["rollout.ranks=1"], "rollout.ranks: got 1 of 1 process"),
+        (["rollout.ranks=1", "--ranks", 2, "rollout.backend=vllm"], "rollout.ranks is 1"),
+    ):
+        refused = bough("train", "config.yaml", *words, env=ENVIRONMENT)
+        assert refused.returncode == 2, refused.stderr
+        assert said in refused.stderr
+
+
 @pytest.mark.parametrize("shares", ["true", "false"])
 def test_ranks_train_a_critic(experiment, shares):
     """Its values before, and its steps, are those of one process; others go on from its checkpoint."""
@@ -277,7 +375,11 @@ def test_areals_names_say_how_many(bough, experiment):
     experiment("named", "allocation_mode=fsdp:d2", "total_train_steps=1")
     record = read_metrics(experiment.folder("named"))[-1]
     assert record["step"] == 1 and record["ranks/bytes_sent"] > 0
+    experiment("split", "allocation_mode=embedded:d1+fsdp:d2", "total_train_steps=2")
+    record = read_metrics(experiment.folder("split"))[-1]
+    assert record["publication/bytes"] > 0 and "ranks/slowest_over_mean" in record
     for word, said in (
+        ("allocation_mode=embedded:d1t2+fsdp:d2", "expected embedded:dN"),
         ("allocation_mode=sglang:d1+fsdp:d2t2", "t2 is not there"),
         ("allocation_mode=sglang:d4|fsdp:d4", "SERVERS+TRAINER"),
         ("actor.backend=deepspeed:d2", "a trainer 'deepspeed'"),

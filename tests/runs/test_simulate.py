@@ -14,6 +14,11 @@ def test_splits_of_planned_devices(bough):
     assert [(s["rollout_devices"], s["train_devices"]) for s in splits] == [(4, 4), (1, 3), (2, 2), (3, 1)]
     assert all(s["tokens_per_s"] > 0 and 0 <= s["trainer_idle"] <= 1 for s in splits)
     assert splits[0]["staleness_max"] == 0 < splits[3]["staleness_max"]
+    # Each as `bough train` is told of it.
+    assert splits[0]["rank_options"] == "--ranks 4 rollout.max_head_offpolicyness=0"
+    assert splits[3]["rank_options"] == "--ranks 4 rollout.ranks=3 rollout.max_head_offpolicyness=4"
+    best = max(splits, key=lambda s: s["tokens_per_s"])
+    assert f"as a run: bough train CONFIG {best['rank_options']}" in text
 
 
 def test_a_budget_makes_long_responses_cheaper(bough):
@@ -76,6 +81,7 @@ def test_clusters_of_several_sizes(bough):
     assert small["splits"] == []  # 147 GB of weights, gradients and state, and a pass, on two devices of 80
     assert node["splits"][0]["max_head_offpolicyness"] == 0
     assert {split["layout"] for split in node["splits"][1:]} >= {"d4+d2t2"}
+    assert not any("t" in split["layout"] for split in node["splits"] if "rank_options" in split)
     assert all(split["rollout_devices"] % 2 == 0 for split in nodes["splits"])
     best = [max(s["tokens_per_s"] for s in c["splits"]) for c in (node, nodes)]
     assert best[0] < best[1] < 4 * best[0]

@@ -1,0 +1,195 @@
+// How fast do weights reach engine ranks, and what does generation notice of it?
+//
+//   mpirun -n 2 build/bench/publication [layers, default 8]
+//
+// Rank 0 publishes a model's weights (134 M parameters in fp32 with 8 layers), the others embed an engine each, one
+// thread each. Medians of several, in this order, so that a ratio is of one run:
+//
+//   copy         the same bytes from one place of rank 0's memory to another
+//   broadcast    the same bytes in one broadcast of the communicator's, nobody computing
+//   publication  from publish() to the last engine rank's having checked them, engines idle
+//   tokens/s     of engines that decode, without a publication and with one always on its way
+//   exchange     what engines do not decode while they take what has arrived, beside a decoding pass
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/median.h"
+#include "control/ranks_engine.h"
+#include "rollout/embedded_engine.h"
+#include "rollout/published_weights.h"
+
+namespace {
+
+using namespace bough;
+
+constexpr int kRepeats = 7;
+constexpr int64_t kSamples = 8, kTokens = 20'000;
+
+ModelConfig config_of(int64_t layers) {
+  ModelConfig config;
+  config.vocab_size = 32'000;
+  config.hidden_size = 1024;
+  config.intermediate_size = 3072;
+  config.num_layers = layers;
+  config.num_heads = 16;
+  config.num_kv_heads = 8;
+  config.head_dim = 64;
+  config.max_position_embeddings = 2 * kTokens;
+  return config;
+}
+
+double seconds_of(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return seconds_since(start);
+}
+
+double median_of(const std::function<double()>& once) {
+  std::vector<double> seconds;
+  once();
+  for (int i = 0; i < kRepeats; ++i) seconds.push_back(once());
+  return median(seconds);
+}
+
+// Broadcasts of the weights' size, `bytes` of them, in one call. Every rank calls it.
+double broadcast_seconds(std::vector<char>& bytes, Communicator& ranks) {
+  return median_of([&] {
+    ranks.barrier();
+    return seconds_of([&] {
+      ranks.run({.kind = Collective::Kind::kBroadcast, .receive = bytes.data(), .count = std::ssize(bytes)});
+      ranks.barrier();
+    });
+  });
+}
+
+void generate(Model& model, Communicator& requests, Communicator& publication) {
+  ReceivedWeights weights(model, publication, /*in_place=*/false);
+  EmbeddedEngineOptions options;
+  options.settings.kv_memory.count = int64_t{1} << 30;
+  std::unique_ptr<Engine> engine = std::make_unique<EmbeddedEngine>(model, options);
+  std::thread receiving([&] { weights.receive(); });
+  serve_engine(engine, weights, requests);
+  receiving.join();
+}
+
+void print_rate(const char* name, double bytes, double seconds, double copy) {
+  std::printf("%-12s %7.3f s  %6.2f GB/s  %.2f of a copy's rate\n", name, seconds, bytes / seconds / 1e9,
+              copy / seconds);
+}
+
+// Tokens a second over some seconds, and the median seconds of a pass.
+struct Decoding {
+  double tokens_per_s = 0, pass_seconds = 0;
+};
+Decoding decode(RanksEngine& engine) {
+  const EngineStatistics before = engine.statistics();
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<double> passes;
+  while (seconds_since(start) < 6) {
+    const int64_t steps = engine.statistics().steps;
+    const double seconds = seconds_of([&] { engine.step(); });
+    const int64_t made = engine.statistics().steps - steps;
+    if (made > 0) passes.push_back(seconds / static_cast<double>(made));
+  }
+  const auto drawn = static_cast<double>((engine.statistics() - before).new_tokens);
+  return {drawn / seconds_since(start), median(passes)};
+}
+
+void publish(Model& model, Communicator& requests, Communicator& publication, double copy) {
+  PublishedWeights weights(model, publication, /*waits=*/true);
+  RanksEngine engine(nullptr, model.config(), requests);
+  int32_t version = 0;
+  double bytes = 0;
+  std::vector<double> exchanges;
+  const auto take = [&] {
+    engine.update_weights(*weights.take());
+    exchanges.push_back(engine.take_longest_exchange());
+  };
+  const double idle = median_of([&] {
+    weights.publish(++version);
+    take();
+    const PublishedWeights::Report report = weights.take_report();
+    bytes = report.bytes;
+    return report.seconds;
+  });
+  print_rate("publication", bytes, idle, copy);
+
+  GenerationRequest request;
+  request.prompt_ids = {1, 2, 3};
+  request.sampling = {.n_samples = kSamples, .max_new_tokens = kTokens, .ignore_eos = true};
+  for (int64_t rank = 1; rank < requests.size(); ++rank) {
+    request.prompt_ids[0] = static_cast<int32_t>(rank);
+    request.id = static_cast<uint64_t>(rank);
+    engine.submit(request);
+  }
+  for (int i = 0; i < 4; ++i) engine.step();
+  exchanges.clear();
+  std::vector<double> alone, beside, pass;
+  double seconds = 0;
+  int64_t publications = 0;
+  for (int i = 0; i < 3; ++i) {
+    const Decoding without = decode(engine);
+    alone.push_back(without.tokens_per_s);
+    pass.push_back(without.pass_seconds);
+    std::atomic<bool> ends = false;
+    std::thread trainer([&] {
+      while (!ends.load()) weights.publish(++version);
+    });
+    beside.push_back(decode(engine).tokens_per_s);
+    ends.store(true);
+    trainer.join();
+    const PublishedWeights::Report report = weights.take_report();
+    seconds += report.seconds;
+    publications += report.publications;
+    take();
+  }
+  print_rate("beside", bytes, seconds / static_cast<double>(publications), copy);
+  std::printf("tokens/s     %.1f alone, %.1f with a publication always on its way (%.0f%%)\n", median(alone),
+              median(beside), 100 * median(beside) / median(alone));
+  std::printf("exchange     %.2f ms, longest %.2f ms; a pass %.2f ms\n", 1e3 * median(exchanges),
+              1e3 * std::ranges::max(exchanges), 1e3 * median(pass));
+  for (int64_t rank = 1; rank < requests.size(); ++rank) engine.cancel(static_cast<uint64_t>(rank));
+  engine.drain();
+  engine.end();
+  weights.end();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (!is_mpi_rank()) {
+    std::fprintf(stderr, "start it with mpirun -n 2 (bench/publication.cpp says how)\n");
+    return 2;
+  }
+  const at::NoGradGuard no_grad;
+  at::set_num_threads(1);
+  const std::unique_ptr<Communicator> ranks = mpi_communicator();
+  const std::unique_ptr<Model> model = make_model(config_of(argc > 1 ? std::atoll(argv[1]) : 8), at::kFloat);
+  initialise(*model, /*seed=*/1);
+  double copy = 0;
+  {
+    std::vector<char> bytes(static_cast<size_t>(lay_out(model->parameters()).bytes.numel()), 1);
+    if (ranks->rank() == 0) {
+      std::vector<char> other(bytes.size(), 2);
+      copy = median_of(
+          [&] { return seconds_of([&] { std::memcpy(other.data(), bytes.data(), bytes.size()); }); });
+      print_rate("copy", static_cast<double>(bytes.size()), copy, copy);
+    }
+    const double broadcast = broadcast_seconds(bytes, *ranks);
+    if (ranks->rank() == 0) print_rate("broadcast", static_cast<double>(bytes.size()), broadcast, copy);
+  }
+  const std::unique_ptr<Communicator> requests = ranks->split(0), publication = ranks->split(0);
+  if (ranks->rank() == 0) publish(*model, *requests, *publication, copy);
+  else generate(*model, *requests, *publication);
+  return 0;
+}

@@ -1,0 +1,154 @@
+// Publication of weights to other ranks, threads here: what arrives, what it takes, and when.
+#include "rollout/published_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "models/lora.h"
+#include "rollout/copied_weights.h"
+#include "rollout/rollout_test_util.h"
+
+namespace bough {
+namespace {
+
+// Several buckets, the last one not full.
+ModelConfig wide_config() {
+  ModelConfig config = small_config(80'000);
+  config.hidden_size = 128;
+  return config;
+}
+
+void add_to_all(Model& model, double value) {
+  const at::NoGradGuard no_grad;
+  for (Parameter* parameter : model.trained_parameters()) parameter->value.add_(value);
+}
+
+bool equal(Model& a, Model& b) {
+  const auto left = a.trained_parameters(), right = b.trained_parameters();
+  for (size_t i = 0; i < left.size(); ++i)
+    if (!left[i]->value.equal(right[i]->value)) return false;
+  return true;
+}
+
+// Of what is trained, each tensor in whole cache lines of 64 bytes.
+int64_t bytes_of(Model& model) {
+  int64_t bytes = 0;
+  for (const Parameter* parameter : model.trained_parameters())
+    bytes += (static_cast<int64_t>(parameter->value.nbytes()) + 63) / 64 * 64;
+  return bytes;
+}
+
+// Rank 0 publishes from `trained`, rank 1 receives.
+struct Pair {
+  explicit Pair(const std::function<std::unique_ptr<Model>()>& make, bool waits, bool in_place = false)
+      : trained(make()),
+        generating(make()),
+        received(*generating, *ranks[1], in_place),
+        published(*trained, *ranks[0], waits),
+        receiving([this] { received.receive(); }) {}
+  ~Pair() {
+    published.end();
+    receiving.join();
+  }
+  // As the engines do: rank 0 first.
+  int32_t take() {
+    std::optional<WeightUpdate> update;
+    while (!(update = published.take())) std::this_thread::yield();
+    const std::optional<WeightUpdate> other = received.take();
+    EXPECT_TRUE(other) << "rank 0 has taken what the engine has not got";
+    EXPECT_EQ(other ? other->version : -1, update->version);
+    return update->version;
+  }
+
+  std::vector<std::unique_ptr<Communicator>> ranks = thread_communicators(2);
+  std::unique_ptr<Model> trained, generating;
+  ReceivedWeights received;
+  PublishedWeights published;
+  std::thread receiving;
+};
+
+TEST(PublishedWeights, AreTheTrainersBitForBitInSeveralBuckets) {
+  for (const bool in_place : {false, true}) {
+    Pair pair([] { return small_model(at::kFloat, 5, wide_config()); }, /*waits=*/true, in_place);
+    ASSERT_GT(bytes_of(*pair.trained), kBucketBytes);
+    const void* const address = pair.generating->embedding().value.const_data_ptr();
+    for (int32_t version = 1; version <= 4; ++version) {
+      add_to_all(*pair.trained, version);
+      pair.published.publish(version);
+      EXPECT_TRUE(pair.published.has_new());
+      EXPECT_FALSE(equal(*pair.trained, *pair.generating)) << "before anybody has taken it";
+      EXPECT_EQ(pair.take(), version);
+      EXPECT_TRUE(equal(*pair.trained, *pair.generating));
+      EXPECT_FALSE(pair.published.has_new() || pair.received.has_new());
+      EXPECT_EQ(pair.generating->embedding().value.const_data_ptr() == address, in_place || version % 2 == 0);
+    }
+    const PublishedWeights::Report report = pair.published.take_report();
+    EXPECT_EQ(report.publications, 4);
+    EXPECT_EQ(report.bytes, 4.0 * static_cast<double>(bytes_of(*pair.trained)));
+    EXPECT_GT(report.seconds, 0);
+    // What went over the communicator by its own count: half of a broadcast's bytes on two ranks; headers and
+    // checksums are little.
+    EXPECT_NEAR(pair.ranks[0]->bytes_sent() / (report.bytes / 2), 1, 1e-3);
+    EXPECT_EQ(pair.published.take_report().publications, 0);
+  }
+}
+
+TEST(PublishedWeights, OfAdaptersAreAllThatIsSent) {
+  Pair pair(
+      [] {
+        auto model = small_model(at::kFloat, 5);
+        add_adapter(*model, {.rank = 4}, /*seed=*/1);
+        return model;
+      },
+      /*waits=*/true);
+  add_to_all(*pair.trained, 1.5);
+  pair.published.publish(1);
+  pair.take();
+  EXPECT_TRUE(equal(*pair.trained, *pair.generating));
+  int64_t all = 0;
+  for (const Parameter* parameter : pair.trained->parameters())
+    all += static_cast<int64_t>(parameter->value.nbytes());
+  EXPECT_LT(pair.published.take_report().bytes, 0.5 * static_cast<double>(all));
+}
+
+// The trainer changes its weights at once after publish(), and publishes faster than anybody takes.
+TEST(PublishedWeights, AreThoseOfTheirVersionWhateverTheTrainerDoesMeanwhile) {
+  Pair pair([] { return small_model(at::kFloat, 5, wide_config()); }, /*waits=*/false);
+  std::map<int32_t, uint64_t> sums;
+  const auto sum = [](const Model& model) { return checksum_of(model.embedding().value); };
+  int32_t version = 0, taken = -1;
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 1 + round % 3; ++i) {
+      add_to_all(*pair.trained, 1);
+      sums[++version] = sum(*pair.trained);
+      pair.published.publish(version);
+      add_to_all(*pair.trained, 1);  // while it is on its way
+    }
+    const int32_t got = pair.take();
+    EXPECT_GT(got, taken);
+    taken = got;
+    EXPECT_EQ(sum(*pair.generating), sums.at(got)) << "version " << got;
+    // What is published from now on goes into the other buffer until it is taken.
+    pair.published.publish(++version);
+    sums[version] = sum(*pair.trained);
+    EXPECT_EQ(sum(*pair.generating), sums.at(got));
+  }
+}
+
+TEST(PublishedWeights, ThatNobodyTakesInEndWithTheRun) {
+  auto ranks = thread_communicators(2);
+  const auto model = small_model(at::kFloat, 5);
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    PublishedWeights published(*model, *ranks[0], /*waits=*/false);
+    published.publish(1);
+    EXPECT_FALSE(published.take());
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+}
+
+}  // namespace
+}  // namespace bough
