@@ -132,7 +132,8 @@ class Experiment:
         path = self.out / "warm_settings.json"
         if path.exists() and json.loads(path.read_text()) != kept:
             raise SystemExit(f"{path} has other settings of data or warm start; take them, or another --out")
-        path.write_text(json.dumps(kept, indent=1))
+        if not path.exists():
+            write_aside(path, json.dumps(kept, indent=1))
         least, most = args.program_steps
         self.make_data("train", args.train_programs, [least, most], split="train")
         self.make_data("test", args.test_programs, [least, most], split="test")

@@ -23,14 +23,14 @@ struct Options : StepOptions {
   std::optional<int64_t> ranks;
 };
 
-double gradient_norm(Model& model) {
+double norm_of(const NamedTensors& gradients) {
   double sum = 0;
-  for (const Parameter* parameter : model.trained_parameters())
-    sum += sum_of_squares(parameter->main_grad).item<double>();
+  for (const auto& [name, gradient] : gradients) sum += sum_of_squares(gradient.contiguous()).item<double>();
   return std::sqrt(sum);
 }
 
-void print_report(const Options& options, const StepTimer& step, const StepInput& input, int64_t num_ranks) {
+void print_report(const Options& options, const StepTimer& step, const StepInput& input, double gradient_norm,
+                  int64_t num_ranks) {
   const auto [least, most] = std::minmax_element(step.seconds().begin(), step.seconds().end());
   const Simulation& simulation = step.simulation();
   const TreeStatistics& tree = input.statistics;
@@ -43,7 +43,7 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
                 {"predicted_peak_bytes", simulation.peak_bytes},
                 {"predicted_seconds", simulation.seconds},
                 {"loss", step.loss()},
-                {"grad_norm", gradient_norm(*input.model)},
+                {"grad_norm", gradient_norm},
                 {"sequences", tree.num_sequences},
                 {"tokens", tree.num_flat_tokens},
                 {"tree_tokens", tree.num_tree_tokens},
@@ -67,7 +67,7 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
   print_table(
       {{"step", format_duration(step.median_seconds()) + spread},
        {"loss", format_shortest(step.loss())},
-       {"gradient norm", format_significant(gradient_norm(*input.model), 6)},
+       {"gradient norm", format_significant(gradient_norm, 6)},
        {"tokens", str(format_thousands(tree.num_flat_tokens), " in ", format_thousands(tree.num_sequences),
                       " sequences, ", format_thousands(step.num_trained()), " trained")},
        {"tree tokens",
@@ -87,17 +87,21 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
 void run_step(const Options& options) {
   check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
-  const std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks);
+  const std::optional<int64_t> wanted = step_settings(options, options.mode).num_ranks();
+  const std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks ? options.ranks : wanted);
   const bool is_first = ranks->rank() == 0;
   if (!is_first) set_log_level(LogLevel::kSilent);  // it would say the same
-  const StepInput input = load_step(options, step_settings(options, options.mode), ranks.get());
-  const std::unique_ptr<StepTimer> timer = input.timer(input.settings.tree.strategy(), ranks.get());
+  const ActorSettings settings = step_settings(options, options.mode);
+  const TrainingRanks groups(ranks.get(), settings.sizes_of(ranks->size()));
+  const StepInput input = load_step(options, settings, &groups);
+  const std::unique_ptr<StepTimer> timer = input.timer(input.settings.tree.strategy(), &groups);
   StepTimer& step = *timer;
   step.run(/*counted=*/false);
   for (int64_t i = 0; i < options.repeat; ++i) step.run(/*counted=*/true);
+  const NamedTensors gradients = named_gradients(*input.model);  // of all ranks
   if (!is_first) return;
-  if (!options.grads.empty()) write_safetensors(options.grads, named_gradients(*input.model));
-  print_report(options, step, input, ranks->size());
+  if (!options.grads.empty()) write_safetensors(options.grads, gradients);
+  print_report(options, step, input, norm_of(gradients), ranks->size());
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ ActorSettings step_settings(const StepOptions& options, const std::string& mode)
   return settings;
 }
 
-StepInput load_step(const StepOptions& options, const ActorSettings& settings, Communicator* ranks) {
+StepInput load_step(const StepOptions& options, const ActorSettings& settings, const TrainingRanks* ranks) {
   make_loss(settings.loss);  // what it refuses is said before anything is loaded
   const TorchSetup setup = set_up_torch(options.torch);
 
@@ -88,11 +88,11 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings, C
   if (settings.advantages.needs_values()) reading.columns = {kValuesColumn};
   std::vector<Trajectory> rollouts = read_rollouts(options.rollouts, reading);
   score(rollouts, settings, options.from_rewards);
-  std::unique_ptr<Model> model = load_model(options.model, setup.dtype, setup.device);
+  std::unique_ptr<Model> model =
+      load_model(options.model, setup.dtype, setup.device, ranks ? ranks->tensor() : nullptr);
   model->set_batch_invariant(options.batch_invariant.value_or(false));
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, /*seed=*/1);
-  const bool is_alone = !ranks || ranks->size() == 1;
-  CostModel costs = is_alone ? model_costs(*model, {}) : shared_costs(*model, *ranks);
+  CostModel costs = ranks && ranks->all() ? shared_costs(*model, *ranks->all()) : model_costs(*model, {});
   const PrefixTree tree = build_prefix_tree(token_spans(rollouts));
   const StepWork work = count_work(tree, trained_flags(rollouts), work_model(costs.shape()));
   return {settings, std::move(rollouts), std::move(model), std::move(costs), compute_statistics(tree), work};

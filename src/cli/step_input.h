@@ -42,13 +42,14 @@ struct StepInput {
   StepWork work;
 
   // The input must outlive it. The reference of a KL term is the model itself, as in the first step of a run.
-  std::unique_ptr<StepTimer> timer(const std::string& mode, Communicator* ranks = nullptr) const {
+  std::unique_ptr<StepTimer> timer(const std::string& mode, const TrainingRanks* ranks = nullptr) const {
     return std::make_unique<StepTimer>(*model, model.get(), settings, &costs, rollouts, mode, ranks);
   }
 };
 
 // Checks the options, sets torch up and reads the files; UserError where one of them is bad. Costs are rank
 // 0's on every rank, so that all cut the batch alike.
-StepInput load_step(const StepOptions& options, const ActorSettings& settings, Communicator* ranks = nullptr);
+StepInput load_step(const StepOptions& options, const ActorSettings& settings,
+                    const TrainingRanks* ranks = nullptr);
 
 }  // namespace bough

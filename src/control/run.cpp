@@ -47,6 +47,15 @@ void check_ranks(const RunSettings& settings, int64_t num_ranks) {
     throw UserError(str("rollout.ranks: got ", engines, " of ", num_ranks,
                         num_ranks == 1 ? " process" : " processes",
                         ", which leaves none to train; expected fewer than --ranks, or 0"));
+  const ParallelSizes sizes = settings.actor.sizes_of(num_ranks - engines);
+  if (sizes.tensor > 1 && !settings.rollout.generates_elsewhere())
+    throw UserError(
+        str("actor.backend: got ", settings.actor.backend,
+            ", whose ranks share each layer to train, and none of them has the whole model to generate "
+            "with; expected rollout.ranks above 0, or servers (rollout.backend)"));
+  if (sizes.tensor > 1 && settings.actor.loss.ref_model_sync_steps > 0)
+    throw UserError(str("actor.ref_model_sync_steps: is not for ranks that share layers (actor.backend ",
+                        settings.actor.backend, "); expected 0"));
   if (num_ranks > 1 && settings.sparse_training.has_student())
     throw UserError(
         "sparse_training.arm: distill and weak: is not for several ranks yet; expected sparse or "
@@ -125,6 +134,22 @@ class RanksWeights final : public WeightChannel {
   Trainer& trainer_;
 };
 
+// Weights of layers that ranks share: rank 0's whole model is brought up to date before it is published.
+class WholeWeights final : public WeightChannel {
+ public:
+  WholeWeights(WeightChannel& published, Trainer& trainer) : published_(published), trainer_(trainer) {}
+  void publish(int32_t version) override {
+    trainer_.whole_model();
+    published_.publish(version);
+  }
+  std::optional<WeightUpdate> take() override { return published_.take(); }
+  bool has_new() const override { return published_.has_new(); }
+
+ private:
+  WeightChannel& published_;
+  Trainer& trainer_;
+};
+
 // A rank that only generates: its engine does what rank 0's has it do, while weights arrive.
 void follow_generation(const RunSettings& settings, RankGroups& groups) {
   EngineParts parts(settings);
@@ -178,6 +203,7 @@ class Run {
     return *parts_.engine;
   }
   WeightChannel& weights() {
+    if (whole_weights_) return *whole_weights_;
     if (published_weights_) return *published_weights_;
     if (ranks_weights_) return *ranks_weights_;
     return *parts_.weights;
@@ -238,6 +264,7 @@ class Run {
   std::unique_ptr<RanksEngine> ranks_engine_;            // null: one rank, or servers generate
   std::unique_ptr<RanksWeights> ranks_weights_;          // where every rank has an engine
   std::unique_ptr<PublishedWeights> published_weights_;  // where some ranks only generate
+  std::unique_ptr<WholeWeights> whole_weights_;          // where ranks share the trained model's layers
   EventQueue events_;
   Timeline timeline_;
   std::unique_ptr<OutsideGroups> outside_;  // null: conversations are held here
@@ -263,9 +290,14 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
                          ? std::make_unique<RanksWeights>(*parts_.weights, trainer_)
                          : nullptr),
       published_weights_(groups_->publication
-                             ? std::make_unique<PublishedWeights>(*parts_.model, *groups_->publication,
+                             ? std::make_unique<PublishedWeights>(parts_.published(), *groups_->publication,
                                                                   /*waits=*/!is_asynchronous())
                              : nullptr),
+      whole_weights_(parts_.whole ? std::make_unique<WholeWeights>(
+                                        published_weights_ ? static_cast<WeightChannel&>(*published_weights_)
+                                                           : *parts_.weights,
+                                        trainer_)
+                                  : nullptr),
       timeline_(parts_.clock.now()),
       outside_(options.outside ? options.outside(settings_, engine()) : nullptr),
       workers_(worker_parts(), worker_options()),
@@ -360,7 +392,7 @@ WorkerParts Run::worker_parts() {
           .train = [this](const TrainOrder& order) { return train(order); },
           .take_snapshot =
               [this] {
-                model_copy_ = copy_of(*parts_.model);
+                model_copy_ = copy_of(trainer_.whole_model());
                 optimizer_copy_ = trainer_.snapshot(/*copies=*/true);
                 if (parts_.student) student_copy_ = parts_.student->snapshot(/*copies=*/true);
                 if (parts_.critic) critic_copy_ = parts_.critic->snapshot(/*copies=*/true);
@@ -468,7 +500,7 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
     json["controller"] = to_json(state, order_);
   }
   save_run_checkpoint(
-      folder_.path(), state.step, copied ? *model_copy_ : *parts_.model,
+      folder_.path(), state.step, copied ? *model_copy_ : trainer_.whole_model(),
       copied ? optimizer_copy_ : trainer_.snapshot(/*copies=*/false), json,
       {.source_model = settings_.model.path,
        .keep_last = settings_.saver.keep,
@@ -555,7 +587,8 @@ RunSummary Run::work() {
 std::optional<Comparison> Run::compare() {
   constexpr int kRepeats = 3;
   const std::vector<int64_t> steps = folder_.steps_with_rollouts();
-  if (settings_.compare_dense == 0 || steps.empty()) return {};
+  // Ranks that share the model's layers have ended by now.
+  if (settings_.compare_dense == 0 || steps.empty() || parts_.whole) return {};
   Comparison out;
   out.num_batches = std::min(settings_.compare_dense, static_cast<int64_t>(steps.size()));
   std::vector<double> shared, dense;

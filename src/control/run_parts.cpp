@@ -35,13 +35,23 @@ Dataset training_problems(const RunSettings& settings) {
   return {{Problem{.id = "agent", .prompt = "", .messages = {}, .answer = ""}}, "agents outside"};
 }
 
-std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path) {
+std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path,
+                            Communicator* tensor_ranks = nullptr) {
   return load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype),
-                            settings.device == "cuda" ? at::kCUDA : at::kCPU);
+                            settings.device == "cuda" ? at::kCUDA : at::kCPU, tensor_ranks);
 }
 
-std::unique_ptr<Model> load_trained(const RunSettings& settings) {
-  auto model = load(settings, settings.model.path);
+std::unique_ptr<Model> load_trained(const RunSettings& settings, Communicator* tensor_ranks = nullptr) {
+  auto model = load(settings, settings.model.path, tensor_ranks);
+  if (settings.actor.lora.enabled())
+    add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
+  return model;
+}
+
+// Where ranks share the layers: what is published and saved, on the CPU.
+std::unique_ptr<Model> load_whole(const RunSettings& settings) {
+  auto model =
+      load_rollout_model(settings.model.path, settings.rollout, scalar_type_of(settings.dtype), at::kCPU);
   if (settings.actor.lora.enabled())
     add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
   return model;
@@ -52,7 +62,8 @@ std::unique_ptr<Model> load_trained(const RunSettings& settings) {
 std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
   if (!settings.actor.loss.uses_reference()) return nullptr;
   if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
-  return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path);
+  return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path,
+              model.tensor_ranks());
 }
 
 // A model that reads token ids which another one draws must mean the same by them. Vocabularies may be padded
@@ -82,7 +93,7 @@ void check_same_tokens(const char* key, const std::filesystem::path& reader_path
 std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& student) {
   const std::string& path = settings.actor.loss.teacher.path;
   if (path.empty()) return nullptr;
-  auto teacher = load(settings, path);
+  auto teacher = load(settings, path, student.tensor_ranks());
   check_same_tokens("teacher.path", path, *teacher, settings.model.path, student);
   return teacher;
 }
@@ -271,7 +282,9 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       filter(settings.filter.empty() || !leads(ranks)
                  ? nullptr
                  : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
-      model(load_trained(settings)),
+      training(ranks, settings.actor.sizes_of(ranks ? ranks->size() : 1)),
+      model(load_trained(settings, training.tensor())),
+      whole(training.tensor() && training.leads() ? load_whole(settings) : nullptr),
       reference(load_reference(settings, *model)),
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
@@ -281,18 +294,26 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       student(make_student(settings, *model, sparse, total_steps)),
       generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks) ? nullptr
                  : student ? copy_of(student->model(), Changing::kAll)
-                           : copy_of(*model)),
+                           : copy_of(published())),
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
-              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), ranks),
-      weights(make_channel(settings, student ? student->model() : *model, generating.get())),
+              settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), &training),
+      weights(make_channel(settings, student ? student->model() : published(), generating.get())),
       engine(generates(settings, ranks) ? make_run_engine(settings,
                                                           generating ? *generating
                                                           : student  ? student->model()
-                                                                     : *model,
+                                                                     : published(),
                                                           encoder.tokenizer())
                                         : nullptr),
       folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
   at::set_num_threads(threads.training);
+  if (training.sizes().all() > training.sizes().data) {
+    if (settings.rollout.batch_invariant.value_or(false))
+      throw UserError(str("rollout.batch_invariant: is not for ranks that share passes (actor.backend ",
+                          settings.actor.backend, "); expected false"));
+    for (Model* shared : {model.get(), reference.get(), teacher.get()})
+      if (shared) shared->set_batch_invariant(false);
+  }
+  if (whole) trainer.use_whole(*whole);
   const bool is_scored = settings.environment.is_scored_by_reward(!settings.reward.empty());
   for (const Dataset* dataset : {&std::as_const(problems), &std::as_const(valid)}) {
     if (dataset->size() == 0) continue;

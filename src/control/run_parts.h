@@ -60,9 +60,11 @@ struct RunParts {
   std::unique_ptr<RewardFunction> reward;
   std::unique_ptr<Environment> environment;  // null: prompts of one turn
   std::unique_ptr<GroupFilter> filter;       // null: there is none
+  const TrainingRanks training;              // those that train together
   std::unique_ptr<Model> model;              // trained, and shared with the engine
-  std::unique_ptr<Model> reference;          // of the KL terms; null where there is none
-  std::unique_ptr<Model> teacher;            // null where there is none
+  std::unique_ptr<Model> whole;      // rank 0's where ranks share its layers: what is published; else null
+  std::unique_ptr<Model> reference;  // of the KL terms; null where there is none
+  std::unique_ptr<Model> teacher;    // null where there is none
   const int64_t total_steps;
   std::unique_ptr<Model> critic_model;     // its own backbone; null where it shares the actor's, or is none
   std::unique_ptr<Critic> critic;          // of adv_estimator gae
@@ -71,6 +73,8 @@ struct RunParts {
   std::unique_ptr<const PassCosts> weak_costs;  // of the student's plans, where it is a model of its own
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
+  // What is published of the trained model: it, or where ranks share its layers what Trainer::whole_model() sets.
+  const Model& published() const { return whole ? *whole : *model; }
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<Engine> engine;                   // null: servers, for rank 0, or engine ranks generate
   std::optional<ConversationFormat> conversations;  // where there is an environment

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "models/checkpoint.h"
 #include "models/safetensors.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
@@ -39,7 +40,8 @@ std::string file_name(const std::string& module, const char* which) {
 }
 
 // Gives the matrix adapters on the modules that `is_wanted`, uninitialised.
-void attach(Parameter& matrix, int64_t rank, double scale,
+// `num_ranks`: that share it. A of rows that they share is every rank's, B of columns that they share is.
+void attach(Parameter& matrix, int64_t rank, double scale, int64_t num_ranks,
             const std::function<bool(const std::string& module)>& is_wanted) {
   matrix.adapter.clear();
   matrix.adapter_slices.clear();
@@ -52,6 +54,16 @@ void attach(Parameter& matrix, int64_t rank, double scale,
     matrix.adapter_slices.push_back({part.begin, part.end});
     a.parts.push_back({file_name(module, "A"), index * rank, (index + 1) * rank});
     b.parts.push_back({file_name(module, "B"), rows, rows + part.end - part.begin});
+    if (num_ranks > 1) {
+      const bool by_columns = part.dimension == 1;
+      Parameter::Part &piece = (by_columns ? a : b).parts.back(), &copied = (by_columns ? b : a).parts.back();
+      piece.dimension = part.dimension;
+      piece.first = part.first;
+      piece.whole = part.whole;
+      piece.copies = part.copies;
+      copied.copies = num_ranks;
+      piece.sums_copies = copied.sums_copies = true;
+    }
     rows += part.end - part.begin;
   }
   if (matrix.adapter_slices.empty()) return;
@@ -65,12 +77,17 @@ void attach(Parameter& matrix, int64_t rank, double scale,
 
 void attach_all(Model& model, int64_t rank, double scale,
                 const std::function<bool(const std::string& module)>& is_wanted) {
+  const int64_t num_ranks = model.tensor_ranks() ? model.tensor_ranks()->size() : 1;
+  if (num_ranks > 1 && model.config().fused_projections)
+    throw UserError(
+        "lora: got ranks that share the layers of a model of fused projections (qkv_proj); expected ranks "
+        "that share the batch");
   for (Parameter* parameter : model.parameters()) parameter->main_grad.reset();
   for (Parameter* matrix : model.layer_matrices()) {
     if (matrix->quantized())
       throw UserError(
           "lora: the model's matrices are quantized; expected fp32, bf16 or fp64 to train beside");
-    attach(*matrix, rank, scale, is_wanted);
+    attach(*matrix, rank, scale, num_ranks, is_wanted);
   }
 }
 
@@ -91,9 +108,14 @@ void initialise_adapter(Model& model, uint64_t seed) {
   for (Parameter* matrix : model.layer_matrices()) {
     if (matrix->adapter.empty()) continue;
     Parameter &a = matrix->adapter[0], &b = matrix->adapter[1];
-    const double bound = 1 / std::sqrt(static_cast<double>(a.value.size(1)));
-    const auto uniform = at::rand(a.value.sizes(), generator, at::TensorOptions().dtype(at::kFloat));
-    a.value.copy_(uniform.mul_(2 * bound).sub_(bound));
+    // Of ranks that share the columns each takes its own of the same draw.
+    const Parameter::Part& part = a.parts[0];
+    const int64_t columns = whole_sizes(a, part)[1];
+    const double bound = 1 / std::sqrt(static_cast<double>(columns));
+    const auto uniform =
+        at::rand({a.value.size(0), columns}, generator, at::TensorOptions().dtype(at::kFloat));
+    const int64_t first = part.dimension == 1 ? part.first : 0;
+    a.value.copy_(uniform.mul_(2 * bound).sub_(bound).narrow(1, first, a.value.size(1)));
     b.value.zero_();
   }
 }
@@ -296,20 +318,18 @@ void load_adapter(const fs::path& directory, Model& model) {
   const AdapterFile config = read_config(directory / kConfigFile);
   const SafetensorsFile file(directory / kWeightsFile);
   // The tensors say which modules have an adapter: target_modules may be a pattern.
-  std::map<std::string, const Parameter::Part*> parts;
-  std::map<std::string, int64_t> columns;
+  std::map<std::string, std::vector<int64_t>> sizes;
   for (Parameter* matrix : model.layer_matrices())
     for (const Parameter::Part& part : matrix->parts) {
-      parts[module_of(part)] = &part;
-      columns[module_of(part)] = matrix->value.size(1);
+      sizes[module_of(part)] = whole_sizes(*matrix, part);
     }
   std::set<std::string> wanted;
   std::set<std::string> names;
-  for (const auto& [module, part] : parts) {
+  for (const auto& [module, shape] : sizes) {
     const std::string a = file_name(module, "A"), b = file_name(module, "B");
     if (!file.entries().contains(a) && !file.entries().contains(b)) continue;
-    check_entry(file, a, config.rank, columns.at(module));
-    check_entry(file, b, part->end - part->begin, config.rank);
+    check_entry(file, a, config.rank, shape[1]);
+    check_entry(file, b, shape[0], config.rank);
     wanted.insert(module);
     names.insert({a, b});
   }
@@ -322,11 +342,16 @@ void load_adapter(const fs::path& directory, Model& model) {
   if (!has_adapter(model)) {
     attach_all(model, config.rank, config.scale, [&](const std::string& m) { return wanted.contains(m); });
   } else {
-    const auto present = adapter_tensors(model);
-    bool is_same = present.size() == names.size();
-    for (const auto& [name, tensor] : present)
-      is_same =
-          is_same && names.contains(name) && at::IntArrayRef(file.entries().at(name).shape) == tensor.sizes();
+    size_t num_present = 0;
+    bool is_same = true;
+    for (const Parameter* matrix : model.layer_matrices())
+      for (const Parameter& parameter : matrix->adapter)
+        for (const Parameter::Part& part : parameter.parts) {
+          ++num_present;
+          is_same = is_same && names.contains(part.name) &&
+                    file.entries().at(part.name).shape == whole_sizes(parameter, part);
+        }
+    is_same = is_same && num_present == names.size();
     for (Parameter* matrix : model.layer_matrices())
       is_same = is_same && (matrix->adapter.empty() ||
                             std::abs(matrix->adapter_scale - config.scale) <= 1e-9 * std::abs(config.scale));
@@ -335,7 +360,10 @@ void load_adapter(const fs::path& directory, Model& model) {
                           ": got an adapter of other modules, rank or alpha than the model has; expected the "
                           "run's own: resume with the settings that it was started with"));
   }
-  for (const auto& [name, tensor] : adapter_tensors(model)) tensor.copy_(file.tensor(name));
+  for (Parameter* matrix : model.layer_matrices())
+    for (Parameter& parameter : matrix->adapter)
+      for (const Parameter::Part& part : parameter.parts)
+        parameter.part_value(part).copy_(own_piece(file.tensor(part.name), parameter, part));
 }
 
 }  // namespace bough

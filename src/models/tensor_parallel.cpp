@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
+#include "models/model.h"
 
 namespace bough {
 
@@ -148,6 +151,22 @@ void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor
       std::find_if(tensors.rbegin(), tensors.rend(), [&](const auto& t) { return t.first == name; });
   if (same != tensors.rend()) same->second.add_(pieces);
   else tensors.emplace_back(name, pieces);
+}
+
+void gather_weights(Model& own, Model* whole) {
+  std::map<std::string, at::Tensor> to;
+  if (whole)
+    for (Parameter* parameter : whole->trained_parameters())
+      for (const Parameter::Part& part : parameter->parts) to[part.name] = parameter->part_value(part);
+  std::set<std::string> begun;
+  for (const Parameter* parameter : own.trained_parameters())
+    for (const Parameter::Part& part : parameter->parts) {
+      const at::Tensor pieces =
+          gather_pieces(parameter->part_value(part), *parameter, part, *own.tensor_ranks());
+      if (!whole) continue;
+      if (begun.insert(part.name).second) to.at(part.name).copy_(pieces);
+      else to.at(part.name).add_(pieces);
+    }
 }
 
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks) {

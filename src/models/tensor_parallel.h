@@ -27,6 +27,8 @@
 
 namespace bough {
 
+class Model;
+
 // What rank `rank` of `size` has of a model: its heads, its elements of the feed-forward layer. The vocabulary's
 // size is the whole one. UserError where the ranks cannot share it evenly.
 ModelConfig shard_config(const ModelConfig& whole, int64_t rank, int64_t size);
@@ -57,6 +59,10 @@ at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, cons
                          Communicator& ranks);
 // Appends what gather_pieces() gave of a part, or adds it to what is there of the same tensor.
 void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor& pieces);
+
+// What is trained of a model that ranks share, to the same of a whole one: a call of all of them, of whom the first
+// has the whole one.
+void gather_weights(Model& own, Model* whole);
 
 // main_grad of what several ranks hold becomes that of the whole model. Once, after the last pass.
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks);

@@ -59,12 +59,12 @@ bool has_engine_top(const std::vector<const Trajectory*>& trajectories) {
 }  // namespace
 
 GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings,
-                           const PassCosts* costs, Communicator* ranks, const SparsePolicy& sparse)
+                           const PassCosts* costs, const TrainingRanks* ranks, const SparsePolicy& sparse)
     : model_(model),
       frozen_(frozen),
       settings_(settings),
       costs_(costs),
-      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
+      ranks_(ranks && ranks->all() ? ranks : nullptr),
       sparse_(sparse),
       loss_(make_loss(settings.loss)),
       executor_(executor_of(model)),
@@ -74,8 +74,9 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
     throw UserError(str(
         "actor.deterministic: ", loss_->token_separable() ? "a critic" : str("the loss ", settings.loss.loss),
         " takes more than each share by itself; expected a loss by token (ppo) without a critic, or false"));
-  if (settings.deterministic && ranks_ && kFixedShares % ranks_->size() != 0)
-    throw UserError(str("actor.deterministic: got ", ranks_->size(), " ranks, expected 1, 2, 4 or 8"));
+  if (settings.deterministic && ranks_ && kFixedShares % ranks_->num_replicas() != 0)
+    throw UserError(
+        str("actor.deterministic: got ", ranks_->num_replicas(), " ranks, expected 1, 2, 4 or 8"));
   if (settings.loss.loss != "sft") check_frozen(settings.loss, settings.advantages, frozen);
 }
 
@@ -238,8 +239,9 @@ Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) co
   PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree.packer, costs_);
   if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
   if (settings_.deterministic) return plan_shares(request, strategy);
-  return ranks_ ? plan_share(strategy, request, ranks_->rank(), ranks_->size())
-                : make_plan(strategy, request);
+  return ranks_ && ranks_->num_replicas() > 1
+             ? plan_share(strategy, request, ranks_->replica(), ranks_->num_replicas())
+             : make_plan(strategy, request);
 }
 
 std::optional<int64_t> GradientStep::device_bytes() const {
@@ -252,7 +254,7 @@ std::optional<int64_t> GradientStep::device_bytes() const {
 
 // The plans of this rank's fixed shares, one after the other.
 Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& strategy) const {
-  const int64_t size = ranks_ ? ranks_->size() : 1, rank = ranks_ ? ranks_->rank() : 0;
+  const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;
   Plan all;
   for (int64_t share = rank * own; share < (rank + 1) * own; ++share) {
@@ -267,7 +269,7 @@ Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& st
 // Each share's gradient is taken from zero, and two of the same height are added as soon as they are there,
 // so that log2 of the shares are held besides the one that is made.
 WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& batch) {
-  const int64_t size = ranks_ ? ranks_->size() : 1, rank = ranks_ ? ranks_->rank() : 0;
+  const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;
   const PrefixTree tree = build_prefix_tree(batch.sequences);
   const auto shares = balance_load(tree, kFixedShares, balance_weights(costs_));
@@ -301,19 +303,20 @@ WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& b
     }
     partial.emplace_back(count, std::move(gradient));
   }
-  return sum_shares(std::move(results), ranks_);
+  return sum_shares(std::move(results), sharing());
 }
 
 WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, BlockHead* beside) {
   WalkResult result = settings_.deterministic ? accumulate_shares(plan, batch)
                                               : executor_.forward_backward(plan, batch, *loss_, beside);
-  if (sums_gradients_) sum_gradients(model_, ranks_);
+  if (sums_gradients_) sum_gradients(model_, sharing());
   synchronize(model_.device());
   return result;
 }
 
 StepTimer::StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-                     const std::vector<Trajectory>& batch, const std::string& strategy, Communicator* ranks)
+                     const std::vector<Trajectory>& batch, const std::string& strategy,
+                     const TrainingRanks* ranks)
     : model_(model), ranks_(ranks), step_(model, frozen, settings, costs, ranks), asked_strategy_(strategy) {
   for (const Trajectory& trajectory : batch) batch_.push_back(&trajectory);
   model_.allocate_gradients();
@@ -322,7 +325,7 @@ StepTimer::StepTimer(Model& model, FrozenModels frozen, const ActorSettings& set
 void StepTimer::run(bool counted) {
   const PeakBytes peak(model_.device());
   synchronize(model_.device());
-  if (ranks_) ranks_->barrier();
+  if (ranks_ && ranks_->all()) ranks_->all()->barrier();
   const auto start = std::chrono::steady_clock::now();
   model_.zero_gradients();
   const TrainBatch batch = step_.prepare(batch_, /*is_one_update=*/true, asked_strategy_);

@@ -12,6 +12,7 @@
 #include "report/metrics.h"
 #include "train/executor.h"
 #include "train/make_batch.h"
+#include "train/ranks.h"
 
 namespace bough {
 
@@ -39,7 +40,7 @@ class GradientStep {
   // the same weights, batch and costs. Null: this process alone. Not owned.
   // `sparse`: what attends by choice, as in generation, in all walks; dense by default.
   GradientStep(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-               Communicator* ranks = nullptr, const SparsePolicy& sparse = {});
+               const TrainingRanks* ranks = nullptr, const SparsePolicy& sparse = {});
 
   // The rows of the batch, without what takes a walk.
   TrainBatch rows_of(const std::vector<const Trajectory*>& trajectories) const;
@@ -88,14 +89,19 @@ class GradientStep {
   void penalise_kl(TrainBatch& batch, const at::Tensor& old_log_probs_R);
   std::optional<int64_t> device_bytes() const;
   Executor executor_of(Model& model) const {
-    return Executor(model, {.same_bits = settings_.deterministic, .sparse = sparse_, .ranks = ranks_});
+    return Executor(model, {.same_bits = settings_.deterministic,
+                            .sparse = sparse_,
+                            .ranks = sharing(),
+                            .context_ranks = ranks_ ? ranks_->context() : nullptr});
   }
+  // Those that have the same pieces of the model, or null.
+  Communicator* sharing() const { return ranks_ ? ranks_->sharing() : nullptr; }
 
   Model& model_;
   const FrozenModels frozen_;
   const ActorSettings settings_;
   const PassCosts* costs_;
-  Communicator* const ranks_;
+  const TrainingRanks* const ranks_;  // null: this process alone
   bool sums_gradients_ = true;
   const SparsePolicy sparse_;
   mutable std::optional<int64_t> device_bytes_;  // of a GPU, for plans
@@ -115,7 +121,8 @@ class StepTimer {
  public:
   // All arguments must outlive the timer. Allocates the gradients.
   StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
-            const std::vector<Trajectory>& batch, const std::string& strategy, Communicator* ranks = nullptr);
+            const std::vector<Trajectory>& batch, const std::string& strategy,
+            const TrainingRanks* ranks = nullptr);
 
   // Times one step from the trajectories to the gradient, planning included; of several ranks until the last
   // has it.
@@ -132,7 +139,7 @@ class StepTimer {
 
  private:
   Model& model_;
-  Communicator* const ranks_;
+  const TrainingRanks* const ranks_;
   GradientStep step_;
   std::vector<const Trajectory*> batch_;
   const std::string asked_strategy_;

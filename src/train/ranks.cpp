@@ -63,35 +63,46 @@ double unpack(const std::string& text, WeightedSums& metrics) {
 
 }  // namespace
 
-std::optional<int64_t> ranks_of_backend(const std::string& backend) {
+std::optional<ParallelSizes> sizes_of_backend(const std::string& backend) {
   if (backend.empty()) return {};
+  constexpr const char* kExpected = "expected fsdp:dNcMtK, of N x M x K ranks";
   const auto refuse = [&](const std::string& what) -> void {
     throw UserError(str("actor.backend: got ", quoted(backend), what));
   };
   const size_t separator = backend.find_first_of(":.");
   const std::string name = separator == std::string::npos ? "" : backend.substr(0, separator);
   if (name != "" && name != "fsdp" && name != "megatron" && name != "archon")
-    refuse(str(", a trainer ", quoted(name), "; expected fsdp:dN, of N ranks"));
-  int64_t data = 1;
+    refuse(str(", a trainer ", quoted(name), "; ", kExpected));
+  ParallelSizes sizes;
   const char* at = backend.c_str() + (separator == std::string::npos ? 0 : separator + 1);
-  if (*at == 0) refuse(", without a size; expected fsdp:dN, of N ranks");
+  if (*at == 0) refuse(str(", without a size; ", kExpected));
   while (*at != 0) {
     const char dimension = *at++;
     char* end = nullptr;
     const int64_t size = *at >= '1' && *at <= '9' ? std::strtoll(at, &end, 10) : 0;
     if (size == 0 || std::string_view("dtpce").find(dimension) == std::string_view::npos)
-      refuse(", expected fsdp:dN, of N ranks");
-    if (dimension == 'd') data = size;
+      refuse(str(", ", kExpected));
+    if (dimension == 'd') sizes.data = size;
+    else if (dimension == 'c') sizes.context = size;
+    else if (dimension == 't') sizes.tensor = size;
     else if (size > 1)
       refuse(str(", of which ", dimension, size,
-                 " is not there: ranks share the batch, and each has the whole ",
-                 "model (docs/ranks.md); expected fsdp:dN"));
+                 " is not there: ranks share the batch (d), the tokens of a pass (c) ",
+                 "and the layers' heads and widths (t), docs/ranks.md; ", kExpected));
     at = end;
   }
-  return data;
+  return sizes;
 }
 
-RankGroups::RankGroups(Communicator* all, const ParallelSizes& sizes)
+ParallelSizes ActorSettings::sizes_of(int64_t num_ranks) const {
+  const ParallelSizes sizes = sizes_of_backend(backend).value_or(ParallelSizes{.data = num_ranks});
+  if (sizes.all() != num_ranks)
+    throw UserError(str("actor.backend: got ", backend, ", of ", sizes.all(), " ranks, and ", num_ranks,
+                        num_ranks == 1 ? " trains" : " train", "; expected the same: --ranks ", sizes.all()));
+  return sizes;
+}
+
+TrainingRanks::TrainingRanks(Communicator* all, const ParallelSizes& sizes)
     : all_(all && all->size() > 1 ? all : nullptr), sizes_(sizes) {
   BOUGH_CHECK(sizes.all() == (all_ ? all_->size() : 1), all_ ? all_->size() : 1, " ranks for ", sizes.all());
   if (!all_) return;
@@ -102,9 +113,16 @@ RankGroups::RankGroups(Communicator* all, const ParallelSizes& sizes)
   if (sizes.tensor > 1) tensor_ = all_->split(rank_ / sizes.tensor);
 }
 
-void RankGroups::set_deadline(double seconds) {
+void TrainingRanks::set_deadline(double seconds) {
   for (Communicator* group : {sharing_.get(), context_.get(), tensor_.get()})
     if (group) group->set_deadline(seconds);
+}
+
+double TrainingRanks::bytes_sent() const {
+  double bytes = 0;
+  for (const Communicator* group : {all_, sharing_.get(), context_.get(), tensor_.get()})
+    if (group) bytes += group->bytes_sent();
+  return bytes;
 }
 
 BalanceWeights balance_weights(const PassCosts* costs) {

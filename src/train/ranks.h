@@ -14,6 +14,7 @@
 #include "plan/load_balance.h"
 #include "plan/plan.h"
 #include "train/executor.h"
+#include "train/settings.h"
 
 namespace bough {
 
@@ -22,18 +23,12 @@ namespace bough {
 // number of consecutive shares, and sums are taken as a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
 inline constexpr int64_t kFixedShares = 8;
 
-// How many ranks share what. Adjacent ranks share a layer (tensor), then the tokens of a pass (context), then the
-// batch (data): rank = (replica · context + c) · tensor + t.
-struct ParallelSizes {
-  int64_t data = 1, context = 1, tensor = 1;
-  int64_t all() const { return data * context * tensor; }
-};
-
-// This rank's groups, of all of a run's ranks; of one rank: null.
-class RankGroups {
+// This rank's groups, of all ranks that train; of one rank: null. Adjacent ranks share a layer (tensor), then the
+// tokens of a pass (context), then the batch (data): rank = (replica · context + c) · tensor + t.
+class TrainingRanks {
  public:
   // A call of all, of whom there are sizes.all(); null: this process alone. Not owned.
-  RankGroups(Communicator* all, const ParallelSizes& sizes);
+  TrainingRanks(Communicator* all, const ParallelSizes& sizes);
 
   Communicator* all() const { return all_; }
   // Those that have the same pieces of the model: they sum gradients and share the optimizer's state.
@@ -44,7 +39,9 @@ class RankGroups {
   int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor); }
   int64_t num_replicas() const { return sizes_.data; }
   const ParallelSizes& sizes() const { return sizes_; }
+  bool leads() const { return rank_ == 0; }
   void set_deadline(double seconds);
+  double bytes_sent() const;  // by this rank, in all groups
 
  private:
   Communicator* all_;
@@ -75,6 +72,7 @@ struct RankOrder {
     kTrain = 't',     // on `batch`, as batch number `version`
     kValues = 'v',    // the critic's, of `batch`
     kLogProbs = 'l',  // the policy's, of `batch`
+    kWeights = 'w',   // of the shared layers, to rank 0
     kPublish = 'p',   // the weights, as `version`, to the rank's own engine
     kSnapshot = 's',  // of the optimizer and then of the critic's, to rank 0
     kEnd = 'e',

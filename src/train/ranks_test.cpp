@@ -111,7 +111,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
     const auto whole = random_model(shared_config(seed), seed, at::kDouble);
     FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
     double worst = 0, loss_error = 0, value_error = 0;
-    on_rank_groups(sizes, *whole, [&](RankGroups& groups, Model& model) {
+    on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
       model.allocate_gradients();
       const int64_t most = sizes.context > 1 && seed % 2 == 1 ? 5 : 24;
       const Plan plan = plan_share(seed % 3 == 0 ? "path" : "blocks", plan_request(r->batch, most),
@@ -280,8 +280,10 @@ TEST(Ranks, FixedSharesHaveTheSameBitsWhateverTheirNumber) {
           Communicator& group = *ranks[rank];
           group.set_deadline(60);
           models[rank] = random_model(seed, type);
-          Optimizer optimizer(*models[rank], {.lr = 0.01}, 10, &group, /*fixed_shares=*/true);
-          GradientStep step(*models[rank], {}, settings, nullptr, &group);
+          TrainingRanks all(&group, {.data = num_ranks});
+          all.set_deadline(60);
+          Optimizer optimizer(*models[rank], {.lr = 0.01}, 10, all.sharing(), /*fixed_shares=*/true);
+          GradientStep step(*models[rank], {}, settings, nullptr, &all);
           step.leave_sums_over_ranks();
           for (int i = 0; i < 3; ++i) {
             losses[rank] = step.accumulate(step.plan(r->batch, "blocks"), r->batch).loss;

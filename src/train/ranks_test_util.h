@@ -34,7 +34,7 @@ void on_rank_groups(const ParallelSizes& sizes, Model& whole, const Work& work) 
     threads.emplace_back([&, rank] {
       Communicator& all = *ranks[static_cast<size_t>(rank)];
       all.set_deadline(60);
-      RankGroups groups(&all, sizes);
+      TrainingRanks groups(&all, sizes);
       groups.set_deadline(60);
       auto own = make_model(whole.config(), whole.dtype(), at::kCPU, groups.tensor());
       for (Parameter* parameter : own->parameters())

@@ -147,9 +147,15 @@ struct CriticSettings {
   }
 };
 
-// AReaL's `NAME:d4t2` or `d4`: data parallel 4, tensor parallel 2. None where empty. UserError: another
-// form, or another kind of parallelism than by data.
-std::optional<int64_t> ranks_of_backend(const std::string& backend);
+// How many ranks share what (docs/ranks.md): the batch, the tokens of each pass, each layer.
+struct ParallelSizes {
+  int64_t data = 1, context = 1, tensor = 1;
+  int64_t all() const { return data * context * tensor; }
+};
+
+// AReaL's `NAME:d4c2t2` or `d4`: data parallel 4, context parallel 2, tensor parallel 2. None where empty.
+// UserError: another form, or another kind of parallelism.
+std::optional<ParallelSizes> sizes_of_backend(const std::string& backend);
 
 struct ActorSettings {
   LoraSettings lora;  // `lora` of a run's settings, beside `actor`
@@ -178,8 +184,11 @@ struct ActorSettings {
       "8 "
       "ranks of a thread each have the same weights (docs/ranks.md)");
     v("backend", backend,
-      "ranks that train, as AReaL names them: fsdp:d4 are four (docs/ranks.md); empty: as many as are "
-      "started");
+      "ranks that train, as AReaL names them: fsdp:d4 are four that share the batch, fsdp:d2c2t2 eight, of "
+      "which "
+      "two share each layer (t) and two each pass's tokens (c) (docs/ranks.md); empty: as many as are "
+      "started, "
+      "which share the batch");
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",
@@ -193,7 +202,12 @@ struct ActorSettings {
     filters.visit(v);
   }
   // Of `backend`; none where it is empty. UserError: a dimension that is not there.
-  std::optional<int64_t> num_ranks() const { return ranks_of_backend(backend); }
+  std::optional<int64_t> num_ranks() const {
+    const auto sizes = sizes_of_backend(backend);
+    return sizes ? std::optional(sizes->all()) : std::nullopt;
+  }
+  // Of so many ranks that train. UserError: `backend` wants others.
+  ParallelSizes sizes_of(int64_t num_ranks) const;
   // Optimizer steps of one batch.
   int64_t updates_per_batch() const { return ppo_n_minibatches * ppo_epochs; }
 
@@ -202,7 +216,10 @@ struct ActorSettings {
     tree.check();
     advantages.check();
     filters.check();
-    num_ranks();
+    if (const auto sizes = sizes_of_backend(backend); sizes && deterministic && sizes->all() > sizes->data)
+      throw UserError(
+          str("actor.deterministic: got actor.backend ", backend,
+              ", whose ranks share passes; expected ranks that share the batch (fsdp:dN), or false"));
     if (mb_spec.counts() && tree.strategy() != "dense")
       throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),

@@ -32,7 +32,7 @@ TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
   FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
   const RowValues one =
       Executor(*whole).forward(plan_share("blocks", plan_request(r->batch, 24), 0, 1), r->batch, 9);
-  on_rank_groups({.tensor = 4}, *whole, [&](RankGroups& groups, Model& model) {
+  on_rank_groups({.tensor = 4}, *whole, [&](TrainingRanks& groups, Model& model) {
     model.allocate_gradients();
     const Plan plan = plan_share("blocks", plan_request(r->batch, 24), 0, 1);
     const RowValues values = Executor(model).forward(plan, r->batch, 9);
@@ -80,7 +80,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
           << weights[i].first;
     }
   };
-  on_rank_groups({.data = 2, .tensor = 2}, *start, [&](RankGroups& groups, Model& model) {
+  on_rank_groups({.data = 2, .tensor = 2}, *start, [&](TrainingRanks& groups, Model& model) {
     const bool is_first = groups.all()->rank() == 0;
     Optimizer shared(model, settings, 20, groups.sharing());
     steps(model, shared, groups.sharing(), 0, 10);
@@ -98,7 +98,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   });
   const SafetensorsFile saved(folder / "weights.safetensors");
   for (const int64_t size : {1, 2}) {
-    on_rank_groups({.tensor = size}, *start, [&](RankGroups& groups, Model& model) {
+    on_rank_groups({.tensor = size}, *start, [&](TrainingRanks& groups, Model& model) {
       for (Parameter* parameter : model.parameters())
         for (const auto& part : parameter->parts)
           parameter->part_value(part).copy_(own_piece(saved.tensor(part.name), *parameter, part));

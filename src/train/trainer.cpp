@@ -8,6 +8,7 @@
 
 #include "algo/minibatches.h"
 #include "base/error.h"
+#include "models/tensor_parallel.h"
 #include "train/ranks.h"
 #include "train/sequence_steps.h"
 
@@ -69,27 +70,30 @@ std::vector<const Trajectory*> pointers_to(const std::vector<Trajectory>& rows) 
 
 Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
                  const Clock& clock, Critic* critic, const SparsePolicy& sparse, SparseStudent* student,
-                 Communicator* ranks)
+                 const TrainingRanks* ranks)
     : settings_(beside_critic(settings, critic)),
       critic_(critic),
       student_(student),
-      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
+      model_(model),
+      ranks_(ranks && ranks->all() ? ranks : nullptr),
       gradient_(model, frozen, settings_, nullptr, ranks_, sparse),
       optimizer_(model, settings.optimizer,
                  std::max<int64_t>(0, total_steps - (critic ? critic->settings().warmup_steps : 0)) *
                      settings.updates_per_batch(),
-                 ranks_, settings.deterministic),
+                 ranks_ ? ranks_->sharing() : nullptr, settings.deterministic),
       clock_(clock) {
   gradient_.leave_sums_over_ranks();
   if (ranks_ && student)
     throw UserError(str("a policy that generates beside the trained one is not for several ranks yet; got ",
-                        ranks_->size(), " ranks, expected 1"));
+                        ranks_->all()->size(), " ranks, expected 1"));
+  if (ranks_ && critic && ranks_->sizes().all() > ranks_->sizes().data)
+    throw UserError("a critic is not for ranks that share passes yet; expected actor.backend fsdp:dN");
 }
 
 void Trainer::follow(const std::function<void(int32_t version)>& publish) {
   BOUGH_CHECK(ranks_ && !leads_ranks(), "rank 0 leads");
   while (true) {
-    const RankOrder order = receive_order(*ranks_);
+    const RankOrder order = receive_order(*ranks_->all());
     switch (order.kind) {
       case RankOrder::Kind::kTrain:
         set_version(order.version);
@@ -106,6 +110,11 @@ void Trainer::follow(const std::function<void(int32_t version)>& publish) {
         optimizer_.snapshot(/*copies=*/true);
         if (critic_) critic_->snapshot(/*copies=*/true);
         break;
+      case RankOrder::Kind::kWeights:
+        // Those that share layers with rank 0.
+        if (model_.tensor_ranks() && ranks_->all()->rank() < ranks_->sizes().tensor)
+          gather_weights(model_, nullptr);
+        break;
       case RankOrder::Kind::kEnd: return;
     }
   }
@@ -113,16 +122,24 @@ void Trainer::follow(const std::function<void(int32_t version)>& publish) {
 
 void Trainer::publish_ranks(int32_t version) {
   if (leads_ranks())
-    send_order({.kind = RankOrder::Kind::kPublish, .version = version, .batch = {}}, *ranks_);
+    send_order({.kind = RankOrder::Kind::kPublish, .version = version, .batch = {}}, *ranks_->all());
 }
 
 void Trainer::end_ranks() {
-  if (leads_ranks()) send_order({}, *ranks_);
+  if (leads_ranks()) send_order({}, *ranks_->all());
 }
 
 OptimizerSnapshot Trainer::snapshot(bool copies) {
-  if (leads_ranks()) send_order({.kind = RankOrder::Kind::kSnapshot, .batch = {}}, *ranks_);
+  if (leads_ranks()) send_order({.kind = RankOrder::Kind::kSnapshot, .batch = {}}, *ranks_->all());
   return optimizer_.snapshot(copies);
+}
+
+Model& Trainer::whole_model() {
+  if (!model_.tensor_ranks()) return model_;
+  BOUGH_CHECK(whole_ && leads_ranks(), "the whole model is rank 0's");
+  send_order({.kind = RankOrder::Kind::kWeights, .batch = {}}, *ranks_->all());
+  gather_weights(model_, whole_);
+  return *whole_;
 }
 
 void Trainer::use_costs(StepCosts costs, StepCosts critic) {
@@ -137,7 +154,7 @@ void Trainer::order_walk(RankOrder::Kind kind, const std::vector<Trajectory*>& r
   if (!leads_ranks()) return;
   RankOrder order{.kind = kind, .version = 0, .batch = {}};
   for (const Trajectory* row : rows) order.batch.push_back(*row);
-  send_order(order, *ranks_);
+  send_order(order, *ranks_->all());
 }
 
 void Trainer::set_values(std::vector<Trajectory>& batch) {
@@ -204,11 +221,11 @@ void Trainer::update(MiniBatch& mini, bool trains_actor, Updates& updates) {
 MetricValues Trainer::train(const std::vector<Trajectory>& batch) {
   if (!ranks_) return train_together(batch);
   const double sent = ranks_->bytes_sent();
-  BOUGH_CHECK(leads_ranks(), "rank ", ranks_->rank(), " follows");
+  BOUGH_CHECK(leads_ranks(), "rank ", ranks_->all()->rank(), " follows");
   RankOrder order{.kind = RankOrder::Kind::kTrain, .version = num_batches_, .batch = {}};
   for (const Trajectory& trajectory : batch)
     if (trajectory.in_loss() && trajectory.trains_a_token()) order.batch.push_back(trajectory);
-  send_order(order, *ranks_);
+  send_order(order, *ranks_->all());
   set_version(num_batches_);
   MetricValues values = train_together(batch);
   values["ranks/bytes_sent"] = ranks_->bytes_sent() - sent;
@@ -294,7 +311,7 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
                               updates.gradient_seconds / static_cast<double>(settings_.ppo_epochs), ranks_));
   else values.merge(tree_metrics(tree, critic_plans, critic_passes, 0, ranks_));
   if ((ranks_ || settings_.deterministic) && trains_actor) {
-    const int64_t shares = settings_.deterministic ? kFixedShares : ranks_->size();
+    const int64_t shares = settings_.deterministic ? kFixedShares : ranks_->num_replicas();
     double twice = 0;
     for (const MiniBatch& mini : minis)
       twice += static_cast<double>(
@@ -355,7 +372,7 @@ MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
 }
 
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
-                          const PassCosts* costs, double seconds, Communicator* ranks) {
+                          const PassCosts* costs, double seconds, const TrainingRanks* ranks) {
   const TreeStatistics statistics = compute_statistics(tree);
   int64_t planned = 0, forwarded = 0, recomputed = 0, peak_bytes = 0;
   double predicted = 0;
@@ -368,17 +385,17 @@ MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>
     recomputed += simulation.tokens_recomputed;
   }
   MetricValues values;
-  if (ranks) {
+  if (Communicator* const sharing = ranks ? ranks->sharing() : nullptr) {
     const std::vector<double> own = {static_cast<double>(planned), static_cast<double>(forwarded),
                                      static_cast<double>(recomputed), static_cast<double>(peak_bytes),
                                      predicted};
-    const auto size = static_cast<size_t>(ranks->size());
+    const auto size = static_cast<size_t>(sharing->size());
     std::vector<double> all(own.size() * size);
-    ranks->run({.kind = Collective::Kind::kAllGather,
-                .send = own.data(),
-                .receive = all.data(),
-                .count = std::ssize(own),
-                .element = Element::kDouble});
+    sharing->run({.kind = Collective::Kind::kAllGather,
+                  .send = own.data(),
+                  .receive = all.data(),
+                  .count = std::ssize(own),
+                  .element = Element::kDouble});
     planned = forwarded = recomputed = peak_bytes = 0;
     double slowest = 0, total = 0;
     for (size_t at = 0; at < all.size(); at += own.size()) {
@@ -389,6 +406,8 @@ MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>
       slowest = std::max(slowest, all[at + 4]);
       total += all[at + 4];
     }
+    // Ranks that make their passes together say the same.
+    for (int64_t* sum : {&planned, &forwarded, &recomputed}) *sum /= ranks->sizes().context;
     predicted = slowest;
     if (total > 0) values["ranks/slowest_over_mean"] = slowest / (total / static_cast<double>(size));
   }

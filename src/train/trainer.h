@@ -61,7 +61,7 @@ class Trainer final : public BatchTrainer {
   // `student`: the sparse policy that drew the samples, which takes its own step after the model's.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
-          SparseStudent* student = nullptr, Communicator* ranks = nullptr);
+          SparseStudent* student = nullptr, const TrainingRanks* ranks = nullptr);
 
   // Of rank 0 where there are several; its metrics are of all of them.
   MetricValues train(const std::vector<Trajectory>& batch) override;
@@ -90,6 +90,12 @@ class Trainer final : public BatchTrainer {
   void publish_ranks(int32_t version);
   void end_ranks();
 
+  // Of rank 0 where ranks share the layers: a model of the whole, whose weights whole_model() sets. It must outlive
+  // the trainer.
+  void use_whole(Model& whole) { whole_ = &whole; }
+  // Rank 0's, of all ranks: the trained model as it is now.
+  Model& whole_model();
+
   // The optimizer's, of all ranks: of rank 0.
   OptimizerSnapshot snapshot(bool copies);
 
@@ -112,7 +118,7 @@ class Trainer final : public BatchTrainer {
     int64_t count = 0;
   };
   MetricValues train_together(const std::vector<Trajectory>& batch);
-  bool leads_ranks() const { return ranks_ && ranks_->rank() == 0; }
+  bool leads_ranks() const { return ranks_ && ranks_->leads(); }
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
   // Of several ranks: rank 0 has the others walk these rows with it.
   void order_walk(RankOrder::Kind kind, const std::vector<Trajectory*>& rows);
@@ -125,7 +131,9 @@ class Trainer final : public BatchTrainer {
   const ActorSettings settings_;
   Critic* critic_;
   SparseStudent* student_;
-  Communicator* const ranks_;  // null: this process alone
+  Model& model_;
+  Model* whole_ = nullptr;
+  const TrainingRanks* const ranks_;  // null: this process alone
   GradientStep gradient_;
   Optimizer optimizer_;
   const Clock& clock_;
@@ -141,6 +149,6 @@ class Trainer final : public BatchTrainer {
 // `seconds` they took. Of several ranks, each with its own plans, what they compute together.
 MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>& plans,
                           const PassCosts* costs = nullptr, double seconds = 0,
-                          Communicator* ranks = nullptr);
+                          const TrainingRanks* ranks = nullptr);
 
 }  // namespace bough

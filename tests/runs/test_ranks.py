@@ -166,6 +166,43 @@ def test_ranks_train_as_one_process_does(experiment):
         assert all(record["ranks/slowest_over_mean"] >= 1 for record in records if record["step"] > 0)
 
 
+# Ranks that share each layer have no whole model to generate with: another one does.
+@pytest.mark.parametrize("words", ["actor.backend=fsdp:c2", "actor.backend=fsdp:d2t2 rollout.ranks=1"])
+def test_ranks_that_share_passes_train_as_one_process_does(experiment, words):
+    experiment("one")
+    experiment("shared", *words.split())
+    assert largest_difference(experiment.folder("one"), experiment.folder("shared")) < 1e-5
+    of_one, of_shared = (read_metrics(experiment.folder(trial)) for trial in ("one", "shared"))
+    for one, shared in zip(of_one, of_shared, strict=True):
+        assert math.isclose(one["optim/grad_norm"], shared["optim/grad_norm"], rel_tol=1e-3)
+        assert one["reward/mean"] == shared["reward/mean"]
+
+
+def test_ranks_that_share_passes_are_killed_and_go_on_as_others(bough, experiment):
+    words = ["total_train_steps=12", "actor.kl_loss_coef=0.01", "lora.rank=4"]
+    experiment("whole", *words)
+    shared = [*words, "actor.backend=fsdp:c2t2", "rollout.ranks=1"]
+    process = start(bough, "train", "config.yaml", "trial_name=killed", *shared)
+    ranks = ranks_of(process, 5)
+    wait_for_checkpoint(experiment.folder("killed"))
+    kill_and_see_all_end(process, ranks, killed=2)
+    experiment("killed", *words, "actor.backend=fsdp:t2", "rollout.ranks=1", "total_train_steps=9")
+    assert len(read_metrics(experiment.folder("killed"))) == 9
+    experiment("killed", *words)
+    assert len(read_metrics(experiment.folder("killed"))) == 12
+    adapters = [
+        load_file(last_checkpoint(experiment.folder(trial)) / "adapter" / "adapter_model.safetensors")
+        for trial in ("whole", "killed")
+    ]
+    assert max(float(abs(adapters[0][name] - adapters[1][name]).max()) for name in adapters[0]) < 1e-4
+
+
+def test_ranks_that_share_layers_need_somebody_who_generates(bough, experiment):
+    said = bough("train", "config.yaml", "actor.backend=fsdp:t2", env=ENVIRONMENT)
+    assert said.returncode == 2
+    assert "rollout.ranks above 0" in said.stderr
+
+
 def test_a_killed_run_of_ranks_goes_on_and_with_others_too(bough, experiment):
     experiment("whole", "--ranks", 2, "total_train_steps=12")
     for killed in (0, 1):
