@@ -73,7 +73,8 @@ struct RunParts {
   std::unique_ptr<const PassCosts> weak_costs;  // of the student's plans, where it is a model of its own
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
-  // What is published of the trained model: it, or where ranks share its layers what Trainer::whole_model() sets.
+  // What is published of the trained model: it, or where ranks share its layers what Trainer::whole_model()
+  // sets.
   const Model& published() const { return whole ? *whole : *model; }
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<Engine> engine;                   // null: servers, for rank 0, or engine ranks generate

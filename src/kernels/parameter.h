@@ -33,8 +33,8 @@ struct Parameter {
     std::string name;
     int64_t begin;  // rows [begin, end) of value
     int64_t end;
-    // Of a tensor that several ranks share (models/tensor_parallel.h) this is a piece: the elements from `first` on
-    // along `dimension`, which has `whole`. 0: all of the tensor is here.
+    // Of a tensor that several ranks share (models/tensor_parallel.h) this is a piece: the elements from
+    // `first` on along `dimension`, which has `whole`. 0: all of the tensor is here.
     int64_t dimension = 0, first = 0, whole = 0;
     int64_t copies = 1;        // ranks that hold this very piece
     bool sums_copies = false;  // their gradients are parts of the piece's, else each is the whole

@@ -17,8 +17,8 @@
 namespace bough {
 
 namespace {
-// Rows of a parameter: `count` of the tensor of this name, which has more of them, or of its columns, where ranks
-// share it.
+// Rows of a parameter: `count` of the tensor of this name, which has more of them, or of its columns, where
+// ranks share it.
 struct Rows {
   std::string name;
   int64_t count = 0;

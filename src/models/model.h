@@ -84,7 +84,7 @@ class Model {
   void zero_gradients();
 
  protected:
-  Model(const ModelConfig& config, Communicator* tensor_ranks);
+  explicit Model(const ModelConfig& config, Communicator* tensor_ranks = nullptr);
   ModelConfig config_, whole_config_;
   Communicator* tensor_ranks_;  // not owned
 

@@ -170,7 +170,8 @@ void gather_weights(Model& own, Model* whole) {
 }
 
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks) {
-  // One sum over all of it: of each copied piece its place in the whole tensor, which ranks without it leave 0.
+  // One sum over all of it: of each copied piece its place in the whole tensor, which ranks without it leave
+  // 0.
   std::vector<at::Tensor> flat;
   const auto each = [&](const auto& use) {
     for (const Parameter* parameter : parameters)

@@ -1,12 +1,13 @@
-// Context parallelism: the ranks of a group make a pass together, each with some of its tokens. All but attention
-// is by token, and needs nothing of the others; attention gathers the pass's keys and values, so that every rank's
-// stack has the rows of all, and each rank attends with its own queries. In backward each rank has what its queries
-// send to the keys of all, on its stack; a pass's rows are summed over the ranks where its keys were made, before
-// its own go back into the model. So a pass costs one all-gather and one sum of its keys and values a layer,
-// whatever stands below it.
+// Context parallelism: the ranks of a group make a pass together, each with some of its tokens. All but
+// attention is by token, and needs nothing of the others; attention gathers the pass's keys and values, so
+// that every rank's stack has the rows of all, and each rank attends with its own queries. In backward each
+// rank has what its queries send to the keys of all, on its stack; a pass's rows are summed over the ranks
+// where its keys were made, before its own go back into the model. So a pass costs one all-gather and one sum
+// of its keys and values a layer, whatever stands below it.
 //
-// The tokens are cut into twice as many runs as ranks, of which a rank has the k-th from the left and the k-th from
-// the right: along one path later queries see more keys (Llama 3, "The Llama 3 Herd of Models", 3.3.2).
+// The tokens are cut into twice as many runs as ranks, of which a rank has the k-th from the left and the
+// k-th from the right: along one path later queries see more keys (Llama 3, "The Llama 3 Herd of Models",
+// 3.3.2).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,21 +34,21 @@ class ContextPass {
   ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
               int64_t least_run, at::Device device);
 
-  // The pass's tokens that are this rank's, int64 [T_own]. Where it has none, as if the pass's first one were its:
-  // what is computed of that, nobody reads, and its gradient is 0.
+  // The pass's tokens that are this rank's, int64 [T_own]. Where it has none, as if the pass's first one were
+  // its: what is computed of that, nobody reads, and its gradient is 0.
   const at::Tensor& own_tokens() const { return own_tokens_; }
   // [T, ...] of every rank's [T_own, ...].
   at::Tensor gather(const at::Tensor& own) const;
   // [T_own, ...] of [T, ...].
   at::Tensor own_of(const at::Tensor& whole) const;
 
-  // Attention of this rank's queries. The keys and values of all are written to the stack, from stack_rows on, in
-  // forward; what is there already must be the same bits where that is asked for.
+  // Attention of this rank's queries. The keys and values of all are written to the stack, from stack_rows
+  // on, in forward; what is there already must be the same bits where that is asked for.
   TreeAttentionOutput forward(const KvStack& stack, int64_t layer, const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, double scale, bool verify_rows);
-  // Adds to the stack's gradients of the rows below, and of the pass's; the latter are then summed over the ranks.
-  // d_o undefined: this rank's queries, and so all ranks', have no gradient. Returns d_q (then undefined, too) and
-  // d_k, d_v of own tokens.
+  // Adds to the stack's gradients of the rows below, and of the pass's; the latter are then summed over the
+  // ranks. d_o undefined: this rank's queries, and so all ranks', have no gradient. Returns d_q (then
+  // undefined, too) and d_k, d_v of own tokens.
   TreeAttentionGradient backward(const KvStack& stack, int64_t layer, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const TreeAttentionOutput& out,
                                  const at::Tensor& d_o, double scale, bool same_bits) const;

@@ -122,7 +122,8 @@ int64_t pieces_of(bool fixed, const Communicator* ranks) {
 
 }  // namespace
 
-// Of `count` own elements from `begin` on, as a part of the whole model's sum: what several ranks hold counts once.
+// Of `count` own elements from `begin` on, as a part of the whole model's sum: what several ranks hold counts
+// once.
 at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, int64_t begin,
                                 int64_t count) const {
   const at::Tensor none = at::zeros({}, gradient.options().dtype(at::kDouble));

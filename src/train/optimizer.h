@@ -92,9 +92,9 @@ class Optimizer {
   int64_t num_skipped() const { return num_skipped_; }
   const OptimizerSettings& settings() const { return settings_; }
 
-  // Of several ranks a call of all, of which the first gets the whole and the others nothing: what is saved does
-  // not depend on their number, and any number loads it.
-  // Restoring it, and the model's weights where they are their own masters, goes on bit for bit.
+  // Of several ranks a call of all, of which the first gets the whole and the others nothing: what is saved
+  // does not depend on their number, and any number loads it. Restoring it, and the model's weights where
+  // they are their own masters, goes on bit for bit.
   OptimizerSnapshot snapshot(bool copies) const;
   void save(const std::filesystem::path& directory) const { snapshot(false).save(directory); }
   // UserError names what is damaged or of another model; optimizer and model are then unchanged. For bf16

@@ -23,8 +23,8 @@ namespace bough {
 // number of consecutive shares, and sums are taken as a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
 inline constexpr int64_t kFixedShares = 8;
 
-// This rank's groups, of all ranks that train; of one rank: null. Adjacent ranks share a layer (tensor), then the
-// tokens of a pass (context), then the batch (data): rank = (replica · context + c) · tensor + t.
+// This rank's groups, of all ranks that train; of one rank: null. Adjacent ranks share a layer (tensor), then
+// the tokens of a pass (context), then the batch (data): rank = (replica · context + c) · tensor + t.
 class TrainingRanks {
  public:
   // A call of all, of whom there are sizes.all(); null: this process alone. Not owned.
@@ -84,8 +84,8 @@ struct RankOrder {
 void send_order(const RankOrder& order, Communicator& ranks);  // by rank 0
 RankOrder receive_order(Communicator& ranks);                  // by all others
 
-// main_grad of the trained parameters, which held nothing else than this walk's gradient. `ranks`, of those that
-// have the same pieces of the model, may be null.
+// main_grad of the trained parameters, which held nothing else than this walk's gradient. `ranks`, of those
+// that have the same pieces of the model, may be null.
 void sum_gradients(Model& model, Communicator* ranks);
 
 // A tensor's elements in memory order, as the ranks share them: each has so many, the last ones fewer or

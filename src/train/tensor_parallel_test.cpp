@@ -1,7 +1,10 @@
 // What is particular to ranks that share a layer; their gradients: ranks_test.cpp.
 #include "models/tensor_parallel.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -9,6 +12,8 @@
 
 #include "algo/loss.h"
 #include "base/error.h"
+#include "models/checkpoint.h"
+#include "models/lora.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/ranks_test_util.h"
@@ -47,8 +52,8 @@ TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
   });
 }
 
-// Steps of the optimizer, shared by data and tensor ranks, against one process; what is saved by four ranks is
-// loaded by two, and by one.
+// Steps of the optimizer, shared by data and tensor ranks, against one process; what is saved by four ranks
+// is loaded by two, and by one.
 TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   const auto r = random_batch(4, 80);
   const auto loss = full_loss();
@@ -110,6 +115,117 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
     });
   }
   std::filesystem::remove_all(folder);
+}
+
+// Adapters, of which some are every rank's and some are shared, beside frozen weights.
+TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto r = random_batch(seed, 80);
+    const auto loss = full_loss();
+    const LoraSettings lora{.rank = 3};
+    const auto fill = [&](Model& model) {  // B starts at 0, which would hide A's gradient
+      for (Parameter* parameter : model.trained_parameters())
+        for (const auto& part : parameter->parts) {
+          auto generator = at::detail::createCPUGenerator(std::hash<std::string>()(part.name));
+          const at::Tensor whole =
+              at::randn(whole_sizes(*parameter, part), generator, at::TensorOptions().dtype(at::kDouble));
+          parameter->part_value(part).copy_(own_piece(whole, *parameter, part)).mul_(0.3);
+        }
+    };
+    const auto whole = random_model(shared_config(seed), seed, at::kDouble);
+    const auto one = random_model(shared_config(seed), seed, at::kDouble);
+    add_adapter(*one, lora, seed);
+    fill(*one);
+    const auto request = plan_request(r->batch, 24);
+    one->allocate_gradients();
+    Executor(*one).forward_backward(plan_share("blocks", request, 0, 1), r->batch, *loss);
+    std::map<std::string, at::Tensor> expected;
+    for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
+    const int64_t tensor = seed % 2 == 0 ? 2 : 4;
+    on_rank_groups({.tensor = tensor}, *whole, [&](TrainingRanks& groups, Model& model) {
+      add_adapter(model, lora, seed);
+      NamedTensors drawn;
+      for (const Parameter* parameter : model.trained_parameters())
+        for (const auto& part : parameter->parts)
+          drawn.emplace_back(
+              part.name,
+              gather_pieces(parameter->part_value(part), *parameter, part, *groups.tensor()).clone());
+      fill(model);
+      model.allocate_gradients();
+      Executor(model).forward_backward(plan_share("blocks", request, 0, 1), r->batch, *loss);
+      sum_gradients(model, nullptr);
+      const NamedTensors gradients = named_gradients(model);
+      if (groups.all()->rank() > 0) return;
+      EXPECT_EQ(gradients.size(), expected.size());
+      double largest = 0;
+      for (const auto& [name, gradient] : gradients)
+        largest = std::max(largest, gradient.norm().item<double>());
+      for (const auto& [name, gradient] : gradients)
+        EXPECT_LE((gradient - expected.at(name)).norm().item<double>(), 1e-10 * largest)
+            << name << ", seed " << seed;
+      const auto fresh = random_model(shared_config(seed), seed, at::kDouble);
+      add_adapter(*fresh, lora, seed);
+      std::map<std::string, at::Tensor> of_one;
+      for (const auto& [name, value] : adapter_tensors(*fresh)) of_one[name] = value;
+      for (const auto& [name, value] : drawn) EXPECT_TRUE(value.equal(of_one.at(name))) << name;
+    });
+  }
+}
+
+// One file's rows of q, k and v, and of gate and up (Phi-3), are pieces of several parts.
+TEST(TensorParallel, FusedProjectionsAreCutAndPutTogether) {
+  ModelConfig config = shared_config(5);
+  config.fused_projections = true;
+  const auto whole = random_model(config, 5, at::kDouble);
+  on_rank_groups({.tensor = 4}, *whole, [&](TrainingRanks& groups, Model& model) {
+    const NamedTensors together = named_weights(model);
+    const auto copy = make_model(config, at::kDouble);
+    gather_weights(model, groups.leads() ? copy.get() : nullptr);
+    if (!groups.leads()) return;
+    const NamedTensors expected = named_weights(*whole), gathered = named_weights(*copy);
+    ASSERT_EQ(together.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(together[i].first, expected[i].first);
+      // What several ranks have was added once for each part, not for each rank.
+      EXPECT_TRUE(together[i].second.equal(expected[i].second)) << expected[i].first;
+      EXPECT_TRUE(gathered[i].second.equal(expected[i].second)) << expected[i].first;
+    }
+  });
+}
+
+// docs/ranks.md says what a pass sends.
+TEST(TensorParallel, SendsWhatIsSaid) {
+  ModelConfig config = shared_config(6);
+  config.post_norms = false;
+  config.pre_norms = true;
+  const auto whole = random_model(config, 6, at::kFloat);
+  const std::vector<Trajectory> rows_of_batch = {
+      trajectory_of(std::vector<int32_t>(40, 3), std::vector<uint8_t>(40, 1))};
+  TrainBatch batch = make_batch(rows_of_batch, {}, at::kFloat);
+  batch.fields.advantages_R = at::ones({batch.num_rows()});
+  const double tokens = 40, rows = static_cast<double>(batch.num_rows()),
+               width = static_cast<double>(config.hidden_size),
+               layers = static_cast<double>(config.num_layers);
+  const auto loss = make_loss({.loss = "pg"});
+  on_rank_groups({.tensor = 2}, *whole, [&](TrainingRanks& groups, Model& model) {
+    model.allocate_gradients();
+    const double before = groups.tensor()->bytes_sent();
+    Executor(model).forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+    // An all-reduce of B bytes on two ranks sends B of each, an all-gather too.
+    const double sums = 4 * (4 * layers * tokens * width + tokens * width + tokens * width);
+    EXPECT_EQ(groups.tensor()->bytes_sent() - before, sums + 4 * 3 * rows);
+  });
+  on_rank_groups({.context = 2}, *whole, [&](TrainingRanks& groups, Model& model) {
+    model.allocate_gradients();
+    const double before = groups.context()->bytes_sent();
+    Executor(model, {.context_ranks = groups.context()})
+        .forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+    const double keys = 2 * static_cast<double>(config.key_width());
+    // A gather of one's own half of the tokens, a sum of all; hidden states, and the gradient of the head's
+    // sources.
+    EXPECT_EQ(groups.context()->bytes_sent() - before,
+              4 * (layers * (tokens / 2 * keys + tokens * keys) + tokens / 2 * width + tokens * width));
+  });
 }
 
 TEST(TensorParallel, WhatCannotBeSharedIsRefused) {

@@ -90,8 +90,8 @@ class Trainer final : public BatchTrainer {
   void publish_ranks(int32_t version);
   void end_ranks();
 
-  // Of rank 0 where ranks share the layers: a model of the whole, whose weights whole_model() sets. It must outlive
-  // the trainer.
+  // Of rank 0 where ranks share the layers: a model of the whole, whose weights whole_model() sets. It must
+  // outlive the trainer.
   void use_whole(Model& whole) { whole_ = &whole; }
   // Rank 0's, of all ranks: the trained model as it is now.
   Model& whole_model();

@@ -34,7 +34,8 @@ class KvStack {
 
   // Reserves rows for these tokens on top and zeroes their gradients.
   void push(int32_t first_token, int32_t end_token);
-  // Zeroes the gradients of so many rows above the top, which a pass of several ranks uses without leaving them.
+  // Zeroes the gradients of so many rows above the top, which a pass of several ranks uses without leaving
+  // them.
   void clear_above(int64_t num_rows);
   void pop(int64_t num_rows);
 
@@ -96,7 +97,8 @@ class TreeContext : public AttentionContext {
       void replay(int64_t layer, PageChooser::Lists& lists);
     };
     std::optional<Choice> choice;
-    // Where several ranks make the pass, each with some of its tokens; null: it has all. Dense attention only.
+    // Where several ranks make the pass, each with some of its tokens; null: it has all. Dense attention
+    // only.
     std::shared_ptr<ContextPass> shared = nullptr;
     // Attention's outputs, one a layer: a first forward that keeps them appends, its recompute takes them
     // from there instead of computing them again. Either may be null.

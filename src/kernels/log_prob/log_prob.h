@@ -7,8 +7,8 @@
 //   d_logits[v] = (d_log_prob · (1[v = label] - p[v]) - d_entropy · p[v] · (log p[v] + H)) / temperature
 // Sums in the accumulator type; d_logits rounded once to the logits' dtype.
 //
-// A label of -1 is none of these columns (another rank has it, models/tensor_parallel.h): its log_prob is -inf,
-// and 1[v = label] is 0 everywhere.
+// A label of -1 is none of these columns (another rank has it, models/tensor_parallel.h): its log_prob is
+// -inf, and 1[v = label] is 0 everywhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,8 @@ struct LogProbOutput {
 // logits_RV: contiguous. labels_R: int64 in [-1, V), same device.
 LogProbOutput log_prob_forward(const at::Tensor& logits_RV, const at::Tensor& labels_R, double temperature);
 
-// Of rows whose columns are cut into S parts, each of which was computed by itself (tensors [S, R]; a label is in
-// one of them): that of all columns.
+// Of rows whose columns are cut into S parts, each of which was computed by itself (tensors [S, R]; a label
+// is in one of them): that of all columns.
 LogProbOutput merge_columns(const LogProbOutput& parts_SR);
 
 // Overwrites logits_RV with their gradient. d_log_probs_R, d_entropies_R: accumulator type.
