@@ -45,3 +45,17 @@ set_target_properties(bough_cuda PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIB
 target_include_directories(bough_cuda SYSTEM PRIVATE ${site_packages}/nvidia/cu13/include)
 target_link_libraries(bough_cuda PRIVATE
   bough_kernels ${BOUGH_TORCH_DIR}/lib/libtorch_cuda.so ${BOUGH_TORCH_DIR}/lib/libc10_cuda.so)
+
+# libbough_nccl.so: collectives between GPUs (src/dist/communicator.h), where the wheel brings NCCL. What it needs is
+# in the process already when it is opened.
+find_library(BOUGH_NCCL NAMES libnccl.so.2 PATHS ${site_packages}/nvidia/nccl/lib NO_DEFAULT_PATH)
+find_library(BOUGH_CUDART NAMES libcudart.so.13 PATHS ${site_packages}/nvidia/cu13/lib NO_DEFAULT_PATH)
+if(NOT BOUGH_NCCL OR NOT BOUGH_CUDART)
+  message(STATUS "No NCCL library: the torch wheel's is not found; ranks with GPUs talk through the host's memory")
+  return()
+endif()
+add_library(bough_nccl SHARED ${CMAKE_SOURCE_DIR}/src/dist/nccl_communicator.cpp)
+set_target_properties(bough_nccl PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
+target_include_directories(bough_nccl SYSTEM PRIVATE
+  ${site_packages}/nvidia/cu13/include ${site_packages}/nvidia/nccl/include)
+target_link_libraries(bough_nccl PRIVATE bough_dist ${BOUGH_NCCL} ${BOUGH_CUDART})

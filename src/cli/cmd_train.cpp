@@ -106,7 +106,7 @@ void run_train(const TrainOptions& options) {
                         " and rollout.ranks ", settings.rollout.ranks, ", of ", *wanted,
                         " ranks; leave one of them out"));
   std::unique_ptr<Communicator> ranks =
-      enter_ranks(options.ranks ? options.ranks : wanted, options.max_restarts);
+      enter_ranks(options.ranks ? options.ranks : wanted, options.max_restarts, settings.device);
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
   if (settings.threads > 0) torch.threads = settings.threads;
   set_up_torch(torch);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
+#include "kernels/common/cuda_library.h"
 
 namespace bough {
 
@@ -133,7 +135,34 @@ void add_max_restarts_option(CLI::App& command, int64_t& max_restarts) {
       ->type_name("N");
 }
 
-std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks, int64_t max_restarts) {
+namespace {
+// Among the ranks of this host, as its starter counts them.
+int64_t local_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK"})
+    if (const char* rank = std::getenv(name)) return std::atoll(rank);
+  return 0;
+}
+}  // namespace
+
+void see_one_gpu(int64_t local_rank) {
+  constexpr const char* kName = "CUDA_VISIBLE_DEVICES";
+  const char* const given = std::getenv(kName);
+  if (!given) {
+    setenv(kName, std::to_string(local_rank).c_str(), 1);
+    return;
+  }
+  std::vector<std::string> listed;
+  std::istringstream list(given);
+  for (std::string gpu; std::getline(list, gpu, ',');) listed.push_back(gpu);
+  if (listed.size() == 1) return;
+  if (local_rank >= std::ssize(listed))
+    throw UserError(str(kName, ": got ", quoted(std::string(given)), ", ", listed.size(), " GPUs, for rank ", local_rank,
+                        " of this host; expected one for each rank, or fewer ranks a host"));
+  setenv(kName, listed[static_cast<size_t>(local_rank)].c_str(), 1);
+}
+
+std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks, int64_t max_restarts,
+                                          const std::string& device) {
   if (ranks && (*ranks < 1 || *ranks > kMostRanks))
     throw UserError(str("--ranks: got ", *ranks, ", expected 1 to ", kMostRanks));
   if (max_restarts < 0 || (max_restarts > 0 && ranks.value_or(1) == 1))
@@ -146,10 +175,15 @@ std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks, i
     if (ranks.value_or(1) > 1) run_under_mpirun(*ranks, max_restarts);
     return single_communicator();
   }
+  if (device == "cuda") see_one_gpu(local_rank());  // before CUDA is begun with
   std::unique_ptr<Communicator> group = mpi_communicator();
   if (ranks && group->size() != *ranks)
     throw UserError(str("--ranks: got ", *ranks, ", but ", group->size(),
                         " were started; leave it out, or start as many"));
+  if (device != "cuda" || group->size() == 1) return group;
+  open_cuda_library();
+  if (auto by_nccl = nccl_communicator(group)) return by_nccl;
+  log_warning("this build has no libbough_nccl.so: what the GPUs' ranks sum goes through the host's memory");
   return group;
 }
 

@@ -20,7 +20,14 @@ void add_max_restarts_option(CLI::App& command, int64_t& max_restarts);
 // them, starts them again where one died and max_restarts allows it, hands Ctrl-C, SIGTERM and SIGUSR1 on to
 // them as SIGUSR1, and ends as they end: this does not return then. UserError: another number than was
 // started, no mpirun.
-std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks, int64_t max_restarts = 0);
+// `device`: cuda: each rank sees one of its host's GPUs, as device 0, and tensors there are summed by NCCL.
+std::unique_ptr<Communicator> enter_ranks(const std::optional<int64_t>& ranks, int64_t max_restarts = 0,
+                                          const std::string& device = "cpu");
+
+// Of a process that is the local_rank-th of its host's: sets CUDA_VISIBLE_DEVICES to its GPU. Of several that
+// are listed there the local_rank-th; a single one is the starter's choice, and stays. UserError: too few are
+// listed.
+void see_one_gpu(int64_t local_rank);
 
 // "" of a single process, else what a rank's messages begin with: "rank 1: ".
 std::string rank_prefix();

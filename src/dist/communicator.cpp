@@ -307,30 +307,50 @@ bool is_mpi_rank() {
   return std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK");
 }
 
-std::unique_ptr<Communicator> mpi_communicator() {
+namespace {
+// Beside the program, or in the folder lib beside its own; empty: there is none.
+std::filesystem::path find_library(const char* name) {
   namespace fs = std::filesystem;
-  constexpr const char* kName = "libbough_mpi.so";
   std::error_code ignored;
   const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  fs::path path;
-  for (const fs::path& candidate : {folder / kName, folder.parent_path() / "lib" / kName})
-    if (fs::is_regular_file(candidate, ignored)) path = candidate;
+  for (const fs::path& candidate : {folder / name, folder.parent_path() / "lib" / name})
+    if (fs::is_regular_file(candidate, ignored)) return candidate;
+  return {};
+}
+
+// For all of the process: MPI's own plug-ins look for libmpi's names there. Never closed.
+void* open_library(const std::filesystem::path& path, const char* remedy) {
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (library) return library;
+  const char* const reason = dlerror();
+  throw UserError(str("several ranks: cannot open ", quoted(path.string()), ": ",
+                      reason ? reason : "no reason", "; ", remedy, ", or use one rank"));
+}
+}  // namespace
+
+std::unique_ptr<Communicator> mpi_communicator() {
+  constexpr const char* kName = "libbough_mpi.so";
+  const std::filesystem::path path = find_library(kName);
   if (path.empty())
     throw UserError(
-        str("several ranks: ", kName, " is not in ", quoted((folder.parent_path() / "lib").string()),
-            "; it is built where Open MPI is installed (libopenmpi-dev). Install it and build again, "
-            "or use one rank"));
-  // For all of the process: MPI's own plug-ins look for libmpi's names there. Never closed.
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (!library) {
-    const char* const reason = dlerror();
-    throw UserError(str("several ranks: cannot open ", quoted(path.string()), ": ",
-                        reason ? reason : "no reason",
-                        "; install Open MPI's libraries (openmpi-bin, libopenmpi3), or use one rank"));
-  }
+        str("several ranks: ", kName,
+            " is neither beside the program nor in its lib; it is built where Open MPI is installed "
+            "(libopenmpi-dev). Install it and build again, or use one rank"));
+  void* const library = open_library(path, "install Open MPI's libraries (openmpi-bin, libopenmpi3)");
   auto* const make = reinterpret_cast<Communicator* (*)()>(dlsym(library, "bough_mpi_communicator"));
   BOUGH_CHECK(make, kName, " lacks what it is for");
   return std::unique_ptr<Communicator>(make());
+}
+
+std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator>& host) {
+  constexpr const char* kName = "libbough_nccl.so";
+  const std::filesystem::path path = find_library(kName);
+  if (path.empty()) return nullptr;
+  void* const library = open_library(path, "the torch of this machine must be a CUDA build with NCCL");
+  auto* const make =
+      reinterpret_cast<Communicator* (*)(Communicator*)>(dlsym(library, "bough_nccl_communicator"));
+  BOUGH_CHECK(make, kName, " lacks what it is for");
+  return std::unique_ptr<Communicator>(make(host.release()));
 }
 
 }  // namespace bough

@@ -35,6 +35,7 @@ struct Collective {
   int64_t count = 0;  // elements, as above
   Element element = Element::kByte;
   int64_t root = 0;
+  bool on_device = false;  // buffers of this rank's GPU, where takes_device_buffers(); else the host's
 };
 std::string name_of(Collective::Kind kind);  // "all-reduce"
 
@@ -50,6 +51,7 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
+  virtual bool takes_device_buffers() const { return false; }
   virtual std::unique_ptr<PendingCollective> begin(const Collective& collective) = 0;
   // The group of those that give the same color, ranked as here. A collective call.
   virtual std::unique_ptr<Communicator> split(int64_t color) = 0;
@@ -98,6 +100,10 @@ std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
 // the library is missing or cannot be opened. Destroyed in order it says goodbye to the others; a rank that
 // ends in any other way is taken for dead, and the starter ends all.
 std::unique_ptr<Communicator> mpi_communicator();
+// The same ranks, whose GPUs have collectives of their own by NCCL, through libbough_nccl.so: a call of all
+// of them, after CUDA was made ready. Null where this build has no such library; UserError where it cannot be
+// opened.
+std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator>& host);
 // Whether this process was started as a rank: by mpirun, or by srun with PMIx.
 bool is_mpi_rank();
 

@@ -53,27 +53,33 @@ Element element_of(const at::Tensor& values) {
 }
 }  // namespace
 
+at::Device buffer_device(const at::Tensor& values, const Communicator& ranks) {
+  return values.is_cuda() && ranks.takes_device_buffers() ? values.device() : at::kCPU;
+}
+
 void all_reduce_(const at::Tensor& values, Communicator& ranks) {
   if (values.numel() == 0 || ranks.size() == 1) return;
   const auto type = values.scalar_type() == at::kBFloat16 ? at::kFloat : values.scalar_type();
-  const at::Tensor host = values.to(at::kCPU, type).contiguous();
+  const at::Tensor buffer = values.to(buffer_device(values, ranks), type).contiguous();
   ranks.run({.kind = Collective::Kind::kAllReduce,
-             .send = host.data_ptr(),
-             .receive = host.data_ptr(),
-             .count = host.numel(),
-             .element = element_of(host)});
-  if (!host.is_same(values)) values.copy_(host);
+             .send = buffer.data_ptr(),
+             .receive = buffer.data_ptr(),
+             .count = buffer.numel(),
+             .element = element_of(buffer),
+             .on_device = buffer.is_cuda()});
+  if (!buffer.is_same(values)) values.copy_(buffer);
 }
 
 at::Tensor all_gather_stacked(const at::Tensor& own, Communicator& ranks) {
-  const at::Tensor host = own.to(at::kCPU).contiguous();
-  std::vector<int64_t> sizes = host.sizes().vec();
+  const at::Tensor buffer = own.to(buffer_device(own, ranks)).contiguous();
+  std::vector<int64_t> sizes = buffer.sizes().vec();
   sizes.insert(sizes.begin(), ranks.size());
-  const at::Tensor all = at::empty(sizes, host.options());
+  const at::Tensor all = at::empty(sizes, buffer.options());
   ranks.run({.kind = Collective::Kind::kAllGather,
-             .send = host.data_ptr(),
+             .send = buffer.data_ptr(),
              .receive = all.data_ptr(),
-             .count = host.numel() * static_cast<int64_t>(host.element_size())});
+             .count = buffer.numel() * static_cast<int64_t>(buffer.element_size()),
+             .on_device = buffer.is_cuda()});
   return all.to(own.device());
 }
 
@@ -132,7 +138,7 @@ at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, cons
   const int64_t most = sizes.select(1, 1).max().item<int64_t>();
   std::vector<int64_t> padded_sizes = own.sizes().vec();
   padded_sizes[static_cast<size_t>(part.dimension)] = most;
-  at::Tensor padded = own.to(at::kCPU);
+  at::Tensor padded = own.to(at::kCPU);  // whole tensors are gathered to be written, or sent on
   if (count < most) {
     padded = at::zeros(padded_sizes, padded.options());
     padded.narrow(part.dimension, 0, count).copy_(own);

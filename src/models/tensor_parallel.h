@@ -40,6 +40,9 @@ struct Slice {
 // A rank's tokens of the vocabulary: as many as the others', the last ranks' fewer.
 Slice vocabulary_slice(int64_t vocab_size, int64_t rank, int64_t size);
 
+// Where a collective of these ranks takes such a tensor from: the tensor's own GPU, or the host.
+at::Device buffer_device(const at::Tensor& values, const Communicator& ranks);
+
 // Sum over ranks of fp32, fp64, int64 or (by way of fp32) bf16, in place; every rank gets the same bits.
 void all_reduce_(const at::Tensor& values, Communicator& ranks);
 // [size, ...]: every rank's `own`, of the same sizes.

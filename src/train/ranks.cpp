@@ -16,25 +16,8 @@ namespace bough {
 
 namespace {
 
-Element summed_element(const at::Tensor& values) {
-  switch (values.scalar_type()) {
-    case at::kDouble: return Element::kDouble;
-    case at::kFloat: return Element::kFloat;
-    case at::kLong: return Element::kInt64;
-    default: BOUGH_CHECK(false, "a sum over ranks of ", c10::toString(values.scalar_type()));
-  }
-}
-
 void sum_tensor(const at::Tensor& values, Communicator& ranks) {
-  if (!values.defined() || values.numel() == 0) return;
-  const at::Tensor host = values.to(at::kCPU).contiguous();
-  const Element element = summed_element(host);
-  ranks.run({.kind = Collective::Kind::kAllReduce,
-             .send = host.data_ptr(),
-             .receive = host.data_ptr(),
-             .count = host.numel(),
-             .element = element});
-  if (!host.is_same(values)) values.copy_(host);
+  if (values.defined()) all_reduce_(values, ranks);
 }
 
 // Names hold no zero byte.
@@ -243,7 +226,7 @@ ElementShare share_of(int64_t num_elements, const Communicator* ranks, bool fixe
 
 at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fixed) {
   const ElementShare share = share_of(values.numel(), &ranks, fixed);
-  at::Tensor send = values.view(-1).to(at::kCPU);
+  at::Tensor send = values.view(-1).to(buffer_device(values, ranks));
   const int64_t padding = share.most * ranks.size() - values.numel();
   if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
   if (fixed) {
@@ -252,31 +235,36 @@ at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fi
     ranks.run({.kind = Collective::Kind::kAllToAll,
                .send = send.data_ptr(),
                .receive = parts.data_ptr(),
-               .count = share.most * static_cast<int64_t>(send.element_size())});
+               .count = share.most * static_cast<int64_t>(send.element_size()),
+               .on_device = send.is_cuda()});
     for (int64_t width = 1; width < ranks.size(); width *= 2)
       for (int64_t rank = 0; rank < ranks.size(); rank += 2 * width) parts[rank].add_(parts[rank + width]);
     return parts[0].narrow(0, 0, share.count).to(values.device());
   }
+  BOUGH_CHECK(send.scalar_type() == at::kDouble || send.scalar_type() == at::kFloat, "a sum over ranks of ",
+              c10::toString(send.scalar_type()));
   const at::Tensor own = at::empty({share.most}, send.options());
   ranks.run({.kind = Collective::Kind::kReduceScatter,
              .send = send.data_ptr(),
              .receive = own.data_ptr(),
              .count = share.most,
-             .element = summed_element(own)});
+             .element = own.scalar_type() == at::kDouble ? Element::kDouble : Element::kFloat,
+             .on_device = own.is_cuda()});
   return own.narrow(0, 0, share.count).to(values.device());
 }
 
 at::Tensor all_gather(const at::Tensor& own, int64_t num_elements, Communicator& ranks, bool fixed) {
   const ElementShare share = share_of(num_elements, &ranks, fixed);
   BOUGH_CHECK(own.dim() == 1 && own.size(0) == share.count, own.sizes(), " of ", num_elements);
-  at::Tensor send = own.to(at::kCPU).contiguous();
+  at::Tensor send = own.to(buffer_device(own, ranks)).contiguous();
   const int64_t padding = share.most - share.count;
   if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
   const at::Tensor all = at::empty({share.most * ranks.size()}, send.options());
   ranks.run({.kind = Collective::Kind::kAllGather,
              .send = send.data_ptr(),
              .receive = all.data_ptr(),
-             .count = share.most * static_cast<int64_t>(send.element_size())});
+             .count = share.most * static_cast<int64_t>(send.element_size()),
+             .on_device = send.is_cuda()});
   return all.narrow(0, 0, num_elements);
 }
 

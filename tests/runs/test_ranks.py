@@ -55,6 +55,26 @@ def test_ranks_have_the_gradient_of_one(bough, step, loss):
             assert math.isclose(together[name], alone[name], rel_tol=1e-10), name
 
 
+def num_gpus():
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d2", "fsdp:t2", "fsdp:c2"])
+def test_gpus_have_the_gradient_of_one(bough, step, backend):
+    try:
+        count = num_gpus()
+    except FileNotFoundError:
+        count = 0
+    if count < 2:
+        pytest.skip("needs two GPUs")
+    words = [word if word != "fp64" else "fp32" for word in step]
+    alone = result_of(bough, *words, "--device", "cuda")
+    together = result_of(bough, *words, "--device", "cuda", f"actor.backend={backend}")
+    for name in ("loss", "grad_norm"):
+        assert math.isclose(together[name], alone[name], rel_tol=1e-4), name
+
+
 def test_only_one_rank_prints_and_every_rank_says_what_is_wrong(bough, step):
     said = bough(*step, "--ranks", 2, ok=True, env=ENVIRONMENT)
     assert said.stdout.count("gradient norm") == 1

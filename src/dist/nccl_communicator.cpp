@@ -1,0 +1,170 @@
+// libbough_nccl.so: collectives between GPUs, through NCCL (communicator.h). Opened at run time, after the
+// CUDA library, whose CUDA runtime and NCCL are the process's.
+//
+// Buffers of the host go to the group that this one was made of, by which the ranks also find each other.
+// Those of the device are computed with on the legacy default stream, where PyTorch computes, so that a
+// collective begins when what fills its buffers is done, and what reads them afterwards waits for it. Each
+// rank has one GPU, its current one.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "dist/communicator.h"
+
+namespace bough {
+
+namespace {
+
+ncclDataType_t type_of(Element element) {
+  switch (element) {
+    case Element::kFloat: return ncclFloat32;
+    case Element::kDouble: return ncclFloat64;
+    case Element::kInt64: return ncclInt64;
+    case Element::kByte: return ncclUint8;
+  }
+  return ncclUint8;
+}
+
+void check(cudaError_t code, const char* what) {
+  if (code != cudaSuccess) throw IoError(str("NCCL: ", what, ": ", cudaGetErrorString(code)));
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(std::unique_ptr<Communicator> host) : host_(std::move(host)) {
+    ncclUniqueId id;
+    std::string text(sizeof id, '\0');
+    if (rank() == 0) {
+      expect(ncclGetUniqueId(&id), "an id for the group");
+      std::memcpy(text.data(), &id, sizeof id);
+    }
+    text = host_->broadcast(text);
+    BOUGH_CHECK(text.size() == sizeof id, "an id of ", text.size(), " bytes");
+    std::memcpy(&id, text.data(), sizeof id);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;  // a rank that died would hold the others in a call for ever
+    expect(ncclCommInitRankConfig(&comm_, static_cast<int>(size()), id, static_cast<int>(rank()), &config),
+           "making a group");
+    settle("making a group");
+  }
+  ~NcclCommunicator() override {
+    if (!comm_) return;
+    // Destroying waits for the others, which a group that failed has no more.
+    if (is_broken_ || std::uncaught_exceptions() > 0) ncclCommAbort(comm_);
+    else ncclCommDestroy(comm_);
+  }
+
+  int64_t rank() const override { return host_->rank(); }
+  int64_t size() const override { return host_->size(); }
+  bool takes_device_buffers() const override { return true; }
+
+  std::unique_ptr<PendingCollective> begin(const Collective& c) override {
+    if (!c.on_device || c.kind == Collective::Kind::kBarrier) return host_->begin(c);
+    const std::string name = name_of(c.kind);
+    expect(enqueue(c), name.c_str());
+    settle(name.c_str());
+    return std::make_unique<Pending>(*this);
+  }
+
+  std::unique_ptr<Communicator> split(int64_t color) override {
+    return std::make_unique<NcclCommunicator>(host_->split(color));
+  }
+
+ private:
+  static constexpr cudaStream_t kStream = nullptr;  // the legacy default one
+
+  class Pending final : public PendingCollective {
+   public:
+    explicit Pending(NcclCommunicator& group) : group_(group) {
+      check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event");
+      check(cudaEventRecord(event_, kStream), "an event");
+    }
+    ~Pending() override { cudaEventDestroy(event_); }
+    bool is_done() override {
+      const cudaError_t code = cudaEventQuery(event_);
+      if (code == cudaSuccess) return true;
+      if (code != cudaErrorNotReady) check(code, "a collective");
+      group_.look_for_errors("a collective");
+      return false;
+    }
+
+   private:
+    NcclCommunicator& group_;
+    cudaEvent_t event_ = nullptr;
+  };
+
+  ncclResult_t enqueue(const Collective& c) {
+    using Kind = Collective::Kind;
+    const auto count = static_cast<size_t>(c.count);
+    const ncclDataType_t type = type_of(c.element);
+    switch (c.kind) {
+      case Kind::kAllReduce: return ncclAllReduce(c.send, c.receive, count, type, ncclSum, comm_, kStream);
+      case Kind::kReduceScatter:
+        return ncclReduceScatter(c.send, c.receive, count, type, ncclSum, comm_, kStream);
+      case Kind::kAllGather: return ncclAllGather(c.send, c.receive, count, type, comm_, kStream);
+      case Kind::kBroadcast:
+        return ncclBroadcast(c.receive, c.receive, count, type, static_cast<int>(c.root), comm_, kStream);
+      case Kind::kAllToAll: {
+        const auto bytes = static_cast<size_t>(c.count * size_of(c.element));
+        ncclResult_t worst = ncclGroupStart();
+        for (int64_t r = 0; r < size(); ++r) {
+          const size_t at = static_cast<size_t>(r) * bytes;
+          const auto note = [&](ncclResult_t code) {
+            if (code != ncclSuccess && code != ncclInProgress) worst = code;
+          };
+          note(ncclSend(static_cast<const char*>(c.send) + at, count, type, static_cast<int>(r), comm_,
+                        kStream));
+          note(
+              ncclRecv(static_cast<char*>(c.receive) + at, count, type, static_cast<int>(r), comm_, kStream));
+        }
+        const ncclResult_t end = ncclGroupEnd();
+        return worst == ncclSuccess ? end : worst;
+      }
+      case Kind::kBarrier: break;
+    }
+    return ncclInvalidUsage;
+  }
+
+  void expect(ncclResult_t code, const char* what) {
+    if (code == ncclSuccess || code == ncclInProgress) return;
+    is_broken_ = true;
+    throw IoError(str("NCCL: ", what, " of ", size(), " ranks: ", ncclGetErrorString(code),
+                      comm_ ? str(" (", ncclGetLastError(comm_), ")") : "",
+                      "; NCCL_DEBUG=INFO says more. Every rank needs a GPU of its own"));
+  }
+  ncclResult_t look_for_errors(const char* what) {
+    ncclResult_t state = ncclSuccess;
+    expect(ncclCommGetAsyncError(comm_, &state), what);
+    expect(state, what);
+    return state;
+  }
+  // A call that NCCL goes on with by itself is over.
+  void settle(const char* what) {
+    const auto start = std::chrono::steady_clock::now();
+    while (look_for_errors(what) == ncclInProgress) {
+      if (seconds_since(start) > deadline()) {
+        is_broken_ = true;
+        throw IoError(str("rank ", rank(), " waited ", deadline(), " s for the others in NCCL's ", what));
+      }
+      std::this_thread::yield();
+    }
+  }
+
+  const std::unique_ptr<Communicator> host_;
+  ncclComm_t comm_ = nullptr;
+  bool is_broken_ = false;
+};
+
+}  // namespace
+
+}  // namespace bough
+
+extern "C" bough::Communicator* bough_nccl_communicator(bough::Communicator* host) {
+  return new bough::NcclCommunicator(std::unique_ptr<bough::Communicator>(host));
+}
