@@ -88,7 +88,8 @@ void run_step(const Options& options) {
   check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
   const std::optional<int64_t> wanted = step_settings(options, options.mode).num_ranks();
-  const std::unique_ptr<Communicator> ranks = enter_ranks(options.ranks ? options.ranks : wanted, 0, options.torch.device);
+  const std::unique_ptr<Communicator> ranks =
+      enter_ranks(options.ranks ? options.ranks : wanted, 0, options.torch.device);
   const bool is_first = ranks->rank() == 0;
   if (!is_first) set_log_level(LogLevel::kSilent);  // it would say the same
   const ActorSettings settings = step_settings(options, options.mode);

@@ -156,8 +156,8 @@ void see_one_gpu(int64_t local_rank) {
   for (std::string gpu; std::getline(list, gpu, ',');) listed.push_back(gpu);
   if (listed.size() == 1) return;
   if (local_rank >= std::ssize(listed))
-    throw UserError(str(kName, ": got ", quoted(std::string(given)), ", ", listed.size(), " GPUs, for rank ", local_rank,
-                        " of this host; expected one for each rank, or fewer ranks a host"));
+    throw UserError(str(kName, ": got ", quoted(std::string(given)), ", ", listed.size(), " GPUs, for rank ",
+                        local_rank, " of this host; expected one for each rank, or fewer ranks a host"));
   setenv(kName, listed[static_cast<size_t>(local_rank)].c_str(), 1);
 }
 

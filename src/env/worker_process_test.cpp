@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <fstream>
 #include <string>
@@ -103,9 +104,13 @@ std::string ignored_signals() {
 // A shell starts what runs beside it deaf to SIGINT: the keeper must not. What this process ignores (nohup's
 // SIGHUP) its children do, too.
 TEST_P(WorkerProcessTest, SignalsAreThoseOfAnyProgram) {
+  // A shell may have started this test so, too.
+  const auto interrupt = std::signal(SIGINT, SIG_DFL), quit = std::signal(SIGQUIT, SIG_DFL);
   WorkerProcess process({"/bin/sh", "-c", "grep SigIgn /proc/self/status; kill -INT $$; echo deaf"},
                         GetParam());
   EXPECT_EQ(read_all(process), ignored_signals());
+  std::signal(SIGINT, interrupt);
+  std::signal(SIGQUIT, quit);
 }
 
 TEST_P(WorkerProcessTest, WhatCannotBeExecutedIsAnError) {

@@ -437,7 +437,7 @@ def test_areals_names_say_how_many(bough, experiment):
     assert record["publication/bytes"] > 0 and "ranks/slowest_over_mean" in record
     for word, said in (
         ("allocation_mode=embedded:d1t2+fsdp:d2", "expected embedded:dN"),
-        ("allocation_mode=sglang:d1+fsdp:d2t2", "t2 is not there"),
+        ("allocation_mode=sglang:d1+fsdp:d2p2", "p2 is not there"),
         ("allocation_mode=sglang:d4|fsdp:d4", "SERVERS+TRAINER"),
         ("actor.backend=deepspeed:d2", "a trainer 'deepspeed'"),
         ("actor.backend=fsdp:two", "expected fsdp:dN"),
