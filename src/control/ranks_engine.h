@@ -1,6 +1,7 @@
-// Generation by several ranks of a run: rank 0 hands requests out to the engines that ranks embed. Either every
-// rank trains and has one, over its own weights, so that none are sent for it; or some ranks have nothing but
-// one (rollout.ranks), rank 0 has none, and weights are published to them (rollout/published_weights.h).
+// Generation by several ranks of a run: rank 0 hands requests out to the engines that ranks embed. Either
+// every rank trains and has one, over its own weights, so that none are sent for it; or some ranks have
+// nothing but one (rollout.ranks), rank 0 has none, and weights are published to them
+// (rollout/published_weights.h).
 //
 //   rank 0: Generator ─▶ RanksEngine ─┬─▶ its own engine, if it has one
 //                                     └─▶ commands, results (a communicator of their own) ─▶ serve_engine()
