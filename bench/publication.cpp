@@ -6,12 +6,14 @@
 // thread each. Medians of several, in this order, so that a ratio is of one run:
 //
 //   copy         the same bytes from one place of rank 0's memory to another
+//   checksum     of these bytes, once
 //   broadcast    the same bytes in one broadcast of the communicator's, nobody computing
 //   publication  from publish() to the last engine rank's having checked them, engines idle
 //   tokens/s     of engines that decode, without a publication and with one always on its way
 //   exchange     what engines do not decode while they take what has arrived, beside a decoding pass
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +27,7 @@
 #include "base/clock.h"
 #include "base/median.h"
 #include "control/ranks_engine.h"
+#include "rollout/copied_weights.h"
 #include "rollout/embedded_engine.h"
 #include "rollout/published_weights.h"
 
@@ -184,6 +187,10 @@ int main(int argc, char** argv) {
       copy = median_of(
           [&] { return seconds_of([&] { std::memcpy(other.data(), bytes.data(), bytes.size()); }); });
       print_rate("copy", static_cast<double>(bytes.size()), copy, copy);
+      const at::Tensor whole = at::from_blob(bytes.data(), {std::ssize(bytes)}, at::kByte);
+      uint64_t sum = 0;
+      const double checksum = median_of([&] { return seconds_of([&] { sum += checksum_of(whole); }); });
+      print_rate(sum == 0 ? "checksum 0" : "checksum", static_cast<double>(bytes.size()), checksum, copy);
     }
     const double broadcast = broadcast_seconds(bytes, *ranks);
     if (ranks->rank() == 0) print_rate("broadcast", static_cast<double>(bytes.size()), broadcast, copy);
