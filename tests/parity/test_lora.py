@@ -118,11 +118,13 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
                 error = gradient_error(got[file_name(name)].double(), expected[name], norms[name])
                 bound = tolerance if dtype == "fp64" else max(tolerance, 5 * floor[name])  # of two roundings
                 assert error <= bound, (mode, dtype, name, error, floor[name])
-            whole, reference = (
+            whole, reference, rounded = (
                 torch.cat([g[key(name)].double().flatten() for name in sorted(names)])
-                for g, key in ((got, file_name), (expected, str))
+                for g, key in ((got, file_name), (expected, str), (in_fp32, str))
             )
-            assert (whole - reference).norm() <= tolerance * reference.norm(), (mode, dtype)
+            error, floor_of_whole = ((g - reference).norm() / reference.norm() for g in (whole, rounded))
+            bound = tolerance if dtype == "fp64" else max(tolerance, 5 * floor_of_whole)
+            assert error <= bound, (mode, dtype, error, floor_of_whole)
             results[mode] = got
         if dtype == "fp64":
             for name in names:
