@@ -36,6 +36,9 @@ Trajectory parse_rollout_line(std::string_view line, const std::string& where,
 void append_rollout_line(std::string& out, const Trajectory& rollout);
 
 Json rollout_to_json(const Trajectory& rollout);
+// What files do not have, for other processes.
+Json to_json(const PageChoices& choices);
+PageChoices page_choices_from_json(const Json& json);
 Trajectory parse_rollout(const Json& line, const std::string& where, const RolloutReadOptions& options = {});
 
 }  // namespace bough
