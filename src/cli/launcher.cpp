@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/signals.h"
 #include "cli/command.h"
 #include "cli/tcp_store.h"
