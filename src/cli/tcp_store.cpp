@@ -37,7 +37,7 @@ auto in_store(const std::string& where, const Work& work) {
   try {
     return work();
   } catch (const c10::Error& error) {
-    throw IoError(str("the store at ", where, ": ", quoted(error.what_without_backtrace(), 300),
+    throw IoError(str("the store at ", where, ": ", quoted(std::string(error.what_without_backtrace()), 300),
                       ": the process that holds it has died, or cannot be reached"));
   }
 }
