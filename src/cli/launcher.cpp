@@ -133,7 +133,7 @@ int run_by_ourselves(const std::vector<std::string>& own, int64_t ranks, const S
   const std::unique_ptr<HeldStore> store = hold_store();
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
   set("WORLD_SIZE", std::to_string(ranks));
-  set("MASTER_ADDR", "localhost");
+  set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", std::to_string(store->port()));
   set("TORCHELASTIC_USE_AGENT_STORE", "True");
   std::vector<pid_t> children;

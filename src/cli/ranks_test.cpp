@@ -33,7 +33,7 @@ void set_environment(int64_t rank, int64_t size, uint16_t port) {
   const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
   set("RANK", std::to_string(rank));
   set("WORLD_SIZE", std::to_string(size));
-  set("MASTER_ADDR", "localhost");
+  set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", std::to_string(port));
 }
 
@@ -72,7 +72,7 @@ Groups tcp_ranks(int64_t size) {
   Groups ranks;
   for (int64_t rank = 0; rank < size; ++rank) {
     const StoreEnvironment environment{.rank = {.rank = rank, .size = size},
-                                       .host = "localhost",
+                                       .host = "127.0.0.1",
                                        .port = stores.back()->port(),
                                        .attempt = "0"};
     ranks.push_back(store_communicator(environment));

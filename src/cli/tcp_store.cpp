@@ -87,7 +87,7 @@ class TcpStore final : public KeyValueStore {
 
 class OwnStore final : public HeldStore {
  public:
-  OwnStore() : store_(c10::make_intrusive<c10d::TCPStore>("localhost", options_of(0, true, 60))) {}
+  OwnStore() : store_(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options_of(0, true, 60))) {}
   uint16_t port() const override { return store_->getPort(); }
 
  private:
