@@ -335,7 +335,7 @@ std::unique_ptr<Communicator> mpi_communicator() {
     throw UserError(
         str("several ranks: ", kName,
             " is neither beside the program nor in its lib; it is built where Open MPI is installed "
-            "(libopenmpi-dev). Install it and build again, or use one rank"));
+            "(libopenmpi-dev). Install it and build again, take --launcher processes, or use one rank"));
   void* const library = open_library(path, "install Open MPI's libraries (openmpi-bin, libopenmpi3)");
   auto* const make = reinterpret_cast<Communicator* (*)()>(dlsym(library, "bough_mpi_communicator"));
   BOUGH_CHECK(make, kName, " lacks what it is for");
