@@ -45,7 +45,7 @@ auto in_store(const std::string& where, const Work& work) {
 class TcpStore final : public KeyValueStore {
  public:
   TcpStore(const StoreEnvironment& environment, double seconds)
-      : environment_(environment), where_(str(environment.host, ":", environment.port)), seconds_(seconds) {
+      : environment_(environment), where_(str(environment.host, ":", environment.port)) {
     store_ = in_store(where_, [&] {
       return c10::make_intrusive<c10d::TCPStore>(
           environment_.host, options_of(environment_.port, environment_.rank.holds_store, seconds));
@@ -70,18 +70,12 @@ class TcpStore final : public KeyValueStore {
   void erase(const std::string& key) override {
     in_store(where_, [&] { store_->deleteKey(own(key)); });
   }
-  std::unique_ptr<KeyValueStore> connect_again() override {
-    StoreEnvironment other = environment_;
-    other.rank.holds_store = false;
-    return std::make_unique<TcpStore>(other, seconds_);
-  }
 
  private:
   std::string own(const std::string& key) const { return str("bough/", environment_.attempt, "/", key); }
 
   const StoreEnvironment environment_;
   const std::string where_;
-  const double seconds_;
   c10::intrusive_ptr<c10d::TCPStore> store_;
 };
 

@@ -41,7 +41,6 @@ class MemoryStore final : public KeyValueStore {
     const std::lock_guard lock(shared_->mutex);
     EXPECT_EQ(shared_->values.erase(key), 1u) << key;
   }
-  std::unique_ptr<KeyValueStore> connect_again() override { return std::make_unique<MemoryStore>(shared_); }
 
  private:
   const std::shared_ptr<Shared> shared_;

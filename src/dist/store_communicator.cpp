@@ -36,7 +36,6 @@ class Members {
   Members(std::unique_ptr<KeyValueStore> store, const StoreRank& rank)
       : rank_(rank),
         store_(std::move(store)),
-        beside_(store_->connect_again()),
         others_(static_cast<size_t>(rank.size)),
         thread_([this] { run(); }) {}
 
@@ -48,7 +47,7 @@ class Members {
     changed_.notify_all();
     thread_.join();
     try {
-      beside_->set(key_of(rank_.rank), std::uncaught_exceptions() > 0 ? kFailed : kGone);
+      store_->set(key_of(rank_.rank), std::uncaught_exceptions() > 0 ? kFailed : kGone);
       if (rank_.holds_store && std::uncaught_exceptions() == 0) await_others();
     } catch (const std::exception&) {  // the others may have taken the store with them
     }
@@ -78,7 +77,7 @@ class Members {
       lock.unlock();
       std::string failure;
       try {
-        beside_->set(key_of(rank_.rank), std::to_string(count));
+        store_->set(key_of(rank_.rank), std::to_string(count));
         failure = look();
       } catch (const std::exception& error) {
         failure = error.what();
@@ -94,8 +93,8 @@ class Members {
     for (int64_t rank = 0; rank < rank_.size; ++rank) {
       if (rank == rank_.rank) continue;
       Other& other = others_[static_cast<size_t>(rank)];
-      if (other.said == kGone || !beside_->has({key_of(rank)})) continue;
-      const std::string said = beside_->get(key_of(rank));
+      if (other.said == kGone || !store_->has({key_of(rank)})) continue;
+      const std::string said = store_->get(key_of(rank));
       const Time now = std::chrono::steady_clock::now();
       if (said != other.said || !other.since) other = {said, now};
       if (said == kFailed) return str("rank ", rank, " of ", rank_.size, " has failed");
@@ -118,9 +117,9 @@ class Members {
   }
 
   const StoreRank rank_;
-  const std::unique_ptr<KeyValueStore> store_, beside_;  // beside_: the thread's, then the destructor's
-  std::vector<Other> others_;                            // by rank; likewise
-  mutable std::mutex mutex_;                             // of what follows
+  const std::unique_ptr<KeyValueStore> store_;
+  std::vector<Other> others_;  // by rank; the thread's, then the destructor's
+  mutable std::mutex mutex_;   // of what follows
   std::condition_variable changed_;
   std::string failure_;
   bool is_ending_ = false;

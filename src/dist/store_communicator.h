@@ -31,8 +31,6 @@ class KeyValueStore {
   virtual std::string get(const std::string& key) = 0;         // of one that is there
   virtual int64_t add(const std::string& key, int64_t count) = 0;  // at once; the sum, from 0 on
   virtual void erase(const std::string& key) = 0;
-  // Another way to the same store, that does not wait for what goes on here.
-  virtual std::unique_ptr<KeyValueStore> connect_again() = 0;
 };
 
 struct StoreRank {
