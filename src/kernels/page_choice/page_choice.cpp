@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -67,17 +68,22 @@ struct Scoring {
   AccOf<T>* scores;  // [count]
 };
 
-template <class T>
-BOUGH_INLINE void score_pages(const Scoring<T>* scoring) {
+// The sums of products with `kCount` pages' summaries from page i on, each in an order of its own.
+template <int kCount, class T>
+BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
   using Vector = typename simd::Types<T>::Vector;
-  const Scoring<T>& s = *scoring;
-  for (int64_t i = 0; i < s.count; ++i) {
-    const T* summary = s.summaries + s.pages[i] * s.page_stride;
-    Vector even = {}, odd = {};  // two chains hide the latency of the additions
-    for (int64_t h = 0; h < s.padded_H; h += 2 * kLanes) {
-      Vector q0, q1, k0, k1;
-      simd::load(q0, s.q + h);
-      simd::load(q1, s.q + h + kLanes);
+  const T* summaries[kCount];
+  Vector even[kCount] = {}, odd[kCount] = {};  // chains that hide the latency of the additions
+#pragma GCC unroll 4
+  for (int p = 0; p < kCount; ++p) summaries[p] = s.summaries + s.pages[i + p] * s.page_stride;
+  for (int64_t h = 0; h < s.padded_H; h += 2 * kLanes) {
+    Vector q0, q1;
+    simd::load(q0, s.q + h);
+    simd::load(q1, s.q + h + kLanes);
+#pragma GCC unroll 4
+    for (int p = 0; p < kCount; ++p) {
+      const T* summary = summaries[p];
+      Vector k0, k1;
       simd::load(k0, summary + h);
       simd::load(k1, summary + h + kLanes);
       Vector product0 = q0 * k0, product1 = q1 * k1;
@@ -87,12 +93,25 @@ BOUGH_INLINE void score_pages(const Scoring<T>* scoring) {
         simd::raise_to<typename simd::Types<T>::Integers>(product0, q0 * k0);
         simd::raise_to<typename simd::Types<T>::Integers>(product1, q1 * k1);
       }
-      even += product0;
-      odd += product1;
+      even[p] += product0;
+      odd[p] += product1;
     }
-    even += odd;
-    s.scores[i] = simd::sum_of(even);
   }
+#pragma GCC unroll 4
+  for (int p = 0; p < kCount; ++p) {
+    even[p] += odd[p];
+    const AccOf<T> score = simd::sum_of(even[p]);
+    // What is no number has no order.
+    s.scores[i + p] = score == score ? score : -std::numeric_limits<AccOf<T>>::infinity();
+  }
+}
+
+template <class T>
+BOUGH_INLINE void score_pages(const Scoring<T>* scoring) {
+  const Scoring<T>& s = *scoring;
+  int64_t i = 0;
+  for (; i + 4 <= s.count; i += 4) score_some<4>(s, i);
+  for (; i < s.count; ++i) score_some<1>(s, i);
 }
 
 #define BOUGH_SCORE_PAGES(T) BOUGH_ON_BEST_ISA(score, (const Scoring<T>* s), (s), score_pages<T>)
@@ -103,9 +122,41 @@ BOUGH_SCORE_PAGES(BFloat16Bits)
 // Room for one thread.
 template <class T>
 struct Room {
-  std::vector<AccOf<T>> q, scores;
+  std::vector<AccOf<T>> q, scores, highest;
   std::vector<int32_t> order;
 };
+
+// The first `count` of room.order become the indices of the highest scores, ascending. As many runs of scores as
+// are to be kept have their highest no lower than some bound, so that the scores to be kept are none below it:
+// what is ordered are few more than those.
+template <class T>
+void find_highest(Room<T>& room, size_t count) {
+  const auto& scores = room.scores;
+  const size_t run = std::min<size_t>(scores.size() / (4 * count), 16);  // four times as many as are kept
+  auto bound = -std::numeric_limits<AccOf<T>>::infinity();
+  if (run > 1) {
+    room.highest.clear();
+    for (size_t begin = 0; begin < scores.size(); begin += run) {
+      AccOf<T> highest = scores[begin];
+      for (size_t i = begin + 1; i < std::min(begin + run, scores.size()); ++i)
+        highest = std::max(highest, scores[i]);
+      room.highest.push_back(highest);
+    }
+    const auto last = room.highest.begin() + static_cast<int64_t>(count) - 1;
+    std::nth_element(room.highest.begin(), last, room.highest.end(), std::greater<>());
+    bound = *last;
+  }
+  room.order.clear();
+  for (size_t i = 0; i < scores.size(); ++i)
+    if (scores[i] >= bound) room.order.push_back(static_cast<int32_t>(i));
+  const auto is_before = [&](int32_t a, int32_t b) {
+    const auto score_a = scores[static_cast<size_t>(a)], score_b = scores[static_cast<size_t>(b)];
+    return score_a > score_b || (score_a == score_b && a < b);
+  };
+  const auto kept = room.order.begin() + static_cast<int64_t>(count);
+  std::nth_element(room.order.begin(), kept - 1, room.order.end(), is_before);
+  std::sort(room.order.begin(), kept);
+}
 
 template <class T>
 void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extremes,
@@ -135,19 +186,11 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extre
                            .has_extremes = has_extremes,
                            .scores = room.scores.data()};
   score(&scoring);
-  for (AccOf<T>& x : room.scores)
-    if (x != x) x = -std::numeric_limits<AccOf<T>>::infinity();  // what is no number has no order
-  room.order.resize(static_cast<size_t>(candidates));
-  std::iota(room.order.begin(), room.order.end(), 0);
-  const auto is_before = [&](int32_t a, int32_t b) {
-    const auto score_a = room.scores[static_cast<size_t>(a)], score_b = room.scores[static_cast<size_t>(b)];
-    return score_a > score_b || (score_a == score_b && a < b);
-  };
-  const auto kept = room.order.begin() + (budget - 3);
-  std::nth_element(room.order.begin(), kept - 1, room.order.end(), is_before);
-  std::sort(room.order.begin(), kept);
+  const auto kept = static_cast<size_t>(budget - 3);
+  find_highest(room, kept);
   list.front() = 0;
-  std::transform(room.order.begin(), kept, list.begin() + 1, [](int32_t i) { return i + 1; });
+  std::transform(room.order.begin(), room.order.begin() + static_cast<int64_t>(kept), list.begin() + 1,
+                 [](int32_t i) { return i + 1; });
   list[list.size() - 2] = static_cast<int32_t>(visible - 2);
   list.back() = static_cast<int32_t>(visible - 1);
 }

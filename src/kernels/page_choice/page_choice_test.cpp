@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 #include "kernels/common/device_test.h"
@@ -107,6 +108,35 @@ TEST(PageChoice, OfEqualScoresTheLowerPageIsKept) {
   q_TNH[0][0][0] = NAN;  // of a model that has diverged: no order, and no harm
   choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 3, 18, 19}));
+}
+
+// Few different scores, so that many are equal, over contexts and budgets of all proportions.
+TEST(PageChoice, IsThatOfSortedScores) {
+  const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
+  for (const int32_t num_pages : {10, 37, 200, 701, 1500})
+    for (const int64_t budget : {4, 5, 9, 32, 100})
+      for (const int64_t levels : {2, 7, 300}) {
+        if (num_pages <= budget) continue;
+        at::manual_seed(num_pages + budget + levels);
+        Layer layer(c, num_pages);
+        layer.summaries.zero_();
+        const at::Tensor scores_B = at::randint(-levels, 0, {num_pages}, at::kFloat);
+        layer.summaries.select(3, 0).copy_(scores_B.view({num_pages, 1, 1}));
+        at::Tensor q_TNH = at::zeros({1, 1, 32});
+        q_TNH[0][0][0] = 1;
+        std::vector<int32_t> all(static_cast<size_t>(num_pages)), best;
+        std::iota(all.begin(), all.end(), 0);
+        best.assign(all.begin() + 1, all.end() - 2);
+        const float* score = scores_B.const_data_ptr<float>();
+        std::stable_sort(best.begin(), best.end(), [&](int32_t a, int32_t b) { return score[a] > score[b]; });
+        best.resize(static_cast<size_t>(budget - 3));
+        best.insert(best.end(), {0, num_pages - 2, num_pages - 1});
+        std::sort(best.begin(), best.end());
+        std::vector<std::vector<int32_t>> lists(1);
+        choose_pages(q_TNH, layer.summaries, c.summary,
+                     std::vector<ChoosingQuery>{{.token = 0, .pages = all, .budget = budget}}, lists);
+        EXPECT_EQ(lists[0], best) << num_pages << " pages, budget " << budget << ", levels " << levels;
+      }
 }
 
 // Small whole numbers: sums are exact in any order, and many scores are equal.

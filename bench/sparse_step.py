@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Whole steps of `distill` beside dense ones, with responses of a given length, and where their time goes.
+
+A model of random weights, whose samples do not stop before their last token, takes the same steps in either
+arm, in turns. By length of a response: seconds of a step and of its rollout, recomputation, update and phi's
+step (medians), and
+
+  step      dense's step over distill's: what sparse rollouts gain in the end
+  rollout   the same of generation alone; share: generation's part of dense's step
+  phi       phi's step over theta's update, with theta's recomputation as the paper counts it (its Figure 7:
+            distillation adds 55%), and, behind it, over theta's update alone
+
+The measure is docs/formats.md's time/* of the run's metrics.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+from host_env import host_environment  # noqa: E402
+
+TIMES = ["step", "rollout", "recompute", "update", "sparse_train"]
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="\n".join(__doc__.splitlines()[2:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
+    add("--out", type=Path, default=ROOT / "runs/sparse_step")
+    add("--lengths", type=int, nargs="+", default=[8192, 16384], help="tokens of a response")
+    add("--samples", type=int, default=4, help="of the one prompt of a step")
+    add("--budget", default="512")
+    add("--steps", type=int, default=1, help="of a run, all of them counted")
+    add("--rounds", type=int, default=1, help="runs of either arm")
+    add("--settings", nargs="*", default=[], help="further key=value of every run")
+    add("--hidden-size", type=int, default=768)
+    add("--layers", type=int, default=12)
+    add("--heads", type=int, default=12)
+    add("--kv-heads", type=int, default=4)
+    add("--head-dim", type=int, default=64)
+    add("--vocab-size", type=int, default=8192)
+    return parser.parse_args()
+
+
+def bough(args, *words):
+    environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
+    command = [str(args.bough), *map(str, words)]
+    done = subprocess.run(command, cwd=args.out, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"exit code {done.returncode} from\n  {' '.join(command)}\n{done.stderr[-2000:]}")
+
+
+def prepare(args):
+    """A model, a problem, and a reward that tells samples apart."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    shape = ["--hidden-size", args.hidden_size, "--layers", args.layers, "--heads", args.heads]
+    shape += ["--kv-heads", args.kv_heads, "--head-dim", args.head_dim, "--vocab-size", args.vocab_size]
+    shape += ["--max-positions", 2 * max(args.lengths), "--dtype", "bf16", "--force"]
+    bough(args, "init", "model", *shape)
+    bough(args, "data", "trace", "--out", "problems.jsonl", "-n", 64)
+    (args.out / "reward.py").write_text(
+        "import hashlib\n\n\ndef score(completion, **fields):\n"
+        '    return int(hashlib.sha256(completion.encode()).hexdigest()[:4], 16) / 65535\n'
+    )
+
+
+def run(args, arm, length, number):
+    """Metrics of a run's steps."""
+    name = f"{arm}-{length}-{number}"
+    settings = {
+        "fileroot": args.out,
+        "experiment_name": "steps",
+        "trial_name": name,
+        "model.path": "model",
+        "dtype": "bf16",
+        "reward": "reward.py:score",
+        "train_dataset.path": "problems.jsonl",
+        "train_dataset.batch_size": 1,
+        "valid_dataset.path": "",
+        "gconfig.n_samples": args.samples,
+        "gconfig.max_new_tokens": length,
+        "gconfig.ignore_eos": "true",
+        "total_train_steps": args.steps,
+        "compare_dense": 0,
+        "saver.freq_steps": 0,
+        "saver.rollouts": "false",
+        "stall_seconds": 100_000,
+    }
+    if (args.out / "calibration.json").exists():
+        settings["calibration"] = "calibration.json"
+    if arm == "distill":
+        settings["sparse_training.arm"] = "distill"
+        settings["rollout.sparse.budget"] = args.budget
+        settings["actor.correction"] = "obrs"
+        settings["gconfig.top_logprobs"] = 20
+    folder = args.out / "steps" / name
+    lines = [f"{key}={value}" for key, value in settings.items()]
+    bough(args, "train", ROOT / "configs/trace.yaml", *lines, *args.settings)
+    if not (args.out / "calibration.json").exists():
+        (args.out / "calibration.json").write_text((folder / "calibration.json").read_text())
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["step"] > 0]
+
+
+def main():
+    args = parse_arguments()
+    args.out = args.out.resolve()
+    args.bough = args.bough.resolve()
+    prepare(args)
+    for length in args.lengths:
+        records = {"dense": [], "distill": []}
+        for number in range(args.rounds):
+            for arm in records:
+                records[arm] += run(args, arm, length, number)
+        seconds = {}
+        for arm, steps in records.items():
+            for name in TIMES:
+                seconds[arm, name] = statistics.median(step.get(f"time/{name}", 0.0) for step in steps)
+            shown = ", ".join(f"{name} {seconds[arm, name]:.1f}" for name in TIMES)
+            print(f"{length:,} tokens, {args.samples} samples, {arm}: seconds of {shown}", flush=True)
+        update = seconds["distill", "update"]
+        theta = update + seconds["distill", "recompute"]
+        phi = seconds["distill", "sparse_train"]
+        print(
+            f"{length:,} tokens: step {seconds['dense', 'step'] / seconds['distill', 'step']:.2f} times as fast, "
+            f"rollout {seconds['dense', 'rollout'] / seconds['distill', 'rollout']:.2f} "
+            f"(share {seconds['dense', 'rollout'] / seconds['dense', 'step']:.0%}), "
+            f"phi {phi / theta:.0%} of theta's ({phi / update:.0%} of its update alone)",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
