@@ -462,8 +462,9 @@ def svg(experiment):
             parts.append(f'<path d="M{left} {y(value):.1f}H{width - 20}" stroke="#ccc"/>')
             parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.4g}</text>')
         for step in sorted({1, last // 2 or 1, last}):
+            anchor = "end" if step == last else "middle"
             parts.append(
-                f'<text x="{x(step):.1f}" y="{y0 + height - 10}" text-anchor="middle">step {step}</text>'
+                f'<text x="{x(step):.1f}" y="{y0 + height - 10}" text-anchor="{anchor}">step {step}</text>'
             )
         for arm, curve in curves.items():
             band = [(x(p[0]), y(p[3])) for p in curve] + [(x(p[0]), y(p[2])) for p in reversed(curve)]
@@ -471,11 +472,12 @@ def svg(experiment):
             line = " ".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in curve)
             parts.append(f'<polygon points="{shape}" fill="{names[arm]}" opacity="0.12"/>')
             parts.append(f'<polyline points="{line}" fill="none" stroke="{names[arm]}" stroke-width="1.6"/>')
-    end = len(panels) * height
-    for i, ((arm, budget), colour) in enumerate(names.items()):
+    end, at = len(panels) * height, left
+    for (arm, budget), colour in names.items():
         label = arm if budget is None else f"{arm}, {budget:.0%}"
-        parts.append(f'<rect x="{left + 140 * i}" y="{end}" width="14" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{left + 140 * i + 20}" y="{end + 10}">{label}</text>')
+        parts.append(f'<rect x="{at}" y="{end}" width="14" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{at + 20}" y="{end + 10}">{label}</text>')
+        at += 45 + 7 * len(label)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {end + 24}" font-family="sans-serif" '
         f'font-size="12"><rect width="{width}" height="{end + 24}" fill="white"/>'

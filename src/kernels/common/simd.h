@@ -115,8 +115,8 @@ BOUGH_INLINE void halve(Half& low, Half& high, const Vector& v) {
   std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
 }
 
-// Fold the lanes in halves, the same order whatever the instruction set. (GCC 12 at -O2 neither unrolls a loop over the
-// lanes nor makes vectors of it.)
+// Fold the lanes in halves, the same order whatever the instruction set. (GCC 12 at -O2 neither unrolls a
+// loop over the lanes nor makes vectors of it.)
 template <class Vector>
 BOUGH_INLINE auto sum_of(const Vector& v) {
   using A = std::remove_cvref_t<decltype(v[0])>;

@@ -126,9 +126,9 @@ struct Room {
   std::vector<int32_t> order;
 };
 
-// The first `count` of room.order become the indices of the highest scores, ascending. As many runs of scores as
-// are to be kept have their highest no lower than some bound, so that the scores to be kept are none below it:
-// what is ordered are few more than those.
+// The first `count` of room.order become the indices of the highest scores, ascending. As many runs of scores
+// as are to be kept have their highest no lower than some bound, so that the scores to be kept are none below
+// it: what is ordered are few more than those.
 template <class T>
 void find_highest(Room<T>& room, size_t count) {
   const auto& scores = room.scores;
