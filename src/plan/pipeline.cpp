@@ -43,7 +43,7 @@ std::vector<StageStep> stage_steps(std::span<const WalkStep> steps, const Pipeli
     const auto stack = static_cast<size_t>(steps[i].chain % most);
     const bool leaf = steps[i].kind == Step::Kind::kForwardBackward;
     if (steps[i].kind != Step::Kind::kBackward) {
-      int64_t needs = leaf && !pipeline.leaves_on_stack ? 0 : interior_done[stack];
+      int64_t needs = leaf && !pipeline.leaves_on_stack && most > 1 ? 0 : interior_done[stack];
       if (!leaf && pipeline.leaves_on_stack) needs = std::max(needs, leaf_done[stack]);
       forwards.push_back({step, needs, leaf});
     }

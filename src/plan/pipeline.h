@@ -9,7 +9,8 @@
 //   - while fewer leaf blocks are under way on it (forwarded, not yet backpropagated) than there are stages
 //     from it to the last: that one makes each leaf's backward right after its forward;
 //   - where the block finds its place on a stack: an interior block waits until no other block lies above
-//     its parent's rows. Blocks at the bottom, each with all that runs on top of it, take turns on as many
+//     its parent's rows, and so does a leaf block on the last stage, whose order is the plan's own. Blocks at
+//     the bottom, each with all that runs on top of it, take turns on as many
 //     stacks as leaf blocks may be under way, so that the next prompt's passes follow the last one's at once.
 // An earlier stage's forwards are never behind a later one's, whatever backwards are done, so that none waits
 // for ever. With one stage this is the plan's own order.
