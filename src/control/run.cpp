@@ -57,6 +57,11 @@ void check_ranks(const RunSettings& settings, int64_t num_ranks) {
   if (shares_model && settings.actor.loss.ref_model_sync_steps > 0)
     throw UserError(str("actor.ref_model_sync_steps: is not for ranks that share layers (actor.backend ",
                         settings.actor.backend, "); expected 0"));
+  if (sizes.pipeline > 1 && settings.sparse_training.trains_sparse())
+    throw UserError(str("sparse_training.arm: got ", settings.sparse_training.arm,
+                        ", which trains a sparse policy, and ranks that have the layers in a row "
+                        "(actor.backend ",
+                        settings.actor.backend, "); expected another arm, or no p"));
   if (num_ranks > 1 && settings.sparse_training.has_student())
     throw UserError(
         "sparse_training.arm: distill and weak: is not for several ranks yet; expected sparse or "
