@@ -62,8 +62,7 @@ std::unique_ptr<Model> load_whole(const RunSettings& settings) {
 std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
   if (!settings.actor.loss.uses_reference()) return nullptr;
   if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
-  return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path,
-              model.ranks());
+  return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path, model.ranks());
 }
 
 // A model that reads token ids which another one draws must mean the same by them. Vocabularies may be padded

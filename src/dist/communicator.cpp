@@ -177,8 +177,7 @@ class Meeting {
   std::shared_ptr<Message> meet(int64_t rank, const Collective& given) {
     const std::lock_guard lock(mutex_);
     const bool sends = given.kind == Collective::Kind::kSend;
-    auto& [sent, expected] =
-        messages_[sends ? std::pair(rank, given.root) : std::pair(given.root, rank)];
+    auto& [sent, expected] = messages_[sends ? std::pair(rank, given.root) : std::pair(given.root, rank)];
     const auto own = std::make_shared<Message>(Message{.given = given});
     auto& others = sends ? expected : sent;
     if (others.empty()) {

@@ -139,8 +139,7 @@ class NcclCommunicator final : public Communicator {
           };
           note(ncclSend(static_cast<const char*>(c.send) + at, count, type, static_cast<int>(r), comm_,
                         stream));
-          note(
-              ncclRecv(static_cast<char*>(c.receive) + at, count, type, static_cast<int>(r), comm_, stream));
+          note(ncclRecv(static_cast<char*>(c.receive) + at, count, type, static_cast<int>(r), comm_, stream));
         }
         const ncclResult_t end = ncclGroupEnd();
         return worst == ncclSuccess ? end : worst;

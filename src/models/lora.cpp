@@ -97,8 +97,9 @@ void check_layers_are_alike(Model& all) {
   const auto in_layer = static_cast<size_t>(std::ssize(matrices) / all.config().num_layers);
   for (size_t i = in_layer; i < matrices.size(); ++i)
     if (matrices[i]->adapter_slices.size() != matrices[i % in_layer]->adapter_slices.size())
-      throw UserError("lora.targets: got modules of some layers only, for a model whose layers ranks share in a "
-                      "row (actor.backend, p); expected the same in every layer");
+      throw UserError(
+          "lora.targets: got modules of some layers only, for a model whose layers ranks share in a "
+          "row (actor.backend, p); expected the same in every layer");
 }
 
 // Of a stage (pipeline.h): the whole model's layers, as pieces where ranks share them, without memory.
@@ -387,7 +388,8 @@ void load_adapter(const fs::path& directory, Model& model) {
                     file.entries().at(part.name).shape == whole_sizes(parameter, part);
         }
     const std::set<std::string> own = modules_of(model);
-    const auto num_own = std::ranges::count_if(wanted, [&](const auto& module) { return own.contains(module); });
+    const auto num_own =
+        std::ranges::count_if(wanted, [&](const auto& module) { return own.contains(module); });
     is_same = is_same && num_present == 2 * static_cast<size_t>(num_own);
     for (Parameter* matrix : model.layer_matrices())
       is_same = is_same && (matrix->adapter.empty() ||

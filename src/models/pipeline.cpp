@@ -34,9 +34,8 @@ std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages) {
   double most = infinity;
   std::vector<int64_t> cut;
   for (const bool by_squares : {false, true}) {
-    std::vector<std::vector<double>> best(
-        static_cast<size_t>(num_stages + 1),
-        std::vector<double>(static_cast<size_t>(num_layers + 1), infinity));
+    std::vector<std::vector<double>> best(static_cast<size_t>(num_stages + 1),
+                                          std::vector<double>(static_cast<size_t>(num_layers + 1), infinity));
     auto from = std::vector(best.size(), std::vector<int64_t>(best[0].size(), 0));
     best[0][0] = 0;
     for (size_t stage = 1; stage < best.size(); ++stage)
@@ -44,8 +43,8 @@ std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages) {
         for (size_t begin = stage - 1; begin < end; ++begin) {
           const double own = work(static_cast<int64_t>(begin), static_cast<int64_t>(end));
           if (own > most) continue;
-          const double all = by_squares ? best[stage - 1][begin] + own * own
-                                        : std::max(best[stage - 1][begin], own);
+          const double all =
+              by_squares ? best[stage - 1][begin] + own * own : std::max(best[stage - 1][begin], own);
           if (all >= best[stage][end]) continue;
           best[stage][end] = all;
           from[stage][end] = static_cast<int64_t>(begin);
@@ -94,9 +93,8 @@ void gather_to_first_stage(
     const std::function<void(const std::string& name, const at::Tensor& tensor)>& use) {
   Json names = Json::array();
   for (const auto& [name, tensor] : own)
-    names.push_back({{"name", name},
-                     {"sizes", tensor.sizes().vec()},
-                     {"type", static_cast<int>(tensor.scalar_type())}});
+    names.push_back(
+        {{"name", name}, {"sizes", tensor.sizes().vec()}, {"type", static_cast<int>(tensor.scalar_type())}});
   const std::vector<std::string> all = stages.all_gather(names.dump());
   if (stages.rank() > 0) {
     for (const auto& [name, tensor] : own)

@@ -46,9 +46,8 @@ ModelConfig stage_config(const ModelConfig& whole, const Stage& stage);
 
 // Calls use() on the first stage with the tensors of all, stage by stage, each name once: a call of all
 // stages. What is used lives as long as the call, but its own.
-void gather_to_first_stage(
-    const NamedTensors& own, Communicator& stages,
-    const std::function<void(const std::string& name, const at::Tensor& tensor)>& use);
+void gather_to_first_stage(const NamedTensors& own, Communicator& stages,
+                           const std::function<void(const std::string& name, const at::Tensor& tensor)>& use);
 
 // On the first stage and the last, which call it: the sum of their `values`, the same bits on both.
 void sum_over_ends_(const at::Tensor& values, Communicator& stages);

@@ -94,7 +94,8 @@ double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double>
         if (!step.backward && s > 0) from = stages[s - 1].forward_done[i];
         if (step.backward && pipeline.backward && s + 1 < num_stages) from = stages[s + 1].backward_done[i];
         if (from < 0) break;
-        stage.seconds = std::max(stage.seconds, from) + (step.backward ? backward_seconds : forward_seconds)[i];
+        stage.seconds =
+            std::max(stage.seconds, from) + (step.backward ? backward_seconds : forward_seconds)[i];
         (step.backward ? stage.backward_done : stage.forward_done)[i] = stage.seconds;
         goes_on = true;
       }

@@ -160,8 +160,8 @@ TEST(PipelineOrder, KeepsStagesBusy) {
   }
   for (const std::string strategy : {"dense", "blocks"}) {
     const int64_t most = strategy == "dense" ? 128 : 64;  // whole sequences; their own parts
-    const Plan plan = make_plan(
-        strategy, {.sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = most});
+    const Plan plan =
+        make_plan(strategy, {.sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = most});
     const std::vector<WalkStep> steps = walk_steps(plan);
     // A leaf is forward and backward; an interior block is forwarded once more before its backward.
     std::vector<double> forward(steps.size()), backward(steps.size());

@@ -121,9 +121,8 @@ class Walk {
         heads_(std::move(heads)),
         backward_(backward),
         ranks_(options.context_ranks && options.context_ranks->size() > 1 ? options.context_ranks : nullptr),
-        pipeline_{.num_stages = model.stage().size,
-                  .backward = backward,
-                  .leaves_on_stack = ranks_ != nullptr},
+        pipeline_{
+            .num_stages = model.stage().size, .backward = backward, .leaves_on_stack = ranks_ != nullptr},
         links_(model),
         stacks_(static_cast<size_t>(passes_under_way(pipeline_, model.stage().index))),
         trees_(plan.trees.size()) {}
@@ -140,8 +139,8 @@ class Walk {
       auto& tree = trees_[static_cast<size_t>(step.tree)];
       if (!tree) tree = std::make_unique<Tree>(plan_.trees[static_cast<size_t>(step.tree)], batch_);
       if (tree->rows.needed[step.block]) {
-        Place place{*tree, step.block, tree->planned.blocks[step.block],
-                    stack_of(step, *tree), tree->open[static_cast<size_t>(step.block)]};
+        Place place{*tree, step.block, tree->planned.blocks[step.block], stack_of(step, *tree),
+                    tree->open[static_cast<size_t>(step.block)]};
         if (next.backward) backward(place);
         else forward(place);
       }
@@ -206,8 +205,8 @@ class Walk {
     if (pass.shared && !block.interior && stacks_.size() > 1) pass.shared->keep_rows();
     auto context = std::make_unique<TreeContext>(std::move(pass));
     if (!model_.stage().is_first())
-      open.entered_TD = links_.receive({input_.tokens_T.size(0), model_.config().hidden_size},
-                                       StageLinks::Way::kForward);
+      open.entered_TD =
+          links_.receive({input_.tokens_T.size(0), model_.config().hidden_size}, StageLinks::Way::kForward);
     const auto hidden_TD = run_model(open, *context);
     open.shared = input_.shared;
     if (model_.stage().is_last()) leave(place, hidden_TD);
@@ -242,10 +241,9 @@ class Walk {
       at::AutoGradMode mode(true);
       if (!open.hidden_TD.defined()) recompute(place);
       if (ranks_ && !block.interior) place.stack.clear_above(block.stack_rows, block.num_tokens);
-      const at::Tensor d_hidden_TD =
-          model_.stage().is_last()
-              ? head_gradient(place)
-              : links_.receive(open.hidden_TD.sizes(), StageLinks::Way::kBackward);
+      const at::Tensor d_hidden_TD = model_.stage().is_last()
+                                         ? head_gradient(place)
+                                         : links_.receive(open.hidden_TD.sizes(), StageLinks::Way::kBackward);
       backpropagate(*open.context, open.hidden_TD, d_hidden_TD);
       if (!model_.stage().is_first()) {
         const at::Tensor& d_entered_TD = open.entered_TD.grad();
@@ -264,8 +262,9 @@ class Walk {
     if (open.d_exits_ED.defined()) {
       if (!d_hidden_TD.defined())
         d_hidden_TD = at::zeros({place.block.num_tokens, open.hidden_TD.size(1)}, open.d_exits_ED.options());
-      d_hidden_TD.index_add_(0, at::tensor(place.tree.rows.exits[place.index], at::kLong).to(d_hidden_TD.device()),
-                             open.d_exits_ED);
+      d_hidden_TD.index_add_(
+          0, at::tensor(place.tree.rows.exits[place.index], at::kLong).to(d_hidden_TD.device()),
+          open.d_exits_ED);
     }
     if (!d_hidden_TD.defined()) return {};
     return (open.shared ? open.shared->own_of(d_hidden_TD) : d_hidden_TD).to(open.hidden_TD.scalar_type());

@@ -86,8 +86,8 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
                      Communicator* ranks, bool fixed_shares)
-    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares,
-                model.tensor_ranks(), model.ranks().stages, model.trained_at_both_ends()) {}
+    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares, model.tensor_ranks(),
+                model.ranks().stages, model.trained_at_both_ends()) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
                      int64_t total_steps, Communicator* ranks, bool fixed_shares, Communicator* tensor_ranks,
@@ -156,9 +156,8 @@ double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
     const int64_t length = share_of(states_[i].parameter->value.numel(), ranks_, fixed_).most / pieces;
     for (int64_t piece = 0; piece < pieces; ++piece) {
       const int64_t begin = std::min(piece * length, gradients[i].numel());
-      squares.push_back(
-          square_of(states_[i], gradients[i], begin,
-                    counts ? std::min(length, gradients[i].numel() - begin) : 0));
+      squares.push_back(square_of(states_[i], gradients[i], begin,
+                                  counts ? std::min(length, gradients[i].numel() - begin) : 0));
     }
   }
   at::Tensor all = squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU);

@@ -36,9 +36,9 @@ TEST(Pipeline, LayersAreCutByTheirWork) {
   EXPECT_EQ(cut_layers(config, 1), (std::vector<int64_t>{0, 12}));
   EXPECT_EQ(cut_layers(config, 3), (std::vector<int64_t>{0, 4, 8, 12}));
   // A head of the work of two layers and a half: the last stage has fewer.
-  const double layer = 2.0 * 24 * (8.0 * static_cast<double>(2 * config.num_heads + 2 * config.num_kv_heads) +
-                                   3 * 40) +
-                       4.0 * static_cast<double>(config.query_width()) * kCutContext;
+  const double layer =
+      2.0 * 24 * (8.0 * static_cast<double>(2 * config.num_heads + 2 * config.num_kv_heads) + 3 * 40) +
+      4.0 * static_cast<double>(config.query_width()) * kCutContext;
   config.vocab_size = static_cast<int64_t>(2.5 * layer / (2 * 24));
   EXPECT_EQ(cut_layers(config, 3), (std::vector<int64_t>{0, 5, 10, 12}));
   EXPECT_EQ(stage_of(config, 2, 3).first_layer, 10);
@@ -144,8 +144,8 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientAndDraws) {
     Executor(*one).forward_backward(plan, r->batch, *loss);
     std::map<std::string, at::Tensor> expected;
     for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
-    const ParallelSizes sizes = seed % 2 == 0 ? ParallelSizes{.pipeline = 3}
-                                              : ParallelSizes{.tensor = 2, .pipeline = 2};
+    const ParallelSizes sizes =
+        seed % 2 == 0 ? ParallelSizes{.pipeline = 3} : ParallelSizes{.tensor = 2, .pipeline = 2};
     const auto copy = random_model(config, seed, at::kDouble);
     add_adapter(*copy, lora, seed);
     on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
@@ -183,18 +183,17 @@ TEST(Pipeline, WalksForValuesAreTheWholeModels) {
     const auto whole = random_model(deep_config(seed), seed, at::kDouble);
     const Plan plan = plan_share(seed % 2 == 0 ? "blocks" : "path", plan_request(r->batch, 24), 0, 1);
     const RowValues one = Executor(*whole).forward(plan, r->batch, 9);
-    on_rank_groups({.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole,
-                   [&](TrainingRanks& groups, Model& model) {
-                     const RowValues values =
-                         Executor(model, {.ranks = groups.walking()}).forward(plan, r->batch, 9);
-                     const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
-                       return (a - b).abs().max().item<double>() <= 1e-12;
-                     };
-                     EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
-                     EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
-                     EXPECT_TRUE(is_close(values.given_log_probs_RK, one.given_log_probs_RK)) << seed;
-                     EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
-                   });
+    on_rank_groups(
+        {.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole, [&](TrainingRanks& groups, Model& model) {
+          const RowValues values = Executor(model, {.ranks = groups.walking()}).forward(plan, r->batch, 9);
+          const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
+            return (a - b).abs().max().item<double>() <= 1e-12;
+          };
+          EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
+          EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
+          EXPECT_TRUE(is_close(values.given_log_probs_RK, one.given_log_probs_RK)) << seed;
+          EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
+        });
   }
 }
 

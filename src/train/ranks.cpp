@@ -70,9 +70,10 @@ std::optional<ParallelSizes> sizes_of_backend(const std::string& backend) {
     else if (dimension == 't') sizes.tensor = size;
     else if (dimension == 'p') sizes.pipeline = size;
     else if (size > 1)
-      refuse(str(", of which ", dimension, size,
-                 " is not there: ranks share the batch (d), the layers in a row (p), the tokens of a pass (c) ",
-                 "and the layers' heads and widths (t), docs/ranks.md; ", kExpected));
+      refuse(
+          str(", of which ", dimension, size,
+              " is not there: ranks share the batch (d), the layers in a row (p), the tokens of a pass (c) ",
+              "and the layers' heads and widths (t), docs/ranks.md; ", kExpected));
     at = end;
   }
   return sizes;

@@ -22,9 +22,12 @@ Collective message_of(Collective::Kind kind, const at::Tensor& buffer, int64_t o
 void StageLinks::send(const at::Tensor& values, Way way) {
   while (!sent_.empty() && sent_.front().pending->is_done()) finish_first();
   Communicator& group = ranks(way);
-  Sent sent{.values = values.to(buffer_device(values, group)).contiguous(), .way = way, .message = {}, .pending = {}};
-  sent.message = message_of(Collective::Kind::kSend, sent.values,
-                            group.rank() + (way == Way::kForward ? 1 : -1));
+  Sent sent{.values = values.to(buffer_device(values, group)).contiguous(),
+            .way = way,
+            .message = {},
+            .pending = {}};
+  sent.message =
+      message_of(Collective::Kind::kSend, sent.values, group.rank() + (way == Way::kForward ? 1 : -1));
   sent.pending = group.begin(sent.message);
   sent_.push_back(std::move(sent));
 }
@@ -32,9 +35,10 @@ void StageLinks::send(const at::Tensor& values, Way way) {
 at::Tensor StageLinks::receive(at::IntArrayRef sizes, Way way) {
   Communicator& group = ranks(way);
   const at::Device device = model_.device();
-  const at::Tensor buffer =
-      at::empty(sizes, at::TensorOptions().dtype(model_.dtype()).device(
-                           device.is_cuda() && group.takes_device_buffers() ? device : at::Device(at::kCPU)));
+  const at::Tensor buffer = at::empty(
+      sizes, at::TensorOptions()
+                 .dtype(model_.dtype())
+                 .device(device.is_cuda() && group.takes_device_buffers() ? device : at::Device(at::kCPU)));
   group.run(message_of(Collective::Kind::kReceive, buffer, group.rank() - (way == Way::kForward ? 1 : -1)));
   return buffer.to(device);
 }
