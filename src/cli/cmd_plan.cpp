@@ -138,12 +138,14 @@ class ForwardCosts final : public PassCosts {
     return costs_.head_forward_seconds(pass);
   }
   double head_backward_seconds(const PassShape&) const override { return 0; }
+  double recompute_seconds(const PassShape&, Keep) const override { return 0; }
   int64_t stack_row_bytes() const override { return costs_.stack_row_bytes(); }
-  int64_t activation_bytes() const override { return costs_.activation_bytes(); }
-  int64_t attention_bytes() const override { return costs_.attention_bytes(); }
+  int64_t kept_bytes(Keep keep) const override { return costs_.kept_bytes(keep); }
   int64_t exit_bytes() const override { return costs_.exit_bytes(); }
   int64_t row_bytes() const override { return costs_.row_bytes(); }
-  int64_t temporary_bytes(const PassShape& pass) const override { return costs_.temporary_bytes(pass); }
+  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+    return costs_.temporary_bytes(pass, keep);
+  }
 
  private:
   const CostModel& costs_;
@@ -178,10 +180,7 @@ IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan
                              const CostModel& costs, const SparseAttention& sparse, int64_t max_running) {
   IterationCost cost{.rollout = rollout_cost(costs, groups, sparse, max_running)};
   const ForwardCosts forward(costs);
-  const Simulation walk = simulate(plan, &forward);
-  const auto first = static_cast<double>(walk.tokens_forwarded);
-  cost.recompute_seconds =
-      walk.seconds * first / std::max(1.0, first + static_cast<double>(walk.tokens_recomputed));
+  cost.recompute_seconds = simulate(plan, &forward).seconds;
   cost.update_seconds = simulate(plan, &costs).seconds;
   if (sparse.is_sparse()) {
     const CostModel frozen(costs.device(), adapted(costs.shape()));

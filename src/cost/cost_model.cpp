@@ -63,6 +63,17 @@ double CostModel::backward_seconds(const PassShape& pass) const {
   return layers_seconds(pass, /*backward=*/true);
 }
 
+double CostModel::recompute_seconds(const PassShape& pass, Keep keep) const {
+  if (keep == Keep::kActivations || pass.tokens == 0) return 0;
+  double seconds = forward_seconds(pass);
+  if (keep == Keep::kAttention || keep == Keep::kLayerInputsAndAttention)
+    seconds -= attention_forward_seconds(pass);
+  // A layer by itself is computed up to its last product, whose result nobody reads.
+  if (recomputes_layers(keep) && !shape_.post_norms)
+    seconds -= shape_.last_flops_per_token() * device_.linear_forward.at(pass.tokens);
+  return std::max(seconds, 0.0);
+}
+
 double CostModel::head_seconds(const CostCurve& curve, int64_t rows) const {
   const int64_t chunk = head_chunk_rows(shape_.vocab_size, device_.kernels.on_gpu());
   const int64_t whole = rows / chunk;

@@ -67,13 +67,16 @@ class Steps {
   }
 
   // Predicted over measured peak of a step, over weights and gradients.
-  double ratio(const Sequences& sequences, const char* strategy, int64_t limit) {
+  double ratio(const Sequences& sequences, const char* strategy, int64_t limit,
+               std::optional<Keep> keep = {}) {
     const int64_t before = cpu_allocated_bytes();
     reset_cpu_peak_bytes();
     const TrainBatch batch = make_batch(sequences.batch, {}, accumulator_type(model_->dtype()));
     auto request = plan_request(batch, limit);
     request.costs = &costs_;
-    const auto plan = make_plan(strategy, request);
+    auto plan = make_plan(strategy, request);
+    for (auto& planned : plan.trees)
+      for (auto& block : planned.blocks) block.keep = keep.value_or(block.keep);
     Executor(*model_).forward_backward(plan, batch, *loss_);
     const auto measured = static_cast<double>(cpu_peak_bytes() - before);
     return static_cast<double>(simulate(plan, &costs_).peak_bytes) / measured;
@@ -106,6 +109,24 @@ TEST(PeakMemory, AsPredictedForPassesStacksVocabulariesAndTypes) {
           }
       }
     }
+}
+
+TEST(PeakMemory, OfPassesThatComputeTheirLayersAgain) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t inner : {32, 192, 1024})
+      for (const bool post_norms : {false, true}) {
+        ModelConfig config = config_of(64, 6, inner, 500);
+        config.post_norms = post_norms;
+        Steps steps(config, dtype);
+        for (const Keep keep : {Keep::kLayerInputs, Keep::kLayerInputsAndAttention})
+          for (const char* strategy : {"path", "dense", "blocks"})
+            for (const int64_t limit : {2048, 300, 40}) {
+              SCOPED_TRACE(testing::Message()
+                           << c10::toString(dtype) << " F " << inner << (post_norms ? " post norms " : " ")
+                           << strategy << " B " << limit << " keep " << static_cast<int>(keep));
+              expect_near(steps.ratio(Sequences(600, 3, 100, true, 500), strategy, limit, keep));
+            }
+      }
 }
 
 TEST(PeakMemory, OfALongStack) {

@@ -1,6 +1,7 @@
 #include "train/tree_context.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 
@@ -187,11 +188,69 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
 };
 }  // namespace
 
+// A layer whose graph is made in backward. It has an anchor of its own, so that backward comes by where
+// nothing above asks for it; attention's is a root of the graph that is made then.
+struct LayerFunction : torch::autograd::Function<LayerFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, TreeContext* pass,
+                               int64_t index) {
+    const at::Tensor y_TD = pass->layers_[static_cast<size_t>(index)](x_TD, true);
+    context->save_for_backward({x_TD, pass->pass_.verify_layers ? y_TD : at::Tensor()});
+    context->saved_data["pass"] = reinterpret_cast<int64_t>(pass);
+    context->saved_data["index"] = index;
+    context->set_materialize_grads(false);
+    return {y_TD, at::empty({0}, x_TD.options())};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list d_outputs) {
+    auto& pass = *reinterpret_cast<TreeContext*>(context->saved_data["pass"].toInt());
+    const auto index = static_cast<size_t>(context->saved_data["index"].toInt());
+    const auto saved = context->get_saved_variables();
+    const at::Tensor x_TD = saved[0].detach().requires_grad_(true);
+    pass.begin_backward();
+    variable_list roots, gradients;
+    {
+      at::AutoGradMode with_grad(true);
+      at::Tensor y_TD = pass.layers_[index](x_TD, /*output_is_read=*/saved[1].defined());
+      pass.layers_[index] = {};
+      BOUGH_CHECK(!saved[1].defined() || at::equal(saved[1], y_TD),
+                  "a recompute differs from its first forward, layer ", index);
+      roots = {std::move(pass.anchors_[index])};
+      gradients = {at::empty_like(roots[0])};
+      if (d_outputs[0].defined()) {
+        roots.push_back(std::move(y_TD));
+        gradients.push_back(std::move(d_outputs[0]));
+      }
+    }
+    torch::autograd::backward(roots, gradients);
+    return {x_TD.grad(), {}, {}};
+  }
+};
+
+TreeContext::TreeContext(Pass pass) : pass_(std::move(pass)) {
+  if (pass_.layers_keep_attention) pass_.keep_outputs = &layer_outputs_;
+}
+
+// What was computed first is not counted again, and no longer kept but used.
+void TreeContext::begin_backward() {
+  if (pass_.choice) pass_.choice->counts = nullptr;
+  pass_.verify_recompute = pass_.verify_layers;
+  if (pass_.layers_keep_attention) pass_.keep_outputs = nullptr, pass_.kept_outputs = &layer_outputs_;
+}
+
+at::Tensor TreeContext::layer(int64_t index, const at::Tensor& x_TD, const Layer& compute) {
+  if (!pass_.recomputes_layers || !at::GradMode::is_enabled()) return compute(x_TD, true);
+  layers_.push_back(compute);
+  const auto outputs = LayerFunction::apply(x_TD, this, index);
+  anchors_.back() = outputs[1];
+  return outputs[0];
+}
+
 at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                                const at::Tensor& v_TGH) {
   const auto outputs =
       AttendFunction::apply(q_TNH.contiguous(), k_TGH.contiguous(), v_TGH.contiguous(), &pass_, layer);
-  anchors_.push_back(outputs[1]);
+  anchors_.resize(std::max(anchors_.size(), static_cast<size_t>(layer) + 1));
+  anchors_[static_cast<size_t>(layer)] = outputs[1];
   return outputs[0];
 }
 
