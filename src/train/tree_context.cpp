@@ -128,7 +128,7 @@ TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor
   if (pass.verify_recompute)
     BOUGH_CHECK(at::equal(kept.o_TNH, forward(pass, layer, input, layer_pages).o_TNH),
                 "a recompute differs from its first forward in attention's output, layer ", layer);
-  return kept;
+  return {kept.o_TNH.detach(), kept.lse_TN};  // else what is kept would keep this graph
 }
 
 TreeAttentionGradient gradient(Pass& pass, int64_t layer, const TreeAttentionInput& input,
@@ -222,6 +222,7 @@ struct LayerFunction : torch::autograd::Function<LayerFunction> {
       }
     }
     torch::autograd::backward(roots, gradients);
+    if (pass.pass_.layers_keep_attention) pass.layer_outputs_[index] = {};
     return {x_TD.grad(), {}, {}};
   }
 };
