@@ -101,6 +101,28 @@ TEST(Executor, RunsAttendedByThemselvesAreExact) {
   }
 }
 
+// What the host makes goes over once a pass, whatever the pass keeps and however many chunks its head has.
+TEST(Executor, NumbersGoToTheDeviceOnceAPass) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 12; ++seed) {
+    const auto r = random_batch(seed, 200);
+    auto model = random_model(seed, at::kDouble);
+    std::mt19937_64 random(seed);
+    for (const char* strategy : kStrategies) {
+      Plan plan = make_plan(strategy, plan_request(r->batch, 24));
+      int64_t num_passes = 0;
+      for (auto& planned : plan.trees) {
+        for (auto& block : planned.blocks)
+          block.keep = static_cast<Keep>(block.interior ? random() % 5 : 2 + random() % 3);
+        for (const auto& step : planned.steps) num_passes += planned.blocks[step.block].needed;
+      }
+      model->allocate_gradients();
+      Executor executor(*model, {.head_chunk_rows = 3});
+      EXPECT_EQ(executor.forward_backward(plan, r->batch, *loss).num_uploads, num_passes) << strategy << seed;
+    }
+  }
+}
+
 TEST(Executor, OneTokenAPassIsExact) {
   const auto loss = full_loss();
   const auto r = random_batch(4, 120);
