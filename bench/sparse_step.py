@@ -70,7 +70,7 @@ def prepare(args):
     bough(args, "data", "trace", "--out", "problems.jsonl", "-n", 64)
     (args.out / "reward.py").write_text(
         "import hashlib\n\n\ndef score(completion, **fields):\n"
-        '    return int(hashlib.sha256(completion.encode()).hexdigest()[:4], 16) / 65535\n'
+        "    return int(hashlib.sha256(completion.encode()).hexdigest()[:4], 16) / 65535\n"
     )
 
 
@@ -132,7 +132,8 @@ def main():
         theta = update + seconds["distill", "recompute"]
         phi = seconds["distill", "sparse_train"]
         print(
-            f"{length:,} tokens: step {seconds['dense', 'step'] / seconds['distill', 'step']:.2f} times as fast, "
+            f"{length:,} tokens: "
+            f"step {seconds['dense', 'step'] / seconds['distill', 'step']:.2f} times as fast, "
             f"rollout {seconds['dense', 'rollout'] / seconds['distill', 'rollout']:.2f} "
             f"(share {seconds['dense', 'rollout'] / seconds['dense', 'step']:.0%}), "
             f"phi {phi / theta:.0%} of theta's ({phi / update:.0%} of its update alone)",

@@ -132,7 +132,8 @@ struct Room {
 template <class T>
 void find_highest(Room<T>& room, size_t count) {
   const auto& scores = room.scores;
-  const size_t run = std::min<size_t>(scores.size() / (4 * count), 16);  // four times as many as are kept
+  // At least four runs for each score to be kept: few more scores than those then reach the bound.
+  const size_t run = std::min<size_t>(scores.size() / (4 * count), 16);
   auto bound = -std::numeric_limits<AccOf<T>>::infinity();
   if (run > 1) {
     room.highest.clear();
@@ -186,7 +187,7 @@ void choose(const at::Tensor& q_TNH, const at::Tensor& summaries, bool has_extre
                            .has_extremes = has_extremes,
                            .scores = room.scores.data()};
   score(&scoring);
-  const auto kept = static_cast<size_t>(budget - 3);
+  const auto kept = static_cast<size_t>(SparsePolicy::chosen_of(budget));
   find_highest(room, kept);
   list.front() = 0;
   std::transform(room.order.begin(), room.order.begin() + static_cast<int64_t>(kept), list.begin() + 1,
