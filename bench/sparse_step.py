@@ -16,6 +16,7 @@ The measure is docs/formats.md's time/* of the run's metrics.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -61,8 +62,10 @@ def bough(args, *words):
 
 
 def prepare(args):
-    """A model, a problem, and a reward that tells samples apart."""
+    """A model, a problem, and a reward that tells samples apart; what an earlier call measured goes."""
     args.out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(args.out / "steps", ignore_errors=True)
+    (args.out / "calibration.json").unlink(missing_ok=True)
     shape = ["--hidden-size", args.hidden_size, "--layers", args.layers, "--heads", args.heads]
     shape += ["--kv-heads", args.kv_heads, "--head-dim", args.head_dim, "--vocab-size", args.vocab_size]
     shape += ["--max-positions", 2 * max(args.lengths), "--dtype", "bf16", "--force"]
