@@ -89,7 +89,7 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings, c
   std::vector<Trajectory> rollouts = read_rollouts(options.rollouts, reading);
   score(rollouts, settings, options.from_rewards);
   std::unique_ptr<Model> model =
-      load_model(options.model, setup.dtype, setup.device, ranks ? ranks->tensor() : nullptr);
+      load_model(options.model, setup.dtype, setup.device, ranks ? ranks->model() : ModelRanks());
   model->set_batch_invariant(options.batch_invariant.value_or(false));
   if (settings.lora.enabled()) add_adapter(*model, settings.lora, /*seed=*/1);
   CostModel costs = ranks && ranks->all() ? shared_costs(*model, *ranks->all()) : model_costs(*model, {});

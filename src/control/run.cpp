@@ -48,14 +48,20 @@ void check_ranks(const RunSettings& settings, int64_t num_ranks) {
                         num_ranks == 1 ? " process" : " processes",
                         ", which leaves none to train; expected fewer than --ranks, or 0"));
   const ParallelSizes sizes = settings.actor.sizes_of(num_ranks - engines);
-  if (sizes.tensor > 1 && !settings.rollout.generates_elsewhere())
+  const bool shares_model = sizes.tensor * sizes.pipeline > 1;
+  if (shares_model && !settings.rollout.generates_elsewhere())
     throw UserError(
         str("actor.backend: got ", settings.actor.backend,
-            ", whose ranks share each layer to train, and none of them has the whole model to generate "
+            ", whose ranks share the layers to train, and none of them has the whole model to generate "
             "with; expected rollout.ranks above 0, or servers (rollout.backend)"));
-  if (sizes.tensor > 1 && settings.actor.loss.ref_model_sync_steps > 0)
+  if (shares_model && settings.actor.loss.ref_model_sync_steps > 0)
     throw UserError(str("actor.ref_model_sync_steps: is not for ranks that share layers (actor.backend ",
                         settings.actor.backend, "); expected 0"));
+  if (sizes.pipeline > 1 && settings.sparse_training.trains_sparse())
+    throw UserError(str("sparse_training.arm: got ", settings.sparse_training.arm,
+                        ", which trains a sparse policy, and ranks that have the layers in a row "
+                        "(actor.backend ",
+                        settings.actor.backend, "); expected another arm, or no p"));
   if (num_ranks > 1 && settings.sparse_training.has_student())
     throw UserError(
         "sparse_training.arm: distill and weak: is not for several ranks yet; expected sparse or "

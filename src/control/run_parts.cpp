@@ -36,13 +36,13 @@ Dataset training_problems(const RunSettings& settings) {
 }
 
 std::unique_ptr<Model> load(const RunSettings& settings, const std::string& path,
-                            Communicator* tensor_ranks = nullptr) {
+                            const ModelRanks& ranks = {}) {
   return load_rollout_model(path, settings.rollout, scalar_type_of(settings.dtype),
-                            settings.device == "cuda" ? at::kCUDA : at::kCPU, tensor_ranks);
+                            settings.device == "cuda" ? at::kCUDA : at::kCPU, ranks);
 }
 
-std::unique_ptr<Model> load_trained(const RunSettings& settings, Communicator* tensor_ranks = nullptr) {
-  auto model = load(settings, settings.model.path, tensor_ranks);
+std::unique_ptr<Model> load_trained(const RunSettings& settings, const ModelRanks& ranks = {}) {
+  auto model = load(settings, settings.model.path, ranks);
   if (settings.actor.lora.enabled())
     add_adapter(*model, settings.actor.lora, static_cast<uint64_t>(settings.seed));
   return model;
@@ -62,8 +62,7 @@ std::unique_ptr<Model> load_whole(const RunSettings& settings) {
 std::unique_ptr<Model> load_reference(const RunSettings& settings, const Model& model) {
   if (!settings.actor.loss.uses_reference()) return nullptr;
   if (settings.actor.lora.enabled() && settings.ref.path.empty()) return without_adapter(model);
-  return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path,
-              model.tensor_ranks());
+  return load(settings, settings.ref.path.empty() ? settings.model.path : settings.ref.path, model.ranks());
 }
 
 // A model that reads token ids which another one draws must mean the same by them. Vocabularies may be padded
@@ -93,7 +92,7 @@ void check_same_tokens(const char* key, const std::filesystem::path& reader_path
 std::unique_ptr<Model> load_teacher(const RunSettings& settings, const Model& student) {
   const std::string& path = settings.actor.loss.teacher.path;
   if (path.empty()) return nullptr;
-  auto teacher = load(settings, path, student.tensor_ranks());
+  auto teacher = load(settings, path, student.ranks());
   check_same_tokens("teacher.path", path, *teacher, settings.model.path, student);
   return teacher;
 }
@@ -283,8 +282,8 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
                  ? nullptr
                  : std::make_unique<GroupFilter>(settings.filter, settings.reward_service)),
       training(ranks, settings.actor.sizes_of(ranks ? ranks->size() : 1)),
-      model(load_trained(settings, training.tensor())),
-      whole(training.tensor() && training.leads() ? load_whole(settings) : nullptr),
+      model(load_trained(settings, training.model())),
+      whole(!training.has_whole_model() && training.leads() ? load_whole(settings) : nullptr),
       reference(load_reference(settings, *model)),
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),

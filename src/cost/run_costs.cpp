@@ -173,10 +173,17 @@ DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop) 
 }  // namespace
 
 ModelShape model_shape(const Model& model) {
-  ModelShape shape = model_shape(model.config(), dtype_name(model.dtype()));
+  // Of a stage: all stages plan alike, and of the whole. What the stages hold at once of passes under way is
+  // about what one process holds of one: the first has as many passes as there are stages, each in its part
+  // of the layers.
+  ModelConfig config = model.config();
+  config.num_layers = model.whole_config().num_layers;
+  config.layer_ropes = model.whole_config().layer_ropes;
+  ModelShape shape = model_shape(config, dtype_name(model.dtype()));
   const auto shared = model.share();
   for (const Parameter* matrix : shared->layer_matrices())
     for (const Parameter& parameter : matrix->adapter) shape.adapter_elements += parameter.value.numel();
+  shape.adapter_elements = shape.adapter_elements * config.num_layers / model.config().num_layers;
   return shape;
 }
 

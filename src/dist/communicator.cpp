@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -28,8 +29,8 @@ int64_t size_of(Element element) {
 }
 
 std::string name_of(Collective::Kind kind) {
-  constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather",
-                                    "all-to-all", "broadcast",      "barrier"};
+  constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather", "all-to-all",
+                                    "broadcast",  "barrier",        "send",       "receive"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -43,6 +44,8 @@ double bytes_of(const Collective& collective, double ranks) {
     case Collective::Kind::kAllGather:
     case Collective::Kind::kAllToAll: return bytes * (ranks - 1);
     case Collective::Kind::kBroadcast: return bytes * (ranks - 1) / ranks;
+    case Collective::Kind::kSend: return bytes;
+    case Collective::Kind::kReceive:
     case Collective::Kind::kBarrier: return 0;
   }
   return 0;
@@ -165,6 +168,38 @@ class Meeting {
     if (++calls_.at(number).num_left == size_) calls_.erase(number);
   }
 
+  // A message, from the rank that gives it or to it: done when both have said so.
+  struct Message {
+    Collective given;
+    bool is_done = false;
+  };
+
+  std::shared_ptr<Message> meet(int64_t rank, const Collective& given) {
+    const std::lock_guard lock(mutex_);
+    const bool sends = given.kind == Collective::Kind::kSend;
+    auto& [sent, expected] = messages_[sends ? std::pair(rank, given.root) : std::pair(given.root, rank)];
+    const auto own = std::make_shared<Message>(Message{.given = given});
+    auto& others = sends ? expected : sent;
+    if (others.empty()) {
+      (sends ? sent : expected).push_back(own);
+      return own;
+    }
+    const std::shared_ptr<Message> other = others.front();
+    others.pop_front();
+    const Collective &from = sends ? given : other->given, &to = sends ? other->given : given;
+    BOUGH_CHECK(from.count == to.count && from.element == to.element, "a message of ", from.count,
+                " elements, where ", to.count, " are expected");
+    const int64_t bytes = from.count * size_of(from.element);
+    if (bytes > 0) std::memcpy(to.receive, from.send, static_cast<size_t>(bytes));
+    own->is_done = other->is_done = true;
+    return own;
+  }
+
+  bool is_done(const Message& message) {
+    const std::lock_guard lock(mutex_);
+    return message.is_done;
+  }
+
   // The group of a color, made by the first of its ranks that asks.
   std::shared_ptr<Meeting> part(uint64_t number, int64_t color, int64_t size) {
     const std::lock_guard lock(mutex_);
@@ -236,13 +271,21 @@ class Meeting {
           if (static_cast<int64_t>(r) != first.root)
             copy(given[r].receive, 0, given[static_cast<size_t>(first.root)].receive);
         return;
-      case Kind::kBarrier: return;
+      case Kind::kBarrier:
+      case Kind::kSend:
+      case Kind::kReceive: return;
     }
   }
+
+  // Of two ranks: what was begun on one side only.
+  struct Waiting {
+    std::deque<std::shared_ptr<Message>> sent, expected;
+  };
 
   const int64_t size_;
   std::mutex mutex_;
   std::map<uint64_t, Call> calls_;
+  std::map<std::pair<int64_t, int64_t>, Waiting> messages_;  // by sender and receiver
   std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<Meeting>> parts_;
 };
 
@@ -265,6 +308,18 @@ class ThreadCommunicator final : public Communicator {
       Meeting& meeting_;
       const uint64_t number_;
     };
+    class PendingMessage final : public PendingCollective {
+     public:
+      PendingMessage(Meeting& meeting, std::shared_ptr<Meeting::Message> message)
+          : meeting_(meeting), message_(std::move(message)) {}
+      bool is_done() override { return meeting_.is_done(*message_); }
+
+     private:
+      Meeting& meeting_;
+      const std::shared_ptr<Meeting::Message> message_;
+    };
+    if (collective.kind == Collective::Kind::kSend || collective.kind == Collective::Kind::kReceive)
+      return std::make_unique<PendingMessage>(*meeting_, meeting_->meet(rank_, collective));
     const uint64_t number = num_calls_++;
     meeting_->arrive(number, rank_, collective);
     return std::make_unique<Pending>(*meeting_, number);

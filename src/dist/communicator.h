@@ -6,6 +6,9 @@
 // collective and the rank that waited. After it the group is of no more use.
 //
 // Sums are in the same order whatever the timing, and every rank gets the same bits.
+//
+// A message is a call of two ranks: what one sends another, in turn, it receives in turn. Messages of one
+// group may wait for each other, whichever way they go; those of two groups never do.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +31,8 @@ struct Collective {
     kAllToAll,       // receive[r * count ..] = rank r's send[own rank * count ..]
     kBroadcast,      // receive[count] = root's receive[count]
     kBarrier,
+    kSend,     // send[count] goes to the rank `root`
+    kReceive,  // receive[count] = what `root` sends, of as many
   };
   Kind kind = Kind::kBarrier;
   const void* send = nullptr;
@@ -61,7 +66,7 @@ class Communicator {
   double deadline() const { return deadline_seconds_; }
   // Bytes that this rank has sent by the least that such collectives take, where all ranks send alike: of a
   // buffer of B bytes (Collective::count) on N ranks 2 B (N - 1) / N for an all-reduce, B (N - 1) for a
-  // reduce-scatter, an all-gather and an all-to-all, B (N - 1) / N for a broadcast.
+  // reduce-scatter, an all-gather and an all-to-all, B (N - 1) / N for a broadcast; B of a message.
   double bytes_sent() const { return bytes_sent_; }
   // Called now and then by who waits; it may throw, which ends the wait and the group.
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }

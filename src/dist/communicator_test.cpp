@@ -89,6 +89,53 @@ TEST(Communicator, WaitsNoLongerThanItsDeadlineForARankThatDoesNotCome) {
   }
 }
 
+TEST(Communicator, MessagesArriveInTurnAndCountTheirBytes) {
+  on_ranks(3, [](Communicator& ranks) {
+    const int64_t rank = ranks.rank(), size = ranks.size(), count = 5, messages = 4;
+    const auto message = [&](Collective::Kind kind, std::vector<int64_t>& values, int64_t other) {
+      return Collective{.kind = kind,
+                        .send = values.data(),
+                        .receive = values.data(),
+                        .count = count,
+                        .element = Element::kInt64,
+                        .root = other};
+    };
+    std::vector<std::vector<int64_t>> sent;
+    std::vector<std::unique_ptr<PendingCollective>> pending;
+    const double before = ranks.bytes_sent();
+    for (int64_t i = 0; i < messages; ++i) {
+      sent.emplace_back(count, 100 * rank + i);
+      pending.push_back(ranks.begin(message(Collective::Kind::kSend, sent.back(), (rank + 1) % size)));
+    }
+    ranks.barrier();  // is no message: it may come between
+    const int64_t from = (rank + size - 1) % size;
+    for (int64_t i = 0; i < messages; ++i) {
+      std::vector<int64_t> values(count);
+      ranks.run(message(Collective::Kind::kReceive, values, from));
+      EXPECT_EQ(values, std::vector<int64_t>(count, 100 * from + i));
+    }
+    for (size_t i = 0; i < pending.size(); ++i)
+      ranks.finish(*pending[i], message(Collective::Kind::kSend, sent[i], (rank + 1) % size));
+    EXPECT_EQ(ranks.bytes_sent() - before, static_cast<double>(messages * count * 8));
+  });
+}
+
+TEST(Communicator, WaitsNoLongerThanItsDeadlineForAMessage) {
+  auto ranks = thread_communicators(2);
+  ranks[1]->set_deadline(0.05);
+  double value = 0;
+  try {
+    ranks[1]->run({.kind = Collective::Kind::kReceive,
+                   .receive = &value,
+                   .count = 1,
+                   .element = Element::kDouble,
+                   .root = 0});
+    FAIL() << "nobody sent";
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("receive"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Communicator, TwoCollectivesMayBeUnderWay) {
   on_ranks(4, [](Communicator& ranks) {
     std::vector<double> a = {1}, b = {2};

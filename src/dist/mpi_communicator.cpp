@@ -77,6 +77,20 @@ class MpiCommunicator final : public Communicator {
       start([&](MPI_Request* request) { return MPI_Ibarrier(comm_, request); });
       return pending;
     }
+    if (c.kind == Kind::kSend || c.kind == Kind::kReceive) {
+      constexpr int kTag = 0;
+      for (int64_t at = 0; at < c.count; at += kMostElements) {
+        const int count = static_cast<int>(std::min(kMostElements, c.count - at));
+        const int64_t offset = at * size_of(c.element);
+        start([&](MPI_Request* request) {
+          return c.kind == Kind::kSend ? MPI_Isend(static_cast<const char*>(c.send) + offset, count, type,
+                                                   static_cast<int>(c.root), kTag, comm_, request)
+                                       : MPI_Irecv(static_cast<char*>(c.receive) + offset, count, type,
+                                                   static_cast<int>(c.root), kTag, comm_, request);
+        });
+      }
+      return pending;
+    }
     if (c.kind == Kind::kAllReduce || c.kind == Kind::kBroadcast) {
       for (int64_t at = 0; at < c.count; at += kMostElements) {
         const int count = static_cast<int>(std::min(kMostElements, c.count - at));

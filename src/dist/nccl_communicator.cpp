@@ -3,8 +3,10 @@
 //
 // Buffers of the host go to the group that this one was made of, by which the ranks also find each other.
 // Those of the device are computed with on the legacy default stream, where PyTorch computes, so that a
-// collective begins when what fills its buffers is done, and what reads them afterwards waits for it. Each
-// rank has one GPU, its current one.
+// collective begins when what fills its buffers is done, and what reads them afterwards waits for it.
+// Messages have a stream of their own, so that a rank computes while what it sends waits for its receiver;
+// they begin when what was enqueued before them is done, and who waits for one on the host may compute with
+// it at once. Each rank has one GPU, its current one.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -54,6 +56,7 @@ class NcclCommunicator final : public Communicator {
     settle("making a group");
   }
   ~NcclCommunicator() override {
+    if (messages_) cudaStreamDestroy(messages_);
     if (!comm_) return;
     // Destroying waits for the others, which a group that failed has no more.
     if (is_broken_ || std::uncaught_exceptions() > 0) ncclCommAbort(comm_);
@@ -67,9 +70,16 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<PendingCollective> begin(const Collective& c) override {
     if (!c.on_device || c.kind == Collective::Kind::kBarrier) return host_->begin(c);
     const std::string name = name_of(c.kind);
-    expect(enqueue(c), name.c_str());
+    cudaStream_t stream = kStream;
+    if (c.kind == Collective::Kind::kSend || c.kind == Collective::Kind::kReceive) {
+      if (!messages_)
+        check(cudaStreamCreateWithFlags(&messages_, cudaStreamNonBlocking), "a stream for messages");
+      stream = messages_;
+      follow(kStream, stream);
+    }
+    expect(enqueue(c, stream), name.c_str());
     settle(name.c_str());
-    return std::make_unique<Pending>(*this);
+    return std::make_unique<Pending>(*this, stream);
   }
 
   std::unique_ptr<Communicator> split(int64_t color) override {
@@ -81,9 +91,9 @@ class NcclCommunicator final : public Communicator {
 
   class Pending final : public PendingCollective {
    public:
-    explicit Pending(NcclCommunicator& group) : group_(group) {
+    Pending(NcclCommunicator& group, cudaStream_t stream) : group_(group) {
       check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event");
-      check(cudaEventRecord(event_, kStream), "an event");
+      check(cudaEventRecord(event_, stream), "an event");
     }
     ~Pending() override { cudaEventDestroy(event_); }
     bool is_done() override {
@@ -99,17 +109,26 @@ class NcclCommunicator final : public Communicator {
     cudaEvent_t event_ = nullptr;
   };
 
-  ncclResult_t enqueue(const Collective& c) {
+  // What is enqueued on `later` from now on begins after what `earlier` has.
+  static void follow(cudaStream_t earlier, cudaStream_t later) {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
+    check(cudaEventRecord(event, earlier), "an event");
+    check(cudaStreamWaitEvent(later, event, 0), "an event");
+    cudaEventDestroy(event);  // when it is over
+  }
+
+  ncclResult_t enqueue(const Collective& c, cudaStream_t stream) {
     using Kind = Collective::Kind;
     const auto count = static_cast<size_t>(c.count);
     const ncclDataType_t type = type_of(c.element);
     switch (c.kind) {
-      case Kind::kAllReduce: return ncclAllReduce(c.send, c.receive, count, type, ncclSum, comm_, kStream);
+      case Kind::kAllReduce: return ncclAllReduce(c.send, c.receive, count, type, ncclSum, comm_, stream);
       case Kind::kReduceScatter:
-        return ncclReduceScatter(c.send, c.receive, count, type, ncclSum, comm_, kStream);
-      case Kind::kAllGather: return ncclAllGather(c.send, c.receive, count, type, comm_, kStream);
+        return ncclReduceScatter(c.send, c.receive, count, type, ncclSum, comm_, stream);
+      case Kind::kAllGather: return ncclAllGather(c.send, c.receive, count, type, comm_, stream);
       case Kind::kBroadcast:
-        return ncclBroadcast(c.receive, c.receive, count, type, static_cast<int>(c.root), comm_, kStream);
+        return ncclBroadcast(c.receive, c.receive, count, type, static_cast<int>(c.root), comm_, stream);
       case Kind::kAllToAll: {
         const auto bytes = static_cast<size_t>(c.count * size_of(c.element));
         ncclResult_t worst = ncclGroupStart();
@@ -119,13 +138,14 @@ class NcclCommunicator final : public Communicator {
             if (code != ncclSuccess && code != ncclInProgress) worst = code;
           };
           note(ncclSend(static_cast<const char*>(c.send) + at, count, type, static_cast<int>(r), comm_,
-                        kStream));
-          note(
-              ncclRecv(static_cast<char*>(c.receive) + at, count, type, static_cast<int>(r), comm_, kStream));
+                        stream));
+          note(ncclRecv(static_cast<char*>(c.receive) + at, count, type, static_cast<int>(r), comm_, stream));
         }
         const ncclResult_t end = ncclGroupEnd();
         return worst == ncclSuccess ? end : worst;
       }
+      case Kind::kSend: return ncclSend(c.send, count, type, static_cast<int>(c.root), comm_, stream);
+      case Kind::kReceive: return ncclRecv(c.receive, count, type, static_cast<int>(c.root), comm_, stream);
       case Kind::kBarrier: break;
     }
     return ncclInvalidUsage;
@@ -158,6 +178,7 @@ class NcclCommunicator final : public Communicator {
 
   const std::unique_ptr<Communicator> host_;
   ncclComm_t comm_ = nullptr;
+  cudaStream_t messages_ = nullptr;
   bool is_broken_ = false;
 };
 

@@ -143,6 +143,11 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
             str(part.name, " (got ", c10::toString(entry.dtype), ", expected a floating-point type)"));
     }
   }
+  if (model.ranks().stages) {  // the other stages' are there, too
+    const auto all = make_model(model.whole_config(), model.dtype(), at::kMeta);
+    for (const Parameter* parameter : all->parameters())
+      for (const Parameter::Part& part : parameter->parts) expected_names.insert(part.name);
+  }
   for (const auto& [name, file] : weights.where)
     if (!expected_names.contains(name) && !may_be_ignored(name, file->entries().at(name), model.config()))
       extra.push_back(quoted(name));
@@ -256,16 +261,21 @@ void write_config_and_weights(const fs::path& directory, const Json& config, con
   remove_stale_weights(directory, written);
 }
 
-NamedTensors named_parts(const std::vector<Parameter*>& parameters, Communicator* tensor_ranks,
+NamedTensors named_parts(const std::vector<Parameter*>& parameters, const ModelRanks& ranks,
                          at::Tensor (Parameter::*part_of)(const Parameter::Part&) const) {
   NamedTensors tensors;
   for (const Parameter* parameter : parameters)
     for (const Parameter::Part& part : parameter->parts) {
       const at::Tensor own = (parameter->*part_of)(part);
-      if (tensor_ranks) add_pieces(tensors, part.name, gather_pieces(own, *parameter, part, *tensor_ranks));
+      if (ranks.tensor) add_pieces(tensors, part.name, gather_pieces(own, *parameter, part, *ranks.tensor));
       else tensors.emplace_back(part.name, own);
     }
-  return tensors;
+  if (!ranks.stages) return tensors;
+  NamedTensors all;
+  gather_to_first_stage(tensors, *ranks.stages, [&](const std::string& name, const at::Tensor& tensor) {
+    all.emplace_back(name, tensor);
+  });
+  return ranks.stages->rank() == 0 ? all : tensors;
 }
 
 }  // namespace
@@ -277,29 +287,30 @@ void load_weights(const fs::path& directory, Model& model) {
 }
 
 std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtype, at::Device device,
-                                  Communicator* tensor_ranks) {
+                                  const ModelRanks& ranks) {
   const ModelConfig config = load_model_config(directory);
   const StoredWeights weights = open_weights(directory);
   // On the meta device a model has shapes and no memory: a config of a model a thousand times larger than its
   // weights is an error, not an allocation.
-  check_weights(directory, weights, *make_model(config, dtype, at::kMeta, tensor_ranks));
-  std::unique_ptr<Model> model = make_model(config, dtype, device, tensor_ranks);
+  check_weights(directory, weights, *make_model(config, dtype, at::kMeta, ranks));
+  std::unique_ptr<Model> model = make_model(config, dtype, device, ranks);
   copy_weights(weights, *model);
   return model;
 }
 
 NamedTensors named_weights(Model& model) {
-  return named_parts(model.parameters(), model.tensor_ranks(), &Parameter::part_value);
+  return named_parts(model.parameters(), model.ranks(), &Parameter::part_value);
 }
 NamedTensors named_gradients(Model& model) {
-  return named_parts(model.trained_parameters(), model.tensor_ranks(), &Parameter::part_grad);
+  return named_parts(model.trained_parameters(), model.ranks(), &Parameter::part_grad);
 }
 
 void save_model(const fs::path& directory, Model& model, const SaveOptions& options) {
   BOUGH_CHECK(options.max_shard_bytes > 0, "max_shard_bytes ", options.max_shard_bytes);
   const Json config = saved_config(model.whole_config(), options.dtype.value_or(model.dtype()));
   const NamedTensors weights = named_weights(model);
-  if (model.tensor_ranks() && model.tensor_ranks()->rank() > 0) return;
+  for (const Communicator* group : {model.tensor_ranks(), model.ranks().stages})
+    if (group && group->rank() > 0) return;
   make_directories(directory);
   const auto copy_file = [&](const char* name) {
     const fs::path source = options.copy_from / name;

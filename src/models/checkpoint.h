@@ -34,8 +34,8 @@ struct SaveOptions {
 void save_model(const std::filesystem::path& directory, Model& model, const SaveOptions& options = {});
 
 // Every tensor of the model under its Hugging Face name, as views of the parameters; and of what is trained,
-// views of the main_grads. Of a model that ranks share (tensor_parallel.h) a call of all of them, which get
-// whole tensors.
+// views of the main_grads. Of a model that ranks share a call of all of them, which get whole tensors: the
+// first stage (pipeline.h) of all layers, the others of their own.
 NamedTensors named_weights(Model& model);
 NamedTensors named_gradients(Model& model);
 

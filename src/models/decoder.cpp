@@ -42,7 +42,7 @@ Parameter make_parameter(const std::vector<Rows>& rows, std::optional<int64_t> c
 
 class Decoder : public Model {
  public:
-  Decoder(const ModelConfig& config, const at::TensorOptions& options, Communicator* tensor_ranks);
+  Decoder(const ModelConfig& config, const at::TensorOptions& options, const ModelRanks& ranks);
 
   at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                      AttentionContext& attention) const override;
@@ -53,7 +53,7 @@ class Decoder : public Model {
   std::vector<Parameter*> layer_matrices() override;
 
  private:
-  // Parameters that the model does not have are undefined.
+  // Parameters that the model does not have, or another stage, are undefined.
   struct Layer {
     Parameter attention_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, attention_post_norm;
     Parameter mlp_norm, gate_up, gate_up_bias, down, down_bias, mlp_post_norm;
@@ -68,14 +68,14 @@ class Decoder : public Model {
   Rows copied(const std::string& name, int64_t count, bool whole_gradient = false) const {
     return {.name = name, .count = count, .copies = num_ranks(), .sums_copies = !whole_gradient};
   }
-  int64_t num_ranks() const { return tensor_ranks_ ? tensor_ranks_->size() : 1; }
-  int64_t rank() const { return tensor_ranks_ ? tensor_ranks_->rank() : 0; }
+  int64_t num_ranks() const { return ranks_.tensor ? ranks_.tensor->size() : 1; }
+  int64_t rank() const { return ranks_.tensor ? ranks_.tensor->rank() : 0; }
   // What enters a layer and what leaves it (tensor_parallel.h).
   at::Tensor into_layer(const at::Tensor& x_TD) const {
-    return tensor_ranks_ ? copy_to_ranks(x_TD, *tensor_ranks_) : x_TD;
+    return ranks_.tensor ? copy_to_ranks(x_TD, *ranks_.tensor) : x_TD;
   }
   at::Tensor out_of_layer(const at::Tensor& y_TD) const {
-    return tensor_ranks_ ? sum_over_ranks(y_TD, *tensor_ranks_) : y_TD;
+    return ranks_.tensor ? sum_over_ranks(y_TD, *ranks_.tensor) : y_TD;
   }
   // A bias of a sum over ranks: the first one adds it.
   const Parameter* bias_of_sum(const Parameter& bias) const;
@@ -102,17 +102,22 @@ bool has_rope(const ModelConfig& config, LayerRope rope) {
   return false;
 }
 
-Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& options, Communicator* tensor_ranks)
-    : Model(config, tensor_ranks) {
+Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& options, const ModelRanks& ranks)
+    : Model(config, options, ranks) {
   const int64_t width = config.hidden_size;
   const Slice tokens = vocabulary_slice(config.vocab_size, rank(), num_ranks());
   const auto of_vocabulary = [&](const char* name) -> Rows {
     return {.name = name, .count = tokens.count, .first = tokens.first, .whole = config.vocab_size};
   };
-  embedding_ = make_parameter({of_vocabulary("model.embed_tokens.weight")}, width, options);
-  for (int64_t i = 0; i < config.num_layers; ++i) layers_.push_back(make_layer(i, options));
-  final_norm_ = make_parameter({copied("model.norm.weight", width, /*whole_gradient=*/true)}, {}, options);
-  if (!config.tie_word_embeddings) head_ = make_parameter({of_vocabulary("lm_head.weight")}, width, options);
+  if (stage_.is_first() || (stage_.is_last() && config.tie_word_embeddings))
+    embedding_ = make_parameter({of_vocabulary("model.embed_tokens.weight")}, width, options);
+  for (int64_t i = 0; i < stage_.num_layers; ++i)
+    layers_.push_back(make_layer(stage_.first_layer + i, options));
+  if (stage_.is_last()) {
+    final_norm_ = make_parameter({copied("model.norm.weight", width, /*whole_gradient=*/true)}, {}, options);
+    if (!config.tie_word_embeddings)
+      head_ = make_parameter({of_vocabulary("lm_head.weight")}, width, options);
+  }
   const auto frequencies = [&](const Rope& rope) {
     return rope_frequencies(rope, config.turned_elements(), accumulator_type(dtype())).to(device());
   };
@@ -142,7 +147,7 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
       return {rows("q_proj", q_rows, first_q, all_q, 1), rows("k_proj", kv_rows, first_kv, all_kv, copies),
               rows("v_proj", kv_rows, first_kv, all_kv, copies)};
     const int64_t all = all_q + 2 * all_kv;
-    if (!tensor_ranks_) return {rows("qkv_proj", all, 0, all, 1)};
+    if (!ranks_.tensor) return {rows("qkv_proj", all, 0, all, 1)};
     return {rows("qkv_proj", q_rows, first_q, all, 1),
             rows("qkv_proj", kv_rows, all_q + first_kv, all, copies),
             rows("qkv_proj", kv_rows, all_q + all_kv + first_kv, all, copies)};
@@ -152,7 +157,7 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
     if (!config.fused_projections)
       return {{mlp + "gate_proj" + kind, inner, 0, first, all},
               {mlp + "up_proj" + kind, inner, 0, first, all}};
-    if (!tensor_ranks_) return {{mlp + "gate_up_proj" + kind, 2 * all, 0, 0, 2 * all}};
+    if (!ranks_.tensor) return {{mlp + "gate_up_proj" + kind, 2 * all, 0, 0, 2 * all}};
     return {{mlp + "gate_up_proj" + kind, inner, 0, first, 2 * all},
             {mlp + "gate_up_proj" + kind, inner, 0, all + first, 2 * all}};
   };
@@ -241,7 +246,7 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
   const auto o_TNH = attention.attend(index, q_TNH, k_TGH, v_TGH);
   const auto o_TD = o_TNH.reshape({o_TNH.size(0), -1});
   const Parameter* bias = bias_of_sum(layer.output_bias);
-  if (tensor_ranks_) residual_TD = x_TD;  // not summed over the ranks in backward
+  if (ranks_.tensor) residual_TD = x_TD;  // not summed over the ranks in backward
   else if (!config_.post_norms) return linear(o_TD, layer.output, bias, batch_invariant(), residual_TD);
   const auto y_TD = out_of_layer(linear(o_TD, layer.output, bias, batch_invariant()));
   return residual_TD + (config_.post_norms ? rms_norm(y_TD, layer.attention_post_norm, norm) : y_TD);
@@ -255,7 +260,7 @@ at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const 
                                  .activation = config_.activation,
                                  .gate_up_bias = if_defined(layer.gate_up_bias),
                                  .down_bias = bias_of_sum(layer.down_bias),
-                                 .residual = !config_.post_norms && !tensor_ranks_};
+                                 .residual = !config_.post_norms && !ranks_.tensor};
   const auto y_TD = out_of_layer(mlp(into_layer(x_TD), parameters, batch_invariant()));
   if (parameters.residual) return y_TD;
   return x_TD + (config_.post_norms ? rms_norm(y_TD, layer.mlp_post_norm, config_.norm()) : y_TD);
@@ -272,16 +277,16 @@ std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T)
         make_rotary_table(positions_T, local_frequencies_, config_.local_rope.attention_factor);
   // LayerRope::kNone turns no pair.
   const auto none =
-      at::empty({positions_T.size(0), 0}, embedding_.value.options().dtype(accumulator_type(dtype())));
+      at::empty({positions_T.size(0), 0}, at::TensorOptions(device()).dtype(accumulator_type(dtype())));
   table(LayerRope::kNone) = {none, none};
   return tables;
 }
 
 at::Tensor Decoder::embed(const at::Tensor& tokens_T) const {
   const double scale = config_.scale_embedding ? std::sqrt(static_cast<double>(config_.hidden_size)) : 1;
-  if (!tensor_ranks_) return bough::embedding(tokens_T, embedding_, scale);
+  if (!ranks_.tensor) return bough::embedding(tokens_T, embedding_, scale);
   // Of another rank's tokens the row is 0 here; so is its gradient, which goes to some row.
-  const at::Tensor own_T = tokens_T - first_token();
+  const at::Tensor own_T = tokens_T - embedding_.parts[0].first;
   const at::Tensor is_other_T = (own_T < 0) | (own_T >= embedding_.value.size(0));
   const at::Tensor x_TD = bough::embedding(own_T.masked_fill(is_other_T, 0), embedding_, scale);
   return out_of_layer(x_TD.masked_fill(is_other_T.unsqueeze(1), 0));
@@ -290,19 +295,19 @@ at::Tensor Decoder::embed(const at::Tensor& tokens_T) const {
 at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                             AttentionContext& attention) const {
   const auto rotary = rotary_tables(positions_T);
-  auto x_TD = embed(tokens_T);
+  auto x_TD = stage_.is_first() ? embed(tokens_T) : tokens_T;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     x_TD =
         attention_block(layers_[i], i, x_TD, rotary[static_cast<size_t>(config_.layer_rope(i))], attention);
     x_TD = mlp_block(layers_[i], x_TD);
   }
-  return rms_norm(x_TD, final_norm_, config_.norm());
+  return stage_.is_last() ? rms_norm(x_TD, final_norm_, config_.norm()) : x_TD;
 }
 }  // namespace
 
 std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options,
-                                    Communicator* tensor_ranks) {
-  return std::make_unique<Decoder>(config, options, tensor_ranks);
+                                    const ModelRanks& ranks) {
+  return std::make_unique<Decoder>(config, options, ranks);
 }
 
 }  // namespace bough

@@ -10,7 +10,7 @@
 namespace bough {
 
 std::unique_ptr<Model> make_decoder(const ModelConfig& config, const at::TensorOptions& options,
-                                    Communicator* tensor_ranks);
+                                    const ModelRanks& ranks);
 
 // Returns the radians that each pair that is turned gains a position, [rotary_dim / 2], on the CPU. type: an
 // accumulator type.

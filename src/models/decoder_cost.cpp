@@ -215,11 +215,12 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
 
 int64_t DecoderBytes::of_temporaries(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
-  // The gradient of the hidden states lives until backward is done; in bf16 rounded, too.
-  const int64_t seeds = pass.tokens * shape_.hidden_size * accumulator;
-  const int64_t rounded = element < accumulator ? pass.tokens * shape_.hidden_size * element : 0;
-  const int64_t backward = rounded + std::max(of_mlp(pass.tokens), of_attention_backward(pass));
-  return seeds + std::max(of_head(pass), backward) + 4 * pass.stack_rows;
+  // The gradient of the hidden states is summed by the head, and lives, in bf16 rounded, until backward is
+  // done.
+  const int64_t summed = pass.tokens * shape_.hidden_size * accumulator;
+  const int64_t held = pass.tokens * shape_.hidden_size * element;
+  const int64_t backward = std::max(of_mlp(pass.tokens), of_attention_backward(pass));
+  return std::max(summed + of_head(pass), held + backward) + 4 * pass.stack_rows;
 }
 
 }  // namespace bough

@@ -91,6 +91,22 @@ void attach_all(Model& model, int64_t rank, double scale,
   }
 }
 
+// Stages plan alike, by what a layer costs.
+void check_layers_are_alike(Model& all) {
+  const auto matrices = all.layer_matrices();
+  const auto in_layer = static_cast<size_t>(std::ssize(matrices) / all.config().num_layers);
+  for (size_t i = in_layer; i < matrices.size(); ++i)
+    if (matrices[i]->adapter_slices.size() != matrices[i % in_layer]->adapter_slices.size())
+      throw UserError(
+          "lora.targets: got modules of some layers only, for a model whose layers ranks share in a "
+          "row (actor.backend, p); expected the same in every layer");
+}
+
+// Of a stage (pipeline.h): the whole model's layers, as pieces where ranks share them, without memory.
+std::unique_ptr<Model> all_layers(const Model& model) {
+  return make_model(model.whole_config(), model.dtype(), at::kMeta, {.tensor = model.tensor_ranks()});
+}
+
 std::set<std::string> modules_of(Model& model) {
   std::set<std::string> modules;
   for (Parameter* matrix : model.layer_matrices())
@@ -103,20 +119,27 @@ bool is_named(const std::string& module, const std::string& target) {
   return module == target || module.ends_with("." + target);
 }
 
-void initialise_adapter(Model& model, uint64_t seed) {
+// `all`: the model itself, or of a stage all layers, whose draws it passes over.
+void initialise_adapter(Model& model, Model& all, uint64_t seed) {
+  std::map<std::string, Parameter*> own;
+  for (Parameter* matrix : model.layer_matrices())
+    if (!matrix->adapter.empty()) own[matrix->adapter[0].parts[0].name] = matrix;
   auto generator = at::detail::createCPUGenerator(seed);
-  for (Parameter* matrix : model.layer_matrices()) {
+  for (Parameter* matrix : all.layer_matrices()) {
     if (matrix->adapter.empty()) continue;
-    Parameter &a = matrix->adapter[0], &b = matrix->adapter[1];
+    const Parameter& a = matrix->adapter[0];
     // Of ranks that share the columns each takes its own of the same draw.
     const Parameter::Part& part = a.parts[0];
     const int64_t columns = whole_sizes(a, part)[1];
     const double bound = 1 / std::sqrt(static_cast<double>(columns));
     const auto uniform =
         at::rand({a.value.size(0), columns}, generator, at::TensorOptions().dtype(at::kFloat));
+    const auto found = own.find(part.name);
+    if (found == own.end()) continue;
     const int64_t first = part.dimension == 1 ? part.first : 0;
-    a.value.copy_(uniform.mul_(2 * bound).sub_(bound).narrow(1, first, a.value.size(1)));
-    b.value.zero_();
+    found->second->adapter[0].value.copy_(
+        uniform.mul_(2 * bound).sub_(bound).narrow(1, first, a.value.size(1)));
+    found->second->adapter[1].value.zero_();
   }
 }
 
@@ -200,7 +223,9 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
     return;
   }
   BOUGH_CHECK(settings.rank > 0, "a rank of 0");
-  const std::set<std::string> modules = modules_of(model);
+  const std::unique_ptr<Model> of_all = model.ranks().stages ? all_layers(model) : nullptr;
+  Model& all_of_them = of_all ? *of_all : model;
+  const std::set<std::string> modules = modules_of(all_of_them);
   std::set<std::string> short_names;
   for (const std::string& module : modules) short_names.insert(last_part(module));
   bool all = false;
@@ -220,12 +245,17 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
                         "all-linear, or some of ",
                         names));
   }
-  attach_all(model, settings.rank, settings.alpha / static_cast<double>(settings.rank),
-             [&](const std::string& module) {
-               return all || std::any_of(settings.targets.begin(), settings.targets.end(),
-                                         [&](const LoraTarget& t) { return is_named(module, t.name); });
-             });
-  initialise_adapter(model, seed);
+  const auto is_wanted = [&](const std::string& module) {
+    return all || std::any_of(settings.targets.begin(), settings.targets.end(),
+                              [&](const LoraTarget& t) { return is_named(module, t.name); });
+  };
+  const double scale = settings.alpha / static_cast<double>(settings.rank);
+  attach_all(model, settings.rank, scale, is_wanted);
+  if (of_all) {
+    attach_all(*of_all, settings.rank, scale, is_wanted);
+    check_layers_are_alike(*of_all);
+  }
+  initialise_adapter(model, all_of_them, seed);
 }
 
 std::unique_ptr<Model> without_adapter(const Model& model) {
@@ -319,7 +349,8 @@ void load_adapter(const fs::path& directory, Model& model) {
   const SafetensorsFile file(directory / kWeightsFile);
   // The tensors say which modules have an adapter: target_modules may be a pattern.
   std::map<std::string, std::vector<int64_t>> sizes;
-  for (Parameter* matrix : model.layer_matrices())
+  const std::unique_ptr<Model> of_all = model.ranks().stages ? all_layers(model) : nullptr;
+  for (Parameter* matrix : (of_all ? *of_all : model).layer_matrices())
     for (const Parameter::Part& part : matrix->parts) {
       sizes[module_of(part)] = whole_sizes(*matrix, part);
     }
@@ -340,7 +371,12 @@ void load_adapter(const fs::path& directory, Model& model) {
   if (wanted.empty())
     throw UserError(str(file.path().string(), ": got no tensors; expected adapters of this model's modules"));
   if (!has_adapter(model)) {
-    attach_all(model, config.rank, config.scale, [&](const std::string& m) { return wanted.contains(m); });
+    const auto is_wanted = [&](const std::string& module) { return wanted.contains(module); };
+    attach_all(model, config.rank, config.scale, is_wanted);
+    if (of_all) {
+      attach_all(*of_all, config.rank, config.scale, is_wanted);
+      check_layers_are_alike(*of_all);
+    }
   } else {
     size_t num_present = 0;
     bool is_same = true;
@@ -351,7 +387,10 @@ void load_adapter(const fs::path& directory, Model& model) {
           is_same = is_same && names.contains(part.name) &&
                     file.entries().at(part.name).shape == whole_sizes(parameter, part);
         }
-    is_same = is_same && num_present == names.size();
+    const std::set<std::string> own = modules_of(model);
+    const auto num_own =
+        std::ranges::count_if(wanted, [&](const auto& module) { return own.contains(module); });
+    is_same = is_same && num_present == 2 * static_cast<size_t>(num_own);
     for (Parameter* matrix : model.layer_matrices())
       is_same = is_same && (matrix->adapter.empty() ||
                             std::abs(matrix->adapter_scale - config.scale) <= 1e-9 * std::abs(config.scale));

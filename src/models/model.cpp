@@ -8,20 +8,33 @@
 
 namespace bough {
 
-Model::Model(const ModelConfig& config, Communicator* tensor_ranks)
-    : whole_config_(config),
-      tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr) {
-  config_ = tensor_ranks_ ? shard_config(config, tensor_ranks_->rank(), tensor_ranks_->size()) : config;
+Model::Model(const ModelConfig& config, const at::TensorOptions& options, const ModelRanks& ranks)
+    : config_(config),
+      whole_config_(config),
+      stage_{.num_layers = config.num_layers},
+      dtype_(at::typeMetaToScalarType(options.dtype())),
+      device_(options.device()) {
+  if (ranks.tensor && ranks.tensor->size() > 1) {
+    ranks_.tensor = ranks.tensor;
+    config_ = shard_config(config_, ranks.tensor->rank(), ranks.tensor->size());
+  }
+  if (ranks.stages && ranks.stages->size() > 1) {
+    BOUGH_CHECK(ranks.stages_back && ranks.stages_back->rank() == ranks.stages->rank(), "one way only");
+    ranks_.stages = ranks.stages;
+    ranks_.stages_back = ranks.stages_back;
+    stage_ = stage_of(config, ranks.stages->rank(), ranks.stages->size());
+    config_ = stage_config(config_, stage_);
+  }
 }
 
 at::Tensor Model::logits(const at::Tensor& hidden_RD) const {
   const at::Tensor own_RV = own_logits(hidden_RD);
-  if (!tensor_ranks_) return own_RV;
+  if (!ranks_.tensor) return own_RV;
   const Parameter::Part part{
       .name = {}, .begin = 0, .end = 0, .dimension = 1, .first = first_token(), .whole = config_.vocab_size};
   Parameter columns;
   columns.value = own_RV;
-  return gather_pieces(own_RV, columns, part, *tensor_ranks_).to(own_RV.device());
+  return gather_pieces(own_RV, columns, part, *ranks_.tensor).to(own_RV.device());
 }
 
 at::Tensor Model::own_logits(const at::Tensor& hidden_RD) const {
@@ -51,6 +64,13 @@ std::vector<Parameter*> Model::trained_parameters() {
   return adapters.empty() ? parameters() : adapters;
 }
 
+Parameter* Model::trained_at_both_ends() {
+  const bool has_it = stage_.size > 1 && (stage_.is_first() || stage_.is_last());
+  if (!has_it || !config_.tie_word_embeddings) return nullptr;
+  Parameter* const first = trained_parameters().front();
+  return first == &embedding() ? first : nullptr;
+}
+
 void Model::allocate_gradients() {
   for (Parameter* parameter : trained_parameters())
     if (!parameter->main_grad.defined())
@@ -64,7 +84,7 @@ void Model::zero_gradients() {
 }
 
 void initialise(Model& model, uint64_t seed) {
-  BOUGH_CHECK(!model.tensor_ranks(), "a rank's part of a model is loaded, not drawn");
+  BOUGH_CHECK(model.is_whole(), "a rank's part of a model is loaded, not drawn");
   constexpr double kInitializerRange = 0.02;  // transformers' initializer_range
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model.parameters())

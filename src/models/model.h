@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <filesystem>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "dist/communicator.h"
 #include "kernels/parameter.h"
 #include "models/config.h"
+#include "models/pipeline.h"
 
 namespace bough {
 
@@ -33,28 +35,38 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  // Of what this rank computes: where several ranks share the model (tensor_parallel.h), of its heads and
-  // feed-forward elements, else as the whole.
+  // Of what this rank computes: where several ranks share the model, of its layers (pipeline.h), and of its
+  // heads and feed-forward elements (tensor_parallel.h), else as the whole.
   const ModelConfig& config() const { return config_; }
   const ModelConfig& whole_config() const { return whole_config_; }
+  // Those that have the other pieces of it.
+  const ModelRanks& ranks() const { return ranks_; }
   // The ranks that share every pass with this one, or null.
-  Communicator* tensor_ranks() const { return tensor_ranks_; }
-  // The first token of the vocabulary that embedding() and head() have rows of.
-  int64_t first_token() const { return embedding().parts[0].first; }
-  at::ScalarType dtype() const { return embedding().value.scalar_type(); }
-  at::Device device() const { return embedding().value.device(); }
+  Communicator* tensor_ranks() const { return ranks_.tensor; }
+  const Stage& stage() const { return stage_; }
+  bool is_whole() const { return !ranks_.tensor && !ranks_.stages; }
+  // The first token of the vocabulary that head() has rows of.
+  int64_t first_token() const { return head().parts[0].first; }
+  at::ScalarType dtype() const { return dtype_; }
+  at::Device device() const { return device_; }
 
   // tokens_T, positions_T: int64 on the model's device, any tokens in any order (attention knows who sees
   // whom). Returns the hidden states after the final norm, [T, D], model dtype. Under at::GradMode it records
-  // a graph for autograd whose backward adds to the parameters' main_grad.
+  // a graph for autograd whose backward adds to the parameters' main_grad. A stage takes in place of tokens
+  // what the one before returned, [T, D], and returns the hidden states after its last layer; only the last
+  // one norms them.
   virtual at::Tensor forward(const at::Tensor& tokens_T, const at::Tensor& positions_T,
                              AttentionContext& attention) const = 0;
 
   // Every parameter once, in a fixed order; tied weights once, under the embedding. Adapters are not among
   // them: they belong to the matrices that they stand beside.
   virtual std::vector<Parameter*> parameters() = 0;
-  virtual const Parameter& embedding() const = 0;  // [V, D], or this rank's rows of it
-  virtual const Parameter& head() const = 0;       // of as many rows; the embedding itself where tied
+  // [V, D], or this rank's rows of it; of as many rows, the embedding itself where tied. Undefined on stages
+  // that do not have them.
+  virtual const Parameter& embedding() const = 0;
+  virtual const Parameter& head() const = 0;
+  // Of the first stage and the last, where a tied embedding is trained: that; else null.
+  Parameter* trained_at_both_ends();
 
   // What is trained: the parameters of the adapters where the model has any (models/lora.h), and all else is
   // frozen; else every parameter. In a fixed order.
@@ -84,18 +96,22 @@ class Model {
   void zero_gradients();
 
  protected:
-  explicit Model(const ModelConfig& config, Communicator* tensor_ranks = nullptr);
+  explicit Model(const ModelConfig& config, const at::TensorOptions& options = {},
+                 const ModelRanks& ranks = {});
   ModelConfig config_, whole_config_;
-  Communicator* tensor_ranks_;  // not owned
+  ModelRanks ranks_;  // null where they are this one alone
+  Stage stage_;
 
  private:
+  at::ScalarType dtype_;
+  at::Device device_;
   bool batch_invariant_ = false;
 };
 
 // An uninitialised model of this shape: weights allocated, not filled. Which class: models/registry.cpp.
-// `tensor_ranks`: those that share it (tensor_parallel.h), which must outlive it; null or one: it is whole.
+// `ranks`: those that share it, which must outlive it; null or one: it is whole.
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype,
-                                  at::Device device = at::kCPU, Communicator* tensor_ranks = nullptr);
+                                  at::Device device = at::kCPU, const ModelRanks& ranks = {});
 
 // Sets matrices to Normal(0, 0.02), norms to multiply by 1 and biases to zero, as transformers initialises; a
 // function of the seed only.
@@ -104,6 +120,6 @@ void initialise(Model& model, uint64_t seed);
 // Loads a Hugging Face directory (config.json, model.safetensors or shards), converting to `dtype`.
 // Of several ranks each reads its pieces alone.
 std::unique_ptr<Model> load_model(const std::filesystem::path& directory, at::ScalarType dtype,
-                                  at::Device device = at::kCPU, Communicator* tensor_ranks = nullptr);
+                                  at::Device device = at::kCPU, const ModelRanks& ranks = {});
 
 }  // namespace bough

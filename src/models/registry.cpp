@@ -6,7 +6,7 @@
 namespace bough {
 
 std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtype, at::Device device,
-                                  Communicator* tensor_ranks) {
+                                  const ModelRanks& ranks) {
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   switch (config.architecture) {
     case Architecture::kQwen3:
@@ -17,7 +17,7 @@ std::unique_ptr<Model> make_model(const ModelConfig& config, at::ScalarType dtyp
     case Architecture::kGemma3:
     case Architecture::kSmolLM3:
     case Architecture::kPhi3:
-    case Architecture::kOlmo2: return make_decoder(config, options, tensor_ranks);
+    case Architecture::kOlmo2: return make_decoder(config, options, ranks);
   }
   BOUGH_CHECK(false, "architecture ", static_cast<int>(config.architecture));
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "base/error.h"
 #include "kernels/common/autograd.h"
@@ -164,15 +163,18 @@ void gather_weights(Model& own, Model* whole) {
   if (whole)
     for (Parameter* parameter : whole->trained_parameters())
       for (const Parameter::Part& part : parameter->parts) to[part.name] = parameter->part_value(part);
-  std::set<std::string> begun;
+  NamedTensors gathered;  // of own layers
   for (const Parameter* parameter : own.trained_parameters())
     for (const Parameter::Part& part : parameter->parts) {
-      const at::Tensor pieces =
-          gather_pieces(parameter->part_value(part), *parameter, part, *own.tensor_ranks());
-      if (!whole) continue;
-      if (begun.insert(part.name).second) to.at(part.name).copy_(pieces);
-      else to.at(part.name).add_(pieces);
+      const at::Tensor value = parameter->part_value(part);
+      if (!own.tensor_ranks()) gathered.emplace_back(part.name, value);
+      else add_pieces(gathered, part.name, gather_pieces(value, *parameter, part, *own.tensor_ranks()));
     }
+  const auto use = [&](const std::string& name, const at::Tensor& tensor) { to.at(name).copy_(tensor); };
+  const bool is_first = !own.tensor_ranks() || own.tensor_ranks()->rank() == 0;
+  if (own.ranks().stages && is_first) gather_to_first_stage(gathered, *own.ranks().stages, use);
+  else if (whole)
+    for (const auto& [name, tensor] : gathered) use(name, tensor);
 }
 
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks) {

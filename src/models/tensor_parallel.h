@@ -63,8 +63,8 @@ at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, cons
 // Appends what gather_pieces() gave of a part, or adds it to what is there of the same tensor.
 void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor& pieces);
 
-// What is trained of a model that ranks share, to the same of a whole one: a call of all of them, of whom the
-// first has the whole one.
+// What is trained of a model that ranks share, to the same of a whole one: a call of all of them, stages
+// (pipeline.h) included, of whom the first has the whole one.
 void gather_weights(Model& own, Model* whole);
 
 // main_grad of what several ranks hold becomes that of the whole model. Once, after the last pass.

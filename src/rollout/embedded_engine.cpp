@@ -57,8 +57,8 @@ SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device) {
 
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
-                                          at::Device device, Communicator* tensor_ranks) {
-  auto model = load_model(directory, dtype, device, tensor_ranks);
+                                          at::Device device, const ModelRanks& ranks) {
+  auto model = load_model(directory, dtype, device, ranks);
   const bool is_cheap = model->dtype() == at::kFloat && !model->why_not_batch_invariant();
   model->set_batch_invariant(settings.batch_invariant.value_or(is_cheap));
   return model;

@@ -69,7 +69,7 @@ SparsePolicy sparse_policy(const SparseSettings& settings, at::Device device);
 // there. UserError where it is asked for and cannot be had.
 std::unique_ptr<Model> load_rollout_model(const std::filesystem::path& directory,
                                           const RolloutSettings& settings, at::ScalarType dtype,
-                                          at::Device device, Communicator* tensor_ranks = nullptr);
+                                          at::Device device, const ModelRanks& ranks = {});
 
 // Quantizes a model that is there for generation alone where RolloutSettings::quantization says so, and
 // releases what was there, so that an engine over it needs no copy. Returns the bytes of its layers'

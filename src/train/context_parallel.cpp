@@ -88,6 +88,7 @@ TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, co
                 "a recompute differs from its first forward, layer ", layer, ", stack row ", stack_rows_);
   k_rows.copy_(all.select(1, 0));
   v_rows.copy_(all.select(1, 1));
+  if (keeps_rows_) kept_rows_.push_back(all);
   const auto acc = accumulator_type(q.scalar_type());
   if (!has_tokens()) {  // one query that sees itself alone
     const at::Tensor lse = at::zeros({1, q.size(1)}, q.options().dtype(acc));
@@ -109,6 +110,11 @@ TreeAttentionGradient ContextPass::backward(const KvStack& stack, int64_t layer,
                                             const at::Tensor& k, const at::Tensor& v,
                                             const TreeAttentionOutput& out, const at::Tensor& d_o,
                                             double scale, bool same_bits) const {
+  if (keeps_rows_) {
+    const at::Tensor& all = kept_rows_[static_cast<size_t>(layer)];
+    stack.k(layer, stack_rows_, num_tokens_).copy_(all.select(1, 0));
+    stack.v(layer, stack_rows_, num_tokens_).copy_(all.select(1, 1));
+  }
   TreeAttentionGradient own;
   if (d_o.defined()) own.d_q_TNH = at::zeros_like(q);
   for (const Piece& piece : pieces_) {

@@ -46,6 +46,9 @@ class ContextPass {
   // on, in forward; what is there already must be the same bits where that is asked for.
   TreeAttentionOutput forward(const KvStack& stack, int64_t layer, const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, double scale, bool verify_rows);
+  // Other passes may write over the pass's rows of the stack between its forward and its backward: they are
+  // kept, and written again for it.
+  void keep_rows() { keeps_rows_ = true; }
   // Adds to the stack's gradients of the rows below, and of the pass's; the latter are then summed over the
   // ranks. d_o undefined: this rank's queries, and so all ranks', have no gradient. Returns d_q (then
   // undefined, too) and d_k, d_v of own tokens.
@@ -70,6 +73,8 @@ class ContextPass {
   at::Tensor own_tokens_;
   at::Tensor places_;  // int64 [T]: row of each token in the ranks' padded rows, one rank after the other
   int64_t most_ = 0;   // tokens of a rank
+  bool keeps_rows_ = false;
+  std::vector<at::Tensor> kept_rows_;  // by layer: keys and values of all, [T, 2, G, H]
 };
 
 }  // namespace bough

@@ -9,8 +9,10 @@
 
 #include "base/error.h"
 #include "models/tensor_parallel.h"
+#include "plan/pipeline.h"
 #include "train/head.h"
 #include "train/ranks.h"
+#include "train/stage_links.h"
 #include "train/tree_context.h"
 
 namespace bough {
@@ -107,116 +109,187 @@ void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
                           config.beyond_exact_length, "; leave the sequence out, or shorten it"));
 }
 
-// Walks through the steps of one planned tree.
+// Walks through a plan, or a stage's part of it.
 class Walk {
  public:
-  Walk(Model& model, const ExecutorOptions& options, const PlannedTree& planned, const TrainBatch& batch,
+  Walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
        std::vector<BlockHead*> heads, bool backward)
       : model_(model),
         options_(options),
-        planned_(planned),
+        plan_(plan),
         batch_(batch),
-        rows_(make_row_map(planned, batch)),
         heads_(std::move(heads)),
         backward_(backward),
         ranks_(options.context_ranks && options.context_ranks->size() > 1 ? options.context_ranks : nullptr),
-        stack_(model.config(), stack_capacity(planned, ranks_), model.dtype(), model.device(), backward),
-        open_(planned.blocks.size()) {}
+        pipeline_{
+            .num_stages = model.stage().size, .backward = backward, .leaves_on_stack = ranks_ != nullptr},
+        links_(model),
+        stacks_(static_cast<size_t>(passes_under_way(pipeline_, model.stage().index))),
+        trees_(plan.trees.size()) {}
 
   const ReplayCounts& replay_counts() const { return counts_; }
 
   void run() {
-    for (const auto& step : planned_.steps) {
-      if (!rows_.needed[step.block]) continue;
-      const auto& block = planned_.blocks[step.block];
-      switch (step.kind) {
-        case Step::Kind::kForward: forward(step.block, block); break;
-        case Step::Kind::kForwardBackward: leaf(step.block, block); break;
-        case Step::Kind::kBackward: backward(step.block, block); break;
+    const std::vector<WalkStep> steps = walk_steps(plan_);
+    const std::vector<StageStep> order = stage_steps(steps, pipeline_, model_.stage().index);
+    std::vector<int64_t> num_left(trees_.size());
+    for (const StageStep& next : order) ++num_left[static_cast<size_t>(steps[next.step].tree)];
+    for (const StageStep& next : order) {
+      const WalkStep& step = steps[next.step];
+      auto& tree = trees_[static_cast<size_t>(step.tree)];
+      if (!tree) tree = std::make_unique<Tree>(plan_.trees[static_cast<size_t>(step.tree)], batch_);
+      if (tree->rows.needed[step.block]) {
+        Place place{*tree, step.block, tree->planned.blocks[step.block], stack_of(step, *tree),
+                    tree->open[static_cast<size_t>(step.block)]};
+        if (next.backward) backward(place);
+        else forward(place);
       }
+      if (--num_left[static_cast<size_t>(step.tree)] == 0) tree.reset();
     }
+    links_.finish();
   }
 
  private:
-  // What an interior block keeps while its descendants run.
+  // What a block keeps between its forward and its backward.
   struct Open {
-    // Keep::kActivations: the graph of its first forward.
+    // The graph: of a leaf, and of an interior block's first forward where it keeps activations.
     std::unique_ptr<TreeContext> context;
-    at::Tensor hidden_TD;  // of own tokens
+    at::Tensor hidden_TD;   // of own tokens
+    at::Tensor entered_TD;  // what the stage before sent
     std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
     at::Tensor exits_ED;                                 // final hidden states that other blocks' heads read
     at::Tensor d_exits_ED;                               // their gradients, accumulator type
   };
+  struct Tree {
+    Tree(const PlannedTree& of_plan, const TrainBatch& batch)
+        : planned(of_plan), rows(make_row_map(of_plan, batch)), open(of_plan.blocks.size()) {}
+    const PlannedTree& planned;
+    RowMap rows;
+    std::vector<Open> open;  // by block
+  };
+  struct Stack {
+    const Tree* tree = nullptr;  // whose deepest chain it holds
+    std::unique_ptr<KvStack> rows;
+  };
+  // Where the walk is.
+  struct Place {
+    Tree& tree;
+    const int32_t index;
+    const Block& block;
+    KvStack& stack;
+    Open& open;
+  };
 
-  void forward(int32_t index, const Block& block) {
-    const bool with_graph = backward_ && block.keep == Keep::kActivations;
+  // Blocks at the bottom take turns on the stacks. One that is empty becomes the tree's that asks for it.
+  KvStack& stack_of(const WalkStep& step, const Tree& tree) {
+    Stack& stack = stacks_[static_cast<size_t>(step.chain) % stacks_.size()];
+    if (!stack.rows || (stack.tree != &tree && stack.rows->num_rows() == 0)) {
+      stack.rows.reset();
+      stack.rows = std::make_unique<KvStack>(model_.config(), stack_capacity(tree.planned, ranks_),
+                                             model_.dtype(), model_.device(), backward_);
+      stack.tree = &tree;
+    }
+    return *stack.rows;
+  }
+
+  void forward(const Place& place) {
+    const Block& block = place.block;
+    Open& open = place.open;
+    const bool with_graph = backward_ && (!block.interior || block.keep == Keep::kActivations);
     at::AutoGradMode mode(with_graph);
-    stack_.push(block.ranges[0].begin, block.ranges[0].end);
-    auto& open = open_[index];
-    auto pass = make_pass(block, false);
-    if (backward_ && block.keep == Keep::kAttention) pass.keep_outputs = &open.attention_outputs;
+    if (block.interior) place.stack.push(block.ranges[0].begin, block.ranges[0].end);
+    auto pass = make_pass(place, false);
+    if (backward_ && block.interior && block.keep == Keep::kAttention)
+      pass.keep_outputs = &open.attention_outputs;
+    if (pass.shared && !block.interior && stacks_.size() > 1) pass.shared->keep_rows();
     auto context = std::make_unique<TreeContext>(std::move(pass));
-    const auto hidden_TD = run_model(*context);
-    const auto& exits = rows_.exits[index];
+    if (!model_.stage().is_first())
+      open.entered_TD =
+          links_.receive({input_.tokens_T.size(0), model_.config().hidden_size}, StageLinks::Way::kForward);
+    const auto hidden_TD = run_model(open, *context);
+    open.shared = input_.shared;
+    if (model_.stage().is_last()) leave(place, hidden_TD);
+    else links_.send(hidden_TD.detach(), StageLinks::Way::kForward);
+    if (with_graph) {
+      open.context = std::move(context);
+      open.hidden_TD = hidden_TD;
+    } else if (!backward_) {
+      open.entered_TD.reset();
+      open.shared.reset();
+    }
+  }
+
+  // On the last stage: what other blocks' heads read, and the head of a walk without backward.
+  void leave(const Place& place, const at::Tensor& hidden_TD) {
+    Open& open = place.open;
+    const auto& exits = place.tree.rows.exits[place.index];
     if (!exits.empty()) {
-      open.exits_ED = of_all(hidden_TD).index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
+      open.exits_ED =
+          of_all(open, hidden_TD).index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
       if (backward_)
         open.d_exits_ED =
             at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
     }
-    if (!backward_) run_head(index, hidden_TD);
-    if (with_graph) {
-      open.context = std::move(context);
-      open.hidden_TD = hidden_TD;
-      open.shared = input_.shared;
-    }
+    if (!backward_) run_head(place, hidden_TD);
   }
 
-  void leaf(int32_t index, const Block& block) {
-    at::AutoGradMode mode(backward_);
-    if (ranks_ && backward_) stack_.clear_above(block.num_tokens);
-    TreeContext context(make_pass(block, false));
-    const auto hidden_TD = run_model(context);
-    const auto d_hidden_TD = run_head(index, hidden_TD);
-    if (backward_) backpropagate(context, hidden_TD, d_hidden_TD);
-  }
-
-  void backward(int32_t index, const Block& block) {
+  void backward(const Place& place) {
+    const Block& block = place.block;
+    Open& open = place.open;
     if (backward_) {
       at::AutoGradMode mode(true);
-      auto& open = open_[index];
-      if (!open.hidden_TD.defined()) recompute(open, block);
-      input_.shared = open.shared;
-      auto d_hidden_TD = run_head(index, open.hidden_TD);
-      if (open.d_exits_ED.defined()) {
-        if (!d_hidden_TD.defined())
-          d_hidden_TD = at::zeros({block.num_tokens, open.hidden_TD.size(1)}, open.d_exits_ED.options());
-        d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(d_hidden_TD.device()),
-                               open.d_exits_ED);
-      }
+      if (!open.hidden_TD.defined()) recompute(place);
+      if (ranks_ && !block.interior) place.stack.clear_above(block.stack_rows, block.num_tokens);
+      const at::Tensor d_hidden_TD = model_.stage().is_last()
+                                         ? head_gradient(place)
+                                         : links_.receive(open.hidden_TD.sizes(), StageLinks::Way::kBackward);
       backpropagate(*open.context, open.hidden_TD, d_hidden_TD);
+      if (!model_.stage().is_first()) {
+        const at::Tensor& d_entered_TD = open.entered_TD.grad();
+        links_.send(d_entered_TD.defined() ? d_entered_TD : at::zeros_like(open.entered_TD),
+                    StageLinks::Way::kBackward);
+      }
     }
-    open_[index] = {};
-    stack_.pop(block.num_tokens);
+    open = {};
+    if (block.interior) place.stack.pop(block.num_tokens);
   }
 
-  void recompute(Open& open, const Block& block) {
-    auto pass = make_pass(block, options_.verify_recompute);
+  // Of the final hidden states of own tokens, model dtype; undefined where nothing reads them.
+  at::Tensor head_gradient(const Place& place) {
+    Open& open = place.open;
+    auto d_hidden_TD = run_head(place, open.hidden_TD);
+    if (open.d_exits_ED.defined()) {
+      if (!d_hidden_TD.defined())
+        d_hidden_TD = at::zeros({place.block.num_tokens, open.hidden_TD.size(1)}, open.d_exits_ED.options());
+      d_hidden_TD.index_add_(
+          0, at::tensor(place.tree.rows.exits[place.index], at::kLong).to(d_hidden_TD.device()),
+          open.d_exits_ED);
+    }
+    if (!d_hidden_TD.defined()) return {};
+    return (open.shared ? open.shared->own_of(d_hidden_TD) : d_hidden_TD).to(open.hidden_TD.scalar_type());
+  }
+
+  void recompute(const Place& place) {
+    Open& open = place.open;
+    auto pass = make_pass(place, options_.verify_recompute);
     if (pass.choice) pass.choice->counts = nullptr;  // its first forward was counted
-    if (block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
+    if (place.block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
-    open.hidden_TD = run_model(*open.context);
+    open.hidden_TD = run_model(open, *open.context);
     open.shared = input_.shared;
   }
 
-  TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
-    BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
-                "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
+  TreeContext::Pass make_pass(const Place& place, bool verify_recompute) {
+    const Block& block = place.block;
+    KvStack& stack = place.stack;
+    const int64_t rows = stack.num_rows();
+    BOUGH_CHECK(block.interior ? rows == block.stack_rows + block.num_tokens : rows >= block.stack_rows,
+                "a block expects ", block.stack_rows, " stack rows, the stack has ", rows);
     const bool by_pages = model_.batch_invariant() || options_.sparse.is_sparse();
-    input_ = make_pass_input(*planned_.tree, batch_, block, stack_.tokens(), model_.device(),
+    input_ = make_pass_input(*place.tree.planned.tree, batch_, block, stack.tokens(), model_.device(),
                              by_pages ? 0 : least_run(), ranks_);
-    TreeContext::Pass pass{&stack_,          block.stack_rows, block.interior,
+    TreeContext::Pass pass{&stack,           block.stack_rows, block.interior,
                            verify_recompute, input_.end_local, model_.config().attention_scale()};
     pass.segments = input_.segments;
     pass.same_bits = options_.same_bits || options_.verify_recompute;
@@ -244,26 +317,30 @@ class Walk {
     return vendor_attends_runs(model_.device(), model_.dtype(), model_.config().head_dim) ? kLeastRun : 0;
   }
 
-  at::Tensor run_model(TreeContext& context) {
-    return model_.forward(input_.tokens_T, input_.positions_T, context);
+  // Of what the stage before sent, or of tokens.
+  at::Tensor run_model(Open& open, TreeContext& context) {
+    if (!open.entered_TD.defined()) return model_.forward(input_.tokens_T, input_.positions_T, context);
+    if (at::GradMode::is_enabled()) open.entered_TD.requires_grad_(true);
+    return model_.forward(open.entered_TD, input_.positions_T, context);
   }
 
   // Hidden states of the whole pass, of those of own tokens.
-  at::Tensor of_all(const at::Tensor& hidden_TD) const {
-    return input_.shared ? input_.shared->gather(hidden_TD.detach()) : hidden_TD.detach();
+  at::Tensor of_all(const Open& open, const at::Tensor& hidden_TD) const {
+    return open.shared ? open.shared->gather(hidden_TD.detach()) : hidden_TD.detach();
   }
 
   // Gradient of the block's hidden states from its head rows, or undefined where it has none; what belongs to
   // hidden states of blocks below is added there. Of several ranks each computes some of the rows.
-  at::Tensor run_head(int32_t index, const at::Tensor& own_hidden_TD) {
-    if (rows_.blocks[index].num_rows() == 0) return {};
-    const at::Tensor hidden_TD = of_all(own_hidden_TD);
-    const BlockRows own_rows =
-        ranks_ ? rows_of_rank(rows_.blocks[index], ranks_->rank(), ranks_->size()) : BlockRows();
-    const auto& rows = ranks_ ? own_rows : rows_.blocks[index];
+  at::Tensor run_head(const Place& place, const at::Tensor& own_hidden_TD) {
+    const BlockRows& all_rows = place.tree.rows.blocks[place.index];
+    std::vector<Open>& opened = place.tree.open;
+    if (all_rows.num_rows() == 0) return {};
+    const at::Tensor hidden_TD = of_all(place.open, own_hidden_TD);
+    const BlockRows own_rows = ranks_ ? rows_of_rank(all_rows, ranks_->rank(), ranks_->size()) : BlockRows();
+    const auto& rows = ranks_ ? own_rows : all_rows;
     std::vector<at::Tensor> sources = {hidden_TD};
     for (const auto& outside : rows.outside)
-      sources.push_back(open_[outside.block].exits_ED.narrow(0, outside.exit, 1));
+      sources.push_back(opened[outside.block].exits_ED.narrow(0, outside.exit, 1));
     const auto source_SD = sources.size() == 1 ? sources[0] : at::cat(sources);
     at::Tensor d_source_SD;
     for (BlockHead* head : heads_) {
@@ -275,7 +352,7 @@ class Walk {
     if (ranks_) all_reduce_(d_source_SD, *ranks_);
     const int64_t num_tokens = hidden_TD.size(0);
     for (size_t i = 0; i < rows.outside.size(); ++i)
-      open_[rows.outside[i].block].d_exits_ED[rows.outside[i].exit].add_(
+      opened[rows.outside[i].block].d_exits_ED[rows.outside[i].exit].add_(
           d_source_SD[num_tokens + static_cast<int64_t>(i)]);
     return d_source_SD.narrow(0, 0, num_tokens);
   }
@@ -284,8 +361,7 @@ class Walk {
     torch::autograd::variable_list roots, gradients;
     if (d_hidden_TD.defined()) {
       roots.push_back(hidden_TD);
-      const at::Tensor own = input_.shared ? input_.shared->own_of(d_hidden_TD) : d_hidden_TD;
-      gradients.push_back(own.to(hidden_TD.scalar_type()));
+      gradients.push_back(d_hidden_TD);
     }
     for (const auto& anchor : context.anchors()) {
       roots.push_back(anchor);
@@ -296,16 +372,17 @@ class Walk {
 
   Model& model_;
   const ExecutorOptions& options_;
-  const PlannedTree& planned_;
+  const Plan& plan_;
   const TrainBatch& batch_;
   ReplayCounts counts_;
-  RowMap rows_;
   std::vector<BlockHead*> heads_;
   bool backward_;
   Communicator* const ranks_;  // that make each pass together, or null
-  KvStack stack_;
-  std::vector<Open> open_;  // by block
-  PassInput input_;
+  const Pipeline pipeline_;
+  StageLinks links_;
+  std::vector<Stack> stacks_;
+  std::vector<std::unique_ptr<Tree>> trees_;  // those that were begun and are not done
+  PassInput input_;                           // of the pass that is made
 };
 
 WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan& plan,
@@ -317,6 +394,9 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
   if (options.context_ranks && options.context_ranks->size() > 1)
     BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant() && !beside,
                 "context parallelism is for dense attention, and without a second head");
+  if (model.stage().size > 1)
+    BOUGH_CHECK(!options.sparse.is_sparse() && !beside,
+                "a pipeline of layers is for dense attention, and without a second head");
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
   const int64_t num_rows = batch.num_rows();
@@ -330,17 +410,14 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
     values.top_ids_RK = at::zeros({num_rows, top_k}, at::kLong);
     values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
   }
-  Head head(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result);
-  std::vector<BlockHead*> heads = {&head};
+  std::optional<Head> head;
+  std::vector<BlockHead*> heads;
+  if (model.stage().is_last())
+    heads.push_back(&head.emplace(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result));
   if (beside) heads.push_back(beside);
-  ReplayCounts counts;
-  for (const auto& planned : plan.trees) {
-    Walk walk(model, options, planned, batch, heads, loss || seeds);
-    walk.run();
-    counts.lists += walk.replay_counts().lists;
-    counts.replayed += walk.replay_counts().replayed;
-    counts.different += walk.replay_counts().different;
-  }
+  Walk walk(model, options, plan, batch, heads, loss || seeds);
+  walk.run();
+  const ReplayCounts& counts = walk.replay_counts();
   if (batch.replayed && !batch.replayed->empty()) {
     const auto share = [](int64_t part, int64_t of) {
       return WeightedSum{WeightedSum::Kind::mean, static_cast<double>(part), static_cast<double>(of)};
@@ -378,7 +455,7 @@ RowValues Executor::forward(const Plan& plan, const TrainBatch& batch, int64_t t
 void Executor::walk(const Plan& plan, const TrainBatch& batch, BlockHead& head, bool backward) {
   check_lengths(model_.config(), batch);
   if (backward) model_.allocate_gradients();
-  for (const auto& planned : plan.trees) Walk(model_, options_, planned, batch, {&head}, backward).run();
+  Walk(model_, options_, plan, batch, {&head}, backward).run();
 }
 
 WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch, const Loss& loss,

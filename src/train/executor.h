@@ -10,6 +10,10 @@
 // final hidden state of parent(t), which may lie in a block below. Only tokens that some sequence trains are
 // computed, in chunks of rows, so that [rows, vocabulary] is never whole.
 //
+// Stages. Of a pipeline (models/pipeline.h) each stage walks the same plan through its own layers: hidden
+// states come from the stage before and go to the next, their gradients come back, in the order of
+// plan/pipeline.h. Heads, losses and exits are the last stage's.
+//
 // Accumulates (+=): parameters' main_grad. Overwrites: nothing else of the model.
 #pragma once
 
@@ -35,8 +39,9 @@ struct ExecutorOptions {
   // Tokens that are marked as drawn (mark_drawn) attend by choice, as generation under this policy does. On
   // the CPU.
   SparsePolicy sparse = {};
-  // Where plans are of this rank's share of the batch (train/ranks.h): values, loss and metrics are those of
-  // the whole batch on every rank, main_grad holds the share's gradient. Not owned.
+  // Where plans are of this rank's share of the batch, or the model of some of its layers (train/ranks.h,
+  // TrainingRanks::walking()): values, loss and metrics are those of the whole batch on every rank, main_grad
+  // holds the share's gradient. Not owned.
   Communicator* ranks = nullptr;
   // Of these, those that make every pass of one plan together (train/context_parallel.h); null: none does.
   Communicator* context_ranks = nullptr;

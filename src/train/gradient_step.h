@@ -91,7 +91,7 @@ class GradientStep {
   Executor executor_of(Model& model) const {
     return Executor(model, {.same_bits = settings_.deterministic,
                             .sparse = sparse_,
-                            .ranks = sharing(),
+                            .ranks = ranks_ ? ranks_->walking() : nullptr,
                             .context_ranks = ranks_ ? ranks_->context() : nullptr});
   }
   // Those that have the same pieces of the model, or null.

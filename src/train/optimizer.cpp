@@ -7,9 +7,11 @@
 #include <cmath>
 #include <numbers>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "kernels/adamw/adamw.h"
+#include "models/pipeline.h"
 #include "models/tensor_parallel.h"
 #include "train/ranks.h"
 
@@ -84,15 +86,18 @@ Schedule make_schedule(const OptimizerSettings& settings, int64_t total_steps) {
 
 Optimizer::Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
                      Communicator* ranks, bool fixed_shares)
-    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares,
-                model.tensor_ranks()) {}
+    : Optimizer(model.trained_parameters(), settings, total_steps, ranks, fixed_shares, model.tensor_ranks(),
+                model.ranks().stages, model.trained_at_both_ends()) {}
 
 Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings,
-                     int64_t total_steps, Communicator* ranks, bool fixed_shares, Communicator* tensor_ranks)
+                     int64_t total_steps, Communicator* ranks, bool fixed_shares, Communicator* tensor_ranks,
+                     Communicator* stages, const Parameter* tied)
     : settings_(settings),
       schedule_(make_schedule(settings, total_steps)),
       ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
       tensor_ranks_(tensor_ranks && tensor_ranks->size() > 1 ? tensor_ranks : nullptr),
+      stages_(stages && stages->size() > 1 ? stages : nullptr),
+      tied_(tied),
       fixed_(fixed_shares) {
   BOUGH_CHECK(!fixed_ || !ranks_ || kFixedShares % ranks_->size() == 0, ranks_->size(), " ranks");
   BOUGH_CHECK(total_steps >= 0, "total_steps ", total_steps);
@@ -146,11 +151,13 @@ double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
   // From a device at once: it is waited for once, not for every parameter.
   std::vector<at::Tensor> squares;
   for (size_t i = 0; i < gradients.size(); ++i) {
+    // Once: it is the first stage's.
+    const bool counts = states_[i].parameter != tied_ || stages_->rank() == 0;
     const int64_t length = share_of(states_[i].parameter->value.numel(), ranks_, fixed_).most / pieces;
     for (int64_t piece = 0; piece < pieces; ++piece) {
       const int64_t begin = std::min(piece * length, gradients[i].numel());
-      squares.push_back(
-          square_of(states_[i], gradients[i], begin, std::min(length, gradients[i].numel() - begin)));
+      squares.push_back(square_of(states_[i], gradients[i], begin,
+                                  counts ? std::min(length, gradients[i].numel() - begin) : 0));
     }
   }
   at::Tensor all = squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU);
@@ -162,6 +169,7 @@ double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
     for (int64_t rank = 0; rank < num_ranks; ++rank)
       for (int64_t piece = 0; piece < pieces; ++piece)
         sum += all.const_data_ptr<double>()[rank * num_squares + i + piece];
+  if (stages_) stages_->all_reduce(std::span<double>(&sum, 1));
   return std::sqrt(sum);
 }
 
@@ -174,12 +182,9 @@ Optimizer::Report Optimizer::step() {
   std::vector<at::Tensor> gradients;  // of own elements
   for (const State& state : states_) {
     at::Tensor& whole = state.parameter->main_grad;
-    if (!ranks_) {
-      gradients.push_back(whole.view(-1));
-      continue;
-    }
-    gradients.push_back(reduce_scatter(whole, *ranks_, fixed_));
-    whole.zero_();
+    gradients.push_back(ranks_ ? reduce_scatter(whole, *ranks_, fixed_) : whole.view(-1));
+    if (state.parameter == tied_) sum_over_ends_(gradients.back(), *stages_);
+    if (ranks_) whole.zero_();
   }
   Report report{.grad_norm = norm_of(gradients), .lr = schedule_.learning_rate(num_steps_), .skipped = false};
   ++num_steps_;
@@ -245,6 +250,12 @@ OptimizerSnapshot Optimizer::snapshot(bool copies) const {
     else if (copies || ranks_) part = part.clone();
     if (is_first(ranks_) && is_first(tensor_ranks_)) add_pieces(snapshot.tensors, saved.name, part);
   }
+  if (stages_ && is_first(ranks_) && is_first(tensor_ranks_)) {
+    const NamedTensors own = std::exchange(snapshot.tensors, {});
+    gather_to_first_stage(own, *stages_, [&](const std::string& name, const at::Tensor& tensor) {
+      snapshot.tensors.emplace_back(name, tensor);
+    });
+  }
   return snapshot;
 }
 
@@ -273,7 +284,8 @@ void Optimizer::load(const fs::path& directory) {
                  (each.state->*each.tensor).scalar_type());
   std::set<std::string> names;
   for (const Saved& each : all) names.insert(each.name);
-  if (file.entries().size() != names.size())
+  // Of a stage the other stages' are there, too.
+  if (stages_ ? file.entries().size() < names.size() : file.entries().size() != names.size())
     throw UserError(str(file.path().string(), ": got ", file.entries().size(), " tensors; expected the ",
                         names.size(), " of this model: resume with the model and dtype of the run"));
 

@@ -74,9 +74,11 @@ class Optimizer {
   Optimizer(Model& model, const OptimizerSettings& settings, int64_t total_steps,
             Communicator* ranks = nullptr, bool fixed_shares = false);
   // Over these alone, which must outlive it. `tensor_ranks`: those that have the other pieces of them
-  // (models/tensor_parallel.h), or null; of a model its own.
+  // (models/tensor_parallel.h), or null; of a model its own. `stages`: those that have the other layers
+  // (models/pipeline.h); `tied`: of these parameters the one that both end stages have.
   Optimizer(const std::vector<Parameter*>& parameters, const OptimizerSettings& settings, int64_t total_steps,
-            Communicator* ranks = nullptr, bool fixed_shares = false, Communicator* tensor_ranks = nullptr);
+            Communicator* ranks = nullptr, bool fixed_shares = false, Communicator* tensor_ranks = nullptr,
+            Communicator* stages = nullptr, const Parameter* tied = nullptr);
 
   struct Report {
     double grad_norm;  // global, before clipping; may be infinite or NaN where skipped
@@ -129,6 +131,8 @@ class Optimizer {
   Schedule schedule_;
   Communicator* ranks_;         // null: this process alone
   Communicator* tensor_ranks_;  // null: the parameters are whole
+  Communicator* stages_;        // null: they are of all layers
+  const Parameter* tied_;       // or null
   bool fixed_;                  // kFixedShares
   std::vector<State> states_;
   int64_t num_steps_ = 0;

@@ -48,7 +48,7 @@ double unpack(const std::string& text, WeightedSums& metrics) {
 
 std::optional<ParallelSizes> sizes_of_backend(const std::string& backend) {
   if (backend.empty()) return {};
-  constexpr const char* kExpected = "expected fsdp:dNcMtK, of N x M x K ranks";
+  constexpr const char* kExpected = "expected fsdp:dNpMcKtL, of N x M x K x L ranks";
   const auto refuse = [&](const std::string& what) -> void {
     throw UserError(str("actor.backend: got ", quoted(backend), what));
   };
@@ -68,10 +68,12 @@ std::optional<ParallelSizes> sizes_of_backend(const std::string& backend) {
     if (dimension == 'd') sizes.data = size;
     else if (dimension == 'c') sizes.context = size;
     else if (dimension == 't') sizes.tensor = size;
+    else if (dimension == 'p') sizes.pipeline = size;
     else if (size > 1)
-      refuse(str(", of which ", dimension, size,
-                 " is not there: ranks share the batch (d), the tokens of a pass (c) ",
-                 "and the layers' heads and widths (t), docs/ranks.md; ", kExpected));
+      refuse(
+          str(", of which ", dimension, size,
+              " is not there: ranks share the batch (d), the layers in a row (p), the tokens of a pass (c) ",
+              "and the layers' heads and widths (t), docs/ranks.md; ", kExpected));
     at = end;
   }
   return sizes;
@@ -90,21 +92,31 @@ TrainingRanks::TrainingRanks(Communicator* all, const ParallelSizes& sizes)
   BOUGH_CHECK(sizes.all() == (all_ ? all_->size() : 1), all_ ? all_->size() : 1, " ranks for ", sizes.all());
   if (!all_) return;
   rank_ = all_->rank();
-  const int64_t replica_size = sizes.context * sizes.tensor, t = rank_ % sizes.tensor;
-  if (sizes.data * sizes.context > 1) sharing_ = all_->split(t);
-  if (sizes.context > 1) context_ = all_->split(rank_ / replica_size * sizes.tensor + t);
+  const int64_t of_replica = sizes.context * sizes.tensor, of_stage = sizes.data * of_replica;
+  const int64_t t = rank_ % sizes.tensor;
+  if (sizes.data * sizes.context > 1) sharing_ = all_->split(rank_ / of_stage * sizes.tensor + t);
+  if (sizes.context > 1) context_ = all_->split(rank_ / of_replica * sizes.tensor + t);
   if (sizes.tensor > 1) tensor_ = all_->split(rank_ / sizes.tensor);
+  if (sizes.pipeline == 1) return;
+  walking_ = all_->split(t);
+  stages_ = all_->split(rank_ % of_stage);
+  stages_back_ = all_->split(rank_ % of_stage);
+}
+
+std::vector<Communicator*> TrainingRanks::groups() const {
+  std::vector<Communicator*> groups;
+  for (const auto& group : {&sharing_, &walking_, &context_, &tensor_, &stages_, &stages_back_})
+    if (*group) groups.push_back(group->get());
+  return groups;
 }
 
 void TrainingRanks::set_deadline(double seconds) {
-  for (Communicator* group : {sharing_.get(), context_.get(), tensor_.get()})
-    if (group) group->set_deadline(seconds);
+  for (Communicator* group : groups()) group->set_deadline(seconds);
 }
 
 double TrainingRanks::bytes_sent() const {
-  double bytes = 0;
-  for (const Communicator* group : {all_, sharing_.get(), context_.get(), tensor_.get()})
-    if (group) bytes += group->bytes_sent();
+  double bytes = all_ ? all_->bytes_sent() : 0;
+  for (const Communicator* group : groups()) bytes += group->bytes_sent();
   return bytes;
 }
 
@@ -186,8 +198,10 @@ RankOrder receive_order(Communicator& ranks) {
 
 void sum_gradients(Model& model, Communicator* ranks) {
   if (model.tensor_ranks()) sum_copied_gradients(model.trained_parameters(), *model.tensor_ranks());
-  if (!ranks) return;
-  for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, *ranks);
+  if (ranks)
+    for (const Parameter* parameter : model.trained_parameters()) sum_tensor(parameter->main_grad, *ranks);
+  if (const Parameter* const tied = model.trained_at_both_ends())
+    sum_over_ends_(tied->main_grad, *model.ranks().stages);
 }
 
 WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {

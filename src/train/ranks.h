@@ -24,7 +24,8 @@ namespace bough {
 inline constexpr int64_t kFixedShares = 8;
 
 // This rank's groups, of all ranks that train; of one rank: null. Adjacent ranks share a layer (tensor), then
-// the tokens of a pass (context), then the batch (data): rank = (replica · context + c) · tensor + t.
+// the tokens of a pass (context), then the batch (data); stages of a pipeline are furthest apart: rank =
+// ((stage · data + replica) · context + c) · tensor + t.
 class TrainingRanks {
  public:
   // A call of all, of whom there are sizes.all(); null: this process alone. Not owned.
@@ -33,10 +34,17 @@ class TrainingRanks {
   Communicator* all() const { return all_; }
   // Those that have the same pieces of the model: they sum gradients and share the optimizer's state.
   Communicator* sharing() const { return sharing_.get(); }
+  // Those that walk the batch together, of all stages: what one of them found of a row, all get.
+  Communicator* walking() const { return walking_ ? walking_.get() : sharing_.get(); }
   Communicator* context() const { return context_.get(); }
   Communicator* tensor() const { return tensor_.get(); }
+  // Those that have the other pieces of this rank's model.
+  ModelRanks model() const { return {tensor_.get(), stages_.get(), stages_back_.get()}; }
+  bool has_whole_model() const { return !tensor_ && !stages_; }
+  // Whether this rank's pieces are some of those that make the leader's model whole.
+  bool shares_with_leader() const { return replica() == 0 && rank_ / sizes_.tensor % sizes_.context == 0; }
   // Which share of the batch this rank's replica plans, and of how many.
-  int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor); }
+  int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor) % sizes_.data; }
   int64_t num_replicas() const { return sizes_.data; }
   const ParallelSizes& sizes() const { return sizes_; }
   bool leads() const { return rank_ == 0; }
@@ -47,7 +55,9 @@ class TrainingRanks {
   Communicator* all_;
   ParallelSizes sizes_;
   int64_t rank_ = 0;
-  std::unique_ptr<Communicator> sharing_, context_, tensor_;
+  std::vector<Communicator*> groups() const;
+
+  std::unique_ptr<Communicator> sharing_, walking_, context_, tensor_, stages_, stages_back_;
 };
 
 // What tokens and pairs cost on a device, for the cut; one a token without costs.

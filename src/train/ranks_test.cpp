@@ -99,7 +99,14 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
                                             {.data = 2, .tensor = 2},
                                             {.data = 2, .context = 2},
                                             {.context = 2, .tensor = 2},
-                                            {.data = 2, .context = 2, .tensor = 2}};
+                                            {.data = 2, .context = 2, .tensor = 2},
+                                            {.pipeline = 2},
+                                            {.pipeline = 3},
+                                            {.pipeline = 4},
+                                            {.data = 2, .pipeline = 2},
+                                            {.tensor = 2, .pipeline = 2},
+                                            {.context = 2, .pipeline = 2},
+                                            {.context = 2, .pipeline = 3}};
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const ParallelSizes& sizes = kinds[seed % kinds.size()];
     const auto r = random_batch(seed, 80);
@@ -108,29 +115,39 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
     settings.entropy_coef = 0.1;
     settings.kl_loss_coef = 0.05;
     const auto loss = make_loss(settings);
-    const auto whole = random_model(shared_config(seed), seed, at::kDouble);
+    ModelConfig config = shared_config(seed);
+    config.num_layers = std::max(config.num_layers, sizes.pipeline + static_cast<int64_t>(seed % 2));
+    if (!config.layer_ropes.empty())
+      config.layer_ropes.resize(static_cast<size_t>(config.num_layers), LayerRope::kLocal);
+    const auto whole = random_model(config, seed, at::kDouble);
     FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
     double worst = 0, loss_error = 0, value_error = 0;
     on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
       model.allocate_gradients();
       const int64_t most = sizes.context > 1 && seed % 2 == 1 ? 5 : 24;
-      const Plan plan = plan_share(seed % 3 == 0 ? "path" : "blocks", plan_request(r->batch, most),
-                                   groups.replica(), groups.num_replicas());
+      const char* const strategies[] = {"path", "blocks", "blocks", "dense"};
+      Plan plan = plan_share(strategies[seed % 4], plan_request(r->batch, most), groups.replica(),
+                             groups.num_replicas());
+      for (PlannedTree& planned : plan.trees)
+        for (size_t b = 0; b < planned.blocks.size(); ++b)
+          planned.blocks[b].keep = static_cast<Keep>((seed + b) % 3);
       const WalkResult walk = Executor(model, {.head_chunk_rows = 7,
                                                .verify_recompute = true,
-                                               .ranks = groups.sharing(),
+                                               .ranks = groups.walking(),
                                                .context_ranks = groups.context()})
                                   .forward_backward(plan, r->batch, *loss);
       sum_gradients(model, groups.sharing());
       const NamedTensors gradients = named_gradients(model);
-      if (groups.all()->rank() != sizes.all() - 1) return;
+      // A pipeline's first stage is told of all layers.
+      if (groups.all()->rank() != (sizes.pipeline > 1 ? 0 : sizes.all() - 1)) return;
       worst = gradient_error(gradients, flat);
       loss_error = std::abs(walk.loss - flat.loss);
       if (r->batch.num_rows() > 0)
         value_error = std::max((walk.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(),
                                (walk.values.entropies_R - flat.entropies_R).abs().max().item<double>());
     });
-    const std::string what = str("seed ", seed, ": ", sizes.data, " x ", sizes.context, " x ", sizes.tensor);
+    const std::string what = str("seed ", seed, ": ", sizes.data, " x ", sizes.context, " x ", sizes.tensor,
+                                 " x ", sizes.pipeline);
     ASSERT_LE(worst, 1e-10) << what;
     ASSERT_LE(loss_error, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
     ASSERT_LE(value_error, 1e-10) << what;

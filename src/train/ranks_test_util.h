@@ -36,7 +36,7 @@ void on_rank_groups(const ParallelSizes& sizes, Model& whole, const Work& work) 
       all.set_deadline(60);
       TrainingRanks groups(&all, sizes);
       groups.set_deadline(60);
-      auto own = make_model(whole.config(), whole.dtype(), at::kCPU, groups.tensor());
+      auto own = make_model(whole.config(), whole.dtype(), at::kCPU, groups.model());
       for (Parameter* parameter : own->parameters())
         for (const auto& part : parameter->parts)
           parameter->part_value(part).copy_(own_piece(weights.at(part.name), *parameter, part));

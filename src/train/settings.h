@@ -147,13 +147,14 @@ struct CriticSettings {
   }
 };
 
-// How many ranks share what (docs/ranks.md): the batch, the tokens of each pass, each layer.
+// How many ranks share what (docs/ranks.md): the batch, the tokens of each pass, each layer, the layers.
 struct ParallelSizes {
-  int64_t data = 1, context = 1, tensor = 1;
-  int64_t all() const { return data * context * tensor; }
+  int64_t data = 1, context = 1, tensor = 1, pipeline = 1;
+  int64_t all() const { return data * context * tensor * pipeline; }
 };
 
-// AReaL's `NAME:d4c2t2` or `d4`: data parallel 4, context parallel 2, tensor parallel 2. None where empty.
+// AReaL's `NAME:d4p2c2t2` or `d4`: data parallel 4, pipeline, context and tensor parallel 2. None where
+// empty.
 // UserError: another form, or another kind of parallelism.
 std::optional<ParallelSizes> sizes_of_backend(const std::string& backend);
 
@@ -185,10 +186,8 @@ struct ActorSettings {
       "ranks of a thread each have the same weights (docs/ranks.md)");
     v("backend", backend,
       "ranks that train, as AReaL names them: fsdp:d4 are four that share the batch, fsdp:d2c2t2 eight, of "
-      "which "
-      "two share each layer (t) and two each pass's tokens (c) (docs/ranks.md); empty: as many as are "
-      "started, "
-      "which share the batch");
+      "which two share each layer (t) and two each pass's tokens (c); p2: two of which each has half of the "
+      "layers (docs/ranks.md); empty: as many as are started, which share the batch");
     v("mb_spec", mb_spec, "micro-batches");
     v("optimizer", optimizer, "AdamW");
     v("ppo_n_minibatches", ppo_n_minibatches, "a batch split by whole groups, one optimizer step each",

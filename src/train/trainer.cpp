@@ -111,9 +111,7 @@ void Trainer::follow(const std::function<void(int32_t version)>& publish) {
         if (critic_) critic_->snapshot(/*copies=*/true);
         break;
       case RankOrder::Kind::kWeights:
-        // Those that share layers with rank 0.
-        if (model_.tensor_ranks() && ranks_->all()->rank() < ranks_->sizes().tensor)
-          gather_weights(model_, nullptr);
+        if (!model_.is_whole() && ranks_->shares_with_leader()) gather_weights(model_, nullptr);
         break;
       case RankOrder::Kind::kEnd: return;
     }
@@ -135,7 +133,7 @@ OptimizerSnapshot Trainer::snapshot(bool copies) {
 }
 
 Model& Trainer::whole_model() {
-  if (!model_.tensor_ranks()) return model_;
+  if (model_.is_whole()) return model_;
   BOUGH_CHECK(whole_ && leads_ranks(), "the whole model is rank 0's");
   send_order({.kind = RankOrder::Kind::kWeights, .batch = {}}, *ranks_->all());
   gather_weights(model_, whole_);

@@ -34,11 +34,11 @@ void KvStack::push(int32_t first_token, int32_t end_token) {
   for (auto& gradient : d_v_) gradient.narrow(0, begin, count).zero_();
 }
 
-void KvStack::clear_above(int64_t count) {
-  BOUGH_CHECK(num_rows() + count <= capacity_, "stack of ", num_rows(), " rows, ", count, " above, capacity ",
-              capacity_);
-  for (auto& gradient : d_k_) gradient.narrow(0, num_rows(), count).zero_();
-  for (auto& gradient : d_v_) gradient.narrow(0, num_rows(), count).zero_();
+void KvStack::clear_above(int64_t begin, int64_t count) {
+  BOUGH_CHECK(num_rows() <= begin && begin + count <= capacity_, "stack of ", num_rows(), " rows, ", count,
+              " from ", begin, ", capacity ", capacity_);
+  for (auto& gradient : d_k_) gradient.narrow(0, begin, count).zero_();
+  for (auto& gradient : d_v_) gradient.narrow(0, begin, count).zero_();
 }
 
 void KvStack::pop(int64_t count) {

@@ -34,9 +34,9 @@ class KvStack {
 
   // Reserves rows for these tokens on top and zeroes their gradients.
   void push(int32_t first_token, int32_t end_token);
-  // Zeroes the gradients of so many rows above the top, which a pass of several ranks uses without leaving
-  // them.
-  void clear_above(int64_t num_rows);
+  // Zeroes the gradients of so many rows from `begin` on, above the top, which a pass of several ranks uses
+  // without leaving them.
+  void clear_above(int64_t begin, int64_t num_rows);
   void pop(int64_t num_rows);
 
   at::Tensor k(int64_t layer, int64_t begin, int64_t count) const {

@@ -60,7 +60,16 @@ def num_gpus():
     return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
 
 
-@pytest.mark.parametrize("backend", ["fsdp:d2", "fsdp:t2", "fsdp:c2"])
+@pytest.mark.parametrize("backend", ["fsdp:p2", "fsdp:d2p2"])
+def test_stages_have_the_gradient_of_one(bough, step, backend):
+    alone = result_of(bough, *step)
+    together = result_of(bough, *step, f"actor.backend={backend}")
+    assert together["ranks"] == (4 if "d2" in backend else 2)
+    for name in ("loss", "grad_norm"):
+        assert math.isclose(together[name], alone[name], rel_tol=1e-10), name
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d2", "fsdp:t2", "fsdp:c2", "fsdp:p2"])
 def test_gpus_have_the_gradient_of_one(bough, step, backend):
     try:
         count = num_gpus()
@@ -217,8 +226,25 @@ def test_ranks_that_share_passes_are_killed_and_go_on_as_others(bough, experimen
     assert max(float(abs(adapters[0][name] - adapters[1][name]).max()) for name in adapters[0]) < 1e-4
 
 
-def test_ranks_that_share_layers_need_somebody_who_generates(bough, experiment):
-    said = bough("train", "config.yaml", "actor.backend=fsdp:t2", env=ENVIRONMENT)
+def test_a_pipeline_is_killed_and_goes_on_as_others(bough, experiment):
+    words = ["total_train_steps=12", "actor.kl_loss_coef=0.01"]
+    experiment("whole", *words)
+    process = start(
+        bough, "train", "config.yaml", "trial_name=killed", *words, "actor.backend=fsdp:p2", "rollout.ranks=1"
+    )
+    ranks = ranks_of(process, 3)
+    wait_for_checkpoint(experiment.folder("killed"))
+    kill_and_see_all_end(process, ranks, killed=1)
+    experiment("killed", *words, "actor.backend=fsdp:t2", "rollout.ranks=1", "total_train_steps=8")
+    experiment("killed", *words, "actor.backend=fsdp:d2p2", "rollout.ranks=1", "total_train_steps=10")
+    experiment("killed", *words)
+    assert len(read_metrics(experiment.folder("killed"))) == 12
+    assert largest_difference(experiment.folder("whole"), experiment.folder("killed")) < 1e-4
+
+
+@pytest.mark.parametrize("backend", ["fsdp:t2", "fsdp:p2"])
+def test_ranks_that_share_layers_need_somebody_who_generates(bough, experiment, backend):
+    said = bough("train", "config.yaml", f"actor.backend={backend}", env=ENVIRONMENT)
     assert said.returncode == 2
     assert "rollout.ranks above 0" in said.stderr
 
@@ -326,7 +352,9 @@ def test_ranks_that_only_generate_and_only_train(experiment):
         steps = [record for record in records if record["step"] > 0]
         # A step's own publication comes after it: the record has the one before.
         assert all(record["publication/bytes"] == base_bytes(experiment) for record in steps)
-        assert all(record["publication/seconds"] > 0 < record["publication/stall_seconds"] for record in steps)
+        assert all(
+            record["publication/seconds"] > 0 < record["publication/stall_seconds"] for record in steps
+        )
         assert all(record["rollout/engine_restarts"] == 0 for record in steps)
         # Two trainers share each step, one takes it alone.
         assert all(("ranks/slowest_over_mean" in record) == (ranks - engines > 1) for record in steps)
@@ -437,7 +465,7 @@ def test_areals_names_say_how_many(bough, experiment):
     assert record["publication/bytes"] > 0 and "ranks/slowest_over_mean" in record
     for word, said in (
         ("allocation_mode=embedded:d1t2+fsdp:d2", "expected embedded:dN"),
-        ("allocation_mode=sglang:d1+fsdp:d2p2", "p2 is not there"),
+        ("allocation_mode=sglang:d1+fsdp:d2e2", "e2 is not there"),
         ("allocation_mode=sglang:d4|fsdp:d4", "SERVERS+TRAINER"),
         ("actor.backend=deepspeed:d2", "a trainer 'deepspeed'"),
         ("actor.backend=fsdp:two", "expected fsdp:dN"),

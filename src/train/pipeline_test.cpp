@@ -1,0 +1,228 @@
+// What is particular to ranks that have a model's layers in a row; their gradients: ranks_test.cpp.
+#include "models/pipeline.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "algo/loss.h"
+#include "base/error.h"
+#include "models/checkpoint.h"
+#include "models/lora.h"
+#include "train/gradient_step.h"
+#include "train/optimizer.h"
+#include "train/ranks_test_util.h"
+
+namespace bough {
+namespace {
+
+const bool one_thread = (at::set_num_threads(1), true);
+
+ModelConfig deep_config(uint64_t seed, int64_t num_layers = 4) {
+  ModelConfig config = shared_config(seed);
+  config.num_layers = num_layers;
+  config.layer_ropes.clear();
+  return config;
+}
+
+TEST(Pipeline, LayersAreCutByTheirWork) {
+  ModelConfig config = deep_config(0, 12);
+  config.vocab_size = 1;
+  EXPECT_EQ(cut_layers(config, 1), (std::vector<int64_t>{0, 12}));
+  EXPECT_EQ(cut_layers(config, 3), (std::vector<int64_t>{0, 4, 8, 12}));
+  // A head of the work of two layers and a half: the last stage has fewer.
+  const double layer =
+      2.0 * 24 * (8.0 * static_cast<double>(2 * config.num_heads + 2 * config.num_kv_heads) + 3 * 40) +
+      4.0 * static_cast<double>(config.query_width()) * kCutContext;
+  config.vocab_size = static_cast<int64_t>(2.5 * layer / (2 * 24));
+  EXPECT_EQ(cut_layers(config, 3), (std::vector<int64_t>{0, 5, 10, 12}));
+  EXPECT_EQ(stage_of(config, 2, 3).first_layer, 10);
+  EXPECT_EQ(stage_of(config, 2, 3).num_layers, 2);
+  config.vocab_size *= 100;
+  EXPECT_EQ(cut_layers(config, 2), (std::vector<int64_t>{0, 11, 12}));
+  try {
+    cut_layers(config, 13);
+    FAIL() << "more stages than layers";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("13 stages for a model of 12 layers"), std::string::npos);
+  }
+}
+
+// Twenty steps against one process; what a pipeline saves, others load, and go on with.
+TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
+  for (const bool tied : {true, false}) {
+    const auto r = random_batch(4, 80);
+    const auto loss = full_loss();
+    ModelConfig config = deep_config(4);
+    config.tie_word_embeddings = tied;
+    const OptimizerSettings settings{.lr = 0.01, .weight_decay = 0.1, .gradient_clipping = 0.5};
+    const auto folder = std::filesystem::temp_directory_path() / str("pipeline_test_", getpid());
+    const auto steps = [&](Model& model, Optimizer& optimizer, TrainingRanks* groups, int64_t from,
+                           int64_t to) {
+      double norm = 0;
+      for (int64_t step = from; step < to; ++step) {
+        const Plan plan = plan_share("blocks", plan_request(r->batch, 24), groups ? groups->replica() : 0,
+                                     groups ? groups->num_replicas() : 1);
+        Executor(model, {.ranks = groups ? groups->walking() : nullptr})
+            .forward_backward(plan, r->batch, *loss);
+        norm = optimizer.step().grad_norm;
+      }
+      optimizer.check_integrity();
+      return norm;
+    };
+    const auto one = random_model(config, 4, at::kDouble);
+    const auto start = random_model(config, 4, at::kDouble);
+    Optimizer optimizer(*one, settings, 20);
+    const double norm = steps(*one, optimizer, nullptr, 0, 20);
+    const auto expect_same = [&](const NamedTensors& weights) {
+      const NamedTensors expected = named_weights(*one);
+      ASSERT_EQ(weights.size(), expected.size());
+      for (size_t i = 0; i < weights.size(); ++i) {
+        EXPECT_EQ(weights[i].first, expected[i].first);
+        EXPECT_LE((weights[i].second - expected[i].second).abs().max().item<double>(), 1e-9)
+            << weights[i].first;
+      }
+    };
+    on_rank_groups({.data = 2, .pipeline = 3}, *start, [&](TrainingRanks& groups, Model& model) {
+      Optimizer shared(model, settings, 20, groups.sharing());
+      steps(model, shared, &groups, 0, 10);
+      const OptimizerSnapshot snapshot = shared.snapshot(true);
+      const NamedTensors weights = named_weights(model);
+      if (groups.leads()) {
+        std::filesystem::create_directories(folder / "model");
+        snapshot.save(folder);
+        write_safetensors(folder / "model" / "model.safetensors", weights);
+      }
+      EXPECT_NEAR(steps(model, shared, &groups, 10, 20), norm, 1e-9 * norm);
+      const NamedTensors last = named_weights(model);
+      if (groups.leads()) expect_same(last);
+    });
+    for (const ParallelSizes sizes :
+         {ParallelSizes{}, ParallelSizes{.pipeline = 2}, ParallelSizes{.tensor = 2},
+          ParallelSizes{.tensor = 2, .pipeline = 2}}) {
+      on_rank_groups(sizes, *start, [&](TrainingRanks& groups, Model& model) {
+        load_weights(folder / "model", model);
+        Optimizer shared(model, settings, 20, groups.sharing());
+        shared.load(folder);
+        steps(model, shared, groups.all() ? &groups : nullptr, 10, 20);
+        const NamedTensors last = named_weights(model);
+        if (!groups.all() || groups.leads()) expect_same(last);
+      });
+    }
+    std::filesystem::remove_all(folder);
+  }
+}
+
+TEST(Pipeline, AdaptersHaveTheWholeModelsGradientAndDraws) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto r = random_batch(seed, 80);
+    const auto loss = full_loss();
+    const LoraSettings lora{.rank = 3};
+    const auto fill = [&](Model& model) {  // B starts at 0, which would hide A's gradient
+      for (Parameter* parameter : model.trained_parameters())
+        for (const auto& part : parameter->parts) {
+          auto generator = at::detail::createCPUGenerator(std::hash<std::string>()(part.name));
+          const at::Tensor whole =
+              at::randn(whole_sizes(*parameter, part), generator, at::TensorOptions().dtype(at::kDouble));
+          parameter->part_value(part).copy_(own_piece(whole, *parameter, part)).mul_(0.3);
+        }
+    };
+    const ModelConfig config = deep_config(seed);
+    const auto whole = random_model(config, seed, at::kDouble);
+    const auto one = random_model(config, seed, at::kDouble);
+    add_adapter(*one, lora, seed);
+    std::map<std::string, at::Tensor> drawn;
+    for (const auto& [name, value] : adapter_tensors(*one)) drawn[name] = value.clone();
+    fill(*one);
+    one->allocate_gradients();
+    const Plan plan = plan_share("blocks", plan_request(r->batch, 24), 0, 1);
+    Executor(*one).forward_backward(plan, r->batch, *loss);
+    std::map<std::string, at::Tensor> expected;
+    for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
+    const ParallelSizes sizes =
+        seed % 2 == 0 ? ParallelSizes{.pipeline = 3} : ParallelSizes{.tensor = 2, .pipeline = 2};
+    const auto copy = random_model(config, seed, at::kDouble);
+    add_adapter(*copy, lora, seed);
+    on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
+      add_adapter(model, lora, seed);
+      if (!model.tensor_ranks()) {
+        for (const auto& [name, value] : adapter_tensors(model))
+          EXPECT_TRUE(value.equal(drawn.at(name))) << name;
+      }
+      fill(model);
+      model.allocate_gradients();
+      Executor(model, {.ranks = groups.walking()}).forward_backward(plan, r->batch, *loss);
+      sum_gradients(model, groups.sharing());
+      const NamedTensors gradients = named_gradients(model);
+      gather_weights(model, groups.leads() ? copy.get() : nullptr);
+      if (!groups.leads()) return;
+      EXPECT_EQ(gradients.size(), expected.size());
+      double largest = 0;
+      for (const auto& [name, gradient] : gradients)
+        largest = std::max(largest, gradient.norm().item<double>());
+      for (const auto& [name, gradient] : gradients)
+        EXPECT_LE((gradient - expected.at(name)).norm().item<double>(), 1e-10 * largest)
+            << name << ", seed " << seed;
+      const auto of_one = adapter_tensors(*one), gathered = adapter_tensors(*copy);
+      for (size_t i = 0; i < of_one.size(); ++i)
+        EXPECT_TRUE(gathered[i].second.equal(of_one[i].second)) << gathered[i].first;
+    });
+  }
+}
+
+// A walk without backward, and what it says of other tokens than the drawn ones.
+TEST(Pipeline, WalksForValuesAreTheWholeModels) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const auto r = random_batch(seed, 80);
+    add_given_tokens(*r, seed);
+    if (r->batch.num_rows() == 0) continue;
+    const auto whole = random_model(deep_config(seed), seed, at::kDouble);
+    const Plan plan = plan_share(seed % 2 == 0 ? "blocks" : "path", plan_request(r->batch, 24), 0, 1);
+    const RowValues one = Executor(*whole).forward(plan, r->batch, 9);
+    on_rank_groups(
+        {.pipeline = 2 + static_cast<int64_t>(seed % 3)}, *whole, [&](TrainingRanks& groups, Model& model) {
+          const RowValues values = Executor(model, {.ranks = groups.walking()}).forward(plan, r->batch, 9);
+          const auto is_close = [](const at::Tensor& a, const at::Tensor& b) {
+            return (a - b).abs().max().item<double>() <= 1e-12;
+          };
+          EXPECT_TRUE(is_close(values.log_probs_R, one.log_probs_R)) << seed;
+          EXPECT_TRUE(is_close(values.entropies_R, one.entropies_R)) << seed;
+          EXPECT_TRUE(is_close(values.given_log_probs_RK, one.given_log_probs_RK)) << seed;
+          EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
+        });
+  }
+}
+
+// docs/ranks.md says what a pass sends: its hidden states on, and their gradient back.
+TEST(Pipeline, SendsWhatIsSaid) {
+  ModelConfig config = deep_config(6);
+  config.tie_word_embeddings = true;
+  const auto whole = random_model(config, 6, at::kFloat);
+  const std::vector<Trajectory> rows = {
+      trajectory_of(std::vector<int32_t>(40, 3), std::vector<uint8_t>(40, 1))};
+  TrainBatch batch = make_batch(rows, {}, at::kFloat);
+  batch.fields.advantages_R = at::ones({batch.num_rows()});
+  const auto loss = make_loss({.loss = "pg"});
+  on_rank_groups({.pipeline = 3}, *whole, [&](TrainingRanks& groups, Model& model) {
+    model.allocate_gradients();
+    Communicator &on = *groups.model().stages, &back = *groups.model().stages_back;
+    const double before = on.bytes_sent(), before_back = back.bytes_sent();
+    Executor(model).forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
+    const double pass = 4.0 * 40 * static_cast<double>(config.hidden_size);
+    EXPECT_EQ(on.bytes_sent() - before, model.stage().is_last() ? 0 : pass);
+    EXPECT_EQ(back.bytes_sent() - before_back, model.stage().is_first() ? 0 : pass);
+    const double walked = on.bytes_sent();
+    sum_gradients(model, groups.sharing());
+    const double embedding = 4.0 * static_cast<double>(config.vocab_size * config.hidden_size);
+    const bool is_end = model.stage().is_first() || model.stage().is_last();
+    EXPECT_EQ(on.bytes_sent() - walked, is_end ? embedding : 0);
+  });
+}
+
+}  // namespace
+}  // namespace bough
