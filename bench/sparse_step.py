@@ -39,7 +39,7 @@ def parse_arguments():
     add("--bough", type=Path, default=os.environ.get("BOUGH") or ROOT / "build/bin/bough")
     add("--out", type=Path, default=ROOT / "runs/sparse_step")
     add("--lengths", type=int, nargs="+", default=[8192, 16384], help="tokens of a response")
-    add("--samples", type=int, default=4, help="of the one prompt of a step")
+    add("--samples", type=int, default=8, help="of the one prompt of a step")
     add("--budget", default="512")
     add("--steps", type=int, default=1, help="of a run, all of them counted")
     add("--rounds", type=int, default=1, help="runs of either arm")
@@ -54,7 +54,7 @@ def parse_arguments():
 
 
 def bough(args, *words):
-    environment = {**os.environ, **host_environment(), "OMP_WAIT_POLICY": "passive"}
+    environment = {**os.environ, **host_environment()}
     command = [str(args.bough), *map(str, words)]
     done = subprocess.run(command, cwd=args.out, env=environment, capture_output=True, text=True)
     if done.returncode != 0:

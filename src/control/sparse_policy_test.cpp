@@ -240,7 +240,8 @@ TEST(SparseReplay, TrainingAttendsToWhatGenerationKept) {
   EXPECT_GT(others.metrics.at("sparse/choices_differ").value(), 0.2);
 }
 
-// A group with a context of `length` tokens, interrupted by new weights; what was drawn since.
+// A group with a context of `length` tokens, in memory that holds all of the context and two of the three
+// responses, after another one whose pages have to go; interrupted by new weights. What was drawn since.
 void expect_replay_at(int64_t length) {
   ModelConfig config = deep_config();
   config.max_position_embeddings = length + 200;
@@ -250,7 +251,12 @@ void expect_replay_at(int64_t length) {
     if (parameter->value.dim() == 2) parameter->value.mul_(0.5);
   EmbeddedEngineOptions options = engine_options(/*max_running=*/4, /*chunk=*/512);
   options.settings.sparse = {.budget = {"16x5", "120:16x6"}, .dense_layers = 1, .replay = true};
+  options.settings.kv_memory.count =
+      (length / 16 + 6) * KvStorage::bytes_per_page(model->config(), model->dtype(),
+                                                    sparse_policy(options.settings.sparse, at::kCPU));
   EmbeddedEngine engine(*model, options);
+  engine.generate({request_of(0, random_tokens(4, length / 2, 97), 1, 60)});
+  const int64_t held = engine.statistics().new_tokens;
   GenerationRequest request = request_of(1, random_tokens(3, length - 60, 97), 3, 60);
   request.sampling.ignore_eos = true;
   // Most of the context is an earlier response.
@@ -260,7 +266,7 @@ void expect_replay_at(int64_t length) {
   engine.submit(std::move(request));
   std::vector<Trajectory> samples;
   for (int step = 1; !engine.idle(); ++step) {
-    if (engine.statistics().new_tokens > 60 && engine.version() == 0) engine.update_weights({1, model.get()});
+    if (engine.statistics().new_tokens > held + 60 && engine.version() == 0) engine.update_weights({1, model.get()});
     for (const GenerationResult& result : engine.step())
       for (size_t i = 0; i < result.samples.size(); ++i) {
         Trajectory& row = samples.emplace_back(to_rollout(result, i, ""));
@@ -268,6 +274,8 @@ void expect_replay_at(int64_t length) {
         std::fill_n(row.versions.begin(), drawn.size(), 0);
       }
   }
+  EXPECT_GT(engine.statistics().preemptions, 0);
+  EXPECT_GT(engine.statistics().recomputed_tokens, 0);
   const TrainBatch batch = make_batch(samples, {}, at::kDouble);
   const WalkResult result = walked(*model, samples);
   const at::Tensor distance = (result.values.log_probs_R - batch.fields.behaviour_log_probs_R).abs();

@@ -403,6 +403,9 @@ TEST_F(Cuda, MatrixProduct) {
           const auto c_gpu = on_gpu(c);
           add_matrix_product_(c_gpu, on_gpu(a), on_gpu(b));
           EXPECT_CLOSE(c_gpu.cpu(), product + c.to(at::kDouble), c.scalar_type());
+          const auto apart = on_gpu(at::cat({residual, residual}, 1)).narrow(1, 0, shape.n);
+          add_matrix_product_(apart, on_gpu(a), on_gpu(b));
+          EXPECT_CLOSE(apart.cpu(), product + residual.to(at::kDouble), type);
         }
 }
 

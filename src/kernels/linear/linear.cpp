@@ -24,21 +24,19 @@ at::Tensor adapter_inner(const at::Tensor& x_RK, const Parameter& weight, bool b
   return weight.adapter_scale == 1 ? u : u.mul_(weight.adapter_scale);
 }
 
-// The columns of u that belong to a slice, contiguous.
+// The columns of u that belong to a slice.
 at::Tensor inner_columns(const at::Tensor& u, const Parameter& weight, size_t slice) {
   const int64_t rank = weight.adapter[1].value.size(1);
-  return u.narrow(1, static_cast<int64_t>(slice) * rank, rank).contiguous();
+  return u.narrow(1, static_cast<int64_t>(slice) * rank, rank);
 }
 
 void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Parameter& weight,
                   bool batch_invariant) {
-  const auto product = batch_invariant ? batch_invariant_product : matrix_product;
   const auto u = adapter_inner(x_RK, weight, batch_invariant);
   const Parameter& up = weight.adapter[1];
   for (size_t i = 0; i < weight.adapter_slices.size(); ++i)
-    slice_columns(y_RO, weight.adapter_slices[i])
-        .add_(
-            product(inner_columns(u, weight, i), up.part_value(up.parts[i]).t(), std::nullopt, std::nullopt));
+    add_matrix_product_(slice_columns(y_RO, weight.adapter_slices[i]), inner_columns(u, weight, i),
+                        up.part_value(up.parts[i]).t(), batch_invariant);
 }
 
 // The backward of a weight's adapter, in two halves because a layer may have its input again only after the
@@ -51,7 +49,7 @@ class AdapterBackward {
     const Parameter& up = weight_->adapter[1];
     std::vector<at::Tensor> d_u;
     for (size_t i = 0; i < weight_->adapter_slices.size(); ++i) {
-      d_y_slices_.push_back(slice_columns(d_y_RO, weight_->adapter_slices[i]).contiguous());
+      d_y_slices_.push_back(slice_columns(d_y_RO, weight_->adapter_slices[i]));
       d_u.push_back(matrix_product(d_y_slices_.back(), up.part_value(up.parts[i])));
     }
     d_u_ = d_u.size() == 1 ? d_u[0] : at::cat(d_u, 1);
@@ -59,7 +57,7 @@ class AdapterBackward {
   }
 
   void add_to_input_(const at::Tensor& d_x_RK) const {
-    if (weight_) d_x_RK.add_(matrix_product(d_u_, weight_->adapter[0].value));
+    if (weight_) add_matrix_product_(d_x_RK, d_u_, weight_->adapter[0].value);
   }
 
   void add_gradients_(const at::Tensor& x_RK) const {

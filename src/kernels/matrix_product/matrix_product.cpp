@@ -7,7 +7,7 @@
 TORCH_LIBRARY_FRAGMENT(bough, m) {
   m.def("matrix_product(Tensor a, Tensor b, Tensor? bias, Tensor? residual) -> Tensor");
   m.def("batch_invariant_product(Tensor a, Tensor b, Tensor? bias, Tensor? residual) -> Tensor");
-  m.def("add_matrix_product_(Tensor(a!) c, Tensor a, Tensor b) -> ()");
+  m.def("add_matrix_product_(Tensor(a!) c, Tensor a, Tensor b, bool batch_invariant=False) -> ()");
 }
 
 namespace bough {
@@ -50,15 +50,18 @@ at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_K
   return op.call(a_RK, b_KO, bias_O, residual_RO);
 }
 
-void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO) {
+void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
+                         bool batch_invariant) {
   check_factors("add_matrix_product_", a_RK, b_KO);
-  BOUGH_CHECK(c_RO.dim() == 2 && c_RO.is_contiguous() && c_RO.size(0) == a_RK.size(0) &&
-                  c_RO.size(1) == b_KO.size(1) && c_RO.scalar_type() == accumulator_type(a_RK.scalar_type()),
+  BOUGH_CHECK(c_RO.dim() == 2 && c_RO.stride(1) == 1 && c_RO.size(0) == a_RK.size(0) &&
+                  c_RO.size(1) == b_KO.size(1) &&
+                  (c_RO.scalar_type() == accumulator_type(a_RK.scalar_type()) ||
+                   c_RO.scalar_type() == a_RK.scalar_type()),
               "add_matrix_product_: c ", c_RO.sizes(), " ", c_RO.scalar_type(), " for a ", a_RK.sizes(),
               ", b ", b_KO.sizes());
-  static const auto op =
-      find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&)>("bough::add_matrix_product_");
-  op.call(c_RO, a_RK, b_KO);
+  static const auto op = find_op<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
+      "bough::add_matrix_product_");
+  op.call(c_RO, a_RK, b_KO, batch_invariant);
 }
 
 }  // namespace bough

@@ -3,7 +3,7 @@
 //   matrix_product:       c[r,o]  = sum_k a[r,k] · b[k,o] (+ bias[o]) (+ residual[r,o])
 //                         overwritten, a's dtype
 //   add_matrix_product_:  c[r,o] += sum_k a[r,k] · b[k,o]
-//                         accumulated in c's dtype, the accumulator type
+//                         accumulated in the accumulator type, and rounded once where c is of a's dtype
 //
 // Products and sums are of the accumulator type, rounded once (a residual in fp32 after the sum, in bf16 with
 // it). Rows or columns of a and b are contiguous: a weight's transposed view is as good as the weight. bf16
@@ -29,8 +29,10 @@ at::Tensor batch_invariant_product(const at::Tensor& a_RK, const at::Tensor& b_K
                                    const std::optional<at::Tensor>& bias_O = std::nullopt,
                                    const std::optional<at::Tensor>& residual_RO = std::nullopt);
 
-// c: [R, O] contiguous, accumulator type of a and b.
-void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO);
+// c: [R, O] of the accumulator type of a and b or of their own; its rows contiguous, and may be apart.
+// batch_invariant: of such a c a row depends on its row of a only (batch_invariant_product).
+void add_matrix_product_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
+                         bool batch_invariant = false);
 
 // Whether products of that type on this CPU are computed here.
 bool products_are_ours(at::ScalarType type);

@@ -164,22 +164,22 @@ bool is_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO) {
          b_KO.numel() > 0;
 }
 
-at::Tensor product_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO,
-                               const std::optional<at::Tensor>& bias_O,
-                               const std::optional<at::Tensor>& residual_RO) {
-  const int64_t m = a_RK.size(0), k = a_RK.size(1), n = b_KO.size(1);
-  auto c = at::empty({m, n}, a_RK.options());
+// Writes c, whose rows may be apart; the residual lies as c does, and may be c.
+void product_of_few_rows(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
+                         const std::optional<at::Tensor>& bias_O,
+                         const std::optional<at::Tensor>& residual_RO) {
+  const int64_t k = a_RK.size(1), n = b_KO.size(1);
   const auto optional = [](const std::optional<at::Tensor>& x) {
     return x ? data<BFloat16Bits>(*x) : nullptr;
   };
-  const dots::FewRows product{m,
+  const dots::FewRows product{a_RK.size(0),
                               k,
                               data<BFloat16Bits>(a_RK),
                               data<BFloat16Bits>(b_KO),
                               a_RK.stride(0),
                               b_KO.stride(1),
-                              mutable_data<BFloat16Bits>(c),
-                              n,
+                              mutable_data<BFloat16Bits>(c_RO),
+                              c_RO.stride(0),
                               optional(bias_O),
                               optional(residual_RO)};
   constexpr int64_t kOutputs = 16;             // at a time
@@ -188,13 +188,39 @@ at::Tensor product_of_few_rows(const at::Tensor& a_RK, const at::Tensor& b_KO,
                    [&](int64_t begin, int64_t end) {
                      dots::multiply_few_rows(product, begin * kOutputs, std::min(n, end * kOutputs));
                    });
-  return c;
+}
+
+// Writes c, as product_of_few_rows() does.
+void product_by_tiles(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
+                      const std::optional<at::Tensor>& bias_O, const std::optional<at::Tensor>& residual_RO) {
+  const auto a = with_unit_stride(a_RK), b = with_unit_stride(b_KO);
+  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+  with_tiles(a.scalar_type(), [&]<class Tiles>() {
+    using T = typename Tiles::Element;
+    Product<T> product{m, n, k, factor<T>(a), factor<T>(b), mutable_data<T>(c_RO), c_RO.stride(0)};
+    if (bias_O) product.bias = data<T>(*bias_O);
+    constexpr bool rounds = !std::is_same_v<T, float>;
+    if (rounds && residual_RO) product.residual = data<T>(*residual_RO);
+    if (m <= Tiles::kFewRows && product.b.transposed && !Tiles::must_pack(product.b.transpose(), k)) {
+      std::swap(product.m, product.n);
+      std::swap(product.a, product.b);
+      product.a = product.a.transpose();
+      product.b = product.b.transpose();
+      product.c_transposed = true;
+    }
+    multiply<Tiles>(product);
+    if (!rounds && residual_RO) c_RO.add_(*residual_RO);
+  });
 }
 
 at::Tensor matrix_product_cpu(const at::Tensor& a_RK, const at::Tensor& b_KO,
                               const std::optional<at::Tensor>& bias_O,
                               const std::optional<at::Tensor>& residual_RO) {
-  if (is_of_few_rows(a_RK, b_KO)) return product_of_few_rows(a_RK, b_KO, bias_O, residual_RO);
+  if (is_of_few_rows(a_RK, b_KO)) {
+    auto c = at::empty({a_RK.size(0), b_KO.size(1)}, a_RK.options());
+    product_of_few_rows(c, a_RK, b_KO, bias_O, residual_RO);
+    return c;
+  }
   return products_are_ours(a_RK.scalar_type()) ? matrix_product_tiles(a_RK, b_KO, bias_O, residual_RO)
                                                : matrix_product_reference(a_RK, b_KO, bias_O, residual_RO);
 }
@@ -206,9 +232,14 @@ at::Tensor batch_invariant_product_cpu(const at::Tensor& a_RK, const at::Tensor&
   return matrix_product_tiles(a_RK, b_KO, bias_O, residual_RO);
 }
 
-void add_matrix_product_cpu_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO) {
-  if (products_are_ours(a_RK.scalar_type())) add_matrix_product_tiles_(c_RO, a_RK, b_KO);
-  else if (a_RK.scalar_type() != c_RO.scalar_type() && products_are_ours(c_RO.scalar_type()))
+void add_matrix_product_cpu_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO,
+                             bool batch_invariant) {
+  const bool rounds = c_RO.scalar_type() == at::kBFloat16;
+  if (rounds && !batch_invariant && is_of_few_rows(a_RK, b_KO))
+    product_of_few_rows(c_RO, a_RK, b_KO, std::nullopt, c_RO);
+  else if (batch_invariant ? has_tiles(a_RK.scalar_type()) : products_are_ours(a_RK.scalar_type()))
+    add_matrix_product_tiles_(c_RO, a_RK, b_KO);
+  else if (!rounds && a_RK.scalar_type() != c_RO.scalar_type() && products_are_ours(c_RO.scalar_type()))
     add_matrix_product_tiles_(c_RO, a_RK.to(c_RO.scalar_type()), b_KO.to(c_RO.scalar_type()));
   else add_matrix_product_reference_(c_RO, a_RK, b_KO);
 }
@@ -251,35 +282,20 @@ at::Tensor matrix_product_tiles(const at::Tensor& a_RK, const at::Tensor& b_KO,
                                 const std::optional<at::Tensor>& residual_RO) {
   if (a_RK.numel() == 0 || b_KO.numel() == 0)
     return matrix_product_reference(a_RK, b_KO, bias_O, residual_RO);
-  const auto a = with_unit_stride(a_RK), b = with_unit_stride(b_KO);
-  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
-  auto c = at::empty({m, n}, a.options());
-  with_tiles(a.scalar_type(), [&]<class Tiles>() {
-    using T = typename Tiles::Element;
-    Product<T> product{m, n, k, factor<T>(a), factor<T>(b), mutable_data<T>(c), n};
-    if (bias_O) product.bias = data<T>(*bias_O);
-    constexpr bool rounds = !std::is_same_v<T, float>;
-    if (rounds && residual_RO) product.residual = data<T>(*residual_RO);
-    if (m <= Tiles::kFewRows && product.b.transposed && !Tiles::must_pack(product.b.transpose(), k)) {
-      std::swap(product.m, product.n);
-      std::swap(product.a, product.b);
-      product.a = product.a.transpose();
-      product.b = product.b.transpose();
-      product.c_transposed = true;
-    }
-    multiply<Tiles>(product);
-    if (!rounds && residual_RO) c.add_(*residual_RO);
-  });
+  auto c = at::empty({a_RK.size(0), b_KO.size(1)}, a_RK.options());
+  product_by_tiles(c, a_RK, b_KO, bias_O, residual_RO);
   return c;
 }
 
 void add_matrix_product_tiles_(const at::Tensor& c_RO, const at::Tensor& a_RK, const at::Tensor& b_KO) {
   if (a_RK.numel() == 0 || b_KO.numel() == 0) return;
+  if (c_RO.scalar_type() == at::kBFloat16) return product_by_tiles(c_RO, a_RK, b_KO, std::nullopt, c_RO);
   const auto a = with_unit_stride(a_RK), b = with_unit_stride(b_KO);
   with_tiles(a.scalar_type(), [&]<class Tiles>() {
     using T = typename Tiles::Element;
-    Product<T> product{
-        a.size(0), b.size(1), a.size(1), factor<T>(a), factor<T>(b), mutable_data<float>(c_RO), c_RO.size(1)};
+    Product<T> product{a.size(0),     b.size(1),    a.size(1),
+                       factor<T>(a),  factor<T>(b), mutable_data<float>(c_RO),
+                       c_RO.stride(0)};
     product.accumulate = true;
     if constexpr (std::is_same_v<Tiles, Bf16Tiles>) {
       if (product.a.transposed) return add_turned<Tiles>(product);

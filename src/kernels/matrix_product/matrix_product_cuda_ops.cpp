@@ -54,7 +54,7 @@ class Fp32Sums {
   cublasMath_t before_ = CUBLAS_DEFAULT_MATH;
 };
 
-// c = a b + beta c; c contiguous, bf16 or fp32.
+// c = a b + beta c; c bf16 or fp32, its rows may be apart.
 void multiply(Tensor c_RO, Tensor a_RK, Tensor b_KO, float beta) {
   const Launch launch("matrix_product", {c_RO});
   BOUGH_CHECK(a_RK.device() == c_RO.device() && b_KO.device() == c_RO.device(), "matrix_product: c on ",
@@ -66,8 +66,8 @@ void multiply(Tensor c_RO, Tensor a_RK, Tensor b_KO, float beta) {
   TORCH_CUDABLAS_CHECK(cublasGemmEx_64(
       handle, b.operation, a.operation, b_KO.size(1), a_RK.size(0), a_RK.size(1), &one,
       b.owner.const_data_ptr(), CUDA_R_16BF, b.stride, a.owner.const_data_ptr(), CUDA_R_16BF, a.stride, &beta,
-      c_RO.mutable_data_ptr(), c_RO.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF, c_RO.size(1),
-      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+      c_RO.mutable_data_ptr(), c_RO.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF,
+      std::max(c_RO.stride(0), c_RO.size(1)), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 bool is_ours(Tensor a, Tensor b) {
@@ -85,7 +85,7 @@ at::Tensor matrix_product_cuda(Tensor a_RK, Tensor b_KO, const std::optional<at:
   return c;
 }
 
-void add_matrix_product_cuda_(Tensor c_RO, Tensor a_RK, Tensor b_KO) {
+void add_matrix_product_cuda_(Tensor c_RO, Tensor a_RK, Tensor b_KO, bool) {
   if (is_ours(a_RK, b_KO)) multiply(c_RO, a_RK, b_KO, 1);
   else add_matrix_product_reference_(c_RO, a_RK, b_KO);
 }

@@ -79,6 +79,22 @@ TEST(MatrixProduct, AddsInTheAccumulatorType) {
       }
 }
 
+// To columns of a wider tensor, whose others stay.
+TEST(MatrixProduct, AddsToRowsThatAreApart) {
+  for (const auto type : kFloatTypes)
+    for (const auto& [m, n, k] : kShapes)
+      for (const bool batch_invariant : {false, true}) {
+        SCOPED_TRACE(testing::Message() << m << " x " << n << " x " << k << ", " << batch_invariant);
+        const auto a = operand(m, k, type, 1, false, true), b = operand(k, n, type, 2, true, false);
+        const auto wide = random_tensor({m, n + 8}, type, 3), before = wide.clone();
+        const auto c = wide.narrow(1, 5, n);
+        add_matrix_product_(c, a, b, batch_invariant);
+        expect_product(c, a, b, type, before.narrow(1, 5, n).to(at::kDouble));
+        EXPECT_TRUE(at::equal(wide.narrow(1, 0, 5), before.narrow(1, 0, 5)));
+        EXPECT_TRUE(at::equal(wide.narrow(1, n + 5, 3), before.narrow(1, n + 5, 3)));
+      }
+}
+
 TEST(MatrixProduct, ARowDoesNotDependOnItsNeighbours) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     if (!has_tiles(type)) continue;  // libtorch's products promise no such thing

@@ -173,4 +173,18 @@ void store_turned(const float* sums, const float* factors, int64_t num_rows, BFl
     }
 }
 
+void add_turned(const float* sums, float* const* rows, int64_t num_rows, int64_t width) {
+  for (int64_t d = 0; d < width; d += kLanes)
+    for (int64_t begin = 0; begin < num_rows; begin += kLanes) {
+      __m512i r[16];
+      for (int64_t i = 0; i < kLanes; ++i)
+        r[i] = _mm512_castps_si512(_mm512_load_ps(sums + (d + i) * kUnit + begin));
+      transpose_16x16(r);
+      for (int64_t i = 0; i < kLanes && begin + i < num_rows; ++i) {
+        float* const to = rows[begin + i] + d;
+        _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_castsi512_ps(r[i])));
+      }
+    }
+}
+
 }  // namespace bough::bf16

@@ -52,5 +52,7 @@ void softmax_backward_unit(const float* scores, const float* d_p, const UnitMask
 // Stores sums [width][32 queries], each query times its factor, to rows of out, of head_dim.
 void store_turned(const float* sums, const float* factors, int64_t num_rows, BFloat16Bits* out,
                   int64_t out_stride, int64_t head_dim);
+// Adds sums [width][32 queries] to a row for each query: rows[i][h] += sums[h][i]. width: a multiple of 16.
+void add_turned(const float* sums, float* const* rows, int64_t num_rows, int64_t width);
 
 }  // namespace bough::bf16

@@ -9,12 +9,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "base/error.h"
-#include "kernels/common/op.h"
 #include "kernels/common/simd.h"
+#include "kernels/matrix_product/matrix_product.h"
 #include "kernels/page_choice/top_keys.h"
 #include "kernels/parameter.h"
+#include "kernels/tree_attention/tree_attention_sparse_cpu.h"
 
 namespace bough {
 
@@ -112,32 +114,8 @@ void load_rows(const at::Tensor& k_TGH, const at::Tensor& v_TGH, std::span<const
   }
 }
 
-// Adds the gradients of pages to those of the rows. Rows that lie in several pages, because paths part there,
-// have the sum.
-template <class Acc>
-void add_rows(const Head<Acc>& head, std::span<const TokenSlot> slots, int64_t g, const at::Tensor& d_k_TGH,
-              const at::Tensor& d_v_TGH) {
-  const int64_t H = d_k_TGH.size(2);
-  for (const TokenSlot& slot : slots) {
-    const int64_t to = slot.token * d_k_TGH.size(1) * H + g * H;
-    for (int64_t h = 0; h < H; ++h) {
-      mutable_data<Acc>(d_k_TGH)[to + h] += head.d_k[static_cast<size_t>(slot.slot * head.padded_H + h)];
-      mutable_data<Acc>(d_v_TGH)[to + h] += head.d_v[static_cast<size_t>(slot.slot * head.padded_H + h)];
-    }
-  }
-}
-
-struct Gradients {
-  const TreeAttentionInput& in;
-  const TreeAttentionOutput& out;
-  const at::Tensor &d_o_TNH, &d_k_stack_PGH, &d_v_stack_PGH;
-  const SparseTreePass& pass;
-  const PageChooser::Lists& chosen;
-  TreeAttentionGradient& d;
-};
-
 template <class T>
-void backward_head(const Gradients& of, int64_t g) {
+void backward_head(const SparseBackward& of, int64_t g) {
   using Acc = AccOf<T>;
   const TreeAttentionInput& in = of.in;
   const int64_t N = in.q_TNH.size(1), G = in.k_TGH.size(1), H = in.q_TNH.size(2), heads = N / G;
@@ -149,48 +127,35 @@ void backward_head(const Gradients& of, int64_t g) {
   load_rows<T>(in.k_TGH, in.v_TGH, of.pass.pages.own_slots(), g, head);
   const auto width = static_cast<size_t>(head.padded_H);
   std::vector<Acc> q(width), d_o(width), d_q(width);
-  std::vector<int32_t> listed;
-  int64_t token = 0;
-  size_t next_choosing = 0;
-  const std::vector<PagedSegment>& segments = of.pass.chooser.segments();
-  for (size_t s = 0; s < segments.size(); ++s) {
-    const PagedSegment& segment = segments[s];
-    const bool chooses =
-        next_choosing < of.pass.chooser.choosing().size() && of.pass.chooser.choosing()[next_choosing] == s;
-    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
-      listed.assign(segment.pages.begin(), segment.pages.begin() + pages_for(i + 1));
-      if (chooses) {
-        const auto& list = of.chosen[next_choosing * static_cast<size_t>(G) + static_cast<size_t>(g)];
-        for (size_t p = 0; p < list.size(); ++p) listed[p] = segment.pages[static_cast<size_t>(list[p])];
-        listed.resize(list.size());
+  for_each_query(of, g, [&](int64_t token, int64_t position, std::span<const int32_t> pages) {
+    for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
+      const int64_t row = token * N + n;
+      Acc product = 0;
+      for (int64_t h = 0; h < H; ++h) {
+        q[static_cast<size_t>(h)] = simd::widen(data<T>(in.q_TNH)[row * H + h]);
+        d_o[static_cast<size_t>(h)] = simd::widen(data<T>(of.d_o_TNH)[row * H + h]);
+        product += d_o[static_cast<size_t>(h)] * simd::widen(data<T>(of.out.o_TNH)[row * H + h]);
       }
-      for (int64_t n = g * heads; n < (g + 1) * heads; ++n) {
-        const int64_t row = token * N + n;
-        Acc product = 0;
-        for (int64_t h = 0; h < H; ++h) {
-          q[static_cast<size_t>(h)] = simd::widen(data<T>(in.q_TNH)[row * H + h]);
-          d_o[static_cast<size_t>(h)] = simd::widen(data<T>(of.d_o_TNH)[row * H + h]);
-          product += d_o[static_cast<size_t>(h)] * simd::widen(data<T>(of.out.o_TNH)[row * H + h]);
-        }
-        std::fill(d_q.begin(), d_q.end(), Acc{0});
-        const Query<Acc> query{.q = q.data(),
-                               .d_o = d_o.data(),
-                               .lse = data<Acc>(of.out.lse_TN)[row],
-                               .d = product,
-                               .scale = static_cast<Acc>(in.scale),
-                               .pages = listed.data(),
-                               .num_pages = static_cast<int64_t>(listed.size()),
-                               .last_keys = i % kPageTokens + 1,
-                               .d_q = d_q.data()};
-        visit(&head, &query);
-        for (int64_t h = 0; h < H; ++h)
-          simd::narrow(mutable_data<T>(of.d.d_q_TNH)[row * H + h], d_q[static_cast<size_t>(h)]);
-      }
+      std::fill(d_q.begin(), d_q.end(), Acc{0});
+      const Query<Acc> query{.q = q.data(),
+                             .d_o = d_o.data(),
+                             .lse = data<Acc>(of.out.lse_TN)[row],
+                             .d = product,
+                             .scale = static_cast<Acc>(in.scale),
+                             .pages = pages.data(),
+                             .num_pages = std::ssize(pages),
+                             .last_keys = position % kPageTokens + 1,
+                             .d_q = d_q.data()};
+      visit(&head, &query);
+      for (int64_t h = 0; h < H; ++h)
+        simd::narrow(mutable_data<T>(of.d.d_q_TNH)[row * H + h], d_q[static_cast<size_t>(h)]);
     }
-    next_choosing += chooses;
+  });
+  for (const auto& [sums, stack, own] : {std::tuple{&head.d_k, &of.d_k_stack_PGH, &of.d.d_k_TGH},
+                                         std::tuple{&head.d_v, &of.d_v_stack_PGH, &of.d.d_v_TGH}}) {
+    add_page_rows(sums->data(), head.padded_H, Acc{1}, of.pass.pages.stack_slots(), g, *stack);
+    add_page_rows(sums->data(), head.padded_H, Acc{1}, of.pass.pages.own_slots(), g, *own);
   }
-  add_rows(head, of.pass.pages.stack_slots(), g, of.d_k_stack_PGH, of.d_v_stack_PGH);
-  add_rows(head, of.pass.pages.own_slots(), g, of.d.d_k_TGH, of.d.d_v_TGH);
 }
 
 // Queries that attend to everything by the dense kernel, to which the others' d_o is 0; these by themselves.
@@ -264,12 +229,18 @@ TreeAttentionGradient tree_attention_backward_sparse(
                   d_k_stack_PGH.scalar_type() == d.d_k_TGH.scalar_type(),
               "tree_attention_backward_sparse: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(),
               " ", d_k_stack_PGH.scalar_type());
-  const Gradients of{in, out, d_o_TNH, d_k_stack_PGH, d_v_stack_PGH, pass, chosen, d};
-  dispatch_float_types(in.q_TNH.scalar_type(), "tree attention", [&]<class T>() {
+  const SparseBackward of{in, out, d_o_TNH, d_k_stack_PGH, d_v_stack_PGH, pass, chosen, d};
+  const auto for_each_head = [&](auto&& backward) {
     at::parallel_for(0, in.k_TGH.size(1), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) backward_head<T>(of, g);
+      for (int64_t g = begin; g < end; ++g) backward(of, g);
     });
-  });
+  };
+  if (in.q_TNH.scalar_type() == at::kBFloat16 && has_tiles(at::kBFloat16)) {
+    for_each_head(sparse_backward_head_bf16);
+    return d;
+  }
+  dispatch_float_types(in.q_TNH.scalar_type(), "tree attention",
+                       [&]<class T>() { for_each_head(backward_head<T>); });
   return d;
 }
 

@@ -7,7 +7,9 @@
 //
 // Forward is paged attention over the pass's paths in pages, as in tree_attention_paged.h, with the pages of
 // each choosing query selected: generation's bits. Backward visits, for each query and head, the pages of its
-// list in order; the threads divide the key/value heads, so that its bits do not depend on their number.
+// list in order; in bf16, by blocks, for each page the queries that attend to it, 32 at a time
+// (tree_attention_sparse_bf16.cpp). The threads divide the key/value heads, so that its bits do not depend on
+// their number.
 #pragma once
 
 #include "kernels/page_choice/page_choice.h"

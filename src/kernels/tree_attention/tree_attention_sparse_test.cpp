@@ -134,6 +134,42 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
     }
 }
 
+// Of one choice, in bf16 and in fp64 of the same numbers.
+TEST(SparseTreeAttention, InBf16ItIsThatOfTheSameChoice) {
+  const AttentionCase cases[] = {
+      {120, 90, 4, 2, 24}, {0, 300, 3, 3, 64}, {201, 170, 6, 2, 40}, {37, 400, 8, 1, 96}};
+  unsigned seed = 40;
+  for (const AttentionCase& shape : cases) {
+    const RandomAttention r = random_attention_case(shape, at::kBFloat16, ++seed);
+    std::mt19937 random(seed);
+    std::vector<uint8_t> is_drawn;
+    for (int64_t i = 0; i < shape.num_tokens; ++i) is_drawn.push_back(random() % 4 != 0);
+    const TreePages pages(r.in.end_local, shape.num_stack, shape.num_groups);
+    PageChooser chooser(pages.segments(), is_drawn, {.budget_pages = kBudget}, shape.num_groups);
+    const SparseTreePass pass{pages, chooser};
+    const PageChooser::Lists chosen = choose_in_tree(r.in, fill_pages(r.in, pages), pass);
+    const auto exactly = [](const at::Tensor& x) { return x.to(at::kDouble); };
+    const TreeAttentionInput in{
+        exactly(r.in.q_TNH),       exactly(r.in.k_TGH), exactly(r.in.v_TGH), exactly(r.in.k_stack_PGH),
+        exactly(r.in.v_stack_PGH), r.in.end_local,      r.in.scale};
+    const auto gradients = [&](const TreeAttentionInput& of, const at::Tensor& d_o) {
+      const TreeAttentionOutput out = tree_attention_forward_sparse(of, fill_pages(of, pages), pass, chosen);
+      const auto acc = d_o.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+      const at::Tensor d_k_stack = r.d_k_stack.to(acc, false, true),
+                       d_v_stack = r.d_v_stack.to(acc, false, true);
+      const TreeAttentionGradient d =
+          tree_attention_backward_sparse(of, out, d_o, d_k_stack, d_v_stack, pass, chosen);
+      return std::vector<at::Tensor>{d.d_q_TNH, d.d_k_TGH, d.d_v_TGH, d_k_stack, d_v_stack};
+    };
+    const auto got = gradients(r.in, r.d_o), expected = gradients(in, exactly(r.d_o));
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (expected[i].numel() == 0) continue;
+      EXPECT_LT(largest(got[i], expected[i]), 0.02 * expected[i].abs().max().item<double>())
+          << "gradient " << i << " of case " << seed;
+    }
+  }
+}
+
 TEST(SparseTreeAttention, WithinTheBudgetItIsDense) {
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     RandomAttention r = random_attention_case({120, 90, 4, 2, 24}, type, 3);

@@ -1,0 +1,67 @@
+// What the CPU's ways to compute the backward pass of tree_attention_sparse.h share, and the way in bf16.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/common/op.h"
+#include "kernels/tree_attention/tree_attention_sparse.h"
+
+namespace bough {
+
+struct SparseBackward {
+  const TreeAttentionInput& in;
+  const TreeAttentionOutput& out;
+  const at::Tensor &d_o_TNH, &d_k_stack_PGH, &d_v_stack_PGH;
+  const SparseTreePass& pass;
+  const PageChooser::Lists& chosen;
+  TreeAttentionGradient& d;
+};
+
+// Calls visit(token, position, pages) for the pass's queries in their order: pages, a span, of key/value head
+// g that the query attends to, its own token's last. Of that it sees the keys up to its own.
+template <class Visit>
+void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
+  const int64_t G = of.in.k_TGH.size(1);
+  const std::vector<size_t>& choosing = of.pass.chooser.choosing();
+  std::vector<int32_t> listed;
+  int64_t token = 0;
+  size_t next_choosing = 0;
+  const std::vector<PagedSegment>& segments = of.pass.chooser.segments();
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const PagedSegment& segment = segments[s];
+    const bool chooses = next_choosing < choosing.size() && choosing[next_choosing] == s;
+    for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token) {
+      std::span<const int32_t> pages(segment.pages.begin(), static_cast<size_t>(pages_for(i + 1)));
+      if (chooses) {
+        listed.clear();
+        for (const int32_t page : of.chosen[next_choosing * static_cast<size_t>(G) + static_cast<size_t>(g)])
+          listed.push_back(segment.pages[static_cast<size_t>(page)]);
+        pages = listed;
+      }
+      visit(token, i, pages);
+    }
+    next_choosing += chooses;
+  }
+}
+
+// Adds gradients of one head's pages, [pages][16][stride], times `factor`, to those of the rows. Rows that lie
+// in several pages, because paths part there, have the sum.
+template <class Acc>
+void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots, int64_t g,
+                   const at::Tensor& d_TGH) {
+  const int64_t H = d_TGH.size(2);
+  for (const TokenSlot& slot : slots) {
+    Acc* const to = mutable_data<Acc>(d_TGH) + (slot.token * d_TGH.size(1) + g) * H;
+    const Acc* const from = pages + slot.slot * stride;
+    for (int64_t h = 0; h < H; ++h) to[h] += factor * from[h];
+  }
+}
+
+// One key/value head by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16). Page by page,
+// with the queries that attend to it gathered.
+void sparse_backward_head_bf16(const SparseBackward& of, int64_t g);
+
+}  // namespace bough
