@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/safetensors.h"
-#include "train/ranks.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
@@ -41,10 +41,11 @@ fs::path backbone_directory(const fs::path& path) {
 
 }  // namespace
 
-ValueHead::ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device) {
+ValueHead::ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device, int64_t copies) {
   const auto options = at::TensorOptions().dtype(type).device(device);
-  weight = {at::zeros({1, hidden_size}, options), {}, {{"score.weight", 0, 1}}};
-  bias = {at::zeros({1}, options), {}, {{"score.bias", 0, 1}}};
+  weight = {at::zeros({1, hidden_size}, options), {}, {{.name = "score.weight", .begin = 0, .end = 1}}};
+  bias = {at::zeros({1}, options), {}, {{.name = "score.bias", .begin = 0, .end = 1}}};
+  for (Parameter* parameter : parameters()) parameter->parts[0].copies = copies;
 }
 
 ValueBlockHead::ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options)
@@ -100,20 +101,22 @@ void CriticSnapshot::save(const fs::path& directory) const {
 }
 
 Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor,
-               int64_t total_updates, Communicator* ranks)
+               int64_t total_updates, const TrainingRanks* ranks)
     : backbone_(backbone),
       settings_(settings),
-      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
-      head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device()),
-      executor_(backbone),
+      ranks_(ranks && ranks->all() ? ranks : nullptr),
+      head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device(),
+            ranks_ ? ranks_->sizes().tensor : 1),
+      executor_(backbone, {.context_ranks = ranks_ ? ranks_->context() : nullptr}),
       optimizer_(trained_parameters(backbone, head_, shares_backbone()), settings.optimizer, total_updates,
-                 ranks_) {
+                 sharing(), /*fixed_shares=*/false, ranks_ ? ranks_->tensor() : nullptr) {
   actor_ = beside_critic(actor, this);
 }
 
 Plan Critic::plan(const TrainBatch& batch) const {
   const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree.packer, costs_);
-  if (ranks_) return plan_share(actor_.tree.strategy(), request, ranks_->rank(), ranks_->size());
+  if (ranks_ && ranks_->num_replicas() > 1)
+    return plan_share(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());
   return make_plan(actor_.tree.strategy(), request);
 }
 
@@ -125,9 +128,9 @@ at::Tensor Critic::values(const TrainBatch& batch) {
 
 ValueWalk Critic::result_of(const ValueBlockHead& head) {
   ValueWalk walk = head.result();
-  if (ranks_) {
-    sum_values(walk.values_R, *ranks_);
-    sum_losses(walk.loss, walk.metrics, *ranks_);
+  if (Communicator* const ranks = sharing()) {
+    sum_values(walk.values_R, *ranks);
+    sum_losses(walk.loss, walk.metrics, *ranks);
   }
   return walk;
 }
@@ -164,13 +167,8 @@ CriticSnapshot Critic::snapshot(bool copies) const {
   CriticSnapshot snapshot{nullptr, named_head(head_), optimizer_.snapshot(copies)};
   if (copies)
     for (auto& [name, tensor] : snapshot.head) tensor = tensor.clone();
-  if (shares_backbone()) return snapshot;
-  snapshot.backbone = backbone_.share();
-  if (copies)
-    for (Parameter* parameter : snapshot.backbone->parameters()) {
-      parameter->value = parameter->value.clone();
-      parameter->main_grad = at::Tensor();
-    }
+  if (!shares_backbone() && (!ranks_ || ranks_->is_gathered()))
+    snapshot.backbone = snapshot_of(backbone_, copies);
   return snapshot;
 }
 
@@ -209,7 +207,7 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
   // embedding.
   config.tie_word_embeddings = true;
   if (config.source.is_object() && !config.source.empty()) config.source["tie_word_embeddings"] = true;
-  std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device());
+  std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device(), actor.tensor_ranks());
   load_weights(directory, *backbone);
   return backbone;
 }

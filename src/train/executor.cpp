@@ -315,8 +315,8 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
               "a batch with marks of drawn tokens is for a sparse policy on the CPU, and that needs them");
   check_lengths(model.config(), batch);
   if (options.context_ranks && options.context_ranks->size() > 1)
-    BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant() && !beside,
-                "context parallelism is for dense attention, and without a second head");
+    BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant(),
+                "context parallelism is for dense attention");
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
   const int64_t num_rows = batch.num_rows();

@@ -40,6 +40,8 @@ class TrainingRanks {
   int64_t num_replicas() const { return sizes_.data; }
   const ParallelSizes& sizes() const { return sizes_; }
   bool leads() const { return rank_ == 0; }
+  // Whether this rank has a piece of what rank 0 gathers of models whose layers ranks share.
+  bool is_gathered() const { return rank_ < sizes_.tensor; }
   void set_deadline(double seconds);
   double bytes_sent() const;  // by this rank, in all groups
 
@@ -74,7 +76,7 @@ struct RankOrder {
     kLogProbs = 'l',  // the policy's, of `batch`
     kWeights = 'w',   // of the shared layers, to rank 0
     kPublish = 'p',   // the weights, as `version`, to the rank's own engine
-    kSnapshot = 's',  // of the optimizer and then of the critic's, to rank 0
+    kSnapshot = 's',  // of all that is trained (Trainer::snapshot), to rank 0
     kEnd = 'e',
   };
   Kind kind = Kind::kEnd;

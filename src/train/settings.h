@@ -219,7 +219,8 @@ struct ActorSettings {
     if (const auto sizes = sizes_of_backend(backend); sizes && deterministic && sizes->all() > sizes->data)
       throw UserError(
           str("actor.deterministic: got actor.backend ", backend,
-              ", whose ranks share passes; expected ranks that share the batch (fsdp:dN), or false"));
+              ", whose ranks share passes and sum within them, in another order than one process; expected "
+              "ranks that share the batch (fsdp:dN), or false"));
     if (mb_spec.counts() && tree.strategy() != "dense")
       throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),
