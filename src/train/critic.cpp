@@ -112,7 +112,7 @@ Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSetti
 }
 
 Plan Critic::plan(const TrainBatch& batch) const {
-  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree.packer, costs_);
+  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
   if (ranks_) return plan_share(actor_.tree.strategy(), request, ranks_->rank(), ranks_->size());
   return make_plan(actor_.tree.strategy(), request);
 }

@@ -140,7 +140,7 @@ class Walk {
  private:
   // What an interior block keeps while its descendants run.
   struct Open {
-    // Keep::kActivations: the graph of its first forward.
+    // Keep::kActivations, or layers' inputs: the graph of its first forward.
     std::unique_ptr<TreeContext> context;
     at::Tensor hidden_TD;  // of own tokens
     std::shared_ptr<ContextPass> shared;
@@ -150,7 +150,7 @@ class Walk {
   };
 
   void forward(int32_t index, const Block& block) {
-    const bool with_graph = backward_ && block.keep == Keep::kActivations;
+    const bool with_graph = backward_ && keeps_graph(block.keep);
     at::AutoGradMode mode(with_graph);
     stack_.push(block.ranges[0].begin, block.ranges[0].end);
     auto& open = open_[index];
@@ -221,6 +221,11 @@ class Walk {
     pass.segments = input_.segments;
     pass.same_bits = options_.same_bits || options_.verify_recompute;
     pass.shared = input_.shared;
+    if (backward_ && recomputes_layers(block.keep)) {
+      pass.recomputes_layers = true;
+      pass.layers_keep_attention = block.keep == Keep::kLayerInputsAndAttention;
+      pass.verify_layers = options_.verify_recompute;
+    }
     if (!by_pages) return pass;
     TreePages pages(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
