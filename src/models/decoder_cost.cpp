@@ -244,7 +244,10 @@ int64_t DecoderBytes::of_temporaries(const PassShape& pass, Keep keep) const {
     mlp += pass.tokens * layer;
     attention += pass.tokens * (layer + shape_.hidden_size * element);
   }
-  return seeds + std::max(of_head(pass), rounded + std::max(mlp, attention)) + 4 * pass.stack_rows;
+  // Labels and sources of the head's rows; of the loss's, their head rows and their places in the batch.
+  const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
+  const int64_t numbers = 4 * pass.stack_rows + 16 * (pass.head_rows + loss_rows);
+  return seeds + std::max(of_head(pass), rounded + std::max(mlp, attention)) + numbers;
 }
 
 }  // namespace bough

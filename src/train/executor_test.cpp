@@ -139,6 +139,24 @@ TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
     }
 }
 
+// What the host makes goes over once a pass, whatever the pass keeps and however many chunks its head has.
+TEST(Executor, NumbersGoToTheDeviceOnceAPass) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 12; ++seed) {
+    const auto r = random_batch(seed, 200);
+    auto model = random_model(seed, at::kDouble);
+    for (const char* strategy : kStrategies) {
+      const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r->batch, 24)), seed);
+      int64_t num_passes = 0;
+      for (const auto& planned : plan.trees)
+        for (const auto& step : planned.steps) num_passes += planned.blocks[step.block].needed;
+      model->allocate_gradients();
+      Executor executor(*model, {.head_chunk_rows = 3});
+      EXPECT_EQ(executor.forward_backward(plan, r->batch, *loss).num_uploads, num_passes) << strategy << seed;
+    }
+  }
+}
+
 TEST(Executor, OneTokenAPassIsExact) {
   const auto loss = full_loss();
   const auto r = random_batch(4, 120);
