@@ -84,7 +84,7 @@ class Decoder : public Model {
   // Blocks compute attention and the feed-forward layer, each with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
-  at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD) const;
+  at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const;
 
   // The table of each LayerRope that the model has, by its number.
   std::array<RotaryTable, 3> rotary_tables(const at::Tensor& positions_T) const;
@@ -267,7 +267,7 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
   return residual_TD + (config_.post_norms ? rms_norm(y_TD, layer.attention_post_norm, norm) : y_TD);
 }
 
-at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const {
+at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const {
   const MlpParameters parameters{.norm = if_defined(layer.mlp_norm),
                                  .gate_up = layer.gate_up,
                                  .down = layer.down,
@@ -275,8 +275,10 @@ at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const 
                                  .activation = config_.activation,
                                  .gate_up_bias = if_defined(layer.gate_up_bias),
                                  .down_bias = bias_of_sum(layer.down_bias),
-                                 .residual = !config_.post_norms && !tensor_ranks_};
-  const auto y_TD = out_of_layer(mlp(into_layer(x_TD), parameters, batch_invariant()));
+                                 .residual = !config_.post_norms && !tensor_ranks_,
+                                 .output_is_read = output_is_read || config_.post_norms};
+  const auto own_TD = mlp(into_layer(x_TD), parameters, batch_invariant());
+  const auto y_TD = parameters.output_is_read ? out_of_layer(own_TD) : own_TD;
   if (parameters.residual) return y_TD;
   return x_TD + (config_.post_norms ? rms_norm(y_TD, layer.mlp_post_norm, config_.norm()) : y_TD);
 }
@@ -312,9 +314,11 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
   const auto rotary = rotary_tables(positions_T);
   auto x_TD = embed(tokens_T);
   for (int64_t i = 0; i < config_.num_layers; ++i) {
-    x_TD =
-        attention_block(layers_[i], i, x_TD, rotary[static_cast<size_t>(config_.layer_rope(i))], attention);
-    x_TD = mlp_block(layers_[i], x_TD);
+    const RotaryTable& table = rotary[static_cast<size_t>(config_.layer_rope(i))];
+    const auto compute = [this, i, table, &attention](const at::Tensor& in_TD, bool output_is_read) {
+      return mlp_block(layers_[i], attention_block(layers_[i], i, in_TD, table, attention), output_is_read);
+    };
+    x_TD = attention.layer(i, x_TD, compute);
   }
   return rms_norm(x_TD, final_norm_, config_.norm());
 }

@@ -23,10 +23,6 @@ NamedTensors named_head(const ValueHead& head) {
           {head.bias.parts.front().name, head.bias.value}};
 }
 
-at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
-  return at::tensor(at::ArrayRef<int64_t>(values.data() + begin, end - begin), at::kLong);
-}
-
 std::vector<Parameter*> trained_parameters(Model& backbone, ValueHead& head, bool shares_backbone) {
   std::vector<Parameter*> parameters = head.parameters();
   if (!shares_backbone)
@@ -58,29 +54,28 @@ ValueBlockHead::ValueBlockHead(ValueHead& head, const TrainBatch& batch, const O
     if (!parameter->main_grad.defined()) parameter->main_grad = at::zeros_like(parameter->value);
 }
 
-at::Tensor ValueBlockHead::run(const BlockRows& rows, const at::Tensor& source_SD) {
+at::Tensor ValueBlockHead::run(const BlockRows&, const RowIndices& indices, const at::Tensor& source_SD) {
   at::NoGradGuard no_grad;
   const auto acc = head_.weight.value.scalar_type();
   const auto weight_D = head_.weight.value.squeeze(0);
   const bool sends_gradient = options_.has_loss && options_.reaches_backbone;
   at::Tensor d_source_SD =
       sends_gradient ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
-  const auto sources = index_tensor(rows.sources, 0, rows.num_rows()).to(source_SD.device());
-  const auto hidden_RD = source_SD.index_select(0, sources).to(acc);
+  const auto hidden_RD = source_SD.index_select(0, indices.sources).to(acc);
   const auto values_R = at::mv(hidden_RD, weight_D).add_(head_.bias.value);
-  const auto d_values_R = gradient(rows, values_R.cpu());
+  const auto d_values_R = gradient(indices, values_R.cpu());
   if (!options_.has_loss) return {};
   const auto d_R = d_values_R.to(source_SD.device());
   head_.weight.main_grad.squeeze(0).add_(at::mv(hidden_RD.t(), d_R));
   head_.bias.main_grad.add_(d_R.sum());
-  if (sends_gradient) add_rows_(d_source_SD, sources, d_R.unsqueeze(1) * weight_D);
+  if (sends_gradient) add_rows_(d_source_SD, indices.sources, d_R.unsqueeze(1) * weight_D);
   return d_source_SD;
 }
 
 // Files the values under their loss rows and returns the gradients of the head rows: several sequences may
 // train one token, whose gradients add.
-at::Tensor ValueBlockHead::gradient(const BlockRows& rows, const at::Tensor& values) {
-  const auto [head_rows, loss_rows] = head_chunk(rows, 0, rows.num_rows());
+at::Tensor ValueBlockHead::gradient(const RowIndices& indices, const at::Tensor& values) {
+  const at::Tensor head_rows = indices.head_rows.cpu(), loss_rows = indices.loss_rows.cpu();
   const auto values_R = values.index_select(0, head_rows);
   result_.values_R.index_copy_(0, loss_rows, values_R);
   if (!options_.has_loss) return {};
@@ -114,7 +109,7 @@ Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSetti
 }
 
 Plan Critic::plan(const TrainBatch& batch) const {
-  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree.packer, costs_);
+  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
   if (ranks_ && ranks_->num_replicas() > 1)
     return plan_share(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());
   return make_plan(actor_.tree.strategy(), request);

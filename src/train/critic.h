@@ -51,11 +51,11 @@ class ValueBlockHead final : public BlockHead {
   // All must outlive it.
   ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options);
 
-  at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD) override;
+  at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
   const ValueWalk& result() const { return result_; }
 
  private:
-  at::Tensor gradient(const BlockRows& rows, const at::Tensor& values_R);
+  at::Tensor gradient(const RowIndices& indices, const at::Tensor& values_R);
 
   ValueHead& head_;
   const TrainBatch& batch_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/common/upload.h"
 #include "models/tensor_parallel.h"
 #include "train/head.h"
 #include "train/ranks.h"
@@ -27,9 +28,10 @@ struct PassInput {
   std::shared_ptr<ContextPass> shared;  // of several ranks: their cut; tokens_T, positions_T are own
 };
 
-PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const Block& block,
-                          const std::vector<int32_t>& stack_tokens, at::Device device, int64_t least_run,
-                          Communicator* context_ranks) {
+// The tensors of numbers are there when `upload` is sent.
+void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch& batch, const Block& block,
+                     const std::vector<int32_t>& stack_tokens, Upload& upload, int64_t least_run,
+                     Communicator* context_ranks) {
   std::vector<int64_t> tokens, positions, numbers;
   std::vector<uint8_t> is_drawn;
   std::vector<std::span<const uint16_t>> replays;
@@ -56,22 +58,16 @@ PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const
     end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
   for (int64_t i = 0; i < block.num_tokens; ++i)
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
-  PassInput input{at::tensor(tokens, at::kLong).to(device),
-                  at::tensor(positions, at::kLong).to(device),
-                  at::tensor(end_local, at::kInt).to(device),
-                  std::move(is_drawn),
-                  std::move(replays),
-                  {},
-                  nullptr};
-  if (context_ranks) {
-    input.shared =
-        std::make_shared<ContextPass>(*context_ranks, block.stack_rows, end_local, least_run, device);
-    input.tokens_T = input.tokens_T.index_select(0, input.shared->own_tokens());
-    input.positions_T = input.positions_T.index_select(0, input.shared->own_tokens());
-  } else if (least_run > 0) {
+  input.is_drawn = std::move(is_drawn);
+  input.replays = std::move(replays);
+  if (!context_ranks && least_run > 0)
     input.segments = cut_into_segments(end_local, block.stack_rows, least_run);
-  }
-  return input;
+  upload.add(tokens, &input.tokens_T);
+  upload.add(positions, &input.positions_T);
+  upload.add(end_local, &input.end_local);
+  if (context_ranks)
+    input.shared = std::make_shared<ContextPass>(*context_ranks, block.stack_rows, end_local, least_run,
+                                                 upload.device());
 }
 
 // Rows of the stack that a walk needs. Of several ranks each pass's own rows lie on it, too, while it runs.
@@ -124,6 +120,7 @@ class Walk {
         open_(planned.blocks.size()) {}
 
   const ReplayCounts& replay_counts() const { return counts_; }
+  int64_t num_uploads() const { return num_uploads_; }
 
   void run() {
     for (const auto& step : planned_.steps) {
@@ -140,27 +137,27 @@ class Walk {
  private:
   // What an interior block keeps while its descendants run.
   struct Open {
-    // Keep::kActivations: the graph of its first forward.
+    // Keep::kActivations, or layers' inputs: the graph of its first forward.
     std::unique_ptr<TreeContext> context;
     at::Tensor hidden_TD;  // of own tokens
     std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
+    at::Tensor exits_E;                                  // its rows of these: int64
     at::Tensor exits_ED;                                 // final hidden states that other blocks' heads read
     at::Tensor d_exits_ED;                               // their gradients, accumulator type
   };
 
   void forward(int32_t index, const Block& block) {
-    const bool with_graph = backward_ && block.keep == Keep::kActivations;
+    const bool with_graph = backward_ && keeps_graph(block.keep);
     at::AutoGradMode mode(with_graph);
     stack_.push(block.ranges[0].begin, block.ranges[0].end);
     auto& open = open_[index];
-    auto pass = make_pass(block, false);
+    auto pass = make_pass(index, block, false, /*reads_rows=*/!backward_);
     if (backward_ && block.keep == Keep::kAttention) pass.keep_outputs = &open.attention_outputs;
     auto context = std::make_unique<TreeContext>(std::move(pass));
     const auto hidden_TD = run_model(*context);
-    const auto& exits = rows_.exits[index];
-    if (!exits.empty()) {
-      open.exits_ED = of_all(hidden_TD).index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
+    if (open.exits_E.defined()) {
+      open.exits_ED = of_all(hidden_TD).index_select(0, open.exits_E);
       if (backward_)
         open.d_exits_ED =
             at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
@@ -176,7 +173,7 @@ class Walk {
   void leaf(int32_t index, const Block& block) {
     at::AutoGradMode mode(backward_);
     if (ranks_ && backward_) stack_.clear_above(block.num_tokens);
-    TreeContext context(make_pass(block, false));
+    TreeContext context(make_pass(index, block, false, /*reads_rows=*/true));
     const auto hidden_TD = run_model(context);
     const auto d_hidden_TD = run_head(index, hidden_TD);
     if (backward_) backpropagate(context, hidden_TD, d_hidden_TD);
@@ -186,14 +183,14 @@ class Walk {
     if (backward_) {
       at::AutoGradMode mode(true);
       auto& open = open_[index];
-      if (!open.hidden_TD.defined()) recompute(open, block);
+      if (!open.hidden_TD.defined()) recompute(index, open, block);
+      else upload_rows(index);
       input_.shared = open.shared;
       auto d_hidden_TD = run_head(index, open.hidden_TD);
       if (open.d_exits_ED.defined()) {
         if (!d_hidden_TD.defined())
           d_hidden_TD = at::zeros({block.num_tokens, open.hidden_TD.size(1)}, open.d_exits_ED.options());
-        d_hidden_TD.index_add_(0, at::tensor(rows_.exits[index], at::kLong).to(d_hidden_TD.device()),
-                               open.d_exits_ED);
+        d_hidden_TD.index_add_(0, open.exits_E, open.d_exits_ED);
       }
       backpropagate(*open.context, open.hidden_TD, d_hidden_TD);
     }
@@ -201,8 +198,8 @@ class Walk {
     stack_.pop(block.num_tokens);
   }
 
-  void recompute(Open& open, const Block& block) {
-    auto pass = make_pass(block, options_.verify_recompute);
+  void recompute(int32_t index, Open& open, const Block& block) {
+    auto pass = make_pass(index, block, options_.verify_recompute, /*reads_rows=*/true);
     if (pass.choice) pass.choice->counts = nullptr;  // its first forward was counted
     if (block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
@@ -210,17 +207,55 @@ class Walk {
     open.shared = input_.shared;
   }
 
-  TreeContext::Pass make_pass(const Block& block, bool verify_recompute) {
+  // The rows of the block's head that this rank computes.
+  void add_rows_of(int32_t index, Upload& upload) {
+    if (ranks_) own_rows_ = rows_of_rank(rows_.blocks[index], ranks_->rank(), ranks_->size());
+    if (rows_.blocks[index].num_rows() > 0) add_rows(upload, head_rows(index), row_indices_);
+  }
+  const BlockRows& head_rows(int32_t index) const { return ranks_ ? own_rows_ : rows_.blocks[index]; }
+
+  void upload_rows(int32_t index) {
+    row_indices_ = {};
+    Upload upload(model_.device());
+    add_rows_of(index, upload);
+    send(upload);
+  }
+
+  void send(Upload& upload) {
+    upload.send();
+    ++num_uploads_;
+  }
+
+  // reads_rows: the pass's head runs with it.
+  TreeContext::Pass make_pass(int32_t index, const Block& block, bool verify_recompute, bool reads_rows) {
     BOUGH_CHECK(stack_.num_rows() == block.stack_rows + (block.interior ? block.num_tokens : 0),
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", stack_.num_rows());
     const bool by_pages = model_.batch_invariant() || options_.sparse.is_sparse();
-    input_ = make_pass_input(*planned_.tree, batch_, block, stack_.tokens(), model_.device(),
-                             by_pages ? 0 : least_run(), ranks_);
+    input_ = {};
+    row_indices_ = {};
+    Upload upload(model_.device());
+    make_pass_input(input_, *planned_.tree, batch_, block, stack_.tokens(), upload,
+                    by_pages ? 0 : least_run(), ranks_);
+    at::Tensor exits_E;
+    if (!rows_.exits[index].empty() && !open_[index].exits_E.defined())
+      upload.add(rows_.exits[index], &exits_E);
+    if (reads_rows) add_rows_of(index, upload);
+    send(upload);
+    if (exits_E.defined()) open_[index].exits_E = exits_E.clone();  // without the pass's other numbers
+    if (input_.shared) {
+      input_.tokens_T = input_.tokens_T.index_select(0, input_.shared->own_tokens());
+      input_.positions_T = input_.positions_T.index_select(0, input_.shared->own_tokens());
+    }
     TreeContext::Pass pass{&stack_,          block.stack_rows, block.interior,
                            verify_recompute, input_.end_local, model_.config().attention_scale()};
     pass.segments = input_.segments;
     pass.same_bits = options_.same_bits || options_.verify_recompute;
     pass.shared = input_.shared;
+    if (backward_ && recomputes_layers(block.keep)) {
+      pass.recomputes_layers = true;
+      pass.layers_keep_attention = block.keep == Keep::kLayerInputsAndAttention;
+      pass.verify_layers = options_.verify_recompute;
+    }
     if (!by_pages) return pass;
     TreePages pages(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
@@ -258,16 +293,14 @@ class Walk {
   at::Tensor run_head(int32_t index, const at::Tensor& own_hidden_TD) {
     if (rows_.blocks[index].num_rows() == 0) return {};
     const at::Tensor hidden_TD = of_all(own_hidden_TD);
-    const BlockRows own_rows =
-        ranks_ ? rows_of_rank(rows_.blocks[index], ranks_->rank(), ranks_->size()) : BlockRows();
-    const auto& rows = ranks_ ? own_rows : rows_.blocks[index];
+    const BlockRows& rows = head_rows(index);
     std::vector<at::Tensor> sources = {hidden_TD};
     for (const auto& outside : rows.outside)
       sources.push_back(open_[outside.block].exits_ED.narrow(0, outside.exit, 1));
     const auto source_SD = sources.size() == 1 ? sources[0] : at::cat(sources);
     at::Tensor d_source_SD;
     for (BlockHead* head : heads_) {
-      const auto own_SD = head->run(rows, source_SD);
+      const auto own_SD = head->run(rows, row_indices_, source_SD);
       if (d_source_SD.defined() && own_SD.defined()) d_source_SD.add_(own_SD);
       else if (own_SD.defined()) d_source_SD = own_SD;
     }
@@ -306,6 +339,9 @@ class Walk {
   KvStack stack_;
   std::vector<Open> open_;  // by block
   PassInput input_;
+  BlockRows own_rows_;  // of several ranks: this one's, of the block whose head runs next
+  RowIndices row_indices_;
+  int64_t num_uploads_ = 0;
 };
 
 WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan& plan,
@@ -318,7 +354,7 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
     BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant(),
                 "context parallelism is for dense attention");
   WalkResult result;
-  const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
+  const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype())).device(model.device());
   const int64_t num_rows = batch.num_rows();
   RowValues& values = result.values;
   values.log_probs_R = at::zeros({num_rows}, type);
@@ -327,7 +363,7 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
     values.given_log_probs_RK = at::zeros({num_rows, batch.given_ids_RK.size(1)}, type);
   top_k = std::min(top_k, model.config().vocab_size);
   if (top_k > 0) {
-    values.top_ids_RK = at::zeros({num_rows, top_k}, at::kLong);
+    values.top_ids_RK = at::zeros({num_rows, top_k}, type.dtype(at::kLong));
     values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
   }
   Head head(model, batch, loss, seeds, options.head_chunk_rows, top_k, &result);
@@ -340,7 +376,12 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
     counts.lists += walk.replay_counts().lists;
     counts.replayed += walk.replay_counts().replayed;
     counts.different += walk.replay_counts().different;
+    result.num_uploads += walk.num_uploads();
   }
+  head.finish();
+  for (at::Tensor* each : {&values.log_probs_R, &values.entropies_R, &values.given_log_probs_RK,
+                           &values.top_ids_RK, &values.top_log_probs_RK})
+    if (each->defined()) *each = each->cpu();
   if (batch.replayed && !batch.replayed->empty()) {
     const auto share = [](int64_t part, int64_t of) {
       return WeightedSum{WeightedSum::Kind::mean, static_cast<double>(part), static_cast<double>(of)};

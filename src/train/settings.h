@@ -78,6 +78,7 @@ struct TreeTrainingSettings {
   std::optional<bool> enable_tree_training;
   bool pad_to_maximum = false;
   std::string packer = "auto";
+  std::optional<bool> gradient_checkpointing;
 
   template <class V>
   void visit(V& v) {
@@ -92,6 +93,14 @@ struct TreeTrainingSettings {
     v("packer", packer,
       "how tree_training_mode packed, and auto where it tries that, cuts the batch into trees",
       one_of({packers.begin(), packers.end()}));
+    v("gradient_checkpointing", gradient_checkpointing,
+      "AReaL's key; true: every pass computes its layers again, each just before its backward; false: none; "
+      "null: where mb_spec.memory makes that the fastest plan, or the only one");
+  }
+
+  LayerRecompute layers() const {
+    if (!gradient_checkpointing) return LayerRecompute::kWherePays;
+    return *gradient_checkpointing ? LayerRecompute::kAlways : LayerRecompute::kNever;
   }
 
   // What make_plan takes.

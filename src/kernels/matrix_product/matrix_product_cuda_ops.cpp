@@ -1,6 +1,6 @@
 // bf16 products on CUDA by cuBLAS, summed in fp32: added to fp32 in place, without fp32 copies of the
-// factors, or rounded once, a bias and a residual with it (cuBLASLt). libtorch's own may round partial sums to bf16, and with an fp32 result make a new
-// tensor. fp32 and fp64 are libtorch's.
+// factors, or rounded once, a bias and a residual with it (cuBLASLt). libtorch's own may round partial sums
+// to bf16, and with an fp32 result make a new tensor. fp32 and fp64 are libtorch's.
 //
 // cuBLAS is not linked: as CUDA's runtime, it is the one that libtorch_cuda brings (cmake/cuda.cmake).
 #include <ATen/core/Tensor.h>
