@@ -2,7 +2,7 @@
 # MPI is needed neither to build nor to run one rank.
 pkg_check_modules(mpi QUIET IMPORTED_TARGET ompi-c)
 if(NOT mpi_FOUND)
-  message(STATUS "No MPI library: Open MPI's ompi-c.pc is not found; runs have one rank")
+  message(STATUS "No MPI library: Open MPI's ompi-c.pc is not found; ranks are started as plain processes")
   return()
 endif()
 add_library(bough_mpi SHARED ${CMAKE_SOURCE_DIR}/src/dist/mpi_communicator.cpp)

@@ -18,8 +18,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "algo/loss_settings.h"
+#include "algo/metric_reader.h"
 #include "algo/weighted_sum.h"
 
 namespace bough {
@@ -81,6 +83,12 @@ struct LossOutput {
   // Under the names of docs/formats.md. loss/policy, loss/entropy, loss/kl are aggregated with weights_R,
   // without their coefficients; the others are means or maxima over rows.
   WeightedSums metrics;
+  MetricReader unread;  // those of rows on a GPU: whoever waits for it anyway reads them
+
+  void add_metrics(MetricReader reader) {
+    if (loss.is_cpu()) merge(metrics, reader.read());
+    else unread.append(std::move(reader));
+  }
 };
 
 // Whose most likely tokens a loss wants the log-probabilities of, beside the token drawn.

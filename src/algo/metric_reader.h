@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,18 +18,23 @@ class MetricReader {
   void add_mean(const std::string& name, const at::Tensor& values_R);  // kind mean over the values
   void add_max(const std::string& name, const at::Tensor& values_R);   // kind max; R = 0: nothing seen
 
+  // Metrics that the host makes of these values, fp64.
+  using Read = std::function<WeightedSums(const double* values)>;
+  void add(const at::Tensor& values, Read read);
+
+  void append(MetricReader other);
+  int64_t num_values() const { return num_values_; }  // that wait to be read
+
+  // In the order in which they were added. Metrics of one name are merged.
   WeightedSums read() const;
 
  private:
-  struct Entry {
-    std::string name;
-    WeightedSum::Kind kind;
-    double weight;
-  };
-  void add(const std::string& name, WeightedSum::Kind kind, const at::Tensor& values_R, at::Tensor value);
+  void add(const std::string& name, WeightedSum::Kind kind, const at::Tensor& values_R,
+           const at::Tensor& value);
 
-  std::vector<Entry> entries_;
-  std::vector<at::Tensor> values_;  // [] fp64 each
+  std::vector<Read> reads_;
+  std::vector<at::Tensor> values_;  // fp64, one dimension
+  int64_t num_values_ = 0;
 };
 
 }  // namespace bough

@@ -13,26 +13,20 @@ int64_t age_bin(int64_t age) {
   return bin;
 }
 
-WeightedSums metrics_by_age(const at::Tensor& log_w_R, const at::Tensor& clipped_R,
-                            const at::Tensor& versions_R, int64_t version) {
-  const at::Tensor w_R = log_w_R.to(at::kDouble).exp();
-  const at::Tensor clipped_or_0_R = clipped_R.defined() ? clipped_R.to(at::kDouble) : at::zeros_like(w_R);
-  // One copy off the device for all bins.
-  const at::Tensor columns =
-      at::stack({versions_R.to(at::kDouble), w_R, clipped_or_0_R}).to(at::kCPU).contiguous();
-  const auto* column = columns.const_data_ptr<double>();
-  const int64_t num_rows = versions_R.numel();
+namespace {
+// columns: versions, weights and whether they were clipped, each of so many rows.
+WeightedSums by_age(const double* columns, int64_t num_rows, int64_t version, bool has_clipped) {
   struct Sums {
     double rows = 0, weights = 0, squares = 0, clipped = 0;
   };
   std::array<Sums, kAgeBins.size()> bins;
   for (int64_t r = 0; r < num_rows; ++r) {
-    const double w = column[num_rows + r];
-    Sums& sums = bins[static_cast<size_t>(age_bin(version - static_cast<int64_t>(column[r])))];
+    const double w = columns[num_rows + r];
+    Sums& sums = bins[static_cast<size_t>(age_bin(version - static_cast<int64_t>(columns[r])))];
     sums.rows += 1;
     sums.weights += w;
     sums.squares += w * w;
-    sums.clipped += column[2 * num_rows + r];
+    sums.clipped += columns[2 * num_rows + r];
   }
   WeightedSums metrics;
   for (size_t b = 0; b < bins.size(); ++b) {
@@ -42,9 +36,19 @@ WeightedSums metrics_by_age(const at::Tensor& log_w_R, const at::Tensor& clipped
     };
     add("importance_weight_mean", bins[b].weights);
     add("importance_weight_square_mean", bins[b].squares);
-    if (clipped_R.defined()) add("clip_fraction", bins[b].clipped);
+    if (has_clipped) add("clip_fraction", bins[b].clipped);
   }
   return metrics;
+}
+}  // namespace
+
+void add_metrics_by_age(MetricReader& metrics, const at::Tensor& log_w_R, const at::Tensor& clipped_R,
+                        const at::Tensor& versions_R, int64_t version) {
+  const at::Tensor w_R = log_w_R.to(at::kDouble).exp();
+  const at::Tensor clipped_or_0_R = clipped_R.defined() ? clipped_R.to(at::kDouble) : at::zeros_like(w_R);
+  metrics.add(at::stack({versions_R.to(at::kDouble), w_R, clipped_or_0_R}),
+              [num_rows = versions_R.numel(), version, has_clipped = clipped_R.defined()](
+                  const double* values) { return by_age(values, num_rows, version, has_clipped); });
 }
 
 }  // namespace bough

@@ -14,7 +14,7 @@
 #include <array>
 #include <cstdint>
 
-#include "algo/weighted_sum.h"
+#include "algo/metric_reader.h"
 
 namespace bough {
 
@@ -31,7 +31,7 @@ int64_t age_bin(int64_t age);
 // log_w_R: log(pi / mu), clamped, without gradient; clipped_R: bool, or undefined; versions_R: int32. In
 // place of an effective sample size, which has no pieces to add, the mean square of w that it is made of:
 // importance_weight_square_mean. Bins without a token have no entry.
-WeightedSums metrics_by_age(const at::Tensor& log_w_R, const at::Tensor& clipped_R,
-                            const at::Tensor& versions_R, int64_t version);
+void add_metrics_by_age(MetricReader& metrics, const at::Tensor& log_w_R, const at::Tensor& clipped_R,
+                        const at::Tensor& versions_R, int64_t version);
 
 }  // namespace bough

@@ -9,6 +9,13 @@
 namespace bough {
 namespace {
 
+WeightedSums read_metrics_by_age(const at::Tensor& log_w_R, const at::Tensor& clipped_R,
+                                 const at::Tensor& versions_R, int64_t version) {
+  MetricReader reader;
+  add_metrics_by_age(reader, log_w_R, clipped_R, versions_R, version);
+  return reader.read();
+}
+
 TEST(MetricsByAge, BinsAreTheirsToTheAge) {
   const std::vector<int64_t> bins = {0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 5};
   for (int64_t age = 0; age < std::ssize(bins); ++age)
@@ -22,7 +29,7 @@ TEST(MetricsByAge, WeightsAndClipsOfEachBin) {
   const at::Tensor log_w_R = at::tensor(std::vector<double>{1.0, 2.0, 0.5, 3.0, 1.0, 4.0}, at::kDouble).log();
   const at::Tensor versions_R = at::tensor(std::vector<int32_t>{9, 9, 8, 5, 6, 0}, at::kInt);
   const at::Tensor clipped_R = at::tensor(std::vector<int64_t>{0, 1, 0, 1, 1, 0}, at::kLong).to(at::kBool);
-  const WeightedSums metrics = metrics_by_age(log_w_R, clipped_R, versions_R, 9);
+  const WeightedSums metrics = read_metrics_by_age(log_w_R, clipped_R, versions_R, 9);
   EXPECT_EQ(metrics.size(), 4u * 3) << "four ages, three metrics";
   EXPECT_DOUBLE_EQ(metrics.at("age_0/importance_weight_mean").value(), 1.5);
   EXPECT_DOUBLE_EQ(metrics.at("age_0/importance_weight_square_mean").value(), 2.5);
@@ -32,12 +39,12 @@ TEST(MetricsByAge, WeightsAndClipsOfEachBin) {
   EXPECT_DOUBLE_EQ(metrics.at("age_3_to_4/importance_weight_square_mean").value(), 5);
   EXPECT_DOUBLE_EQ(metrics.at("age_3_to_4/clip_fraction").value(), 1);
   EXPECT_DOUBLE_EQ(metrics.at("age_9_up/importance_weight_mean").value(), 4);
-  EXPECT_EQ(metrics_by_age(log_w_R, {}, versions_R, 9).count("age_0/clip_fraction"), 0u);
+  EXPECT_EQ(read_metrics_by_age(log_w_R, {}, versions_R, 9).count("age_0/clip_fraction"), 0u);
   // The blocks of a walk add up to the whole.
   WeightedSums pieces;
   for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 4}, {4, 6}})
-    merge(pieces, metrics_by_age(log_w_R.slice(0, begin, end), clipped_R.slice(0, begin, end),
-                                 versions_R.slice(0, begin, end), 9));
+    merge(pieces, read_metrics_by_age(log_w_R.slice(0, begin, end), clipped_R.slice(0, begin, end),
+                                      versions_R.slice(0, begin, end), 9));
   ASSERT_EQ(pieces.size(), metrics.size());
   for (const auto& [name, metric] : metrics)
     EXPECT_DOUBLE_EQ(pieces.at(name).value(), metric.value()) << name;

@@ -232,10 +232,11 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
     const at::Tensor log_r_R = log_ratio(rows.log_probs_R.detach(), old_log_probs(rows));
     metrics.add_mean("policy/approx_kl", log_r_R.expm1().sub(log_r_R));
   }
-  LossOutput output{rows.weights_R.mul(per_token_R).sum(), metrics.read()};
   if (rows.behaviour_log_probs_R.defined() && rows.versions_R.defined())
-    merge(output.metrics, metrics_by_age(log_ratio(rows.log_probs_R.detach(), rows.behaviour_log_probs_R),
-                                         term.clipped_R, rows.versions_R, rows.version));
+    add_metrics_by_age(metrics, log_ratio(rows.log_probs_R.detach(), rows.behaviour_log_probs_R),
+                       term.clipped_R, rows.versions_R, rows.version);
+  LossOutput output{.loss = rows.weights_R.mul(per_token_R).sum()};
+  output.add_metrics(std::move(metrics));
   return output;
 }
 

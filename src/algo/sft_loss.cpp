@@ -9,7 +9,9 @@ LossOutput SftLoss::operator()(const LossRows& rows) const {
   const at::Tensor weighted_R = rows.weights_R.mul(rows.log_probs_R).neg();
   MetricReader metrics;
   metrics.add_sum("loss/nll", weighted_R.detach());
-  return {weighted_R.sum(), metrics.read()};
+  LossOutput output{.loss = weighted_R.sum()};
+  output.add_metrics(std::move(metrics));
+  return output;
 }
 
 }  // namespace bough

@@ -34,6 +34,7 @@ struct PlanOptions {
   std::string dtype;
   std::string memory;
   std::string packer = "auto";
+  std::string gradient_checkpointing;
   int64_t ranks = 1;
   int64_t max_running = 256;
   SparseSettings sparse;
@@ -96,6 +97,13 @@ CostModel cost_model_of(const PlanOptions& options) {
   return CostModel(device_profile(options.device, type), std::move(shape));
 }
 
+LayerRecompute parse_layers(const std::string& text) {
+  if (text.empty()) return LayerRecompute::kWherePays;
+  if (text == "true") return LayerRecompute::kAlways;
+  if (text == "false") return LayerRecompute::kNever;
+  throw UserError(str("--gradient-checkpointing: got ", quoted(text), ", expected true or false"));
+}
+
 StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, const CostModel& costs,
                      bool memory_given) {
   StrategyCost cost{.strategy = strategy};
@@ -138,12 +146,14 @@ class ForwardCosts final : public PassCosts {
     return costs_.head_forward_seconds(pass);
   }
   double head_backward_seconds(const PassShape&) const override { return 0; }
+  double recompute_seconds(const PassShape&, Keep) const override { return 0; }
   int64_t stack_row_bytes() const override { return costs_.stack_row_bytes(); }
-  int64_t activation_bytes() const override { return costs_.activation_bytes(); }
-  int64_t attention_bytes() const override { return costs_.attention_bytes(); }
+  int64_t kept_bytes(Keep keep) const override { return costs_.kept_bytes(keep); }
   int64_t exit_bytes() const override { return costs_.exit_bytes(); }
   int64_t row_bytes() const override { return costs_.row_bytes(); }
-  int64_t temporary_bytes(const PassShape& pass) const override { return costs_.temporary_bytes(pass); }
+  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+    return costs_.temporary_bytes(pass, keep);
+  }
 
  private:
   const CostModel& costs_;
@@ -178,10 +188,7 @@ IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan
                              const CostModel& costs, const SparseAttention& sparse, int64_t max_running) {
   IterationCost cost{.rollout = rollout_cost(costs, groups, sparse, max_running)};
   const ForwardCosts forward(costs);
-  const Simulation walk = simulate(plan, &forward);
-  const auto first = static_cast<double>(walk.tokens_forwarded);
-  cost.recompute_seconds =
-      walk.seconds * first / std::max(1.0, first + static_cast<double>(walk.tokens_recomputed));
+  cost.recompute_seconds = simulate(plan, &forward).seconds;
   cost.update_seconds = simulate(plan, &costs).seconds;
   if (sparse.is_sparse()) {
     const CostModel frozen(costs.device(), adapted(costs.shape()));
@@ -308,6 +315,15 @@ std::string choice(const PlanReport& report) {
       str("auto takes ", chosen.plan.strategy, " with passes of at most ",
           format_thousands(chosen.plan.max_tokens_per_pass), " tokens: least memory of the fastest (within ",
           format_significant(100 * (kAsFast - 1), 2), "% of the least predicted time)");
+  int64_t num_blocks = 0, num_by_layer = 0;
+  for (const PlannedTree& planned : chosen.plan.trees)
+    for (const Block& block : planned.blocks) {
+      ++num_blocks;
+      num_by_layer += recomputes_layers(block.keep);
+    }
+  if (num_by_layer > 0)
+    text += str("; of its ", format_thousands(num_blocks), " blocks ", format_thousands(num_by_layer),
+                " compute their layers again for backward");
   if (dense.error.empty())
     text += str(", ", format_significant(dense.simulation.seconds / chosen.simulation.seconds, 3),
                 "x faster than dense, which does ", format_significant(report.work_ratio, 3),
@@ -384,6 +400,7 @@ void run_plan(const PlanOptions& options) {
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
   check_at_least("--ranks", options.ranks, 1);
   check_packer("--packer", options.packer);
+  const LayerRecompute layers = parse_layers(options.gradient_checkpointing);
   check_at_least("--max-running", options.max_running, 1);
   const SparseAttention sparse = priced_attention(options.sparse);
   if (!options.html.empty()) check_output_file("--html", options.html);
@@ -401,7 +418,8 @@ void run_plan(const PlanOptions& options) {
           options.device == "cpu" ? kDefaultMaxTokensPerPass : kDefaultMaxTokensPerPassOfGpu),
       .memory_bytes = memory,
       .costs = &costs,
-      .packer = options.packer};
+      .packer = options.packer,
+      .layers = layers};
   PlanReport report{.tree = compute_statistics(tree),
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
                     .max_tokens_per_mb = request.max_tokens_per_pass};
@@ -463,6 +481,11 @@ void add_plan_command(CommandLine& line) {
       .add_option("--packer", options->packer,
                   str("How packed cuts the batch into trees: ", format_choices(packer_names())))
       ->type_name("NAME");
+  command
+      .add_option("--gradient-checkpointing", options->gradient_checkpointing,
+                  "true: every pass computes its layers again for backward | false: none\n"
+                  "(default: where --memory makes that the fastest plan, or the only one)")
+      ->type_name("WHETHER");
   command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
       ->type_name("FILE");
   command.add_option("--svg", options->svg, "Write the picture of the chosen plan, coloured by block")

@@ -20,7 +20,7 @@ namespace {
 struct Options : StepOptions {
   std::string grads;
   std::string mode = "auto";
-  std::optional<int64_t> ranks;
+  RanksOptions ranks;
 };
 
 double norm_of(const NamedTensors& gradients) {
@@ -87,9 +87,9 @@ void print_report(const Options& options, const StepTimer& step, const StepInput
 void run_step(const Options& options) {
   check_strategy("--mode", options.mode);
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
-  const std::optional<int64_t> wanted = step_settings(options, options.mode).num_ranks();
-  const std::unique_ptr<Communicator> ranks =
-      enter_ranks(options.ranks ? options.ranks : wanted, 0, options.torch.device);
+  RanksOptions of_ranks = options.ranks;
+  if (!of_ranks.ranks) of_ranks.ranks = step_settings(options, options.mode).num_ranks();
+  const std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, options.torch.device);
   const bool is_first = ranks->rank() == 0;
   if (!is_first) set_log_level(LogLevel::kSilent);  // it would say the same
   const ActorSettings settings = step_settings(options, options.mode);
@@ -114,7 +114,7 @@ void add_step_command(CommandLine& line) {
   add_step_options(command, *options);
   command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
       ->type_name("FILE");
-  add_ranks_option(command, options->ranks);
+  add_ranks_options(command, options->ranks);
   command.add_option("--mode", options->mode,
                      str(format_choices(strategy_names()), "; auto is the least predicted time"));
 }

@@ -24,8 +24,7 @@ struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;
   bool list_settings = false;
-  std::optional<int64_t> ranks;
-  int64_t max_restarts = 0;
+  RanksOptions ranks;
   bool json = false;
 };
 
@@ -101,12 +100,13 @@ void run_train(const TrainOptions& options) {
   const RunSettings settings = load_settings<RunSettings>(options.config, options.overrides);
   std::optional<int64_t> wanted = settings.actor.num_ranks();
   if (wanted) *wanted += settings.rollout.ranks;
-  if (wanted && options.ranks && *wanted != *options.ranks)
-    throw UserError(str("--ranks: got ", *options.ranks, ", but actor.backend is ", settings.actor.backend,
+  RanksOptions of_ranks = options.ranks;
+  if (!of_ranks.ranks) of_ranks.ranks = wanted;
+  if (wanted && *wanted != *of_ranks.ranks)
+    throw UserError(str("--ranks: got ", *of_ranks.ranks, ", but actor.backend is ", settings.actor.backend,
                         " and rollout.ranks ", settings.rollout.ranks, ", of ", *wanted,
                         " ranks; leave one of them out"));
-  std::unique_ptr<Communicator> ranks =
-      enter_ranks(options.ranks ? options.ranks : wanted, options.max_restarts, settings.device);
+  std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, settings.device);
   TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
   if (settings.threads > 0) torch.threads = settings.threads;
   set_up_torch(torch);
@@ -114,8 +114,9 @@ void run_train(const TrainOptions& options) {
   run.ranks = ranks.get();
   if (ranks->rank() > 0) {  // it would say the same, and ends when rank 0 does
     set_log_level(LogLevel::kSilent);
-    std::signal(SIGINT, SIG_IGN);
-    std::signal(SIGUSR1, SIG_IGN);
+    // Who starts ranks sends it to all, and rank 0 ends them.
+    for (const int signal : {SIGINT, SIGUSR1}) std::signal(signal, SIG_IGN);
+    if (!is_mpi_rank()) std::signal(SIGTERM, SIG_IGN);  // torchrun's word for it
     run_training(settings, run);
     return;
   }
@@ -153,8 +154,8 @@ void add_train_command(CommandLine& line) {
       ->type_name("key=value");
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
-  add_ranks_option(command, options->ranks);
-  add_max_restarts_option(command, options->max_restarts);
+  add_ranks_options(command, options->ranks);
+  add_max_restarts_option(command, options->ranks);
   add_json_flag(command, options->json);
 }
 

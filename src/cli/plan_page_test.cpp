@@ -54,7 +54,7 @@ TEST(PlanPage, BlocksStandInTheOrderOfTheirForwardPasses) {
   const auto spans = as_spans(sequences);
   auto plan = make_plan("path", {.sequences = spans, .max_tokens_per_pass = 100});
   plan.trees[0].blocks[0].keep = Keep::kAttention;
-  const auto picture = plan_picture(plan, "path");
+  auto picture = plan_picture(plan, "path");
   ASSERT_EQ(picture.blocks.size(), 4u);
   EXPECT_TRUE(picture.blocks[0].interior);
   EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::Keep::kAttention);
@@ -65,6 +65,9 @@ TEST(PlanPage, BlocksStandInTheOrderOfTheirForwardPasses) {
     EXPECT_EQ(picture.trees[0].nodes[static_cast<size_t>(b)].num_sequences, 1);
     EXPECT_EQ(picture.trees[0].nodes[static_cast<size_t>(b)].parent, 0);
   }
+  plan.trees[0].blocks[0].keep = Keep::kLayerInputsAndAttention;
+  picture = plan_picture(plan, "path");
+  EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::Keep::kLayerInputs);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ double ClusterRates::training_bytes(int64_t replicas, int64_t devices_per_replic
   const auto tensor = static_cast<double>(devices_per_replica);
   const double longest = static_cast<double>(one_.prompt_tokens) +
                          std::min(static_cast<double>(one_.lengths.longest), 8 * one_.lengths.mean);
-  const double work = static_cast<double>(bytes.of_activations() * kLeastPass) +
+  const double work = static_cast<double>(bytes.of_kept(Keep::kActivations) * kLeastPass) +
                       static_cast<double>(bytes.of_stack_row()) * longest;
   return (static_cast<double>(shape_.parameter_bytes()) + work) / tensor +
          kStateBytes * parameters_ / (tensor * static_cast<double>(replicas));

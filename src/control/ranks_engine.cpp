@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "control/controller.h"
+#include "data/rollout_file.h"
 
 namespace bough {
 
@@ -54,7 +55,10 @@ GenerationRequest request_from_json(const Json& json) {
 
 Json to_json(const GenerationResult& result) {
   Json samples = Json::array();
-  for (const GeneratedSample& sample : result.samples) samples.push_back(begun_to_json({sample, true}));
+  for (const GeneratedSample& sample : result.samples) {
+    samples.push_back(begun_to_json({sample, true}));
+    if (!sample.page_choices.positions.empty()) samples.back()["pages"] = to_json(sample.page_choices);
+  }
   return {{"id", result.id},
           {"prompt", result.prompt_ids},
           {"temperature", result.temperature},
@@ -67,7 +71,11 @@ GenerationResult result_from_json(const Json& json) {
                           .temperature = json.at("temperature").get<double>(),
                           .samples = {},
                           .metadata = {}};
-  for (const Json& sample : json.at("samples")) result.samples.push_back(begun_from_json(sample).sample);
+  for (const Json& sample : json.at("samples")) {
+    result.samples.push_back(begun_from_json(sample).sample);
+    if (sample.contains("pages"))
+      result.samples.back().page_choices = page_choices_from_json(sample.at("pages"));
+  }
   return result;
 }
 

@@ -54,18 +54,6 @@ void check_ranks(const RunSettings& settings, int64_t num_ranks) {
         str("actor.backend: got ", settings.actor.backend,
             ", whose ranks share the layers to train, and none of them has the whole model to generate "
             "with; expected rollout.ranks above 0, or servers (rollout.backend)"));
-  if (shares_model && settings.actor.loss.ref_model_sync_steps > 0)
-    throw UserError(str("actor.ref_model_sync_steps: is not for ranks that share layers (actor.backend ",
-                        settings.actor.backend, "); expected 0"));
-  if (sizes.pipeline > 1 && settings.sparse_training.trains_sparse())
-    throw UserError(str("sparse_training.arm: got ", settings.sparse_training.arm,
-                        ", which trains a sparse policy, and ranks that have the layers in a row "
-                        "(actor.backend ",
-                        settings.actor.backend, "); expected another arm, or no p"));
-  if (num_ranks > 1 && settings.sparse_training.has_student())
-    throw UserError(
-        "sparse_training.arm: distill and weak: is not for several ranks yet; expected sparse or "
-        "sparse_to_sparse, or one rank");
 }
 
 // The groups of a run's processes. With rollout.ranks M the last M of them only generate, and the others only
@@ -159,7 +147,8 @@ class WholeWeights final : public WeightChannel {
 // A rank that only generates: its engine does what rank 0's has it do, while weights arrive.
 void follow_generation(const RunSettings& settings, RankGroups& groups) {
   EngineParts parts(settings);
-  ReceivedWeights weights(*parts.model, *groups.publication, takes_weights_in_place(settings, *parts.model));
+  ReceivedWeights weights(*parts.model, *groups.publication, takes_weights_in_place(settings, *parts.model),
+                          what_changes(settings));
   run_both([&] { weights.receive(); }, *groups.publication,
            [&] { serve_engine(parts.engine, weights, *groups.engines, [&] { return parts.make_engine(); }); },
            *groups.engines);
@@ -171,15 +160,7 @@ void follow_training(const RunSettings& settings, RankGroups& groups) {
   Communicator& ranks = *groups.trainers;
   RunParts parts(
       settings, [] { return false; }, &ranks);
-  if (const auto checkpoint = receive_checkpoint(ranks)) {
-    const Json saved =
-        load_run_checkpoint(*checkpoint, *parts.model, parts.trainer.optimizer(), [&](const auto& directory) {
-          if (parts.critic) parts.critic->load(directory / "critic");
-          if (settings.actor.loss.ref_model_sync_steps > 0)
-            load_weights(directory / "reference", *parts.reference);
-        });
-    parts.trainer.gradient().restore(saved.value("coefficients", Json()));
-  }
+  if (const auto checkpoint = receive_checkpoint(ranks)) parts.trainer.load(*checkpoint);
   if (!parts.engine) return parts.trainer.follow();
   run_both(
       [&] {
@@ -201,7 +182,6 @@ class Run {
   bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
   // A synchronous run is repeatable, whatever the time that tools take: either way.
   bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant; }
-  bool renews_reference() const { return settings_.actor.loss.ref_model_sync_steps > 0; }
   void resume();
   // Of all ranks, where there are several.
   Engine& engine() {
@@ -259,13 +239,7 @@ class Run {
 
   std::mutex order_mutex_;  // of order_: it keeps the epoch asked for last
   ProblemOrder order_;
-  // What a checkpoint is written from while training goes on.
-  std::unique_ptr<Model> model_copy_;
-  OptimizerSnapshot optimizer_copy_;
-  std::optional<CriticSnapshot> critic_copy_;
-  std::optional<SparseStudentSnapshot> student_copy_;
-  std::unique_ptr<Model> reference_copy_;
-  Json coefficients_copy_;
+  TrainingSnapshot snapshot_;  // what a checkpoint is written from while training goes on
 
   std::unique_ptr<RanksEngine> ranks_engine_;            // null: one rank, or servers generate
   std::unique_ptr<RanksWeights> ranks_weights_;          // where every rank has an engine
@@ -289,16 +263,17 @@ Run::Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr
       display_(total_steps_, parts_.clock, options.display),
       last_checkpoint_(parts_.clock.now()),
       order_(parts_.problems, static_cast<uint64_t>(settings_.seed), settings_.train_dataset.shuffle),
-      ranks_engine_(groups_->engines ? std::make_unique<RanksEngine>(
-                                           parts_.engine.get(), parts_.model->config(), *groups_->engines)
-                                     : nullptr),
+      ranks_engine_(groups_->engines
+                        ? std::make_unique<RanksEngine>(parts_.engine.get(), parts_.published().config(),
+                                                        *groups_->engines)
+                        : nullptr),
       ranks_weights_(groups_->engines && !groups_->publication
                          ? std::make_unique<RanksWeights>(*parts_.weights, trainer_)
                          : nullptr),
-      published_weights_(groups_->publication
-                             ? std::make_unique<PublishedWeights>(parts_.published(), *groups_->publication,
-                                                                  /*waits=*/!is_asynchronous())
-                             : nullptr),
+      published_weights_(groups_->publication ? std::make_unique<PublishedWeights>(
+                                                    parts_.published(), *groups_->publication,
+                                                    /*waits=*/!is_asynchronous(), what_changes(settings_))
+                                              : nullptr),
       whole_weights_(parts_.whole ? std::make_unique<WholeWeights>(
                                         published_weights_ ? static_cast<WeightChannel&>(*published_weights_)
                                                            : *parts_.weights,
@@ -336,15 +311,7 @@ Json Run::thread_state() const {
 
 void Run::resume() {
   if (!folder_.checkpoint()) return;
-  const Json saved = load_run_checkpoint(*folder_.checkpoint(), *parts_.model, trainer_.optimizer(),
-                                         [this](const auto& directory) {
-                                           if (parts_.critic) parts_.critic->load(directory / "critic");
-                                           if (parts_.student)
-                                             parts_.student->load(directory / parts_.student->folder());
-                                           if (renews_reference())
-                                             load_weights(directory / "reference", *parts_.reference);
-                                         });
-  trainer_.gradient().restore(saved.value("coefficients", Json()));
+  const Json saved = trainer_.load(*folder_.checkpoint());
   ControllerState state = controller_state_from_json(saved.at("controller"), order_);
   // Else a run that resumed, wrote them and was killed has done it.
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
@@ -396,15 +363,7 @@ WorkerParts Run::worker_parts() {
           .timeline = timeline_,
           .task_of = [this](uint64_t id) { return task_of(id); },
           .train = [this](const TrainOrder& order) { return train(order); },
-          .take_snapshot =
-              [this] {
-                model_copy_ = copy_of(trainer_.whole_model());
-                optimizer_copy_ = trainer_.snapshot(/*copies=*/true);
-                if (parts_.student) student_copy_ = parts_.student->snapshot(/*copies=*/true);
-                if (parts_.critic) critic_copy_ = parts_.critic->snapshot(/*copies=*/true);
-                if (renews_reference()) reference_copy_ = copy_of(*parts_.reference);
-                coefficients_copy_ = trainer_.gradient().state();
-              },
+          .take_snapshot = [this] { snapshot_ = trainer_.snapshot(/*copies=*/true); },
           .write_checkpoint = [this](const ControllerState& state,
                                      bool copied) { write_checkpoint(state, copied); },
           .evaluate = [this](const std::function<bool()>& stop) { return evaluate_now(stop); },
@@ -499,31 +458,19 @@ std::optional<MetricValues> Run::evaluate_now(const std::function<bool()>& stop)
 
 // On the writer's thread.
 void Run::write_checkpoint(const ControllerState& state, bool copied) {
-  Json json = {{"environment", thread_state()},
-               {"coefficients", copied ? coefficients_copy_ : trainer_.gradient().state()}};
+  if (!copied) snapshot_ = trainer_.snapshot(/*copies=*/false);
+  Json json = {{"environment", thread_state()}, {"coefficients", snapshot_.coefficients}};
   {
     const std::lock_guard lock(order_mutex_);
     json["controller"] = to_json(state, order_);
   }
-  save_run_checkpoint(
-      folder_.path(), state.step, copied ? *model_copy_ : trainer_.whole_model(),
-      copied ? optimizer_copy_ : trainer_.snapshot(/*copies=*/false), json,
-      {.source_model = settings_.model.path,
-       .keep_last = settings_.saver.keep,
-       .write_more = [&](const auto& directory) {
-         if (parts_.critic)
-           (copied ? *critic_copy_ : parts_.critic->snapshot(/*copies=*/false)).save(directory / "critic");
-         if (parts_.student)
-           (copied ? *student_copy_ : parts_.student->snapshot(/*copies=*/false))
-               .save(directory / parts_.student->folder(), settings_.model.path);
-         if (renews_reference())
-           save_model(directory / "reference", copied ? *reference_copy_ : *parts_.reference);
-       }});
-  critic_copy_.reset();
-  student_copy_.reset();
-  reference_copy_.reset();
-  model_copy_.reset();
-  optimizer_copy_ = {};
+  save_run_checkpoint(folder_.path(), state.step, *snapshot_.model, snapshot_.optimizer, json,
+                      {.source_model = settings_.model.path,
+                       .keep_last = settings_.saver.keep,
+                       .write_more = [this](const auto& directory) {
+                         snapshot_.save_more(directory, settings_.model.path);
+                       }});
+  snapshot_ = {};
   last_checkpoint_ = parts_.clock.now();
   RunFolder::write_report(folder_.path());
 }

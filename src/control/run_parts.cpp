@@ -129,12 +129,12 @@ std::unique_ptr<Model> load_critic_model(const RunSettings& settings, Model& act
 
 // `own`: its backbone, or null.
 std::unique_ptr<Critic> make_critic(const RunSettings& settings, Model& actor, Model* own,
-                                    int64_t total_steps, Communicator* ranks) {
+                                    int64_t total_steps, const TrainingRanks& ranks) {
   if (!has_critic(settings)) return nullptr;
   CriticSettings of_critic = settings.critic;
   of_critic.share_backbone = own == nullptr;
   auto critic = std::make_unique<Critic>(own ? *own : actor, of_critic, settings.actor,
-                                         total_steps * settings.actor.updates_per_batch(), ranks);
+                                         total_steps * settings.actor.updates_per_batch(), &ranks);
   if (!settings.critic.path.empty()) critic->load_head_if_saved(settings.critic.path);
   return critic;
 }
@@ -151,12 +151,13 @@ SparsePolicy sparse_of(const RunSettings& settings, at::Device device) {
 }
 
 std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& model,
-                                            const SparsePolicy& sparse, int64_t total_steps) {
+                                            const SparsePolicy& sparse, int64_t total_steps,
+                                            const TrainingRanks& ranks) {
   const SparseTrainingSettings& own = settings.sparse_training;
   if (!own.has_student()) return nullptr;
   const auto seed = static_cast<uint64_t>(settings.seed);
   if (own.distills())
-    return std::make_unique<SparseStudent>(model, own, settings.actor, sparse, total_steps, seed);
+    return std::make_unique<SparseStudent>(model, own, settings.actor, sparse, total_steps, seed, &ranks);
   auto weak = load(settings, own.weak_path);
   check_same_tokens("sparse_training.weak_path", settings.model.path, model, own.weak_path, *weak);
   if (weak->config().max_length() > model.config().max_length())
@@ -164,7 +165,16 @@ std::unique_ptr<SparseStudent> make_student(const RunSettings& settings, Model& 
                         weak->config().max_length(), " tokens, ", settings.model.path,
                         ", which is trained on its samples, ", model.config().max_length(),
                         "; expected no more"));
-  return std::make_unique<SparseStudent>(std::move(weak), own, settings.actor, sparse, total_steps);
+  return std::make_unique<SparseStudent>(std::move(weak), own, settings.actor, sparse, total_steps, &ranks);
+}
+
+// As the student of the ranks that train begins: its weights are published.
+std::unique_ptr<Model> load_generating(const RunSettings& settings) {
+  const SparseTrainingSettings& student = settings.sparse_training;
+  if (student.is_weak()) return load(settings, student.weak_path);
+  auto model = load_trained(settings);
+  if (student.distills()) add_adapter(*model, student.lora, static_cast<uint64_t>(settings.seed));
+  return model;
 }
 
 std::unique_ptr<Environment> make_environment(const RunSettings& settings) {
@@ -177,9 +187,8 @@ std::unique_ptr<Environment> make_environment(const RunSettings& settings) {
 std::unique_ptr<WeightChannel> make_channel(const RunSettings& settings, const Model& trained,
                                             Model* generating) {
   if (!generating) return std::make_unique<SharedWeights>(&trained);
-  return std::make_unique<CopiedWeights>(
-      trained, *generating, takes_weights_in_place(settings, trained),
-      settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained);
+  return std::make_unique<CopiedWeights>(trained, *generating, takes_weights_in_place(settings, trained),
+                                         what_changes(settings));
 }
 
 // Servers generate for rank 0, and each rank's embedded engine for its own, unless there are engine ranks.
@@ -253,6 +262,10 @@ ThreadSplit split_threads(const RunSettings& settings, int threads) {
   return split;
 }
 
+Changing what_changes(const RunSettings& settings) {
+  return settings.sparse_training.distills() ? Changing::kAll : Changing::kTrained;
+}
+
 bool takes_weights_in_place(const RunSettings& settings, const Model& model) {
   return model.device().is_cuda() || settings.rollout.quantization != "none";
 }
@@ -260,7 +273,7 @@ bool takes_weights_in_place(const RunSettings& settings, const Model& model) {
 EngineParts::EngineParts(const RunSettings& run_settings)
     : settings(run_settings),
       encoder(PromptEncoder::from_directory(settings.model.path)),
-      model(load_trained(settings)),
+      model(load_generating(settings)),
       engine(make_engine()) {
   if (settings.rollout.threads > 0) at::set_num_threads(static_cast<int>(settings.rollout.threads));
 }
@@ -288,28 +301,27 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       teacher(load_teacher(settings, *model)),
       total_steps(planned_steps(settings, problems)),
       critic_model(load_critic_model(settings, *model, ranks)),
-      critic(make_critic(settings, *model, critic_model.get(), total_steps, ranks)),
+      critic(make_critic(settings, *model, critic_model.get(), total_steps, training)),
       sparse(sparse_of(settings, model->device())),
-      student(make_student(settings, *model, sparse, total_steps)),
-      generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks) ? nullptr
-                 : student ? copy_of(student->model(), Changing::kAll)
-                           : copy_of(published())),
+      student(make_student(settings, *model, sparse, total_steps, training)),
+      generating(settings.rollout.max_head_offpolicyness == 0 || !generates(settings, ranks)
+                     ? nullptr
+                     : copy_of(published(), what_changes(settings))),
       trainer(*model, {reference.get(), teacher.get()}, settings.actor, total_steps, clock, critic.get(),
               settings.sparse_training.trains_sparse() ? sparse : SparsePolicy(), student.get(), &training),
-      weights(make_channel(settings, student ? student->model() : published(), generating.get())),
-      engine(generates(settings, ranks) ? make_run_engine(settings,
-                                                          generating ? *generating
-                                                          : student  ? student->model()
-                                                                     : published(),
-                                                          encoder.tokenizer())
-                                        : nullptr),
+      weights(make_channel(settings, published(), generating.get())),
+      engine(generates(settings, ranks)
+                 ? make_run_engine(settings, generating ? *generating : published(), encoder.tokenizer())
+                 : nullptr),
       folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
   at::set_num_threads(threads.training);
   if (training.sizes().all() > training.sizes().data) {
     if (settings.rollout.batch_invariant.value_or(false))
       throw UserError(str("rollout.batch_invariant: is not for ranks that share passes (actor.backend ",
-                          settings.actor.backend, "); expected false"));
-    for (Model* shared : {model.get(), reference.get(), teacher.get()})
+                          settings.actor.backend,
+                          "), which sum and attend within them in another order than the engine; expected "
+                          "false, or ranks that share the batch"));
+    for (Model* shared : {model.get(), reference.get(), teacher.get(), critic_model.get()})
       if (shared) shared->set_batch_invariant(false);
   }
   if (whole) trainer.use_whole(*whole);

@@ -38,6 +38,8 @@ struct EngineParts {
   const std::unique_ptr<Model> model;
   std::unique_ptr<Engine> engine;
 };
+// What of the model that generates changes between two publications.
+Changing what_changes(const RunSettings& settings);
 // Whether the engine's tensors must keep their addresses when it takes weights: a quantized copy or a CUDA
 // graph reads them there.
 bool takes_weights_in_place(const RunSettings& settings, const Model& model);
@@ -73,9 +75,9 @@ struct RunParts {
   std::unique_ptr<const PassCosts> weak_costs;  // of the student's plans, where it is a model of its own
   std::unique_ptr<Model> generating;  // the engine's own copy, where it generates beside training; else null
   Trainer trainer;
-  // What is published of the trained model: it, or where ranks share its layers what Trainer::whole_model()
-  // sets.
-  const Model& published() const { return whole ? *whole : *model; }
+  // What is published: the student, where one generates, else the trained model, or where ranks share its
+  // layers what Trainer::whole_model() sets.
+  const Model& published() const { return student ? student->model() : whole ? *whole : *model; }
   std::unique_ptr<WeightChannel> weights;
   std::unique_ptr<Engine> engine;                   // null: servers, for rank 0, or engine ranks generate
   std::optional<ConversationFormat> conversations;  // where there is an environment

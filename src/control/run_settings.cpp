@@ -120,9 +120,18 @@ void RunSettings::check() const {
   if (rollout.has_servers() && sparse_training.has_student())
     throw UserError(str("rollout.backend: got ", rollout.backend, ", but sparse_training.arm ",
                         sparse_training.arm, " has a policy of its own generate; expected embedded"));
-  if (rollout.ranks > 0 && sparse_training.has_student())
-    throw UserError(str("rollout.ranks: got ", rollout.ranks, ", but sparse_training.arm ",
-                        sparse_training.arm, " has a policy of its own generate; expected 0"));
+  const auto sizes = sizes_of_backend(actor.backend);
+  if (sizes && sizes->all() > sizes->data &&
+      (sparse_training.has_student() || sparse_training.trains_sparse()))
+    throw UserError(str("actor.backend: got ", actor.backend, ", but sparse_training.arm ",
+                        sparse_training.arm,
+                        " trains by choice of pages, for which a rank needs all heads of a group and all "
+                        "tokens of a pass; expected ranks that share the batch (fsdp:dN)"));
+  if (sizes && sizes->pipeline > 1 && actor.advantages.needs_values())
+    throw UserError(str("actor.backend: got ", actor.backend, ", but actor.adv_estimator ",
+                        actor.advantages.adv_estimator,
+                        " has a critic, which ranks that have the layers in a row (p) do not train; expected "
+                        "another estimator, or no p"));
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;

@@ -109,8 +109,8 @@ std::vector<const Trajectory*> Sft::batch_of(int64_t step) {
 
 double Sft::train(const std::vector<const Trajectory*>& examples) {
   const TrainBatch batch = make_batch(examples, AggregationSettings{}, accumulator_type(model_->dtype()));
-  const Plan plan = make_plan(settings_.tree.strategy(),
-                              plan_request(batch, settings_.mb_spec, settings_.tree.packer, &costs_));
+  const Plan plan =
+      make_plan(settings_.tree.strategy(), plan_request(batch, settings_.mb_spec, settings_.tree, &costs_));
   const WalkResult result = Executor(*model_).forward_backward(plan, batch, *loss_);
   optimizer_->step();
   for (const PlannedTree& planned : plan.trees) {

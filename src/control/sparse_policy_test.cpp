@@ -266,7 +266,8 @@ void expect_replay_at(int64_t length) {
   engine.submit(std::move(request));
   std::vector<Trajectory> samples;
   for (int step = 1; !engine.idle(); ++step) {
-    if (engine.statistics().new_tokens > held + 60 && engine.version() == 0) engine.update_weights({1, model.get()});
+    if (engine.statistics().new_tokens > held + 60 && engine.version() == 0)
+      engine.update_weights({1, model.get()});
     for (const GenerationResult& result : engine.step())
       for (size_t i = 0; i < result.samples.size(); ++i) {
         Trajectory& row = samples.emplace_back(to_rollout(result, i, ""));

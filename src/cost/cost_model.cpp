@@ -40,14 +40,14 @@ double CostModel::attention_backward_seconds(const PassShape& pass) const {
   return attention_seconds(pass, /*backward=*/true);
 }
 
-double CostModel::layers_seconds(const PassShape& pass, bool backward) const {
+double CostModel::layers_seconds(const PassShape& pass, bool backward, double left_out) const {
   if (pass.tokens == 0) return 0;
   const CostCurve& linear = backward ? device_.linear_backward : device_.linear_forward;
   const CostCurve& elementwise = backward ? device_.elementwise_backward : device_.elementwise_forward;
   const double flops = backward ? shape_.trained_linear_flops_per_token() : shape_.linear_flops_per_token();
   const double work = flops * linear.at(pass.tokens) +
                       shape_.elements_per_token() * elementwise.at(pass.tokens) +
-                      attention_seconds(pass, backward);
+                      attention_seconds(pass, backward) - left_out;
   const double constant =
       static_cast<double>(shape_.num_layers) *
           (backward ? device_.seconds_per_layer_backward : device_.seconds_per_layer_forward) +
@@ -61,6 +61,17 @@ double CostModel::forward_seconds(const PassShape& pass) const {
 
 double CostModel::backward_seconds(const PassShape& pass) const {
   return layers_seconds(pass, /*backward=*/true);
+}
+
+double CostModel::recompute_seconds(const PassShape& pass, Keep keep) const {
+  if (keep == Keep::kActivations || pass.tokens == 0) return 0;
+  double left_out = 0;
+  if (keep == Keep::kAttention || keep == Keep::kLayerInputsAndAttention)
+    left_out += attention_forward_seconds(pass);
+  // A layer by itself is computed up to its last product, whose result nobody reads but a norm behind it.
+  if (recomputes_layers(keep) && !shape_.post_norms)
+    left_out += shape_.last_flops_per_token() * device_.linear_forward.at(pass.tokens);
+  return layers_seconds(pass, /*backward=*/false, left_out);
 }
 
 double CostModel::head_seconds(const CostCurve& curve, int64_t rows) const {

@@ -29,18 +29,21 @@ class CostModel final : public PassCosts {
   double attention_backward_seconds(const PassShape& pass) const override;
   double head_forward_seconds(const PassShape& pass) const override;
   double head_backward_seconds(const PassShape& pass) const override;
+  double recompute_seconds(const PassShape& pass, Keep keep) const override;
 
   int64_t stack_row_bytes() const override { return bytes().of_stack_row(); }
-  int64_t activation_bytes() const override { return bytes().of_activations(); }
-  int64_t attention_bytes() const override { return bytes().of_attention(); }
+  int64_t kept_bytes(Keep keep) const override { return bytes().of_kept(keep); }
   int64_t exit_bytes() const override { return bytes().of_exit(); }
   int64_t row_bytes() const override { return bytes().of_loss_row(); }
-  int64_t temporary_bytes(const PassShape& pass) const override { return bytes().of_temporaries(pass); }
+  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+    return bytes().of_temporaries(pass, keep);
+  }
 
  private:
   DecoderBytes bytes() const { return {shape_, device_.kernels}; }
   // Seconds of the layers in a forward or, where `backward`, a backward pass.
-  double layers_seconds(const PassShape& pass, bool backward) const;
+  // left_out: of the work's seconds, what is not computed.
+  double layers_seconds(const PassShape& pass, bool backward, double left_out = 0) const;
   double attention_seconds(const PassShape& pass, bool backward) const;
   double head_seconds(const CostCurve& curve, int64_t rows) const;
 

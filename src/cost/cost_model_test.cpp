@@ -117,15 +117,34 @@ TEST(CostModel, BytesOfTheSmallShapeByHand) {
   auto profile = simple_profile();
   const CostModel costs(profile, named_model_shape("small", "fp32"));
   EXPECT_EQ(costs.stack_row_bytes(), 8 * 2 * 256 * (4 + 4));
-  EXPECT_EQ(costs.attention_bytes(), 8 * (512 * 4 + 8 * 4));
+  EXPECT_EQ(costs.kept_bytes(Keep::kAttention), 8 * (512 * 4 + 8 * 4));
   EXPECT_EQ(costs.exit_bytes(), 512 * (4 + 4));
   // x twice, q k v twice, gate, up; two scales; attention. Then the last norm, angles, ids.
-  EXPECT_EQ(costs.activation_bytes(), 8 * ((2 * 512 + 2 * 1024 + 2 * 1536) * 4 + 2 * 4) + 8 * (512 + 8) * 4 +
-                                          2 * 512 * 4 + 65 * 4 + 20);
+  EXPECT_EQ(costs.kept_bytes(Keep::kActivations), 8 * ((2 * 512 + 2 * 1024 + 2 * 1536) * 4 + 2 * 4) +
+                                                      8 * (512 + 8) * 4 + 2 * 512 * 4 + 65 * 4 + 20);
+  EXPECT_EQ(costs.kept_bytes(Keep::kKeysValues), 0);
+  EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputs), 8 * 512 * 4 + 2 * 512 * 4 + 65 * 4 + 20);
+  EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputsAndAttention) - costs.kept_bytes(Keep::kLayerInputs),
+            costs.kept_bytes(Keep::kAttention));
   profile.dtype = "bf16";
   const CostModel half(profile, named_model_shape("small", "bf16"));
   EXPECT_EQ(half.stack_row_bytes(), 8 * 2 * 256 * (2 + 4));
   EXPECT_EQ(half.exit_bytes(), 512 * (2 + 4));
+}
+
+// What is computed again: the forward without its last products, attention's where its outputs are kept.
+TEST(CostModel, SecondsOfComputingAgain) {
+  const CostModel costs(simple_profile(), named_model_shape("small", "fp32"));
+  const PassShape pass{.tokens = 256, .pairs = 256 * 257 / 2};
+  const double forward = costs.forward_seconds(pass), attention = costs.attention_forward_seconds(pass);
+  EXPECT_EQ(costs.recompute_seconds(pass, Keep::kActivations), 0);
+  EXPECT_DOUBLE_EQ(costs.recompute_seconds(pass, Keep::kKeysValues), forward);
+  EXPECT_DOUBLE_EQ(costs.recompute_seconds(pass, Keep::kAttention), forward - attention);
+  const double layers = costs.recompute_seconds(pass, Keep::kLayerInputs);
+  EXPECT_LT(layers, forward);
+  EXPECT_GT(layers, 0.7 * forward);
+  EXPECT_NEAR(costs.recompute_seconds(pass, Keep::kLayerInputsAndAttention), layers - attention,
+              1e-12 * forward);
 }
 
 TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
@@ -135,16 +154,16 @@ TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
   int64_t before = 0;
   for (int64_t tokens = 32; tokens <= 4096; tokens *= 2) {
     const PassShape pass{.tokens = tokens, .pairs = tokens * tokens / 2, .head_rows = tokens};
-    const int64_t bytes = costs.temporary_bytes(pass);
+    const int64_t bytes = costs.temporary_bytes(pass, Keep::kActivations);
     EXPECT_GT(bytes, before);
     before = bytes;
   }
   // The head holds at least a chunk of logits.
-  EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}), 151936 * 4);
+  EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}, Keep::kActivations), 151936 * 4);
   // The reference holds dense matrices of scores.
   profile.kernels.attention = DeviceKernels::Attention::kReference;
   const CostModel dense(profile, named_model_shape("qwen3-0.6b", "fp32"));
-  EXPECT_GT(dense.temporary_bytes({.tokens = 1024, .stack_rows = 1024, .pairs = 1}),
+  EXPECT_GT(dense.temporary_bytes({.tokens = 1024, .stack_rows = 1024, .pairs = 1}, Keep::kActivations),
             int64_t{16} * 1024 * 2048 * 4);
 }
 

@@ -67,19 +67,43 @@ class Steps {
   }
 
   // Predicted over measured peak of a step, over weights and gradients.
-  double ratio(const Sequences& sequences, const char* strategy, int64_t limit) {
+  double ratio(const Sequences& sequences, const char* strategy, int64_t limit,
+               std::optional<Keep> keep = {}) {
     const int64_t before = cpu_allocated_bytes();
     reset_cpu_peak_bytes();
     const TrainBatch batch = make_batch(sequences.batch, {}, accumulator_type(model_->dtype()));
-    auto request = plan_request(batch, limit);
-    request.costs = &costs_;
-    const auto plan = make_plan(strategy, request);
+    auto plan = make_plan(strategy, request_of(batch, limit));
+    for (auto& planned : plan.trees)
+      for (auto& block : planned.blocks) block.keep = keep.value_or(block.keep);
     Executor(*model_).forward_backward(plan, batch, *loss_);
     const auto measured = static_cast<double>(cpu_peak_bytes() - before);
     return static_cast<double>(simulate(plan, &costs_).peak_bytes) / measured;
   }
 
+  // Measured peak of a step over its budget, which is so many times what the fastest plan takes that computes
+  // no layers again; `num_by_layer` counts the blocks that do.
+  double measured_over_budget(const Sequences& sequences, const char* strategy, double part,
+                              int64_t& num_by_layer) {
+    const int64_t before = cpu_allocated_bytes();
+    reset_cpu_peak_bytes();
+    const TrainBatch batch = make_batch(sequences.batch, {}, accumulator_type(model_->dtype()));
+    PlanRequest request = request_of(batch, 2048);
+    const double whole = static_cast<double>(simulate(make_plan(strategy, request), &costs_).peak_bytes);
+    request.memory_bytes = static_cast<int64_t>(part * whole);
+    const Plan plan = make_plan(strategy, request);
+    for (const auto& planned : plan.trees)
+      for (const auto& block : planned.blocks) num_by_layer += recomputes_layers(block.keep);
+    Executor(*model_).forward_backward(plan, batch, *loss_);
+    return static_cast<double>(cpu_peak_bytes() - before) / static_cast<double>(*request.memory_bytes);
+  }
+
  private:
+  PlanRequest request_of(const TrainBatch& batch, int64_t limit) const {
+    PlanRequest request = plan_request(batch, limit);
+    request.costs = &costs_;
+    return request;
+  }
+
   std::unique_ptr<Model> model_;
   CostModel costs_;
   std::unique_ptr<Loss> loss_;
@@ -106,6 +130,38 @@ TEST(PeakMemory, AsPredictedForPassesStacksVocabulariesAndTypes) {
           }
       }
     }
+}
+
+TEST(PeakMemory, OfPassesThatComputeTheirLayersAgain) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t inner : {32, 192, 1024})
+      for (const bool post_norms : {false, true}) {
+        ModelConfig config = config_of(64, 6, inner, 500);
+        config.post_norms = post_norms;
+        Steps steps(config, dtype);
+        for (const Keep keep : {Keep::kLayerInputs, Keep::kLayerInputsAndAttention})
+          for (const char* strategy : {"path", "dense", "blocks"})
+            for (const int64_t limit : {2048, 40}) {
+              SCOPED_TRACE(testing::Message()
+                           << c10::toString(dtype) << " F " << inner << (post_norms ? " post norms " : " ")
+                           << strategy << " B " << limit << " keep " << static_cast<int>(keep));
+              expect_near(steps.ratio(Sequences(600, 3, 100, true, 500), strategy, limit, keep));
+            }
+      }
+}
+
+// A third of the memory, within which large passes stay the fastest on a device whose passes cost much.
+TEST(PeakMemory, StaysWithinABudgetThatPassesKeepLessFor) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    Steps steps(config_of(64, 6, 192, 500), dtype);
+    for (const char* strategy : {"dense", "blocks", "auto"}) {
+      SCOPED_TRACE(testing::Message() << c10::toString(dtype) << " " << strategy);
+      int64_t num_by_layer = 0;
+      const Sequences sequences(100, 12, 150, true, 500);
+      EXPECT_LT(steps.measured_over_budget(sequences, strategy, 0.35, num_by_layer), 1.02);
+      EXPECT_GT(num_by_layer, 0);
+    }
+  }
 }
 
 TEST(PeakMemory, OfALongStack) {

@@ -68,6 +68,7 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
     const int64_t limit = (strategy == "packed" ? longest : 1) + below(max_tokens);
     PlanRequest request = plan_request(r->batch, limit);
     if (below(4) > 0) request.costs = &costs;
+    request.layers = static_cast<LayerRecompute>(below(3));
     if (request.costs && below(2)) {
       const int64_t roomy = simulate(make_plan("path", request), &costs).peak_bytes;
       request.memory_bytes = 1 + below(2 * roomy + 1);

@@ -38,4 +38,8 @@ void append_rollout_line(std::string& out, const Trajectory& rollout);
 Json rollout_to_json(const Trajectory& rollout);
 Trajectory parse_rollout(const Json& line, const std::string& where, const RolloutReadOptions& options = {});
 
+// What files do not have, for other processes.
+Json to_json(const PageChoices& choices);
+PageChoices page_choices_from_json(const Json& json);
+
 }  // namespace bough

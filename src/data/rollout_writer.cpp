@@ -116,4 +116,16 @@ void append_rollout_line(std::string& out, const Trajectory& rollout) {
   out += '}';
 }
 
+Json to_json(const PageChoices& choices) {
+  return {{"positions", choices.positions}, {"begin", choices.begin}, {"pages", choices.pages}};
+}
+
+PageChoices page_choices_from_json(const Json& json) {
+  PageChoices choices;
+  json.at("positions").get_to(choices.positions);
+  json.at("begin").get_to(choices.begin);
+  json.at("pages").get_to(choices.pages);
+  return choices;
+}
+
 }  // namespace bough

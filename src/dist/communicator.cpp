@@ -359,7 +359,8 @@ std::unique_ptr<Communicator> single_communicator() {
 }
 
 bool is_mpi_rank() {
-  return std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK");
+  const bool by_torchrun = std::getenv("TORCHELASTIC_RUN_ID");
+  return !by_torchrun && (std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK"));
 }
 
 namespace {
@@ -373,6 +374,8 @@ std::filesystem::path find_library(const char* name) {
   return {};
 }
 
+constexpr const char* kMpiLibrary = "libbough_mpi.so";
+
 // For all of the process: MPI's own plug-ins look for libmpi's names there. Never closed.
 void* open_library(const std::filesystem::path& path, const char* remedy) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -383,17 +386,20 @@ void* open_library(const std::filesystem::path& path, const char* remedy) {
 }
 }  // namespace
 
+bool has_mpi_library() {
+  return !find_library(kMpiLibrary).empty();
+}
+
 std::unique_ptr<Communicator> mpi_communicator() {
-  constexpr const char* kName = "libbough_mpi.so";
-  const std::filesystem::path path = find_library(kName);
+  const std::filesystem::path path = find_library(kMpiLibrary);
   if (path.empty())
     throw UserError(
-        str("several ranks: ", kName,
+        str("several ranks: ", kMpiLibrary,
             " is neither beside the program nor in its lib; it is built where Open MPI is installed "
-            "(libopenmpi-dev). Install it and build again, or use one rank"));
+            "(libopenmpi-dev). Install it and build again, take --launcher processes, or use one rank"));
   void* const library = open_library(path, "install Open MPI's libraries (openmpi-bin, libopenmpi3)");
   auto* const make = reinterpret_cast<Communicator* (*)()>(dlsym(library, "bough_mpi_communicator"));
-  BOUGH_CHECK(make, kName, " lacks what it is for");
+  BOUGH_CHECK(make, kMpiLibrary, " lacks what it is for");
   return std::unique_ptr<Communicator>(make());
 }
 

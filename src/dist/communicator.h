@@ -102,14 +102,16 @@ std::unique_ptr<Communicator> single_communicator();
 std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
 
 // All ranks that mpirun or srun started, through libbough_mpi.so, which is opened for it. UserError where
-// the library is missing or cannot be opened. Destroyed in order it says goodbye to the others; a rank that
-// ends in any other way is taken for dead, and the starter ends all.
+// the library is missing (has_mpi_library()) or cannot be opened. Destroyed in order it says goodbye to the
+// others; a rank that ends in any other way is taken for dead, and the starter ends all.
 std::unique_ptr<Communicator> mpi_communicator();
+bool has_mpi_library();  // in this build
 // The same ranks, whose GPUs have collectives of their own by NCCL, through libbough_nccl.so: a call of all
 // of them, after CUDA was made ready. Null where this build has no such library; UserError where it cannot be
 // opened.
 std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator>& host);
-// Whether this process was started as a rank: by mpirun, or by srun with PMIx.
+// Whether this process was started as a rank: by mpirun, or by srun with PMIx. torchrun's workers have their
+// variables, too, where one of them started torchrun; they are not.
 bool is_mpi_rank();
 
 }  // namespace bough

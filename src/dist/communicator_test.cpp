@@ -1,156 +1,123 @@
-// What holds of every group of ranks, tried on threads of this process; tests/runs/test_ranks.py tries MPI's.
 #include "dist/communicator.h"
 
-#include <gtest/gtest.h>
+#include <map>
+#include <mutex>
 
-#include <functional>
-#include <numeric>
-#include <thread>
-
-#include "base/error.h"
+#include "dist/communicator_test_cases.h"
+#include "dist/store_communicator.h"
 
 namespace bough {
 namespace {
 
-void on_ranks(int64_t size, const std::function<void(Communicator&)>& body) {
-  auto ranks = thread_communicators(size);
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) threads.emplace_back([&body, &rank] { body(*rank); });
-  for (std::thread& thread : threads) thread.join();
-}
+// A store of this process.
+class MemoryStore final : public KeyValueStore {
+ public:
+  struct Shared {
+    std::mutex mutex;
+    std::map<std::string, std::string> values;
+  };
+  explicit MemoryStore(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 
-TEST(Communicator, SumsInRankOrderOnEveryRank) {
-  for (const int64_t size : {1, 2, 3, 8})
-    on_ranks(size, [&](Communicator& ranks) {
-      // 1e16 + 1 is 1e16: another order would give another sum.
-      std::vector<double> values = {static_cast<double>(ranks.rank()), ranks.rank() == 0 ? 1e16 : 1.0};
-      ranks.all_reduce(std::span<double>(values));
-      EXPECT_EQ(values[0], static_cast<double>(size * (size - 1)) / 2);
-      EXPECT_EQ(values[1], 1e16);
-      std::vector<float> floats(5, 1.5f);
-      ranks.all_reduce(std::span<float>(floats));
-      EXPECT_EQ(floats[4], 1.5f * static_cast<float>(size));
-      ranks.all_reduce(std::span<double>());
-    });
-}
-
-TEST(Communicator, EveryCollectiveDoesWhatItsNameSays) {
-  const int64_t size = 3;
-  on_ranks(size, [&](Communicator& ranks) {
-    const int64_t rank = ranks.rank();
-    std::vector<int64_t> send(6), receive(2);
-    std::iota(send.begin(), send.end(), 10 * rank);
-    const auto collective = [&](Collective::Kind kind, void* into, int64_t count) {
-      ranks.run({.kind = kind,
-                 .send = send.data(),
-                 .receive = into,
-                 .count = count,
-                 .element = Element::kInt64,
-                 .root = 1});
-    };
-    collective(Collective::Kind::kReduceScatter, receive.data(), 2);
-    EXPECT_EQ(receive, (std::vector<int64_t>{30 + 6 * rank, 33 + 6 * rank}));
-    std::vector<int64_t> all(6);
-    collective(Collective::Kind::kAllGather, all.data(), 2);
-    EXPECT_EQ(all, (std::vector<int64_t>{0, 1, 10, 11, 20, 21}));
-    collective(Collective::Kind::kAllToAll, all.data(), 2);
-    EXPECT_EQ(all, (std::vector<int64_t>{2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank, 20 + 2 * rank,
-                                         21 + 2 * rank}));
-    collective(Collective::Kind::kBroadcast, send.data(), 6);
-    EXPECT_EQ(send[5], 15);
-    EXPECT_EQ(ranks.broadcast(rank == 2 ? std::string(1000, 'x') : "y", 2), std::string(1000, 'x'));
-    const auto texts = ranks.all_gather(std::string(static_cast<size_t>(rank), 'a'));
-    EXPECT_EQ(texts, (std::vector<std::string>{"", "a", "aa"}));
-    ranks.barrier();
-  });
-}
-
-TEST(Communicator, PartsAreGroupsOfTheirOwn) {
-  on_ranks(5, [](Communicator& ranks) {
-    const auto part = ranks.split(ranks.rank() % 2);
-    EXPECT_EQ(part->size(), ranks.rank() % 2 == 0 ? 3 : 2);
-    EXPECT_EQ(part->rank(), ranks.rank() / 2);
-    std::vector<double> sum = {static_cast<double>(ranks.rank())};
-    part->all_reduce(std::span<double>(sum));
-    EXPECT_EQ(sum[0], ranks.rank() % 2 == 0 ? 6 : 4);
-    ranks.barrier();
-  });
-}
-
-TEST(Communicator, WaitsNoLongerThanItsDeadlineForARankThatDoesNotCome) {
-  auto ranks = thread_communicators(2);
-  ranks[0]->set_deadline(0.05);
-  try {
-    ranks[0]->barrier();
-    FAIL() << "the barrier ended";
-  } catch (const IoError& error) {
-    EXPECT_NE(std::string(error.what()).find("rank 0 of 2"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("barrier"), std::string::npos) << error.what();
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->values[key] = value;
   }
-}
-
-TEST(Communicator, MessagesArriveInTurnAndCountTheirBytes) {
-  on_ranks(3, [](Communicator& ranks) {
-    const int64_t rank = ranks.rank(), size = ranks.size(), count = 5, messages = 4;
-    const auto message = [&](Collective::Kind kind, std::vector<int64_t>& values, int64_t other) {
-      return Collective{.kind = kind,
-                        .send = values.data(),
-                        .receive = values.data(),
-                        .count = count,
-                        .element = Element::kInt64,
-                        .root = other};
-    };
-    std::vector<std::vector<int64_t>> sent;
-    std::vector<std::unique_ptr<PendingCollective>> pending;
-    const double before = ranks.bytes_sent();
-    for (int64_t i = 0; i < messages; ++i) {
-      sent.emplace_back(count, 100 * rank + i);
-      pending.push_back(ranks.begin(message(Collective::Kind::kSend, sent.back(), (rank + 1) % size)));
-    }
-    ranks.barrier();  // is no message: it may come between
-    const int64_t from = (rank + size - 1) % size;
-    for (int64_t i = 0; i < messages; ++i) {
-      std::vector<int64_t> values(count);
-      ranks.run(message(Collective::Kind::kReceive, values, from));
-      EXPECT_EQ(values, std::vector<int64_t>(count, 100 * from + i));
-    }
-    for (size_t i = 0; i < pending.size(); ++i)
-      ranks.finish(*pending[i], message(Collective::Kind::kSend, sent[i], (rank + 1) % size));
-    EXPECT_EQ(ranks.bytes_sent() - before, static_cast<double>(messages * count * 8));
-  });
-}
-
-TEST(Communicator, WaitsNoLongerThanItsDeadlineForAMessage) {
-  auto ranks = thread_communicators(2);
-  ranks[1]->set_deadline(0.05);
-  double value = 0;
-  try {
-    ranks[1]->run({.kind = Collective::Kind::kReceive,
-                   .receive = &value,
-                   .count = 1,
-                   .element = Element::kDouble,
-                   .root = 0});
-    FAIL() << "nobody sent";
-  } catch (const IoError& error) {
-    EXPECT_NE(std::string(error.what()).find("receive"), std::string::npos) << error.what();
+  bool has(const std::string& key) override {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->values.contains(key);
   }
+  std::vector<std::string> get(const std::vector<std::string>& keys) override {
+    const std::lock_guard lock(shared_->mutex);
+    std::vector<std::string> values;
+    for (const std::string& key : keys) values.push_back(shared_->values.at(key));
+    return values;
+  }
+  int64_t add(const std::string& key, int64_t count) override {
+    const std::lock_guard lock(shared_->mutex);
+    std::string& value = shared_->values[key];
+    value = std::to_string((value.empty() ? 0 : std::stoll(value)) + count);
+    return std::stoll(value);
+  }
+  void erase(const std::string& key) override {
+    const std::lock_guard lock(shared_->mutex);
+    EXPECT_EQ(shared_->values.erase(key), 1u) << key;
+  }
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+};
+
+Groups ranks_of(const std::shared_ptr<MemoryStore::Shared>& shared, int64_t size,
+                double silence_seconds = 8) {
+  Groups ranks;
+  for (int64_t rank = 0; rank < size; ++rank)
+    ranks.push_back(store_communicator(
+        std::make_unique<MemoryStore>(shared),
+        {.rank = rank, .size = size, .holds_store = rank == 0, .silence_seconds = silence_seconds}));
+  return ranks;
 }
 
-TEST(Communicator, TwoCollectivesMayBeUnderWay) {
-  on_ranks(4, [](Communicator& ranks) {
-    std::vector<double> a = {1}, b = {2};
-    const auto all_reduce = [](std::vector<double>& values) {
-      return Collective{.kind = Collective::Kind::kAllReduce,
-                        .send = values.data(),
-                        .receive = values.data(),
-                        .count = 1,
-                        .element = Element::kDouble};
-    };
-    const auto first = ranks.begin(all_reduce(a)), second = ranks.begin(all_reduce(b));
-    while (!second->is_done() || !first->is_done()) std::this_thread::yield();
-    EXPECT_EQ(a[0], 4);
-    EXPECT_EQ(b[0], 8);
+INSTANTIATE_TEST_SUITE_P(All, CommunicatorTest,
+                         testing::Values(GroupKind{"threads", thread_communicators},
+                                         GroupKind{"store",
+                                                   [](int64_t size) {
+                                                     return ranks_of(std::make_shared<MemoryStore::Shared>(),
+                                                                     size);
+                                                   }}),
+                         [](const auto& kind) { return std::string(kind.param.name); });
+
+class StoreCommunicatorTest : public CommunicatorTest {};
+
+TEST_F(StoreCommunicatorTest, LeavesNothingInTheStore) {
+  const auto shared = std::make_shared<MemoryStore::Shared>();
+  on_ranks(ranks_of(shared, 3), [](Communicator& ranks) {
+    const auto part = ranks.split(ranks.rank() / 2);
+    for (int i = 0; i < 20; ++i) {
+      std::vector<int64_t> send(6, ranks.rank()), receive(6);
+      for (const auto kind : {Collective::Kind::kReduceScatter, Collective::Kind::kAllToAll,
+                              Collective::Kind::kAllGather, Collective::Kind::kAllReduce})
+        ranks.run({.kind = kind,
+                   .send = send.data(),
+                   .receive = receive.data(),
+                   .count = 2,
+                   .element = Element::kInt64});
+      part->barrier();
+      EXPECT_EQ(part->broadcast("x"), "x");
+      EXPECT_EQ(ranks.broadcast("", 1), "");
+    }
   });
+  for (const auto& [key, value] : shared->values) {
+    EXPECT_TRUE(key.starts_with("alive/")) << key;
+    EXPECT_EQ(value, "gone") << key;
+  }
+  EXPECT_EQ(shared->values.size(), 3u);
+}
+
+std::string failure_of(Communicator& rank) {
+  rank.set_deadline(9);
+  try {
+    rank.barrier();
+  } catch (const IoError& error) {
+    return error.what();
+  }
+  return "the barrier ended";
+}
+
+TEST_F(StoreCommunicatorTest, NoticesARankThatDiesOrFails) {
+  const auto shared = std::make_shared<MemoryStore::Shared>();
+  MemoryStore(shared).set("alive/1", "17");  // and nothing more
+  Groups ranks = ranks_of(shared, 1);
+  ranks[0] = store_communicator(std::make_unique<MemoryStore>(shared),
+                                {.rank = 0, .size = 2, .silence_seconds = 1.5});
+  EXPECT_NE(failure_of(*ranks[0]).find("rank 1 of 2 has said nothing"), std::string::npos);
+
+  Groups others = ranks_of(std::make_shared<MemoryStore::Shared>(), 2);
+  try {
+    const std::unique_ptr<Communicator> failing = std::move(others[1]);
+    throw IoError("what ends rank 1");
+  } catch (const IoError&) {
+  }
+  EXPECT_EQ(failure_of(*others[0]), "rank 1 of 2 has failed");
 }
 
 }  // namespace

@@ -400,6 +400,8 @@ TEST_F(Cuda, MatrixProduct) {
           const auto residual = random_tensor({shape.m, shape.n}, type, 5);
           EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), {}, on_gpu(residual)).cpu(),
                        product + residual.to(at::kDouble), type);
+          EXPECT_CLOSE(matrix_product(on_gpu(a), on_gpu(b), on_gpu(bias), on_gpu(residual)).cpu(),
+                       product + bias.to(at::kDouble) + residual.to(at::kDouble), type);
           const auto c_gpu = on_gpu(c);
           add_matrix_product_(c_gpu, on_gpu(a), on_gpu(b));
           EXPECT_CLOSE(c_gpu.cpu(), product + c.to(at::kDouble), c.scalar_type());

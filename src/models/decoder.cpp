@@ -84,7 +84,7 @@ class Decoder : public Model {
   // Blocks compute attention and the feed-forward layer, each with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
-  at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD) const;
+  at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const;
 
   // The table of each LayerRope that the model has, by its number.
   std::array<RotaryTable, 3> rotary_tables(const at::Tensor& positions_T) const;
@@ -174,9 +174,13 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
   }
   layer.qkv = make_parameter(qkv(".weight"), width, options);
   if (config.qkv_bias) layer.qkv_bias = make_parameter(qkv(".bias"), {}, options);
-  if (config.qk_norm) {
-    layer.q_norm = norm(attn + "q_norm", config.qk_norm_over_width ? q_rows : config.head_dim);
-    layer.k_norm = norm(attn + "k_norm", config.qk_norm_over_width ? kv_rows : config.head_dim);
+  if (config.qk_norm_over_width) {
+    layer.q_norm = make_parameter({{attn + "q_norm.weight", q_rows, 0, first_q, all_q}}, {}, options);
+    layer.k_norm =
+        make_parameter({{attn + "k_norm.weight", kv_rows, 0, first_kv, all_kv, copies}}, {}, options);
+  } else if (config.qk_norm) {
+    layer.q_norm = norm(attn + "q_norm", config.head_dim);
+    layer.k_norm = norm(attn + "k_norm", config.head_dim);
   }
   layer.output = make_parameter({{attn + "o_proj.weight", width, 1, first_q, all_q}}, q_rows, options);
   if (config.output_bias)
@@ -218,13 +222,28 @@ const Parameter* Decoder::bias_of_sum(const Parameter& bias) const {
   return rank() == 0 ? if_defined(bias) : nullptr;
 }
 
+// Norm over elements that ranks share: by the own ones' mean square, times what that is off by. The sum of
+// squares is one over ranks, and so is its gradient, since every rank's output depends on it.
+at::Tensor norm_over_ranks(const at::Tensor& x, const Parameter& weight, const NormSettings& norm,
+                           Communicator* ranks) {
+  const at::Tensor by_own = rms_norm(x.contiguous(), weight, norm);
+  if (!ranks) return by_own;
+  const Parameter::Part& part = weight.parts[0];
+  const at::Tensor own_T1 = x.to(accumulator_type(x.scalar_type())).square().sum(-1, /*keepdim=*/true);
+  const at::Tensor all_T1 =
+      copy_to_ranks(sum_over_ranks(own_T1 / static_cast<double>(part.copies), *ranks), *ranks);
+  const at::Tensor factor_T1 = at::sqrt((own_T1 / static_cast<double>(x.size(1)) + norm.eps) /
+                                        (all_T1 / static_cast<double>(part.whole) + norm.eps));
+  return (by_own * factor_T1).to(x.scalar_type());
+}
+
 // Norms q and k over all their heads together; v stays as it is.
 at::Tensor norm_qk_over_width(const at::Tensor& qkv, const QkvLayout& layout, const Parameter& q_norm,
-                              const Parameter& k_norm, const NormSettings& norm) {
+                              const Parameter& k_norm, const NormSettings& norm, Communicator* ranks) {
   const int64_t q_width = layout.num_heads * layout.head_dim, k_width = layout.num_kv_heads * layout.head_dim;
   const auto parts = qkv.split_with_sizes({q_width, k_width, k_width}, 1);
-  return at::cat({rms_norm(parts[0].contiguous(), q_norm, norm),
-                  rms_norm(parts[1].contiguous(), k_norm, norm), parts[2]},
+  return at::cat({norm_over_ranks(parts[0], q_norm, norm, ranks),
+                  norm_over_ranks(parts[1], k_norm, norm, ranks), parts[2]},
                  1);
 }
 
@@ -239,7 +258,8 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
                         batch_invariant())
           : NormLinearOutput{linear(in_TD, layer.qkv, if_defined(layer.qkv_bias), batch_invariant()), x_TD};
   const bool norm_of_heads = config_.qk_norm && !config_.qk_norm_over_width;
-  if (config_.qk_norm_over_width) qkv = norm_qk_over_width(qkv, layout, layer.q_norm, layer.k_norm, norm);
+  if (config_.qk_norm_over_width)
+    qkv = norm_qk_over_width(qkv, layout, layer.q_norm, layer.k_norm, norm, tensor_ranks_);
   const auto [q_TNH, k_TGH, v_TGH] =
       qk_norm_rotary(qkv, layout, rotary, norm_of_heads ? &layer.q_norm : nullptr,
                      norm_of_heads ? &layer.k_norm : nullptr, norm);
@@ -252,7 +272,7 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
   return residual_TD + (config_.post_norms ? rms_norm(y_TD, layer.attention_post_norm, norm) : y_TD);
 }
 
-at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const {
+at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const {
   const MlpParameters parameters{.norm = if_defined(layer.mlp_norm),
                                  .gate_up = layer.gate_up,
                                  .down = layer.down,
@@ -260,8 +280,10 @@ at::Tensor Decoder::mlp_block(const Layer& layer, const at::Tensor& x_TD) const 
                                  .activation = config_.activation,
                                  .gate_up_bias = if_defined(layer.gate_up_bias),
                                  .down_bias = bias_of_sum(layer.down_bias),
-                                 .residual = !config_.post_norms && !ranks_.tensor};
-  const auto y_TD = out_of_layer(mlp(into_layer(x_TD), parameters, batch_invariant()));
+                                 .residual = !config_.post_norms && !ranks_.tensor,
+                                 .output_is_read = output_is_read || config_.post_norms};
+  const auto own_TD = mlp(into_layer(x_TD), parameters, batch_invariant());
+  const auto y_TD = parameters.output_is_read ? out_of_layer(own_TD) : own_TD;
   if (parameters.residual) return y_TD;
   return x_TD + (config_.post_norms ? rms_norm(y_TD, layer.mlp_post_norm, config_.norm()) : y_TD);
 }
@@ -297,9 +319,11 @@ at::Tensor Decoder::forward(const at::Tensor& tokens_T, const at::Tensor& positi
   const auto rotary = rotary_tables(positions_T);
   auto x_TD = stage_.is_first() ? embed(tokens_T) : tokens_T;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
-    x_TD =
-        attention_block(layers_[i], i, x_TD, rotary[static_cast<size_t>(config_.layer_rope(i))], attention);
-    x_TD = mlp_block(layers_[i], x_TD);
+    const RotaryTable& table = rotary[static_cast<size_t>(config_.layer_rope(i))];
+    const auto compute = [this, i, table, &attention](const at::Tensor& in_TD, bool output_is_read) {
+      return mlp_block(layers_[i], attention_block(layers_[i], i, in_TD, table, attention), output_is_read);
+    };
+    x_TD = attention.layer(i, x_TD, compute);
   }
   return stage_.is_last() ? rms_norm(x_TD, final_norm_, config_.norm()) : x_TD;
 }

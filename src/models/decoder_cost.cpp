@@ -36,6 +36,10 @@ double ModelShape::linear_flops_per_token() const {
   return static_cast<double>(num_layers * layer + 2 * adapter_elements);
 }
 
+double ModelShape::last_flops_per_token() const {
+  return static_cast<double>(num_layers * matrix_product_flops(1, intermediate_size, hidden_size));
+}
+
 double ModelShape::trained_linear_flops_per_token() const {
   if (!is_frozen()) return linear_flops_per_token();
   const auto adapters = static_cast<double>(2 * adapter_elements);
@@ -123,27 +127,41 @@ int64_t DecoderBytes::of_stack_row() const {
 }
 
 int64_t DecoderBytes::of_attention() const {
-  return shape_.num_layers *
-         (shape_.query_width() * shape_.element_bytes + shape_.num_heads * shape_.accumulator_bytes);
+  return shape_.query_width() * shape_.element_bytes + shape_.num_heads * shape_.accumulator_bytes;
 }
 
-int64_t DecoderBytes::of_activations() const {
+int64_t DecoderBytes::of_layer() const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
   // A layer keeps both residuals; q, k, v before and after norm and rotary embedding; gate and up; the norms'
-  // scales; what is normed before it is added; attention's output and log-sum-exp.
+  // scales; what is normed before it is added.
   int64_t layer = (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element;
   if (shape_.pre_norms) layer += 2 * accumulator;
   if (shape_.post_norms) layer += 2 * (shape_.hidden_size * element + accumulator);
   if (shape_.qk_norm_over_width)
     layer += (shape_.query_width() + shape_.key_width()) * element + 2 * accumulator;
-  // A pass keeps beside its layers: the last residual, its norm and scale, rotary angles, token and position,
-  // its end.
+  return layer;
+}
+
+int64_t DecoderBytes::of_pass() const {
+  // The last residual, its norm and scale, rotary angles, token and position, its end.
   const bool has_local = std::find(shape_.layer_ropes.begin(), shape_.layer_ropes.end(), LayerRope::kLocal) !=
                          shape_.layer_ropes.end();
   const int64_t angles = (has_local ? 2 : 1) * shape_.turned_elements();
-  const int64_t pass = 2 * shape_.hidden_size * element + (angles + 1) * accumulator + 2 * int64_t{8} + 4;
-  return shape_.num_layers * layer + of_attention() + pass;
+  return 2 * shape_.hidden_size * shape_.element_bytes + (angles + 1) * shape_.accumulator_bytes +
+         2 * int64_t{8} + 4;
+}
+
+int64_t DecoderBytes::of_kept(Keep keep) const {
+  const int64_t layers = shape_.num_layers;
+  switch (keep) {
+    case Keep::kKeysValues: return 0;
+    case Keep::kAttention: return layers * of_attention();
+    case Keep::kLayerInputs: return layers * of_layer_input() + of_pass();
+    case Keep::kLayerInputsAndAttention: return layers * (of_layer_input() + of_attention()) + of_pass();
+    case Keep::kActivations: break;
+  }
+  return layers * (of_layer() + of_attention()) + of_pass();
 }
 
 int64_t DecoderBytes::of_exit() const {
@@ -213,14 +231,24 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
   return gradients + workspace - freed;
 }
 
-int64_t DecoderBytes::of_temporaries(const PassShape& pass) const {
+int64_t DecoderBytes::of_temporaries(const PassShape& pass, Keep keep) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   // The gradient of the hidden states is summed by the head, and lives, in bf16 rounded, until backward is
   // done.
   const int64_t summed = pass.tokens * shape_.hidden_size * accumulator;
   const int64_t held = pass.tokens * shape_.hidden_size * element;
-  const int64_t backward = std::max(of_mlp(pass.tokens), of_attention_backward(pass));
-  return std::max(summed + of_head(pass), held + backward) + 4 * pass.stack_rows;
+  int64_t mlp = of_mlp(pass.tokens), attention = of_attention_backward(pass);
+  if (recomputes_layers(keep)) {
+    // The layer that is computed again, beside its input; its output's gradient lives as long.
+    int64_t layer = of_layer() - of_layer_input();
+    if (keep == Keep::kLayerInputs) layer += of_attention();
+    mlp += pass.tokens * layer;
+    attention += pass.tokens * (layer + shape_.hidden_size * element);
+  }
+  // Labels and sources of the head's rows; of the loss's, their head rows and their places in the batch.
+  const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
+  const int64_t numbers = 4 * pass.stack_rows + 16 * (pass.head_rows + loss_rows);
+  return std::max(summed + of_head(pass), held + std::max(mlp, attention)) + numbers;
 }
 
 }  // namespace bough

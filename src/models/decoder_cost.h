@@ -1,6 +1,6 @@
 // What a pass through a decoder costs, from shapes alone: FLOPs, and bytes that follow the life of every
 // tensor in models/decoder.cpp and train/head.cpp, with the temporaries that each kernel's own cost says of
-// it. Whoever changes what a pass keeps changes of_activations() or of_temporaries() too, or
+// it. Whoever changes what a pass keeps changes of_kept() or of_temporaries() too, or
 // cost/peak_memory_test.cpp fails. No torch.
 #pragma once
 
@@ -26,6 +26,7 @@ struct ModelShape : ModelConfig {
   ElementSizes element_sizes() const { return {element_bytes, accumulator_bytes}; }
   bool is_frozen() const { return adapter_elements > 0; }
   double linear_flops_per_token() const;  // forward, all layers and adapters, without the head
+  double last_flops_per_token() const;    // of these, those of the layers' last products (down)
   // The FLOPs whose backward, at that of a trained matrix, takes as long: half of the products are left out
   // where a matrix is frozen.
   double trained_linear_flops_per_token() const;
@@ -56,13 +57,18 @@ class DecoderBytes {
   DecoderBytes(const ModelShape& shape, const DeviceKernels& kernels) : shape_(shape), kernels_(kernels) {}
 
   int64_t of_stack_row() const;
-  int64_t of_activations() const;  // of one token
-  int64_t of_attention() const;    // of one token's outputs and log-sum-exps
+  int64_t of_kept(Keep keep) const;  // of one token
   int64_t of_exit() const;
   int64_t of_loss_row() const;
-  int64_t of_temporaries(const PassShape& pass) const;
+  int64_t of_temporaries(const PassShape& pass, Keep keep) const;
 
  private:
+  // What autograd keeps of one token: of a layer, with its input, without attention; of attention, its output
+  // and log-sum-exp, a layer; beside the layers.
+  int64_t of_layer() const;
+  int64_t of_layer_input() const { return shape_.hidden_size * shape_.element_bytes; }
+  int64_t of_attention() const;
+  int64_t of_pass() const;
   int64_t of_head(const PassShape& pass) const;
   int64_t of_mlp(int64_t tokens) const;
   int64_t of_attention_backward(const PassShape& pass) const;

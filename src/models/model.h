@@ -7,6 +7,7 @@
 #include <c10/core/TensorOptions.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,10 +24,21 @@ class AttentionContext {
  public:
   virtual ~AttentionContext() = default;
 
+  // What a layer makes of its input, [T, D] both. `output_is_read` false: nobody reads the values of what it
+  // returns, only the graph behind it.
+  using Layer = std::function<at::Tensor(const at::Tensor& x_TD, bool output_is_read)>;
+
+  // Computes one layer of the pass, in order of layers. A training pass that keeps no more than its layers'
+  // inputs keeps `compute`, too, and calls it again just before the layer's backward.
+  virtual at::Tensor layer(int64_t index, const at::Tensor& x_TD, const Layer& compute) {
+    static_cast<void>(index);
+    return compute(x_TD, true);
+  }
+
   // Attention of one layer over whatever the pass's tokens see. q_TNH, k_TGH, v_TGH: after q/k norm and
   // rotary embedding, last dimension contiguous (they may be strided views). Returns o_TNH, same dtype.
-  // Called once a layer, in order of layers. Keys and values must be stored by the callee where later tokens
-  // need them.
+  // Called once a layer, in order of layers, and once more where layer() computes it again. Keys and values
+  // must be stored by the callee where later tokens need them.
   virtual at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                             const at::Tensor& v_TGH) = 0;
 };

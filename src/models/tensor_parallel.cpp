@@ -24,10 +24,6 @@ ModelConfig shard_config(const ModelConfig& whole, int64_t rank, int64_t size) {
   if (whole.intermediate_size % size != 0)
     refuse(str("a feed-forward width of ", whole.intermediate_size, "; expected a divisor of it"));
   if (whole.vocab_size < size) refuse(str("a vocabulary of ", whole.vocab_size, "; expected no more ranks"));
-  if (whole.qk_norm_over_width)
-    refuse(
-        "norms over all heads of q and k, which no rank has; expected one rank, or ranks that share the "
-        "batch");
   ModelConfig own = whole;
   own.num_heads /= size;
   own.num_kv_heads = std::max<int64_t>(1, whole.num_kv_heads / size);
@@ -175,6 +171,22 @@ void gather_weights(Model& own, Model* whole) {
   if (own.ranks().stages && is_first) gather_to_first_stage(gathered, *own.ranks().stages, use);
   else if (whole)
     for (const auto& [name, tensor] : gathered) use(name, tensor);
+}
+
+std::shared_ptr<Model> snapshot_of(const Model& model, bool copies) {
+  std::shared_ptr<Model> view = model.share();
+  if (Communicator* const ranks = model.tensor_ranks()) {
+    std::shared_ptr<Model> whole =
+        ranks->rank() == 0 ? make_model(model.whole_config(), model.dtype(), at::kCPU) : nullptr;
+    gather_weights(*view, whole.get());
+    return whole;
+  }
+  if (copies)
+    for (Parameter* parameter : view->trained_parameters()) {
+      parameter->value = parameter->value.clone();
+      parameter->main_grad = at::Tensor();
+    }
+  return view;
 }
 
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks) {

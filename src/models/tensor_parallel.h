@@ -17,6 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,11 @@ void add_pieces(NamedTensors& tensors, const std::string& name, const at::Tensor
 // What is trained of a model that ranks share, to the same of a whole one: a call of all of them, stages
 // (pipeline.h) included, of whom the first has the whole one.
 void gather_weights(Model& own, Model* whole);
+
+// A model as it is saved: over the same tensors, or with `copies` with what is trained in tensors of its own.
+// Of ranks that share it a call of all, of whom the first gets the whole, in the host's memory, and the
+// others null.
+std::shared_ptr<Model> snapshot_of(const Model& model, bool copies);
 
 // main_grad of what several ranks hold becomes that of the whole model. Once, after the last pass.
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks);

@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 
+#include "plan/kept.h"
 #include "plan/plan_builder.h"
 #include "plan/strategies.h"
 
@@ -218,7 +219,8 @@ class BlocksWalk {
 
 }  // namespace
 
-BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes) {
+BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::optional<int64_t> most_bytes,
+                         LayerRecompute layers) {
   BlocksDraft draft{{"blocks", max_tokens_per_pass, {}}, {}};
   const auto& request = whole.request();
   const auto* costs = request.costs;
@@ -227,7 +229,7 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::o
   const int64_t room = most_bytes ? *most_bytes - whole.num_rows(whole.all()) * costs->row_bytes() : 0;
   const auto walk = [&](TreeView view) {
     BlocksWalk walk(std::move(view), max_tokens_per_pass);
-    if (most_bytes) walk.builder().bound_memory(*costs, room);
+    if (most_bytes) walk.builder().bound_memory(*costs, room, layers);
     draft.plan.trees.push_back(walk.run());
     draft.fits = walk.builder().fits();
   };
@@ -240,8 +242,7 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::o
     if (part.path.empty()) {
       walk(TreeView(whole, std::span(part.nodes)));
     } else if (auto leaf = whole.leaf_block(part); leaf.num_tokens <= max_tokens_per_pass) {
-      draft.fits = !most_bytes || !leaf.needed ||
-                   leaf.num_tokens * costs->activation_bytes() + costs->temporary_bytes(leaf.shape()) <= room;
+      draft.fits = !most_bytes || !leaf.needed || least_pass_bytes(*costs, leaf.shape(), layers) <= room;
       draft.plan.trees.push_back({nullptr, {}, {std::move(leaf)}, {{Step::Kind::kForwardBackward, 0}}});
     } else {
       walk(TreeView(whole, part));

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "plan/kept.h"
 #include "plan/simulator.h"
 #include "plan/strategies.h"
 
@@ -53,14 +54,24 @@ class Flags {
 
 class DenseWalk {
  public:
-  DenseWalk(const PlanRequest& request, int64_t limit, BlockSink& sink)
-      : flags_(request), layout_(lay_out_dense(request, limit)), limit_(layout_.max_tokens), sink_(sink) {}
+  DenseWalk(const PlanRequest& request, int64_t limit, BlockSink& sink, LayerRecompute layers)
+      : request_(request),
+        flags_(request),
+        layout_(lay_out_dense(request, limit)),
+        limit_(layout_.max_tokens),
+        sink_(sink),
+        layers_(layers) {}
 
   void run() {
     check_tree_size(flags_.num_flat_tokens());
     int64_t stack_capacity = 0;
     for (size_t s = 0; s < flags_.num_sequences(); ++s)
       stack_capacity = std::max(stack_capacity, chunk_begin(s, num_chunks(s) - 1));
+    if (layers_ != LayerRecompute::kNever) {
+      int64_t num_rows = 0;
+      for (size_t s = 0; s < flags_.num_sequences(); ++s) num_rows += flags_.count(s, 0, flags_.length(s));
+      room_ = room_for_passes(request_, num_rows, stack_capacity);
+    }
     sink_.begin_tree(layout_.order(), stack_capacity);
     for (const std::vector<int64_t>& micro_batch : layout_.micro_batches) {
       if (sink_.is_enough()) return;
@@ -95,16 +106,25 @@ class DenseWalk {
     pass.ranges = {range(0, pass.num_tokens)};
     pass.num_loss_rows = pass.num_head_rows;
     pass.needed = pass.num_head_rows > 0;
+    choose({&pass, 1});
     sink_.add_leaf(std::move(pass));
+  }
+
+  void choose(std::span<Block> chain) const {
+    if (layers_ != LayerRecompute::kNever)
+      choose_kept(chain, *request_.costs, room_, {.layers = layers_, .interior_may_keep_more = false});
   }
 
   void run_in_chunks(size_t s) {
     const int64_t trained_end = flags_.trained_end(s);
     const int64_t last = num_chunks(s) - 1;
+    std::vector<Block> chain;
     for (int64_t i = 0; i <= last; ++i) {
       const int64_t begin = chunk_begin(s, i), end = chunk_begin(s, i + 1);
       Block chunk;
       chunk.interior = i < last;
+      chunk.above = static_cast<int32_t>(i) - 1;
+      if (chunk.interior) chunk.keep = Keep::kKeysValues;
       chunk.stack_rows = begin;
       chunk.ranges = {range(begin, end)};
       chunk.num_tokens = end - begin;
@@ -114,15 +134,21 @@ class DenseWalk {
       chunk.num_head_rows = chunk.num_loss_rows = flags_.count(s, begin, end);
       chunk.num_exits = chunk.interior && flags_.trains(s, end);
       chunk.needed = trained_end > begin;
-      chunk.interior ? sink_.push(std::move(chunk)) : sink_.add_leaf(std::move(chunk));
+      chain.push_back(std::move(chunk));
     }
+    choose(chain);
+    for (Block& chunk : chain)
+      chunk.interior ? sink_.push(std::move(chunk)) : sink_.add_leaf(std::move(chunk));
     for (int64_t i = 0; i < last; ++i) sink_.pop();
   }
 
+  const PlanRequest& request_;
   Flags flags_;
   DenseLayout layout_;
   int64_t limit_;
   BlockSink& sink_;
+  LayerRecompute layers_;
+  int64_t room_ = 0;        // of a pass, where layers may be recomputed
   int64_t next_token_ = 0;  // of the tree, in which the sequences stand in the layout's order
 };
 
@@ -222,15 +248,16 @@ DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pas
   return layout;
 }
 
-int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink) {
-  DenseWalk walk(request, max_tokens_per_pass, sink);
+int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
+                   LayerRecompute layers) {
+  DenseWalk walk(request, max_tokens_per_pass, sink, layers);
   walk.run();
   return walk.max_tokens();
 }
 
-Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass) {
+Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass, LayerRecompute layers) {
   PlanWriter writer;
-  const int64_t max_tokens = walk_dense(request, max_tokens_per_pass, writer);
+  const int64_t max_tokens = walk_dense(request, max_tokens_per_pass, writer, layers);
   Plan plan{"dense", max_tokens, writer.finish()};
   PlannedTree& planned = plan.trees.front();
   std::vector<TokenSpan> sequences;
@@ -240,9 +267,9 @@ Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass) {
 }
 
 Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
-                          std::optional<int64_t> most_bytes, double most_seconds) {
+                          std::optional<int64_t> most_bytes, double most_seconds, LayerRecompute layers) {
   Simulator simulator(request.costs, most_bytes, most_seconds);
-  walk_dense(request, max_tokens_per_pass, simulator);
+  walk_dense(request, max_tokens_per_pass, simulator, layers);
   return simulator.finish();
 }
 

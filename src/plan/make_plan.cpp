@@ -23,6 +23,12 @@ constexpr int kWorseInARow = 2;
 // gigabytes, if memory for a few exits were short.
 constexpr int64_t kMostFlat = 16;
 
+// What is tried of a strategy: passes of at most so many tokens, which may keep this.
+struct PassChoice {
+  int64_t size;
+  LayerRecompute layers;
+};
+
 // What strategies read of a request, made when it is asked for and once for all pass sizes.
 class Batch {
  public:
@@ -36,7 +42,7 @@ class Batch {
 
   // Answers without packing: where there are several trees one is more than half full, or it would have taken
   // another's sequences.
-  bool is_packed_above(int64_t size, int64_t most_bytes);
+  bool is_packed_above(const PassChoice& passes, int64_t most_bytes);
 
  private:
   const PlanRequest& request_;
@@ -58,16 +64,16 @@ struct Priced {
 
 struct Strategy {
   std::string_view name;
-  // What its plan with passes of this size would do. Nothing where its peak is above bounds.most_bytes; one
-  // that is merely slower is priced wrong, but as slower. UserError where there is no such plan.
-  std::optional<Priced> (*price)(Batch& batch, int64_t size, const Bounds& bounds);
-  Plan (*make)(Batch& batch, int64_t size);
+  // What its plan with such passes would do. Nothing where its peak is above bounds.most_bytes; one that is
+  // merely slower is priced wrong, but as slower. UserError where there is no such plan.
+  std::optional<Priced> (*price)(Batch& batch, const PassChoice& passes, const Bounds& bounds);
+  Plan (*make)(Batch& batch, const PassChoice& passes);
   Plan (*finish)(Batch& batch, BlocksDraft draft);  // of a draft that was priced; null where there is none
 };
 
 struct Candidate {
   const Strategy* strategy;
-  int64_t size;
+  PassChoice passes;
   Priced priced;
 };
 
@@ -85,7 +91,8 @@ std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
   return sizes;
 }
 
-bool Batch::is_packed_above(int64_t size, int64_t most_bytes) {
+bool Batch::is_packed_above(const PassChoice& passes, int64_t most_bytes) {
+  const int64_t size = passes.size;
   const auto& tree = whole().tree();
   if (tree.num_tokens() <= size) return false;
   if (!least_packed_size_) {
@@ -98,9 +105,8 @@ bool Batch::is_packed_above(int64_t size, int64_t most_bytes) {
   }
   if (size < *least_packed_size_ || !leaves_train_) return false;
   const auto& costs = *request_.costs;
-  const int64_t num_tokens = size / 2 + 1;
-  return whole().num_rows(whole().all()) * costs.row_bytes() + num_tokens * costs.activation_bytes() +
-             costs.temporary_bytes({.tokens = num_tokens}) >
+  return whole().num_rows(whole().all()) * costs.row_bytes() +
+             least_pass_bytes(costs, {.tokens = size / 2 + 1}, passes.layers) >
          most_bytes;
 }
 
@@ -111,55 +117,64 @@ int64_t budget(const PlanRequest& request, const Plan& plan) {
   const int64_t size = request.max_tokens_per_pass;
   int64_t stack_rows = 0;
   for (const auto& planned : plan.trees) stack_rows = std::max(stack_rows, planned.stack_capacity);
-  return stack_rows * costs.stack_row_bytes() + size * costs.activation_bytes() +
-         costs.temporary_bytes({plan.max_tokens_per_pass, stack_rows, 0, plan.max_tokens_per_pass});
+  return stack_rows * costs.stack_row_bytes() + size * costs.kept_bytes(Keep::kActivations) +
+         costs.temporary_bytes({plan.max_tokens_per_pass, stack_rows, 0, plan.max_tokens_per_pass},
+                               Keep::kActivations);
 }
 
-std::optional<Priced> price_dense(Batch& batch, int64_t size, const Bounds& bounds) {
-  return Priced{simulate_dense(batch.request(), size, bounds.most_bytes, bounds.most_seconds), {}};
+std::optional<Priced> price_dense(Batch& batch, const PassChoice& passes, const Bounds& bounds) {
+  return Priced{
+      simulate_dense(batch.request(), passes.size, bounds.most_bytes, bounds.most_seconds, passes.layers),
+      {}};
 }
 
-Plan make_dense(Batch& batch, int64_t size) {
-  return plan_dense(batch.request(), size);
+Plan make_dense(Batch& batch, const PassChoice& passes) {
+  return plan_dense(batch.request(), passes.size, passes.layers);
 }
 
-std::optional<Priced> price_packed(Batch& batch, int64_t size, const Bounds& bounds) {
+std::optional<Priced> price_packed(Batch& batch, const PassChoice& passes, const Bounds& bounds) {
   const bool fills_trees = batch.request().packer == "auto";
-  if (fills_trees && bounds.most_bytes && batch.is_packed_above(size, *bounds.most_bytes))
+  if (fills_trees && bounds.most_bytes && batch.is_packed_above(passes, *bounds.most_bytes))
     return std::nullopt;
   const IndexedTree& whole = batch.whole();
-  return Priced{simulate_packed(whole, size), {}};
+  return Priced{simulate_packed(whole, passes.size, passes.layers), {}};
 }
 
-Plan make_packed(Batch& batch, int64_t size) {
-  return plan_packed(batch.whole(), size);
+Plan make_packed(Batch& batch, const PassChoice& passes) {
+  return plan_packed(batch.whole(), passes.size, passes.layers);
 }
 
-std::optional<Priced> price_path(Batch& batch, int64_t size, const Bounds& bounds) {
-  BlocksDraft draft{.plan = plan_path(batch.whole(), size)};
+Plan make_path(Batch& batch, const PassChoice& passes) {
+  Plan plan = plan_path(batch.whole(), passes.size);
+  if (passes.layers != LayerRecompute::kNever)
+    choose_what_is_kept(plan, *batch.request().costs,
+                        batch.request().memory_bytes.value_or(std::numeric_limits<int64_t>::max()),
+                        {.layers = passes.layers});
+  return plan;
+}
+
+std::optional<Priced> price_path(Batch& batch, const PassChoice& passes, const Bounds& bounds) {
+  BlocksDraft draft{.plan = make_path(batch, passes)};
   const auto simulation = simulate(draft.plan, batch.request().costs, bounds.most_bytes, bounds.most_seconds);
   return Priced{simulation, std::move(draft)};
-}
-
-Plan make_path(Batch& batch, int64_t size) {
-  return plan_path(batch.whole(), size);
 }
 
 Plan finish_path(Batch&, BlocksDraft draft) {
   return std::move(draft.plan);
 }
 
-std::optional<Priced> price_blocks(Batch& batch, int64_t size, const Bounds& bounds) {
+std::optional<Priced> price_blocks(Batch& batch, const PassChoice& passes, const Bounds& bounds) {
   const auto* costs = batch.request().costs;
-  auto draft = draft_blocks(batch.whole(), size, bounds.most_bytes);
+  auto draft = draft_blocks(batch.whole(), passes.size, bounds.most_bytes, passes.layers);
   if (!draft.fits) return std::nullopt;
-  choose_what_is_kept(draft.plan, *costs, budget(batch.request(), draft.plan));
+  choose_what_is_kept(draft.plan, *costs, budget(batch.request(), draft.plan),
+                      {.layers = passes.layers, .interior_may_keep_more = true});
   const auto simulation = simulate(draft.plan, costs, bounds.most_bytes, bounds.most_seconds);
   return Priced{simulation, std::move(draft)};
 }
 
-Plan make_blocks(Batch& batch, int64_t size) {
-  return finish_blocks(draft_blocks(batch.whole(), size), batch.whole());
+Plan make_blocks(Batch& batch, const PassChoice& passes) {
+  return finish_blocks(draft_blocks(batch.whole(), passes.size), batch.whole());
 }
 
 Plan finish_drafted_blocks(Batch& batch, BlocksDraft draft) {
@@ -194,32 +209,18 @@ class Planner {
   // The plan of least predicted peak memory among those as fast as the one of least predicted time; without a
   // cost model the one of B tokens a pass.
   Plan best(const std::vector<const Strategy*>& strategies) {
-    if (!request_.costs) return strategies.front()->make(batch_, request_.max_tokens_per_pass);
+    if (!request_.costs) return without_costs(*strategies.front());
     std::vector<Candidate> fastest;  // all as fast as the fastest yet
-    bool any_too_large = false;
     std::optional<UserError> refused;
+    bool any_too_large = false;
     for (const auto* strategy : strategies) {
       if (is_left_out(strategy, strategies)) continue;
-      // Sizes are tried from large to small, until these only cost more: time by pass size has one minimum,
-      // but for small steps where the number of passes jumps.
-      double least = std::numeric_limits<double>::infinity();
-      int num_worse = 0;
-      for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
-        if (num_worse == kWorseInARow) break;
-        try {
-          auto priced = strategy->price(batch_, size, {request_.memory_bytes, least * kAsFast});
-          if (!priced || !is_within_memory(*priced)) {
-            any_too_large = true;
-            continue;
-          }
-          const double seconds = priced->simulation.seconds;
-          num_worse = seconds < least ? 0 : num_worse + 1;
-          least = std::min(least, seconds);
-          add_if_fast(fastest, {strategy, size, std::move(*priced)});
-        } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
-          if (!refused) refused = error;
-          break;  // smaller passes hold no longer path
-        }
+      bool is_too_large = false;
+      for (const LayerRecompute layers : ways()) {
+        // Where passes of every size that is worth it fit whole, nothing is won by computing layers again.
+        if (layers == LayerRecompute::kWherePays && !is_too_large) continue;
+        is_too_large = try_sizes(*strategy, layers, fastest, refused);
+        any_too_large |= is_too_large;
       }
     }
     if (!fastest.empty())
@@ -235,6 +236,48 @@ class Planner {
   }
 
  private:
+  // How passes may keep their layers, in the order in which it is tried.
+  std::vector<LayerRecompute> ways() const {
+    if (request_.layers == LayerRecompute::kAlways) return {LayerRecompute::kAlways};
+    if (request_.layers == LayerRecompute::kNever || !request_.memory_bytes) return {LayerRecompute::kNever};
+    return {LayerRecompute::kNever, LayerRecompute::kWherePays};
+  }
+
+  Plan without_costs(const Strategy& strategy) {
+    Plan plan = strategy.make(batch_, {request_.max_tokens_per_pass, LayerRecompute::kNever});
+    if (request_.layers == LayerRecompute::kAlways)
+      for (auto& planned : plan.trees)
+        for (auto& block : planned.blocks) block.keep = Keep::kLayerInputs;
+    return plan;
+  }
+
+  // Sizes are tried from large to small, until these only cost more: time by pass size has one minimum, but
+  // for small steps where the number of passes jumps. Returns whether some size did not fit.
+  bool try_sizes(const Strategy& strategy, LayerRecompute layers, std::vector<Candidate>& fastest,
+                 std::optional<UserError>& refused) {
+    bool any_too_large = false;
+    double least = std::numeric_limits<double>::infinity();
+    int num_worse = 0;
+    for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
+      if (num_worse == kWorseInARow) break;
+      try {
+        auto priced = strategy.price(batch_, {size, layers}, {request_.memory_bytes, least * kAsFast});
+        if (!priced || !is_within_memory(*priced)) {
+          any_too_large = true;
+          continue;
+        }
+        const double seconds = priced->simulation.seconds;
+        num_worse = seconds < least ? 0 : num_worse + 1;
+        least = std::min(least, seconds);
+        add_if_fast(fastest, {&strategy, {size, layers}, std::move(*priced)});
+      } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
+        if (!refused) refused = error;
+        break;  // smaller passes hold no longer path
+      }
+    }
+    return any_too_large;
+  }
+
   static void add_if_fast(std::vector<Candidate>& fastest, Candidate candidate) {
     double least = candidate.priced.simulation.seconds;
     for (const auto& other : fastest) least = std::min(least, other.priced.simulation.seconds);
@@ -259,13 +302,14 @@ class Planner {
     std::ranges::reverse(sizes);
     for (const auto* strategy : strategies) {
       if (is_left_out(strategy, strategies)) continue;
-      for (const int64_t size : sizes) {
-        try {
-          if (const auto priced = strategy->price(batch_, size, {smallest - 1}))
-            smallest = std::min(smallest, priced->simulation.peak_bytes);
-        } catch (const UserError&) {  // a path longer than a pass
+      for (const LayerRecompute layers : ways())
+        for (const int64_t size : sizes) {
+          try {
+            if (const auto priced = strategy->price(batch_, {size, layers}, {smallest - 1}))
+              smallest = std::min(smallest, priced->simulation.peak_bytes);
+          } catch (const UserError&) {  // a path longer than a pass
+          }
         }
-      }
     }
     return smallest;
   }
@@ -273,7 +317,7 @@ class Planner {
   Plan finish(Candidate candidate) {
     const auto& strategy = *candidate.strategy;
     return candidate.priced.draft ? strategy.finish(batch_, std::move(*candidate.priced.draft))
-                                  : strategy.make(batch_, candidate.size);
+                                  : strategy.make(batch_, candidate.passes);
   }
 
   const PlanRequest& request_;
@@ -282,46 +326,19 @@ class Planner {
 
 }  // namespace
 
-// Children before parents: a block near the leaves opens once for each of many chains, one near the root for
-// all of them together, so memory spent lower down saves more recomputation.
-void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget) {
+int64_t room_for_passes(const PlanRequest& request, int64_t num_loss_rows, int64_t stack_capacity) {
+  if (!request.memory_bytes) return std::numeric_limits<int64_t>::max();
+  const auto& costs = *request.costs;
+  return *request.memory_bytes - num_loss_rows * costs.row_bytes() - stack_capacity * costs.stack_row_bytes();
+}
+
+void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const KeepRules& rules) {
   int64_t num_loss_rows = 0;
   for (const auto& planned : plan.trees)
     for (const auto& block : planned.blocks) num_loss_rows += block.num_loss_rows;
   budget -= num_loss_rows * costs.row_bytes();
-  for (auto& planned : plan.trees) {
-    auto& blocks = planned.blocks;
-    const int64_t room = budget - planned.stack_capacity * costs.stack_row_bytes();
-    // Indexed by block + 1, the root being 0: exits held by the chain down to it; bytes held, beside those,
-    // while what hangs off it runs.
-    std::vector<int64_t> exits(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
-    for (size_t i = 0; i < blocks.size(); ++i)
-      exits[i + 1] = exits[blocks[i].above + 1] + blocks[i].num_exits * costs.exit_bytes();
-    for (size_t i = blocks.size(); i-- > 0;) {
-      auto& block = blocks[i];
-      if (!block.needed) continue;
-      const int64_t activations = block.num_tokens * costs.activation_bytes();
-      const int64_t attention = block.num_tokens * costs.attention_bytes();
-      const int64_t pass = activations + costs.temporary_bytes(block.shape());
-      // This includes the block's exits, which end with it: above it they are part of what is held.
-      const int64_t below = held[i + 1];
-      int64_t total = pass;
-      if (block.interior) {
-        const int64_t with_activations = std::max(below + activations, pass);
-        const int64_t with_attention = std::max(below, pass) + attention;
-        total = std::max(below, pass);
-        if (with_activations + exits[i + 1] <= room) {
-          block.keep = Keep::kActivations;
-          total = with_activations;
-        } else if (with_attention + exits[i + 1] <= room) {
-          block.keep = Keep::kAttention;
-          total = with_attention;
-        }
-        total += block.num_exits * costs.exit_bytes();
-      }
-      held[block.above + 1] = std::max(held[block.above + 1], total);
-    }
-  }
+  for (auto& planned : plan.trees)
+    choose_kept(planned.blocks, costs, budget - planned.stack_capacity * costs.stack_row_bytes(), rules);
 }
 
 PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/kept.h"
 #include "plan/simulator.h"
 #include "plan/strategies.h"
 
@@ -50,8 +51,10 @@ Packing packing_of(const IndexedTree& whole, int64_t max_tokens_per_pass) {
 
 }  // namespace
 
-void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink) {
+void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink, LayerRecompute layers) {
   const bool all_train = whole.request().trained.empty();
+  const bool chooses = layers != LayerRecompute::kNever;
+  const int64_t room = chooses ? room_for_passes(whole.request(), whole.num_rows(whole.all()), 0) : 0;
   TrainedRows rows(whole);
   internal::TreeOfSome trees(whole.tree(), whole.branches());
   for (size_t b = 0; b < packing.bins.size(); ++b) {
@@ -71,15 +74,16 @@ void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& si
     block.ranges = {{0, static_cast<int32_t>(block.num_tokens)}};
     BOUGH_CHECK(block.num_tokens == bin.num_tokens, "bin ", b, " has ", block.num_tokens, " tokens, says ",
                 bin.num_tokens);
+    if (chooses) choose_kept({&block, 1}, *whole.request().costs, room, {.layers = layers});
     sink.begin_tree(bin.sequences, 0);
     if (block.num_tokens > 0) sink.add_leaf(std::move(block));
   }
 }
 
-Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass) {
+Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass, LayerRecompute layers) {
   const auto& all = whole.request().sequences;
   PlanWriter writer;
-  walk_packed(whole, packing_of(whole, max_tokens_per_pass), writer);
+  walk_packed(whole, packing_of(whole, max_tokens_per_pass), writer, layers);
   Plan plan{"packed", max_tokens_per_pass, writer.finish()};
   for (auto& planned : plan.trees) {
     std::vector<TokenSpan> sequences;
@@ -90,9 +94,9 @@ Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass) {
   return plan;
 }
 
-Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass) {
+Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass, LayerRecompute layers) {
   Simulator simulator(whole.request().costs, whole.request().memory_bytes);
-  walk_packed(whole, packing_of(whole, max_tokens_per_pass), simulator);
+  walk_packed(whole, packing_of(whole, max_tokens_per_pass), simulator, layers);
   return simulator.finish();
 }
 

@@ -26,16 +26,16 @@ struct TokenRange {
   int32_t size() const { return end - begin; }
 };
 
-// What an interior block holds, beside its keys and values, between its forward and its backward.
-enum class Keep {
-  kKeysValues,   // nothing: backward runs the whole forward again
-  kAttention,    // attention's outputs and log-sum-exps: backward runs all but attention again
-  kActivations,  // all: backward runs nothing again
+// Whether blocks may keep their layers' inputs in place of all activations (Keep).
+enum class LayerRecompute {
+  kWherePays,  // where a memory budget makes such a plan the fastest, or the only one
+  kAlways,     // all blocks do
+  kNever,      // none does
 };
 
 struct Block {
   bool interior = false;
-  Keep keep = Keep::kKeysValues;
+  Keep keep = Keep::kActivations;  // an interior one's is chosen last: it is made with Keep::kKeysValues
   int32_t above = -1;      // the interior block whose rows end where this one's keys begin; -1 at the bottom
   int64_t stack_rows = 0;  // P: rows of the stack below this block
   std::vector<TokenRange> ranges;  // its tokens, in pre-order; an interior block has one range
@@ -101,6 +101,7 @@ struct PlanRequest {
   bool fixed_micro_batches = false;
   // How `packed` cuts the batch into trees: a name of packer_names() (plan/packing.h).
   std::string packer = "auto";
+  LayerRecompute layers = LayerRecompute::kWherePays;
 };
 
 // The request for these of its sequences alone.
@@ -121,7 +122,8 @@ PlanRequest part_of(const PlanRequest& whole, std::span<const int64_t> sequences
 //   auto    of blocks, packed and dense the one of least predicted time within the memory, dense being left
 //           out where the flat batch is more than 16 times the tree; `blocks` where there is no cost model.
 // With a cost model each takes the pass size of least predicted time, and of choices within kAsFast of it
-// that of least memory. UserError: another name of a strategy or packer; max_tokens_per_pass < 1;
+// that of least memory. Within memory_bytes a pass may compute its layers again (Keep), where that is the
+// fastest, or nothing else fits. UserError: another name of a strategy or packer; max_tokens_per_pass < 1;
 // memory_bytes too small for the strategy (with the smallest that would do).
 Plan make_plan(std::string_view strategy, const PlanRequest& request);
 
@@ -150,12 +152,12 @@ void validate(const Plan& plan, const std::vector<TokenSpan>& sequences);
 
 // What a plan would do, without a model.
 struct Simulation {
-  int64_t num_passes = 0;        // forward and backward of a leaf counted as one, an interior block as two
-  int64_t tokens_forwarded = 0;  // first forwards
-  int64_t tokens_recomputed = 0;
+  int64_t num_passes = 0;         // forward and backward of a leaf counted as one, an interior block as two
+  int64_t tokens_forwarded = 0;   // first forwards
+  int64_t tokens_recomputed = 0;  // at once, or layer by layer
   int64_t peak_stack_tokens = 0;  // keys and values held
   int64_t peak_pass_tokens = 0;   // of one pass
-  int64_t peak_kept_tokens = 0;   // whose activations are held: of a pass and of open blocks
+  int64_t peak_kept_tokens = 0;   // all of whose activations are held: of a pass and of open blocks
   double seconds = 0;             // predicted; 0 without a cost model
   int64_t peak_bytes = 0;         // predicted, over weights and gradients; 0 without a cost model
 };

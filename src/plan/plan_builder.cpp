@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/kept.h"
+
 namespace bough {
 
 void PlanWriter::begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) {
@@ -72,9 +74,8 @@ PlannedTree PlanBuilder::finish() {
 
 void PlanBuilder::check_memory(const PassShape& pass) {
   if (!costs_ || !fits_) return;
-  const int64_t bytes = writer_.stack_capacity() * costs_->stack_row_bytes() +
-                        pass.tokens * costs_->activation_bytes() + costs_->temporary_bytes(pass);
-  fits_ = bytes <= room_;
+  const int64_t stack = writer_.stack_capacity() * costs_->stack_row_bytes();
+  fits_ = stack + least_pass_bytes(*costs_, pass, layers_) <= room_;
 }
 
 bool PlanBuilder::has_room_for(int64_t num_tokens) {
@@ -85,6 +86,7 @@ bool PlanBuilder::has_room_for(int64_t num_tokens) {
 Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const {
   Block block;
   block.interior = interior;
+  if (interior) block.keep = Keep::kKeysValues;
   block.stack_rows = writer_.stack_rows();
   block.needed = false;
   for (const auto& range : ranges) {

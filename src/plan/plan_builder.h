@@ -18,9 +18,10 @@ class PlanBuilder {
 
   // After this call fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes
   // together with the stack: a lower bound of the plan's peak, known while the plan is made.
-  void bound_memory(const PassCosts& costs, int64_t room) {
+  void bound_memory(const PassCosts& costs, int64_t room, LayerRecompute layers) {
     costs_ = &costs;
     room_ = room;
+    layers_ = layers;
   }
   bool fits() const { return fits_; }
   bool has_room_for(int64_t num_tokens);  // for a pass of at least so many; if not, nothing fits() any more
@@ -47,6 +48,7 @@ class PlanBuilder {
   int64_t limit_;
   const PassCosts* costs_ = nullptr;
   int64_t room_ = 0;
+  LayerRecompute layers_ = LayerRecompute::kNever;
   bool fits_ = true;
 };
 

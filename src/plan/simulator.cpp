@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/kept.h"
+
 namespace bough {
 
 void Simulator::begin_tree(const std::vector<int64_t>&, int64_t stack_capacity) {
@@ -43,30 +45,32 @@ void Simulator::forward(const Block& block) {
   if (!costs_) return;
   const auto shape = block.shape();
   kept_bytes_ += kept_of(block);
-  if (is_timed(costs_->temporary_bytes(shape))) result_.seconds += costs_->forward_seconds(shape);
+  if (is_timed(costs_->temporary_bytes(shape, Keep::kActivations)))
+    result_.seconds += costs_->forward_seconds(shape);
 }
 
 void Simulator::leaf(const Block& block) {
   result_.tokens_forwarded += block.num_tokens;
-  hold(block.num_tokens);
+  const bool by_layer = recomputes_layers(block.keep);
+  if (by_layer) result_.tokens_recomputed += block.num_tokens;
+  hold(by_layer ? 0 : block.num_tokens);
   if (!costs_) return;
   const auto shape = block.shape();
-  if (is_timed(block.num_tokens * costs_->activation_bytes() + costs_->temporary_bytes(shape)))
-    result_.seconds += costs_->forward_seconds(shape) + costs_->backward_seconds(shape) + head_seconds(shape);
+  if (is_timed(pass_bytes(*costs_, block, block.keep)))
+    result_.seconds += costs_->forward_seconds(shape) + costs_->recompute_seconds(shape, block.keep) +
+                       costs_->backward_seconds(shape) + head_seconds(shape);
 }
 
 void Simulator::backward(const Block& block) {
   const bool all = block.keep == Keep::kActivations;
   if (!all) result_.tokens_recomputed += block.num_tokens;
-  hold(all ? 0 : block.num_tokens);
+  hold(all || recomputes_layers(block.keep) ? 0 : block.num_tokens);
   if (all) kept_tokens_ -= block.num_tokens;
   if (!costs_) return;
   const auto shape = block.shape();
-  if (is_timed((all ? 0 : block.num_tokens * costs_->activation_bytes()) + costs_->temporary_bytes(shape))) {
-    if (!all) result_.seconds += costs_->forward_seconds(shape);
-    if (block.keep == Keep::kAttention) result_.seconds -= costs_->attention_forward_seconds(shape);
-    result_.seconds += costs_->backward_seconds(shape) + head_seconds(shape);
-  }
+  if (is_timed(pass_bytes(*costs_, block, block.keep)))
+    result_.seconds +=
+        costs_->recompute_seconds(shape, block.keep) + costs_->backward_seconds(shape) + head_seconds(shape);
   kept_bytes_ -= kept_of(block);
 }
 
@@ -76,10 +80,7 @@ double Simulator::head_seconds(const PassShape& shape) const {
 }
 
 int64_t Simulator::kept_of(const Block& block) const {
-  int64_t bytes = block.num_exits * costs_->exit_bytes();
-  if (block.keep == Keep::kActivations) bytes += block.num_tokens * costs_->activation_bytes();
-  if (block.keep == Keep::kAttention) bytes += block.num_tokens * costs_->attention_bytes();
-  return bytes;
+  return block.num_exits * costs_->exit_bytes() + block.num_tokens * costs_->kept_bytes(block.keep);
 }
 
 void Simulator::hold(int64_t pass_tokens) {

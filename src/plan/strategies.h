@@ -5,6 +5,7 @@
 
 #include "plan/block_sink.h"
 #include "plan/indexed_tree.h"
+#include "plan/kept.h"
 #include "plan/packing.h"
 
 namespace bough {
@@ -26,18 +27,25 @@ DenseLayout lay_out_dense(const PlanRequest& request, int64_t max_tokens_per_pas
 
 // Tokens are numbered as in build_flat_forest of the sequences in the layout's order. O(N) reads of flags.
 // Returns the most tokens that a pass may have.
-int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink);
-Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass);
+// `layers`, here and below: what passes may keep within the request's memory, whatever the request's says.
+int64_t walk_dense(const PlanRequest& request, int64_t max_tokens_per_pass, BlockSink& sink,
+                   LayerRecompute layers = LayerRecompute::kNever);
+Plan plan_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
+                LayerRecompute layers = LayerRecompute::kNever);
 // Prices plan_dense; above most_bytes or most_seconds it says only that it is above.
 Simulation simulate_dense(const PlanRequest& request, int64_t max_tokens_per_pass,
                           std::optional<int64_t> most_bytes = {},
-                          double most_seconds = std::numeric_limits<double>::infinity());
+                          double most_seconds = std::numeric_limits<double>::infinity(),
+                          LayerRecompute layers = LayerRecompute::kNever);
 
 // Writes the blocks of the whole batch's packing: tokens are numbered as in a tree of the bin's
 // sequences. O(nodes of the bins); with flags O(N).
-void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink);
-Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
-Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass);
+void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& sink,
+                 LayerRecompute layers = LayerRecompute::kNever);
+Plan plan_packed(const IndexedTree& whole, int64_t max_tokens_per_pass,
+                 LayerRecompute layers = LayerRecompute::kNever);
+Simulation simulate_packed(const IndexedTree& whole, int64_t max_tokens_per_pass,
+                           LayerRecompute layers = LayerRecompute::kNever);
 
 Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass);
 
@@ -56,11 +64,15 @@ struct BlocksDraft {
 };
 // most_bytes: where given, with the request's costs: plans of a larger peak are given up, most of them early.
 BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass,
-                         std::optional<int64_t> most_bytes = {});
+                         std::optional<int64_t> most_bytes = {},
+                         LayerRecompute layers = LayerRecompute::kNever);
 Plan finish_blocks(BlocksDraft draft, IndexedTree& whole);
 
-// Lets interior blocks keep attention's outputs, or all activations, where the plan's peak stays within
-// `budget` bytes over weights and gradients: the most recomputation saved.
-void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget);
+// Bytes that a pass and what interior blocks keep may take beside the stack and the loss's rows; without
+// bound where the request has none.
+int64_t room_for_passes(const PlanRequest& request, int64_t num_loss_rows, int64_t stack_capacity);
+
+// Has the blocks choose what they keep (kept.h) within `budget` bytes over weights and gradients.
+void choose_what_is_kept(Plan& plan, const PassCosts& costs, int64_t budget, const KeepRules& rules);
 
 }  // namespace bough

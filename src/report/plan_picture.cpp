@@ -30,13 +30,19 @@ constexpr std::array<const char*, kNumInteriorColours> kInteriorColours = {"#244
 
 struct KeepText {
   const char *name, *legend, *tooltip;
+  const char* marks;  // over the interior colour
 };
 // The more a block keeps the more solid it looks.
-constexpr std::array<KeepText, 3> kKeepTexts = {{
+constexpr std::array<KeepText, 4> kKeepTexts = {{
     {"n", "interior, keeps nothing but keys and values: backward recomputes all",
-     "keeps keys and values only"},
-    {"a", "interior, keeps attention: recomputes the rest", "keeps attention's outputs"},
-    {"k", "interior, keeps activations: recomputes nothing", "keeps its activations"},
+     "keeps keys and values only",
+     "<path d=\"M-2 2L2 -2M0 8L8 0M6 10L10 6\" stroke=\"#fff\" stroke-opacity=\".38\"/>"},
+    {"a", "interior, keeps attention: recomputes the rest", "keeps attention's outputs",
+     "<circle cx=\"2\" cy=\"2\" r=\"1\" fill=\"#fff\" fill-opacity=\".5\"/>"
+     "<circle cx=\"6\" cy=\"6\" r=\"1\" fill=\"#fff\" fill-opacity=\".5\"/>"},
+    {"i", "interior, keeps inputs of layers: recomputes layer by layer", "keeps its layers' inputs",
+     "<path d=\"M0 4H8\" stroke=\"#fff\" stroke-opacity=\".45\"/>"},
+    {"k", "interior, keeps activations: recomputes nothing", "keeps its activations", ""},
 }};
 const KeepText& text_of(Keep keep) {
   return kKeepTexts[static_cast<size_t>(keep)];
@@ -219,17 +225,11 @@ std::string class_of(const PlanShape& shape, const PlanBand& band) {
   return str(text_of(shape.keep).name, band.interior_colour);
 }
 
-// Stripes over the interior colour: the more is recomputed, the denser.
 std::string interior_pattern(Keep keep, int colour) {
   const std::string back = kInteriorColours[static_cast<size_t>(colour)];
   const std::string name = str(text_of(keep).name, colour);
-  const char* marks =
-      keep == Keep::kNothing
-          ? "<path d=\"M-2 2L2 -2M0 8L8 0M6 10L10 6\" stroke=\"#fff\" stroke-opacity=\".38\"/>"
-          : "<circle cx=\"2\" cy=\"2\" r=\"1\" fill=\"#fff\" fill-opacity=\".5\"/>"
-            "<circle cx=\"6\" cy=\"6\" r=\"1\" fill=\"#fff\" fill-opacity=\".5\"/>";
   return str("<pattern id=\"p", name, "\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\">",
-             "<rect width=\"8\" height=\"8\" fill=\"", back, "\"/>", marks, "</pattern>");
+             "<rect width=\"8\" height=\"8\" fill=\"", back, "\"/>", text_of(keep).marks, "</pattern>");
 }
 
 struct Paint {
@@ -242,7 +242,7 @@ Paint paint() {
     result.style += str(".l", i, "{fill:", kLeafColours[i], "}");
   for (int i = 0; i < kNumInteriorColours; ++i) {
     result.style += str(".k", i, "{fill:", kInteriorColours[static_cast<size_t>(i)], "}");
-    for (const Keep keep : {Keep::kNothing, Keep::kAttention}) {
+    for (const Keep keep : {Keep::kNothing, Keep::kAttention, Keep::kLayerInputs}) {
       result.style += str(".", text_of(keep).name, i, "{fill:url(#p", text_of(keep).name, i, ")}");
       result.patterns += interior_pattern(keep, i);
     }

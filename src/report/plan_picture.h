@@ -24,7 +24,8 @@ struct PlanPictureTree {
 
 // A block has a pass forward and one backward, or both at once (a leaf block).
 struct PlanPictureBlock {
-  enum class Keep { kNothing, kAttention, kActivations };  // beside keys and values; of interior blocks
+  // Beside keys and values; of interior blocks.
+  enum class Keep { kNothing, kAttention, kLayerInputs, kActivations };
   bool interior = false;
   Keep keep = Keep::kNothing;
   int64_t num_tokens = 0;

@@ -77,7 +77,7 @@ PlanPicture random_plan(uint64_t seed, int64_t num_trees, int64_t num_sequences,
       const int64_t end = own.begin + 1 + below(length);
       if (plan.blocks.empty() || below(2) == 0) {
         const auto pass = below(9) == 0 ? 0 : static_cast<int64_t>(plan.blocks.size()) + 1;
-        plan.blocks.push_back({below(2) == 0, static_cast<Keep>(below(3)), 1 + below(100), pass, pass});
+        plan.blocks.push_back({below(2) == 0, static_cast<Keep>(below(4)), 1 + below(100), pass, pass});
       }
       const auto block =
           static_cast<int64_t>(plan.blocks.size()) - 1 - (plan.blocks.size() > 1 ? below(2) : 0);
@@ -185,6 +185,7 @@ TEST(PlanLayout, BlocksTooSmallToBeSeenShareAColour) {
 TEST(PlanPicture, AGroupOfSamplesIsLabelledAndExplained) {
   for (const auto& [keep, text] : {std::pair(Keep::kNothing, "keeps nothing but keys and values"),
                                    std::pair(Keep::kAttention, "keeps attention: "),
+                                   std::pair(Keep::kLayerInputs, "keeps inputs of layers: "),
                                    std::pair(Keep::kActivations, "keeps activations: ")}) {
     const std::string svg = plan_svg(group(10, 2, keep));
     EXPECT_EQ(unbalanced(svg), "");

@@ -12,8 +12,6 @@
 
 namespace bough {
 
-namespace {
-
 // Adapters are among the trained parameters alone.
 std::vector<Parameter*> changing_parameters(Model& model, Changing changing) {
   std::vector<Parameter*> parameters = model.trained_parameters();
@@ -23,8 +21,6 @@ std::vector<Parameter*> changing_parameters(Model& model, Changing changing) {
   parameters.insert(parameters.begin(), all.begin(), all.end());
   return parameters;
 }
-
-}  // namespace
 
 std::unique_ptr<Model> copy_of(const Model& model, Changing changing) {
   auto copy = model.share();

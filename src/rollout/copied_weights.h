@@ -25,6 +25,7 @@ namespace bough {
 // What changes between two publications: what is trained of the model (adapters, where there are any), or,
 // where what stands under its adapters is trained as another model, all of it.
 enum class Changing { kTrained, kAll };
+std::vector<Parameter*> changing_parameters(Model& model, Changing changing);
 
 // Makes a model with the same weights, what changes of them in tensors of its own.
 std::unique_ptr<Model> copy_of(const Model& model, Changing changing = Changing::kTrained);

@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "rollout/copied_weights.h"
 
 namespace bough {
 
@@ -73,11 +72,11 @@ FlatTensors lay_out(const std::vector<Parameter*>& parameters) {
 
 // ---- Rank 0.
 
-PublishedWeights::PublishedWeights(const Model& trained, Communicator& engines, bool waits)
+PublishedWeights::PublishedWeights(const Model& trained, Communicator& engines, bool waits, Changing changing)
     : waits_(waits),
       engines_(engines),
       trained_view_(trained.share()),
-      trained_(trained_view_->trained_parameters()),
+      trained_(changing_parameters(*trained_view_, changing)),
       snapshot_(lay_out(trained_)),
       thread_([this] { run(); }) {
   BOUGH_CHECK(engines.rank() == 0, "rank ", engines.rank(), " receives");
@@ -203,11 +202,11 @@ void PublishedWeights::send(int32_t version, int32_t taken) {
 
 // ---- Engine ranks.
 
-ReceivedWeights::ReceivedWeights(Model& generating, Communicator& publisher, bool in_place)
+ReceivedWeights::ReceivedWeights(Model& generating, Communicator& publisher, bool in_place, Changing changing)
     : generating_(generating),
       publisher_(publisher),
       in_place_(in_place),
-      parameters_(generating.trained_parameters()),
+      parameters_(changing_parameters(generating, changing)),
       spare_(lay_out(parameters_)) {
   BOUGH_CHECK(publisher.rank() > 0, "rank 0 publishes");
   if (in_place) return;

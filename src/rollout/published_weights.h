@@ -31,6 +31,7 @@
 
 #include "dist/communicator.h"
 #include "models/model.h"
+#include "rollout/copied_weights.h"
 #include "rollout/engine.h"
 
 namespace bough {
@@ -51,7 +52,8 @@ class PublishedWeights final : public WeightChannel {
  public:
   // Rank 0's. Model and group must outlive it. waits: publish() returns when every engine rank has the
   // weights, for a trainer that has nothing to do meanwhile.
-  PublishedWeights(const Model& trained, Communicator& engines, bool waits);
+  PublishedWeights(const Model& trained, Communicator& engines, bool waits,
+                   Changing changing = Changing::kTrained);
   ~PublishedWeights() override;  // without end() what is on its way is given up
 
   // Waits for the publication before this one, if it is still on its way.
@@ -94,7 +96,8 @@ class PublishedWeights final : public WeightChannel {
 class ReceivedWeights final : public WeightChannel {
  public:
   // An engine rank's. in_place: the model's tensors keep their addresses (CopiedWeights says why).
-  ReceivedWeights(Model& generating, Communicator& publisher, bool in_place);
+  ReceivedWeights(Model& generating, Communicator& publisher, bool in_place,
+                  Changing changing = Changing::kTrained);
 
   void receive();                          // on a thread of its own, until rank 0 ends
   void publish(int32_t version) override;  // is rank 0's

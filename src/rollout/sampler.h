@@ -45,11 +45,10 @@ struct Draw {
   std::vector<double> top_log_probs;
 };
 
-// logits_RV: fp32, bf16 or fp64, on the CPU or CUDA, where draws without cuts, penalties, excluded tokens
-// and top_logprobs are made on the device (kernels/draw_token: sums in another order, so log-probabilities
-// agree to rounding), and only rows of others are copied to the CPU. One draw for each request; several may
-// share a row. UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the
-// weights have diverged.
+// logits_RV: fp32, bf16 or fp64, on the CPU or CUDA, where they stay: draws are made on the device, from sums
+// in another order, so that log-probabilities agree to rounding. One draw for each request; several may share
+// a row. UserError if a row's logits are not finite (-infinity is allowed) or all -infinity: the weights have
+// diverged.
 void draw_tokens(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws);
 
 }  // namespace bough

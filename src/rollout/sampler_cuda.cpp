@@ -1,12 +1,18 @@
 #include "rollout/sampler_cuda.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "kernels/log_prob/log_prob.h"
+#include "kernels/parameter.h"
 #include "rollout/upload.h"
 
 namespace bough {
@@ -22,71 +28,215 @@ double log_of_sum(double largest, double sum) {
 
 namespace {
 
-// Whether nothing is cut, penalised or excluded, or the most likely of all tokens is taken, and nothing more
-// is asked for.
-bool draws_from_all(const DrawRequest& request, int64_t vocabulary) {
-  if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0 ||
-      !request.excluded.empty() || request.top_logprobs > 0)
-    return false;
-  if (request.greedy || request.temperature == 0) return true;
-  return (request.top_k == 0 || request.top_k >= vocabulary) && request.top_p >= 1 && request.min_p == 0;
+bool is_greedy(const DrawRequest& request) {
+  return request.greedy || request.temperature == 0;
+}
+double temperature_of(const DrawRequest& request) {
+  return request.temperature > 0 ? request.temperature : 1.0;
+}
+bool cuts_to_top_k(const DrawRequest& request, int64_t vocabulary) {
+  return !is_greedy(request) && request.top_k > 0 && request.top_k < vocabulary;
+}
+bool cuts(const DrawRequest& request, int64_t vocabulary) {
+  return cuts_to_top_k(request, vocabulary) ||
+         (!is_greedy(request) && (request.top_p < 1 || request.min_p > 0));
+}
+bool penalises(const DrawRequest& request) {
+  return request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0;
 }
 
-// Makes draws for requests that all draw from all tokens.
-void draw_on_cuda(const at::Tensor& logits_RV, std::span<const DrawRequest> requests, std::span<Draw> draws) {
-  const auto temperature_of = [](const DrawRequest& request) {
-    return request.temperature > 0 ? request.temperature : 1.0;
-  };
-  std::vector<double> numbers;
-  for (const DrawRequest& request : requests) {
-    const bool is_greedy = request.greedy || request.temperature == 0;
-    numbers.insert(numbers.end(), {static_cast<double>(request.row), temperature_of(request), request.uniform,
-                                   is_greedy ? 1.0 : 0.0});
+// The draws of up to kDrawnTogether requests: S of them, rows [S, V] of their own where something is done to
+// the logits.
+class DeviceDraws {
+ public:
+  DeviceDraws(const at::Tensor& logits_RV, std::span<const DrawRequest> requests)
+      : logits_RV_(logits_RV), requests_(requests), vocabulary_(logits_RV.size(1)) {
+    for (const DrawRequest& request : requests) {
+      cuts_ |= cuts(request, vocabulary_);
+      changes_ |= penalises(request) || !request.excluded.empty();
+      num_top_ = std::max(num_top_, std::min(request.top_logprobs, vocabulary_));
+    }
   }
-  const at::Tensor on_device = upload(numbers, logits_RV.device()).view({-1, kDrawNumbers});
-  const at::Tensor drawn = draw_token(logits_RV.contiguous(), on_device).cpu();
-  const auto* values = static_cast<const double*>(drawn.const_data_ptr());
-  for (size_t i = 0; i < requests.size(); ++i, values += kDrawnNumbers) {
-    const double raw_log_sum = log_of_sum(values[kDrawnLargest], values[kDrawnRawSum]);
-    const double log_sum = log_of_sum(values[kDrawnLargest], values[kDrawnSum]);
-    const double below_largest = values[kDrawnLogit] - values[kDrawnLargest];
-    Draw& draw = draws[i];
-    draw.token = static_cast<int32_t>(values[kDrawnToken]);
-    draw.log_prob = below_largest / temperature_of(requests[i]) - log_sum;
-    draw.raw_log_prob = below_largest - raw_log_sum;
-    const bool is_greedy = requests[i].greedy || requests[i].temperature == 0;
-    draw.truncated_log_prob = is_greedy ? 0 : std::min(0.0, draw.log_prob);
+
+  void run(std::span<Draw> draws) {
+    at::Tensor whole = draw_token(logits_RV_.contiguous(), numbers(/*own_rows=*/false));
+    std::vector<at::Tensor> results = {whole, whole};
+    at::Tensor tokens_S1 = column(whole, kDrawnToken).to(at::kLong);
+    if (cuts_ || changes_ || num_top_ > 0) {
+      rows_SV_ =
+          logits_RV_.index_select(0, upload_numbers([](const DrawRequest& r) { return r.row; }).view(-1))
+              .to(accumulator_type(logits_RV_.scalar_type()));
+      if (num_top_ > 0) std::tie(values_SV_, ids_SV_) = sorted(rows_SV_);
+      if (cuts_ || changes_) {
+        const at::Tensor kept_SV = cuts_ ? cut(changed()) : changed();
+        results[1] = draw_token(kept_SV, numbers(/*own_rows=*/true));
+        tokens_S1 = column(results[1], kDrawnToken).to(at::kLong);
+        if (cuts_) tokens_S1 = at::where(by_rank_S1_, order_SV_.gather(1, tokens_S1), tokens_S1);
+      }
+      results.push_back(rows_SV_.gather(1, tokens_S1).to(at::kDouble));
+    } else {
+      results.push_back(column(whole, kDrawnLogit));
+    }
+    results.push_back(tokens_S1.to(at::kDouble));
+    if (num_top_ > 0) {
+      results.push_back(values_SV_.narrow(1, 0, num_top_).to(at::kDouble));
+      results.push_back(ids_SV_.narrow(1, 0, num_top_).to(at::kDouble));
+    }
+    read(at::cat(results, 1).cpu(), draws);
   }
-}
+
+ private:
+  static at::Tensor column(const at::Tensor& drawn, DrawnNumber which) { return drawn.narrow(1, which, 1); }
+
+  // Ordered by logit, of equal ones the lower id first.
+  static std::tuple<at::Tensor, at::Tensor> sorted(const at::Tensor& x_SV) {
+    return at::sort(x_SV, /*stable=*/true, /*dim=*/1, /*descending=*/true);
+  }
+
+  // [S, 1] of a number of each request.
+  template <class Number>
+  at::Tensor upload_numbers(Number&& number) const {
+    std::vector<decltype(number(requests_[0]))> values;
+    for (const DrawRequest& request : requests_) values.push_back(number(request));
+    return upload(values, logits_RV_.device()).unsqueeze(1);
+  }
+
+  // What draw_token asks for.
+  at::Tensor numbers(bool own_rows) const {
+    std::vector<double> values;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      const DrawRequest& request = requests_[i];
+      values.insert(values.end(), {static_cast<double>(own_rows ? static_cast<int64_t>(i) : request.row),
+                                   temperature_of(request), request.uniform, is_greedy(request) ? 1.0 : 0.0});
+    }
+    return upload(values, logits_RV_.device()).view({-1, kDrawNumbers});
+  }
+
+  // The rows with penalties, and excluded tokens at minus infinity.
+  at::Tensor changed() const {
+    std::vector<int64_t> penalised, excluded;
+    std::vector<double> factors, terms;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      const DrawRequest& request = requests_[i];
+      const int64_t row = static_cast<int64_t>(i) * vocabulary_;
+      for (const int32_t token : request.excluded) excluded.push_back(row + token);
+      if (!penalises(request)) continue;
+      std::unordered_map<int32_t, int64_t> times;  // in the response
+      for (const int32_t token : request.prompt) times.try_emplace(token, 0);
+      for (const int32_t token : request.response) ++times[token];
+      for (const auto& [token, count] : times) {
+        penalised.push_back(row + token);
+        factors.push_back(request.repetition_penalty);
+        terms.push_back((count > 0 ? request.presence_penalty : 0) +
+                        request.frequency_penalty * static_cast<double>(count));
+      }
+    }
+    if (penalised.empty() && excluded.empty()) return rows_SV_;
+    const auto here = [&](const auto& values) { return upload(values, logits_RV_.device()); };
+    at::Tensor changed_SV = rows_SV_.clone();
+    at::Tensor flat = changed_SV.view(-1);
+    if (!penalised.empty()) {
+      const at::Tensor index = here(penalised), factor = here(factors);
+      const at::Tensor logits = flat.index_select(0, index).to(at::kDouble);
+      const at::Tensor scaled = at::where(logits.gt(0), logits / factor, logits * factor);
+      flat.index_copy_(0, index, (scaled - here(terms)).to(flat.scalar_type()));
+    }
+    if (!excluded.empty()) flat.index_fill_(0, here(excluded), -std::numeric_limits<double>::infinity());
+    return changed_SV;
+  }
+
+  // What the requests' cuts keep, the rest at minus infinity: of those with top_k in order_SV_'s order, which
+  // by_rank_S1_ says.
+  at::Tensor cut(const at::Tensor& x_SV) {
+    at::Tensor values_SV;
+    std::tie(values_SV, order_SV_) =
+        values_SV_.defined() && x_SV.is_same(rows_SV_) ? std::tuple(values_SV_, ids_SV_) : sorted(x_SV);
+    const double infinity = std::numeric_limits<double>::infinity();
+    const at::Tensor temperature_S1 = upload_numbers([](const DrawRequest& r) { return temperature_of(r); });
+    const at::Tensor top_k_S1 = upload_numbers(
+        [&](const DrawRequest& r) { return cuts_to_top_k(r, vocabulary_) ? r.top_k : vocabulary_; });
+    const at::Tensor top_p_S1 = upload_numbers(
+        [&](const DrawRequest& r) { return is_greedy(r) || r.top_p >= 1 ? infinity : r.top_p; });
+    const at::Tensor min_p_S1 =
+        upload_numbers([](const DrawRequest& r) { return is_greedy(r) ? 0.0 : r.min_p; });
+    by_rank_S1_ = top_k_S1.lt(vocabulary_);
+    const at::Tensor rank_V = at::arange(vocabulary_, top_k_S1.options());
+    const at::Tensor weights_SV =  // of the most likely token 1
+        (values_SV - values_SV.narrow(1, 0, 1))
+            .div_(temperature_S1.to(x_SV.scalar_type()))
+            .exp_()
+            .to(at::kDouble);
+    at::Tensor keeps_SV = rank_V < top_k_S1;
+    const at::Tensor left_SV = weights_SV.masked_fill(keeps_SV.logical_not(), 0);
+    const at::Tensor before_SV = left_SV.cumsum(1).sub_(left_SV);
+    keeps_SV.logical_and_(before_SV < top_p_S1 * left_SV.sum(1, true));
+    keeps_SV.logical_and_(weights_SV >= min_p_S1).logical_or_(rank_V.eq(0));
+    const at::Tensor keeps_by_id_SV = at::empty_like(keeps_SV).scatter_(1, order_SV_, keeps_SV);
+    return at::where(by_rank_S1_, values_SV.masked_fill(keeps_SV.logical_not(), -infinity),
+                     x_SV.masked_fill(keeps_by_id_SV.logical_not(), -infinity))
+        .contiguous();
+  }
+
+  // [S, what run() put beside each other], fp64 on the CPU.
+  void read(const at::Tensor& results, std::span<Draw> draws) const {
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      const double* whole =
+          static_cast<const double*>(results.const_data_ptr()) + static_cast<int64_t>(i) * results.size(1);
+      const double *own = whole + kDrawnNumbers, *token = own + kDrawnNumbers, *top = token + 2;
+      const double temperature = temperature_of(requests_[i]);
+      const double raw_log_sum = log_of_sum(whole[kDrawnLargest], whole[kDrawnRawSum]);
+      const double log_sum = log_of_sum(whole[kDrawnLargest], whole[kDrawnSum]);
+      if (std::isinf(own[kDrawnLargest]))
+        throw UserError("min_new_tokens excludes the stop tokens, and every other token has probability 0");
+      const auto log_prob = [&](double logit) {
+        return (logit - whole[kDrawnLargest]) / temperature - log_sum;
+      };
+      Draw& draw = draws[i];
+      draw = {};
+      draw.token = static_cast<int32_t>(token[1]);
+      draw.log_prob = log_prob(token[0]);
+      draw.raw_log_prob = token[0] - whole[kDrawnLargest] - raw_log_sum;
+      const double below = (own[kDrawnLogit] - own[kDrawnLargest]) / temperature;
+      draw.truncated_log_prob = is_greedy(requests_[i]) ? 0 : std::min(0.0, below - std::log(own[kDrawnSum]));
+      for (int64_t k = 0; k < std::min(requests_[i].top_logprobs, num_top_); ++k) {
+        draw.top_ids.push_back(static_cast<int32_t>(top[num_top_ + k]));
+        draw.top_log_probs.push_back(log_prob(top[k]));
+      }
+    }
+  }
+
+  const at::Tensor& logits_RV_;
+  std::span<const DrawRequest> requests_;
+  const int64_t vocabulary_;
+  bool cuts_ = false, changes_ = false;
+  int64_t num_top_ = 0;               // most top_logprobs of the requests
+  at::Tensor rows_SV_;                // the requests' logits, accumulator type
+  at::Tensor values_SV_, ids_SV_;     // these in order, where top_logprobs are asked for
+  at::Tensor order_SV_, by_rank_S1_;  // of cut()
+};
 
 }  // namespace
 
-// Whole distributions are drawn from where they are; the rows of other requests are brought over.
+// Requests that leave the logits as they are go by themselves: nothing of theirs is copied.
 void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> requests,
                       std::span<Draw> draws) {
-  std::vector<size_t> there, here;
-  std::vector<DrawRequest> requests_there, requests_here;
-  std::vector<int64_t> rows;  // brought over, each once
-  std::unordered_map<int64_t, int64_t> place_of;
+  std::vector<size_t> plain, others;
   for (size_t i = 0; i < requests.size(); ++i) {
-    const bool stays = draws_from_all(requests[i], logits_RV.size(1));
-    (stays ? there : here).push_back(i);
-    DrawRequest& request = (stays ? requests_there : requests_here).emplace_back(requests[i]);
-    if (stays) continue;
-    const auto [place, is_new] = place_of.try_emplace(request.row, static_cast<int64_t>(rows.size()));
-    if (is_new) rows.push_back(request.row);
-    request.row = place->second;
+    const DrawRequest& request = requests[i];
+    const bool changes = cuts(request, logits_RV.size(1)) || penalises(request) || !request.excluded.empty();
+    (changes || request.top_logprobs > 0 ? others : plain).push_back(i);
   }
-  std::vector<Draw> drawn(std::max(there.size(), here.size()));
-  if (!there.empty()) {
-    draw_on_cuda(logits_RV, requests_there, std::span(drawn).first(there.size()));
-    for (size_t i = 0; i < there.size(); ++i) draws[there[i]] = drawn[i];
-  }
-  if (!here.empty()) {
-    const at::Tensor brought = logits_RV.index_select(0, upload(rows, logits_RV.device())).cpu();
-    draw_on_cpu(brought, requests_here, std::span(drawn).first(here.size()));
-    for (size_t i = 0; i < here.size(); ++i) draws[here[i]] = drawn[i];
-  }
+  const auto draw = [&](std::span<const size_t> which) {
+    if (which.empty()) return;
+    std::vector<DrawRequest> own;
+    for (const size_t i : which) own.push_back(requests[i]);
+    std::vector<Draw> drawn(own.size());
+    DeviceDraws(logits_RV, own).run(drawn);
+    for (size_t i = 0; i < which.size(); ++i) draws[which[i]] = std::move(drawn[i]);
+  };
+  draw(plain);
+  for (size_t begin = 0; begin < others.size(); begin += kDrawnTogether)
+    draw(std::span(others).subspan(begin, std::min(kDrawnTogether, others.size() - begin)));
 }
 
 }  // namespace bough

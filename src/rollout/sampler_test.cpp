@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "rollout/rollout_test_util.h"
+#include "rollout/sampler_cuda.h"
 
 namespace bough {
 namespace {
@@ -234,42 +235,56 @@ BOUGH_ON_DEVICES(SamplerOn);
 TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
   const CounterRandom random(23, Purpose::test);
   const std::vector<int32_t> excluded = {2, 5}, response = {1, 1, 4};
-  for (const int64_t vocabulary : {9, 256, 1000, 50001})
-    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-      const auto logits = random_logits(7, vocabulary, 31).to(dtype);
-      std::vector<DrawRequest> requests(60);
-      for (size_t i = 0; i < requests.size(); ++i) {
-        requests[i].row = static_cast<int64_t>(i % 7);
-        requests[i].temperature = i % 3 == 0 ? 1.0 : 0.2 + 0.02 * static_cast<double>(i);
-        requests[i].greedy = i % 11 == 0;
-        requests[i].uniform = random.uniform(0, i);
-        if (i % 5 == 1) requests[i].top_p = 0.8;
-        if (i % 5 == 2) requests[i].top_k = 4;
-        if (i % 13 == 3) requests[i].excluded = excluded;
-        if (i % 13 == 4) {
-          requests[i].response = response;
-          requests[i].repetition_penalty = 1.3;
+  // The device's way is of tensor ops, but for the draw itself: they are tried on the CPU, too.
+  for (const auto way : {draw_tokens, draw_from_device})
+    for (const int64_t vocabulary : {9, 256, 1000, 50001})
+      for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+        SCOPED_TRACE(testing::Message()
+                     << vocabulary << " tokens, " << dtype << (way == draw_tokens ? "" : ", as on a GPU"));
+        const auto logits = random_logits(7, vocabulary, 31).to(dtype);
+        std::vector<DrawRequest> requests(60);
+        for (size_t i = 0; i < requests.size(); ++i) {
+          requests[i].row = static_cast<int64_t>(i % 7);
+          requests[i].temperature = i % 3 == 0 ? 1.0 : 0.2 + 0.02 * static_cast<double>(i);
+          requests[i].greedy = i % 11 == 0;
+          requests[i].uniform = random.uniform(0, i);
+          if (i % 5 == 1) requests[i].top_p = 0.8;
+          if (i % 5 == 2) requests[i].top_k = 4;
+          if (i % 5 >= 2) requests[i].min_p = 0.01;
+          if (i % 10 == 7) requests[i].top_p = 0.5;
+          if (i % 13 == 3) requests[i].excluded = excluded;
+          if (i % 7 == 4) {
+            requests[i].prompt = excluded;
+            requests[i].response = response;
+            requests[i].repetition_penalty = 1.3;
+            requests[i].presence_penalty = 0.1;
+            requests[i].frequency_penalty = 0.2;
+          }
+          if (i % 4 == 3) requests[i].top_logprobs = 1 + static_cast<int64_t>(i % 12);
         }
+        std::vector<Draw> got(requests.size()), again(requests.size()), expected(requests.size());
+        const auto there = logits.to(device());
+        way(there, requests, got);
+        way(there, requests, again);
+        draw_tokens(logits.to(at::kDouble), requests, expected);
+        int num_others = 0;
+        for (size_t i = 0; i < requests.size(); ++i) {
+          EXPECT_EQ(got[i].token, again[i].token);
+          EXPECT_EQ(got[i].log_prob, again[i].log_prob);
+          num_others += got[i].token != expected[i].token;
+          if (got[i].token != expected[i].token) continue;
+          const double tolerance =
+              dtype == at::kDouble ? 1e-11 : 2e-5;  // sums of up to 50,001 fp32 exponentials
+          EXPECT_NEAR(got[i].log_prob, expected[i].log_prob, tolerance) << "request " << i;
+          EXPECT_NEAR(got[i].raw_log_prob, expected[i].raw_log_prob, tolerance) << "request " << i;
+          EXPECT_NEAR(got[i].truncated_log_prob, expected[i].truncated_log_prob, tolerance)
+              << "request " << i;
+          ASSERT_EQ(got[i].top_ids, expected[i].top_ids) << "request " << i;
+          for (size_t k = 0; k < got[i].top_ids.size(); ++k)
+            EXPECT_NEAR(got[i].top_log_probs[k], expected[i].top_log_probs[k], tolerance) << "request " << i;
+        }
+        EXPECT_LE(num_others, 1);
       }
-      std::vector<Draw> got(requests.size()), again(requests.size()), expected(requests.size());
-      const auto there = logits.to(device());
-      draw_tokens(there, requests, got);
-      draw_tokens(there, requests, again);
-      draw_tokens(logits.to(at::kDouble), requests, expected);
-      int num_others = 0;
-      for (size_t i = 0; i < requests.size(); ++i) {
-        EXPECT_EQ(got[i].token, again[i].token);
-        EXPECT_EQ(got[i].log_prob, again[i].log_prob);
-        num_others += got[i].token != expected[i].token;
-        if (got[i].token != expected[i].token) continue;
-        const double tolerance =
-            dtype == at::kDouble ? 1e-11 : 2e-5;  // sums of up to 50,001 fp32 exponentials
-        EXPECT_NEAR(got[i].log_prob, expected[i].log_prob, tolerance) << "request " << i;
-        EXPECT_NEAR(got[i].raw_log_prob, expected[i].raw_log_prob, tolerance) << "request " << i;
-        EXPECT_NEAR(got[i].truncated_log_prob, expected[i].truncated_log_prob, tolerance) << "request " << i;
-      }
-      EXPECT_LE(num_others, 1) << vocabulary << " tokens, " << dtype;
-    }
 }
 
 TEST_P(SamplerOn, OfEqualLogitsTheFirstIsTheMostLikelyAndWhatIsNotANumberIsRefused) {

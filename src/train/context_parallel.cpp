@@ -88,7 +88,7 @@ TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, co
                 "a recompute differs from its first forward, layer ", layer, ", stack row ", stack_rows_);
   k_rows.copy_(all.select(1, 0));
   v_rows.copy_(all.select(1, 1));
-  if (keeps_rows_) kept_rows_.push_back(all);
+  if (keeps_rows_ && std::ssize(kept_rows_) == layer) kept_rows_.push_back(all);  // else computed again
   const auto acc = accumulator_type(q.scalar_type());
   if (!has_tokens()) {  // one query that sees itself alone
     const at::Tensor lse = at::zeros({1, q.size(1)}, q.options().dtype(acc));

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/safetensors.h"
-#include "train/ranks.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
@@ -21,10 +21,6 @@ constexpr const char* kHeadFile = "value_head.safetensors";
 NamedTensors named_head(const ValueHead& head) {
   return {{head.weight.parts.front().name, head.weight.value},
           {head.bias.parts.front().name, head.bias.value}};
-}
-
-at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
-  return at::tensor(at::ArrayRef<int64_t>(values.data() + begin, end - begin), at::kLong);
 }
 
 std::vector<Parameter*> trained_parameters(Model& backbone, ValueHead& head, bool shares_backbone) {
@@ -41,10 +37,11 @@ fs::path backbone_directory(const fs::path& path) {
 
 }  // namespace
 
-ValueHead::ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device) {
+ValueHead::ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device, int64_t copies) {
   const auto options = at::TensorOptions().dtype(type).device(device);
-  weight = {at::zeros({1, hidden_size}, options), {}, {{"score.weight", 0, 1}}};
-  bias = {at::zeros({1}, options), {}, {{"score.bias", 0, 1}}};
+  weight = {at::zeros({1, hidden_size}, options), {}, {{.name = "score.weight", .begin = 0, .end = 1}}};
+  bias = {at::zeros({1}, options), {}, {{.name = "score.bias", .begin = 0, .end = 1}}};
+  for (Parameter* parameter : parameters()) parameter->parts[0].copies = copies;
 }
 
 ValueBlockHead::ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options)
@@ -57,29 +54,28 @@ ValueBlockHead::ValueBlockHead(ValueHead& head, const TrainBatch& batch, const O
     if (!parameter->main_grad.defined()) parameter->main_grad = at::zeros_like(parameter->value);
 }
 
-at::Tensor ValueBlockHead::run(const BlockRows& rows, const at::Tensor& source_SD) {
+at::Tensor ValueBlockHead::run(const BlockRows&, const RowIndices& indices, const at::Tensor& source_SD) {
   at::NoGradGuard no_grad;
   const auto acc = head_.weight.value.scalar_type();
   const auto weight_D = head_.weight.value.squeeze(0);
   const bool sends_gradient = options_.has_loss && options_.reaches_backbone;
   at::Tensor d_source_SD =
       sends_gradient ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
-  const auto sources = index_tensor(rows.sources, 0, rows.num_rows()).to(source_SD.device());
-  const auto hidden_RD = source_SD.index_select(0, sources).to(acc);
+  const auto hidden_RD = source_SD.index_select(0, indices.sources).to(acc);
   const auto values_R = at::mv(hidden_RD, weight_D).add_(head_.bias.value);
-  const auto d_values_R = gradient(rows, values_R.cpu());
+  const auto d_values_R = gradient(indices, values_R.cpu());
   if (!options_.has_loss) return {};
   const auto d_R = d_values_R.to(source_SD.device());
   head_.weight.main_grad.squeeze(0).add_(at::mv(hidden_RD.t(), d_R));
   head_.bias.main_grad.add_(d_R.sum());
-  if (sends_gradient) add_rows_(d_source_SD, sources, d_R.unsqueeze(1) * weight_D);
+  if (sends_gradient) add_rows_(d_source_SD, indices.sources, d_R.unsqueeze(1) * weight_D);
   return d_source_SD;
 }
 
 // Files the values under their loss rows and returns the gradients of the head rows: several sequences may
 // train one token, whose gradients add.
-at::Tensor ValueBlockHead::gradient(const BlockRows& rows, const at::Tensor& values) {
-  const auto [head_rows, loss_rows] = head_chunk(rows, 0, rows.num_rows());
+at::Tensor ValueBlockHead::gradient(const RowIndices& indices, const at::Tensor& values) {
+  const at::Tensor head_rows = indices.head_rows.cpu(), loss_rows = indices.loss_rows.cpu();
   const auto values_R = values.index_select(0, head_rows);
   result_.values_R.index_copy_(0, loss_rows, values_R);
   if (!options_.has_loss) return {};
@@ -100,20 +96,22 @@ void CriticSnapshot::save(const fs::path& directory) const {
 }
 
 Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor,
-               int64_t total_updates, Communicator* ranks)
+               int64_t total_updates, const TrainingRanks* ranks)
     : backbone_(backbone),
       settings_(settings),
-      ranks_(ranks && ranks->size() > 1 ? ranks : nullptr),
-      head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device()),
-      executor_(backbone),
+      ranks_(ranks && ranks->all() ? ranks : nullptr),
+      head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device(),
+            ranks_ ? ranks_->sizes().tensor : 1),
+      executor_(backbone, {.context_ranks = ranks_ ? ranks_->context() : nullptr}),
       optimizer_(trained_parameters(backbone, head_, shares_backbone()), settings.optimizer, total_updates,
-                 ranks_) {
+                 sharing(), /*fixed_shares=*/false, ranks_ ? ranks_->tensor() : nullptr) {
   actor_ = beside_critic(actor, this);
 }
 
 Plan Critic::plan(const TrainBatch& batch) const {
-  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree.packer, costs_);
-  if (ranks_) return plan_share(actor_.tree.strategy(), request, ranks_->rank(), ranks_->size());
+  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
+  if (ranks_ && ranks_->num_replicas() > 1)
+    return plan_share(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());
   return make_plan(actor_.tree.strategy(), request);
 }
 
@@ -125,9 +123,9 @@ at::Tensor Critic::values(const TrainBatch& batch) {
 
 ValueWalk Critic::result_of(const ValueBlockHead& head) {
   ValueWalk walk = head.result();
-  if (ranks_) {
-    sum_values(walk.values_R, *ranks_);
-    sum_losses(walk.loss, walk.metrics, *ranks_);
+  if (Communicator* const ranks = sharing()) {
+    sum_values(walk.values_R, *ranks);
+    sum_losses(walk.loss, walk.metrics, *ranks);
   }
   return walk;
 }
@@ -164,13 +162,8 @@ CriticSnapshot Critic::snapshot(bool copies) const {
   CriticSnapshot snapshot{nullptr, named_head(head_), optimizer_.snapshot(copies)};
   if (copies)
     for (auto& [name, tensor] : snapshot.head) tensor = tensor.clone();
-  if (shares_backbone()) return snapshot;
-  snapshot.backbone = backbone_.share();
-  if (copies)
-    for (Parameter* parameter : snapshot.backbone->parameters()) {
-      parameter->value = parameter->value.clone();
-      parameter->main_grad = at::Tensor();
-    }
+  if (!shares_backbone() && (!ranks_ || ranks_->shares_with_leader()))
+    snapshot.backbone = snapshot_of(backbone_, copies);
   return snapshot;
 }
 
@@ -209,7 +202,7 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
   // embedding.
   config.tie_word_embeddings = true;
   if (config.source.is_object() && !config.source.empty()) config.source["tie_word_embeddings"] = true;
-  std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device());
+  std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device(), actor.tensor_ranks());
   load_weights(directory, *backbone);
   return backbone;
 }

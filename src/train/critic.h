@@ -18,12 +18,14 @@
 #include "train/executor.h"
 #include "train/head.h"
 #include "train/optimizer.h"
+#include "train/ranks.h"
 
 namespace bough {
 
 // The linear layer, named as transformers' *ForTokenClassification name theirs: score.weight, score.bias.
 struct ValueHead {
-  ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device);
+  // `copies`: ranks that share the backbone's layers, each of which has the whole head.
+  ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device, int64_t copies = 1);
 
   Parameter weight;  // [1, D]
   Parameter bias;    // [1]
@@ -49,11 +51,11 @@ class ValueBlockHead final : public BlockHead {
   // All must outlive it.
   ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options);
 
-  at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD) override;
+  at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
   const ValueWalk& result() const { return result_; }
 
  private:
-  at::Tensor gradient(const BlockRows& rows, const at::Tensor& values_R);
+  at::Tensor gradient(const RowIndices& indices, const at::Tensor& values_R);
 
   ValueHead& head_;
   const TrainBatch& batch_;
@@ -61,7 +63,7 @@ class ValueBlockHead final : public BlockHead {
   ValueWalk result_;
 };
 
-// What a checkpoint is written from, while training goes on where it is a copy.
+// What a checkpoint is written from, while training goes on where it is a copy; of several ranks the first's.
 struct CriticSnapshot {
   std::shared_ptr<Model> backbone;  // null: the actor's
   NamedTensors head;
@@ -76,9 +78,9 @@ class Critic {
  public:
   // `backbone` must outlive it; it is the actor's where settings.share_backbone. `actor`: how batches go
   // through a model. total_updates: optimizer steps of the whole run. `ranks`: those that train together,
-  // each of which calls what walks or snapshots; null: this process alone.
+  // each of which calls what walks or snapshots, with its pieces of the backbone; null: this process alone.
   Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor, int64_t total_updates,
-         Communicator* ranks = nullptr);
+         const TrainingRanks* ranks = nullptr);
 
   const CriticSettings& settings() const { return settings_; }
   bool shares_backbone() const { return settings_.share_backbone.value_or(false); }
@@ -113,13 +115,15 @@ class Critic {
   void load_head_if_saved(const std::filesystem::path& directory);
 
  private:
+  // Those that have the same pieces of the backbone, or null.
+  Communicator* sharing() const { return ranks_ ? ranks_->sharing() : nullptr; }
   void load_head(const std::filesystem::path& directory);
   ValueBlockHead::Options with_loss(bool reaches_backbone) const;
 
   Model& backbone_;
   const CriticSettings settings_;
-  ActorSettings actor_;  // less the memory that the critic holds
-  Communicator* const ranks_;
+  ActorSettings actor_;               // less the memory that the critic holds
+  const TrainingRanks* const ranks_;  // null: this process alone
   const PassCosts* costs_ = nullptr;
   ValueHead head_;
   Executor executor_;

@@ -141,7 +141,7 @@ TEST(Critic, GradientIsTheCentralDifference) {
 // Counts how often the head reads each loss row's token.
 class CountingHead final : public BlockHead {
  public:
-  at::Tensor run(const BlockRows& rows, const at::Tensor&) override {
+  at::Tensor run(const BlockRows& rows, const RowIndices&, const at::Tensor&) override {
     num_rows += rows.num_rows();
     num_loss_rows += std::ssize(rows.loss_rows);
     return {};

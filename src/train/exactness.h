@@ -185,11 +185,24 @@ inline double gradient_error(Model& model, FlatResult& flat) {
   return gradient_error(model.parameters(), flat);
 }
 
+// The plan with blocks that keep whatever they may, at random: gradients are the same.
+inline Plan with_random_keeps(Plan plan, uint64_t seed) {
+  constexpr Keep kOfInterior[] = {Keep::kKeysValues, Keep::kAttention, Keep::kLayerInputs,
+                                  Keep::kLayerInputsAndAttention, Keep::kActivations};
+  std::mt19937_64 random(seed);
+  for (auto& planned : plan.trees)
+    for (auto& block : planned.blocks)
+      block.keep = kOfInterior[block.interior ? random() % 5 : 2 + random() % 3];
+  return plan;
+}
+
 inline void expect_exact(Model& model, FlatResult& flat, const RandomBatch& r, const Plan& plan,
-                         const Loss& loss, const std::string& what, int64_t least_run = 0) {
+                         const Loss& loss, const std::string& what, int64_t least_run = 0,
+                         bool verify_recompute = true) {
   model.allocate_gradients();
   model.zero_gradients();
-  Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true, .least_run = least_run});
+  Executor executor(model,
+                    {.head_chunk_rows = 7, .verify_recompute = verify_recompute, .least_run = least_run});
   const auto result = executor.forward_backward(plan, r.batch, loss);
   ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
   if (r.batch.num_rows() > 0) {

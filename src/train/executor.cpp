@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/common/upload.h"
 #include "models/tensor_parallel.h"
 #include "plan/pipeline.h"
 #include "train/head.h"
@@ -29,9 +30,10 @@ struct PassInput {
   std::shared_ptr<ContextPass> shared;  // of several ranks: their cut; tokens_T, positions_T are own
 };
 
-PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const Block& block,
-                          const std::vector<int32_t>& stack_tokens, at::Device device, int64_t least_run,
-                          Communicator* context_ranks) {
+// The tensors of numbers are there when `upload` is sent.
+void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch& batch, const Block& block,
+                     const std::vector<int32_t>& stack_tokens, Upload& upload, int64_t least_run,
+                     Communicator* context_ranks) {
   std::vector<int64_t> tokens, positions, numbers;
   std::vector<uint8_t> is_drawn;
   std::vector<std::span<const uint16_t>> replays;
@@ -58,22 +60,16 @@ PassInput make_pass_input(const PrefixTree& tree, const TrainBatch& batch, const
     end_local[j] = count_below(tree.subtree_end[stack_tokens[j]]);
   for (int64_t i = 0; i < block.num_tokens; ++i)
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
-  PassInput input{at::tensor(tokens, at::kLong).to(device),
-                  at::tensor(positions, at::kLong).to(device),
-                  at::tensor(end_local, at::kInt).to(device),
-                  std::move(is_drawn),
-                  std::move(replays),
-                  {},
-                  nullptr};
-  if (context_ranks) {
-    input.shared =
-        std::make_shared<ContextPass>(*context_ranks, block.stack_rows, end_local, least_run, device);
-    input.tokens_T = input.tokens_T.index_select(0, input.shared->own_tokens());
-    input.positions_T = input.positions_T.index_select(0, input.shared->own_tokens());
-  } else if (least_run > 0) {
+  input.is_drawn = std::move(is_drawn);
+  input.replays = std::move(replays);
+  if (!context_ranks && least_run > 0)
     input.segments = cut_into_segments(end_local, block.stack_rows, least_run);
-  }
-  return input;
+  upload.add(tokens, &input.tokens_T);
+  upload.add(positions, &input.positions_T);
+  upload.add(end_local, &input.end_local);
+  if (context_ranks)
+    input.shared = std::make_shared<ContextPass>(*context_ranks, block.stack_rows, end_local, least_run,
+                                                 upload.device());
 }
 
 // Rows of the stack that a walk needs. Of several ranks each pass's own rows lie on it, too, while it runs.
@@ -128,6 +124,7 @@ class Walk {
         trees_(plan.trees.size()) {}
 
   const ReplayCounts& replay_counts() const { return counts_; }
+  int64_t num_uploads() const { return num_uploads_; }
 
   void run() {
     const std::vector<WalkStep> steps = walk_steps(plan_);
@@ -152,12 +149,13 @@ class Walk {
  private:
   // What a block keeps between its forward and its backward.
   struct Open {
-    // The graph: of a leaf, and of an interior block's first forward where it keeps activations.
+    // The graph: of a leaf, and of an interior block's first forward where it keeps that.
     std::unique_ptr<TreeContext> context;
     at::Tensor hidden_TD;   // of own tokens
     at::Tensor entered_TD;  // what the stage before sent
     std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
+    at::Tensor exits_E;                                  // its rows of these: int64
     at::Tensor exits_ED;                                 // final hidden states that other blocks' heads read
     at::Tensor d_exits_ED;                               // their gradients, accumulator type
   };
@@ -196,10 +194,10 @@ class Walk {
   void forward(const Place& place) {
     const Block& block = place.block;
     Open& open = place.open;
-    const bool with_graph = backward_ && (!block.interior || block.keep == Keep::kActivations);
+    const bool with_graph = backward_ && (!block.interior || keeps_graph(block.keep));
     at::AutoGradMode mode(with_graph);
     if (block.interior) place.stack.push(block.ranges[0].begin, block.ranges[0].end);
-    auto pass = make_pass(place, false);
+    auto pass = make_pass(place, false, /*reads_rows=*/!backward_ || !block.interior);
     if (backward_ && block.interior && block.keep == Keep::kAttention)
       pass.keep_outputs = &open.attention_outputs;
     if (pass.shared && !block.interior && stacks_.size() > 1) pass.shared->keep_rows();
@@ -223,10 +221,8 @@ class Walk {
   // On the last stage: what other blocks' heads read, and the head of a walk without backward.
   void leave(const Place& place, const at::Tensor& hidden_TD) {
     Open& open = place.open;
-    const auto& exits = place.tree.rows.exits[place.index];
-    if (!exits.empty()) {
-      open.exits_ED =
-          of_all(open, hidden_TD).index_select(0, at::tensor(exits, at::kLong).to(hidden_TD.device()));
+    if (open.exits_E.defined()) {
+      open.exits_ED = of_all(open, hidden_TD).index_select(0, open.exits_E);
       if (backward_)
         open.d_exits_ED =
             at::zeros(open.exits_ED.sizes(), open.exits_ED.options().dtype(accumulator_type(model_.dtype())));
@@ -240,6 +236,7 @@ class Walk {
     if (backward_) {
       at::AutoGradMode mode(true);
       if (!open.hidden_TD.defined()) recompute(place);
+      else if (block.interior) upload_rows(place);  // a leaf's went with its forward, just before
       if (ranks_ && !block.interior) place.stack.clear_above(block.stack_rows, block.num_tokens);
       const at::Tensor d_hidden_TD = model_.stage().is_last()
                                          ? head_gradient(place)
@@ -262,9 +259,7 @@ class Walk {
     if (open.d_exits_ED.defined()) {
       if (!d_hidden_TD.defined())
         d_hidden_TD = at::zeros({place.block.num_tokens, open.hidden_TD.size(1)}, open.d_exits_ED.options());
-      d_hidden_TD.index_add_(
-          0, at::tensor(place.tree.rows.exits[place.index], at::kLong).to(d_hidden_TD.device()),
-          open.d_exits_ED);
+      d_hidden_TD.index_add_(0, open.exits_E, open.d_exits_ED);
     }
     if (!d_hidden_TD.defined()) return {};
     return (open.shared ? open.shared->own_of(d_hidden_TD) : d_hidden_TD).to(open.hidden_TD.scalar_type());
@@ -272,7 +267,7 @@ class Walk {
 
   void recompute(const Place& place) {
     Open& open = place.open;
-    auto pass = make_pass(place, options_.verify_recompute);
+    auto pass = make_pass(place, options_.verify_recompute, /*reads_rows=*/true);
     if (pass.choice) pass.choice->counts = nullptr;  // its first forward was counted
     if (place.block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
@@ -280,20 +275,64 @@ class Walk {
     open.shared = input_.shared;
   }
 
-  TreeContext::Pass make_pass(const Place& place, bool verify_recompute) {
+  // The rows of the block's head that this rank computes: of the last stage.
+  void add_rows_of(const Place& place, Upload& upload) {
+    rows_of_ = &place.block;
+    const BlockRows& all = place.tree.rows.blocks[place.index];
+    if (ranks_) own_rows_ = rows_of_rank(all, ranks_->rank(), ranks_->size());
+    if (all.num_rows() > 0) add_rows(upload, head_rows(place), row_indices_);
+  }
+  const BlockRows& head_rows(const Place& place) const {
+    return ranks_ ? own_rows_ : place.tree.rows.blocks[place.index];
+  }
+
+  void upload_rows(const Place& place) {
+    if (!model_.stage().is_last()) return;
+    row_indices_ = {};
+    Upload upload(model_.device());
+    add_rows_of(place, upload);
+    send(upload);
+  }
+
+  void send(Upload& upload) {
+    upload.send();
+    ++num_uploads_;
+  }
+
+  // reads_rows: the pass's head runs with it.
+  TreeContext::Pass make_pass(const Place& place, bool verify_recompute, bool reads_rows) {
     const Block& block = place.block;
     KvStack& stack = place.stack;
     const int64_t rows = stack.num_rows();
     BOUGH_CHECK(block.interior ? rows == block.stack_rows + block.num_tokens : rows >= block.stack_rows,
                 "a block expects ", block.stack_rows, " stack rows, the stack has ", rows);
     const bool by_pages = model_.batch_invariant() || options_.sparse.is_sparse();
-    input_ = make_pass_input(*place.tree.planned.tree, batch_, block, stack.tokens(), model_.device(),
-                             by_pages ? 0 : least_run(), ranks_);
+    input_ = {};
+    row_indices_ = {};
+    Upload upload(model_.device());
+    make_pass_input(input_, *place.tree.planned.tree, batch_, block, stack.tokens(), upload,
+                    by_pages ? 0 : least_run(), ranks_);
+    const bool is_last = model_.stage().is_last();
+    const std::vector<int64_t>& exits = place.tree.rows.exits[place.index];
+    at::Tensor exits_E;
+    if (is_last && !exits.empty() && !place.open.exits_E.defined()) upload.add(exits, &exits_E);
+    if (is_last && reads_rows) add_rows_of(place, upload);
+    send(upload);
+    if (exits_E.defined()) place.open.exits_E = exits_E.clone();  // without the pass's other numbers
+    if (input_.shared) {
+      input_.tokens_T = input_.tokens_T.index_select(0, input_.shared->own_tokens());
+      input_.positions_T = input_.positions_T.index_select(0, input_.shared->own_tokens());
+    }
     TreeContext::Pass pass{&stack,           block.stack_rows, block.interior,
                            verify_recompute, input_.end_local, model_.config().attention_scale()};
     pass.segments = input_.segments;
     pass.same_bits = options_.same_bits || options_.verify_recompute;
     pass.shared = input_.shared;
+    if (backward_ && recomputes_layers(block.keep)) {
+      pass.recomputes_layers = true;
+      pass.layers_keep_attention = block.keep == Keep::kLayerInputsAndAttention;
+      pass.verify_layers = options_.verify_recompute;
+    }
     if (!by_pages) return pass;
     TreePages pages(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
@@ -332,19 +371,18 @@ class Walk {
   // Gradient of the block's hidden states from its head rows, or undefined where it has none; what belongs to
   // hidden states of blocks below is added there. Of several ranks each computes some of the rows.
   at::Tensor run_head(const Place& place, const at::Tensor& own_hidden_TD) {
-    const BlockRows& all_rows = place.tree.rows.blocks[place.index];
     std::vector<Open>& opened = place.tree.open;
-    if (all_rows.num_rows() == 0) return {};
+    if (place.tree.rows.blocks[place.index].num_rows() == 0) return {};
+    BOUGH_CHECK(rows_of_ == &place.block, "a head runs without its rows");
     const at::Tensor hidden_TD = of_all(place.open, own_hidden_TD);
-    const BlockRows own_rows = ranks_ ? rows_of_rank(all_rows, ranks_->rank(), ranks_->size()) : BlockRows();
-    const auto& rows = ranks_ ? own_rows : all_rows;
+    const BlockRows& rows = head_rows(place);
     std::vector<at::Tensor> sources = {hidden_TD};
     for (const auto& outside : rows.outside)
       sources.push_back(opened[outside.block].exits_ED.narrow(0, outside.exit, 1));
     const auto source_SD = sources.size() == 1 ? sources[0] : at::cat(sources);
     at::Tensor d_source_SD;
     for (BlockHead* head : heads_) {
-      const auto own_SD = head->run(rows, source_SD);
+      const auto own_SD = head->run(rows, row_indices_, source_SD);
       if (d_source_SD.defined() && own_SD.defined()) d_source_SD.add_(own_SD);
       else if (own_SD.defined()) d_source_SD = own_SD;
     }
@@ -383,6 +421,10 @@ class Walk {
   std::vector<Stack> stacks_;
   std::vector<std::unique_ptr<Tree>> trees_;  // those that were begun and are not done
   PassInput input_;                           // of the pass that is made
+  const Block* rows_of_ = nullptr;            // whose rows these are
+  BlockRows own_rows_;                        // of several ranks: this one's
+  RowIndices row_indices_;
+  int64_t num_uploads_ = 0;
 };
 
 WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan& plan,
@@ -392,13 +434,13 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
               "a batch with marks of drawn tokens is for a sparse policy on the CPU, and that needs them");
   check_lengths(model.config(), batch);
   if (options.context_ranks && options.context_ranks->size() > 1)
-    BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant() && !beside,
-                "context parallelism is for dense attention, and without a second head");
+    BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant(),
+                "context parallelism is for dense attention");
   if (model.stage().size > 1)
     BOUGH_CHECK(!options.sparse.is_sparse() && !beside,
                 "a pipeline of layers is for dense attention, and without a second head");
   WalkResult result;
-  const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype()));
+  const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype())).device(model.device());
   const int64_t num_rows = batch.num_rows();
   RowValues& values = result.values;
   values.log_probs_R = at::zeros({num_rows}, type);
@@ -407,7 +449,7 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
     values.given_log_probs_RK = at::zeros({num_rows, batch.given_ids_RK.size(1)}, type);
   top_k = std::min(top_k, model.config().vocab_size);
   if (top_k > 0) {
-    values.top_ids_RK = at::zeros({num_rows, top_k}, at::kLong);
+    values.top_ids_RK = at::zeros({num_rows, top_k}, type.dtype(at::kLong));
     values.top_log_probs_RK = at::zeros({num_rows, top_k}, type);
   }
   std::optional<Head> head;
@@ -418,6 +460,11 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
   Walk walk(model, options, plan, batch, heads, loss || seeds);
   walk.run();
   const ReplayCounts& counts = walk.replay_counts();
+  result.num_uploads = walk.num_uploads();
+  if (head) head->finish();
+  for (at::Tensor* each : {&values.log_probs_R, &values.entropies_R, &values.given_log_probs_RK,
+                           &values.top_ids_RK, &values.top_log_probs_RK})
+    if (each->defined()) *each = each->cpu();
   if (batch.replayed && !batch.replayed->empty()) {
     const auto share = [](int64_t part, int64_t of) {
       return WeightedSum{WeightedSum::Kind::mean, static_cast<double>(part), static_cast<double>(of)};

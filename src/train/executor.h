@@ -55,9 +55,10 @@ struct RowValues {
 };
 
 struct WalkResult {
-  double loss = 0;       // summed over blocks; its denominators are in the batch's weights
-  WeightedSums metrics;  // the loss's
-  RowValues values;      // of every row
+  double loss = 0;          // summed over blocks; its denominators are in the batch's weights
+  WeightedSums metrics;     // the loss's
+  RowValues values;         // of every row
+  int64_t num_uploads = 0;  // copies of the walk's numbers to the device: at most one a pass
 };
 
 class BlockHead;

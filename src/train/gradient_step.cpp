@@ -236,7 +236,7 @@ void GradientStep::restore(const Json& state) {
 }
 
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
-  PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree.packer, costs_);
+  PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree, costs_);
   if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
   if (settings_.deterministic) return plan_shares(request, strategy);
   return ranks_ && ranks_->num_replicas() > 1

@@ -103,37 +103,30 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
   return map;
 }
 
-namespace {
-at::Tensor index_tensor(const std::vector<int64_t>& values, int64_t begin, int64_t end) {
-  return at::tensor(at::ArrayRef<int64_t>(values.data() + begin, end - begin), at::kLong);
-}
-}  // namespace
-
 void add_rows_(const at::Tensor& to, const at::Tensor& rows, const at::Tensor& values) {
   if (to.is_cpu()) to.index_add_(0, rows, values);
   else at::index_put_(const_cast<at::Tensor&>(to), {rows}, values, /*accumulate=*/true);
 }
 
-HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end) {
-  const int64_t loss_begin = rows.loss_begin[begin], loss_end = rows.loss_begin[end];
+void add_rows(Upload& upload, const BlockRows& rows, RowIndices& indices) {
   std::vector<int64_t> row_of;
-  row_of.reserve(loss_end - loss_begin);
-  for (int64_t r = begin; r < end; ++r)
-    row_of.insert(row_of.end(), rows.loss_begin[r + 1] - rows.loss_begin[r], r - begin);
-  return {index_tensor(row_of, 0, static_cast<int64_t>(row_of.size())),
-          index_tensor(rows.loss_rows, loss_begin, loss_end)};
+  row_of.reserve(rows.loss_rows.size());
+  for (int64_t r = 0; r < rows.num_rows(); ++r)
+    row_of.insert(row_of.end(), static_cast<size_t>(rows.loss_begin[r + 1] - rows.loss_begin[r]), r);
+  upload.add(rows.labels, &indices.labels);
+  upload.add(rows.sources, &indices.sources);
+  upload.add(row_of, &indices.head_rows);
+  upload.add(rows.loss_rows, &indices.loss_rows);
 }
 
 Head::Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds,
            int64_t chunk_rows, int64_t top_k, WalkResult* result)
-    : model_(model),
-      batch_(batch),
-      loss_(loss),
-      seeds_(seeds),
-      chunk_rows_(chunk_rows),
-      top_k_(top_k),
-      result_(result) {
+    : model_(model), batch_(batch), loss_(loss), chunk_rows_(chunk_rows), top_k_(top_k), result_(result) {
   if (chunk_rows_ == 0) chunk_rows_ = head_chunk_rows(model.config().vocab_size, model.device().is_cuda());
+  const auto here = [&](const at::Tensor& x) { return x.defined() ? x.to(model.device()) : x; };
+  if (loss_) fields_ = batch.fields.mapped(here);
+  given_ids_RK_ = here(batch.given_ids_RK);
+  if (seeds) seeds_ = {here(seeds->d_log_probs_R), here(seeds->d_entropies_R), here(seeds->d_given_RK)};
 }
 
 EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor& log_probs_R,
@@ -153,13 +146,12 @@ EvaluatedLoss evaluate_loss(const Loss& loss, LossRows fields, const at::Tensor&
   return result;
 }
 
-at::Tensor Head::run(const BlockRows& rows, const at::Tensor& source_SD) {
-  if (!loss_ || loss_->token_separable()) return run_chunks(rows, source_SD, loss_ || seeds_);
-  run_chunks(rows, source_SD, false);
-  const Seeds seeds = block_seeds(rows);
-  seeds_ = &seeds;
-  at::Tensor d_source_SD = run_chunks(rows, source_SD, true);
-  seeds_ = nullptr;
+at::Tensor Head::run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) {
+  if (!loss_ || loss_->token_separable()) return run_chunks(rows, indices, source_SD, loss_ || seeds_);
+  run_chunks(rows, indices, source_SD, false);
+  seeds_ = block_seeds(rows);
+  at::Tensor d_source_SD = run_chunks(rows, indices, source_SD, true);
+  seeds_.reset();
   return d_source_SD;
 }
 
@@ -167,14 +159,17 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   // In the order of the batch a sequence's rows are adjacent.
   std::vector<int64_t> ordered = rows.loss_rows;
   std::sort(ordered.begin(), ordered.end());
-  const auto rows_L = index_tensor(ordered, 0, static_cast<int64_t>(ordered.size()));
+  at::Tensor rows_L;
+  Upload upload(model_.device());
+  upload.add(ordered, &rows_L);
+  upload.send();
   const auto own = [&](const at::Tensor& x) {
     return x.defined() ? x.index_select(0, rows_L) : at::Tensor();
   };
   const RowValues& values = result_->values;
-  const auto evaluated = evaluate_loss(*loss_, batch_.fields.mapped(own), own(values.log_probs_R),
-                                       own(values.entropies_R), own(values.given_log_probs_RK));
-  count(evaluated.output);
+  auto evaluated = evaluate_loss(*loss_, fields_.mapped(own), own(values.log_probs_R),
+                                 own(values.entropies_R), own(values.given_log_probs_RK));
+  count(std::move(evaluated.output));
   const auto to_batch = [&](const at::Tensor& d, const at::Tensor& like) {
     return d.defined() ? at::zeros_like(like).index_copy_(0, rows_L, d) : at::Tensor();
   };
@@ -185,9 +180,30 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   return seeds;
 }
 
-void Head::count(const LossOutput& output) {
-  result_->loss += output.loss.item<double>();
+// Numbers that wait on a GPU before they are read, which it holds until then.
+constexpr int64_t kMostUnread = 1 << 18;
+
+void Head::count(LossOutput output) {
+  if (output.loss.is_cpu()) {
+    result_->loss += output.loss.item<double>();
+  } else {
+    const at::Tensor loss = output.loss.detach().to(at::kDouble);
+    loss_sum_ = loss_sum_.defined() ? loss_sum_.add_(loss) : loss.clone();
+  }
   merge(result_->metrics, output.metrics);
+  unread_.append(std::move(output.unread));
+  if (unread_.num_values() > kMostUnread) read_metrics();
+}
+
+void Head::read_metrics() {
+  merge(result_->metrics, unread_.read());
+  unread_ = {};
+}
+
+void Head::finish() {
+  read_metrics();
+  if (loss_sum_.defined()) result_->loss += loss_sum_.item<double>();
+  loss_sum_.reset();
 }
 
 namespace {
@@ -223,39 +239,42 @@ TopLogProbs top_of_all_columns(const at::Tensor& logits_RV, const at::Tensor& ls
 }
 }  // namespace
 
-at::Tensor Head::run_chunks(const BlockRows& rows, const at::Tensor& source_SD, bool backward) {
+at::Tensor Head::run_chunks(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD,
+                            bool backward) {
   at::NoGradGuard no_grad;
   const auto& weight = model_.head();
   Communicator* const ranks = model_.tensor_ranks();
   const auto acc = accumulator_type(model_.dtype());
-  const auto device = source_SD.device();
   at::Tensor d_source_SD =
       backward ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
   for (int64_t begin = 0; begin < rows.num_rows(); begin += chunk_rows_) {
     const int64_t end = std::min(rows.num_rows(), begin + chunk_rows_);
-    const auto sources = index_tensor(rows.sources, begin, end).to(device);
-    const auto labels = own_tokens(index_tensor(rows.labels, begin, end).to(device), model_);
+    const auto sources = indices.sources.narrow(0, begin, end - begin);
+    const auto labels = own_tokens(indices.labels.narrow(0, begin, end - begin), model_);
     const auto hidden_RD = source_SD.index_select(0, sources);
     const auto logits_RV = model_.own_logits(hidden_RD);
     const auto out = of_all_columns(log_prob_forward(logits_RV, labels, batch_.temperature), ranks);
 
-    const auto [head_rows, loss_rows] = head_chunk(rows, begin, end);
-    Chunk chunk{out.log_probs_R.cpu(), out.entropies_R.cpu(), head_rows, loss_rows, {}};
-    at::Tensor given_ids_LK, given_rows;
-    if (batch_.given_ids_RK.defined()) {
-      given_ids_LK = own_tokens(batch_.given_ids_RK.index_select(0, chunk.loss_rows).to(device), model_);
-      given_rows = chunk.head_rows.to(device);
+    const int64_t loss_begin = rows.loss_begin[begin], num_loss_rows = rows.loss_begin[end] - loss_begin;
+    const at::Tensor head_rows = indices.head_rows.narrow(0, loss_begin, num_loss_rows);
+    Chunk chunk{out.log_probs_R,
+                out.entropies_R,
+                begin == 0 ? head_rows : head_rows.sub(begin),
+                indices.loss_rows.narrow(0, loss_begin, num_loss_rows),
+                {}};
+    at::Tensor given_ids_LK;
+    if (given_ids_RK_.defined()) {
+      given_ids_LK = own_tokens(given_ids_RK_.index_select(0, chunk.loss_rows), model_);
       chunk.given_LK =
-          given_log_probs(logits_RV, out.lse_R, given_rows, given_ids_LK, batch_.temperature).cpu();
+          given_log_probs(logits_RV, out.lse_R, chunk.head_rows, given_ids_LK, batch_.temperature);
       if (ranks) all_reduce_(chunk.given_LK, *ranks);
       result_->values.given_log_probs_RK.index_copy_(0, chunk.loss_rows, chunk.given_LK);
     }
     if (top_k_ > 0) {
       const auto top = top_of_all_columns(logits_RV, out.lse_R, top_k_, batch_.temperature, model_);
-      result_->values.top_ids_RK.index_copy_(0, chunk.loss_rows,
-                                             top.ids_RK.cpu().index_select(0, chunk.head_rows));
+      result_->values.top_ids_RK.index_copy_(0, chunk.loss_rows, top.ids_RK.index_select(0, chunk.head_rows));
       result_->values.top_log_probs_RK.index_copy_(0, chunk.loss_rows,
-                                                   top.log_probs_RK.cpu().index_select(0, chunk.head_rows));
+                                                   top.log_probs_RK.index_select(0, chunk.head_rows));
     }
     result_->values.log_probs_R.index_copy_(0, chunk.loss_rows,
                                             chunk.log_probs.index_select(0, chunk.head_rows));
@@ -263,10 +282,10 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const at::Tensor& source_SD, 
                                             chunk.entropies.index_select(0, chunk.head_rows));
     if (!backward) continue;
     const auto gradients = chunk_gradients(chunk);
-    log_prob_backward_(logits_RV, labels, out, gradients.d_log_probs_R.to(device),
-                       gradients.d_entropies_R.to(device), batch_.temperature);
+    log_prob_backward_(logits_RV, labels, out, gradients.d_log_probs_R, gradients.d_entropies_R,
+                       batch_.temperature);
     if (gradients.d_given_LK.defined())
-      add_given_gradient_(logits_RV, labels, given_rows, given_ids_LK, gradients.d_given_LK.to(device),
+      add_given_gradient_(logits_RV, labels, chunk.head_rows, given_ids_LK, gradients.d_given_LK,
                           batch_.temperature);
     if (weight.main_grad.defined()) add_matrix_product_(weight.main_grad, logits_RV.t(), hidden_RD);
     add_rows_(d_source_SD, sources, matrix_product(logits_RV, weight.value).to(acc));
@@ -284,21 +303,20 @@ Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
   if (seeds_) {
     seeds = {own(seeds_->d_log_probs_R), own(seeds_->d_entropies_R), own(seeds_->d_given_RK)};
   } else {
-    const auto evaluated =
-        evaluate_loss(*loss_, batch_.fields.mapped(own), chunk.log_probs.index_select(0, chunk.head_rows),
+    auto evaluated =
+        evaluate_loss(*loss_, fields_.mapped(own), chunk.log_probs.index_select(0, chunk.head_rows),
                       chunk.entropies.index_select(0, chunk.head_rows), chunk.given_LK);
-    count(evaluated.output);
+    count(std::move(evaluated.output));
     seeds = evaluated.seeds;
   }
   const auto add = [&](const at::Tensor& d) {
     auto sum = at::zeros_like(chunk.log_probs);
-    if (d.defined()) sum.index_add_(0, chunk.head_rows, d);
+    if (d.defined()) add_rows_(sum, chunk.head_rows, d);
     return sum;
   };
   ChunkGradients result{add(seeds.d_log_probs_R), add(seeds.d_entropies_R), seeds.d_given_RK};
   // The part of add_given_gradient_ that is the same for all of the vocabulary.
-  if (seeds.d_given_RK.defined())
-    result.d_log_probs_R.index_add_(0, chunk.head_rows, seeds.d_given_RK.sum(1));
+  if (seeds.d_given_RK.defined()) add_rows_(result.d_log_probs_R, chunk.head_rows, seeds.d_given_RK.sum(1));
   return result;
 }
 

@@ -4,8 +4,10 @@
 // states they were predicted from, chunk by chunk (engine.md 3, "Head").
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include "kernels/common/upload.h"
 #include "models/model.h"
 #include "plan/plan.h"
 #include "train/executor.h"
@@ -27,6 +29,13 @@ struct BlockRows {
   std::vector<int64_t> loss_rows;   // of the batch
   int64_t num_rows() const { return static_cast<int64_t>(labels.size()); }
 };
+
+// The numbers of a block's rows on the model's device, int64.
+struct RowIndices {
+  at::Tensor labels, sources;
+  at::Tensor head_rows, loss_rows;  // by loss row: its head row; its row of the batch
+};
+void add_rows(Upload& upload, const BlockRows& rows, RowIndices& indices);
 
 struct RowMap {
   std::vector<BlockRows> blocks;
@@ -60,15 +69,9 @@ class BlockHead {
 
   // source_SD: hidden states that rows.sources index. Returns their gradient (accumulator type), or an
   // undefined tensor where the head sends none.
-  virtual at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD) = 0;
+  // indices: of the rows.
+  virtual at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) = 0;
 };
-
-// Index tensors of the rows [begin, end) of a block, on the CPU.
-struct HeadChunk {
-  at::Tensor head_rows;  // by loss row: the head row, from 0 at `begin`, that it belongs to
-  at::Tensor loss_rows;  // of the batch
-};
-HeadChunk head_chunk(const BlockRows& rows, int64_t begin, int64_t end);
 
 // to[rows[i]] += values[i], rows repeated or not, the same bits every time: on a GPU the rows are sorted
 // first, where index_add_ would add by atomics, in whatever order.
@@ -78,13 +81,15 @@ class Head final : public BlockHead {
  public:
   // `loss` or `seeds`, or neither for a forward-only walk. What the loss couples lies within a block; then
   // the block's values are computed before their loss, which costs its logits once more. `top_k`: most likely
-  // tokens that a forward-only walk files, or 0. `result` gets values of every row, the loss and its metrics;
-  // it must outlive the head.
+  // tokens that a forward-only walk files, or 0. `result`, which must outlive the head, gets values of every
+  // row, on the model's device, and the loss and its metrics: all of them with finish(), after the last
+  // block, before which no GPU is waited for.
   Head(const Model& model, const TrainBatch& batch, const Loss* loss, const Seeds* seeds, int64_t chunk_rows,
        int64_t top_k, WalkResult* result);
 
   // Undefined in a forward-only walk.
-  at::Tensor run(const BlockRows& rows, const at::Tensor& source_SD) override;
+  at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
+  void finish();
 
  private:
   // Some rows of a block: values by head row, and which loss rows they are.
@@ -97,19 +102,25 @@ class Head final : public BlockHead {
   struct ChunkGradients {
     at::Tensor d_log_probs_R, d_entropies_R, d_given_LK;
   };
-  at::Tensor run_chunks(const BlockRows& rows, const at::Tensor& source_SD, bool backward);
+  at::Tensor run_chunks(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD,
+                        bool backward);
   ChunkGradients chunk_gradients(const Chunk& chunk);
   // The seeds of a block whose values are filed.
   Seeds block_seeds(const BlockRows& rows);
-  void count(const LossOutput& output);
+  void count(LossOutput output);
+  void read_metrics();
 
   const Model& model_;
   const TrainBatch& batch_;
+  LossRows fields_;          // the batch's, on the model's device
+  at::Tensor given_ids_RK_;  // likewise
   const Loss* loss_;
-  const Seeds* seeds_;
+  std::optional<Seeds> seeds_;  // likewise
   int64_t chunk_rows_;
   int64_t top_k_;
   WalkResult* result_;
+  at::Tensor loss_sum_;  // of what is on a GPU; undefined: nothing is
+  MetricReader unread_;
 };
 
 }  // namespace bough

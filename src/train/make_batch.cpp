@@ -449,9 +449,10 @@ PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass) {
 }
 
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
-                         const std::string& packer, const PassCosts* costs) {
+                         const TreeTrainingSettings& tree, const PassCosts* costs) {
   PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
-  request.packer = packer;
+  request.packer = tree.packer;
+  request.layers = tree.layers();
   request.num_micro_batches = settings.n_mbs;
   request.fixed_micro_batches = settings.allocation == "fixed";
   request.costs = costs;

@@ -111,6 +111,6 @@ PlanRequest plan_request(const TrainBatch& batch, int64_t max_tokens_per_pass);
 // What make_plan needs under a run's settings; the memory budget counts where there are costs, which are not
 // owned.
 PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& settings,
-                         const std::string& packer, const PassCosts* costs);
+                         const TreeTrainingSettings& tree, const PassCosts* costs);
 
 }  // namespace bough

@@ -164,7 +164,10 @@ void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks) {
 void send_order(const RankOrder& order, Communicator& ranks) {
   std::set<std::string> columns;
   std::string rows;
-  for (const Trajectory& row : order.batch) {
+  Json choices = Json::object();  // by row: files have none
+  for (size_t i = 0; i < order.batch.size(); ++i) {
+    const Trajectory& row = order.batch[i];
+    if (!row.page_choices.positions.empty()) choices[std::to_string(i)] = to_json(row.page_choices);
     for (const auto& [name, values] : row.columns) columns.insert(name);
     Trajectory sent = row;
     for (const TrajectoryText& text : kTrajectoryTexts) (sent.*text.member).reset();
@@ -174,7 +177,8 @@ void send_order(const RankOrder& order, Communicator& ranks) {
   }
   const Json head = {{"kind", std::string(1, static_cast<char>(order.kind))},
                      {"version", order.version},
-                     {"columns", columns}};
+                     {"columns", columns},
+                     {"choices", choices}};
   ranks.broadcast(head.dump() + "\n" + rows);
 }
 
@@ -193,6 +197,8 @@ RankOrder receive_order(Communicator& ranks) {
         parse_rollout_line(std::string_view(text).substr(at, end - at), "rank 0's batch", options));
     at = end + 1;
   }
+  for (const auto& [row, choices] : head.at("choices").items())
+    order.batch.at(std::stoul(row)).page_choices = page_choices_from_json(choices);
   return order;
 }
 

@@ -84,7 +84,7 @@ struct RankOrder {
     kLogProbs = 'l',  // the policy's, of `batch`
     kWeights = 'w',   // of the shared layers, to rank 0
     kPublish = 'p',   // the weights, as `version`, to the rank's own engine
-    kSnapshot = 's',  // of the optimizer and then of the critic's, to rank 0
+    kSnapshot = 's',  // of all that is trained (Trainer::snapshot), to rank 0
     kEnd = 'e',
   };
   Kind kind = Kind::kEnd;

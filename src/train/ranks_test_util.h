@@ -19,7 +19,6 @@ inline ModelConfig shared_config(uint64_t seed) {
   ModelConfig config = random_config(seed);
   config.num_kv_heads = int64_t{1} << (seed % 3);
   config.num_heads = std::max<int64_t>(4, config.num_kv_heads) * (1 + static_cast<int64_t>(seed % 2));
-  config.qk_norm_over_width = false;
   return config;
 }
 

@@ -78,6 +78,7 @@ struct TreeTrainingSettings {
   std::optional<bool> enable_tree_training;
   bool pad_to_maximum = false;
   std::string packer = "auto";
+  std::optional<bool> gradient_checkpointing;
 
   template <class V>
   void visit(V& v) {
@@ -92,6 +93,14 @@ struct TreeTrainingSettings {
     v("packer", packer,
       "how tree_training_mode packed, and auto where it tries that, cuts the batch into trees",
       one_of({packers.begin(), packers.end()}));
+    v("gradient_checkpointing", gradient_checkpointing,
+      "AReaL's key; true: every pass computes its layers again, each just before its backward; false: none; "
+      "null: where mb_spec.memory makes that the fastest plan, or the only one");
+  }
+
+  LayerRecompute layers() const {
+    if (!gradient_checkpointing) return LayerRecompute::kWherePays;
+    return *gradient_checkpointing ? LayerRecompute::kAlways : LayerRecompute::kNever;
   }
 
   // What make_plan takes.
@@ -218,7 +227,8 @@ struct ActorSettings {
     if (const auto sizes = sizes_of_backend(backend); sizes && deterministic && sizes->all() > sizes->data)
       throw UserError(
           str("actor.deterministic: got actor.backend ", backend,
-              ", whose ranks share passes; expected ranks that share the batch (fsdp:dN), or false"));
+              ", whose ranks share passes and sum within them, in another order than one process; expected "
+              "ranks that share the batch (fsdp:dN), or false"));
     if (mb_spec.counts() && tree.strategy() != "dense")
       throw UserError(str("mb_spec counts micro-batches (n_mbs ", mb_spec.n_mbs, ", allocation ",
                           mb_spec.allocation, "), but tree_training_mode ", tree.strategy(),

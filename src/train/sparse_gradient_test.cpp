@@ -112,7 +112,8 @@ void expect_gradient_of_masked(Model& model, const SparsePolicy& policy, const R
     model.allocate_gradients();
     model.zero_gradients();
     Executor executor(model, {.head_chunk_rows = 7, .verify_recompute = true, .sparse = policy});
-    const auto plan = make_plan(strategy, plan_request(r.batch, strategy == "packed" ? 1024 : 90));
+    const auto plan = with_random_keeps(
+        make_plan(strategy, plan_request(r.batch, strategy == "packed" ? 1024 : 90)), r.batch.num_rows());
     const WalkResult result = executor.forward_backward(plan, r.batch, *loss);
     ASSERT_NEAR(result.loss, flat.loss, 1e-10 * std::max(1.0, std::abs(flat.loss))) << what;
     ASSERT_LE((result.values.log_probs_R - flat.log_probs_R).abs().max().item<double>(), 1e-10)

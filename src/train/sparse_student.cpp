@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "models/checkpoint.h"
+#include "models/tensor_parallel.h"
 
 namespace bough {
 
@@ -34,6 +35,10 @@ ActorSettings student_settings(bool is_adapter, const SparseTrainingSettings& se
   return actor;
 }
 
+const char* folder_of(bool is_adapter) {
+  return is_adapter ? "sparse_adapter" : "weak";
+}
+
 std::unique_ptr<Model> adapted(const Model& theta, const LoraSettings& lora, uint64_t seed) {
   auto model = theta.share();
   add_adapter(*model, lora, seed);
@@ -45,24 +50,29 @@ std::unique_ptr<Model> adapted(const Model& theta, const LoraSettings& lora, uin
 
 SparseStudent::SparseStudent(bool is_adapter, std::unique_ptr<Model> model,
                              const SparseTrainingSettings& settings, const ActorSettings& actor,
-                             const SparsePolicy& policy, int64_t total_steps)
+                             const SparsePolicy& policy, int64_t total_steps, const TrainingRanks* ranks)
     : actor_(student_settings(is_adapter, settings, actor)),
       is_adapter_(is_adapter),
       model_(std::move(model)) {
+  BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data, "ranks that share passes");
   model_->allocate_gradients();
   // The KL's values are handed in: no model is walked for them.
-  gradient_ = std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr,
-                                             /*ranks=*/nullptr, policy);
-  optimizer_ = std::make_unique<Optimizer>(*model_, actor_.optimizer, total_steps);
+  gradient_ =
+      std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr, ranks, policy);
+  gradient_->leave_sums_over_ranks();
+  optimizer_ = std::make_unique<Optimizer>(*model_, actor_.optimizer, total_steps,
+                                           ranks ? ranks->sharing() : nullptr, actor_.deterministic);
 }
 
 SparseStudent::SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
-                             const SparsePolicy& policy, int64_t total_steps, uint64_t seed)
-    : SparseStudent(true, adapted(theta, settings.lora, seed), settings, actor, policy, total_steps) {}
+                             const SparsePolicy& policy, int64_t total_steps, uint64_t seed,
+                             const TrainingRanks* ranks)
+    : SparseStudent(true, adapted(theta, settings.lora, seed), settings, actor, policy, total_steps, ranks) {}
 
 SparseStudent::SparseStudent(std::unique_ptr<Model> weak, const SparseTrainingSettings& settings,
-                             const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps)
-    : SparseStudent(false, std::move(weak), settings, actor, policy, total_steps) {}
+                             const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
+                             const TrainingRanks* ranks)
+    : SparseStudent(false, std::move(weak), settings, actor, policy, total_steps, ranks) {}
 
 MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
                                   const at::Tensor& dense_log_probs_R, const std::string& strategy) {
@@ -88,20 +98,18 @@ MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
 }
 
 SparseStudentSnapshot SparseStudent::snapshot(bool copies) const {
-  SparseStudentSnapshot snapshot{model_->share(), is_adapter_, optimizer_->snapshot(copies)};
-  if (copies)
-    for (Parameter* parameter : snapshot.model->trained_parameters())
-      parameter->value = parameter->value.clone();
-  return snapshot;
+  return {snapshot_of(*model_, copies), is_adapter_, optimizer_->snapshot(copies)};
 }
 
-void SparseStudentSnapshot::save(const std::filesystem::path& directory, const std::string& base) const {
+void SparseStudentSnapshot::save(const std::filesystem::path& checkpoint, const std::string& base) const {
+  const std::filesystem::path directory = checkpoint / folder_of(is_adapter);
   if (is_adapter) save_adapter(directory, *model, base);
   else save_model(directory / "model", *model, {.copy_from = base});
   optimizer.save(directory);
 }
 
-void SparseStudent::load(const std::filesystem::path& directory) {
+void SparseStudent::load(const std::filesystem::path& checkpoint) {
+  const std::filesystem::path directory = checkpoint / folder_of(is_adapter_);
   if (is_adapter_) load_adapter(directory, *model_);
   else load_weights(directory / "model", *model_);
   optimizer_->load(directory);

@@ -11,6 +11,9 @@
 //
 // Or a weak model of its own in phi's place (section 4.3): smaller, of the same tokenizer, all of it trained;
 // it generates, densely or sparsely, and takes the same step on its samples.
+//
+// Several ranks that share the batch share phi's step as theta's: each walks its part of the rows, and the
+// optimizer sums.
 #pragma once
 
 #include <filesystem>
@@ -66,25 +69,27 @@ struct SparseStudentSnapshot {
   bool is_adapter;
   OptimizerSnapshot optimizer;
 
-  // `base`: the directory of the model that theta began as; a weak model's has its tokenizer files.
-  void save(const std::filesystem::path& directory, const std::string& base) const;
+  // In a folder of its own in the checkpoint: sparse_adapter or weak. `base`: the directory of the model that
+  // theta began as; a weak model's has its tokenizer files.
+  void save(const std::filesystem::path& checkpoint, const std::string& base) const;
 };
 
 class SparseStudent {
  public:
   // `theta` must outlive it; its weights are shared, not copied. `actor`: of the run, whose loss's clip,
-  // aggregation, plans and optimizer are taken over.
+  // aggregation, plans and optimizer are taken over. `ranks`: those that share the batch, each of which calls
+  // what trains or snapshots; null: this process alone. Not owned.
   SparseStudent(Model& theta, const SparseTrainingSettings& settings, const ActorSettings& actor,
-                const SparsePolicy& policy, int64_t total_steps, uint64_t seed);
+                const SparsePolicy& policy, int64_t total_steps, uint64_t seed,
+                const TrainingRanks* ranks = nullptr);
 
-  // A weak model. `actor`, `policy`: as above.
+  // A weak model. The rest: as above.
   SparseStudent(std::unique_ptr<Model> weak, const SparseTrainingSettings& settings,
-                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps);
+                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
+                const TrainingRanks* ranks = nullptr);
 
   Model& model() { return *model_; }                     // theta with phi, or the weak one: what generates
   const ActorSettings& actor() const { return actor_; }  // of phi's step
-  // Of a checkpoint, for what snapshot() saves.
-  const char* folder() const { return is_adapter_ ? "sparse_adapter" : "weak"; }
   void use_costs(const PassCosts* costs) { gradient_->use_costs(costs); }
 
   // Phi's step. dense_log_probs_R: theta's before its own step, one a trained token of the rows, in
@@ -92,14 +97,16 @@ class SparseStudent {
   MetricValues train(const std::vector<const Trajectory*>& rows, const at::Tensor& dense_log_probs_R,
                      const std::string& strategy);
 
-  // copies: in tensors of its own, so that phi may be trained on while it is written.
+  // copies: in tensors of its own, so that phi may be trained on while it is written. Of several ranks the
+  // first one's is whole.
   SparseStudentSnapshot snapshot(bool copies) const;
-  // Goes on from what a snapshot saved, bit for bit.
-  void load(const std::filesystem::path& directory);
+  // Goes on from what a snapshot saved there, bit for bit.
+  void load(const std::filesystem::path& checkpoint);
 
  private:
   SparseStudent(bool is_adapter, std::unique_ptr<Model> model, const SparseTrainingSettings& settings,
-                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps);
+                const ActorSettings& actor, const SparsePolicy& policy, int64_t total_steps,
+                const TrainingRanks* ranks);
 
   const ActorSettings actor_;
   const bool is_adapter_;

@@ -232,7 +232,6 @@ TEST(TensorParallel, WhatCannotBeSharedIsRefused) {
   ModelConfig config = random_config(0);
   config.num_heads = 6;
   config.num_kv_heads = 2;
-  config.qk_norm_over_width = false;
   const auto message = [&](int64_t size) -> std::string {
     try {
       shard_config(config, 0, size);
@@ -244,8 +243,6 @@ TEST(TensorParallel, WhatCannotBeSharedIsRefused) {
   EXPECT_EQ(message(2), "");
   EXPECT_NE(message(4).find("6 heads"), std::string::npos) << message(4);
   EXPECT_NE(message(3).find("2 key heads"), std::string::npos) << message(3);
-  config.qk_norm_over_width = true;
-  EXPECT_NE(message(2).find("norms over all heads"), std::string::npos) << message(2);
   config.intermediate_size = 41;
   EXPECT_NE(message(2).find("width of 41"), std::string::npos) << message(2);
 }

@@ -30,7 +30,7 @@ struct AgeLimit {
 int64_t mask_old_tokens(std::vector<Trajectory>& batch, const AgeLimit& limit);
 
 // age/mean, age/max: over the tokens of the loss whose version is known. age_3_to_4/tokens: how many of them
-// are of that age; the bins are those of metrics_by_age, where one is empty it has no entry.
+// are of that age; the bins are those of add_metrics_by_age, where one is empty it has no entry.
 MetricValues age_metrics(const std::vector<Trajectory>& batch, int64_t version);
 
 }  // namespace bough

@@ -8,6 +8,7 @@
 
 #include "algo/minibatches.h"
 #include "base/error.h"
+#include "models/checkpoint.h"
 #include "models/tensor_parallel.h"
 #include "train/ranks.h"
 #include "train/sequence_steps.h"
@@ -74,6 +75,7 @@ Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& setting
     : settings_(beside_critic(settings, critic)),
       critic_(critic),
       student_(student),
+      reference_(frozen.reference),
       model_(model),
       ranks_(ranks && ranks->all() ? ranks : nullptr),
       gradient_(model, frozen, settings_, nullptr, ranks_, sparse),
@@ -83,11 +85,6 @@ Trainer::Trainer(Model& model, FrozenModels frozen, const ActorSettings& setting
                  ranks_ ? ranks_->sharing() : nullptr, settings.deterministic),
       clock_(clock) {
   gradient_.leave_sums_over_ranks();
-  if (ranks_ && student)
-    throw UserError(str("a policy that generates beside the trained one is not for several ranks yet; got ",
-                        ranks_->all()->size(), " ranks, expected 1"));
-  if (ranks_ && critic && ranks_->sizes().all() > ranks_->sizes().data)
-    throw UserError("a critic is not for ranks that share passes yet; expected actor.backend fsdp:dN");
 }
 
 void Trainer::follow(const std::function<void(int32_t version)>& publish) {
@@ -106,13 +103,8 @@ void Trainer::follow(const std::function<void(int32_t version)>& publish) {
       case RankOrder::Kind::kLogProbs:
         gradient_.values(gradient_.rows_of(pointers_to(order.batch)), settings_.tree.strategy());
         break;
-      case RankOrder::Kind::kSnapshot:
-        optimizer_.snapshot(/*copies=*/true);
-        if (critic_) critic_->snapshot(/*copies=*/true);
-        break;
-      case RankOrder::Kind::kWeights:
-        if (!model_.is_whole() && ranks_->shares_with_leader()) gather_weights(model_, nullptr);
-        break;
+      case RankOrder::Kind::kSnapshot: snapshot_together(/*copies=*/false); break;
+      case RankOrder::Kind::kWeights: gather_whole(); break;
       case RankOrder::Kind::kEnd: return;
     }
   }
@@ -127,17 +119,54 @@ void Trainer::end_ranks() {
   if (leads_ranks()) send_order({}, *ranks_->all());
 }
 
-OptimizerSnapshot Trainer::snapshot(bool copies) {
+TrainingSnapshot Trainer::snapshot(bool copies) {
   if (leads_ranks()) send_order({.kind = RankOrder::Kind::kSnapshot, .batch = {}}, *ranks_->all());
-  return optimizer_.snapshot(copies);
+  return snapshot_together(copies);
+}
+
+TrainingSnapshot Trainer::snapshot_together(bool copies) {
+  const Model* whole = gather_whole();
+  TrainingSnapshot snapshot{.model = whole ? snapshot_of(*whole, copies) : nullptr,
+                            .optimizer = optimizer_.snapshot(copies),
+                            .critic = {},
+                            .student = {},
+                            .reference = nullptr,
+                            .coefficients = gradient_.state()};
+  if (critic_) snapshot.critic = critic_->snapshot(copies);
+  if (student_) snapshot.student = student_->snapshot(copies);
+  if (const Model* reference = renewed_reference(); reference && (!ranks_ || ranks_->shares_with_leader()))
+    snapshot.reference = snapshot_of(*reference, copies);
+  return snapshot;
+}
+
+void TrainingSnapshot::save_more(const std::filesystem::path& directory, const std::string& base) const {
+  if (critic) critic->save(directory / "critic");
+  if (student) student->save(directory, base);
+  if (reference) save_model(directory / "reference", *reference);
+}
+
+Json Trainer::load(const RunCheckpoint& checkpoint) {
+  Json saved = load_run_checkpoint(checkpoint, model_, optimizer_, [&](const auto& directory) {
+    if (critic_) critic_->load(directory / "critic");
+    if (student_) student_->load(directory);
+    if (Model* reference = renewed_reference()) load_weights(directory / "reference", *reference);
+  });
+  gradient_.restore(saved.value("coefficients", Json()));
+  return saved;
 }
 
 Model& Trainer::whole_model() {
   if (model_.is_whole()) return model_;
   BOUGH_CHECK(whole_ && leads_ranks(), "the whole model is rank 0's");
   send_order({.kind = RankOrder::Kind::kWeights, .batch = {}}, *ranks_->all());
-  gather_weights(model_, whole_);
-  return *whole_;
+  return *gather_whole();
+}
+
+// Null of other ranks than the first, where they share the layers.
+Model* Trainer::gather_whole() {
+  if (model_.is_whole()) return &model_;
+  if (ranks_->shares_with_leader()) gather_weights(model_, whole_);
+  return whole_;
 }
 
 void Trainer::use_costs(StepCosts costs, StepCosts critic) {

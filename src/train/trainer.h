@@ -20,6 +20,7 @@
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/ranks.h"
+#include "train/run_checkpoint.h"
 #include "train/settings.h"
 #include "train/sparse_student.h"
 
@@ -30,6 +31,19 @@ struct StepCosts {
   std::shared_ptr<const PassCosts> passes;  // none: plans are made without
   WorkModel work;
   double matrix_product_rate = 0;  // FLOP/s of the device; 0: not known
+};
+
+// All that a checkpoint has of training.
+struct TrainingSnapshot {
+  std::shared_ptr<Model> model;  // whole
+  OptimizerSnapshot optimizer;
+  std::optional<CriticSnapshot> critic;
+  std::optional<SparseStudentSnapshot> student;
+  std::shared_ptr<Model> reference;  // where it is renewed; else null
+  Json coefficients;                 // GradientStep::state()
+
+  // What stands beside model and optimizer. `base`: the directory of the model that the run began with.
+  void save_more(const std::filesystem::path& directory, const std::string& base) const;
 };
 
 class BatchTrainer {
@@ -58,7 +72,7 @@ class Trainer final : public BatchTrainer {
   // model, what the loss needs of `frozen`, and critic where there is one, must outlive it. `total_steps`:
   // calls of train() planned for the whole run, which the learning rate's schedule follows; the actor's
   // begins after the critic's warm-up. `sparse`: what the model attends by, where a sparse policy is trained.
-  // `student`: the sparse policy that drew the samples, which takes its own step after the model's.
+  // `student`: the policy that drew the samples, which takes its own step after the model's.
   Trainer(Model& model, FrozenModels frozen, const ActorSettings& settings, int64_t total_steps,
           const Clock& clock, Critic* critic = nullptr, const SparsePolicy& sparse = {},
           SparseStudent* student = nullptr, const TrainingRanks* ranks = nullptr);
@@ -96,8 +110,11 @@ class Trainer final : public BatchTrainer {
   // Rank 0's, of all ranks: the trained model as it is now.
   Model& whole_model();
 
-  // The optimizer's, of all ranks: of rank 0.
-  OptimizerSnapshot snapshot(bool copies);
+  // Rank 0's, of all ranks. copies: in tensors of its own, so that training may go on while it is written.
+  TrainingSnapshot snapshot(bool copies);
+  // Goes on from a checkpoint, bit for bit: every rank reads it. Returns what the run gave to save with it.
+  // UserError as load_run_checkpoint().
+  Json load(const RunCheckpoint& checkpoint);
 
   Optimizer& optimizer() { return optimizer_; }
   GradientStep& gradient() { return gradient_; }
@@ -118,6 +135,9 @@ class Trainer final : public BatchTrainer {
     int64_t count = 0;
   };
   MetricValues train_together(const std::vector<Trajectory>& batch);
+  TrainingSnapshot snapshot_together(bool copies);
+  Model* gather_whole();
+  Model* renewed_reference() const { return settings_.loss.ref_model_sync_steps > 0 ? reference_ : nullptr; }
   bool leads_ranks() const { return ranks_ && ranks_->leads(); }
   void update(MiniBatch& mini, bool trains_actor, Updates& updates);
   // Of several ranks: rank 0 has the others walk these rows with it.
@@ -131,6 +151,7 @@ class Trainer final : public BatchTrainer {
   const ActorSettings settings_;
   Critic* critic_;
   SparseStudent* student_;
+  Model* const reference_;
   Model& model_;
   Model* whole_ = nullptr;
   const TrainingRanks* const ranks_;  // null: this process alone

@@ -1,6 +1,7 @@
 #include "train/tree_context.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 
@@ -115,19 +116,24 @@ TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput&
 
 TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor& q, const at::Tensor& k,
                                      const at::Tensor& v) {
-  const TreeAttentionInput input = make_input(pass, layer, q, k, v);
   at::Tensor layer_pages;
   if (is_chosen(pass, layer)) {
+    const TreeAttentionInput input = make_input(pass, layer, q, k, v);
     layer_pages = fill_pages(input, *pass.pages);
     pass.choice->chosen[layer] = choose_in_tree(input, layer_pages, {*pass.pages, pass.choice->chooser});
     pass.choice->replay(layer, pass.choice->chosen[layer]);
   }
-  if (!pass.kept_outputs) return forward(pass, layer, input, layer_pages);
+  const auto computed = [&] {
+    if (pass.shared)
+      return pass.shared->forward(*pass.stack, layer, q, k, v, pass.scale, pass.verify_recompute);
+    return forward(pass, layer, make_input(pass, layer, q, k, v), layer_pages);
+  };
+  if (!pass.kept_outputs) return computed();
   const auto& kept = (*pass.kept_outputs)[layer];
   if (pass.verify_recompute)
-    BOUGH_CHECK(at::equal(kept.o_TNH, forward(pass, layer, input, layer_pages).o_TNH),
+    BOUGH_CHECK(at::equal(kept.o_TNH, computed().o_TNH),
                 "a recompute differs from its first forward in attention's output, layer ", layer);
-  return kept;
+  return {kept.o_TNH.detach(), kept.lse_TN};  // else what is kept would keep this graph
 }
 
 TreeAttentionGradient gradient(Pass& pass, int64_t layer, const TreeAttentionInput& input,
@@ -145,9 +151,7 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, Pass* pass, int64_t layer) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto out = pass->shared ? pass->shared->forward(*pass->stack, layer, q, k, v, pass->scale,
-                                                          pass->verify_recompute)
-                                  : attention_output(*pass, layer, q, k, v);
+    const auto out = attention_output(*pass, layer, q, k, v);
     if (pass->keep_outputs) pass->keep_outputs->push_back(out);
     if (pass->interior && !pass->shared) write_rows(*pass, layer, k, v);
     context->save_for_backward({q, k, v, out.o_TNH, out.lse_TN});
@@ -187,11 +191,72 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
 };
 }  // namespace
 
+// A layer whose graph is made in backward, and gone at its end. It has an anchor of its own, so that backward
+// comes by where nothing above asks for it; attention's is a root of the graph that is made then.
+struct LayerFunction : torch::autograd::Function<LayerFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, TreeContext* pass,
+                               int64_t index) {
+    const at::Tensor y_TD = pass->layers_[static_cast<size_t>(index)](x_TD, true);
+    context->save_for_backward({x_TD, pass->pass_.verify_layers ? y_TD : at::Tensor()});
+    context->saved_data["pass"] = reinterpret_cast<int64_t>(pass);
+    context->saved_data["index"] = index;
+    context->set_materialize_grads(false);
+    return {y_TD, at::empty({0}, x_TD.options())};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list d_outputs) {
+    auto& pass = *reinterpret_cast<TreeContext*>(context->saved_data["pass"].toInt());
+    const auto index = static_cast<size_t>(context->saved_data["index"].toInt());
+    const auto saved = context->get_saved_variables();
+    const at::Tensor x_TD = saved[0].detach().requires_grad_(true);
+    pass.begin_backward();
+    variable_list roots, gradients;
+    {
+      at::AutoGradMode with_grad(true);
+      at::Tensor y_TD = pass.layers_[index](x_TD, /*output_is_read=*/saved[1].defined());
+      pass.layers_[index] = {};
+      BOUGH_CHECK(!saved[1].defined() || at::equal(saved[1], y_TD),
+                  "a recompute differs from its first forward, layer ", index);
+      roots = {std::move(pass.anchors_[index])};
+      gradients = {at::empty_like(roots[0])};
+      if (d_outputs[0].defined()) {
+        roots.push_back(std::move(y_TD));
+        gradients.push_back(std::move(d_outputs[0]));
+      }
+    }
+    torch::autograd::backward(roots, gradients);
+    if (pass.pass_.layers_keep_attention) pass.layer_outputs_[index] = {};
+    return {x_TD.grad(), {}, {}};
+  }
+};
+
+TreeContext::TreeContext(Pass pass) : pass_(std::move(pass)) {
+  if (pass_.layers_keep_attention) pass_.keep_outputs = &layer_outputs_;
+}
+
+// What forward chose is not counted again, and what it kept is used.
+void TreeContext::begin_backward() {
+  if (pass_.choice) pass_.choice->counts = nullptr;
+  pass_.verify_recompute = pass_.verify_layers;
+  if (!pass_.layers_keep_attention) return;
+  pass_.keep_outputs = nullptr;
+  pass_.kept_outputs = &layer_outputs_;
+}
+
+at::Tensor TreeContext::layer(int64_t index, const at::Tensor& x_TD, const Layer& compute) {
+  if (!pass_.recomputes_layers) return compute(x_TD, true);
+  layers_.push_back(compute);
+  const auto outputs = LayerFunction::apply(x_TD, this, index);
+  anchors_[static_cast<size_t>(index)] = outputs[1];
+  return outputs[0];
+}
+
 at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                                const at::Tensor& v_TGH) {
   const auto outputs =
       AttendFunction::apply(q_TNH.contiguous(), k_TGH.contiguous(), v_TGH.contiguous(), &pass_, layer);
-  anchors_.push_back(outputs[1]);
+  anchors_.resize(std::max(anchors_.size(), static_cast<size_t>(layer) + 1));
+  anchors_[static_cast<size_t>(layer)] = outputs[1];
   return outputs[0];
 }
 

@@ -104,9 +104,19 @@ class TreeContext : public AttentionContext {
     // from there instead of computing them again. Either may be null.
     std::vector<TreeAttentionOutput>* keep_outputs = nullptr;
     const std::vector<TreeAttentionOutput>* kept_outputs = nullptr;
+    // Of each layer the graph holds the input alone, and with `layers_keep_attention` attention's output; a
+    // layer is computed again just before its backward.
+    bool recomputes_layers = false;
+    bool layers_keep_attention = false;
+    bool verify_layers = false;  // what is computed again of them must be the same, bit for bit
   };
 
-  explicit TreeContext(Pass pass) : pass_(std::move(pass)) {}
+  // It and the model must outlive backward.
+  explicit TreeContext(Pass pass);
+  TreeContext(const TreeContext&) = delete;
+  TreeContext& operator=(const TreeContext&) = delete;
+
+  at::Tensor layer(int64_t index, const at::Tensor& x_TD, const Layer& compute) override;
 
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
@@ -115,8 +125,14 @@ class TreeContext : public AttentionContext {
   const std::vector<at::Tensor>& anchors() const { return anchors_; }
 
  private:
+  friend struct LayerFunction;
+  void begin_backward();
+
   Pass pass_;
   std::vector<at::Tensor> anchors_;
+  // Where layers are computed again: how, until that is done; and attention's outputs, where they are kept.
+  std::vector<Layer> layers_;
+  std::vector<TreeAttentionOutput> layer_outputs_;
 };
 
 // [T, V], model dtype: logits of one sequence by itself, all tokens at once and without a tree. For

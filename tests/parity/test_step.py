@@ -41,10 +41,16 @@ def test_gradients_in_fp64(bough, tiny_models, tmp_path, monkeypatch, seed):
     rollouts = random_rollouts(seed, model.config.vocab_size)
     expected_loss, expected, norms = flat_gradients(model, rollouts, loss)
     path = write_rollouts(tmp_path / "rollouts.jsonl", rollouts)
-    for mode, max_tokens in (("dense", 1024), ("path", 1024), ("path", 1 + seed % 7), ("dense", 5)):
+    passes = (
+        ("dense", 1024, "false"),
+        ("path", 1024, "true"),
+        ("path", 1 + seed % 7, "null"),
+        ("dense", 5, "true"),
+    )
+    for mode, max_tokens, again in passes:
         report, got = step(
             bough, directory, path, "--dtype", "fp64", "--mode", mode, "--max-tokens-per-mb", max_tokens,
-            "--loss", loss, grads=tmp_path / "grads.safetensors",
+            "--loss", loss, f"actor.gradient_checkpointing={again}", grads=tmp_path / "grads.safetensors",
         )  # fmt: skip
         assert report["loss"] == pytest.approx(expected_loss, rel=1e-9, abs=1e-12)
         assert got.keys() == expected.keys()
@@ -193,6 +199,53 @@ def test_what_is_printed(bough, tiny_models, tmp_path):
     )
     assert plan.json["chosen"] in strategies and len(plan.json["ranks"]) == 1
     assert "<svg" in (tmp_path / "tree.html").read_text()
+
+
+def test_layers_computed_again(bough, tiny_models, tmp_path):
+    """Less memory, the same gradient; bad settings are named."""
+    prompt = [5] * 60
+    rollouts = [
+        {
+            "group": "0",
+            "input_ids": prompt + [10 + sample] * 50,
+            "loss_mask": [0] * 60 + [1] * 50,
+            "logprobs": [-1.0] * 110,
+            "advantage": float(sample - 3),
+        }
+        for sample in range(8)
+    ]
+    directory = tiny_models("qwen3")
+    path = write_rollouts(tmp_path / "rollouts.jsonl", rollouts)
+    reports, gradients = {}, {}
+    for again in ("true", "false"):
+        reports[again], gradients[again] = step(
+            bough, directory, path, f"actor.gradient_checkpointing={again}", grads=tmp_path / "g.safetensors"
+        )
+    assert reports["true"]["tokens_recomputed"] >= reports["true"]["tree_tokens"]
+    assert reports["false"]["tokens_recomputed"] == 0
+    assert reports["true"]["loss"] == pytest.approx(reports["false"]["loss"], abs=1e-5)
+    for name, gradient in gradients["true"].items():
+        assert gradient_error(gradient, gradients["false"][name], 0) < 1e-4, name
+
+    def smallest(again):
+        fixed = ("step", "--model", directory, "--rollouts", path, "--memory", "1KiB")
+        message = bough(*fixed, f"actor.gradient_checkpointing={again}").stderr
+        return int(message.split("the smallest that would do is ")[1].split()[0])
+
+    least = smallest("null")
+    assert least <= smallest("true") and least <= smallest("false")
+    report, _ = step(bough, directory, path, "--memory", least)
+    assert report["predicted_peak_bytes"] <= least
+    message = bough(
+        "step", "--model", directory, "--rollouts", path, "actor.gradient_checkpointing=often"
+    ).stderr
+    assert "actor.gradient_checkpointing" in message and "expected true or false" in message
+    plan = ("plan", "--rollouts", path, "--model", directory)
+    readable = bough(*plan, "--gradient-checkpointing", "true", ok=True).stdout
+    assert "compute their layers again for backward" in readable
+    kept = bough(*plan, "--gradient-checkpointing", "false", "--json", ok=True).json["strategies"]["dense"]
+    assert kept["tokens_recomputed"] == 0
+    assert "expected true or false" in bough(*plan, "--gradient-checkpointing", "yes").stderr
 
 
 def test_overlap_and_what_plans_reuse(bough, tiny_models, tmp_path):

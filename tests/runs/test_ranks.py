@@ -1,19 +1,27 @@
-"""`--ranks N`: processes that Open MPI starts take the gradient of a step, or of a whole run, together."""
+"""`--ranks N`: processes that Open MPI, or the command itself without it, starts take the gradient of a step,
+or of a whole run, together."""
 
 import json
 import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from run_util import ENVIRONMENT, final_state, last_checkpoint, read_metrics, write_experiment
+from run_util import ENVIRONMENT as OF_RUNS
+from run_util import comparable_metrics, final_state, last_checkpoint, read_metrics, write_experiment
 from safetensors.numpy import load_file
+from test_sparse import DISTILL, WEAK, init_weak
 
+LAUNCHERS = ["mpirun", "processes"]
+# torch's store asks for the name of each address: where no name server answers, that takes as long as this
+# says.
+ENVIRONMENT = {**OF_RUNS, "RES_OPTIONS": "timeout:1 attempts:1"}
 WORKLOAD = Path(__file__).resolve().parents[2] / "bench/workload.py"
 
 
@@ -44,11 +52,12 @@ def result_of(bough, *words):
     return json.loads(bough(*words, "--json", ok=True, env=ENVIRONMENT).stdout.splitlines()[-1])
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])  # gspo's ratio is a sequence's
-def test_ranks_have_the_gradient_of_one(bough, step, loss):
+def test_ranks_have_the_gradient_of_one(bough, step, loss, launcher):
     alone = result_of(bough, *step, f"actor.loss={loss}")
     for ranks in (2, 3):
-        together = result_of(bough, *step, f"actor.loss={loss}", "--ranks", ranks)
+        together = result_of(bough, *step, f"actor.loss={loss}", "--ranks", ranks, "--launcher", launcher)
         assert together["ranks"] == ranks
         assert together["trained_tokens"] == alone["trained_tokens"]
         for name in ("loss", "grad_norm"):
@@ -84,17 +93,73 @@ def test_gpus_have_the_gradient_of_one(bough, step, backend):
         assert math.isclose(together[name], alone[name], rel_tol=1e-4), name
 
 
-def test_only_one_rank_prints_and_every_rank_says_what_is_wrong(bough, step):
-    said = bough(*step, "--ranks", 2, ok=True, env=ENVIRONMENT)
-    assert said.stdout.count("gradient norm") == 1
-    missing = bough(
-        "step", "--model", "nowhere", "--rollouts", "rollouts.jsonl", "--ranks", 2, env=ENVIRONMENT
+# What srun tells torchrun, and torchrun's workers find.
+UNDER_SRUN = {"PMIX_RANK": "0", "SLURM_LOCALID": "0"}
+
+
+def torchrun_command(bough, *words, ranks):
+    program = Path(sys.executable).parent / "torchrun"
+    command = [program, "--nproc-per-node", ranks, "--standalone", "--no-python", bough.program, *words]
+    return list(map(str, command))
+
+
+def torchrun(bough, *words, ranks, **more):
+    return subprocess.run(
+        torchrun_command(bough, *words, ranks=ranks),
+        cwd=bough.cwd,
+        env={**os.environ, **ENVIRONMENT, **UNDER_SRUN},
+        capture_output=True,
+        text=True,
+        check=False,
+        **more,
     )
+
+
+def test_torchrun_starts_ranks(bough, step):
+    alone = result_of(bough, *step)
+    said = torchrun(bough, *step, "--json", ranks=2, timeout=120)
+    assert said.returncode == 0, said.stderr
+    together = json.loads(said.stdout.splitlines()[-1])
+    assert together["ranks"] == 2
+    assert math.isclose(together["grad_norm"], alone["grad_norm"], rel_tol=1e-10)
+
+
+def test_what_keeps_ranks_from_meeting_is_named(bough, step):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        variables = {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+        said = bough(*step, env={**variables, "MASTER_PORT": port})
+        assert said.returncode == 2 and "a port that is free there" in said.stderr, said.stderr
+        said = bough(*step, env=variables)
+        assert said.returncode == 2 and "MASTER_PORT: is missing" in said.stderr, said.stderr
+
+
+def test_ranks_start_where_there_is_no_mpirun(bough, step):
+    said = bough(*step, "--ranks", 2, ok=True, env={**ENVIRONMENT, "PATH": "/nowhere"})
+    assert said.stdout.count("gradient norm") == 1
+    asked = bough(*step, "--ranks", 2, "--launcher", "mpirun", env={**ENVIRONMENT, "PATH": "/nowhere"})
+    assert asked.returncode == 2 and "take --launcher processes" in asked.stderr
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_only_one_rank_prints_and_every_rank_says_what_is_wrong(bough, step, launcher):
+    words = ("--ranks", 2, "--launcher", launcher)
+    said = bough(*step, *words, ok=True, env=ENVIRONMENT)
+    assert said.stdout.count("gradient norm") == 1
+    missing = bough("step", "--model", "nowhere", "--rollouts", "rollouts.jsonl", *words, env=ENVIRONMENT)
     assert missing.returncode == 2
     assert "rank 0: bough step: nowhere" in missing.stderr
     wrong = bough(*step, "--ranks", 0)
     assert wrong.returncode == 2
     assert "expected 1 to" in wrong.stderr
+    other = bough(*step, "--ranks", 2, "--launcher", "slurm")
+    assert other.returncode == 2
+    assert "expected auto, mpirun or processes" in other.stderr
+    alone = bough(*step, "--launcher", "processes")
+    assert alone.returncode == 2
+    assert "without --ranks" in alone.stderr
 
 
 def start(bough, *words):
@@ -113,14 +178,16 @@ def children(pid):
     return [int(word) for word in found.stdout.split()]
 
 
-def ranks_of(process, count):
-    """The processes that mpirun has started."""
+def ranks_of(process, count, launcher="mpirun"):
+    """The processes that mpirun, or the command itself, has started."""
     deadline = time.monotonic() + 60
     ranks = []
     while len(ranks) < count and time.monotonic() < deadline:
         time.sleep(0.05)
-        ranks = [rank for launcher in children(process.pid) for rank in children(launcher)]
-    assert len(ranks) == count, "mpirun has not started its ranks"
+        ranks = children(process.pid)
+        if launcher == "mpirun":
+            ranks = [rank for started in ranks for rank in children(started)]
+    assert len(ranks) == count, "the ranks have not been started"
     return sorted(ranks)
 
 
@@ -139,9 +206,10 @@ def see_all_end(ranks, begin):
     assert time.monotonic() - begin < 10, "another rank goes on"
 
 
-def test_a_rank_that_dies_ends_all(bough, step):
-    process = start(bough, *step, "--ranks", 2, "--repeat", 1000000)
-    ranks = ranks_of(process, 2)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_that_dies_ends_all(bough, step, launcher):
+    process = start(bough, *step, "--ranks", 2, "--repeat", 1000000, "--launcher", launcher)
+    ranks = ranks_of(process, 2, launcher)
     time.sleep(2)
     kill_and_see_all_end(process, ranks, killed=1)
 
@@ -193,6 +261,39 @@ def test_ranks_train_as_one_process_does(experiment):
         assert largest_difference(experiment.folder("one"), experiment.folder(trial)) < 1e-5
         records = read_metrics(experiment.folder(trial))
         assert all(record["ranks/slowest_over_mean"] >= 1 for record in records if record["step"] > 0)
+
+
+@pytest.mark.parametrize("ended, how", [(2, signal.SIGKILL), (2, signal.SIGSTOP), (0, signal.SIGSTOP)])
+def test_ranks_that_nobody_watches_meet_and_miss_each_other(bough, experiment, ended, how):
+    """Started one by one: rank 0 holds the store; that one has died or stands still shows by its silence."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), **ENVIRONMENT}
+    ranks = [
+        subprocess.Popen(
+            [str(bough.program), "train", "config.yaml", "total_train_steps=100000"],
+            cwd=bough.cwd,
+            env={**os.environ, **variables, "RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    wait_for_checkpoint(experiment.folder("trial0"))
+    ranks[ended].send_signal(how)
+    begin = time.monotonic()
+    for rank in ranks:
+        if rank is ranks[ended]:
+            continue
+        said = rank.communicate(timeout=30)[1]
+        assert rank.returncode == 3
+        assert "has said nothing" in said or "has failed" in said or "has died" in said, said
+        assert "frame #" not in said
+    assert time.monotonic() - begin < 11
+    ranks[ended].kill()
+    ranks[ended].communicate()
 
 
 # Ranks that share each layer have no whole model to generate with: another one does.
@@ -249,13 +350,14 @@ def test_ranks_that_share_layers_need_somebody_who_generates(bough, experiment, 
     assert "rollout.ranks above 0" in said.stderr
 
 
-def test_a_killed_run_of_ranks_goes_on_and_with_others_too(bough, experiment):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_run_of_ranks_goes_on_and_with_others_too(bough, experiment, launcher):
     experiment("whole", "--ranks", 2, "total_train_steps=12")
     for killed in (0, 1):
         trial = f"killed{killed}"
         words = ("train", "config.yaml", f"trial_name={trial}", "total_train_steps=12", "--ranks", 2)
-        process = start(bough, *words)
-        ranks = ranks_of(process, 2)
+        process = start(bough, *words, "--launcher", launcher)
+        ranks = ranks_of(process, 2, launcher)
         wait_for_checkpoint(experiment.folder(trial))
         kill_and_see_all_end(process, ranks, killed)
         assert read_metrics(experiment.folder(trial))[-1]["step"] < 12
@@ -266,11 +368,13 @@ def test_a_killed_run_of_ranks_goes_on_and_with_others_too(bough, experiment):
     assert len(read_metrics(experiment.folder("killed1"))) == 12
 
 
-def test_a_run_whose_rank_died_is_started_again(bough, experiment):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_run_whose_rank_died_is_started_again(bough, experiment, launcher):
     experiment("whole", "--ranks", 2, "total_train_steps=12")
     words = ("train", "config.yaml", "trial_name=again", "total_train_steps=12", "--ranks", 2)
+    words += ("--launcher", launcher)
     process = start(bough, *words, "--max-restarts", 1)
-    ranks = ranks_of(process, 2)
+    ranks = ranks_of(process, 2, launcher)
     wait_for_checkpoint(experiment.folder("again"))
     os.kill(ranks[1], signal.SIGKILL)
     _, said = process.communicate(timeout=120)
@@ -284,29 +388,74 @@ def test_a_run_whose_rank_died_is_started_again(bough, experiment):
     assert alone.returncode == 2 and "--max-restarts" in alone.stderr
 
 
+def samples_of(folder, step):
+    return [
+        json.loads(line) for line in (folder / f"rollouts/step_{step:06d}.jsonl").read_text().splitlines()
+    ]
+
+
 @pytest.mark.skipif(not os.environ.get("BOUGH_SLOW"), reason="fifty starts: in the slow suite")
-def test_fifty_kills_at_random_moments(bough, experiment):
-    """Whichever rank, whenever: all end, and the next start goes on; no step is lost or taken twice."""
-    words = ("train", "config.yaml", "trial_name=killed", "total_train_steps=400", "saver.freq_steps=2")
-    words += ("saver.rollouts=true", "--ranks", 3)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_fifty_kills_at_random_moments(bough, experiment, launcher):
+    """Whichever rank, whenever: all end, and the next start goes on; no step or sample is lost or twice."""
+    words = ["trial_name=killed", "saver.freq_steps=2", "saver.rollouts=true"]
+    words += ["--ranks", 3, "--launcher", launcher]
     draw = random.Random(7)
-    for _ in range(50):
-        process = start(bough, *words)
-        ranks = ranks_of(process, 3)
+    killed, num_starts, num_steps = 0, int(os.environ.get("BOUGH_KILLS", "50")), 500
+    for _ in range(num_starts):
+        process = start(bough, "train", "config.yaml", *words, "total_train_steps=400")
+        ranks = ranks_of(process, 3, launcher)
         time.sleep(draw.uniform(0, 4))
         if process.poll() is None:
             kill_and_see_all_end(process, ranks, draw.randrange(3))
-    experiment("killed", *words[3:])
+            killed += 1
+    assert killed >= num_starts / 2, "the run was over too soon"
+    # Two more, of one command.
+    words.append(f"total_train_steps={num_steps}")
+    process = start(bough, "train", "config.yaml", *words, "--max-restarts", 2)
+    for _ in range(2):
+        ranks = ranks_of(process, 3, launcher)
+        time.sleep(draw.uniform(0, 2))
+        os.kill(ranks[draw.randrange(3)], signal.SIGKILL)
+        see_all_end(ranks, time.monotonic())
+    assert process.wait(timeout=600) == 0
     folder = experiment.folder("killed")
     steps = [record["step"] for record in read_metrics(folder) if record["step"] > 0]
-    assert steps == list(range(1, 401))
-    experiment("whole", *words[3:])
-    assert final_state(folder) == final_state(experiment.folder("whole"))
+    assert steps == list(range(1, num_steps + 1))
+    experiment("whole", *words[1:])
+    whole = experiment.folder("whole")
+    assert final_state(folder) == final_state(whole)
+    # What each step was trained on is what it was trained on where nobody was killed.
+    for step in range(1, num_steps + 1):
+        assert samples_of(folder, step) == samples_of(whole, step), step
 
 
-def test_ctrl_c_writes_a_checkpoint(bough, experiment):
-    process = start(bough, "train", "config.yaml", "total_train_steps=1000", "--ranks", 2)
-    ranks = ranks_of(process, 2)
+def test_a_worker_of_torchrun_dies_and_the_run_goes_on(bough, experiment):
+    experiment("whole", "--ranks", 2, "total_train_steps=12")
+    words = ("train", "config.yaml", "trial_name=killed", "total_train_steps=12")
+    process = subprocess.Popen(
+        torchrun_command(bough, *words, ranks=2),
+        cwd=bough.cwd,
+        env={**os.environ, **ENVIRONMENT, **UNDER_SRUN},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    ranks = ranks_of(process, 2, "torchrun")
+    wait_for_checkpoint(experiment.folder("killed"))
+    begin = time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    see_all_end(ranks, begin)
+    assert process.wait(timeout=60) != 0
+    assert read_metrics(experiment.folder("killed"))[-1]["step"] < 12
+    assert torchrun(bough, *words, ranks=2, timeout=300).returncode == 0
+    assert final_state(experiment.folder("killed")) == final_state(experiment.folder("whole"))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ctrl_c_writes_a_checkpoint(bough, experiment, launcher):
+    words = ("total_train_steps=1000", "--ranks", 2, "--launcher", launcher)
+    process = start(bough, "train", "config.yaml", *words)
+    ranks = ranks_of(process, 2, launcher)
     wait_for_checkpoint(experiment.folder("trial0"))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
@@ -429,14 +578,23 @@ def test_a_split_that_leaves_nobody_to_train_is_refused(bough, experiment):
         assert said in refused.stderr
 
 
+# Each rank's share, and the layers or passes that ranks share; others go on from the checkpoint.
+@pytest.mark.parametrize(
+    "words, later",
+    [
+        (["--ranks", 2], ["--ranks", 3]),
+        (["actor.backend=fsdp:d2t2", "rollout.ranks=1"], ["actor.backend=fsdp:t2", "rollout.ranks=1"]),
+        (["actor.backend=fsdp:c2"], ["--ranks", 2]),
+    ],
+)
 @pytest.mark.parametrize("shares", ["true", "false"])
-def test_ranks_train_a_critic(experiment, shares):
+def test_ranks_train_a_critic(experiment, shares, words, later):
     """Its values before, and its steps, are those of one process; others go on from its checkpoint."""
-    words = ("actor.adv_estimator=gae", f"critic.share_backbone={shares}", "critic.warmup_steps=1")
-    words += ("actor.gae_lambda=0.9", "actor.ppo_n_minibatches=2", "critic.optimizer.lr=0.01")
-    experiment("one", *words)
-    experiment("two", *words, "--ranks", 2, "total_train_steps=4")
-    experiment("two", *words, "--ranks", 3)
+    critic = ("actor.adv_estimator=gae", f"critic.share_backbone={shares}", "critic.warmup_steps=1")
+    critic += ("actor.gae_lambda=0.9", "actor.ppo_n_minibatches=2", "critic.optimizer.lr=0.01")
+    experiment("one", *critic)
+    experiment("two", *critic, *words, "total_train_steps=4")
+    experiment("two", *critic, *later)
     assert largest_difference(experiment.folder("one"), experiment.folder("two")) < 1e-5
     heads = [
         load_file(last_checkpoint(experiment.folder(trial)) / "critic" / "value_head.safetensors")
@@ -478,10 +636,71 @@ def test_areals_names_say_how_many(bough, experiment):
 
 
 def test_what_ranks_cannot_do_is_refused(bough, experiment):
-    words = ("rollout.sparse.budget=64", "sparse_training.arm=distill", "gconfig.top_logprobs=20")
-    refused = bough("train", "config.yaml", *words, "--ranks", 2, env=ENVIRONMENT)
-    assert refused.returncode == 2
-    assert "sparse_training.arm" in refused.stderr and "not for several ranks" in refused.stderr
+    sparse = ("rollout.sparse.budget=64", "gconfig.top_logprobs=20", "actor.backend=fsdp:c2")
+    for words, said in (
+        ((*sparse, "sparse_training.arm=distill"), "trains by choice of pages"),
+        ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains by choice of pages"),
+        (("actor.backend=fsdp:t2", "rollout.ranks=1", "rollout.batch_invariant=true"), "another order"),
+        (("actor.backend=fsdp:t2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),
+    ):
+        refused = bough("train", "config.yaml", *words, env=ENVIRONMENT)
+        assert refused.returncode == 2 and said in refused.stderr, (words, refused.stderr)
+
+
+def test_a_reference_of_shared_layers_is_renewed(experiment):
+    words = ("actor.kl_loss_coef=0.1", "actor.ref_model_sync_steps=2", "actor.ref_model_mixup_alpha=0.5")
+    experiment("one", *words)
+    experiment("two", *words, "actor.backend=fsdp:t2", "rollout.ranks=1", "total_train_steps=4")
+    experiment("two", *words, "actor.backend=fsdp:t2", "rollout.ranks=1")
+    assert largest_difference(experiment.folder("one"), experiment.folder("two")) < 1e-5
+    one, two = (
+        load_file(last_checkpoint(experiment.folder(trial)) / "reference" / "model.safetensors")
+        for trial in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    assert max(float(abs(one[name] - two[name]).max()) for name in one) < 1e-5
+
+
+# ---- A policy that generates beside the one that is trained.
+
+
+def student_weights(run, arm):
+    folder = {"distill": "sparse_adapter/adapter_model", "weak": "weak/model/model"}[arm]
+    return load_file(last_checkpoint(run) / f"{folder}.safetensors")
+
+
+@pytest.mark.parametrize("words", ["--ranks 2", "--ranks 2 rollout.ranks=1", "--ranks 4 rollout.ranks=2"])
+@pytest.mark.parametrize("arm", ["distill", "weak"])
+def test_ranks_train_the_policy_that_generates(bough, experiment, arm, words):
+    """Metrics, both policies' weights and samples are one process's; any number goes on from a checkpoint."""
+    init_weak(bough)
+    arms = {
+        **(DISTILL if arm == "distill" else WEAK),
+        "gconfig.max_new_tokens": 80 if arm == "distill" else 24,
+    }
+    settings = [f"{key}={str(value).lower()}" for key, value in arms.items()]
+    experiment("one", *settings)
+    experiment("two", *settings, *words.split(), "total_train_steps=4")
+    experiment("two", *settings, "--ranks", 3)
+    one, two = experiment.folder("one"), experiment.folder("two")
+    assert largest_difference(one, two) < 1e-4
+    own, other = student_weights(one, arm), student_weights(two, arm)
+    assert max(float(abs(own[name] - other[name]).max()) for name in own) < 1e-4
+    assert max(float(abs(own[name]).max()) for name in own) > 1e-3
+    for a, b in zip(comparable_metrics(one), comparable_metrics(two), strict=True):
+        for name in a:
+            if name.startswith(("sparse/", "loss/", "reward/", "rollout/new", "optim/", "policy/")):
+                assert b[name] == pytest.approx(a[name], rel=2e-3, abs=1e-4), (a["step"], name)
+
+
+def test_ranks_replay_the_pages_that_generation_chose(bough, experiment):
+    settings = [f"{key}={str(value).lower()}" for key, value in DISTILL.items()]
+    words = ["rollout.sparse.replay=true", "total_train_steps=3", "gconfig.max_new_tokens=80"]
+    experiment("one", *settings, *words)
+    experiment("two", *settings, *words, "--ranks", 2)
+    one, two = (read_metrics(experiment.folder(trial)) for trial in ("one", "two"))
+    assert all(record["sparse/replayed"] > 0.9 for record in one)
+    assert [r["sparse/replayed"] for r in two] == pytest.approx([r["sparse/replayed"] for r in one])
 
 
 def test_fixed_shares_give_the_same_bits_on_any_number(bough, experiment):

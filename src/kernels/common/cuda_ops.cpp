@@ -287,9 +287,11 @@ at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests
   return drawn;
 }
 
-// Most rows of quantized_product's kernel, which is for bf16 and decoding's few rows; many rows, as of a
-// prompt, bind the tensor cores: their weight is widened, exactly, for cuBLAS.
-constexpr int64_t kFewRows = 256;
+// Most rows of quantized_product's kernel, which is for bf16 and decoding's few rows: so many as read the
+// weight once. Of more rows each block reads its 64 from the L2 cache for 16 outputs, which at an H100's
+// rates (5.5 TB/s) takes as long as to widen the weight, exactly, for cuBLAS (5 bytes an element at 3.35
+// TB/s) from about 65 rows on.
+constexpr int64_t kFewRows = 64;
 
 void quantize_rows_op(Tensor quantized_OK, Tensor scale_O, Tensor weight_OK) {
   const Launch launch("quantize_rows_", {quantized_OK, scale_O, weight_OK});

@@ -221,6 +221,8 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     data["gate_up_adapted"] = adapted(p.gate_up);
     data["down_adapted"] = adapted(p.down);
     data["residual"] = p.residual;
+    if (!p.output_is_read)
+      return at::zeros({1, 1}, x_TD.options()).expand({x_TD.size(0), p.down.value.size(0)});
     return linear_forward(swiglu_forward(gate_up_TF2, p.activation), p.down, p.down_bias, batch_invariant,
                           p.residual ? std::optional(x_TD) : std::nullopt);
   }

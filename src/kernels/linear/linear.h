@@ -79,6 +79,7 @@ struct MlpParameters {
   GateActivation activation = GateActivation::kSilu;
   const Parameter *gate_up_bias = nullptr, *down_bias = nullptr;  // [2F], [D]
   bool residual = true;
+  bool output_is_read = true;  // else the last product is left out: values are 0, the graph is the same
 };
 
 // x: [T, D] contiguous. Returns [T, D], x's dtype. Differentiable. batch_invariant means what it does in

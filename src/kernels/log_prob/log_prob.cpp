@@ -116,6 +116,27 @@ void log_prob_backward_op(const at::Tensor& logits, const at::Tensor& labels, co
                           const at::Tensor& d_entropies, double temperature) {
   log_prob_backward_reference_(logits, labels, {{}, lse, entropies}, d_log_probs, d_entropies, temperature);
 }
+
+at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests) {
+  const auto number = [&](DrawNumber which) { return requests.select(1, which).unsqueeze(1); };
+  const auto x_DV = logits_RV.index_select(0, number(kDrawRow).view(-1).to(at::kLong))
+                        .to(accumulator_type(logits_RV.scalar_type()));
+  const auto largest_D1 = x_DV.amax(1, /*keepdim=*/true), below_DV = x_DV - largest_D1;
+  const auto weights_DV = below_DV.div(number(kDrawTemperature).to(x_DV.scalar_type())).exp().to(at::kDouble);
+  const auto up_to_DV = weights_DV.cumsum(1), sum_D1 = up_to_DV.narrow(1, up_to_DV.size(1) - 1, 1);
+  const auto ids_V = at::arange(x_DV.size(1), requests.options().dtype(at::kLong));
+  const auto first_where = [&](const at::Tensor& is_one_DV) {
+    return ids_V.expand_as(x_DV).masked_fill(is_one_DV.logical_not(), x_DV.size(1)).amin(1, true);
+  };
+  // Rounding may leave the number beyond all: then it is the last of a weight above 0.
+  const auto last_D1 = ids_V.expand_as(x_DV).masked_fill(weights_DV.le(0), 0).amax(1, true);
+  const auto drawn_D1 = at::minimum(first_where(up_to_DV.gt(number(kDrawUniform) * sum_D1)), last_D1);
+  const auto token_D1 =
+      at::where(number(kDrawGreedy).eq(1), first_where(below_DV.eq(0)).clamp_max(x_DV.size(1) - 1), drawn_D1);
+  return at::cat({token_D1.to(at::kDouble), x_DV.gather(1, token_D1).to(at::kDouble),
+                  largest_D1.to(at::kDouble), below_DV.exp().sum(1, true, at::kDouble), sum_D1},
+                 1);
+}
 }  // namespace
 
 at::Tensor draw_token(const at::Tensor& logits_RV, const at::Tensor& requests) {
@@ -132,4 +153,5 @@ at::Tensor draw_token(const at::Tensor& logits_RV, const at::Tensor& requests) {
 TORCH_LIBRARY_IMPL(bough, CompositeExplicitAutograd, m) {
   m.impl("log_prob_forward", TORCH_FN(bough::log_prob_forward_op));
   m.impl("log_prob_backward_", TORCH_FN(bough::log_prob_backward_op));
+  m.impl("draw_token", TORCH_FN(bough::draw_token_op));
 }

@@ -56,8 +56,9 @@ void log_prob_backward_reference_(const at::Tensor& logits_RV, const at::Tensor&
                                   const LogProbOutput& output, const at::Tensor& d_log_probs_R,
                                   const at::Tensor& d_entropies_R, double temperature);
 
-// Draws tokens from whole distributions on CUDA, so that logits stay on the device. Which token, from which
-// sums: rollout/sampler.h, of which this is the case without cuts, penalties and excluded tokens.
+// Draws tokens from whole distributions on CUDA, so that logits stay on the device (elsewhere by tensor ops).
+// Which token, from which sums: rollout/sampler.h, of which this is the case without cuts, penalties and
+// excluded tokens. Logits of -infinity are not drawn.
 //
 // logits_RV: fp32, fp64 or bf16. requests: fp64 [D, kDrawNumbers] on the same device: row of the logits,
 // temperature (above 0), the uniform number, and 1 for the most likely token instead (of equal ones that of

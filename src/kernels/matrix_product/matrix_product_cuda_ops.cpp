@@ -1,6 +1,6 @@
 // bf16 products on CUDA by cuBLAS, summed in fp32: added to fp32 in place, without fp32 copies of the
-// factors, or rounded once. libtorch's own may round partial sums to bf16, and with an fp32 result make a new
-// tensor. fp32 and fp64 are libtorch's.
+// factors, or rounded once, a bias and a residual with it (cuBLASLt). libtorch's own may round partial sums
+// to bf16, and with an fp32 result make a new tensor. fp32 and fp64 are libtorch's.
 //
 // cuBLAS is not linked: as CUDA's runtime, it is the one that libtorch_cuda brings (cmake/cuda.cmake).
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,14 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <cublasLt.h>
+
 #include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <tuple>
 
 #include "kernels/common/cuda_launch.h"
 #include "kernels/matrix_product/matrix_product.h"
@@ -56,7 +62,7 @@ class Fp32Sums {
 
 // c = a b + beta c; c bf16 or fp32, its rows may be apart.
 void multiply(Tensor c_RO, Tensor a_RK, Tensor b_KO, float beta) {
-  const Launch launch("matrix_product", {c_RO});
+  const c10::cuda::CUDAGuard device(c_RO.device());
   BOUGH_CHECK(a_RK.device() == c_RO.device() && b_KO.device() == c_RO.device(), "matrix_product: c on ",
               c_RO.device().str(), ", a on ", a_RK.device().str(), ", b on ", b_KO.device().str());
   const Factor a(a_RK), b(b_KO);
@@ -70,6 +76,107 @@ void multiply(Tensor c_RO, Tensor a_RK, Tensor b_KO, float beta) {
       std::max(c_RO.stride(0), c_RO.size(1)), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
+template <class T, cublasStatus_t (*destroy)(T)>
+struct Owned {
+  T handle = nullptr;
+  ~Owned() { destroy(handle); }
+};
+using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+// c = a b + residual + bias, what is given of the two, in one pass: the residual is read where it lies, where
+// multiply() would need a copy of it. All bf16; c, residual and bias contiguous. False where cuBLASLt has no
+// way for the shape.
+bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Tensor* residual_RO,
+                            const at::Tensor* bias_O) {
+  const Launch launch("matrix_product", {c_RO});
+  const Factor a(a_RK), b(b_KO);
+  const auto rows = static_cast<uint64_t>(a_RK.size(0)), depth = static_cast<uint64_t>(a_RK.size(1)),
+             columns = static_cast<uint64_t>(b_KO.size(1));
+  Description product;
+  TORCH_CUDABLAS_CHECK(cublasLtMatmulDescCreate(&product.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  const auto set = [&](cublasLtMatmulDescAttributes_t which, const auto& value) {
+    TORCH_CUDABLAS_CHECK(cublasLtMatmulDescSetAttribute(product.handle, which, &value, sizeof(value)));
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, b.operation);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, a.operation);
+  if (bias_O) {  // by columns c is [O, R]: one number a row
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_O->const_data_ptr());
+  }
+  const auto layout = [](Layout& of, uint64_t height, uint64_t width, int64_t stride) {
+    TORCH_CUDABLAS_CHECK(cublasLtMatrixLayoutCreate(&of.handle, CUDA_R_16BF, height, width, stride));
+  };
+  Layout of_b, of_a, of_c;
+  b.operation == CUBLAS_OP_N ? layout(of_b, columns, depth, b.stride)
+                             : layout(of_b, depth, columns, b.stride);
+  a.operation == CUBLAS_OP_N ? layout(of_a, depth, rows, a.stride) : layout(of_a, rows, depth, a.stride);
+  layout(of_c, columns, rows, c_RO.size(1));
+  Preference preference;
+  TORCH_CUDABLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference.handle));
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t which, const auto& value) {
+    TORCH_CUDABLAS_CHECK(
+        cublasLtMatmulPreferenceSetAttribute(preference.handle, which, &value, sizeof(value)));
+  };
+  const size_t workspace_bytes = at::cuda::getCUDABlasLtWorkspaceSize();
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+  // Sums are fp32 to the end also where the depth is split.
+  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+  const void* const added = residual_RO ? residual_RO->const_data_ptr() : c_RO.const_data_ptr();
+  const auto alignment = [](const void* data) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    return static_cast<uint32_t>(std::min<uintptr_t>(256, address & -address));
+  };
+  // Of b, a, residual, c.
+  const std::array<uint32_t, 4> alignments = {alignment(b.owner.const_data_ptr()),
+                                              alignment(a.owner.const_data_ptr()), alignment(added),
+                                              alignment(c_RO.const_data_ptr())};
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
+  // What was found for a shape holds for it again: asking takes longer than a small product.
+  using Shape = std::tuple<int, uint64_t, uint64_t, uint64_t, int64_t, int64_t, int, int, bool, bool,
+                           std::array<uint32_t, 4>>;
+  const Shape shape{c_RO.device().index(),
+                    rows,
+                    depth,
+                    columns,
+                    a.stride,
+                    b.stride,
+                    a.operation,
+                    b.operation,
+                    bias_O != nullptr,
+                    residual_RO != nullptr,
+                    alignments};
+  static std::mutex mutex;
+  static std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> found;
+  const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
+  std::optional<cublasLtMatmulAlgo_t> algorithm;
+  {
+    const std::lock_guard lock(mutex);
+    const auto [place, is_new] = found.try_emplace(shape);
+    if (is_new) {
+      cublasLtMatmulHeuristicResult_t result{};
+      int count = 0;
+      const cublasStatus_t status =
+          cublasLtMatmulAlgoGetHeuristic(handle, product.handle, of_b.handle, of_a.handle, of_c.handle,
+                                         of_c.handle, preference.handle, 1, &result, &count);
+      if (status == CUBLAS_STATUS_SUCCESS && count > 0) place->second = result.algo;
+    }
+    algorithm = place->second;
+  }
+  if (!algorithm) return false;
+  const float one = 1, beta = residual_RO ? 1 : 0;
+  TORCH_CUDABLAS_CHECK(cublasLtMatmul(handle, product.handle, &one, b.owner.const_data_ptr(), of_b.handle,
+                                      a.owner.const_data_ptr(), of_a.handle, &beta, added, of_c.handle,
+                                      c_RO.mutable_data_ptr(), of_c.handle, &*algorithm,
+                                      at::cuda::getCUDABlasLtWorkspace(), workspace_bytes, launch.stream()));
+  return true;
+}
+
 bool is_ours(Tensor a, Tensor b) {
   return a.scalar_type() == at::kBFloat16 && a.numel() > 0 && b.numel() > 0;
 }
@@ -78,6 +185,10 @@ at::Tensor matrix_product_cuda(Tensor a_RK, Tensor b_KO, const std::optional<at:
                                const std::optional<at::Tensor>& residual_RO) {
   if (!is_ours(a_RK, b_KO)) return matrix_product_reference(a_RK, b_KO, bias_O, residual_RO);
   auto c = at::empty({a_RK.size(0), b_KO.size(1)}, a_RK.options());
+  const auto optional = [](const std::optional<at::Tensor>& x) { return x ? &*x : nullptr; };
+  if ((bias_O || residual_RO) &&
+      multiply_with_epilogue(c, a_RK, b_KO, optional(residual_RO), optional(bias_O)))
+    return c;
   if (residual_RO) c.copy_(*residual_RO);
   else if (bias_O) c.copy_(bias_O->expand_as(c));
   multiply(c, a_RK, b_KO, bias_O || residual_RO ? 1 : 0);

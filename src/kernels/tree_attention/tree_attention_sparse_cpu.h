@@ -20,8 +20,8 @@ struct SparseBackward {
   TreeAttentionGradient& d;
 };
 
-// Calls visit(token, position, pages) for the pass's queries in their order: pages, a span, of key/value head
-// g that the query attends to, its own token's last. Of that it sees the keys up to its own.
+// Calls visit(token, position, pages) for the pass's queries in their order: pages, a span, of key/value
+// head g that the query attends to, its own token's last. Of that it sees the keys up to its own.
 template <class Visit>
 void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   const int64_t G = of.in.k_TGH.size(1);
@@ -47,8 +47,8 @@ void for_each_query(const SparseBackward& of, int64_t g, Visit&& visit) {
   }
 }
 
-// Adds gradients of one head's pages, [pages][16][stride], times `factor`, to those of the rows. Rows that lie
-// in several pages, because paths part there, have the sum.
+// Adds gradients of one head's pages, [pages][16][stride], times `factor`, to those of the rows. Rows that
+// lie in several pages, because paths part there, have the sum.
 template <class Acc>
 void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const TokenSlot> slots, int64_t g,
                    const at::Tensor& d_TGH) {

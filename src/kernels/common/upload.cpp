@@ -1,0 +1,47 @@
+#include "kernels/common/upload.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace bough {
+
+namespace {
+// Where each tensor begins: any kernel may read it by its widest loads.
+constexpr size_t kAlignment = 64;
+}  // namespace
+
+void Upload::add(std::span<const int64_t> values, at::Tensor* to) {
+  add(values.data(), std::ssize(values), at::kLong, to);
+}
+
+void Upload::add(std::span<const int32_t> values, at::Tensor* to) {
+  add(values.data(), std::ssize(values), at::kInt, to);
+}
+
+void Upload::add(const void* values, int64_t count, at::ScalarType type, at::Tensor* to) {
+  const size_t offset = (bytes_.size() + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t size = static_cast<size_t>(count) * c10::elementSize(type);
+  bytes_.resize(offset + size);
+  if (size > 0) std::memcpy(bytes_.data() + offset, values, size);
+  items_.push_back({to, type, offset, count});
+}
+
+void Upload::send() {
+  if (items_.empty()) return;
+  const auto size = static_cast<int64_t>(bytes_.size());
+  at::Tensor buffer =
+      at::empty({size}, at::TensorOptions().dtype(at::kByte).pinned_memory(!device_.is_cpu()));
+  if (size > 0) std::memcpy(buffer.mutable_data_ptr(), bytes_.data(), bytes_.size());
+  if (!device_.is_cpu()) buffer = buffer.to(device_, /*non_blocking=*/true);
+  for (const Item& item : items_)
+    *item.to = buffer
+                   .narrow(0, static_cast<int64_t>(item.offset),
+                           item.count * static_cast<int64_t>(c10::elementSize(item.type)))
+                   .view(item.type);
+  items_.clear();
+}
+
+}  // namespace bough

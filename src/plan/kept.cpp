@@ -1,0 +1,96 @@
+#include "plan/kept.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+namespace bough {
+
+namespace {
+
+// In order of time, the fastest first.
+constexpr std::array kOfLeaf = {Keep::kActivations, Keep::kLayerInputsAndAttention, Keep::kLayerInputs};
+constexpr std::array kOfInterior = {Keep::kActivations, Keep::kAttention, Keep::kKeysValues};
+constexpr std::array kLeastOfInterior = {Keep::kKeysValues, Keep::kLayerInputs};
+
+std::span<const Keep> by_layer() {
+  return std::span(kOfLeaf).subspan(1);
+}
+
+std::span<const Keep> choices_of_leaf(LayerRecompute layers) {
+  if (layers == LayerRecompute::kAlways) return by_layer();
+  return layers == LayerRecompute::kNever ? std::span(kOfLeaf).first(1) : std::span(kOfLeaf);
+}
+
+// What a block takes beside the chain above it, `held` of it with what hangs off it: with the block's exits,
+// which end with it.
+int64_t bytes_with_below(const PassCosts& costs, const Block& block, Keep keep, int64_t held) {
+  const int64_t own = block.interior ? block.num_tokens * costs.kept_bytes(keep) : 0;
+  return own + std::max(held, pass_bytes(costs, block, keep)) + block.num_exits * costs.exit_bytes();
+}
+
+// The least peak: by layer or not, whatever takes less with what hangs off the block.
+void choose_least(std::span<Block> blocks, const PassCosts& costs) {
+  std::vector<int64_t> held(blocks.size() + 1, 0);  // by block + 1
+  for (size_t i = blocks.size(); i-- > 0;) {
+    Block& block = blocks[i];
+    if (!block.needed) continue;
+    const auto total = [&](Keep keep) { return bytes_with_below(costs, block, keep, held[i + 1]); };
+    const std::span<const Keep> choices = block.interior ? std::span<const Keep>(kLeastOfInterior) : kOfLeaf;
+    block.keep = *std::ranges::min_element(choices, {}, total);
+    int64_t& held_above = held[static_cast<size_t>(block.above + 1)];
+    held_above = std::max(held_above, total(block.keep));
+  }
+}
+
+}  // namespace
+
+int64_t pass_bytes(const PassCosts& costs, const Block& block, Keep keep) {
+  const Keep of_pass = keeps_graph(keep) ? keep : Keep::kActivations;
+  const bool adds = !block.interior || !keeps_graph(keep);
+  return costs.temporary_bytes(block.shape(), of_pass) +
+         (adds ? block.num_tokens * costs.kept_bytes(of_pass) : 0);
+}
+
+int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, LayerRecompute layers) {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Keep keep : choices_of_leaf(layers))
+    least = std::min(least, pass.tokens * costs.kept_bytes(keep) + costs.temporary_bytes(pass, keep));
+  return least;
+}
+
+void choose_kept(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules) {
+  // Indexed by block + 1, the root being 0: what the chain down to the block holds for certain; and what is
+  // held beside that while what hangs off it runs.
+  std::vector<int64_t> reserved(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
+  std::vector<bool> is_by_layer(blocks.size(), false);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const Block& block = blocks[i];
+    int64_t& own = reserved[i + 1];
+    own = reserved[static_cast<size_t>(block.above + 1)] + block.num_exits * costs.exit_bytes();
+    if (!block.interior || !block.needed || rules.layers == LayerRecompute::kNever) continue;
+    is_by_layer[i] =
+        rules.layers == LayerRecompute::kAlways || own + pass_bytes(costs, block, Keep::kKeysValues) > room;
+    if (is_by_layer[i]) own += block.num_tokens * costs.kept_bytes(Keep::kLayerInputs);
+  }
+  for (size_t i = blocks.size(); i-- > 0;) {
+    Block& block = blocks[i];
+    if (!block.needed) continue;
+    std::span<const Keep> choices = choices_of_leaf(rules.layers);
+    if (block.interior && is_by_layer[i]) choices = by_layer();
+    else if (block.interior)
+      choices = rules.interior_may_keep_more ? std::span(kOfInterior) : std::span(kOfInterior).last(1);
+    const auto total = [&](Keep keep) { return bytes_with_below(costs, block, keep, held[i + 1]); };
+    const int64_t above = reserved[static_cast<size_t>(block.above + 1)];
+    const auto fits = [&](Keep keep) { return total(keep) + above <= room; };
+    const auto found = std::ranges::find_if(choices, fits);
+    if (found == choices.end() && rules.layers == LayerRecompute::kWherePays)
+      return choose_least(blocks, costs);
+    block.keep = found != choices.end() ? *found : *std::ranges::min_element(choices, {}, total);
+    int64_t& held_above = held[static_cast<size_t>(block.above + 1)];
+    held_above = std::max(held_above, total(block.keep));
+  }
+}
+
+}  // namespace bough

@@ -1,0 +1,199 @@
+// What is trained beside the policy, on several ranks against one process: a critic, the policy that
+// generates. Of an optimizer's first step the first moment is the gradient, less a factor.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include "models/lora.h"
+#include "train/critic.h"
+#include "train/ranks_test_util.h"
+#include "train/sparse_student.h"
+
+namespace bough {
+namespace {
+
+const bool one_thread = (at::set_num_threads(1), true);
+
+std::map<std::string, at::Tensor> moments_of(const OptimizerSnapshot& snapshot) {
+  std::map<std::string, at::Tensor> moments;
+  for (const auto& [name, tensor] : snapshot.tensors)
+    if (name.ends_with(".exp_avg")) moments[name] = tensor.clone();
+  return moments;
+}
+
+// Relative to each tensor's norm, but to no less than 1e-5 of the largest one (gradient_error()).
+double error_of(const std::map<std::string, at::Tensor>& own,
+                const std::map<std::string, at::Tensor>& expected) {
+  double largest = 0, worst = own.size() == expected.size() ? 0 : 1;
+  for (const auto& [name, tensor] : expected) largest = std::max(largest, tensor.norm().item<double>());
+  for (const auto& [name, tensor] : expected) {
+    if (!own.contains(name)) return 1;
+    const double error = (own.at(name) - tensor).norm().item<double>();
+    if (error > 0) worst = std::max(worst, error / std::max(tensor.norm().item<double>(), 1e-5 * largest));
+  }
+  return worst;
+}
+
+at::Tensor noise(int64_t count, uint64_t seed) {
+  auto generator = at::detail::createCPUGenerator(seed);
+  return at::randn({count}, generator, at::TensorOptions().dtype(at::kDouble));
+}
+
+ActorSettings settings_of(uint64_t seed) {
+  ActorSettings settings;
+  settings.tree.tree_training_mode = seed % 2 == 0 ? "blocks" : "path";
+  settings.mb_spec.max_tokens_per_mb = seed % 3 == 0 ? 6 : 30;
+  settings.optimizer.gradient_clipping = seed % 2 == 0 ? 0.01 : 0;  // the norm counts what ranks copy once
+  settings.optimizer.warmup_steps_proportion = 0;
+  return settings;
+}
+
+// ---- A critic.
+
+constexpr ParallelSizes kKinds[] = {{.data = 2},
+                                    {.data = 3},
+                                    {.tensor = 2},
+                                    {.context = 2},
+                                    {.tensor = 4},
+                                    {.context = 4},
+                                    {.data = 2, .tensor = 2},
+                                    {.data = 2, .context = 2},
+                                    {.context = 2, .tensor = 2},
+                                    {.data = 2, .context = 2, .tensor = 2}};
+
+// What a step of a critic finds.
+struct CriticStep {
+  at::Tensor values_R;
+  ValueWalk walk;
+  std::map<std::string, at::Tensor> moments;             // of what its optimizer moves
+  std::map<std::string, at::Tensor> backbone_gradients;  // of one that is the actor's
+};
+
+CriticStep step_of_critic(Model& model, bool shares_backbone, uint64_t seed, RandomBatch& r,
+                          const TrainingRanks* groups) {
+  CriticSettings settings;
+  settings.share_backbone = shares_backbone;
+  settings.loss_coef = 0.4;
+  settings.optimizer = settings_of(seed).optimizer;
+  Critic critic(model, settings, settings_of(seed), 10, groups);
+  critic.head().weight.value.copy_(noise(critic.head().weight.value.numel(), 3).unsqueeze(0) * 0.5);
+  critic.head().bias.value.copy_(noise(1, 4));
+  TrainBatch batch = r.batch;
+  CriticStep step;
+  step.values_R = critic.values(batch);
+  batch.old_values_R = step.values_R + noise(batch.num_rows(), seed);
+  batch.returns_R = step.values_R + 2 * noise(batch.num_rows(), seed + 1);
+  model.allocate_gradients();
+  if (shares_backbone) {
+    const auto loss = full_loss();
+    ValueBlockHead beside = critic.beside_policy(batch);
+    Executor(model, {.ranks = groups ? groups->sharing() : nullptr,
+                     .context_ranks = groups ? groups->context() : nullptr})
+        .forward_backward(critic.plan(batch), batch, *loss, &beside);
+    step.walk = critic.result_of(beside);
+    sum_gradients(model, groups ? groups->sharing() : nullptr);
+    for (const auto& [name, gradient] : named_gradients(model))
+      step.backbone_gradients[name] = gradient.clone();
+  } else {
+    step.walk = critic.accumulate(critic.plan(batch), batch);
+  }
+  critic.optimizer().step();
+  critic.optimizer().check_integrity();
+  const CriticSnapshot snapshot = critic.snapshot(/*copies=*/true);
+  EXPECT_EQ(snapshot.backbone != nullptr, !shares_backbone && (!groups || groups->shares_with_leader()) &&
+                                              (!groups || !groups->tensor() || groups->leads()));
+  step.moments = moments_of(snapshot.optimizer);
+  return step;
+}
+
+TEST(RanksTraining, ACriticsValuesAndGradientsAreOneProcesss) {
+  for (uint64_t seed = 0; seed < 80; ++seed) {
+    const ParallelSizes& sizes = kKinds[seed % std::size(kKinds)];
+    const bool shares_backbone = seed / std::size(kKinds) % 2 == 0;
+    const auto r = random_batch(seed, 80);
+    if (r->batch.num_rows() == 0) continue;
+    const auto whole = random_model(shared_config(seed), seed, at::kDouble);
+    const auto alone = random_model(shared_config(seed), seed, at::kDouble);
+    const CriticStep expected = step_of_critic(*alone, shares_backbone, seed, *r, nullptr);
+    on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
+      const CriticStep own = step_of_critic(model, shares_backbone, seed, *r, &groups);
+      const std::string what = str("seed ", seed, ": ", sizes.data, " x ", sizes.context, " x ", sizes.tensor,
+                                   " rank ", groups.all()->rank());
+      EXPECT_LE((own.values_R - expected.values_R).abs().max().item<double>(), 1e-10) << what;
+      EXPECT_LE((own.walk.values_R - expected.walk.values_R).abs().max().item<double>(), 1e-10) << what;
+      EXPECT_NEAR(own.walk.loss, expected.walk.loss, 1e-10 * std::max(1.0, expected.walk.loss)) << what;
+      EXPECT_EQ(own.walk.metrics.at("critic/clip_fraction").value(),
+                expected.walk.metrics.at("critic/clip_fraction").value())
+          << what;
+      EXPECT_LE(error_of(own.backbone_gradients, expected.backbone_gradients), 1e-10) << what;
+      EXPECT_EQ(own.moments.empty(), !groups.leads());
+      EXPECT_LE(groups.leads() ? error_of(own.moments, expected.moments) : 0, 1e-10) << what;
+    });
+    ASSERT_FALSE(HasFailure()) << seed;
+  }
+}
+
+// ---- The policy that generates.
+
+// Contexts beyond the budget, whose advantages and engine's probabilities are anything.
+std::vector<Trajectory> long_rows(uint64_t seed) {
+  std::vector<Trajectory> rows = random_batch(seed, 400)->trajectories;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].logprobs.assign(rows[i].input_ids.size(), -4.0f);
+    rows[i].advantage = {static_cast<float>(i % 3) - 0.9f};
+  }
+  return rows;
+}
+
+struct StudentStep {
+  MetricValues metrics;
+  std::map<std::string, at::Tensor> moments;
+};
+
+StudentStep step_of_student(bool is_weak, Model& theta, uint64_t seed, const std::vector<Trajectory>& rows,
+                            const TrainingRanks* groups) {
+  SparseTrainingSettings settings{
+      .arm = is_weak ? "weak" : "distill", .kl_loss_coef = 0.2, .lora = {.rank = 3}};
+  const SparsePolicy policy =
+      is_weak ? SparsePolicy() : SparsePolicy{.budget_pages = 4, .summary = PageSummary::kMean};
+  const ActorSettings actor = settings_of(seed);
+  std::unique_ptr<SparseStudent> student;
+  if (is_weak) {
+    student = std::make_unique<SparseStudent>(random_model(seed + 1, at::kDouble), settings, actor, policy,
+                                              10, groups);
+  } else {
+    student = std::make_unique<SparseStudent>(theta, settings, actor, policy, 10, seed, groups);
+    for (Parameter* parameter : student->model().trained_parameters())  // B = 0 leaves A without a gradient
+      parameter->value.copy_(noise(parameter->value.numel(), seed).view(parameter->value.sizes()) * 0.1);
+  }
+  std::vector<const Trajectory*> pointers;
+  for (const Trajectory& row : rows) pointers.push_back(&row);
+  const int64_t num_rows = make_batch(rows, {}, at::kDouble).num_rows();
+  StudentStep step;
+  step.metrics = student->train(pointers, -4 + 0.3 * noise(num_rows, seed), actor.tree.strategy());
+  step.moments = moments_of(student->snapshot(/*copies=*/true).optimizer);
+  return step;
+}
+
+TEST(RanksTraining, TheGeneratingPolicysStepIsOneProcesss) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    const bool is_weak = seed % 3 == 2;
+    const std::vector<Trajectory> rows = long_rows(seed);
+    if (make_batch(rows, {}, at::kDouble).num_rows() == 0) continue;
+    const auto theta = random_model(seed, at::kDouble);
+    const StudentStep expected = step_of_student(is_weak, *theta, seed, rows, nullptr);
+    ASSERT_GT(expected.metrics.at("sparse/grad_norm"), 1e-6) << seed;
+    on_rank_groups({.data = 2 + static_cast<int64_t>(seed % 2)}, *theta,
+                   [&](TrainingRanks& groups, Model& model) {
+                     const StudentStep own = step_of_student(is_weak, model, seed, rows, &groups);
+                     for (const auto& [name, value] : expected.metrics)
+                       EXPECT_NEAR(own.metrics.at(name), value, 1e-10 * std::max(1.0, std::abs(value)))
+                           << name << " seed " << seed;
+                     EXPECT_LE(groups.leads() ? error_of(own.moments, expected.moments) : 0, 1e-10) << seed;
+                   });
+  }
+}
+
+}  // namespace
+}  // namespace bough
