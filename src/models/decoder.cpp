@@ -259,7 +259,7 @@ at::Tensor Decoder::attention_block(const Layer& layer, int64_t index, const at:
           : NormLinearOutput{linear(in_TD, layer.qkv, if_defined(layer.qkv_bias), batch_invariant()), x_TD};
   const bool norm_of_heads = config_.qk_norm && !config_.qk_norm_over_width;
   if (config_.qk_norm_over_width)
-    qkv = norm_qk_over_width(qkv, layout, layer.q_norm, layer.k_norm, norm, tensor_ranks_);
+    qkv = norm_qk_over_width(qkv, layout, layer.q_norm, layer.k_norm, norm, ranks_.tensor);
   const auto [q_TNH, k_TGH, v_TGH] =
       qk_norm_rotary(qkv, layout, rotary, norm_of_heads ? &layer.q_norm : nullptr,
                      norm_of_heads ? &layer.k_norm : nullptr, norm);

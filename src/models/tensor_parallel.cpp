@@ -175,9 +175,11 @@ void gather_weights(Model& own, Model* whole) {
 
 std::shared_ptr<Model> snapshot_of(const Model& model, bool copies) {
   std::shared_ptr<Model> view = model.share();
-  if (Communicator* const ranks = model.tensor_ranks()) {
+  if (!model.is_whole()) {
+    const bool is_first =
+        (!model.tensor_ranks() || model.tensor_ranks()->rank() == 0) && model.stage().is_first();
     std::shared_ptr<Model> whole =
-        ranks->rank() == 0 ? make_model(model.whole_config(), model.dtype(), at::kCPU) : nullptr;
+        is_first ? make_model(model.whole_config(), model.dtype(), at::kCPU) : nullptr;
     gather_weights(*view, whole.get());
     return whole;
   }

@@ -83,12 +83,14 @@ TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, co
   const at::Tensor all = gather(at::stack({k, v}, 1));
   at::Tensor k_rows = stack.k(layer, stack_rows_, num_tokens_),
              v_rows = stack.v(layer, stack_rows_, num_tokens_);
+  const bool is_again = std::ssize(kept_rows_) > layer;  // another pass may have used the rows since
   if (verify_rows)
-    BOUGH_CHECK(at::equal(k_rows, all.select(1, 0)) && at::equal(v_rows, all.select(1, 1)),
+    BOUGH_CHECK(is_again ? at::equal(kept_rows_[static_cast<size_t>(layer)], all)
+                         : at::equal(k_rows, all.select(1, 0)) && at::equal(v_rows, all.select(1, 1)),
                 "a recompute differs from its first forward, layer ", layer, ", stack row ", stack_rows_);
   k_rows.copy_(all.select(1, 0));
   v_rows.copy_(all.select(1, 1));
-  if (keeps_rows_ && std::ssize(kept_rows_) == layer) kept_rows_.push_back(all);  // else computed again
+  if (keeps_rows_ && !is_again) kept_rows_.push_back(all);
   const auto acc = accumulator_type(q.scalar_type());
   if (!has_tokens()) {  // one query that sees itself alone
     const at::Tensor lse = at::zeros({1, q.size(1)}, q.options().dtype(acc));

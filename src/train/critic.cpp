@@ -202,7 +202,7 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
   // embedding.
   config.tie_word_embeddings = true;
   if (config.source.is_object() && !config.source.empty()) config.source["tie_word_embeddings"] = true;
-  std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device(), actor.tensor_ranks());
+  std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device(), actor.ranks());
   load_weights(directory, *backbone);
   return backbone;
 }

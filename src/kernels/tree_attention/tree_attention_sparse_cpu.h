@@ -60,8 +60,8 @@ void add_page_rows(const Acc* pages, int64_t stride, Acc factor, std::span<const
   }
 }
 
-// One key/value head by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16). Page by page,
-// with the queries that attend to it gathered.
+// One key/value head by blocks of bf16 (matrix_product_tiles.h); needs has_tiles(at::kBFloat16). Page by
+// page, with the queries that attend to it gathered.
 void sparse_backward_head_bf16(const SparseBackward& of, int64_t g);
 
 }  // namespace bough
