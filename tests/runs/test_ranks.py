@@ -69,10 +69,11 @@ def num_gpus():
     return listed.stdout.count("GPU ") if listed.returncode == 0 else 0
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("backend", ["fsdp:p2", "fsdp:d2p2"])
-def test_stages_have_the_gradient_of_one(bough, step, backend):
+def test_stages_have_the_gradient_of_one(bough, step, backend, launcher):
     alone = result_of(bough, *step)
-    together = result_of(bough, *step, f"actor.backend={backend}")
+    together = result_of(bough, *step, f"actor.backend={backend}", "--launcher", launcher)
     assert together["ranks"] == (4 if "d2" in backend else 2)
     for name in ("loss", "grad_norm"):
         assert math.isclose(together[name], alone[name], rel_tol=1e-10), name
@@ -642,16 +643,19 @@ def test_what_ranks_cannot_do_is_refused(bough, experiment):
         ((*sparse, "sparse_training.arm=sparse_to_sparse"), "trains by choice of pages"),
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "rollout.batch_invariant=true"), "another order"),
         (("actor.backend=fsdp:t2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),
+        (("actor.backend=fsdp:p2", "rollout.ranks=1", "actor.deterministic=true"), "another order"),
+        (("actor.backend=fsdp:p2", "rollout.ranks=1", "actor.adv_estimator=gae"), "has a critic"),
     ):
         refused = bough("train", "config.yaml", *words, env=ENVIRONMENT)
         assert refused.returncode == 2 and said in refused.stderr, (words, refused.stderr)
 
 
-def test_a_reference_of_shared_layers_is_renewed(experiment):
+@pytest.mark.parametrize("backend", ["fsdp:t2", "fsdp:p2"])
+def test_a_reference_of_shared_layers_is_renewed(experiment, backend):
     words = ("actor.kl_loss_coef=0.1", "actor.ref_model_sync_steps=2", "actor.ref_model_mixup_alpha=0.5")
     experiment("one", *words)
-    experiment("two", *words, "actor.backend=fsdp:t2", "rollout.ranks=1", "total_train_steps=4")
-    experiment("two", *words, "actor.backend=fsdp:t2", "rollout.ranks=1")
+    experiment("two", *words, f"actor.backend={backend}", "rollout.ranks=1", "total_train_steps=4")
+    experiment("two", *words, f"actor.backend={backend}", "rollout.ranks=1")
     assert largest_difference(experiment.folder("one"), experiment.folder("two")) < 1e-5
     one, two = (
         load_file(last_checkpoint(experiment.folder(trial)) / "reference" / "model.safetensors")
