@@ -110,9 +110,18 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
                 .decayed = parameter->value.dim() > 1,
                 .begin = share.begin,
                 .count = share.count};
-    if (acc != parameter->value.scalar_type()) state.master = state.own(parameter->value).to(acc);
-    state.exp_avg = at::zeros({state.count}, parameter->main_grad.options());
-    state.exp_avg_sq = at::zeros_like(state.exp_avg);
+    const bool is_apart = settings.offload && !parameter->value.is_cpu();
+    const auto options =
+        at::TensorOptions().dtype(acc).device(is_apart ? at::kCPU : parameter->value.device());
+    const auto zeros = [&] {  // pinned where it is read from a device: transfers are twice as fast
+      return at::zeros({state.count}, options.pinned_memory(is_apart));
+    };
+    state.exp_avg = zeros();
+    state.exp_avg_sq = zeros();
+    if (acc != parameter->value.scalar_type()) {
+      state.master = zeros();
+      state.master.copy_(state.own(parameter->value));
+    }
     states_.push_back(std::move(state));
   }
   check_integrity();
@@ -206,16 +215,21 @@ Optimizer::Report Optimizer::step() {
     const State& state = states_[i];
     at::Tensor& value = state.parameter->value;
     update.weight_decay = state.decayed ? settings_.weight_decay : 0.0;
-    const at::Tensor own = state.own(value);
+    const at::Tensor own = state.own(value), updated = state.here(own);
+    const at::Tensor gradient = state.here(gradients[i]);
     // A kernel's last few elements may round otherwise than its others: the same pieces whatever the ranks.
     const int64_t most = share_of(value.numel(), ranks_, fixed_).most / pieces_of(fixed_, ranks_);
     for (int64_t begin = 0; begin < state.count; begin += most) {
       const auto piece = [&](const at::Tensor& whole) {
         return whole.defined() ? whole.narrow(0, begin, std::min(most, state.count - begin)) : whole;
       };
-      adamw({piece(own), piece(state.master), piece(state.exp_avg), piece(state.exp_avg_sq),
-             piece(gradients[i])},
+      adamw({piece(updated), piece(state.master), piece(state.exp_avg), piece(state.exp_avg_sq),
+             piece(gradient)},
             update);
+    }
+    if (!updated.is_same(own)) {
+      own.copy_(updated);
+      gradients[i].zero_();
     }
     if (ranks_) value.view(-1).copy_(all_gather(own, value.numel(), *ranks_, fixed_));
   }
@@ -318,18 +332,19 @@ void Optimizer::check_integrity() const {
   for (const State& state : states_) {
     const Parameter& p = *state.parameter;
     const auto acc = accumulator_type(p.value.scalar_type());
-    const auto is_like = [&](const at::Tensor& x) {
-      return x.defined() && x.scalar_type() == acc && x.device() == p.value.device();
-    };
+    const at::Device device = settings_.offload ? at::Device(at::kCPU) : p.value.device();
     const auto fits = [&](const at::Tensor& x) {
-      return is_like(x) && x.dim() == 1 && x.size(0) == state.count;
+      return x.defined() && x.scalar_type() == acc && x.device() == device && x.dim() == 1 &&
+             x.size(0) == state.count;
     };
-    BOUGH_CHECK(!p.parts.empty() && is_like(p.main_grad) && p.main_grad.sizes() == p.value.sizes() &&
+    BOUGH_CHECK(!p.parts.empty() && p.main_grad.defined() && p.main_grad.scalar_type() == acc &&
+                    p.main_grad.device() == p.value.device() && p.main_grad.sizes() == p.value.sizes() &&
                     fits(state.exp_avg) && fits(state.exp_avg_sq),
                 p.parts.empty() ? "a parameter without a name" : p.parts.front().name);
     BOUGH_CHECK(state.master.defined() == (acc != p.value.scalar_type()), p.parts.front().name);
     BOUGH_CHECK(!state.master.defined() ||
-                    (fits(state.master) && state.own(p.value).equal(state.master.to(p.value.scalar_type()))),
+                    (fits(state.master) &&
+                     state.here(state.own(p.value)).equal(state.master.to(p.value.scalar_type()))),
                 p.parts.front().name, ": the value is not the rounded master; who changed it?");
   }
 }

@@ -8,6 +8,10 @@
 // (ZeRO stage 1, Rajbhandari et al. 2020): a step sums each share's gradient over the ranks, where its rank
 // updates it, and gathers the weights again. So main_grad may hold a rank's own part of the gradient.
 //
+// With `offload` the state lies in the host's memory and the update is computed there (Ren et al. 2021,
+// "ZeRO-Offload"): the gradient is brought over and the weights are taken back, one parameter after the
+// other.
+//
 // Norm weights and biases (parameters of one dimension) are not decayed.
 //
 // A step whose global gradient norm is not finite is skipped: weights, moments and the count of the bias
@@ -115,6 +119,8 @@ class Optimizer {
     at::Tensor master;  // undefined where the value is its own master
     at::Tensor exp_avg, exp_avg_sq;
     at::Tensor own(const at::Tensor& whole) const { return whole.view(-1).narrow(0, begin, count); }
+    // Where the state is: elsewhere than the parameter where that is on a device and the state offloaded.
+    at::Tensor here(const at::Tensor& x) const { return x.to(exp_avg.device()); }
   };
   // What is saved of a part of a parameter.
   struct Saved {

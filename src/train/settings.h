@@ -28,6 +28,7 @@ struct OptimizerSettings {
   std::string lr_scheduler_type = "constant";
   double min_lr_ratio = 0.0;
   double warmup_steps_proportion = 0.05;
+  bool offload = false;
 
   template <class V>
   void visit(V& v) {
@@ -42,6 +43,10 @@ struct OptimizerSettings {
     v("min_lr_ratio", min_lr_ratio, "learning rate at the end, over the peak", range(0.0, 1.0));
     v("warmup_steps_proportion", warmup_steps_proportion, "part of all steps over which lr rises to its peak",
       range(0.0, 1.0));
+    v("offload", offload,
+      "moments and masters in the host's memory, and the update computed there: 12 bytes a parameter less on "
+      "a "
+      "GPU, for 6 more to carry each step");
   }
 };
 

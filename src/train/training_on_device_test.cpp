@@ -88,13 +88,22 @@ TEST_P(TrainingOn, Bf16ErrsNoMoreThanTheFlatBatchDoes) {
   EXPECT_LE(tree_error, 1.1 * flat_error);
 }
 
-TEST_P(TrainingOn, TheOptimizersStepsAreTheCpus) {
+class OptimizerOn : public TrainingOn {
+ protected:
+  void expect_steps_of_the_cpu(bool offload);
+};
+BOUGH_ON_DEVICES(OptimizerOn);
+
+void OptimizerOn::expect_steps_of_the_cpu(bool offload) {
   OptimizerSettings settings;
   settings.lr = 0.01;
   settings.weight_decay = 0.1;
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const auto model = small_model(type, 0, 16, device()), expected = small_model(type);
-    Optimizer optimizer(*model, settings, 10), reference(*expected, settings, 10);
+    Optimizer reference(*expected, settings, 10);
+    settings.offload = offload;
+    Optimizer optimizer(*model, settings, 10);
+    settings.offload = false;
     for (uint64_t step = 0; step < 6; ++step) {
       auto generator = at::detail::createCPUGenerator(step);
       for (size_t i = 0; i < model->parameters().size(); ++i) {
@@ -110,9 +119,18 @@ TEST_P(TrainingOn, TheOptimizersStepsAreTheCpus) {
                                       expected->parameters()[i]->value.to(at::kDouble);
         // A master that rounds the other way moves a bf16 weight by one of its steps.
         EXPECT_LE(difference.abs().max().item<double>(), type == at::kFloat ? 1e-6 : 0.04) << i;
+        EXPECT_EQ(model->parameters()[i]->main_grad.count_nonzero().item<int64_t>(), 0) << i;
       }
     }
+    optimizer.check_integrity();
   }
+}
+
+TEST_P(OptimizerOn, StepsAreTheCpus) {
+  expect_steps_of_the_cpu(/*offload=*/false);
+}
+TEST_P(OptimizerOn, StepsOfAnOffloadedStateAreTheCpus) {
+  expect_steps_of_the_cpu(/*offload=*/true);
 }
 
 TEST_P(TrainingOn, ATrainersStepsAreTheCpus) {
