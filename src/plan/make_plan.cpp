@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/format.h"
+#include "plan/pipeline.h"
 #include "plan/simulator.h"
 #include "plan/strategies.h"
 
@@ -75,6 +76,8 @@ struct Candidate {
   const Strategy* strategy;
   PassChoice passes;
   Priced priced;
+  double seconds;
+  std::optional<Plan> plan = {};  // where it was made to be timed
 };
 
 // B, three quarters of it (often as many passes, in less memory), and powers of two below B; the largest
@@ -261,15 +264,19 @@ class Planner {
     for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
       if (num_worse == kWorseInARow) break;
       try {
-        auto priced = strategy.price(batch_, {size, layers}, {request_.memory_bytes, least * kAsFast});
+        const bool in_stages = request_.num_stages > 1;
+        const double most = in_stages ? std::numeric_limits<double>::infinity() : least * kAsFast;
+        auto priced = strategy.price(batch_, {size, layers}, {request_.memory_bytes, most});
         if (!priced || !is_within_memory(*priced)) {
           any_too_large = true;
           continue;
         }
-        const double seconds = priced->simulation.seconds;
-        num_worse = seconds < least ? 0 : num_worse + 1;
-        least = std::min(least, seconds);
-        add_if_fast(fastest, {&strategy, {size, layers}, std::move(*priced)});
+        Candidate candidate{&strategy, {size, layers}, std::move(*priced), 0};
+        candidate.seconds = candidate.priced.simulation.seconds;
+        if (in_stages) time_in_stages(candidate);
+        num_worse = candidate.seconds < least ? 0 : num_worse + 1;
+        least = std::min(least, candidate.seconds);
+        add_if_fast(fastest, std::move(candidate));
       } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
         if (!refused) refused = error;
         break;  // smaller passes hold no longer path
@@ -279,11 +286,10 @@ class Planner {
   }
 
   static void add_if_fast(std::vector<Candidate>& fastest, Candidate candidate) {
-    double least = candidate.priced.simulation.seconds;
-    for (const auto& other : fastest) least = std::min(least, other.priced.simulation.seconds);
+    double least = candidate.seconds;
+    for (const auto& other : fastest) least = std::min(least, other.seconds);
     fastest.push_back(std::move(candidate));
-    std::erase_if(fastest,
-                  [&](const Candidate& other) { return other.priced.simulation.seconds > least * kAsFast; });
+    std::erase_if(fastest, [&](const Candidate& other) { return other.seconds > least * kAsFast; });
   }
 
   bool is_left_out(const Strategy* strategy, const std::vector<const Strategy*>& strategies) {
@@ -314,7 +320,14 @@ class Planner {
     return smallest;
   }
 
-  Plan finish(Candidate candidate) {
+  void time_in_stages(Candidate& candidate) {
+    candidate.plan = finish(std::move(candidate));
+    candidate.seconds =
+        pipeline_seconds(*candidate.plan, *request_.costs, {.num_stages = request_.num_stages});
+  }
+
+  Plan finish(Candidate&& candidate) {
+    if (candidate.plan) return std::move(*candidate.plan);
     const auto& strategy = *candidate.strategy;
     return candidate.priced.draft ? strategy.finish(batch_, std::move(*candidate.priced.draft))
                                   : strategy.make(batch_, candidate.passes);

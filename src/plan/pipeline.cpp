@@ -109,4 +109,23 @@ double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double>
   return seconds;
 }
 
+double pipeline_seconds(const Plan& plan, const PassCosts& costs, const Pipeline& pipeline) {
+  const std::vector<WalkStep> steps = walk_steps(plan);
+  std::vector<double> forward(steps.size()), backward(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto& blocks = plan.trees[static_cast<size_t>(steps[i].tree)].blocks;
+    const Block& block = blocks[static_cast<size_t>(steps[i].block)];
+    if (!block.needed) continue;
+    const PassShape shape = block.shape();
+    const auto stages = static_cast<double>(pipeline.num_stages);
+    if (steps[i].kind != Step::Kind::kBackward) forward[i] = costs.forward_seconds(shape) / stages;
+    if (steps[i].kind == Step::Kind::kForward) continue;
+    const double head =
+        shape.head_rows > 0 ? costs.head_forward_seconds(shape) + costs.head_backward_seconds(shape) : 0;
+    backward[i] =
+        (costs.recompute_seconds(shape, block.keep) + costs.backward_seconds(shape) + head) / stages;
+  }
+  return pipeline_seconds(steps, forward, backward, pipeline);
+}
+
 }  // namespace bough

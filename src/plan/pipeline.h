@@ -52,5 +52,7 @@ std::vector<StageStep> stage_steps(std::span<const WalkStep> steps, const Pipeli
 // take none, and each waits for what it needs. InternalError where they wait for each other for ever.
 double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double> forward_seconds,
                         std::span<const double> backward_seconds, const Pipeline& pipeline);
+// Of a plan on stages that have equal parts of every pass.
+double pipeline_seconds(const Plan& plan, const PassCosts& costs, const Pipeline& pipeline);
 
 }  // namespace bough

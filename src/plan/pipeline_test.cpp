@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 
+#include "plan/test_costs.h"
 #include "tree/random_tree.h"
 
 namespace bough {
@@ -182,6 +183,29 @@ TEST(PipelineOrder, KeepsStagesBusy) {
       // One pass after the other would take as many times as long as there are stages.
       EXPECT_LT(seconds, 0.6 * static_cast<double>(num_stages) * all);
     }
+  }
+}
+
+// Passes as large as one process takes would leave stages waiting for the first and the last of few.
+TEST(PipelineOrder, PlansForStagesHavePassesThatFillThem) {
+  std::vector<std::vector<int32_t>> sequences;
+  std::mt19937_64 random(3);
+  for (int sample = 0; sample < 32; ++sample) {
+    std::vector<int32_t>& tokens = sequences.emplace_back(64);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 1000);
+  }
+  const TestCosts costs;
+  PlanRequest request{.sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = 1024};
+  request.costs = &costs;
+  for (const std::string strategy : {"dense", "blocks", "auto"}) {
+    request.num_stages = 1;
+    const Plan whole = make_plan(strategy, request);
+    request.num_stages = 4;
+    const Plan staged = make_plan(strategy, request);
+    EXPECT_LT(staged.max_tokens_per_pass, whole.max_tokens_per_pass) << strategy;
+    const auto seconds = [&](const Plan& plan) { return pipeline_seconds(plan, costs, {.num_stages = 4}); };
+    EXPECT_LT(seconds(staged), 0.9 * seconds(whole)) << strategy;
+    EXPECT_GT(seconds(staged), simulate(whole, &costs).seconds / 4) << strategy;
   }
 }
 

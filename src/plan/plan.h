@@ -102,6 +102,8 @@ struct PlanRequest {
   // How `packed` cuts the batch into trees: a name of packer_names() (plan/packing.h).
   std::string packer = "auto";
   LayerRecompute layers = LayerRecompute::kWherePays;
+  // Of a pipeline of layers (plan/pipeline.h): the time that is least is that of the last of them to be done.
+  int64_t num_stages = 1;
 };
 
 // The request for these of its sequences alone.
