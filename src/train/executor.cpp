@@ -155,6 +155,7 @@ class Walk {
     at::Tensor entered_TD;  // what the stage before sent
     std::shared_ptr<ContextPass> shared;
     std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
+    std::vector<PageChooser::Lists> choices;             // of a first forward without a graph, by layer
     at::Tensor exits_E;                                  // its rows of these: int64
     at::Tensor exits_ED;                                 // final hidden states that other blocks' heads read
     at::Tensor d_exits_ED;                               // their gradients, accumulator type
@@ -212,7 +213,9 @@ class Walk {
     if (with_graph) {
       open.context = std::move(context);
       open.hidden_TD = hidden_TD;
-    } else if (!backward_) {
+    } else if (backward_) {
+      open.choices = context->take_choices();
+    } else {
       open.entered_TD.reset();
       open.shared.reset();
     }
@@ -268,7 +271,10 @@ class Walk {
   void recompute(const Place& place) {
     Open& open = place.open;
     auto pass = make_pass(place, options_.verify_recompute, /*reads_rows=*/true);
-    if (pass.choice) pass.choice->counts = nullptr;  // its first forward was counted
+    if (pass.choice) {
+      pass.choice->counts = nullptr;  // its first forward was counted
+      pass.choice->chosen = std::move(open.choices);
+    }
     if (place.block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
     open.context = std::make_unique<TreeContext>(std::move(pass));
     open.hidden_TD = run_model(open, *open.context);

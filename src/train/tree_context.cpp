@@ -117,16 +117,25 @@ TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput&
 TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor& q, const at::Tensor& k,
                                      const at::Tensor& v) {
   at::Tensor layer_pages;
+  const auto pages = [&] {
+    if (!layer_pages.defined()) layer_pages = fill_pages(make_input(pass, layer, q, k, v), *pass.pages);
+    return layer_pages;
+  };
   if (is_chosen(pass, layer)) {
-    const TreeAttentionInput input = make_input(pass, layer, q, k, v);
-    layer_pages = fill_pages(input, *pass.pages);
-    pass.choice->chosen[layer] = choose_in_tree(input, layer_pages, {*pass.pages, pass.choice->chooser});
-    pass.choice->replay(layer, pass.choice->chosen[layer]);
+    PageChooser::Lists& chosen = pass.choice->chosen[layer];
+    if (chosen.empty() || pass.verify_recompute) {
+      PageChooser::Lists lists =
+          choose_in_tree(make_input(pass, layer, q, k, v), pages(), {*pass.pages, pass.choice->chooser});
+      pass.choice->replay(layer, lists);
+      BOUGH_CHECK(chosen.empty() || chosen == lists, "a recompute chooses other pages, layer ", layer);
+      chosen = std::move(lists);
+    }
   }
   const auto computed = [&] {
     if (pass.shared)
       return pass.shared->forward(*pass.stack, layer, q, k, v, pass.scale, pass.verify_recompute);
-    return forward(pass, layer, make_input(pass, layer, q, k, v), layer_pages);
+    return forward(pass, layer, make_input(pass, layer, q, k, v),
+                   is_chosen(pass, layer) ? pages() : at::Tensor());
   };
   if (!pass.kept_outputs) return computed();
   const auto& kept = (*pass.kept_outputs)[layer];
@@ -249,6 +258,10 @@ at::Tensor TreeContext::layer(int64_t index, const at::Tensor& x_TD, const Layer
   const auto outputs = LayerFunction::apply(x_TD, this, index);
   anchors_[static_cast<size_t>(index)] = outputs[1];
   return outputs[0];
+}
+
+std::vector<PageChooser::Lists> TreeContext::take_choices() {
+  return pass_.choice ? std::move(pass_.choice->chosen) : std::vector<PageChooser::Lists>();
 }
 
 at::Tensor TreeContext::attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,

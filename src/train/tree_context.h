@@ -85,7 +85,8 @@ class TreeContext : public AttentionContext {
     // Where long runs of queries go to a GPU vendor's kernel; empty: the pass is attended whole.
     std::vector<QuerySegment> segments = {};
     bool same_bits = false;  // twice the same bits: of runs' gradients, too
-    // Where some of the pass's queries choose pages: who does, and by layer what, written by its forward.
+    // Where some of the pass's queries choose pages: who does, and by layer what, written by its forward; a
+    // recompute has it from there.
     struct Choice {
       PageChooser chooser;
       std::vector<PageChooser::Lists> chosen;
@@ -120,6 +121,9 @@ class TreeContext : public AttentionContext {
 
   at::Tensor attend(int64_t layer, const at::Tensor& q_TNH, const at::Tensor& k_TGH,
                     const at::Tensor& v_TGH) override;
+
+  // What the pass's queries chose, by layer; empty where none does. Afterwards the pass does not have it.
+  std::vector<PageChooser::Lists> take_choices();
 
   // An empty tensor for each layer, to be passed to backward as roots beside the hidden states.
   const std::vector<at::Tensor>& anchors() const { return anchors_; }

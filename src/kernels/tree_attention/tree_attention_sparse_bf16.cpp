@@ -80,6 +80,7 @@ class HeadBackward {
         key_sums_(2 * num_keys_ * width_),
         d_k_(key_sums_.get()),
         d_v_(d_k_ + num_keys_ * width_),
+        queries_(num_rows_ * 2 * width_),
         d_q_(num_rows_ * width_),
         of_rows_(2 * num_rows_),
         lse_(of_rows_.get()),
@@ -90,10 +91,9 @@ class HeadBackward {
   void run() {
     std::fill_n(d_q_.get(), num_rows_ * width_, 0.0f);
     std::fill_n(k_, 2 * num_keys_ * width_, Element{});
-    std::fill_n(d_k_, 2 * num_keys_ * width_, 0.0f);
     load_keys(of_.in.k_stack_PGH, of_.in.v_stack_PGH, of_.pass.pages.stack_slots());
     load_keys(of_.in.k_TGH, of_.in.v_TGH, of_.pass.pages.own_slots());
-    load_scalars();
+    load_queries();
     const Visits visits = visits_of(of_, g_, heads_);
     for (int64_t page = 0; page < of_.pass.pages.num_pages(); ++page) visit(visits, page);
     store();
@@ -119,7 +119,7 @@ class HeadBackward {
   Element* p() const { return d_o_rows() + kBlocks * elements_; }  // left factors [blocks][32, 32]
   Element* d_s() const { return p() + kBlocks * kUnitElements; }
   Element* d_s_right() const { return d_s() + kBlocks * kUnitElements; }  // a right factor [32, 32]
-  Element* gathered() const { return d_s_right() + kUnitElements; }       // [32][width], and again
+  Element* gathered() const { return d_s_right() + kUnitElements; }       // [32][q, d_o][width]
 
   int64_t offset_of(int64_t row) const {  // in q, o and d_o
     return ((row / heads_) * of_.in.q_TNH.size(1) + g_ * heads_ + row % heads_) * head_dim_;
@@ -134,9 +134,14 @@ class HeadBackward {
     }
   }
 
-  void load_scalars() const {
+  // What is gathered of a query lies in one place.
+  void load_queries() const {
+    std::fill_n(queries_.get(), num_rows_ * 2 * width_, Element{});
     for (int64_t row = 0; row < num_rows_; ++row) {
       const int64_t at = offset_of(row);
+      Element* const to = queries_.get() + row * 2 * width_;
+      std::copy_n(data<Element>(of_.in.q_TNH) + at, head_dim_, to);
+      std::copy_n(data<Element>(of_.d_o_TNH) + at, head_dim_, to + width_);
       lse_[row] = data<float>(of_.out.lse_TN)[at / head_dim_] * kLog2E;
       row_dots(dots_ + row, data<Element>(of_.d_o_TNH) + at, data<Element>(of_.out.o_TNH) + at, 1, head_dim_,
                head_dim_);
@@ -158,7 +163,11 @@ class HeadBackward {
         }
       if (any) own.push_back(rows);
     }
-    if (begin == end && own.empty()) return;
+    if (begin == end && own.empty()) {
+      for (float* sums : {d_k_, d_v_})
+        std::fill_n(sums + page * kPageTokens * width_, kPageTokens * width_, 0.0f);
+      return;
+    }
     const Element *k = k_ + page * kPageTokens * width_, *v = v_ + page * kPageTokens * width_;
     pack_block(k_unit(), k, width_, false, kPageTokens, width_);
     pack_block(v_unit(), v, width_, false, kPageTokens, width_);
@@ -187,33 +196,32 @@ class HeadBackward {
 
   // Probabilities and gradients of scores of 32 queries and the page, and what these give the queries.
   void block(const QueryRows& rows, const UnitMask& mask, int64_t slot) const {
-    Element *q = gathered(), *d_o = q + elements_;
+    Element *const q = gathered(), *const d_o = q + width_;
+    const int64_t stride = 2 * width_;
     std::array<float*, kUnit> d_q{};
     int64_t num_rows = 0;
     for (size_t i = 0; i < kUnit; ++i) {
-      const int64_t row = rows[i], to = static_cast<int64_t>(i) * width_;
+      const int64_t row = rows[i];
+      Element* const to = q + static_cast<int64_t>(i) * stride;
       if (row < 0) {
-        std::fill_n(q + to, head_dim_, Element{});
-        std::fill_n(d_o + to, head_dim_, Element{});
+        std::fill_n(to, stride, Element{});
         lse_block()[i] = std::numeric_limits<float>::max();  // probabilities of 0
         dots_block()[i] = 0;
         d_q[i] = unused_.get();
         continue;
       }
-      const auto bytes = static_cast<size_t>(head_dim_) * sizeof(Element);
-      std::memcpy(q + to, data<Element>(of_.in.q_TNH) + offset_of(row), bytes);
-      std::memcpy(d_o + to, data<Element>(of_.d_o_TNH) + offset_of(row), bytes);
+      std::memcpy(to, queries_.get() + row * stride, static_cast<size_t>(stride) * sizeof(Element));
       lse_block()[i] = lse_[row];
       dots_block()[i] = dots_[row];
       d_q[i] = d_q_.get() + row * width_;
       num_rows = static_cast<int64_t>(i) + 1;
     }
-    pack_panel(q_turned(), q, width_, true, head_dim_, kUnit);
-    pack_panel(d_o_turned(), d_o, width_, true, head_dim_, kUnit);
+    pack_panel(q_turned(), q, stride, true, head_dim_, kUnit);
+    pack_panel(d_o_turned(), d_o, stride, true, head_dim_, kUnit);
     for (int64_t column = 0; column < width_; column += kUnit) {
       const int64_t columns = std::min(kUnit, head_dim_ - column);
-      pack_panel(q_rows() + slot * elements_ + column * kUnit, q + column, width_, false, kUnit, columns);
-      pack_panel(d_o_rows() + slot * elements_ + column * kUnit, d_o + column, width_, false, kUnit, columns);
+      pack_panel(q_rows() + slot * elements_ + column * kUnit, q + column, stride, false, kUnit, columns);
+      pack_panel(d_o_rows() + slot * elements_ + column * kUnit, d_o + column, stride, false, kUnit, columns);
     }
     multiply_block(scores(), kUnit, false, k_unit(), 0, true, q_turned(), kUnit, width_);
     multiply_block(d_p(), kUnit, false, v_unit(), 0, true, d_o_turned(), kUnit, width_);
@@ -260,8 +268,9 @@ class HeadBackward {
   const AlignedBuffer<Element> keys_;
   Element *const k_, *const v_;  // [pages · 16][width]
   const AlignedBuffer<float> key_sums_;
-  float *const d_k_, *const d_v_;   // the same
-  const AlignedBuffer<float> d_q_;  // [rows][width]
+  float *const d_k_, *const d_v_;         // the same
+  const AlignedBuffer<Element> queries_;  // [rows][q, d_o][width]
+  const AlignedBuffer<float> d_q_;        // [rows][width]
   const AlignedBuffer<float> of_rows_;
   float *const lse_, *const dots_;  // [rows]; lse to base 2
   const AlignedBuffer<float> sums_;
