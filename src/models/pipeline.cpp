@@ -75,9 +75,7 @@ ModelConfig stage_config(const ModelConfig& whole, const Stage& stage) {
   return own;
 }
 
-namespace {
-
-Collective bytes_of(Collective::Kind kind, const at::Tensor& buffer, int64_t other) {
+Collective message_of(Collective::Kind kind, const at::Tensor& buffer, int64_t other) {
   return {.kind = kind,
           .send = buffer.data_ptr(),
           .receive = buffer.data_ptr(),
@@ -85,8 +83,6 @@ Collective bytes_of(Collective::Kind kind, const at::Tensor& buffer, int64_t oth
           .root = other,
           .on_device = buffer.is_cuda()};
 }
-
-}  // namespace
 
 void gather_to_first_stage(
     const NamedTensors& own, Communicator& stages,
@@ -98,7 +94,7 @@ void gather_to_first_stage(
   const std::vector<std::string> all = stages.all_gather(names.dump());
   if (stages.rank() > 0) {
     for (const auto& [name, tensor] : own)
-      stages.run(bytes_of(Collective::Kind::kSend, tensor.to(at::kCPU).contiguous(), 0));
+      stages.run(message_of(Collective::Kind::kSend, tensor.to(at::kCPU).contiguous(), 0));
     return;
   }
   std::set<std::string> seen;
@@ -108,7 +104,7 @@ void gather_to_first_stage(
     for (const Json& each : Json::parse(all[static_cast<size_t>(stage)])) {
       const at::Tensor tensor = at::empty(each.at("sizes").get<std::vector<int64_t>>(),
                                           static_cast<at::ScalarType>(each.at("type").get<int>()));
-      stages.run(bytes_of(Collective::Kind::kReceive, tensor, stage));
+      stages.run(message_of(Collective::Kind::kReceive, tensor, stage));
       const std::string name = each.at("name").get<std::string>();
       if (seen.insert(name).second) use(name, tensor);
     }
@@ -118,13 +114,13 @@ void sum_over_ends_(const at::Tensor& values, Communicator& stages) {
   if (values.numel() == 0) return;
   const at::Tensor buffer = values.to(buffer_device(values, stages)).contiguous();
   if (stages.rank() > 0) {
-    stages.run(bytes_of(Collective::Kind::kSend, buffer, 0));
-    stages.run(bytes_of(Collective::Kind::kReceive, buffer, 0));
+    stages.run(message_of(Collective::Kind::kSend, buffer, 0));
+    stages.run(message_of(Collective::Kind::kReceive, buffer, 0));
   } else {
     const at::Tensor other = at::empty_like(buffer);
-    stages.run(bytes_of(Collective::Kind::kReceive, other, stages.size() - 1));
+    stages.run(message_of(Collective::Kind::kReceive, other, stages.size() - 1));
     buffer.add_(other);
-    stages.run(bytes_of(Collective::Kind::kSend, buffer, stages.size() - 1));
+    stages.run(message_of(Collective::Kind::kSend, buffer, stages.size() - 1));
   }
   if (!buffer.is_same(values)) values.copy_(buffer);
 }

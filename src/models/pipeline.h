@@ -44,6 +44,9 @@ Stage stage_of(const ModelConfig& whole, int64_t index, int64_t size);
 // Of the stage's layers alone.
 ModelConfig stage_config(const ModelConfig& whole, const Stage& stage);
 
+// The bytes of a contiguous buffer, to or from the rank `other`.
+Collective message_of(Collective::Kind kind, const at::Tensor& buffer, int64_t other);
+
 // Calls use() on the first stage with the tensors of all, stage by stage, each name once: a call of all
 // stages. What is used lives as long as the call, but its own.
 void gather_to_first_stage(const NamedTensors& own, Communicator& stages,

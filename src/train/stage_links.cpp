@@ -2,22 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include "models/pipeline.h"
 #include "models/tensor_parallel.h"
 
 namespace bough {
-
-namespace {
-
-Collective message_of(Collective::Kind kind, const at::Tensor& buffer, int64_t other) {
-  return {.kind = kind,
-          .send = buffer.data_ptr(),
-          .receive = buffer.data_ptr(),
-          .count = buffer.numel() * static_cast<int64_t>(buffer.element_size()),
-          .root = other,
-          .on_device = buffer.is_cuda()};
-}
-
-}  // namespace
 
 void StageLinks::send(const at::Tensor& values, Way way) {
   while (!sent_.empty() && sent_.front().pending->is_done()) finish_first();
