@@ -28,6 +28,27 @@ int64_t size_of(Element element) {
   return 0;
 }
 
+namespace {
+template <class T>
+void sum_parts_of(const std::vector<const void*>& parts, int64_t count, T* into) {
+  std::vector<T> total(static_cast<size_t>(count), T{0});
+  for (const void* part : parts) {
+    const T* const values = static_cast<const T*>(part);
+    for (int64_t i = 0; i < count; ++i) total[static_cast<size_t>(i)] += values[i];
+  }
+  std::copy(total.begin(), total.end(), into);
+}
+}  // namespace
+
+void sum_parts(const std::vector<const void*>& parts, int64_t count, Element element, void* into) {
+  switch (element) {
+    case Element::kFloat: return sum_parts_of(parts, count, static_cast<float*>(into));
+    case Element::kDouble: return sum_parts_of(parts, count, static_cast<double*>(into));
+    case Element::kInt64: return sum_parts_of(parts, count, static_cast<int64_t*>(into));
+    case Element::kByte: BOUGH_CHECK(false, "bytes are not summed");
+  }
+}
+
 std::string name_of(Collective::Kind kind) {
   constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather", "all-to-all",
                                     "broadcast",  "barrier",        "send",       "receive"};
@@ -209,24 +230,13 @@ class Meeting {
   }
 
  private:
-  template <class T>
-  static void sum(const std::vector<Collective>& given, int64_t offset, int64_t count, T* into) {
-    std::vector<T> total(static_cast<size_t>(count), T{0});
-    for (const Collective& each : given) {
-      const T* const values = static_cast<const T*>(each.send) + offset;
-      for (int64_t i = 0; i < count; ++i) total[static_cast<size_t>(i)] += values[i];
-    }
-    std::copy(total.begin(), total.end(), into);
-  }
-
+  // Of what all send, from an element on.
   static void sum(const std::vector<Collective>& given, int64_t offset, void* into) {
     const Collective& first = given[0];
-    switch (first.element) {
-      case Element::kFloat: return sum(given, offset, first.count, static_cast<float*>(into));
-      case Element::kDouble: return sum(given, offset, first.count, static_cast<double*>(into));
-      case Element::kInt64: return sum(given, offset, first.count, static_cast<int64_t*>(into));
-      case Element::kByte: BOUGH_CHECK(false, "bytes are not summed");
-    }
+    std::vector<const void*> parts;
+    for (const Collective& each : given)
+      parts.push_back(static_cast<const char*>(each.send) + offset * size_of(first.element));
+    sum_parts(parts, first.count, first.element, into);
   }
 
   static void compute(const std::vector<Collective>& given) {

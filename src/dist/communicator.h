@@ -22,6 +22,9 @@ namespace bough {
 
 enum class Element { kFloat, kDouble, kInt64, kByte };
 int64_t size_of(Element element);  // bytes
+// into[count] = the sum of the parts, from zero on in their order, which is every reduction's. It may be one
+// of them. InternalError: bytes are not summed.
+void sum_parts(const std::vector<const void*>& parts, int64_t count, Element element, void* into);
 
 struct Collective {
   enum class Kind {

@@ -136,22 +136,6 @@ class Members {
   std::thread thread_;  // last: it uses the others
 };
 
-template <class T>
-void add_all(const char* from, int64_t count, char* into) {
-  const T* const values = reinterpret_cast<const T*>(from);
-  T* const sums = reinterpret_cast<T*>(into);
-  for (int64_t i = 0; i < count; ++i) sums[i] += values[i];
-}
-
-void add_elements(const char* from, int64_t count, Element element, char* into) {
-  switch (element) {
-    case Element::kFloat: return add_all<float>(from, count, into);
-    case Element::kDouble: return add_all<double>(from, count, into);
-    case Element::kInt64: return add_all<int64_t>(from, count, into);
-    case Element::kByte: BOUGH_CHECK(false, "bytes are not summed");
-  }
-}
-
 class StoreCommunicator final : public Communicator {
  public:
   StoreCommunicator(std::shared_ptr<Members> members, std::string prefix, int64_t rank, int64_t size)
@@ -314,11 +298,10 @@ class StoreCommunicator final : public Communicator {
     void finish() {
       done_ = true;
       if (bytes_ == 0) return;
-      if (!heard_.empty()) {  // in rank order, from zero on
-        std::vector<char> sum(static_cast<size_t>(bytes_));
-        for (int64_t rank = 0; rank < group_.size_; ++rank)
-          add_elements(heard_.data() + rank * bytes_, c_.count, c_.element, sum.data());
-        std::memcpy(c_.receive, sum.data(), sum.size());
+      if (!heard_.empty()) {
+        std::vector<const void*> parts;
+        for (int64_t rank = 0; rank < group_.size_; ++rank) parts.push_back(heard_.data() + rank * bytes_);
+        sum_parts(parts, c_.count, c_.element, c_.receive);
       }
       const bool is_root = c_.kind == Kind::kBroadcast && group_.rank_ == c_.root;
       if (!is_to_all() || is_root || group_.size_ == 1) return;

@@ -53,6 +53,13 @@ int64_t pass_bytes(const PassCosts& costs, const Block& block, Keep keep) {
          (adds ? block.num_tokens * costs.kept_bytes(of_pass) : 0);
 }
 
+double backward_seconds(const PassCosts& costs, const Block& block) {
+  const PassShape shape = block.shape();
+  const double head =
+      shape.head_rows == 0 ? 0 : costs.head_forward_seconds(shape) + costs.head_backward_seconds(shape);
+  return costs.recompute_seconds(shape, block.keep) + costs.backward_seconds(shape) + head;
+}
+
 int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, LayerRecompute layers) {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (const Keep keep : choices_of_leaf(layers))

@@ -1,4 +1,5 @@
-// What the blocks of a plan keep between their forward and their backward (Keep), by the memory there is.
+// What the blocks of a plan keep between their forward and their backward (Keep), by the memory there is, and
+// what a block's backward then takes.
 #pragma once
 
 #include <span>
@@ -10,6 +11,9 @@ namespace bough {
 // Bytes of the pass with a graph of a block that keeps this, beside the stack and what interior blocks keep:
 // of an interior block what it does not hold already.
 int64_t pass_bytes(const PassCosts& costs, const Block& block, Keep keep);
+
+// Seconds of the block's backward: what it computes again, its head, and the way back through its layers.
+double backward_seconds(const PassCosts& costs, const Block& block);
 
 // Of any pass of this shape, with what it keeps of its own: no block of it takes less.
 int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, LayerRecompute layers);

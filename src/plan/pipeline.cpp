@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/kept.h"
 
 namespace bough {
 
@@ -116,14 +117,9 @@ double pipeline_seconds(const Plan& plan, const PassCosts& costs, const Pipeline
     const auto& blocks = plan.trees[static_cast<size_t>(steps[i].tree)].blocks;
     const Block& block = blocks[static_cast<size_t>(steps[i].block)];
     if (!block.needed) continue;
-    const PassShape shape = block.shape();
     const auto stages = static_cast<double>(pipeline.num_stages);
-    if (steps[i].kind != Step::Kind::kBackward) forward[i] = costs.forward_seconds(shape) / stages;
-    if (steps[i].kind == Step::Kind::kForward) continue;
-    const double head =
-        shape.head_rows > 0 ? costs.head_forward_seconds(shape) + costs.head_backward_seconds(shape) : 0;
-    backward[i] =
-        (costs.recompute_seconds(shape, block.keep) + costs.backward_seconds(shape) + head) / stages;
+    if (steps[i].kind != Step::Kind::kBackward) forward[i] = costs.forward_seconds(block.shape()) / stages;
+    if (steps[i].kind != Step::Kind::kForward) backward[i] = backward_seconds(costs, block) / stages;
   }
   return pipeline_seconds(steps, forward, backward, pipeline);
 }

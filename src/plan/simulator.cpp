@@ -55,10 +55,8 @@ void Simulator::leaf(const Block& block) {
   if (by_layer) result_.tokens_recomputed += block.num_tokens;
   hold(by_layer ? 0 : block.num_tokens);
   if (!costs_) return;
-  const auto shape = block.shape();
   if (is_timed(pass_bytes(*costs_, block, block.keep)))
-    result_.seconds += costs_->forward_seconds(shape) + costs_->recompute_seconds(shape, block.keep) +
-                       costs_->backward_seconds(shape) + head_seconds(shape);
+    result_.seconds += costs_->forward_seconds(block.shape()) + backward_seconds(*costs_, block);
 }
 
 void Simulator::backward(const Block& block) {
@@ -67,16 +65,8 @@ void Simulator::backward(const Block& block) {
   hold(all || recomputes_layers(block.keep) ? 0 : block.num_tokens);
   if (all) kept_tokens_ -= block.num_tokens;
   if (!costs_) return;
-  const auto shape = block.shape();
-  if (is_timed(pass_bytes(*costs_, block, block.keep)))
-    result_.seconds +=
-        costs_->recompute_seconds(shape, block.keep) + costs_->backward_seconds(shape) + head_seconds(shape);
+  if (is_timed(pass_bytes(*costs_, block, block.keep))) result_.seconds += backward_seconds(*costs_, block);
   kept_bytes_ -= kept_of(block);
-}
-
-double Simulator::head_seconds(const PassShape& shape) const {
-  return shape.head_rows == 0 ? 0
-                              : costs_->head_forward_seconds(shape) + costs_->head_backward_seconds(shape);
 }
 
 int64_t Simulator::kept_of(const Block& block) const {

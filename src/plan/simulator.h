@@ -31,7 +31,6 @@ class Simulator final : public BlockSink {
   void forward(const Block& block);
   void leaf(const Block& block);
   void backward(const Block& block);
-  double head_seconds(const PassShape& shape) const;
   int64_t kept_of(const Block& block) const;
   void hold(int64_t pass_tokens);
   bool is_timed(int64_t pass_bytes);  // with these held for a pass

@@ -10,8 +10,8 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "kernels/common/device.h"
+#include "kernels/common/upload.h"
 #include "models/checkpoint.h"
-#include "rollout/upload.h"
 
 namespace bough {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/common/upload.h"
 #include "kernels/page_choice/top_keys.h"
-#include "rollout/upload.h"
 
 namespace bough {
 

@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/large_pages.h"
+#include "kernels/common/upload.h"
 #include "kernels/paged_attention/paged_attention.h"
-#include "rollout/upload.h"
 
 namespace bough {
 

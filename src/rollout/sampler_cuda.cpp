@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "kernels/common/upload.h"
 #include "kernels/log_prob/log_prob.h"
 #include "kernels/parameter.h"
-#include "rollout/upload.h"
 
 namespace bough {
 
@@ -44,6 +44,9 @@ bool cuts(const DrawRequest& request, int64_t vocabulary) {
 bool penalises(const DrawRequest& request) {
   return request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0;
 }
+bool changes(const DrawRequest& request) {
+  return penalises(request) || !request.excluded.empty();
+}
 
 // The draws of up to kDrawnTogether requests: S of them, rows [S, V] of their own where something is done to
 // the logits.
@@ -53,7 +56,7 @@ class DeviceDraws {
       : logits_RV_(logits_RV), requests_(requests), vocabulary_(logits_RV.size(1)) {
     for (const DrawRequest& request : requests) {
       cuts_ |= cuts(request, vocabulary_);
-      changes_ |= penalises(request) || !request.excluded.empty();
+      changes_ |= changes(request);
       num_top_ = std::max(num_top_, std::min(request.top_logprobs, vocabulary_));
     }
   }
@@ -223,8 +226,8 @@ void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> 
   std::vector<size_t> plain, others;
   for (size_t i = 0; i < requests.size(); ++i) {
     const DrawRequest& request = requests[i];
-    const bool changes = cuts(request, logits_RV.size(1)) || penalises(request) || !request.excluded.empty();
-    (changes || request.top_logprobs > 0 ? others : plain).push_back(i);
+    const bool leaves = !cuts(request, logits_RV.size(1)) && !changes(request) && request.top_logprobs == 0;
+    (leaves ? plain : others).push_back(i);
   }
   const auto draw = [&](std::span<const size_t> which) {
     if (which.empty()) return;

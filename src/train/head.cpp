@@ -159,10 +159,7 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   // In the order of the batch a sequence's rows are adjacent.
   std::vector<int64_t> ordered = rows.loss_rows;
   std::sort(ordered.begin(), ordered.end());
-  at::Tensor rows_L;
-  Upload upload(model_.device());
-  upload.add(ordered, &rows_L);
-  upload.send();
+  const at::Tensor rows_L = upload(ordered, model_.device());
   const auto own = [&](const at::Tensor& x) {
     return x.defined() ? x.index_select(0, rows_L) : at::Tensor();
   };

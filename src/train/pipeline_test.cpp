@@ -1,10 +1,8 @@
 // What is particular to ranks that have a model's layers in a row; their gradients: ranks_test.cpp.
 #include "models/pipeline.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -62,31 +60,16 @@ TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
     config.tie_word_embeddings = tied;
     const OptimizerSettings settings{.lr = 0.01, .weight_decay = 0.1, .gradient_clipping = 0.5};
     const auto folder = std::filesystem::temp_directory_path() / str("pipeline_test_", getpid());
-    const auto steps = [&](Model& model, Optimizer& optimizer, TrainingRanks* groups, int64_t from,
+    const auto steps = [&](Model& model, Optimizer& optimizer, const TrainingRanks* groups, int64_t from,
                            int64_t to) {
-      double norm = 0;
-      for (int64_t step = from; step < to; ++step) {
-        const Plan plan = plan_share("blocks", plan_request(r->batch, 24), groups ? groups->replica() : 0,
-                                     groups ? groups->num_replicas() : 1);
-        Executor(model, {.ranks = groups ? groups->walking() : nullptr})
-            .forward_backward(plan, r->batch, *loss);
-        norm = optimizer.step().grad_norm;
-      }
-      optimizer.check_integrity();
-      return norm;
+      return take_steps(model, optimizer, groups, r->batch, *loss, from, to);
     };
     const auto one = random_model(config, 4, at::kDouble);
     const auto start = random_model(config, 4, at::kDouble);
     Optimizer optimizer(*one, settings, 20);
     const double norm = steps(*one, optimizer, nullptr, 0, 20);
     const auto expect_same = [&](const NamedTensors& weights) {
-      const NamedTensors expected = named_weights(*one);
-      ASSERT_EQ(weights.size(), expected.size());
-      for (size_t i = 0; i < weights.size(); ++i) {
-        EXPECT_EQ(weights[i].first, expected[i].first);
-        EXPECT_LE((weights[i].second - expected[i].second).abs().max().item<double>(), 1e-9)
-            << weights[i].first;
-      }
+      expect_same_weights(weights, named_weights(*one));
     };
     on_rank_groups({.data = 2, .pipeline = 3}, *start, [&](TrainingRanks& groups, Model& model) {
       Optimizer shared(model, settings, 20, groups.sharing());
@@ -123,22 +106,13 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientAndDraws) {
     const auto r = random_batch(seed, 80);
     const auto loss = full_loss();
     const LoraSettings lora{.rank = 3};
-    const auto fill = [&](Model& model) {  // B starts at 0, which would hide A's gradient
-      for (Parameter* parameter : model.trained_parameters())
-        for (const auto& part : parameter->parts) {
-          auto generator = at::detail::createCPUGenerator(std::hash<std::string>()(part.name));
-          const at::Tensor whole =
-              at::randn(whole_sizes(*parameter, part), generator, at::TensorOptions().dtype(at::kDouble));
-          parameter->part_value(part).copy_(own_piece(whole, *parameter, part)).mul_(0.3);
-        }
-    };
     const ModelConfig config = deep_config(seed);
     const auto whole = random_model(config, seed, at::kDouble);
     const auto one = random_model(config, seed, at::kDouble);
     add_adapter(*one, lora, seed);
     std::map<std::string, at::Tensor> drawn;
     for (const auto& [name, value] : adapter_tensors(*one)) drawn[name] = value.clone();
-    fill(*one);
+    fill_trained(*one);
     one->allocate_gradients();
     const Plan plan = plan_share("blocks", plan_request(r->batch, 24), 0, 1);
     Executor(*one).forward_backward(plan, r->batch, *loss);
@@ -154,20 +128,14 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientAndDraws) {
         for (const auto& [name, value] : adapter_tensors(model))
           EXPECT_TRUE(value.equal(drawn.at(name))) << name;
       }
-      fill(model);
+      fill_trained(model);
       model.allocate_gradients();
       Executor(model, {.ranks = groups.walking()}).forward_backward(plan, r->batch, *loss);
       sum_gradients(model, groups.sharing());
       const NamedTensors gradients = named_gradients(model);
       gather_weights(model, groups.leads() ? copy.get() : nullptr);
       if (!groups.leads()) return;
-      EXPECT_EQ(gradients.size(), expected.size());
-      double largest = 0;
-      for (const auto& [name, gradient] : gradients)
-        largest = std::max(largest, gradient.norm().item<double>());
-      for (const auto& [name, gradient] : gradients)
-        EXPECT_LE((gradient - expected.at(name)).norm().item<double>(), 1e-10 * largest)
-            << name << ", seed " << seed;
+      expect_same_gradients(gradients, expected, seed);
       const auto of_one = adapter_tensors(*one), gathered = adapter_tensors(*copy);
       for (size_t i = 0; i < of_one.size(); ++i)
         EXPECT_TRUE(gathered[i].second.equal(of_one[i].second)) << gathered[i].first;

@@ -92,21 +92,14 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
 
 // Every kind of parallelism and their pairs, in passes of a few tokens, so that some ranks have none.
 TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
-  const std::vector<ParallelSizes> kinds = {{.tensor = 2},
-                                            {.context = 2},
-                                            {.tensor = 4},
-                                            {.context = 4},
-                                            {.data = 2, .tensor = 2},
-                                            {.data = 2, .context = 2},
-                                            {.context = 2, .tensor = 2},
-                                            {.data = 2, .context = 2, .tensor = 2},
-                                            {.pipeline = 2},
-                                            {.pipeline = 3},
-                                            {.pipeline = 4},
-                                            {.data = 2, .pipeline = 2},
-                                            {.tensor = 2, .pipeline = 2},
-                                            {.context = 2, .pipeline = 2},
-                                            {.context = 2, .pipeline = 3}};
+  std::vector<ParallelSizes> kinds = kSharedPasses;
+  kinds.insert(kinds.end(), {{.pipeline = 2},
+                             {.pipeline = 3},
+                             {.pipeline = 4},
+                             {.data = 2, .pipeline = 2},
+                             {.tensor = 2, .pipeline = 2},
+                             {.context = 2, .pipeline = 2},
+                             {.context = 2, .pipeline = 3}});
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const ParallelSizes& sizes = kinds[seed % kinds.size()];
     const auto r = random_batch(seed, 80);

@@ -1,6 +1,11 @@
 // Ranks as threads of this process, each with its pieces of a model. For tests only.
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,6 +15,7 @@
 #include "models/checkpoint.h"
 #include "models/tensor_parallel.h"
 #include "train/exactness.h"
+#include "train/optimizer.h"
 #include "train/ranks.h"
 
 namespace bough {
@@ -20,6 +26,62 @@ inline ModelConfig shared_config(uint64_t seed) {
   config.num_kv_heads = int64_t{1} << (seed % 3);
   config.num_heads = std::max<int64_t>(4, config.num_kv_heads) * (1 + static_cast<int64_t>(seed % 2));
   return config;
+}
+
+// The kinds of ranks that share passes or layers, but for pipelines.
+inline const std::vector<ParallelSizes> kSharedPasses = {{.tensor = 2},
+                                                         {.context = 2},
+                                                         {.tensor = 4},
+                                                         {.context = 4},
+                                                         {.data = 2, .tensor = 2},
+                                                         {.data = 2, .context = 2},
+                                                         {.context = 2, .tensor = 2},
+                                                         {.data = 2, .context = 2, .tensor = 2}};
+
+// Optimizer steps [from, to) on one batch; the last one's gradient norm. groups: of the ranks that share
+// them, or null.
+inline double take_steps(Model& model, Optimizer& optimizer, const TrainingRanks* groups,
+                         const TrainBatch& batch, const Loss& loss, int64_t from, int64_t to) {
+  double norm = 0;
+  for (int64_t step = from; step < to; ++step) {
+    const Plan plan = plan_share("blocks", plan_request(batch, 24), groups ? groups->replica() : 0,
+                                 groups ? groups->num_replicas() : 1);
+    Executor(model, {.ranks = groups ? groups->walking() : nullptr}).forward_backward(plan, batch, loss);
+    norm = optimizer.step().grad_norm;
+  }
+  optimizer.check_integrity();
+  return norm;
+}
+
+inline void expect_same_weights(const NamedTensors& weights, const NamedTensors& expected) {
+  ASSERT_EQ(weights.size(), expected.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    EXPECT_EQ(weights[i].first, expected[i].first);
+    EXPECT_LE((weights[i].second - expected[i].second).abs().max().item<double>(), 1e-9) << weights[i].first;
+  }
+}
+
+// Sets what is trained to numbers that do not depend on who has which piece: an adapter's B starts at 0,
+// which would hide A's gradient.
+inline void fill_trained(Model& model) {
+  for (Parameter* parameter : model.trained_parameters())
+    for (const auto& part : parameter->parts) {
+      auto generator = at::detail::createCPUGenerator(std::hash<std::string>()(part.name));
+      const at::Tensor whole =
+          at::randn(whole_sizes(*parameter, part), generator, at::TensorOptions().dtype(at::kDouble));
+      parameter->part_value(part).copy_(own_piece(whole, *parameter, part)).mul_(0.3);
+    }
+}
+
+// Each within 1e-10 of the largest gradient's norm.
+inline void expect_same_gradients(const NamedTensors& gradients,
+                                  const std::map<std::string, at::Tensor>& expected, uint64_t seed) {
+  EXPECT_EQ(gradients.size(), expected.size());
+  double largest = 0;
+  for (const auto& [name, gradient] : gradients) largest = std::max(largest, gradient.norm().item<double>());
+  for (const auto& [name, gradient] : gradients)
+    EXPECT_LE((gradient - expected.at(name)).norm().item<double>(), 1e-10 * largest)
+        << name << ", seed " << seed;
 }
 
 // `work(groups, own model)` on so many threads. The whole model is read by all.

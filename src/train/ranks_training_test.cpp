@@ -51,16 +51,11 @@ ActorSettings settings_of(uint64_t seed) {
 
 // ---- A critic.
 
-constexpr ParallelSizes kKinds[] = {{.data = 2},
-                                    {.data = 3},
-                                    {.tensor = 2},
-                                    {.context = 2},
-                                    {.tensor = 4},
-                                    {.context = 4},
-                                    {.data = 2, .tensor = 2},
-                                    {.data = 2, .context = 2},
-                                    {.context = 2, .tensor = 2},
-                                    {.data = 2, .context = 2, .tensor = 2}};
+const std::vector<ParallelSizes> kKinds = [] {
+  std::vector<ParallelSizes> kinds = kSharedPasses;
+  kinds.insert(kinds.begin(), {{.data = 2}, {.data = 3}});
+  return kinds;
+}();
 
 // What a step of a critic finds.
 struct CriticStep {

@@ -1,10 +1,8 @@
 // What is particular to ranks that share a layer; their gradients: ranks_test.cpp.
 #include "models/tensor_parallel.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -61,34 +59,21 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   const OptimizerSettings settings{.lr = 0.01, .weight_decay = 0.1, .gradient_clipping = 0.5};
   const auto folder =
       std::filesystem::temp_directory_path() / ("tensor_parallel_test_" + std::to_string(getpid()));
-  const auto steps = [&](Model& model, Optimizer& optimizer, Communicator* data, int64_t from, int64_t to) {
-    double norm = 0;
-    for (int64_t step = from; step < to; ++step) {
-      const Plan plan =
-          plan_share("blocks", plan_request(r->batch, 24), data ? data->rank() : 0, data ? data->size() : 1);
-      Executor(model, {.ranks = data}).forward_backward(plan, r->batch, *loss);
-      norm = optimizer.step().grad_norm;
-    }
-    optimizer.check_integrity();
-    return norm;
+  const auto steps = [&](Model& model, Optimizer& optimizer, const TrainingRanks* groups, int64_t from,
+                         int64_t to) {
+    return take_steps(model, optimizer, groups, r->batch, *loss, from, to);
   };
   const auto one = random_model(config, 4, at::kDouble);
   const auto start = random_model(config, 4, at::kDouble);
   Optimizer optimizer(*one, settings, 20);
   const double norm = steps(*one, optimizer, nullptr, 0, 20);
   const auto expect_same = [&](const NamedTensors& weights) {
-    const NamedTensors expected = named_weights(*one);
-    ASSERT_EQ(weights.size(), expected.size());
-    for (size_t i = 0; i < weights.size(); ++i) {
-      EXPECT_EQ(weights[i].first, expected[i].first);
-      EXPECT_LE((weights[i].second - expected[i].second).abs().max().item<double>(), 1e-9)
-          << weights[i].first;
-    }
+    expect_same_weights(weights, named_weights(*one));
   };
   on_rank_groups({.data = 2, .tensor = 2}, *start, [&](TrainingRanks& groups, Model& model) {
     const bool is_first = groups.all()->rank() == 0;
     Optimizer shared(model, settings, 20, groups.sharing());
-    steps(model, shared, groups.sharing(), 0, 10);
+    steps(model, shared, &groups, 0, 10);
     const OptimizerSnapshot snapshot = shared.snapshot(true);
     const NamedTensors weights = named_weights(model);
     if (is_first) {
@@ -97,7 +82,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
       write_safetensors(folder / "weights.safetensors", weights);
     }
     EXPECT_EQ(snapshot.tensors.empty(), !is_first);
-    EXPECT_NEAR(steps(model, shared, groups.sharing(), 10, 20), norm, 1e-9 * norm);
+    EXPECT_NEAR(steps(model, shared, &groups, 10, 20), norm, 1e-9 * norm);
     const NamedTensors last = named_weights(model);
     if (groups.all()->rank() == 3) expect_same(last);
   });
@@ -123,19 +108,10 @@ TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
     const auto r = random_batch(seed, 80);
     const auto loss = full_loss();
     const LoraSettings lora{.rank = 3};
-    const auto fill = [&](Model& model) {  // B starts at 0, which would hide A's gradient
-      for (Parameter* parameter : model.trained_parameters())
-        for (const auto& part : parameter->parts) {
-          auto generator = at::detail::createCPUGenerator(std::hash<std::string>()(part.name));
-          const at::Tensor whole =
-              at::randn(whole_sizes(*parameter, part), generator, at::TensorOptions().dtype(at::kDouble));
-          parameter->part_value(part).copy_(own_piece(whole, *parameter, part)).mul_(0.3);
-        }
-    };
     const auto whole = random_model(shared_config(seed), seed, at::kDouble);
     const auto one = random_model(shared_config(seed), seed, at::kDouble);
     add_adapter(*one, lora, seed);
-    fill(*one);
+    fill_trained(*one);
     const auto request = plan_request(r->batch, 24);
     one->allocate_gradients();
     Executor(*one).forward_backward(plan_share("blocks", request, 0, 1), r->batch, *loss);
@@ -150,19 +126,13 @@ TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
           drawn.emplace_back(
               part.name,
               gather_pieces(parameter->part_value(part), *parameter, part, *groups.tensor()).clone());
-      fill(model);
+      fill_trained(model);
       model.allocate_gradients();
       Executor(model).forward_backward(plan_share("blocks", request, 0, 1), r->batch, *loss);
       sum_gradients(model, nullptr);
       const NamedTensors gradients = named_gradients(model);
       if (groups.all()->rank() > 0) return;
-      EXPECT_EQ(gradients.size(), expected.size());
-      double largest = 0;
-      for (const auto& [name, gradient] : gradients)
-        largest = std::max(largest, gradient.norm().item<double>());
-      for (const auto& [name, gradient] : gradients)
-        EXPECT_LE((gradient - expected.at(name)).norm().item<double>(), 1e-10 * largest)
-            << name << ", seed " << seed;
+      expect_same_gradients(gradients, expected, seed);
       const auto fresh = random_model(shared_config(seed), seed, at::kDouble);
       add_adapter(*fresh, lora, seed);
       std::map<std::string, at::Tensor> of_one;

@@ -1,9 +1,5 @@
 #include "kernels/common/upload.h"
 
-#include <ATen/ops/empty.h>
-
-#include <cstring>
-
 #include "base/error.h"
 
 namespace bough {
@@ -31,11 +27,7 @@ void Upload::add(const void* values, int64_t count, at::ScalarType type, at::Ten
 
 void Upload::send() {
   if (items_.empty()) return;
-  const auto size = static_cast<int64_t>(bytes_.size());
-  at::Tensor buffer =
-      at::empty({size}, at::TensorOptions().dtype(at::kByte).pinned_memory(!device_.is_cpu()));
-  if (size > 0) std::memcpy(buffer.mutable_data_ptr(), bytes_.data(), bytes_.size());
-  if (!device_.is_cpu()) buffer = buffer.to(device_, /*non_blocking=*/true);
+  const at::Tensor buffer = upload(bytes_, device_);
   for (const Item& item : items_)
     *item.to = buffer
                    .narrow(0, static_cast<int64_t>(item.offset),

@@ -1,17 +1,33 @@
-// Integers that the host has made for kernels of a device to read. Each copy by itself would make the host
-// wait for all that the device still has to do; all of a pass go over in one copy, of memory that the device
-// reads by itself, and the host goes on.
+// Numbers that the host has made for kernels of a device to read. A plain copy would make the host wait for
+// all that the device still has to do; these are of memory that the device reads by itself, and the host goes
+// on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
-#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
 namespace bough {
 
+// A tensor [values.size()] on `device`. The host does not wait: a GPU gets them through pinned memory, which
+// libtorch keeps until the copy is done.
+template <class T>
+at::Tensor upload(std::span<const T> values, at::Device device) {
+  const auto options = at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value);
+  at::Tensor host = at::empty({static_cast<int64_t>(values.size())}, options.pinned_memory(device.is_cuda()));
+  if (!values.empty()) std::memcpy(host.mutable_data_ptr(), values.data(), values.size_bytes());
+  return device.is_cpu() ? host : host.to(device, /*non_blocking=*/true);
+}
+template <class T>
+at::Tensor upload(const std::vector<T>& values, at::Device device) {
+  return upload(std::span<const T>(values), device);
+}
+
+// Integers for a pass, all of which go over in one copy.
 class Upload {
  public:
   explicit Upload(at::Device device) : device_(device) {}
@@ -36,7 +52,7 @@ class Upload {
   void add(const void* values, int64_t count, at::ScalarType type, at::Tensor* to);
 
   at::Device device_;
-  std::vector<std::byte> bytes_;
+  std::vector<uint8_t> bytes_;
   std::vector<Item> items_;
 };
 
