@@ -90,6 +90,19 @@ TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
   }
 }
 
+TEST(Executor, AStackFitsEachTreeThatComesAfterAShallowerOne) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 8; ++seed) {
+    const auto r = random_batch(seed, 200);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    Plan plan = make_plan("dense", plan_request(r->batch, 8));  // long sequences in chunks, longest first
+    std::ranges::stable_sort(plan.trees, {}, &PlannedTree::stack_capacity);
+    expect_exact(*model, flat, *r, plan, *loss, str("seed ", seed));
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
 TEST(Executor, RunsAttendedByThemselvesAreExact) {
   const auto loss = full_loss();
   for (int64_t seed = 0; seed < 12; ++seed) {
