@@ -96,7 +96,16 @@ TEST(Executor, AStackFitsEachTreeThatComesAfterAShallowerOne) {
     const auto r = random_batch(seed, 200);
     auto model = random_model(seed, at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, *loss);
-    Plan plan = make_plan("dense", plan_request(r->batch, 8));  // long sequences in chunks, longest first
+    // A tree for each sequence, in chunks, and each with a deeper stack than the one before.
+    const PlanRequest whole = plan_request(r->batch, 8);
+    Plan plan = make_plan("path", part_of(whole, {}));
+    for (int64_t i = 0; i < std::ssize(whole.sequences); ++i) {
+      Plan one = make_plan("path", part_of(whole, std::span(&i, 1)));
+      for (PlannedTree& planned : one.trees) {
+        for (int64_t& sequence : planned.sequences) sequence = i;
+        plan.trees.push_back(std::move(planned));
+      }
+    }
     std::ranges::stable_sort(plan.trees, {}, &PlannedTree::stack_capacity);
     expect_exact(*model, flat, *r, plan, *loss, str("seed ", seed));
     if (::testing::Test::HasFatalFailure()) return;
