@@ -34,7 +34,7 @@ struct PlanOptions {
   std::string dtype;
   std::string memory;
   std::string packer = "auto";
-  std::string gradient_checkpointing;
+  std::string gradient_checkpointing, activation_offload;
   int64_t ranks = 1;
   int64_t max_running = 256;
   SparseSettings sparse;
@@ -97,11 +97,11 @@ CostModel cost_model_of(const PlanOptions& options) {
   return CostModel(device_profile(options.device, type), std::move(shape));
 }
 
-LayerRecompute parse_layers(const std::string& text) {
-  if (text.empty()) return LayerRecompute::kWherePays;
-  if (text == "true") return LayerRecompute::kAlways;
-  if (text == "false") return LayerRecompute::kNever;
-  throw UserError(str("--gradient-checkpointing: got ", quoted(text), ", expected true or false"));
+std::optional<bool> parse_choice(const std::string& option, const std::string& text) {
+  if (text.empty()) return {};
+  if (text != "true" && text != "false")
+    throw UserError(str(option, ": got ", quoted(text), ", expected true or false"));
+  return text == "true";
 }
 
 StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, const CostModel& costs,
@@ -225,6 +225,7 @@ Json report_json(const PlanReport& report) {
                                  {"max_tokens_per_pass", cost.plan.max_tokens_per_pass},
                                  {"tokens_forwarded", s.tokens_forwarded},
                                  {"tokens_recomputed", s.tokens_recomputed},
+                                 {"blocks_on_host", s.num_on_host},
                                  {"err", cost.effective_reuse},
                                  {"peak_stack_tokens", s.peak_stack_tokens},
                                  {"peak_pass_tokens", s.peak_pass_tokens},
@@ -324,6 +325,8 @@ std::string choice(const PlanReport& report) {
   if (num_by_layer > 0)
     text += str("; of its ", format_thousands(num_blocks), " blocks ", format_thousands(num_by_layer),
                 " compute their layers again for backward");
+  if (const int64_t num_on_host = chosen.simulation.num_on_host; num_on_host > 0)
+    text += str(", ", format_thousands(num_on_host), " with the layers' inputs in the host's memory");
   if (dense.error.empty())
     text += str(", ", format_significant(dense.simulation.seconds / chosen.simulation.seconds, 3),
                 "x faster than dense, which does ", format_significant(report.work_ratio, 3),
@@ -400,7 +403,11 @@ void run_plan(const PlanOptions& options) {
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
   check_at_least("--ranks", options.ranks, 1);
   check_packer("--packer", options.packer);
-  const LayerRecompute layers = parse_layers(options.gradient_checkpointing);
+  TreeTrainingSettings tree_training{
+      .gradient_checkpointing = parse_choice("--gradient-checkpointing", options.gradient_checkpointing),
+      .activation_offload = parse_choice("--activation-offload", options.activation_offload)};
+  tree_training.check();
+  check_offload("--activation-offload", tree_training.offload(), options.device == "cpu");
   check_at_least("--max-running", options.max_running, 1);
   const SparseAttention sparse = priced_attention(options.sparse);
   if (!options.html.empty()) check_output_file("--html", options.html);
@@ -419,7 +426,8 @@ void run_plan(const PlanOptions& options) {
       .memory_bytes = memory,
       .costs = &costs,
       .packer = options.packer,
-      .layers = layers};
+      .layers = tree_training.layers(),
+      .offload = tree_training.offload()};
   PlanReport report{.tree = compute_statistics(tree),
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
                     .max_tokens_per_mb = request.max_tokens_per_pass};
@@ -485,6 +493,11 @@ void add_plan_command(CommandLine& line) {
       .add_option("--gradient-checkpointing", options->gradient_checkpointing,
                   "true: every pass computes its layers again for backward | false: none\n"
                   "(default: where --memory makes that the fastest plan, or the only one)")
+      ->type_name("WHETHER");
+  command
+      .add_option("--activation-offload", options->activation_offload,
+                  "true: passes that compute their layers again have the layers' inputs in the host's memory "
+                  "| false: none\n(default: where --memory leaves no room for them)")
       ->type_name("WHETHER");
   command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
       ->type_name("FILE");

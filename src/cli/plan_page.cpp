@@ -11,7 +11,8 @@ PlanPictureBlock::Keep keep_of(const Block& block) {
     case Keep::kKeysValues: return PlanPictureBlock::Keep::kNothing;
     case Keep::kAttention: return PlanPictureBlock::Keep::kAttention;
     case Keep::kLayerInputs:
-    case Keep::kLayerInputsAndAttention: return PlanPictureBlock::Keep::kLayerInputs;
+    case Keep::kLayerInputsAndAttention:
+    case Keep::kLayerInputsOnHost: return PlanPictureBlock::Keep::kLayerInputs;
     case Keep::kActivations: return PlanPictureBlock::Keep::kActivations;
   }
   return PlanPictureBlock::Keep::kNothing;

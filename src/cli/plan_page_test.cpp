@@ -65,9 +65,11 @@ TEST(PlanPage, BlocksStandInTheOrderOfTheirForwardPasses) {
     EXPECT_EQ(picture.trees[0].nodes[static_cast<size_t>(b)].num_sequences, 1);
     EXPECT_EQ(picture.trees[0].nodes[static_cast<size_t>(b)].parent, 0);
   }
-  plan.trees[0].blocks[0].keep = Keep::kLayerInputsAndAttention;
-  picture = plan_picture(plan, "path");
-  EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::Keep::kLayerInputs);
+  for (const Keep keep : {Keep::kLayerInputsAndAttention, Keep::kLayerInputsOnHost}) {
+    plan.trees[0].blocks[0].keep = keep;
+    picture = plan_picture(plan, "path");
+    EXPECT_EQ(picture.blocks[0].keep, PlanPictureBlock::Keep::kLayerInputs);
+  }
 }
 
 }  // namespace

@@ -154,6 +154,8 @@ TEST(RunSettingsTest, TakesAReaLsKeysOfTreeTraining) {
                  "enable_tree_training is true, but tree_training_mode is dense");
   expect_refused("enable_tree_training: false, tree_training_mode: dta",
                  "enable_tree_training is false, but tree_training_mode is path");
+  expect_refused("activation_offload: true, gradient_checkpointing: false",
+                 "activation_offload is true, but gradient_checkpointing is false");
   expect_refused("packer: heuristic, tree_training_mode: path",
                  "packer is heuristic, but tree_training_mode path packs no trees");
   expect_refused("packer: heuristic, enable_tree_training: false",

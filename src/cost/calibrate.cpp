@@ -174,6 +174,7 @@ DeviceProfile calibrate(at::Device device, at::ScalarType dtype, const Calibrati
   profile.memory_bytes = device_memory(device).total;
   constexpr int64_t kBeyondCaches = int64_t{256} << 20;
   profile.memory_bytes_per_s = read_rate(kBeyondCaches, device);
+  if (!device.is_cpu()) profile.host_bytes_per_s = host_copy_rate(kBeyondCaches, device);
   profile.kernels = kernels_of(device, dtype);
   profile.launches_overlap = !device.is_cpu();
   const int64_t largest_pass = effort.largest_pass > 0 ? effort.largest_pass : device.is_cpu() ? 2048 : 16384;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "cost/calibration_cells.h"
 #include "cost/cost_model.h"
+#include "cost/rates.h"
 #include "kernels/common/cpu_allocator.h"
 
 namespace bough {
@@ -61,6 +62,13 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
     EXPECT_GT(costs.backward_seconds(small), 0);
     EXPECT_GT(costs.head_forward_seconds(large), costs.head_forward_seconds(small));
   }
+}
+
+// A CPU's profile has no rate of copies to another memory; measured all the same it is one of copies.
+TEST(Calibrate, CopiesToTheHost) {
+  const double rate = host_copy_rate(1 << 24, at::kCPU);
+  EXPECT_GT(rate, 1e7);
+  EXPECT_LT(rate, 1e13);
 }
 
 TEST(Calibrate, HoldsNothingWhenItIsDone) {

@@ -71,7 +71,13 @@ double CostModel::recompute_seconds(const PassShape& pass, Keep keep) const {
   // A layer by itself is computed up to its last product, whose result nobody reads but a norm behind it.
   if (recomputes_layers(keep) && !shape_.post_norms)
     left_out += shape_.last_flops_per_token() * device_.linear_forward.at(pass.tokens);
-  return layers_seconds(pass, /*backward=*/false, left_out);
+  const double seconds = layers_seconds(pass, /*backward=*/false, left_out);
+  if (keep != Keep::kLayerInputsOnHost) return seconds;
+  // To the host beside the forward pass, and back beside this and the backward pass.
+  const double rate = device_.host_bytes_per_s > 0 ? device_.host_bytes_per_s : kAssumedHostBytesPerS;
+  const double copy = static_cast<double>(pass.tokens * bytes().copied_to_host()) / rate;
+  return seconds + std::max(0.0, copy - forward_seconds(pass)) +
+         std::max(0.0, copy - seconds - backward_seconds(pass));
 }
 
 double CostModel::head_seconds(const CostCurve& curve, int64_t rows) const {

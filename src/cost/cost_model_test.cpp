@@ -126,6 +126,11 @@ TEST(CostModel, BytesOfTheSmallShapeByHand) {
   EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputs), 8 * 512 * 4 + 2 * 512 * 4 + 65 * 4 + 20);
   EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputsAndAttention) - costs.kept_bytes(Keep::kLayerInputs),
             costs.kept_bytes(Keep::kAttention));
+  // A CPU has the host's memory; of a GPU's own it takes two of the 8.
+  EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputsOnHost), costs.kept_bytes(Keep::kLayerInputs));
+  profile.kernels.attention = DeviceKernels::Attention::kFused;
+  const CostModel gpu(profile, named_model_shape("small", "fp32"));
+  EXPECT_EQ(gpu.kept_bytes(Keep::kLayerInputs) - gpu.kept_bytes(Keep::kLayerInputsOnHost), 6 * 512 * 4);
   profile.dtype = "bf16";
   const CostModel half(profile, named_model_shape("small", "bf16"));
   EXPECT_EQ(half.stack_row_bytes(), 8 * 2 * 256 * (2 + 4));
@@ -145,6 +150,28 @@ TEST(CostModel, SecondsOfComputingAgain) {
   EXPECT_GT(layers, 0.7 * forward);
   EXPECT_NEAR(costs.recompute_seconds(pass, Keep::kLayerInputsAndAttention), layers - attention,
               1e-12 * forward);
+}
+
+// What is not hidden: to the host beyond the forward pass, and back beyond the way back through the layers.
+TEST(CostModel, SecondsOfCopiesToTheHost) {
+  auto profile = simple_profile();
+  const PassShape pass{.tokens = 256, .pairs = 256 * 257 / 2};
+  const auto seconds = [&](double rate) {
+    profile.host_bytes_per_s = rate;
+    return CostModel(profile, named_model_shape("small", "fp32"))
+        .recompute_seconds(pass, Keep::kLayerInputsOnHost);
+  };
+  const CostModel costs(profile, named_model_shape("small", "fp32"));
+  const double again = costs.recompute_seconds(pass, Keep::kLayerInputs),
+               forward = costs.forward_seconds(pass), backward = costs.backward_seconds(pass);
+  const double copied = 256 * 7 * 512 * 4;
+  EXPECT_EQ(seconds(copied / (0.9 * forward)), again);
+  const double longer = 1.5 * forward;  // than the forward pass alone
+  ASSERT_LT(longer, again + backward);
+  EXPECT_DOUBLE_EQ(seconds(copied / longer), again + longer - forward);
+  const double longest = 2 * (again + backward);
+  EXPECT_DOUBLE_EQ(seconds(copied / longest), again + (longest - forward) + (longest - again - backward));
+  EXPECT_EQ(seconds(0), seconds(kAssumedHostBytesPerS));
 }
 
 TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {

@@ -44,6 +44,7 @@ void visit(Profile& p, Visitor&& v) {
   v("dtype", p.dtype);
   v("memory_bytes", p.memory_bytes);
   v("memory_bytes_per_s", p.memory_bytes_per_s);
+  v("host_bytes_per_s", p.host_bytes_per_s);
   v("threads", p.kernels.threads);
   v("attention", p.kernels.attention);
   v("packs_factors", p.kernels.packs_factors);
@@ -186,7 +187,8 @@ Json DeviceProfile::to_json() const {
 DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& where) {
   DeviceProfile profile;
   Json complete = json;
-  if (json.is_object() && !json.contains("memory_bytes_per_s")) complete["memory_bytes_per_s"] = 0.0;
+  for (const char* key : {"memory_bytes_per_s", "host_bytes_per_s"})
+    if (json.is_object() && !json.contains(key)) complete[key] = 0.0;
   visit(profile, Reader(complete, where));
   return profile;
 }
@@ -217,17 +219,20 @@ constexpr std::array kGpus = {
     Gpu{"h100", "NVIDIA H100 80GB HBM3",
         "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); products at an "
         "assumed 65% "
-        "of that; attention within what FlashAttention-3 reports; 5 us a launch",
+        "of that; attention within what FlashAttention-3 reports; 5 us a launch; "
+        "an assumed 25 GB/s to the host",
         989e12, 67e12, 3.35e12, 80'000'000'000, 0.65, 0.6, 0.45},
     Gpu{"h200", "NVIDIA H200",
         "NVIDIA H200 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 4.8 TB/s, 141 GB); products at an "
         "assumed 65% "
-        "of that; attention within what FlashAttention-3 reports of H100; 5 us a launch",
+        "of that; attention within what FlashAttention-3 reports of H100; 5 us a launch; "
+        "an assumed 25 GB/s to the host",
         989e12, 67e12, 4.8e12, 141'000'000'000, 0.65, 0.6, 0.45},
     Gpu{"a100", "NVIDIA A100-SXM4-80GB",
         "NVIDIA A100 80GB SXM data sheet (312 TFLOP/s dense bf16, 19.5 fp32, 2.0 TB/s, 80 GB); products at "
         "an "
-        "assumed 75% of that; attention within what FlashAttention-2 reports; 5 us a launch",
+        "assumed 75% of that; attention within what FlashAttention-2 reports; 5 us a launch; "
+        "an assumed 25 GB/s to the host",
         312e12, 19.5e12, 2.0e12, 80'000'000'000, 0.75, 0.6, 0.5},
 };
 
@@ -276,6 +281,7 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   profile.dtype = dtype;
   profile.memory_bytes = gpu->memory_bytes;
   profile.memory_bytes_per_s = bytes;
+  profile.host_bytes_per_s = kAssumedHostBytesPerS;
   profile.kernels.attention = DeviceKernels::Attention::kFused;
   profile.launches_overlap = true;
   // One FLOP a token is half a weight. Backward reads it once more and reads and writes its gradient.

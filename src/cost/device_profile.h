@@ -42,6 +42,8 @@ struct DeviceProfile {
   std::string dtype;   // fp32 | bf16 | fp64
   int64_t memory_bytes = 0;
   double memory_bytes_per_s = 0;  // reading more than caches hold; 0 in files of runs that did not measure it
+  // Of copies between the device and pinned memory of the host, either way; 0: not measured, or a CPU's
+  double host_bytes_per_s = 0;
   DeviceKernels kernels;
   // Launches run ahead of the device: of the constants below and the work, the larger counts, not the sum.
   bool launches_overlap = false;
@@ -68,6 +70,9 @@ struct DeviceProfile {
   Json to_json() const;
   static DeviceProfile from_json(const Json& json, const std::string& where);  // UserError names the key
 };
+
+// An estimate, not a measurement: what 16 lanes of PCIe 4 carry of their 32 GB/s. PCIe 5 carries more.
+constexpr double kAssumedHostBytesPerS = 25e9;
 
 // The built-in profile's name of a GPU that its driver calls so: "NVIDIA H100 80GB HBM3" is h100. Empty for
 // any other, PCIe cards and cut-down ones among them, whose rates differ.

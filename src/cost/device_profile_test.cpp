@@ -97,6 +97,7 @@ TEST(DeviceProfile, JsonThatIsNotOneIsRefusedByKey) {
     other[key] = Json::array({Json::object()});
     // Runs before it was measured have none.
     if (key == "memory_bytes_per_s") EXPECT_EQ(DeviceProfile::from_json(missing, "").memory_bytes_per_s, 0);
+    else if (key == "host_bytes_per_s") EXPECT_EQ(DeviceProfile::from_json(missing, "").host_bytes_per_s, 0);
     else expect_names(key.c_str(), missing);
     expect_names(key.c_str(), other);
   }

@@ -13,7 +13,7 @@ namespace {
 
 // A made-up device: a pass costs as much as some dozens of tokens, whatever its size, and then the same for
 // each token.
-DeviceProfile device_of(double overhead) {
+DeviceProfile device_of(double overhead, bool is_gpu) {
   const auto curve = [&](double seconds_per_unit) {
     return CostCurve{{1, 1'000'000},
                      {seconds_per_unit * (1 + overhead), seconds_per_unit * (1e6 + overhead)}};
@@ -23,6 +23,7 @@ DeviceProfile device_of(double overhead) {
   device.name = device.source = "test";
   device.dtype = "fp64";
   device.memory_bytes = int64_t{1} << 40;
+  if (is_gpu) device.kernels.attention = DeviceKernels::Attention::kFused;
   device.linear_forward = curve(1e-10);
   device.linear_backward = curve(2e-10);
   device.elementwise_forward = curve(1e-10);
@@ -52,6 +53,7 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
   at::set_num_threads(1);
   const auto loss = full_loss();
   int num_refused = 0;
+  int64_t num_on_host = 0;
   for (int64_t seed = begin; seed < end; ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed) + 5);
     const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
@@ -62,13 +64,15 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
     int64_t longest = 1;
     for (const auto& sequence : r->batch.sequences) longest = std::max<int64_t>(longest, sequence.size());
 
-    const CostModel costs(device_of(static_cast<double>(below(60))), model_shape(model->config(), "fp64"));
+    const double overhead = static_cast<double>(below(60));
+    const CostModel costs(device_of(overhead, /*is_gpu=*/below(2)), model_shape(model->config(), "fp64"));
     const std::vector<std::string> strategies = {"dense", "packed", "path", "blocks", "auto"};
     const std::string strategy = strategies[below(5)];
     const int64_t limit = (strategy == "packed" ? longest : 1) + below(max_tokens);
     PlanRequest request = plan_request(r->batch, limit);
     if (below(4) > 0) request.costs = &costs;
     request.layers = static_cast<LayerRecompute>(below(3));
+    request.offload = static_cast<ActivationOffload>(below(3));
     if (request.costs && below(2)) {
       const int64_t roomy = simulate(make_plan("path", request), &costs).peak_bytes;
       request.memory_bytes = 1 + below(2 * roomy + 1);
@@ -82,6 +86,7 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
       continue;
     }
     ASSERT_NO_THROW(validate(*plan, r->batch.sequences)) << what;
+    num_on_host += simulate(*plan).num_on_host;
     if (request.memory_bytes) {
       ASSERT_LE(simulate(*plan, &costs).peak_bytes, *request.memory_bytes) << what;
     }
@@ -90,6 +95,7 @@ void expect_valid_within_memory_and_exact(int64_t begin, int64_t end) {
   }
   EXPECT_GT(num_refused, 0);
   EXPECT_LT(num_refused, (end - begin) / 4);
+  EXPECT_GT(num_on_host, 0);
 }
 
 TEST(PlanFuzz, EveryPlanIsValidWithinItsMemoryAndExact) {

@@ -71,4 +71,13 @@ double read_rate(int64_t bytes, at::Device device) {
   return total > 0 ? static_cast<double>(8 * count) / seconds : 0;  // the sum is used: the loop stays
 }
 
+double host_copy_rate(int64_t bytes, at::Device device) {
+  const auto type = at::TensorOptions().dtype(at::kByte);
+  const at::Tensor here = at::zeros({bytes}, type.pinned_memory(!device.is_cpu()));
+  const at::Tensor there = at::zeros({bytes}, type.device(device));
+  const double to_device = least_seconds(device, [&] { there.copy_(here, /*non_blocking=*/true); });
+  const double to_host = least_seconds(device, [&] { here.copy_(there, /*non_blocking=*/true); });
+  return static_cast<double>(bytes) / std::max(to_device, to_host);
+}
+
 }  // namespace bough

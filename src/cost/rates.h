@@ -18,4 +18,7 @@ double matrix_product_rate(const ModelShape& shape, at::ScalarType dtype, c10::D
 // the cache they fit in.
 double read_rate(int64_t bytes, c10::Device device);
 
+// Bytes a second of copies between pinned memory of the host and the device: of the slower way.
+double host_copy_rate(int64_t bytes, c10::Device device);
+
 }  // namespace bough

@@ -159,9 +159,15 @@ int64_t DecoderBytes::of_kept(Keep keep) const {
     case Keep::kAttention: return layers * of_attention();
     case Keep::kLayerInputs: return layers * of_layer_input() + of_pass();
     case Keep::kLayerInputsAndAttention: return layers * (of_layer_input() + of_attention()) + of_pass();
+    case Keep::kLayerInputsOnHost:
+      return (kernels_.on_gpu() ? std::min<int64_t>(layers, 2) : layers) * of_layer_input() + of_pass();
     case Keep::kActivations: break;
   }
   return layers * (of_layer() + of_attention()) + of_pass();
+}
+
+int64_t DecoderBytes::copied_to_host() const {
+  return (shape_.num_layers - 1) * of_layer_input();
 }
 
 int64_t DecoderBytes::of_exit() const {
@@ -242,7 +248,7 @@ int64_t DecoderBytes::of_temporaries(const PassShape& pass, Keep keep) const {
   if (recomputes_layers(keep)) {
     // The layer that is computed again, beside its input; its output's gradient lives as long.
     int64_t layer = of_layer() - of_layer_input();
-    if (keep == Keep::kLayerInputs) layer += of_attention();
+    if (keep != Keep::kLayerInputsAndAttention) layer += of_attention();
     mlp += pass.tokens * layer;
     attention += pass.tokens * (layer + shape_.hidden_size * element);
   }

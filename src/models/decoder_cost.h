@@ -58,6 +58,8 @@ class DecoderBytes {
 
   int64_t of_stack_row() const;
   int64_t of_kept(Keep keep) const;  // of one token
+  // Of one token: what Keep::kLayerInputsOnHost copies to the host, and back again.
+  int64_t copied_to_host() const;
   int64_t of_exit() const;
   int64_t of_loss_row() const;
   int64_t of_temporaries(const PassShape& pass, Keep keep) const;

@@ -224,12 +224,13 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::o
   BlocksDraft draft{{"blocks", max_tokens_per_pass, {}}, {}};
   const auto& request = whole.request();
   const auto* costs = request.costs;
+  const KeepRules rules{.layers = layers, .offload = request.offload};
   if (costs) draft.parts = split_short_roots(whole, *costs, max_tokens_per_pass, request.max_tokens_per_pass);
   // Each row of the batch's loss is held the whole walk long.
   const int64_t room = most_bytes ? *most_bytes - whole.num_rows(whole.all()) * costs->row_bytes() : 0;
   const auto walk = [&](TreeView view) {
     BlocksWalk walk(std::move(view), max_tokens_per_pass);
-    if (most_bytes) walk.builder().bound_memory(*costs, room, layers);
+    if (most_bytes) walk.builder().bound_memory(*costs, room, rules);
     draft.plan.trees.push_back(walk.run());
     draft.fits = walk.builder().fits();
   };
@@ -242,7 +243,7 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::o
     if (part.path.empty()) {
       walk(TreeView(whole, std::span(part.nodes)));
     } else if (auto leaf = whole.leaf_block(part); leaf.num_tokens <= max_tokens_per_pass) {
-      draft.fits = !most_bytes || !leaf.needed || least_pass_bytes(*costs, leaf.shape(), layers) <= room;
+      draft.fits = !most_bytes || !leaf.needed || least_pass_bytes(*costs, leaf.shape(), rules) <= room;
       draft.plan.trees.push_back({nullptr, {}, {std::move(leaf)}, {{Step::Kind::kForwardBackward, 0}}});
     } else {
       walk(TreeView(whole, part));

@@ -112,7 +112,7 @@ class DenseWalk {
 
   void choose(std::span<Block> chain) const {
     if (layers_ != LayerRecompute::kNever)
-      choose_kept(chain, *request_.costs, room_, {.layers = layers_, .interior_may_keep_more = false});
+      choose_kept(chain, *request_.costs, room_, {.layers = layers_, .offload = request_.offload});
   }
 
   void run_in_chunks(size_t s) {

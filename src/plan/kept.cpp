@@ -10,17 +10,25 @@ namespace bough {
 namespace {
 
 // In order of time, the fastest first.
-constexpr std::array kOfLeaf = {Keep::kActivations, Keep::kLayerInputsAndAttention, Keep::kLayerInputs};
+constexpr std::array kOfLeaf = {Keep::kActivations, Keep::kLayerInputsAndAttention, Keep::kLayerInputs,
+                                Keep::kLayerInputsOnHost};
+constexpr std::array kOfLeafWithHost = {Keep::kActivations, Keep::kLayerInputsOnHost};
 constexpr std::array kOfInterior = {Keep::kActivations, Keep::kAttention, Keep::kKeysValues};
-constexpr std::array kLeastOfInterior = {Keep::kKeysValues, Keep::kLayerInputs};
 
-std::span<const Keep> by_layer() {
-  return std::span(kOfLeaf).subspan(1);
+// All activations, then what layers are computed again from.
+std::span<const Keep> all_of_leaf(ActivationOffload offload) {
+  if (offload == ActivationOffload::kAlways) return kOfLeafWithHost;
+  return offload == ActivationOffload::kNever ? std::span(kOfLeaf).first(3) : std::span(kOfLeaf);
 }
 
-std::span<const Keep> choices_of_leaf(LayerRecompute layers) {
-  if (layers == LayerRecompute::kAlways) return by_layer();
-  return layers == LayerRecompute::kNever ? std::span(kOfLeaf).first(1) : std::span(kOfLeaf);
+std::span<const Keep> by_layer(ActivationOffload offload) {
+  return all_of_leaf(offload).subspan(1);
+}
+
+std::span<const Keep> choices_of_leaf(const KeepRules& rules) {
+  if (rules.layers == LayerRecompute::kAlways) return by_layer(rules.offload);
+  const std::span<const Keep> all = all_of_leaf(rules.offload);
+  return rules.layers == LayerRecompute::kNever ? all.first(1) : all;
 }
 
 // What a block takes beside the chain above it, `held` of it with what hangs off it: with the block's exits,
@@ -31,17 +39,55 @@ int64_t bytes_with_below(const PassCosts& costs, const Block& block, Keep keep, 
 }
 
 // The least peak: by layer or not, whatever takes less with what hangs off the block.
-void choose_least(std::span<Block> blocks, const PassCosts& costs) {
+void choose_least(std::span<Block> blocks, const PassCosts& costs, ActivationOffload offload) {
   std::vector<int64_t> held(blocks.size() + 1, 0);  // by block + 1
   for (size_t i = blocks.size(); i-- > 0;) {
     Block& block = blocks[i];
     if (!block.needed) continue;
     const auto total = [&](Keep keep) { return bytes_with_below(costs, block, keep, held[i + 1]); };
-    const std::span<const Keep> choices = block.interior ? std::span<const Keep>(kLeastOfInterior) : kOfLeaf;
-    block.keep = *std::ranges::min_element(choices, {}, total);
+    block.keep = block.interior ? Keep::kKeysValues : Keep::kActivations;
+    for (const Keep keep : by_layer(offload))
+      if (total(keep) < total(block.keep)) block.keep = keep;
     int64_t& held_above = held[static_cast<size_t>(block.above + 1)];
     held_above = std::max(held_above, total(block.keep));
   }
+}
+
+// As choose_kept(), by these rules to the letter. Returns whether all fits; where not, and layers may be
+// computed again where that pays, what was chosen is good for nothing.
+bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules) {
+  // Indexed by block + 1, the root being 0: what the chain down to the block holds for certain; and what is
+  // held beside that while what hangs off it runs.
+  std::vector<int64_t> reserved(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
+  std::vector<bool> is_by_layer(blocks.size(), false);
+  bool all_fit = true;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const Block& block = blocks[i];
+    int64_t& own = reserved[i + 1];
+    own = reserved[static_cast<size_t>(block.above + 1)] + block.num_exits * costs.exit_bytes();
+    if (!block.interior || !block.needed || rules.layers == LayerRecompute::kNever) continue;
+    is_by_layer[i] =
+        rules.layers == LayerRecompute::kAlways || own + pass_bytes(costs, block, Keep::kKeysValues) > room;
+    if (is_by_layer[i]) own += block.num_tokens * costs.kept_bytes(by_layer(rules.offload).back());
+  }
+  for (size_t i = blocks.size(); i-- > 0;) {
+    Block& block = blocks[i];
+    if (!block.needed) continue;
+    std::span<const Keep> choices = choices_of_leaf(rules);
+    if (block.interior && is_by_layer[i]) choices = by_layer(rules.offload);
+    else if (block.interior)
+      choices = rules.interior_may_keep_more ? std::span(kOfInterior) : std::span(kOfInterior).last(1);
+    const auto total = [&](Keep keep) { return bytes_with_below(costs, block, keep, held[i + 1]); };
+    const int64_t above = reserved[static_cast<size_t>(block.above + 1)];
+    const auto fits = [&](Keep keep) { return total(keep) + above <= room; };
+    const auto found = std::ranges::find_if(choices, fits);
+    all_fit &= found != choices.end();
+    if (!all_fit && rules.layers == LayerRecompute::kWherePays) return false;
+    block.keep = found != choices.end() ? *found : *std::ranges::min_element(choices, {}, total);
+    int64_t& held_above = held[static_cast<size_t>(block.above + 1)];
+    held_above = std::max(held_above, total(block.keep));
+  }
+  return all_fit;
 }
 
 }  // namespace
@@ -60,44 +106,23 @@ double backward_seconds(const PassCosts& costs, const Block& block) {
   return costs.recompute_seconds(shape, block.keep) + costs.backward_seconds(shape) + head;
 }
 
-int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, LayerRecompute layers) {
+int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const KeepRules& rules) {
   int64_t least = std::numeric_limits<int64_t>::max();
-  for (const Keep keep : choices_of_leaf(layers))
+  for (const Keep keep : choices_of_leaf(rules))
     least = std::min(least, pass.tokens * costs.kept_bytes(keep) + costs.temporary_bytes(pass, keep));
   return least;
 }
 
 void choose_kept(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules) {
-  // Indexed by block + 1, the root being 0: what the chain down to the block holds for certain; and what is
-  // held beside that while what hangs off it runs.
-  std::vector<int64_t> reserved(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
-  std::vector<bool> is_by_layer(blocks.size(), false);
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const Block& block = blocks[i];
-    int64_t& own = reserved[i + 1];
-    own = reserved[static_cast<size_t>(block.above + 1)] + block.num_exits * costs.exit_bytes();
-    if (!block.interior || !block.needed || rules.layers == LayerRecompute::kNever) continue;
-    is_by_layer[i] =
-        rules.layers == LayerRecompute::kAlways || own + pass_bytes(costs, block, Keep::kKeysValues) > room;
-    if (is_by_layer[i]) own += block.num_tokens * costs.kept_bytes(Keep::kLayerInputs);
+  KeepRules now = rules;
+  if (rules.offload == ActivationOffload::kWhereNeeded) now.offload = ActivationOffload::kNever;
+  if (choose_within(blocks, costs, room, now)) return;
+  if (rules.offload == ActivationOffload::kWhereNeeded && rules.layers != LayerRecompute::kNever &&
+      costs.kept_bytes(Keep::kLayerInputsOnHost) < costs.kept_bytes(Keep::kLayerInputs)) {
+    now.offload = rules.offload;
+    if (choose_within(blocks, costs, room, now)) return;
   }
-  for (size_t i = blocks.size(); i-- > 0;) {
-    Block& block = blocks[i];
-    if (!block.needed) continue;
-    std::span<const Keep> choices = choices_of_leaf(rules.layers);
-    if (block.interior && is_by_layer[i]) choices = by_layer();
-    else if (block.interior)
-      choices = rules.interior_may_keep_more ? std::span(kOfInterior) : std::span(kOfInterior).last(1);
-    const auto total = [&](Keep keep) { return bytes_with_below(costs, block, keep, held[i + 1]); };
-    const int64_t above = reserved[static_cast<size_t>(block.above + 1)];
-    const auto fits = [&](Keep keep) { return total(keep) + above <= room; };
-    const auto found = std::ranges::find_if(choices, fits);
-    if (found == choices.end() && rules.layers == LayerRecompute::kWherePays)
-      return choose_least(blocks, costs);
-    block.keep = found != choices.end() ? *found : *std::ranges::min_element(choices, {}, total);
-    int64_t& held_above = held[static_cast<size_t>(block.above + 1)];
-    held_above = std::max(held_above, total(block.keep));
-  }
+  if (rules.layers == LayerRecompute::kWherePays) choose_least(blocks, costs, now.offload);
 }
 
 }  // namespace bough

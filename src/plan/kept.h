@@ -15,14 +15,15 @@ int64_t pass_bytes(const PassCosts& costs, const Block& block, Keep keep);
 // Seconds of the block's backward: what it computes again, its head, and the way back through its layers.
 double backward_seconds(const PassCosts& costs, const Block& block);
 
-// Of any pass of this shape, with what it keeps of its own: no block of it takes less.
-int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, LayerRecompute layers);
-
 // What blocks choose from.
 struct KeepRules {
   LayerRecompute layers = LayerRecompute::kNever;
+  ActivationOffload offload = ActivationOffload::kWhereNeeded;
   bool interior_may_keep_more = false;  // than they must: attention's outputs, or all, where there is room
 };
+
+// Of any pass of this shape, with what it keeps of its own: no block of it takes less.
+int64_t least_pass_bytes(const PassCosts& costs, const PassShape& pass, const KeepRules& rules);
 
 // Decides of each block of one tree, or of one chain of blocks, what it keeps so that the peak stays within
 // `room` bytes beside the stack and the loss's rows: the most recomputation saved. Where nothing fits, what
@@ -32,6 +33,9 @@ struct KeepRules {
 // holds its layers' inputs while what hangs off it runs, so those are set aside first, from the root down.
 // The rest is given to children before parents: a block near the leaves opens once for each of many chains,
 // one near the root for all of them together, so memory spent lower down saves more recomputation.
+//
+// Where a tree or chain does not fit so, it is gone through once more with the host's memory for the layers'
+// inputs of those blocks that do not fit otherwise.
 void choose_kept(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules);
 
 }  // namespace bough

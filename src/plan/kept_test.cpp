@@ -24,6 +24,13 @@ int64_t least_memory(const std::string& strategy, PlanRequest request) {
   return 0;
 }
 
+int64_t num_of(const Plan& plan, Keep keep) {
+  int64_t count = 0;
+  for (const auto& planned : plan.trees)
+    for (const auto& block : planned.blocks) count += block.keep == keep;
+  return count;
+}
+
 int64_t num_by_layer(const Plan& plan) {
   int64_t count = 0;
   for (const auto& planned : plan.trees)
@@ -132,6 +139,47 @@ TEST(Kept, IsWithinTheBudgetAndNoSlowerThanWithoutTheChoice) {
   }
   EXPECT_GT(num_faster, 20);
   EXPECT_GT(num_only, 100);
+}
+
+// Of a device beside a host: less memory will do, what fits without the host's does not take it, and what the
+// device itself counts is within the budget.
+TEST(Kept, LayersInputsAreOnTheHostWhereNothingElseFits) {
+  int64_t num_only = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const auto sequences = random_sequences(seed, 400);
+    std::mt19937_64 random(seed);
+    const TestCosts costs(static_cast<double>(random() % 200), /*has_host=*/true);
+    const std::string strategy = std::array{"dense", "path", "packed", "blocks", "auto"}[random() % 5];
+    PlanRequest request{.sequences = as_spans(sequences), .max_tokens_per_pass = 512, .costs = &costs};
+    request.layers = random() % 3 == 0 ? LayerRecompute::kAlways : LayerRecompute::kWherePays;
+    SCOPED_TRACE(str(strategy, " seed ", seed));
+    PlanRequest here = request;
+    here.offload = ActivationOffload::kNever;
+    const int64_t least = least_memory(strategy, request), least_here = least_memory(strategy, here);
+    EXPECT_LE(least, least_here);
+    for (const int64_t memory : {least, (least + least_here) / 2, least_here, 4 * least_here}) {
+      request.memory_bytes = here.memory_bytes = memory;
+      const Plan plan = make_plan(strategy, request);
+      validate(plan, request.sequences);
+      const Simulation priced = simulate(plan, &costs);
+      EXPECT_LE(priced.peak_bytes, memory);
+      EXPECT_EQ(priced.num_on_host, num_of(plan, Keep::kLayerInputsOnHost));
+      if (memory < least_here) {
+        EXPECT_GT(priced.num_on_host, 0);
+        ++num_only;
+      } else {
+        EXPECT_LE(priced.seconds, kAsFast * simulate(make_plan(strategy, here), &costs).seconds);
+        EXPECT_EQ(num_of(make_plan(strategy, here), Keep::kLayerInputsOnHost), 0);
+      }
+    }
+    request.memory_bytes = 1 << 30;
+    EXPECT_EQ(num_of(make_plan(strategy, request), Keep::kLayerInputsOnHost), 0);
+    request.offload = ActivationOffload::kAlways;
+    const Plan all = make_plan(strategy, request);
+    EXPECT_EQ(num_of(all, Keep::kLayerInputsOnHost), num_by_layer(all));
+    EXPECT_EQ(num_by_layer(all) > 0, request.layers == LayerRecompute::kAlways);
+  }
+  EXPECT_GT(num_only, 50);
 }
 
 }  // namespace

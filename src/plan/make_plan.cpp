@@ -109,7 +109,8 @@ bool Batch::is_packed_above(const PassChoice& passes, int64_t most_bytes) {
   if (size < *least_packed_size_ || !leaves_train_) return false;
   const auto& costs = *request_.costs;
   return whole().num_rows(whole().all()) * costs.row_bytes() +
-             least_pass_bytes(costs, {.tokens = size / 2 + 1}, passes.layers) >
+             least_pass_bytes(costs, {.tokens = size / 2 + 1},
+                              {.layers = passes.layers, .offload = request_.offload}) >
          most_bytes;
 }
 
@@ -152,7 +153,7 @@ Plan make_path(Batch& batch, const PassChoice& passes) {
   if (passes.layers != LayerRecompute::kNever)
     choose_what_is_kept(plan, *batch.request().costs,
                         batch.request().memory_bytes.value_or(std::numeric_limits<int64_t>::max()),
-                        {.layers = passes.layers});
+                        {.layers = passes.layers, .offload = batch.request().offload});
   return plan;
 }
 
@@ -170,8 +171,9 @@ std::optional<Priced> price_blocks(Batch& batch, const PassChoice& passes, const
   const auto* costs = batch.request().costs;
   auto draft = draft_blocks(batch.whole(), passes.size, bounds.most_bytes, passes.layers);
   if (!draft.fits) return std::nullopt;
-  choose_what_is_kept(draft.plan, *costs, budget(batch.request(), draft.plan),
-                      {.layers = passes.layers, .interior_may_keep_more = true});
+  choose_what_is_kept(
+      draft.plan, *costs, budget(batch.request(), draft.plan),
+      {.layers = passes.layers, .offload = batch.request().offload, .interior_may_keep_more = true});
   const auto simulation = simulate(draft.plan, costs, bounds.most_bytes, bounds.most_seconds);
   return Priced{simulation, std::move(draft)};
 }
@@ -250,7 +252,9 @@ class Planner {
     Plan plan = strategy.make(batch_, {request_.max_tokens_per_pass, LayerRecompute::kNever});
     if (request_.layers == LayerRecompute::kAlways)
       for (auto& planned : plan.trees)
-        for (auto& block : planned.blocks) block.keep = Keep::kLayerInputs;
+        for (auto& block : planned.blocks)
+          block.keep =
+              request_.offload == ActivationOffload::kAlways ? Keep::kLayerInputsOnHost : Keep::kLayerInputs;
     return plan;
   }
 

@@ -74,7 +74,9 @@ void walk_packed(const IndexedTree& whole, const Packing& packing, BlockSink& si
     block.ranges = {{0, static_cast<int32_t>(block.num_tokens)}};
     BOUGH_CHECK(block.num_tokens == bin.num_tokens, "bin ", b, " has ", block.num_tokens, " tokens, says ",
                 bin.num_tokens);
-    if (chooses) choose_kept({&block, 1}, *whole.request().costs, room, {.layers = layers});
+    if (chooses)
+      choose_kept({&block, 1}, *whole.request().costs, room,
+                  {.layers = layers, .offload = whole.request().offload});
     sink.begin_tree(bin.sequences, 0);
     if (block.num_tokens > 0) sink.add_leaf(std::move(block));
   }

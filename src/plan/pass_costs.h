@@ -28,10 +28,12 @@ enum class Keep {
   // one layer are held at a time (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
   kLayerInputs,
   kLayerInputsAndAttention,  // and attention's outputs: all of a layer but attention is computed again
+  kLayerInputsOnHost,        // two of the layers' inputs at a time, the others in the host's memory
   kActivations,              // all: backward runs nothing again
 };
 constexpr bool recomputes_layers(Keep keep) {
-  return keep == Keep::kLayerInputs || keep == Keep::kLayerInputsAndAttention;
+  return keep == Keep::kLayerInputs || keep == Keep::kLayerInputsAndAttention ||
+         keep == Keep::kLayerInputsOnHost;
 }
 // Backward goes through the graph of the block's first forward, not through one of a second.
 constexpr bool keeps_graph(Keep keep) {
@@ -50,14 +52,16 @@ class PassCosts {
   virtual double attention_backward_seconds(const PassShape& pass) const = 0;
   virtual double head_forward_seconds(const PassShape& pass) const = 0;
   virtual double head_backward_seconds(const PassShape& pass) const = 0;
-  // Of what a block that keeps this computes again for its backward. 0 for all activations.
+  // Of what a block that keeps this computes again for its backward, with what its copies to the host and
+  // back take beyond the computing beside which they go. 0 for all activations.
   virtual double recompute_seconds(const PassShape& pass, Keep keep) const = 0;
 
   // Bytes over weights and gradients. A pass with a graph takes tokens * kept_bytes() + temporary_bytes() of
   // what it keeps, at its peak, beside the stack and the exits and rows of the whole walk; one that computes
   // the whole forward again as one that keeps activations does.
   virtual int64_t stack_row_bytes() const = 0;  // keys, values and their gradients of one token, all layers
-  virtual int64_t kept_bytes(Keep keep) const = 0;  // of one token, all layers
+  // Of one token, all layers. What waits in the host's memory counts where that is the device's own.
+  virtual int64_t kept_bytes(Keep keep) const = 0;
   virtual int64_t exit_bytes()
       const = 0;  // a final hidden state that another block's head reads, and its gradient
   virtual int64_t row_bytes()

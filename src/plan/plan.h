@@ -33,6 +33,13 @@ enum class LayerRecompute {
   kNever,      // none does
 };
 
+// Whether blocks that compute their layers again may have the layers' inputs in the host's memory meanwhile.
+enum class ActivationOffload {
+  kWhereNeeded,  // where nothing else that such a block may keep fits
+  kAlways,       // all of them do
+  kNever,
+};
+
 struct Block {
   bool interior = false;
   Keep keep = Keep::kActivations;  // an interior one's is chosen last: it is made with Keep::kKeysValues
@@ -102,6 +109,7 @@ struct PlanRequest {
   // How `packed` cuts the batch into trees: a name of packer_names() (plan/packing.h).
   std::string packer = "auto";
   LayerRecompute layers = LayerRecompute::kWherePays;
+  ActivationOffload offload = ActivationOffload::kWhereNeeded;
   // Of a pipeline of layers (plan/pipeline.h): the time that is least is that of the last of them to be done.
   int64_t num_stages = 1;
 };
@@ -157,6 +165,7 @@ struct Simulation {
   int64_t num_passes = 0;         // forward and backward of a leaf counted as one, an interior block as two
   int64_t tokens_forwarded = 0;   // first forwards
   int64_t tokens_recomputed = 0;  // at once, or layer by layer
+  int64_t num_on_host = 0;        // blocks whose layers' inputs wait in the host's memory
   int64_t peak_stack_tokens = 0;  // keys and values held
   int64_t peak_pass_tokens = 0;   // of one pass
   int64_t peak_kept_tokens = 0;   // all of whose activations are held: of a pass and of open blocks

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "plan/kept.h"
-
 namespace bough {
 
 void PlanWriter::begin_tree(const std::vector<int64_t>& sequences, int64_t stack_capacity) {
@@ -75,7 +73,7 @@ PlannedTree PlanBuilder::finish() {
 void PlanBuilder::check_memory(const PassShape& pass) {
   if (!costs_ || !fits_) return;
   const int64_t stack = writer_.stack_capacity() * costs_->stack_row_bytes();
-  fits_ = stack + least_pass_bytes(*costs_, pass, layers_) <= room_;
+  fits_ = stack + least_pass_bytes(*costs_, pass, rules_) <= room_;
 }
 
 bool PlanBuilder::has_room_for(int64_t num_tokens) {

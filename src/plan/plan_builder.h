@@ -6,6 +6,7 @@
 
 #include "plan/block_sink.h"
 #include "plan/indexed_tree.h"
+#include "plan/kept.h"
 
 namespace bough {
 
@@ -18,10 +19,10 @@ class PlanBuilder {
 
   // After this call fits() says whether each pass, whatever is kept beside it, takes at most `room` bytes
   // together with the stack: a lower bound of the plan's peak, known while the plan is made.
-  void bound_memory(const PassCosts& costs, int64_t room, LayerRecompute layers) {
+  void bound_memory(const PassCosts& costs, int64_t room, const KeepRules& rules) {
     costs_ = &costs;
     room_ = room;
-    layers_ = layers;
+    rules_ = rules;
   }
   bool fits() const { return fits_; }
   bool has_room_for(int64_t num_tokens);  // for a pass of at least so many; if not, nothing fits() any more
@@ -48,7 +49,7 @@ class PlanBuilder {
   int64_t limit_;
   const PassCosts* costs_ = nullptr;
   int64_t room_ = 0;
-  LayerRecompute layers_ = LayerRecompute::kNever;
+  KeepRules rules_;
   bool fits_ = true;
 };
 

@@ -23,7 +23,10 @@ void Simulator::pop() {
 
 void Simulator::step(Step::Kind kind, const Block& block) {
   if (!block.needed) return;
-  if (kind != Step::Kind::kForward) num_loss_rows_ += block.num_loss_rows;
+  if (kind != Step::Kind::kForward) {
+    num_loss_rows_ += block.num_loss_rows;
+    result_.num_on_host += block.keep == Keep::kLayerInputsOnHost;
+  }
   ++result_.num_passes;
   result_.peak_pass_tokens = std::max(result_.peak_pass_tokens, block.num_tokens);
   if (kind == Step::Kind::kForward) forward(block);

@@ -11,8 +11,9 @@ namespace bough {
 
 class TestCosts final : public PassCosts {
  public:
-  // overhead: a pass's fixed cost, in tokens.
-  explicit TestCosts(double overhead = 40) : overhead_(overhead) {}
+  // overhead: a pass's fixed cost, in tokens. has_host: the device has a memory beside the host's.
+  explicit TestCosts(double overhead = 40, bool has_host = false)
+      : overhead_(overhead), has_host_(has_host) {}
 
   double forward_seconds(const PassShape& pass) const override {
     return pass.tokens == 0 ? 0 : kToken * of_tokens(pass) + attention_forward_seconds(pass);
@@ -36,7 +37,8 @@ class TestCosts final : public PassCosts {
     if (keep == Keep::kActivations) return 0;
     const bool has_attention = keep == Keep::kAttention || keep == Keep::kLayerInputsAndAttention;
     return forward_seconds(pass) - (has_attention ? attention_forward_seconds(pass) : 0) -
-           (recomputes_layers(keep) ? 0.2 * kToken * static_cast<double>(pass.tokens) : 0);
+           (recomputes_layers(keep) ? 0.2 * kToken * static_cast<double>(pass.tokens) : 0) +
+           (keep == Keep::kLayerInputsOnHost ? 0.1 * kToken * static_cast<double>(pass.tokens) : 0);
   }
 
   int64_t stack_row_bytes() const override { return 1024; }
@@ -46,6 +48,7 @@ class TestCosts final : public PassCosts {
       case Keep::kAttention: return 544;
       case Keep::kLayerInputs: return 900;
       case Keep::kLayerInputsAndAttention: return 900 + 544;
+      case Keep::kLayerInputsOnHost: return has_host_ ? 300 : 900;
       case Keep::kActivations: break;
     }
     return 6004;
@@ -54,7 +57,7 @@ class TestCosts final : public PassCosts {
   int64_t row_bytes() const override { return 32; }
   int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
     const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
-    const int64_t layer = !recomputes_layers(keep) ? 0 : keep == Keep::kLayerInputs ? 1300 : 1200;
+    const int64_t layer = !recomputes_layers(keep) ? 0 : keep == Keep::kLayerInputsAndAttention ? 1200 : 1300;
     return std::max(1456 * pass.head_rows + 120 * loss_rows,
                     (1100 + layer) * pass.tokens + 288 * pass.stack_rows);
   }
@@ -71,6 +74,7 @@ class TestCosts final : public PassCosts {
   }
 
   double overhead_;
+  bool has_host_;
 };
 
 }  // namespace bough

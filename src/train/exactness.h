@@ -187,12 +187,13 @@ inline double gradient_error(Model& model, FlatResult& flat) {
 
 // The plan with blocks that keep whatever they may, at random: gradients are the same.
 inline Plan with_random_keeps(Plan plan, uint64_t seed) {
-  constexpr Keep kOfInterior[] = {Keep::kKeysValues, Keep::kAttention, Keep::kLayerInputs,
-                                  Keep::kLayerInputsAndAttention, Keep::kActivations};
+  constexpr Keep kOfInterior[] = {Keep::kKeysValues,        Keep::kAttention,
+                                  Keep::kLayerInputs,       Keep::kLayerInputsAndAttention,
+                                  Keep::kLayerInputsOnHost, Keep::kActivations};
   std::mt19937_64 random(seed);
   for (auto& planned : plan.trees)
     for (auto& block : planned.blocks)
-      block.keep = kOfInterior[block.interior ? random() % 5 : 2 + random() % 3];
+      block.keep = kOfInterior[block.interior ? random() % 6 : 2 + random() % 4];
   return plan;
 }
 

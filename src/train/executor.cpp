@@ -337,6 +337,7 @@ class Walk {
     if (backward_ && recomputes_layers(block.keep)) {
       pass.recomputes_layers = true;
       pass.layers_keep_attention = block.keep == Keep::kLayerInputsAndAttention;
+      pass.layers_on_host = block.keep == Keep::kLayerInputsOnHost;
       pass.verify_layers = options_.verify_recompute;
     }
     if (!by_pages) return pass;

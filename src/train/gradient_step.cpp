@@ -70,6 +70,7 @@ GradientStep::GradientStep(Model& model, FrozenModels frozen, const ActorSetting
       executor_(executor_of(model)),
       kl_controller_(settings.loss),
       entropy_controller_(settings.loss) {
+  check_offload("actor.activation_offload", settings.tree.offload(), model.device().is_cpu());
   if (settings.deterministic && (!loss_->token_separable() || settings.advantages.needs_values()))
     throw UserError(str(
         "actor.deterministic: ", loss_->token_separable() ? "a critic" : str("the loss ", settings.loss.loss),

@@ -453,6 +453,7 @@ PlanRequest plan_request(const TrainBatch& batch, const MicroBatchSettings& sett
   PlanRequest request = plan_request(batch, settings.max_tokens_per_mb);
   request.packer = tree.packer;
   request.layers = tree.layers();
+  request.offload = tree.offload();
   request.num_micro_batches = settings.n_mbs;
   request.fixed_micro_batches = settings.allocation == "fixed";
   request.costs = costs;

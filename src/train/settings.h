@@ -84,6 +84,7 @@ struct TreeTrainingSettings {
   bool pad_to_maximum = false;
   std::string packer = "auto";
   std::optional<bool> gradient_checkpointing;
+  std::optional<bool> activation_offload;
 
   template <class V>
   void visit(V& v) {
@@ -101,11 +102,19 @@ struct TreeTrainingSettings {
     v("gradient_checkpointing", gradient_checkpointing,
       "AReaL's key; true: every pass computes its layers again, each just before its backward; false: none; "
       "null: where mb_spec.memory makes that the fastest plan, or the only one");
+    v("activation_offload", activation_offload,
+      "on a GPU: true: every pass that computes its layers again has their inputs in the host's memory "
+      "meanwhile; false: none; null: where mb_spec.memory leaves no room for them");
   }
 
   LayerRecompute layers() const {
     if (!gradient_checkpointing) return LayerRecompute::kWherePays;
     return *gradient_checkpointing ? LayerRecompute::kAlways : LayerRecompute::kNever;
+  }
+
+  ActivationOffload offload() const {
+    if (!activation_offload) return ActivationOffload::kWhereNeeded;
+    return *activation_offload ? ActivationOffload::kAlways : ActivationOffload::kNever;
   }
 
   // What make_plan takes.
@@ -121,11 +130,24 @@ struct TreeTrainingSettings {
     if (enable_tree_training == false && !is_dense && !is_auto)
       throw UserError(str("enable_tree_training is false, but tree_training_mode is ", tree_training_mode,
                           ", which computes shared prefixes once; leave one of them out"));
+    if (activation_offload == true && gradient_checkpointing == false)
+      throw UserError(
+          "activation_offload is true, but gradient_checkpointing is false: no pass keeps inputs of layers "
+          "to "
+          "be computed again from; leave one of them out");
     if (packer != "auto" && strategy() != "auto" && strategy() != "packed")
       throw UserError(str("packer is ", packer, ", but tree_training_mode ", strategy(),
                           " packs no trees; leave the packer out, or take tree_training_mode packed"));
   }
 };
+
+// UserError where there is no memory beside the host's to offload from. name: of the option, as the user has
+// it.
+inline void check_offload(const std::string& name, ActivationOffload offload, bool is_cpu) {
+  if (offload == ActivationOffload::kAlways && is_cpu)
+    throw UserError(
+        str(name, ": got true, expected a GPU: a CPU's memory is the host's already; leave it out"));
+}
 
 // The critic of adv_estimator gae (critic.h): `critic` of a run's settings.
 struct CriticSettings {

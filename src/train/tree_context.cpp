@@ -205,8 +205,11 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
 struct LayerFunction : torch::autograd::Function<LayerFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, TreeContext* pass,
                                int64_t index) {
+    const bool on_host = pass->pass_.layers_on_host;
+    if (on_host) pass->layer_inputs_.put(x_TD.detach());
     const at::Tensor y_TD = pass->layers_[static_cast<size_t>(index)](x_TD, true);
-    context->save_for_backward({x_TD, pass->pass_.verify_layers ? y_TD : at::Tensor()});
+    context->save_for_backward(
+        {on_host ? at::Tensor() : x_TD, pass->pass_.verify_layers ? y_TD : at::Tensor()});
     context->saved_data["pass"] = reinterpret_cast<int64_t>(pass);
     context->saved_data["index"] = index;
     context->set_materialize_grads(false);
@@ -217,7 +220,8 @@ struct LayerFunction : torch::autograd::Function<LayerFunction> {
     auto& pass = *reinterpret_cast<TreeContext*>(context->saved_data["pass"].toInt());
     const auto index = static_cast<size_t>(context->saved_data["index"].toInt());
     const auto saved = context->get_saved_variables();
-    const at::Tensor x_TD = saved[0].detach().requires_grad_(true);
+    const at::Tensor x_TD = (pass.pass_.layers_on_host ? pass.layer_inputs_.take() : saved[0]).detach();
+    x_TD.requires_grad_(true);
     pass.begin_backward();
     variable_list roots, gradients;
     {

@@ -12,6 +12,7 @@
 #include "models/config.h"
 #include "models/model.h"
 #include "train/context_parallel.h"
+#include "train/host_copies.h"
 
 namespace bough {
 
@@ -109,7 +110,8 @@ class TreeContext : public AttentionContext {
     // layer is computed again just before its backward.
     bool recomputes_layers = false;
     bool layers_keep_attention = false;
-    bool verify_layers = false;  // what is computed again of them must be the same, bit for bit
+    bool layers_on_host = false;  // the layers' inputs wait in the host's memory
+    bool verify_layers = false;   // what is computed again of them must be the same, bit for bit
   };
 
   // It and the model must outlive backward.
@@ -137,6 +139,7 @@ class TreeContext : public AttentionContext {
   // Where layers are computed again: how, until that is done; and attention's outputs, where they are kept.
   std::vector<Layer> layers_;
   std::vector<TreeAttentionOutput> layer_outputs_;
+  HostCopies layer_inputs_;  // where they wait on the host
 };
 
 // [T, V], model dtype: logits of one sequence by itself, all tokens at once and without a tree. For

@@ -247,6 +247,19 @@ def test_layers_computed_again(bough, tiny_models, tmp_path):
     assert kept["tokens_recomputed"] == 0
     assert "expected true or false" in bough(*plan, "--gradient-checkpointing", "yes").stderr
 
+    offload = "actor.activation_offload=true"
+    message = bough("step", "--model", directory, "--rollouts", path, offload).stderr
+    assert "actor.activation_offload: got true, expected a GPU" in message
+    assert reports["true"]["blocks_on_host"] == 0
+    assert "--activation-offload: got true" in bough(*plan, "--activation-offload", "true").stderr
+    on_gpu = (*plan, "--device", "h100", "--gradient-checkpointing", "true", "--activation-offload")
+    assert "with the layers' inputs in the host's memory" in bough(*on_gpu, "true", ok=True).stdout
+    here, there = (
+        bough(*on_gpu, choice, "--json", ok=True).json["strategies"]["dense"] for choice in ("false", "true")
+    )
+    assert here["blocks_on_host"] == 0 and there["blocks_on_host"] == there["passes"]
+    assert there["predicted_peak_bytes"] <= here["predicted_peak_bytes"]
+
 
 def test_overlap_and_what_plans_reuse(bough, tiny_models, tmp_path):
     """POR and ERR, counted by hand: prompts of 4 tokens with answers of 3 and 2, and of 3, 2 and 1."""
