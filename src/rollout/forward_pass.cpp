@@ -84,8 +84,14 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
                             .scale = scale_});
   };
   if (layer < sparse.dense_layers) return attend_by(all_, true);
-  if (sparse.summary == PageSummary::kExact) {
-    at::Tensor o_TNH = attend_by(all_, true);
+  if (sparse.summary == PageSummary::kExact && chooser_.chooses()) {
+    store_in_pages(pages, k_TGH, v_TGH, slots_);
+    PageChooser::Lists own_pages;  // the least that can be selected: what comes of it is overwritten
+    for (const ChoosingQuery& query : chooser_.queries())
+      own_pages.resize(own_pages.size() + static_cast<size_t>(shape_.num_kv_heads),
+                       {static_cast<int32_t>(query.position / kPageTokens)});
+    const PageSelection selection = chooser_.selection(own_pages);
+    at::Tensor o_TNH = attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), false);
     attend_to_top_keys({q_TNH, pages, chooser_.queries(), scale_}, o_TNH, nullptr);
     return o_TNH;
   }
@@ -94,7 +100,7 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   };
   if (!chooser_.chooses()) {
     at::Tensor o_TNH = attend_by(all_, true);
-    summarise();
+    if (sparse.summary != PageSummary::kExact) summarise();
     return o_TNH;
   }
   // A page that this pass completes may be chosen by a later token of the same pass.

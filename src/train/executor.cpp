@@ -171,7 +171,7 @@ class Walk {
     std::vector<Open> open;  // by block
   };
   struct Stack {
-    const Tree* tree = nullptr;  // whose deepest chain it holds
+    int32_t tree = -1;  // of the plan: whose deepest chain it holds
     std::unique_ptr<KvStack> rows;
   };
   // Where the walk is.
@@ -186,11 +186,11 @@ class Walk {
   // Blocks at the bottom take turns on the stacks. One that is empty becomes the tree's that asks for it.
   KvStack& stack_of(const WalkStep& step, const Tree& tree) {
     Stack& stack = stacks_[static_cast<size_t>(step.chain) % stacks_.size()];
-    if (!stack.rows || (stack.tree != &tree && stack.rows->num_rows() == 0)) {
+    if (!stack.rows || (stack.tree != step.tree && stack.rows->num_rows() == 0)) {
       stack.rows.reset();
       stack.rows = std::make_unique<KvStack>(model_.config(), stack_capacity(tree.planned, ranks_),
                                              model_.dtype(), model_.device(), backward_);
-      stack.tree = &tree;
+      stack.tree = step.tree;
     }
     return *stack.rows;
   }

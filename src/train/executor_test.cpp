@@ -90,6 +90,28 @@ TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
   }
 }
 
+TEST(Executor, AStackFitsEachTreeThatComesAfterAShallowerOne) {
+  const auto loss = full_loss();
+  for (int64_t seed = 0; seed < 8; ++seed) {
+    const auto r = random_batch(seed, 200);
+    auto model = random_model(seed, at::kDouble);
+    auto flat = FlatReference(*model).run(r->batch, *loss);
+    // A tree for each sequence, in chunks, and each with a deeper stack than the one before.
+    const PlanRequest whole = plan_request(r->batch, 8);
+    Plan plan = make_plan("path", part_of(whole, {}));
+    for (int64_t i = 0; i < std::ssize(whole.sequences); ++i) {
+      Plan one = make_plan("path", part_of(whole, std::span(&i, 1)));
+      for (PlannedTree& planned : one.trees) {
+        for (int64_t& sequence : planned.sequences) sequence = i;
+        plan.trees.push_back(std::move(planned));
+      }
+    }
+    std::ranges::stable_sort(plan.trees, {}, &PlannedTree::stack_capacity);
+    expect_exact(*model, flat, *r, plan, *loss, str("seed ", seed));
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
 TEST(Executor, RunsAttendedByThemselvesAreExact) {
   const auto loss = full_loss();
   for (int64_t seed = 0; seed < 12; ++seed) {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
-#include <numeric>
 
 #include "base/error.h"
 #include "kernels/common/op.h"
@@ -26,6 +26,17 @@ struct HeadOfPages {
   AccOf<T> key(int32_t page, int64_t j, int64_t h) const {
     return simd::widen(head[page * page_stride + (h / kPair) * kPageTokens * kPair + j * kPair + h % kPair]);
   }
+  // q [H] times each key of the page; a page's keys lie side by side, element by element.
+  void scores_of(int32_t page, const T* q, int64_t H, AccOf<T>* scores) const {
+    AccOf<T> sums[kPageTokens] = {};
+    const T* keys = head + page * page_stride;
+    for (int64_t h = 0; h < H; ++h) {
+      const AccOf<T> factor = simd::widen(q[h]);
+      const T* row = keys + (h / kPair) * kPageTokens * kPair + h % kPair;
+      for (int64_t j = 0; j < kPageTokens; ++j) sums[j] += factor * simd::widen(row[j * kPair]);
+    }
+    std::copy(sums, sums + kPageTokens, scores);
+  }
   AccOf<T> value(int32_t page, int64_t j, int64_t h) const {
     return simd::widen(head[page * page_stride + kPageTokens * padded_H + (j / kPair) * padded_H * kPair +
                             h * kPair + j % kPair]);
@@ -41,30 +52,30 @@ HeadOfPages<T> head_of(const at::Tensor& pages, int64_t g, int64_t H) {
 template <class T>
 struct TopKeys {
   std::vector<AccOf<T>> scores;  // of all keys of the context
+  std::vector<AccOf<T>> ordered;
   std::vector<int32_t> kept;
 
   void find(const HeadOfPages<T>& head, const T* q, const ChoosingQuery& query, int64_t H, double scale) {
     using Acc = AccOf<T>;
     const int64_t count = query.position + 1;
-    scores.resize(static_cast<size_t>(count));
-    for (int64_t j = 0; j < count; ++j) {
-      Acc score = 0;
-      for (int64_t h = 0; h < H; ++h)
-        score += simd::widen(q[h]) *
-                 head.key(query.pages[static_cast<size_t>(j / kPageTokens)], j % kPageTokens, h);
+    scores.resize(query.pages.size() * kPageTokens);
+    for (size_t i = 0; i < query.pages.size(); ++i)
+      head.scores_of(query.pages[i], q, H, scores.data() + i * kPageTokens);
+    scores.resize(static_cast<size_t>(count));  // of a page that is not full, the keys that are there
+    for (Acc& score : scores) {
       score *= static_cast<Acc>(scale);
-      scores[static_cast<size_t>(j)] = score == score ? score : -std::numeric_limits<Acc>::infinity();
+      if (score != score) score = -std::numeric_limits<Acc>::infinity();
     }
-    kept.resize(static_cast<size_t>(count));
-    std::iota(kept.begin(), kept.end(), 0);
     const auto most = static_cast<size_t>(std::min(count, query.budget * kPageTokens));
-    std::nth_element(kept.begin(), kept.begin() + static_cast<int64_t>(most) - 1, kept.end(),
-                     [&](int32_t a, int32_t b) {
-                       const Acc x = scores[static_cast<size_t>(a)], y = scores[static_cast<size_t>(b)];
-                       return x > y || (x == y && a < b);
-                     });
-    kept.resize(most);
-    std::sort(kept.begin(), kept.end());
+    ordered.assign(scores.begin(), scores.end());
+    const auto least = ordered.begin() + static_cast<int64_t>(most) - 1;  // of those that are kept
+    std::nth_element(ordered.begin(), least, ordered.end(), std::greater());
+    auto ties = std::count(ordered.begin(), least + 1, *least);
+    kept.clear();
+    for (int64_t j = 0; j < count; ++j) {
+      const Acc score = scores[static_cast<size_t>(j)];
+      if (score > *least || (score == *least && ties-- > 0)) kept.push_back(static_cast<int32_t>(j));
+    }
   }
 };
 
