@@ -1,5 +1,5 @@
-// The tiles of keys that the CUDA kernels of tree attention walk over, and the span of each: the least and the
-// largest end_local of its keys, by which a block of queries passes over what none of its queries sees. Spans
+// The tiles of keys that the CUDA kernels of tree attention walk over, and the span of each: the least and
+// the largest end_local of its keys, by which a block of queries passes over what none of them sees. Spans
 // follow from end_local alone, which is the pass's: they are made once a pass, on the host. No torch.
 #pragma once
 
@@ -17,8 +17,8 @@ constexpr int64_t num_key_tiles(int64_t num_stack, int64_t num_tokens, int64_t t
   return (num_stack + tile_size - 1) / tile_size + (num_tokens + tile_size - 1) / tile_size;
 }
 
-// Numbers of key_spans(), and where the spans of a tile size begin among them: which kernels run is known where
-// they are launched only.
+// How many numbers key_spans() has, and where those of a tile size begin: which kernels run is known only
+// where they are launched.
 constexpr int64_t key_spans_begin(int64_t num_stack, int64_t num_tokens, int64_t tile_size) {
   return tile_size == kPlainTile ? 0 : 2 * num_key_tiles(num_stack, num_tokens, kPlainTile);
 }
