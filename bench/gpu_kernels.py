@@ -140,16 +140,17 @@ def attention(args, clock, shape, tokens):
     result = {}
     for kind, prompt in {"chain": 0, "group": tokens // 2}.items():
         ends = ends_of(args, tokens, prompt)
+        spans = torch.ops.bough.key_spans(ends.cpu(), 0).to(args.device)
         flops = 4 * heads * head_dim * visible_pairs(tokens, prompt)
 
-        def run_forward(ends=ends):
-            return torch.ops.bough.tree_attention_forward(q, k, v, stack, stack, ends, scale)
+        def run_forward(ends=ends, spans=spans):
+            return torch.ops.bough.tree_attention_forward(q, k, v, stack, stack, ends, spans, scale)
 
         o, lse = run_forward()
 
-        def run_backward(ends=ends, o=o, lse=lse):
+        def run_backward(ends=ends, spans=spans, o=o, lse=lse):
             torch.ops.bough.tree_attention_backward(
-                d_o, q, k, v, stack, stack, ends, o, lse, scale, d_stack, d_stack
+                d_o, q, k, v, stack, stack, ends, spans, o, lse, scale, d_stack, d_stack
             )
 
         result[kind] = {

@@ -2,7 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include "algo/metric_reader.h"
+#include <utility>
+
 #include "base/error.h"
 
 namespace bough {
@@ -25,12 +26,12 @@ ValueLoss value_loss(const ValueRows& rows, std::optional<double> eps_clip) {
   }
   ValueLoss out;
   const auto loss_R = rows.weights_R * squares_R * 0.5;
-  out.loss = loss_R.sum().item<double>();
+  out.output.loss = loss_R.sum();
   out.d_values_R = (rows.weights_R * error_R).masked_fill(is_cut_R, 0);
   MetricReader reader;
   reader.add_sum("critic/loss", loss_R);
   reader.add_mean("critic/clip_fraction", is_cut_R);
-  out.metrics = reader.read();
+  out.output.add_metrics(std::move(reader));
   return out;
 }
 

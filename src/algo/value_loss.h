@@ -9,7 +9,7 @@
 
 #include <optional>
 
-#include "algo/weighted_sum.h"
+#include "algo/loss.h"
 
 namespace bough {
 
@@ -19,9 +19,8 @@ struct ValueRows {
 };
 
 struct ValueLoss {
-  double loss = 0;        // without its coefficient
+  LossOutput output;      // without its coefficient; of metrics critic/loss, critic/clip_fraction
   at::Tensor d_values_R;  // its gradient
-  WeightedSums metrics;   // critic/loss, critic/clip_fraction
 };
 
 // eps_clip: none, no clip. Takes any subset of a batch's rows: the results add.

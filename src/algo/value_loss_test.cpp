@@ -18,6 +18,10 @@ std::vector<double> list(const at::Tensor& x) {
   return {x.const_data_ptr<double>(), x.const_data_ptr<double>() + x.numel()};
 }
 
+double loss_of(const ValueLoss& loss) {
+  return loss.output.loss.item<double>();
+}
+
 // V within the clip; beyond it away from G; beyond it towards G; past it on the far side of G.
 ValueRows rows() {
   return {.values_R = column({1.2, 2.0, 2.0, -3.0}),
@@ -30,15 +34,15 @@ TEST(ValueLoss, TakesTheLargerTermOfTheTwo) {
   const ValueLoss got = value_loss(rows(), 0.5);
   // Errors: -1.8; -1 against the clipped -1.5; 1 against 0.5; -2 against the clipped 1.5.
   const double expected = 0.5 * (0.1 * 1.8 * 1.8 + 0.2 * 1.5 * 1.5 + 0.3 * 1 + 0.4 * 4);
-  EXPECT_NEAR(got.loss, expected, 1e-12);
-  EXPECT_NEAR(got.metrics.at("critic/loss").value(), expected, 1e-12);
-  EXPECT_EQ(got.metrics.at("critic/clip_fraction").value(), 0.25);
+  EXPECT_NEAR(loss_of(got), expected, 1e-12);
+  EXPECT_NEAR(got.output.metrics.at("critic/loss").value(), expected, 1e-12);
+  EXPECT_EQ(got.output.metrics.at("critic/clip_fraction").value(), 0.25);
   const std::vector<double> d = list(got.d_values_R);
   EXPECT_NEAR(d[0], 0.1 * -1.8, 1e-12);
   EXPECT_EQ(d[1], 0);
   EXPECT_NEAR(d[2], 0.3, 1e-12);
   EXPECT_NEAR(d[3], 0.4 * -2, 1e-12);
-  EXPECT_NEAR(value_loss(rows(), {}).loss, 0.5 * (0.1 * 3.24 + 0.2 + 0.3 + 1.6), 1e-12);
+  EXPECT_NEAR(loss_of(value_loss(rows(), {})), 0.5 * (0.1 * 3.24 + 0.2 + 0.3 + 1.6), 1e-12);
 }
 
 TEST(ValueLoss, GradientIsTheCentralDifference) {
@@ -48,7 +52,7 @@ TEST(ValueLoss, GradientIsTheCentralDifference) {
       const auto at_step = [&](double h) {
         ValueRows moved = rows();
         moved.values_R[i] += h;
-        return value_loss(moved, eps_clip).loss;
+        return loss_of(value_loss(moved, eps_clip));
       };
       EXPECT_NEAR((at_step(1e-6) - at_step(-1e-6)) / 2e-6, analytic[static_cast<size_t>(i)], 1e-9) << i;
     }
@@ -59,13 +63,12 @@ TEST(ValueLoss, RowsAddUpAndNoneIsNothing) {
   const ValueRows all = rows();
   double sum = 0;
   for (int64_t i = 0; i < 4; ++i)
-    sum += value_loss({all.values_R.narrow(0, i, 1), all.old_values_R.narrow(0, i, 1),
-                       all.returns_R.narrow(0, i, 1), all.weights_R.narrow(0, i, 1)},
-                      0.5)
-               .loss;
-  EXPECT_NEAR(sum, value_loss(all, 0.5).loss, 1e-12);
+    sum += loss_of(value_loss({all.values_R.narrow(0, i, 1), all.old_values_R.narrow(0, i, 1),
+                               all.returns_R.narrow(0, i, 1), all.weights_R.narrow(0, i, 1)},
+                              0.5));
+  EXPECT_NEAR(sum, loss_of(value_loss(all, 0.5)), 1e-12);
   const auto none = column({});
-  EXPECT_EQ(value_loss({none, none, none, none}, 0.5).loss, 0);
+  EXPECT_EQ(loss_of(value_loss({none, none, none, none}, 0.5)), 0);
   ValueRows wild = rows();
   wild.values_R[1] = NAN;
   EXPECT_TRUE(std::isnan(list(value_loss(wild, 0.5).d_values_R)[1])) << "the optimizer must see it";

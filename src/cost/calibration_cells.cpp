@@ -144,29 +144,27 @@ std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matri
 }
 
 // Keys end where their piece ends; stack keys are seen by all.
-at::Tensor ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
-  auto ends = at::empty({stack_rows + tokens}, at::kInt);
-  auto* data = ends.data_ptr<int32_t>();
-  for (int64_t j = 0; j < stack_rows; ++j) data[j] = static_cast<int32_t>(tokens);
+std::vector<int32_t> ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
+  std::vector<int32_t> ends(static_cast<size_t>(stack_rows), static_cast<int32_t>(tokens));
   for (int64_t i = 0; i < tokens; ++i)
-    data[stack_rows + i] = static_cast<int32_t>(std::min(tokens, (i / piece + 1) * piece));
+    ends.push_back(static_cast<int32_t>(std::min(tokens, (i / piece + 1) * piece)));
   return ends;
 }
 
 Cell attention_cell(const AttentionCells& cells, const Kind& kind, int64_t tokens, int64_t stack_rows,
                     int64_t piece) {
   const int64_t groups = cells.num_kv_heads, width = cells.head_dim;
-  const at::Tensor ends_on_host = ends(tokens, stack_rows, piece);
-  const std::vector<QuerySegment> segments =
-      vendor_attends_runs(kind.device(), scalar_type(kind), width)
-          ? cut_into_segments({ends_on_host.data_ptr<int32_t>(), static_cast<size_t>(ends_on_host.numel())},
-                              stack_rows)
-          : std::vector<QuerySegment>();
+  const std::vector<int32_t> end_local = ends(tokens, stack_rows, piece);
+  const KeyEnds key_ends = upload_key_ends(end_local, stack_rows, kind.device());
+  std::vector<QuerySegment> segments;
+  if (vendor_attends_runs(kind.device(), scalar_type(kind), width))
+    segments = cut_into_segments(end_local, stack_rows);
+  upload_segments(segments, kind.device());
   TreeAttentionInput in{
       values({tokens, cells.num_heads, width}, kind), values({tokens, groups, width}, kind),
       values({tokens, groups, width}, kind),          values({stack_rows, groups, width}, kind),
-      values({stack_rows, groups, width}, kind),      ends_on_host.to(kind.device()),
-      1 / std::sqrt(static_cast<double>(width))};
+      values({stack_rows, groups, width}, kind),      key_ends.end_local,
+      1 / std::sqrt(static_cast<double>(width)),      key_ends.spans};
   const auto d_k = at::zeros(in.k_stack_PGH.sizes(), kind.dtype(accumulator_type(scalar_type(kind))));
   return {[in, kind, segments, d_k, d_v = d_k.clone(), d_o = values(in.q_TNH.sizes(), kind)] {
     const at::NoGradGuard no_grad;

@@ -249,11 +249,14 @@ void check_tree_attention(const AttentionCase& c, at::ScalarType type, unsigned 
                                   << " heads of " << c.head_dim << " in " << c.num_groups << " groups, "
                                   << c10::toString(type));
   const auto host = random_attention_case(c, type, seed);
+  const std::span<const int32_t> end_local(host.in.end_local.data_ptr<int32_t>(),
+                                           static_cast<size_t>(host.in.end_local.numel()));
+  const KeyEnds ends = upload_key_ends(end_local, c.num_stack, at::kCUDA);
   const auto input = [&](at::ScalarType as) {
     const auto move = [&](const at::Tensor& x) { return on_gpu(x).to(as); };
     return TreeAttentionInput{
-        move(host.in.q_TNH),       move(host.in.k_TGH),       move(host.in.v_TGH), move(host.in.k_stack_PGH),
-        move(host.in.v_stack_PGH), on_gpu(host.in.end_local), host.in.scale};
+        move(host.in.q_TNH),       move(host.in.k_TGH), move(host.in.v_TGH), move(host.in.k_stack_PGH),
+        move(host.in.v_stack_PGH), ends.end_local,      host.in.scale,       ends.spans};
   };
   const auto in = input(type), in_fp64 = input(at::kDouble);
   const auto d_o = on_gpu(host.d_o), d_k_stack = on_gpu(host.d_k_stack), d_v_stack = on_gpu(host.d_v_stack);
@@ -321,17 +324,15 @@ TEST_F(Cuda, TreeAttentionBySegments) {
     for (int64_t i = 0; i < c.num_tokens; ++i)
       ends[static_cast<size_t>(c.num_stack + i)] =
           static_cast<int32_t>(i < c.num_tokens - 40 ? c.num_tokens - 40 : c.num_tokens);
-    const auto segments = cut_into_segments(ends, c.num_stack);
+    const KeyEnds key_ends = upload_key_ends(ends, c.num_stack, at::kCUDA);
+    auto segments = cut_into_segments(ends, c.num_stack);
+    upload_segments(segments, at::kCUDA);
     ASSERT_EQ(segments.size(), 2U);
     const auto input = [&](at::ScalarType type) {
       const auto move = [&](const at::Tensor& x) { return on_gpu(x).to(type); };
-      return TreeAttentionInput{move(host.in.q_TNH),
-                                move(host.in.k_TGH),
-                                move(host.in.v_TGH),
-                                move(host.in.k_stack_PGH),
-                                move(host.in.v_stack_PGH),
-                                on_gpu(at::tensor(ends, at::kInt)),
-                                host.in.scale};
+      return TreeAttentionInput{
+          move(host.in.q_TNH),       move(host.in.k_TGH), move(host.in.v_TGH), move(host.in.k_stack_PGH),
+          move(host.in.v_stack_PGH), key_ends.end_local,  host.in.scale,       key_ends.spans};
     };
     const auto in = input(at::kBFloat16), exact = input(at::kDouble);
     const at::Tensor d_o = on_gpu(host.d_o);

@@ -130,17 +130,16 @@ at::Tensor ForwardPass::run(std::span<const int64_t> tokens, std::span<const int
                             std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn) {
   const at::Device device = model_.device();
   const auto num_tokens = static_cast<int64_t>(tokens.size());
-  const at::Tensor tokens_T = upload(tokens, device), positions_T = upload(positions, device);
+  std::vector<int64_t> inputs(tokens.begin(), tokens.end());
+  inputs.insert(inputs.end(), positions.begin(), positions.end());
+  const at::Tensor inputs_2T = upload(inputs, device).view({2, num_tokens});
+  const at::Tensor tokens_T = inputs_2T[0], positions_T = inputs_2T[1];
   if (storage_.sparse().is_sparse()) return run_sparse(tokens_T, positions_T, segments, is_drawn);
   if (suits_graph(segments)) {
     const PagedWork work = plan_paged_work(segments, shape_.num_heads, shape_.num_kv_heads);
     const int64_t size = rounded_decode_size(num_tokens);
-    if (!tokens_T_.defined()) {
-      tokens_T_ = at::zeros({max_decode_}, tokens_T.options());
-      positions_T_ = at::zeros({max_decode_}, tokens_T.options());
-    }
-    tokens_T_.narrow(0, 0, num_tokens).copy_(tokens_T);
-    positions_T_.narrow(0, 0, num_tokens).copy_(positions_T);
+    if (!inputs_2T_.defined()) inputs_2T_ = at::zeros({2, max_decode_}, inputs_2T.options());
+    inputs_2T_.narrow(1, 0, num_tokens).copy_(inputs_2T);
     if (Captured* pass = captured({size, !work.large.empty(), !work.merges.empty()}, work)) {
       pass->graph->replay();
       return pass->hidden_TD.narrow(0, 0, num_tokens);
@@ -183,7 +182,7 @@ ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& wo
   if (!device_graphs_) return nullptr;
   pass.graph = device_graphs_->capture([&] {
     pass.hidden_TD =
-        model_.forward(tokens_T_.narrow(0, 0, size), positions_T_.narrow(0, 0, size), *pass.attention);
+        model_.forward(inputs_2T_[0].narrow(0, 0, size), inputs_2T_[1].narrow(0, 0, size), *pass.attention);
   });
   return &pass;
 }

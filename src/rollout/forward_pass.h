@@ -101,7 +101,7 @@ class ForwardPass {
   PagedShape shape_;
   AttentionPath path_;
   int64_t max_decode_;
-  at::Tensor tokens_T_, positions_T_, parts_;    // of graphs
+  at::Tensor inputs_2T_, parts_;                 // of graphs; tokens and positions
   std::unique_ptr<DeviceGraphs> device_graphs_;  // before what is recorded by it
   std::map<Key, Captured> graphs_;
   PagesRead pages_read_;

@@ -22,7 +22,7 @@ std::vector<TokenRun> context_runs(int64_t num_tokens, int64_t rank, int64_t siz
 }
 
 ContextPass::ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
-                         int64_t least_run, at::Device device)
+                         int64_t least_run, Upload& upload)
     : ranks_(ranks), stack_rows_(stack_rows), num_tokens_(std::ssize(end_local) - stack_rows) {
   std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(ranks.size()));
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
@@ -37,18 +37,21 @@ ContextPass::ContextPass(Communicator& ranks, int64_t stack_rows, const std::vec
     for (size_t i = 0; i < own.size(); ++i)
       places[static_cast<size_t>(own[i])] = rank * most_ + static_cast<int64_t>(i);
   }
-  places_ = at::tensor(places, at::kLong).to(device);
+  upload.add(places, &places_);
   std::vector<int64_t> own = tokens[static_cast<size_t>(ranks.rank())];
   if (own.empty()) own.push_back(0);
-  own_tokens_ = at::tensor(own, at::kLong).to(device);
+  upload.add(own, &own_tokens_);
   int64_t at = 0;
-  for (const TokenRun& run : context_runs(num_tokens_, ranks.rank(), ranks.size())) {
+  const std::vector<TokenRun> runs = context_runs(num_tokens_, ranks.rank(), ranks.size());
+  pieces_.reserve(runs.size());  // the upload writes to them
+  for (const TokenRun& run : runs) {
     const int64_t length = run.end - run.begin;
     std::vector<int32_t> ends(end_local.begin(), end_local.begin() + stack_rows + run.end);
     for (int32_t& end : ends) end = static_cast<int32_t>(std::clamp<int64_t>(end - run.begin, 0, length));
-    Piece piece{run, at, at::tensor(ends, at::kInt).to(device), {}};
+    Piece& piece = pieces_.emplace_back(Piece{run, at, {}, {}});
+    add_key_ends(upload, ends, stack_rows + run.begin, &piece.ends);
     if (least_run > 0) piece.segments = cut_into_segments(ends, stack_rows + run.begin, least_run);
-    pieces_.push_back(std::move(piece));
+    add_segments(upload, piece.segments);
     at += length;
   }
 }
@@ -74,7 +77,14 @@ TreeAttentionInput ContextPass::input_of(const Piece& piece, const KvStack& stac
                                          double scale) const {
   const int64_t length = piece.run.end - piece.run.begin, below = stack_rows_ + piece.run.begin;
   const auto own = [&](const at::Tensor& x) { return x.narrow(0, piece.at, length); };
-  return {own(q), own(k), own(v), stack.k(layer, 0, below), stack.v(layer, 0, below), piece.end_local, scale};
+  return {own(q),
+          own(k),
+          own(v),
+          stack.k(layer, 0, below),
+          stack.v(layer, 0, below),
+          piece.ends.end_local,
+          scale,
+          piece.ends.spans};
 }
 
 TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, const at::Tensor& q,

@@ -30,9 +30,11 @@ std::vector<TokenRun> context_runs(int64_t num_tokens, int64_t rank, int64_t siz
 class ContextPass {
  public:
   // end_local: int32 [stack_rows + T] of the whole pass, on the CPU (kernels/tree_attention). least_run: as
-  // cut_into_segments() takes it, 0: none.
+  // cut_into_segments() takes it, 0: none. Not to be used before `upload` is sent.
   ContextPass(Communicator& ranks, int64_t stack_rows, const std::vector<int32_t>& end_local,
-              int64_t least_run, at::Device device);
+              int64_t least_run, Upload& upload);
+  ContextPass(const ContextPass&) = delete;
+  ContextPass& operator=(const ContextPass&) = delete;
 
   // The pass's tokens that are this rank's, int64 [T_own]. Where it has none, as if the pass's first one were
   // its: what is computed of that, nobody reads, and its gradient is 0.
@@ -60,7 +62,7 @@ class ContextPass {
   struct Piece {
     TokenRun run;
     int64_t at = 0;                      // its first row among own tokens
-    at::Tensor end_local;                // of the keys up to its last token, for its queries
+    KeyEnds ends;                        // of the keys up to its last token, for its queries
     std::vector<QuerySegment> segments;  // or empty
   };
   TreeAttentionInput input_of(const Piece& piece, const KvStack& stack, int64_t layer, const at::Tensor& q,

@@ -45,11 +45,16 @@ ValueHead::ValueHead(int64_t hidden_size, at::ScalarType type, at::Device device
 }
 
 ValueBlockHead::ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options)
-    : head_(head), batch_(batch), options_(options) {
-  result_.values_R = at::zeros({batch.num_rows()}, head.weight.value.scalar_type());
+    : head_(head), options_(options) {
+  const at::Device device = head.weight.value.device();
+  rows_.values_R = at::zeros({batch.num_rows()}, head.weight.value.options());
   if (!options_.has_loss) return;
   BOUGH_CHECK(batch.num_rows() == 0 || (batch.old_values_R.defined() && batch.returns_R.defined()),
               "a value loss needs old values and returns");
+  const auto here = [&](const at::Tensor& x) { return x.defined() ? x.to(device) : x; };
+  rows_.old_values_R = here(batch.old_values_R);
+  rows_.returns_R = here(batch.returns_R);
+  rows_.weights_R = here(batch.fields.weights_R);
   for (Parameter* parameter : head_.parameters())
     if (!parameter->main_grad.defined()) parameter->main_grad = at::zeros_like(parameter->value);
 }
@@ -62,10 +67,8 @@ at::Tensor ValueBlockHead::run(const BlockRows&, const RowIndices& indices, cons
   at::Tensor d_source_SD =
       sends_gradient ? at::zeros(source_SD.sizes(), source_SD.options().dtype(acc)) : at::Tensor();
   const auto hidden_RD = source_SD.index_select(0, indices.sources).to(acc);
-  const auto values_R = at::mv(hidden_RD, weight_D).add_(head_.bias.value);
-  const auto d_values_R = gradient(indices, values_R.cpu());
+  const auto d_R = gradient(indices, at::mv(hidden_RD, weight_D).add_(head_.bias.value));
   if (!options_.has_loss) return {};
-  const auto d_R = d_values_R.to(source_SD.device());
   head_.weight.main_grad.squeeze(0).add_(at::mv(hidden_RD.t(), d_R));
   head_.bias.main_grad.add_(d_R.sum());
   if (sends_gradient) add_rows_(d_source_SD, indices.sources, d_R.unsqueeze(1) * weight_D);
@@ -75,17 +78,21 @@ at::Tensor ValueBlockHead::run(const BlockRows&, const RowIndices& indices, cons
 // Files the values under their loss rows and returns the gradients of the head rows: several sequences may
 // train one token, whose gradients add.
 at::Tensor ValueBlockHead::gradient(const RowIndices& indices, const at::Tensor& values) {
-  const at::Tensor head_rows = indices.head_rows.cpu(), loss_rows = indices.loss_rows.cpu();
-  const auto values_R = values.index_select(0, head_rows);
-  result_.values_R.index_copy_(0, loss_rows, values_R);
+  const auto values_R = values.index_select(0, indices.head_rows);
+  rows_.values_R.index_copy_(0, indices.loss_rows, values_R);
   if (!options_.has_loss) return {};
-  const auto pick = [&](const at::Tensor& field) { return field.index_select(0, loss_rows); };
-  const ValueLoss own =
-      value_loss({values_R, pick(batch_.old_values_R), pick(batch_.returns_R), pick(batch_.fields.weights_R)},
-                 options_.eps_clip);
-  result_.loss += own.loss;
-  merge(result_.metrics, own.metrics);
-  return at::zeros_like(values).index_add_(0, head_rows, own.d_values_R, options_.loss_coef);
+  const auto own = [&](const at::Tensor& field) { return field.index_select(0, indices.loss_rows); };
+  ValueLoss loss = value_loss({values_R, own(rows_.old_values_R), own(rows_.returns_R), own(rows_.weights_R)},
+                              options_.eps_clip);
+  sums_.add(std::move(loss.output));
+  at::Tensor d_values = at::zeros_like(values);
+  add_rows_(d_values, indices.head_rows, loss.d_values_R.mul_(options_.loss_coef));
+  return d_values;
+}
+
+ValueWalk ValueBlockHead::finish() {
+  sums_.finish();
+  return {rows_.values_R.cpu(), sums_.loss(), sums_.metrics()};
 }
 
 void CriticSnapshot::save(const fs::path& directory) const {
@@ -121,8 +128,8 @@ at::Tensor Critic::values(const TrainBatch& batch) {
   return result_of(head).values_R;
 }
 
-ValueWalk Critic::result_of(const ValueBlockHead& head) {
-  ValueWalk walk = head.result();
+ValueWalk Critic::result_of(ValueBlockHead& head) {
+  ValueWalk walk = head.finish();
   if (Communicator* const ranks = sharing()) {
     sum_values(walk.values_R, *ranks);
     sum_losses(walk.loss, walk.metrics, *ranks);

@@ -48,19 +48,21 @@ class ValueBlockHead final : public BlockHead {
     double loss_coef = 1;
     std::optional<double> eps_clip;
   };
-  // All must outlive it.
+  // `head` must outlive it.
   ValueBlockHead(ValueHead& head, const TrainBatch& batch, const Options& options);
 
   at::Tensor run(const BlockRows& rows, const RowIndices& indices, const at::Tensor& source_SD) override;
-  const ValueWalk& result() const { return result_; }
+  // After the last block, before which no GPU is waited for.
+  ValueWalk finish();
 
  private:
-  at::Tensor gradient(const RowIndices& indices, const at::Tensor& values_R);
+  at::Tensor gradient(const RowIndices& indices, const at::Tensor& values);
 
   ValueHead& head_;
-  const TrainBatch& batch_;
   const Options options_;
-  ValueWalk result_;
+  // Of every row of the batch, on the head's device; values_R is filled from block to block.
+  ValueRows rows_;
+  LossSums sums_;
 };
 
 // What a checkpoint is written from, while training goes on where it is a copy; of several ranks the first's.
@@ -98,7 +100,7 @@ class Critic {
   // The value head for the policy's own walk over a shared backbone.
   ValueBlockHead beside_policy(const TrainBatch& batch);
   // What that head found, of all ranks' rows.
-  ValueWalk result_of(const ValueBlockHead& head);
+  ValueWalk result_of(ValueBlockHead& head);
 
   Optimizer& optimizer() { return optimizer_; }
   ValueHead& head() { return head_; }

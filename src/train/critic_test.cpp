@@ -190,7 +190,7 @@ TEST(Critic, InThePolicysWalkTheGradientsOfBothAdd) {
   zero_gradients(shared);
   ValueBlockHead beside = shared.beside_policy(r->batch);
   executor.forward_backward(plan, r->batch, *loss, &beside);
-  EXPECT_NEAR(beside.result().loss, by_itself.loss, 1e-12 * by_itself.loss);
+  EXPECT_NEAR(beside.finish().loss, by_itself.loss, 1e-12 * by_itself.loss);
   for (const auto& [name, gradient] : gradients_of(shared))
     EXPECT_TRUE(at::allclose(gradient, expected.at(name), 1e-10, 1e-12)) << name;
 

@@ -22,12 +22,13 @@ namespace {
 
 // The tensors of one pass that follow from the plan alone.
 struct PassInput {
-  at::Tensor tokens_T, positions_T;                // int64
-  at::Tensor end_local;                            // int32 [P + T]
+  at::Tensor tokens_T, positions_T;  // int64
+  KeyEnds ends;
   std::vector<uint8_t> is_drawn;                   // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
   std::vector<QuerySegment> segments;              // where long runs go to the vendor's attention; or empty
-  std::shared_ptr<ContextPass> shared;  // of several ranks: their cut; tokens_T, positions_T are own
+  // Of several ranks: their cut, which has ends and segments of its own; tokens_T, positions_T are own.
+  std::shared_ptr<ContextPass> shared;
 };
 
 // The tensors of numbers are there when `upload` is sent.
@@ -62,14 +63,16 @@ void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch&
     end_local[block.stack_rows + i] = count_below(tree.subtree_end[numbers[i]]);
   input.is_drawn = std::move(is_drawn);
   input.replays = std::move(replays);
-  if (!context_ranks && least_run > 0)
-    input.segments = cut_into_segments(end_local, block.stack_rows, least_run);
   upload.add(tokens, &input.tokens_T);
   upload.add(positions, &input.positions_T);
-  upload.add(end_local, &input.end_local);
-  if (context_ranks)
-    input.shared = std::make_shared<ContextPass>(*context_ranks, block.stack_rows, end_local, least_run,
-                                                 upload.device());
+  if (context_ranks) {
+    input.shared =
+        std::make_shared<ContextPass>(*context_ranks, block.stack_rows, end_local, least_run, upload);
+    return;
+  }
+  add_key_ends(upload, end_local, block.stack_rows, &input.ends);
+  if (least_run > 0) input.segments = cut_into_segments(end_local, block.stack_rows, least_run);
+  add_segments(upload, input.segments);
 }
 
 // Rows of the stack that a walk needs. Of several ranks each pass's own rows lie on it, too, while it runs.
@@ -330,7 +333,7 @@ class Walk {
       input_.positions_T = input_.positions_T.index_select(0, input_.shared->own_tokens());
     }
     TreeContext::Pass pass{&stack,           block.stack_rows, block.interior,
-                           verify_recompute, input_.end_local, model_.config().attention_scale()};
+                           verify_recompute, input_.ends,      model_.config().attention_scale()};
     pass.segments = input_.segments;
     pass.same_bits = options_.same_bits || options_.verify_recompute;
     pass.shared = input_.shared;
@@ -341,7 +344,7 @@ class Walk {
       pass.verify_layers = options_.verify_recompute;
     }
     if (!by_pages) return pass;
-    TreePages pages(input_.end_local, block.stack_rows, model_.config().num_kv_heads);
+    TreePages pages(input_.ends.end_local, block.stack_rows, model_.config().num_kv_heads);
     if (options_.sparse.is_sparse()) {
       PageChooser chooser(pages.segments(), input_.is_drawn, options_.sparse, model_.config().num_kv_heads);
       if (chooser.chooses())

@@ -166,7 +166,7 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   const RowValues& values = result_->values;
   auto evaluated = evaluate_loss(*loss_, fields_.mapped(own), own(values.log_probs_R),
                                  own(values.entropies_R), own(values.given_log_probs_RK));
-  count(std::move(evaluated.output));
+  sums_.add(std::move(evaluated.output));
   const auto to_batch = [&](const at::Tensor& d, const at::Tensor& like) {
     return d.defined() ? at::zeros_like(like).index_copy_(0, rows_L, d) : at::Tensor();
   };
@@ -180,27 +180,33 @@ Seeds Head::block_seeds(const BlockRows& rows) {
 // Numbers that wait on a GPU before they are read, which it holds until then.
 constexpr int64_t kMostUnread = 1 << 18;
 
-void Head::count(LossOutput output) {
+void LossSums::add(LossOutput output) {
   if (output.loss.is_cpu()) {
-    result_->loss += output.loss.item<double>();
+    loss_ += output.loss.item<double>();
   } else {
     const at::Tensor loss = output.loss.detach().to(at::kDouble);
-    loss_sum_ = loss_sum_.defined() ? loss_sum_.add_(loss) : loss.clone();
+    unread_loss_ = unread_loss_.defined() ? unread_loss_.add_(loss) : loss.clone();
   }
-  merge(result_->metrics, output.metrics);
+  merge(metrics_, output.metrics);
   unread_.append(std::move(output.unread));
   if (unread_.num_values() > kMostUnread) read_metrics();
 }
 
-void Head::read_metrics() {
-  merge(result_->metrics, unread_.read());
+void LossSums::read_metrics() {
+  merge(metrics_, unread_.read());
   unread_ = {};
 }
 
-void Head::finish() {
+void LossSums::finish() {
   read_metrics();
-  if (loss_sum_.defined()) result_->loss += loss_sum_.item<double>();
-  loss_sum_.reset();
+  if (unread_loss_.defined()) loss_ += unread_loss_.item<double>();
+  unread_loss_.reset();
+}
+
+void Head::finish() {
+  sums_.finish();
+  result_->loss += sums_.loss();
+  merge(result_->metrics, sums_.metrics());
 }
 
 namespace {
@@ -303,7 +309,7 @@ Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
     auto evaluated =
         evaluate_loss(*loss_, fields_.mapped(own), chunk.log_probs.index_select(0, chunk.head_rows),
                       chunk.entropies.index_select(0, chunk.head_rows), chunk.given_LK);
-    count(std::move(evaluated.output));
+    sums_.add(std::move(evaluated.output));
     seeds = evaluated.seeds;
   }
   const auto add = [&](const at::Tensor& d) {

@@ -77,6 +77,24 @@ class BlockHead {
 // first, where index_add_ would add by atomics, in whatever order.
 void add_rows_(const at::Tensor& to, const at::Tensor& rows, const at::Tensor& values);
 
+// Losses of blocks and their metrics. Those of rows on a GPU are summed there and read at the end, together.
+class LossSums {
+ public:
+  void add(LossOutput output);
+  // Reads what waits: the loss and its metrics are whole.
+  void finish();
+  double loss() const { return loss_; }
+  const WeightedSums& metrics() const { return metrics_; }
+
+ private:
+  void read_metrics();
+
+  double loss_ = 0;
+  WeightedSums metrics_;
+  at::Tensor unread_loss_;  // undefined: none waits
+  MetricReader unread_;
+};
+
 class Head final : public BlockHead {
  public:
   // `loss` or `seeds`, or neither for a forward-only walk. What the loss couples lies within a block; then
@@ -107,8 +125,6 @@ class Head final : public BlockHead {
   ChunkGradients chunk_gradients(const Chunk& chunk);
   // The seeds of a block whose values are filed.
   Seeds block_seeds(const BlockRows& rows);
-  void count(LossOutput output);
-  void read_metrics();
 
   const Model& model_;
   const TrainBatch& batch_;
@@ -119,8 +135,7 @@ class Head final : public BlockHead {
   int64_t chunk_rows_;
   int64_t top_k_;
   WalkResult* result_;
-  at::Tensor loss_sum_;  // of what is on a GPU; undefined: nothing is
-  MetricReader unread_;
+  LossSums sums_;
 };
 
 }  // namespace bough

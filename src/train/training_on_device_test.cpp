@@ -7,6 +7,7 @@
 
 #include "kernels/common/device.h"
 #include "kernels/common/device_test.h"
+#include "train/critic.h"
 #include "train/exactness.h"
 #include "train/optimizer.h"
 #include "train/small_model.h"
@@ -131,6 +132,71 @@ TEST_P(OptimizerOn, StepsAreTheCpus) {
 }
 TEST_P(OptimizerOn, StepsOfAnOffloadedStateAreTheCpus) {
   expect_steps_of_the_cpu(/*offload=*/true);
+}
+
+// Values, the value loss and its gradient, by a backbone of the critic's own and beside the policy's loss.
+TEST_P(TrainingOn, ACriticsGradientIsTheCpusAndRepeatsItsBits) {
+  const auto policy_loss = full_loss();
+  auto r = random_batch(3, 300);
+  const int64_t num_rows = r->batch.num_rows();
+  const auto numbers = [&](int64_t count, uint64_t seed) {
+    auto generator = at::detail::createCPUGenerator(seed);
+    return at::randn({count}, generator, at::TensorOptions().dtype(at::kDouble));
+  };
+  r->batch.old_values_R = numbers(num_rows, 1);
+  r->batch.returns_R = numbers(num_rows, 2);
+  struct Step {
+    ValueWalk walk;
+    at::Tensor values_R;
+    std::vector<at::Tensor> gradients;
+  };
+  const auto step_on = [&](at::Device where, bool share_backbone) {
+    const auto model = random_model(3, at::kDouble, 0.15, where);
+    CriticSettings settings;
+    settings.share_backbone = share_backbone;
+    settings.eps_clip = 0.5;
+    ActorSettings actor;
+    actor.tree.tree_training_mode = "blocks";
+    actor.mb_spec.max_tokens_per_mb = 32;
+    Critic critic(*model, settings, actor, 10);
+    for (Parameter* parameter : critic.head().parameters())
+      parameter->value.copy_(numbers(parameter->value.numel(), 3).view(parameter->value.sizes()));
+    Step step;
+    step.values_R = critic.values(r->batch);
+    model->allocate_gradients();
+    const Plan plan = critic.plan(r->batch);
+    if (share_backbone) {
+      ValueBlockHead beside = critic.beside_policy(r->batch);
+      Executor(*model).forward_backward(plan, r->batch, *policy_loss, &beside);
+      step.walk = critic.result_of(beside);
+    } else {
+      step.walk = critic.accumulate(plan, r->batch);
+    }
+    step.gradients = gradients_of(*model);
+    for (Parameter* parameter : critic.head().parameters())
+      step.gradients.push_back(parameter->main_grad.clone());
+    return step;
+  };
+  for (const bool share_backbone : {false, true}) {
+    const Step got = step_on(device(), share_backbone), again = step_on(device(), share_backbone),
+               expected = step_on(at::kCPU, share_backbone);
+    EXPECT_TRUE(got.values_R.is_cpu() && got.walk.values_R.is_cpu());
+    EXPECT_TRUE(at::allclose(got.values_R, expected.values_R, 1e-10, 1e-10));
+    EXPECT_TRUE(at::allclose(got.walk.values_R, expected.values_R, 1e-10, 1e-10));
+    EXPECT_NEAR(got.walk.loss, expected.walk.loss, 1e-10 * std::abs(expected.walk.loss));
+    ASSERT_EQ(got.walk.metrics.size(), expected.walk.metrics.size());
+    for (const auto& [name, sum] : expected.walk.metrics)
+      EXPECT_NEAR(got.walk.metrics.at(name).value(), sum.value(),
+                  1e-10 * std::max(1.0, std::abs(sum.value())))
+          << name;
+    ASSERT_EQ(got.gradients.size(), expected.gradients.size());
+    for (size_t i = 0; i < got.gradients.size(); ++i) {
+      EXPECT_TRUE(got.gradients[i].equal(again.gradients[i])) << i;
+      EXPECT_LE((got.gradients[i].cpu() - expected.gradients[i]).norm().item<double>(),
+                1e-10 * std::max(1.0, expected.gradients[i].norm().item<double>()))
+          << i;
+    }
+  }
 }
 
 TEST_P(TrainingOn, ATrainersStepsAreTheCpus) {

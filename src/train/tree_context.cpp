@@ -85,8 +85,9 @@ TreeAttentionInput make_input(const Pass& pass, int64_t layer, const at::Tensor&
           v,
           pass.stack->k(layer, 0, pass.stack_rows),
           pass.stack->v(layer, 0, pass.stack_rows),
-          pass.end_local,
-          pass.scale};
+          pass.ends.end_local,
+          pass.scale,
+          pass.ends.spans};
 }
 
 void write_rows(const Pass& pass, int64_t layer, const at::Tensor& k, const at::Tensor& v) {
@@ -282,8 +283,9 @@ at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids) 
   const auto count = static_cast<int64_t>(ids.size());
   KvStack stack(model.config(), 0, model.dtype(), model.device(), false);
   // Every key is seen by all tokens after it.
-  const at::Tensor end_local = at::full({count}, count, at::kInt).to(model.device());
-  TreeContext context({&stack, 0, false, false, end_local, model.config().attention_scale()});
+  const std::vector<int32_t> end_local(ids.size(), static_cast<int32_t>(count));
+  const KeyEnds ends = upload_key_ends(end_local, 0, model.device());
+  TreeContext context({&stack, 0, false, false, ends, model.config().attention_scale()});
   const at::Tensor tokens_T = at::tensor(ids, at::kInt).to(at::kLong).to(model.device());
   return model.logits(model.forward(tokens_T, at::arange(count, at::kLong).to(model.device()), context));
 }

@@ -77,7 +77,7 @@ class TreeContext : public AttentionContext {
     int64_t stack_rows;     // P: keys and values below the pass
     bool interior;          // writes its rows at [stack_rows, stack_rows + T)
     bool verify_recompute;  // what is written must be what stands there, bit for bit
-    at::Tensor end_local;   // int32 [P + T]: kernels/tree_attention
+    KeyEnds ends;           // of the pass, on its device
     double scale;
     // Attention of a batch-invariant model goes by these pages, and that of queries that choose; others have
     // none.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <numeric>
 
 #include "base/error.h"
 #include "kernels/paged_attention/paged_plan.h"
@@ -31,6 +32,19 @@ struct Piece {  // rows that attend to pages [page_begin, page_end) of the first
   int64_t page_begin, page_end;
   int32_t group;  // key/value head; -1: all
 };
+
+// How many leading pages two lists have in common, of which the first `agreed` are known to be. Lists of
+// thousands of tokens agree in hundreds of pages, which memcmp passes over faster than a loop.
+int64_t common_pages(std::span<const int32_t> a, std::span<const int32_t> b, int64_t agreed) {
+  constexpr int64_t kBlock = 32;
+  const auto size = static_cast<int64_t>(std::min(a.size(), b.size()));
+  int64_t common = agreed;
+  while (common + kBlock <= size &&
+         std::memcmp(a.data() + common, b.data() + common, kBlock * sizeof(int32_t)) == 0)
+    common += kBlock;
+  while (common < size && a[static_cast<size_t>(common)] == b[static_cast<size_t>(common)]) ++common;
+  return common;
+}
 
 class Planner {
  public:
@@ -66,15 +80,13 @@ class Planner {
       if (segment.count == 1) decode.push_back(rows[0]);
       else add_pieces(rows, 0, static_cast<int64_t>(rows.back().pages.size()));
     }
-    std::stable_sort(decode.begin(), decode.end(), [](const Row& a, const Row& b) {
-      return std::lexicographical_compare(a.pages.begin(), a.pages.end(), b.pages.begin(), b.pages.end());
-    });
     share(decode, 0, 0);
   }
 
   PagedWork finish() {
     int64_t num_pages = 0;
     for (const Piece& piece : pieces_) num_pages += piece.page_end - piece.page_begin;
+    work_.pages.reserve(static_cast<size_t>(num_pages));
     const int64_t items = std::max<int64_t>(1, work_.per_head ? kWantedBlocks : kWantedBlocks / num_groups_);
     for (const Piece& piece : pieces_) {
       const int64_t fragments =
@@ -90,30 +102,35 @@ class Planner {
   }
 
  private:
-  // Rows in order of their tables, equal below page `agreed`; `from`: their first page that no piece has yet.
-  void share(std::span<const Row> rows, int64_t from, int64_t agreed) {
+  // Rows equal below page `agreed`, which are put in the order of their tables; `from`: their first page that
+  // no piece has yet.
+  void share(std::span<Row> rows, int64_t from, int64_t agreed) {
     if (rows.empty()) return;
     const auto size_of = [](const Row& row) { return static_cast<int64_t>(row.pages.size()); };
-    const auto first = rows.front().pages, last = rows.back().pages;
     if (rows.size() == 1) return add_pieces(rows, from, size_of(rows[0]));
-    int64_t common = agreed;
-    while (common < std::min(size_of(rows.front()), size_of(rows.back())) &&
-           first[static_cast<size_t>(common)] == last[static_cast<size_t>(common)])
-      ++common;
+    int64_t common = size_of(rows[0]);
+    for (const Row& row : rows.subspan(1))
+      common =
+          std::min(common, common_pages(rows[0].pages.first(static_cast<size_t>(common)), row.pages, agreed));
+    // The page that comes next; those that end here come first.
+    const auto next_page = [&](const Row& row) {
+      return size_of(row) == common ? -1 : row.pages[static_cast<size_t>(common)];
+    };
+    std::stable_sort(rows.begin(), rows.end(),
+                     [&](const Row& a, const Row& b) { return next_page(a) < next_page(b); });
     const auto num_rows = static_cast<int64_t>(rows.size());
     if ((num_rows - 1) * (common - from) > kPagesOfAPart * num_rows) {
       add_pieces(rows, from, common);
       from = common;
     }
     for (size_t begin = 0; begin < rows.size();) {
-      if (size_of(rows[begin]) == common) {  // ends here; those that go on come after it
+      if (size_of(rows[begin]) == common) {
         if (from < common) add_pieces(rows.subspan(begin, 1), from, common);
         ++begin;
         continue;
       }
-      const int32_t page = rows[begin].pages[static_cast<size_t>(common)];
       size_t end = begin + 1;
-      while (end < rows.size() && rows[end].pages[static_cast<size_t>(common)] == page) ++end;
+      while (end < rows.size() && next_page(rows[end]) == next_page(rows[begin])) ++end;
       share(rows.subspan(begin, end - begin), from, common);
       begin = end;
     }
@@ -146,7 +163,6 @@ class Planner {
         least = std::min(least, row.limit);
         largest = std::max(largest, row.limit);
         work_.rows.push_back({.token = row.token, .limit = row.limit});
-        first_keys_.push_back(static_cast<int32_t>(begin * kPageTokens));
         groups_.push_back(piece.group);
       }
       item.num_rows = static_cast<int32_t>(work_.rows.size()) - item.row_begin;
@@ -159,29 +175,30 @@ class Planner {
     }
   }
 
-  // Rows of several items get parts, numbered in the order of their keys.
+  // Rows of several items get parts, numbered in the order of their keys: that in which a row's pieces were
+  // found, and their items added.
   void add_merges() {
-    std::vector<int32_t> order(work_.rows.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    const auto owner_of = [&](int32_t row) {
-      return std::pair(work_.rows[static_cast<size_t>(row)].token, groups_[static_cast<size_t>(row)]);
+    const int64_t lists = work_.per_head ? num_groups_ : 1;
+    const auto owner_of = [&](size_t row) {
+      return static_cast<size_t>(work_.rows[row].token * lists + std::max(groups_[row], 0));
     };
-    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-      return owner_of(a) != owner_of(b)
-                 ? owner_of(a) < owner_of(b)
-                 : first_keys_[static_cast<size_t>(a)] < first_keys_[static_cast<size_t>(b)];
-    });
-    for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
-      while (end < order.size() && owner_of(order[end]) == owner_of(order[begin])) ++end;
-      if (end - begin == 1) continue;
+    std::vector<int32_t> begin_of(work_.slots.size() * static_cast<size_t>(lists) + 1);  // of each owner
+    for (size_t i = 0; i < work_.rows.size(); ++i) ++begin_of[owner_of(i) + 1];
+    std::partial_sum(begin_of.begin(), begin_of.end(), begin_of.begin());
+    std::vector<int32_t> order(work_.rows.size()), next = begin_of;
+    for (size_t i = 0; i < order.size(); ++i)
+      order[static_cast<size_t>(next[owner_of(i)]++)] = static_cast<int32_t>(i);
+    for (size_t owner = 0; owner + 1 < begin_of.size(); ++owner) {
+      const std::span own(order.begin() + begin_of[owner], order.begin() + begin_of[owner + 1]);
+      if (own.size() < 2) continue;
       const auto part = static_cast<int32_t>(work_.num_parts);
-      for (size_t i = begin; i < end; ++i)
-        work_.rows[static_cast<size_t>(order[i])].part = static_cast<int32_t>(work_.num_parts++);
-      const auto [token, group] = owner_of(order[begin]);
-      work_.merges.push_back({.token = token,
+      for (const int32_t row : own)
+        work_.rows[static_cast<size_t>(row)].part = static_cast<int32_t>(work_.num_parts++);
+      const auto first = static_cast<size_t>(own[0]);
+      work_.merges.push_back({.token = work_.rows[first].token,
                               .part_begin = part,
                               .part_end = static_cast<int32_t>(work_.num_parts),
-                              .group = group});
+                              .group = groups_[first]});
     }
   }
 
@@ -189,7 +206,7 @@ class Planner {
   int32_t group_ = -1;                         // that is being added
   std::deque<std::vector<int32_t>> selected_;  // lists of rows
   std::vector<Piece> pieces_;
-  std::vector<int32_t> first_keys_, groups_;  // of the items of work_.rows
+  std::vector<int32_t> groups_;  // of the items of work_.rows
   PagedWork work_;
 };
 

@@ -2,19 +2,23 @@
 
 #include <torch/library.h>
 
+#include <optional>
+
 #include "base/error.h"
 #include "kernels/common/op.h"
 #include "kernels/parameter.h"
+#include "kernels/tree_attention/key_spans.h"
 
+// key_spans takes end_local on the CPU; the others need its result on CUDA.
 TORCH_LIBRARY_FRAGMENT(bough, m) {
+  m.def("key_spans(Tensor end_local, int num_stack) -> Tensor");
   m.def(
       "tree_attention_forward(Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack, Tensor "
-      "end_local, "
-      "float scale) -> (Tensor, Tensor)");
+      "end_local, Tensor? spans, float scale) -> (Tensor, Tensor)");
   m.def(
       "tree_attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack, "
-      "Tensor end_local, Tensor o, Tensor lse, float scale, Tensor(a!) d_k_stack, Tensor(b!) d_v_stack) -> "
-      "(Tensor, Tensor, Tensor)");
+      "Tensor end_local, Tensor? spans, Tensor o, Tensor lse, float scale, Tensor(a!) d_k_stack, Tensor(b!) "
+      "d_v_stack) -> (Tensor, Tensor, Tensor)");
 }
 
 namespace bough {
@@ -37,15 +41,42 @@ void check(const TreeAttentionInput& in) {
                     tensor.device() == in.q_TNH.device(),
                 "tree_attention: a tensor is not contiguous, or of another dtype or device than q");
 }
+
+std::optional<at::Tensor> spans_of(const TreeAttentionInput& in) {
+  return in.spans.defined() ? std::optional(in.spans) : std::nullopt;
+}
+
+at::Tensor key_spans_op(T end_local, int64_t num_stack) {
+  BOUGH_CHECK(end_local.dim() == 1 && end_local.scalar_type() == at::kInt && end_local.is_contiguous() &&
+                  num_stack >= 0 && num_stack <= end_local.size(0),
+              "key_spans: end_local ", end_local.sizes(), " ", end_local.scalar_type(), ", stack of ",
+              num_stack);
+  return upload(key_spans({data<int32_t>(end_local), static_cast<size_t>(end_local.numel())}, num_stack),
+                at::kCPU);
+}
 }  // namespace
+
+void add_key_ends(Upload& upload, std::span<const int32_t> end_local, int64_t num_stack, KeyEnds* to) {
+  upload.add(end_local, &to->end_local);
+  if (!upload.device().is_cpu()) upload.add(key_spans(end_local, num_stack), &to->spans);
+}
+
+KeyEnds upload_key_ends(std::span<const int32_t> end_local, int64_t num_stack, at::Device device) {
+  KeyEnds ends;
+  Upload upload(device);
+  add_key_ends(upload, end_local, num_stack, &ends);
+  upload.send();
+  return ends;
+}
 
 TreeAttentionOutput tree_attention_forward(const TreeAttentionInput& in) {
   check(in);
   at::AutoDispatchBelowADInplaceOrView guard;
   static const auto op =
-      find_op<std::tuple<at::Tensor, at::Tensor>(T, T, T, T, T, T, double)>("bough::tree_attention_forward");
-  auto [o, lse] =
-      op.call(in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local, in.scale);
+      find_op<std::tuple<at::Tensor, at::Tensor>(T, T, T, T, T, T, const std::optional<at::Tensor>&, double)>(
+          "bough::tree_attention_forward");
+  auto [o, lse] = op.call(in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local,
+                          spans_of(in), in.scale);
   return {o, lse};
 }
 
@@ -59,12 +90,17 @@ TreeAttentionGradient tree_attention_backward(const TreeAttentionInput& in, cons
               "tree_attention: d_o ", d_o_TNH.sizes(), ", d_k_stack ", d_k_stack_PGH.sizes(), " ",
               d_k_stack_PGH.scalar_type());
   at::AutoDispatchBelowADInplaceOrView guard;
-  static const auto op =
-      find_op<std::tuple<at::Tensor, at::Tensor, at::Tensor>(T, T, T, T, T, T, T, T, T, double, T, T)>(
-          "bough::tree_attention_backward");
-  auto [d_q, d_k, d_v] = op.call(d_o_TNH, in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH,
-                                 in.end_local, out.o_TNH, out.lse_TN, in.scale, d_k_stack_PGH, d_v_stack_PGH);
+  static const auto op = find_op<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+      T, T, T, T, T, T, T, const std::optional<at::Tensor>&, T, T, double, T, T)>(
+      "bough::tree_attention_backward");
+  auto [d_q, d_k, d_v] =
+      op.call(d_o_TNH, in.q_TNH, in.k_TGH, in.v_TGH, in.k_stack_PGH, in.v_stack_PGH, in.end_local,
+              spans_of(in), out.o_TNH, out.lse_TN, in.scale, d_k_stack_PGH, d_v_stack_PGH);
   return {d_q, d_k, d_v};
 }
 
 }  // namespace bough
+
+TORCH_LIBRARY_IMPL(bough, CPU, m) {
+  m.impl("key_spans", TORCH_FN(bough::key_spans_op));
+}

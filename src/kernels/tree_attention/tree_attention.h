@@ -18,7 +18,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
 #include <tuple>
+
+#include "kernels/common/upload.h"
 
 namespace bough {
 
@@ -27,7 +30,18 @@ struct TreeAttentionInput {
   at::Tensor k_stack_PGH, v_stack_PGH;  // rows 0..P-1 of the stack, contiguous; P may be 0
   at::Tensor end_local;                 // int32 [P + T], q's device
   double scale;                         // usually 1/sqrt(H)
+  at::Tensor spans = {};                // KeyEnds::spans
 };
+
+// What says which keys a pass's queries see, on their device.
+struct KeyEnds {
+  at::Tensor end_local;  // int32 [P + T]
+  at::Tensor spans;      // int32: key_spans.h; on the CPU, whose kernels find their own, undefined
+};
+// They are there when `upload` is sent; `*to` must live until then.
+void add_key_ends(Upload& upload, std::span<const int32_t> end_local, int64_t num_stack, KeyEnds* to);
+// By an upload of their own.
+KeyEnds upload_key_ends(std::span<const int32_t> end_local, int64_t num_stack, at::Device device);
 
 struct TreeAttentionOutput {
   at::Tensor o_TNH;   // q's dtype

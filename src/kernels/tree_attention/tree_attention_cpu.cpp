@@ -19,7 +19,8 @@ Way way(at::ScalarType type) {
 
 std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                const at::Tensor& k_stack, const at::Tensor& v_stack,
-                                               const at::Tensor& end_local, double scale) {
+                                               const at::Tensor& end_local,
+                                               const std::optional<at::Tensor>& /*spans*/, double scale) {
   const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
   if (way(q.scalar_type()) == Way::kReference) {
     auto out = tree_attention_forward_reference(in);
@@ -34,8 +35,9 @@ std::tuple<at::Tensor, at::Tensor> forward_cpu(const at::Tensor& q, const at::Te
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_cpu(
     const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& k_stack, const at::Tensor& v_stack, const at::Tensor& end_local, const at::Tensor& o,
-    const at::Tensor& lse, double scale, const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
+    const at::Tensor& k_stack, const at::Tensor& v_stack, const at::Tensor& end_local,
+    const std::optional<at::Tensor>& /*spans*/, const at::Tensor& o, const at::Tensor& lse, double scale,
+    const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
   const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
   const auto backward = way(q.scalar_type()) == Way::kBf16     ? tree_attention_backward_bf16
                         : way(q.scalar_type()) == Way::kAvx512 ? tree_attention_backward_avx512

@@ -1,4 +1,4 @@
-// Which kernel computes what, and the small ones that prepare: the span of each key tile, D of each query.
+// Which kernel computes what, and the small one that prepares: D of each query.
 #include "kernels/tree_attention/tree_attention_cuda.h"
 
 #include "kernels/tree_attention/tree_attention_backward_cuda.cuh"
@@ -10,29 +10,12 @@ namespace {
 constexpr int kRowWarps = 8;
 constexpr int64_t kWantedKeyBlocks = 512;  // three for each multiprocessor of the largest GPUs
 
-// A warp finds the span of a tile.
-__global__ void key_spans_kernel(int32_t* spans, const int32_t* end_local, KeyTiles tiles) {
-  const int index = static_cast<int>(blockIdx.x * kRowWarps + threadIdx.x / kWarp);
-  if (index >= tiles.count()) return;
-  const KeyTile tile = tiles[index];
-  KeySpan span{tile.count < tiles.size ? 0 : INT_MAX, 0};
-  for (int i = threadIdx.x % kWarp; i < tile.count; i += kWarp) {
-    const int end = end_local[tile.begin + i];
-    span = {min(span.min_end, end), max(span.max_end, end)};
-  }
-#pragma unroll
-  for (int lane = 1; lane < kWarp; lane *= 2) {
-    span.min_end = min(span.min_end, __shfl_xor_sync(kAllLanes, span.min_end, lane));
-    span.max_end = max(span.max_end, __shfl_xor_sync(kAllLanes, span.max_end, lane));
-  }
-  if (threadIdx.x % kWarp == 0) reinterpret_cast<int2*>(spans)[index] = {span.min_end, span.max_end};
-}
-
+// The input of kernels that walk over tiles of this size.
 template <class T>
-void key_spans(const TreeAttentionCuda<T>& in, int tile_size, CudaStream stream) {
-  const KeyTiles tiles(in.num_stack, in.num_tokens, tile_size);
-  const auto blocks = static_cast<unsigned>(divide_up(tiles.count(), kRowWarps));
-  launch(key_spans_kernel, dim3(blocks), kRowWarps * kWarp, 0, stream, in.spans, in.end_local, tiles);
+TreeAttentionCuda<T> by_tiles(const TreeAttentionCuda<T>& in, int tile_size) {
+  TreeAttentionCuda<T> tiled = in;
+  tiled.spans += key_spans_begin(in.num_stack, in.num_tokens, tile_size);
+  return tiled;
 }
 
 // A warp multiplies a row of d_o and o.
@@ -127,11 +110,6 @@ int64_t tree_attention_shared_bytes(int64_t head_dim) {
   return std::max(PlainTiles(head_dim).bytes(4, 2), KeyStages<128, kGradientThreads>::kBytes);
 }
 
-int64_t tree_attention_spans_size(int64_t num_stack, int64_t num_tokens) {
-  static_assert(kPlainTile <= kTensorTile);
-  return 2 * KeyTiles(num_stack, num_tokens, kPlainTile).count();
-}
-
 template <class T>
 int64_t tree_attention_num_parts(int64_t num_stack, int64_t num_tokens, int64_t num_heads,
                                  int64_t num_groups) {
@@ -145,12 +123,13 @@ void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* ls
   if (in.num_tokens * in.num_heads == 0) return;
   if constexpr (std::is_same_v<T, BFloat16Bits>)
     if (suits_tensor_cores(in) && fits_packs(8, 8, o)) {
-      key_spans(in, kTensorTile, stream);
-      return in.head_dim <= 64 ? tensor_forward<64>(in, o, lse, stream)
-                               : tensor_forward<128>(in, o, lse, stream);
+      const auto tiled = by_tiles(in, kTensorTile);
+      return in.head_dim <= 64 ? tensor_forward<64>(tiled, o, lse, stream)
+                               : tensor_forward<128>(tiled, o, lse, stream);
     }
-  key_spans(in, kPlainTile, stream);
-  in.head_dim <= 128 ? plain_forward<T, 128>(in, o, lse, stream) : plain_forward<T, 256>(in, o, lse, stream);
+  const auto tiled = by_tiles(in, kPlainTile);
+  in.head_dim <= 128 ? plain_forward<T, 128>(tiled, o, lse, stream)
+                     : plain_forward<T, 256>(tiled, o, lse, stream);
 }
 
 template <class T>
@@ -162,13 +141,13 @@ void tree_attention_backward_cuda(const TreeAttentionCuda<T>& in,
   if constexpr (std::is_same_v<T, BFloat16Bits>)
     if (suits_tensor_cores(in) && fits_packs(8, 8, gradient.d_o, gradient.d_q, gradient.d_k, gradient.d_v,
                                              gradient.d_k_stack, gradient.d_v_stack)) {
-      key_spans(in, kTensorTile, stream);
-      return in.head_dim <= 64 ? tensor_backward<64>(in, gradient, stream)
-                               : tensor_backward<128>(in, gradient, stream);
+      const auto tiled = by_tiles(in, kTensorTile);
+      return in.head_dim <= 64 ? tensor_backward<64>(tiled, gradient, stream)
+                               : tensor_backward<128>(tiled, gradient, stream);
     }
-  key_spans(in, kPlainTile, stream);
-  in.head_dim <= 128 ? plain_backward<T, 128>(in, gradient, stream)
-                     : plain_backward<T, 256>(in, gradient, stream);
+  const auto tiled = by_tiles(in, kPlainTile);
+  in.head_dim <= 128 ? plain_backward<T, 128>(tiled, gradient, stream)
+                     : plain_backward<T, 256>(tiled, gradient, stream);
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): T is a type.

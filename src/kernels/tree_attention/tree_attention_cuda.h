@@ -23,13 +23,10 @@ struct TreeAttentionCuda {
   const T *k, *v;              // [num_tokens, num_groups, head_dim]
   const T *k_stack, *v_stack;  // [num_stack, num_groups, head_dim]
   const int32_t* end_local;    // [num_stack + num_tokens]
-  int32_t* spans;              // scratch [tree_attention_spans_size(num_stack, num_tokens)]
+  const int32_t* spans;        // key_spans.h; within the kernels those of their tile size
   int64_t num_tokens, num_stack, num_heads, num_groups, head_dim;
   float scale;
 };
-
-// Elements of `spans`, which hold for each tile of keys the least and the largest end_local.
-int64_t tree_attention_spans_size(int64_t num_stack, int64_t num_tokens);
 
 template <class T>
 void tree_attention_forward_cuda(const TreeAttentionCuda<T>& in, T* o, float* lse, CudaStream stream);

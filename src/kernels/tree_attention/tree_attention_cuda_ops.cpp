@@ -7,10 +7,12 @@
 #include <c10/cuda/CUDAException.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <tuple>
 
 #include "kernels/common/cuda_launch.h"
 #include "kernels/common/op.h"
+#include "kernels/tree_attention/key_spans.h"
 #include "kernels/tree_attention/tree_attention.h"
 #include "kernels/tree_attention/tree_attention_cuda.h"
 
@@ -34,20 +36,26 @@ void dispatch_kernel_types(at::ScalarType type, Function&& function) {
   type == at::kFloat ? function.template operator()<float>() : function.template operator()<BFloat16Bits>();
 }
 
-at::Tensor make_spans(const TreeAttentionInput& in) {
-  return at::empty({tree_attention_spans_size(in.k_stack_PGH.size(0), in.q_TNH.size(0))},
-                   in.end_local.options());
+at::Tensor given(const std::optional<at::Tensor>& tensor) {
+  return tensor.value_or(at::Tensor());
+}
+
+// Python calls the op without what checks the others' input.
+void check_spans(const TreeAttentionInput& in) {
+  BOUGH_CHECK(in.spans.defined() && in.spans.scalar_type() == at::kInt && in.spans.is_contiguous() &&
+                  in.spans.numel() == key_spans_size(in.k_stack_PGH.size(0), in.q_TNH.size(0)),
+              "tree_attention: on CUDA it takes the spans of end_local (bough::key_spans)");
 }
 
 template <class T>
-TreeAttentionCuda<T> kernel_input(const TreeAttentionInput& in, Tensor spans) {
+TreeAttentionCuda<T> kernel_input(const TreeAttentionInput& in) {
   return {.q = data<T>(in.q_TNH),
           .k = data<T>(in.k_TGH),
           .v = data<T>(in.v_TGH),
           .k_stack = data<T>(in.k_stack_PGH),
           .v_stack = data<T>(in.v_stack_PGH),
           .end_local = data<int32_t>(in.end_local),
-          .spans = mutable_data<int32_t>(spans),
+          .spans = data<int32_t>(in.spans),
           .num_tokens = in.q_TNH.size(0),
           .num_stack = in.k_stack_PGH.size(0),
           .num_heads = in.q_TNH.size(1),
@@ -57,18 +65,19 @@ TreeAttentionCuda<T> kernel_input(const TreeAttentionInput& in, Tensor spans) {
 }
 
 std::tuple<at::Tensor, at::Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor k_stack, Tensor v_stack,
-                                           Tensor end_local, double scale) {
-  const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
+                                           Tensor end_local, const std::optional<at::Tensor>& spans,
+                                           double scale) {
+  const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale, given(spans)};
   if (!has_kernel(q)) {
     const auto out = tree_attention_forward_reference(in);
     return {out.o_TNH, out.lse_TN};
   }
-  const Launch launch("tree_attention", {q, k, v, k_stack, v_stack, end_local});
-  const auto spans = make_spans(in);
+  check_spans(in);
+  const Launch launch("tree_attention", {q, k, v, k_stack, v_stack, end_local, in.spans});
   auto o = at::empty_like(q);
   auto lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
   dispatch_kernel_types(q.scalar_type(), [&]<class T>() {
-    tree_attention_forward_cuda(kernel_input<T>(in, spans), mutable_data<T>(o), mutable_data<float>(lse),
+    tree_attention_forward_cuda(kernel_input<T>(in), mutable_data<T>(o), mutable_data<float>(lse),
                                 launch.stream());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -77,16 +86,17 @@ std::tuple<at::Tensor, at::Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor 
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Tensor k, Tensor v,
                                                         Tensor k_stack, Tensor v_stack, Tensor end_local,
-                                                        Tensor o, Tensor lse, double scale, Tensor d_k_stack,
+                                                        const std::optional<at::Tensor>& spans, Tensor o,
+                                                        Tensor lse, double scale, Tensor d_k_stack,
                                                         Tensor d_v_stack) {
-  const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale};
+  const TreeAttentionInput in{q, k, v, k_stack, v_stack, end_local, scale, given(spans)};
   if (!has_kernel(q)) {
     const auto d = tree_attention_backward_reference(in, {o, lse}, d_o, d_k_stack, d_v_stack);
     return {d.d_q_TNH, d.d_k_TGH, d.d_v_TGH};
   }
+  check_spans(in);
   const Launch launch("tree_attention",
-                      {q, k, v, k_stack, v_stack, end_local, d_o, o, lse, d_k_stack, d_v_stack});
-  const auto spans = make_spans(in);
+                      {q, k, v, k_stack, v_stack, end_local, in.spans, d_o, o, lse, d_k_stack, d_v_stack});
   const auto options = q.options().dtype(at::kFloat);
   auto d_q = at::empty_like(q);
   auto d_k = at::empty(k.sizes(), options), d_v = at::empty(k.sizes(), options);
@@ -96,7 +106,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(Tensor d_o, Tensor q, Te
     at::Tensor parts;
     if (num_parts > 1) parts = at::empty({num_parts * 2 * (k_stack.numel() + k.numel())}, options);
     tree_attention_backward_cuda(
-        kernel_input<T>(in, spans),
+        kernel_input<T>(in),
         TreeAttentionCudaGradient<T>{.d_o = data<T>(d_o),
                                      .o = data<T>(o),
                                      .lse = data<float>(lse),

@@ -41,15 +41,17 @@ Dense compute(const TreeAttentionInput& in) {
 
 std::tuple<at::Tensor, at::Tensor> forward_op(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                               const at::Tensor& k_stack, const at::Tensor& v_stack,
-                                              const at::Tensor& end_local, double scale) {
+                                              const at::Tensor& end_local,
+                                              const std::optional<at::Tensor>& /*spans*/, double scale) {
   const auto out = tree_attention_forward_reference({q, k, v, k_stack, v_stack, end_local, scale});
   return {out.o_TNH, out.lse_TN};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
     const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& k_stack, const at::Tensor& v_stack, const at::Tensor& end_local, const at::Tensor& o,
-    const at::Tensor& lse, double scale, const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
+    const at::Tensor& k_stack, const at::Tensor& v_stack, const at::Tensor& end_local,
+    const std::optional<at::Tensor>& /*spans*/, const at::Tensor& o, const at::Tensor& lse, double scale,
+    const at::Tensor& d_k_stack, const at::Tensor& d_v_stack) {
   const auto d = tree_attention_backward_reference({q, k, v, k_stack, v_stack, end_local, scale}, {o, lse},
                                                    d_o, d_k_stack, d_v_stack);
   return {d.d_q_TNH, d.d_k_TGH, d.d_v_TGH};

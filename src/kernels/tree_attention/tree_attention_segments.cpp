@@ -67,23 +67,16 @@ void scatter(const std::vector<KeyRange>& ranges, const at::Tensor& stack, const
 
 // A segment as a pass of its own.
 TreeAttentionInput segment_input(const TreeAttentionInput& in, const QuerySegment& segment) {
-  const int64_t size = segment.end - segment.begin, num_stack = in.k_stack_PGH.size(0);
+  const int64_t size = segment.end - segment.begin;
   const auto own = [&](const at::Tensor& x) { return x.narrow(0, segment.begin, size); };
-  at::Tensor ends;
-  if (!segment.is_run || !in.q_TNH.is_cuda()) {
-    std::vector<at::Tensor> parts;
-    for (const auto& [begin, end] : segment.earlier)
-      parts.push_back(in.end_local.narrow(0, begin, end - begin));
-    parts.push_back(in.end_local.narrow(0, num_stack + segment.begin, size));
-    ends = at::cat(parts).sub_(segment.begin).clamp_(0, size);
-  }
   return {own(in.q_TNH),
           own(in.k_TGH),
           own(in.v_TGH),
           gather(segment.earlier, in.k_stack_PGH, in.k_TGH),
           gather(segment.earlier, in.v_stack_PGH, in.v_TGH),
-          ends,
-          in.scale};
+          segment.ends.end_local,
+          in.scale,
+          segment.ends.spans};
 }
 
 // Keys or values of a run's path and of the run itself.
@@ -145,9 +138,19 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
   const int64_t num_tokens = std::ssize(end_local) - num_stack;
   std::vector<QuerySegment> segments;
   int64_t rest = 0;  // the first query that no segment has
+  const auto add = [&](int64_t begin, int64_t end, bool is_run, std::vector<KeyRange> earlier) {
+    std::vector<int32_t> ends;
+    const auto append = [&](const KeyRange& keys) {
+      for (int64_t j = keys.begin; j < keys.end; ++j)
+        ends.push_back(static_cast<int32_t>(
+            std::clamp<int64_t>(end_local[static_cast<size_t>(j)] - begin, 0, end - begin)));
+    };
+    for (const KeyRange& keys : earlier) append(keys);
+    append({num_stack + begin, num_stack + end});
+    segments.push_back({begin, end, is_run, std::move(earlier), std::move(ends)});
+  };
   const auto close_rest = [&](int64_t end) {
-    if (rest < end)
-      segments.push_back({rest, end, false, visible_keys(end_local, num_stack, rest, kLeastGap)});
+    if (rest < end) add(rest, end, false, visible_keys(end_local, num_stack, rest, kLeastGap));
   };
   for (int64_t begin = 0, end = 0; begin < num_tokens; begin = end) {
     // The next query hangs off this one where it sees it.
@@ -157,11 +160,25 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
     std::vector<KeyRange> earlier = visible_keys(end_local, num_stack, begin, 1);
     if (earlier.size() > kMostRanges) continue;
     close_rest(begin);
-    segments.push_back({begin, end, true, std::move(earlier)});
+    add(begin, end, true, std::move(earlier));
     rest = end;
   }
   if (!segments.empty()) close_rest(num_tokens);
   return segments;
+}
+
+void add_segments(Upload& upload, std::vector<QuerySegment>& segments) {
+  for (QuerySegment& segment : segments) {
+    if (segment.is_run && upload.device().is_cuda()) continue;  // the vendor's kernel takes none
+    const int64_t num_own = segment.end - segment.begin;
+    add_key_ends(upload, segment.end_local, std::ssize(segment.end_local) - num_own, &segment.ends);
+  }
+}
+
+void upload_segments(std::vector<QuerySegment>& segments, at::Device device) {
+  Upload upload(device);
+  add_segments(upload, segments);
+  upload.send();
 }
 
 bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim) {

@@ -28,6 +28,8 @@ struct QuerySegment {
   // Keys below P + begin, in order: of a run those that it sees; else some that none of its queries sees may
   // be among them.
   std::vector<KeyRange> earlier;
+  std::vector<int32_t> end_local;  // of these keys and then its own, for its queries
+  KeyEnds ends = {};               // of the segment's device: upload_segments()
 };
 
 // Queries from which on a run goes by itself: that is where a GPU's kernels are busy with one.
@@ -39,11 +41,18 @@ constexpr int64_t kLeastRun = 512;
 std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, int64_t num_stack,
                                             int64_t least_run = kLeastRun);
 
+// Gives the segments the `ends` that their kernels read: once `upload` is sent, until when the vector must
+// stay where it is.
+void add_segments(Upload& upload, std::vector<QuerySegment>& segments);
+// By an upload of their own.
+void upload_segments(std::vector<QuerySegment>& segments, at::Device device);
+
 // Whether runs of this dtype and head size go to the vendor's kernel on this device: bf16 heads of up to
 // 256, a multiple of 8, on a GPU. BOUGH_CUDA_ATTENTION=own: never.
 bool vendor_attends_runs(const at::Device& device, at::ScalarType type, int64_t head_dim);
 
-// tree_attention_forward and _backward by segments. On CUDA runs go to FlashAttention-2 as libtorch has it;
+// tree_attention_forward and _backward by segments that have been uploaded; the input's own ends are not
+// read. On CUDA runs go to FlashAttention-2 as libtorch has it;
 // elsewhere to tree_attention's own kernel, for tests. With `same_bits` a run's backward adds in a fixed
 // order on CUDA, too, which costs it some time.
 TreeAttentionOutput tree_attention_forward_by_segments(const TreeAttentionInput& input,

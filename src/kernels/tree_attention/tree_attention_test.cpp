@@ -1,5 +1,7 @@
 #include "base/error.h"
 
+#include "kernels/common/op.h"
+#include "kernels/tree_attention/key_spans.h"
 #include "kernels/tree_attention/random_case.h"
 #include "kernels/tree_attention/tree_attention_paged.h"
 #include "kernels/tree_attention/tree_attention_segments.h"
@@ -75,6 +77,37 @@ std::vector<int32_t> ends_of(const TreeAttentionInput& in) {
   return {in.end_local.data_ptr<int32_t>(), in.end_local.data_ptr<int32_t>() + in.end_local.numel()};
 }
 
+// What the kernels of a GPU read of a tile, key by key: all of its keys, or those that it lacks, too.
+TEST(TreeAttention, SpansOfKeysAreTheirTilesLeastAndLargestEnds) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t num_stack = random() % 300, num_tokens = 1 + random() % 300;
+    const auto ends = random_ends(num_stack, num_tokens, random);
+    const auto spans = key_spans(ends, num_stack);
+    ASSERT_EQ(std::ssize(spans), key_spans_size(num_stack, num_tokens));
+    for (const int64_t size : {kPlainTile, kTensorTile}) {
+      const int32_t* span = spans.data() + key_spans_begin(num_stack, num_tokens, size);
+      for (const auto& [first, last] :
+           {std::pair{int64_t{0}, num_stack}, {num_stack, num_stack + num_tokens}})
+        for (int64_t begin = first; begin < last; begin += size, span += 2) {
+          int32_t least = INT32_MAX, largest = 0;
+          for (int64_t j = begin; j < begin + size; ++j) {
+            const int32_t end = j < last ? ends[static_cast<size_t>(j)] : 0;
+            least = std::min(least, end);
+            largest = std::max(largest, end);
+          }
+          ASSERT_EQ(span[0], least) << "keys from " << begin << " of tiles of " << size;
+          ASSERT_EQ(span[1], largest) << "keys from " << begin << " of tiles of " << size;
+        }
+      ASSERT_EQ(span - spans.data(),
+                size == kPlainTile ? key_spans_begin(num_stack, num_tokens, kTensorTile) : std::ssize(spans));
+    }
+    const at::Tensor by_op = find_op<at::Tensor(const at::Tensor&, int64_t)>("bough::key_spans")
+                                 .call(at::tensor(ends, at::kInt), num_stack);
+    ASSERT_TRUE(by_op.equal(at::tensor(spans, at::kInt)));
+  }
+}
+
 TEST(TreeAttention, ARunSeesAllKeysOfItsPathAndSegmentsCoverThePass) {
   std::mt19937 random(5);
   for (int round = 0; round < 200; ++round) {
@@ -110,7 +143,8 @@ TEST(TreeAttention, BySegmentsMatchesReference) {
                                  AttentionCase{130, 300, 6, 2, 16}, AttentionCase{17, 129, 8, 1, 128}})
     for (const int64_t least_run : {1, 6, 20}) {
       auto r = random_attention_case(c, at::kDouble, ++seed);
-      const auto segments = cut_into_segments(ends_of(r.in), c.num_stack, least_run);
+      auto segments = cut_into_segments(ends_of(r.in), c.num_stack, least_run);
+      upload_segments(segments, at::kCPU);
       for (const QuerySegment& segment : segments) ++(segment.is_run ? num_runs : num_others);
       if (segments.empty()) continue;
       const auto out = tree_attention_forward_by_segments(r.in, segments);

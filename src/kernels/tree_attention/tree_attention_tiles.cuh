@@ -5,12 +5,10 @@
 #include <climits>
 
 #include "kernels/common/cuda_tiles.cuh"
+#include "kernels/tree_attention/key_spans.h"
 #include "kernels/tree_attention/tree_attention_cuda.h"
 
 namespace bough {
-
-constexpr int kPlainTile = 32;   // keys and queries of a tile of the fp32 kernels
-constexpr int kTensorTile = 64;  // keys of a tile of the tensor cores' kernels
 
 // Keys whose rows lie together: no tile straddles stack and pass.
 struct KeyTile {
@@ -50,8 +48,7 @@ __device__ inline const T* key_rows(const TreeAttentionCuda<T>& in, const KeyTil
   return (on_stack ? stack : own) + (row * in.num_groups + group) * in.head_dim;
 }
 
-// Least and largest end_local of a tile. The least of a tile that is not full is 0, the end of the keys it
-// lacks: so it counts as one that not all queries see.
+// Least and largest end_local of a tile (key_spans.h).
 struct KeySpan {
   int min_end, max_end;
 };
