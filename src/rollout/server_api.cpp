@@ -49,7 +49,6 @@ class VllmApi final : public ServerApi {
                      {"repetition_penalty", 1.0},
                      {"presence_penalty", 0.0},
                      {"frequency_penalty", 0.0},
-                     {"seed", request.seed},
                      {"stop_token_ids", request.stop_tokens},
                      {"ignore_eos", request.ignore_eos},
                      {"skip_special_tokens", false},
@@ -117,7 +116,6 @@ class SglangApi final : public ServerApi {
     return {answer.at("model_path").get<std::string>(), 0};
   }
 
-  // Draws are the server's own: it takes a seed only with --enable-deterministic-inference.
   ServerCall generate(const ServerRequest& request, const std::string&) const override {
     Json sampling = {{"max_new_tokens", request.max_new_tokens},
                      {"temperature", request.temperature},

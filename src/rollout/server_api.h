@@ -35,7 +35,6 @@ struct ServerRequest {
   int64_t top_logprobs = 0;
   std::vector<int32_t> stop_tokens;
   bool ignore_eos = false;
-  uint64_t seed = 0;  // below 2^63
 };
 
 struct ServerToken {

@@ -12,7 +12,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/random.h"
 
 namespace bough {
 
@@ -22,7 +21,6 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using Steady = std::chrono::steady_clock;
 
-constexpr int kSampleBits = 20;                          // as the embedded engine counts its draws
 constexpr size_t kPrefixBlock = 64;                      // tokens between two places where prefixes are known
 constexpr int kWaitMilliseconds = 5;                     // of a step without news
 constexpr int64_t kMostFailures = 5;                     // of a sample in turn
@@ -327,8 +325,7 @@ void ServerEngine::begin(const Place& place, size_t index) {
                       .temperature = sampling.greedy ? 0 : sampling.temperature,
                       .top_logprobs = sampling.top_logprobs,
                       .stop_tokens = request.stop_tokens,
-                      .ignore_eos = sampling.ignore_eos,
-                      .seed = 0};
+                      .ignore_eos = sampling.ignore_eos};
   const auto drawn = static_cast<int64_t>(sample.result.token_ids.size());
   const auto prompt = static_cast<int64_t>(asked.input_ids.size());
   const int64_t most = std::min(prompt + sampling.max_new_tokens, options_.config.max_length());
@@ -339,10 +336,6 @@ void ServerEngine::begin(const Place& place, size_t index) {
   asked.max_new_tokens = most - prompt - drawn;
   asked.input_ids.insert(asked.input_ids.end(), sample.result.token_ids.begin(),
                          sample.result.token_ids.end());
-  const uint64_t sequence = (request.asked.sequence.value_or(request.asked.id) << kSampleBits) | place.sample;
-  asked.seed = CounterRandom(request.asked.seed, Purpose::sample)
-                   .bits(sequence, static_cast<uint64_t>(prompt + drawn)) >>
-               1;
   sample.call = call_of(server);
   sample.server = index;
   sample.load = most;
@@ -663,8 +656,7 @@ void ServerEngine::compare(Server& server, const Model& model) {
                       .input_ids = {},
                       .max_new_tokens = kComparedTokens,
                       .temperature = kComparedTemperature,
-                      .ignore_eos = true,
-                      .seed = static_cast<uint64_t>(version_) + 1};
+                      .ignore_eos = true};
   for (int32_t token = 0; token < std::min<int64_t>(8, options_.config.vocab_size); ++token)
     asked.input_ids.push_back(token);
   const size_t prompt = asked.input_ids.size();

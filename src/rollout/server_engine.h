@@ -21,8 +21,9 @@
 // What ends a sample is decided here, token by token, as the embedded engine decides it: stop tokens, stop
 // strings, lengths. Truncation (top_p, top_k, min_p), penalties and min_new_tokens are refused: servers take
 // them into the log-probabilities. raw_logprobs are those of the request's temperature, since a server says
-// no others. vLLM's draws are a function of (seed, id, sample, position) and of what it computes beside;
-// SGLang's are its own.
+// no others. Draws are the server's own: no seed is asked for. vLLM draws seeded requests one by one, and its
+// build for CPUs dies of one whose prompt it computes in parts; SGLang takes seeds only with
+// --enable-deterministic-inference.
 //
 // Who blocks: step() for some milliseconds, update_weights() until all servers have the weights.
 #pragma once

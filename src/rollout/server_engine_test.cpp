@@ -162,7 +162,6 @@ TEST_F(ServerEngineTest, SamplesAreWhatTheServerStreams) {
   update(engine, 0);
   GenerationRequest asked = request(7, 3, 5);
   asked.sampling.top_logprobs = 2;
-  asked.seed = 4;
   std::vector<StreamedToken> streamed;
   asked.on_token = [&](const StreamedToken& token) { streamed.push_back(token); };
   const auto results = engine.generate({asked, request(8, 1, 100, 49'990)});
@@ -180,9 +179,8 @@ TEST_F(ServerEngineTest, SamplesAreWhatTheServerStreams) {
   EXPECT_EQ(results[1].samples[0].token_ids.back(), 50'000);
   EXPECT_EQ(streamed.size(), 15u);
   EXPECT_EQ(std::count_if(streamed.begin(), streamed.end(), [](const auto& t) { return t.is_last; }), 3);
-  std::set<uint64_t> seeds;
-  for (const Json& sent : server.requests()) seeds.insert(sent.at("seed").get<uint64_t>());
-  EXPECT_EQ(seeds.size(), 4u) << "each sample has draws of its own";
+  for (const Json& sent : server.requests())
+    EXPECT_FALSE(sent.contains("seed")) << "vLLM for CPUs dies of one";
   EXPECT_EQ(engine.statistics().new_tokens, 25);
 }
 

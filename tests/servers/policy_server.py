@@ -41,12 +41,12 @@ class Policy:
         self.epoch += 1
 
     @torch.no_grad()
-    def generate(self, ids, count, temperature, top, stops, seed):
+    def generate(self, ids, count, temperature, top, stops, request):
         """Yields (token, its log-probability, [(log-probability, token), ...], finish_reason or None)."""
         while self.paused.is_set():
             threading.Event().wait(0.01)
         epoch, cache = self.epoch, DynamicCache()
-        random = torch.Generator().manual_seed(seed % 2**63)
+        random = torch.Generator().manual_seed(int.from_bytes(request.encode()[-7:], "big"))
         inputs = torch.tensor([ids])
         with self.lock:
             self.running += 1
@@ -165,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
         stops = [] if asked["ignore_eos"] else asked["stop_token_ids"]
         top = asked["logprobs"]
         drawn = self.policy.generate(
-            asked["prompt"], asked["max_tokens"], asked["temperature"], top, stops, asked["seed"]
+            asked["prompt"], asked["max_tokens"], asked["temperature"], top, stops, asked["request_id"]
         )
         for token, logprob, best, reason in drawn:
             choice = {"index": 0, "text": "", "finish_reason": reason, "token_ids": [], "logprobs": None}
@@ -209,9 +209,8 @@ class Handler(BaseHTTPRequestHandler):
         self.begin_stream()
         listed, best_of = [], []
         stops = [] if sampling["ignore_eos"] else sampling["stop_token_ids"]
-        seed = int.from_bytes(asked["rid"].encode()[-7:], "big")
         drawn = self.policy.generate(
-            asked["input_ids"], sampling["max_new_tokens"], sampling["temperature"], top, stops, seed
+            asked["input_ids"], sampling["max_new_tokens"], sampling["temperature"], top, stops, asked["rid"]
         )
         total = 0
         for token, logprob, best, reason in drawn:
