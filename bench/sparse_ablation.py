@@ -40,7 +40,7 @@ MOST_PARAMETERS = 5_000_000
 ARMS = ["dense", "sparse", "sparse_to_sparse", "distill"]
 MORE_ARMS = ["exact_top_k"]  # of sparse_training.arm, when asked for
 MORE_BUDGETS = ("sparse", "distill")  # arms that run with all budgets, not with the first one alone
-COLOURS = ["#3b6fb6", "#c8553d", "#7a9a3a", "#8a5fb0", "#c79a2b", "#3c9a94"]
+COLOURS = ["#3b6fb6", "#c8553d", "#7a9a3a", "#8a5fb0", "#c79a2b", "#3c9a94", "#333333", "#d07fb4"]
 CURVES = [
     ("reward/mean", "Reward of the samples"),
     ("rollout/length_mean", "Response length, tokens"),
@@ -475,6 +475,8 @@ def svg(experiment):
     end, at = len(panels) * height, left
     for (arm, budget), colour in names.items():
         label = arm if budget is None else f"{arm}, {budget:.0%}"
+        if at + 20 + 7 * len(label) > width:
+            end, at = end + 20, left
         parts.append(f'<rect x="{at}" y="{end}" width="14" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{at + 20}" y="{end + 10}">{label}</text>')
         at += 45 + 7 * len(label)
