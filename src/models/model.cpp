@@ -66,7 +66,7 @@ std::vector<Parameter*> Model::trained_parameters() {
 
 Parameter* Model::trained_at_both_ends() {
   const bool has_it = stage_.size > 1 && (stage_.is_first() || stage_.is_last());
-  if (!has_it || !config_.tie_word_embeddings) return nullptr;
+  if (!has_it || !config_.tie_word_embeddings || !config_.computes_logits) return nullptr;
   Parameter* const first = trained_parameters().front();
   return first == &embedding() ? first : nullptr;
 }
