@@ -12,9 +12,13 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
+#include "plan/pipeline.h"
+#include "plan/test_costs.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/ranks_test_util.h"
+#include "train/trainer.h"
+#include "tree/prefix_tree.h"
 
 namespace bough {
 namespace {
@@ -164,6 +168,40 @@ TEST(Pipeline, WalksForValuesAreTheWholeModels) {
           EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
         });
   }
+}
+
+// What `bough step` and a run's metrics say of a step: the schedule's seconds, not one process's.
+TEST(Pipeline, AStepsPredictedSecondsAreItsSchedules) {
+  const auto whole = random_model(deep_config(6), 6, at::kDouble);
+  std::vector<Trajectory> rows;
+  for (int32_t sample = 0; sample < 16; ++sample) {
+    std::vector<int32_t> tokens(40, sample % 5);
+    tokens[1] = sample / 5;
+    rows.push_back(trajectory_of(tokens, std::vector<uint8_t>(40, 1)));
+    rows.back().advantage = {1.0f};
+  }
+  std::vector<const Trajectory*> pointers;
+  std::vector<TokenSpan> sequences;
+  for (const Trajectory& row : rows) {
+    pointers.push_back(&row);
+    sequences.emplace_back(row.input_ids);
+  }
+  const PrefixTree tree = build_prefix_tree(sequences);
+  ActorSettings settings;
+  settings.loss.loss = "pg";
+  settings.mb_spec.max_tokens_per_mb = 120;
+  const TestCosts costs;
+  on_rank_groups({.pipeline = 3}, *whole, [&](TrainingRanks& groups, Model& model) {
+    StepTimer timer(model, {}, settings, &costs, rows, "dense", &groups);
+    timer.run(/*counted=*/true);
+    const double seconds = timer.simulation().seconds;
+    GradientStep step(model, {}, settings, &costs, &groups);
+    const Plan plan = step.plan(step.rows_of(pointers), "dense");
+    EXPECT_EQ(seconds, pipeline_seconds(plan, costs, {.num_stages = 3}));
+    EXPECT_LT(seconds, 0.8 * simulate(plan, &costs).seconds);
+    const MetricValues metrics = tree_metrics(tree, {&plan}, &costs, /*seconds=*/2, &groups);
+    EXPECT_EQ(metrics.at("tree/predicted_over_measured"), seconds / 2);
+  });
 }
 
 // docs/ranks.md says what a pass sends: its hidden states on, and their gradient back.
