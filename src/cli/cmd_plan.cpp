@@ -20,6 +20,7 @@
 #include "data/rollout_file.h"
 #include "plan/load_balance.h"
 #include "plan/packing.h"
+#include "plan/pipeline.h"
 #include "plan/plan.h"
 #include "train/make_batch.h"
 
@@ -35,7 +36,7 @@ struct PlanOptions {
   std::string memory;
   std::string packer = "auto";
   std::string gradient_checkpointing, activation_offload;
-  int64_t ranks = 1;
+  int64_t ranks = 1, stages = 1;
   int64_t max_running = 256;
   SparseSettings sparse;
   std::optional<int64_t> max_tokens_per_mb;
@@ -73,6 +74,7 @@ struct PlanReport {
   TreeStatistics tree;
   double work_ratio = 1;
   int64_t max_tokens_per_mb = 0;
+  int64_t stages = 1;  // of a pipeline of layers, whose seconds a step's are
   std::vector<StrategyCost> strategies;
   std::vector<RankCost> ranks;
   IterationCost dense_iteration;
@@ -109,7 +111,7 @@ StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, co
   StrategyCost cost{.strategy = strategy};
   try {
     cost.plan = make_plan(strategy, request);
-    cost.simulation = simulate(cost.plan, request.costs);
+    cost.simulation = simulate(cost.plan, request.costs, Pipeline{.num_stages = request.num_stages});
     int64_t num_flat_tokens = 0;
     for (const TokenSpan& sequence : request.sequences) num_flat_tokens += std::ssize(sequence);
     cost.effective_reuse = effective_reuse_ratio(num_planned_tokens(cost.plan), num_flat_tokens);
@@ -117,7 +119,8 @@ StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, co
     if (strategy == "auto" && memory_given) throw;  // no plan at all fits
     cost.error = error.what();
   }
-  cost.fits = costs.shape().parameter_bytes() + cost.simulation.peak_bytes <= costs.device().memory_bytes;
+  const int64_t weights = costs.shape().parameter_bytes() / request.num_stages;
+  cost.fits = weights + cost.simulation.peak_bytes <= costs.device().memory_bytes;
   return cost;
 }
 
@@ -127,8 +130,9 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
   for (const auto& share :
        balance_load(tree, num_ranks,
                     {.per_token = shape.linear_flops_per_token(), .per_pair = shape.flops_per_pair()}))
-    costs.push_back({share.num_tokens,
-                     simulate(make_plan("auto", part_of(whole, share.sequences)), whole.costs).seconds});
+    costs.push_back({share.num_tokens, simulate(make_plan("auto", part_of(whole, share.sequences)),
+                                                whole.costs, Pipeline{.num_stages = whole.num_stages})
+                                           .seconds});
   return costs;
 }
 
@@ -184,13 +188,15 @@ ModelShape adapted(ModelShape shape) {
   return shape;
 }
 
+// Stages train; a rollout is one device's.
 IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan& plan,
-                             const CostModel& costs, const SparseAttention& sparse, int64_t max_running) {
+                             const CostModel& costs, const SparseAttention& sparse, int64_t max_running,
+                             const Pipeline& pipeline) {
   IterationCost cost{.rollout = rollout_cost(costs, groups, sparse, max_running)};
   const ForwardCosts forward(costs);
-  cost.recompute_seconds = simulate(plan, &forward).seconds;
-  cost.update_seconds = simulate(plan, &costs).seconds;
-  if (sparse.is_sparse()) {
+  cost.recompute_seconds = simulate(plan, &forward, pipeline).seconds;
+  cost.update_seconds = simulate(plan, &costs, pipeline).seconds;
+  if (sparse.is_sparse() && pipeline.num_stages == 1) {  // stages do not train by choice of pages
     const CostModel frozen(costs.device(), adapted(costs.shape()));
     cost.sparse_step_seconds = simulate(plan, &frozen).seconds;
   }
@@ -249,6 +255,7 @@ Json report_json(const PlanReport& report) {
           {"leaves", tree.num_leaves},
           {"branch_points", tree.num_branch_points},
           {"max_tokens_per_mb", report.max_tokens_per_mb},
+          {"stages", report.stages},
           {"chosen", report.of("auto").plan.strategy},
           {"strategies", strategies},
           {"ranks", ranks},
@@ -391,10 +398,13 @@ void print_readable_report(const PlanReport& report, const CostModel& costs) {
                {"branch points", format_thousands(tree.num_branch_points)},
                {"model", str(costs.shape().name, ", ", costs.device().dtype)},
                {"device", str(costs.device().name, ": ", costs.device().source)}});
-  print_text(str("\none gradient step, predicted, with at most ", format_thousands(report.max_tokens_per_mb),
-                 " tokens' activations held:\n", strategy_table(report),
-                 "ERR: effective reuse ratio, the part of the tokens that the plan saves; at most POR\n\n",
-                 choice(report)));
+  print_text(
+      str("\none gradient step, predicted, ",
+          report.stages > 1 ? str("of ", report.stages, " stages that have the layers in a row, ") : "",
+          "with at most ", format_thousands(report.max_tokens_per_mb), " tokens' activations held:\n",
+          strategy_table(report),
+          "ERR: effective reuse ratio, the part of the tokens that the plan saves; at most POR\n\n",
+          choice(report)));
   if (report.ranks.size() > 1) print_text(rank_table(report.ranks));
 }
 
@@ -402,6 +412,7 @@ void run_plan(const PlanOptions& options) {
   if (options.max_tokens_per_mb)
     check_at_least("--max-tokens-per-mb", *options.max_tokens_per_mb, 1, "a pass holds at least one token");
   check_at_least("--ranks", options.ranks, 1);
+  check_at_least("--stages", options.stages, 1);
   check_packer("--packer", options.packer);
   TreeTrainingSettings tree_training{
       .gradient_checkpointing = parse_choice("--gradient-checkpointing", options.gradient_checkpointing),
@@ -416,6 +427,9 @@ void run_plan(const PlanOptions& options) {
   const std::vector<Trajectory> rollouts =
       read_rollouts(options.rollouts, {.require_reward_or_advantage = false});
   const CostModel costs = cost_model_of(options);
+  if (options.stages > costs.shape().num_layers)
+    throw UserError(str("--stages: got ", options.stages, ", for a model of ", costs.shape().num_layers,
+                        " layers; expected at most as many"));
   const std::vector<TokenSpan> sequences = token_spans(rollouts);
   const PrefixTree tree = build_prefix_tree(sequences);
   const PlanRequest request{
@@ -427,10 +441,13 @@ void run_plan(const PlanOptions& options) {
       .costs = &costs,
       .packer = options.packer,
       .layers = tree_training.layers(),
-      .offload = tree_training.offload()};
+      .offload = tree_training.offload(),
+      .num_stages = options.stages};
+  const Pipeline pipeline{.num_stages = options.stages};
   PlanReport report{.tree = compute_statistics(tree),
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),
-                    .max_tokens_per_mb = request.max_tokens_per_pass};
+                    .max_tokens_per_mb = request.max_tokens_per_pass,
+                    .stages = options.stages};
   const auto names = strategy_names();  // auto first: shown last
   for (size_t i = 1; i <= names.size(); ++i)
     report.strategies.push_back(
@@ -438,9 +455,9 @@ void run_plan(const PlanOptions& options) {
   report.ranks = rank_costs(tree, request, costs.shape(), options.ranks);
   const std::vector<SampledGroup> groups = groups_of(rollouts);
   const Plan& chosen = report.of("auto").plan;
-  report.dense_iteration = iteration_cost(groups, chosen, costs, {}, options.max_running);
+  report.dense_iteration = iteration_cost(groups, chosen, costs, {}, options.max_running, pipeline);
   if (sparse.is_sparse())
-    report.sparse_iteration = iteration_cost(groups, chosen, costs, sparse, options.max_running);
+    report.sparse_iteration = iteration_cost(groups, chosen, costs, sparse, options.max_running, pipeline);
   if (!options.svg.empty()) write_file_atomically(options.svg, plan_svg(picture_of(report.of("auto"))));
   if (!options.html.empty())
     write_file_atomically(options.html, tree_page(tree, rollouts, options.rollouts, reuse_note(report)));
@@ -480,6 +497,10 @@ void add_plan_command(CommandLine& line) {
       ->type_name("N");
   add_sparse_options(command, options->sparse);
   command.add_option("--ranks", options->ranks, "Balance the batch over so many devices")->type_name("K");
+  command
+      .add_option("--stages", options->stages,
+                  "Each of the ranks is a pipeline of so many devices, which have the layers in a row")
+      ->type_name("P");
   command
       .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
                   str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,

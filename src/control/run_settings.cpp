@@ -127,11 +127,6 @@ void RunSettings::check() const {
                         sparse_training.arm,
                         " trains by choice of pages, for which a rank needs all heads of a group and all "
                         "tokens of a pass; expected ranks that share the batch (fsdp:dN)"));
-  if (sizes && sizes->pipeline > 1 && actor.advantages.needs_values())
-    throw UserError(str("actor.backend: got ", actor.backend, ", but actor.adv_estimator ",
-                        actor.advantages.adv_estimator,
-                        " has a critic, which ranks that have the layers in a row (p) do not train; expected "
-                        "another estimator, or no p"));
   const bool cuts = gconfig.top_p < 1.0 || gconfig.top_k > 0 || gconfig.min_p > 0 ||
                     gconfig.repetition_penalty != 1.0 || gconfig.presence_penalty != 0.0 ||
                     gconfig.frequency_penalty != 0.0;

@@ -180,10 +180,7 @@ ModelShape model_shape(const Model& model) {
   config.num_layers = model.whole_config().num_layers;
   config.layer_ropes = model.whole_config().layer_ropes;
   ModelShape shape = model_shape(config, dtype_name(model.dtype()));
-  const auto shared = model.share();
-  for (const Parameter* matrix : shared->layer_matrices())
-    for (const Parameter& parameter : matrix->adapter) shape.adapter_elements += parameter.value.numel();
-  shape.adapter_elements = shape.adapter_elements * config.num_layers / model.config().num_layers;
+  shape.adapter_elements = model.adapter_elements();
   return shape;
 }
 

@@ -59,6 +59,7 @@ struct ModelConfig {
   GateActivation activation = GateActivation::kSilu;
   bool scale_embedding = false;                // by sqrt(D) (Gemma)
   bool tie_word_embeddings = false;            // the head is the embedding; checkpoints then hold it once
+  bool computes_logits = true;                 // else a tied model's last stage (pipeline.h) has no embedding
   bool qkv_bias = false, output_bias = false;  // of attention's projections
   bool mlp_bias = false;
   bool fused_projections = false;       // checkpoints hold qkv_proj and gate_up_proj (Phi-3)

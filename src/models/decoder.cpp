@@ -109,7 +109,7 @@ Decoder::Decoder(const ModelConfig& config, const at::TensorOptions& options, co
   const auto of_vocabulary = [&](const char* name) -> Rows {
     return {.name = name, .count = tokens.count, .first = tokens.first, .whole = config.vocab_size};
   };
-  if (stage_.is_first() || (stage_.is_last() && config.tie_word_embeddings))
+  if (stage_.is_first() || (stage_.is_last() && config.tie_word_embeddings && config.computes_logits))
     embedding_ = make_parameter({of_vocabulary("model.embed_tokens.weight")}, width, options);
   for (int64_t i = 0; i < stage_.num_layers; ++i)
     layers_.push_back(make_layer(stage_.first_layer + i, options));

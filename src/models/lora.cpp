@@ -75,31 +75,32 @@ void attach(Parameter& matrix, int64_t rank, double scale, int64_t num_ranks,
   matrix.adapter_scale = scale;
 }
 
-void attach_all(Model& model, int64_t rank, double scale,
-                const std::function<bool(const std::string& module)>& is_wanted) {
+// Returns how many elements they have.
+int64_t attach_to(Model& model, int64_t rank, double scale,
+                  const std::function<bool(const std::string& module)>& is_wanted) {
   const int64_t num_ranks = model.tensor_ranks() ? model.tensor_ranks()->size() : 1;
   if (num_ranks > 1 && model.config().fused_projections)
     throw UserError(
         "lora: got ranks that share the layers of a model of fused projections (qkv_proj); expected ranks "
         "that share the batch");
   for (Parameter* parameter : model.parameters()) parameter->main_grad.reset();
+  int64_t elements = 0;
   for (Parameter* matrix : model.layer_matrices()) {
     if (matrix->quantized())
       throw UserError(
           "lora: the model's matrices are quantized; expected fp32, bf16 or fp64 to train beside");
     attach(*matrix, rank, scale, num_ranks, is_wanted);
+    for (const Parameter& parameter : matrix->adapter) elements += parameter.value.numel();
   }
+  return elements;
 }
 
-// Stages plan alike, by what a layer costs.
-void check_layers_are_alike(Model& all) {
-  const auto matrices = all.layer_matrices();
-  const auto in_layer = static_cast<size_t>(std::ssize(matrices) / all.config().num_layers);
-  for (size_t i = in_layer; i < matrices.size(); ++i)
-    if (matrices[i]->adapter_slices.size() != matrices[i % in_layer]->adapter_slices.size())
-      throw UserError(
-          "lora.targets: got modules of some layers only, for a model whose layers ranks share in a "
-          "row (actor.backend, p); expected the same in every layer");
+// `all`: the model itself, or of a stage all layers.
+void attach_all(Model& model, Model& all, int64_t rank, double scale,
+                const std::function<bool(const std::string& module)>& is_wanted) {
+  int64_t elements = attach_to(model, rank, scale, is_wanted);
+  if (&all != &model) elements = attach_to(all, rank, scale, is_wanted);
+  model.set_adapter_elements(elements);
 }
 
 // Of a stage (pipeline.h): the whole model's layers, as pieces where ranks share them, without memory.
@@ -210,10 +211,7 @@ void LoraSettings::check() const {
 }
 
 bool has_adapter(const Model& model) {
-  const auto shared = model.share();
-  const auto matrices = shared->layer_matrices();
-  return std::any_of(matrices.begin(), matrices.end(),
-                     [](const Parameter* m) { return !m->adapter.empty(); });
+  return model.adapter_elements() > 0;
 }
 
 void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
@@ -250,11 +248,7 @@ void add_adapter(Model& model, const LoraSettings& settings, uint64_t seed) {
                               [&](const LoraTarget& t) { return is_named(module, t.name); });
   };
   const double scale = settings.alpha / static_cast<double>(settings.rank);
-  attach_all(model, settings.rank, scale, is_wanted);
-  if (of_all) {
-    attach_all(*of_all, settings.rank, scale, is_wanted);
-    check_layers_are_alike(*of_all);
-  }
+  attach_all(model, all_of_them, settings.rank, scale, is_wanted);
   initialise_adapter(model, all_of_them, seed);
 }
 
@@ -264,6 +258,7 @@ std::unique_ptr<Model> without_adapter(const Model& model) {
     matrix->adapter.clear();
     matrix->adapter_slices.clear();
   }
+  shared->set_adapter_elements(0);
   return shared;
 }
 
@@ -283,6 +278,7 @@ void merge_adapter(Model& model) {
     matrix->adapter.clear();
     matrix->adapter_slices.clear();
   }
+  model.set_adapter_elements(0);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> adapter_tensors(Model& model) {
@@ -350,7 +346,8 @@ void load_adapter(const fs::path& directory, Model& model) {
   // The tensors say which modules have an adapter: target_modules may be a pattern.
   std::map<std::string, std::vector<int64_t>> sizes;
   const std::unique_ptr<Model> of_all = model.ranks().stages ? all_layers(model) : nullptr;
-  for (Parameter* matrix : (of_all ? *of_all : model).layer_matrices())
+  Model& all_of_them = of_all ? *of_all : model;
+  for (Parameter* matrix : all_of_them.layer_matrices())
     for (const Parameter::Part& part : matrix->parts) {
       sizes[module_of(part)] = whole_sizes(*matrix, part);
     }
@@ -372,11 +369,7 @@ void load_adapter(const fs::path& directory, Model& model) {
     throw UserError(str(file.path().string(), ": got no tensors; expected adapters of this model's modules"));
   if (!has_adapter(model)) {
     const auto is_wanted = [&](const std::string& module) { return wanted.contains(module); };
-    attach_all(model, config.rank, config.scale, is_wanted);
-    if (of_all) {
-      attach_all(*of_all, config.rank, config.scale, is_wanted);
-      check_layers_are_alike(*of_all);
-    }
+    attach_all(model, all_of_them, config.rank, config.scale, is_wanted);
   } else {
     size_t num_present = 0;
     bool is_same = true;

@@ -58,17 +58,17 @@ void Model::set_batch_invariant(bool on) {
 }
 
 std::vector<Parameter*> Model::trained_parameters() {
+  if (adapter_elements_ == 0) return parameters();
   std::vector<Parameter*> adapters;
   for (Parameter* matrix : layer_matrices())
     for (Parameter& parameter : matrix->adapter) adapters.push_back(&parameter);
-  return adapters.empty() ? parameters() : adapters;
+  return adapters;
 }
 
 Parameter* Model::trained_at_both_ends() {
   const bool has_it = stage_.size > 1 && (stage_.is_first() || stage_.is_last());
-  if (!has_it || !config_.tie_word_embeddings) return nullptr;
-  Parameter* const first = trained_parameters().front();
-  return first == &embedding() ? first : nullptr;
+  if (!has_it || !config_.tie_word_embeddings || !config_.computes_logits) return nullptr;
+  return adapter_elements_ == 0 ? parameters().front() : nullptr;
 }
 
 void Model::allocate_gradients() {

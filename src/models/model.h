@@ -81,8 +81,11 @@ class Model {
   Parameter* trained_at_both_ends();
 
   // What is trained: the parameters of the adapters where the model has any (models/lora.h), and all else is
-  // frozen; else every parameter. In a fixed order.
+  // frozen; else every parameter. In a fixed order. A stage may have none.
   std::vector<Parameter*> trained_parameters();
+  // Elements of the adapters in all layers, those of the other stages too; 0: it has none. lora.h sets it.
+  int64_t adapter_elements() const { return adapter_elements_; }
+  void set_adapter_elements(int64_t count) { adapter_elements_ = count; }
 
   // Another model over the same tensors. A tensor that one of them is then given in place of another, the
   // other does not see.
@@ -118,6 +121,7 @@ class Model {
   at::ScalarType dtype_;
   at::Device device_;
   bool batch_invariant_ = false;
+  int64_t adapter_elements_ = 0;
 };
 
 // An uninitialised model of this shape: weights allocated, not filled. Which class: models/registry.cpp.

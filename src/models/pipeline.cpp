@@ -22,7 +22,7 @@ std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages) {
              inner = static_cast<double>(whole.intermediate_size);
   const double layer = 2 * (width * (query + 2 * key) + query * width + 3 * width * inner) +
                        4 * query * static_cast<double>(kCutContext);
-  const double head = 2 * width * static_cast<double>(whole.vocab_size);
+  const double head = whole.computes_logits ? 2 * width * static_cast<double>(whole.vocab_size) : 0;
   const double embedding = 2 * width;
   // Of a stage that has the layers [begin, end).
   const auto work = [&](int64_t begin, int64_t end) {

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 #include "kernels/quantized_product/quantized_product.h"
 
 namespace bough {
@@ -27,9 +25,7 @@ QuantizedModel::QuantizedModel(const Model& source) : source_(source), model_(so
 void QuantizedModel::update() {
   const auto now = source_.share();  // for its parameters, which a constant model does not show
   const auto matrices = model_->layer_matrices(), sources = now->layer_matrices();
-  const bool is_frozen = std::any_of(sources.begin(), sources.end(),
-                                     [](const Parameter* matrix) { return !matrix->adapter.empty(); });
-  if (is_frozen) return;  // the adapters' tensors are shared
+  if (now->adapter_elements() > 0) return;  // the adapters' tensors are shared
   for (size_t i = 0; i < matrices.size(); ++i)
     quantize_rows_(matrices[i]->value, matrices[i]->scale, sources[i]->value);
 }

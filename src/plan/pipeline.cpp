@@ -124,4 +124,10 @@ double pipeline_seconds(const Plan& plan, const PassCosts& costs, const Pipeline
   return pipeline_seconds(steps, forward, backward, pipeline);
 }
 
+Simulation simulate(const Plan& plan, const PassCosts* costs, const Pipeline& pipeline) {
+  Simulation simulation = simulate(plan, costs);
+  if (costs && pipeline.num_stages > 1) simulation.seconds = pipeline_seconds(plan, *costs, pipeline);
+  return simulation;
+}
+
 }  // namespace bough

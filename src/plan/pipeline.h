@@ -54,5 +54,7 @@ double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double>
                         std::span<const double> backward_seconds, const Pipeline& pipeline);
 // Of a plan on stages that have equal parts of every pass.
 double pipeline_seconds(const Plan& plan, const PassCosts& costs, const Pipeline& pipeline);
+// simulate(), but with the seconds of the pipeline's schedule. The rest is as of one process.
+Simulation simulate(const Plan& plan, const PassCosts* costs, const Pipeline& pipeline);
 
 }  // namespace bough

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -21,13 +22,6 @@ constexpr const char* kHeadFile = "value_head.safetensors";
 NamedTensors named_head(const ValueHead& head) {
   return {{head.weight.parts.front().name, head.weight.value},
           {head.bias.parts.front().name, head.bias.value}};
-}
-
-std::vector<Parameter*> trained_parameters(Model& backbone, ValueHead& head, bool shares_backbone) {
-  std::vector<Parameter*> parameters = head.parameters();
-  if (!shares_backbone)
-    for (Parameter* parameter : backbone.parameters()) parameters.push_back(parameter);
-  return parameters;
 }
 
 // Where a run's critic was saved, else the directory itself.
@@ -110,13 +104,25 @@ Critic::Critic(Model& backbone, const CriticSettings& settings, const ActorSetti
       head_(backbone.config().hidden_size, accumulator_type(backbone.dtype()), backbone.device(),
             ranks_ ? ranks_->sizes().tensor : 1),
       executor_(backbone, {.context_ranks = ranks_ ? ranks_->context() : nullptr}),
-      optimizer_(trained_parameters(backbone, head_, shares_backbone()), settings.optimizer, total_updates,
-                 sharing(), /*fixed_shares=*/false, ranks_ ? ranks_->tensor() : nullptr) {
+      optimizer_(trained_parameters(), settings.optimizer, total_updates,
+                 ranks_ ? ranks_->sharing() : nullptr, /*fixed_shares=*/false,
+                 ranks_ ? ranks_->tensor() : nullptr, backbone.ranks().stages,
+                 shares_backbone() ? nullptr : backbone.trained_at_both_ends()),
+      resident_bytes_(largest_resident_bytes()) {
   actor_ = beside_critic(actor, this);
 }
 
+std::vector<Parameter*> Critic::trained_parameters() {
+  std::vector<Parameter*> parameters;
+  if (backbone_.stage().is_last()) parameters = head_.parameters();
+  if (!shares_backbone())
+    for (Parameter* parameter : backbone_.parameters()) parameters.push_back(parameter);
+  return parameters;
+}
+
 Plan Critic::plan(const TrainBatch& batch) const {
-  const PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
+  PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
+  request.num_stages = backbone_.stage().size;
   if (ranks_ && ranks_->num_replicas() > 1)
     return plan_share(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());
   return make_plan(actor_.tree.strategy(), request);
@@ -130,7 +136,7 @@ at::Tensor Critic::values(const TrainBatch& batch) {
 
 ValueWalk Critic::result_of(ValueBlockHead& head) {
   ValueWalk walk = head.finish();
-  if (Communicator* const ranks = sharing()) {
+  if (Communicator* const ranks = ranks_ ? ranks_->walking() : nullptr) {
     sum_values(walk.values_R, *ranks);
     sum_losses(walk.loss, walk.metrics, *ranks);
   }
@@ -152,23 +158,31 @@ ValueBlockHead Critic::beside_policy(const TrainBatch& batch) {
   return {head_, batch, with_loss(/*reaches_backbone=*/true)};
 }
 
-int64_t Critic::resident_bytes() const {
+int64_t Critic::largest_resident_bytes() {
   int64_t bytes = 0;
-  auto& self = const_cast<Critic&>(*this);  // a model lists its parameters as what may be changed
-  for (const Parameter* parameter : trained_parameters(self.backbone_, self.head_, shares_backbone())) {
+  for (const Parameter* parameter : trained_parameters()) {
     const auto type = parameter->value.scalar_type(), acc = accumulator_type(type);
     const auto accumulator = static_cast<int64_t>(c10::elementSize(acc));
     // Value; gradient and two moments; the master of a value that is rounded.
     const int64_t element = static_cast<int64_t>(c10::elementSize(type)) + (3 + (type != acc)) * accumulator;
     bytes += parameter->value.numel() * element;
   }
-  return bytes;
+  if (!ranks_) return bytes;
+  int64_t largest = bytes;
+  for (const std::string& of_rank : ranks_->all()->all_gather(std::to_string(bytes)))
+    largest = std::max<int64_t>(largest, std::stoll(of_rank));
+  return largest;
 }
 
 CriticSnapshot Critic::snapshot(bool copies) const {
-  CriticSnapshot snapshot{nullptr, named_head(head_), optimizer_.snapshot(copies)};
-  if (copies)
-    for (auto& [name, tensor] : snapshot.head) tensor = tensor.clone();
+  CriticSnapshot snapshot{nullptr, {}, optimizer_.snapshot(copies)};
+  const auto take_head = [&](const std::string& name, const at::Tensor& tensor) {
+    snapshot.head.emplace_back(name, copies ? tensor.clone() : tensor);
+  };
+  const NamedTensors own = backbone_.stage().is_last() ? named_head(head_) : NamedTensors();
+  if (backbone_.ranks().stages) gather_to_first_stage(own, *backbone_.ranks().stages, take_head);
+  else
+    for (const auto& [name, tensor] : own) take_head(name, tensor);
   if (!shares_backbone() && (!ranks_ || ranks_->shares_with_leader()))
     snapshot.backbone = snapshot_of(backbone_, copies);
   return snapshot;
@@ -208,6 +222,7 @@ std::unique_ptr<Model> load_critic_backbone(const CriticSettings& settings, cons
   // A head of logits would be weights, gradients and moments that nothing reads: that of a tied model is the
   // embedding.
   config.tie_word_embeddings = true;
+  config.computes_logits = false;
   if (config.source.is_object() && !config.source.empty()) config.source["tie_word_embeddings"] = true;
   std::unique_ptr<Model> backbone = make_model(config, actor.dtype(), actor.device(), actor.ranks());
   load_weights(directory, *backbone);

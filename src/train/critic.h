@@ -6,7 +6,8 @@
 // one walk, the actor's optimizer moves the backbone, and the critic's own optimizer the head alone.
 //
 // The head is of the accumulator type, whatever the backbone's is, and starts at zero: before the first
-// update every value is 0, and an advantage is a return.
+// update every value is 0, and an advantage is a return. Of a pipeline (models/pipeline.h) it is the last
+// stage's.
 #pragma once
 
 #include <filesystem>
@@ -80,7 +81,8 @@ class Critic {
  public:
   // `backbone` must outlive it; it is the actor's where settings.share_backbone. `actor`: how batches go
   // through a model. total_updates: optimizer steps of the whole run. `ranks`: those that train together,
-  // each of which calls what walks or snapshots, with its pieces of the backbone; null: this process alone.
+  // each of which makes one, with its pieces of the backbone, and calls what walks or snapshots; null: this
+  // process alone.
   Critic(Model& backbone, const CriticSettings& settings, const ActorSettings& actor, int64_t total_updates,
          const TrainingRanks* ranks = nullptr);
 
@@ -103,11 +105,12 @@ class Critic {
   ValueWalk result_of(ValueBlockHead& head);
 
   Optimizer& optimizer() { return optimizer_; }
-  ValueHead& head() { return head_; }
+  ValueHead& head() { return head_; }  // of other stages than the last nothing reads it
   Model& backbone() { return backbone_; }
 
-  // Bytes beside the actor's that it always holds: weights, gradients, the optimizer's state.
-  int64_t resident_bytes() const;
+  // Bytes beside the actor's that it always holds: weights, gradients, the optimizer's state. Of several
+  // ranks those of the one that holds most, since all plan alike.
+  int64_t resident_bytes() const { return resident_bytes_; }
 
   CriticSnapshot snapshot(bool copies) const;
   // Goes on from what a snapshot saved, bit for bit. UserError names what is missing, damaged or of another
@@ -117,8 +120,8 @@ class Critic {
   void load_head_if_saved(const std::filesystem::path& directory);
 
  private:
-  // Those that have the same pieces of the backbone, or null.
-  Communicator* sharing() const { return ranks_ ? ranks_->sharing() : nullptr; }
+  std::vector<Parameter*> trained_parameters();  // by its own optimizer
+  int64_t largest_resident_bytes();
   void load_head(const std::filesystem::path& directory);
   ValueBlockHead::Options with_loss(bool reaches_backbone) const;
 
@@ -130,6 +133,7 @@ class Critic {
   ValueHead head_;
   Executor executor_;
   Optimizer optimizer_;
+  int64_t resident_bytes_;
 };
 
 // The backbone that settings.path names: a Hugging Face directory, whose head of logits is left out, or a

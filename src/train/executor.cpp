@@ -447,8 +447,7 @@ WalkResult walk_policy(Model& model, const ExecutorOptions& options, const Plan&
     BOUGH_CHECK(!options.sparse.is_sparse() && !model.batch_invariant(),
                 "context parallelism is for dense attention");
   if (model.stage().size > 1)
-    BOUGH_CHECK(!options.sparse.is_sparse() && !beside,
-                "a pipeline of layers is for dense attention, and without a second head");
+    BOUGH_CHECK(!options.sparse.is_sparse(), "a pipeline of layers is for dense attention");
   WalkResult result;
   const auto type = at::TensorOptions().dtype(accumulator_type(model.dtype())).device(model.device());
   const int64_t num_rows = batch.num_rows();

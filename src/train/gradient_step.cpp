@@ -344,7 +344,7 @@ void StepTimer::run(bool counted) {
   num_trained_ = batch.num_rows();
   strategy_ = plan.strategy;
   max_tokens_per_pass_ = plan.max_tokens_per_pass;
-  simulation_ = simulate(plan, step_.costs());
+  simulation_ = simulate(plan, step_.costs(), ranks_ ? ranks_->pipeline() : Pipeline{});
 }
 
 double StepTimer::median_seconds() const {

@@ -172,7 +172,7 @@ double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
   at::Tensor all = squares.empty() ? at::zeros({0}, at::kDouble) : at::stack(squares).to(at::kCPU);
   const int64_t num_squares = all.numel();
   if (tensor_ranks_) all_reduce_(all, *tensor_ranks_);
-  if (ranks_) all = all_gather(all, num_squares * num_ranks, *ranks_);
+  if (ranks_ && num_squares > 0) all = all_gather(all, num_squares * num_ranks, *ranks_);
   double sum = 0;
   for (int64_t i = 0; i < num_squares; i += pieces)
     for (int64_t rank = 0; rank < num_ranks; ++rank)

@@ -12,9 +12,13 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/lora.h"
+#include "plan/pipeline.h"
+#include "plan/test_costs.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/ranks_test_util.h"
+#include "train/trainer.h"
+#include "tree/prefix_tree.h"
 
 namespace bough {
 namespace {
@@ -101,12 +105,15 @@ TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
   }
 }
 
-TEST(Pipeline, AdaptersHaveTheWholeModelsGradientAndDraws) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+// Of all layers, or of some modules of one layer, which leaves other stages without.
+TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
+  for (uint64_t seed = 0; seed < 36; ++seed) {
     const auto r = random_batch(seed, 80);
     const auto loss = full_loss();
-    const LoraSettings lora{.rank = 3};
     const ModelConfig config = deep_config(seed);
+    LoraSettings lora{.rank = 3};
+    const std::string layer = str("layers.", seed / 2 % 4, ".");
+    if (seed % 2 == 1) lora.targets = {{layer + "self_attn.v_proj"}, {layer + "mlp.down_proj"}};
     const auto whole = random_model(config, seed, at::kDouble);
     const auto one = random_model(config, seed, at::kDouble);
     add_adapter(*one, lora, seed);
@@ -118,8 +125,14 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientAndDraws) {
     Executor(*one).forward_backward(plan, r->batch, *loss);
     std::map<std::string, at::Tensor> expected;
     for (const auto& [name, gradient] : named_gradients(*one)) expected[name] = gradient;
-    const ParallelSizes sizes =
-        seed % 2 == 0 ? ParallelSizes{.pipeline = 3} : ParallelSizes{.tensor = 2, .pipeline = 2};
+    const OptimizerSettings settings{.lr = 0.01, .gradient_clipping = 0.5};
+    const auto stepped = random_model(config, seed, at::kDouble);
+    add_adapter(*stepped, lora, seed);
+    fill_trained(*stepped);
+    Optimizer of_one(*stepped, settings, 2);
+    const double norm = take_steps(*stepped, of_one, nullptr, r->batch, *loss, 0, 2);
+    const ParallelSizes kinds[] = {{.pipeline = 3}, {.tensor = 2, .pipeline = 2}, {.data = 2, .pipeline = 2}};
+    const ParallelSizes sizes = kinds[seed / 8 % 3];
     const auto copy = random_model(config, seed, at::kDouble);
     add_adapter(*copy, lora, seed);
     on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
@@ -130,15 +143,26 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientAndDraws) {
       }
       fill_trained(model);
       model.allocate_gradients();
-      Executor(model, {.ranks = groups.walking()}).forward_backward(plan, r->batch, *loss);
+      const Plan own = plan_share("blocks", plan_request(r->batch, 24), groups.replica(), sizes.data);
+      Executor(model, {.ranks = groups.walking()}).forward_backward(own, r->batch, *loss);
       sum_gradients(model, groups.sharing());
       const NamedTensors gradients = named_gradients(model);
-      gather_weights(model, groups.leads() ? copy.get() : nullptr);
-      if (!groups.leads()) return;
-      expect_same_gradients(gradients, expected, seed);
-      const auto of_one = adapter_tensors(*one), gathered = adapter_tensors(*copy);
-      for (size_t i = 0; i < of_one.size(); ++i)
-        EXPECT_TRUE(gathered[i].second.equal(of_one[i].second)) << gathered[i].first;
+      Model* const gathered = groups.leads() ? copy.get() : nullptr;
+      if (groups.replica() == 0) gather_weights(model, gathered);
+      if (gathered) {
+        expect_same_gradients(gradients, expected, seed);
+        const auto whole_tensors = adapter_tensors(*one), tensors = adapter_tensors(*gathered);
+        for (size_t i = 0; i < tensors.size(); ++i)
+          EXPECT_TRUE(tensors[i].second.equal(whole_tensors[i].second)) << tensors[i].first;
+      }
+      model.zero_gradients();
+      Optimizer shared(model, settings, 2, groups.sharing());
+      EXPECT_NEAR(take_steps(model, shared, &groups, r->batch, *loss, 0, 2), norm, 1e-9 * norm) << seed;
+      const OptimizerSnapshot snapshot = shared.snapshot(/*copies=*/true);
+      if (groups.replica() == 0) gather_weights(model, gathered);
+      if (!gathered) return;
+      expect_same_weights(adapter_tensors(*gathered), adapter_tensors(*stepped));
+      EXPECT_EQ(snapshot.tensors.size(), of_one.snapshot(/*copies=*/false).tensors.size()) << seed;
     });
   }
 }
@@ -164,6 +188,40 @@ TEST(Pipeline, WalksForValuesAreTheWholeModels) {
           EXPECT_TRUE(values.top_ids_RK.equal(one.top_ids_RK)) << seed;
         });
   }
+}
+
+// What `bough step` and a run's metrics say of a step: the schedule's seconds, not one process's.
+TEST(Pipeline, AStepsPredictedSecondsAreItsSchedules) {
+  const auto whole = random_model(deep_config(6), 6, at::kDouble);
+  std::vector<Trajectory> rows;
+  for (int32_t sample = 0; sample < 16; ++sample) {
+    std::vector<int32_t> tokens(40, sample % 5);
+    tokens[1] = sample / 5;
+    rows.push_back(trajectory_of(tokens, std::vector<uint8_t>(40, 1)));
+    rows.back().advantage = {1.0f};
+  }
+  std::vector<const Trajectory*> pointers;
+  std::vector<TokenSpan> sequences;
+  for (const Trajectory& row : rows) {
+    pointers.push_back(&row);
+    sequences.emplace_back(row.input_ids);
+  }
+  const PrefixTree tree = build_prefix_tree(sequences);
+  ActorSettings settings;
+  settings.loss.loss = "pg";
+  settings.mb_spec.max_tokens_per_mb = 120;
+  const TestCosts costs;
+  on_rank_groups({.pipeline = 3}, *whole, [&](TrainingRanks& groups, Model& model) {
+    StepTimer timer(model, {}, settings, &costs, rows, "dense", &groups);
+    timer.run(/*counted=*/true);
+    const double seconds = timer.simulation().seconds;
+    GradientStep step(model, {}, settings, &costs, &groups);
+    const Plan plan = step.plan(step.rows_of(pointers), "dense");
+    EXPECT_EQ(seconds, pipeline_seconds(plan, costs, {.num_stages = 3}));
+    EXPECT_LT(seconds, 0.8 * simulate(plan, &costs).seconds);
+    const MetricValues metrics = tree_metrics(tree, {&plan}, &costs, /*seconds=*/2, &groups);
+    EXPECT_EQ(metrics.at("tree/predicted_over_measured"), seconds / 2);
+  });
 }
 
 // docs/ranks.md says what a pass sends: its hidden states on, and their gradient back.

@@ -12,6 +12,7 @@
 #include "dist/communicator.h"
 #include "models/model.h"
 #include "plan/load_balance.h"
+#include "plan/pipeline.h"
 #include "plan/plan.h"
 #include "train/executor.h"
 #include "train/settings.h"
@@ -47,6 +48,8 @@ class TrainingRanks {
   int64_t replica() const { return rank_ / (sizes_.context * sizes_.tensor) % sizes_.data; }
   int64_t num_replicas() const { return sizes_.data; }
   const ParallelSizes& sizes() const { return sizes_; }
+  // How stages go through a walk with gradients.
+  Pipeline pipeline() const { return {.num_stages = sizes_.pipeline, .leaves_on_stack = sizes_.context > 1}; }
   bool leads() const { return rank_ == 0; }
   void set_deadline(double seconds);
   double bytes_sent() const;  // by this rank, in all groups

@@ -93,13 +93,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
 // Every kind of parallelism and their pairs, in passes of a few tokens, so that some ranks have none.
 TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
   std::vector<ParallelSizes> kinds = kSharedPasses;
-  kinds.insert(kinds.end(), {{.pipeline = 2},
-                             {.pipeline = 3},
-                             {.pipeline = 4},
-                             {.data = 2, .pipeline = 2},
-                             {.tensor = 2, .pipeline = 2},
-                             {.context = 2, .pipeline = 2},
-                             {.context = 2, .pipeline = 3}});
+  kinds.insert(kinds.end(), kPipelines.begin(), kPipelines.end());
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const ParallelSizes& sizes = kinds[seed % kinds.size()];
     const auto r = random_batch(seed, 80);
@@ -108,11 +102,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
     settings.entropy_coef = 0.1;
     settings.kl_loss_coef = 0.05;
     const auto loss = make_loss(settings);
-    ModelConfig config = shared_config(seed);
-    config.num_layers = std::max(config.num_layers, sizes.pipeline + static_cast<int64_t>(seed % 2));
-    if (!config.layer_ropes.empty())
-      config.layer_ropes.resize(static_cast<size_t>(config.num_layers), LayerRope::kLocal);
-    const auto whole = random_model(config, seed, at::kDouble);
+    const auto whole = random_model(staged_config(seed, sizes.pipeline), seed, at::kDouble);
     FlatResult flat = FlatReference(*whole).run(r->batch, *loss);
     double worst = 0, loss_error = 0, value_error = 0;
     on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {

@@ -38,6 +38,24 @@ inline const std::vector<ParallelSizes> kSharedPasses = {{.tensor = 2},
                                                          {.context = 2, .tensor = 2},
                                                          {.data = 2, .context = 2, .tensor = 2}};
 
+// And pipelines, alone and with the other kinds.
+inline const std::vector<ParallelSizes> kPipelines = {{.pipeline = 2},
+                                                      {.pipeline = 3},
+                                                      {.pipeline = 4},
+                                                      {.data = 2, .pipeline = 2},
+                                                      {.tensor = 2, .pipeline = 2},
+                                                      {.context = 2, .pipeline = 2},
+                                                      {.context = 2, .pipeline = 3}};
+
+// Of layers enough for so many stages, now and then of more.
+inline ModelConfig staged_config(uint64_t seed, int64_t num_stages) {
+  ModelConfig config = shared_config(seed);
+  config.num_layers = std::max(config.num_layers, num_stages + static_cast<int64_t>(seed % 2));
+  if (!config.layer_ropes.empty())
+    config.layer_ropes.resize(static_cast<size_t>(config.num_layers), LayerRope::kLocal);
+  return config;
+}
+
 // Optimizer steps [from, to) on one batch; the last one's gradient norm. groups: of the ranks that share
 // them, or null.
 inline double take_steps(Model& model, Optimizer& optimizer, const TrainingRanks* groups,

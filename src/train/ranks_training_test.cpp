@@ -54,6 +54,7 @@ ActorSettings settings_of(uint64_t seed) {
 const std::vector<ParallelSizes> kKinds = [] {
   std::vector<ParallelSizes> kinds = kSharedPasses;
   kinds.insert(kinds.begin(), {{.data = 2}, {.data = 3}});
+  kinds.insert(kinds.end(), kPipelines.begin(), kPipelines.end());
   return kinds;
 }();
 
@@ -63,6 +64,7 @@ struct CriticStep {
   ValueWalk walk;
   std::map<std::string, at::Tensor> moments;             // of what its optimizer moves
   std::map<std::string, at::Tensor> backbone_gradients;  // of one that is the actor's
+  std::map<std::string, at::Tensor> head, backbone;      // as they are saved after the step
 };
 
 CriticStep step_of_critic(Model& model, bool shares_backbone, uint64_t seed, RandomBatch& r,
@@ -83,7 +85,7 @@ CriticStep step_of_critic(Model& model, bool shares_backbone, uint64_t seed, Ran
   if (shares_backbone) {
     const auto loss = full_loss();
     ValueBlockHead beside = critic.beside_policy(batch);
-    Executor(model, {.ranks = groups ? groups->sharing() : nullptr,
+    Executor(model, {.ranks = groups ? groups->walking() : nullptr,
                      .context_ranks = groups ? groups->context() : nullptr})
         .forward_backward(critic.plan(batch), batch, *loss, &beside);
     step.walk = critic.result_of(beside);
@@ -96,34 +98,49 @@ CriticStep step_of_critic(Model& model, bool shares_backbone, uint64_t seed, Ran
   critic.optimizer().step();
   critic.optimizer().check_integrity();
   const CriticSnapshot snapshot = critic.snapshot(/*copies=*/true);
-  EXPECT_EQ(snapshot.backbone != nullptr, !shares_backbone && (!groups || groups->shares_with_leader()) &&
-                                              (!groups || !groups->tensor() || groups->leads()));
+  const bool is_whole_here =
+      !groups || (groups->shares_with_leader() && (groups->has_whole_model() || groups->leads()));
+  EXPECT_EQ(snapshot.backbone != nullptr, !shares_backbone && is_whole_here);
+  if (!groups || groups->leads()) {
+    EXPECT_EQ(snapshot.head.size(), 2);
+    for (const auto& [name, tensor] : snapshot.head) step.head[name] = tensor;
+    if (snapshot.backbone)
+      for (const auto& [name, tensor] : named_weights(*snapshot.backbone)) step.backbone[name] = tensor;
+  }
   step.moments = moments_of(snapshot.optimizer);
   return step;
 }
 
 TEST(RanksTraining, ACriticsValuesAndGradientsAreOneProcesss) {
-  for (uint64_t seed = 0; seed < 80; ++seed) {
+  for (uint64_t seed = 0; seed < 160; ++seed) {
     const ParallelSizes& sizes = kKinds[seed % std::size(kKinds)];
     const bool shares_backbone = seed / std::size(kKinds) % 2 == 0;
     const auto r = random_batch(seed, 80);
     if (r->batch.num_rows() == 0) continue;
-    const auto whole = random_model(shared_config(seed), seed, at::kDouble);
-    const auto alone = random_model(shared_config(seed), seed, at::kDouble);
+    ModelConfig config = staged_config(seed, sizes.pipeline);
+    config.computes_logits = shares_backbone;
+    const auto whole = random_model(config, seed, at::kDouble);
+    const auto alone = random_model(config, seed, at::kDouble);
     const CriticStep expected = step_of_critic(*alone, shares_backbone, seed, *r, nullptr);
     on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
       const CriticStep own = step_of_critic(model, shares_backbone, seed, *r, &groups);
       const std::string what = str("seed ", seed, ": ", sizes.data, " x ", sizes.context, " x ", sizes.tensor,
-                                   " rank ", groups.all()->rank());
+                                   " x ", sizes.pipeline, " rank ", groups.all()->rank());
       EXPECT_LE((own.values_R - expected.values_R).abs().max().item<double>(), 1e-10) << what;
       EXPECT_LE((own.walk.values_R - expected.walk.values_R).abs().max().item<double>(), 1e-10) << what;
       EXPECT_NEAR(own.walk.loss, expected.walk.loss, 1e-10 * std::max(1.0, expected.walk.loss)) << what;
       EXPECT_EQ(own.walk.metrics.at("critic/clip_fraction").value(),
                 expected.walk.metrics.at("critic/clip_fraction").value())
           << what;
-      EXPECT_LE(error_of(own.backbone_gradients, expected.backbone_gradients), 1e-10) << what;
+      // A pipeline's first stage is told of all layers.
+      if (model.stage().is_first()) {
+        EXPECT_LE(error_of(own.backbone_gradients, expected.backbone_gradients), 1e-10) << what;
+      }
       EXPECT_EQ(own.moments.empty(), !groups.leads());
-      EXPECT_LE(groups.leads() ? error_of(own.moments, expected.moments) : 0, 1e-10) << what;
+      if (!groups.leads()) return;
+      EXPECT_LE(error_of(own.moments, expected.moments), 1e-10) << what;
+      EXPECT_LE(error_of(own.head, expected.head), 1e-7) << what;
+      EXPECT_LE(error_of(own.backbone, expected.backbone), 1e-7) << what;
     });
     ASSERT_FALSE(HasFailure()) << seed;
   }

@@ -404,7 +404,7 @@ MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>
   int64_t planned = 0, forwarded = 0, recomputed = 0, peak_bytes = 0;
   double predicted = 0;
   for (const Plan* plan : plans) {
-    const Simulation simulation = simulate(*plan, costs);
+    const Simulation simulation = simulate(*plan, costs, ranks ? ranks->pipeline() : Pipeline{});
     predicted += simulation.seconds;
     peak_bytes = std::max(peak_bytes, simulation.peak_bytes);
     planned += num_planned_tokens(*plan);
