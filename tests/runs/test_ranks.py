@@ -390,9 +390,9 @@ def test_a_run_whose_rank_died_is_started_again(bough, experiment, launcher):
 
 
 def samples_of(folder, step):
-    return [
-        json.loads(line) for line in (folder / f"rollouts/step_{step:06d}.jsonl").read_text().splitlines()
-    ]
+    file = folder / f"rollouts/step_{step}.jsonl.zst"
+    text = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.skipif(not os.environ.get("BOUGH_SLOW"), reason="fifty starts: in the slow suite")
@@ -607,12 +607,6 @@ def test_ranks_train_a_critic(experiment, shares, words, later):
         assert [r.get(name) for r in two] == pytest.approx([r.get(name) for r in one], abs=1e-4), name
 
 
-def drawn_tokens(run, step):
-    file = run / f"rollouts/step_{step}.jsonl.zst"
-    text = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True, text=True).stdout
-    return [json.loads(line)["input_ids"] for line in text.splitlines()]
-
-
 @pytest.mark.parametrize("shares", ["true", "false"])
 def test_a_pipelines_critic_is_killed_and_goes_on_as_others(bough, experiment, shares):
     words = ["actor.adv_estimator=gae", f"critic.share_backbone={shares}", "total_train_steps=12"]
@@ -630,7 +624,10 @@ def test_a_pipelines_critic_is_killed_and_goes_on_as_others(bough, experiment, s
     assert len(read_metrics(killed)) == 12
     # Weights differ in their last bits, and a draw between two tokens may go the other way: steps are
     # compared up to there, which must be beyond the first change of ranks.
-    drawn = [[drawn_tokens(run, step) for step in range(1, 13)] for run in (whole, killed)]
+    drawn = [
+        [[row["input_ids"] for row in samples_of(run, step)] for step in range(1, 13)]
+        for run in (whole, killed)
+    ]
     alike = next((k for k in range(12) if drawn[0][k] != drawn[1][k]), 12)
     assert alike >= 4
     for a, b in zip(read_metrics(whole)[:alike], read_metrics(killed)[:alike], strict=True):
