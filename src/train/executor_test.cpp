@@ -58,46 +58,49 @@ TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
   expect_every_plan_exact(300, 3000, 211, 23);
 }
 
-TEST(Executor, EveryPackersTreesAreExact) {
+// test(batch, expect) of random batches and models: expect(plan, what, least_run) that the plan has the flat
+// batch's gradients.
+template <class Test>
+void for_random_batches(int64_t num_seeds, int64_t max_tokens, Test&& test) {
   const auto loss = full_loss();
-  for (int64_t seed = 0; seed < 12; ++seed) {
-    const auto r = random_batch(seed, 100);
+  for (int64_t seed = 0; seed < num_seeds; ++seed) {
+    const auto r = random_batch(seed, max_tokens);
     auto model = random_model(seed, at::kDouble);
     auto flat = FlatReference(*model).run(r->batch, *loss);
+    test(r->batch, [&](const Plan& plan, const std::string& what, int64_t least_run = 0) {
+      expect_exact(*model, flat, *r, plan, *loss, str(what, " seed ", seed), least_run);
+    });
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(Executor, EveryPackersTreesAreExact) {
+  for_random_batches(12, 100, [](const TrainBatch& batch, auto&& expect) {
     for (const auto packer : packer_names()) {
-      PlanRequest request = plan_request(r->batch, 1);
+      PlanRequest request = plan_request(batch, 1);
       for (const TokenSpan& sequence : request.sequences)  // no longer path, so that there are several trees
         request.max_tokens_per_pass = std::max(request.max_tokens_per_pass, std::ssize(sequence));
       if (packer == "exact" && request.sequences.size() > 10) continue;  // it is for small trees
       request.packer = packer;
-      expect_exact(*model, flat, *r, make_plan("packed", request), *loss, str(packer, " seed ", seed));
+      expect(make_plan("packed", request), str(packer));
     }
-  }
+  });
 }
 
 TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
-  const auto loss = full_loss();
-  for (int64_t seed = 0; seed < 12; ++seed) {
-    const auto r = random_batch(seed, 100);
-    auto model = random_model(seed, at::kDouble);
-    auto flat = FlatReference(*model).run(r->batch, *loss);
+  for_random_batches(12, 100, [](const TrainBatch& batch, auto&& expect) {
     for (const int64_t count : {1, 2, 5, 100})
       for (const char* allocation : {"dynamic", "fixed"}) {
         const MicroBatchSettings settings{.max_tokens_per_mb = 64, .n_mbs = count, .allocation = allocation};
-        const auto plan = make_plan("dense", plan_request(r->batch, settings, {}, nullptr));
-        expect_exact(*model, flat, *r, plan, *loss, str(allocation, " ", count, " seed ", seed));
+        expect(make_plan("dense", plan_request(batch, settings, {}, nullptr)), str(allocation, " ", count));
       }
-  }
+  });
 }
 
 TEST(Executor, AStackFitsEachTreeThatComesAfterAShallowerOne) {
-  const auto loss = full_loss();
-  for (int64_t seed = 0; seed < 8; ++seed) {
-    const auto r = random_batch(seed, 200);
-    auto model = random_model(seed, at::kDouble);
-    auto flat = FlatReference(*model).run(r->batch, *loss);
+  for_random_batches(8, 200, [](const TrainBatch& batch, auto&& expect) {
     // A tree for each sequence, in chunks, and each with a deeper stack than the one before.
-    const PlanRequest whole = plan_request(r->batch, 8);
+    const PlanRequest whole = plan_request(batch, 8);
     Plan plan = make_plan("path", part_of(whole, {}));
     for (int64_t i = 0; i < std::ssize(whole.sequences); ++i) {
       Plan one = make_plan("path", part_of(whole, std::span(&i, 1)));
@@ -107,22 +110,17 @@ TEST(Executor, AStackFitsEachTreeThatComesAfterAShallowerOne) {
       }
     }
     std::ranges::stable_sort(plan.trees, {}, &PlannedTree::stack_capacity);
-    expect_exact(*model, flat, *r, plan, *loss, str("seed ", seed));
-    if (::testing::Test::HasFatalFailure()) return;
-  }
+    expect(plan, "a tree for each sequence");
+  });
 }
 
 TEST(Executor, RunsAttendedByThemselvesAreExact) {
-  const auto loss = full_loss();
-  for (int64_t seed = 0; seed < 12; ++seed) {
-    const auto r = random_batch(seed, 200);
-    auto model = random_model(seed, at::kDouble);
-    auto flat = FlatReference(*model).run(r->batch, *loss);
+  for_random_batches(12, 200, [](const TrainBatch& batch, auto&& expect) {
     for (const char* strategy : {"path", "blocks"})
       for (const int64_t least_run : {1, 5})
-        expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, 48)), *loss,
-                     str(strategy, " runs of ", least_run, " seed ", seed), least_run);
-  }
+        expect(make_plan(strategy, plan_request(batch, 48)), str(strategy, " runs of ", least_run),
+               least_run);
+  });
 }
 
 // Layers that are computed again have the graph, and so the gradients, of those that were kept: to the bit,

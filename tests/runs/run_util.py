@@ -1,6 +1,7 @@
 """What tests of whole runs share: a small experiment in a folder, and what two runs must have in common."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def to_yaml(dotted: dict[str, Any]) -> str:
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_rollouts(file: Path) -> list[dict[str, Any]]:
+    """What a step was trained on: rollouts/step_N.jsonl.zst of a run."""
+    lines = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]  # bytes: text may hold other ends of lines
 
 
 def comparable_metrics(run: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from run_util import ENVIRONMENT, comparable_metrics, final_state, read_metrics, to_yaml, write_experiment
+from run_util import (
+    ENVIRONMENT,
+    comparable_metrics,
+    final_state,
+    read_metrics,
+    read_rollouts,
+    to_yaml,
+    write_experiment,
+)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -64,9 +72,7 @@ def echo(file="echo.py", **settings):
 
 
 def rollouts(bough, run, step):
-    file = bough.cwd / run / f"rollouts/step_{step}.jsonl.zst"
-    text = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True, text=True).stdout
-    return [json.loads(line) for line in text.splitlines()]
+    return read_rollouts(bough.cwd / run / f"rollouts/step_{step}.jsonl.zst")
 
 
 def test_a_synchronous_run_is_repeatable_and_goes_on(bough, experiment):

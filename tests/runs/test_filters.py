@@ -4,8 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
-from run_util import ENVIRONMENT, comparable_metrics, final_state, read_metrics, write_experiment
-from test_train import read_rollouts, trained_groups
+from run_util import (
+    ENVIRONMENT,
+    comparable_metrics,
+    final_state,
+    read_metrics,
+    read_rollouts,
+    write_experiment,
+)
+from test_train import trained_groups
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/add_a_filter.md"
 
@@ -39,10 +46,10 @@ def test_dynamic_sampling_fills_every_batch(bough, parity, eta):
     assert refused == sum(record["rollout/groups_refused"] for record in records) > 0
     for step in range(1, 6):
         rewards = {}
-        for row in read_rollouts(bough, folders[0] / f"rollouts/step_{step}.jsonl.zst"):
+        for row in read_rollouts(folders[0] / f"rollouts/step_{step}.jsonl.zst"):
             rewards.setdefault(row["group"], set()).add(row["reward"])
         assert list(rewards.values()) == [{0, 1}] * 3
-    groups = trained_groups(bough, folders[0])
+    groups = trained_groups(folders[0])
     assert len(groups) == 15
     if eta == 0:
         assert comparable_metrics(folders[0]) == comparable_metrics(folders[1])

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 from run_util import ENVIRONMENT as OF_RUNS
-from run_util import comparable_metrics, final_state, last_checkpoint, read_metrics, write_experiment
+from run_util import (
+    comparable_metrics,
+    final_state,
+    last_checkpoint,
+    read_metrics,
+    read_rollouts,
+    write_experiment,
+)
 from safetensors.numpy import load_file
 from test_sparse import DISTILL, WEAK, init_weak
 
@@ -328,8 +335,9 @@ def test_ranks_that_share_passes_are_killed_and_go_on_as_others(bough, experimen
     assert max(float(abs(adapters[0][name] - adapters[1][name]).max()) for name in adapters[0]) < 1e-4
 
 
-def test_a_pipeline_is_killed_and_goes_on_as_others(bough, experiment):
-    words = ["total_train_steps=12", "actor.kl_loss_coef=0.01"]
+def run_whole_and_killed(bough, experiment, words, later):
+    """`whole`: of one process. `killed`: of a pipeline that was, and went on with t2, `later` and alone."""
+    words = [*words, "total_train_steps=12"]
     experiment("whole", *words)
     process = start(
         bough, "train", "config.yaml", "trial_name=killed", *words, "actor.backend=fsdp:p2", "rollout.ranks=1"
@@ -338,9 +346,13 @@ def test_a_pipeline_is_killed_and_goes_on_as_others(bough, experiment):
     wait_for_checkpoint(experiment.folder("killed"))
     kill_and_see_all_end(process, ranks, killed=1)
     experiment("killed", *words, "actor.backend=fsdp:t2", "rollout.ranks=1", "total_train_steps=8")
-    experiment("killed", *words, "actor.backend=fsdp:d2p2", "rollout.ranks=1", "total_train_steps=10")
+    experiment("killed", *words, f"actor.backend={later}", "rollout.ranks=1", "total_train_steps=10")
     experiment("killed", *words)
     assert len(read_metrics(experiment.folder("killed"))) == 12
+
+
+def test_a_pipeline_is_killed_and_goes_on_as_others(bough, experiment):
+    run_whole_and_killed(bough, experiment, ["actor.kl_loss_coef=0.01"], later="fsdp:d2p2")
     assert largest_difference(experiment.folder("whole"), experiment.folder("killed")) < 1e-4
 
 
@@ -390,9 +402,7 @@ def test_a_run_whose_rank_died_is_started_again(bough, experiment, launcher):
 
 
 def samples_of(folder, step):
-    file = folder / f"rollouts/step_{step}.jsonl.zst"
-    text = subprocess.run(["zstd", "-dc", file], check=True, capture_output=True, text=True).stdout
-    return [json.loads(line) for line in text.splitlines()]
+    return read_rollouts(folder / f"rollouts/step_{step}.jsonl.zst")
 
 
 @pytest.mark.skipif(not os.environ.get("BOUGH_SLOW"), reason="fifty starts: in the slow suite")
@@ -609,19 +619,9 @@ def test_ranks_train_a_critic(experiment, shares, words, later):
 
 @pytest.mark.parametrize("shares", ["true", "false"])
 def test_a_pipelines_critic_is_killed_and_goes_on_as_others(bough, experiment, shares):
-    words = ["actor.adv_estimator=gae", f"critic.share_backbone={shares}", "total_train_steps=12"]
-    experiment("whole", *words)
-    process = start(
-        bough, "train", "config.yaml", "trial_name=killed", *words, "actor.backend=fsdp:p2", "rollout.ranks=1"
-    )
-    ranks = ranks_of(process, 3)
-    wait_for_checkpoint(experiment.folder("killed"))
-    kill_and_see_all_end(process, ranks, killed=1)
-    experiment("killed", *words, "actor.backend=fsdp:t2", "rollout.ranks=1", "total_train_steps=8")
-    experiment("killed", *words, "actor.backend=fsdp:p2", "rollout.ranks=1", "total_train_steps=10")
-    experiment("killed", *words)
+    words = ["actor.adv_estimator=gae", f"critic.share_backbone={shares}"]
+    run_whole_and_killed(bough, experiment, words, later="fsdp:p2")
     whole, killed = experiment.folder("whole"), experiment.folder("killed")
-    assert len(read_metrics(killed)) == 12
     # Weights differ in their last bits, and a draw between two tokens may go the other way: steps are
     # compared up to there, which must be beyond the first change of ranks.
     drawn = [

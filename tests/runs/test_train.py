@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from run_util import (
     final_state,
     last_checkpoint,
     read_metrics,
+    read_rollouts,
     write_experiment,
 )
 
@@ -117,17 +117,11 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(bough, seed):
     )
 
 
-def read_rollouts(bough, file):
-    plain = bough.cwd / "plain.jsonl"
-    subprocess.run([bough.program.parent / "checkpoint_tool", "rollouts", file, plain], check=True)
-    return [json.loads(line) for line in plain.read_bytes().splitlines()]  # text may hold other ends of lines
-
-
-def trained_groups(bough, run):
+def trained_groups(run):
     """The groups that each step was trained on, all steps in one list."""
     groups = []
     for file in sorted((run / "rollouts").iterdir()):
-        groups += sorted({row["group"] for row in read_rollouts(bough, file)})
+        groups += sorted({row["group"] for row in read_rollouts(file)})
     return groups
 
 
@@ -150,10 +144,10 @@ def test_an_asynchronous_run_killed_at_any_moment_trains_on_every_group_once(bou
     assert [record["step"] for record in records] == list(range(13))
     assert max(record.get("staleness/max", 0) for record in records) > 0, "nothing was generated ahead"
     # Both deal 36 of the 40 problems; with another seed, others.
-    groups = trained_groups(bough, run)
+    groups = trained_groups(run)
     assert len(set(groups)) == len(groups) == 36
     if seed == 1:
-        assert set(groups) == set(trained_groups(bough, bough.cwd / "runs/tiny/synchronous"))
+        assert set(groups) == set(trained_groups(bough.cwd / "runs/tiny/synchronous"))
 
 
 def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
@@ -188,7 +182,7 @@ def test_a_stopped_asynchronous_run_goes_on_with_the_samples_that_it_had(bough):
     kept = {tuple(sample["tokens"]) for sample in begun}
     rows = []
     for step in range(done + 1, done + steps + 1):
-        rows += read_rollouts(bough, run / f"rollouts/step_{step}.jsonl.zst")
+        rows += read_rollouts(run / f"rollouts/step_{step}.jsonl.zst")
     responses = [
         [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
         for row in rows
