@@ -52,6 +52,15 @@ static std::vector<int32_t> completed_pages(std::span<const PagedSegment> segmen
   return complete;
 }
 
+// Of each query, in each key/value head, the page that it is in.
+static PageChooser::Lists own_pages(const PageChooser& chooser, int64_t num_kv_heads) {
+  PageChooser::Lists lists;
+  for (const ChoosingQuery& query : chooser.queries())
+    lists.resize(lists.size() + static_cast<size_t>(num_kv_heads),
+                 {static_cast<int32_t>(query.position / kPageTokens)});
+  return lists;
+}
+
 SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, AttentionPath path, double scale,
                              std::span<const PagedSegment> segments, std::span<const uint8_t> is_drawn)
     : storage_(storage),
@@ -84,32 +93,27 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
                             .scale = scale_});
   };
   if (layer < sparse.dense_layers) return attend_by(all_, true);
-  if (sparse.summary == PageSummary::kExact && chooser_.chooses()) {
-    store_in_pages(pages, k_TGH, v_TGH, slots_);
-    PageChooser::Lists own_pages;  // the least that can be selected: what comes of it is overwritten
-    for (const ChoosingQuery& query : chooser_.queries())
-      own_pages.resize(own_pages.size() + static_cast<size_t>(shape_.num_kv_heads),
-                       {static_cast<int32_t>(query.position / kPageTokens)});
-    const PageSelection selection = chooser_.selection(own_pages);
-    at::Tensor o_TNH = attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), false);
-    attend_to_top_keys({q_TNH, pages, chooser_.queries(), scale_}, o_TNH, nullptr);
-    return o_TNH;
-  }
+  const bool by_keys = sparse.summary == PageSummary::kExact;
   const auto summarise = [&] {
+    if (by_keys) return;
     summarise_pages(pages, complete_, sparse.summary, shape_.head_dim, storage_.summaries(layer));
   };
   if (!chooser_.chooses()) {
     at::Tensor o_TNH = attend_by(all_, true);
-    if (sparse.summary != PageSummary::kExact) summarise();
+    summarise();
     return o_TNH;
   }
   // A page that this pass completes may be chosen by a later token of the same pass.
   store_in_pages(pages, k_TGH, v_TGH, slots_);
   summarise();
-  const PageChooser::Lists chosen = chooser_.choose(q_TNH, storage_.summaries(layer));
-  storage_.keep_choices(layer, chooser_, chosen);
+  // By single keys the least that can be selected: what comes of it is overwritten.
+  const PageChooser::Lists chosen =
+      by_keys ? own_pages(chooser_, shape_.num_kv_heads) : chooser_.choose(q_TNH, storage_.summaries(layer));
+  if (!by_keys) storage_.keep_choices(layer, chooser_, chosen);
   const PageSelection selection = chooser_.selection(chosen);
-  return attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), false);
+  at::Tensor o_TNH = attend_by(PagedPlan(chooser_.segments(), shape_, &selection, path_), false);
+  if (by_keys) attend_to_top_keys({q_TNH, pages, chooser_.queries(), scale_}, o_TNH, nullptr);
+  return o_TNH;
 }
 
 ForwardPass::ForwardPass(const Model& model, KvStorage& storage, AttentionPath path, int64_t max_decode)

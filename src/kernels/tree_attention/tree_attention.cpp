@@ -2,6 +2,7 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "base/error.h"
@@ -46,6 +47,15 @@ std::optional<at::Tensor> spans_of(const TreeAttentionInput& in) {
   return in.spans.defined() ? std::optional(in.spans) : std::nullopt;
 }
 
+void add_spans(std::vector<int32_t>& spans, std::span<const int32_t> ends, size_t tile_size) {
+  for (size_t begin = 0; begin < ends.size(); begin += tile_size) {
+    const auto tile = ends.subspan(begin, std::min(tile_size, ends.size() - begin));
+    const auto [least, largest] = std::ranges::minmax(tile);
+    spans.push_back(tile.size() < tile_size ? 0 : least);
+    spans.push_back(largest);
+  }
+}
+
 at::Tensor key_spans_op(T end_local, int64_t num_stack) {
   BOUGH_CHECK(end_local.dim() == 1 && end_local.scalar_type() == at::kInt && end_local.is_contiguous() &&
                   num_stack >= 0 && num_stack <= end_local.size(0),
@@ -55,6 +65,17 @@ at::Tensor key_spans_op(T end_local, int64_t num_stack) {
                 at::kCPU);
 }
 }  // namespace
+
+std::vector<int32_t> key_spans(std::span<const int32_t> end_local, int64_t num_stack) {
+  const auto stack = static_cast<size_t>(num_stack);
+  std::vector<int32_t> spans;
+  spans.reserve(static_cast<size_t>(key_spans_size(num_stack, std::ssize(end_local) - num_stack)));
+  for (const size_t tile_size : {kPlainTile, kTensorTile}) {
+    add_spans(spans, end_local.first(stack), tile_size);
+    add_spans(spans, end_local.subspan(stack), tile_size);
+  }
+  return spans;
+}
 
 void add_key_ends(Upload& upload, std::span<const int32_t> end_local, int64_t num_stack, KeyEnds* to) {
   upload.add(end_local, &to->end_local);
