@@ -84,4 +84,4 @@ def test_a_run_outlives_its_faults_and_resumes(bough):
     assert sum(record["reward/failures"] for record in records) > 0
     # What no reward was had of was replaced: every step has its three groups.
     assert [record["rollout/batch_groups"] for record in records] == [3] * steps
-    assert len(trained_groups(bough, run)) == 3 * steps
+    assert len(trained_groups(run)) == 3 * steps
