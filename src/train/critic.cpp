@@ -167,11 +167,7 @@ int64_t Critic::largest_resident_bytes() {
     const int64_t element = static_cast<int64_t>(c10::elementSize(type)) + (3 + (type != acc)) * accumulator;
     bytes += parameter->value.numel() * element;
   }
-  if (!ranks_) return bytes;
-  int64_t largest = bytes;
-  for (const std::string& of_rank : ranks_->all()->all_gather(std::to_string(bytes)))
-    largest = std::max<int64_t>(largest, std::stoll(of_rank));
-  return largest;
+  return ranks_ ? std::ranges::max(ranks_->gather(bytes)) : bytes;
 }
 
 CriticSnapshot Critic::snapshot(bool copies) const {

@@ -253,8 +253,7 @@ std::optional<int64_t> GradientStep::device_bytes() const {
       static_cast<int64_t>(kShareOfFreeMemory * static_cast<double>(device_memory(model_.device()).free));
   // Who makes the passes of one plan together must make it of the same bytes.
   if (ranks_ && ranks_->sizes().all() > ranks_->sizes().data)
-    for (const std::string& bytes : ranks_->all()->all_gather(std::to_string(*device_bytes_)))
-      device_bytes_ = std::min<int64_t>(*device_bytes_, std::stoll(bytes));
+    device_bytes_ = std::ranges::min(ranks_->gather(*device_bytes_));
   return device_bytes_;
 }
 

@@ -114,6 +114,13 @@ void TrainingRanks::set_deadline(double seconds) {
   for (Communicator* group : groups()) group->set_deadline(seconds);
 }
 
+std::vector<int64_t> TrainingRanks::gather(int64_t own) const {
+  std::vector<int64_t> numbers;
+  for (const std::string& number : all_->all_gather(std::to_string(own)))
+    numbers.push_back(std::stoll(number));
+  return numbers;
+}
+
 double TrainingRanks::bytes_sent() const {
   double bytes = all_ ? all_->bytes_sent() : 0;
   for (const Communicator* group : groups()) bytes += group->bytes_sent();

@@ -52,7 +52,8 @@ class TrainingRanks {
   Pipeline pipeline() const { return {.num_stages = sizes_.pipeline, .leaves_on_stack = sizes_.context > 1}; }
   bool leads() const { return rank_ == 0; }
   void set_deadline(double seconds);
-  double bytes_sent() const;  // by this rank, in all groups
+  std::vector<int64_t> gather(int64_t own) const;  // each rank's number; all of them call it
+  double bytes_sent() const;                       // by this rank, in all groups
 
  private:
   Communicator* all_;
