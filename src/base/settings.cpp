@@ -117,19 +117,26 @@ std::string read_settings_file(const std::filesystem::path& path) {
   return read_file(path);
 }
 
-void check_settings(const SettingField& root, const std::string& source) {
-  if (root.is_group_list()) return;  // its elements were checked one by one
-  const auto call = [&](const std::function<void()>& function) {
-    if (!function) return;
+std::string what_is_wrong(const SettingField& root) {
+  if (root.is_group_list()) return "";  // its elements were checked one by one
+  const auto message_of = [&](const std::function<void()>& function) -> std::string {
+    if (!function) return "";
     try {
       function();
+      return "";
     } catch (const UserError& error) {
-      throw UserError(str(source, ": ", root.key.empty() ? "" : root.key + ": ", error.what()));
+      return str(root.key.empty() ? "" : root.key + ": ", error.what());
     }
   };
-  call(root.complete);
-  for (const SettingField& field : root.fields) check_settings(field, source);
-  call(root.check);
+  std::string wrong = message_of(root.complete);
+  for (const SettingField& field : root.fields)
+    if (wrong.empty()) wrong = what_is_wrong(field);
+  return wrong.empty() ? message_of(root.check) : wrong;
+}
+
+void check_settings(const SettingField& root, const std::string& source) {
+  const std::string wrong = what_is_wrong(root);
+  if (!wrong.empty()) throw UserError(source + ": " + wrong);
 }
 
 // ---- Values as YAML ----

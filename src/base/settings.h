@@ -37,6 +37,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/json.h"
 
 namespace bough {
@@ -258,7 +259,9 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
                    const std::string& source);
 void override_settings(SettingField& root, const SettingAliases& aliases,
                        const std::vector<std::string>& overrides);
-void check_settings(const SettingField& root, const std::string& source);  // but lists, when they are read
+// What the first check says that fails, or "": of all groups but lists', which are checked when they are read.
+std::string what_is_wrong(const SettingField& root);
+void check_settings(const SettingField& root, const std::string& source);  // throws that
 std::string help_text(const SettingField& root);
 std::string yaml_text(const SettingField& root);
 Json json_value(const SettingField& root);
@@ -292,8 +295,12 @@ S parse_settings(const std::string& yaml, const std::string& source,
   SettingField root = describe_settings(settings);
   internal::read_settings(root, internal::aliases_of<S>(), yaml, source);
   internal::override_settings(root, internal::aliases_of<S>(), overrides);
-  internal::check_settings(root, source);
-  return settings;
+  const std::string wrong = internal::what_is_wrong(root);
+  if (wrong.empty()) return settings;
+  S alone;
+  SettingField of_file = describe_settings(alone);
+  internal::read_settings(of_file, internal::aliases_of<S>(), yaml, source);
+  throw UserError((internal::what_is_wrong(of_file) == wrong ? source : "command line") + ": " + wrong);
 }
 
 template <class S>

@@ -404,5 +404,21 @@ TEST(Settings, FieldsThatFollowFromOthersAreSetBeforeTheChecks) {
   EXPECT_THROW(parse_settings<Completed>("both: abcdef", "file"), UserError);
 }
 
+TEST(Settings, AFailedCheckIsWhoseValuesItAreThatFail) {
+  const auto error = [](const std::string& yaml, const std::vector<std::string>& overrides) {
+    try {
+      parse_settings<Completed>(yaml, "job.yaml", overrides);
+    } catch (const UserError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error("part: {size: 6}", {}), "job.yaml: part: too large");
+  EXPECT_EQ(error("part: {size: 6}", {"both="}), "job.yaml: part: too large");
+  EXPECT_EQ(error("part: {size: 2}", {"part.size=7"}), "command line: part: too large");
+  EXPECT_EQ(error("part: {size: 2}", {"both=abcdefg"}), "command line: part: too large");
+  EXPECT_EQ(error("part: {size: 6}", {"part.size=2"}), "no error");
+}
+
 }  // namespace
 }  // namespace bough
