@@ -111,7 +111,7 @@ StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, co
   StrategyCost cost{.strategy = strategy};
   try {
     cost.plan = make_plan(strategy, request);
-    cost.simulation = simulate(cost.plan, request.costs, Pipeline{.num_stages = request.num_stages});
+    cost.simulation = simulate(cost.plan, request.costs, request.pipeline);
     int64_t num_flat_tokens = 0;
     for (const TokenSpan& sequence : request.sequences) num_flat_tokens += std::ssize(sequence);
     cost.effective_reuse = effective_reuse_ratio(num_planned_tokens(cost.plan), num_flat_tokens);
@@ -119,7 +119,7 @@ StrategyCost cost_of(const std::string& strategy, const PlanRequest& request, co
     if (strategy == "auto" && memory_given) throw;  // no plan at all fits
     cost.error = error.what();
   }
-  const int64_t weights = costs.shape().parameter_bytes() / request.num_stages;
+  const int64_t weights = costs.shape().parameter_bytes() / request.pipeline.num_stages;
   cost.fits = weights + cost.simulation.peak_bytes <= costs.device().memory_bytes;
   return cost;
 }
@@ -130,9 +130,9 @@ std::vector<RankCost> rank_costs(const PrefixTree& tree, const PlanRequest& whol
   for (const auto& share :
        balance_load(tree, num_ranks,
                     {.per_token = shape.linear_flops_per_token(), .per_pair = shape.flops_per_pair()}))
-    costs.push_back({share.num_tokens, simulate(make_plan("auto", part_of(whole, share.sequences)),
-                                                whole.costs, Pipeline{.num_stages = whole.num_stages})
-                                           .seconds});
+    costs.push_back(
+        {share.num_tokens,
+         simulate(make_plan("auto", part_of(whole, share.sequences)), whole.costs, whole.pipeline).seconds});
   return costs;
 }
 
@@ -442,7 +442,7 @@ void run_plan(const PlanOptions& options) {
       .packer = options.packer,
       .layers = tree_training.layers(),
       .offload = tree_training.offload(),
-      .num_stages = options.stages};
+      .pipeline = {.num_stages = options.stages}};
   const Pipeline pipeline{.num_stages = options.stages};
   PlanReport report{.tree = compute_statistics(tree),
                     .work_ratio = count_work(tree, request.trained, work_model(costs.shape())).ratio(),

@@ -268,7 +268,7 @@ class Planner {
     for (const int64_t size : pass_sizes(request_.max_tokens_per_pass)) {
       if (num_worse == kWorseInARow) break;
       try {
-        const bool in_stages = request_.num_stages > 1;
+        const bool in_stages = request_.pipeline.num_stages > 1;
         const double most = in_stages ? std::numeric_limits<double>::infinity() : least * kAsFast;
         auto priced = strategy.price(batch_, {size, layers}, {request_.memory_bytes, most});
         if (!priced || !is_within_memory(*priced)) {
@@ -326,8 +326,7 @@ class Planner {
 
   void time_in_stages(Candidate& candidate) {
     candidate.plan = finish(std::move(candidate));
-    candidate.seconds =
-        pipeline_seconds(*candidate.plan, *request_.costs, {.num_stages = request_.num_stages});
+    candidate.seconds = pipeline_seconds(*candidate.plan, *request_.costs, request_.pipeline);
   }
 
   Plan finish(Candidate&& candidate) {

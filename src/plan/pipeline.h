@@ -32,12 +32,6 @@ struct WalkStep {
 };
 std::vector<WalkStep> walk_steps(const Plan& plan);
 
-struct Pipeline {
-  int64_t num_stages = 1;
-  bool backward = true;  // else forward only: a backward step then closes the block, and sends nothing
-  bool leaves_on_stack = false;  // a leaf block's own rows lie on the stack while it runs (context parallel)
-};
-
 // Leaf blocks that may be under way on a stage, and stacks that it has.
 int64_t passes_under_way(const Pipeline& pipeline, int64_t stage);
 

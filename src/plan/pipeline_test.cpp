@@ -198,9 +198,9 @@ TEST(PipelineOrder, PlansForStagesHavePassesThatFillThem) {
   PlanRequest request{.sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = 1024};
   request.costs = &costs;
   for (const std::string strategy : {"dense", "blocks", "auto"}) {
-    request.num_stages = 1;
+    request.pipeline.num_stages = 1;
     const Plan whole = make_plan(strategy, request);
-    request.num_stages = 4;
+    request.pipeline.num_stages = 4;
     const Plan staged = make_plan(strategy, request);
     EXPECT_LT(staged.max_tokens_per_pass, whole.max_tokens_per_pass) << strategy;
     const auto seconds = [&](const Plan& plan) { return pipeline_seconds(plan, costs, {.num_stages = 4}); };

@@ -90,6 +90,13 @@ struct Plan {
   std::vector<PlannedTree> trees;
 };
 
+// How a walk goes through stages that have the layers between them (plan/pipeline.h).
+struct Pipeline {
+  int64_t num_stages = 1;
+  bool backward = true;  // else forward only: a backward step then closes the block, and sends nothing
+  bool leaves_on_stack = false;  // a leaf block's own rows lie on the stack while it runs (context parallel)
+};
+
 struct PlanRequest {
   std::vector<TokenSpan> sequences;
   // A flag for each flat token, sequence after sequence; a sequence's first token never counts. Empty: all
@@ -110,8 +117,8 @@ struct PlanRequest {
   std::string packer = "auto";
   LayerRecompute layers = LayerRecompute::kWherePays;
   ActivationOffload offload = ActivationOffload::kWhereNeeded;
-  // Of a pipeline of layers (plan/pipeline.h): the time that is least is that of the last of them to be done.
-  int64_t num_stages = 1;
+  // Of several stages the time that is least is that of the last of them to be done.
+  Pipeline pipeline;
 };
 
 // The request for these of its sequences alone.

@@ -154,4 +154,60 @@ TreeAttentionGradient ContextPass::backward(const KvStack& stack, int64_t layer,
   return own;
 }
 
+namespace {
+class ContextCosts final : public PassCosts {
+ public:
+  ContextCosts(std::shared_ptr<const PassCosts> whole, int64_t size)
+      : whole_(std::move(whole)), size_(size) {}
+
+  double forward_seconds(const PassShape& pass) const override { return whole_->forward_seconds(own(pass)); }
+  double backward_seconds(const PassShape& pass) const override {
+    return whole_->backward_seconds(own(pass));
+  }
+  double attention_forward_seconds(const PassShape& pass) const override {
+    return whole_->attention_forward_seconds(own(pass));
+  }
+  double attention_backward_seconds(const PassShape& pass) const override {
+    return whole_->attention_backward_seconds(own(pass));
+  }
+  double head_forward_seconds(const PassShape& pass) const override {
+    return whole_->head_forward_seconds(own(pass));
+  }
+  double head_backward_seconds(const PassShape& pass) const override {
+    return whole_->head_backward_seconds(own(pass));
+  }
+  double recompute_seconds(const PassShape& pass, Keep keep) const override {
+    return whole_->recompute_seconds(own(pass), keep);
+  }
+
+  int64_t stack_row_bytes() const override { return whole_->stack_row_bytes(); }
+  int64_t kept_bytes(Keep keep) const override {
+    const int64_t bytes = whole_->kept_bytes(keep);
+    return bytes == 0 ? 0 : part(bytes) + stack_row_bytes();
+  }
+  int64_t exit_bytes() const override { return whole_->exit_bytes(); }
+  int64_t row_bytes() const override { return whole_->row_bytes(); }
+  int64_t temporary_bytes(const PassShape& pass, Keep keep) const override {
+    return whole_->temporary_bytes(own(pass), keep);
+  }
+
+ private:
+  int64_t part(int64_t count) const { return (count + size_ - 1) / size_; }
+  PassShape own(PassShape pass) const {
+    for (int64_t* count : {&pass.tokens, &pass.pairs, &pass.head_rows}) *count = part(*count);
+    for (int64_t* count : {&pass.stack_pairs, &pass.loss_rows})
+      if (*count >= 0) *count = part(*count);
+    return pass;
+  }
+
+  const std::shared_ptr<const PassCosts> whole_;
+  const int64_t size_;
+};
+}  // namespace
+
+std::shared_ptr<const PassCosts> context_costs(std::shared_ptr<const PassCosts> whole, int64_t size) {
+  if (!whole || size == 1) return whole;
+  return std::make_shared<ContextCosts>(std::move(whole), size);
+}
+
 }  // namespace bough

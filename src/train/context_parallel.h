@@ -12,10 +12,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
 #include "dist/communicator.h"
 #include "kernels/tree_attention/tree_attention_segments.h"
+#include "plan/pass_costs.h"
 
 namespace bough {
 
@@ -78,5 +80,9 @@ class ContextPass {
   bool keeps_rows_ = false;
   std::vector<at::Tensor> kept_rows_;  // by layer: keys and values of all, [T, 2, G, H]
 };
+
+// What a pass costs each of `size` ranks that make it together: their tokens' part of it, and the rows of all
+// of its tokens on the stack. What they send is not counted. `whole` where that is one rank.
+std::shared_ptr<const PassCosts> context_costs(std::shared_ptr<const PassCosts> whole, int64_t size);
 
 }  // namespace bough

@@ -17,6 +17,7 @@
 #include "base/median.h"
 #include "kernels/common/device.h"
 #include "plan/load_balance.h"
+#include "train/context_parallel.h"
 #include "train/ranks.h"
 #include "tree/prefix_tree.h"
 
@@ -239,7 +240,8 @@ void GradientStep::restore(const Json& state) {
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
   PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree, costs_);
   if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
-  request.num_stages = model_.stage().size;
+  request.pipeline = {.num_stages = model_.stage().size,
+                      .leaves_on_stack = ranks_ && ranks_->sizes().context > 1};
   if (settings_.deterministic) return plan_shares(request, strategy);
   return ranks_ && ranks_->num_replicas() > 1
              ? plan_share(strategy, request, ranks_->replica(), ranks_->num_replicas())
@@ -322,7 +324,11 @@ WalkResult GradientStep::accumulate(const Plan& plan, const TrainBatch& batch, B
 StepTimer::StepTimer(Model& model, FrozenModels frozen, const ActorSettings& settings, const PassCosts* costs,
                      const std::vector<Trajectory>& batch, const std::string& strategy,
                      const TrainingRanks* ranks)
-    : model_(model), ranks_(ranks), step_(model, frozen, settings, costs, ranks), asked_strategy_(strategy) {
+    : model_(model),
+      ranks_(ranks),
+      costs_(context_costs({std::shared_ptr<void>(), costs}, ranks ? ranks->sizes().context : 1)),
+      step_(model, frozen, settings, costs_.get(), ranks),
+      asked_strategy_(strategy) {
   for (const Trajectory& trajectory : batch) batch_.push_back(&trajectory);
   model_.allocate_gradients();
 }

@@ -140,6 +140,7 @@ class StepTimer {
  private:
   Model& model_;
   const TrainingRanks* const ranks_;
+  const std::shared_ptr<const PassCosts> costs_;  // of this rank
   GradientStep step_;
   std::vector<const Trajectory*> batch_;
   const std::string asked_strategy_;

@@ -19,6 +19,7 @@
 #include "algo/loss.h"
 #include "base/error.h"
 #include "plan/test_costs.h"
+#include "train/context_parallel.h"
 #include "train/gradient_step.h"
 #include "train/optimizer.h"
 #include "train/ranks_test_util.h"
@@ -300,6 +301,23 @@ TEST(Ranks, FixedSharesHaveTheSameBitsWhateverTheirNumber) {
   }
 }
 
+// Eight prompts of 100 to 200 tokens with four samples of 50 to 300 each, leaves in depth-first order.
+std::vector<std::vector<int32_t>> groups_of_samples(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::vector<int32_t>> sequences;
+  for (int group = 0; group < 8; ++group) {
+    std::vector<int32_t> prompt(100 + random() % 100);
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 100);
+    for (int sample = 0; sample < 4; ++sample) {
+      sequences.push_back(prompt);
+      for (size_t more = 50 + random() % 250; more > 0; --more)
+        sequences.back().push_back(static_cast<int32_t>(random() % 100));
+    }
+  }
+  std::ranges::sort(sequences);
+  return sequences;
+}
+
 // The cut adds up what tokens and pairs cost, blind to passes: what a rank's plan is then predicted to take,
 // against the best of all cuts of the leaves in their order.
 TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
@@ -307,18 +325,7 @@ TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
   double worst = 1, sum = 0;
   int64_t count = 0;
   for (uint64_t seed = 0; seed < 12; ++seed) {
-    std::mt19937_64 random(seed);
-    std::vector<std::vector<int32_t>> sequences;
-    for (int group = 0; group < 8; ++group) {
-      std::vector<int32_t> prompt(100 + random() % 100);
-      for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 100);
-      for (int sample = 0; sample < 4; ++sample) {
-        sequences.push_back(prompt);
-        for (size_t more = 50 + random() % 250; more > 0; --more)
-          sequences.back().push_back(static_cast<int32_t>(random() % 100));
-      }
-    }
-    std::ranges::sort(sequences);  // leaves in depth-first order
+    const auto sequences = groups_of_samples(seed);
     PlanRequest request{
         .sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = 512, .costs = &costs};
     const size_t size = sequences.size();
@@ -347,6 +354,38 @@ TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
   std::cout << "slowest rank over the best cut's: mean " << sum / static_cast<double>(count) << ", worst "
             << worst << std::endl;
   EXPECT_LE(worst, 1.05);
+}
+
+// Activations are shared, the path's keys and values are not: where memory bounds passes, two ranks that make
+// them together make larger ones, and fewer.
+TEST(Ranks, ThatShareAPassesTokensPlanWithinWhatEachHolds) {
+  const auto whole = std::make_shared<TestCosts>();
+  EXPECT_EQ(context_costs(whole, 1), whole);
+  const auto costs = context_costs(whole, 2);
+  const PassShape pass{.tokens = 101, .stack_rows = 40, .pairs = 5000, .head_rows = 7};
+  const PassShape own{.tokens = 51, .stack_rows = 40, .pairs = 2500, .head_rows = 4};
+  EXPECT_EQ(costs->forward_seconds(pass), whole->forward_seconds(own));
+  EXPECT_EQ(costs->backward_seconds(pass), whole->backward_seconds(own));
+  EXPECT_EQ(costs->temporary_bytes(pass, Keep::kActivations),
+            whole->temporary_bytes(own, Keep::kActivations));
+  EXPECT_EQ(costs->kept_bytes(Keep::kActivations),
+            (whole->kept_bytes(Keep::kActivations) + 1) / 2 + whole->stack_row_bytes());
+  EXPECT_EQ(costs->kept_bytes(Keep::kKeysValues), 0);
+  const auto sequences = groups_of_samples(5);
+  PlanRequest request{
+      .sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = 4096, .costs = whole.get()};
+  request.memory_bytes = simulate(make_plan("blocks", request), whole.get()).peak_bytes / 4;
+  const auto plan_of = [&](const PassCosts* of) {
+    request.costs = of;
+    const Simulation simulation = simulate(make_plan("auto", request), of);
+    EXPECT_LE(simulation.peak_bytes, *request.memory_bytes);
+    std::cout << simulation.num_passes << " passes, " << simulation.tokens_recomputed << " recomputed, "
+              << simulation.seconds << " s" << std::endl;
+    return simulation;
+  };
+  const Simulation alone = plan_of(whole.get()), shared = plan_of(costs.get());
+  EXPECT_LT(shared.num_passes, alone.num_passes);
+  EXPECT_LT(shared.seconds, alone.seconds);
 }
 
 TEST(Ranks, TheCutFollowsWhatTokensAndPairsCost) {

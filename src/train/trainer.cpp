@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "models/checkpoint.h"
 #include "models/tensor_parallel.h"
+#include "train/context_parallel.h"
 #include "train/ranks.h"
 #include "train/sequence_steps.h"
 
@@ -170,8 +171,11 @@ Model* Trainer::gather_whole() {
 }
 
 void Trainer::use_costs(StepCosts costs, StepCosts critic) {
+  whole_passes_ = costs.passes;
   costs_ = std::move(costs);
   critic_costs_ = std::move(critic);
+  for (StepCosts* own : {&costs_, &critic_costs_})
+    own->passes = context_costs(own->passes, ranks_ ? ranks_->sizes().context : 1);
   gradient_.use_costs(costs_.passes.get());
   if (student_) student_->use_costs(costs_.passes.get());
   if (critic_) critic_->use_costs((critic_->shares_backbone() ? costs_ : critic_costs_).passes.get());

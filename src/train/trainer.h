@@ -89,7 +89,7 @@ class Trainer final : public BatchTrainer {
   // What plans are made from; without it `auto` is `blocks` with passes of B tokens. `critic`: of a critic's
   // own backbone.
   void use_costs(StepCosts costs, StepCosts critic = {});
-  const PassCosts* pass_costs() const { return costs_.passes.get(); }
+  const PassCosts* pass_costs() const { return whole_passes_.get(); }  // of one rank alone
 
   // Says with each batch how far the policy that drew the samples and the trained one are apart
   // (acceptance_metrics): for samples of another policy, as a sparse one's.
@@ -158,7 +158,8 @@ class Trainer final : public BatchTrainer {
   GradientStep gradient_;
   Optimizer optimizer_;
   const Clock& clock_;
-  StepCosts costs_, critic_costs_;
+  StepCosts costs_, critic_costs_;  // of a pass each rank's part
+  std::shared_ptr<const PassCosts> whole_passes_;
   bool measures_acceptance_ = false;
   int64_t num_batches_ = 0;        // trained on so far
   double values_seconds_ = 0;      // of set_values since the last train()
