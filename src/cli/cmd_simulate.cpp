@@ -188,12 +188,16 @@ std::string percent(double share) {
   return format_significant(100 * share, 2) + "%";
 }
 
-// How `bough train` is told of a split, a rank for each device.
+// How `bough train` is told of a split, a rank for each device: of those that generate, and of all where
+// those that train share the batch.
+std::string options_of_engines(const SplitResult& split) {
+  return str(split.max_staleness == 0 ? "" : str("rollout.ranks=", split.rollout_devices, " "),
+             "rollout.max_head_offpolicyness=", split.max_staleness);
+}
 std::string rank_options(const SplitResult& split) {
   const bool in_turns = split.max_staleness == 0;
-  return str("--ranks ", in_turns ? split.train_devices : split.rollout_devices + split.train_devices,
-             in_turns ? "" : str(" rollout.ranks=", split.rollout_devices),
-             " rollout.max_head_offpolicyness=", split.max_staleness);
+  return str("--ranks ", in_turns ? split.train_devices : split.rollout_devices + split.train_devices, " ",
+             options_of_engines(split));
 }
 
 std::string table_of(const std::vector<SplitResult>& splits, double synchronous) {
@@ -258,8 +262,11 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
       Json entry = split_json(split);
       const auto layout = rates.layout(split.rollout_devices, split.train_devices, in_turns);
       entry["layout"] = layout->text();
-      // Ranks of bough train have a device each.
-      if (layout->devices_per_engine > 1 || layout->devices_per_replica > 1) entry.erase("rank_options");
+      // Engine ranks of bough train have a device each, and ranks that share layers do not generate.
+      if (layout->devices_per_engine > 1 || (in_turns && layout->replica.devices() > 1))
+        entry.erase("rank_options");
+      else if (layout->replica.devices() > 1)
+        entry["rank_options"] = str("actor.backend=", layout->backend(), " ", options_of_engines(split));
       splits.push_back(std::move(entry));
       std::optional<SplitResult>& place = in_turns ? row.in_turns : row.best;
       if (!place || split.result.tokens_per_second() > place->result.tokens_per_second())
@@ -317,13 +324,12 @@ void print_cluster(const SimulateOptions& options, const Assumed& assumed) {
   }
   print_text(out.str());
   print_text(
-      "\ntokens/s: generated ones that were trained on. A split is ENGINES+REPLICAS, dN: N of them, tN: of N "
-      "devices "
-      "each;\nin turns (eta 0): all devices for both. scaling: tokens/s a device, over the first row's. "
-      "trainer, "
-      "engine: how long it waited\nas a run, where no tN stands: bough train CONFIG --ranks "
-      "ENGINES+REPLICAS "
-      "rollout.ranks=ENGINES rollout.max_head_offpolicyness=ETA; in turns --ranks alone\n");
+      "\ntokens/s: generated ones that were trained on. A split is ENGINES+REPLICAS, dN: N of them, tN: N "
+      "devices share each\nlayer, pN: as many stages of a pipeline; in turns (eta 0): all devices for both. "
+      "scaling: tokens/s a device, over the first\nrow's. trainer, engine: how long it waited\nas a run, "
+      "where "
+      "engines have no tN: bough train CONFIG actor.backend=fsdp:REPLICAS rollout.ranks=ENGINES "
+      "rollout.max_head_offpolicyness=ETA;\nin turns, where no tN stands, --ranks alone\n");
 }
 
 void run_simulate(const SimulateOptions& options) {

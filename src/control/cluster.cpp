@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "plan/pipeline.h"
 
 namespace bough {
 
@@ -18,8 +20,13 @@ constexpr double kCollectiveLatency = 2e-5;  // seconds
 // Samples that an engine must be able to run at once.
 constexpr double kLeastSamples = 8;
 
-std::string side(int64_t count, int64_t tensor) {
-  return str("d", count, tensor > 1 ? str("t", tensor) : "");
+// Of a step, that a pipeline's schedule is made for: beyond that it is full.
+constexpr int64_t kMostPrompts = 16;
+constexpr int64_t kMostStages = 16;
+
+std::string side(int64_t count, int64_t tensor, int64_t stages = 1) {
+  const auto part = [](char letter, int64_t size) { return size > 1 ? str(letter, size) : ""; };
+  return str("d", count, part('p', stages), part('t', tensor));
 }
 
 // Seconds of a ring all-reduce of so many bytes among `count` devices.
@@ -31,7 +38,11 @@ double all_reduce_seconds(double bytes, int64_t count, double link) {
 }  // namespace
 
 std::string ClusterLayout::text() const {
-  return side(engines, devices_per_engine) + "+" + side(replicas, devices_per_replica);
+  return side(engines, devices_per_engine) + "+" + side(replicas, replica.tensor, replica.stages);
+}
+
+std::string ClusterLayout::backend() const {
+  return "fsdp:" + side(replicas, replica.tensor, replica.stages);
 }
 
 ClusterRates::ClusterRates(ClusterSettings cluster, DeviceProfile device, ModelShape shape,
@@ -54,15 +65,61 @@ double ClusterRates::kv_bytes_per_sample() const {
                 one_.lengths.mean);
 }
 
-double ClusterRates::training_bytes(int64_t replicas, int64_t devices_per_replica) const {
+double ClusterRates::longest_path() const {
+  return static_cast<double>(one_.prompt_tokens) +
+         std::min(static_cast<double>(one_.lengths.longest), 8 * one_.lengths.mean);
+}
+
+// A pipeline's first stage has its part of as many passes as there are stages: of one pass all.
+double ClusterRates::training_bytes(int64_t replicas, const ClusterLayout::Replica& replica) const {
   const DecoderBytes bytes(shape_, device_.kernels);
-  const auto tensor = static_cast<double>(devices_per_replica);
-  const double longest = static_cast<double>(one_.prompt_tokens) +
-                         std::min(static_cast<double>(one_.lengths.longest), 8 * one_.lengths.mean);
-  const double work = static_cast<double>(bytes.of_kept(Keep::kActivations) * kLeastPass) +
-                      static_cast<double>(bytes.of_stack_row()) * longest;
-  return (static_cast<double>(shape_.parameter_bytes()) + work) / tensor +
-         kStateBytes * parameters_ / (tensor * static_cast<double>(replicas));
+  const auto devices = static_cast<double>(replica.devices());
+  const double pass = static_cast<double>(bytes.of_kept(Keep::kActivations) * kLeastPass);
+  const double stack = static_cast<double>(bytes.of_stack_row()) * longest_path();
+  return (static_cast<double>(shape_.parameter_bytes()) + stack) / devices +
+         pass / static_cast<double>(replica.tensor) +
+         kStateBytes * parameters_ / (devices * static_cast<double>(replicas));
+}
+
+double ClusterRates::pipeline_efficiency(int64_t replicas, int64_t stages) const {
+  if (stages == 1) return 1;
+  const ControllerOptions& controller = one_.controller;
+  const int64_t prompts = std::clamp<int64_t>(controller.batch_groups / replicas, 1, kMostPrompts);
+  const double tokens = static_cast<double>(controller.group_size) * one_.lengths.mean;
+  const int64_t leaves = std::max<int64_t>(1, std::llround(tokens / kLeastPass));
+  // Times of a pass of kLeastPass tokens forward: a prompt is computed, and again before its backward.
+  const double prompt = static_cast<double>(one_.prompt_tokens) / kLeastPass;
+  std::vector<WalkStep> steps;
+  std::vector<double> forward, backward;
+  const auto add = [&](Step::Kind kind, int64_t prompt_of, int64_t block, double there, double back) {
+    steps.push_back({kind, static_cast<int32_t>(prompt_of), static_cast<int32_t>(block), prompt_of});
+    forward.push_back(there);
+    backward.push_back(back);
+  };
+  for (int64_t p = 0; p < prompts; ++p) {
+    add(Step::Kind::kForward, p, 0, prompt, 0);
+    for (int64_t leaf = 1; leaf <= leaves; ++leaf) add(Step::Kind::kForwardBackward, p, leaf, 1, 2);
+    add(Step::Kind::kBackward, p, 0, 0, 3 * prompt);
+  }
+  double work = 0;
+  for (size_t i = 0; i < steps.size(); ++i) work += forward[i] + backward[i];
+  return work / pipeline_seconds(steps, forward, backward, {.num_stages = stages});
+}
+
+double ClusterRates::replica_tokens_per_s(int64_t replicas, const ClusterLayout::Replica& replica) const {
+  const double layers = static_cast<double>(shape_.num_layers) / static_cast<double>(replica.stages);
+  const double hidden = static_cast<double>(shape_.hidden_size * shape_.element_bytes);
+  const double computed = one_.rates.train_tokens_per_s * static_cast<double>(replica.devices());
+  // Forward and backward sum hidden states twice a layer each; a pass recomputed, forward's once more.
+  const double sums =
+      4 * layers *
+      (all_reduce_seconds(hidden, replica.tensor, within()) - (replica.tensor > 1 ? kCollectiveLatency : 0));
+  // Ranks of a layer have a part of the hidden states each on their links.
+  const bool in_node = replica.devices() <= cluster_.n_gpus_per_node;
+  const double messages =
+      replica.stages > 1 ? 2 * hidden / static_cast<double>(replica.tensor) / (in_node ? within() : between())
+                         : 0;
+  return pipeline_efficiency(replicas, replica.stages) / (1 / computed + sums + messages);
 }
 
 std::optional<ClusterLayout> ClusterRates::layout(int64_t rollout_devices, int64_t train_devices,
@@ -70,22 +127,36 @@ std::optional<ClusterLayout> ClusterRates::layout(int64_t rollout_devices, int64
   const double memory = memory_bytes();
   const double weights = parameters_ * static_cast<double>(shape_.element_bytes);
   const double samples = kLeastSamples * kv_bytes_per_sample();
-  // Tensor parallel stays within a node, as many devices as divide it and the key heads.
-  const auto smallest = [&](int64_t devices, auto&& fits) -> int64_t {
-    for (int64_t t = 1; t <= std::min(devices, cluster_.n_gpus_per_node); t *= 2)
-      if (devices % t == 0 && shape_.num_heads % t == 0 && fits(t)) return t;
-    return 0;
+  // Tensor parallel stays within a node, as many devices as divide it and the heads.
+  const auto may_share_layers = [&](int64_t t) {
+    return t <= cluster_.n_gpus_per_node && shape_.num_heads % t == 0;
   };
-  const int64_t tensor = smallest(train_devices, [&](int64_t t) {
-    return training_bytes(train_devices / t, t) + (in_turns ? samples / static_cast<double>(t) : 0) <= memory;
-  });
-  if (tensor == 0) return {};
-  // In turns the engine has the trainer's weights and devices.
-  if (in_turns) return ClusterLayout{train_devices / tensor, tensor, train_devices / tensor, tensor};
-  const int64_t engine = smallest(
-      rollout_devices, [&](int64_t t) { return (weights + samples) / static_cast<double>(t) <= memory; });
-  if (engine == 0) return {};
-  return ClusterLayout{rollout_devices / engine, engine, train_devices / tensor, tensor};
+  // In turns the engine has the trainer's weights and devices, and those share layers.
+  const auto replica_of = [&](int64_t devices) -> std::optional<ClusterLayout::Replica> {
+    const int64_t replicas = train_devices / devices;
+    std::optional<ClusterLayout::Replica> best;
+    for (int64_t t = devices; t >= 1; t /= 2) {
+      const ClusterLayout::Replica replica{t, devices / t};
+      if (!may_share_layers(t) || replica.stages > std::min(kMostStages, shape_.num_layers)) continue;
+      if (in_turns && replica.stages > 1) continue;
+      const double kv = in_turns ? samples / static_cast<double>(t) : 0;
+      if (training_bytes(replicas, replica) + kv > memory) continue;
+      if (!best || replica_tokens_per_s(replicas, replica) > replica_tokens_per_s(replicas, *best))
+        best = replica;
+    }
+    return best;
+  };
+  std::optional<ClusterLayout::Replica> replica;
+  for (int64_t devices = 1; !replica && devices <= train_devices; devices *= 2)
+    if (train_devices % devices == 0) replica = replica_of(devices);
+  if (!replica) return {};
+  const int64_t replicas = train_devices / replica->devices();
+  if (in_turns) return ClusterLayout{replicas, replica->tensor, replicas, *replica};
+  for (int64_t t = 1; t <= rollout_devices; t *= 2)
+    if (rollout_devices % t == 0 && may_share_layers(t) &&
+        (weights + samples) / static_cast<double>(t) <= memory)
+      return ClusterLayout{rollout_devices / t, t, replicas, *replica};
+  return {};
 }
 
 double ClusterRates::step_collectives_seconds(int64_t replicas, int64_t devices_per_replica) const {
@@ -105,7 +176,6 @@ std::optional<SimulatedRates> ClusterRates::rates(int64_t rollout_devices, int64
   if (!found) return {};
   SimulatedRates rates = one_.rates;
   const auto engine = static_cast<double>(found->devices_per_engine);
-  const auto tensor = static_cast<double>(found->devices_per_replica);
   const double layers = static_cast<double>(shape_.num_layers);
   const double hidden = static_cast<double>(shape_.hidden_size * shape_.element_bytes);
   const double weights = parameters_ * static_cast<double>(shape_.element_bytes);
@@ -118,22 +188,17 @@ std::optional<SimulatedRates> ClusterRates::rates(int64_t rollout_devices, int64
                          sums * (all_reduce_seconds(hidden, found->devices_per_engine, within()) -
                                  (found->devices_per_engine > 1 ? kCollectiveLatency : 0));
   rates.prefill_tokens_per_s *= engine;
-  const double held =
-      in_turns ? training_bytes(found->replicas, found->devices_per_replica) : weights / engine;
+  const double held = in_turns ? training_bytes(found->replicas, found->replica) : weights / engine;
   const double room = (memory_bytes() - held) * engine / kv_bytes_per_sample();
   rates.max_running =
       std::clamp<int64_t>(static_cast<int64_t>(room), 1, rates.max_running * found->devices_per_engine);
 
   rates.train_devices = found->replicas;
-  // Forward and backward sum hidden states twice a layer each; a pass recomputed, forward's once more.
-  const double token_sums = 4 * layers *
-                            (all_reduce_seconds(hidden, found->devices_per_replica, within()) -
-                             (found->devices_per_replica > 1 ? kCollectiveLatency : 0));
-  rates.train_tokens_per_s = 1 / (1 / (rates.train_tokens_per_s * tensor) + token_sums);
-  const double state = 2 * kStateBytes * parameters_ / (tensor * static_cast<double>(found->replicas));
+  rates.train_tokens_per_s = replica_tokens_per_s(found->replicas, found->replica);
+  const double state = 2 * kStateBytes * parameters_ / static_cast<double>(train_devices);
   const double bandwidth = device_.memory_bytes_per_s > 0 ? device_.memory_bytes_per_s : 3e12;
   rates.step_seconds = cluster_.step_seconds + state / bandwidth +
-                       step_collectives_seconds(found->replicas, found->devices_per_replica);
+                       step_collectives_seconds(found->replicas, found->replica.devices());
   // In turns the engines read the trainer's weights.
   const bool one_node = in_turns || rollout_devices + train_devices <= cluster_.n_gpus_per_node;
   const double moved = in_turns ? 0 : weights / engine / (one_node ? within() : between());

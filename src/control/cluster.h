@@ -3,14 +3,16 @@
 // between them, and from what fits into memory.
 //
 // An engine has as many devices as the model and a sample's keys and values need (tensor parallel), the
-// trainer replicas of as many as weights, gradients and passes need; its optimizer's state is shared over
-// all of them (ZeRO stage 1), and its replicas share the batch. Of links it counts
+// trainer replicas of as many as weights, gradients and passes need: of that many those that share each layer
+// within a node (tensor parallel) and those that are stages of a pipeline as trains fastest. Its optimizer's
+// state is shared over all of them (ZeRO stage 1), and its replicas share the batch. Of links it counts
 //   a training step   gradients summed (reduce-scatter, accumulator type) and weights gathered (all-gather)
 //                     over the replicas: within nodes first, then between them, a part on each device's link
 //   tensor parallel   two sums of the hidden states a layer, forward and backward each; ring all-reduce
+//   a pipeline        hidden states to the next stage and gradients back, not overlapped; and of the schedule
+//                     of the step's passes (plan/pipeline.h) what stages wait
 //   new weights       to every engine, over links between nodes where there are several
-// Not counted: contention, stragglers, pipelines, and everything that a run does beside generation and
-// training.
+// Not counted: contention, stragglers, and everything that a run does beside generation and training.
 #pragma once
 
 #include <optional>
@@ -39,9 +41,15 @@ struct ClusterSettings {
 
 // How a split is laid out.
 struct ClusterLayout {
-  int64_t engines = 0, devices_per_engine = 0;    // generate
-  int64_t replicas = 0, devices_per_replica = 0;  // train
-  std::string text() const;                       // AReaL's: "d4t2+d8"
+  struct Replica {
+    int64_t tensor = 1, stages = 1;
+    int64_t devices() const { return tensor * stages; }
+  };
+  int64_t engines = 0, devices_per_engine = 0;  // generate
+  int64_t replicas = 0;                         // train
+  Replica replica;
+  std::string text() const;     // AReaL's: "d4t2+d8p2"
+  std::string backend() const;  // of those that train, for actor.backend: "fsdp:d8p2"
 };
 
 class ClusterRates {
@@ -57,13 +65,18 @@ class ClusterRates {
   // Seconds in which each of `replicas` sums its gradients with the others' and gathers their weights.
   double step_collectives_seconds(int64_t replicas, int64_t devices_per_replica) const;
   // Bytes of a device that trains, but for keys and values of rollouts.
-  double training_bytes(int64_t replicas, int64_t devices_per_replica) const;
+  double training_bytes(int64_t replicas, const ClusterLayout::Replica& replica) const;
   double memory_bytes() const;
+  // Tokens a second of a replica, of `replicas` that share the batch.
+  double replica_tokens_per_s(int64_t replicas, const ClusterLayout::Replica& replica) const;
 
  private:
   double within() const { return cluster_.nvlink_gb_per_s * 1e9; }
   double between() const { return cluster_.network_gb_per_s * 1e9; }
   double kv_bytes_per_sample() const;
+  double longest_path() const;
+  // What a pipeline's stages compute of the time that they have.
+  double pipeline_efficiency(int64_t replicas, int64_t stages) const;
 
   const ClusterSettings cluster_;
   const DeviceProfile device_;

@@ -24,14 +24,19 @@ ClusterRates rates_of(const char* model, ClusterSettings cluster = {}, const cha
 // beside a pass of 2,048 tokens and a path.
 TEST(Cluster, WhatFitsDecidesHowManyDevicesHaveAReplica) {
   const ClusterRates rates = rates_of("qwen3-8b");
-  const double pass = rates.training_bytes(1, 1) - 18 * 8.19e9;
+  const double pass = rates.training_bytes(1, {}) - 18 * 8.19e9;
   EXPECT_GT(pass, 1e9);
-  EXPECT_NEAR(rates.training_bytes(8, 1) - pass, (6 + 12.0 / 8) * 8.19e9, 0.2e9);
-  EXPECT_NEAR(rates.training_bytes(1, 8), rates.training_bytes(1, 1) / 8, 1e9);
+  EXPECT_NEAR(rates.training_bytes(8, {}) - pass, (6 + 12.0 / 8) * 8.19e9, 0.2e9);
+  EXPECT_NEAR(rates.training_bytes(1, {.tensor = 8}), rates.training_bytes(1, {}) / 8, 1e9);
+  // Of a pipeline the first stage has its part of as many passes as there are stages: weights are fewer, and
+  // keys and values of the path, activations are not.
+  EXPECT_GT(rates.training_bytes(1, {.stages = 8}), rates.training_bytes(1, {.tensor = 8}) + 0.5 * pass);
+  EXPECT_LT(rates.training_bytes(1, {.stages = 8}), 18 * 8.19e9 / 8 + pass);
   const auto eight = rates.layout(8, 8, false);
   ASSERT_TRUE(eight);
   EXPECT_EQ(eight->devices_per_engine, 1);
-  EXPECT_EQ(eight->text(), eight->devices_per_replica == 1 ? "d8+d8" : "d8+d4t2");
+  EXPECT_EQ(eight->replica.devices(), rates.training_bytes(8, {}) <= rates.memory_bytes() ? 1 : 2);
+  EXPECT_EQ(eight->text(), "d8+" + eight->backend().substr(5));
   EXPECT_EQ(rates.layout(7, 1, false), std::nullopt) << "147 GB on one device";
   EXPECT_EQ(rates.rates(7, 1, false), std::nullopt);
   EXPECT_EQ(rates_of("qwen3-0.6b").layout(7, 1, false)->text(), "d7+d1");
@@ -69,6 +74,33 @@ TEST(Cluster, RatesOfASplit) {
   ASSERT_GT(tensor, 1);
   EXPECT_GT(split->train_tokens_per_s, one.train_tokens_per_s);
   EXPECT_LT(split->train_tokens_per_s, one.train_tokens_per_s * static_cast<double>(tensor));
+}
+
+// Where devices of a node cannot share layers, or their links are slow, they are stages of a pipeline.
+TEST(Cluster, PipelinesTakeWhatTheirScheduleSays) {
+  const ClusterRates apart = rates_of("qwen3-14b", {.n_gpus_per_node = 1});
+  const auto layout = apart.layout(8, 8, false);
+  ASSERT_TRUE(layout);
+  EXPECT_EQ(layout->replica.tensor, 1);
+  ASSERT_GT(layout->replica.stages, 1);
+  EXPECT_EQ(layout->backend(), str("fsdp:d", layout->replicas, "p", layout->replica.stages));
+  const double one = workload().rates.train_tokens_per_s;
+  for (const int64_t stages : {2, 4}) {
+    const double rate = apart.replica_tokens_per_s(2, {.stages = stages});
+    EXPECT_LT(rate, static_cast<double>(stages) * one);
+    EXPECT_GT(rate, 0.7 * static_cast<double>(stages) * one);
+    // More replicas leave each fewer passes to fill the stages with; a slow network takes messages longer.
+    EXPECT_LT(apart.replica_tokens_per_s(64, {.stages = stages}), rate);
+    EXPECT_LT(rates_of("qwen3-14b", {.n_gpus_per_node = 1, .network_gb_per_s = 1})
+                  .replica_tokens_per_s(2, {.stages = stages}),
+              rate);
+  }
+  // Within a node what is faster is taken.
+  const auto kind = [](double nvlink) {
+    return rates_of("qwen3-14b", {.nvlink_gb_per_s = nvlink}).layout(8, 8, false)->replica;
+  };
+  EXPECT_GT(kind(5).stages, 1);
+  EXPECT_GT(kind(1e5).tensor, 1);
 }
 
 }  // namespace
