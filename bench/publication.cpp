@@ -1,9 +1,9 @@
 // How fast do weights reach engine ranks, and what does generation notice of it?
 //
-//   mpirun -n 2 build/bench/publication [layers, default 8]
+//   mpirun -n 2 build/bench/publication [layers, default 8] [apart]
 //
-// Rank 0 publishes a model's weights (134 M parameters in fp32 with 8 layers), the others embed an engine each, one
-// thread each. Medians of several, in this order, so that a ratio is of one run:
+// Rank 0 publishes a model's weights (134 M parameters in fp32 with 8 layers), the others have an engine each, one
+// thread each. apart: as if each rank had a host of its own, so that all bytes are sent. Medians of several, in this order, so that a ratio is of one run:
 //
 //   copy         the same bytes from one place of rank 0's memory to another
 //   checksum     of these bytes, once
@@ -20,12 +20,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/median.h"
+#include "control/engine_process.h"
 #include "control/ranks_engine.h"
 #include "rollout/copied_weights.h"
 #include "rollout/embedded_engine.h"
@@ -75,13 +77,29 @@ double broadcast_seconds(std::vector<char>& bytes, Communicator& ranks) {
   });
 }
 
-void generate(Model& model, Communicator& requests, Communicator& publication) {
-  ReceivedWeights weights(model, publication, /*in_place=*/false);
-  EmbeddedEngineOptions options;
-  options.settings.kv_memory.count = int64_t{1} << 30;
-  std::unique_ptr<Engine> engine = std::make_unique<EmbeddedEngine>(model, options);
-  std::thread receiving([&] { weights.receive(); });
-  serve_engine(engine, weights, requests);
+constexpr const char* kEngineCommand = "engine-process";  // this program's, started by generate()
+
+std::unique_ptr<Model> make(int64_t layers) {
+  auto model = make_model(config_of(layers), at::kFloat);
+  initialise(*model, /*seed=*/1);
+  return model;
+}
+
+void run_engine() {
+  run_engine_process([](const Json& job, const ServeEngine& serve) {
+    const auto model = make(job.at("layers").get<int64_t>());
+    EmbeddedEngineOptions options;
+    options.settings.kv_memory.count = int64_t{1} << 30;
+    EmbeddedEngine engine(*model, options);
+    serve(engine, *model, /*in_place=*/false, Changing::kTrained);
+  });
+}
+
+void generate(int64_t layers, Communicator& requests, PublicationRanks& publication) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  EngineProcess engine({program, kEngineCommand}, {{"layers", layers}}, requests, publication);
+  std::thread receiving([&] { engine.receive_weights(); });
+  serve_engine(engine, requests);
   receiving.join();
 }
 
@@ -108,7 +126,7 @@ Decoding decode(RanksEngine& engine) {
   return {drawn / seconds_since(start), median(passes)};
 }
 
-void publish(Model& model, Communicator& requests, Communicator& publication, double copy) {
+void publish(Model& model, Communicator& requests, PublicationRanks& publication, double copy) {
   PublishedWeights weights(model, publication, /*waits=*/true);
   RanksEngine engine(nullptr, model.config(), requests);
   int32_t version = 0;
@@ -170,18 +188,22 @@ void publish(Model& model, Communicator& requests, Communicator& publication, do
 }  // namespace
 
 int main(int argc, char** argv) {
+  const at::NoGradGuard no_grad;
+  at::set_num_threads(1);
+  if (argc > 1 && argv[1] == std::string(kEngineCommand)) {
+    run_engine();
+    return 0;
+  }
   if (!is_mpi_rank()) {
     std::fprintf(stderr, "start it with mpirun -n 2 (bench/publication.cpp says how)\n");
     return 2;
   }
-  const at::NoGradGuard no_grad;
-  at::set_num_threads(1);
   const std::unique_ptr<Communicator> ranks = mpi_communicator();
-  const std::unique_ptr<Model> model = make_model(config_of(argc > 1 ? std::atoll(argv[1]) : 8), at::kFloat);
-  initialise(*model, /*seed=*/1);
+  const int64_t layers = argc > 1 ? std::atoll(argv[1]) : 8;
+  std::unique_ptr<Model> model = make(layers);
   double copy = 0;
   {
-    std::vector<char> bytes(static_cast<size_t>(lay_out(model->parameters()).bytes.numel()), 1);
+    std::vector<char> bytes(static_cast<size_t>(num_flat_bytes(model->parameters())), 1);
     if (ranks->rank() == 0) {
       std::vector<char> other(bytes.size(), 2);
       copy = median_of(
@@ -195,8 +217,14 @@ int main(int argc, char** argv) {
     const double broadcast = broadcast_seconds(bytes, *ranks);
     if (ranks->rank() == 0) print_rate("broadcast", static_cast<double>(bytes.size()), broadcast, copy);
   }
-  const std::unique_ptr<Communicator> requests = ranks->split(0), publication = ranks->split(0);
-  if (ranks->rank() == 0) publish(*model, *requests, *publication, copy);
-  else generate(*model, *requests, *publication);
+  const std::unique_ptr<Communicator> requests = ranks->split(0);
+  const bool apart = argc > 2 && argv[2] == std::string("apart");
+  PublicationRanks publication(ranks->split(0), apart ? str("host ", ranks->rank()) : host_identity());
+  if (ranks->rank() == 0) {
+    publish(*model, *requests, publication, copy);
+  } else {
+    model.reset();  // the engine's process has its own
+    generate(layers, *requests, publication);
+  }
   return 0;
 }

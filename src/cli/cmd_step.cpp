@@ -11,6 +11,7 @@
 #include "cli/ranks.h"
 #include "cli/step_input.h"
 #include "kernels/adamw/adamw.h"
+#include "kernels/common/cuda_library.h"
 #include "models/checkpoint.h"
 
 namespace bough {
@@ -94,9 +95,13 @@ void run_step(const Options& options) {
   if (!options.grads.empty()) check_output_file("--grads", options.grads);
   RanksOptions of_ranks = options.ranks;
   if (!of_ranks.ranks) of_ranks.ranks = step_settings(options, options.mode).num_ranks();
-  const std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, options.torch.device);
+  std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, options.torch.device);
   const bool is_first = ranks->rank() == 0;
   if (!is_first) set_log_level(LogLevel::kSilent);  // it would say the same
+  if (options.torch.device == "cuda" && ranks->size() > 1) {
+    open_cuda_library();
+    ranks = nccl_communicator(std::move(ranks));
+  }
   const ActorSettings settings = step_settings(options, options.mode);
   const TrainingRanks groups(ranks.get(), settings.sizes_of(ranks->size()));
   const StepInput input = load_step(options, settings, &groups);

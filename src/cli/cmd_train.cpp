@@ -11,8 +11,10 @@
 #include "cli/ranks.h"
 #include "cli/served_model.h"
 #include "cli/torch_options.h"
+#include "control/engine_process.h"
 #include "control/run.h"
 #include "control/run_folder.h"
+#include "control/run_parts.h"
 #include "env/http_client.h"
 #include "serve/agent_server.h"
 
@@ -90,6 +92,26 @@ std::unique_ptr<OutsideGroups> serve_agents(const RunSettings& run, Engine& engi
   return server;
 }
 
+void set_up(const RunSettings& settings, const std::string& device) {
+  TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = device};
+  if (settings.threads > 0) torch.threads = settings.threads;
+  set_up_torch(torch);
+}
+
+// What a rank that only generates starts.
+constexpr const char* kEngineCommand = "engine-process";
+
+void run_engine() {
+  set_log_level(LogLevel::kSilent);  // who started it says what there is to say
+  run_engine_process([](const Json& job, const ServeEngine& serve) {
+    const RunSettings settings = settings_of_job(job);
+    set_up(settings, settings.device);
+    EngineParts parts(settings);
+    serve(*parts.engine, *parts.model, takes_weights_in_place(settings, *parts.model),
+          what_changes(settings));
+  });
+}
+
 void run_train(const TrainOptions& options) {
   if (options.list_settings) {
     print_text(settings_help<RunSettings>());
@@ -107,11 +129,11 @@ void run_train(const TrainOptions& options) {
                         " and rollout.ranks ", settings.rollout.ranks, ", of ", *wanted,
                         " ranks; leave one of them out"));
   std::unique_ptr<Communicator> ranks = enter_ranks(of_ranks, settings.device);
-  TorchOptions torch{.dtype = settings.dtype, .threads = {}, .device = settings.device};
-  if (settings.threads > 0) torch.threads = settings.threads;
-  set_up_torch(torch);
+  // The device of a rank that only generates is its engine process's.
+  set_up(settings, only_generates(settings, *ranks) ? "cpu" : settings.device);
   RunOptions run;
   run.ranks = ranks.get();
+  run.engine_command = {std::filesystem::read_symlink("/proc/self/exe").string(), kEngineCommand};
   if (ranks->rank() > 0) {  // it would say the same, and ends when rank 0 does
     set_log_level(LogLevel::kSilent);
     // Who starts ranks sends it to all, and rank 0 ends them.
@@ -154,6 +176,8 @@ void add_train_command(CommandLine& line) {
       ->type_name("key=value");
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
+  line.add(kEngineCommand, "The engine of a rank that only generates: `train` starts it", run_engine)
+      .group("");  // not listed
   add_ranks_options(command, options->ranks);
   add_max_restarts_option(command, options->ranks);
   add_json_flag(command, options->json);

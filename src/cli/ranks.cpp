@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "cli/launcher.h"
 #include "cli/tcp_store.h"
-#include "kernels/common/cuda_library.h"
 
 namespace bough {
 
@@ -93,10 +92,6 @@ std::unique_ptr<Communicator> enter_ranks(const RanksOptions& options, const std
   if (options.ranks && group->size() != *options.ranks)
     throw UserError(str("--ranks: got ", *options.ranks, ", but ", group->size(),
                         " were started; leave it out, or start as many"));
-  if (device != "cuda" || group->size() == 1) return group;
-  open_cuda_library();
-  if (auto by_nccl = nccl_communicator(group)) return by_nccl;
-  log_warning("this build has no libbough_nccl.so: what the GPUs' ranks sum goes through the host's memory");
   return group;
 }
 

@@ -28,7 +28,8 @@ void add_max_restarts_option(CLI::App& command, RanksOptions& options);
 // them again where one died and max_restarts allows it, hands Ctrl-C, SIGTERM and SIGUSR1 on to them as
 // SIGUSR1, and ends as they end: this does not return then. UserError: another number than was started, no
 // mpirun.
-// `device`: cuda: each rank sees one of its host's GPUs, as device 0, and tensors there are summed by NCCL.
+// `device`: cuda: each rank sees one of its host's GPUs, as device 0. The group carries what the host has;
+// nccl_communicator() makes one of it that carries what GPUs have.
 std::unique_ptr<Communicator> enter_ranks(const RanksOptions& options, const std::string& device = "cpu");
 
 // Of a process that is the local_rank-th of its host's: sets CUDA_VISIBLE_DEVICES to its GPU. Of several that

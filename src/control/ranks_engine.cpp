@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/settings.h"
 #include "control/controller.h"
-#include "data/rollout_file.h"
+#include "control/engine_messages.h"
+#include "control/engine_process.h"
 
 namespace bough {
 
@@ -18,84 +17,6 @@ namespace {
 
 // Of a round: few enough that a finished turn is soon answered, enough that ranks seldom wait for each other.
 constexpr int64_t kPasses = 8;
-
-std::string packed(const Json& json) {
-  const std::vector<uint8_t> bytes = Json::to_cbor(json);
-  return {bytes.begin(), bytes.end()};
-}
-
-Json unpacked(const std::string& bytes) {
-  return Json::from_cbor(bytes.begin(), bytes.end());
-}
-
-Json to_json(const GenerationRequest& request) {
-  Json begun = Json::array();
-  for (const BegunSample& sample : request.begun) begun.push_back(begun_to_json(sample));
-  return {{"do", "submit"},
-          {"id", request.id},
-          {"prompt", request.prompt_ids},
-          {"drawn", request.drawn},
-          {"sampling", settings_yaml(request.sampling)},
-          {"seed", request.seed},
-          {"sequence", request.sequence ? Json(*request.sequence) : Json()},
-          {"begun", std::move(begun)}};
-}
-
-GenerationRequest request_from_json(const Json& json) {
-  GenerationRequest request;
-  json.at("id").get_to(request.id);
-  json.at("prompt").get_to(request.prompt_ids);
-  json.at("drawn").get_to(request.drawn);
-  request.sampling = parse_settings<SamplingParameters>(json.at("sampling").get<std::string>(), "rank 0");
-  json.at("seed").get_to(request.seed);
-  if (!json.at("sequence").is_null()) request.sequence = json.at("sequence").get<uint64_t>();
-  for (const Json& sample : json.at("begun")) request.begun.push_back(begun_from_json(sample));
-  return request;
-}
-
-Json to_json(const GenerationResult& result) {
-  Json samples = Json::array();
-  for (const GeneratedSample& sample : result.samples) {
-    samples.push_back(begun_to_json({sample, true}));
-    if (!sample.page_choices.positions.empty()) samples.back()["pages"] = to_json(sample.page_choices);
-  }
-  return {{"id", result.id},
-          {"prompt", result.prompt_ids},
-          {"temperature", result.temperature},
-          {"samples", std::move(samples)}};
-}
-
-GenerationResult result_from_json(const Json& json) {
-  GenerationResult result{.id = json.at("id").get<uint64_t>(),
-                          .prompt_ids = json.at("prompt").get<std::vector<int32_t>>(),
-                          .temperature = json.at("temperature").get<double>(),
-                          .samples = {},
-                          .metadata = {}};
-  for (const Json& sample : json.at("samples")) {
-    result.samples.push_back(begun_from_json(sample).sample);
-    if (sample.contains("pages"))
-      result.samples.back().page_choices = page_choices_from_json(sample.at("pages"));
-  }
-  return result;
-}
-
-Json to_json(const EngineStatistics& s) {
-  return {s.new_tokens,  s.prefill_tokens, s.recomputed_tokens, s.cached_tokens,
-          s.preemptions, s.steps,          s.pages_read,        s.pages_in_context};
-}
-
-EngineStatistics statistics_from_json(const Json& json) {
-  const auto at = [&](size_t i) { return json.at(i).get<int64_t>(); };
-  return {.new_tokens = at(0),
-          .prefill_tokens = at(1),
-          .recomputed_tokens = at(2),
-          .cached_tokens = at(3),
-          .preemptions = at(4),
-          .steps = at(5),
-          .seconds = 0,
-          .pages_read = at(6),
-          .pages_in_context = at(7)};
-}
 
 // Rank 0's where it has none: nothing is ever in it.
 class NoEngine final : public Engine {
@@ -143,109 +64,6 @@ void stream(const GenerationResult& result, const std::function<void(const Strea
     }
   }
 }
-
-std::vector<GenerationResult> make_passes(Engine& engine, int64_t passes) {
-  std::vector<GenerationResult> results;
-  for (int64_t pass = 0; pass < passes && !engine.idle(); ++pass)
-    for (GenerationResult& result : engine.step()) results.push_back(std::move(result));
-  return results;
-}
-
-// A rank's engine, and all that another one in its place would have to be told.
-class ServedEngine {
- public:
-  ServedEngine(std::unique_ptr<Engine>& engine, const std::function<std::unique_ptr<Engine>()>& make_again)
-      : engine_(engine), make_again_(make_again) {}
-
-  void submit(GenerationRequest request) {
-    if (make_again_) asked_.push_back({request, false});
-    engine_->submit(std::move(request));
-  }
-  void cancel(uint64_t id) {
-    for (Asked& asked : asked_) asked.is_cancelled |= asked.request.id == id;
-    engine_->cancel(id);
-  }
-  void update_weights(const WeightUpdate& update) {
-    weights_ = update;
-    engine_->update_weights(update);
-  }
-  void pause() { engine_->pause(); }
-  void resume() { engine_->resume(); }
-  void park() {
-    engine_->park();
-    parked_ = std::exchange(asked_, {});
-  }
-  void unpark() {
-    engine_->unpark();
-    asked_ = std::exchange(parked_, {});
-  }
-
-  std::vector<GenerationResult> make_passes(int64_t passes) {
-    std::vector<GenerationResult> results;
-    for (int64_t pass = 0; pass < passes && !engine_->idle(); ++pass) {
-      std::vector<GenerationResult> finished = step();
-      for (GenerationResult& result : finished) {
-        std::erase_if(asked_, [&](const Asked& asked) { return asked.request.id == result.id; });
-        results.push_back(std::move(result));
-      }
-    }
-    return results;
-  }
-
-  EngineStatistics statistics() const { return lost_ + engine_->statistics(); }
-  int64_t num_restarts() const { return num_restarts_; }
-  const std::string& why() const { return why_; }
-
- private:
-  struct Asked {
-    GenerationRequest request;
-    bool is_cancelled = false;
-  };
-
-  std::vector<GenerationResult> step() {
-    try {
-      std::vector<GenerationResult> finished = engine_->step();
-      if (!finished.empty()) in_a_row_ = 0;
-      return finished;
-    } catch (const UserError&) {
-      throw;
-    } catch (const std::exception& error) {
-      if (!make_again_ || ++in_a_row_ > kMostRestarts) throw;
-      ++num_restarts_;
-      why_ = error.what();
-    }
-    start_again();
-    return {};
-  }
-
-  void start_again() {
-    const bool paused = engine_->paused(), parked = !parked_.empty();
-    lost_ = statistics();
-    engine_.reset();  // before another one takes memory
-    engine_ = make_again_();
-    if (weights_) engine_->update_weights(*weights_);
-    if (parked) {
-      submit_again(parked_);
-      engine_->park();
-    }
-    submit_again(asked_);
-    if (paused) engine_->pause();
-  }
-  void submit_again(const std::vector<Asked>& all) {
-    for (const Asked& asked : all) {
-      engine_->submit(asked.request);
-      if (asked.is_cancelled) engine_->cancel(asked.request.id);
-    }
-  }
-
-  std::unique_ptr<Engine>& engine_;
-  const std::function<std::unique_ptr<Engine>()>& make_again_;
-  std::vector<Asked> asked_, parked_;  // in flight, in the order in which they came
-  std::optional<WeightUpdate> weights_;
-  EngineStatistics lost_;  // of the engines before this one
-  int64_t num_restarts_ = 0, in_a_row_ = 0;
-  std::string why_;  // the last one threw
-};
 
 }  // namespace
 
@@ -307,12 +125,13 @@ RanksEngine::Round RanksEngine::round(int64_t passes, bool asks_running) {
   const std::vector<std::string> replies = ranks_.all_gather("");
   for (size_t rank = 1; rank < replies.size(); ++rank) {
     const Json reply = unpacked(replies[rank]);
-    const int64_t restarts = reply.at("restarts").get<int64_t>();
+    const int64_t restarts = reply.value("restarts", int64_t{0});
     if (restarts > reports_[rank].restarts) {
-      num_restarts_.fetch_add(restarts - reports_[rank].restarts);
-      log_warning(str("engine rank ", rank, " of ", replies.size() - 1,
-                      ": its engine was made again and has its requests again; it had failed with: ",
-                      reply.at("why").get<std::string>()));
+      const int64_t ended = restarts - reports_[rank].restarts;
+      num_restarts_.fetch_add(ended);
+      log_warning(str("engine rank ", rank, " of ", replies.size() - 1, ": the engine's process ",
+                      reply.at("why").get<std::string>(), ended > 1 ? str(", the last of ", ended) : "",
+                      "; another one has its requests"));
     }
     reports_[rank] = {reply.at("ready").get<bool>(), statistics_from_json(reply.at("statistics")), restarts};
     for (const Json& result : reply.at("results")) round.results.push_back(result_from_json(result));
@@ -416,56 +235,34 @@ void RanksEngine::end() {
   ranks_.broadcast(packed({{"end", true}}));
 }
 
-void serve_engine(std::unique_ptr<Engine>& engine, WeightChannel& weights, Communicator& ranks,
-                  const std::function<std::unique_ptr<Engine>()>& make_again) {
-  ServedEngine served(engine, make_again);
-  std::optional<WeightUpdate> last;
-  const auto take = [&](int32_t version) {
-    const auto start = std::chrono::steady_clock::now();
-    while (!last || last->version < version) {
-      if (const auto update = weights.take()) {
-        last = update;
-        continue;
-      }
-      ranks.look();
-      if (seconds_since(start) > ranks.deadline())
-        throw IoError(str("rank ", ranks.rank(), " waited ", ranks.deadline(),
-                          " s for its trainer's weights of version ", version));
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    served.update_weights(*last);
-  };
+namespace {
+void serve(Communicator& ranks, const std::function<Json(const Json& message)>& of_message) {
   while (true) {
-    const Json message = unpacked(ranks.await_broadcast());
+    Json message = unpacked(ranks.await_broadcast());
     if (message.contains("end")) return;
-    for (const Json& command : message.at("commands").at(static_cast<size_t>(ranks.rank()))) {
-      const std::string name = command.at("do").get<std::string>();
-      if (name == "submit") served.submit(request_from_json(command));
-      else if (name == "cancel") served.cancel(command.at("id").get<uint64_t>());
-      else if (name == "weights") take(command.at("version").get<int32_t>());
-      else if (name == "pause") served.pause();
-      else if (name == "resume") served.resume();
-      else if (name == "park") served.park();
-      else if (name == "unpark") served.unpark();
-    }
-    Json results = Json::array(), running = Json::array();
-    if (message.at("running").get<bool>()) {
-      for (const RunningRequest& request : engine->running()) {
-        Json samples = Json::array();
-        for (const BegunSample& sample : request.samples) samples.push_back(begun_to_json(sample));
-        running.push_back({{"id", request.id}, {"samples", std::move(samples)}});
-      }
-    } else {
-      for (const GenerationResult& result : served.make_passes(message.at("passes").get<int64_t>()))
-        results.push_back(to_json(result));
-    }
-    ranks.all_gather(packed({{"ready", engine->ready_for_weights()},
-                             {"statistics", to_json(served.statistics())},
-                             {"restarts", served.num_restarts()},
-                             {"why", served.why()},
-                             {"results", std::move(results)},
-                             {"running", std::move(running)}}));
+    Json own = message.at("commands").at(static_cast<size_t>(ranks.rank()));
+    message["commands"] = std::move(own);
+    ranks.all_gather(packed(of_message(message)));
   }
+}
+}  // namespace
+
+void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks) {
+  std::optional<WeightUpdate> last;
+  const auto take = [&](const Json& command) {
+    const auto version = command.at("version").get<int32_t>();
+    const auto are_there = [&] {
+      if (const auto update = weights.take()) last = update;
+      return last && last->version >= version;
+    };
+    await_weights(are_there, version, ranks);
+    return *last;
+  };
+  serve(ranks, [&](const Json& message) { return answer(message, engine, take); });
+}
+
+void serve_engine(EngineProcess& engine, Communicator& ranks) {
+  serve(ranks, [&](const Json& message) { return engine.answer(message); });
 }
 
 }  // namespace bough

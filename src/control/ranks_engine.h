@@ -16,9 +16,8 @@
 // newer: a trainer may be ahead, and tokens say which version drew them. Engine ranks take published ones,
 // which have arrived, in a round without a pass.
 //
-// An engine that throws in a pass is made again where serve_engine() was told how, takes the weights that it
-// had and has all that it was asked for again: draws are a function of the request, so that what is lost is
-// time. Beyond kMostRestarts without a finished request in between, and for wrong input, its rank ends.
+// A rank that only generates has its engine in a process of its own (engine_process.h): one that dies or
+// throws costs the time of its requests.
 #pragma once
 
 #include <atomic>
@@ -101,12 +100,10 @@ class RanksEngine final : public Engine {
   std::atomic<int64_t> num_restarts_ = 0;
 };
 
-inline constexpr int64_t kMostRestarts = 3;
-
-// Another rank's: does what rank 0's engine has it do, until that ends. Takes weights from `weights` where it
-// is told to. make_again: gives another engine of the same model in place of one that threw; none: what it
-// throws is thrown here.
-void serve_engine(std::unique_ptr<Engine>& engine, WeightChannel& weights, Communicator& ranks,
-                  const std::function<std::unique_ptr<Engine>()>& make_again = {});
+// Another rank's: does what rank 0's engine has it do, until that ends. One that trains, too, takes weights
+// from `weights` where it is told to; what its engine throws is thrown here.
+void serve_engine(Engine& engine, WeightChannel& weights, Communicator& ranks);
+class EngineProcess;
+void serve_engine(EngineProcess& engine, Communicator& ranks);
 
 }  // namespace bough

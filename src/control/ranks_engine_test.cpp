@@ -2,12 +2,18 @@
 #include "control/ranks_engine.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <thread>
 
+#include "control/engine_process.h"
 #include "rollout/published_weights.h"
 #include "rollout/rollout_test_util.h"
 
@@ -32,7 +38,7 @@ std::vector<int64_t> on_ranks(int64_t num_ranks, const std::function<void(RanksE
   for (size_t rank = 1; rank < ranks.size(); ++rank)
     threads.emplace_back([&, rank] {
       parts[rank].weights.publish(1);
-      serve_engine(parts[rank].engine, parts[rank].weights, *ranks[rank]);
+      serve_engine(*parts[rank].engine, parts[rank].weights, *ranks[rank]);
     });
   {
     RanksEngine engine(parts[0].engine.get(), parts[0].model->config(), *ranks[0]);
@@ -124,72 +130,105 @@ TEST(RanksEngine, WhatRunsCanBeSavedCancelledAndPutAside) {
   });
 }
 
-// ---- Ranks that have nothing but an engine.
+// ---- Ranks that have nothing but an engine, in a process of its own.
 
-// Throws at every so many passes, and after a number of them no more.
+constexpr const char* kProcess = "BOUGH_TEST_ENGINE_PROCESS";
+
+// Ends, throws or hangs at every so many passes, as often as the job says, over all processes of an engine.
 class FailingEngine final : public EmbeddedEngine {
  public:
-  FailingEngine(const Model& model, int64_t every, int64_t& failures)
-      : EmbeddedEngine(model, engine_options(/*max_running=*/4)), every_(every), failures_(failures) {}
+  FailingEngine(const Model& model, const Json& job)
+      : EmbeddedEngine(model, engine_options(/*max_running=*/4)), job_(job) {}
   std::vector<GenerationResult> step() override {
-    if (++passes_ % every_ == 0 && failures_ > 0) {
-      --failures_;
-      throw std::runtime_error("memory ran out");
+    const std::filesystem::path failures = job_.at("failures").get<std::string>();
+    if (++passes_ % job_.at("every").get<int64_t>() == 0 &&
+        file_size(failures) < job_.at("count").get<uint64_t>()) {
+      std::ofstream(failures, std::ios::app) << "!";
+      const std::string how = job_.at("how").get<std::string>();
+      if (how == "throws") throw std::runtime_error("memory ran out");
+      if (how == "wrong input") throw UserError("page 7 is missing");
+      std::raise(how == "dies" ? SIGKILL : SIGSTOP);
     }
     return EmbeddedEngine::step();
   }
 
  private:
-  const int64_t every_;
-  int64_t& failures_;
+  const Json job_;
   int64_t passes_ = 0;
 };
 
-struct EngineRank {
-  std::unique_ptr<Model> model = small_model(at::kDouble, /*seed=*/99);  // what comes is something else
-  std::unique_ptr<ReceivedWeights> weights;
-  std::unique_ptr<Engine> engine;
-  int64_t failures = 0;
-  std::exception_ptr error;
+// This program, started again by the tests.
+class EngineProcessOfTests : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (!std::getenv(kProcess)) return;
+    run_engine_process([](const Json& job, const ServeEngine& serve) {
+      const auto model = small_model(at::kDouble, /*seed=*/99);  // what comes is something else
+      FailingEngine engine(*model, job);
+      serve(engine, *model, job.at("in_place").get<bool>(), Changing::kTrained);
+    });
+    std::_Exit(0);
+  }
+};
+::testing::Environment* const kEngineProcess = ::testing::AddGlobalTestEnvironment(new EngineProcessOfTests);
+
+struct Failures {
+  std::string how = "dies";
+  int64_t count = 0, every = 7;
+  double answer_seconds = kAnswerSeconds;
 };
 
-// Rank 0 trains, the others generate. `failures`: passes of the first engine rank that throw, of which the
-// engine has one every so many passes.
+// Rank 0 trains, the others generate; passes of the first engine rank fail. Throws what that rank does.
 void with_engine_ranks(int64_t num_engines, const std::function<void(RanksEngine&, PublishedWeights&)>& drive,
-                       int64_t failures = 0, int64_t every = 7) {
+                       const Failures& failures = {}) {
   auto ranks = thread_communicators(1 + num_engines), publication = thread_communicators(1 + num_engines);
-  std::vector<EngineRank> parts(static_cast<size_t>(num_engines));
+  // Half of the tests are of engines on another host.
+  const auto host = [&](int64_t rank) { return str("host ", rank > 0 && num_engines == 2); };
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / str("bough_engines_", getpid());
+  std::filesystem::create_directories(folder);
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::exception_ptr error;
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    EngineRank& own = parts[i];
-    own.failures = i == 0 ? failures : 0;
-    own.weights = std::make_unique<ReceivedWeights>(*own.model, *publication[i + 1], /*in_place=*/i == 1);
-    threads.emplace_back([&own] { own.weights->receive(); });
+  for (int64_t i = 0; i < num_engines; ++i)
     threads.emplace_back([&, i] {
-      const auto make = [&]() -> std::unique_ptr<Engine> {
-        return std::make_unique<FailingEngine>(*own.model, every, own.failures);
-      };
-      own.engine = make();
+      const std::filesystem::path file = folder / std::to_string(i);
+      std::ofstream{file};
+      const Json job = {{"failures", file.string()},
+                        {"how", failures.how},
+                        {"count", i == 0 ? failures.count : 0},
+                        {"every", failures.every},
+                        {"in_place", i == 1}};
+      const auto rank = static_cast<size_t>(1 + i);
+      PublicationRanks publication_ranks(std::move(publication[rank]), host(1 + i));
+      EngineProcess engine({"/usr/bin/env", str(kProcess, "=1"), program, "--gtest_brief=1"}, job,
+                           *ranks[rank], publication_ranks, failures.answer_seconds);
+      std::thread receiving([&] { engine.receive_weights(); });
       try {
-        serve_engine(own.engine, *own.weights, *ranks[i + 1], make);
+        serve_engine(engine, *ranks[rank]);
       } catch (...) {
-        own.error = std::current_exception();
+        error = std::current_exception();
+        ranks[0]->set_watch([] { throw IoError("an engine rank has ended"); });
       }
+      receiving.join();
     });
-  }
   {
     const auto trained = small_model(at::kDouble, 3);
-    PublishedWeights published(*trained, *publication[0], /*waits=*/true);
+    PublicationRanks publication_ranks(std::move(publication[0]), host(0));
+    PublishedWeights published(*trained, publication_ranks, /*waits=*/true);
     RanksEngine engine(nullptr, trained->config(), *ranks[0]);
     published.publish(1);
     engine.update_weights(*published.take());
-    drive(engine, published);
+    try {
+      drive(engine, published);
+      engine.end();
+    } catch (const IoError&) {  // the rank says why
+    }
     published.end();
-    if (!parts[0].error) engine.end();
   }
   for (std::thread& thread : threads) thread.join();
-  for (const EngineRank& part : parts)
-    if (part.error) std::rethrow_exception(part.error);
+  std::filesystem::remove_all(folder);
+  if (error) std::rethrow_exception(error);
 }
 
 TEST(EngineRanks, DrawWhatOneEngineDrawsFromPublishedWeights) {
@@ -205,6 +244,7 @@ TEST(EngineRanks, DrawWhatOneEngineDrawsFromPublishedWeights) {
       published.publish(2);
       engine.update_weights(*published.take());
       EXPECT_EQ(engine.version(), 2);
+      engine.update_weights({.version = 2, .model = nullptr});  // as after an evaluation
       for (const GenerationResult& result : engine.drain())
         for (const GeneratedSample& sample : result.samples) {
           EXPECT_TRUE(std::ranges::is_sorted(sample.versions));
@@ -234,39 +274,61 @@ TEST(EngineRanks, TokensThatSomebodyWaitsForComeAtTheEnd) {
   });
 }
 
-TEST(EngineRanks, AnEngineThatThrowsCostsItsRequestsARetry) {
+TEST(EngineRanks, AnEngineThatEndsCostsItsRequestsARetry) {
   const auto expected = alone();
-  with_engine_ranks(
-      2,
-      [&](RanksEngine& engine, PublishedWeights&) {
-        expect_same(expected, engine.generate(mixed_requests()));
-        EXPECT_EQ(engine.num_restarts(), 2);
-      },
-      /*failures=*/2);
-  // With requests put aside, one of them cancelled.
-  with_engine_ranks(
-      1,
-      [&](RanksEngine& engine, PublishedWeights&) {
-        for (GenerationRequest& request : mixed_requests()) engine.submit(std::move(request));
-        engine.park();
-        std::vector<GenerationRequest> others = mixed_requests();
-        for (GenerationRequest& request : others) request.id += 1000, request.sequence = request.id - 1000;
-        const auto results = engine.generate(std::move(others));
-        ASSERT_EQ(results.size(), expected.size());
-        for (size_t i = 0; i < results.size(); ++i)
-          EXPECT_EQ(results[i].samples[0].token_ids, expected[i].samples[0].token_ids);
-        EXPECT_EQ(engine.num_restarts(), 1);
-        engine.unpark();
-        const uint64_t last = mixed_requests().back().id;
-        engine.cancel(last);
-        auto parked = engine.drain();
-        std::ranges::sort(parked, {}, &GenerationResult::id);
-        ASSERT_EQ(parked.size(), expected.size());
-        EXPECT_EQ(parked.back().samples.back().finish_reason, FinishReason::kCancelled);
-        parked.pop_back();
-        expect_same({expected.begin(), expected.end() - 1}, parked);
-      },
-      /*failures=*/1);
+  for (const Failures& failures : {Failures{.how = "dies", .count = 2}, Failures{.how = "throws", .count = 2},
+                                   Failures{.how = "hangs", .count = 1, .answer_seconds = 2}})
+    with_engine_ranks(
+        2,
+        [&](RanksEngine& engine, PublishedWeights& published) {
+          expect_same(expected, engine.generate(mixed_requests()));
+          EXPECT_GE(engine.num_restarts(), failures.count) << failures.how;
+          // What it was told before and after goes on.
+          published.publish(2);
+          engine.update_weights(*published.take());
+          for (const GenerationResult& result : engine.generate(mixed_requests()))
+            EXPECT_EQ(result.samples[0].versions.back(), 2);
+          EXPECT_GT(engine.statistics().new_tokens, 0);
+        },
+        failures);
+}
+
+TEST(EngineRanks, WhatIsPutAsideOutlivesAnEngine) {
+  const auto expected = alone();
+  with_engine_ranks(1,
+                    [&](RanksEngine& engine, PublishedWeights&) {
+                      for (GenerationRequest& request : mixed_requests()) engine.submit(std::move(request));
+                      engine.park();
+                      std::vector<GenerationRequest> others = mixed_requests();
+                      for (GenerationRequest& request : others)
+                        request.id += 1000, request.sequence = request.id - 1000;
+                      const auto results = engine.generate(std::move(others));
+                      ASSERT_EQ(results.size(), expected.size());
+                      for (size_t i = 0; i < results.size(); ++i)
+                        EXPECT_EQ(results[i].samples[0].token_ids, expected[i].samples[0].token_ids);
+                      EXPECT_EQ(engine.num_restarts(), 1);
+                      engine.unpark();
+                      const uint64_t last = mixed_requests().back().id;
+                      engine.cancel(last);
+                      auto parked = engine.drain();
+                      std::ranges::sort(parked, {}, &GenerationResult::id);
+                      ASSERT_EQ(parked.size(), expected.size());
+                      EXPECT_EQ(parked.back().samples.back().finish_reason, FinishReason::kCancelled);
+                      parked.pop_back();
+                      expect_same({expected.begin(), expected.end() - 1}, parked);
+                    },
+                    {.count = 1});
+}
+
+TEST(EngineRanks, EndWhereEveryEngineEndsAndOfWrongInput) {
+  const auto drive = [](RanksEngine& engine, PublishedWeights&) { engine.generate(mixed_requests()); };
+  const auto of = [&](const std::string& how) {
+    return [&, how] { with_engine_ranks(1, drive, {.how = how, .count = 100, .every = 1}); };
+  };
+  EXPECT_EQ(message_of<IoError>(of("dies")),
+            "the engine of rank 1 was made 4 times without finishing a request; at last its process was "
+            "killed by signal 9 (Killed)");
+  EXPECT_EQ(message_of<UserError>(of("wrong input")), "page 7 is missing");
 }
 
 }  // namespace

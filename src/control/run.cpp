@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/median.h"
+#include "control/engine_process.h"
 #include "control/evaluation.h"
 #include "control/ranks_engine.h"
 #include "control/run_parts.h"
@@ -54,40 +55,55 @@ void check_ranks(const RunSettings& settings, int64_t num_ranks) {
         str("actor.backend: got ", settings.actor.backend,
             ", whose ranks share the layers to train, and none of them has the whole model to generate "
             "with; expected rollout.ranks above 0, or servers (rollout.backend)"));
+  if (sizes.all() > sizes.data && settings.rollout.batch_invariant.value_or(false))
+    throw UserError(str("rollout.batch_invariant: is not for ranks that share passes (actor.backend ",
+                        settings.actor.backend,
+                        "), which sum and attend within them in another order than the engine; expected "
+                        "false, or ranks that share the batch"));
 }
 
 // The groups of a run's processes. With rollout.ranks M the last M of them only generate, and the others only
 // train. Making it is a collective call of all.
 struct RankGroups {
-  RankGroups(Communicator* all_ranks, const RolloutSettings& rollout) : all(all_ranks), trainers(all_ranks) {
+  RankGroups(Communicator* all_ranks, const RunSettings& settings) : all(all_ranks), trainers(all_ranks) {
+    const RolloutSettings& rollout = settings.rollout;
     if (!all || all->size() == 1) {
       trainers = nullptr;
       return;
     }
+    const bool on_gpus = settings.device == "cuda";
     if (rollout.ranks == 0) {
       if (!rollout.has_servers()) engines = all->split(0);
+      if (!on_gpus) return;
+      of_side_ = nccl_communicator(all->split(0));
+      trainers = of_side_.get();
       return;
     }
-    is_engine = all->rank() >= all->size() - rollout.ranks;
-    of_side = all->split(is_engine ? 1 : 0);
-    trainers = is_engine || of_side->size() == 1 ? nullptr : of_side.get();
+    is_engine = only_generates(settings, *all);
+    of_side_ = all->split(is_engine ? 1 : 0);
+    if (on_gpus && !is_engine && of_side_->size() > 1) of_side_ = nccl_communicator(std::move(of_side_));
+    trainers = is_engine || of_side_->size() == 1 ? nullptr : of_side_.get();
     const bool is_served = is_engine || all->rank() == 0;
     engines = all->split(is_served ? 0 : 1);
-    publication = all->split(is_served ? 0 : 1);
+    publication = std::make_unique<PublicationRanks>(all->split(is_served ? 0 : 1));
   }
 
   Communicator* const all;  // null: one process
   Communicator* trainers;   // that this process trains with; null: it trains alone, or not at all
   bool is_engine = false;
   // Rank 0 and those who generate for it: requests; and weights, where some only generate. Of a trainer that
-  // has no engine they are not used.
-  std::unique_ptr<Communicator> of_side, engines, publication;
+  // has no engine they are not used. They carry what the host has, whatever the device.
+  std::unique_ptr<Communicator> engines;
+  std::unique_ptr<PublicationRanks> publication;
+
+ private:
+  std::unique_ptr<Communicator> of_side_;  // those that train, between GPUs by NCCL, or those that generate
 };
 
 // Work on a thread beside other work: what one of them throws ends both, by their groups' watches, and is
 // thrown here.
-void run_both(const std::function<void()>& beside, Communicator& of_beside, const std::function<void()>& here,
-              Communicator& of_here) {
+void run_both(const std::function<void()>& beside, const std::vector<Communicator*>& of_beside,
+              const std::function<void()>& here, const std::vector<Communicator*>& of_here) {
   std::mutex mutex;
   std::exception_ptr failure;
   const auto watch = [&] {
@@ -102,13 +118,15 @@ void run_both(const std::function<void()>& beside, Communicator& of_beside, cons
       if (!failure) failure = std::current_exception();
     }
   };
-  of_beside.set_watch(watch);
-  of_here.set_watch(watch);
+  const auto set_watches = [&](const std::function<void()>& to) {
+    for (const auto& groups : {of_beside, of_here})
+      for (Communicator* group : groups) group->set_watch(to);
+  };
+  set_watches(watch);
   std::thread thread([&] { guarded(beside); });
   guarded(here);
   thread.join();
-  of_beside.set_watch({});
-  of_here.set_watch({});
+  set_watches({});
   watch();
 }
 
@@ -145,13 +163,12 @@ class WholeWeights final : public WeightChannel {
 };
 
 // A rank that only generates: its engine does what rank 0's has it do, while weights arrive.
-void follow_generation(const RunSettings& settings, RankGroups& groups) {
-  EngineParts parts(settings);
-  ReceivedWeights weights(*parts.model, *groups.publication, takes_weights_in_place(settings, *parts.model),
-                          what_changes(settings));
-  run_both([&] { weights.receive(); }, *groups.publication,
-           [&] { serve_engine(parts.engine, weights, *groups.engines, [&] { return parts.make_engine(); }); },
-           *groups.engines);
+void follow_generation(const RunSettings& settings, const std::vector<std::string>& command,
+                       RankGroups& groups) {
+  EngineProcess engine(command, engine_job(settings), *groups.engines, *groups.publication);
+  run_both([&] { engine.receive_weights(); },
+           {groups.publication->all.get(), groups.publication->leaders.get()},
+           [&] { serve_engine(engine, *groups.engines); }, {groups.engines.get()});
 }
 
 // A rank other than 0 that trains: it does when rank 0 does, and beside that, in a thread of its own,
@@ -165,10 +182,10 @@ void follow_training(const RunSettings& settings, RankGroups& groups) {
   run_both(
       [&] {
         at::set_num_threads(parts.threads.generating);
-        serve_engine(parts.engine, *parts.weights, *groups.engines);
+        serve_engine(*parts.engine, *parts.weights, *groups.engines);
       },
-      *groups.engines,
-      [&] { parts.trainer.follow([&](int32_t version) { parts.weights->publish(version); }); }, ranks);
+      {groups.engines.get()},
+      [&] { parts.trainer.follow([&](int32_t version) { parts.weights->publish(version); }); }, {&ranks});
 }
 
 // The controller over the parts of a run, its workers, and the files that it leaves.
@@ -177,11 +194,15 @@ class Run {
   Run(const RunSettings& settings, const RunOptions& options, std::unique_ptr<RankGroups> groups);
 
   RunSummary work();
+  // After work() threw: nobody waits for other ranks any more.
+  void give_up() {
+    if (published_weights_) published_weights_->give_up();
+  }
 
  private:
   bool is_asynchronous() const { return settings_.rollout.max_head_offpolicyness > 0; }
   // A synchronous run is repeatable, whatever the time that tools take: either way.
-  bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant; }
+  bool in_rounds() const { return !is_asynchronous() && !settings_.rollout.batch_invariant.value_or(false); }
   void resume();
   // Of all ranks, where there are several.
   Engine& engine() {
@@ -605,9 +626,9 @@ RunSummary Run::summarise() {
 RunSummary run_training(const RunSettings& settings, const RunOptions& options) {
   if (settings.threads > 0) at::set_num_threads(static_cast<int>(settings.threads));
   check_ranks(settings, options.ranks ? options.ranks->size() : 1);
-  auto groups = std::make_unique<RankGroups>(options.ranks, settings.rollout);
+  auto groups = std::make_unique<RankGroups>(options.ranks, settings);
   if (options.ranks && options.ranks->rank() > 0) {
-    if (groups->is_engine) follow_generation(settings, *groups);
+    if (groups->is_engine) follow_generation(settings, options.engine_command, *groups);
     else follow_training(settings, *groups);
     return {};
   }
@@ -616,6 +637,7 @@ RunSummary run_training(const RunSettings& settings, const RunOptions& options) 
     return run->work();
   } catch (const std::exception& error) {
     log_debug(str("the run ended: ", error.what()));  // for log.txt; the caller tells people
+    run->give_up();
     // A thread that will never come back cannot be joined, and nothing that it uses may go.
     if (dynamic_cast<const StallError*>(&error)) (void)run.release();
     throw;

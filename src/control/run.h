@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "control/outside.h"
@@ -22,6 +23,9 @@ struct RunOptions {
   // Processes that train together, all of which call run_training() with the same settings: rank 0 is the
   // run, the others compute what it has them compute and return an empty summary when it is over. Not owned.
   Communicator* ranks = nullptr;
+  // What starts a process that calls run_engine_process() and makes its engine of engine_job(), the
+  // program's path first: of ranks that only generate.
+  std::vector<std::string> engine_command;
   // Rank 0 calls it when the others know that the run is over; before, they wait for it.
   std::function<void()> on_ranks_ended;
 };

@@ -270,17 +270,25 @@ bool takes_weights_in_place(const RunSettings& settings, const Model& model) {
   return model.device().is_cuda() || settings.rollout.quantization != "none";
 }
 
+bool only_generates(const RunSettings& settings, const Communicator& ranks) {
+  return ranks.rank() >= ranks.size() - settings.rollout.ranks;
+}
+
+Json engine_job(const RunSettings& settings) {
+  return {{"settings", settings_yaml(settings)}};
+}
+
+RunSettings settings_of_job(const Json& job) {
+  return parse_settings<RunSettings>(job.at("settings").get<std::string>(), "the run's settings");
+}
+
 EngineParts::EngineParts(const RunSettings& run_settings)
     : settings(run_settings),
       encoder(PromptEncoder::from_directory(settings.model.path)),
       model(load_generating(settings)),
-      engine(make_engine()) {
+      engine(make_engine(*model, settings.model.path, encoder.tokenizer(), settings.rollout,
+                         kDeviceShareAlone)) {
   if (settings.rollout.threads > 0) at::set_num_threads(static_cast<int>(settings.rollout.threads));
-}
-
-std::unique_ptr<Engine> EngineParts::make_engine() const {
-  return bough::make_engine(*model, settings.model.path, encoder.tokenizer(), settings.rollout,
-                            kDeviceShareAlone);
 }
 
 RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>& stop, Communicator* ranks)
@@ -316,11 +324,6 @@ RunParts::RunParts(const RunSettings& run_settings, const std::function<bool()>&
       folder(leads(ranks) ? std::make_unique<RunFolder>(settings) : nullptr) {
   at::set_num_threads(threads.training);
   if (training.sizes().all() > training.sizes().data) {
-    if (settings.rollout.batch_invariant.value_or(false))
-      throw UserError(str("rollout.batch_invariant: is not for ranks that share passes (actor.backend ",
-                          settings.actor.backend,
-                          "), which sum and attend within them in another order than the engine; expected "
-                          "false, or ranks that share the batch"));
     for (Model* shared : {model.get(), reference.get(), teacher.get(), critic_model.get()})
       if (shared) shared->set_batch_invariant(false);
   }

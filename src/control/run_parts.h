@@ -27,16 +27,19 @@ struct ThreadSplit {
 };
 ThreadSplit split_threads(const RunSettings& settings, int threads);
 
-// What a rank has that only generates (rollout.ranks): the model, whose weights rank 0 publishes, and its
-// engine.
+// With rollout.ranks the last ones only generate.
+bool only_generates(const RunSettings& settings, const Communicator& ranks);
+// What such a rank's engine process (engine_process.h) is told, and what it makes of it: the model, whose
+// weights rank 0 publishes, and its engine.
+Json engine_job(const RunSettings& settings);
+RunSettings settings_of_job(const Json& job);
 struct EngineParts {
   explicit EngineParts(const RunSettings& settings);  // UserError, IoError
-  std::unique_ptr<Engine> make_engine() const;        // another one of the model
 
   const RunSettings settings;
   const PromptEncoder encoder;
   const std::unique_ptr<Model> model;
-  std::unique_ptr<Engine> engine;
+  const std::unique_ptr<Engine> engine;
 };
 // What of the model that generates changes between two publications.
 Changing what_changes(const RunSettings& settings);

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 
 namespace bough {
 
@@ -413,10 +414,14 @@ std::unique_ptr<Communicator> mpi_communicator() {
   return std::unique_ptr<Communicator>(make());
 }
 
-std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator>& host) {
+std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host) {
   constexpr const char* kName = "libbough_nccl.so";
   const std::filesystem::path path = find_library(kName);
-  if (path.empty()) return nullptr;
+  if (path.empty()) {
+    log_warning(
+        str("this build has no ", kName, ": what the GPUs' ranks sum goes through the host's memory"));
+    return host;
+  }
   void* const library = open_library(path, "the torch of this machine must be a CUDA build with NCCL");
   auto* const make =
       reinterpret_cast<Communicator* (*)(Communicator*)>(dlsym(library, "bough_nccl_communicator"));

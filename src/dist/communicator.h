@@ -110,9 +110,9 @@ std::vector<std::unique_ptr<Communicator>> thread_communicators(int64_t size);
 std::unique_ptr<Communicator> mpi_communicator();
 bool has_mpi_library();  // in this build
 // The same ranks, whose GPUs have collectives of their own by NCCL, through libbough_nccl.so: a call of all
-// of them, after CUDA was made ready. Null where this build has no such library; UserError where it cannot be
-// opened.
-std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator>& host);
+// of them, after CUDA was made ready. Where this build has no such library it is `host`, with a warning;
+// UserError where it cannot be opened.
+std::unique_ptr<Communicator> nccl_communicator(std::unique_ptr<Communicator> host);
 // Whether this process was started as a rank: by mpirun, or by srun with PMIx. torchrun's workers have their
 // variables, too, where one of them started torchrun; they are not.
 bool is_mpi_rank();

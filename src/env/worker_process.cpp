@@ -46,7 +46,7 @@ trap 'end; exit 143' TERM
 "$@" <&3 3<&- &
 worker=$!
 exec < /dev/null > /dev/null 3<&-
-wait "$worker"
+wait "$worker" 2> /dev/null
 status=$?
 end
 exit "$status"

@@ -1,11 +1,18 @@
 #include "rollout/published_weights.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -38,6 +45,20 @@ std::vector<Bucket> cut(const at::Tensor& bytes) {
   return buckets;
 }
 
+// A line each.
+std::string packed_paths(const std::vector<std::string>& paths) {
+  std::string text;
+  for (const std::string& path : paths) text += path + "\n";
+  return text;
+}
+
+std::vector<std::string> unpacked_paths(const std::string& text) {
+  std::vector<std::string> paths;
+  std::istringstream in(text);
+  for (std::string path; std::getline(in, path);) paths.push_back(path);
+  return paths;
+}
+
 std::vector<uint64_t> broadcast(std::vector<uint64_t> sums, Communicator& ranks) {
   ranks.run({.kind = Collective::Kind::kBroadcast,
              .receive = sums.data(),
@@ -53,14 +74,25 @@ int64_t FlatTensors::end_of(size_t view) const {
          static_cast<int64_t>(views[view].nbytes());
 }
 
-FlatTensors lay_out(const std::vector<Parameter*>& parameters) {
-  int64_t size = 0;
-  std::vector<int64_t> begins;
-  for (const Parameter* parameter : parameters) {
-    begins.push_back(size);
-    size += (static_cast<int64_t>(parameter->value.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  FlatTensors flat{.bytes = at::zeros({size}, at::kByte), .views = {}};
+namespace {
+// Where each begins, and at last where all end.
+std::vector<int64_t> begins_of(const std::vector<Parameter*>& parameters) {
+  std::vector<int64_t> begins = {0};
+  for (const Parameter* parameter : parameters)
+    begins.push_back(begins.back() + (static_cast<int64_t>(parameter->value.nbytes()) + kAlignment - 1) /
+                                         kAlignment * kAlignment);
+  return begins;
+}
+}  // namespace
+
+int64_t num_flat_bytes(const std::vector<Parameter*>& parameters) {
+  return begins_of(parameters).back();
+}
+
+FlatTensors lay_out(const std::vector<Parameter*>& parameters, const at::Tensor& bytes) {
+  const std::vector<int64_t> begins = begins_of(parameters);
+  BOUGH_CHECK(bytes.numel() == begins.back(), bytes.numel(), " bytes for ", begins.back());
+  FlatTensors flat{.bytes = bytes, .views = {}};
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& value = parameters[i]->value;
     flat.views.push_back(flat.bytes.narrow(0, begins[i], static_cast<int64_t>(value.nbytes()))
@@ -70,19 +102,69 @@ FlatTensors lay_out(const std::vector<Parameter*>& parameters) {
   return flat;
 }
 
+SharedBytes::SharedBytes(int64_t bytes) : descriptor_(memfd_create("bough weights", MFD_CLOEXEC)) {
+  if (descriptor_ < 0 || ftruncate(descriptor_, bytes) != 0)
+    throw IoError(str("memory of ", bytes, " bytes to share with another process: ", std::strerror(errno)));
+  map(bytes, PROT_READ | PROT_WRITE);
+}
+
+SharedBytes::SharedBytes(const std::string& path, int64_t bytes)
+    : descriptor_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (descriptor_ < 0) throw IoError(str(path, ": ", std::strerror(errno)));
+  map(bytes, PROT_READ);
+}
+
+void SharedBytes::map(int64_t bytes, int protection) {
+  begin_ = mmap(nullptr, static_cast<size_t>(bytes), protection, MAP_SHARED, descriptor_, 0);
+  if (begin_ == MAP_FAILED) {
+    const int code = errno;
+    close(descriptor_);
+    throw IoError(str("memory of ", bytes, " bytes to share with another process: ", std::strerror(code)));
+  }
+  bytes_ = at::from_blob(begin_, {bytes}, at::kByte);
+}
+
+SharedBytes::~SharedBytes() {
+  munmap(begin_, bytes_.nbytes());
+  close(descriptor_);
+}
+
+std::string SharedBytes::path() const {
+  return str("/proc/", getpid(), "/fd/", descriptor_);
+}
+
+std::string host_identity() {
+  std::string boot, space;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::error_code ignored;
+  return str(boot, " ", std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string(), " ", geteuid());
+}
+
+PublicationRanks::PublicationRanks(std::unique_ptr<Communicator> group, const std::string& host)
+    : all(std::move(group)) {
+  const std::vector<std::string> hosts = all->all_gather(host);
+  leader = std::ranges::find(hosts, host) - hosts.begin();
+  leaders = all->split(leads() ? 0 : 1);
+}
+
 // ---- Rank 0.
 
-PublishedWeights::PublishedWeights(const Model& trained, Communicator& engines, bool waits, Changing changing)
+PublishedWeights::PublishedWeights(const Model& trained, PublicationRanks& ranks, bool waits,
+                                   Changing changing)
     : waits_(waits),
-      engines_(engines),
+      ranks_(ranks),
       trained_view_(trained.share()),
       trained_(changing_parameters(*trained_view_, changing)),
-      snapshot_(lay_out(trained_)),
+      buffers_(num_flat_bytes(trained_)),
       thread_([this] { run(); }) {
-  BOUGH_CHECK(engines.rank() == 0, "rank ", engines.rank(), " receives");
+  BOUGH_CHECK(ranks.all->rank() == 0, "rank ", ranks.all->rank(), " receives");
 }
 
 PublishedWeights::~PublishedWeights() {
+  give_up();
+}
+
+void PublishedWeights::give_up() {
   {
     const std::lock_guard lock(mutex_);
     if (!is_ending_) gives_up_.store(true);
@@ -97,26 +179,31 @@ void PublishedWeights::check() const {
 }
 
 void PublishedWeights::publish(int32_t version) {
-  const auto is_free = [this] { return sending_ < 0 || failure_; };
+  size_t spare = 0;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, is_free);
+    changed_.wait(lock, [this] { return sending_ < 0 || failure_; });
     check();
     copied_.store(0);
     begin_ = std::chrono::steady_clock::now();
     sending_ = version;
     arrived_ = -1;
+    may_copy_ = false;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return may_copy_ || failure_; });
+    check();
+    spare = spare_;
   }
-  changed_.notify_all();
   const at::NoGradGuard no_grad;
+  const FlatTensors flat = lay_out(trained_, buffers_[spare].bytes());
   for (size_t i = 0; i < trained_.size(); ++i) {
-    snapshot_.views[i].copy_(trained_[i]->value);
-    copied_.store(snapshot_.end_of(i));
+    flat.views[i].copy_(trained_[i]->value);
+    copied_.store(flat.end_of(i));
   }
-  copied_.store(snapshot_.bytes.numel());
+  copied_.store(flat.bytes.numel());
   if (!waits_) return;
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, is_free);
+  changed_.wait(lock, [this] { return sending_ < 0 || failure_; });
   check();
 }
 
@@ -125,6 +212,7 @@ std::optional<WeightUpdate> PublishedWeights::take() {
   check();
   if (arrived_ < 0) return std::nullopt;
   taken_ = std::exchange(arrived_, -1);
+  spare_ = 1 - spare_;
   return WeightUpdate{.version = taken_, .model = nullptr};
 }
 
@@ -149,26 +237,37 @@ void PublishedWeights::end() {
 }
 
 void PublishedWeights::run() {
+  Communicator& all = *ranks_.all;
   try {
-    engines_.set_watch([this] {
+    const auto watch = [this] {
       if (gives_up_.load()) throw IoError("a publication of weights is given up: the run has ended");
-    });
+    };
+    for (Communicator* group : {ranks_.all.get(), ranks_.leaders.get()}) group->set_watch(watch);
+    all.all_gather(packed_paths(buffers_.paths()));
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [this] { return is_ending_ || sending_ >= 0; });
-      if (gives_up_.load()) return;
+      watch();
       if (sending_ < 0) break;
-      const int32_t version = sending_, taken = taken_;
+      const std::string header = str(sending_, " ", taken_);
       lock.unlock();
-      send(version, taken);
+      all.broadcast(header);
+      all.barrier();  // the engines have what was taken
+      lock.lock();
+      may_copy_ = true;
+      const at::Tensor bytes = buffers_[spare_].bytes();
+      changed_.notify_all();
+      lock.unlock();
+      send(bytes);
+      all.barrier();
       lock.lock();
       ++report_.publications;
-      report_.bytes += static_cast<double>(snapshot_.bytes.numel());
+      report_.bytes += static_cast<double>(bytes.numel());
       report_.seconds += seconds_since(begin_);
       arrived_ = std::exchange(sending_, -1);
       changed_.notify_all();
     }
-    engines_.broadcast("");
+    all.broadcast("");
   } catch (...) {
     const std::lock_guard lock(mutex_);
     failure_ = std::current_exception();
@@ -176,109 +275,134 @@ void PublishedWeights::run() {
   }
 }
 
-void PublishedWeights::send(int32_t version, int32_t taken) {
-  engines_.broadcast(str(version, " ", taken));
+// To the other hosts, as far as it has been copied; returns when all has.
+void PublishedWeights::send(const at::Tensor& bytes) {
+  Communicator& hosts = *ranks_.leaders;
+  const auto await_copied = [&](int64_t end) {
+    while (copied_.load() < end) {
+      hosts.look();
+      std::this_thread::sleep_for(kPoll);
+    }
+  };
+  if (hosts.size() == 1) return await_copied(bytes.numel());
   std::deque<std::pair<std::unique_ptr<PendingCollective>, Collective>> on_their_way;
   const auto finish = [&] {
-    engines_.finish(*on_their_way.front().first, on_their_way.front().second);
+    hosts.finish(*on_their_way.front().first, on_their_way.front().second);
     on_their_way.pop_front();
   };
   std::vector<uint64_t> sums;
   int64_t end = 0;
-  for (const Bucket& bucket : cut(snapshot_.bytes)) {
+  for (const Bucket& bucket : cut(bytes)) {
     end += bucket.bytes.numel();
-    while (copied_.load() < end) {
-      engines_.look();
-      std::this_thread::sleep_for(kPoll);
-    }
+    await_copied(end);
     if (on_their_way.size() == kBucketsOnTheirWay) finish();
-    on_their_way.emplace_back(engines_.begin(bucket.collective), bucket.collective);
+    on_their_way.emplace_back(hosts.begin(bucket.collective), bucket.collective);
     sums.push_back(checksum_of(bucket.bytes));
   }
   while (!on_their_way.empty()) finish();
-  broadcast(std::move(sums), engines_);
-  engines_.barrier();
+  broadcast(std::move(sums), hosts);
 }
 
 // ---- Engine ranks.
 
-ReceivedWeights::ReceivedWeights(Model& generating, Communicator& publisher, bool in_place, Changing changing)
-    : generating_(generating),
-      publisher_(publisher),
-      in_place_(in_place),
-      parameters_(changing_parameters(generating, changing)),
-      spare_(lay_out(parameters_)) {
-  BOUGH_CHECK(publisher.rank() > 0, "rank 0 publishes");
-  if (in_place) return;
-  held_tensors_ = lay_out(parameters_);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    held_tensors_.views[i].copy_(parameters_[i]->value);
-    parameters_[i]->value = held_tensors_.views[i];
-  }
+ReceivedWeights::ReceivedWeights(PublicationRanks& ranks, int64_t bytes)
+    : ranks_(ranks), buffers_(ranks.leads() ? std::make_unique<HostBuffers>(bytes) : nullptr) {
+  BOUGH_CHECK(ranks.all->rank() > 0, "rank 0 publishes");
 }
 
-void ReceivedWeights::publish(int32_t version) {
-  BOUGH_CHECK(false, "rank ", publisher_.rank(), " publishes version ", version);
-}
-
-bool ReceivedWeights::has_new() const {
+BufferedVersion ReceivedWeights::arrived() const {
   const std::lock_guard lock(mutex_);
-  return arrived_ >= 0;
+  return arrived_;
+}
+
+BufferedVersion ReceivedWeights::held() const {
+  const std::lock_guard lock(mutex_);
+  return held_;
+}
+
+void ReceivedWeights::hold(const BufferedVersion& version) {
+  const std::lock_guard lock(mutex_);
+  held_ = version;
+  arrived_ = {};
+}
+
+std::string ReceivedWeights::path(const BufferedVersion& version) const {
+  const std::lock_guard lock(mutex_);
+  return paths_.at(version.buffer);
 }
 
 void ReceivedWeights::receive() {
+  Communicator& all = *ranks_.all;
+  const std::vector<std::string> of_all = all.all_gather(buffers_ ? packed_paths(buffers_->paths()) : "");
+  {
+    const std::lock_guard lock(mutex_);
+    paths_ = unpacked_paths(of_all.at(static_cast<size_t>(ranks_.leader)));
+  }
   while (true) {
-    const std::string header = publisher_.await_broadcast();
+    const std::string header = all.await_broadcast();
     if (header.empty()) return;
     int32_t version = -1, taken = -1;
     std::istringstream(header) >> version >> taken;
-    at::Tensor bytes;
-    while (!bytes.defined()) {
+    size_t spare = 0;
+    while (true) {
       {
         const std::lock_guard lock(mutex_);
-        if (held_ >= taken) {
-          arrived_ = -1;
-          bytes = spare_.bytes;
+        if (held_.version >= taken) {
+          arrived_ = {};
+          spare = 1 - held_.buffer;
+          break;
         }
       }
-      if (bytes.defined()) break;
-      publisher_.look();
+      all.look();
       std::this_thread::sleep_for(kPoll);
     }
-    const std::vector<Bucket> buckets = cut(bytes);
-    std::vector<uint64_t> sums(buckets.size());
-    std::vector<std::unique_ptr<PendingCollective>> pending(buckets.size());
-    for (size_t next = 0, done = 0; done < buckets.size(); ++done) {
-      for (; next < buckets.size() && next < done + kBucketsOnTheirWay; ++next)
-        pending[next] = publisher_.begin(buckets[next].collective);
-      publisher_.finish(*pending[done], buckets[done].collective);
-      pending[done].reset();
-      sums[done] = checksum_of(buckets[done].bytes);
-    }
-    const std::vector<uint64_t> sent = broadcast(std::vector<uint64_t>(sums.size()), publisher_);
-    for (size_t i = 0; i < sums.size(); ++i)
-      BOUGH_CHECK(sums[i] == sent[i], "publication of version ", version, ": bucket ", i, " of ", sums.size(),
-                  " is not what rank 0 sent");
+    all.barrier();
+    if (buffers_) receive_buckets(version, (*buffers_)[spare].bytes());
     {
       const std::lock_guard lock(mutex_);
-      arrived_ = version;
+      arrived_ = {version, spare};
     }
-    publisher_.barrier();  // last: what rank 0 has been told of is there to take
+    all.barrier();  // last: what rank 0 has been told of is there to take
   }
 }
 
-std::optional<WeightUpdate> ReceivedWeights::take() {
-  const std::lock_guard lock(mutex_);
-  if (arrived_ < 0) return std::nullopt;
-  const at::NoGradGuard no_grad;
-  if (in_place_) {
-    for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i]->value.copy_(spare_.views[i]);
-  } else {
-    for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i]->value = spare_.views[i];
-    std::swap(spare_, held_tensors_);
+void ReceivedWeights::receive_buckets(int32_t version, const at::Tensor& bytes) {
+  Communicator& hosts = *ranks_.leaders;
+  const std::vector<Bucket> buckets = cut(bytes);
+  std::vector<uint64_t> sums(buckets.size());
+  std::vector<std::unique_ptr<PendingCollective>> pending(buckets.size());
+  for (size_t next = 0, done = 0; done < buckets.size(); ++done) {
+    for (; next < buckets.size() && next < done + kBucketsOnTheirWay; ++next)
+      pending[next] = hosts.begin(buckets[next].collective);
+    hosts.finish(*pending[done], buckets[done].collective);
+    pending[done].reset();
+    sums[done] = checksum_of(buckets[done].bytes);
   }
-  held_ = std::exchange(arrived_, -1);
-  return WeightUpdate{.version = held_, .model = &generating_};
+  const std::vector<uint64_t> sent = broadcast(std::vector<uint64_t>(sums.size()), hosts);
+  for (size_t i = 0; i < sums.size(); ++i)
+    BOUGH_CHECK(sums[i] == sent[i], "publication of version ", version, ": bucket ", i, " of ", sums.size(),
+                " is not what rank 0 sent");
+}
+
+// ---- The engine's process.
+
+MappedWeights::MappedWeights(Model& generating, bool in_place, Changing changing)
+    : generating_(generating), in_place_(in_place), parameters_(changing_parameters(generating, changing)) {}
+
+int64_t MappedWeights::num_bytes() const {
+  return num_flat_bytes(parameters_);
+}
+
+WeightUpdate MappedWeights::take(int32_t version, const std::string& path) {
+  std::unique_ptr<SharedBytes>& buffer = buffers_[path];
+  if (!buffer) buffer = std::make_unique<SharedBytes>(path, num_bytes());
+  const at::NoGradGuard no_grad;
+  const FlatTensors flat = lay_out(parameters_, buffer->bytes());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (in_place_) parameters_[i]->value.copy_(flat.views[i]);
+    else parameters_[i]->value = flat.views[i];
+  }
+  return {.version = version, .model = &generating_};
 }
 
 }  // namespace bough

@@ -1,6 +1,7 @@
 """`--ranks N`: processes that Open MPI, or the command itself without it, starts take the gradient of a step,
 or of a whole run, together."""
 
+import contextlib
 import json
 import math
 import os
@@ -17,13 +18,14 @@ from run_util import ENVIRONMENT as OF_RUNS
 from run_util import (
     comparable_metrics,
     final_state,
+    is_batch_invariant,
     last_checkpoint,
     read_metrics,
     read_rollouts,
     write_experiment,
 )
 from safetensors.numpy import load_file
-from test_sparse import DISTILL, WEAK, init_weak
+from test_sparse import DISTILL, SPARSE, WEAK, init_weak
 
 LAUNCHERS = ["mpirun", "processes"]
 # torch's store asks for the name of each address: where no name server answers, that takes as long as this
@@ -554,12 +556,56 @@ def test_a_killed_run_with_engine_ranks_goes_on(bough, experiment):
         process = start(bough, "train", "config.yaml", f"trial_name={trial}", *words)
         ranks = ranks_of(process, 3)
         wait_for_checkpoint(experiment.folder(trial))
+        engine = engine_of(ranks[2])
         kill_and_see_all_end(process, ranks, killed)
+        see_all_end([engine], time.monotonic())
     experiment("killed2", *words)
     assert final_state(experiment.folder("killed2")) == final_state(experiment.folder("whole"))
     said = experiment("killed0", "--ranks", 2, "total_train_steps=12")
     assert "on 3 ranks, of which 1 generate, now it is with 1 on 2:" in said.stderr
     assert len(read_metrics(experiment.folder("killed0"))) == 12
+
+
+def engine_of(rank):
+    """The process of a rank's engine: below what keeps it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for keeper in children(rank):
+            for process in children(keeper):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+                    if words[1:2] == [b"engine-process"]:
+                        return process
+        time.sleep(0.02)
+    pytest.fail("no process of an engine")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_engine_that_dies_costs_its_requests_a_retry(bough, experiment, launcher):
+    """The run ends as one ends whose engine lives: the same samples, bit for bit."""
+    (bough.cwd / "letters.py").write_text(
+        "import time\n" + REWARD.replace("return", "time.sleep(0.02)\n    return")
+    )
+    words = ("total_train_steps=30", "--ranks", 3, "rollout.ranks=1", "--launcher", launcher)
+    experiment("whole", *words)
+    process = start(bough, "train", "config.yaml", "trial_name=killed", *words)
+    ranks = ranks_of(process, 3, launcher)
+    wait_for_checkpoint(experiment.folder("killed"))
+    killed = set()
+    for _ in range(3):
+        engine = engine_of(ranks[2])
+        assert engine not in killed
+        killed.add(engine)
+        os.kill(engine, signal.SIGKILL)
+        time.sleep(random.uniform(0, 1.5))  # while another one begins, or after that
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    see_all_end(ranks, time.monotonic())
+    assert final_state(experiment.folder("killed")) == final_state(experiment.folder("whole"))
+    restarts = read_metrics(experiment.folder("killed"))[-1]["rollout/engine_restarts"]
+    assert restarts == len(killed)
+    warning = "engine rank 1 of 1: the engine's process was killed by signal 9 (Killed); another one has"
+    assert said.count(warning) >= 1
 
 
 def test_an_asynchronous_run_with_engine_ranks_is_interrupted_and_goes_on(bough, experiment):
@@ -638,7 +684,9 @@ def test_a_pipelines_critic_is_killed_and_goes_on_as_others(bough, experiment, s
 
 
 def test_ranks_keep_what_the_dense_policy_would_have_drawn(experiment):
-    words = ("actor.keep_samples=2", "actor.keep_samples_by=acceptance", "gconfig.n_samples=4")
+    """Of sparse samples: dense ones are all accepted alike, up to rounding."""
+    sparse = [f"{key}={str(value).lower()}" for key, value in SPARSE.items()]
+    words = (*sparse, "actor.keep_samples=2", "actor.keep_samples_by=acceptance", "gconfig.n_samples=4")
     experiment("one", *words)
     experiment("two", *words, "--ranks", 2)
     assert largest_difference(experiment.folder("one"), experiment.folder("two")) < 1e-5
@@ -740,14 +788,16 @@ def test_fixed_shares_give_the_same_bits_on_any_number(bough, experiment):
     bough("bench", "profile", "--out", "calibration.json", ok=True, env=ENVIRONMENT)
     experiment("one", *words)
     experiment("four", *words, "--ranks", 4)
-    assert largest_difference(experiment.folder("one"), experiment.folder("four")) == 0
+    # Training's bits are the same; of a batch that was generated in other passes only where those are, too.
+    most = 0 if is_batch_invariant() else 1e-6
+    assert largest_difference(experiment.folder("one"), experiment.folder("four")) <= most
     # Killed on four, gone on with on two.
     process = start(bough, "train", "config.yaml", "trial_name=two", *words, "--ranks", 4)
     ranks = ranks_of(process, 4)
     wait_for_checkpoint(experiment.folder("two"))
     kill_and_see_all_end(process, ranks, killed=2)
     experiment("two", *words, "--ranks", 2)
-    assert largest_difference(experiment.folder("one"), experiment.folder("two")) == 0
+    assert largest_difference(experiment.folder("one"), experiment.folder("two")) <= most
     refused = bough("train", "config.yaml", *words, "--ranks", 3, env=ENVIRONMENT)
     assert refused.returncode == 2
     assert "expected 1, 2, 4 or 8" in refused.stderr

@@ -1,7 +1,6 @@
 """Whole runs of `bough train` on a model of a few thousand weights."""
 
 import json
-import os
 import random
 import signal
 import time
@@ -12,6 +11,7 @@ from run_util import (
     ENVIRONMENT,
     comparable_metrics,
     final_state,
+    is_batch_invariant,
     last_checkpoint,
     read_metrics,
     read_rollouts,
@@ -61,13 +61,7 @@ def test_a_run_leaves_what_the_formats_promise(bough):
     }  # fmt: skip
     assert expected <= records[1].keys()
     # Rollout and trainer compute the same log-probabilities, where the CPU can the same bits (numerics.md).
-    features = Path("/proc/cpuinfo").read_text()
-    invariant = "avx512dq" in features and os.environ.get("BOUGH_MAX_ISA", "avx512") in (
-        "avx512",
-        "avx512_bf16",
-        "amx",
-    )
-    limit = 0 if invariant else 1e-4
+    limit = 0 if is_batch_invariant() else 1e-4
     assert all(record["mismatch/logprob_abs_diff"] <= limit for record in records[1:])
 
 
