@@ -113,6 +113,7 @@ struct Decoding {
   double tokens_per_s = 0, pass_seconds = 0;
 };
 Decoding decode(RanksEngine& engine) {
+  while (!engine.ready_for_weights()) engine.step();  // what the last weights interrupted is computed again
   const EngineStatistics before = engine.statistics();
   const auto start = std::chrono::steady_clock::now();
   std::vector<double> passes;

@@ -259,7 +259,7 @@ void read_settings(SettingField& root, const SettingAliases& aliases, const std:
                    const std::string& source);
 void override_settings(SettingField& root, const SettingAliases& aliases,
                        const std::vector<std::string>& overrides);
-// What the first check says that fails, or "": of all groups but lists', which are checked when they are read.
+// What the first check says that fails, or "". Lists' groups were checked when they were read.
 std::string what_is_wrong(const SettingField& root);
 void check_settings(const SettingField& root, const std::string& source);  // throws that
 std::string help_text(const SettingField& root);

@@ -67,7 +67,7 @@ Json EngineProcess::answer(const Json& message) {
     note(command);
     if (command.at("do") != "weights") continue;
     const auto version = command.at("version").get<int32_t>();
-    // Rank 0 may say so again of what the engine has; nothing newer comes before it has what rank 0 has taken.
+    // Rank 0 may say so again of what the engine has; nothing newer comes before it has what rank 0 took.
     if (weights_->held().version < version) {
       await_weights([&] { return weights_->arrived().version >= version; }, version, ranks_);
       // Before the engine is told: it computes nothing until it has them.

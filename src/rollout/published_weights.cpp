@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/large_pages.h"
 
 namespace bough {
 
@@ -121,6 +122,7 @@ void SharedBytes::map(int64_t bytes, int protection) {
     close(descriptor_);
     throw IoError(str("memory of ", bytes, " bytes to share with another process: ", std::strerror(code)));
   }
+  ask_for_large_pages(begin_, static_cast<size_t>(bytes));
   bytes_ = at::from_blob(begin_, {bytes}, at::kByte);
 }
 
