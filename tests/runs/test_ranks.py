@@ -605,9 +605,8 @@ def test_engines_that_die_cost_their_requests_a_retry(bough, experiment, launche
         killed.add(engine)
         os.kill(engine, signal.SIGKILL)
         time.sleep(random.uniform(0, 1.5))  # while another one begins, or after that
-        if (
-            len(killed) % 3 == 0 and len(killed) < num_kills
-        ):  # the fourth in a row that finishes nothing ends the run
+        # The fourth in a row that finishes nothing ends the run.
+        if len(killed) % 3 == 0 and len(killed) < num_kills:
             wait_for_another_step(experiment.folder("killed"))
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
