@@ -116,7 +116,8 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
             assert got.keys() == {file_name(name) for name in names}
             for name in names:
                 error = gradient_error(got[file_name(name)].double(), expected[name], norms[name])
-                bound = tolerance if dtype == "fp64" else max(tolerance, 5 * floor[name])  # of two roundings
+                # Of two roundings, either of which may be little by luck; without AVX-512 6 times the other.
+                bound = tolerance if dtype == "fp64" else max(2 * tolerance, 5 * floor[name])
                 assert error <= bound, (mode, dtype, name, error, floor[name])
             whole, reference, rounded = (
                 torch.cat([g[key(name)].double().flatten() for name in sorted(names)])

@@ -80,8 +80,12 @@ def test_clusters_of_several_sizes(bough):
     small, node, nodes = json.loads(bough(*words, "--json", ok=True).stdout)["clusters"]
     assert small["splits"] == []  # 147 GB of weights, gradients and state, and a pass, on two devices of 80
     assert node["splits"][0]["max_head_offpolicyness"] == 0
-    assert {split["layout"] for split in node["splits"][1:]} >= {"d4+d2t2"}
-    assert not any("t" in split["layout"] for split in node["splits"] if "rank_options" in split)
+    assert {split["layout"] for split in node["splits"][1:]} & {"d4+d2t2", "d4+d2p2"}
+    for split in node["splits"]:
+        engines, trainers = split["layout"].split("+")
+        assert ("rank_options" in split) == ("t" not in engines), split
+        if "rank_options" in split and ("t" in trainers or "p" in trainers):
+            assert split["rank_options"].startswith(f"actor.backend=fsdp:{trainers} rollout.ranks="), split
     assert all(split["rollout_devices"] % 2 == 0 for split in nodes["splits"])
     best = [max(s["tokens_per_s"] for s in c["splits"]) for c in (node, nodes)]
     assert best[0] < best[1] < 4 * best[0]

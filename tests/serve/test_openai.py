@@ -482,7 +482,11 @@ def test_adapters_are_models_of_their_own(bough_program: Path, tiny_models, tmp_
             return answer.choices[0].logprobs.token_logprobs
 
         with ThreadPoolExecutor(6) as pool:
-            mine, same, changed = (set(map(tuple, pool.map(ask, [n] * 4))) for n in (served.name, *adapters))
-        assert mine == same and len(mine) == len(changed) == 1 and mine != changed
+            mine, same, changed = (list(pool.map(ask, [n] * 4)) for n in (served.name, *adapters))
+        # Last bits may depend on what was computed together (docs/numerics.md).
+        alike = [pytest.approx(mine[0], abs=1e-4)] * 4
+        assert mine == alike and same == alike
+        assert changed == [pytest.approx(changed[0], abs=1e-4)] * 4
+        assert max(abs(a - b) for a, b in zip(mine[0], changed[0], strict=True)) > 1e-2
         with pytest.raises(openai.NotFoundError):
             ask("third")
