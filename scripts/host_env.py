@@ -1,4 +1,4 @@
-"""Environment that this machine needs before torch is loaded. Used by scripts/ and tests/conftest.py."""
+"""What this machine needs in the environment before torch is loaded, and what its CPU can."""
 
 import os
 
@@ -19,6 +19,13 @@ def amx_is_half_virtualised(cpuinfo: str) -> bool:
             has_amx = "amx_tile" in value.split()
             break
     return has_amx and level is not None and level < CPUID_LEAF_OF_AMX_TILES
+
+
+def is_batch_invariant() -> bool:
+    """Whether fp32 log-probabilities do not depend on what is computed together (docs/numerics.md)."""
+    isa = os.environ.get("BOUGH_MAX_ISA", "avx512")
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        return "avx512dq" in file.read(65536) and isa in ("avx512", "avx512_bf16", "amx")
 
 
 def host_environment() -> dict[str, str]:

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/large_pages.h"
 
 namespace bough {
@@ -44,20 +45,6 @@ std::vector<Bucket> cut(const at::Tensor& bytes) {
                          .count = bucket.bytes.numel()};
   }
   return buckets;
-}
-
-// A line each.
-std::string packed_paths(const std::vector<std::string>& paths) {
-  std::string text;
-  for (const std::string& path : paths) text += path + "\n";
-  return text;
-}
-
-std::vector<std::string> unpacked_paths(const std::string& text) {
-  std::vector<std::string> paths;
-  std::istringstream in(text);
-  for (std::string path; std::getline(in, path);) paths.push_back(path);
-  return paths;
 }
 
 std::vector<uint64_t> broadcast(std::vector<uint64_t> sums, Communicator& ranks) {
@@ -245,7 +232,7 @@ void PublishedWeights::run() {
       if (gives_up_.load()) throw IoError("a publication of weights is given up: the run has ended");
     };
     for (Communicator* group : {ranks_.all.get(), ranks_.leaders.get()}) group->set_watch(watch);
-    all.all_gather(packed_paths(buffers_.paths()));
+    all.all_gather(Json(buffers_.paths()).dump());
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [this] { return is_ending_ || sending_ >= 0; });
@@ -335,10 +322,10 @@ std::string ReceivedWeights::path(const BufferedVersion& version) const {
 
 void ReceivedWeights::receive() {
   Communicator& all = *ranks_.all;
-  const std::vector<std::string> of_all = all.all_gather(buffers_ ? packed_paths(buffers_->paths()) : "");
+  const std::vector<std::string> of_all = all.all_gather(buffers_ ? Json(buffers_->paths()).dump() : "");
   {
     const std::lock_guard lock(mutex_);
-    paths_ = unpacked_paths(of_all.at(static_cast<size_t>(ranks_.leader)));
+    paths_ = Json::parse(of_all.at(static_cast<size_t>(ranks_.leader))).get<std::vector<std::string>>();
   }
   while (true) {
     const std::string header = all.await_broadcast();

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from host_env import is_batch_invariant
 from rollout_files import compute_in_double, flat_gradients, gradient_error, random_rollouts, write_rollouts
 from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES
@@ -116,8 +117,9 @@ def test_gradients(bough, tiny_models, tmp_path, monkeypatch, architecture, targ
             assert got.keys() == {file_name(name) for name in names}
             for name in names:
                 error = gradient_error(got[file_name(name)].double(), expected[name], norms[name])
-                # Of two roundings, either of which may be little by luck; without AVX-512 6 times the other.
-                bound = tolerance if dtype == "fp64" else max(2 * tolerance, 5 * floor[name])
+                # Of two roundings: ours has been 6 times the other on a CPU without AVX-512.
+                times = 5 if is_batch_invariant() else 7
+                bound = tolerance if dtype == "fp64" else max(tolerance, times * floor[name])
                 assert error <= bound, (mode, dtype, name, error, floor[name])
             whole, reference, rounded = (
                 torch.cat([g[key(name)].double().flatten() for name in sorted(names)])

@@ -1,7 +1,6 @@
 """What tests of whole runs share: a small experiment in a folder, and what two runs must have in common."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,6 @@ def write_experiment(bough, **settings: Any) -> Path:
     config = bough.cwd / "config.yaml"
     config.write_text(to_yaml({**defaults, **settings}))
     return config
-
-
-def is_batch_invariant() -> bool:
-    """Whether fp32 log-probabilities do not depend on what is computed together (numerics.md)."""
-    isa = os.environ.get("BOUGH_MAX_ISA", "avx512")
-    return "avx512dq" in Path("/proc/cpuinfo").read_text() and isa in ("avx512", "avx512_bf16", "amx")
 
 
 def to_yaml(dotted: dict[str, Any]) -> str:

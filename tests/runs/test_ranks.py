@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from host_env import is_batch_invariant
 from run_util import ENVIRONMENT as OF_RUNS
 from run_util import (
     comparable_metrics,
     final_state,
-    is_batch_invariant,
     last_checkpoint,
     read_metrics,
     read_rollouts,

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from host_env import is_batch_invariant
 from run_util import (
     ENVIRONMENT,
     comparable_metrics,
     final_state,
-    is_batch_invariant,
     last_checkpoint,
     read_metrics,
     read_rollouts,
