@@ -122,8 +122,7 @@ std::vector<Parameter*> Critic::trained_parameters() {
 
 Plan Critic::plan(const TrainBatch& batch) const {
   PlanRequest request = plan_request(batch, actor_.mb_spec, actor_.tree, costs_);
-  request.pipeline = {.num_stages = backbone_.stage().size,
-                      .leaves_on_stack = ranks_ && ranks_->sizes().context > 1};
+  if (ranks_) request.pipeline = ranks_->pipeline();
   if (ranks_ && ranks_->num_replicas() > 1)
     return plan_share(actor_.tree.strategy(), request, ranks_->replica(), ranks_->num_replicas());
   return make_plan(actor_.tree.strategy(), request);

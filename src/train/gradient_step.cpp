@@ -240,8 +240,7 @@ void GradientStep::restore(const Json& state) {
 Plan GradientStep::plan(const TrainBatch& batch, const std::string& strategy) const {
   PlanRequest request = plan_request(batch, settings_.mb_spec, settings_.tree, costs_);
   if (costs_ && !request.memory_bytes) request.memory_bytes = device_bytes();
-  request.pipeline = {.num_stages = model_.stage().size,
-                      .leaves_on_stack = ranks_ && ranks_->sizes().context > 1};
+  if (ranks_) request.pipeline = ranks_->pipeline();
   if (settings_.deterministic) return plan_shares(request, strategy);
   return ranks_ && ranks_->num_replicas() > 1
              ? plan_share(strategy, request, ranks_->replica(), ranks_->num_replicas())
