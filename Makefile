@@ -3,8 +3,8 @@
 PRESET ?= release
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-slow demo demo-real bench bench-peers bundle wheel format lint asan tsan tsan-torch \
-  clean distclean
+.PHONY: help setup build test test-slow demo demo-real bench bench-peers bundle wheel format lint ci asan \
+  asan-torch tsan tsan-torch clean distclean
 MAKEFLAGS += --no-print-directory
 
 help:  ## what can be made
@@ -13,11 +13,15 @@ help:  ## what can be made
 setup:  ## system packages and .venv with pinned wheels
 	@scripts/setup --no-build
 
-build:  ## setup, then build PRESET (release: build/, debug|asan|tsan|tsan-torch|bundle: build-NAME/)
+build:  ## setup, then build PRESET (release: build/, debug|asan|asan-torch|tsan|tsan-torch|bundle: build-NAME/)
 	@scripts/setup --preset $(PRESET)
 
 test: build  ## all tests; the last line counts them
 	@scripts/test --preset $(PRESET) $(ARGS)
+
+ci: build  ## what .ci/run runs: all tests, layout, lock annotations, modules without torch under sanitizers
+	@scripts/build asan
+	@scripts/test --gates $(ARGS)
 
 test-slow: build  ## the slow suite: whole runs, three seeds
 	@scripts/test --preset $(PRESET) --slow $(ARGS)
@@ -51,11 +55,15 @@ format:  ## clang-format, in place
 lint: build  ## clang-format, clang-tidy on what changed (ARGS=--all: on everything), Python, documents
 	@scripts/lint $(ARGS)
 
-asan:  ## unit tests under the address and undefined-behaviour sanitizers
+asan:  ## unit tests of the modules without torch under the address and undefined-behaviour sanitizers
 	@scripts/setup --preset asan
 	@scripts/test --preset asan --unit $(ARGS)
 
-tsan:  ## unit tests of the rooms without torch under the thread sanitizer
+asan-torch:  ## unit tests of all modules under these sanitizers; a long build
+	@scripts/setup --preset asan-torch
+	@scripts/test --preset asan-torch --unit $(ARGS)
+
+tsan:  ## unit tests of the modules without torch under the thread sanitizer
 	@scripts/setup --preset tsan
 	@scripts/test --preset tsan --unit $(ARGS)
 
@@ -65,7 +73,7 @@ tsan-torch:  ## unit tests of the engine, which uses torch, under the thread san
 	@scripts/test --preset tsan-torch --unit $(ARGS)
 
 clean:  ## what was built; .venv stays
-	rm -rf build build-debug build-asan build-tsan build-tsan-torch build-bundle .bundle
+	rm -rf build build-debug build-asan build-asan-torch build-tsan build-tsan-torch build-bundle .bundle
 
 distclean: clean  ## also .venv and the other environments
 	rm -rf .venv .venv-peers .venv-vllm .venv-real
