@@ -80,7 +80,7 @@ std::string full_name(const CLI::App& command) {
 CommandLine::CommandLine()
     : app_("RL post-training of language models over prefix trees: what rollouts share is computed once.",
            "bough") {
-  app_.set_version_flag("--version", std::string("bough ") + kVersion, "Print the version");
+  app_.set_version_flag("--version", "bough " BOUGH_VERSION, "Print the version");
   app_.set_help_flag("-h,--help", "Print this help");
   app_.option_defaults()->always_capture_default();  // help shows them
   app_.get_formatter()->column_width(36);
@@ -122,7 +122,7 @@ void CommandLine::parse(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     action_ = [this] { print_text(app_.help()); };
   } catch (const CLI::CallForVersion&) {
-    action_ = [] { print_text(std::string("bough ") + kVersion + "\n"); };
+    action_ = [] { print_text("bough " BOUGH_VERSION "\n"); };
   } catch (const CLI::ExtrasError&) {
     throw UserError(describe_extras(deepest(app_), deepest(app_).remaining(true)));
   } catch (const CLI::ParseError& error) {

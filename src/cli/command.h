@@ -30,8 +30,6 @@
 
 namespace bough {
 
-inline constexpr const char* kVersion = "0.1.0";
-
 enum ExitCode : int {
   kExitDone = 0,
   kExitBadInput = 2,  // bad use or bad input: UserError, and whatever CLI11 refuses
