@@ -235,27 +235,26 @@ void run_bench_profile(const ProfileOptions& options) {
 }  // namespace
 
 void add_bench_command(CommandLine& line) {
-  CLI::App& bench = line.add("bench", "Measures this machine on your own data", [] {
+  Command bench = line.add("bench", "Measures this machine on your own data", [] {
     throw UserError("what to measure is missing: bough bench step, bough bench rollout, bough bench profile");
   });
   add_bench_rollout_command(line, bench);
   add_bench_serve_command(line, bench);
   auto options = std::make_shared<Options>();
   options->repeat = 3;
-  CLI::App& command =
+  Command command =
       line.add(bench, "step", "The gradient of a rollout file by every strategy, against the bound",
                [options] { run_bench_step(*options); });
   add_step_options(command, *options);
   command.add_option("--modes", options->modes, "Which, in turns; of the first the time by op is shown")
-      ->type_name("MODE ...");
+      .type_name("MODE ...");
 
   auto profile = std::make_shared<ProfileOptions>();
-  CLI::App& profiling =
-      line.add(bench, "profile", "The device's rates that plans are made from, measured anew",
-               [profile] { run_bench_profile(*profile); });
+  Command profiling = line.add(bench, "profile", "The device's rates that plans are made from, measured anew",
+                               [profile] { run_bench_profile(*profile); });
   add_torch_options(profiling, profile->torch);
   profiling.add_option("--out", profile->out, "Write them: a run takes the file as `calibration`")
-      ->type_name("FILE");
+      .type_name("FILE");
   add_json_flag(profiling, profile->json);
 }
 

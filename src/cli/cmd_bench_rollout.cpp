@@ -297,14 +297,14 @@ void run_bench_rollout(Options options) {
 
 }  // namespace
 
-void add_bench_rollout_command(CommandLine& line, CLI::App& bench) {
+void add_bench_rollout_command(CommandLine& line, Command& bench) {
   auto options = std::make_shared<Options>();
   SamplingParameters& generation = options->generation;
   generation.n_samples = 8;
   generation.max_new_tokens = 64;
-  CLI::App& command = line.add(bench, "rollout", "Generation by the embedded engine, against the bound",
-                               [options] { run_bench_rollout(*options); });
-  command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
+  Command command = line.add(bench, "rollout", "Generation by the embedded engine, against the bound",
+                             [options] { run_bench_rollout(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
   command.add_option("--prompts", options->prompts, "Prompts, of random tokens");
   command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens of each");
   command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
@@ -317,9 +317,8 @@ void add_bench_rollout_command(CommandLine& line, CLI::App& bench) {
           "--contexts", options->contexts,
           "Instead: steps of decoding --n-samples samples with so many tokens of context each, shared "
           "and distinct, dense beside sparse (rollout.sparse.budget)")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->type_name("TOKENS,...");
+      .delimiter(',')
+      .type_name("TOKENS,...");
   command.add_flag("--interrupt", options->interrupt,
                    "Once more, with a weight update in the middle: what it costs");
   add_torch_options(command, options->torch);

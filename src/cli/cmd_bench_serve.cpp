@@ -259,11 +259,11 @@ void run_bench_serve(Options& options) {
 
 }  // namespace
 
-void add_bench_serve_command(CommandLine& line, CLI::App& bench) {
+void add_bench_serve_command(CommandLine& line, Command& bench) {
   auto options = std::make_shared<Options>();
-  CLI::App& command = line.add(bench, "serve", "The HTTP server, against the engine that it serves",
-                               [options] { run_bench_serve(*options); });
-  command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
+  Command command = line.add(bench, "serve", "The HTTP server, against the engine that it serves",
+                             [options] { run_bench_serve(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
   command.add_option("--requests", options->requests, "Requests at once, each over a connection of its own");
   command.add_option("--prompt-tokens", options->prompt_tokens, "Tokens of each prompt, random");
   command.add_option("--max-new-tokens", options->max_new_tokens, "Tokens of each answer");

@@ -112,14 +112,12 @@ void run_data(const DataOptions& options) {
 
 void add_data_command(CommandLine& line) {
   auto options = std::make_shared<DataOptions>();
-  CLI::App& command = line.add(
+  Command command = line.add(
       "data",
       "Problems of a built-in task (sums, trace, calculator, guess) as JSON Lines; splits are disjoint",
       [options] { run_data(*options); });
-  command.add_option("task", options->task, "sums | trace | calculator | guess")
-      ->required()
-      ->type_name("TASK");
-  command.add_option("--out", options->out, "File to write")->required()->type_name("FILE");
+  command.add_option("task", options->task, "sums | trace | calculator | guess").required().type_name("TASK");
+  command.add_option("--out", options->out, "File to write").required().type_name("FILE");
   command.add_option("-n,--count", options->n, "Problems");
   command.add_option("--split", options->split, "train | test | example");
   command.add_option("--seed", options->seed, "Problems are a function of it");
@@ -145,8 +143,7 @@ void add_data_command(CommandLine& line) {
                      "guesses that forget (guess)");
   command
       .add_option("--operations", options->operations, "add | subtract | multiply; may be given often (sums)")
-      ->type_size(1)
-      ->allow_extra_args(false);
+      .one_value_each_time();
   add_json_flag(command, options->json);
 }
 

@@ -91,17 +91,15 @@ void add_eval_command(CommandLine& line) {
   auto options = std::make_shared<EvalOptions>();
   options->dataset.shuffle = false;
   options->generation.temperature = 0;
-  CLI::App& command = line.add("eval", "Accuracy of a model on problems: avg@k, pass@k, 95% interval",
-                               [options] { run_eval(*options); });
-  command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
-  command.add_option("--data", options->dataset.path, "JSON Lines of problems")
-      ->required()
-      ->type_name("FILE");
+  Command command = line.add("eval", "Accuracy of a model on problems: avg@k, pass@k, 95% interval",
+                             [options] { run_eval(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
+  command.add_option("--data", options->dataset.path, "JSON Lines of problems").required().type_name("FILE");
   command.add_option("--format", options->dataset.format, "text | chat: what a question becomes");
   command.add_option("--shots", options->dataset.few_shot.shots,
                      "Worked examples in front of every question");
   command.add_option("--shots-from", options->dataset.few_shot.path, "Take them from the head of this file")
-      ->type_name("FILE");
+      .type_name("FILE");
   command.add_option("--limit", options->dataset.max_problems, "Only the first so many problems");
   command.add_option(
       "--reward", options->reward,

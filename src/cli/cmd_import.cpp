@@ -45,26 +45,26 @@ void run_import(const Options& options) {
 
 void add_import_command(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  CLI::App& command =
+  Command command =
       line.add("import", "A GGUF file to a Hugging Face model directory, tokenizer and chat template too",
                [options] { run_import(*options); });
   command
       .add_option("FILE", options->file,
                   "The file: llama, qwen2 or qwen3; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K")
-      ->required()
-      ->type_name("");
-  command.add_option("DIR", options->directory, "The folder to make")->required()->type_name("");
+      .required()
+      .type_name("");
+  command.add_option("DIR", options->directory, "The folder to make").required().type_name("");
   command
       .add_option("--dtype", options->dtype,
                   "fp32 | bf16: what weights are stored in (default: bf16, or fp32 where a matrix of the "
                   "file is F32 or "
                   "F16)")
-      ->type_name("TEXT");
+      .type_name("TEXT");
   command
       .add_option("--pre", options->pre,
                   "Cut text into words as this pre-tokenizer does, whatever the file says (gpt-2, qwen2, "
                   "llama-bpe, smollm, ...)")
-      ->type_name("NAME");
+      .type_name("NAME");
   command.add_flag("--force", options->force, "Replace a model directory that is there");
   add_json_flag(command, options->json);
 }

@@ -137,10 +137,10 @@ void run_init(const InitOptions& options) {
 
 void add_init_command(CommandLine& line) {
   auto options = std::make_shared<InitOptions>();
-  CLI::App& command =
+  Command command =
       line.add("init", "A new small model directory: random weights, byte-level tokenizer, ChatML",
                [options] { run_init(*options); });
-  command.add_option("DIR", options->directory, "The folder to make")->required()->type_name("");
+  command.add_option("DIR", options->directory, "The folder to make").required().type_name("");
   command.add_option("--arch", options->arch,
                      "qwen3 | qwen2 | llama | mistral | gemma2 | gemma3_text | smollm3 | phi3 | olmo2");
   command.add_option("--hidden-size", options->hidden_size, "Width of the hidden states");
@@ -148,11 +148,11 @@ void add_init_command(CommandLine& line) {
   command.add_option("--heads", options->heads, "Query heads");
   command.add_option("--kv-heads", options->kv_heads, "Key and value heads; divides --heads");
   command.add_option("--head-dim", options->head_dim, "Size of a head (default: hidden size / heads)")
-      ->type_name("INT");
+      .type_name("INT");
   command
       .add_option("--intermediate-size", options->intermediate_size,
                   "Width of the feed-forward part (default: 3 x hidden size)")
-      ->type_name("INT");
+      .type_name("INT");
   command.add_option("--vocab-size", options->vocab_size, "Rows of the embedding, at least 259");
   command.add_option("--max-positions", options->max_positions, "Longest sequence");
   command.add_flag("--tie", options->tie, "Use the embedding as the head");

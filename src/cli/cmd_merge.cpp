@@ -50,17 +50,16 @@ void run_merge(const Options& options) {
 
 void add_merge_command(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  CLI::App& command =
-      line.add("merge", "A model and a LoRA adapter, Bough's or PEFT's, to one model directory",
-               [options] { run_merge(*options); });
+  Command command = line.add("merge", "A model and a LoRA adapter, Bough's or PEFT's, to one model directory",
+                             [options] { run_merge(*options); });
   command.add_option("DIR", options->model, "Hugging Face directory of the base model")
-      ->required()
-      ->type_name("");
+      .required()
+      .type_name("");
   command
       .add_option("ADAPTER", options->adapter, "The adapter: adapter_config.json, adapter_model.safetensors")
-      ->required()
-      ->type_name("");
-  command.add_option("OUT", options->out, "The folder to make")->required()->type_name("");
+      .required()
+      .type_name("");
+  command.add_option("OUT", options->out, "The folder to make").required().type_name("");
   command.add_option(
       "--dtype", options->dtype,
       "fp32 | bf16 | fp64: what weights are stored in (default: as DIR's); they are added in fp32,\n"

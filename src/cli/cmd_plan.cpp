@@ -472,58 +472,58 @@ void run_plan(const PlanOptions& options) {
 
 void add_plan_command(CommandLine& line) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App& command =
+  Command command =
       line.add("plan", "What a rollout file shares, and what each strategy would cost on a device",
                [options] { run_plan(*options); });
   command.add_option("--rollouts", options->rollouts, "JSON Lines, .jsonl or .jsonl.zst")
-      ->required()
-      ->type_name("FILE");
+      .required()
+      .type_name("FILE");
   command.add_option("--model", options->model, "Hugging Face directory; its config.json alone is read")
-      ->type_name("DIR");
+      .type_name("DIR");
   command
       .add_option("--shape", options->shape,
                   "small | qwen3-0.6b | qwen3-1.7b | qwen3-4b | qwen3-8b | qwen3-14b\n(default: qwen3-0.6b)")
-      ->type_name("NAME");
+      .type_name("NAME");
   command
       .add_option("--device", options->device,
                   "cpu: this one, measured once | h100 | h200 | a100: published rates")
-      ->type_name("NAME");
+      .type_name("NAME");
   command.add_option("--dtype", options->dtype, "fp32 | bf16 (default: fp32 on the CPU, else bf16)");
   command
       .add_option("--memory", options->memory,
                   "Budget over weights and gradients, 40GiB; a batch that no plan fits is refused")
-      ->type_name("BYTES");
+      .type_name("BYTES");
   command.add_option("--max-running", options->max_running, "Samples that are generated at once")
-      ->type_name("N");
+      .type_name("N");
   add_sparse_options(command, options->sparse);
-  command.add_option("--ranks", options->ranks, "Balance the batch over so many devices")->type_name("K");
+  command.add_option("--ranks", options->ranks, "Balance the batch over so many devices").type_name("K");
   command
       .add_option("--stages", options->stages,
                   "Each of the ranks is a pipeline of so many devices, which have the layers in a row")
-      ->type_name("P");
+      .type_name("P");
   command
       .add_option("--max-tokens-per-mb", options->max_tokens_per_mb,
                   str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,
                       " on the CPU, else ", kDefaultMaxTokensPerPassOfGpu, ")"))
-      ->type_name("B");
+      .type_name("B");
   command
       .add_option("--packer", options->packer,
                   str("How packed cuts the batch into trees: ", format_choices(packer_names())))
-      ->type_name("NAME");
+      .type_name("NAME");
   command
       .add_option("--gradient-checkpointing", options->gradient_checkpointing,
                   "true: every pass computes its layers again for backward | false: none\n"
                   "(default: where --memory makes that the fastest plan, or the only one)")
-      ->type_name("WHETHER");
+      .type_name("WHETHER");
   command
       .add_option("--activation-offload", options->activation_offload,
                   "true: passes that compute their layers again have the layers' inputs in the host's memory "
                   "| false: none\n(default: where --memory leaves no room for them)")
-      ->type_name("WHETHER");
+      .type_name("WHETHER");
   command.add_option("--html", options->html, "Write the picture of the tree as a page of its own")
-      ->type_name("FILE");
+      .type_name("FILE");
   command.add_option("--svg", options->svg, "Write the picture of the chosen plan, coloured by block")
-      ->type_name("FILE");
+      .type_name("FILE");
   add_json_flag(command, options->json);
 }
 

@@ -14,7 +14,7 @@ void add_report_command(CommandLine& line) {
     bool json = false;
   };
   auto options = std::make_shared<ReportOptions>();
-  CLI::App& command = line.add("report", "Rebuild report.html of a run's folder", [options] {
+  Command command = line.add("report", "Rebuild report.html of a run's folder", [options] {
     std::error_code ignored;
     if (std::filesystem::is_directory(options->run, ignored) &&
         !std::filesystem::exists(std::filesystem::path(options->run) / "config.yaml", ignored))
@@ -24,7 +24,7 @@ void add_report_command(CommandLine& line) {
     if (options->json) print_json({{"report", report}});
     else print_table({{"report", report}});
   });
-  command.add_option("run", options->run, "The run's folder")->required()->type_name("RUN");
+  command.add_option("run", options->run, "The run's folder").required().type_name("RUN");
   add_json_flag(command, options->json);
 }
 
@@ -34,7 +34,7 @@ void add_threads_command(CommandLine& line) {
     ThreadChange change;
   };
   auto options = std::make_shared<ThreadsOptions>();
-  CLI::App& command =
+  Command command =
       line.add("threads", "Change how a run that goes on shares its cores, from its next step on", [options] {
         if (!std::filesystem::exists(std::filesystem::path(options->run) / "config.yaml"))
           throw UserError(str("cannot change ", quoted(options->run, 300),
@@ -42,11 +42,11 @@ void add_threads_command(CommandLine& line) {
         write_thread_change(options->run, options->change);
         print_table({{"threads", (std::filesystem::path(options->run) / "threads.json").string()}});
       });
-  command.add_option("run", options->run, "The run's folder")->required()->type_name("RUN");
+  command.add_option("run", options->run, "The run's folder").required().type_name("RUN");
   command.add_option("--rollout", options->change.generating, "Threads that generate; 0: as they are")
-      ->check(CLI::Range(0, 4096));
+      .range(0, 4096);
   command.add_option("--actor", options->change.training, "Threads that train; 0: as they are")
-      ->check(CLI::Range(0, 4096));
+      .range(0, 4096);
 }
 
 }  // namespace bough

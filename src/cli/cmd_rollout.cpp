@@ -172,17 +172,17 @@ void run_rollout(const RolloutOptions& options) {
 void add_rollout_command(CommandLine& line) {
   auto options = std::make_shared<RolloutOptions>();
   SamplingParameters& generation = options->generation;
-  CLI::App& command = line.add("rollout", "Samples of each prompt of a file, as a rollout file",
-                               [options] { run_rollout(*options); });
-  command.add_option("--model", options->model, "Hugging Face directory")->required()->type_name("DIR");
+  Command command = line.add("rollout", "Samples of each prompt of a file, as a rollout file",
+                             [options] { run_rollout(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory").required().type_name("DIR");
   command
       .add_option("--prompts", options->prompts,
                   "JSON Lines with `prompt` text or `input_ids`; problems, with --environment")
-      ->required()
-      ->type_name("FILE");
+      .required()
+      .type_name("FILE");
   command.add_option("--out", options->out, "Rollout file to write, .jsonl or .jsonl.zst")
-      ->required()
-      ->type_name("FILE");
+      .required()
+      .type_name("FILE");
   command.add_option("--n-samples", generation.n_samples, "Samples of each prompt");
   add_sampling_options(command, generation);
   command.add_option("--min-new-tokens", generation.min_new_tokens,

@@ -67,15 +67,15 @@ void run_serve(const ServeOptions& options) {
 
 void add_serve_command(CommandLine& line) {
   auto options = std::make_shared<ServeOptions>();
-  CLI::App& command = line.add("serve", "A model behind OpenAI's and Anthropic's HTTP APIs",
-                               [options] { run_serve(*options); });
-  command.add_option("--model", options->model, "Hugging Face directory")->type_name("DIR");
+  Command command = line.add("serve", "A model behind OpenAI's and Anthropic's HTTP APIs",
+                             [options] { run_serve(*options); });
+  command.add_option("--model", options->model, "Hugging Face directory").type_name("DIR");
   command.add_option("--port", options->port, "As the setting port; 0: a free one");
-  command.add_option("--config", options->config, "YAML file of settings")->type_name("FILE");
+  command.add_option("--config", options->config, "YAML file of settings").type_name("FILE");
   command
       .add_option("overrides", options->overrides,
                   "Settings that win over the file's: tool_call_parser=hermes rollout.kv_memory=8GiB")
-      ->type_name("key=value");
+      .type_name("key=value");
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
   add_torch_options(command, options->torch);

@@ -92,17 +92,17 @@ void run_command(const SftCommand& command) {
 void add_sft_command(CommandLine& line) {
   auto options = std::make_shared<SftCommand>();
   options->torch = {.dtype = "", .threads = {}, .device = ""};
-  CLI::App& command =
+  Command command =
       line.add("sft", "Supervised fine-tuning on prompts and completions, questions and answers, or chats",
                [options] { run_command(*options); });
   command.add_option("arguments", options->arguments, "A YAML file of settings, if any, then key=value")
-      ->type_name("[CONFIG] [key=value ...]");
-  command.add_option("--model", options->model, "Hugging Face directory to start from")->type_name("DIR");
-  command.add_option("--data", options->data, "JSON Lines")->type_name("FILE");
-  command.add_option("--out", options->out, "Folder for the trained model")->type_name("DIR");
+      .type_name("[CONFIG] [key=value ...]");
+  command.add_option("--model", options->model, "Hugging Face directory to start from").type_name("DIR");
+  command.add_option("--data", options->data, "JSON Lines").type_name("FILE");
+  command.add_option("--out", options->out, "Folder for the trained model").type_name("DIR");
   command.add_option("--shots", options->shots, "Worked examples in front of every question");
   command.add_option("--shots-from", options->shots_from, "Take them from the head of this file")
-      ->type_name("FILE");
+      .type_name("FILE");
   command.add_option("--epochs", options->epochs, "Passes over the data");
   command.add_option("--batch-size", options->batch_size, "Examples of a step");
   command.add_option("--lr", options->lr, "Peak learning rate");

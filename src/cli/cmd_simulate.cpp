@@ -383,22 +383,22 @@ void run_simulate(const SimulateOptions& options) {
 
 void add_simulate_command(CommandLine& line) {
   auto options = std::make_shared<SimulateOptions>();
-  CLI::App& command = line.add("simulate", "What a run would take on every split of a cluster, simulated",
-                               [options] { run_simulate(*options); });
+  Command command = line.add("simulate", "What a run would take on every split of a cluster, simulated",
+                             [options] { run_simulate(*options); });
   command
       .add_option("--devices", options->devices,
                   "Of the cluster, all alike; with --cluster one number or several")
-      ->type_name("N");
+      .type_name("N");
   command
       .add_option("--cluster", options->cluster,
                   "YAML file of the cluster's nodes and links: counts them, and what fits into memory")
-      ->type_name("FILE");
+      .type_name("FILE");
   command.add_option("--eta", options->max_staleness,
                      "rollout.max_head_offpolicyness, one or several; 0: synchronous");
   command
       .add_option("--run", options->run,
                   "A run's folder: its batch, its lengths, and its rates as those of one device")
-      ->type_name("RUN");
+      .type_name("RUN");
   command.add_option("--shape", options->shape, "Model: qwen3-0.6b ... qwen3-14b, small");
   command.add_option("--device", options->device, "h100 | h200 | a100 | cpu (measured)");
   command.add_option("--dtype", options->dtype, "fp32 | bf16");
@@ -415,7 +415,7 @@ void add_simulate_command(CommandLine& line) {
   add_sparse_options(command, options->sparse);
   command.add_option("--max-running", options->max_running, "Samples that a device generates at once");
   command.add_option("--reward-seconds", options->reward_seconds, "Least and most time of a reward")
-      ->expected(2);
+      .expected(2);
   command.add_flag("--no-sharing", options->no_sharing, "Training computes a group's prompt for each sample");
   command.add_flag("--no-interrupt", options->no_interrupt, "Running samples finish on the old weights");
   command.add_option("--steps", options->steps, "Steps to simulate");

@@ -119,11 +119,11 @@ void run_step(const Options& options) {
 
 void add_step_command(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  CLI::App& command = line.add("step", "The gradient of one training step on a rollout file, timed",
-                               [options] { run_step(*options); });
+  Command command = line.add("step", "The gradient of one training step on a rollout file, timed",
+                             [options] { run_step(*options); });
   add_step_options(command, *options);
   command.add_option("--grads", options->grads, "Write every parameter's gradient (.safetensors)")
-      ->type_name("FILE");
+      .type_name("FILE");
   add_ranks_options(command, options->ranks);
   command.add_option("--mode", options->mode,
                      str(format_choices(strategy_names()), "; auto is the least predicted time"));

@@ -166,18 +166,18 @@ void run_train(const TrainOptions& options) {
 
 void add_train_command(CommandLine& line) {
   auto options = std::make_shared<TrainOptions>();
-  CLI::App& command =
+  Command command =
       line.add("train", "Reinforcement learning: samples, rewards, updates; resumes where it stopped",
                [options] { run_train(*options); });
-  command.add_option("config", options->config, "YAML file of settings")->type_name("CONFIG");
+  command.add_option("config", options->config, "YAML file of settings").type_name("CONFIG");
   command
       .add_option("overrides", options->overrides,
                   "Settings that win over the file's: actor.optimizer.lr=1e-4")
-      ->type_name("key=value");
+      .type_name("key=value");
   command.add_flag("--settings", options->list_settings,
                    "List every setting with its default, and do nothing");
   line.add(kEngineCommand, "The engine of a rank that only generates: `train` starts it", run_engine)
-      .group("");  // not listed
+      .hidden();  // not listed
   add_ranks_options(command, options->ranks);
   add_max_restarts_option(command, options->ranks);
   add_json_flag(command, options->json);

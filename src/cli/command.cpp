@@ -2,6 +2,9 @@
 
 #include <c10/util/Exception.h>
 #include <unistd.h>
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -77,39 +80,99 @@ std::string full_name(const CLI::App& command) {
 
 }  // namespace
 
+CommandOption& CommandOption::required() {
+  option_->required();
+  return *this;
+}
+
+CommandOption& CommandOption::type_name(const std::string& name) {
+  option_->type_name(name);
+  return *this;
+}
+
+CommandOption& CommandOption::expected(int count) {
+  option_->expected(count);
+  return *this;
+}
+
+CommandOption& CommandOption::one_value_each_time() {
+  option_->type_size(1)->allow_extra_args(false);
+  return *this;
+}
+
+CommandOption& CommandOption::delimiter(char separator) {
+  option_->delimiter(separator)->allow_extra_args(false);
+  return *this;
+}
+
+CommandOption& CommandOption::range(int64_t low, int64_t high) {
+  option_->check(CLI::Range(low, high));
+  return *this;
+}
+
+CommandOption& CommandOption::hidden() {
+  option_->group("");
+  return *this;
+}
+
+template <typename T>
+CommandOption Command::add_option(const std::string& names, T& value, const std::string& help) {
+  return CommandOption(app_->add_option(names, value, help));
+}
+
+template CommandOption Command::add_option(const std::string&, std::string&, const std::string&);
+
+CommandOption Command::add_option_function(const std::string& names,
+                                           std::function<void(const std::vector<std::string>&)> take,
+                                           const std::string& help) {
+  return CommandOption(app_->add_option_function<std::vector<std::string>>(names, std::move(take), help));
+}
+
+CommandOption Command::add_flag(const std::string& names, bool& value, const std::string& help) {
+  return CommandOption(app_->add_flag(names, value, help));
+}
+
+CommandOption Command::add_flag_function(const std::string& names, std::function<void(int64_t)> take,
+                                         const std::string& help) {
+  return CommandOption(app_->add_flag_function(names, std::move(take), help));
+}
+
 CommandLine::CommandLine()
-    : app_("RL post-training of language models over prefix trees: what rollouts share is computed once.",
-           "bough") {
-  app_.set_version_flag("--version", "bough " BOUGH_VERSION, "Print the version");
-  app_.set_help_flag("-h,--help", "Print this help");
-  app_.option_defaults()->always_capture_default();  // help shows them
-  app_.get_formatter()->column_width(36);
-  app_.get_formatter()->label("SUBCOMMAND", "COMMAND");
-  app_.get_formatter()->label("Subcommands", "Commands");
-  app_.footer(
+    : app_(std::make_unique<CLI::App>(
+          "RL post-training of language models over prefix trees: what rollouts share is computed once.",
+          "bough")) {
+  app_->set_version_flag("--version", "bough " BOUGH_VERSION, "Print the version");
+  app_->set_help_flag("-h,--help", "Print this help");
+  app_->option_defaults()->always_capture_default();  // help shows them
+  app_->get_formatter()->column_width(36);
+  app_->get_formatter()->label("SUBCOMMAND", "COMMAND");
+  app_->get_formatter()->label("Subcommands", "Commands");
+  app_->footer(
       "`bough COMMAND --help` says more.\n"
       "Exit codes: 0 done, 2 bad use or bad input, 3 a failure at run time, 130 interrupted.");
 }
 
-CLI::App& CommandLine::add(const std::string& name, const std::string& description,
-                           std::function<void()> run) {
-  return add(app_, name, description, std::move(run));
+CommandLine::~CommandLine() = default;
+
+Command CommandLine::add(const std::string& name, const std::string& description, std::function<void()> run) {
+  Command top(app_.get());
+  return add(top, name, description, std::move(run));
 }
 
-CLI::App& CommandLine::add(CLI::App& parent, const std::string& name, const std::string& description,
-                           std::function<void()> run) {
-  CLI::App* command = parent.add_subcommand(name, description);
+Command CommandLine::add(Command& parent, const std::string& name, const std::string& description,
+                         std::function<void()> run) {
+  CLI::App* command = parent.app_->add_subcommand(name, description);
   command->callback([this, command, run = std::move(run)] {
     if (command->get_subcommands().empty()) action_ = run;
   });
-  return *command;
+  return Command(command);
 }
 
 void CommandLine::parse(int argc, const char* const* argv) {
-  if (argc < 2) throw UserError(str("a command is missing; one of: ", joined(command_names(app_))));
+  if (argc < 2) throw UserError(str("a command is missing; one of: ", joined(command_names(*app_))));
   const std::string first = argv[1];
   if (first.empty() || first[0] != '-') {
-    const auto names = command_names(app_);
+    const auto names = command_names(*app_);
     if (std::find(names.begin(), names.end(), first) == names.end()) {
       const std::string near = nearest_of(first, names);
       throw UserError(
@@ -118,17 +181,17 @@ void CommandLine::parse(int argc, const char* const* argv) {
     }
   }
   try {
-    app_.parse(argc, argv);
+    app_->parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    action_ = [this] { print_text(app_.help()); };
+    action_ = [this] { print_text(app_->help()); };
   } catch (const CLI::CallForVersion&) {
     action_ = [] { print_text("bough " BOUGH_VERSION "\n"); };
   } catch (const CLI::ExtrasError&) {
-    throw UserError(describe_extras(deepest(app_), deepest(app_).remaining(true)));
+    throw UserError(describe_extras(deepest(*app_), deepest(*app_).remaining(true)));
   } catch (const CLI::ParseError& error) {
     // A mistyped --modle leaves --model missing: what was typed is the better clue.
-    const auto extras = deepest(app_).remaining(true);
-    throw UserError(extras.empty() ? error.what() : describe_extras(deepest(app_), extras));
+    const auto extras = deepest(*app_).remaining(true);
+    throw UserError(extras.empty() ? error.what() : describe_extras(deepest(*app_), extras));
   }
   if (!action_) throw UserError("what to do is missing");
 }
@@ -146,10 +209,10 @@ int CommandLine::run(int argc, const char* const* argv) {
       parse(argc, argv);
       parsed = true;
     } catch (...) {
-      chosen_ = full_name(deepest(app_));
+      chosen_ = full_name(deepest(*app_));
       throw;
     }
-    chosen_ = full_name(deepest(app_));
+    chosen_ = full_name(deepest(*app_));
     action_();
     return kExitDone;
   } catch (const UserError& error) {
@@ -169,7 +232,7 @@ int CommandLine::run(int argc, const char* const* argv) {
   }
 }
 
-void add_json_flag(CLI::App& command, bool& json) {
+void add_json_flag(Command& command, bool& json) {
   command.add_flag("--json", json, "Print one JSON object, as the last line of stdout");
 }
 

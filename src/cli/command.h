@@ -5,8 +5,8 @@
 //
 //   void add_plan_command(CommandLine& line) {
 //     auto options = std::make_shared<PlanOptions>();
-//     CLI::App& command = line.add("plan", "what a rollout file shares", [options] { run(*options); });
-//     command.add_option("--rollouts", options->rollouts, "...")->required()->type_name("FILE");
+//     Command command = line.add("plan", "what a rollout file shares", [options] { run(*options); });
+//     command.add_option("--rollouts", options->rollouts, "...").required().type_name("FILE");
 //     add_json_flag(command, options->json);
 //   }
 //
@@ -15,9 +15,6 @@
 // the one line of print_json() is the last of stdout.
 #pragma once
 
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,6 +25,11 @@
 
 #include "base/json.h"
 
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
 namespace bough {
 
 enum ExitCode : int {
@@ -37,14 +39,54 @@ enum ExitCode : int {
   kExitInterrupted = 130,
 };
 
+// An option of a command. Each function returns the option itself.
+class CommandOption {
+ public:
+  explicit CommandOption(CLI::Option* option) : option_(option) {}
+
+  CommandOption& required();
+  CommandOption& type_name(const std::string& name);  // for --help: FILE, N
+  CommandOption& expected(int count);                 // words after the name
+  CommandOption& one_value_each_time();               // of a list: the name is repeated for each value
+  CommandOption& delimiter(char separator);           // of a list: one word may hold several values
+  CommandOption& range(int64_t low, int64_t high);
+  CommandOption& hidden();  // not in --help
+
+ private:
+  CLI::Option* option_;
+};
+
+// A command's place on the command line. It hides CLI11, whose headers take 15 s to compile in each file that calls it.
+class Command {
+ public:
+  explicit Command(CLI::App* app) : app_(app) {}
+
+  // T: bool, int, int64_t, uint64_t, double, std::string, std::vector and std::optional of these where command.cpp
+  // instantiates it. `value` is written when the line is parsed, and what it holds before is the default that --help shows.
+  template <typename T>
+  CommandOption add_option(const std::string& names, T& value, const std::string& help);
+  CommandOption add_option_function(const std::string& names,
+                                    std::function<void(const std::vector<std::string>&)> take,
+                                    const std::string& help);
+  CommandOption add_flag(const std::string& names, bool& value, const std::string& help);
+  // `take` gets how often the flag was given, negative for a name behind `!`.
+  CommandOption add_flag_function(const std::string& names, std::function<void(int64_t)> take,
+                                  const std::string& help);
+
+ private:
+  friend class CommandLine;
+  CLI::App* app_;
+};
+
 class CommandLine {
  public:
   CommandLine();
+  ~CommandLine();
 
-  // `run` is called after the whole line was parsed; of `bench step` that of `step`.
-  CLI::App& add(const std::string& name, const std::string& description, std::function<void()> run);
-  CLI::App& add(CLI::App& parent, const std::string& name, const std::string& description,
-                std::function<void()> run);
+  // `run` is called after the whole line was parsed. A parent's own `run` is not called if a subcommand was given.
+  Command add(const std::string& name, const std::string& description, std::function<void()> run);
+  Command add(Command& parent, const std::string& name, const std::string& description,
+              std::function<void()> run);
 
   // Parses, runs, maps what was thrown to an ExitCode with a message of a few lines on stderr. Never throws.
   int run(int argc, const char* const* argv);
@@ -52,7 +94,7 @@ class CommandLine {
  private:
   void parse(int argc, const char* const* argv);
 
-  CLI::App app_;
+  std::unique_ptr<CLI::App> app_;
   std::string chosen_ = "bough";  // for messages: "bough step"
   std::function<void()> action_;
 };
@@ -69,13 +111,13 @@ void add_eval_command(CommandLine& line);
 void add_serve_command(CommandLine& line);
 void add_data_command(CommandLine& line);
 void add_bench_command(CommandLine& line);
-void add_bench_rollout_command(CommandLine& line, CLI::App& bench);
-void add_bench_serve_command(CommandLine& line, CLI::App& bench);
+void add_bench_rollout_command(CommandLine& line, Command& bench);
+void add_bench_serve_command(CommandLine& line, Command& bench);
 void add_report_command(CommandLine& line);
 void add_simulate_command(CommandLine& line);
 void add_threads_command(CommandLine& line);
 
-void add_json_flag(CLI::App& command, bool& json);
+void add_json_flag(Command& command, bool& json);
 
 // Prints to stdout at once. IoError where stdout is full or closed; a reader that went away (SIGPIPE) ends
 // the process as that signal does.

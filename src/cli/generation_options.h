@@ -14,7 +14,7 @@
 namespace bough {
 
 // --max-new-tokens, --temperature, --stop.
-void add_sampling_options(CLI::App& command, SamplingParameters& generation);
+void add_sampling_options(Command& command, SamplingParameters& generation);
 
 // UserError naming the option, as --its-key, whose value is out of the setting's range.
 void check_generation(const SamplingParameters& generation);
@@ -27,15 +27,15 @@ struct EngineOptions {
 
 // --max-concurrent, --kv-memory, --batch-invariant, --no-batch-invariant, --quantization, and any other
 // setting of a run's engine as rollout.key=value.
-void add_engine_options(CLI::App& command, EngineOptions& options);
+void add_engine_options(Command& command, EngineOptions& options);
 
 // --sparse-budget, --sparse-summary, --sparse-dense-layers: rollout.sparse of a run that is only priced.
-void add_sparse_options(CLI::App& command, SparseSettings& sparse);
+void add_sparse_options(Command& command, SparseSettings& sparse);
 // What it costs to generate under them. UserError naming the option.
 SparseAttention priced_attention(const SparseSettings& sparse);
 
 // --environment and its keys.
-void add_environment_options(CLI::App& command, std::vector<std::string>& options);
+void add_environment_options(Command& command, std::vector<std::string>& options);
 
 // What they say: TYPE first, then key=value as under `environment` of a run. None where nothing was given.
 // UserError naming the key.

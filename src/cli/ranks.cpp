@@ -11,25 +11,25 @@
 
 namespace bough {
 
-void add_ranks_options(CLI::App& command, RanksOptions& options) {
+void add_ranks_options(Command& command, RanksOptions& options) {
   command
       .add_option("--ranks", options.ranks,
                   "Processes that take each step together, each its share of the batch")
-      ->type_name("N");
+      .type_name("N");
   command
       .add_option(
           "--launcher", options.launcher,
           "With --ranks, who starts them: mpirun; processes (this command, without MPI); auto: mpirun "
           "where it is installed and built against")
-      ->type_name("WHO");
+      .type_name("WHO");
 }
 
-void add_max_restarts_option(CLI::App& command, RanksOptions& options) {
+void add_max_restarts_option(Command& command, RanksOptions& options) {
   command
       .add_option(
           "--max-restarts", options.max_restarts,
           "With --ranks: times that all are started again from the last checkpoint after one has died")
-      ->type_name("N");
+      .type_name("N");
 }
 
 namespace {

@@ -1,7 +1,6 @@
 // `--ranks N`: a command that several processes run together.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,9 +16,9 @@ struct RanksOptions {
   int64_t max_restarts = 0;
 };
 
-void add_ranks_options(CLI::App& command, RanksOptions& options);
+void add_ranks_options(Command& command, RanksOptions& options);
 // Of commands that go on from a checkpoint.
-void add_max_restarts_option(CLI::App& command, RanksOptions& options);
+void add_max_restarts_option(Command& command, RanksOptions& options);
 
 // The group of this process: of the ranks that mpirun or srun started where it is one of them, of those that
 // torchrun or a command like it did (tcp_store.h), else of itself. Where several ranks are asked for in a

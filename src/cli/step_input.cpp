@@ -98,13 +98,13 @@ StepInput load_step(const StepOptions& options, const ActorSettings& settings, c
   return {settings, std::move(rollouts), std::move(model), std::move(costs), compute_statistics(tree), work};
 }
 
-void add_step_options(CLI::App& command, StepOptions& options) {
+void add_step_options(Command& command, StepOptions& options) {
   command.add_option("--model", options.model, "Hugging Face directory; its weights are not changed")
-      ->required()
-      ->type_name("DIR");
+      .required()
+      .type_name("DIR");
   command.add_option("--rollouts", options.rollouts, "JSON Lines, .jsonl or .jsonl.zst")
-      ->required()
-      ->type_name("FILE");
+      .required()
+      .type_name("FILE");
   command
       .add_option("settings", options.overrides,
                   "Settings of a run's actor, which win over the options:\n"
@@ -112,19 +112,18 @@ void add_step_options(CLI::App& command, StepOptions& options) {
                   "actor.adv_estimator=rloo actor.use_decoupled_loss=true ...\n"
                   "and of its adapters, lora.rank=16 lora.targets=[q_proj,v_proj] ...\n"
                   "(`bough train --settings` lists them)")
-      ->type_name("actor.key=value");
-  command.add_option("--repeat", options.repeat, "Repetitions, after one that is not counted")
-      ->type_name("K");
+      .type_name("actor.key=value");
+  command.add_option("--repeat", options.repeat, "Repetitions, after one that is not counted").type_name("K");
   command
       .add_option("--max-tokens-per-mb", options.max_tokens_per_mb,
                   str("Tokens whose activations are held at once (default: ", kDefaultMaxTokensPerPass,
                       ", on a GPU ", kDefaultMaxTokensPerPassOfGpu, ")"))
-      ->type_name("B");
+      .type_name("B");
   command
       .add_option("--memory", options.memory,
                   "Budget over weights and gradients, 40GiB: the plan keeps within it, or the\n"
                   "step is refused with what would do")
-      ->type_name("BYTES");
+      .type_name("BYTES");
   command.add_option("--loss", options.loss,
                      "pg: minus the mean of advantage x log-probability |\n"
                      "grpo: PPO clip against the file's log-probabilities");

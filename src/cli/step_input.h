@@ -26,7 +26,7 @@ struct StepOptions {
   bool from_rewards = false;
   bool json = false;
 };
-void add_step_options(CLI::App& command, StepOptions& options);
+void add_step_options(Command& command, StepOptions& options);
 
 // The settings of one step: those that the options are short forms of (`mode` of tree_training_mode; empty:
 // its default), then the overrides. UserError: see parse_settings; what a single gradient has no place for.

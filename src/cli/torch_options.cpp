@@ -15,15 +15,15 @@ constexpr int64_t kMaxThreads = 4096;
 
 }  // namespace
 
-void add_torch_options(CLI::App& command, TorchOptions& options) {
+void add_torch_options(Command& command, TorchOptions& options) {
   command.add_option("--dtype", options.dtype,
                      "fp32 | bf16 | fp64: what weights and activations are computed in");
   command.add_option("--threads", options.threads, "Threads to compute with (default: all cores)")
-      ->type_name("N");
+      .type_name("N");
   command.add_option("--device", options.device, "cpu | cuda");
 }
 
-void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant) {
+void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant) {
   // CLI11 would count into an optional, from 0: absent would be false.
   command.add_flag_function(
       "--batch-invariant,!--no-batch-invariant",

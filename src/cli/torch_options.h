@@ -20,7 +20,7 @@ struct TorchOptions {
 };
 
 // --dtype, --threads, --device.
-void add_torch_options(CLI::App& command, TorchOptions& options);
+void add_torch_options(Command& command, TorchOptions& options);
 
 struct TorchSetup {
   at::ScalarType dtype;
@@ -28,7 +28,7 @@ struct TorchSetup {
 };
 
 // --batch-invariant, --no-batch-invariant.
-void add_batch_invariant_flag(CLI::App& command, std::optional<bool>& batch_invariant);
+void add_batch_invariant_flag(Command& command, std::optional<bool>& batch_invariant);
 
 // Checks the options, sets the number of threads and installs the counting allocator: call it before the
 // first tensor. device cuda opens libbough_cuda.so beside the program or in ../lib; UserError where it, or a
