@@ -1,13 +1,13 @@
-"""Any task of reasoning-gym as problems and reward of a run: what `make demo-real` trains on.
+"""Any task of reasoning-gym as problems and reward of a run. `make demo-real` trains on such a task.
 
   python examples/reasoning_gym_task.py chain_sum --out DIR min_terms=2 max_terms=2 max_digits=2
   bough train configs/chain_sum.yaml reward=examples/reasoning_gym_task.py:score
 
 The first command writes DIR/train.jsonl, DIR/test.jsonl and DIR/examples.jsonl (worked examples for the
-prompt), no question in two of them; key=value are the task's own settings. `score` is the task's own
-verifier: 1 for the right answer, for some tasks a part of it for an answer that is almost right.
+prompt). No question is in two files. key=value are the task's own settings. `score` is the task's own
+verifier: 1 for the right answer; some tasks give a fraction for an answer that is almost right.
 
-The same lines are problems of an environment, a conversation in which a wrong answer may be mended:
+The same lines are problems of an environment, a conversation in which the model may correct a wrong answer:
 
   bough train ... environment='{type: python, path: examples/reasoning_gym_task.py:ReasoningGym}'
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import reasoning_gym
 
-SEEDS = {"test": 1_000_001, "examples": 2_000_001, "train": 1}  # drawn in this order
+SEEDS = {"test": 1_000_001, "examples": 2_000_001, "train": 1}  # the files are generated in this order
 
 
 @functools.cache
@@ -29,19 +29,19 @@ def verifier(task):
 
 
 def score(completion, question, answer, metadata, **fields):
-    """The reward of one completion, from 0 to 1. The arguments are fields of the problem's line."""
+    """Returns the reward of one completion, from 0 to 1. The arguments are fields of the problem's line."""
     entry = {"question": question, "answer": answer, "metadata": metadata}
     return float(verifier(metadata["source_dataset"])(completion.strip(), entry))
 
 
 class ReasoningGym:
-    """A turn is an answer. One that is not right may be mended; the reward is the verifier's of the last."""
+    """A turn is an answer. The model may correct a wrong answer. The verifier scores the last answer."""
 
     ATTEMPTS = 3
 
     def reset(self, problem, seed):
         self.problem, self.attempts = problem, 0
-        return {}  # the problem's own question
+        return {}  # the conversation begins with the problem's own question
 
     def step(self, action):
         self.attempts += 1
@@ -52,7 +52,7 @@ class ReasoningGym:
 
 
 def draw(task, settings, count, seed, seen):
-    """`count` entries whose questions are not in `seen`; fewer where the task has no more of them."""
+    """Returns `count` entries whose questions are not in `seen`, or fewer if the task has no more."""
     entries = []
     for entry in reasoning_gym.create_dataset(task, size=8 * count + 100, seed=seed, **settings):
         if len(entries) == count:

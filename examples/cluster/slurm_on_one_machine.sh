@@ -1,5 +1,6 @@
 #!/bin/bash
-# A Slurm of this machine alone, to try job scripts with: Debian's slurmctld, slurmd, slurm-client, munge; as root.
+# Starts a single-machine Slurm, for trying job scripts. Run it as root. It needs Debian's slurmctld, slurmd,
+# slurm-client and munge.
 #
 #   examples/cluster/slurm_on_one_machine.sh start FOLDER   then: export SLURM_CONF=FOLDER/slurm.conf
 #   examples/cluster/slurm_on_one_machine.sh stop FOLDER

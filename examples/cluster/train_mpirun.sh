@@ -1,10 +1,10 @@
 #!/bin/sh
-# One run of `bough train` on the hosts of a file, by Open MPI alone:
+# Runs `bough train` on the hosts of a file, with Open MPI only:
 #
 #   examples/cluster/train_mpirun.sh hosts 8 config.yaml [key=value ...]
 #
-# hosts: lines like `node1 slots=4`. Each rank has OMP_NUM_THREADS threads (1 where it is not set). kill -USR1 on
-# mpirun writes a checkpoint and ends the run; the same command goes on. A rank that dies ends all ranks.
+# hosts: lines like `node1 slots=4`. Each rank has OMP_NUM_THREADS threads (default 1). kill -USR1 on mpirun
+# writes a checkpoint and ends the run; the same command resumes it. A dead rank ends all ranks.
 set -eu
 hosts=$1 ranks=$2
 shift 2

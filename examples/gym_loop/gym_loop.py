@@ -1,10 +1,9 @@
-"""A world with reset() and step() as Gymnasium has them, played over HTTP by the model that
-`bough train` trains.
+"""A world with reset() and step(), as in Gymnasium. The model that `bough train` trains plays it over HTTP.
 
     python gym_loop.py http://127.0.0.1:8765
 
-The model walks on a line of five places and is to find the right end. Only the standard library is used: any
-program that can send a request can do this. Ends when the run does.
+The model walks on a line of five places and must find the right end. The program uses only the standard
+library, so any program that can send HTTP requests can do the same. It ends when the run ends.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 
 class Walk:
-    """Left, right, and a reward at the right end."""
+    """The actions are left and right. The right end gives the reward."""
 
     def reset(self, seed: int) -> str:
         self.place, self.steps = 2, 0
@@ -35,7 +34,7 @@ class Walk:
 
 
 class Model:
-    """The API, without a client."""
+    """Calls the HTTP API without a client library."""
 
     def __init__(self, url: str, key: str = "none"):
         self.url, self.key = url, key
@@ -48,7 +47,7 @@ class Model:
 
 
 def play(model: Model) -> None:
-    """One episode; each step's reward is that of the answer that made it."""
+    """Plays one episode. Each step's reward is given to the answer that caused the step."""
     world = Walk()
     messages = [{"role": "user", "content": world.reset(seed=0)}]
     done = False
@@ -71,7 +70,7 @@ def loop(url: str) -> int:
         except urllib.error.HTTPError as error:
             if error.code != 429:
                 return count
-            time.sleep(0.05)  # no group may begin before the next step
+            time.sleep(0.05)  # 429: no group may start before the next step
         except OSError:
             return count  # the run has ended
 

@@ -1,10 +1,9 @@
-"""An agent written with OpenAI's client, or Anthropic's, that `bough train` trains: it knows the run's URL,
-and nothing else of Bough. What a user writes is a function like play_openai(): one episode, held with the
-client as it is.
+"""An agent written with OpenAI's or Anthropic's client, trained by `bough train`. It knows only the URL of
+the run. A user writes a function like play_openai(): one episode with the unmodified client.
 
     python agent.py http://127.0.0.1:8765 --client openai --workers 16
 
-Ends when the run does.
+It ends when the run ends.
 """
 
 import argparse
@@ -24,7 +23,7 @@ def score(letter: str) -> float:
 
 
 def play_openai(url: str, key: str, problem: dict[str, Any] | None) -> None:
-    """Two turns. Each answer has a reward of its own, given by its id; the episode's is their sum."""
+    """Two turns. Each answer gets its own reward, by its id. The episode's reward is the sum."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client:
         messages: list[Any] = []
         for question in QUESTIONS:
@@ -37,7 +36,7 @@ def play_openai(url: str, key: str, problem: dict[str, Any] | None) -> None:
 
 
 def play_anthropic(url: str, key: str, problem: dict[str, Any] | None) -> None:
-    """The same episode; its reward is given once, at the end, to the last answer."""
+    """The same episode. The reward is set once, at the end, for the last answer."""
     with anthropic.Anthropic(base_url=url, api_key=key) as client:
         messages: list[Any] = []
         total = 0.0
@@ -51,13 +50,13 @@ def play_anthropic(url: str, key: str, problem: dict[str, Any] | None) -> None:
 
 
 def episodes(url: str, key: str, play: Any) -> int:
-    """Starts sessions while the run hands them out, and plays each; returns how many."""
+    """Starts and plays sessions until the run ends. Returns the number of sessions."""
     count = 0
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as run:
         while True:
             try:
                 started: Any = run.post("/rl/start_session", body={}, cast_to=object)
-            except openai.RateLimitError:  # 429: no group may begin before the next step
+            except openai.RateLimitError:  # 429: no group may start before the next step
                 time.sleep(0.05)
                 continue
             except (openai.APIStatusError, openai.APIConnectionError):
@@ -68,7 +67,7 @@ def episodes(url: str, key: str, play: Any) -> int:
                 run.post("/rl/end_session", body={}, cast_to=object, options={"headers": headers})
                 count += 1
             except (openai.APIError, anthropic.APIError) as error:
-                print(f"an episode was given up: {error}")  # its lease ends it
+                print(f"an episode was given up: {error}")  # the session ends with its lease
 
 
 def main() -> None:

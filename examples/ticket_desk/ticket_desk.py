@@ -1,4 +1,4 @@
-"""A tool environment in Python: find out who owns a ticket, then assign it to that person.
+"""A tool environment in Python: find the owner of a ticket, then assign the ticket to that person.
 
 bough train ... environment.type=python environment.path=examples/ticket_desk/ticket_desk.py:TicketDesk
 """
@@ -13,10 +13,10 @@ def tool(name, description, **parameters):
 
 
 class TicketDesk:
-    """One conversation: opened by `reset`, answered by `step` until it is done."""
+    """One conversation. `reset` opens it, and `step` answers each turn until it is done."""
 
     def reset(self, problem, seed):
-        self.owners = problem["owners"]  # component -> person, a field of the problem's line
+        self.owners = problem["owners"]  # component -> person; a field of the problem's line
         self.component = problem["component"]
         question = f"A ticket about {self.component} came in. Assign it to the owner."
         tools = [
@@ -26,7 +26,7 @@ class TicketDesk:
         return {"messages": question, "tools": tools}
 
     def step(self, action):
-        answers, reward, done = [], 0.0, not action["calls"]  # a turn without a call gives up
+        answers, reward, done = [], 0.0, not action["calls"]  # a turn without a call ends the conversation
         for call in action["calls"]:
             if call["name"] == "owner":
                 answers.append(self.owners.get(call["arguments"]["component"], "unknown component"))

@@ -4,10 +4,10 @@
   bough train ... train_dataset.path=problems.jsonl \\
     environment='{type: python, path: verifiers_environment.py:VerifiersEnvironment, python: .../bin/python}'
 
-The environment holds its rollout as always; the model that it asks is Bough's. So whatever it does between
-two questions (tools, users, checks) stays its own, and so do its rewards: their sum is the conversation's,
-each is recorded by name. What a client of `verifiers` could not do, it cannot do here: it asks for one answer
-at a time, and what it has shown to the model it does not take back.
+The environment runs its own rollout, and Bough is the model that it calls. Its tools, users and checks
+between two requests work unchanged. The sum of its rewards is the conversation's reward; each reward is
+recorded by name. Two limits apply: the environment requests one answer at a time, and it must not rewrite
+messages that the model has seen.
 """
 
 import argparse
@@ -31,14 +31,14 @@ def load(name, arguments):
 
 @functools.cache
 def event_loop():
-    """Rollouts go on between calls, so they have a thread of their own."""
+    """The event loop has its own thread, since rollouts continue between calls."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
 
 
 class AsksBough(OpenAIChatCompletionsClient):
-    """Puts each question where the environment's methods wait, and waits for the answer."""
+    """Passes each request to the environment's methods through a queue, and waits for the answer."""
 
     def __init__(self, questions):
         super().__init__(None)
@@ -62,7 +62,7 @@ def completion(action):
         }
         for call in action["calls"]
     ]
-    # verifiers takes a turn without a word for a fault of the model's server; it is the model's own.
+    # verifiers treats an empty turn as a fault of the model's server. The model wrote it, so send a space.
     content = action["content"] or (None if calls else " ")
     message = {"role": "assistant", "content": content, "tool_calls": calls or None}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
@@ -89,7 +89,7 @@ class VerifiersEnvironment:
             self.rollout.cancel()
 
     def next_question(self):
-        """What the model has not seen of the next question, or the end."""
+        """Returns the new messages of the next request, or the end of the conversation."""
         question = self.questions.get()
         if question is None:
             output = self.rollout.result()
@@ -140,7 +140,7 @@ def main():
         for number, row in enumerate(rows):
             row = {"example_id": number, **row}
             spec = {"environment": args.environment, "arguments": arguments, "input": row}
-            name = f"{args.environment}-{number}"  # the environment has the question
+            name = f"{args.environment}-{number}"  # a placeholder; the environment has the real question
             line = {"id": name, "question": name, "answer": str(row.get("answer", ""))}
             file.write(json.dumps({**line, "verifiers": spec}, default=str) + "\n")
     print(f"{args.out}: {len(rows)} problems", file=sys.stderr)
