@@ -26,7 +26,7 @@ class Progress {
   void finish();  // removes the bar and leaves one line that says how much was done in what time
 
   // The line shown now: "sft  37% ━━━━━━━───── 370/1,000 steps  12.1/s  52 s left  loss 0.31".
-  std::string line(double elapsed_seconds, int columns) const;
+  std::string line(double elapsed_seconds, int columns) const EXCLUDES(mutex_);
 
  private:
   void show_if_due(bool force) REQUIRES(mutex_);
