@@ -9,31 +9,31 @@ void SteadyClock::sleep_until(Time time) {
 }
 
 Clock::Time FakeClock::now() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return now_;
 }
 
 void FakeClock::sleep_until(Time time) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (sleep_ == Sleep::kAdvances) {
     if (time > now_) now_ = time;
     return;
   }
   ++num_sleeping_;
-  advanced_.wait(lock, [&] { return now_ >= time; });
+  while (now_ < time) advanced_.wait(mutex_);
   --num_sleeping_;
 }
 
 void FakeClock::advance(Duration duration) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     now_ += duration;
   }
   advanced_.notify_all();
 }
 
 int FakeClock::num_sleeping() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return num_sleeping_;
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -40,10 +40,10 @@ class FakeClock final : public Clock {
 
  private:
   const Sleep sleep_;
-  mutable std::mutex mutex_;
-  std::condition_variable advanced_;
-  Time now_{};
-  int num_sleeping_ = 0;
+  mutable Mutex mutex_;
+  CondVar advanced_;
+  Time now_ GUARDED_BY(mutex_){};
+  int num_sleeping_ GUARDED_BY(mutex_) = 0;
 };
 
 double seconds_between(Clock::Time begin, Clock::Time end);

@@ -11,9 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 
 #include "base/error.h"
+#include "base/mutex.h"
 
 namespace bough {
 namespace {
@@ -29,26 +29,26 @@ void write_stderr(const std::string& text) {
 class Screen {
  public:
   void show(const std::string& block) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!stderr_is_terminal() || block == block_) return;
     write_stderr(erase() + block);
     block_ = block;
   }
   void print(const std::string& lines) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     write_stderr(erase() + lines + block_);
   }
 
  private:
-  std::string erase() const {
+  std::string erase() const REQUIRES(mutex_) {
     if (block_.empty()) return "";
     // Back to the first column of the block's first line, then clear to the end of the screen.
     const auto lines_up = std::count(block_.begin(), block_.end(), '\n');
     return (lines_up > 0 ? str("\r\033[", lines_up, "A") : std::string("\r")) + "\033[J";
   }
 
-  std::mutex mutex_;
-  std::string block_;
+  Mutex mutex_;
+  std::string block_ GUARDED_BY(mutex_);
 };
 
 class ScreenSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
@@ -76,8 +76,8 @@ struct Logging {
 
   Screen screen;
   std::shared_ptr<ScreenSink> console;
-  std::mutex mutex;  // guards the logger's list of sinks
-  spdlog::logger logger;
+  Mutex mutex;
+  spdlog::logger logger GUARDED_BY(mutex);  // spdlog does not lock its list of sinks
 };
 
 // stderr is one for the process, and so is this; never destroyed, so that threads may log while the process
@@ -89,7 +89,7 @@ Logging& logging() {
 
 void write_log(spdlog::level::level_enum level, const std::string& message) {
   Logging& log = logging();
-  const std::lock_guard lock(log.mutex);
+  const MutexLock lock(log.mutex);
   log.logger.log(level, "{}", message);
 }
 }  // namespace
@@ -135,7 +135,7 @@ void set_log_file(const std::filesystem::path& path) {
     file->set_level(spdlog::level::debug);
   }
   Logging& log = logging();
-  const std::lock_guard lock(log.mutex);
+  const MutexLock lock(log.mutex);
   log.logger.sinks().resize(1);
   if (file) log.logger.sinks().push_back(file);
   log.logger.flush_on(spdlog::level::debug);  // a killed run leaves its last lines

@@ -34,14 +34,14 @@ Progress::~Progress() {
 }
 
 void Progress::advance(int64_t count, const std::string& note) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   done_ += count;
   if (!note.empty()) note_ = note;
   show_if_due(false);
 }
 
 void Progress::finish() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (std::exchange(finished_, true)) return;
   show_if_due(true);
 }
@@ -61,13 +61,18 @@ void Progress::show_if_due(bool force) {
     if (!note_.empty()) text += "  " + note_;
     print_line(text);
   } else if (bar) {
-    show_status(line(elapsed, terminal_columns() - 1));
+    show_status(line_locked(elapsed, terminal_columns() - 1));
   } else {
-    print_line(line(elapsed, 200));
+    print_line(line_locked(elapsed, 200));
   }
 }
 
 std::string Progress::line(double elapsed_seconds, int columns) const {
+  const MutexLock lock(mutex_);
+  return line_locked(elapsed_seconds, columns);
+}
+
+std::string Progress::line_locked(double elapsed_seconds, int columns) const {
   const bool known = total_ > 0;
   const double fraction =
       known ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0;

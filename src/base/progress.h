@@ -4,8 +4,9 @@
 
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -25,21 +26,22 @@ class Progress {
   void finish();  // removes the bar and leaves one line that says how much was done in what time
 
   // The line shown now: "sft  37% ━━━━━━━───── 370/1,000 steps  12.1/s  52 s left  loss 0.31".
-  std::string line(double elapsed_seconds, int columns) const;
+  std::string line(double elapsed_seconds, int columns) const EXCLUDES(mutex_);
 
  private:
-  void show_if_due(bool force);
+  void show_if_due(bool force) REQUIRES(mutex_);
+  std::string line_locked(double elapsed_seconds, int columns) const REQUIRES(mutex_);
 
   const std::string what_;
   const int64_t total_;
   const std::string unit_;
   const ProgressStyle style_;
   const std::chrono::steady_clock::time_point start_;
-  mutable std::mutex mutex_;
-  std::chrono::steady_clock::time_point last_shown_;
-  int64_t done_ = 0;
-  std::string note_;
-  bool finished_ = false;
+  mutable Mutex mutex_;
+  std::chrono::steady_clock::time_point last_shown_ GUARDED_BY(mutex_);
+  int64_t done_ GUARDED_BY(mutex_) = 0;
+  std::string note_ GUARDED_BY(mutex_);
+  bool finished_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace bough

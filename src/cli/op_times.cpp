@@ -3,10 +3,10 @@
 #include <ATen/record_function.h>
 
 #include <chrono>
-#include <mutex>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "kernels/common/device.h"
 
 namespace bough {
@@ -16,9 +16,9 @@ using Time = std::chrono::steady_clock::time_point;
 
 // torch's callbacks are plain functions: what they add to is the present OpTimes.
 struct Present {
-  std::mutex mutex;  // a GPU's ops are called by several threads
-  std::map<std::string, double>* seconds = nullptr;
-  c10::Device device{c10::kCPU};
+  Mutex mutex;  // several threads call a GPU's ops
+  std::map<std::string, double>* seconds GUARDED_BY(mutex) = nullptr;
+  c10::Device device{c10::kCPU};  // changes only while no callback is installed
 };
 Present present;
 thread_local int depth = 0;
@@ -38,14 +38,17 @@ void end_op(const at::RecordFunction& function, at::ObserverContext* context) {
   if (!context || --depth > 0) return;
   synchronize(present.device);
   const auto taken = std::chrono::steady_clock::now() - static_cast<Call*>(context)->start;
-  const std::lock_guard lock(present.mutex);
+  const MutexLock lock(present.mutex);
   if (present.seconds) (*present.seconds)[function.name()] += std::chrono::duration<double>(taken).count();
 }
 }  // namespace
 
 OpTimes::OpTimes(c10::Device device) {
-  BOUGH_CHECK(!present.seconds, "op times are already taken");
-  present.seconds = &seconds_;
+  {
+    const MutexLock lock(present.mutex);
+    BOUGH_CHECK(!present.seconds, "op times are already taken");
+    present.seconds = &seconds_;
+  }
   present.device = device;
   depth = 0;
   const auto callback = at::RecordFunctionCallback(begin_op, end_op).scopes({at::RecordScope::FUNCTION});
@@ -54,7 +57,7 @@ OpTimes::OpTimes(c10::Device device) {
 
 OpTimes::~OpTimes() {
   at::removeCallback(handle_);
-  const std::lock_guard lock(present.mutex);
+  const MutexLock lock(present.mutex);
   present.seconds = nullptr;
   present.device = c10::kCPU;
 }

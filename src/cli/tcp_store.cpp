@@ -11,11 +11,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <mutex>
 #include <type_traits>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -94,28 +94,29 @@ class TcpStore final : public KeyValueStore {
   }
 
   void set(const std::string& key, const std::string& value) override {
-    ask([&] { store_->set(own(key), std::vector<uint8_t>(value.begin(), value.end())); });
+    ask([&](auto& store) { store.set(own(key), std::vector<uint8_t>(value.begin(), value.end())); });
   }
   bool has(const std::string& key) override {
-    return ask([&] { return store_->check({own(key)}); });
+    return ask([&](auto& store) { return store.check({own(key)}); });
   }
   std::vector<std::string> get(const std::vector<std::string>& keys) override {
     std::vector<std::string> all, values;
     for (const std::string& key : keys) all.push_back(own(key));
-    for (const std::vector<uint8_t>& value : ask([&] { return store_->multiGet(all); }))
+    for (const std::vector<uint8_t>& value : ask([&](auto& store) { return store.multiGet(all); }))
       values.emplace_back(value.begin(), value.end());
     return values;
   }
   int64_t add(const std::string& key, int64_t count) override {
-    return ask([&] { return store_->add(own(key), count); });
+    return ask([&](auto& store) { return store.add(own(key), count); });
   }
   void erase(const std::string& key) override {
-    ask([&] { store_->deleteKey(own(key)); });
+    ask([&](auto& store) { store.deleteKey(own(key)); });
   }
 
  private:
   // Why not, or "".
   std::string connect(const StoreEnvironment& environment, double seconds) {
+    const MutexLock lock(mutex_);
     try {
       store_ = c10::make_intrusive<c10d::TCPStore>(
           environment.host, options_of(environment.port, environment.rank.holds_store, seconds));
@@ -129,10 +130,10 @@ class TcpStore final : public KeyValueStore {
 
   // One at a time, as torch does it, and none after one that failed: its answer may still be on the way.
   template <class Work>
-  std::invoke_result_t<Work> ask(const Work& work) {
-    const std::lock_guard lock(mutex_);
+  std::invoke_result_t<Work, c10d::TCPStore&> ask(const Work& work) {
+    const MutexLock lock(mutex_);
     try {
-      if (failure_.empty()) return work();
+      if (failure_.empty()) return work(*store_);
     } catch (const c10::Error& error) {
       failure_ = str("the store at ", where_, ": ", reason_of(error),
                      ": the process that holds it has died, is stopped, or cannot be reached");
@@ -141,9 +142,9 @@ class TcpStore final : public KeyValueStore {
   }
 
   const std::string prefix_, where_;
-  c10::intrusive_ptr<c10d::TCPStore> store_;
-  std::mutex mutex_;     // of the connection, and of what follows
-  std::string failure_;  // what ended it, or ""
+  Mutex mutex_;
+  c10::intrusive_ptr<c10d::TCPStore> store_ GUARDED_BY(mutex_);
+  std::string failure_ GUARDED_BY(mutex_);  // why the connection ended, or ""
 };
 
 // A socket that listens on this machine's own address alone, at any port; torch's own listen to all.

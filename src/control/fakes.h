@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -18,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/mutex.h"
 #include "base/random.h"
 #include "control/generator.h"
 #include "data/problems.h"
@@ -167,14 +166,14 @@ class FakeEnvironment final : public Environment {
   FakeEnvironment() : thread_([this] { run(); }) {}
   ~FakeEnvironment() override {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       is_ending_ = true;
     }
     changed_.notify_all();
     thread_.join();
   }
   uint64_t begin(const Problem& problem, uint64_t, std::shared_ptr<EpisodeInbox> inbox) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const uint64_t episode = next_++;
     episodes_[episode] = {std::move(inbox), turns_of(problem), 0};
     highest_open = std::max(highest_open, static_cast<int64_t>(episodes_.size()));
@@ -182,16 +181,16 @@ class FakeEnvironment final : public Environment {
     return episode;
   }
   void step(uint64_t episode, const Action& action) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++episodes_.at(episode).turn;
     answer(episode);
   }
   void end(uint64_t episode) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     episodes_.erase(episode);
   }
   size_t num_open() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return episodes_.size();
   }
 
@@ -201,7 +200,7 @@ class FakeEnvironment final : public Environment {
     std::shared_ptr<EpisodeInbox> inbox;
     int64_t turns = 0, turn = 0;
   };
-  void answer(uint64_t episode) {
+  void answer(uint64_t episode) REQUIRES(mutex_) {
     const Open& open = episodes_.at(episode);
     EpisodeReply reply{.episode = episode};
     reply.observation.messages.push_back({{"role", "user"}, {"content", str("say ", open.turn)}});
@@ -217,12 +216,12 @@ class FakeEnvironment final : public Environment {
     changed_.notify_all();
   }
   void run() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (!is_ending_) {
       if (due_.empty()) {
-        changed_.wait(lock);
+        changed_.wait(mutex_);
       } else if (const auto next = due_.begin()->first; next > SystemClock::now()) {
-        changed_.wait_until(lock, next);
+        changed_.wait_until(mutex_, next);
       } else {
         due_.begin()->second.first->post(due_.begin()->second.second);
         due_.erase(due_.begin());
@@ -230,12 +229,13 @@ class FakeEnvironment final : public Environment {
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<uint64_t, Open> episodes_;
-  std::multimap<SystemClock::time_point, std::pair<std::shared_ptr<EpisodeInbox>, EpisodeReply>> due_;
-  uint64_t next_ = 0;
-  bool is_ending_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<uint64_t, Open> episodes_ GUARDED_BY(mutex_);
+  std::multimap<SystemClock::time_point, std::pair<std::shared_ptr<EpisodeInbox>, EpisodeReply>> due_
+      GUARDED_BY(mutex_);
+  uint64_t next_ GUARDED_BY(mutex_) = 0;
+  bool is_ending_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

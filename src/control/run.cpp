@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/median.h"
+#include "base/mutex.h"
 #include "control/engine_process.h"
 #include "control/evaluation.h"
 #include "control/ranks_engine.h"
@@ -104,17 +104,17 @@ struct RankGroups {
 // thrown here.
 void run_both(const std::function<void()>& beside, const std::vector<Communicator*>& of_beside,
               const std::function<void()>& here, const std::vector<Communicator*>& of_here) {
-  std::mutex mutex;
+  Mutex mutex;
   std::exception_ptr failure;
   const auto watch = [&] {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     if (failure) std::rethrow_exception(failure);
   };
   const auto guarded = [&](const std::function<void()>& work) {
     try {
       work();
     } catch (...) {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       if (!failure) failure = std::current_exception();
     }
   };
@@ -258,9 +258,9 @@ class Run {
   std::atomic<Clock::Time> last_checkpoint_;
   std::atomic<int64_t> evaluated_ = 0;  // problems of the evaluation that goes on
 
-  std::mutex order_mutex_;  // of order_: it keeps the epoch asked for last
-  ProblemOrder order_;
-  TrainingSnapshot snapshot_;  // what a checkpoint is written from while training goes on
+  Mutex order_mutex_;
+  ProblemOrder order_ GUARDED_BY(order_mutex_);  // caches the epoch asked for last
+  TrainingSnapshot snapshot_;                    // what a checkpoint is written from while training goes on
 
   std::unique_ptr<RanksEngine> ranks_engine_;            // null: one rank, or servers generate
   std::unique_ptr<RanksWeights> ranks_weights_;          // where every rank has an engine
@@ -333,7 +333,10 @@ Json Run::thread_state() const {
 void Run::resume() {
   if (!folder_.checkpoint()) return;
   const Json saved = trainer_.load(*folder_.checkpoint());
-  ControllerState state = controller_state_from_json(saved.at("controller"), order_);
+  ControllerState state = [&] {
+    const MutexLock lock(order_mutex_);
+    return controller_state_from_json(saved.at("controller"), order_);
+  }();
   // Else a run that resumed, wrote them and was killed has done it.
   const auto records = read_metrics(folder_.path() / "metrics.jsonl");
   if (!records.empty() && records.back().step >= state.step) state.unwritten_metrics.reset();
@@ -368,7 +371,7 @@ StepRecord Run::train(const TrainOrder& order) {
 }
 
 GroupTask Run::task_of(uint64_t id) {
-  const std::lock_guard lock(order_mutex_);
+  const MutexLock lock(order_mutex_);
   const Problem& problem = parts_.problems[order_.index_at(static_cast<int64_t>(id))];
   return {.id = id, .name = problem.id, .problem = &problem};
 }
@@ -482,7 +485,7 @@ void Run::write_checkpoint(const ControllerState& state, bool copied) {
   if (!copied) snapshot_ = trainer_.snapshot(/*copies=*/false);
   Json json = {{"environment", thread_state()}, {"coefficients", snapshot_.coefficients}};
   {
-    const std::lock_guard lock(order_mutex_);
+    const MutexLock lock(order_mutex_);
     json["controller"] = to_json(state, order_);
   }
   save_run_checkpoint(folder_.path(), state.step, *snapshot_.model, snapshot_.optimizer, json,

@@ -7,15 +7,18 @@ namespace bough {
 
 void EventQueue::post(Event event) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     events_.push_back(std::move(event));
   }
   posted_.notify_one();
 }
 
 std::optional<Event> EventQueue::take(Clock::Duration at_most) {
-  std::unique_lock lock(mutex_);
-  if (!posted_.wait_for(lock, at_most, [this] { return !events_.empty(); })) return std::nullopt;
+  MutexLock lock(mutex_);
+  const auto deadline = std::chrono::steady_clock::now() + at_most;
+  while (events_.empty() && posted_.wait_until(mutex_, deadline)) {
+  }
+  if (events_.empty()) return std::nullopt;
   Event event = std::move(events_.front());
   events_.pop_front();
   return event;
@@ -36,7 +39,7 @@ WorkQueue::~WorkQueue() {
 
 void WorkQueue::join() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_ending_ = true;
   }
   changed_.notify_all();
@@ -46,7 +49,7 @@ void WorkQueue::join() {
 
 void WorkQueue::wake() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_woken_ = true;
   }
   changed_.notify_one();
@@ -54,7 +57,7 @@ void WorkQueue::wake() {
 
 void WorkQueue::post(const char* name, std::function<void()> work) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     queue_.push_back({name, std::move(work)});
   }
   changed_.notify_one();
@@ -64,7 +67,7 @@ bool WorkQueue::do_some() {
   Piece piece{"generate", options_.own_work};
   bool is_queued = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_queued = !queue_.empty();
     if (is_queued) {
       piece = std::move(queue_.front());
@@ -89,14 +92,14 @@ void WorkQueue::run() {
     if (options_.on_start) options_.on_start();
     while (true) {
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (is_ending_) return;
       }
       if (do_some()) continue;
       const Clock::Time begin = clock_.now();
       {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return is_ending_ || is_woken_ || !queue_.empty(); });
+        MutexLock lock(mutex_);
+        while (!is_ending_ && !is_woken_ && queue_.empty()) changed_.wait(mutex_);
         is_woken_ = false;
       }
       idle_seconds_.fetch_add(seconds_between(begin, clock_.now()));
@@ -183,7 +186,7 @@ bool RunWorkers::pass() {
   std::vector<FinishedGroup> groups;
   if (!parts_.outside) groups = generator_.step();
   {
-    const std::lock_guard lock(statistics_mutex_);
+    const MutexLock lock(statistics_mutex_);
     statistics_ = parts_.engine.statistics() - of_evaluations_;
   }
   for (FinishedGroup& group : groups)
@@ -296,7 +299,7 @@ void RunWorkers::join() {
 }
 
 EngineStatistics RunWorkers::engine_statistics() const {
-  const std::lock_guard lock(statistics_mutex_);
+  const MutexLock lock(statistics_mutex_);
   return statistics_;
 }
 

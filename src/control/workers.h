@@ -6,15 +6,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "control/controller.h"
 #include "control/outside.h"
 #include "report/timeline.h"
@@ -29,9 +28,9 @@ class EventQueue {
   std::optional<Event> take(Clock::Duration at_most);
 
  private:
-  std::mutex mutex_;  // of events_
-  std::condition_variable posted_;
-  std::deque<Event> events_;
+  Mutex mutex_;
+  CondVar posted_;
+  std::deque<Event> events_ GUARDED_BY(mutex_);
 };
 
 struct WorkQueueOptions {
@@ -76,10 +75,11 @@ class WorkQueue {
   const Clock& clock_;
   EventQueue& events_;
   Timeline& timeline_;
-  std::mutex mutex_;  // of queue_, is_ending_, is_woken_
-  std::condition_variable changed_;
-  std::deque<Piece> queue_;
-  bool is_ending_ = false, is_woken_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Piece> queue_ GUARDED_BY(mutex_);
+  bool is_ending_ GUARDED_BY(mutex_) = false;
+  bool is_woken_ GUARDED_BY(mutex_) = false;
   std::atomic<Clock::Duration::rep> last_progress_;
   std::atomic<const char*> current_ = nullptr;  // begun last and not ended
   std::atomic<double> idle_seconds_ = 0;
@@ -162,8 +162,8 @@ class RunWorkers final : public Workers {
   EngineStatistics of_evaluations_;      // which are not the run's
 
   std::atomic<bool> cancels_evaluation_ = false;
-  mutable std::mutex statistics_mutex_;
-  EngineStatistics statistics_;
+  mutable Mutex statistics_mutex_;
+  EngineStatistics statistics_ GUARDED_BY(statistics_mutex_);
 
   WorkQueue engine_, trainer_, writer_, rewards_;  // last: their threads use the others
 };

@@ -3,19 +3,18 @@
 #include <dlfcn.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <filesystem>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -171,7 +170,7 @@ class Meeting {
   };
 
   void arrive(uint64_t number, int64_t rank, const Collective& collective) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Call& call = calls_[number];
     call.given.resize(static_cast<size_t>(size_));
     call.given[static_cast<size_t>(rank)] = collective;
@@ -181,12 +180,12 @@ class Meeting {
   }
 
   bool is_done(uint64_t number) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return calls_.at(number).is_done;
   }
 
   void leave(uint64_t number) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (++calls_.at(number).num_left == size_) calls_.erase(number);
   }
 
@@ -197,7 +196,7 @@ class Meeting {
   };
 
   std::shared_ptr<Message> meet(int64_t rank, const Collective& given) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const bool sends = given.kind == Collective::Kind::kSend;
     auto& [sent, expected] = messages_[sends ? std::pair(rank, given.root) : std::pair(given.root, rank)];
     const auto own = std::make_shared<Message>(Message{.given = given});
@@ -218,13 +217,13 @@ class Meeting {
   }
 
   bool is_done(const Message& message) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return message.is_done;
   }
 
   // The group of a color, made by the first of its ranks that asks.
   std::shared_ptr<Meeting> part(uint64_t number, int64_t color, int64_t size) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::shared_ptr<Meeting>& found = parts_[{number, color}];
     if (!found) found = std::make_shared<Meeting>(size);
     return found;
@@ -294,10 +293,10 @@ class Meeting {
   };
 
   const int64_t size_;
-  std::mutex mutex_;
-  std::map<uint64_t, Call> calls_;
-  std::map<std::pair<int64_t, int64_t>, Waiting> messages_;  // by sender and receiver
-  std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<Meeting>> parts_;
+  Mutex mutex_;
+  std::map<uint64_t, Call> calls_ GUARDED_BY(mutex_);
+  std::map<std::pair<int64_t, int64_t>, Waiting> messages_ GUARDED_BY(mutex_);  // by sender and receiver
+  std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<Meeting>> parts_ GUARDED_BY(mutex_);
 };
 
 class ThreadCommunicator final : public Communicator {

@@ -1,8 +1,8 @@
 #include "dist/communicator.h"
 
 #include <map>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "dist/communicator_test_cases.h"
 #include "dist/store_communicator.h"
 
@@ -13,33 +13,33 @@ namespace {
 class MemoryStore final : public KeyValueStore {
  public:
   struct Shared {
-    std::mutex mutex;
-    std::map<std::string, std::string> values;
+    Mutex mutex;
+    std::map<std::string, std::string> values GUARDED_BY(mutex);
   };
   explicit MemoryStore(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 
   void set(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     shared_->values[key] = value;
   }
   bool has(const std::string& key) override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     return shared_->values.contains(key);
   }
   std::vector<std::string> get(const std::vector<std::string>& keys) override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     std::vector<std::string> values;
     for (const std::string& key : keys) values.push_back(shared_->values.at(key));
     return values;
   }
   int64_t add(const std::string& key, int64_t count) override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     std::string& value = shared_->values[key];
     value = std::to_string((value.empty() ? 0 : std::stoll(value)) + count);
     return std::stoll(value);
   }
   void erase(const std::string& key) override {
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     EXPECT_EQ(shared_->values.erase(key), 1u) << key;
   }
 

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <exception>
-#include <mutex>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "dist/communicator.h"
 
 namespace bough {
@@ -27,7 +27,7 @@ MPI_Datatype type_of(Element element) {
 
 // Each communicator has its thread, but MPI is entered by one at a time (MPI_THREAD_SERIALIZED). No call
 // that is made under it waits for another rank but those that make and free communicators.
-std::mutex mpi_mutex;
+Mutex mpi_mutex;
 
 // MPI counts in int: what is longer goes in pieces of so many elements.
 constexpr int64_t kMostElements = int64_t{1} << 28;
@@ -36,7 +36,7 @@ class MpiPending final : public PendingCollective {
  public:
   void add(MPI_Request request) { requests_.push_back(request); }
   bool is_done() override {
-    const std::lock_guard lock(mpi_mutex);
+    const MutexLock lock(mpi_mutex);
     int done = 0;
     MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
     return done != 0;
@@ -62,7 +62,7 @@ class MpiCommunicator final : public Communicator {
   int64_t size() const override { return size_; }
 
   std::unique_ptr<PendingCollective> begin(const Collective& c) override {
-    const std::lock_guard lock(mpi_mutex);
+    const MutexLock lock(mpi_mutex);
     auto pending = std::make_unique<MpiPending>();
     const MPI_Datatype type = type_of(c.element);
     const auto start = [&](auto&& call) {

@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -43,7 +42,7 @@ class Members {
 
   ~Members() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       is_ending_ = true;
     }
     changed_.notify_all();
@@ -61,7 +60,7 @@ class Members {
 
   // Throws where somebody is dead.
   void check() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!failure_.empty()) throw IoError(failure_);
   }
 
@@ -74,7 +73,7 @@ class Members {
   static std::string key_of(int64_t rank) { return str("alive/", rank); }
 
   void run() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     for (int64_t count = 0; !is_ending_; ++count) {
       lock.unlock();
       std::string failure;
@@ -86,7 +85,9 @@ class Members {
       }
       lock.lock();
       if (!failure.empty() && failure_.empty()) failure_ = failure;
-      changed_.wait_for(lock, kHeartbeat, [this] { return is_ending_; });
+      const Time next = std::chrono::steady_clock::now() + kHeartbeat;
+      while (!is_ending_ && changed_.wait_until(mutex_, next)) {
+      }
     }
   }
 
@@ -129,10 +130,10 @@ class Members {
   const StoreRank rank_;
   const std::unique_ptr<KeyValueStore> store_;
   std::vector<Other> others_;  // by rank; the thread's, then the destructor's
-  mutable std::mutex mutex_;   // of what follows
-  std::condition_variable changed_;
-  std::string failure_;
-  bool is_ending_ = false;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::string failure_ GUARDED_BY(mutex_);
+  bool is_ending_ GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: it uses the others
 };
 

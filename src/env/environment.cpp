@@ -44,16 +44,19 @@ const char* failure_name(EpisodeFailure failure) {
 
 void EpisodeInbox::post(EpisodeReply reply) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     replies_.push_back(std::move(reply));
   }
   posted_.notify_one();
 }
 
 std::vector<EpisodeReply> EpisodeInbox::take(std::chrono::microseconds at_most) {
-  std::unique_lock lock(mutex_);
-  if (replies_.empty() && at_most.count() > 0)
-    posted_.wait_for(lock, at_most, [this] { return !replies_.empty(); });
+  MutexLock lock(mutex_);
+  if (replies_.empty() && at_most.count() > 0) {
+    const auto deadline = std::chrono::steady_clock::now() + at_most;
+    while (replies_.empty() && posted_.wait_until(mutex_, deadline)) {
+    }
+  }
   return std::exchange(replies_, {});
 }
 
@@ -65,7 +68,7 @@ ThreadedEnvironment::ThreadedEnvironment(Make make, int64_t threads) : make_(std
 
 ThreadedEnvironment::~ThreadedEnvironment() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_ending_ = true;
   }
   changed_.notify_all();
@@ -76,7 +79,7 @@ uint64_t ThreadedEnvironment::begin(const Problem& problem, uint64_t seed,
                                     std::shared_ptr<EpisodeInbox> inbox) {
   uint64_t episode = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     episode = next_++;
     episodes_[episode] = {make_(), std::move(inbox)};
   }
@@ -89,13 +92,13 @@ void ThreadedEnvironment::step(uint64_t episode, const Action& action) {
 }
 
 void ThreadedEnvironment::end(uint64_t episode) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   episodes_.erase(episode);
 }
 
 void ThreadedEnvironment::post(uint64_t episode, std::function<Observation(Episode&)> work) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = episodes_.find(episode);
     BOUGH_CHECK(found != episodes_.end(), "no episode ", episode);
     queue_.push_back([episode, running = found->second, work = std::move(work)] {
@@ -113,9 +116,9 @@ void ThreadedEnvironment::post(uint64_t episode, std::function<Observation(Episo
 }
 
 void ThreadedEnvironment::run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return is_ending_ || !queue_.empty(); });
+    while (!is_ending_ && queue_.empty()) changed_.wait(mutex_);
     if (is_ending_) return;
     const std::function<void()> work = std::move(queue_.front());
     queue_.pop_front();

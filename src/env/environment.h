@@ -15,14 +15,12 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -30,6 +28,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/mutex.h"
 #include "base/settings.h"
 #include "data/problems.h"
 
@@ -146,9 +145,9 @@ class EpisodeInbox {
   std::vector<EpisodeReply> take(std::chrono::microseconds at_most);
 
  private:
-  std::mutex mutex_;
-  std::condition_variable posted_;
-  std::vector<EpisodeReply> replies_;
+  Mutex mutex_;
+  CondVar posted_;
+  std::vector<EpisodeReply> replies_ GUARDED_BY(mutex_);
 };
 
 class Environment {
@@ -200,12 +199,12 @@ class ThreadedEnvironment final : public Environment {
   void run();
 
   const Make make_;
-  std::mutex mutex_;  // of all below
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  std::unordered_map<uint64_t, Running> episodes_;
-  uint64_t next_ = 0;
-  bool is_ending_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::function<void()>> queue_ GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, Running> episodes_ GUARDED_BY(mutex_);
+  uint64_t next_ GUARDED_BY(mutex_) = 0;
+  bool is_ending_ GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

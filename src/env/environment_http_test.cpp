@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "base/mutex.h"
 #include "env/env_test_util.h"
 
 namespace bough {
@@ -30,7 +31,7 @@ class Countdown {
       Json reply = {{"id", request.at("id")}};
       std::string word;
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (method == "reset") {
           left_[episode] = std::stoi(request.at("problem").at("answer").get<std::string>());
           reply["messages"] = str("from ", left_[episode]);
@@ -60,18 +61,18 @@ class Countdown {
     };
   }
   int64_t steps(const std::string& word) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return steps_[word];
   }
   size_t num_open() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return left_.size();
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, int> left_;
-  std::map<std::string, int64_t> steps_;
+  Mutex mutex_;
+  std::map<std::string, int> left_ GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> steps_ GUARDED_BY(mutex_);
 };
 
 TEST_F(HttpEnvironmentTest, HoldsConversationsSideBySide) {
@@ -132,11 +133,11 @@ TEST_F(HttpEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
 
 TEST_F(HttpEnvironmentTest, OpeningIsTriedAgain) {
   std::atomic<int> num_resets = 0;
-  std::mutex mutex;
+  Mutex mutex;
   std::set<std::string> episodes;
   Endpoint endpoint([&](const Endpoint::Connection& connection) {
     if (connection.request.at("method") == "reset") {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       episodes.insert(connection.request.at("episode"));
       if (++num_resets == 1) return;
       if (num_resets == 2) return connection.answer("", "500 Internal Server Error");

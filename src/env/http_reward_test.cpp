@@ -4,11 +4,11 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/mutex.h"
 #include "env/env_test_util.h"
 #include "env/http_client.h"
 
@@ -156,13 +156,13 @@ TEST_F(HttpReward, WhatAnEndpointDoesWrongFailsItsSampleOnly) {
 TEST_F(HttpReward, OnlyWhatMayBeTransientIsTriedAgain) {
   settings_.retries = 1;
   settings_.workers = 8;
-  std::mutex mutex;
+  Mutex mutex;
   std::map<std::string, int> seen;
   const Endpoint endpoint([&](const Endpoint::Connection& connection) {
     const std::string how = connection.request["completion"];
     bool is_first = false;
     {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       is_first = ++seen[how] == 1;
     }
     if (how == "down") return connection.answer("", "503 Service Unavailable");

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <queue>
 #include <utility>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "models/tokenizer_json.h"
 #include "models/unicode_text.h"
 
@@ -107,7 +107,7 @@ class BytePairEncoder::Cache {
 
   bool find(std::string_view word, std::vector<int32_t>& ids) {
     Shard& shard = shard_of(word);
-    const std::lock_guard lock(shard.mutex);
+    const MutexLock lock(shard.mutex);
     const auto found = shard.words.find(word);
     if (found == shard.words.end()) return false;
     ids.insert(ids.end(), found->second.begin(), found->second.end());
@@ -116,7 +116,7 @@ class BytePairEncoder::Cache {
 
   void insert(std::string_view word, const std::vector<int32_t>& ids) {
     Shard& shard = shard_of(word);
-    const std::lock_guard lock(shard.mutex);
+    const MutexLock lock(shard.mutex);
     if (shard.words.size() < kWordsPerShard) shard.words.try_emplace(std::string(word), ids);
   }
 
@@ -127,8 +127,8 @@ class BytePairEncoder::Cache {
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
   struct Shard {
-    std::mutex mutex;
-    std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> words;
+    Mutex mutex;
+    std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> words GUARDED_BY(mutex);
   };
   Shard& shard_of(std::string_view word) { return shards_[Hash()(word) >> 32 & (shards_.size() - 1)]; }
   std::array<Shard, 16> shards_;

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -37,7 +37,7 @@ class Timeline {
 
   void add(const std::string& lane, const std::string& what, Clock::Time begin, Clock::Time end) {
     const TimelineSpan span{lane, what, seconds_between(start_, begin), seconds_between(start_, end)};
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto last = open_.find(lane);
     if (last != open_.end()) {
       if (last->second.what == what && span.begin - last->second.end <= kMergeSeconds) {
@@ -52,7 +52,7 @@ class Timeline {
   // Those that have ended since the last call, in the order of their ends within a lane; `all`: what may
   // still grow, too.
   std::vector<TimelineSpan> take(bool all = false) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::vector<TimelineSpan> spans = std::move(done_);
     done_.clear();
     if (!all) return spans;
@@ -63,9 +63,9 @@ class Timeline {
 
  private:
   const Clock::Time start_;
-  std::mutex mutex_;  // of what follows
-  std::map<std::string, TimelineSpan> open_;
-  std::vector<TimelineSpan> done_;
+  Mutex mutex_;
+  std::map<std::string, TimelineSpan> open_ GUARDED_BY(mutex_);
+  std::vector<TimelineSpan> done_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bough

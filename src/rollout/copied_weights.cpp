@@ -75,7 +75,7 @@ CopiedWeights::CopiedWeights(const Model& trained, Model& generating, bool in_pl
 
 void CopiedWeights::publish(int32_t version) {
   const at::NoGradGuard no_grad;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   checksums_.clear();
   for (size_t i = 0; i < trained_.size(); ++i) {
     snapshot_[i].copy_(trained_[i]->value);
@@ -86,8 +86,9 @@ void CopiedWeights::publish(int32_t version) {
 }
 
 std::optional<WeightUpdate> CopiedWeights::take() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !has_new_.exchange(false)) return std::nullopt;
+  if (!mutex_.try_lock()) return std::nullopt;
+  const MutexLock lock(mutex_, std::adopt_lock);
+  if (!has_new_.exchange(false)) return std::nullopt;
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (in_place_) parameters_[i]->value.copy_(snapshot_[i]);

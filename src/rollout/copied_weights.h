@@ -14,9 +14,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "models/model.h"
 #include "rollout/engine.h"
 
@@ -51,10 +51,10 @@ class CopiedWeights final : public WeightChannel {
   std::vector<const Parameter*> trained_;
   std::unique_ptr<Model> trained_view_;  // has the parameters that trained_ points to
   std::vector<Parameter*> parameters_;   // of the generating model, in the same order
-  std::mutex mutex_;                     // of what follows
-  std::vector<at::Tensor> snapshot_;
-  std::vector<uint64_t> checksums_;  // of what snapshot_ was copied from
-  int32_t version_ = -1;
+  Mutex mutex_;
+  std::vector<at::Tensor> snapshot_ GUARDED_BY(mutex_);
+  std::vector<uint64_t> checksums_ GUARDED_BY(mutex_);  // of the tensors that snapshot_ was copied from
+  int32_t version_ GUARDED_BY(mutex_) = -1;
   std::atomic<bool> has_new_ = false;
 };
 

@@ -155,7 +155,7 @@ PublishedWeights::~PublishedWeights() {
 
 void PublishedWeights::give_up() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!is_ending_) gives_up_.store(true);
     is_ending_ = true;
   }
@@ -170,8 +170,8 @@ void PublishedWeights::check() const {
 void PublishedWeights::publish(int32_t version) {
   size_t spare = 0;
   {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return sending_ < 0 || failure_; });
+    MutexLock lock(mutex_);
+    while (sending_ >= 0 && !failure_) changed_.wait(mutex_);
     check();
     copied_.store(0);
     begin_ = std::chrono::steady_clock::now();
@@ -179,7 +179,7 @@ void PublishedWeights::publish(int32_t version) {
     arrived_ = -1;
     may_copy_ = false;
     changed_.notify_all();
-    changed_.wait(lock, [this] { return may_copy_ || failure_; });
+    while (!may_copy_ && !failure_) changed_.wait(mutex_);
     check();
     spare = spare_;
   }
@@ -191,13 +191,13 @@ void PublishedWeights::publish(int32_t version) {
   }
   copied_.store(flat.bytes.numel());
   if (!waits_) return;
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return sending_ < 0 || failure_; });
+  MutexLock lock(mutex_);
+  while (sending_ >= 0 && !failure_) changed_.wait(mutex_);
   check();
 }
 
 std::optional<WeightUpdate> PublishedWeights::take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   check();
   if (arrived_ < 0) return std::nullopt;
   taken_ = std::exchange(arrived_, -1);
@@ -206,22 +206,23 @@ std::optional<WeightUpdate> PublishedWeights::take() {
 }
 
 bool PublishedWeights::has_new() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return arrived_ >= 0;
 }
 
 PublishedWeights::Report PublishedWeights::take_report() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(report_, {});
 }
 
 void PublishedWeights::end() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_ending_ = true;
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  const MutexLock lock(mutex_);
   check();
 }
 
@@ -233,9 +234,9 @@ void PublishedWeights::run() {
     };
     for (Communicator* group : {ranks_.all.get(), ranks_.leaders.get()}) group->set_watch(watch);
     all.all_gather(Json(buffers_.paths()).dump());
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [this] { return is_ending_ || sending_ >= 0; });
+      while (!is_ending_ && sending_ < 0) changed_.wait(mutex_);
       watch();
       if (sending_ < 0) break;
       const std::string header = str(sending_, " ", taken_);
@@ -258,7 +259,7 @@ void PublishedWeights::run() {
     }
     all.broadcast("");
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     failure_ = std::current_exception();
     changed_.notify_all();
   }
@@ -300,23 +301,23 @@ ReceivedWeights::ReceivedWeights(PublicationRanks& ranks, int64_t bytes)
 }
 
 BufferedVersion ReceivedWeights::arrived() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return arrived_;
 }
 
 BufferedVersion ReceivedWeights::held() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return held_;
 }
 
 void ReceivedWeights::hold(const BufferedVersion& version) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   held_ = version;
   arrived_ = {};
 }
 
 std::string ReceivedWeights::path(const BufferedVersion& version) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return paths_.at(version.buffer);
 }
 
@@ -324,7 +325,7 @@ void ReceivedWeights::receive() {
   Communicator& all = *ranks_.all;
   const std::vector<std::string> of_all = all.all_gather(buffers_ ? Json(buffers_->paths()).dump() : "");
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     paths_ = Json::parse(of_all.at(static_cast<size_t>(ranks_.leader))).get<std::vector<std::string>>();
   }
   while (true) {
@@ -335,7 +336,7 @@ void ReceivedWeights::receive() {
     size_t spare = 0;
     while (true) {
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (held_.version >= taken) {
           arrived_ = {};
           spare = 1 - held_.buffer;
@@ -348,7 +349,7 @@ void ReceivedWeights::receive() {
     all.barrier();
     if (buffers_) receive_buckets(version, (*buffers_)[spare].bytes());
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       arrived_ = {version, spare};
     }
     all.barrier();  // last: what rank 0 has been told of is there to take

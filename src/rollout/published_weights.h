@@ -25,16 +25,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "dist/communicator.h"
 #include "models/model.h"
 #include "rollout/copied_weights.h"
@@ -126,7 +125,7 @@ class PublishedWeights final : public WeightChannel {
  private:
   void run();
   void send(const at::Tensor& bytes);
-  void check() const;  // rethrows what ended the thread; mutex_ held
+  void check() const REQUIRES(mutex_);  // rethrows what ended the thread
 
   const bool waits_;
   PublicationRanks& ranks_;
@@ -136,15 +135,17 @@ class PublishedWeights final : public WeightChannel {
   std::atomic<int64_t> copied_ = 0;  // bytes of the publication that are in its buffer
   std::atomic<bool> gives_up_ = false;
 
-  mutable std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
-  int32_t sending_ = -1, arrived_ = -1, taken_ = -1;  // arrived_: and not taken
-  size_t spare_ = 0;                                  // the buffer that does not have what was taken
-  bool may_copy_ = false;                             // into it
-  std::chrono::steady_clock::time_point begin_;
-  Report report_;
-  bool is_ending_ = false;
-  std::exception_ptr failure_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  int32_t sending_ GUARDED_BY(mutex_) = -1;
+  int32_t arrived_ GUARDED_BY(mutex_) = -1;  // and not taken
+  int32_t taken_ GUARDED_BY(mutex_) = -1;
+  size_t spare_ GUARDED_BY(mutex_) = 0;       // the buffer that does not have the version taken last
+  bool may_copy_ GUARDED_BY(mutex_) = false;  // into the spare buffer
+  std::chrono::steady_clock::time_point begin_ GUARDED_BY(mutex_);
+  Report report_ GUARDED_BY(mutex_);
+  bool is_ending_ GUARDED_BY(mutex_) = false;
+  std::exception_ptr failure_ GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses the others
 };
 
@@ -172,9 +173,10 @@ class ReceivedWeights {
   PublicationRanks& ranks_;
   const std::unique_ptr<HostBuffers> buffers_;  // null: the host's first rank has them
 
-  mutable std::mutex mutex_;  // of what follows
-  std::vector<std::string> paths_;
-  BufferedVersion arrived_, held_;
+  mutable Mutex mutex_;
+  std::vector<std::string> paths_ GUARDED_BY(mutex_);
+  BufferedVersion arrived_ GUARDED_BY(mutex_);
+  BufferedVersion held_ GUARDED_BY(mutex_);
 };
 
 // The process of the engine has the publications that its rank received.

@@ -5,11 +5,11 @@
 #include <atomic>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <set>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "env/env_test_util.h"
 
 namespace bough {
@@ -29,11 +29,11 @@ class FakeServer {
   uint16_t port() const { return endpoint_.port(); }
   std::string url() const { return str("http://127.0.0.1:", endpoint_.port()); }
   std::vector<Json> requests() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return requests_;
   }
   std::vector<std::string> targets() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return targets_;
   }
 
@@ -50,7 +50,7 @@ class FakeServer {
     const std::string target = connection.head.substr(connection.head.find(' ') + 1);
     const std::string path = target.substr(0, target.find_first_of(" ?"));
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       targets_.push_back(path);
     }
     if (path == "/v1/models")
@@ -72,7 +72,7 @@ class FakeServer {
 
   void stream(const Connection& connection) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       requests_.push_back(connection.request);
     }
     most_streams = std::max<int>(most_streams, ++streams);
@@ -104,9 +104,9 @@ class FakeServer {
     --streams;
   }
 
-  mutable std::mutex mutex_;
-  std::vector<Json> requests_;
-  std::vector<std::string> targets_;
+  mutable Mutex mutex_;
+  std::vector<Json> requests_ GUARDED_BY(mutex_);
+  std::vector<std::string> targets_ GUARDED_BY(mutex_);
   std::atomic<bool> stops_ = false;
   Endpoint endpoint_;
 };

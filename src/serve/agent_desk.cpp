@@ -37,12 +37,12 @@ AgentDesk::AgentDesk(const ConversationFormat& format, AgentDeskOptions options)
     : format_(format), options_(options) {}
 
 void AgentDesk::start(OutsideSink sink) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   sink_ = std::move(sink);
 }
 
 void AgentDesk::offer(GroupTask task) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   BOUGH_CHECK(!leases_.contains(task.id), "group ", task.id, " is offered, and an agent has it");
   waiting_.push_back(std::move(task));
 }
@@ -62,7 +62,7 @@ AgentDesk::Started AgentDesk::answer(const Lease& lease, const Member& member, C
 
 AgentDesk::Started AgentDesk::start_session(const std::string& task_id, const std::string& key,
                                             const std::string& idempotency_key, Clock::Time now) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_closed_) throw ApiError(410, "the run has ended: there are no more sessions", "", "run_ended");
   if (const auto same = keys_by_idempotency_.find(idempotency_key); same != keys_by_idempotency_.end())
     if (const auto open = groups_.find(same->second); open != groups_.end())
@@ -115,7 +115,7 @@ AgentDesk::Started AgentDesk::start_session(const std::string& task_id, const st
 }
 
 std::shared_ptr<AgentSession> AgentDesk::find(const std::string& key) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto group = groups_.find(key);
   if (group != groups_.end())
     for (const Member& member : leases_.at(group->second).members)
@@ -124,7 +124,7 @@ std::shared_ptr<AgentSession> AgentDesk::find(const std::string& key) const {
 }
 
 bool AgentDesk::is_open(const AgentSession& session) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto lease = leases_.find(session.group());
   if (lease == leases_.end()) return false;
   for (const Member& member : lease->second.members)
@@ -133,7 +133,7 @@ bool AgentDesk::is_open(const AgentSession& session) const {
 }
 
 void AgentDesk::end_session(const std::string& key) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto group = groups_.find(key);
   if (group != groups_.end()) {
     const auto lease = leases_.find(group->second);
@@ -184,7 +184,7 @@ void AgentDesk::close_lease(Leases::iterator lease, const std::string& reason) {
 }
 
 bool AgentDesk::expire(Clock::Time now) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   bool any = false;
   for (auto lease = leases_.begin(); lease != leases_.end();) {
     const auto each = lease++;
@@ -197,7 +197,7 @@ bool AgentDesk::expire(Clock::Time now) {
 }
 
 void AgentDesk::close() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   is_closed_ = true;
   sink_ = {};
   waiting_.clear();
@@ -207,7 +207,7 @@ void AgentDesk::close() {
 }
 
 AgentDesk::Counts AgentDesk::counts() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Counts counts = counts_;
   counts.waiting = std::ssize(waiting_);
   counts.leased = std::ssize(leases_);
@@ -230,7 +230,7 @@ std::string AgentDesk::waits_for() const {
 }
 
 void AgentDesk::check_integrity() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   int64_t num_open = 0;
   for (const auto& [id, lease] : leases_) {
     int64_t num_ended = 0;

@@ -12,12 +12,12 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "control/outside.h"
 #include "serve/agent_session.h"
 
@@ -85,20 +85,21 @@ class AgentDesk {
     int64_t num_ended = 0;
   };
   using Leases = std::map<uint64_t, Lease>;
-  void end(Leases::iterator lease, Member& member);
-  void close_lease(Leases::iterator lease, const std::string& reason);
-  Started answer(const Lease& lease, const Member& member, Clock::Time now) const;
+  void end(Leases::iterator lease, Member& member) REQUIRES(mutex_);
+  void close_lease(Leases::iterator lease, const std::string& reason) REQUIRES(mutex_);
+  Started answer(const Lease& lease, const Member& member, Clock::Time now) const REQUIRES(mutex_);
 
   const ConversationFormat& format_;
   const AgentDeskOptions options_;
-  mutable std::mutex mutex_;  // of all below
-  OutsideSink sink_;
-  std::deque<GroupTask> waiting_;
-  Leases leases_;                                           // by the group's id
-  std::map<std::string, uint64_t> groups_;                  // of keys of open sessions
-  std::map<std::string, std::string> keys_by_idempotency_;  // of sessions of open leases
-  Counts counts_;
-  bool is_closed_ = false;
+  mutable Mutex mutex_;
+  OutsideSink sink_ GUARDED_BY(mutex_);
+  std::deque<GroupTask> waiting_ GUARDED_BY(mutex_);
+  Leases leases_ GUARDED_BY(mutex_);                           // by the group's id
+  std::map<std::string, uint64_t> groups_ GUARDED_BY(mutex_);  // by the keys of open sessions
+  // Keys of sessions of open leases.
+  std::map<std::string, std::string> keys_by_idempotency_ GUARDED_BY(mutex_);
+  Counts counts_ GUARDED_BY(mutex_);
+  bool is_closed_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace bough

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/mutex.h"
 #include "serve/serve_test_util.h"
 
 namespace bough {
@@ -26,12 +27,12 @@ class AgentServerTest : public ::testing::Test {
     port_ = std::stoi(url.substr(url.rfind(':') + 1));
     server_->start({.finished =
                         [this](FinishedGroup group) {
-                          const std::lock_guard lock(mutex_);
+                          const MutexLock lock(mutex_);
                           finished_.push_back(std::move(group));
                         },
                     .failed =
                         [this](uint64_t, const std::string& reason) {
-                          const std::lock_guard lock(mutex_);
+                          const MutexLock lock(mutex_);
                           failed_ = reason;
                         },
                     .wake = [] {}});
@@ -66,11 +67,11 @@ class AgentServerTest : public ::testing::Test {
     return started.body.value("api_key", "");
   }
   size_t num_finished() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return finished_.size();
   }
   std::string failed() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return failed_;
   }
 
@@ -80,9 +81,9 @@ class AgentServerTest : public ::testing::Test {
   std::thread engine_thread_;
   std::atomic<bool> stops_ = false;
   int port_ = 0;
-  std::mutex mutex_;
-  std::vector<FinishedGroup> finished_;
-  std::string failed_;
+  Mutex mutex_;
+  std::vector<FinishedGroup> finished_ GUARDED_BY(mutex_);
+  std::string failed_ GUARDED_BY(mutex_);
 };
 
 const Json kChat = {{"messages", {{{"role", "user"}, {"content", "Q"}}}}, {"temperature", 0}, {"seed", 4}};

@@ -19,7 +19,7 @@ std::shared_ptr<const AskedTurn> AgentSession::ask(const std::string& prompt, Ou
   asked->tools = std::move(tools);
   const std::string text = prompt + begun.forced;
   asked->begun = std::move(begun);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ConversationRow::Shown best;
   size_t most = 0;
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -46,7 +46,7 @@ std::shared_ptr<const AskedTurn> AgentSession::ask(const std::string& prompt, Ou
 
 std::shared_ptr<const AskedTurn> AgentSession::ask(const std::vector<int32_t>& ids) {
   auto asked = std::make_shared<AskedTurn>();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   size_t most = 0;
   for (size_t i = 0; i < rows_.size(); ++i) {
     const ConversationRow& row = rows_[i];
@@ -65,14 +65,14 @@ std::shared_ptr<const AskedTurn> AgentSession::ask(const std::vector<int32_t>& i
 }
 
 std::optional<GenerationResult> AgentSession::answered(const RequestIdentity& identity) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto each = interactions_.rbegin(); each != interactions_.rend(); ++each)
     if (each->identity.is_repeated_by(identity)) return each->result;
   return std::nullopt;
 }
 
 void AgentSession::take_again(const RequestIdentity& identity, const std::string& answer_id) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto each = interactions_.rbegin(); each != interactions_.rend(); ++each)
     if (each->identity.is_repeated_by(identity)) return each->answer_ids.push_back(answer_id);
 }
@@ -81,7 +81,7 @@ void AgentSession::take(const AskedTurn& asked, const GenerationResult& result,
                         const SamplingParameters& sampling, const RequestIdentity& identity,
                         const std::string& answer_id) {
   const GeneratedSample& sample = result.samples.at(0);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Another request may have gone on from the row in the meantime.
   ConversationRow* row = nullptr;
   if (asked.base && rows_[*asked.base].segments.size() == asked.kept) {
@@ -107,7 +107,7 @@ void AgentSession::take(const AskedTurn& asked, const GenerationResult& result,
 
 bool AgentSession::set_reward(const std::optional<std::string>& answer_id, double reward,
                               const std::map<std::string, double>& parts) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto each = interactions_.rbegin(); each != interactions_.rend(); ++each) {
     const auto& ids = each->answer_ids;
     if (answer_id && std::find(ids.begin(), ids.end(), *answer_id) == ids.end()) continue;
@@ -119,12 +119,12 @@ bool AgentSession::set_reward(const std::optional<std::string>& answer_id, doubl
 }
 
 int64_t AgentSession::num_interactions() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::ssize(interactions_);
 }
 
 bool AgentSession::has_reward() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::any_of(interactions_.begin(), interactions_.end(),
                      [](const Interaction& each) { return each.reward.has_value(); });
 }
@@ -150,7 +150,7 @@ OrderedJson AgentSession::messages_of(const Interaction& interaction) const {
 
 std::vector<Trajectory> AgentSession::trajectory(const std::string& group, bool is_valid,
                                                  const std::string& reason, bool scored_elsewhere) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<double> turn_rewards;
   std::map<std::string, double> parts;
   std::optional<double> reward;
@@ -193,7 +193,7 @@ std::vector<Trajectory> AgentSession::trajectory(const std::string& group, bool 
 }
 
 void AgentSession::check_integrity() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   size_t trained = 0, drawn = 0;
   for (const ConversationRow& row : rows_) {
     row.check_integrity();

@@ -12,11 +12,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "control/conversation.h"
 #include "control/conversation_row.h"
 
@@ -94,11 +94,11 @@ class AgentSession {
   const std::string id_;
   const uint64_t group_;
   const std::string name_;  // Trajectory::trajectory
-  mutable std::mutex mutex_;
-  std::vector<ConversationRow> rows_;
-  std::vector<Interaction> interactions_;  // their numbers are the turns
-  ConversationRow::Differences differences_;
-  double temperature_ = 1;
+  mutable Mutex mutex_;
+  std::vector<ConversationRow> rows_ GUARDED_BY(mutex_);
+  std::vector<Interaction> interactions_ GUARDED_BY(mutex_);  // their numbers are the turns
+  ConversationRow::Differences differences_ GUARDED_BY(mutex_);
+  double temperature_ GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace bough

@@ -10,14 +10,14 @@ namespace bough {
 EngineLoop::EngineLoop(Engine& engine, Deliver deliver) : engine_(engine), deliver_(std::move(deliver)) {}
 
 void EngineLoop::on_commands(std::function<void()> wake) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   wake_ = std::move(wake);
 }
 
 void EngineLoop::submit(std::vector<GenerationRequest> requests) {
   std::function<void()> wake;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (GenerationRequest& request : requests) commands_.emplace_back(std::move(request));
     wake = wake_;
   }
@@ -28,7 +28,7 @@ void EngineLoop::submit(std::vector<GenerationRequest> requests) {
 void EngineLoop::cancel(uint64_t id) {
   std::function<void()> wake;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     commands_.emplace_back(id);
     wake = wake_;
   }
@@ -37,20 +37,22 @@ void EngineLoop::cancel(uint64_t id) {
 }
 
 EngineStatistics EngineLoop::statistics() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return statistics_;
 }
 
 int32_t EngineLoop::version() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return version_;
 }
 
 void EngineLoop::run(const std::function<bool()>& stop) {
   while (!stop()) {
     if (pass()) continue;
-    std::unique_lock lock(mutex_);
-    has_commands_.wait_for(lock, std::chrono::milliseconds(100), [this] { return !commands_.empty(); });
+    MutexLock lock(mutex_);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    while (commands_.empty() && has_commands_.wait_until(mutex_, deadline)) {
+    }
   }
 }
 
@@ -66,7 +68,7 @@ bool EngineLoop::pass() {
     event.result = std::move(result);
   }
   deliver_events();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   statistics_ = engine_.statistics();
   version_ = engine_.version();
   return true;
@@ -75,7 +77,7 @@ bool EngineLoop::pass() {
 bool EngineLoop::take_commands() {
   std::vector<Command> commands;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     commands.swap(commands_);
   }
   for (Command& command : commands) {

@@ -7,14 +7,13 @@
 // deliver() must hand the events on and return: the next pass waits for it. No torch.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <unordered_set>
 #include <variant>
 #include <vector>
 
+#include "base/mutex.h"
 #include "rollout/engine.h"
 
 namespace bough {
@@ -55,12 +54,12 @@ class EngineLoop {
 
   Engine& engine_;
   const Deliver deliver_;
-  mutable std::mutex mutex_;  // of wake_, commands_, statistics_ and version_
-  std::condition_variable has_commands_;
-  std::function<void()> wake_;
-  std::vector<Command> commands_;
-  EngineStatistics statistics_;
-  int32_t version_ = 0;
+  mutable Mutex mutex_;
+  CondVar has_commands_;
+  std::function<void()> wake_ GUARDED_BY(mutex_);
+  std::vector<Command> commands_ GUARDED_BY(mutex_);
+  EngineStatistics statistics_ GUARDED_BY(mutex_);
+  int32_t version_ GUARDED_BY(mutex_) = 0;
   // Of the thread that runs.
   std::vector<EngineEvent> events_;
   std::unordered_set<uint64_t> running_;  // not cancelled

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <new>
 
+#include "base/mutex.h"
 #include "kernels/common/arena.h"
 
 namespace bough {
@@ -41,19 +41,19 @@ class ArenaAllocator final : public c10::Allocator {
   }
 
   int64_t allocated() {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return allocated_;
   }
   int64_t peak() {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return peak_;
   }
   void reset_peak() {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     peak_ = allocated_;
   }
   void release() {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     arena_.discard();
   }
 
@@ -69,7 +69,7 @@ class ArenaAllocator final : public c10::Allocator {
   void* take(size_t bytes) {
     const size_t whole = kHeader + bytes;
     void* memory = nullptr;
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (bytes >= kSmallest) memory = arena_.take(whole);
     if (!memory && posix_memalign(&memory, Arena::kAlignment, whole) != 0) throw std::bad_alloc();
     allocated_ += static_cast<int64_t>(bytes);
@@ -85,7 +85,7 @@ class ArenaAllocator final : public c10::Allocator {
     void* memory = static_cast<char*>(data) - kHeader;
     const size_t bytes = static_cast<Header*>(memory)->asked;
     {
-      std::lock_guard lock(self.mutex_);
+      const MutexLock lock(self.mutex_);
       self.allocated_ -= static_cast<int64_t>(bytes);
       if (self.arena_.contains(memory)) {
         self.arena_.give_back(memory, kHeader + bytes);
@@ -95,10 +95,10 @@ class ArenaAllocator final : public c10::Allocator {
     std::free(memory);
   }
 
-  std::mutex mutex_;
-  Arena arena_;
-  int64_t allocated_ = 0;
-  int64_t peak_ = 0;
+  Mutex mutex_;
+  Arena arena_ GUARDED_BY(mutex_);
+  int64_t allocated_ GUARDED_BY(mutex_) = 0;
+  int64_t peak_ GUARDED_BY(mutex_) = 0;
 };
 }  // namespace
 

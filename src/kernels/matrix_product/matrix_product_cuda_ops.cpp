@@ -14,10 +14,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <tuple>
 
+#include "base/mutex.h"
 #include "kernels/common/cuda_launch.h"
 #include "kernels/matrix_product/matrix_product.h"
 
@@ -151,12 +151,12 @@ bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Ten
                     bias_O != nullptr,
                     residual_RO != nullptr,
                     alignments};
-  static std::mutex mutex;
-  static std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> found;
+  static Mutex mutex;
+  static std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> found GUARDED_BY(mutex);
   const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
   std::optional<cublasLtMatmulAlgo_t> algorithm;
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     const auto [place, is_new] = found.try_emplace(shape);
     if (is_new) {
       cublasLtMatmulHeuristicResult_t result{};
