@@ -25,7 +25,7 @@
 // trained or dropped. check_integrity() counts: drawn = trained + training + buffered + awaiting + running +
 // dropped.
 //
-// The gate (algorithms.md, Asynchrony; AReaL, eq. 3) is derived from these places: a group may begin while
+// The staleness limiter (asynchrony.md; AReaL, eq. 3) is derived from these places: a group may begin while
 // B·(steps begun) + buffered + awaiting + running < min(i + eta + 1, steps of the run)·B, with i the version
 // that the engine holds. A dropped group gives its slot back; with eta 0 others are drawn for it once all
 // that was drawn before is scored, so that what the engine computes together does not depend on how long

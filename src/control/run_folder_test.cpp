@@ -133,7 +133,7 @@ TEST(RunSettingsTest, TakesAReaLsKeysOfTreeTraining) {
                                        "c.yaml")
         .actor.tree;
   };
-  // As docs/en/reference/tree_training.md of AReaL has them, and the defaults of its settings.
+  // As AReaL's reference page on tree training has them, and the defaults of its settings.
   const auto on =
       tree("enable_tree_training: true, pad_to_maximum: true, mb_spec: {max_tokens_per_mb: 8192}");
   EXPECT_EQ(on.strategy(), "auto");

@@ -1,5 +1,5 @@
 // The stack of keys and values that a planned tree is walked with, and what a training pass answers when the
-// model asks a token to attend: the stack below it and the pass itself (engine.md 3, "Stack").
+// model asks a token to attend: the stack below it and the pass itself (engine.md 3, "Prefix KV stack").
 #pragma once
 
 #include <memory>

@@ -8,7 +8,7 @@ from typing import Any
 # Passes are short here: one thread is faster, and what it computes does not depend on the machine.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
-# What may differ between two runs with the same seed (docs/architecture.md, Reproducibility).
+# What may differ between two runs with the same seed (docs/numerics.md, "Reproducibility").
 UNEQUAL = ("time/", "perf/", "memory/", "tree/predicted_over_measured")
 
 

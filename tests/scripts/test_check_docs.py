@@ -102,3 +102,49 @@ def test_without_the_program_nothing_is_passed_as_right(check, tmp_path: Path):
         [ROOT / "scripts" / "check_docs", "--root", tmp_path], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and "make build" in done.stdout
+
+
+# README of the fixture: the sources are read beside it.
+CITATIONS = [
+    ("src/a.cpp", "// As tour.md says.\n", []),
+    ("src/a.cpp", '// (tour.md 1, "Memory"), docs/tour.md 1.2,\n// "Head"; see README.md\n', []),
+    ("src/a.cpp", "int a;  // missing.md\n", ["src/a.cpp:1: missing.md does not exist"]),
+    ("src/a.cpp", 'auto a = "https://x/missing.md";  // tour.md\n', []),
+    ("src/a.cpp", "// one\n// tour.md 7\n", ["src/a.cpp:2: docs/tour.md has no section 7"]),
+    ("src/a.cpp", '// tour.md, "Stack"\n', ['src/a.cpp:1: docs/tour.md has no section "Stack"']),
+    ("tests/a.py", "# docs/none.md\n", ["tests/a.py:1: docs/none.md does not exist"]),
+    (
+        "tests/a.py",
+        '"""One.\n\ndocs/none.md, and table.md"""\n',
+        ["tests/a.py:3: docs/none.md does not exist"],
+    ),
+    ("scripts/a.py", "# docs/none.md\n", []),
+]
+
+
+@pytest.mark.parametrize("name, source, faults", CITATIONS)
+def test_citations_in_comments_lead_to_documents_and_sections(check, tmp_path, name, source, faults):
+    (tmp_path / "docs/tour.md").write_text("# Tour\n\n## 1. Memory (`x`)\n\n### 1.2 Head\n")
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(source)
+    assert check("# Text\n") == faults
+
+
+def test_long_lines_outside_tables_and_code_are_faults(check):
+    long = "word " * 30
+    assert check(f"{long}\n\n| {long} |\n\n```text\n{long}\n```\n") == ["1: 150 columns, at most 130"]
+
+
+def test_language_lists_sentences_that_begin_badly(check, tmp_path):
+    (tmp_path / "src/a.cpp").write_text(
+        "// One. Of these, two.\n// Null: none.\nint a = 1;  // What is left\n"
+    )
+    (tmp_path / "README.md").write_text("Where it is. All of it is what it was.\n")
+    done = subprocess.run(
+        [ROOT / "scripts/check_docs", "--root", tmp_path, "--language"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert [line.split(": ")[0] for line in done.stdout.splitlines()[:-1]] == [
+        "README.md:1", "src/a.cpp:1", "src/a.cpp:2", "src/a.cpp:3",
+    ]  # fmt: skip
