@@ -56,13 +56,14 @@ class CommandOption {
   CLI::Option* option_;
 };
 
-// A command's place on the command line. It hides CLI11, whose headers take 15 s to compile in each file that calls it.
+// A command's place on the command line. It hides CLI11, whose headers take 15 s to compile in each file that
+// calls it.
 class Command {
  public:
   explicit Command(CLI::App* app) : app_(app) {}
 
-  // T: bool, int, int64_t, uint64_t, double, std::string, std::vector and std::optional of these where command.cpp
-  // instantiates it. `value` is written when the line is parsed, and what it holds before is the default that --help shows.
+  // T is a type for which command.cpp instantiates the function. Parsing writes `value`; its value before is the
+  // default that --help shows.
   template <typename T>
   CommandOption add_option(const std::string& names, T& value, const std::string& help);
   CommandOption add_option_function(const std::string& names,
@@ -83,7 +84,8 @@ class CommandLine {
   CommandLine();
   ~CommandLine();
 
-  // `run` is called after the whole line was parsed. A parent's own `run` is not called if a subcommand was given.
+  // `run` is called after the whole line was parsed. A parent's own `run` is not called if a subcommand was
+  // given.
   Command add(const std::string& name, const std::string& description, std::function<void()> run);
   Command add(Command& parent, const std::string& name, const std::string& description,
               std::function<void()> run);

@@ -325,7 +325,8 @@ class TimedTools final : public Environment {
   std::multimap<Clock::Time, EpisodeReply> due_;
 };
 
-// A pass takes a millisecond of the fake clock and makes a token for each of at most 64 samples. A turn has 20 tokens.
+// A pass takes a millisecond of the fake clock and makes a token for each of at most 64 samples. A turn has
+// 20 tokens.
 class BatchEngine final : public testing::BareEngine {
  public:
   BatchEngine(FakeClock& clock, TimedTools& tools) : clock_(clock), tools_(tools) {}
@@ -366,8 +367,8 @@ class BatchEngine final : public testing::BareEngine {
   std::vector<std::pair<GenerationRequest, int64_t>> running_;
 };
 
-// 504 conversations of 4 turns need 504 * 4 * 20 / 64 = 630 passes at least. One after the other, tools alone would
-// take 504 * 4 * 105 ms = 212 s.
+// 504 conversations of 4 turns need 504 * 4 * 20 / 64 = 630 passes at least. One after the other, tools alone
+// would take 504 * 4 * 105 ms = 212 s.
 TEST(Generator, TheEngineWorksWhileToolsSleep) {
   FakeClock clock;
   TimedTools tools(clock, 4);
