@@ -111,6 +111,14 @@ INSTANTIATE_TEST_SUITE_P(
                     Pair{"\\frac{n(n+1)}{2}", "\\frac{n^2+n}{2}"}, Pair{"\\cosh x", "\\frac{e^x+e^{-x}}{2}"},
                     Pair{"\\sqrt{x}\\sqrt{x}", "x"}, Pair{"\\theta", "\\theta"}, Pair{"-(x-3)", "3-x"}));
 
+INSTANTIATE_TEST_SUITE_P(UprightConstants, EqualMath,
+                         testing::Values(Pair{"\\mathrm{e}^2", "e^2"}, Pair{"3+2\\mathrm{i}", "3+2i"},
+                                         Pair{"2\\text{i}", "2i"}, Pair{"(1+\\mathrm{i})^2", "2i"},
+                                         Pair{"\\operatorname{e}^{x}", "e^x"},
+                                         Pair{"e^{\\mathrm{i}x}", "e^{ix}"}, Pair{"\\exp(11)", "e^{11}"},
+                                         Pair{"\\exp(1/2)", "\\sqrt{e}"}, Pair{"\\exp(-x)", "\\frac{1}{e^x}"},
+                                         Pair{"\\exp^2(3)", "\\mathrm{e}^6"}));
+
 INSTANTIATE_TEST_SUITE_P(
     Collections, EqualMath,
     testing::Values(Pair{"[0, 1)", "[0,1)"}, Pair{"\\left[0, \\frac{1}{2}\\right)", "[0, 0.5)"},
@@ -151,9 +159,10 @@ INSTANTIATE_TEST_SUITE_P(
         Pair{"355/113", "\\pi"}, Pair{"\\sqrt{2}+\\sqrt{3}", "\\pi"}, Pair{"x+1", "x+2"}, Pair{"x", "y"},
         Pair{"x^2", "x^3"}, Pair{"2x", "x"}, Pair{"(x+1)^2", "x^2+1"}, Pair{"\\sin x", "\\cos x"},
         Pair{"\\sin 2x", "2\\sin x"}, Pair{"\\ln 2", "\\log 2"}, Pair{"e^x", "x^e"},
-        Pair{"x + 10^{-40}", "x"}, Pair{"\\sqrt{x^2+10^{-40}}", "\\sqrt{x^2}"}, Pair{"i", "-i"},
-        Pair{"2+3i", "2-3i"}, Pair{"x_1", "x_2"}, Pair{"x/0", "x"}, Pair{"x", "X"}, Pair{"n!", "n"},
-        Pair{"[0,1)", "(0,1)"}, Pair{"[0,1]", "[0,1)"}, Pair{"(0,1)", "(0,2)"},
+        Pair{"\\exp(11)", "e^{12}"}, Pair{"\\mathrm{e}", "\\mathrm{i}"}, Pair{"3+2\\mathrm{i}", "3-2i"},
+        Pair{"\\mathrm{E}^2", "e^2"}, Pair{"x + 10^{-40}", "x"}, Pair{"\\sqrt{x^2+10^{-40}}", "\\sqrt{x^2}"},
+        Pair{"i", "-i"}, Pair{"2+3i", "2-3i"}, Pair{"x_1", "x_2"}, Pair{"x/0", "x"}, Pair{"x", "X"},
+        Pair{"n!", "n"}, Pair{"[0,1)", "(0,1)"}, Pair{"[0,1]", "[0,1)"}, Pair{"(0,1)", "(0,2)"},
         Pair{"(-\\infty,0)", "(0,\\infty)"}, Pair{"(0,1)\\cup(2,3)", "(0,1)"}, Pair{"x>3", "[3,\\infty)"},
         Pair{"x>3", "x<3"}, Pair{"x>3", "y>3"}, Pair{"x>3", "3"}, Pair{"(1,2)", "(2,1)"},
         Pair{"(1,2)", "(1,2,3)"}, Pair{"(1,2)", "1,2"}, Pair{"\\{1,2\\}", "\\{1,2,3\\}"},

@@ -368,7 +368,8 @@ class Parser {
       if (name != "sin" && name != "cos" && name != "tan") throw UnreadableFormula();
       return make(Kind::kFunction, "arc" + name, std::move(arguments));
     }
-    Expression value = make(Kind::kFunction, name, std::move(arguments));
+    Expression value = name == "exp" ? make(Kind::kPower, make(Kind::kSymbol, "e"), std::move(arguments[0]))
+                                     : make(Kind::kFunction, name, std::move(arguments));
     if (power) return make(Kind::kPower, std::move(value), std::move(*power));
     return value;
   }

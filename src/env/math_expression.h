@@ -32,7 +32,8 @@ struct Expression {
     kNegate,
     kPower,      // first to the second
     kPlusMinus,  // plus or minus the child; sign -1: minus or plus
-    kFunction,   // text: its name; children: its arguments (log: argument, base; root: argument, index)
+    kFunction,   // text: its name; children: its arguments (log: argument, base; root: argument, index).
+                 // exp is a kPower of e
     kGroup,  // text: its two brackets, "()", "[)", ...; children: its items. Round with one item: that item
     kSet,    // children: its items, unordered
     kUnion,  // of the children

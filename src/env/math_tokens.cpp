@@ -295,6 +295,7 @@ class Lexer {
     }
     if (contains(kTextCommands, name)) {
       std::string inside(trimmed(braced()));
+      if (inside == "e" || inside == "i") return add(TokenKind::kSymbol, inside);  // upright constants
       if (inside.size() >= 3 && inside.front() == '(' && inside.back() == ')')
         inside = inside.substr(1, inside.size() - 2);
       if (inside == "or" || inside == "and") return mark(',');

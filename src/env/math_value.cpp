@@ -349,7 +349,6 @@ std::optional<uint64_t> PrimeField::function(const Expression& e, bool& unknowns
     if (!argument) return std::nullopt;
     arguments[i] = *argument;
   }
-  if (e.text == "exp") return unknown("power", named("e"), arguments[0], unknowns);
   return unknown(e.text, arguments[0], arguments[1], unknowns);
 }
 
@@ -436,7 +435,6 @@ Real real_value(const Expression& e, int point) {
   }
   const Real half = Real(0.5);
   if (name == "abs") return abs(x);
-  if (name == "exp") return exponential(x);
   if (name == "ln") return logarithm(x);
   if (name == "log") return logarithm(x) / logarithm(e.children.size() > 1 ? child(1) : Real(10));
   if (name == "sin") return sine(x);
@@ -481,7 +479,7 @@ double height(const Expression& e) {
   if (e.kind == Kind::kFunction) {
     if (e.text == "root") return height(e.children[0]) + height(e.children[1]);
     if (e.text == "factorial" || e.text == "binomial") return sum * 2;
-    static constexpr std::string_view kSaturating[] = {"exp", "sinh", "cosh", "tanh", "arctan"};
+    static constexpr std::string_view kSaturating[] = {"sinh", "cosh", "tanh", "arctan"};
     if (std::find(std::begin(kSaturating), std::end(kSaturating), e.text) != std::end(kSaturating))
       return sum + size_of(e.children[0]) - 1;
   }
