@@ -134,8 +134,7 @@ std::string find_python(const std::string& setting, const std::string& program) 
       return candidate.string();
   }
   if (auto found = find_executable("python3")) return *found;
-  throw UserError(
-      "reward: a Python function needs python3, which is not on PATH; install it, or set BOUGH_PYTHON");
+  throw UserError("python3 is not on PATH; install Python 3.10 or later, or set BOUGH_PYTHON to one");
 }
 
 std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,

@@ -138,6 +138,8 @@ def test_the_wheel_is_well_formed(wheel: Path):
         assert archive.getinfo("bough/bundle/bin/bough").external_attr >> 16 & 0o111
         metadata = archive.read(record.replace("RECORD", "METADATA")).decode()
         assert "Requires-Dist: torch>=2.11.0,<2.12.0" in metadata
+        [requirement] = re.findall(r"^gguf==\S+", (ROOT / "requirements.txt").read_text(), re.M)
+        assert f"Requires-Dist: {requirement}\n" in metadata
         assert not [name for name in names if re.search(r"lib(torch|c10|cu|nv)\w*\.so", name)]
 
 
