@@ -1,10 +1,10 @@
 // Environments in processes: a Python class, or a command of any kind that answers lines of JSON
-// (environment_protocol.h). A process holds one conversation at a time and is used again for the next, so
-// that what one of them does to itself is its own matter (environment_pool.h).
+// (environment_protocol.h). A process holds one conversation at a time and is used again for the next, so a
+// process keeps what one conversation did to it (environment_pool.h).
 //
-// A Python worker says first that it is ready (worker_protocol.h). A process that dies, closes its end, answers what is no reply or more
-// than kMaxReplyBytes is killed with all that it started (worker_process.h), and its conversation fails with
-// the reason.
+// A Python worker says first that it is ready (worker_protocol.h). A process that dies, closes its end,
+// answers what is no reply, or answers more than kMaxReplyBytes is killed with all that it started
+// (worker_process.h). Its conversation fails with the reason.
 #pragma once
 
 #include <memory>
