@@ -49,9 +49,9 @@ class HttpEpisodes final : public EpisodeChannel {
 
  private:
   void ask(OrderedJson request) {
-    request["id"] = ++request_;
+    request["id"] = 0;  // its place among the keys
     request["episode"] = str(name_, "-", num_episodes_);
-    call_.post(dump_ordered(request));
+    call_.post(write_request(++request_, std::move(request)));
   }
 
   ChannelReply reply_of(const HttpAnswer& answer) const {
@@ -70,19 +70,16 @@ class HttpEpisodes final : public EpisodeChannel {
         reply.kind = ChannelReply::kNotDone;
       return reply;
     }
-    const OrderedJson reply = OrderedJson::parse(answer.body, nullptr, /*allow_exceptions=*/false);
-    if (!reply.is_object())
+    const auto reply = read_message<OrderedJson>(answer.body);
+    if (!reply)
       return failed(EpisodeFailure::kProtocol,
                     str("it answered ", quoted(answer.body), ", which is no JSON object"));
-    if (const auto id = reply.find("id");
-        id != reply.end() && !(id->is_number_integer() && id->get<int64_t>() == request_))
+    if (reply->has_id && reply->id != request_)
       return failed(EpisodeFailure::kProtocol,
                     str("it answered ", quoted(answer.body), ", which nobody asked"));
-    if (const auto error = reply.find("error"); error != reply.end())
-      return failed(EpisodeFailure::kError,
-                    error->is_string() ? error->get<std::string>() : dump_ordered(*error));
+    if (reply->error) return failed(EpisodeFailure::kError, *reply->error);
     try {
-      return {.kind = ChannelReply::kAnswer, .observation = read_observation(reply, num_calls_)};
+      return {.kind = ChannelReply::kAnswer, .observation = read_observation(reply->object, num_calls_)};
     } catch (const Malformed& malformed) {
       return failed(EpisodeFailure::kProtocol, malformed.what());
     }

@@ -7,12 +7,11 @@
 
 #include "base/error.h"
 #include "env/environment_process.h"
+#include "env/worker_protocol.h"
 
 namespace bough {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostPages = 100;  // of tools/list: a server whose cursors run in a circle ends there
 
@@ -70,20 +69,19 @@ class McpServer {
   bool is_ready() const { return is_ready_; }
   const OrderedJson& tools() const { return tools_; }
   const std::optional<ChannelReply>& broken() const { return broken_; }
-  bool heard_since(Clock::time_point time) const { return last_heard_ >= time; }
+  int64_t num_heard() const { return num_heard_; }  // lines of the server
   int descriptor() const { return broken_ ? -1 : process_.descriptor(); }
   bool wants_to_send() const { return !broken_ && process_.wants_to_send(); }
   void give_up(const std::string& why) { break_off(EpisodeFailure::kTimeout, why); }
 
   void advance() {
     if (broken_) return;
-    process_.advance();
-    while (const auto line = process_.next()) {
-      last_heard_ = Clock::now();
+    for (auto line = process_.advance(); line; line = process_.next()) {
+      ++num_heard_;
       read(*line);
       if (broken_) return;
     }
-    broken_ = process_.broken();
+    broken_ = broken_reply(process_);
   }
 
  private:
@@ -174,12 +172,11 @@ class McpServer {
   }
 
   LineProcess process_;
-  int64_t last_id_ = 0, initialize_ = 0, list_ = 0, num_pages_ = 0;
+  int64_t last_id_ = 0, initialize_ = 0, list_ = 0, num_pages_ = 0, num_heard_ = 0;
   std::set<int64_t> open_, cancelled_;
   std::map<int64_t, OrderedJson> answers_;
   OrderedJson tools_ = OrderedJson::array();
   bool is_ready_ = false;
-  Clock::time_point last_heard_ = Clock::now();
   std::optional<ChannelReply> broken_;
 };
 
@@ -192,7 +189,7 @@ class McpChannel final : public EpisodeChannel {
   void begin(const EpisodeCall& call) override {
     is_asked_ = true;
     is_reset_ = call.is_reset();
-    begun_ = Clock::now();
+    num_heard_before_ = server_->num_heard();
     if (is_reset_) return;
     for (const EnvironmentCall& each : call.action->calls)
       requests_.push_back(
@@ -200,7 +197,7 @@ class McpChannel final : public EpisodeChannel {
   }
   AfterClose close() override { return kind_ == "conversation" ? AfterClose::kGone : AfterClose::kFree; }
   bool give_up() override {
-    const bool is_alive = server_->heard_since(begun_);
+    const bool is_alive = server_->num_heard() > num_heard_before_;
     cancel();
     if (kind_ != "run") return false;
     if (!is_alive) server_->give_up("the server, which all conversations share, was silent for too long");
@@ -260,13 +257,13 @@ class McpChannel final : public EpisodeChannel {
   const std::shared_ptr<McpServer> server_;
   const std::string kind_;
   bool is_ready_ = false, is_asked_ = false, is_reset_ = false;
-  Clock::time_point begun_;
+  int64_t num_heard_before_ = 0;   // lines of the server when the call began
   std::vector<int64_t> requests_;  // of the turn's calls, in order
 };
 
 }  // namespace
 
-std::unique_ptr<Environment> make_mcp_environment(const EnvironmentSettings& settings) {
+std::unique_ptr<Environment> make_mcp_environment(const EnvironmentSettings& settings, PoolTime time) {
   const auto open = [command = settings.command, kind = settings.server,
                      in_namespace = can_make_pid_namespaces(),
                      shared = std::shared_ptr<McpServer>()]() mutable {
@@ -275,7 +272,8 @@ std::unique_ptr<Environment> make_mcp_environment(const EnvironmentSettings& set
     if (kind == "run") shared = server;
     return std::make_unique<McpChannel>(std::move(server), kind);
   };
-  return make_environment_pool({.name = settings.command, .announces_ready = true}, settings, open);
+  return make_environment_pool({.name = settings.command, .announces_ready = true, .time = time}, settings,
+                               open);
 }
 
 }  // namespace bough

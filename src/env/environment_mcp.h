@@ -19,12 +19,13 @@
 #include <string_view>
 
 #include "env/environment.h"
+#include "env/worker_pool.h"
 
 namespace bough {
 
 inline constexpr std::string_view kMcpVersions[] = {"2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"};
 
 // Blocks until a first server has listed its tools. UserError: it cannot be run, or speaks no such version.
-std::unique_ptr<Environment> make_mcp_environment(const EnvironmentSettings& settings);
+std::unique_ptr<Environment> make_mcp_environment(const EnvironmentSettings& settings, PoolTime time = {});
 
 }  // namespace bough

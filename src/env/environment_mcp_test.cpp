@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "base/clock.h"
 #include "env/env_test_util.h"
 
 namespace bough {
@@ -27,6 +28,7 @@ def text(value, **more):
 
 
 count = 0
+wrote_late = False
 
 
 def call(name, arguments):
@@ -39,6 +41,14 @@ def call(name, arguments):
     if name == "wait":
         time.sleep(arguments["seconds"])
         return text("waited")
+    if name == "until":
+        while not os.path.exists(arguments["file"]):
+            time.sleep(0.01)
+        return text("late")
+    if name == "after late":
+        while not wrote_late:
+            time.sleep(0.01)
+        return text("after")
     if name == "fail":
         return text("it did not work", isError=True)
     if name == "picture":
@@ -97,8 +107,10 @@ for line in sys.stdin:
         if params["name"] == "answers":
             write({"id": request["id"], **text(json.dumps(answers))})
             continue
-        work = lambda request=request, params=params: write(
-            {"id": request["id"], **call(params["name"], params["arguments"])})
+        def work(request=request, params=params):
+            global wrote_late
+            write({"id": request["id"], **call(params["name"], params["arguments"])})
+            wrote_late = wrote_late or params["name"] == "until"
         threading.Thread(target=work, daemon=True).start()
         continue
     write({"id": request["id"], **reply})
@@ -213,18 +225,30 @@ TEST_F(McpEnvironmentTest, WhatGoesWrongEndsItsConversationOnly) {
 TEST_F(McpEnvironmentTest, ASharedServerOutlivesASlowCall) {
   settings_.server = "run";
   settings_.timeout_seconds = 2;
-  const auto environment = make_environment(settings_);
+  FakeClock clock;
+  const auto environment =
+      make_mcp_environment(settings_, {.clock = &clock, .longest_poll = std::chrono::milliseconds(1)});
   EXPECT_EQ(answer(*environment, calls("count")), "1");
   const uint64_t slow = begin(*environment, problem(1));
   wait();
-  environment->step(slow, calls("wait", {{"seconds", 4}}));
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  environment->step(slow, calls("until", {{"file", (folder_ / "go").string()}}));
   EXPECT_EQ(answer(*environment, calls("count")), "2");
+  clock.advance(std::chrono::seconds(2));
   EXPECT_EQ(wait().failure, EpisodeFailure::kTimeout);
   environment->end(slow);
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // its late answer is dropped
+  write("go", "");
+  EXPECT_EQ(answer(*environment, calls("after late")), "after") << "its late answer is dropped";
   EXPECT_EQ(answer(*environment, calls("count")), "3");
-  EXPECT_EQ(take_turn(*environment, calls("hang")).failure, EpisodeFailure::kTimeout);
+  const uint64_t hanging = begin(*environment, problem(1));
+  wait();
+  environment->step(hanging, calls("hang"));
+  std::vector<EpisodeReply> replies;
+  while (replies.empty()) {  // the clock may have been advanced before the call began
+    clock.advance(std::chrono::seconds(2));
+    replies = inbox_->take(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(replies[0].failure, EpisodeFailure::kTimeout);
+  environment->end(hanging);
   EXPECT_EQ(answer(*environment, calls("count")), "1") << "another server";
   EXPECT_EQ(take_turn(*environment, calls("die")).failure, EpisodeFailure::kCrash);
   EXPECT_EQ(answer(*environment, calls("count")), "1");

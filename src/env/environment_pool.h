@@ -1,17 +1,12 @@
-// Environments outside of this process: conversations over channels, which are processes, connections to an
-// endpoint, or servers of tools. A channel holds one conversation at a time and is used again for the next,
-// if it can be. There are as many as conversations are open: whoever opens them keeps to `workers`
-// (max_open). A run and its evaluation, which holds its own while the run's wait, do so each.
-//
-// One thread owns all channels and polls them until the nearest deadline:
-//
-//   begin, step, end ──orders──▶ thread ──call──▶ channel of the conversation
-//                                  │  ▲                │
-//              inbox ◀──reply──────┘  └────answer──────┘
+// Environments outside of this process: conversations over the channels of a WorkerPool, which are processes,
+// connections to an endpoint, or servers of tools. A channel holds one conversation at a time and is used
+// again for the next, if it can be. There are as many channels as conversations are open: callers keep to
+// `workers` (max_open). A run and its evaluation each hold their own.
 //
 // A call that takes longer than `timeout_seconds` fails its conversation, and so does a channel that breaks;
-// others go on. Opening a conversation whose channel died is tried again, `retries` times; a step only where
-// the channel says that nothing has been done (ChannelReply::kNotDone), since tools may have acted.
+// others go on. Opening a conversation whose channel died is tried again, `retries` times. A step is tried
+// again only if the channel says that nothing has been done (ChannelReply::kNotDone), since tools may have
+// acted.
 #pragma once
 
 #include <functional>
@@ -20,6 +15,7 @@
 #include <string>
 
 #include "env/environment_protocol.h"
+#include "env/worker_pool.h"
 
 namespace bough {
 
@@ -36,40 +32,23 @@ struct ChannelReply {
   std::string message{};
 };
 
-// Where conversations are held, one at a time, with one call at a time. Nothing here blocks.
-class EpisodeChannel {
+class EpisodeChannel : public WorkerChannel {
  public:
   enum class AfterClose { kFree, kClosing, kGone };
-
-  virtual ~EpisodeChannel() = default;  // ends at once what runs behind it
 
   virtual void begin(const EpisodeCall& call) = 0;
   // The conversation is over, no call is being made. Whether the channel is free for another.
   virtual AfterClose close() = 0;
-  // Of a call that takes too long, or that nobody waits for any more: forgets it. False: it cannot, the
-  // channel is of no more use.
+  // Forgets a call that takes too long, or whose conversation was left. False: it cannot, the channel is of
+  // no more use.
   virtual bool give_up() { return false; }
-
-  // For poll(); -1 while there is nothing to wait for.
-  virtual int descriptor() const = 0;
-  virtual bool wants_to_send() const = 0;
-  // Something has come by other ways than the descriptor.
-  virtual bool has_come() const { return false; }
-  // Sends and receives what can be at once. What has come, if anything.
+  // Sends and receives what can be at once. Returns the reply, if one has come.
   virtual std::optional<ChannelReply> advance() = 0;
-};
-
-struct EnvironmentPoolOptions {
-  std::string name;              // begins messages
-  bool announces_ready = false;  // channels are free only after a reply kReady
-  // Of those that do not, the first is watched so long: what cannot run ends the run at its start.
-  std::chrono::milliseconds settling{0};
-  std::chrono::milliseconds retry_pause{0};  // before a call is made again; doubles with each
 };
 
 // Blocks until a first channel is ready. UserError: it cannot be had. `open` is called by the pool's thread;
 // IoError: there is none to be had at this time.
-std::unique_ptr<Environment> make_environment_pool(const EnvironmentPoolOptions& options,
+std::unique_ptr<Environment> make_environment_pool(const WorkerPoolOptions& options,
                                                    const EnvironmentSettings& settings,
                                                    std::function<std::unique_ptr<EpisodeChannel>()> open);
 

@@ -5,30 +5,28 @@
 #include "base/error.h"
 #include "env/process_reward.h"
 #include "env/python_worker_script.h"
+#include "env/worker_protocol.h"
 
 namespace bough {
 
 namespace {
 
-// As of rewards (process_reward.cpp): a first process that is there after a moment can be run, and one that
-// closed its end is given another moment to be gone.
-constexpr std::chrono::milliseconds kSettling{200}, kExitGrace{200};
+// As for rewards (process_reward.cpp): a first process that is there after a moment can be run.
+constexpr std::chrono::milliseconds kSettling{200};
 
 ChannelReply broken_protocol(std::string why) {
   return {.kind = ChannelReply::kBroken, .failure = EpisodeFailure::kProtocol, .message = std::move(why)};
 }
 
-class ProcessChannel final : public EpisodeChannel {
+class EpisodeProcess final : public EpisodeChannel {
  public:
-  ProcessChannel(const std::vector<std::string>& arguments, bool in_namespace)
+  EpisodeProcess(const std::vector<std::string>& arguments, bool in_namespace)
       : process_(arguments, in_namespace) {}
 
   void begin(const EpisodeCall& call) override {
-    OrderedJson request = request_of(call);
-    request["id"] = ++request_;
     num_calls_ = call.num_calls();
     is_asked_ = true;
-    process_.send(dump_ordered(request));
+    process_.send(write_request(++request_, request_of(call)));
   }
   AfterClose close() override {
     process_.send(R"({"method": "close"})");
@@ -38,33 +36,25 @@ class ProcessChannel final : public EpisodeChannel {
   bool wants_to_send() const override { return process_.wants_to_send(); }
 
   std::optional<ChannelReply> advance() override {
-    process_.advance();
-    if (const auto line = process_.next()) return read(*line);
-    return process_.broken();
+    if (const auto line = process_.advance()) return read(*line);
+    return broken_reply(process_);
   }
 
  private:
   ChannelReply read(const std::string& line) {
-    const OrderedJson reply = OrderedJson::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!reply.is_object())
-      return broken_protocol(str("it answered ", quoted(line), ", which is no JSON object"));
-    const auto error = reply.find("error");
-    const bool has_error = error != reply.end();
-    const std::string text = !has_error           ? ""
-                             : error->is_string() ? error->get<std::string>()
-                                                  : dump_ordered(*error);
-    if (const auto ready = reply.find("ready"); ready != reply.end()) {
-      if (ready->is_boolean() && ready->get<bool>()) return {.kind = ChannelReply::kReady};
-      return broken_protocol(has_error ? shortened(text) : "it says that it is not ready");
-    }
-    const auto id = reply.find("id");
-    if (!is_asked_ || id == reply.end() || !id->is_number_integer() || id->get<int64_t>() != request_)
+    const auto reply = read_message<OrderedJson>(line);
+    if (!reply) return broken_protocol(str("it answered ", quoted(line), ", which is no JSON object"));
+    const std::string error = shortened(reply->error.value_or("it says that it is not ready"));
+    if (reply->has_ready)
+      return reply->ready.value_or(false) ? ChannelReply{.kind = ChannelReply::kReady}
+                                          : broken_protocol(error);
+    if (!is_asked_ || reply->id != request_)
       return broken_protocol(str("it answered ", quoted(line), ", which nobody asked"));
     is_asked_ = false;
-    if (has_error)
-      return {.kind = ChannelReply::kFailed, .failure = EpisodeFailure::kError, .message = shortened(text)};
+    if (reply->error)
+      return {.kind = ChannelReply::kFailed, .failure = EpisodeFailure::kError, .message = error};
     try {
-      return {.kind = ChannelReply::kAnswer, .observation = read_observation(reply, num_calls_)};
+      return {.kind = ChannelReply::kAnswer, .observation = read_observation(reply->object, num_calls_)};
     } catch (const Malformed& malformed) {
       return broken_protocol(shortened(malformed.what()));
     }
@@ -78,33 +68,21 @@ class ProcessChannel final : public EpisodeChannel {
 
 }  // namespace
 
-void LineProcess::advance() {
-  if (!outgoing_.empty()) {
-    const auto sent = process_.send(outgoing_);
-    if (sent) outgoing_.erase(0, *sent);
-    else outgoing_.clear();  // the end of its stream, read below, says how it ended
-  }
-  std::string bytes;
-  if (is_open_) is_open_ = process_.receive(bytes);
-  incoming_.append(bytes);
-}
-
-std::optional<ChannelReply> LineProcess::broken() {
-  if (incoming_.overflowed())
+std::optional<ChannelReply> broken_reply(LineProcess& process) {
+  const auto end = process.end();
+  if (!end) return std::nullopt;
+  if (end->overflowed)
     return broken_protocol(str("its answer has more than ", kMaxReplyBytes, " bytes without a line break"));
-  if (is_open_) return std::nullopt;
-  return ChannelReply{.kind = ChannelReply::kBroken,
-                      .failure = EpisodeFailure::kCrash,
-                      .message = "the worker " + process_.end(kExitGrace)};
+  return ChannelReply{.kind = ChannelReply::kBroken, .failure = EpisodeFailure::kCrash, .message = end->how};
 }
 
-std::unique_ptr<Environment> make_process_environment(const EnvironmentSettings& settings) {
-  EnvironmentPoolOptions options;
+std::unique_ptr<Environment> make_process_environment(const EnvironmentSettings& settings, PoolTime time) {
+  WorkerPoolOptions options;
   std::vector<std::string> arguments;
   if (settings.type == "python") {
     const PythonFunction found = parse_python_function(settings.path, "environment.path",
                                                        "FILE.py:CLASS such as my_env.py:MyEnvironment");
-    options = {.name = settings.path, .announces_ready = true};
+    options = {.name = settings.path, .announces_ready = true, .time = time};
     arguments = {find_python(settings.python),
                  "-u",
                  "-c",
@@ -112,11 +90,11 @@ std::unique_ptr<Environment> make_process_environment(const EnvironmentSettings&
                  found.file,
                  found.name};
   } else {
-    options = {.name = settings.command, .settling = kSettling};
+    options = {.name = settings.command, .settling = kSettling, .time = time};
     arguments = {"/bin/sh", "-c", settings.command};
   }
   return make_environment_pool(options, settings, [arguments, in_namespace = can_make_pid_namespaces()] {
-    return std::make_unique<ProcessChannel>(arguments, in_namespace);
+    return std::make_unique<EpisodeProcess>(arguments, in_namespace);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "env/worker_protocol.h"
 
 namespace bough {
 
@@ -85,7 +86,7 @@ Observation read_observation(const OrderedJson& reply, size_t num_calls) {
 }
 
 std::string dump_ordered(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  return dump_message(json);
 }
 
 }  // namespace bough

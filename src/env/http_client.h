@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "env/worker_protocol.h"
+#include "base/line_splitter.h"
 
 namespace bough {
 

@@ -49,7 +49,7 @@ std::unique_ptr<RewardPool> make_http_reward(const std::string& url, const Rewar
   const HttpAddress address = wait_for_endpoint("reward " + url, parsed, settings.startup_timeout_seconds,
                                                 "reward_service.startup_timeout_seconds");
   return std::make_unique<RewardPool>(
-      RewardPoolOptions{.name = url, .retry_pause = kRetryPause}, settings,
+      WorkerPoolOptions{.name = url, .retry_pause = kRetryPause}, settings,
       [parsed, address] { return std::make_unique<HttpChannel>(parsed, address); });
 }
 

@@ -1,5 +1,5 @@
 // A reward behind an HTTP endpoint: each call is a POST of the request as JSON on a connection of its own,
-// answered by the reply as JSON (worker_protocol.h). A RewardPool makes them, `workers` at once.
+// answered by the reply as JSON (reward_protocol.h). A RewardPool makes them, `workers` at once.
 //
 // Answers with status 2xx are replies. 5xx, 429 and 408, a connection that is refused and one that breaks are
 // failures that another attempt may not have; any other status is a failure without one. Redirects are not

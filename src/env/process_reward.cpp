@@ -9,17 +9,14 @@
 #include <optional>
 
 #include "base/error.h"
+#include "env/line_process.h"
 #include "env/python_worker_script.h"
-#include "env/worker_process.h"
 
 namespace bough {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-// How long a worker whose socket closed may take to be gone, before it is taken for one that only hung up.
-constexpr std::chrono::milliseconds kExitGrace{200};
 
 // How long the first processes of a command are watched: a shell that does not find the program is gone in a
 // few milliseconds.
@@ -50,49 +47,34 @@ std::optional<std::string> find_executable(const std::string& name) {
 }
 
 // A process that speaks the protocol line by line.
-class ProcessChannel : public RewardChannel {
+class RewardProcess final : public RewardChannel {
  public:
-  explicit ProcessChannel(const std::vector<std::string>& arguments) : process_(arguments) {}
+  explicit RewardProcess(const std::vector<std::string>& arguments) : process_(arguments) {}
 
   void begin(int64_t id, const RewardRequest& request) override {
-    outgoing_ = encode_request(id, request) + "\n";
+    process_.send(encode_request(id, request));
   }
   int descriptor() const override { return process_.descriptor(); }
-  bool wants_to_send() const override { return !outgoing_.empty(); }
+  bool wants_to_send() const override { return process_.wants_to_send(); }
 
   std::optional<WorkerReply> advance() override {
-    if (!outgoing_.empty()) {
-      const auto sent = process_.send(outgoing_);
-      if (sent) outgoing_.erase(0, *sent);
-      else outgoing_.clear();  // it has hung up; the end of its stream, read below, says how
-    }
-    if (auto line = incoming_.next()) return parse_reply(*line);
-    std::string bytes;
-    const bool is_open = process_.receive(bytes);
-    incoming_.append(bytes);
-    if (auto line = incoming_.next()) return parse_reply(*line);
-    WorkerReply broken;
-    if (incoming_.overflowed()) {
-      broken.message = str("the worker's answer has no end: ", kMaxReplyBytes, " bytes and no line break");
-      return broken;
-    }
-    if (is_open) return std::nullopt;
-    broken.kind = WorkerReply::Kind::lost;
-    broken.message = str("the worker ", process_.end(kExitGrace));
-    return broken;
+    if (const auto line = process_.advance()) return parse_reply(*line);
+    const auto end = process_.end();
+    if (!end) return std::nullopt;
+    if (!end->overflowed) return WorkerReply{.kind = WorkerReply::Kind::lost, .message = end->how};
+    return WorkerReply{
+        .message = str("the worker's answer has no end: ", kMaxReplyBytes, " bytes and no line break")};
   }
 
  private:
-  WorkerProcess process_;
-  LineSplitter incoming_;
-  std::string outgoing_;  // what of the request has not been sent
+  LineProcess process_;
 };
 
-std::unique_ptr<RewardPool> make_process_reward(const RewardPoolOptions& options,
+std::unique_ptr<RewardPool> make_process_reward(const WorkerPoolOptions& options,
                                                 const RewardSettings& settings,
                                                 std::vector<std::string> arguments) {
   return std::make_unique<RewardPool>(options, settings, [arguments = std::move(arguments)] {
-    return std::make_unique<ProcessChannel>(arguments);
+    return std::make_unique<RewardProcess>(arguments);
   });
 }
 
@@ -138,18 +120,19 @@ std::string find_python(const std::string& setting, const std::string& program) 
 }
 
 std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
-                                               const RewardSettings& settings) {
+                                               const RewardSettings& settings, PoolTime time) {
   const PythonFunction function = parse_python_function(specification);
   const std::string python = find_python(settings.python);
   return make_process_reward(
-      {.name = specification, .announces_ready = true}, settings,
+      {.name = specification, .announces_ready = true, .time = time}, settings,
       {python, "-u", "-c", str(kPythonWorkerStart, kPythonRewardWorker), function.file, function.name});
 }
 
 std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,
-                                                const RewardSettings& settings) {
-  return make_process_reward({.name = command, .announces_ready = ready_line, .settling = kSettling},
-                             settings, {"/bin/sh", "-c", command});
+                                                const RewardSettings& settings, PoolTime time) {
+  return make_process_reward(
+      {.name = command, .announces_ready = ready_line, .settling = kSettling, .time = time}, settings,
+      {"/bin/sh", "-c", command});
 }
 
 }  // namespace bough

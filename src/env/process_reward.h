@@ -6,7 +6,7 @@
 // only the arguments that it names. What it prints goes to stderr.
 //
 // A command is run by /bin/sh and stays: it reads requests as lines of JSON from its stdin and writes a line
-// for each to its stdout (worker_protocol.h); what it has to tell people belongs on its stderr.
+// for each to its stdout (reward_protocol.h); what it has to tell people belongs on its stderr.
 //
 // Workers die with Bough, whatever way that dies, and with them what they started (worker_process.h); they
 // leave no zombies, and are not reached by Ctrl-C.
@@ -40,8 +40,8 @@ std::string find_python(const std::string& setting);  // of this program
 // Block until every worker is ready: has loaded the file, has said so (`ready_line`), or has not ended within
 // a moment. UserError: it cannot be loaded or run, has no such function, or takes too long.
 std::unique_ptr<RewardPool> make_python_reward(const std::string& specification,
-                                               const RewardSettings& settings);
+                                               const RewardSettings& settings, PoolTime time = {});
 std::unique_ptr<RewardPool> make_command_reward(const std::string& command, bool ready_line,
-                                                const RewardSettings& settings);
+                                                const RewardSettings& settings, PoolTime time = {});
 
 }  // namespace bough

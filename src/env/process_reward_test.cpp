@@ -5,15 +5,15 @@
 #include <sys/wait.h>
 
 #include <fstream>
+#include <future>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "env/env_test_util.h"
 
 namespace bough {
 namespace {
-
-using std::chrono::steady_clock;
 
 class ProcessReward : public testing::Test {
  protected:
@@ -30,8 +30,13 @@ class ProcessReward : public testing::Test {
     std::ofstream(folder_ / name) << code;
     return (folder_ / name).string() + ":score";
   }
-  std::unique_ptr<RewardPool> load(const std::string& code) {
-    return make_python_reward(write(code), settings_);
+  std::unique_ptr<RewardPool> load(const std::string& code, PoolTime time = {}) {
+    return make_python_reward(write(code), settings_, time);
+  }
+  PoolTime fake_time() const { return {.clock = &clock_, .longest_poll = std::chrono::milliseconds(1)}; }
+  void wait_for_file(const std::string& name) const {
+    while (!std::filesystem::exists(folder_ / name))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   // A command that runs `code`, in which answer(id, reward) writes a reply.
   std::unique_ptr<RewardPool> command(const std::string& code, bool ready_line = false) {
@@ -67,6 +72,7 @@ class ProcessReward : public testing::Test {
   }
 
   std::filesystem::path folder_;
+  FakeClock clock_;
   RewardSettings settings_;
   Problem problem_{"1", "", {}, "#### 4", {{"answer", "#### 4"}, {"level", 3}, {"tags", {"a", "b"}}}};
 };
@@ -180,15 +186,28 @@ TEST_F(ProcessReward, AHangIsCutOffAndItsWorkerStartedAnew) {
   const auto reward = load(
       "import os, signal\n"
       "def score(completion, **_):\n"
-      "    while completion == 'hang': pass\n"
-      "    if completion == 'stop': os.kill(os.getpid(), signal.SIGSTOP)\n"
-      "    return 1\n");
-  const auto begin = steady_clock::now();
-  const auto results = score(*reward, {"hang", "a", "stop", "b", "hang", "c"});
-  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(60));
-  for (const size_t i : {0, 2, 4})
-    expect_failure(results[i], "no result within 1 s (timeout_seconds); raise it");
-  for (const size_t i : {1, 3, 5}) EXPECT_EQ(results[i].reward, 1) << results[i].message;
+      "    if completion not in 'abc': open('" +
+          folder_.string() +
+          "/' + completion, 'w').close()\n"
+          "    while 'hang' in completion: pass\n"
+          "    if completion == 'stop': os.kill(os.getpid(), signal.SIGSTOP)\n"
+          "    return 1\n",
+      fake_time());
+  const auto expect_fine = [&](const std::string& completion) {
+    const RewardResult result = score(*reward, {completion})[0];
+    EXPECT_EQ(result.reward, 1) << result.message;
+  };
+  for (const char* completion : {"hang 1", "stop", "hang 2"}) {
+    auto hanging = std::async(std::launch::async, [&] { return score(*reward, {completion})[0]; });
+    wait_for_file(completion);
+    expect_fine("a");  // by the other worker
+    clock_.advance(std::chrono::milliseconds(999));
+    expect_fine("b");
+    EXPECT_EQ(hanging.wait_for(std::chrono::milliseconds(0)), std::future_status::timeout);
+    clock_.advance(std::chrono::milliseconds(1));
+    expect_failure(hanging.get(), "no result within 1 s (timeout_seconds); raise it");
+    expect_fine("c");
+  }
   EXPECT_EQ(reward->num_restarts(), 3);
 }
 
@@ -568,19 +587,20 @@ TEST_F(ProcessReward, WhatACommandDoesWrongFailsItsSampleOnly) {
   EXPECT_EQ(twice[0].reward, 1) << twice[0].message;
 }
 
+// The clock stands still, so that no time limit ends a call.
 TEST_F(ProcessReward, CancelEndsWhatWaits) {
-  const auto reward = load("import time\ndef score(completion, **_): time.sleep(1000)\n");
+  const auto reward = load("import time\ndef score(completion, **_):\n    open('" + folder_.string() +
+                               "/begun', 'w').close()\n    time.sleep(1000)\n",
+                           fake_time());
   std::vector<std::thread> callers;
   for (int t = 0; t < 3; ++t)
     callers.emplace_back([&] {
       for (const RewardResult& result : score(*reward, {"a", "b", "c"})) expect_failure(result, "cancelled");
     });
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const auto begin = steady_clock::now();
+  wait_for_file("begun");
   reward->cancel();
   for (std::thread& caller : callers) caller.join();
   expect_failure(score(*reward, {"d"})[0], "cancelled");
-  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(10)) << "and not after timeout_seconds";
 }
 
 TEST_F(ProcessReward, CallersOfSeveralThreadsAreServedSideBySide) {

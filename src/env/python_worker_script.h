@@ -1,5 +1,5 @@
 // The programs that workers in Python run: python3 -u -c <kPythonWorkerStart and another> FILE NAME.
-// worker_protocol.h has the protocol of rewards, environment_process.h that of environments.
+// reward_protocol.h has the protocol of rewards, environment_protocol.h that of environments.
 #pragma once
 
 namespace bough {

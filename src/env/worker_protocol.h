@@ -1,66 +1,72 @@
-// What Bough and whatever computes rewards say to each other: JSON objects, UTF-8. A worker process gets and
-// writes one a line; an HTTP endpoint gets one as the body of a POST and answers with one.
+// The parts of the line protocol that rewards and environments share. Every message is a JSON object, UTF-8.
+// A worker process reads and writes one message a line. An HTTP endpoint gets one message as the body of a
+// POST and answers with one.
 //
-//   Bough:  {"id": 7, "prompt": "...", "completion": "...", "answer": "...", "fields": {...}}
-//   worker: {"id": 7, "reward": 0.5}                                    or   {"id": 7, "error": "..."}
+//   Bough:  {"id": 7, ...}
+//   worker: {"id": 7, ...}              the answer                or   {"id": 7, "error": "..."}
+//   worker: {"ready": true}             after it has loaded       or   {"ready": false, "error": "..."}
 //
-// A worker process may say first that it has loaded, and must where Bough waits for it:
-//
-//   worker: {"ready": true}                                    or   {"ready": false, "error": "..."}
-//
-// `fields` is the problem's record without prompt, completion and answer. A worker has one request at a time.
-// An endpoint may leave out the id: its connection says which request it answers. Pure functions: nothing
-// here knows about processes or sockets.
+// The other keys of a request and of an answer stand in reward_protocol.h and environment_protocol.h. Pure
+// functions: nothing here knows about processes or sockets.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
-#include "env/reward.h"
+#include "base/json.h"
 
 namespace bough {
-
-// No reply is longer: what is, is a broken worker.
-inline constexpr size_t kMaxReplyBytes = 1 << 20;
-
-struct WorkerReply {
-  enum class Kind {
-    ready,
-    refused,    // the worker cannot be used; message says why
-    reward,     // finite
-    failure,    // of this one call; message says why
-    malformed,  // not the protocol: the worker cannot be trusted any further; message says what came
-    lost,       // no reply: the worker died, or the connection broke; message says how
-  };
-  Kind kind = Kind::malformed;
-  std::optional<int64_t> id;  // of the request
-  double reward = 0;
-  std::string message;
-  bool transient = false;  // a failure that another attempt may not have
-};
-
-// The request as one line, without a line break. Bytes that are not UTF-8 become U+FFFD.
-std::string encode_request(int64_t id, const RewardRequest& request);
-
-// Never throws: what is no reply is `malformed`. Replies of processes must have the request's id.
-WorkerReply parse_reply(std::string_view text, bool needs_id = true);
 
 // Untrusted text of any length as a message of at most 1,000 bytes, cut between characters.
 std::string shortened(std::string_view text);
 
-// Cuts a stream into lines. A line longer than kMaxReplyBytes is a broken worker: overflowed() stays true.
-class LineSplitter {
- public:
-  void append(std::string_view bytes);
-  std::optional<std::string> next();  // without its line break
-  bool overflowed() const { return overflowed_; }
+// `AnyJson` below is Json, or nlohmann::ordered_json if the order of keys matters.
 
- private:
-  std::string pending_;
-  size_t searched_ = 0;  // no line break before this
-  bool overflowed_ = false;
+// On one line without a line break. Bytes that are not UTF-8 become U+FFFD.
+template <class AnyJson>
+std::string dump_message(const AnyJson& message) {
+  return message.dump(-1, ' ', false, AnyJson::error_handler_t::replace);
+}
+
+template <class AnyJson>
+std::string write_request(int64_t id, AnyJson request) {
+  request["id"] = id;
+  return dump_message(request);
+}
+
+template <class AnyJson>
+struct WorkerMessage {
+  AnyJson object;
+  bool has_id = false, has_ready = false;
+  std::optional<int64_t> id;         // nullopt if `id` is missing or no integer
+  std::optional<bool> ready;         // nullopt if `ready` is missing or no boolean
+  std::optional<std::string> error;  // of any length; as JSON if it is no text
+  bool error_is_text = false;
 };
+
+// Never throws. nullopt if `text` is no JSON object.
+template <class AnyJson>
+std::optional<WorkerMessage<AnyJson>> read_message(std::string_view text) {
+  WorkerMessage<AnyJson> out;
+  out.object = AnyJson::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!out.object.is_object()) return std::nullopt;
+  const auto end = out.object.end();
+  if (const auto id = out.object.find("id"); id != end) {
+    out.has_id = true;
+    if (id->is_number_integer()) out.id = id->template get<int64_t>();
+  }
+  if (const auto ready = out.object.find("ready"); ready != end) {
+    out.has_ready = true;
+    if (ready->is_boolean()) out.ready = ready->template get<bool>();
+  }
+  if (const auto error = out.object.find("error"); error != end) {
+    out.error_is_text = error->is_string();
+    out.error = out.error_is_text ? error->template get<std::string>() : dump_message(*error);
+  }
+  return out;
+}
 
 }  // namespace bough

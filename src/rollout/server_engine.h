@@ -40,8 +40,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/line_splitter.h"
 #include "env/http_client.h"
-#include "env/worker_protocol.h"
 #include "rollout/engine.h"
 #include "rollout/server_api.h"
 #include "rollout/stop_strings.h"
