@@ -62,8 +62,8 @@ class Command {
  public:
   explicit Command(CLI::App* app) : app_(app) {}
 
-  // T is a type for which command.cpp instantiates the function. Parsing writes `value`; its value before is the
-  // default that --help shows.
+  // T is a type for which command.cpp instantiates the function. Parsing writes `value`; its value before that
+  // is the default that --help shows.
   template <typename T>
   CommandOption add_option(const std::string& names, T& value, const std::string& help);
   CommandOption add_option_function(const std::string& names,

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -66,7 +66,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
 
   void order(Order order) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       orders_.push_back(std::move(order));
     }
     pool_.wake();
@@ -77,7 +77,7 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
   void give_work() override {
     std::deque<Order> orders;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       orders.swap(orders_);
     }
     for (Order& order : orders) take(order);
@@ -235,8 +235,8 @@ class EnvironmentPool final : public Environment, private WorkerScheduler {
   std::unordered_map<uint64_t, Running> episodes_;
   std::deque<uint64_t> waiting_;  // to be opened
 
-  std::mutex mutex_;
-  std::deque<Order> orders_;  // guarded by mutex_
+  Mutex mutex_;
+  std::deque<Order> orders_ GUARDED_BY(mutex_);
 
   WorkerPool pool_;  // last: its thread uses all the others
 };

@@ -32,16 +32,16 @@ std::vector<RewardResult> RewardPool::score_all(std::span<const RewardRequest> r
   for (const RewardRequest& request : requests)
     BOUGH_CHECK(request.problem != nullptr, "of ", requests.size());
   Batch batch{requests, std::vector<RewardResult>(requests.size())};
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   for (size_t i = 0; i < requests.size(); ++i) new_calls_.push_back({.batch = &batch, .index = i});
   pool_.wake();
-  finished_.wait(lock, [&] { return batch.num_finished == requests.size(); });
+  while (batch.num_finished < requests.size()) finished_.wait(mutex_);
   return std::move(batch.results);
 }
 
 void RewardPool::cancel() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_cancelled_ = true;
   }
   pool_.wake();
@@ -50,7 +50,7 @@ void RewardPool::cancel() {
 // ---- the pool's thread ----
 
 bool RewardPool::take_calls() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   waiting_.insert(waiting_.end(), new_calls_.begin(), new_calls_.end());
   new_calls_.clear();
   return !is_cancelled_;
@@ -165,7 +165,7 @@ void RewardPool::fail_or_retry(Call call, const std::string& why, bool transient
 }
 
 void RewardPool::finish(const Call& call, RewardResult result) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Batch& batch = *call.batch;
   batch.results[call.index] = std::move(result);
   // Under the lock: once it is released the caller may destroy the batch.

@@ -10,16 +10,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "env/reward.h"
 #include "env/reward_protocol.h"
 #include "env/worker_pool.h"
@@ -92,10 +91,10 @@ class RewardPool final : public RewardFunction, private WorkerScheduler {
   uint64_t next_id_ = 0;
   int64_t num_given_up_ = 0;  // workers that could not be started again, tried anew once no call waits
 
-  std::mutex mutex_;
-  std::condition_variable finished_;
-  std::vector<Call> new_calls_;  // guarded by mutex_
-  bool is_cancelled_ = false;    // guarded by mutex_
+  Mutex mutex_;
+  CondVar finished_;
+  std::vector<Call> new_calls_ GUARDED_BY(mutex_);
+  bool is_cancelled_ GUARDED_BY(mutex_) = false;
 
   WorkerPool pool_;  // last: its thread uses all the others
 };

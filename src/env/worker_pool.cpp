@@ -35,12 +35,15 @@ WorkerPool::WorkerPool(WorkerPoolOptions options, WorkerPoolStart start, Open op
       wake_descriptor_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (wake_descriptor_ < 0) throw IoError(str(start_.what, ": eventfd: ", std::strerror(errno)));
   thread_ = std::thread([this] { run(); });
-  std::unique_lock lock(mutex_);
-  started_.wait(lock, [this] { return num_started_ == start_.num_first || !start_error_.empty(); });
-  if (start_error_.empty()) return;
-  lock.unlock();
+  std::string error;
+  {
+    const MutexLock lock(mutex_);
+    while (num_started_ < start_.num_first && start_error_.empty()) started_.wait(mutex_);
+    error = start_error_;
+  }
+  if (error.empty()) return;
   stop();  // the destructor does not run for an object that was never complete
-  throw UserError(str(start_.what, " ", options_.name, ": ", start_error_));
+  throw UserError(str(start_.what, " ", options_.name, ": ", error));
 }
 
 WorkerPool::~WorkerPool() {
@@ -49,7 +52,7 @@ WorkerPool::~WorkerPool() {
 
 void WorkerPool::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_stopping_ = true;
   }
   wake();
@@ -72,12 +75,12 @@ Clock::Duration WorkerPool::retry_pause(int64_t num_attempts, int64_t max_doubli
 }
 
 bool WorkerPool::is_stopping() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return is_stopping_;
 }
 
 bool WorkerPool::has_started() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return num_started_ == start_.num_first;
 }
 
@@ -126,7 +129,7 @@ bool WorkerPool::start() {
 
 void WorkerPool::become_ready(Worker& worker) {
   worker.state = State::kIdle;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (num_started_ < start_.num_first) ++num_started_;
   started_.notify_all();
 }
@@ -138,7 +141,7 @@ void WorkerPool::fail_start(const Worker& worker, const std::string& why) {
 
 void WorkerPool::report_failed_start(const std::string& why) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (num_started_ < start_.num_first) {
       if (start_error_.empty()) start_error_ = why;
       started_.notify_all();

@@ -14,17 +14,16 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace bough {
 
@@ -158,11 +157,11 @@ class WorkerPool {
   Workers workers_;
   int64_t next_number_ = 0;
 
-  std::mutex mutex_;
-  std::condition_variable started_;
-  int64_t num_started_ = 0;   // guarded by mutex_; workers that have been ready once, up to num_first
-  std::string start_error_;   // guarded by mutex_
-  bool is_stopping_ = false;  // guarded by mutex_
+  Mutex mutex_;
+  CondVar started_;
+  int64_t num_started_ GUARDED_BY(mutex_) = 0;  // workers that have been ready once, up to num_first
+  std::string start_error_ GUARDED_BY(mutex_);
+  bool is_stopping_ GUARDED_BY(mutex_) = false;
 
   std::thread thread_;  // last: it uses all the others
 };
