@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/json.h"
+#include "env/worker_protocol.h"
 
 namespace bough {
 namespace {
