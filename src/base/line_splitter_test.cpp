@@ -9,7 +9,9 @@ namespace {
 
 TEST(LineSplitter, ALineThatIsTooLongIsNotTakenInOnePieceEither) {
   LineSplitter splitter;
-  splitter.append(std::string(kMaxReplyBytes + 1, 'x') + "\n");
+  std::string line(kMaxReplyBytes + 1, 'x');
+  line += '\n';
+  splitter.append(line);
   EXPECT_FALSE(splitter.next());
   EXPECT_TRUE(splitter.overflowed());
 }
