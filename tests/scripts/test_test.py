@@ -24,9 +24,10 @@ class Checkout:
     def documents(self, code: str) -> None:
         (self.root / "scripts" / "check_docs").write_text(f"import sys\n{code}\n")
 
-    def gtest(self, name: str, body: str, report: dict | None = None) -> None:
+    def gtest(self, name: str, body: str, report: dict | None = None, build: str = "build") -> None:
         """A program that writes `report` where --gtest_output asks for it, then runs `body`."""
-        program = self.programs / f"{name}_test"
+        program = self.root / build / "test" / f"{name}_test"
+        program.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report) if report else ""
         program.write_text(
             f"#!{sys.executable}\nimport os, signal, sys, time\n"
@@ -90,6 +91,23 @@ def test_sums_over_all_kinds_of_runners(checkout: Checkout):
     assert (checkout.root / "build/test-results/sum.txt").read_text() == last + "\n"
     for name in ("base_test", "pytest:tests ", "pytest:tests/parity", "check_docs"):
         assert f"ok    {name}" in text
+
+
+def test_gates_are_the_layout_the_locks_and_the_sanitized_tests(checkout: Checkout):
+    checkout.gtest("base", "", gtest_report("passed"))
+    for script in ("lint", "check_locks"):
+        path = checkout.root / "scripts" / script
+        path.write_text("#!/bin/sh\necho $0 $*\n")
+        path.chmod(0o755)
+    code, last, text = checkout.run("--gates")
+    assert (code, last) == (1, "4 passed, 1 failed, 0 skipped"), text
+    assert "FAIL  asan:base_test" in text, "build-asan/ does not exist"
+
+    sanitized = "assert 'detect_leaks=1' in os.environ['ASAN_OPTIONS']"
+    checkout.gtest("base", sanitized, gtest_report("passed"), build="build-asan")
+    code, last, text = checkout.run("--gates")
+    assert (code, last) == (0, "5 passed, 0 failed, 0 skipped"), text
+    assert "--layout" in (checkout.root / "build/test-results/layout.log").read_text()
 
 
 def test_goes_on_after_a_failure_and_shows_it(checkout: Checkout):
