@@ -25,7 +25,7 @@ double mean(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-// The value below which `share` of the values are.
+// The `share` quantile. Reorders `values`.
 double quantile(std::vector<double>& values, double share) {
   const auto rank =
       std::min(static_cast<int64_t>(share * static_cast<double>(values.size())), std::ssize(values) - 1);
@@ -33,7 +33,7 @@ double quantile(std::vector<double>& values, double share) {
   return values[static_cast<size_t>(rank)];
 }
 
-// Each row's place in its response.
+// For each row: the index of the range of response positions that the row's token lies in (kEnds).
 std::vector<size_t> places_of(const std::vector<const Trajectory*>& rows, const TrainBatch& batch) {
   std::vector<size_t> places;
   size_t sequence = 0;
@@ -55,7 +55,7 @@ Places by_place(const at::Tensor& values_R, const std::vector<size_t>& places) {
   return out;
 }
 
-// The mean of each response's mean acceptance that 5% of the responses are below.
+// The 5% quantile over responses of the response's mean acceptance.
 double fifth_percentile_of_rows(const at::Tensor& accepted_R, const TrainBatch& batch) {
   std::vector<double> means;
   for (size_t s = 0; s + 1 < batch.row_offset.size(); ++s) {
@@ -65,7 +65,7 @@ double fifth_percentile_of_rows(const at::Tensor& accepted_R, const TrainBatch& 
   return quantile(means, 0.05);
 }
 
-// k3 of mu against pi, without a clamp's bias where there is no token.
+// Mean of the k3 estimate over the chosen rows. Empty if no row is chosen.
 std::optional<double> kl_where(const at::Tensor& kl_R, const at::Tensor& chosen_R) {
   if (!chosen_R.any().item<bool>()) return {};
   return kl_R.masked_select(chosen_R).mean().item<double>();
@@ -82,7 +82,7 @@ at::Tensor overlap_of(const at::Tensor& behaviour_given_RK, const at::Tensor& gi
   const at::Tensor pi_RK =
       at::where(mu_RK.gt(0), given_log_probs_RK.to(at::kDouble).exp(), at::zeros_like(mu_RK));
   const at::Tensor rest_R = at::minimum(mu_RK.sum(1).neg().add(1), pi_RK.sum(1).neg().add(1))
-                                .clamp_min(0);  // rounding: not below 0
+                                .clamp_min(0);  // against rounding errors
   return at::minimum(mu_RK, pi_RK).sum(1).add(rest_R);
 }
 
@@ -119,7 +119,8 @@ MetricValues acceptance_metrics(const std::vector<const Trajectory*>& rows, cons
     acceptance = metrics["sparse/overlap"] = mean(all);
     metrics["sparse/overlap_p5"] = quantile(all, 0.05);
   }
-  // Of samples drawn by these weights only attention differs; of older ones the weights do, too.
+  // Samples of the current version differ from the dense policy only by attention. Older samples also differ
+  // by the weights.
   const at::Tensor kl_R = log_w_R.exp().sub(1).sub(log_w_R);
   const at::Tensor& versions_R = batch.fields.versions_R;
   const at::Tensor fresh_R = versions_R.defined() && dense.version >= 0 ? versions_R.ge(dense.version)

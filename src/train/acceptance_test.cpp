@@ -25,11 +25,12 @@ MetricValues metrics_of(const std::vector<Trajectory>& samples, const DenseValue
   return acceptance_metrics(rows, make_batch(samples, {}, at::kDouble), dense);
 }
 
-// Tokens of a dense probability of half and a fourth of mu's are accepted so often; others always.
+// Tokens whose dense probability is a half or a fourth of mu's are accepted with that probability. All others
+// are always accepted.
 TEST(Acceptance, SampledOneIsCountedByPlaceAndRow) {
   at::Tensor dense_R = at::full({399}, -1 + std::log(0.5), at::kDouble);
   dense_R.narrow(0, 256, 143).fill_(-1 + std::log(0.25));
-  dense_R[0] = 0;  // more likely than mu says
+  dense_R[0] = 0;  // more likely than under mu
   const MetricValues metrics = metrics_of({drawn_row(400)}, {dense_R});
   EXPECT_NEAR(metrics.at("sparse/acceptance_to_255"), (1 + 255 * 0.5) / 256, 1e-9);
   EXPECT_NEAR(metrics.at("sparse/acceptance_to_1023"), 0.25, 1e-9);
@@ -39,7 +40,7 @@ TEST(Acceptance, SampledOneIsCountedByPlaceAndRow) {
   EXPECT_FALSE(metrics.contains("sparse/overlap"));
 }
 
-// The ratio's mean and tails: 20 tokens of every 100 at 1/2 and 10 at 2, the others at 1.
+// Mean and tails of the ratio. In every 100 tokens, 20 have ratio 1/2, 10 have ratio 2, and the rest have 1.
 TEST(Acceptance, RatiosHaveTheirTailsByPlace) {
   at::Tensor dense_R = at::full({400}, -1.0, at::kDouble);
   for (int64_t r = 0; r < 400; ++r)
@@ -52,8 +53,8 @@ TEST(Acceptance, RatiosHaveTheirTailsByPlace) {
   EXPECT_FALSE(metrics.contains("sparse/ratio_p5_to_4095"));
 }
 
-// Over a whole vocabulary: known tokens one by one and the rest as one are at least the sum over the
-// vocabulary, and at most that and what the rest holds; with all tokens known they are that sum.
+// The overlap counts known tokens one by one and the rest as one token. It is at least the exact sum over the
+// vocabulary. It exceeds that sum by at most the rest's probability. With all tokens known it is equal.
 TEST(Acceptance, OverlapIsTheSumOfTheSmallerProbabilities) {
   at::manual_seed(1);
   const at::Tensor mu_RV = at::randn({50, 40}, at::kDouble).mul(2).log_softmax(1);
@@ -72,7 +73,7 @@ TEST(Acceptance, OverlapIsTheSumOfTheSmallerProbabilities) {
     EXPECT_LT(gap_R.mean().item<double>(), gap_before);
     gap_before = gap_R.mean().item<double>();
   }
-  // A place without a token counts for nothing, whatever the policy says of the token that stands there.
+  // A padded column (log-probability -inf) adds nothing, whatever the policy's value for its token id.
   const auto [top_RK, ids_RK] = mu_RV.topk(3, 1);
   const at::Tensor filled = at::cat({top_RK, at::full({50, 1}, -INFINITY, at::kDouble)}, 1);
   const at::Tensor given_RK = pi_RV.gather(1, ids_RK);
@@ -82,7 +83,7 @@ TEST(Acceptance, OverlapIsTheSumOfTheSmallerProbabilities) {
 
 TEST(Acceptance, OverlapHasMeanAndFifthPercentileByPlace) {
   at::Tensor overlap_R = at::full({399}, 0.9, at::kDouble);
-  overlap_R.narrow(0, 0, 26).fill_(0.2);  // a tenth of the first place
+  overlap_R.narrow(0, 0, 26).fill_(0.2);  // a tenth of the first range
   overlap_R.narrow(0, 256, 143).fill_(0.5);
   const at::Tensor dense_R = at::full({399}, -1.0, at::kDouble);
   const MetricValues metrics = metrics_of({drawn_row(400)}, {dense_R, overlap_R});
@@ -93,7 +94,8 @@ TEST(Acceptance, OverlapHasMeanAndFifthPercentileByPlace) {
   EXPECT_NEAR(metrics.at("sparse/overlap"), (26 * 0.2 + 230 * 0.9 + 143 * 0.5) / 399, 1e-12);
 }
 
-// Tokens drawn by the weights that are trained differ by attention alone; older ones are counted apart.
+// Tokens sampled with the trained version differ by attention only. Tokens of older versions have their own
+// KL metric.
 TEST(Acceptance, TheKlOfStaleTokensStandsBeside) {
   const std::vector<Trajectory> samples = {drawn_row(101, 7), drawn_row(51, 5)};
   at::Tensor dense_R = at::full({150}, -1 + std::log(0.5), at::kDouble);

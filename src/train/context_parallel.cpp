@@ -43,7 +43,7 @@ ContextPass::ContextPass(Communicator& ranks, int64_t stack_rows, const std::vec
   upload.add(own, &own_tokens_);
   int64_t at = 0;
   const std::vector<TokenRun> runs = context_runs(num_tokens_, ranks.rank(), ranks.size());
-  pieces_.reserve(runs.size());  // the upload writes to them
+  pieces_.reserve(runs.size());  // the upload keeps pointers to them
   for (const TokenRun& run : runs) {
     const int64_t length = run.end - run.begin;
     std::vector<int32_t> ends(end_local.begin(), end_local.begin() + stack_rows + run.end);
@@ -93,7 +93,7 @@ TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, co
   const at::Tensor all = gather(at::stack({k, v}, 1));
   at::Tensor k_rows = stack.k(layer, stack_rows_, num_tokens_),
              v_rows = stack.v(layer, stack_rows_, num_tokens_);
-  const bool is_again = std::ssize(kept_rows_) > layer;  // another pass may have used the rows since
+  const bool is_again = std::ssize(kept_rows_) > layer;  // another pass may have overwritten them
   if (verify_rows)
     BOUGH_CHECK(is_again ? at::equal(kept_rows_[static_cast<size_t>(layer)], all)
                          : at::equal(k_rows, all.select(1, 0)) && at::equal(v_rows, all.select(1, 1)),
@@ -102,7 +102,7 @@ TreeAttentionOutput ContextPass::forward(const KvStack& stack, int64_t layer, co
   v_rows.copy_(all.select(1, 1));
   if (keeps_rows_ && !is_again) kept_rows_.push_back(all);
   const auto acc = accumulator_type(q.scalar_type());
-  if (!has_tokens()) {  // one query that sees itself alone
+  if (!has_tokens()) {  // one query that attends to itself
     const at::Tensor lse = at::zeros({1, q.size(1)}, q.options().dtype(acc));
     return {at::zeros_like(q), lse};
   }

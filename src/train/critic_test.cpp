@@ -41,7 +41,7 @@ CriticSettings critic_settings(bool share_backbone = false) {
   return settings;
 }
 
-// A head that is not zero.
+// Fills the value_head with random numbers, since its initial weights are 0.
 void randomise(Critic& critic) {
   auto generator = at::detail::createCPUGenerator(7);
   for (Parameter* parameter : critic.head().parameters())
@@ -55,7 +55,7 @@ void zero_gradients(Critic& critic) {
   for (Parameter* parameter : critic.head().parameters()) parameter->main_grad.zero_();
 }
 
-// Old values near the present ones, so that some are cut, and returns anywhere.
+// Sets old values near the current ones, so that some are clipped, and random returns.
 void add_targets(TrainBatch& batch, const at::Tensor& values_R, uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);
   const auto noise = [&] {
@@ -81,7 +81,7 @@ TEST(Critic, ValuesAndGradientsAreThoseOfTheFlatBatchInEveryPlan) {
     std::map<std::string, at::Tensor> expected;
     for (const char* strategy : kStrategies)
       for (const int64_t limit : {int64_t{4096}, 7 + static_cast<int64_t>(seed)}) {
-        if (strategy == std::string("packed") && limit < 4096) continue;  // cuts no sequence
+        if (strategy == std::string("packed") && limit < 4096) continue;  // packed plans do not cut sequences
         Critic critic(*model, critic_settings(), actor_with(strategy, limit), 10);
         randomise(critic);
         zero_gradients(critic);
@@ -194,7 +194,7 @@ TEST(Critic, InThePolicysWalkTheGradientsOfBothAdd) {
   for (const auto& [name, gradient] : gradients_of(shared))
     EXPECT_TRUE(at::allclose(gradient, expected.at(name), 1e-10, 1e-12)) << name;
 
-  // In the warm-up the head alone has a gradient, from a walk forward.
+  // In the warm-up only the value_head has a gradient. A forward pass computes it.
   zero_gradients(shared);
   shared.accumulate(plan, r->batch);
   for (const auto& [name, gradient] : gradients_of(shared)) {
@@ -204,8 +204,8 @@ TEST(Critic, InThePolicysWalkTheGradientsOfBothAdd) {
   }
 }
 
-// Groups of four: a prompt of five tokens, then two or three of each sample's own; one sample is cut at the
-// limit, one response is empty.
+// Groups of four samples: a prompt of five tokens, then two or three tokens of each sample. One sample is
+// truncated, one response is empty.
 std::vector<Trajectory> scored_batch(int64_t groups) {
   std::vector<Trajectory> batch;
   for (int32_t g = 0; g < groups; ++g)
@@ -223,7 +223,7 @@ std::vector<Trajectory> scored_batch(int64_t groups) {
   return batch;
 }
 
-// What a run does with a batch.
+// One training step as a run makes it.
 MetricValues step(Trainer& trainer, std::vector<Trajectory> batch, const ActorSettings& settings) {
   set_advantages(batch, settings, {}, {}, [&](std::vector<Trajectory>& rows) { trainer.set_values(rows); });
   return trainer.train(batch);
@@ -241,7 +241,7 @@ bool all_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
   return true;
 }
 
-// A policy, a critic and their trainer.
+//
 struct TinyRun {
   explicit TinyRun(bool share_backbone, ActorSettings actor = actor_with("path"), int64_t warmup_steps = 0,
                    at::ScalarType type = at::kDouble)
@@ -280,7 +280,7 @@ TEST(CriticOfATrainer, StartsAtZeroAndLearnsTheReturns) {
     EXPECT_GT(first.at("critic/grad_norm"), 0);
     MetricValues last;
     for (int i = 0; i < 30; ++i) last = run.step();
-    // A shared backbone has the policy's gradient, too.
+    // A shared backbone also receives the policy's gradient.
     EXPECT_GT(last.at("critic/explained_variance"), share_backbone ? 0.1 : 0.3);
   }
 }
@@ -300,7 +300,8 @@ TEST(CriticOfATrainer, WarmUpLeavesTheActorAlone) {
     EXPECT_EQ(run.critic->optimizer().num_steps(), 2);
     run.step();
     EXPECT_FALSE(all_equal(before, values_of(run.model->parameters())));
-    // The step's number counts, not how often this trainer was called: so a resumed run goes on.
+    // The warm-up counts the run's step number, not the calls of this trainer. A resumed run therefore
+    // continues it.
     TinyRun later(share_backbone, actor_with("path"), /*warmup_steps=*/2);
     later.trainer->set_version(2);
     EXPECT_EQ(later.step().count("optim/grad_norm"), 1u);
@@ -330,7 +331,7 @@ TEST(CriticOfATrainer, AnEmptyBatchChangesNothing) {
   step(*run.trainer, batch, run.settings);
   EXPECT_TRUE(all_equal(before, run.weights()));
   EXPECT_EQ(run.critic->optimizer().num_steps(), 0);
-  // Groups of one sample have no baseline but the critic.
+  // In groups of one sample the critic is the only baseline.
   batch = {scored_batch(1)[0]};
   EXPECT_GT(step(*run.trainer, batch, run.settings).at("critic/loss"), 0);
 }
@@ -348,7 +349,7 @@ TEST(CriticOfATrainer, GoesOnFromASnapshotBitForBit) {
       OptimizerSnapshot actor = run.trainer->optimizer().snapshot(/*copies=*/true);
       save_model(folder / "actor", *run.model);
       run.step();
-      copy.save(folder / "critic");  // of what was, although training went on
+      copy.save(folder / "critic");  // of the earlier state; training went on
       actor.save(folder);
       EXPECT_EQ(fs::exists(folder / "critic/model"), !share_backbone);
       load_weights(folder / "actor", *other.model);
@@ -390,7 +391,7 @@ TEST(Critic, ABackboneOfItsOwnIsWhatMemoryHolds) {
   EXPECT_FALSE(memory_holds_critic(settings, *model, int64_t{1} << 60));
   settings.mb_spec.memory = {};
   ASSERT_TRUE(settings.mb_spec.memory.is_auto());
-  const auto needed = static_cast<int64_t>(28 * elements / kCriticShare);  // 16 of its own, 12 of the actor's
+  const auto needed = static_cast<int64_t>(28 * elements / kCriticShare);  // critic 16, actor 12
   EXPECT_TRUE(memory_holds_critic(settings, *model, needed + 2));
   EXPECT_FALSE(memory_holds_critic(settings, *model, needed - 2));
   const auto narrow = small_model(at::kBFloat16);
@@ -422,7 +423,7 @@ TEST(Trainer, EpochsGoOverTheSameMiniBatchesAgainstThePolicyOfTheStart) {
   EXPECT_THROW(settings.check(), UserError);
 }
 
-// ---- Rewards in time, and advantages of whole trajectories.
+// ---- Rewards per turn, and advantages of whole trajectories.
 
 Trajectory turns_of_areal() {
   Trajectory row;
@@ -451,7 +452,7 @@ TEST(SetAdvantages, ByTurnAsAReaLsTestHasIt) {
   EXPECT_EQ(batch[0].advantage, (std::vector<float>{0, 3.75, 3.75, 0, 6, 6}));
   EXPECT_EQ(batch[0].columns.at("returns"), (std::vector<double>{0, 4.75, 4.75, 0, 8, 8}));
 
-  // The same trajectory as two rows.
+  // The same trajectory in two rows.
   batch = {turns_of_areal(), turns_of_areal()};
   for (Trajectory& row : batch) row.trajectory = "t";
   batch[0].loss_mask = {0, 1, 1, 0, 0, 0};
@@ -461,7 +462,7 @@ TEST(SetAdvantages, ByTurnAsAReaLsTestHasIt) {
   EXPECT_EQ(batch[1].advantage, (std::vector<float>{0, 0, 0, 0, 6, 6}));
   EXPECT_EQ(batch[1].columns.at("returns"), (std::vector<double>{0, 0, 0, 0, 8, 8}));
 
-  // Values of the generated tokens alone, as a rollout file may have them.
+  // Values of the generated tokens only. Rollout files may have this form.
   batch = {turns_of_areal()};
   batch[0].columns["values"] = {1, 5, 2, 8};
   set_advantages(batch, settings, {});
@@ -473,9 +474,9 @@ TEST(SetAdvantages, WhatTurnsDoNotAccountForComesLast) {
   settings.advantages.adv_estimator = "turn_returns";
   settings.advantages.turn_discount = 0.5;
   std::vector<Trajectory> batch{turns_of_areal(), turns_of_areal(), turns_of_areal()};
-  batch[0].reward = 10;           // 3 and 4, and 3 more at the end
-  batch[1].turn_rewards.clear();  // 7 at the end
-  batch[2].turns.clear();         // a row without turns is one
+  batch[0].reward = 10;           // turn rewards 3 and 4, and 3 more at the end
+  batch[1].turn_rewards.clear();  // reward 7 at the end
+  batch[2].turns.clear();         // a row without turns is one turn
   batch[2].turn_rewards.clear();
   set_advantages(batch, settings, {});
   EXPECT_EQ(batch[0].advantage, (std::vector<float>{0, 6.5, 6.5, 0, 7, 7}));

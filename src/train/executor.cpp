@@ -20,18 +20,19 @@ namespace bough {
 
 namespace {
 
-// The tensors of one pass that follow from the plan alone.
+// The tensors of one pass that depend on the plan alone.
 struct PassInput {
   at::Tensor tokens_T, positions_T;  // int64
   KeyEnds ends;
   std::vector<uint8_t> is_drawn;                   // [T]
   std::vector<std::span<const uint16_t>> replays;  // [T]: the pages that generation kept; or empty
-  std::vector<QuerySegment> segments;              // where long runs go to the vendor's attention; or empty
-  // Of several ranks: their cut, which has ends and segments of its own; tokens_T, positions_T are own.
+  std::vector<QuerySegment> segments;              // runs for the vendor's attention; or empty
+  // With context parallelism: how the ranks split the pass; `shared` has its own ends and segments. tokens_T
+  // and positions_T then hold this rank's tokens. nullptr if context parallelism is off.
   std::shared_ptr<ContextPass> shared;
 };
 
-// The tensors of numbers are there when `upload` is sent.
+// The index tensors of `input` are defined after `upload` is sent.
 void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch& batch, const Block& block,
                      const std::vector<int32_t>& stack_tokens, Upload& upload, int64_t least_run,
                      Communicator* context_ranks) {
@@ -50,7 +51,7 @@ void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch&
       positions.push_back(tree.depth[t]);
       numbers.push_back(t);
     }
-  // end_local[j]: how many of the pass's tokens are numbered below the end of key j's subtree.
+  // end_local[j]: the number of tokens of the pass that are numbered below the end of key j's subtree.
   std::vector<int32_t> end_local(block.stack_rows + block.num_tokens);
   const auto count_below = [&](int32_t end) {
     if (block.ranges.size() == 1)
@@ -75,7 +76,8 @@ void make_pass_input(PassInput& input, const PrefixTree& tree, const TrainBatch&
   add_segments(upload, input.segments);
 }
 
-// Rows of the stack that a walk needs. Of several ranks each pass's own rows lie on it, too, while it runs.
+// Rows of the prefix KV stack that the plan execution needs. With context parallelism each pass also stores
+// its own rows there while it runs.
 int64_t stack_capacity(const PlannedTree& planned, const Communicator* context_ranks) {
   int64_t rows = planned.stack_capacity;
   if (context_ranks)
@@ -83,7 +85,8 @@ int64_t stack_capacity(const PlannedTree& planned, const Communicator* context_r
   return rows;
 }
 
-// Rank `rank`'s of the head rows of a pass that several ranks make: as many as the others'.
+// The head rows of a pass that context-parallel rank `rank` computes. The ranks' numbers of rows differ by at
+// most one.
 BlockRows rows_of_rank(const BlockRows& rows, int64_t rank, int64_t size) {
   const int64_t begin = rank * rows.num_rows() / size, end = (rank + 1) * rows.num_rows() / size;
   BlockRows own;
@@ -98,8 +101,8 @@ BlockRows rows_of_rank(const BlockRows& rows, int64_t rank, int64_t size) {
   return own;
 }
 
-// Beyond the length up to which the model is computed exactly, tokens that several sequences share would not
-// be the same for all of them, or the model another one.
+// Throws if a sequence exceeds the length up to which the model is computed exactly. Beyond this length, a
+// token would have other values in each sequence that shares it, or the model would be another one.
 void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
   for (size_t s = 0; s < batch.sequences.size(); ++s)
     if (static_cast<int64_t>(batch.sequences[s].size()) > config.max_exact_length)
@@ -108,7 +111,7 @@ void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
                           config.beyond_exact_length, "; leave the sequence out, or shorten it"));
 }
 
-// Walks through a plan, or a stage's part of it.
+// Executes a plan, or one pipeline stage's part of it.
 class Walk {
  public:
   Walk(Model& model, const ExecutorOptions& options, const Plan& plan, const TrainBatch& batch,
@@ -150,18 +153,18 @@ class Walk {
   }
 
  private:
-  // What a block keeps between its forward and its backward.
+  // The state that a block keeps between its forward and its backward pass.
   struct Open {
-    // The graph: of a leaf, and of an interior block's first forward where it keeps that.
+    // The autograd graph of a leaf block, or of an interior block's first forward if its `keep` retains it.
     std::unique_ptr<TreeContext> context;
-    at::Tensor hidden_TD;   // of own tokens
-    at::Tensor entered_TD;  // what the stage before sent
+    at::Tensor hidden_TD;   // this rank's tokens
+    at::Tensor entered_TD;  // received from the previous stage
     std::shared_ptr<ContextPass> shared;
-    std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one a layer
-    std::vector<PageChooser::Lists> choices;             // of a first forward without a graph, by layer
-    at::Tensor exits_E;                                  // its rows of these: int64
-    at::Tensor exits_ED;                                 // final hidden states that other blocks' heads read
-    at::Tensor d_exits_ED;                               // their gradients, accumulator type
+    std::vector<TreeAttentionOutput> attention_outputs;  // Keep::kAttention: one per layer
+    std::vector<PageChooser::Lists> choices;             // of a forward without a graph, by layer
+    at::Tensor exits_E;                                  // the rows of exits_ED in this pass, int64
+    at::Tensor exits_ED;                                 // boundary hidden states: other heads read them
+    at::Tensor d_exits_ED;                               // gradients of exits_ED, accumulator type
   };
   struct Tree {
     Tree(const PlannedTree& of_plan, const TrainBatch& batch)
@@ -171,10 +174,10 @@ class Walk {
     std::vector<Open> open;  // by block
   };
   struct Stack {
-    int32_t tree = -1;  // of the plan: whose deepest chain it holds
+    int32_t tree = -1;  // index in the plan; the tree whose deepest chain the stack holds
     std::unique_ptr<KvStack> rows;
   };
-  // Where the walk is.
+  // The block that is executed, with its tree, prefix KV stack and state.
   struct Place {
     Tree& tree;
     const int32_t index;
@@ -183,7 +186,8 @@ class Walk {
     Open& open;
   };
 
-  // Blocks at the bottom take turns on the stacks. One that is empty becomes the tree's that asks for it.
+  // The chains of blocks use the prefix KV stacks in turn. An empty stack is assigned to the tree that asks
+  // for it.
   KvStack& stack_of(const WalkStep& step, const Tree& tree) {
     Stack& stack = stacks_[static_cast<size_t>(step.chain) % stacks_.size()];
     if (!stack.rows || (stack.tree != step.tree && stack.rows->num_rows() == 0)) {
@@ -224,7 +228,8 @@ class Walk {
     }
   }
 
-  // On the last stage: what other blocks' heads read, and the head of a walk without backward.
+  // Called on the last stage only. Stores the boundary hidden states that other blocks' heads read. Runs the
+  // head if the plan is executed without backward.
   void leave(const Place& place, const at::Tensor& hidden_TD) {
     Open& open = place.open;
     if (open.exits_E.defined()) {
@@ -242,7 +247,7 @@ class Walk {
     if (backward_) {
       at::AutoGradMode mode(true);
       if (!open.hidden_TD.defined()) recompute(place);
-      else if (block.interior) upload_rows(place);  // a leaf's went with its forward, just before
+      else if (block.interior) upload_rows(place);  // a leaf's rows were uploaded with its forward
       if (ranks_ && !block.interior) place.stack.clear_above(block.stack_rows, block.num_tokens);
       const at::Tensor d_hidden_TD = model_.stage().is_last()
                                          ? head_gradient(place)
@@ -258,7 +263,7 @@ class Walk {
     if (block.interior) place.stack.pop(block.num_tokens);
   }
 
-  // Of the final hidden states of own tokens, model dtype; undefined where nothing reads them.
+  // Gradient of the final hidden states of this rank's tokens, model dtype. Undefined if nothing reads them.
   at::Tensor head_gradient(const Place& place) {
     Open& open = place.open;
     auto d_hidden_TD = run_head(place, open.hidden_TD);
@@ -275,7 +280,7 @@ class Walk {
     Open& open = place.open;
     auto pass = make_pass(place, options_.verify_recompute, /*reads_rows=*/true);
     if (pass.choice) {
-      pass.choice->counts = nullptr;  // its first forward was counted
+      pass.choice->counts = nullptr;  // the first forward was counted
       pass.choice->chosen = std::move(open.choices);
     }
     if (place.block.keep == Keep::kAttention) pass.kept_outputs = &open.attention_outputs;
@@ -284,7 +289,7 @@ class Walk {
     open.shared = input_.shared;
   }
 
-  // The rows of the block's head that this rank computes: of the last stage.
+  // Adds the head rows of the block that this rank computes. Called on the last stage only.
   void add_rows_of(const Place& place, Upload& upload) {
     rows_of_ = &place.block;
     const BlockRows& all = place.tree.rows.blocks[place.index];
@@ -308,7 +313,7 @@ class Walk {
     ++num_uploads_;
   }
 
-  // reads_rows: the pass's head runs with it.
+  // reads_rows: the block's head runs with this pass.
   TreeContext::Pass make_pass(const Place& place, bool verify_recompute, bool reads_rows) {
     const Block& block = place.block;
     KvStack& stack = place.stack;
@@ -327,7 +332,7 @@ class Walk {
     if (is_last && !exits.empty() && !place.open.exits_E.defined()) upload.add(exits, &exits_E);
     if (is_last && reads_rows) add_rows_of(place, upload);
     send(upload);
-    if (exits_E.defined()) place.open.exits_E = exits_E.clone();  // without the pass's other numbers
+    if (exits_E.defined()) place.open.exits_E = exits_E.clone();  // a copy, to free the rest of the upload
     if (input_.shared) {
       input_.tokens_T = input_.tokens_T.index_select(0, input_.shared->own_tokens());
       input_.positions_T = input_.positions_T.index_select(0, input_.shared->own_tokens());
@@ -366,20 +371,21 @@ class Walk {
     return vendor_attends_runs(model_.device(), model_.dtype(), model_.config().head_dim) ? kLeastRun : 0;
   }
 
-  // Of what the stage before sent, or of tokens.
+  // Runs the model on the previous stage's hidden states, or on tokens on the first stage.
   at::Tensor run_model(Open& open, TreeContext& context) {
     if (!open.entered_TD.defined()) return model_.forward(input_.tokens_T, input_.positions_T, context);
     if (at::GradMode::is_enabled()) open.entered_TD.requires_grad_(true);
     return model_.forward(open.entered_TD, input_.positions_T, context);
   }
 
-  // Hidden states of the whole pass, of those of own tokens.
+  // Hidden states of all tokens of the pass, from this rank's.
   at::Tensor of_all(const Open& open, const at::Tensor& hidden_TD) const {
     return open.shared ? open.shared->gather(hidden_TD.detach()) : hidden_TD.detach();
   }
 
-  // Gradient of the block's hidden states from its head rows, or undefined where it has none; what belongs to
-  // hidden states of blocks below is added there. Of several ranks each computes some of the rows.
+  // Gradient of the block's hidden states from its head rows; undefined if the block has none. Gradients of
+  // other blocks' boundary hidden states are added to those blocks. With context parallelism each rank
+  // computes some of the rows.
   at::Tensor run_head(const Place& place, const at::Tensor& own_hidden_TD) {
     std::vector<Open>& opened = place.tree.open;
     if (place.tree.rows.blocks[place.index].num_rows() == 0) return {};
@@ -425,14 +431,14 @@ class Walk {
   ReplayCounts counts_;
   std::vector<BlockHead*> heads_;
   bool backward_;
-  Communicator* const ranks_;  // that make each pass together, or null
+  Communicator* const ranks_;  // the context-parallel group, or nullptr
   const Pipeline pipeline_;
   StageLinks links_;
   std::vector<Stack> stacks_;
-  std::vector<std::unique_ptr<Tree>> trees_;  // those that were begun and are not done
-  PassInput input_;                           // of the pass that is made
-  const Block* rows_of_ = nullptr;            // whose rows these are
-  BlockRows own_rows_;                        // of several ranks: this one's
+  std::vector<std::unique_ptr<Tree>> trees_;  // started and not finished
+  PassInput input_;                           // of the current pass
+  const Block* rows_of_ = nullptr;            // the block of row_indices_
+  BlockRows own_rows_;                        // with context parallelism: this rank's
   RowIndices row_indices_;
   int64_t num_uploads_ = 0;
 };
@@ -495,7 +501,7 @@ bool needs_values_first(const Plan& plan, const Loss& loss) {
   size_t num_blocks = 0;
   for (const PlannedTree& planned : plan.trees) {
     num_blocks += planned.blocks.size();
-    // A block that nothing runs on, nor it on another, holds all of its sequences.
+    // A block without blocks above or below it holds all of its sequences.
     for (const Block& block : planned.blocks)
       if (block.interior || block.above >= 0) return true;
   }
@@ -521,7 +527,7 @@ WalkResult Executor::forward_backward(const Plan& plan, const TrainBatch& batch,
   if (options_.context_ranks && options_.context_ranks->size() > 1 && !loss.token_separable()) {
     values_first = true;  // no rank has all rows of a block
   } else if (options_.ranks &&
-             !loss.token_separable()) {  // the ranks walk alike, whatever their own plans want
+             !loss.token_separable()) {  // the ranks must run the same passes, whatever their own plans need
     double wanted = values_first || (options_.ranks->size() > 1 && loss.couples() == Couples::kBatch);
     options_.ranks->all_reduce(std::span<double>(&wanted, 1));
     values_first = wanted > 0;

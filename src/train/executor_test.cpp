@@ -23,8 +23,8 @@ constexpr const char* kStrategies[] = {"dense", "path", "blocks"};
 // Models this small run faster on one thread.
 const bool one_thread = (at::set_num_threads(1), true);
 
-// One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` of up to 500, the others
-// of up to 100.
+// One seed in `every_large` has a tree of up to 2,000 tokens, one in `every_medium` of up to 500, the rest of
+// up to 100.
 void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, int64_t every_medium) {
   const auto loss = full_loss();
   for (int64_t seed = begin; seed < end; ++seed) {
@@ -40,7 +40,7 @@ void expect_every_plan_exact(int64_t begin, int64_t end, int64_t every_large, in
         if (limit < 4 && max_tokens > 500) continue;
         const Plan plan = with_random_keeps(make_plan(strategy, plan_request(r->batch, limit)), random());
         validate(plan, r->batch.sequences);
-        // What nobody reads of a layer that is computed again is computed only to be verified.
+        // The outputs of a recomputed layer that nothing reads are computed only for verification.
         expect_exact(*model, flat, *r, plan, *loss, str(strategy, " seed ", seed, " B ", limit),
                      /*least_run=*/0, /*verify_recompute=*/random() % 2 == 0);
         if (::testing::Test::HasFatalFailure()) return;
@@ -54,12 +54,13 @@ TEST(Executor, EveryPlanHasTheFlatBatchsGradients) {
 
 TEST(SlowExecutor, EveryPlanHasTheFlatBatchsGradients) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
-  // A large tree takes as long as 60 small ones. Primes, so that they meet every kind of model.
+  // A large tree takes as long as 60 small ones. The periods are primes, so that large trees meet every kind
+  // of model.
   expect_every_plan_exact(300, 3000, 211, 23);
 }
 
-// test(batch, expect) of random batches and models: expect(plan, what, least_run) that the plan has the flat
-// batch's gradients.
+// Calls test(batch, expect) for random batches and models. expect(plan, what, least_run) checks that the plan
+// has the flat batch's gradients.
 template <class Test>
 void for_random_batches(int64_t num_seeds, int64_t max_tokens, Test&& test) {
   const auto loss = full_loss();
@@ -78,9 +79,9 @@ TEST(Executor, EveryPackersTreesAreExact) {
   for_random_batches(12, 100, [](const TrainBatch& batch, auto&& expect) {
     for (const auto packer : packer_names()) {
       PlanRequest request = plan_request(batch, 1);
-      for (const TokenSpan& sequence : request.sequences)  // no longer path, so that there are several trees
+      for (const TokenSpan& sequence : request.sequences)  // no longer, to have several trees
         request.max_tokens_per_pass = std::max(request.max_tokens_per_pass, std::ssize(sequence));
-      if (packer == "exact" && request.sequences.size() > 10) continue;  // it is for small trees
+      if (packer == "exact" && request.sequences.size() > 10) continue;  // only for small trees
       request.packer = packer;
       expect(make_plan("packed", request), str(packer));
     }
@@ -99,7 +100,7 @@ TEST(Executor, EveryNumberOfMicroBatchesIsExact) {
 
 TEST(Executor, AStackFitsEachTreeThatComesAfterAShallowerOne) {
   for_random_batches(8, 200, [](const TrainBatch& batch, auto&& expect) {
-    // A tree for each sequence, in chunks, and each with a deeper stack than the one before.
+    // One tree per sequence, in chunks, sorted by the depth of the prefix KV stack.
     const PlanRequest whole = plan_request(batch, 8);
     Plan plan = make_plan("path", part_of(whole, {}));
     for (int64_t i = 0; i < std::ssize(whole.sequences); ++i) {
@@ -123,8 +124,8 @@ TEST(Executor, RunsAttendedByThemselvesAreExact) {
   });
 }
 
-// Layers that are computed again have the graph, and so the gradients, of those that were kept: to the bit,
-// in every type, with and without adapters.
+// Recomputed layers have the same graph as checkpointed ones. The gradients are therefore equal to the bit,
+// in every dtype, with and without adapters.
 TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
   const auto loss = full_loss();
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16})
@@ -135,7 +136,7 @@ TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
       if (seed % 2 == 1) {
         add_adapter(*model, {.rank = 3}, seed);
         auto generator = at::detail::createCPUGenerator(seed);
-        for (Parameter* parameter : model->trained_parameters())  // B = 0 would leave A without a gradient
+        for (Parameter* parameter : model->trained_parameters())  // with B = 0, A would have no gradient
           parameter->value.normal_(0, 0.3, generator);
       }
       model->allocate_gradients();
@@ -159,7 +160,8 @@ TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
     }
 }
 
-// What the host makes goes over once a pass, whatever the pass keeps and however many chunks its head has.
+// Each pass copies host data to the device once, whatever the pass keeps and however many chunks its head
+// has.
 TEST(Executor, NumbersGoToTheDeviceOnceAPass) {
   const auto loss = full_loss();
   for (int64_t seed = 0; seed < 12; ++seed) {
@@ -204,8 +206,8 @@ TEST(Executor, NestedPrefixesAreExact) {
   auto model = random_model(1, at::kDouble);
   const auto plan = make_plan("path", plan_request(r.batch, 100));
   EXPECT_EQ(plan.trees[0].tree->num_tokens(), 1100);
-  // One sequence that trains each of its tokens has the losses of the nested prefixes: each prefix trains its
-  // last token only.
+  // One sequence that trains each of its tokens has the same losses as the nested prefixes. Each prefix
+  // trains its last token only.
   RandomBatch whole;
   whole.trajectories = {trajectory_of(longest, std::vector<uint8_t>(longest.size(), 1))};
   whole.batch = make_batch(whole.trajectories, {}, at::kDouble);
@@ -230,7 +232,7 @@ TEST(Executor, ForwardOnlyGivesTheSameValues) {
   }
 }
 
-// A loss that couples the tokens of a sequence: the square of its summed log-probabilities.
+// A loss with coupling scope `sequence` or `batch`: the square of each sequence's summed log-probabilities.
 class SquaredSequenceLoss : public Loss {
  public:
   explicit SquaredSequenceLoss(Couples couples) : couples_(couples) {}
@@ -258,7 +260,7 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
       const auto r = random_batch(seed, 200);
       auto model = random_model(seed, at::kDouble);
       auto flat = FlatReference(*model).run(r->batch, loss);
-      // Blocks of 16 tokens, and passes that hold whole sequences, several of them or one.
+      // Blocks of 16 tokens, and passes that hold one or several whole sequences.
       for (const int64_t limit : {16, 4096})
         for (const char* strategy : kStrategies)
           expect_exact(*model, flat, *r, make_plan(strategy, plan_request(r->batch, limit)), loss,
@@ -267,7 +269,8 @@ TEST(Executor, LossesThatCoupleTokensAreExact) {
   }
 }
 
-// Where a block holds its sequences, their loss is taken when they are computed; no walk goes ahead of it.
+// If a block holds all of its sequences, their loss is taken when the block is computed. No forward pass runs
+// before.
 TEST(Executor, WalksAheadOnlyWhereAPassDoesNotHoldWhatTheLossCouples) {
   const auto r = random_batch(5, 200);
   auto model = random_model(5, at::kDouble);
@@ -285,7 +288,7 @@ TEST(Executor, WalksAheadOnlyWhereAPassDoesNotHoldWhatTheLossCouples) {
   EXPECT_FALSE(walks_ahead("blocks", 1 << 20, "gspo"));
 }
 
-// Every loss with the correction it has by default, and PPO with every other one.
+// Every loss with its default correction, and PPO with every other correction.
 std::vector<LossSettings> every_loss() {
   std::vector<LossSettings> all;
   for (const std::string& name : loss_names()) {
@@ -320,7 +323,8 @@ std::vector<LossSettings> every_loss() {
   return all;
 }
 
-// Through trees, at once or by values first, they have the gradient that they have sequence by sequence.
+// On trees, every loss has the gradient that it has sequence by sequence, with or without a forward pass for
+// the values first.
 TEST(Executor, EveryLossAndCorrectionIsExact) {
   const std::vector<LossSettings> all = every_loss();
   for (uint64_t seed = 0; seed < 3; ++seed) {
@@ -339,7 +343,7 @@ TEST(Executor, EveryLossAndCorrectionIsExact) {
   }
 }
 
-// What a run records: log-probabilities near those of the model that the training begins with.
+// Batches as a run records them: the log-probabilities are near those of the initial model.
 std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t count, bool with_given) {
   std::vector<std::unique_ptr<RandomBatch>> batches;
   for (uint64_t seed = 0; std::ssize(batches) < count; ++seed) {
@@ -357,8 +361,7 @@ std::vector<std::unique_ptr<RandomBatch>> recorded_batches(Model& model, int64_t
   return batches;
 }
 
-// Differences of two trainings that began with the same weights, one through `plans[0]`, one through
-// `plans[1]`.
+// Differences between two trainings that start from the same weights. They use `plans[0]` and `plans[1]`.
 struct Drift {
   double log_probs = 0, parameters = 0, moved = 0;
 };
@@ -396,8 +399,9 @@ Drift train_both(const LossSettings& settings, const std::vector<std::unique_ptr
   return drift;
 }
 
-// KL-Cov has no clip: on batches of another policy its ratios grow without bound, and with them what rounding
-// has left, so that a run says nothing; of one step it is exact like the others.
+// KL-Cov is left out. It has no clip, so its ratios grow without bound on batches of another policy. Rounding
+// errors grow with the ratios, and a comparison after 50 batches says nothing. One step of KL-Cov is exact,
+// like one step of the other losses.
 TEST(SlowExecutor, AfterFiftyBatchesTreeAndDenseAreTheSameModel) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
   const auto start = random_model(3, at::kDouble);
@@ -413,7 +417,8 @@ TEST(SlowExecutor, AfterFiftyBatchesTreeAndDenseAreTheSameModel) {
   }
 }
 
-// In fp32 AdamW turns rounding of gradients next to 0 into whole steps: said, not bounded by much.
+// In fp32, AdamW turns rounding errors of gradients near 0 into whole steps. The test reports the difference
+// and bounds it only loosely.
 TEST(SlowExecutor, AfterFiftyBatchesInFp32TheDifferenceIsSaid) {
   if (!is_slow_suite()) GTEST_SKIP() << "in the slow suite";
   const auto start = random_model(3, at::kDouble);
@@ -430,7 +435,8 @@ TEST(SlowExecutor, AfterFiftyBatchesInFp32TheDifferenceIsSaid) {
   }
 }
 
-// The most likely tokens of each row, and the log-probabilities of given ones, in every plan.
+// The most likely tokens of each row and the log-probabilities of the top-k tokens agree with the flat batch
+// in every plan.
 TEST(Executor, TopAndGivenLogProbabilitiesAreTheFlatBatchs) {
   int64_t checked = 0;
   for (uint64_t seed = 0; seed < 6; ++seed) {

@@ -25,12 +25,12 @@ namespace bough {
 
 namespace {
 
-// Of a GPU's free memory, what a plan may fill where no bound is set: the rest is for what the allocator
-// loses between blocks of different sizes.
+// The share of a GPU's free memory that a plan may fill if no limit is set. The rest covers what the
+// allocator loses to fragmentation between blocks of different sizes.
 constexpr double kShareOfFreeMemory = 0.9;
 
-// Estimators whose advantages are not normalised again over the batch's tokens: what a KL by token adds to
-// them stays what it is.
+// True for estimators that do not normalize advantages over the batch's tokens. Normalization would change a
+// KL per token that was added to the advantages.
 bool takes_kl_in_reward(const std::string& estimator) {
   return estimator == "grpo" || estimator == "dr_grpo" || estimator == "rloo" || estimator == "opo" ||
          estimator == "remax" || estimator == "maxrl";
@@ -49,7 +49,7 @@ void check_frozen(const LossSettings& settings, const AdvantageSettings& advanta
                         "expected kl_loss_coef instead, or one of grpo, dr_grpo, rloo, opo, remax, maxrl"));
 }
 
-// Whether the engine said of every trained token which ones were most likely.
+// Whether every trained token has the inference engine's top-k tokens.
 bool has_engine_top(const std::vector<const Trajectory*>& trajectories) {
   for (const Trajectory* row : trajectories)
     for (size_t i = 1; row->in_loss() && i < row->input_ids.size(); ++i)
@@ -142,7 +142,8 @@ TrainBatch GradientStep::prepare(const std::vector<const Trajectory*>& trajector
   return batch;
 }
 
-// The engine's most likely tokens of each row; rows of fewer are filled up with some token of probability 0.
+// Sets the inference engine's top-k tokens of each row. Rows with fewer are padded with a token of
+// probability 0.
 void GradientStep::set_given_tokens(const std::vector<const Trajectory*>& trajectories,
                                     TrainBatch& batch) const {
   size_t width = 0;
@@ -252,13 +253,13 @@ std::optional<int64_t> GradientStep::device_bytes() const {
   if (device_bytes_) return device_bytes_;
   device_bytes_ =
       static_cast<int64_t>(kShareOfFreeMemory * static_cast<double>(device_memory(model_.device()).free));
-  // Who makes the passes of one plan together must make it of the same bytes.
+  // Ranks that execute the same plan must plan with the same number of bytes.
   if (ranks_ && ranks_->sizes().all() > ranks_->sizes().data)
     device_bytes_ = std::ranges::min(ranks_->gather(*device_bytes_));
   return device_bytes_;
 }
 
-// The plans of this rank's fixed shares, one after the other.
+// The plans of this rank's fixed shares, one after another.
 Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& strategy) const {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;
@@ -272,8 +273,8 @@ Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& st
   return all;
 }
 
-// Each share's gradient is taken from zero, and two of the same height are added as soon as they are there,
-// so that log2 of the shares are held besides the one that is made.
+// Each share's gradient starts from zero. Two partial sums of equal height are added as soon as both exist.
+// At most log2(number of shares) sums are held besides the current gradient.
 WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& batch) {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;
@@ -293,7 +294,7 @@ WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& b
   const std::vector<Parameter*> parameters = model_.trained_parameters();
   Executor executor(model_, {.same_bits = settings_.deterministic, .sparse = sparse_});
   std::vector<WalkResult> results;
-  std::vector<std::pair<int64_t, std::vector<at::Tensor>>> partial;  // number of shares, their gradient
+  std::vector<std::pair<int64_t, std::vector<at::Tensor>>> partial;  // number of shares, gradient sum
   for (const Plan& share : plans) {
     results.push_back(executor.forward_backward(share, batch, *loss_));
     int64_t count = 1;

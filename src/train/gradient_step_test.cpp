@@ -1,4 +1,4 @@
-// From a rollout file's rows to weights, advantages and a gradient.
+// From the rows of a rollout file to weights, advantages and a gradient.
 #include "train/gradient_step.h"
 
 #include <ATen/ATen.h>
@@ -47,7 +47,7 @@ TEST(MakeBatch, RowsOfTheLossAreTheTrainedTokens) {
   batch[1].advantage = {0, 0, 0, -1, 2};
   batch[2].trained = false;
   batch[3].valid = false;
-  batch[0].loss_mask[0] = 1;  // position 0 has no prediction
+  batch[0].loss_mask[0] = 1;  // nothing predicts position 0
   const TrainBatch made = make_batch(batch, {}, at::kDouble);
   ASSERT_EQ(made.sequences.size(), 2u) << "rows that are not trained or not valid are left out";
   EXPECT_EQ(made.trained_positions, (std::vector<std::vector<int32_t>>{{3}, {3, 4}}));
@@ -78,8 +78,8 @@ TEST(MakeBatch, RefusesWhatIsNoBatch) {
   EXPECT_THROW(make_batch(batch, {}, at::kDouble), InternalError);
 }
 
-// The batch is two rows of one trajectory, of one and of two tokens, beside a sequence of three: each row has
-// half a sequence's weight, whatever the aggregation.
+// The batch has two rows of one trajectory, with one and two trained tokens, and a sequence with three. Each
+// of the two rows has half of a sequence's weight in every aggregation.
 TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
   std::vector<Trajectory> batch = {row("g", 1, {1, 2, 4}, 2), row("g", 1, {1, 2, 3, 5}, 2),
                                    row("g", 0, {1, 2, 3, 4, 5}, 2)};
@@ -96,7 +96,7 @@ TEST(MakeBatch, RowsOfATrajectoryShareOneSequencesWeight) {
   expect_near(weights("group_mean"), {w / 2, w / 2, w / 2, w, w, w});
   expect_near(weights("sequence_mean"), {0.25, 0.125, 0.125, 1.0 / 6, 1.0 / 6, 1.0 / 6});
   expect_near(weights("constant_length"), {0.025, 0.025, 0.025, 0.05, 0.05, 0.05});
-  // A row that trains nothing takes nothing from the other.
+  // A row without trained tokens takes no weight from the other row.
   batch[0].loss_mask.assign(3, 0);
   expect_near(weights("sequence_mean"), {0.25, 0.25, 1.0 / 6, 1.0 / 6, 1.0 / 6});
 }
@@ -107,7 +107,7 @@ std::vector<const Trajectory*> pointers_to(const std::vector<Trajectory>& batch)
   return out;
 }
 
-// The gradient of all parameters, one after the other.
+// The gradients of all parameters, concatenated.
 at::Tensor flat_gradient(Model& model, FrozenModels frozen, const ActorSettings& settings,
                          const std::vector<Trajectory>& batch, WalkResult* result = nullptr) {
   model.allocate_gradients();
@@ -144,7 +144,8 @@ TEST(GradientStep, ATeacherThatIsThePolicyAddsNothing) {
   EXPECT_THROW(GradientStep(*model, {}, settings, nullptr), UserError);
 }
 
-// Each token loses the KL of its own and all later tokens of its row, at the policy of the start.
+// Each token's advantage is reduced by the KL of this token and of all later tokens of its row, under the
+// policy at the start.
 TEST(GradientStep, KlInTheRewardGoesToTheTokensBefore) {
   auto model = small_model(at::kDouble, 1), reference = small_model(at::kDouble, 2);
   std::vector<Trajectory> batch = small_batch();
@@ -236,9 +237,9 @@ TEST(SetAdvantages, AreThoseOfTheEstimatorInsideEachGroup) {
   EXPECT_EQ(batch[3].advantage, std::vector<float>{-3});
 
   batch = small_batch();
-  batch[0].advantage = {7};  // given, and still in the group's mean
+  batch[0].advantage = {7};  // given; its reward still counts in the group's mean
   batch[2].reward.reset();
-  batch[2].advantage = {5};  // no reward: in no mean
+  batch[2].advantage = {5};  // no reward: counts in no mean
   settings.advantages.adv_estimator = "dr_grpo";
   set_advantages(batch, settings, {});
   EXPECT_EQ(batch[0].advantage, std::vector<float>{7});
@@ -257,7 +258,7 @@ TEST(SetAdvantages, WhatIsNotValidLeavesMeanDeviationAndLoss) {
   EXPECT_EQ(with[2].advantage, without[1].advantage);
   EXPECT_EQ(list(make_batch(with, {}, at::kDouble).fields.weights_R),
             list(make_batch(without, {}, at::kDouble).fields.weights_R));
-  // A sequence that is left alone in its group has no baseline.
+  // A sequence that is alone in its group has no baseline.
   with = small_batch();
   with[0].valid = false;
   with[0].reward.reset();
@@ -291,7 +292,7 @@ TEST(SetAdvantages, AdvantagesByTokenRunThroughATrajectorysRows) {
   settings.advantages.adv_estimator = "reinforce_plus_plus";
   settings.advantages.discount = 0.5;
   set_advantages(batch, settings, {});
-  // Returns 1/4, 1/2, 1 on the three tokens of "t", and three times 0.
+  // Returns are 1/4, 1/2, 1 on the three tokens of "t", and 0 on three others.
   const double mean = 1.75 / 6, squares = 1.0 / 16 + 1.0 / 4 + 1 - 6 * mean * mean;
   const auto whitened = [&](double x) {
     return static_cast<float>((x - mean) / std::sqrt(squares / 5 + 1e-8));
@@ -333,7 +334,7 @@ TEST(SetAdvantages, ShapingAndFiltersAct) {
   EXPECT_NO_THROW(set_advantages(batch, settings, 8));
 }
 
-// The versions of generated tokens; the rows of group a have a token of version 1 each.
+// Sets the versions of generated tokens. Each row of group a has one token of version 1.
 std::vector<Trajectory> batch_of_ages() {
   std::vector<Trajectory> batch = small_batch();
   for (Trajectory& trajectory : batch)
@@ -365,8 +366,8 @@ TEST(TokenAge, TokensThatAreTooOldHaveNoAdvantageAndStayInTheDenominator) {
 
 TEST(TokenAge, AGroupWithATokenThatIsTooOldIsDropped) {
   std::vector<Trajectory> batch = batch_of_ages();
-  batch[1].versions[4] = 5;   // one of its two samples is enough
-  batch.push_back(batch[1]);  // one with an advantage of its own goes, too
+  batch[1].versions[4] = 5;   // one old sample of the two is enough
+  batch.push_back(batch[1]);  // a row with a given advantage is dropped, too
   batch.back().reward.reset();
   batch.back().advantage = {1};
   const FilterResult counts =

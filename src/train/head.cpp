@@ -17,7 +17,7 @@
 namespace bough {
 
 namespace {
-// Loss rows of each tree token, as a compressed list.
+// Loss rows of each tree token, as a compressed list: token t has rows[begin[t]] to rows[begin[t + 1] - 1].
 struct TokenRows {
   std::vector<int64_t> begin;  // [T + 1]
   std::vector<int64_t> rows;
@@ -59,14 +59,14 @@ RowMap make_row_map(const PlannedTree& planned, const TrainBatch& batch) {
         block_of[t] = static_cast<int32_t>(b);
         local[t] = index++;
       }
-      // Rows of the subtree of the range's first token: all that a run of one path can send a gradient to.
+      // A range is one path. It can receive gradients only from loss rows in the subtree of its first token.
       if (by_token.begin[tree.subtree_end[range.begin]] > by_token.begin[range.begin]) map.needed[b] = true;
     }
-    if (!planned.blocks[b].interior)  // a forest's later roots lie outside the first one's subtree
+    if (!planned.blocks[b].interior)  // in a forest, later roots are outside the first subtree
       for (const auto& range : planned.blocks[b].ranges)
         if (by_token.begin[range.end] > by_token.begin[range.begin]) map.needed[b] = true;
   }
-  // What runs on top of a block needs its rows on the stack.
+  // A needed block also needs the stack rows of the block above it.
   for (size_t b = num_blocks; b-- > 0;)
     if (map.needed[b] && planned.blocks[b].above >= 0) map.needed[planned.blocks[b].above] = true;
   std::vector<int32_t> exit_of(tree.num_tokens(), -1);
@@ -156,7 +156,7 @@ at::Tensor Head::run(const BlockRows& rows, const RowIndices& indices, const at:
 }
 
 Seeds Head::block_seeds(const BlockRows& rows) {
-  // In the order of the batch a sequence's rows are adjacent.
+  // Sorted rows have the batch's order, in which the rows of a sequence are adjacent.
   std::vector<int64_t> ordered = rows.loss_rows;
   std::sort(ordered.begin(), ordered.end());
   const at::Tensor rows_L = upload(ordered, model_.device());
@@ -177,7 +177,7 @@ Seeds Head::block_seeds(const BlockRows& rows) {
   return seeds;
 }
 
-// Numbers that wait on a GPU before they are read, which it holds until then.
+// The most metric values that stay in GPU memory before they are read.
 constexpr int64_t kMostUnread = 1 << 18;
 
 void LossSums::add(LossOutput output) {
@@ -210,14 +210,15 @@ void Head::finish() {
 }
 
 namespace {
-// Of ranks that share the vocabulary: tokens as this rank numbers its own, -1 for the others'.
+// With tensor parallelism: each token as an index into this rank's part of the vocabulary; -1 for other
+// ranks' tokens.
 at::Tensor own_tokens(const at::Tensor& tokens, const Model& model) {
   if (!model.tensor_ranks()) return tokens;
   const at::Tensor own = tokens - model.first_token();
   return own.masked_fill((own < 0) | (own >= model.head().value.size(0)), -1);
 }
 
-// Of the whole vocabulary, where this rank has some of it.
+// Merges the ranks' results into those of the whole vocabulary. Returns the input if `ranks` is nullptr.
 LogProbOutput of_all_columns(const LogProbOutput& own, Communicator* ranks) {
   if (!ranks) return own;
   const at::Tensor all = all_gather_stacked(at::stack({own.log_probs_R, own.lse_R, own.entropies_R}), *ranks);
@@ -228,7 +229,7 @@ TopLogProbs top_of_all_columns(const at::Tensor& logits_RV, const at::Tensor& ls
                                double temperature, const Model& model) {
   TopLogProbs top = top_log_probs(logits_RV, lse_R, k, temperature);
   if (!model.tensor_ranks()) return top;
-  // A rank may have fewer columns than are asked for.
+  // A rank may have fewer columns than k. The missing ones are filled with log-probability -inf.
   const int64_t missing = k - top.ids_RK.size(1);
   const at::Tensor ids = at::constant_pad_nd(top.ids_RK + model.first_token(), {0, missing}, -1);
   const at::Tensor values =
@@ -297,7 +298,7 @@ at::Tensor Head::run_chunks(const BlockRows& rows, const RowIndices& indices, co
   return d_source_SD;
 }
 
-// The gradients of the chunk's head rows: several sequences may train one token, whose gradients add.
+// The gradients of the chunk's head rows. Several sequences may train one token: their gradients are added.
 Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
   const auto own = [&](const at::Tensor& x) {
     return x.defined() ? x.index_select(0, chunk.loss_rows) : at::Tensor();
@@ -318,7 +319,7 @@ Head::ChunkGradients Head::chunk_gradients(const Chunk& chunk) {
     return sum;
   };
   ChunkGradients result{add(seeds.d_log_probs_R), add(seeds.d_entropies_R), seeds.d_given_RK};
-  // The part of add_given_gradient_ that is the same for all of the vocabulary.
+  // The part of add_given_gradient_ that is the same for every token of the vocabulary.
   if (seeds.d_given_RK.defined()) add_rows_(result.d_log_probs_R, chunk.head_rows, seeds.d_given_RK.sum(1));
   return result;
 }

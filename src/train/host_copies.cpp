@@ -17,11 +17,12 @@ c10::Stream present_stream(at::Device device) {
 
 }  // namespace
 
-// A walk that an exception ended may leave a copy under way, into memory that is free from here on.
+// If an exception ends plan execution, a copy may still run. Its memory must not be freed before the copy
+// ends.
 HostCopies::~HostCopies() {
   try {
     finish_copy();
-  } catch (const std::exception&) {  // the device is lost, and with it the copy
+  } catch (const std::exception&) {  // the device is lost, and so is the copy
   }
 }
 
@@ -58,7 +59,8 @@ void HostCopies::copy(const at::Tensor& to, at::Tensor from) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
     done_.emplace(device.type());
   }
-  // Both the source and what the target's memory held before are what the device computes at present.
+  // The copy starts after the current stream's work: that work computes the source and may still read the
+  // target.
   c10::Event ready(device.type());
   ready.record(present_stream(device));
   ready.block(*stream_);

@@ -12,8 +12,8 @@ namespace {
 class HostCopiesOf : public OnDevice {};
 BOUGH_ON_DEVICES(HostCopiesOf);
 
-// Twice the same object, as a block's passes have it: all bits come back, and two tensors at a time are on
-// the device.
+// One object is used twice, as the passes of a block do. All bits come back. At most two tensors are on the
+// device at a time.
 TEST_P(HostCopiesOf, TensorsComeBackLastFirstAndLeaveTheDeviceMeanwhile) {
   constexpr int64_t kCount = 7;
   HostCopies copies;

@@ -16,7 +16,7 @@ namespace bough {
 
 namespace {
 
-// Numbers equal things by first appearance.
+// Numbers distinct keys by their first appearance.
 template <class Key>
 class Numbering {
  public:
@@ -29,13 +29,13 @@ class Numbering {
   std::map<Key, int64_t> known_;
 };
 
-// What rows of one trajectory have in common; `row` tells apart those that are by themselves.
+// Key that is equal for the rows of one trajectory. `row` separates rows that name no trajectory.
 using TrajectoryKey = std::pair<std::pair<std::string_view, std::string_view>, size_t>;
 TrajectoryKey trajectory_key(const Trajectory& trajectory, size_t row) {
   return {{trajectory.group, trajectory.trajectory}, trajectory.trajectory.empty() ? row + 1 : 0};
 }
 
-// Its tokens that the loss sees.
+// Positions of the tokens that the loss trains.
 std::vector<int32_t> trained_positions(const Trajectory& row) {
   std::vector<int32_t> positions;
   for (size_t i = 1; i < row.input_ids.size(); ++i)
@@ -61,7 +61,7 @@ void check_lengths(const Trajectory& trajectory) {
               " tokens, its versions ", trajectory.versions.size());
 }
 
-// 1/N of each row of a trajectory of which N rows train a token.
+// The weight of each row: 1/N, with N the number of the trajectory's rows that train a token.
 std::vector<double> row_shares(const std::vector<const Trajectory*>& rows,
                                const std::vector<int64_t>& trained_tokens) {
   Numbering<TrajectoryKey> numbers;
@@ -77,7 +77,7 @@ std::vector<double> row_shares(const std::vector<const Trajectory*>& rows,
   return shares;
 }
 
-// [num_rows] of all trained tokens; undefined unless each has a value.
+// Values of all trained tokens, [num_rows]. Undefined unless each token has a value.
 at::Tensor column_of(const std::vector<const Trajectory*>& rows, const char* name, int64_t num_rows,
                      at::ScalarType dtype) {
   std::vector<double> values;
@@ -151,18 +151,19 @@ TrainBatch make_batch(const std::vector<Trajectory>& trajectories, const Aggrega
 
 namespace {
 
-// Trajectories that have a reward or could not get one: what filters and estimators see. Lists by trajectory.
+// The trajectories that filters and estimators see: those with a reward, and those whose reward failed. Lists
+// are indexed by trajectory.
 struct Entries {
-  std::vector<int64_t> entry_of;  // of each row; -1: the row is none's
+  std::vector<int64_t> entry_of;  // by row; -1: the row belongs to no entry
   std::vector<double> rewards;    // shaped
   std::vector<int64_t> groups, tokens;
-  std::vector<std::vector<double>> parts;  // of rewards, by name
-  std::vector<double> baselines;           // shaped; only where the estimator needs them
+  std::vector<std::vector<double>> parts;  // parts of the reward, by name
+  std::vector<double> baselines;           // shaped; only if the estimator needs them
   FilterResult filtered;
 };
 
-// The shaped reward of each group's most likely response, for every entry of the group. Entries of a group
-// that has none, since its reward failed, are marked as not valid.
+// Sets the baseline of every entry: the shaped reward of its group's most likely response. If that reward
+// failed, the group's entries are marked as not valid.
 void add_baselines(const std::vector<Trajectory>& batch, const ActorSettings& settings,
                    int64_t max_response_tokens, std::vector<uint8_t>& valid, Entries& out) {
   struct Baseline {
@@ -198,7 +199,7 @@ void add_baselines(const std::vector<Trajectory>& batch, const ActorSettings& se
   out.baselines = shape_rewards(settings.shaping, rewards, lengths, max_response_tokens);
 }
 
-// The mean over each entry's trained tokens of what the trained policy accepts of them (acceptance.h).
+// For each entry: the mean, over its trained tokens, of the trained policy's acceptance (acceptance.h).
 std::vector<double> acceptance_of(const std::vector<Trajectory>& batch, const std::vector<int64_t>& entry_of,
                                   size_t num_entries) {
   std::vector<double> sums(num_entries, 0), counts(num_entries, 0);
@@ -271,7 +272,7 @@ Entries collect(const std::vector<Trajectory>& batch, const ActorSettings& setti
   return out;
 }
 
-// Of the rows of each entry that is trained; the others have no steps.
+// The steps of each entry, from its trained rows. Entries that are not trained have no steps.
 std::vector<SequenceSteps> collect_steps(const std::vector<Trajectory>& batch, const Entries& entries,
                                          const ActorSettings& settings) {
   std::vector<SequenceSteps> steps(entries.rewards.size());
@@ -284,8 +285,8 @@ std::vector<SequenceSteps> collect_steps(const std::vector<Trajectory>& batch, c
   return steps;
 }
 
-// Of every entry: one number, or one a trained token; of what filters dropped 0. Returns only where the
-// estimator has them.
+// For every entry: one number, or one per trained token; 0 for entries that filters dropped. `returns` is
+// empty unless the estimator computes returns.
 struct Estimates {
   std::vector<std::vector<double>> advantages, returns;
 };
@@ -322,7 +323,8 @@ Estimates estimate(const std::vector<Trajectory>& batch, const Entries& entries,
   return out;
 }
 
-// A row's part of its trajectory's advantages; `next_token` counts the trajectory's trained tokens.
+// The part of the trajectory's advantages that belongs to `row`. `next_token` counts the trajectory's trained
+// tokens.
 std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<double>& advantages,
                                     int64_t& next_token) {
   if (advantages.size() == 1 || !row.in_loss() || row.input_ids.empty())
@@ -337,7 +339,8 @@ std::vector<float> advantage_of_row(const Trajectory& row, const std::vector<dou
 
 std::optional<std::string> why_dropped(const std::vector<Trajectory>& group, const ActorSettings& settings,
                                        std::optional<int64_t> max_response_tokens) {
-  // Whether the trained policy would have drawn them is not known yet, and leaves something in any case.
+  // The acceptance of the trained policy is not known yet. The filter by acceptance always leaves some
+  // samples, so it is off here.
   ActorSettings before_training = settings;
   if (settings.filters.needs_acceptance()) before_training.filters.keep_samples = 0;
   const FilterResult filtered = collect(group, before_training, max_response_tokens, {}).filtered;
@@ -385,7 +388,8 @@ void mark_drawn(TrainBatch& batch, const std::vector<const Trajectory*>& traject
 FilterResult set_advantages(std::vector<Trajectory>& batch, const ActorSettings& settings,
                             std::optional<int64_t> max_response_tokens, const AgeLimit& age,
                             const SetValues& set_values) {
-  // By name: a row that was given an advantage and has no reward is no entry, yet of its group.
+  // Groups are compared by name: a row with a given advantage and no reward has no entry, but it belongs to
+  // its group.
   std::set<std::string_view> stale_groups;
   if (age.action == "drop_group")
     for (const Trajectory& row : batch)

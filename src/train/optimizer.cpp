@@ -61,7 +61,7 @@ int64_t read_count(const SafetensorsFile& file, const std::string& key) {
 void check_tensor(const SafetensorsFile& file, const std::string& name, at::IntArrayRef sizes,
                   at::ScalarType dtype) {
   const auto found = file.entries().find(name);
-  // bough:: because c10, whose types are among the arguments, has a str of its own.
+  // bough:: is written out because c10, the namespace of some arguments, has a str of its own.
   const std::string remedy = "; resume with the model and dtype that the run was started with";
   if (found == file.entries().end())
     throw UserError(bough::str(file.path().string(), ": got no tensor ", quoted(name), "; expected shape ",
@@ -113,7 +113,7 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
     const bool is_apart = settings.offload && !parameter->value.is_cpu();
     const auto options =
         at::TensorOptions().dtype(acc).device(is_apart ? at::kCPU : parameter->value.device());
-    const auto zeros = [&] {  // pinned where it is read from a device: transfers are twice as fast
+    const auto zeros = [&] {  // pinned if a device reads it: transfers are twice as fast
       return at::zeros({state.count}, options.pinned_memory(is_apart));
     };
     state.exp_avg = zeros();
@@ -129,15 +129,15 @@ Optimizer::Optimizer(const std::vector<Parameter*>& parameters, const OptimizerS
 
 namespace {
 
-// Of a rank's elements of a parameter: computed apart.
+// The number of pieces of a rank's elements of a parameter. Each piece is computed separately.
 int64_t pieces_of(bool fixed, const Communicator* ranks) {
   return fixed ? kFixedShares / (ranks ? ranks->size() : 1) : 1;
 }
 
 }  // namespace
 
-// Of `count` own elements from `begin` on, as a part of the whole model's sum: what several ranks hold counts
-// once.
+// Sum of squares of `count` local elements from `begin` on, as a part of the unsharded model's sum. An
+// element that several tensor-parallel ranks hold counts once.
 at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, int64_t begin,
                                 int64_t count) const {
   const at::Tensor none = at::zeros({}, gradient.options().dtype(at::kDouble));
@@ -157,10 +157,10 @@ at::Tensor Optimizer::square_of(const State& state, const at::Tensor& gradient, 
 
 double Optimizer::norm_of(const std::vector<at::Tensor>& gradients) const {
   const int64_t num_ranks = ranks_ ? ranks_->size() : 1, pieces = pieces_of(fixed_, ranks_);
-  // From a device at once: it is waited for once, not for every parameter.
+  // All squares are copied from the device together, with one wait instead of one per parameter.
   std::vector<at::Tensor> squares;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    // Once: it is the first stage's.
+    // The tied embedding counts once, on the first stage.
     const bool counts = states_[i].parameter != tied_ || stages_->rank() == 0;
     const int64_t length = share_of(states_[i].parameter->value.numel(), ranks_, fixed_).most / pieces;
     for (int64_t piece = 0; piece < pieces; ++piece) {
@@ -188,7 +188,7 @@ Optimizer::Report Optimizer::step() {
     for (const State& state : states_) parameters.push_back(state.parameter);
     sum_copied_gradients(parameters, *tensor_ranks_);
   }
-  std::vector<at::Tensor> gradients;  // of own elements
+  std::vector<at::Tensor> gradients;  // of this rank's elements
   for (const State& state : states_) {
     at::Tensor& whole = state.parameter->main_grad;
     gradients.push_back(ranks_ ? reduce_scatter(whole, *ranks_, fixed_) : whole.view(-1));
@@ -217,7 +217,8 @@ Optimizer::Report Optimizer::step() {
     update.weight_decay = state.decayed ? settings_.weight_decay : 0.0;
     const at::Tensor own = state.own(value), updated = state.here(own);
     const at::Tensor gradient = state.here(gradients[i]);
-    // A kernel's last few elements may round otherwise than its others: the same pieces whatever the ranks.
+    // A kernel may round its last few elements differently. The pieces are therefore the same for any number
+    // of ranks.
     const int64_t most = share_of(value.numel(), ranks_, fixed_).most / pieces_of(fixed_, ranks_);
     for (int64_t begin = 0; begin < state.count; begin += most) {
       const auto piece = [&](const at::Tensor& whole) {
@@ -298,7 +299,7 @@ void Optimizer::load(const fs::path& directory) {
                  (each.state->*each.tensor).scalar_type());
   std::set<std::string> names;
   for (const Saved& each : all) names.insert(each.name);
-  // Of a stage the other stages' are there, too.
+  // A checkpoint of a pipeline also has the tensors of the other stages.
   if (stages_ ? file.entries().size() < names.size() : file.entries().size() != names.size())
     throw UserError(str(file.path().string(), ": got ", file.entries().size(), " tensors; expected the ",
                         names.size(), " of this model: resume with the model and dtype of the run"));

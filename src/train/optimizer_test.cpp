@@ -48,8 +48,8 @@ void expect_equal_weights(Model& left, Model& right) {
   for (const auto& [name, tensor] : named_weights(left)) EXPECT_TRUE(tensor.equal(expected.at(name))) << name;
 }
 
-// AdamW by hand, in fp64, one element of one tensor at a time; torch.optim.AdamW after
-// torch.nn.utils.clip_grad_norm_, but for the 1e-6 that the latter adds to the norm.
+// AdamW by hand, in fp64, one element of one tensor at a time. It equals torch.optim.AdamW after
+// torch.nn.utils.clip_grad_norm_, except for the 1e-6 that clip_grad_norm_ adds to the norm.
 class HandWritten {
  public:
   HandWritten(Model& model, const OptimizerSettings& settings) : settings_(settings) {
@@ -126,7 +126,7 @@ TEST(Optimizer, FollowsAdamWWrittenByHand) {
           EXPECT_NEAR(report.grad_norm, norm, 1e-12 * norm);
           EXPECT_EQ(report.lr, schedule.learning_rate(step));
           EXPECT_FALSE(report.skipped);
-          // Weights are of order 1; fp32 rounds each of them once a step.
+          // Weights are of order 1. In fp32 each of them is rounded once per step.
           EXPECT_LT(expected.largest_difference(*model),
                     (type == at::kDouble ? 1e-14 : 3e-7) * double(step + 1));
         }
@@ -136,14 +136,14 @@ TEST(Optimizer, FollowsAdamWWrittenByHand) {
       }
 }
 
-// Updates far below a bf16 step of the weight must add up in the master.
+// Updates far below the spacing of bf16 numbers at the weight must add up in the master.
 TEST(Optimizer, MastersKeepWhatBf16Loses) {
   auto model = small_model(at::kBFloat16);
   auto exact = small_model(at::kFloat);
   for (Parameter* p : model->parameters()) p->value.fill_(1);
   for (Parameter* p : exact->parameters()) p->value.fill_(1);
   auto settings = lively_settings();
-  settings.lr = 1e-4;  // a bf16 step at 1 is 4e-3
+  settings.lr = 1e-4;  // bf16 numbers at 1 are 4e-3 apart
   settings.lr_scheduler_type = "constant";
   settings.warmup_steps_proportion = 0;
   settings.weight_decay = 0;
@@ -185,7 +185,7 @@ TEST(Optimizer, SkipsStepsWhoseGradientIsNotFinite) {
       optimizer.step();
       twin_optimizer.step();
     }
-    // Neither moments nor bias correction noticed.
+    // The moments and the bias correction did not change.
     expect_equal_weights(*model, *twin);
     EXPECT_EQ(optimizer.num_steps(), 5);
     EXPECT_EQ(optimizer.num_skipped(), 1);
@@ -240,7 +240,7 @@ TEST_F(OptimizerFiles, LoadingGoesOnBitForBit) {
         model->parameters()[0]->main_grad.fill_(std::numeric_limits<double>::quiet_NaN());
         optimizer.step();
         optimizer.save(directory_);
-        if (type != at::kBFloat16) {  // bf16 values come from the masters
+        if (type != at::kBFloat16) {  // bf16 values are restored from the masters
           const auto weights = copies(named_weights(*model));
           for (const auto& [name, tensor] : named_weights(*resumed)) tensor.copy_(weights.at(name));
         }
@@ -277,7 +277,7 @@ TEST_F(OptimizerFiles, RefusesFilesOfOtherModelsAndDamagedOnes) {
   expect_refusal("check the path");
   auto other = small_model(at::kBFloat16);
   Optimizer(*other, {}, 1).save(directory_);
-  expect_refusal("expected the");  // masters that an fp32 model does not have
+  expect_refusal("expected the");  // the file has masters, an fp32 model has none
   auto wider = small_model(at::kFloat, 0, 24);
   Optimizer(*wider, {}, 1).save(directory_);
   expect_refusal("expected Float");
@@ -317,7 +317,7 @@ TEST(Schedule, DecaysToTheRatioAndStaysThere) {
   EXPECT_DOUBLE_EQ(cosine.learning_rate(8), 2 * (0.25 + 0.75 / 2));
   EXPECT_DOUBLE_EQ(cosine.learning_rate(12), 0.5);
   EXPECT_DOUBLE_EQ(cosine.learning_rate(13), 0.5);
-  EXPECT_GT(cosine.learning_rate(11), 0.5);  // the last step of the run still learns at min_ratio 0
+  EXPECT_GT(cosine.learning_rate(11), 0.5);  // at min_ratio 0, the last step still learns
 }
 
 TEST(Schedule, RunsOfNoOrOnlyWarmUpSteps) {
@@ -334,7 +334,7 @@ TEST(Schedule, FromSettings) {
   settings.lr_scheduler_type = "cosine";
   settings.min_lr_ratio = 0.5;
   const auto s = make_schedule(settings, 100);
-  EXPECT_EQ(s.num_warmup_steps, 29);  // 0.29 · 100 is 28.999… in binary
+  EXPECT_EQ(s.num_warmup_steps, 29);  // 0.29 · 100 is 28.999… in binary floating point
   EXPECT_EQ(s.num_steps, 100);
   EXPECT_EQ(s.shape, Schedule::Shape::kCosine);
   EXPECT_EQ(s.peak, 3e-4);

@@ -1,4 +1,4 @@
-// What is particular to ranks that have a model's layers in a row; their gradients: ranks_test.cpp.
+// Tests of pipeline parallelism: layers, checkpoints, adapters, traffic. ranks_test.cpp tests the gradients.
 #include "models/pipeline.h"
 
 #include <ATen/Parallel.h>
@@ -37,7 +37,7 @@ TEST(Pipeline, LayersAreCutByTheirWork) {
   config.vocab_size = 1;
   EXPECT_EQ(cut_layers(config, 1), (std::vector<int64_t>{0, 12}));
   EXPECT_EQ(cut_layers(config, 3), (std::vector<int64_t>{0, 4, 8, 12}));
-  // A head of the work of two layers and a half: the last stage has fewer.
+  // The lm_head costs as much as 2.5 layers, so the last stage has fewer layers.
   const double layer =
       2.0 * 24 * (8.0 * static_cast<double>(2 * config.num_heads + 2 * config.num_kv_heads) + 3 * 40) +
       4.0 * static_cast<double>(config.query_width()) * kCutContext;
@@ -55,7 +55,7 @@ TEST(Pipeline, LayersAreCutByTheirWork) {
   }
 }
 
-// Twenty steps against one process; what a pipeline saves, others load, and go on with.
+// Twenty steps against one process. Other numbers of ranks load a pipeline's checkpoint and continue.
 TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
   for (const bool tied : {true, false}) {
     const auto r = random_batch(4, 80);
@@ -105,7 +105,7 @@ TEST(Pipeline, StepsAndCheckpointsAreOneProcesss) {
   }
 }
 
-// Of all layers, or of some modules of one layer, which leaves other stages without.
+// Adapters on all layers, or on some modules of one layer. In the second case other stages have no adapter.
 TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
   for (uint64_t seed = 0; seed < 36; ++seed) {
     const auto r = random_batch(seed, 80);
@@ -167,7 +167,7 @@ TEST(Pipeline, AdaptersHaveTheWholeModelsGradientDrawsAndSteps) {
   }
 }
 
-// A walk without backward, and what it says of other tokens than the drawn ones.
+// Forward-only plan execution, with the most likely tokens and the top-k tokens.
 TEST(Pipeline, WalksForValuesAreTheWholeModels) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
@@ -190,7 +190,7 @@ TEST(Pipeline, WalksForValuesAreTheWholeModels) {
   }
 }
 
-// What `bough step` and a run's metrics say of a step: the schedule's seconds, not one process's.
+// `bough step` and a run's metrics report the seconds of the pipeline schedule, not those of one process.
 TEST(Pipeline, AStepsPredictedSecondsAreItsSchedules) {
   const auto whole = random_model(deep_config(6), 6, at::kDouble);
   std::vector<Trajectory> rows;
@@ -224,7 +224,7 @@ TEST(Pipeline, AStepsPredictedSecondsAreItsSchedules) {
   });
 }
 
-// docs/ranks.md says what a pass sends: its hidden states on, and their gradient back.
+// docs/ranks.md says what a pass sends: hidden states to the next stage, and their gradient back.
 TEST(Pipeline, SendsWhatIsSaid) {
   ModelConfig config = deep_config(6);
   config.tie_word_embeddings = true;

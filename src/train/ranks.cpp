@@ -20,7 +20,7 @@ void sum_tensor(const at::Tensor& values, Communicator& ranks) {
   if (values.defined()) all_reduce_(values, ranks);
 }
 
-// Names hold no zero byte.
+// Serializes the loss and the metrics. Metric names contain no zero byte.
 std::string packed(double loss, const WeightedSums& metrics) {
   std::string text(reinterpret_cast<const char*>(&loss), sizeof loss);
   for (const auto& [name, metric] : metrics) {
@@ -171,7 +171,7 @@ void sum_losses(double& loss, WeightedSums& metrics, Communicator& ranks) {
 void send_order(const RankOrder& order, Communicator& ranks) {
   std::set<std::string> columns;
   std::string rows;
-  Json choices = Json::object();  // by row: files have none
+  Json choices = Json::object();  // by row; rollout files do not store them
   for (size_t i = 0; i < order.batch.size(); ++i) {
     const Trajectory& row = order.batch[i];
     if (!row.page_choices.positions.empty()) choices[std::to_string(i)] = to_json(row.page_choices);
@@ -220,7 +220,7 @@ void sum_gradients(Model& model, Communicator* ranks) {
 WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {
   WalkResult sum;
   sum.values = std::move(own.at(0).values);
-  const auto add = [](at::Tensor& to, const at::Tensor& more) {  // of rows that one of them has: exact
+  const auto add = [](at::Tensor& to, const at::Tensor& more) {  // only one share has a row's value: exact
     if (to.defined()) to.add_(more);
   };
   for (size_t i = 1; i < own.size(); ++i) {
@@ -229,7 +229,7 @@ WalkResult sum_shares(std::vector<WalkResult> own, Communicator* ranks) {
     add(sum.values.given_log_probs_RK, own[i].values.given_log_probs_RK);
   }
   if (ranks) sum_values(sum.values, *ranks);
-  std::vector<std::vector<std::string>> all;  // by own share, by rank
+  std::vector<std::vector<std::string>> all;  // [local share][rank]
   for (const WalkResult& result : own) {
     const std::string text = packed(result.loss, result.metrics);
     all.push_back(ranks ? ranks->all_gather(text) : std::vector<std::string>{text});
@@ -257,7 +257,8 @@ at::Tensor reduce_scatter(const at::Tensor& values, Communicator& ranks, bool fi
   const int64_t padding = share.most * ranks.size() - values.numel();
   if (padding > 0) send = at::cat({send, at::zeros({padding}, send.options())});
   if (fixed) {
-    // Every rank's part comes here, as much as a reduce-scatter moves, and is summed here in one order.
+    // Each rank receives this rank's part from every rank, as many bytes as in a reduce-scatter, and sums the
+    // parts in a fixed order.
     at::Tensor parts = at::empty({ranks.size(), share.most}, send.options());
     ranks.run({.kind = Collective::Kind::kAllToAll,
                .send = send.data_ptr(),

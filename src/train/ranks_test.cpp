@@ -1,4 +1,4 @@
-// Data parallelism against one rank: threads of this process, each with a copy of the model.
+// Parallel training against one rank. Ranks are threads of this process, each with a copy of the model.
 #include "train/ranks.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,7 +27,7 @@
 namespace bough {
 namespace {
 
-// Ranks are threads here.
+// Each rank is a thread, so PyTorch uses one thread.
 const bool one_thread = (at::set_num_threads(1), true);
 
 struct RankResult {
@@ -60,7 +60,7 @@ std::vector<RankResult> on_ranks(int64_t num_ranks, uint64_t seed, const RandomB
 TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const auto r = random_batch(seed, 100);
-    // One loss in three couples the tokens of a sequence.
+    // One loss in three has coupling scope `sequence`.
     LossSettings settings;
     settings.loss = seed % 3 == 0 ? "gspo" : "ppo";
     settings.entropy_coef = 0.1;
@@ -81,7 +81,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
       for (const auto& [name, metric] : rank.walk.metrics)
         ASSERT_EQ(metric.value(), results[0].walk.metrics.at(name).value()) << name;
     }
-    // What is cut is computed again at the cuts only: at most one path each.
+    // A cut between ranks repeats at most one path.
     int64_t tokens = 0, longest = 0;
     for (const RankResult& rank : results) tokens += rank.num_tokens;
     for (const TokenSpan& sequence : r->batch.sequences)
@@ -91,7 +91,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheirNumber) {
   }
 }
 
-// Every kind of parallelism and their pairs, in passes of a few tokens, so that some ranks have none.
+// Every kind of parallelism and every pair of kinds. Passes have a few tokens, so that some ranks have none.
 TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
   std::vector<ParallelSizes> kinds = kSharedPasses;
   kinds.insert(kinds.end(), kPipelines.begin(), kPipelines.end());
@@ -109,7 +109,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
     on_rank_groups(sizes, *whole, [&](TrainingRanks& groups, Model& model) {
       model.allocate_gradients();
       const int64_t most = sizes.context > 1 && seed % 2 == 1 ? 5 : 24;
-      // Ranks that share passes draw alike.
+      // Ranks that share passes must choose the same plan.
       const char* const strategies[] = {"path", "blocks", "blocks", "dense"};
       const Plan plan = with_random_keeps(plan_share(strategies[seed % 4], plan_request(r->batch, most),
                                                      groups.replica(), groups.num_replicas()),
@@ -121,7 +121,7 @@ TEST(Ranks, HaveTheFlatBatchsGradientWhateverTheyShare) {
                                   .forward_backward(plan, r->batch, *loss);
       sum_gradients(model, groups.sharing());
       const NamedTensors gradients = named_gradients(model);
-      // A pipeline's first stage is told of all layers.
+      // The first stage of a pipeline collects the gradients of all layers.
       if (groups.all()->rank() != (sizes.pipeline > 1 ? 0 : sizes.all() - 1)) return;
       worst = gradient_error(gradients, flat);
       loss_error = std::abs(walk.loss - flat.loss);
@@ -148,7 +148,7 @@ TEST(Ranks, MetricsAreThoseOfTheWholeBatch) {
         << name;
 }
 
-// Each rank in a thread of its own, with a model and an optimizer.
+// Runs each rank in its own thread, with a model and an optimizer.
 template <class Work>
 std::vector<std::unique_ptr<Model>> optimize_on(int64_t num_ranks, at::ScalarType type, const Work& work) {
   auto ranks = thread_communicators(num_ranks);
@@ -168,7 +168,7 @@ std::vector<std::unique_ptr<Model>> optimize_on(int64_t num_ranks, at::ScalarTyp
   return models;
 }
 
-// One gradient a step whatever the number of ranks, of which each has a part.
+// Each step has one gradient for any number of ranks. Each rank contributes a part of it.
 void take_steps(Optimizer& optimizer, Model& model, const Communicator& ranks, int64_t from, int64_t to) {
   const double whole = static_cast<double>(ranks.size() * (ranks.size() + 1) / 2);
   for (int64_t step = from; step < to; ++step) {
@@ -197,7 +197,7 @@ TEST(Ranks, ShareTheOptimizerAndStepAsOne) {
     };
     const auto one = optimize_on(1, type, work);
     ASSERT_GT(largest_difference(*one[0], *random_model(5, type)), 0.05) << "nothing was trained";
-    // A bf16 weight is its fp32 master rounded, which one last bit may send the other way.
+    // A bf16 weight is the rounded fp32 master. One different last bit of the master can change the rounding.
     const double bound = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-5 : 1e-2;
     for (const int64_t num_ranks : {2, 3, 4, 8}) {
       const auto several = optimize_on(num_ranks, type, work);
@@ -240,7 +240,7 @@ TEST(Ranks, AnyNumberLoadsWhatAnyNumberSaved) {
   }
 }
 
-// What a rank sends at least: its part of each sum, and its share of the weights, to every other.
+// The least that a rank sends: to every other rank, its part of each sum and its share of the weights.
 TEST(Ranks, SendWhatTheFormulaSays) {
   for (const int64_t num_ranks : {1, 2, 4}) {
     optimize_on(num_ranks, at::kBFloat16, [&](Optimizer& optimizer, Model& model, Communicator& ranks) {
@@ -250,7 +250,7 @@ TEST(Ranks, SendWhatTheFormulaSays) {
       for (const Parameter* parameter : model.trained_parameters()) {
         const double share = std::ceil(static_cast<double>(parameter->value.numel()) / num_ranks);
         expected += static_cast<double>(num_ranks - 1) * share * (4 + 2);  // fp32 gradients, bf16 weights
-        expected += static_cast<double>(num_ranks - 1) * 8;                // its part of the norm
+        expected += static_cast<double>(num_ranks - 1) * 8;                // this rank's part of the norm
       }
       EXPECT_EQ(ranks.bytes_sent() - before, expected);
       const double of_all_reduce = ranks.bytes_sent();
@@ -301,7 +301,8 @@ TEST(Ranks, FixedSharesHaveTheSameBitsWhateverTheirNumber) {
   }
 }
 
-// Eight prompts of 100 to 200 tokens with four samples of 50 to 300 each, leaves in depth-first order.
+// Eight prompts of 100 to 200 tokens, each with four samples of 50 to 300 tokens. Leaves are in depth-first
+// order.
 std::vector<std::vector<int32_t>> groups_of_samples(uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<std::vector<int32_t>> sequences;
@@ -318,8 +319,8 @@ std::vector<std::vector<int32_t>> groups_of_samples(uint64_t seed) {
   return sequences;
 }
 
-// The cut adds up what tokens and pairs cost, blind to passes: what a rank's plan is then predicted to take,
-// against the best of all cuts of the leaves in their order.
+// balance_load adds up the costs of tokens and pairs and ignores passes. The test compares the predicted
+// seconds of the slowest rank's plan with the best of all cuts of the ordered leaves.
 TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
   const TestCosts costs;
   double worst = 1, sum = 0;
@@ -329,14 +330,14 @@ TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
     PlanRequest request{
         .sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = 512, .costs = &costs};
     const size_t size = sequences.size();
-    std::vector<std::vector<double>> seconds(size, std::vector<double>(size + 1));  // of leaves [i, j)
+    std::vector<std::vector<double>> seconds(size, std::vector<double>(size + 1));  // [i][j]: leaves [i, j)
     for (size_t i = 0; i < size; ++i)
       for (size_t j = i + 1; j <= size; ++j) {
         std::vector<int64_t> own(j - i);
         std::iota(own.begin(), own.end(), static_cast<int64_t>(i));
         seconds[i][j] = simulate(make_plan("blocks", part_of(request, own)), &costs).seconds;
       }
-    std::vector<double> best = seconds[0];  // of leaves [0, j) on so many ranks; best[0] is 0
+    std::vector<double> best = seconds[0];  // [j]: leaves [0, j) on num_ranks ranks; best[0] is 0
     for (int64_t num_ranks = 2; num_ranks <= 8; ++num_ranks) {
       std::vector<double> next(size + 1, std::numeric_limits<double>::infinity());
       next[0] = 0;
@@ -356,8 +357,8 @@ TEST(Ranks, TheSlowestIsPredictedToTakeLittleMoreThanUnderTheBestCut) {
   EXPECT_LE(worst, 1.05);
 }
 
-// Activations are shared, the path's keys and values are not: where memory bounds passes, two ranks that make
-// them together make larger ones, and fewer.
+// Context-parallel ranks split activations but not the path's keys and values. If memory bounds the passes,
+// two ranks together make larger and fewer passes.
 TEST(Ranks, ThatShareAPassesTokensPlanWithinWhatEachHolds) {
   const auto whole = std::make_shared<TestCosts>();
   EXPECT_EQ(context_costs(whole, 1), whole);

@@ -1,5 +1,5 @@
-// What is trained beside the policy, on several ranks against one process: a critic, the policy that
-// generates. Of an optimizer's first step the first moment is the gradient, less a factor.
+// Models that are trained beside the policy, on several ranks against one process: a critic and the sparse
+// policy. At an optimizer's first step, the first moment is the gradient times a constant.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
@@ -22,7 +22,8 @@ std::map<std::string, at::Tensor> moments_of(const OptimizerSnapshot& snapshot) 
   return moments;
 }
 
-// Relative to each tensor's norm, but to no less than 1e-5 of the largest one (gradient_error()).
+// The largest error over tensors, relative to the tensor's norm. The divisor is at least 1e-5 of the largest
+// norm (gradient_error()).
 double error_of(const std::map<std::string, at::Tensor>& own,
                 const std::map<std::string, at::Tensor>& expected) {
   double largest = 0, worst = own.size() == expected.size() ? 0 : 1;
@@ -44,12 +45,12 @@ ActorSettings settings_of(uint64_t seed) {
   ActorSettings settings;
   settings.tree.tree_training_mode = seed % 2 == 0 ? "blocks" : "path";
   settings.mb_spec.max_tokens_per_mb = seed % 3 == 0 ? 6 : 30;
-  settings.optimizer.gradient_clipping = seed % 2 == 0 ? 0.01 : 0;  // the norm counts what ranks copy once
+  settings.optimizer.gradient_clipping = seed % 2 == 0 ? 0.01 : 0;  // copied elements must count once
   settings.optimizer.warmup_steps_proportion = 0;
   return settings;
 }
 
-// ---- A critic.
+// ---- Critic.
 
 const std::vector<ParallelSizes> kKinds = [] {
   std::vector<ParallelSizes> kinds = kSharedPasses;
@@ -58,13 +59,13 @@ const std::vector<ParallelSizes> kKinds = [] {
   return kinds;
 }();
 
-// What a step of a critic finds.
+// The results of one critic step.
 struct CriticStep {
   at::Tensor values_R;
   ValueWalk walk;
-  std::map<std::string, at::Tensor> moments;             // of what its optimizer moves
-  std::map<std::string, at::Tensor> backbone_gradients;  // of one that is the actor's
-  std::map<std::string, at::Tensor> head, backbone;      // as they are saved after the step
+  std::map<std::string, at::Tensor> moments;             // of the parameters that its optimizer updates
+  std::map<std::string, at::Tensor> backbone_gradients;  // if it shares the actor's
+  std::map<std::string, at::Tensor> head, backbone;      // as saved after the step
 };
 
 CriticStep step_of_critic(Model& model, bool shares_backbone, uint64_t seed, RandomBatch& r,
@@ -132,7 +133,7 @@ TEST(RanksTraining, ACriticsValuesAndGradientsAreOneProcesss) {
       EXPECT_EQ(own.walk.metrics.at("critic/clip_fraction").value(),
                 expected.walk.metrics.at("critic/clip_fraction").value())
           << what;
-      // A pipeline's first stage is told of all layers.
+      // The first stage of a pipeline collects the gradients of all layers.
       if (model.stage().is_first()) {
         EXPECT_LE(error_of(own.backbone_gradients, expected.backbone_gradients), 1e-10) << what;
       }
@@ -146,9 +147,9 @@ TEST(RanksTraining, ACriticsValuesAndGradientsAreOneProcesss) {
   }
 }
 
-// ---- The policy that generates.
+// ---- Sparse policy.
 
-// Contexts beyond the budget, whose advantages and engine's probabilities are anything.
+// Rows with contexts beyond the budget. Their advantages and behavior log-probabilities are random.
 std::vector<Trajectory> long_rows(uint64_t seed) {
   std::vector<Trajectory> rows = random_batch(seed, 400)->trajectories;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -176,7 +177,7 @@ StudentStep step_of_student(bool is_weak, Model& theta, uint64_t seed, const std
                                               10, groups);
   } else {
     student = std::make_unique<SparseStudent>(theta, settings, actor, policy, 10, seed, groups);
-    for (Parameter* parameter : student->model().trained_parameters())  // B = 0 leaves A without a gradient
+    for (Parameter* parameter : student->model().trained_parameters())  // with B = 0, A has no gradient
       parameter->value.copy_(noise(parameter->value.numel(), seed).view(parameter->value.sizes()) * 0.1);
   }
   std::vector<const Trajectory*> pointers;

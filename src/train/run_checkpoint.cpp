@@ -27,8 +27,8 @@ fs::path checkpoints_of(const fs::path& run_dir) {
   return run_dir / "checkpoints";
 }
 
-// The names that a step's folder has on its way in and out. Whatever a kill leaves under them is settled by
-// clean_run_checkpoints.
+// Names of a step's folder while it is written, replaced or removed. After a kill, clean_run_checkpoints
+// removes or restores what is left under these names.
 fs::path unfinished_path(const fs::path& checkpoints, int64_t step) {
   return checkpoints / ("." + step_name(step) + ".tmp");
 }
@@ -44,7 +44,7 @@ std::optional<int64_t> parse_step_name(const std::string& name) {
   if (!name.starts_with(kPrefix)) return {};
   int64_t step = -1;
   std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
-  if (step < 0 || step_name(step) != name) return {};  // "step_007" is nobody's
+  if (step < 0 || step_name(step) != name) return {};  // this program does not write "step_007"
   return step;
 }
 
@@ -71,7 +71,7 @@ void rename_path(const fs::path& from, const fs::path& to) {
   if (code) throw IoError(str("cannot rename ", from.string(), " to ", to.string(), ": ", code.message()));
 }
 
-// Renamed first: a folder that is half removed must not look like a checkpoint.
+// The folder is renamed first, because a partly removed folder must not look like a checkpoint.
 void remove_checkpoint(const fs::path& checkpoints, int64_t step) {
   const fs::path gone = removed_path(checkpoints, step);
   remove_tree(gone);
@@ -86,7 +86,7 @@ void prune(const fs::path& checkpoints, int64_t latest, int64_t keep_last) {
     if (*step > latest || ++num_kept > keep_last) remove_checkpoint(checkpoints, *step);
 }
 
-// Removes a folder that was not finished, whatever stopped it.
+// Removes an unfinished folder in its destructor, whatever stopped the writing.
 class Unfinished {
  public:
   explicit Unfinished(fs::path path) : path_(std::move(path)) { remove_tree(path_); }
@@ -114,7 +114,7 @@ void write_contents(const fs::path& directory, int64_t step, Model& model, const
                         dump_pretty({{"format", kFormat}, {"step", step}, {"state", state}}));
 }
 
-// Makes `unfinished` the run's latest, step_N; on failure whatever was there before is there again.
+// Makes `unfinished` the run's latest checkpoint, step_N. On failure the earlier state is restored.
 void publish(const fs::path& run_dir, int64_t step, const fs::path& unfinished) {
   const fs::path checkpoints = checkpoints_of(run_dir);
   const fs::path final_path = checkpoints / step_name(step);
@@ -200,7 +200,7 @@ void clean_run_checkpoints(const fs::path& run_dir) {
     }
   for (const fs::path& path : leftovers) {
     const auto step = parse_step_name(path.stem().string().substr(1));
-    // Killed between setting the old folder aside and publishing the new one.
+    // The process was killed after it renamed the old folder and before it published the new one.
     if (step && path == replaced_path(checkpoints, *step) && !fs::exists(checkpoints / step_name(*step)))
       rename_path(path, checkpoints / step_name(*step));
     else remove_tree(path);

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr OptimizerSettings kSettings{.lr = 0.01, .warmup_steps_proportion = 0};
 
-// A run of made-up gradients: what it becomes depends on the step numbers only.
+// A run with synthetic gradients. Its state depends only on the step numbers.
 struct TinyRun {
   explicit TinyRun(at::ScalarType type = at::kBFloat16, uint64_t seed = 0)
       : model(small_model(type, seed)), optimizer(*model, kSettings, 100) {}
@@ -45,7 +45,7 @@ struct TinyRun {
                         {.keep_last = keep_last});
   }
 
-  // Loads the latest, trains on to `step`, and compares with a run that never stopped.
+  // Loads the latest checkpoint, trains to `step`, and compares with a run that never stopped.
   void expect_resumes(const fs::path& run_dir, int64_t step) {
     const auto checkpoint = find_latest_checkpoint(run_dir);
     ASSERT_TRUE(checkpoint);
@@ -130,10 +130,10 @@ TEST_F(RunCheckpointTest, KeepsTheLastOnesAndDropsAFutureThatWasLeft) {
     run.save(run_dir_);
   }
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step_10", "step_11"}));
-  write_file_atomically(run_dir_ / "latest", "step_10");  // the user goes back; no line break at its end
+  write_file_atomically(run_dir_ / "latest", "step_10");  // the user goes back; no final line break
   EXPECT_EQ(find_latest_checkpoint(run_dir_)->step, 10);
   save_run_checkpoint(run_dir_, 10, *run.model, run.optimizer.snapshot(false), {},
-                      {.keep_last = 1});  // over the one that is there
+                      {.keep_last = 1});  // replaces the existing step_10
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step_10"}));
   fs::remove(run_dir_ / "latest");
   EXPECT_EQ(find_latest_checkpoint(run_dir_)->step, 10);
@@ -148,7 +148,7 @@ TEST_F(RunCheckpointTest, CleansWhatAKillLeaves) {
   fs::create_directories(folder / ".step_0.gone");
   write_file_atomically(run_dir_ / ".latest.123.0.tmp", "x");
   write_file_atomically(folder / "notes.txt", "the user's own");
-  fs::rename(folder / "step_1", folder / ".step_1.old");  // killed while step 1 was written once more
+  fs::rename(folder / "step_1", folder / ".step_1.old");  // killed while step 1 was written again
   clean_run_checkpoints(run_dir_);
   EXPECT_EQ(checkpoints(), (std::set<std::string>{"step_1", "notes.txt"}));
   fs::create_directories(folder / ".step_1.old");
@@ -190,7 +190,7 @@ TEST_F(RunCheckpointTest, SaysWhatIsDamagedAndWhereElseToGo) {
   }
 }
 
-// A limit on the size of files stands for the full disk: a write fails in the middle, as with ENOSPC.
+// A limit on the file size stands for a full disk. A write fails in the middle, as with ENOSPC.
 TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
   TinyRun run;
   run.train_to(1);
@@ -199,7 +199,7 @@ TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
   struct rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto ignored = ::signal(SIGXFSZ, SIG_IGN);
-  for (const rlim_t bytes : {0, 1, 1000, 20'000}) {  // config.json, weights, optimizer
+  for (const rlim_t bytes : {0, 1, 1000, 20'000}) {  // fail in config.json, weights, optimizer
     const struct rlimit limit { bytes, before.rlim_max };
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
     std::string message;
@@ -220,14 +220,14 @@ TEST_F(RunCheckpointTest, AFailedWriteLeavesTheFormerCheckpoint) {
   EXPECT_EQ(find_latest_checkpoint(run_dir_)->step, 2);
 }
 
-// What is written last fails: the folder of the new step is complete already, and must not stay.
+// The last write, of `latest`, fails. The new step's folder is complete by then and must be removed.
 TEST_F(RunCheckpointTest, AFailedLatestTakesTheNewCheckpointBack) {
   TinyRun run;
   run.train_to(1);
   run.save(run_dir_);
   fs::remove(run_dir_ / "latest");
   fs::create_directories(run_dir_ / "latest");
-  EXPECT_THROW(run.save(run_dir_), UserError);  // over step_1
+  EXPECT_THROW(run.save(run_dir_), UserError);  // replaces step_1
   EXPECT_EQ(checkpoints(), std::set<std::string>{"step_1"});
   run.train_to(2);
   EXPECT_THROW(run.save(run_dir_), UserError);
@@ -236,8 +236,8 @@ TEST_F(RunCheckpointTest, AFailedLatestTakesTheNewCheckpointBack) {
   TinyRun().expect_resumes(run_dir_, 3);
 }
 
-// Saves for ever, one step after the other (each step twice, as a run that is interrupted right after a
-// checkpoint does).
+// Saves one step after another, for ever. Each step is saved twice, as by a run that is interrupted right
+// after a checkpoint.
 [[noreturn]] void save_until_killed(const fs::path& run_dir) {
   try {
     clean_run_checkpoints(run_dir);
@@ -265,7 +265,7 @@ TEST_F(RunCheckpointTest, KilledAtAnyMomentACompleteOneIsLatest) {
   std::chrono::duration<double> longest_life = 3 * (Clock::now() - start);
   int64_t latest = 1;
   int num_hits = 0;
-  // As many kills as it takes until some saves ended before theirs and some did not, whatever the disk does.
+  // Kills until some saves ended before the kill and some did not, for any speed of the disk.
   for (int trial = 0; trial < 30 || (trial < 300 && (latest < 5 || num_hits < 5)); ++trial) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);

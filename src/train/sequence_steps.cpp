@@ -9,7 +9,7 @@ std::vector<double> trained_column(const Trajectory& row, const char* name) {
   std::vector<double> values;
   if (found == row.columns.end()) return values;
   const std::vector<double>& column = found->second;
-  const bool is_by_token = column.size() == row.input_ids.size();  // else one a token of mask 1
+  const bool is_by_token = column.size() == row.input_ids.size();  // else one value per token of mask 1
   size_t generated = 0;
   for (size_t i = 0; i < row.input_ids.size(); ++i) {
     if (row.trains(i)) values.push_back(column.at(is_by_token ? i : generated));

@@ -1,6 +1,6 @@
-// The sparse policy's gradient on trees, its own (sparse_to_sparse) and that of its adapters (phi of
-// distill), against flat sequences under an explicit mask of attention: which keys a query sees is worked out
-// here, from the definition in kernels/page_choice/page_choice.h, on rows and in tensor ops.
+// The sparse policy's gradient on trees: the policy's own (mode sparse_to_sparse) and that of its adapters
+// (phi of mode distill). The reference is flat sequences with an explicit attention mask. The mask is
+// computed here, row by row with tensor ops, from the definition in kernels/page_choice/page_choice.h.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -19,7 +19,7 @@ const bool one_thread = (at::set_num_threads(1), true);
 
 constexpr int64_t kPage = 16;
 
-// What queries of a layer leave out, and how often a query and head left out anything.
+// The keys that the queries of a layer do not see. Counts the queries and heads that leave out any key.
 class MaskOfPages {
  public:
   explicit MaskOfPages(const SparsePolicy& policy) : policy_(policy) {}
@@ -68,7 +68,7 @@ class MaskOfPages {
   int64_t num_choices() const { return num_choices_; }
 
  private:
-  // Of a query's scores all but those of the budget's keys.
+  // Hides all keys except the highest-scored ones of the budget.
   void hide_lowest(const at::Tensor& scores_K, const at::Tensor& hidden_T) {
     ++num_choices_;
     const at::Tensor order_K = scores_K.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
@@ -95,7 +95,8 @@ std::vector<const Trajectory*> pointers(const RandomBatch& r) {
   return rows;
 }
 
-// A tree with contexts far beyond the budget whose masks change along the way: prompts, turns, tool outputs.
+// A tree with contexts far beyond the budget. The masks change along the sequences: prompts, turns, tool
+// outputs.
 std::unique_ptr<RandomBatch> long_batch(uint64_t seed) {
   auto r = random_batch(seed, 600);
   mark_drawn(r->batch, pointers(*r));
@@ -148,10 +149,10 @@ TEST(SparseGradient, OfExactTopKeysIsThatOfMaskedSequences) {
   EXPECT_GT(num_choices, 500);
 }
 
-// Keys that are all 0 give every page the same score, while its values differ.
+// Keys that are all 0 give every page the same score, while the pages' values differ.
 TEST(SparseGradient, OfEqualScoresTheLowerPagesAreSeen) {
   int64_t num_choices = 0;
-  for (const uint64_t seed : {5, 17}) {  // without biases and norms of keys
+  for (const uint64_t seed : {5, 17}) {  // models without biases and norms of keys
     const auto r = long_batch(seed == 5 ? 5 : 16);
     const auto model = random_model(seed, at::kDouble);
     for (Parameter* parameter : model->parameters())
@@ -175,7 +176,7 @@ TEST(SparseGradient, OfTheAdaptersIsThatOfMaskedSequencesAndThetaHasNone) {
     SparseStudent student(*theta, settings, ActorSettings(), policy, 10, seed);
     Model& phi = student.model();
     auto generator = at::detail::createCPUGenerator(seed);
-    for (Parameter* parameter : phi.trained_parameters())  // B = 0 would leave A without a gradient
+    for (Parameter* parameter : phi.trained_parameters())  // with B = 0, A would have no gradient
       parameter->value.copy_(0.1 *
                              at::randn(parameter->value.sizes(), generator, parameter->value.options()));
 
@@ -186,7 +187,8 @@ TEST(SparseGradient, OfTheAdaptersIsThatOfMaskedSequencesAndThetaHasNone) {
     const auto loss = make_loss(student.actor().loss);
     MaskOfPages mask(policy);
     FlatReference reference(phi, std::ref(mask));
-    // Dense values near the sparse ones, as they are in a run: k3 grows with the exponential of the distance.
+    // The dense log-probabilities are near the sparse ones, as in a run. k3 grows exponentially with their
+    // distance.
     batch.fields.reference_log_probs_R = at::zeros({batch.num_rows()}, at::kDouble);
     batch.fields.reference_log_probs_R =
         reference.run(batch, *loss).log_probs_R + 0.3 * at::randn({batch.num_rows()}, generator, at::kDouble);

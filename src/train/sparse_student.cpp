@@ -10,7 +10,8 @@ namespace bough {
 
 namespace {
 
-// What the step takes over from the run, and what it does not: there is one update, whose ratio is 1.
+// The settings of the sparse policy's step, from the run's. There is one update, whose ratio is 1, so
+// settings for several updates or for corrections are reset.
 ActorSettings student_settings(bool is_adapter, const SparseTrainingSettings& settings, ActorSettings actor) {
   LossSettings& loss = actor.loss;
   loss.loss = "ppo";
@@ -56,7 +57,7 @@ SparseStudent::SparseStudent(bool is_adapter, std::unique_ptr<Model> model,
       model_(std::move(model)) {
   BOUGH_CHECK(!ranks || ranks->sizes().all() == ranks->sizes().data, "ranks that share passes");
   model_->allocate_gradients();
-  // The KL's values are handed in: no model is walked for them.
+  // The reference log-probabilities for the KL come from the caller: no model is executed for them.
   gradient_ =
       std::make_unique<GradientStep>(*model_, FrozenModels(model_.get()), actor_, nullptr, ranks, policy);
   gradient_->leave_sums_over_ranks();
@@ -90,7 +91,8 @@ MetricValues SparseStudent::train(const std::vector<const Trajectory*>& rows,
   for (const char* name : {"sparse/replayed", "sparse/choices_differ"})
     if (const auto found = result.metrics.find(name); found != result.metrics.end())
       metrics[name] = found->second.value();
-  // Of the sampled tokens, under phi and theta as they are now against theta before its step.
+  // The KL on the sampled tokens: the current sparse policy (`model_`) against the dense policy before its
+  // step.
   if (batch.num_rows() > 0)
     metrics["sparse/kl"] =
         result.values.log_probs_R.sub(dense_log_probs_R).square().mul(0.5).mean().item<double>();

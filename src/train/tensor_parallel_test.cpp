@@ -1,4 +1,4 @@
-// What is particular to ranks that share a layer; their gradients: ranks_test.cpp.
+// Tests of tensor parallelism: losses, checkpoints, adapters, traffic. ranks_test.cpp tests the gradients.
 #include "models/tensor_parallel.h"
 
 #include <ATen/Parallel.h>
@@ -21,7 +21,7 @@ namespace {
 
 const bool one_thread = (at::set_num_threads(1), true);
 
-// Losses that ask for other tokens than the drawn ones: the teacher's, the policy's most likely.
+// Losses that need other tokens than the sampled ones: the teacher's, and the policy's most likely.
 TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
   const auto r = random_batch(11, 80);
   add_given_tokens(*r, 11);
@@ -50,8 +50,8 @@ TEST(TensorParallel, GivenAndMostLikelyTokensAreTheWholeVocabularys) {
   });
 }
 
-// Steps of the optimizer, shared by data and tensor ranks, against one process; what is saved by four ranks
-// is loaded by two, and by one.
+// Optimizer steps on data and tensor ranks, against one process. Four ranks save, then two ranks and one rank
+// load.
 TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   const auto r = random_batch(4, 80);
   const auto loss = full_loss();
@@ -102,7 +102,7 @@ TEST(TensorParallel, StepsAndCheckpointsAreOneProcesss) {
   std::filesystem::remove_all(folder);
 }
 
-// Adapters, of which some are every rank's and some are shared, beside frozen weights.
+// Adapters beside frozen weights. Some adapter weights are copied on every rank, some are split.
 TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const auto r = random_batch(seed, 80);
@@ -142,7 +142,7 @@ TEST(TensorParallel, AdaptersHaveTheWholeModelsGradient) {
   }
 }
 
-// One file's rows of q, k and v, and of gate and up (Phi-3), are pieces of several parts.
+// The fused tensors of a file (q, k and v; gate and up; as in Phi-3) consist of rows of several parts.
 TEST(TensorParallel, FusedProjectionsAreCutAndPutTogether) {
   ModelConfig config = shared_config(5);
   config.fused_projections = true;
@@ -156,7 +156,7 @@ TEST(TensorParallel, FusedProjectionsAreCutAndPutTogether) {
     ASSERT_EQ(together.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_EQ(together[i].first, expected[i].first);
-      // What several ranks have was added once for each part, not for each rank.
+      // A tensor that several ranks hold was added once per part, not once per rank.
       EXPECT_TRUE(together[i].second.equal(expected[i].second)) << expected[i].first;
       EXPECT_TRUE(gathered[i].second.equal(expected[i].second)) << expected[i].first;
     }
@@ -181,7 +181,7 @@ TEST(TensorParallel, SendsWhatIsSaid) {
     model.allocate_gradients();
     const double before = groups.tensor()->bytes_sent();
     Executor(model).forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
-    // An all-reduce of B bytes on two ranks sends B of each, an all-gather too.
+    // On two ranks, an all-reduce of B bytes sends B bytes from each rank. So does an all-gather.
     const double sums = 4 * (4 * layers * tokens * width + tokens * width + tokens * width);
     EXPECT_EQ(groups.tensor()->bytes_sent() - before, sums + 4 * 3 * rows);
   });
@@ -191,8 +191,9 @@ TEST(TensorParallel, SendsWhatIsSaid) {
     Executor(model, {.context_ranks = groups.context()})
         .forward_backward(plan_share("dense", plan_request(batch, 64), 0, 1), batch, *loss);
     const double keys = 2 * static_cast<double>(config.key_width());
-    // A gather of one's own half of the tokens, a sum of all; hidden states, and the gradient of the head's
-    // sources.
+    // Per layer, the keys and values of this rank's half of the tokens are gathered, and their gradients are
+    // summed over all tokens. Once per pass, hidden states are gathered, and the gradient of the head's
+    // sources is summed.
     EXPECT_EQ(groups.context()->bytes_sent() - before,
               4 * (layers * (tokens / 2 * keys + tokens * keys) + tokens / 2 * width + tokens * width));
   });

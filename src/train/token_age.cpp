@@ -8,7 +8,7 @@
 namespace bough {
 
 namespace {
-// Whether position i counts and has a version.
+// Whether the loss trains position i and the token's version is known.
 bool has_age(const Trajectory& row, size_t i) {
   return row.trains(i) && i < row.versions.size() && row.versions[i] >= 0;
 }

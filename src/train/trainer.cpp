@@ -18,7 +18,7 @@ namespace bough {
 
 namespace {
 
-// A metric of the whole step from those of its mini-batches. Losses are per optimizer step: their mean.
+// Combines the metrics of the mini-batches into those of the step. Losses are means over optimizer steps.
 MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   MetricValues values;
   for (const auto& [name, metric] : sums) {
@@ -26,8 +26,8 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
                        ? metric.value() / static_cast<double>(num_mini_batches)
                        : metric.value();
   }
-  // Of factors or weights (mean)^2 / mean of their squares: the part of the tokens that equal ones would take
-  // to be as good.
+  // Effective sample size of factors or weights: mean^2 / mean of squares. A fraction of the tokens this
+  // large, with equal weights, would give the same variance.
   for (const auto& [name, metric] : sums) {
     constexpr std::string_view kSquare = "_square_mean";
     if (!name.ends_with(kSquare)) continue;
@@ -38,7 +38,8 @@ MetricValues combine(const WeightedSums& sums, size_t num_mini_batches) {
   return values;
 }
 
-// Tokens that more than one rank computes, each time but the first: paths that the cuts go through.
+// The number of repeated token computations: tokens on paths that cuts between ranks cross, without the first
+// computation of each.
 int64_t tokens_twice(const std::vector<TokenSpan>& sequences, int64_t num_ranks,
                      const BalanceWeights& weights) {
   const PrefixTree tree = build_prefix_tree(sequences);
@@ -47,7 +48,7 @@ int64_t tokens_twice(const std::vector<TokenSpan>& sequences, int64_t num_ranks,
   return tokens;
 }
 
-// What the critic's values, as they were when the batch was scored, say of its returns.
+// Metrics of the critic's values, as they were when the batch was scored, against the returns.
 MetricValues value_metrics(const std::vector<const Trajectory*>& batch) {
   std::vector<double> values, returns;
   for (const Trajectory* row : batch) {
@@ -163,7 +164,7 @@ Model& Trainer::whole_model() {
   return *gather_whole();
 }
 
-// Null of other ranks than the first, where they share the layers.
+// Returns nullptr on ranks other than the first if the ranks split the layers.
 Model* Trainer::gather_whole() {
   if (model_.is_whole()) return &model_;
   if (ranks_->shares_with_leader()) gather_weights(model_, whole_);
@@ -281,7 +282,7 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
     return values;
   }
 
-  // All mini-batches are prepared before the first update: pi_old is the policy of the start.
+  // All mini-batches are prepared before the first update, because pi_old is the policy at the start.
   const std::string strategy = settings_.tree.strategy();
   const auto members = split_minibatches(group_numbers(kept), tokens, settings_.ppo_n_minibatches);
   const bool is_one_update = members.size() == 1 && settings_.ppo_epochs == 1;
@@ -293,7 +294,8 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
         {trains_actor ? gradient_.prepare(mini, is_one_update, strategy) : gradient_.rows_of(mini), {}, {}});
   }
 
-  // One update's own pass is of the policy of the start; before several, a walk is unless pi_old's was.
+  // With one update, its own pass gives the log-probabilities of the policy at the start. With several, a
+  // forward pass is needed unless one was already made for pi_old.
   if (keeps_log_probs() && trains_actor && !is_one_update)
     for (MiniBatch& mini : minis) {
       const LossRows& fields = mini.batch.fields;
@@ -371,7 +373,8 @@ MetricValues Trainer::train_together(const std::vector<Trajectory>& batch) {
   return values;
 }
 
-// What comes after the updates, over the whole batch at once: the mini-batches' values in the batch's order.
+// The work after the updates, over the whole batch at once. The values of the mini-batches are put in the
+// batch's order.
 MetricValues Trainer::follow_up(const std::vector<const Trajectory*>& rows,
                                 const std::vector<std::vector<int64_t>>& members,
                                 const std::vector<MiniBatch>& minis) {
@@ -437,7 +440,7 @@ MetricValues tree_metrics(const PrefixTree& tree, const std::vector<const Plan*>
       slowest = std::max(slowest, all[at + 4]);
       total += all[at + 4];
     }
-    // Ranks that make their passes together say the same.
+    // All ranks of a context-parallel group report the same numbers.
     for (int64_t* sum : {&planned, &forwarded, &recomputed}) *sum /= ranks->sizes().context;
     predicted = slowest;
     if (total > 0) values["ranks/slowest_over_mean"] = slowest / (total / static_cast<double>(size));

@@ -12,7 +12,7 @@
 namespace bough {
 namespace {
 
-// Groups of four: a prompt of five tokens, then three of each sample's own.
+// Groups of four samples: a prompt of five tokens, then three tokens of each sample.
 std::vector<Trajectory> batch_of(int64_t groups) {
   std::vector<Trajectory> batch;
   for (int32_t g = 0; g < groups; ++g) {
@@ -66,8 +66,8 @@ TEST(Trainer, SharingChangesTheWorkAndNotTheUpdate) {
   EXPECT_GT(largest_difference(values_of(*tree), values_of(*small_model(at::kDouble))), 1e-3);
 }
 
-// AReaL's metric: tokens of all trees over tokens of the sequences. A group alone is a tree of 5 + 4 x 3
-// tokens; three of them repeat the 4 tokens that all groups share.
+// AReaL's metric: the tokens of all trees over the tokens of the sequences. A group alone is a tree of 5 + 4
+// x 3 tokens. Three groups, planned separately, repeat the 4 tokens that all groups share.
 TEST(Trainer, TreeTokenRatioIsWhatThePlansTreesHold) {
   const SteadyClock clock;
   const auto ratio = [&](const ActorSettings& settings) {
@@ -97,7 +97,7 @@ TEST(Trainer, UntrainedSequencesAndEmptyBatchesChangeNothing) {
   EXPECT_EQ(largest_difference(before, values_of(*model)), 0);
   EXPECT_EQ(trainer.optimizer().num_steps(), 0);
 
-  // A group marked as untrained is as good as absent.
+  // A group that is marked as untrained has no effect.
   std::vector<Trajectory> marked = batch_of(2);
   for (size_t s = 4; s < 8; ++s) marked[s].trained = false;
   Trainer other_trainer(*other, nullptr, settings_with("path"), 10, clock);
@@ -110,12 +110,12 @@ TEST(Trainer, MiniBatchesClipAgainstThePolicyOfTheStart) {
   const SteadyClock clock;
   const auto model = small_model(at::kDouble);
   ActorSettings settings = settings_with("path", 3);
-  settings.optimizer.lr = 0.1;  // so that the second and third mini-batch leave the clip's range
+  settings.optimizer.lr = 0.1;  // mini-batches 2 and 3 must leave the clip range
   settings.loss.use_decoupled_loss = false;
   Trainer trainer(*model, nullptr, settings, 10, clock);
   const MetricValues metrics = trainer.train(batch_of(3));
   EXPECT_EQ(trainer.optimizer().num_steps(), 3);
-  EXPECT_GT(metrics.at("policy/approx_kl"), 1e-4);  // 0 if pi_old were the current policy each time
+  EXPECT_GT(metrics.at("policy/approx_kl"), 1e-4);  // it would be 0 if pi_old were always the current policy
   const auto single = small_model(at::kDouble);
   Trainer one(*single, nullptr, settings_with("path"), 10, clock);
   EXPECT_NEAR(one.train(batch_of(3)).at("policy/approx_kl"), 0, 1e-12);
@@ -141,13 +141,14 @@ TEST(Trainer, UtilisationCountsWhatTheTreeNeedsAtTheCalibratedRate) {
   const WorkModel work{.flops_per_token = 7e4, .flops_per_head_row = 3e4, .flops_per_pair = 500};
   trainer.use_costs({.passes = nullptr, .work = work, .matrix_product_rate = 5e9});
   const MetricValues metrics = trainer.train(batch_of(1));
-  // Five shared tokens, then four times three: a row of the head each, which see 6, 7 and 8 tokens.
+  // Five shared tokens, then four times three tokens. Each of the twelve has a head row. They attend to 6, 7
+  // and 8 tokens.
   const double forward = 17 * work.flops_per_token + 12 * work.flops_per_head_row +
                          (1 + 2 + 3 + 4 + 5 + 4 * (6 + 7 + 8)) * work.flops_per_pair;
   EXPECT_NEAR(metrics.at("perf/mfu") * metrics.at("time/train") * 5e9 / (3 * forward), 1, 1e-9);
 }
 
-// The clip is against the policy that sampled the tokens, however many updates the batch is.
+// The clip compares with the behavior policy, for any number of updates per batch.
 TEST(Trainer, WithoutRecomputedLogProbsPiOldIsTheBehaviourPolicy) {
   const SteadyClock clock;
   ActorSettings settings = settings_with("path");
@@ -160,7 +161,7 @@ TEST(Trainer, WithoutRecomputedLogProbsPiOldIsTheBehaviourPolicy) {
   EXPECT_NEAR(recomputing.train(batch_of(2)).at("policy/approx_kl"), 0, 1e-12);
 }
 
-// Sequences of one to three tokens.
+// Sequences with one to three trained tokens.
 std::vector<Trajectory> batch_of_lengths(int64_t groups) {
   std::vector<Trajectory> batch = batch_of(groups);
   for (size_t s = 0; s < batch.size(); ++s)
@@ -185,7 +186,8 @@ TEST(Trainer, ALossIsAggregatedAsItWasPublished) {
   }
 }
 
-// Half the verifiers failed: the step is that of the batch without their samples, to the last bit.
+// If the verifier fails for half of the samples, the step equals, to the last bit, that of the batch without
+// them.
 TEST(Trainer, SamplesWithoutARewardLeaveNoTraceInTheGradient) {
   const SteadyClock clock;
   for (const char* mode : {"path", "dense"}) {
@@ -212,7 +214,7 @@ TEST(Trainer, SamplesWithoutARewardLeaveNoTraceInTheGradient) {
   }
 }
 
-// Of a path plan's blocks together, against a count over the flat batch.
+// The effective sample size over all blocks of a path plan, against a count over the flat batch.
 TEST(Trainer, EffectiveSampleSizeByAgeIsThatOfTheWholeStep) {
   const SteadyClock clock;
   std::vector<Trajectory> batch = batch_of(3);
@@ -255,7 +257,7 @@ TEST(Trainer, EffectiveSampleSizeIsThatOfTheFactorsOfTheWholeStep) {
   EXPECT_DOUBLE_EQ(plain.at("mismatch/factor_mean"), plain.at("mismatch/importance_weight_mean"));
   EXPECT_LT(plain.at("mismatch/effective_sample_size"), 0.9);
   EXPECT_GT(plain.at("mismatch/effective_sample_size"), 1.0 / 36) << "of 36 tokens";
-  // Factors of 0 and 1: the share of ones.
+  // For factors of 0 and 1, the effective sample size is the share of ones.
   EXPECT_NEAR(accepted.at("mismatch/effective_sample_size"), 1 - accepted.at("mismatch/masked_fraction"),
               1e-12);
 }
@@ -270,7 +272,7 @@ TEST(Trainer, MicroBatchesAreCountedWithoutATreeOnly) {
   EXPECT_THROW(settings.check(), UserError);
 }
 
-// Versions 0 to 3 in turn, sample by sample.
+// Samples have versions 0, 1, 2, 3, 0, … in turn.
 std::vector<Trajectory> batch_with_versions(int64_t groups) {
   std::vector<Trajectory> batch = batch_of(groups);
   for (size_t s = 0; s < batch.size(); ++s) {

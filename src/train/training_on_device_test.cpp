@@ -1,5 +1,5 @@
-// Executor, optimizer and trainer on every device that there is (engine.md 4): against the flat batch in
-// fp64, against themselves, and against the CPU.
+// Executor, optimizer and trainer on every available device (engine.md 4): against the flat batch in fp64,
+// against a second run, and against the CPU.
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
 
@@ -43,7 +43,8 @@ TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsB
   for (const auto& [type, bound] : {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}})
     for (uint64_t seed = 0; seed < (type == at::kFloat ? 20 : 4); ++seed) {
       auto r = random_batch(seed, 300);
-      // With weights of 0.3 the loss itself is so steep that fp32 loses 1e-5 in the flat batch as well.
+      // With weights of scale 0.3 the loss is so steep that the flat batch in fp32 also loses 1e-5. Hence
+      // 0.15.
       const auto model = random_model(seed, type, 0.15, device());
       FlatResult flat = FlatReference(*model).run(r->batch, *loss);
       r->batch.fields = to_type(r->batch.fields, type);
@@ -60,8 +61,7 @@ TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsB
     }
 }
 
-// A tree's gradient in bf16 is as far from the exact one as that of the flat batch in bf16 on the same
-// device.
+// The error of a tree's bf16 gradient is no larger than that of the flat batch in bf16 on the same device.
 TEST_P(TrainingOn, Bf16ErrsNoMoreThanTheFlatBatchDoes) {
   const auto loss = full_loss();
   double flat_error = 0, tree_error = 0;
@@ -118,7 +118,7 @@ void OptimizerOn::expect_steps_of_the_cpu(bool offload) {
       for (size_t i = 0; i < model->parameters().size(); ++i) {
         const at::Tensor difference = model->parameters()[i]->value.to(at::kCPU, at::kDouble) -
                                       expected->parameters()[i]->value.to(at::kDouble);
-        // A master that rounds the other way moves a bf16 weight by one of its steps.
+        // If a master rounds the other way, the bf16 weight moves to the next bf16 number.
         EXPECT_LE(difference.abs().max().item<double>(), type == at::kFloat ? 1e-6 : 0.04) << i;
         EXPECT_EQ(model->parameters()[i]->main_grad.count_nonzero().item<int64_t>(), 0) << i;
       }
@@ -134,7 +134,7 @@ TEST_P(OptimizerOn, StepsOfAnOffloadedStateAreTheCpus) {
   expect_steps_of_the_cpu(/*offload=*/true);
 }
 
-// Values, the value loss and its gradient, by a backbone of the critic's own and beside the policy's loss.
+// Values, the value loss and its gradient. The critic has its own backbone, or runs beside the policy's loss.
 TEST_P(TrainingOn, ACriticsGradientIsTheCpusAndRepeatsItsBits) {
   const auto policy_loss = full_loss();
   auto r = random_batch(3, 300);

@@ -104,7 +104,7 @@ bool is_chosen(const Pass& pass, int64_t layer) {
   return pass.choice && layer >= pass.choice->chooser.policy().dense_layers;
 }
 
-// layer_pages: of a layer whose queries choose.
+// layer_pages: the pages of a layer whose queries choose pages; otherwise undefined.
 TreeAttentionOutput forward(Pass& pass, int64_t layer, const TreeAttentionInput& input,
                             const at::Tensor& layer_pages) {
   if (is_chosen(pass, layer))
@@ -143,7 +143,7 @@ TreeAttentionOutput attention_output(Pass& pass, int64_t layer, const at::Tensor
   if (pass.verify_recompute)
     BOUGH_CHECK(at::equal(kept.o_TNH, computed().o_TNH),
                 "a recompute differs from its first forward in attention's output, layer ", layer);
-  return {kept.o_TNH.detach(), kept.lse_TN};  // else what is kept would keep this graph
+  return {kept.o_TNH.detach(), kept.lse_TN};  // otherwise the kept output would hold this graph
 }
 
 TreeAttentionGradient gradient(Pass& pass, int64_t layer, const TreeAttentionInput& input,
@@ -185,8 +185,8 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
                                 pass.same_bits);
       return {d.d_q_TNH, round(d.d_k_TGH), round(d.d_v_TGH), {}, {}};
     }
-    // The outputs' gradient is undefined where only the anchor led here: in the last layer of a pass without
-    // a loss.
+    // The outputs' gradient is undefined if only the anchor led here. This happens in the last layer of a
+    // pass without a loss.
     if (d_outputs[0].defined())
       d = gradient(pass, layer, make_input(pass, layer, q, k, saved[2]), {saved[3], saved[4]},
                    d_outputs[0].contiguous());
@@ -201,8 +201,9 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
 };
 }  // namespace
 
-// A layer whose graph is made in backward, and gone at its end. It has an anchor of its own, so that backward
-// comes by where nothing above asks for it; attention's is a root of the graph that is made then.
+// One layer that is recomputed in backward. The layer's graph is built in backward and freed at its end. The
+// layer has its own anchor, so that backward runs even if nothing above needs its gradient. The anchor of the
+// layer's attention is a root of the graph that backward builds.
 struct LayerFunction : torch::autograd::Function<LayerFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, TreeContext* pass,
                                int64_t index) {
@@ -248,7 +249,7 @@ TreeContext::TreeContext(Pass pass) : pass_(std::move(pass)) {
   if (pass_.layers_keep_attention) pass_.keep_outputs = &layer_outputs_;
 }
 
-// What forward chose is not counted again, and what it kept is used.
+// Page choices of the forward pass are not counted again. Attention outputs that forward kept are reused.
 void TreeContext::begin_backward() {
   if (pass_.choice) pass_.choice->counts = nullptr;
   pass_.verify_recompute = pass_.verify_layers;
@@ -282,7 +283,7 @@ at::Tensor sequence_logits(const Model& model, const std::vector<int32_t>& ids) 
   const at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(ids.size());
   KvStack stack(model.config(), 0, model.dtype(), model.device(), false);
-  // Every key is seen by all tokens after it.
+  // Plain causal attention: every token attends to all tokens before it.
   const std::vector<int32_t> end_local(ids.size(), static_cast<int32_t>(count));
   const KeyEnds ends = upload_key_ends(end_local, 0, model.device());
   TreeContext context({&stack, 0, false, false, ends, model.config().attention_scale()});
