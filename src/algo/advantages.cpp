@@ -148,7 +148,7 @@ Whitening whitening(const AdvantageNormSettings& settings, bool by_default) {
 
 void whiten(Advantages& advantages, std::span<const int64_t> tokens, Whitening parts) {
   constexpr double kEps = 1e-8;
-  // A number stands for so many tokens.
+  // An entry with a single value stands for `tokens` tokens.
   const auto weight = [&](size_t s) {
     return advantages[s].size() == 1 ? static_cast<double>(tokens[s]) : 1.0;
   };
@@ -162,7 +162,8 @@ void whiten(Advantages& advantages, std::span<const int64_t> tokens, Whitening p
       squares += weight(s) * (value - mean) * (value - mean);
       if (weight(s) > 0) low = std::min(low, value), high = std::max(high, value);
     }
-  // Of equal advantages, and of one, exactly 0; where the mean stays they have no deviation to be divided by.
+  // Equal advantages, or a single one, become exactly 0. If the mean is not subtracted, they stay unchanged,
+  // because their deviation is 0.
   const double center = parts.subtracts_mean ? mean : 0.0;
   double scale = low < high || !parts.subtracts_mean ? 1.0 : 0.0;
   if (low < high && parts.divides_by_deviation) scale = 1.0 / std::sqrt(squares / (count - 1.0) + kEps);

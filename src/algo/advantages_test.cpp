@@ -23,7 +23,7 @@ std::string user_error(const F& call) {
   return "";
 }
 
-// Of estimators that have one number a sequence.
+// Advantages of an estimator that gives one value per sequence.
 std::vector<double> advantages(const AdvantageSettings& settings, std::vector<double> rewards,
                                std::vector<int64_t> groups, std::vector<int64_t> tokens = {}) {
   std::vector<double> out;
@@ -34,7 +34,7 @@ std::vector<double> advantages(const AdvantageSettings& settings, std::vector<do
   return out;
 }
 
-// Straight from the equations, sequence by sequence, looking the others up by their group.
+// The published equations, evaluated sequence by sequence.
 double reference(const AdvantageSettings& settings, const std::vector<double>& rewards,
                  const std::vector<int64_t>& groups, size_t i) {
   double sum = 0, squares = 0, n = 0;
@@ -56,7 +56,7 @@ TEST(Advantages, EqualTheReferenceOnInterleavedGroups) {
   std::vector<int64_t> groups;
   for (int s = 0; s < 120; ++s) {
     rewards.push_back(normal(bits));
-    groups.push_back(s < 20 ? s % 10 : static_cast<int64_t>(bits() % 10));  // two or more each
+    groups.push_back(s < 20 ? s % 10 : static_cast<int64_t>(bits() % 10));  // two or more per group
   }
   for (const AdvantageSettings& settings : {AdvantageSettings{"grpo"}, AdvantageSettings{"grpo", false, 0.01},
                                             AdvantageSettings{"dr_grpo"}, AdvantageSettings{"rloo"}}) {
@@ -80,7 +80,7 @@ TEST(Advantages, HandValues) {
 TEST(Advantages, GroupsOfOneAndEqualRewards) {
   EXPECT_EQ(advantages({"grpo", true, 0.5}, {3.0}, {0}), std::vector<double>{2.0});
   EXPECT_EQ(advantages({"dr_grpo"}, {3.0}, {0}), std::vector<double>{0.0});
-  // The mean of seven times 0.1 rounds: the answer must be 0 all the same.
+  // The mean of seven values 0.1 is rounded. The advantages must still be exactly 0.
   EXPECT_EQ(advantages({"grpo", true, 1e-6}, std::vector<double>(7, 0.1), std::vector<int64_t>(7, 2)),
             std::vector<double>(7, 0.0));
   EXPECT_TRUE(advantages({"grpo"}, {}, {}).empty());
@@ -105,7 +105,8 @@ TEST(Advantages, BadInputIsNamed) {
 }
 
 TEST(Advantages, LevelsOfMeanAndDeviation) {
-  // Groups 1, 3 and 5, 9: means 2 and 7, deviations sqrt(2) and sqrt(8); the batch's mean is 4.5.
+  // The groups have rewards 1, 3 and 5, 9: means 2 and 7, deviations sqrt(2) and sqrt(8). The batch's mean is
+  // 4.5.
   const std::vector<double> rewards{1, 3, 5, 9};
   const std::vector<int64_t> groups{0, 0, 1, 1};
   const auto at = [&](const char* mean_level, const char* std_level, size_t i) {
@@ -127,7 +128,7 @@ TEST(Advantages, LevelsOfMeanAndDeviation) {
             std::string::npos);
 }
 
-// Values of AReaL's test_ppo_gae.py.
+// The values come from AReaL's test_ppo_gae.py.
 TEST(Gae, TurnsStepOnceAndGapsDoNot) {
   const std::vector<double> rewards{0, 3, 0, 0, 4}, values{1, 5, 9, 2, 8};
   const std::vector<uint8_t> trained{1, 1, 0, 1, 1};
@@ -161,7 +162,8 @@ TEST(Gae, EstimatorWhitensAdvantagesAndNotReturns) {
   settings.gae_lambda = 0.5;
   settings.bootstrap_truncated = true;
   std::vector<std::vector<double>> returns;
-  // Deltas 0.5 · 0.25 - 0.5 and 1 - 0.25; the cut sample's 0.5 · 2 - 2. The last has no token.
+  // Deltas are 0.5 · 0.25 - 0.5 and 1 - 0.25; for the truncated sample 0.5 · 2 - 2. The last sample has no
+  // token.
   const std::vector<std::vector<double>> expected{{-0.375 + 0.25 * 0.75, 0.75}, {-1}, {}};
   EXPECT_EQ(compute_advantages(settings, batch, &returns), expected);
   EXPECT_EQ(returns, (std::vector<std::vector<double>>{{0.3125, 1}, {1}, {}}));

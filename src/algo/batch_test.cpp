@@ -1,4 +1,4 @@
-// Whole-batch arithmetic: aggregation weights, mini-batches, merging of metrics.
+// Arithmetic on whole batches: aggregation weights, mini-batches, merging of metrics.
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 struct Batch {
   std::vector<int64_t> groups, trained;
-  std::vector<std::vector<double>> values;  // one number a trained token
+  std::vector<std::vector<double>> values;  // one number per trained token
 };
 
 Batch random_batch(int seed) {
@@ -44,7 +44,7 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Each aggregation as its name says it: means of means, not weights.
+// Each aggregation is computed as its name says: as means of means instead of weights.
 TEST(Aggregation, WeightsGiveTheMeansTheyAreNamedAfter) {
   for (int seed = 0; seed < 20; ++seed) {
     const Batch batch = random_batch(seed);
@@ -124,7 +124,8 @@ TEST(Minibatches, PartitionByWholeGroupsBalanced) {
       }
     }
     for (const int count : seen) ASSERT_EQ(count, 1);
-    // The last group given to the heaviest bin found it the lightest: bins differ by at most one group.
+    // The heaviest bin was the lightest when it received its last group. Bins therefore differ by at most one
+    // group.
     int64_t heaviest_group = 0;
     for (const auto& [group, count] : group_tokens) heaviest_group = std::max(heaviest_group, count);
     if (!loads.empty()) {
@@ -135,11 +136,11 @@ TEST(Minibatches, PartitionByWholeGroupsBalanced) {
 }
 
 TEST(Minibatches, KnownSplit) {
-  // Groups of 90, 60, 50, 40 tokens: 90 + 40 and 60 + 50.
+  // Groups have 90, 60, 50, 40 tokens. The split is 90 + 40 and 60 + 50.
   const std::vector<int64_t> groups{7, 3, 7, 9, 5}, tokens{40, 60, 50, 50, 40};
   const std::vector<std::vector<int64_t>> expected{{0, 2, 4}, {1, 3}};
   EXPECT_EQ(split_minibatches(groups, tokens, 2), expected);
-  // In order of appearance the heavy last group would join the first.
+  // With groups in order of appearance, the heavy last group would join the first one.
   const std::vector<int64_t> late_groups{5, 3, 7}, late_tokens{10, 10, 20};
   const std::vector<std::vector<int64_t>> late_expected{{2}, {0, 1}};
   EXPECT_EQ(split_minibatches(late_groups, late_tokens, 2), late_expected);

@@ -11,7 +11,8 @@ namespace bough {
 
 namespace {
 
-// Of `samples`, in their order, the settings' n of highest reward or acceptance; of equal ones the earlier.
+// The keep_samples entries of `samples` with the highest reward or acceptance. Of equal ones the earlier is
+// kept.
 std::vector<int64_t> best_of(const FilterSettings& settings, const FilterInput& input,
                              std::vector<int64_t> samples) {
   const auto count = static_cast<size_t>(settings.keep_samples);
@@ -22,7 +23,7 @@ std::vector<int64_t> best_of(const FilterSettings& settings, const FilterInput& 
   return samples;
 }
 
-// `groups`: the samples of each that were there to choose from, in the order in which they were drawn.
+// `groups`: for each group, the candidate samples in the order in which they were sampled.
 std::vector<KeptByWidth> kept_by_width(const FilterSettings& settings, const FilterInput& input,
                                        const std::vector<std::vector<int64_t>>& groups) {
   int64_t narrowest = std::numeric_limits<int64_t>::max();

@@ -13,7 +13,8 @@ namespace {
 
 using Bits = std::vector<uint8_t>;
 
-// Group 1: unequal, one truncated. Group 2: equal. Group 3: one of two truncated. Group 4: a single sample.
+// Group 1 has unequal rewards and one truncated sample. Group 2 has equal rewards. Group 3 has two samples,
+// one of them truncated. Group 4 is a single sample.
 const std::vector<int64_t> kGroups{1, 2, 1, 3, 2, 1, 3, 4};
 const std::vector<double> kRewards{1, 5, 0, 1, 5, 1, 0, 2};
 const Bits kTruncated{0, 0, 1, 0, 0, 0, 1, 0};
@@ -50,7 +51,8 @@ TEST(Filters, MaskKeepsThemInTheGroup) {
 }
 
 TEST(Filters, DropTakesALonelySampleAlong) {
-  // Without its truncated sample group 1 is equal too; group 3 has one sample left, dropped with it.
+  // Without the truncated samples, group 1 has equal rewards, too. Group 3 has one sample left, which is
+  // dropped, too.
   const FilterResult result = filter(false, "drop");
   EXPECT_EQ(result.kept, (Bits{1, 1, 0, 0, 1, 1, 0, 1}));
   EXPECT_EQ(result.trained, result.kept);
@@ -101,8 +103,8 @@ TEST(Filters, OfAGroupTheSamplesOfHighestRewardAreKept) {
   EXPECT_EQ(filter_sequences(settings, {rewards, groups, none, valid}).kept, (Bits{0, 0, 0, 1, 1, 1}));
 }
 
-// Equation 4 by trying every subset: what is kept of M samples has the largest sum of rewards (or acceptance)
-// that n of them can have; and so for each width, over the first samples of a group.
+// Checks equation 4 by trying every subset. The n samples kept of M have the largest possible sum of rewards
+// (or acceptance). This also holds for each width, over the first samples of a group.
 TEST(Filters, OversamplingIsEquationFour) {
   std::mt19937_64 bits(2);
   constexpr int64_t kGroupCount = 3;
@@ -123,7 +125,7 @@ TEST(Filters, OversamplingIsEquationFour) {
     const FilterInput input{rewards, groups, none, {}, {}, acceptance};
     const FilterResult result = filter_sequences(settings, input);
     const std::vector<double>& score = by_acceptance ? acceptance : rewards;
-    // The best sum of n among the first `width` samples of a group.
+    // The largest sum of n samples among the first `width` samples of a group.
     const auto best = [&](int64_t group, int64_t width) {
       double most = -1;
       for (uint32_t set = 0; set < (1u << width); ++set) {

@@ -42,7 +42,8 @@ void expect(bool holds, const char* key, double value, const char* expected) {
     throw UserError(str("setting ", key, ": got ", value, ", expected a number ", expected));
 }
 
-// Settings from a file are checked by their visitor; those that C++ or Python fill in, only here.
+// The settings visitor checks settings from a file. Settings that C++ or Python code fills in are checked
+// only here.
 void check_settings(const LossSettings& settings) {
   const double higher = settings.eps_clip_higher.value_or(0.0);
   const double c_clip = settings.c_clip.value_or(3.0);
@@ -101,7 +102,7 @@ std::vector<std::string> loss_names() {
 std::unique_ptr<Loss> make_loss(const LossSettings& settings) {
   check_settings(settings);
   if (settings.loss == "sft") return std::make_unique<SftLoss>();
-  // GRPO is PPO clip with group-relative advantages; those have a setting of their own.
+  // GRPO is PPO clip with group-relative advantages. The advantages have their own setting.
   const std::string name = settings.loss == "grpo" ? "ppo" : settings.loss;
   for (const NamedTerm& known : kPolicyLosses)
     if (name == known.name) return std::make_unique<PolicyLoss>(settings, known.make());

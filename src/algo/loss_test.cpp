@@ -18,10 +18,10 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Rows as plain numbers: what the reference below reads, and what becomes tensors for the code under test.
+// Rows as plain numbers. The reference below reads them; tensors() converts them for the code under test.
 struct PlainRows {
   std::vector<double> log_pi, entropy, advantage, log_mu, log_old, log_ref, weight;
-  bool has_old = true;  // a proximal walk was made
+  bool has_old = true;  // pi_old was computed
   bool old_is_current = false;
 };
 
@@ -67,8 +67,8 @@ std::vector<Case> cases() {
   return out;
 }
 
-// Every loss and every correction, for what holds of them all; values are compared in
-// tests/parity/test_algorithms.py.
+// Every loss and every correction, for properties that hold for all of them. tests/parity/test_algorithms.py
+// compares values.
 std::vector<Case> all_cases() {
   std::vector<Case> out = cases();
   for (const std::string& name : loss_names())
@@ -133,11 +133,12 @@ LossRows tensors(const PlainRows& rows, at::ScalarType dtype = at::kDouble) {
   if (rows.has_old) out.proximal_log_probs_R = make(rows.log_old);
   out.reference_log_probs_R = make(rows.log_ref);
   out.weights_R = make(rows.weight);
-  std::vector<int64_t> sequences;  // of three rows each, but for the last one
+  std::vector<int64_t> sequences;  // three rows each, except the last
   for (size_t r = 0; r < rows.log_pi.size(); ++r) sequences.push_back(static_cast<int64_t>(r / 3));
   out.sequences_R = at::tensor(at::ArrayRef<int64_t>(sequences), at::kLong);
   out.proximal_is_current = rows.old_is_current;
-  // Three tokens a row: one like the row's own, one that all agree on, one that nobody would take.
+  // Three top-k tokens per row: one that depends on the row's own value, one with the same probability in all
+  // policies, one of probability 0.
   out.teacher_log_probs_R = out.reference_log_probs_R;
   const auto given = [&](const at::Tensor& own_R) {
     const at::Tensor own = own_R.detach();
@@ -161,7 +162,7 @@ LossRows subset(const LossRows& rows, const std::vector<int64_t>& chosen) {
   return out;
 }
 
-// One row's policy term by cases of the sign of A, where the code under test uses minima of both branches.
+// One row's policy term, by cases of the sign of A. The code under test uses minima of both branches instead.
 // `frozen` is log pi wherever the equations stop the gradient.
 double reference_policy(const LossSettings& s, const PlainRows& rows, size_t r, double log_pi, double frozen,
                         bool* clipped = nullptr) {
@@ -188,7 +189,7 @@ double reference_row(const LossSettings& s, const PlainRows& rows, size_t r, dou
                            s.entropy_coef * entropy);
 }
 
-// Central differences are wrong across a kink: rows nearer than this to one are moved away.
+// Central differences are wrong across a kink. Rows closer to a kink than 1e-3 are moved away.
 void avoid_kinks(const LossSettings& s, PlainRows& rows) {
   const double top = 1.0 + s.eps_clip_higher.value_or(s.eps_clip.value_or(0.2));
   for (size_t r = 0; r < rows.log_pi.size(); ++r) {
@@ -431,7 +432,7 @@ TEST(Loss, Fp32IsCloseToFp64) {
     const double exact = (*make_loss(c.settings))(tensors(plain)).loss.item<double>();
     const LossOutput out = (*make_loss(c.settings))(tensors(plain, at::kFloat));
     EXPECT_EQ(out.loss.scalar_type(), at::kFloat);
-    double scale = 0.0;  // of the sum's terms: they cancel
+    double scale = 0.0;  // of the sum's terms, which cancel
     for (size_t r = 0; r < 100; ++r)
       scale += std::abs(reference_row(c.settings, plain, r, plain.log_pi[r], plain.entropy[r]));
     EXPECT_NEAR(out.loss.item<double>(), exact, 1e-6 * scale);
@@ -450,7 +451,8 @@ TEST(Loss, HandValues) {
   LossSettings settings;
   settings.use_decoupled_loss = settings.recompute_logprob = false;
   settings.c_clip = 3.0;
-  // Ratios 1.5, 1.5, 0.25, 8: clipped to 1.2; free; clipped to 0.8; dual clip at 3.
+  // The ratios are 1.5, 1.5, 0.25, 8. They are clipped to 1.2, not clipped, clipped to 0.8, and bounded to 3
+  // by the dual clip.
   EXPECT_NEAR((*make_loss(settings))(tensors(plain)).loss.item<double>(),
               -2.4 + 10 * 3.0 + 100 * 1.6 + 1000 * 3.0, 1e-10);
 }
@@ -493,7 +495,7 @@ TEST(Loss, LoglinearClipsAgainstTheInterpolatedPolicy) {
   LossRows rows = rows_with_versions();
   const LossOutput out = (*loss)(rows);
   out.loss.backward();
-  // w · r · A with w = pi_old/mu and r = pi/pi_old inside the clip: pi/mu, however pi_old is chosen.
+  // w · r · A with w = pi_old/mu and r = pi/pi_old inside the clip is pi/mu · A for any pi_old.
   EXPECT_NEAR(out.loss.item<double>(), -std::exp(-0.5) - 2 * std::exp(-0.2), 1e-15);
   EXPECT_NEAR(list(rows.log_probs_R.grad())[0], -std::exp(-0.5), 1e-15) << "pi_old has no gradient";
   EXPECT_NEAR(out.metrics.at("mismatch/logprob_abs_diff").value(), (0.375 + 0.1) / 2, 1e-15);

@@ -14,7 +14,7 @@ int64_t age_bin(int64_t age) {
 }
 
 namespace {
-// columns: versions, weights and whether they were clipped, each of so many rows.
+// columns: [3, num_rows], with the versions, the weights, and 1 for clipped rows.
 WeightedSums by_age(const double* columns, int64_t num_rows, int64_t version, bool has_clipped) {
   struct Sums {
     double rows = 0, weights = 0, squares = 0, clipped = 0;

@@ -24,7 +24,7 @@ TEST(MetricsByAge, BinsAreTheirsToTheAge) {
   EXPECT_EQ(age_bin(1000), 5);
 }
 
-// Version 9 trains tokens of ages 0, 0, 1, 4, 3, 9, by hand.
+// Version 9 trains tokens of ages 0, 0, 1, 4, 3, 9. Expected values are computed by hand.
 TEST(MetricsByAge, WeightsAndClipsOfEachBin) {
   const at::Tensor log_w_R = at::tensor(std::vector<double>{1.0, 2.0, 0.5, 3.0, 1.0, 4.0}, at::kDouble).log();
   const at::Tensor versions_R = at::tensor(std::vector<int32_t>{9, 9, 8, 5, 6, 0}, at::kInt);
@@ -40,7 +40,7 @@ TEST(MetricsByAge, WeightsAndClipsOfEachBin) {
   EXPECT_DOUBLE_EQ(metrics.at("age_3_to_4/clip_fraction").value(), 1);
   EXPECT_DOUBLE_EQ(metrics.at("age_9_up/importance_weight_mean").value(), 4);
   EXPECT_EQ(read_metrics_by_age(log_w_R, {}, versions_R, 9).count("age_0/clip_fraction"), 0u);
-  // The blocks of a walk add up to the whole.
+  // The metrics of several blocks add up to those of all rows.
   WeightedSums pieces;
   for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 4}, {4, 6}})
     merge(pieces, read_metrics_by_age(log_w_R.slice(0, begin, end), clipped_R.slice(0, begin, end),

@@ -13,10 +13,10 @@ namespace bough {
 
 namespace {
 
-// Probabilities below exp(-this) are those that sums over a vocabulary round away.
+// Sums over a vocabulary round away probabilities below exp(-kLogRestFloor).
 constexpr double kLogRestFloor = 30.0;
 
-// Engine against trainer, before any correction.
+// Metrics of the engine's log-probabilities against the trainer's, before any correction.
 void add_mismatch(MetricReader& metrics, const at::Tensor& log_w_R) {
   const at::Tensor w_R = log_w_R.exp();
   metrics.add_mean("mismatch/logprob_abs_diff", log_w_R.abs());
@@ -27,7 +27,7 @@ void add_mismatch(MetricReader& metrics, const at::Tensor& log_w_R) {
   metrics.add_mean("mismatch/kl_k3", log_w_R.expm1().sub(log_w_R));
 }
 
-// How far the interpolated pi_old is from the one that was computed.
+// Metrics of the difference between the interpolated pi_old and the computed one.
 void add_interpolation_error(MetricReader& metrics, const LossRows& rows, const at::Tensor& log_old_R) {
   const at::Tensor interpolated_R = interpolated_log_probs(
       rows.behaviour_log_probs_R, rows.log_probs_R.detach(), rows.versions_R, rows.version);
@@ -40,7 +40,8 @@ void add_interpolation_error(MetricReader& metrics, const LossRows& rows, const 
   metrics.add_mean("prox_approx/importance_weight_abs_error", approximate_w_R.sub(w_R).abs());
 }
 
-// log(1 - sum of exp(log_p)) of each row, from below bounded: what is left for all other tokens.
+// log(1 - sum of exp(log_p)) of each row: the log-probability of all other tokens together. Bounded from
+// below.
 at::Tensor log_rest(const at::Tensor& log_p_RK) {
   const at::Tensor sum_R = log_p_RK.clamp_min(-kLogRestFloor).exp().sum(1);
   return sum_R.neg().add(1.0).clamp_min(std::exp(-kLogRestFloor)).log();
@@ -58,7 +59,7 @@ at::Tensor interpolated_log_probs(const at::Tensor& behaviour_log_probs_R, const
                                   const at::Tensor& versions_R, int64_t version) {
   const at::Tensor log_mu_R = behaviour_log_probs_R.clamp_min(kLogProbFloor);
   const at::Tensor age_R = versions_R.to(log_mu_R.scalar_type()).neg().add(version);
-  // An age of 0 or less gives 0: the clamp keeps the division from one by 0.
+  // An age of 0 or less gives 0. The clamp of the divisor avoids a division by 0 at age 0.
   const at::Tensor a_R = age_R.sub(1.0).div(age_R.clamp_min(1.0)).clamp(0.0, 1.0);
   return log_mu_R.add(a_R.mul(log_probs_R.detach().clamp_min(kLogProbFloor).sub(log_mu_R)));
 }
@@ -161,7 +162,7 @@ at::Tensor PolicyLoss::kl(const LossRows& rows) const {
   return log_ratio(rows.log_probs_R, old_log_probs(rows)).exp().mul(kl_R);
 }
 
-// The advantages of the policy term: those from rewards, and what a teacher adds.
+// The advantages of the policy term: those from rewards plus the teacher's part.
 at::Tensor PolicyLoss::advantages(const LossRows& rows) const {
   const TeacherSettings& teacher = settings_.teacher;
   if (!teacher.is_used()) return rows.advantages_R;
@@ -171,7 +172,7 @@ at::Tensor PolicyLoss::advantages(const LossRows& rows) const {
                         teacher.distill_loss_weight);
 }
 
-// What a teacher adds to the loss, by row; undefined where it is in the advantages.
+// The teacher's loss term per row. Undefined if the teacher's part is in the advantages.
 at::Tensor PolicyLoss::distillation(const LossRows& rows, MetricReader& metrics) const {
   const std::string& mode = settings_.teacher.loss_mode;
   const at::Tensor current_R = rows.log_probs_R.detach();
@@ -198,7 +199,7 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
   const Sequences* whole = sequences ? &*sequences : nullptr;
   PolicyTerm term = policy_term(rows, whole);
   if (rows.behaviour_log_probs_R.defined()) {
-    // The trainer's policy that is set against mu: pi_old, or where that is mu itself, the current one.
+    // mu is compared with pi_old. If pi_old is mu itself, it is compared with the current policy.
     const at::Tensor trainer_R = old_is_behaviour(rows) ? rows.log_probs_R.detach() : old_log_probs(rows);
     const at::Tensor log_w_R = log_ratio(trainer_R, rows.behaviour_log_probs_R);
     add_mismatch(metrics, log_w_R);
@@ -228,7 +229,7 @@ LossOutput PolicyLoss::operator()(const LossRows& rows) const {
   }
   if (term.clipped_R.defined()) metrics.add_mean("policy/clip_fraction", term.clipped_R);
   if (old_log_probs(rows).defined()) {
-    // KL(pi_old, pi) by k3 on samples of pi_old: r - 1 - log r, never negative.
+    // KL(pi_old, pi) by k3 on samples of pi_old: r - 1 - log r, which is never negative.
     const at::Tensor log_r_R = log_ratio(rows.log_probs_R.detach(), old_log_probs(rows));
     metrics.add_mean("policy/approx_kl", log_r_R.expm1().sub(log_r_R));
   }

@@ -21,7 +21,7 @@ at::Tensor kl_estimate(const std::string& estimator, const at::Tensor& log_p_R, 
   const at::Tensor d_R = log_ratio(log_q_R, log_p_R);
   if (estimator == "k1") return d_R.neg();
   if (estimator == "k2") return d_R.square().mul(0.5);
-  // expm1(d) - d keeps the digits that exp(d) - d - 1 loses near d = 0, where a policy spends its time.
+  // expm1(d) - d keeps the digits that exp(d) - d - 1 loses near d = 0, the usual case.
   return d_R.expm1().sub(d_R);
 }
 

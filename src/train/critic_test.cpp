@@ -241,7 +241,6 @@ bool all_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
   return true;
 }
 
-//
 struct TinyRun {
   explicit TinyRun(bool share_backbone, ActorSettings actor = actor_with("path"), int64_t warmup_steps = 0,
                    at::ScalarType type = at::kDouble)

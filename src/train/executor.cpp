@@ -102,7 +102,7 @@ BlockRows rows_of_rank(const BlockRows& rows, int64_t rank, int64_t size) {
 }
 
 // Throws if a sequence exceeds the length up to which the model is computed exactly. Beyond this length, a
-// token would have other values in each sequence that shares it, or the model would be another one.
+// shared token would have a different value in each sequence, or the model would be a different one.
 void check_lengths(const ModelConfig& config, const TrainBatch& batch) {
   for (size_t s = 0; s < batch.sequences.size(); ++s)
     if (static_cast<int64_t>(batch.sequences[s].size()) > config.max_exact_length)

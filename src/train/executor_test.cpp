@@ -124,8 +124,8 @@ TEST(Executor, RunsAttendedByThemselvesAreExact) {
   });
 }
 
-// Recomputed layers have the same graph as checkpointed ones. The gradients are therefore equal to the bit,
-// in every dtype, with and without adapters.
+// Recomputed layers have the same graph as layers whose activations are kept. The gradients are therefore
+// equal to the bit, in every dtype, with and without adapters.
 TEST(Executor, WhateverIsKeptGradientsHaveTheSameBits) {
   const auto loss = full_loss();
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16})

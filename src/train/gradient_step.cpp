@@ -273,8 +273,8 @@ Plan GradientStep::plan_shares(const PlanRequest& request, const std::string& st
   return all;
 }
 
-// Each share's gradient starts from zero. Two partial sums of equal height are added as soon as both exist.
-// At most log2(number of shares) sums are held besides the current gradient.
+// Each share's gradient starts from zero. Two partial sums of equally many shares are added as soon as both
+// exist. At most log2(number of shares) sums are held besides the current gradient.
 WalkResult GradientStep::accumulate_shares(const Plan& plan, const TrainBatch& batch) {
   const int64_t size = ranks_ ? ranks_->num_replicas() : 1, rank = ranks_ ? ranks_->replica() : 0;
   const int64_t own = kFixedShares / size;

@@ -265,7 +265,8 @@ TEST_F(RunCheckpointTest, KilledAtAnyMomentACompleteOneIsLatest) {
   std::chrono::duration<double> longest_life = 3 * (Clock::now() - start);
   int64_t latest = 1;
   int num_hits = 0;
-  // Kills until some saves ended before the kill and some did not, for any speed of the disk.
+  // The test kills processes until some saves ended before the kill and some did not, for any speed of the
+  // disk.
   for (int trial = 0; trial < 30 || (trial < 300 && (latest < 5 || num_hits < 5)); ++trial) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);

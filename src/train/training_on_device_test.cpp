@@ -43,8 +43,8 @@ TEST_P(TrainingOn, EveryPlanHasTheFlatBatchsGradientsInFp64AndFp32AndRepeatsItsB
   for (const auto& [type, bound] : {std::pair{at::kDouble, 1e-10}, std::pair{at::kFloat, 1e-5}})
     for (uint64_t seed = 0; seed < (type == at::kFloat ? 20 : 4); ++seed) {
       auto r = random_batch(seed, 300);
-      // With weights of scale 0.3 the loss is so steep that the flat batch in fp32 also loses 1e-5. Hence
-      // 0.15.
+      // With weights of scale 0.3 the loss is so steep that the flat batch in fp32 also loses 1e-5. The scale
+      // is therefore 0.15.
       const auto model = random_model(seed, type, 0.15, device());
       FlatResult flat = FlatReference(*model).run(r->batch, *loss);
       r->batch.fields = to_type(r->batch.fields, type);

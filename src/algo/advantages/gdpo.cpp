@@ -1,6 +1,7 @@
-// GDPO (group reward-decoupled normalization, 2026): each of a sample's several rewards is normalised inside
-// its group by itself, so that one of large spread does not drown the others; their weighted sum is whitened
-// over the batch's trained tokens: whiten(sum over k of w_k GRPO(R_k)).
+// GDPO (group reward-decoupled normalization, 2026): each of a sample's several rewards is normalized inside
+// its group separately. A reward of large spread thus does not dominate the others. The weighted sum is
+// whitened over the batch's trained tokens:
+//   A = whiten(sum over k of w_k GRPO(R_k)).
 #include "algo/advantages/estimators.h"
 #include "base/error.h"
 

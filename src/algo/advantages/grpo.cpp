@@ -1,8 +1,9 @@
-// GRPO (Shao et al. 2024, DeepSeekMath): A = (R - mean_g) / (std_g + eps). Equal rewards: 0; a group of one:
-// R / (1 + eps), as verl has it (AReaL, TRL: 0).
-// Dr.GRPO (Liu et al. 2025): A = R - mean_g, to be aggregated by constant_length.
-// AReaL's mean_level and std_level say of what each is taken: the group, the batch (a number a sequence), or
-// not at all. Then a deviation of 0 counts as 1, and so does that of one value.
+// GRPO (Shao et al. 2024, DeepSeekMath): A = (R - mean_g) / (std_g + eps). Equal rewards give 0. A group of
+// one gives R / (1 + eps), as in verl (AReaL, TRL: 0).
+// Dr.GRPO (Liu et al. 2025): A = R - mean_g, for aggregation by constant_length.
+// AReaL's mean_level and std_level set what the mean and the deviation are taken over: the group, the batch
+// (one value per sequence), or nothing. If one of them is set, a deviation of 0 counts as 1. The deviation of
+// a single value also counts as 1.
 #include "algo/advantages/estimators.h"
 
 namespace bough {

@@ -1,7 +1,7 @@
-// REINFORCE++ (Hu 2025): returns of the tokens, R at the last one and discounted from there back,
+// REINFORCE++ (Hu 2025): returns per token, with R at the last token and discounted from there back:
 //   A_t = discount^(n - 1 - t) R,
-// whitened over all trained tokens of the batch. Baseline form: A = R - mean_g on every token, no discount,
-// whitened so, too. Neither has a KL penalty in the reward.
+// whitened over all trained tokens of the batch. Baseline form: A = R - mean_g on every token, without a
+// discount, whitened in the same way. Neither form has a KL penalty in the reward.
 #include "algo/advantages/estimators.h"
 
 namespace bough {

@@ -1,4 +1,5 @@
-// The decoupled loss's own (AReaL, equation 5): w where w <= behave_imp_weight_cap [5], else 0.
+// The default correction of the decoupled loss (AReaL, equation 5): w if w <= behave_imp_weight_cap (default
+// 5), else 0.
 #include "algo/corrections/corrections.h"
 
 namespace bough {

@@ -1,4 +1,5 @@
-// IcePop (Ring-1T, 2025): w where correction_lower <= w <= correction_upper [0.5, 5], else 0; by token.
+// IcePop (Ring-1T, 2025), per token: w if correction_lower <= w <= correction_upper (defaults 0.5 and 5),
+// else 0.
 #include "algo/corrections/corrections.h"
 
 namespace bough {

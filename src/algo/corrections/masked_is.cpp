@@ -1,16 +1,17 @@
-// Masked importance sampling and rejection (verl's rollout correction): with w by token, by the sequence's
-// product or by its geometric mean, and lo, hi = correction_lower, correction_upper [0.5, 2; geometric:
-// 0.9999, 1.0001],
-//   masked_is  w where lo <= w <= hi, else 0
-//   rejection  1 where lo <= w <= hi, else 0
-// and 0 for the whole of a sequence in which any trained token has w below correction_veto [1e-4; 0: off].
+// Masked importance sampling and rejection (verl's rollout correction). w is taken per token, as the
+// sequence's product, or as its geometric mean. With lo, hi = correction_lower, correction_upper (defaults
+// 0.5 and 2; geometric: 0.9999 and 1.0001):
+//   masked_is  w if lo <= w <= hi, else 0
+//   rejection  1 if lo <= w <= hi, else 0
+// Every token of a sequence gets 0 if any trained token of the sequence has w below correction_veto (default
+// 1e-4; 0 turns the veto off).
 #include "algo/corrections/corrections.h"
 
 namespace bough {
 
 namespace {
 
-// 1 or 0.
+// 1 for accepted rows, otherwise 0.
 at::Tensor accepted(const CorrectionRows& rows, const at::Tensor& w_R) {
   const auto [lower, upper] = rows.bounds;
   const at::Tensor inside_R = w_R.ge(lower).logical_and(w_R.le(upper));

@@ -1,16 +1,19 @@
 // Optimal-budget rejection sampling (OBRS; Verine et al. 2024; Jackpot, Liu et al. 2025; equation 2 of
-// distillsparse): a token is kept with probability a = min(1, pi_old / (lambda mu)), lambda = obrs_lambda
-// [1]. What is kept was drawn from mu' = mu a / Z, Z = sum over the vocabulary of mu a = sum of min(mu,
-// pi_old / lambda), and is weighted against that:
-//   factor = kept * Z * min(max(lambda, w), correction_upper [3]) * rows / kept rows
-// where pi_old / mu' = Z max(lambda, w).
-// The last quotient makes the denominator that of the kept tokens: with all of them the loss would be Z times
-// as large. Z is known over the engine's most likely tokens only: Z = kappa * sum over these of min(mu,
-// pi_old / lambda), where kappa = mean of a / mean of that sum over the batch, since the mean of a under mu
-// is Z. kappa - 1 is what the other tokens hold. Jackpot's sum runs over pi_old's most likely tokens too, of
-// which the engine does not say how likely they were to it.
+// distillsparse). A token is kept with probability a = min(1, pi_old / (lambda mu)), lambda = obrs_lambda
+// (default 1). Kept tokens have the distribution mu' = mu a / Z, with Z = sum over the vocabulary of mu a =
+// sum of min(mu, pi_old / lambda). Each kept token is weighted against mu':
+//   factor = kept * Z * min(max(lambda, w), correction_upper) * rows / kept rows
+// with pi_old / mu' = Z max(lambda, w). correction_upper defaults to 3.
 //
-// The draw is a function of the trainer's version and the token's place in the batch alone.
+// The last quotient changes the denominator to the number of kept tokens. With all rows as denominator the
+// loss would be Z times as large.
+//
+// Z is known only over the engine's top-k tokens: Z = kappa * sum over these of min(mu, pi_old / lambda),
+// with kappa = mean of a / mean of that sum over the batch, since the mean of a under mu is Z. kappa - 1 is
+// the part of the other tokens. Jackpot's sum also runs over pi_old's most likely tokens. The engine does not
+// return its probabilities of those.
+//
+// The random numbers depend only on the trainer's version and the token's place in the batch.
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
@@ -26,7 +29,7 @@ namespace bough {
 
 namespace {
 
-// 1 where a uniform number is below `probabilities_R`, else 0.
+// 1 if the row's uniform random number is below `probabilities_R`, otherwise 0.
 at::Tensor drawn(const at::Tensor& probabilities_R, int64_t version) {
   const CounterRandom random(0, Purpose::acceptance);
   std::vector<double> uniforms;
@@ -45,13 +48,13 @@ Corrected apply(const CorrectionRows& rows) {
   const at::Tensor kept_R = drawn(acceptance_R, rows.version);
   const at::Tensor known_R =
       at::minimum(rows.behaviour_given_RK.exp(), rows.old_given_RK.exp().div(lambda)).sum(1);
-  // A batch of which the most likely tokens hold nothing says nothing of the others: 1 then.
+  // If the top-k tokens of the batch have no mass, nothing is known about the other tokens. kappa is then 1.
   const at::Tensor mean = known_R.mean();
   const at::Tensor kappa = at::where(mean.gt(0.0), acceptance_R.mean().div(mean), at::ones_like(mean));
   const at::Tensor z_R = known_R.mul(kappa);
   const at::Tensor weight_R = w_R.clamp_min(lambda);
   const at::Tensor cut_R = weight_R.clamp_max(rows.bounds.upper);
-  const at::Tensor share = kept_R.mean();  // 0 where nothing is kept, and then every factor is 0
+  const at::Tensor share = kept_R.mean();  // 0 if no row is kept; then every factor is 0
   const at::Tensor factor_R =
       kept_R.mul(z_R).mul(cut_R).div(at::where(share.gt(0.0), share, at::ones_like(share)));
   return {factor_R,

@@ -1,9 +1,9 @@
-// AReaL's rejection_sampling {level, action, metric, agg, lower, upper}. The metric of a token is w itself
-// (ratio), or k1 = log w, k2 = (log w)^2 / 2, k3 = w - 1 - log w. level sequence: of its trained tokens the
-// sum, mean or maximum, where `ratio` takes those of log w; and with `ratio` w is the sequence's geometric
-// mean.
-//   mask   w where lower <= metric <= upper, else 0
-//   clamp  w, clamped to [lower (0 where not set), upper]; level sequence: where the metric is outside
+// AReaL's rejection_sampling {level, action, metric, agg, lower, upper}. A token's metric is w (`ratio`), k1
+// = log w, k2 = (log w)^2 / 2 or k3 = w - 1 - log w. At level sequence the metric is the sum, mean or maximum
+// over the sequence's trained tokens. `ratio` aggregates log w instead, and then w itself is the sequence's
+// geometric mean.
+//   mask   w if lower <= metric <= upper, else 0
+//   clamp  w, clamped to [lower (0 if not set), upper]; level sequence: only if the metric is outside
 #include <ATen/ops/where.h>
 
 #include "algo/corrections/corrections.h"
@@ -15,7 +15,7 @@ namespace {
 at::Tensor token_metric(const std::string& name, const at::Tensor& log_w_R) {
   if (name == "kl_k2") return log_w_R.square().mul(0.5);
   if (name == "kl_k3") return log_w_R.expm1().sub(log_w_R);
-  return log_w_R;  // k1; of a ratio the logarithm
+  return log_w_R;  // k1; for `ratio`, the logarithm of w
 }
 
 at::Tensor aggregate(const std::string& how, const Sequences& sequences, const at::Tensor& x_R) {

@@ -1,5 +1,6 @@
-// Truncated importance sampling (FlashRL; Yao et al. 2025): min(w, correction_upper) [2], by token, by the
-// sequence's product or by its geometric mean. With correction_lower [0] never below that.
+// Truncated importance sampling (FlashRL; Yao et al. 2025): min(w, correction_upper), default 2. w is taken
+// per token, as the sequence's product, or as its geometric mean. correction_lower (default 0) is a lower
+// bound of the result.
 #include "algo/corrections/corrections.h"
 
 namespace bough {

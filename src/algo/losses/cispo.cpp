@@ -1,5 +1,5 @@
-// CISPO (MiniMax-M1, 2025, equations 4 and 5): -sg(clip(r, 1 - eps_clip, 1 + eps_clip_higher)) A log pi: the
-// clip bounds the weight, and every token keeps its gradient. [1, 4: no lower bound, a cap of 5]
+// CISPO (MiniMax-M1, 2025, equations 4 and 5): -sg(clip(r, 1 - eps_clip, 1 + eps_clip_higher)) A log pi. The
+// clip bounds the weight, and every token keeps its gradient. Defaults 1 and 4: no lower bound, a cap of 5.
 #include "algo/losses/policy_terms.h"
 
 namespace bough {

@@ -1,9 +1,10 @@
-// DPPO (divergence PPO; verl's dppo_tv and dppo_kl): r = pi / mu, and in place of a clip of r a bound on how
-// far the policy moved: -M sg(min(r, 20)) A log pi, where M = 0 if the move is beyond dppo_threshold [0.2] in
-// the direction that A asks for (A > 0: pi above mu; else: below).
-//   dppo_tv  |pi - mu|, the total variation of "this token or another"
+// DPPO (divergence PPO; verl's dppo_tv and dppo_kl): r = pi / mu. Instead of clipping r, the distance that
+// the policy moved is bounded: -M sg(min(r, 20)) A log pi. M = 0 if the policy moved further than
+// dppo_threshold (default 0.2) in the direction of A (A > 0: pi above mu; else pi below mu). Otherwise M = 1.
+// The distance is:
+//   dppo_tv  |pi - mu|, the total variation between "this token" and "another token"
 //   dppo_kl  mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi))
-// The loss corrects for mu by itself: no correction comes on top.
+// The loss itself corrects for mu, so no correction is added.
 #include "algo/losses/policy_terms.h"
 
 namespace bough {
@@ -13,7 +14,7 @@ namespace {
 constexpr double kMaxRatio = 20.0;
 constexpr double kTiny = 1e-30;  // keeps log(1 - p) finite at p = 1
 
-// `distance` and `up` (pi - mu) of each row to the term.
+// The policy term of each row, from its distance and `up` = pi - mu.
 PolicyTerm masked(const PolicyRows& rows, const at::Tensor& distance_R, const at::Tensor& up_R) {
   const at::Tensor wants_up_R = rows.advantages_R.gt(0.0);
   const at::Tensor further_R =

@@ -1,6 +1,6 @@
-// GMPO (geometric-mean policy optimization, arXiv 2507.20673): with l = log r and s = sgn A,
+// GMPO (geometric-mean policy optimization, arXiv 2507.20673), with l = log r and s = sgn A:
 //   -A exp(mean over the sequence's trained tokens of s min(s l, s clip(l, -eps_clip, eps_clip_higher)))
-// [0.4 on both sides, of the log-ratio]; the mean over sequences.
+// Both clips default to 0.4 and apply to the log-ratio. Aggregation: the mean over sequences.
 #include <ATen/ops/minimum.h>
 
 #include "algo/losses/policy_terms.h"

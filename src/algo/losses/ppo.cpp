@@ -1,6 +1,6 @@
 // PPO clip (Schulman et al. 2017): -min(r A, clip(r, 1 - eps_clip, 1 + eps_clip_higher) A), r = pi / pi_old.
-// DAPO's clip-higher is eps_clip_higher 0.28. Dual clip (Ye et al. 2020; TRL's delta): with c_clip, for A < 0
-// at most -c_clip A.
+// DAPO's clip-higher is eps_clip_higher 0.28. Dual clip (Ye et al. 2020; TRL's delta): if c_clip is set and A
+// < 0, the term is at most -c_clip A.
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 
@@ -12,7 +12,7 @@ PolicyTerm clipped_surrogate(const at::Tensor& ratio_R, const PolicyRows& rows) 
   const at::Tensor minus_a_R = rows.advantages_R.neg();
   const at::Tensor free_R = minus_a_R.mul(ratio_R);
   const at::Tensor bounded_R = minus_a_R.mul(ratio_R.clamp(1.0 - rows.eps_low, 1.0 + rows.eps_high));
-  // Inside the clip both are equal and autograd gives each half of the (same) gradient.
+  // Inside the clip both terms are equal. Autograd gives each of them half of the (same) gradient.
   return {at::maximum(free_R, bounded_R), bounded_R.detach().gt(free_R.detach())};
 }
 

@@ -1,5 +1,6 @@
-// SAPO (arXiv 2511.20347): -f(r) A, f(r) = 4/tau sigmoid(tau (r - 1)): a gate that closes softly, f'(1) = 1.
-// tau = sapo_tau_pos [1.0] for A > 0, else sapo_tau_neg [1.05]; the mean of token means over sequences.
+// SAPO (arXiv 2511.20347): -f(r) A with f(r) = 4/tau sigmoid(tau (r - 1)), a soft gate with f'(1) = 1. tau is
+// sapo_tau_pos (default 1.0) if A > 0, else sapo_tau_neg (default 1.05). Aggregation: the mean over sequences
+// of token means.
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 
