@@ -66,8 +66,8 @@ TEST(Trainer, SharingChangesTheWorkAndNotTheUpdate) {
   EXPECT_GT(largest_difference(values_of(*tree), values_of(*small_model(at::kDouble))), 1e-3);
 }
 
-// AReaL's metric: the tokens of all trees over the tokens of the sequences. A group alone is a tree of 5 + 4
-// x 3 tokens. Three groups, planned separately, repeat the 4 tokens that all groups share.
+// AReaL's metric: the tokens of all trees over the tokens of the sequences. A group alone is a tree of 17
+// tokens, 5 + 4 x 3. Three groups, planned separately, repeat the 4 tokens that all groups share.
 TEST(Trainer, TreeTokenRatioIsWhatThePlansTreesHold) {
   const SteadyClock clock;
   const auto ratio = [&](const ActorSettings& settings) {

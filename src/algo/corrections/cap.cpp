@@ -1,5 +1,5 @@
-// The default correction of the decoupled loss (AReaL, equation 5): w if w <= behave_imp_weight_cap (default
-// 5), else 0.
+// The default correction of the decoupled loss (AReaL, equation 5): w if w <= behave_imp_weight_cap, else 0.
+// The cap defaults to 5.
 #include "algo/corrections/corrections.h"
 
 namespace bough {

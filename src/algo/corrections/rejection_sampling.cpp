@@ -1,7 +1,10 @@
-// AReaL's rejection_sampling {level, action, metric, agg, lower, upper}. A token's metric is w (`ratio`), k1
-// = log w, k2 = (log w)^2 / 2 or k3 = w - 1 - log w. At level sequence the metric is the sum, mean or maximum
-// over the sequence's trained tokens. `ratio` aggregates log w instead, and then w itself is the sequence's
-// geometric mean.
+// AReaL's rejection_sampling {level, action, metric, agg, lower, upper}. A token's metric is one of:
+//   ratio  w
+//   kl_k1  log w
+//   kl_k2  (log w)^2 / 2
+//   kl_k3  w - 1 - log w
+// At level sequence the metric is the sum, mean or maximum over the sequence's trained tokens. `ratio`
+// aggregates log w instead, and then w itself is the sequence's geometric mean. The action is:
 //   mask   w if lower <= metric <= upper, else 0
 //   clamp  w, clamped to [lower (0 if not set), upper]; level sequence: only if the metric is outside
 #include <ATen/ops/where.h>

@@ -1,6 +1,6 @@
 // PPO clip (Schulman et al. 2017): -min(r A, clip(r, 1 - eps_clip, 1 + eps_clip_higher) A), r = pi / pi_old.
-// DAPO's clip-higher is eps_clip_higher 0.28. Dual clip (Ye et al. 2020; TRL's delta): if c_clip is set and A
-// < 0, the term is at most -c_clip A.
+// DAPO's clip-higher is eps_clip_higher 0.28.
+// Dual clip (Ye et al. 2020; TRL's delta): if c_clip is set and A < 0, the term is at most -c_clip A.
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 
