@@ -95,7 +95,7 @@ double CostModel::head_forward_seconds(const PassShape& pass) const {
 }
 
 double CostModel::head_backward_seconds(const PassShape& pass) const {
-  // The gradient of a frozen matrix is skipped, which is one of the two products.
+  // Backward has two products. If the matrix is frozen, the one for its gradient is skipped.
   return head_seconds(device_.head_backward, pass.head_rows) * (shape_.is_frozen() ? 0.5 : 1.0);
 }
 
