@@ -23,7 +23,7 @@ namespace bough {
 
 namespace {
 
-// What a fit reads: the forward or the backward times of cells.
+// Selects which times of the cells a fit reads: forward or backward.
 struct Side {
   bool backward;
   double operator()(const Cell& cell) const {
@@ -33,7 +33,7 @@ struct Side {
 
 class AttentionFit {
  public:
-  // `constant`: seconds of the smallest call, which are counted with the layer.
+  // `constant`: seconds of the smallest call, which the layer's cost already contains.
   AttentionFit(const DeviceProfile& profile, const CalibrationCells& cells, double constant, Side side)
       : profile_(profile), cells_{&cells.narrow, &cells.wide}, constant_(constant), side_(side) {}
 
@@ -76,15 +76,15 @@ class AttentionFit {
   }
   double work(const AttentionPass& pass) const { return attention_work(profile_.kernels, pass); }
 
-  // Seconds of one head for one (query, key) pair: what a stack costs beyond the pass itself.
+  // Seconds of one head for one (query, key) pair: the extra time of a prefix stack, per pair.
   double seconds_per_key(const AttentionCells& cells, size_t i) const {
     const double keys = path_work(cells, i, AttentionCells::kStackRows) - path_work(cells, i, 0);
     return std::max(1e-13, (side_(cells.stack[i]) - side_(cells.path[i])) /
                                (keys * static_cast<double>(cells.num_heads)));
   }
 
-  // Seconds of a key = a (4 head_dim + score_flops), from the two head sizes, in passes that fill their
-  // tiles.
+  // Fits seconds per key = a (4 head_dim + score_flops) from the two head sizes. Only passes that fill their
+  // tiles count.
   double score_flops() const {
     std::vector<double> estimates;
     const auto &narrow = *cells_[0], &wide = *cells_[1];
@@ -103,7 +103,7 @@ class AttentionFit {
   Side side_;
 };
 
-// Seconds of a whole pass that nothing else explains, as seconds of one element a token.
+// Seconds of a whole pass that no other rate explains, as seconds per element of a token.
 CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side side) {
   CostCurve curve;
   for (size_t i = 0; i < cells.sizes.size(); ++i) {
@@ -120,8 +120,8 @@ CostCurve fit_elementwise(const PassCells& cells, const CostModel& model, Side s
   return curve;
 }
 
-// Seconds of a layer's products that do not grow with its matrices, from two widths at the same number of
-// tokens: at least what they take in the tiny models.
+// The part of a layer's matrix product time that does not grow with its matrices, in seconds. Computed from
+// two widths at the same number of tokens. At least the time of the products in the tiny models.
 double linear_constant(const CalibrationCells& cells, Side side) {
   const double tiny = side(cells.tiny_linear);
   const auto& sizes = cells.linear.sizes;

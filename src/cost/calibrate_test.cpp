@@ -1,5 +1,5 @@
-// That calibration measures what it says: plausible orders, not speeds, since tests run on busy machines.
-// bench/cost_model.cpp says how well its profiles predict.
+// Checks that calibration measures plausible orders of magnitude. Speeds are not asserted, since tests run on
+// busy machines. bench/cost_model.cpp shows how well the profiles predict.
 #include "cost/calibrate.h"
 
 #include <ATen/Parallel.h>
@@ -14,7 +14,7 @@
 namespace bough {
 namespace {
 
-// One turn of passes of up to 256 tokens takes a second.
+// One round of passes of up to 256 tokens takes a second.
 const CalibrationEffort kBrief{.seconds = 0, .min_rounds = 1, .max_rounds = 1, .largest_pass = 256};
 
 TEST(Median, OfFewAndOfMany) {
@@ -47,13 +47,13 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
           &profile.attention_forward.by_queries, &profile.attention_backward.by_queries}) {
       EXPECT_EQ(curve->sizes.back(), 256);
       for (size_t i = 0; i < curve->sizes.size(); ++i) {
-        // Between 1 GFLOP/s and 100 TFLOP/s, of which a smallest pass reaches a part.
+        // Between 1 GFLOP/s and 100 TFLOP/s. The smallest passes reach only a fraction of the rate.
         EXPECT_GT(curve->values[i], static_cast<double>(curve->sizes[i]) * 1e-14);
         EXPECT_LT(curve->values[i], static_cast<double>(curve->sizes[i]) * 1e-7);
       }
       EXPECT_GT(curve->values.back(), curve->values.front());
     }
-    // The profile is for other models: its prediction of one grows with what there is to do.
+    // The profile serves other models too: its prediction grows with the amount of work.
     const CostModel costs(profile, named_model_shape("qwen3-0.6b", name));
     const PassShape small{.tokens = 64, .pairs = 64 * 65 / 2, .head_rows = 10};
     const PassShape large{
@@ -64,7 +64,7 @@ TEST(Calibrate, AProfileThatACostModelCanUse) {
   }
 }
 
-// A CPU's profile has no rate of copies to another memory; measured all the same it is one of copies.
+// A CPU's profile has no rate of host copies. The measurement on a CPU still gives a plausible copy rate.
 TEST(Calibrate, CopiesToTheHost) {
   const double rate = host_copy_rate(1 << 24, at::kCPU);
   EXPECT_GT(rate, 1e7);
@@ -87,7 +87,7 @@ TEST(Calibrate, EndsSoonWhereItIsToStop) {
   EXPECT_EQ(asked, 3);
 }
 
-// The reference computes fp64: other work, other memory.
+// The reference kernels compute in fp64, with different work and memory.
 TEST(Calibrate, Fp64) {
   const auto profile = calibrate(at::kCPU, at::kDouble, kBrief);
   profile.check_integrity();

@@ -24,25 +24,25 @@ namespace bough {
 
 namespace {
 
-// Runs of a small cell follow each other within a turn, as many as fit this time: its caches are then as warm
-// as in a walk.
+// A small cell runs several times in a row within a turn, as many times as fit into this time. Its caches are
+// then as warm as in plan execution.
 constexpr double kTurnSeconds = 0.012;
 constexpr int kMaxRunsPerTurn = 12;
 
-// Where and in what type cells compute.
+// Device and dtype in which the cells compute.
 using Kind = at::TensorOptions;
 at::ScalarType scalar_type(const Kind& kind) {
   return at::typeMetaToScalarType(kind.dtype());
 }
 
 using Time = Clock::Time;
-// When the device has done all that it was asked for.
+// The time at which the device has finished all submitted work.
 Time now(const Kind& kind) {
   synchronize(kind.device());
   return std::chrono::steady_clock::now();
 }
 
-// Values of order 1, the same for every element a thread may meet: speed does not depend on them.
+// Values of order 1 from a uniform distribution. Speed does not depend on them.
 at::Tensor values(at::IntArrayRef sizes, const Kind& kind) {
   return at::empty(sizes, kind.dtype(at::kFloat)).uniform_(-1, 1).to(kind);
 }
@@ -71,7 +71,7 @@ std::unique_ptr<Model> filled_model(const ModelConfig& config, const Kind& kind)
   return model;
 }
 
-// The matrices of the layers, in order: all but the embedding.
+// The layers' matrices in order: all matrices except the embedding.
 std::vector<const Parameter*> layer_matrices(Model& model) {
   std::vector<const Parameter*> matrices;
   for (const Parameter* parameter : model.parameters())
@@ -86,7 +86,7 @@ std::shared_ptr<Loss> policy_gradient() {
   return make_loss(settings);
 }
 
-// A batch of one sequence, of which the last token is trained, in one leaf block.
+// A batch of one sequence in one leaf block; only the last token is trained.
 struct PathBatch {
   Trajectory path;
   TrainBatch batch;
@@ -120,7 +120,7 @@ Cell tiny_pass(const Kind& kind, int layers) {
           /*backward_includes_forward=*/true};
 }
 
-// Through `linear` of each matrix, from inputs of their own.
+// Runs `linear` with each matrix on inputs of its own.
 ForwardBackward time_linear(const Parameter* const* matrices, size_t count,
                             const std::vector<at::Tensor>& inputs) {
   torch::autograd::variable_list outputs, gradients;
@@ -143,7 +143,8 @@ std::vector<at::Tensor> linear_inputs(const std::vector<const Parameter*>& matri
   return inputs;
 }
 
-// Keys end where their piece ends; stack keys are seen by all.
+// For each key, one past the last query that sees it. Keys of a piece end with the piece; all queries see
+// stack keys.
 std::vector<int32_t> ends(int64_t tokens, int64_t stack_rows, int64_t piece) {
   std::vector<int32_t> ends(static_cast<size_t>(stack_rows), static_cast<int32_t>(tokens));
   for (int64_t i = 0; i < tokens; ++i)
@@ -201,9 +202,9 @@ void add_turn(Cell& cell, bool counted) {
 
 }  // namespace
 
-// The mean, since a step is long enough to meet what disturbs short runs now and then; but a run counts 1.5
-// times the lower quartile at most, which holds where threads that wait for each other share cores with other
-// programs.
+// The mean of the runs: a training step is long enough to include the occasional disturbance. Each run counts
+// at most 1.5 times the lower quartile. The limit keeps the mean usable if threads that wait for each other
+// share cores with other programs.
 double usual_seconds(std::vector<double> runs) {
   if (runs.empty()) return 0;
   const auto quartile = runs.begin() + static_cast<int64_t>(runs.size() / 4);
@@ -232,30 +233,30 @@ double Cell::backward_seconds(const Cell& cell) {
 
 struct CalibrationCells::Models {
   std::vector<std::unique_ptr<Model>> copies;
-  std::vector<std::vector<const Parameter*>> matrices;  // of each copy
+  std::vector<std::vector<const Parameter*>> matrices;  // by copy
   std::shared_ptr<Loss> loss = policy_gradient();
   size_t turn = 0;
 
-  // The copies one after the other, so that none finds its weights in the nearest cache.
+  // Cycles through the copies, so that no run finds its weights in the nearest cache.
   size_t next() { return turn = (turn + 1) % copies.size(); }
 };
 
 CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int64_t largest_pass,
                                    DeviceKernels::Attention attention)
     : kind_(Kind(device).dtype(dtype)), models_(std::make_unique<Models>()) {
-  // A GPU is only full with products as wide as those of a model of some billion weights.
+  // A GPU is fully used only by products as wide as those of a model with some billion weights.
   const bool on_gpu = !device.is_cpu();
   const auto config =
       on_gpu ? shape_of(4096, 2, 32, 8, 128, 12288, 32768) : shape_of(640, 2, 8, 4, 96, 1792, 3072);
-  // As many as make the predictions for other shapes come out best (bench/cost_model) where the last-level
-  // cache has 260 MB: 270 MB of weights and gradients in fp32, 136 MB in bf16, whose small passes are
-  // predicted too slow otherwise.
+  // The number of copies with the best predictions for other shapes (bench/cost_model) on a machine whose
+  // last-level cache has 260 MB. Weights and gradients are then 270 MB in fp32 and 136 MB in bf16. With more
+  // bf16 copies, the prediction for small passes is too slow.
   const int num_copies = dtype == at::kBFloat16 ? 2 : 3;
   for (int i = 0; i < num_copies; ++i) {
     models_->copies.push_back(filled_model(config, kind_));
     models_->matrices.push_back(layer_matrices(*models_->copies.back()));
   }
-  // The reference keeps five matrices of all scores.
+  // The reference attention keeps five matrices of all scores.
   const int64_t largest =
       attention == DeviceKernels::Attention::kReference ? std::min<int64_t>(largest_pass, 256) : largest_pass;
   for (const int64_t size : {2, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}) {
@@ -270,7 +271,7 @@ CalibrationCells::CalibrationCells(at::Device device, at::ScalarType dtype, int6
   head.flops = 2.0 * static_cast<double>(config.hidden_size * config.vocab_size);
   if (on_gpu)
     for (AttentionCells* cells : {&narrow, &wide}) cells->num_heads = 32, cells->num_kv_heads = 8;
-  // Beyond so many queries nothing changes but the time it takes to find that out.
+  // Beyond this many queries, the rate does not change; the measurement would only take longer.
   const int64_t most_queries = std::min<int64_t>(largest, on_gpu ? 8192 : 1024);
   add_attention(narrow, 32, kind_, most_queries);
   add_attention(wide, 128, kind_, most_queries);
@@ -320,7 +321,7 @@ Cell CalibrationCells::linear_cell(int64_t tokens) {
   }};
 }
 
-// As train/head.cpp computes one chunk, less the loss.
+// Computes one chunk like train/head.cpp, without the loss.
 Cell CalibrationCells::head_cell(int64_t rows) {
   const auto hidden_RD = values({rows, config().hidden_size}, kind_);
   const auto labels = at::zeros({rows}, kind_.dtype(at::kLong));
@@ -375,7 +376,7 @@ int CalibrationCells::measure(const CalibrationEffort& effort) {
       progress.advance();
     }
   };
-  // The first run of a size compiles its kernels (oneDNN) and faults its memory in.
+  // The first run of a size compiles its oneDNN kernels and faults its memory in.
   turn(false);
   int rounds = 0;
   while (rounds < effort.min_rounds ||

@@ -68,12 +68,14 @@ double CostModel::recompute_seconds(const PassShape& pass, Keep keep) const {
   double left_out = 0;
   if (keep == Keep::kAttention || keep == Keep::kLayerInputsAndAttention)
     left_out += attention_forward_seconds(pass);
-  // A layer by itself is computed up to its last product, whose result nobody reads but a norm behind it.
+  // Recomputation of a layer stops before its last product. Only a post-norm would read that product's
+  // result.
   if (recomputes_layers(keep) && !shape_.post_norms)
     left_out += shape_.last_flops_per_token() * device_.linear_forward.at(pass.tokens);
   const double seconds = layers_seconds(pass, /*backward=*/false, left_out);
   if (keep != Keep::kLayerInputsOnHost) return seconds;
-  // To the host beside the forward pass, and back beside this and the backward pass.
+  // The copy to the host overlaps the forward pass. The copy back overlaps the recomputation and the backward
+  // pass.
   const double rate = device_.host_bytes_per_s > 0 ? device_.host_bytes_per_s : kAssumedHostBytesPerS;
   const double copy = static_cast<double>(pass.tokens * bytes().copied_to_host()) / rate;
   return seconds + std::max(0.0, copy - forward_seconds(pass)) +
@@ -93,7 +95,7 @@ double CostModel::head_forward_seconds(const PassShape& pass) const {
 }
 
 double CostModel::head_backward_seconds(const PassShape& pass) const {
-  // Of the two products the frozen matrix's gradient is left out.
+  // Backward has two products. If the matrix is frozen, the one for its gradient is skipped.
   return head_seconds(device_.head_backward, pass.head_rows) * (shape_.is_frozen() ? 0.5 : 1.0);
 }
 

@@ -8,7 +8,7 @@
 namespace bough {
 namespace {
 
-// Every unit of work costs a different power of ten, so that a sum shows its parts.
+// Every unit of work costs a different power of ten, so the parts of a sum can be read off.
 DeviceProfile simple_profile() {
   const auto per_token = [](double seconds) { return CostCurve{{1, 1000}, {seconds, 1000 * seconds}}; };
   DeviceProfile profile;
@@ -46,7 +46,7 @@ TEST(CostModel, SecondsAreTheSumOfTheirParts) {
   const CostModel costs(simple_profile(), tiny_shape());
   const PassShape pass{.tokens = 10, .stack_rows = 5, .pairs = 105, .head_rows = 3};
   const double linear = tiny_shape().linear_flops_per_token() * 10;
-  // The reference computes every query and every key.
+  // The reference attention computes every query with every key.
   const double attention = 2 * 4 * 16 * 10.0 * (5 + 10);
   EXPECT_NEAR(costs.forward_seconds(pass), 1e-9 * linear + 1e-6 * attention, 1e-12);
   EXPECT_NEAR(costs.backward_seconds(pass), 2e-9 * linear + 3e-6 * attention, 1e-12);
@@ -71,7 +71,7 @@ TEST(CostModel, ConstantsAddUpOnACpuAndHideBehindTheWorkOnAGpu) {
 
 TEST(CostModel, TheHeadIsPaidChunkByChunk) {
   auto profile = simple_profile();
-  profile.head_forward = {{64, 128}, {1.0, 1.0}};  // a chunk costs the same whatever its rows
+  profile.head_forward = {{64, 128}, {1.0, 1.0}};  // a chunk costs the same for any number of rows
   const CostModel costs(profile, tiny_shape());
   ASSERT_EQ(head_chunk_rows(tiny_shape().vocab_size), 64);
   const double chunk = tiny_shape().flops_per_head_row();
@@ -119,14 +119,14 @@ TEST(CostModel, BytesOfTheSmallShapeByHand) {
   EXPECT_EQ(costs.stack_row_bytes(), 8 * 2 * 256 * (4 + 4));
   EXPECT_EQ(costs.kept_bytes(Keep::kAttention), 8 * (512 * 4 + 8 * 4));
   EXPECT_EQ(costs.exit_bytes(), 512 * (4 + 4));
-  // x twice, q k v twice, gate, up; two scales; attention. Then the last norm, angles, ids.
+  // Per layer: x twice, q k v twice, gate and up, two scales, attention. Then the last norm, angles and ids.
   EXPECT_EQ(costs.kept_bytes(Keep::kActivations), 8 * ((2 * 512 + 2 * 1024 + 2 * 1536) * 4 + 2 * 4) +
                                                       8 * (512 + 8) * 4 + 2 * 512 * 4 + 65 * 4 + 20);
   EXPECT_EQ(costs.kept_bytes(Keep::kKeysValues), 0);
   EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputs), 8 * 512 * 4 + 2 * 512 * 4 + 65 * 4 + 20);
   EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputsAndAttention) - costs.kept_bytes(Keep::kLayerInputs),
             costs.kept_bytes(Keep::kAttention));
-  // A CPU has the host's memory; of a GPU's own it takes two of the 8.
+  // On a CPU the layer inputs stay in host memory anyway. On a GPU, two of the 8 stay on the device.
   EXPECT_EQ(costs.kept_bytes(Keep::kLayerInputsOnHost), costs.kept_bytes(Keep::kLayerInputs));
   profile.kernels.attention = DeviceKernels::Attention::kFused;
   const CostModel gpu(profile, named_model_shape("small", "fp32"));
@@ -137,7 +137,8 @@ TEST(CostModel, BytesOfTheSmallShapeByHand) {
   EXPECT_EQ(half.exit_bytes(), 512 * (2 + 4));
 }
 
-// What is computed again: the forward without its last products, attention's where its outputs are kept.
+// Seconds of recomputation: the forward pass without its last products, and without attention if its outputs
+// are kept.
 TEST(CostModel, SecondsOfComputingAgain) {
   const CostModel costs(simple_profile(), named_model_shape("small", "fp32"));
   const PassShape pass{.tokens = 256, .pairs = 256 * 257 / 2};
@@ -152,7 +153,8 @@ TEST(CostModel, SecondsOfComputingAgain) {
               1e-12 * forward);
 }
 
-// What is not hidden: to the host beyond the forward pass, and back beyond the way back through the layers.
+// Only the exposed copy time counts: to the host beyond the forward pass, and back beyond recomputation and
+// backward.
 TEST(CostModel, SecondsOfCopiesToTheHost) {
   auto profile = simple_profile();
   const PassShape pass{.tokens = 256, .pairs = 256 * 257 / 2};
@@ -166,7 +168,7 @@ TEST(CostModel, SecondsOfCopiesToTheHost) {
                forward = costs.forward_seconds(pass), backward = costs.backward_seconds(pass);
   const double copied = 256 * 7 * 512 * 4;
   EXPECT_EQ(seconds(copied / (0.9 * forward)), again);
-  const double longer = 1.5 * forward;  // than the forward pass alone
+  const double longer = 1.5 * forward;  // longer than the forward pass alone
   ASSERT_LT(longer, again + backward);
   EXPECT_DOUBLE_EQ(seconds(copied / longer), again + longer - forward);
   const double longest = 2 * (again + backward);
@@ -185,9 +187,9 @@ TEST(CostModel, TemporariesGrowWithThePassAndItsHead) {
     EXPECT_GT(bytes, before);
     before = bytes;
   }
-  // The head holds at least a chunk of logits.
+  // The lm_head holds at least one chunk of logits.
   EXPECT_GT(costs.temporary_bytes({.tokens = 1, .pairs = 1, .head_rows = 1}, Keep::kActivations), 151936 * 4);
-  // The reference holds dense matrices of scores.
+  // The reference attention holds dense score matrices.
   profile.kernels.attention = DeviceKernels::Attention::kReference;
   const CostModel dense(profile, named_model_shape("qwen3-0.6b", "fp32"));
   EXPECT_GT(dense.temporary_bytes({.tokens = 1024, .stack_rows = 1024, .pairs = 1}, Keep::kActivations),

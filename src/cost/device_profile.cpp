@@ -36,7 +36,7 @@ namespace {
 
 constexpr const char* kAttentionNames[] = {"tiles", "bf16_tiles", "reference", "fused"};
 
-// Every member under its key, for writing, reading and checking alike.
+// Visits every member with its key. Used for writing, reading and checking.
 template <class Profile, class Visitor>
 void visit(Profile& p, Visitor&& v) {
   v("name", p.name);
@@ -110,7 +110,7 @@ class Reader {
   }
   void operator()(const char* key, DeviceKernels::Attention& value) const {
     auto name = find(key, &Json::is_string, "text").get<std::string>();
-    if (name == "amx_tiles") name = "bf16_tiles";  // as runs before 2026-11-22 saved it
+    if (name == "amx_tiles") name = "bf16_tiles";  // name in files saved before 2026-11-22
     const auto* found = std::find(std::begin(kAttentionNames), std::end(kAttentionNames), name);
     require(found != std::end(kAttentionNames), key, "tiles, bf16_tiles, reference or fused");
     value = static_cast<DeviceKernels::Attention>(found - std::begin(kAttentionNames));
@@ -152,7 +152,7 @@ class Reader {
   std::string where_;
 };
 
-// What from_json refuses, of a profile that was put together by hand.
+// Applies the checks of from_json to a profile built in code.
 struct Checker {
   void operator()(const char*, const std::string&) const {}
   void operator()(const char*, bool) const {}
@@ -193,9 +193,11 @@ DeviceProfile DeviceProfile::from_json(const Json& json, const std::string& wher
   return profile;
 }
 
-// Profiles of GPUs from published rates: a roofline. A pass's matrix products are bound by FLOPs at a share
-// of the tensor cores' dense peak, or by reading weights (forward, backward) and reading and writing their
-// gradients (backward), whichever takes longer; all else by memory or by launches.
+// Profiles of GPUs from published rates, as a roofline:
+// - The forward matrix products of a pass are bound by FLOPs or by reading weights, whichever takes longer.
+//   The FLOP rate is a share of the tensor cores' dense peak.
+// - The backward products also read and write the weights' gradients.
+// - Everything else is bound by memory or by kernel launches.
 namespace {
 
 struct Gpu {
@@ -205,16 +207,17 @@ struct Gpu {
   double bf16_flops, fp32_flops;  // dense peak; fp32 without TF32
   double bytes_per_second;        // of device memory
   int64_t memory_bytes;
-  double matmul_efficiency;                                            // of a large product
-  double attention_forward_efficiency, attention_backward_efficiency;  // of the peak, long causal sequences
+  double matmul_efficiency;  // of a large product
+  // share of the peak on long causal sequences
+  double attention_forward_efficiency, attention_backward_efficiency;
 };
 
-// Peaks are those of NVIDIA's data sheets of the SXM modules. The share of it that large products reach is
-// assumed: 0.65 where the power limit binds (H100, H200), 0.75 on A100. Attention is taken in the middle of
-// what its papers report, since causal sequences of a few thousand tokens stay below the best:
-// FlashAttention-2 (arXiv 2307.08691) on A100, 50-73% of the peak forward and up to 63% backward;
-// FlashAttention-3 (arXiv 2407.08608) on H100, up to 75% forward, and backward 1.5 to 1.75 times
-// FlashAttention-2's.
+// Peaks are from NVIDIA's data sheets of the SXM modules. The share of the peak that large products reach is
+// assumed: 0.65 if the power limit binds (H100, H200), 0.75 on A100. Attention efficiencies are the middle of
+// the published ranges, because causal sequences of a few thousand tokens stay below the best values:
+// - FlashAttention-2 (arXiv 2307.08691) on A100: 50-73% of the peak forward, up to 63% backward.
+// - FlashAttention-3 (arXiv 2407.08608) on H100: up to 75% forward; backward 1.5 to 1.75 times as fast as
+//   FlashAttention-2.
 constexpr std::array kGpus = {
     Gpu{"h100", "NVIDIA H100 80GB HBM3",
         "NVIDIA H100 SXM data sheet (989 TFLOP/s dense bf16, 67 fp32, 3.35 TB/s, 80 GB); products at an "
@@ -236,13 +239,14 @@ constexpr std::array kGpus = {
         312e12, 19.5e12, 2.0e12, 80'000'000'000, 0.75, 0.6, 0.5},
 };
 
-// The share of the peak bandwidth that streaming kernels reach.
+// The share of the peak memory bandwidth that streaming kernels reach.
 constexpr double kBandwidthShare = 0.85;
-// An eager layer launches about 14 kernels forward and 30 backward; each costs the CPU about this.
+// An eager layer launches about 14 kernels forward and 30 backward. Each launch costs the CPU about this many
+// seconds.
 constexpr double kLaunch = 5e-6;
 constexpr int kLaunchesForward = 14, kLaunchesBackward = 30;
 constexpr double kAccumulatorBytes = 4;
-// Tensor cores compute whole tiles of this many rows: smaller passes cost as much.
+// Tensor cores compute whole tiles of this many rows, so smaller passes cost as much.
 constexpr int64_t kSmallestTile = 64;
 constexpr int64_t kLargestPass = 32768;
 
@@ -284,7 +288,8 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   profile.host_bytes_per_s = kAssumedHostBytesPerS;
   profile.kernels.attention = DeviceKernels::Attention::kFused;
   profile.launches_overlap = true;
-  // One FLOP a token is half a weight. Backward reads it once more and reads and writes its gradient.
+  // A token needs two FLOPs per weight, so bytes per FLOP are half a weight's bytes. Backward reads the
+  // weight again, and reads and writes its gradient.
   const double weight = element_bytes / 2, gradient = 2 * kAccumulatorBytes / 2;
   profile.linear_forward = curve([&](double tokens) { return std::max(tokens / flops, weight / bytes); });
   profile.linear_backward =
@@ -293,7 +298,7 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   profile.head_backward = profile.linear_backward;
   profile.elementwise_forward = curve([&](double tokens) { return tokens * element_bytes / bytes; });
   profile.elementwise_backward = curve([&](double tokens) { return 2 * tokens * element_bytes / bytes; });
-  // Backward computes five products for the two of the forward pass.
+  // Attention backward computes five products, forward two.
   profile.attention_forward.by_queries =
       curve([&](double queries) { return queries / (peak * gpu->attention_forward_efficiency); });
   profile.attention_backward.by_queries =
@@ -301,7 +306,7 @@ DeviceProfile built_in_profile(std::string_view name, std::string_view dtype) {
   profile.seconds_per_layer_forward = kLaunchesForward * kLaunch;
   profile.seconds_per_layer_backward = kLaunchesBackward * kLaunch;
   profile.seconds_per_pass_forward = 10 * kLaunch;
-  profile.seconds_per_pass_backward = 40 * kLaunch;  // the head and the loss, which wait for each other
+  profile.seconds_per_pass_backward = 40 * kLaunch;  // lm_head and loss, which wait for each other
   return profile;
 }
 

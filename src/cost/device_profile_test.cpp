@@ -22,7 +22,7 @@ TEST(CostCurve, LinearBetweenConstantBelowProportionalAbove) {
   EXPECT_THROW(CostCurve{}.at(1), InternalError);
 }
 
-// Every member has a value of its own.
+// Every member has a distinct value.
 DeviceProfile full_profile() {
   double next = 1;
   const auto curve = [&] {
@@ -95,7 +95,7 @@ TEST(DeviceProfile, JsonThatIsNotOneIsRefusedByKey) {
     Json missing = json, other = json;
     missing.erase(key);
     other[key] = Json::array({Json::object()});
-    // Runs before it was measured have none.
+    // Profiles of older runs lack the fields that were not measured then.
     if (key == "memory_bytes_per_s") EXPECT_EQ(DeviceProfile::from_json(missing, "").memory_bytes_per_s, 0);
     else if (key == "host_bytes_per_s") EXPECT_EQ(DeviceProfile::from_json(missing, "").host_bytes_per_s, 0);
     else expect_names(key.c_str(), missing);
@@ -154,10 +154,10 @@ TEST(BuiltInProfile, LargePassesRunAtAShareOfThePeakAndSmallOnesAtThatOfTheMemor
       EXPECT_LT(rate(name, 8192, backward), 0.8 * peak) << name;
       EXPECT_LT(rate(name, 64, backward), 0.4 * peak) << name;
     }
-    // Accumulating gradients makes small passes dearer backward than forward.
+    // Gradient accumulation makes backward slower than forward for small passes.
     EXPECT_LT(rate(name, 128, true), rate(name, 128, false)) << name;
   }
-  EXPECT_GT(rate("h200", 64, true), 1.2 * rate("h100", 64, true));  // 4.8 to 3.35 TB/s
+  EXPECT_GT(rate("h200", 64, true), 1.2 * rate("h100", 64, true));  // memory bandwidth is 4.8 and 3.35 TB/s
 }
 
 TEST(BuiltInProfile, SaysWhereItsRatesComeFrom) {

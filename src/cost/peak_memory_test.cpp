@@ -1,5 +1,5 @@
-// Predicted peaks of whole gradient steps against what the allocator counted (engine.md 4.3). Whoever changes
-// what a pass keeps or holds for a moment changes models/decoder_cost.cpp, or the kernel's own cost, with it.
+// Predicted peaks of whole training steps against the allocator's count (engine.md 4.3). If you change what a
+// pass keeps or allocates, also change models/decoder_cost.cpp or the kernel's own cost.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace bough {
 namespace {
 
-// The bytes do not depend on rates.
+// Rates do not matter: only bytes are compared.
 CostModel costs_of(const ModelConfig& config, at::ScalarType dtype) {
   auto profile = built_in_profile("a100", dtype == at::kBFloat16 ? "bf16" : "fp32");
   if (dtype == at::kDouble) profile.dtype = "fp64";
@@ -37,7 +37,7 @@ ModelConfig config_of(int64_t width, int64_t layers, int64_t inner, int64_t voca
   return config;
 }
 
-// A trunk of so many tokens, with branches; what is trained is the branches, or all.
+// A trunk of `trunk` tokens with branches. Either only the branches are trained, or everything.
 struct Sequences {
   std::vector<Trajectory> batch;
 
@@ -67,7 +67,7 @@ class Steps {
     loss_ = make_loss(settings);
   }
 
-  // Predicted over measured peak of a step, over weights and gradients.
+  // Predicted peak over measured peak of a training step, both without weights and gradients.
   double ratio(const Sequences& sequences, const char* strategy, int64_t limit,
                std::optional<Keep> keep = {}) {
     const int64_t before = cpu_allocated_bytes();
@@ -81,8 +81,8 @@ class Steps {
     return static_cast<double>(simulate(plan, &costs_).peak_bytes) / measured;
   }
 
-  // Measured peak of a step over its budget, which is so many times what the fastest plan takes that computes
-  // no layers again; `num_by_layer` counts the blocks that do.
+  // Measured peak of a training step over its budget. The budget is `part` times the peak of the fastest plan
+  // without layer recomputation. `num_by_layer` counts the blocks that recompute their layers.
   double measured_over_budget(const Sequences& sequences, const char* strategy, double part,
                               int64_t& num_by_layer) {
     const int64_t before = cpu_allocated_bytes();
@@ -110,8 +110,8 @@ class Steps {
   std::unique_ptr<Loss> loss_;
 };
 
-// Required are 1.1 x above and below; what is left of that is for other numbers of threads. Without AVX-512
-// passes of 40 tokens take up to an eighth less than is predicted.
+// The requirement is a factor of 1.1 both ways. The tests are stricter, which leaves a margin for other
+// numbers of threads. Without AVX-512, passes of 40 tokens take up to an eighth less memory than predicted.
 void expect_near(double ratio) {
   EXPECT_GT(ratio, 0.98);
   EXPECT_LT(ratio, cpu_features().avx512 ? 1.09 : 1.13);
@@ -141,8 +141,8 @@ TEST(PeakMemory, OfPassesThatComputeTheirLayersAgain) {
         ModelConfig config = config_of(64, 6, inner, 500);
         config.post_norms = post_norms;
         Steps steps(config, dtype);
-        // The host's memory is this device's: one tensor more that stays on the device, where it should wait
-        // on the host, is one more than predicted.
+        // On this device, host memory is device memory. So a tensor that wrongly stays on the device instead
+        // of the host shows up as one tensor more than predicted.
         for (const Keep keep : {Keep::kLayerInputs, Keep::kLayerInputsAndAttention, Keep::kLayerInputsOnHost})
           for (const char* strategy : {"path", "dense", "blocks"})
             for (const int64_t limit : {2048, 40}) {
@@ -154,7 +154,7 @@ TEST(PeakMemory, OfPassesThatComputeTheirLayersAgain) {
       }
 }
 
-// A third of the memory, within which large passes stay the fastest on a device whose passes cost much.
+// A budget of a third of the memory, on a device with costly passes, so large passes stay the fastest.
 TEST(PeakMemory, StaysWithinABudgetThatPassesKeepLessFor) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Steps steps(config_of(64, 6, 192, 500), dtype);
@@ -163,7 +163,7 @@ TEST(PeakMemory, StaysWithinABudgetThatPassesKeepLessFor) {
       int64_t num_by_layer = 0;
       const Sequences sequences(100, 12, 150, true, 500);
       EXPECT_LT(steps.measured_over_budget(sequences, strategy, 0.35, num_by_layer), 1.02);
-      // Without AVX-512 smaller passes that keep all are within it.
+      // Without AVX-512, smaller passes that keep all activations fit the budget.
       if (cpu_features().avx512) {
         EXPECT_GT(num_by_layer, 0);
       }
@@ -182,7 +182,7 @@ TEST(PeakMemory, OfALongStack) {
   }
 }
 
-// Where the MLP is narrow, attention's temporaries are the largest; where it is wide, its own.
+// If the MLP is narrow, attention's temporaries are the largest. If the MLP is wide, its own temporaries are.
 TEST(PeakMemory, OfNarrowAndWideMlps) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const int64_t inner : {32, 1024}) {
@@ -194,7 +194,8 @@ TEST(PeakMemory, OfNarrowAndWideMlps) {
     }
 }
 
-// Norms after the sublayers, which Gemma has beside those before and OLMo 2 alone, q and k normed together.
+// Post-norms: Gemma has them in addition to pre-norms, OLMo 2 has only post-norms. OLMo 2 also normalizes q
+// and k over all heads together.
 TEST(PeakMemory, OfFamiliesWithPostNorms) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const bool gemma : {true, false}) {
@@ -218,7 +219,7 @@ TEST(PeakMemory, OfFamiliesWithPostNorms) {
     }
 }
 
-// The reference's matrices of scores.
+// The reference attention's score matrices are included.
 TEST(PeakMemory, Fp64) {
   Steps steps(config_of(64, 2, 128, 300), at::kDouble);
   for (const int64_t limit : {512, 128}) {
@@ -227,7 +228,7 @@ TEST(PeakMemory, Fp64) {
   }
 }
 
-// With a head of one value, as the costs of a critic have it; forward only and with gradients.
+// A critic's plan execution: a value_head with one output, forward only and with gradients.
 TEST(PeakMemory, OfACriticsWalks) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto config = config_of(64, 3, 192, 500);

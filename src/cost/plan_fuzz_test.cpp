@@ -1,5 +1,5 @@
-// Trees, strategies, pass sizes and memory budgets at random: every plan is valid, keeps its budget, and has
-// the flat batch's gradients.
+// Random trees, strategies, pass sizes and memory budgets. Every plan is valid, stays within its budget, and
+// yields the gradients of the flat batch.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -11,8 +11,7 @@
 namespace bough {
 namespace {
 
-// A made-up device: a pass costs as much as some dozens of tokens, whatever its size, and then the same for
-// each token.
+// A synthetic device: a pass has a fixed cost of some dozens of tokens, then a constant cost per token.
 DeviceProfile device_of(double overhead, bool is_gpu) {
   const auto curve = [&](double seconds_per_unit) {
     return CostCurve{{1, 1'000'000},
@@ -35,7 +34,8 @@ DeviceProfile device_of(double overhead, bool is_gpu) {
   return device;
 }
 
-// A plan of the request, or nothing where it is refused for memory; then what the refusal asks for must do.
+// A plan of the request, or nullopt if the request is refused for lack of memory. The memory that the refusal
+// names must be sufficient.
 std::optional<Plan> plan_within(const std::string& strategy, PlanRequest request) {
   try {
     return make_plan(strategy, request);

@@ -1,5 +1,5 @@
-// What planning costs, as counts that are equal on every machine, and as CPU time with a factor of ten to
-// spare.
+// Cost of planning, as counts that are equal on every machine, and as CPU time with a margin of a factor of
+// ten.
 #include <gtest/gtest.h>
 #include <time.h>
 
@@ -19,7 +19,8 @@ CostModel h100_costs() {
   return CostModel(built_in_profile("h100", "bf16"), named_model_shape("small", "bf16"));
 }
 
-// `common` first tokens for all, then groups of `samples` that share half of what is left of `length` tokens.
+// All sequences begin with `common` shared tokens. Each group of `samples` sequences shares half of the
+// remaining `length` - `common` tokens.
 std::vector<std::vector<int32_t>> groups(int64_t num_tokens, int64_t common, int64_t samples,
                                          int64_t length) {
   std::mt19937_64 random(1);
@@ -56,7 +57,7 @@ constexpr Case kCases[] = {{"flat", 0, 1, 244},
                            {"a template and groups", 4, 16, 40},
                            {"short", 0, 1, 8}};
 
-// Trees are built for the plan that is chosen alone: a draft has none, be its parts thousands.
+// Trees are built only for the chosen plan. A draft has no trees, even with thousands of parts.
 TEST(PlanSpeed, DraftsHaveNoTrees) {
   const auto costs = h100_costs();
   size_t most_parts = 0;
@@ -75,10 +76,10 @@ TEST(PlanSpeed, DraftsHaveNoTrees) {
       validate(plan, request.sequences);
     }
   }
-  EXPECT_GT(most_parts, 200);  // else nothing was shown
+  EXPECT_GT(most_parts, 200);  // otherwise the test shows nothing
 }
 
-// Under a budget for passes of 16 tokens, larger ones are given up after a few blocks, not after all of them.
+// With a budget for passes of 16 tokens, drafts with larger passes are given up after a few blocks.
 TEST(PlanSpeed, DraftsOverTheirMemoryAreGivenUpEarly) {
   const auto costs = h100_costs();
   for (const auto& c : kCases) {
@@ -98,7 +99,7 @@ TEST(PlanSpeed, DraftsOverTheirMemoryAreGivenUpEarly) {
   }
 }
 
-// What is given up early was over: a draft that is given up has a plan of a larger peak.
+// A draft is given up only if the peak of its plan exceeds the limit.
 TEST(PlanSpeed, GivesUpOnlyWhatDoesNotFit) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(str("seed ", seed));
@@ -117,7 +118,7 @@ TEST(PlanSpeed, GivesUpOnlyWhatDoesNotFit) {
   }
 }
 
-// Seconds are summed only while they can still be the least.
+// Seconds are summed only while the plan can still be the fastest.
 TEST(PlanSpeed, SlowerOnesAreNotTimedToTheEnd) {
   const auto costs = h100_costs();
   const auto sequences = groups(50'000, 0, 1, 244);
@@ -142,8 +143,8 @@ double cpu_seconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-// 1 M tokens in 4,096 sequences take under 0.1 s where nothing else runs (bench/tree_build.cpp), also in the
-// smallest memory that will do. A pass over all sequences for each of them would take minutes.
+// On an idle machine, 1 M tokens in 4,096 sequences take under 0.1 s (bench/tree_build.cpp), also with the
+// smallest sufficient memory. A pass over all sequences for each sequence would take minutes.
 TEST(PlanSpeed, AMillionTokensInFourThousandSequences) {
   if (!kMeasuresTime) GTEST_SKIP() << "only in release builds";
   const auto costs = h100_costs();

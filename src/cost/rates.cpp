@@ -16,7 +16,7 @@ namespace bough {
 
 namespace {
 
-// The shortest of several runs of the work, in seconds, the device's included.
+// The shortest time of several runs of the work in seconds, device time included.
 template <class Work>
 double least_seconds(at::Device device, const Work& work) {
   double least = INFINITY;
@@ -68,7 +68,8 @@ double read_rate(int64_t bytes, at::Device device) {
       total += sum;
     });
   });
-  return total > 0 ? static_cast<double>(8 * count) / seconds : 0;  // the sum is used: the loop stays
+  // uses the sum, so the compiler keeps the loop
+  return total > 0 ? static_cast<double>(8 * count) / seconds : 0;
 }
 
 double host_copy_rate(int64_t bytes, at::Device device) {

@@ -16,12 +16,13 @@ struct Sample {
   int64_t drawn, left;
 };
 
-// What one layer of a pass reads and computes, in keys (a key and its value) and in summaries.
+// Reads and computation of one layer in a decoding pass. Keys count a key with its value. Summaries are page
+// summaries.
 struct LayerReads {
   double keys_read = 0, keys_attended = 0, summaries_read = 0, summaries_scored = 0;
 };
 
-// Of the running samples of one group, by the share of its context that each attends to.
+// Sums over the running samples of one group. Each sample attends to a share of its context.
 class GroupReads {
  public:
   explicit GroupReads(int64_t prompt_tokens) : prompt_(static_cast<double>(prompt_tokens)) {}
@@ -55,7 +56,7 @@ class GroupReads {
 LayerReads reads_of(const std::vector<Sample>& running, const std::vector<SampledGroup>& groups,
                     const SparseAttention& sparse) {
   LayerReads reads;
-  for (size_t i = 0; i < running.size();) {  // samples of a group are neighbours
+  for (size_t i = 0; i < running.size();) {  // samples of a group are adjacent
     const size_t group = running[i].group;
     GroupReads own(groups[group].prompt_tokens);
     for (; i < running.size() && running[i].group == group; ++i) own.add(running[i].drawn, sparse);
@@ -93,7 +94,7 @@ RolloutCost rollout_cost(const CostModel& costs, const std::vector<SampledGroup>
       if (tokens > 0) waiting.push_back({g, 0, tokens});
   }
   std::vector<Sample> running;
-  std::map<int64_t, double> products;  // by the number of running samples
+  std::map<int64_t, double> products;  // seconds by number of running samples
   while (!waiting.empty() || !running.empty()) {
     while (!waiting.empty() && std::ssize(running) < max_running) {
       running.push_back(waiting.front());

@@ -11,7 +11,7 @@ CostModel model(const char* shape = "small") {
   return CostModel(built_in_profile("h100", "bf16"), named_model_shape(shape, "bf16"));
 }
 
-// Appendix B, with L_dense at least 0.
+// The formula of Appendix B, with L_dense at least 0.
 double h(double in, double out, double budget) {
   const double dense = std::max(0.0, std::min(out, budget - in));
   return (2 * in + dense) * dense + 2 * budget * std::max(0.0, out - dense);
@@ -22,8 +22,8 @@ double vector_bytes(const CostModel& costs) {
   return static_cast<double>(shape.num_kv_heads * shape.head_dim * shape.element_bytes);
 }
 
-// One sample a group: keys attended to and bytes read are the appendix's, to what the sum over passes and its
-// integral differ by (half a key a pass).
+// With one sample per group, attended keys and read bytes equal the appendix's formula. The sum over passes
+// differs from its integral by half a key per pass.
 TEST(RolloutCost, OfSingleSamplesIsAppendixB) {
   const CostModel costs = model();
   const double layers = static_cast<double>(costs.shape().num_layers);
@@ -47,22 +47,22 @@ TEST(RolloutCost, OfSingleSamplesIsAppendixB) {
   }
 }
 
-// A prompt that a group shares is read once for all of its samples; chosen pages as often as samples
-// disagree.
+// A prompt that a group shares is read once for all its samples. Selected pages are read as often as the
+// samples' selections differ.
 TEST(RolloutCost, AGroupReadsItsPromptOnce) {
   const CostModel costs = model();
   const double layers = static_cast<double>(costs.shape().num_layers),
                unit = 2 * vector_bytes(costs) * layers;
   const std::vector<SampledGroup> shared = {{1000, {10, 10, 10, 10}}};
   std::vector<SampledGroup> distinct(4, {1000, {10}});
-  const double own = 4 * 45;  // 0 to 9 keys of their own
+  const double own = 4 * 45;  // 0 to 9 generated keys per sample
   EXPECT_NEAR(rollout_cost(costs, shared, {}, 64).kv_bytes, unit * (10 * 1000 + own), 1);
   EXPECT_NEAR(rollout_cost(costs, distinct, {}, 64).kv_bytes, unit * (10 * 4000 + own), 1);
   const SparseAttention sparse{.budgets = {{0, 100}}, .dense_layers = 0};
   const double of_shared = rollout_cost(costs, shared, sparse, 64).kv_bytes / unit;
   const double of_distinct = rollout_cost(costs, distinct, sparse, 64).kv_bytes / unit;
   EXPECT_NEAR(of_distinct, 10 * 400, 1e-6 * of_distinct);
-  const double f = 100.0 / 1000;  // at the first pass
+  const double f = 100.0 / 1000;  // in the first pass
   EXPECT_NEAR(of_shared, 10 * 1000 * (1 - std::pow(1 - f, 4)), 0.01 * of_shared);
   EXPECT_LT(of_shared, of_distinct);
 }
@@ -83,7 +83,7 @@ TEST(RolloutCost, DenseLayersReadAllAndSummariesCost) {
   EXPECT_NEAR(of(0).summary_bytes / dense.kv_bytes, 1.0 / 32, 0.002);
   EXPECT_LT(of(2).seconds(), dense.seconds());
   EXPECT_EQ(of(2).product_seconds, dense.product_seconds);
-  // Within the budget it is dense.
+  // Within the budget, attention is dense.
   EXPECT_DOUBLE_EQ(rollout_cost(costs, groups, {{{0, 8192}}, 0}, 64).seconds(), dense.seconds());
 }
 
@@ -91,7 +91,7 @@ TEST(RolloutCost, SamplesBeginAsOthersEnd) {
   const CostModel costs = model();
   const RolloutCost cost = rollout_cost(costs, {{10, {5, 3}}, {10, {4, 0}}}, {}, 2);
   EXPECT_EQ(cost.tokens, 12);
-  EXPECT_EQ(cost.passes, 7);  // 5 and 3, then 4 beside the last two of the first
+  EXPECT_EQ(cost.passes, 7);  // 5 and 3 tokens first, then 4 tokens beside the last two of the first sample
   EXPECT_GT(cost.prefill_seconds, 0);
 }
 

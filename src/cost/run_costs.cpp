@@ -26,10 +26,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Raised whenever kernels, the executor or the cost model change what is measured or what it means.
+// Increase whenever kernels, the executor or the cost model change the measurements or their meaning.
 constexpr int64_t kVersion = 8;
 
-// How long a measurement on a busy machine is good for.
+// How long a measurement from a busy machine stays valid.
 constexpr std::chrono::minutes kProvisional{10};
 
 fs::path from_environment(const char* name) {
@@ -37,7 +37,7 @@ fs::path from_environment(const char* name) {
   return value ? fs::path(value) : fs::path();
 }
 
-// "Intel(R) Xeon(R) Processor"; "cpu" where the system does not say.
+// For example "Intel(R) Xeon(R) Processor"; "cpu" if the system does not report a name.
 std::string model_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);)
@@ -46,7 +46,7 @@ std::string model_name() {
   return "cpu";
 }
 
-// As a part of a file's name: letters, digits and single dashes.
+// Text for use in a file name: letters, digits and single dashes.
 std::string plain(const std::string& text) {
   std::string name;
   for (const char c : text)
@@ -57,7 +57,7 @@ std::string plain(const std::string& text) {
   return name.substr(0, 120);
 }
 
-// The key is also in the file: names are shortened.
+// The key is also stored in the file, because file names are shortened.
 Json to_json(const ProfileKey& key) {
   return {{"version", kVersion}, {"device", key.device}, {"threads", key.threads}, {"dtype", key.dtype}};
 }
@@ -83,10 +83,10 @@ std::optional<DeviceProfile> read_profile(const fs::path& file, const ProfileKey
   }
 }
 
-// The measuring thread computes all the time, or waits for threads that do: without a core for it the rates
-// are those of what other programs left. Such a measurement is not kept for long.
+// The measuring thread computes all the time or waits for threads that do. If other programs take its core,
+// the rates are too low. Such a measurement is kept only for kProvisional.
 constexpr double kLeastShare = 0.8;
-constexpr double kShortest = 0.2;  // seconds, below which shares mean nothing
+constexpr double kShortest = 0.2;  // seconds; below this, shares are meaningless
 
 double thread_cpu_seconds() {
   timespec time{};
@@ -173,9 +173,9 @@ DeviceProfile profile_of(const Model& model, const std::function<bool()>& stop) 
 }  // namespace
 
 ModelShape model_shape(const Model& model) {
-  // Of a stage: all stages plan alike, and of the whole. What the stages hold at once of passes under way is
-  // about what one process holds of one: the first has as many passes as there are stages, each in its part
-  // of the layers.
+  // For a pipeline stage: the shape of the whole model, so that all stages make the same plan. The passes
+  // under way on all stages together hold about as much as one pass in one process. The first stage has as
+  // many passes under way as there are stages, each with its part of the layers.
   ModelConfig config = model.config();
   config.num_layers = model.whole_config().num_layers;
   config.layer_ropes = model.whole_config().layer_ropes;

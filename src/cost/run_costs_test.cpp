@@ -28,7 +28,7 @@ class ProfileCache : public ::testing::Test {
     set_log_level(LogLevel::kInfo);
   }
 
-  // What `cached_profile` gives, measured or not: each measurement has a number.
+  // The result of `cached_profile`, measured or cached. Measurements are numbered.
   DeviceProfile get(const ProfileKey& key) {
     return cached_profile(folder_, key, [&] {
       auto profile = built_in_profile("h100", "bf16");
@@ -65,7 +65,8 @@ TEST_F(ProfileCache, OtherProcessorsThreadsAndTypesAreOtherMeasurements) {
   get({"Some(R) CPU @ 4 GHz, avx2", key_.threads, key_.dtype});
   EXPECT_EQ(measurements_, 4);
   EXPECT_EQ(get(key_).name, "measurement 1");
-  // Another processor may have the same file name: what is read says for whom it was measured.
+  // Another processor may map to the same file name. The file's content names the processor that was
+  // measured.
   EXPECT_EQ(get({"Some(R) CPU @ 3 GHz. avx2", key_.threads, key_.dtype}).name, "measurement 5");
 }
 
@@ -110,7 +111,7 @@ TEST_F(ProfileCache, AFolderThatCannotBeWrittenIsNoError) {
 }
 
 TEST_F(ProfileCache, TheFolderComesFromTheEnvironment) {
-  // What one variable says, the next is not asked.
+  // If one variable is set, the next is not read.
   const auto keep = [](const char* name) {
     const char* value = std::getenv(name);
     return value ? std::optional<std::string>(value) : std::nullopt;

@@ -11,14 +11,14 @@ namespace bough {
 
 namespace {
 
-// A line of the file, checked but not yet laid out.
+// One line of the file, checked but without its prompt layout.
 struct Record {
   enum class Kind { messages, prompt, question };
   Kind kind = Kind::question;
   std::string where;  // "file:line"
   std::string id;
-  std::string text;               // of a prompt or question
-  std::vector<Message> messages;  // of a conversation, without the answer
+  std::string text;               // the prompt or question
+  std::vector<Message> messages;  // the conversation without the answer
   std::optional<std::string> answer;
   std::optional<std::string> completion;
   Json fields;
@@ -91,8 +91,7 @@ class LineReader {
     for (const std::string& key : {settings_.messages_key, settings_.prompt_key, settings_.question_key}) {
       const Json* value = find(key);
       if (value == nullptr) continue;
-      const bool may_be_list =
-          key != settings_.question_key;  // a list of messages as `prompt` is common, too
+      const bool may_be_list = key != settings_.question_key;  // `prompt` often holds a list of messages, too
       if (may_be_list && value->is_array()) {
         record.kind = Record::Kind::messages;
         record.messages = read_messages(key, *value);
@@ -178,7 +177,7 @@ std::vector<WorkedExample> to_examples(std::span<const Record> records, const Da
   return examples;
 }
 
-// What both kinds of data set begin with: the records that are left, and the examples in front of each.
+// Input of both kinds of data sets: the selected records, and the worked examples that precede each.
 struct Contents {
   std::vector<Record> records;
   std::vector<WorkedExample> examples;
@@ -208,7 +207,7 @@ Contents read_contents(const DatasetSettings& settings) {
   return contents;
 }
 
-// Fills prompt or messages, the same way for problems and sft examples.
+// Fills in the prompt or the messages. Shared by problems and SFT examples.
 template <class Target>
 void lay_out(const Record& record, const Contents& contents, const DatasetSettings& settings,
              Target& target) {

@@ -106,7 +106,7 @@ TEST_F(DatasetFile, WorkedExamplesComeFirstAndAreNotAsked) {
 {"question": "a", "answer": "1"}
 )";
   const Dataset own = read(text);
-  ASSERT_EQ(own.size(), 1u);  // the fourth line is the first again
+  ASSERT_EQ(own.size(), 1u);  // the fourth line repeats the first, which is a worked example
   EXPECT_EQ(own[0].prompt, "a? 1; b? 2; c? ");
 
   write(R"({"question": "x", "answer": "8"}

@@ -8,7 +8,7 @@ namespace bough {
 
 namespace {
 
-// Lengths go in front of texts, so that ("ab", "c") and ("a", "bc") differ.
+// Prefixes each text with its length, so that ("ab", "c") and ("a", "bc") differ.
 void append(std::string& bytes, std::string_view text) {
   bytes += std::to_string(text.size());
   bytes += ':';

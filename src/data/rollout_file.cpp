@@ -13,14 +13,15 @@ namespace bough {
 
 namespace {
 
-// One megabyte: system calls cost nothing, and the text is parsed while it is in the cache.
+// One megabyte: large enough to make system calls cheap, small enough to parse the text while it is in the
+// cache.
 constexpr size_t kChunk = size_t{1} << 20;
 
 bool is_compressed(const std::filesystem::path& path) {
   return path.extension() == ".zst";
 }
 
-// The lines of a file, decompressed on the way; memory is that of the longest line.
+// The lines of a file, decompressed while reading. Memory grows with the longest line only.
 class LineSource {
  public:
   explicit LineSource(const std::filesystem::path& path) : path_(path), file_(path) {
@@ -30,7 +31,7 @@ class LineSource {
     compressed_ = {file_.data(), file_.size(), 0};
   }
 
-  // The next line without its end, valid until the next call. False after the last one.
+  // The next line without its line break, valid until the next call. Returns false after the last line.
   bool next(std::string_view& line) {
     if (!stream_) return cut(file_.text(), line);
     size_t searched = begin_;
@@ -58,7 +59,7 @@ class LineSource {
     buffer_.resize(old_size + kChunk);
     ZSTD_outBuffer out{buffer_.data() + old_size, kChunk, 0};
     while (out.pos == 0 && !finished_) {
-      // A file is any number of frames: it may end only between two.
+      // A file consists of any number of frames and may end only between two frames.
       if (compressed_.pos == compressed_.size && frame_ended_) {
         finished_ = true;
         break;
@@ -81,15 +82,16 @@ class LineSource {
 
   std::filesystem::path path_;
   MappedFile file_;
-  std::unique_ptr<ZSTD_DStream, FreeStream> stream_;  // null for plain text, which is read where it is mapped
+  // nullptr for plain text, which is read from the mapped file
+  std::unique_ptr<ZSTD_DStream, FreeStream> stream_;
   ZSTD_inBuffer compressed_{};
-  std::string buffer_;  // decompressed text; what stands before begin_ has been given out
+  std::string buffer_;  // decompressed text; the part before begin_ is already consumed
   size_t begin_ = 0;
   bool frame_ended_ = false;
   bool finished_ = false;
 };
 
-// Text to a file, compressed where the name asks for it.
+// Writes text to a file, compressed if the file name says so.
 class LineSink {
  public:
   explicit LineSink(const std::filesystem::path& path) : file_(path) {
@@ -126,7 +128,7 @@ class LineSink {
   };
 
   AtomicFile file_;
-  std::unique_ptr<ZSTD_CCtx, FreeContext> stream_;  // null for plain text
+  std::unique_ptr<ZSTD_CCtx, FreeContext> stream_;  // nullptr for plain text
   std::string out_;
 };
 

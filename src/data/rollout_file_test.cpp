@@ -37,7 +37,7 @@ class RolloutFile : public ::testing::Test {
   std::vector<Trajectory> read(const std::string& text, const RolloutReadOptions& options = {}) const {
     return read_rollouts(write("r.jsonl", text), options);
   }
-  // The message of the UserError that reading `text` throws.
+  // The message of the UserError thrown when reading `text`.
   std::string refusal(const std::string& text, const RolloutReadOptions& options = {}) const {
     try {
       read(text, options);
@@ -50,7 +50,7 @@ class RolloutFile : public ::testing::Test {
   fs::path folder_;
 };
 
-// `message` holds every one of the words.
+// Expects `message` to contain every one of the words.
 void expect_names(const std::string& message, std::initializer_list<std::string> words) {
   for (const std::string& word : words)
     EXPECT_NE(message.find(word), std::string::npos) << "no <" << word << "> in: " << message;
@@ -123,7 +123,7 @@ TEST_F(RolloutFile, ReadsWhatRowsOfATrajectoryBring) {
   EXPECT_EQ(row.fields, Json::parse(R"({"answer": 42})"));
   EXPECT_EQ(row.finish_reason, "length");
   EXPECT_EQ(row.reward_failure, "late");
-  EXPECT_EQ(row.columns.at("raw_logprobs"), (std::vector<double>{-1, -2}));  // of the generated tokens
+  EXPECT_EQ(row.columns.at("raw_logprobs"), (std::vector<double>{-1, -2}));  // for the generated tokens
   EXPECT_EQ(row.columns.at("own"), (std::vector<double>{1, 2, 3}));
   line["valid"] = false;
   line.erase("reward");
@@ -132,7 +132,7 @@ TEST_F(RolloutFile, ReadsWhatRowsOfATrajectoryBring) {
   expect_names(refusal(line.dump()), {"'reward'", "nothing"});
 }
 
-// The order and the form that files of a run have.
+// The field order and format of the files that a run writes.
 TEST_F(RolloutFile, WritesTheFieldsInTheirOrder) {
   Trajectory row = read(with("versions", "[-1, 3, 3]"))[0];
   row.advantage = {-0.5f};
@@ -154,7 +154,8 @@ TEST_F(RolloutFile, WritesTheFieldsInTheirOrder) {
       "\n");
 }
 
-// "Given, for no tokens" must not become "not given": the sequence would be refused when read again.
+// An advantage given for no tokens must not become "not given". Otherwise the sequence would be refused when
+// it is read again.
 TEST_F(RolloutFile, AdvantageOfAnEmptySequenceStaysGiven) {
   const auto rollouts = read(R"({"input_ids": [], "loss_mask": [], "logprobs": [], "advantage": []})");
   EXPECT_EQ(rollouts[0].advantage, std::vector<float>{0.0f});
@@ -259,14 +260,14 @@ TEST_F(RolloutFile, RefusesWhatIsNotOneObjectALine) {
   expect_names(refusal(R"({"raw_logprobs": [], "raw_logprobs": []})"), {"'raw_logprobs'", "twice"});
 }
 
-// An error quotes at most a little of the input, whatever the input is.
+// An error quotes only a little of the input, whatever the input is.
 TEST_F(RolloutFile, MessagesAreShort) {
   EXPECT_LT(refusal(with("input_ids", "[" + std::string(1 << 20, '7') + "]")).size(), 400u);
   EXPECT_LT(refusal(std::string(1 << 20, 'x')).size(), 400u);
   EXPECT_LT(refusal("{\"" + std::string(1 << 20, 'x') + "\": nope}").size(), 400u);
 }
 
-// Cut anywhere, a line is refused by a UserError and nothing else; damaged anywhere, it is refused or read.
+// A line truncated anywhere is refused with a UserError. A line damaged anywhere is either refused or read.
 TEST_F(RolloutFile, SurvivesEveryTruncationAndRandomDamage) {
   const std::string line = with("versions", "[-1, 3, 4]");
   for (size_t length = 1; length < line.size(); ++length)
@@ -278,7 +279,7 @@ TEST_F(RolloutFile, SurvivesEveryTruncationAndRandomDamage) {
     damaged[random() % damaged.size()] = static_cast<char>(random());
     num_accepted += refusal(damaged) == "(accepted)";
   }
-  EXPECT_GT(num_accepted, 0);  // some bytes are inside numbers and names of groups
+  EXPECT_GT(num_accepted, 0);  // some bytes are inside numbers or group names
   EXPECT_LT(num_accepted, 500);
 }
 
@@ -391,7 +392,7 @@ TEST_F(RolloutFile, RoundTripsExactly) {
   EXPECT_LT(fs::file_size(folder_ / "r.jsonl.zst"), fs::file_size(folder_ / "r.jsonl") * 3 / 4);
 }
 
-// Chunks of decompressed text end inside lines, and files are made of several frames (`cat a.zst b.zst`).
+// Chunks of decompressed text end inside lines. Files may have several frames (`cat a.zst b.zst`).
 TEST_F(RolloutFile, ReadsZstdOfManyFramesAndLongLines) {
   Trajectory rollout = read(kGood)[0];
   for (int i = 0; i < 700'000; ++i) {
@@ -429,7 +430,7 @@ TEST_F(RolloutFile, RefusesToWriteBrokenRollouts) {
   EXPECT_FALSE(fs::exists(folder_ / "w.jsonl"));
 }
 
-// A disk that is full, as far as a process can be made to see one: files may not grow beyond a limit.
+// Simulates a full disk: a process limit stops files from growing beyond a size.
 TEST_F(RolloutFile, FullDiskLeavesWhatWasThere) {
   const fs::path path = write("full.jsonl", str(kGood, "\n"));
   const std::vector<Trajectory> many(5000, read(kGood)[0]);

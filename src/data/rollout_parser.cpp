@@ -1,8 +1,8 @@
-// One line of a rollout file: text to Trajectory (rollout_writer.cpp is the way back).
+// Parses one line of a rollout file into a Trajectory. rollout_writer.cpp is the inverse.
 //
-// Lists of numbers, which are nearly all of a file, are read straight from the text: a JSON library would
-// build a 16-byte node a number (90 MB/s; 350 this way) and could not say which number of a list is out of
-// range. Every other value goes through Json.
+// Lists of numbers, which are nearly all of a file, are read directly from the text (350 MB/s). A JSON
+// library would build a 16-byte node per number (90 MB/s). It also could not tell which number of a list is
+// out of range. Every other value is read by Json.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -17,7 +17,8 @@ namespace bough {
 
 namespace {
 
-// Where an error is: a field, the position in its list, and in the list that stands there (-1: not in one).
+// Location of an error: the field, the position in its list, and the position in the list at that position
+// (-1: none).
 struct Place {
   std::string_view field;
   int64_t position = -1;
@@ -75,7 +76,7 @@ class LineParser {
             at_ == end_ ? "the end of the line" : quoted(std::string_view{at_, size_t(end_ - at_)}, 20),
             "; expected ", expected, ". A rollout file holds one JSON object a line"));
   }
-  // The text of a scalar at the cursor, up to a delimiter: what an error quotes.
+  // The text of the scalar at the cursor, up to a delimiter. Quoted in errors.
   std::string got_here() const {
     if (at_ == end_) return "the end of the line";
     const char* stop = at_;
@@ -98,7 +99,7 @@ class LineParser {
     return true;
   }
 
-  // Past the string that begins at the cursor; what it holds is checked by Json.
+  // Moves past the string that begins at the cursor. Json checks the string's content later.
   void skip_string() {
     const char* start = at_++;
     while (at_ != end_ && *at_ != '"') at_ += (*at_ == '\\' && at_ + 1 != end_) ? 2 : 1;
@@ -116,7 +117,7 @@ class LineParser {
     return key.get<std::string>();
   }
 
-  // The extent of any value at the cursor, which then stands behind it.
+  // Returns the text of the value at the cursor and moves the cursor behind it.
   std::string_view skip_value() {
     const char* start = at_;
     int depth = 0;
@@ -148,8 +149,8 @@ class LineParser {
   }
 
   // ---- numbers ----
-  // JSON's grammar of a number; the empty text if the cursor is not at one. `integral`: no fraction and no
-  // exponent.
+  // Reads a number by JSON's grammar; empty if there is no number at the cursor. `integral`: no fraction and
+  // no exponent.
   std::string_view take_number(bool& integral) {
     const char* p = at_;
     integral = true;
@@ -201,7 +202,8 @@ class LineParser {
     if (text.empty()) fail(place, got_here(), "a finite number (JSON has no NaN and no Infinity)");
     const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
     if (result.ec == std::errc()) return value;
-    // Out of range: too large is an error, too small is zero (from_chars does not say which).
+    // Out of range: a too large value is an error, a too small value becomes zero. from_chars does not tell
+    // which.
     double wide = std::numeric_limits<double>::infinity();
     try {
       wide = Json::parse(text.begin(), text.end()).template get<double>();
@@ -233,7 +235,7 @@ class LineParser {
     parse_list(list, out, [&](const Place& place) { return parse_real<T>(place); });
   }
 
-  // Integers from `low` on, up to `high`.
+  // Integers in [low, high].
   template <class T>
   void parse_integers(const Place& list, std::vector<T>& out, int64_t low, int64_t high,
                       const char* expected) {
@@ -283,7 +285,7 @@ class LineParser {
     fail({key}, "the field twice", "every field once");
   }
 
-  // Texts that people read, columns that were asked for, and what this format does not know.
+  // Parses texts for people, requested columns, and fields unknown to this format.
   void parse_other(const std::string& key) {
     if (rollout_.fields.contains(key) || rollout_.columns.contains(key)) fail_twice(key);
     if (std::find(options_.columns.begin(), options_.columns.end(), key) != options_.columns.end()) {
@@ -396,7 +398,7 @@ class LineParser {
     check_columns(length);
     if (seen_[kAdvantage] && !advantage_is_number_) {
       check_length(kAdvantage, rollout_.advantage.size(), length);
-      // A list for no tokens says as much as any number, and Trajectory keeps "empty" for "not given".
+      // For zero tokens an empty list is as good as any number. Trajectory reserves "empty" for "not given".
       if (length == 0) rollout_.advantage.assign(1, 0.0f);
     }
     if (!seen_[kGroup] && !seen_[kAdvantage])
@@ -429,7 +431,7 @@ class LineParser {
            str(length, ", one a token of 'input_ids', or ", generated, ", one a token of mask 1"));
     }
   }
-  // " (it has 'logprob')" where an unknown field looks like the missing one.
+  // Returns " (it has 'logprob')" if an unknown field resembles the missing one.
   std::string near_miss(const char* missing) const {
     for (auto it = rollout_.fields.begin(); it != rollout_.fields.end(); ++it)
       if (!nearest(it.key(), &missing, &missing + 1).empty()) return str(" (it has ", quoted(it.key()), ")");

@@ -1,4 +1,4 @@
-// One line of a rollout file: Trajectory to text (rollout_parser.cpp is the way back).
+// Writes a Trajectory as one line of a rollout file. rollout_parser.cpp is the inverse.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -17,7 +17,7 @@ void append_number(std::string& out, T value) {
   out.append(text, result.ptr);
 }
 
-// Of one line. Checks that what is written can be read again.
+// Writes one line. Checks that the output can be read back.
 class LineWriter {
  public:
   LineWriter(std::string& out, size_t num_tokens) : out_(out), num_tokens_(num_tokens) {}
@@ -32,7 +32,7 @@ class LineWriter {
     begin(name);
     append(name, values);
   }
-  // A list by token that may be missing.
+  // A list with one value per token; omitted if empty.
   template <class T>
   void by_token(const char* name, const std::vector<T>& values) {
     if (values.empty()) return;
@@ -106,7 +106,7 @@ void append_rollout_line(std::string& out, const Trajectory& rollout) {
                 name, " has ", values.size(), " values of ", length, " tokens");
     line.list(name, values);
   }
-  // A field that has a form of its own wins over one that was kept.
+  // A field with a format of its own takes precedence over a preserved unknown field.
   if (rollout.fields.is_object())
     for (auto it = rollout.fields.begin(); it != rollout.fields.end(); ++it)
       if (!line.has(it.key())) line.json(it.key(), it.value());

@@ -1,13 +1,16 @@
-// `blocks`: leaf blocks are forests filled up from all along the stack; interior blocks hold through-tokens
-// only.
+// Strategy `blocks`: leaf blocks are forests whose pieces hang off any part of the stack. Interior blocks
+// hold through-tokens only.
 //
-// With passes of b tokens, a token is *big* if more than b tokens hang off it (itself counted); big tokens
-// are closed upwards and become interior blocks. What hangs off them are *pieces*: subtrees of at most b
-// tokens, whole. The walk goes down runs of big tokens, which are cut only where two or more big children
-// part (fewer than T/b times) and into even chunks of at most b. A piece can run at any time while the token
-// it hangs off lies on the stack, so it waits: when an interior block is about to close, its own pieces must
-// run, and the room their passes leave is filled with the largest pieces that wait further down the stack.
-// Passes are nearly full on any tree of short segments, where a walk path by path starves the device.
+// Let a pass have b tokens. A token is *big* if its subtree (the token included) has more than b tokens. Big
+// tokens are closed upwards and become interior blocks. The subtrees that hang off them are *pieces*: at most
+// b tokens each, never cut.
+//
+// The traversal follows runs of big tokens. A run is cut only where two or more big children branch (fewer
+// than T/b times), and into even chunks of at most b tokens. A piece can run at any time while its parent
+// token lies on the stack, so the piece waits. When an interior block is about to close, its own pieces must
+// run. The remaining tokens of their passes are filled with the largest pieces that wait further down the
+// stack. Passes are nearly full on any tree of short segments. A traversal path by path would leave the
+// device underused.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -48,10 +51,10 @@ class BlocksWalk {
  private:
   struct Visit {
     int32_t node;
-    size_t num_open;  // blocks open above it
+    size_t num_open;  // blocks open above this node
   };
   struct Attached {
-    int32_t token;  // what the piece hangs off
+    int32_t token;  // the token that the piece hangs off
     TokenRange range;
   };
   struct BySize {
@@ -60,8 +63,8 @@ class BlocksWalk {
 
   bool is_big(int32_t index) const { return view_.subtree(index).size() > limit_; }
 
-  // Small children of a node (-1: the virtual root) wait at the current level; big ones are to be visited,
-  // the first of them next.
+  // Small children of a node (-1: the virtual root) wait at the current level. Big children are visited, the
+  // first of them next.
   void descend(int32_t index, std::vector<Visit>& todo) {
     const auto children = index < 0 ? view_.roots() : view_.children(index);
     for (auto it = children.rbegin(); it != children.rend(); ++it) {
@@ -82,7 +85,7 @@ class BlocksWalk {
     waiting_[range.size()].push_back(piece);
   }
 
-  // Pushes the run of big tokens that begins at this node, up to where it ends or parts.
+  // Pushes the run of big tokens that begins at this node, up to the point where the run ends or branches.
   void go_down(int32_t index, std::vector<Visit>& todo) {
     const int32_t run_begin = view_.stretch(index).begin;
     int32_t run_end;
@@ -92,14 +95,14 @@ class BlocksWalk {
       const int32_t subtree_end = view_.subtree(index).end;
       const int32_t end = view_.stretch(index).end;
       run_end = std::min(end, subtree_end - limit_);
-      if (run_end < end) {  // the rest of the node and all that hangs off it is one piece
+      if (run_end < end) {  // the rest of the node and everything that hangs off it is one piece
         attached.push_back({run_end - 1, {run_end, subtree_end}});
         break;
       }
       const auto children = view_.children(index);
       parts = std::count_if(children.begin(), children.end(), [&](int32_t c) { return is_big(c); }) != 1;
       if (parts) break;
-      // The big child is the heaviest, hence the first: its tokens follow on.
+      // The big child is the heaviest child, so it comes first: its tokens follow directly.
       for (const int32_t child : children.subspan(1)) attached.push_back({end - 1, view_.subtree(child)});
       index = children.front();
     }
@@ -132,9 +135,9 @@ class BlocksWalk {
     std::vector<TokenRange> ranges;
   };
 
-  // Runs what still waits at the level on top: best-fit decreasing, then the largest that fit from further
-  // down. Pieces that train nothing are never run: they have blocks of their own, so that nothing waits on
-  // them.
+  // Runs the pieces that still wait at the top level, by best-fit decreasing. The free tokens of each pass
+  // take the largest fitting pieces from further down. Pieces that train nothing are never run. They get
+  // blocks of their own, so no other piece waits for them.
   void flush(size_t level) {
     std::vector<BySize> own;
     int64_t num_tokens = 0;
@@ -144,7 +147,8 @@ class BlocksWalk {
       own.push_back({pieces_[piece].size(), piece});
       num_tokens += own.back().size;
     }
-    // Where there are several bins one is more than half full, or it would have taken another's.
+    // If there are several bins, one is more than half full. Otherwise that bin would have taken another
+    // bin's pieces.
     if (num_tokens > limit_ && !builder_.has_room_for(limit_ / 2 + 1)) return;
     for (auto& bin : pack(own)) {
       if (!builder_.fits()) return;
@@ -158,7 +162,7 @@ class BlocksWalk {
     idle_at_[level].clear();
   }
 
-  // The largest waiting piece of at most so many tokens, of equal ones the last; -1 where there is none.
+  // The largest waiting piece of at most `room` tokens; the last one of equal size. -1 if there is none.
   int32_t take_largest(int32_t room) {
     auto it = waiting_.upper_bound(room);
     while (it != waiting_.begin()) {
@@ -167,7 +171,7 @@ class BlocksWalk {
       while (!pieces.empty()) {
         const int32_t piece = pieces.back();
         pieces.pop_back();
-        if (!is_waiting_[piece]) continue;  // has run with its own level
+        if (!is_waiting_[piece]) continue;  // already run with its own level
         is_waiting_[piece] = false;
         return piece;
       }
@@ -195,7 +199,7 @@ class BlocksWalk {
     return bins;
   }
 
-  // The ranges in pre-order, neighbours joined into one.
+  // The ranges in pre-order, with adjacent ranges merged.
   static std::vector<TokenRange> joined(std::vector<TokenRange> ranges) {
     std::sort(ranges.begin(), ranges.end(), [](auto a, auto b) { return a.begin < b.begin; });
     std::vector<TokenRange> result;
@@ -210,11 +214,11 @@ class BlocksWalk {
   int32_t limit_;
   PlanBuilder builder_;
   std::vector<TokenRange> pieces_;
-  std::vector<bool> is_waiting_;                     // of each piece
-  std::map<int32_t, std::vector<int32_t>> waiting_;  // by size: pieces, and some that wait no more
-  // Pieces by the number of blocks open up to the one that they hang off; 0: the virtual root.
+  std::vector<bool> is_waiting_;                     // by piece
+  std::map<int32_t, std::vector<int32_t>> waiting_;  // by size; includes pieces that no longer wait
+  // Pieces by the number of open blocks down to the one they hang off. 0: the virtual root.
   std::vector<std::vector<int32_t>> waiting_at_;
-  std::vector<std::vector<BySize>> idle_at_;  // pieces that train nothing, ordered as waiting_at_
+  std::vector<std::vector<BySize>> idle_at_;  // pieces that train nothing, indexed like waiting_at_
 };
 
 }  // namespace
@@ -226,7 +230,7 @@ BlocksDraft draft_blocks(IndexedTree& whole, int64_t max_tokens_per_pass, std::o
   const auto* costs = request.costs;
   const KeepRules rules{.layers = layers, .offload = request.offload};
   if (costs) draft.parts = split_short_roots(whole, *costs, max_tokens_per_pass, request.max_tokens_per_pass);
-  // Each row of the batch's loss is held the whole walk long.
+  // Every row of the batch's loss is held during the whole plan execution.
   const int64_t room = most_bytes ? *most_bytes - whole.num_rows(whole.all()) * costs->row_bytes() : 0;
   const auto walk = [&](TreeView view) {
     BlocksWalk walk(std::move(view), max_tokens_per_pass);

@@ -12,7 +12,7 @@
 namespace bough {
 namespace {
 
-// A tree of at most `max_nodes` runs of 1 to `longest` tokens; a sequence at each leaf.
+// A tree of at most `max_nodes` runs of 1 to `longest` tokens, with one sequence per leaf.
 std::vector<std::vector<int32_t>> random_small_tree(uint64_t seed, int max_nodes, int longest) {
   std::mt19937_64 random(seed);
   std::vector<std::vector<int32_t>> paths;
@@ -36,9 +36,9 @@ std::vector<std::vector<int32_t>> random_small_tree(uint64_t seed, int max_nodes
   return sequences;
 }
 
-// The cheapest plan with passes of at most `limit` tokens, interior blocks of whole stretches: every
-// partition of the sequences into trees, every choice of interior stretches, every way to put pieces
-// together.
+// The cheapest plan with passes of at most `limit` tokens in which interior blocks are whole stretches. Tries
+// every partition of the sequences into trees, every choice of interior stretches, and every way to combine
+// pieces.
 class BruteForce {
  public:
   BruteForce(const PlanRequest& request, const PassCosts& costs, int64_t limit)
@@ -64,7 +64,7 @@ class BruteForce {
                                 : costs_.head_forward_seconds(shape) + costs_.head_backward_seconds(shape);
   }
 
-  // A piece, or a run of an interior block.
+  // Adds a piece, or a run of an interior block.
   static void add_range(const TreeView& indexed, TokenRange range, PassShape& shape) {
     shape.tokens += range.size();
     shape.pairs += indexed.num_pairs(range);
@@ -99,7 +99,8 @@ class BruteForce {
   double with_interior(const IndexedTree& indexed, unsigned interior) const {
     const auto& list = indexed.branches().nodes;
     double seconds = 0;
-    // Runs: an interior stretch goes on with its first child where that is its only interior one.
+    // Builds runs: an interior stretch continues with its first child if that child is its only interior
+    // child.
     std::vector<int64_t> run_tokens(list.size(), 0);
     std::vector<bool> merged(list.size(), false);
     struct Piece {
@@ -145,7 +146,7 @@ class BruteForce {
     for (unsigned set = 1; set <= all; ++set)
       for (unsigned part = set; part > 0; part = (part - 1) & set) {
         if (std::isinf(best[set ^ part]) || !(part & set & -set))
-          continue;  // the part with the set's first piece
+          continue;  // only parts that contain the set's first piece
         PassShape shape{.stack_pairs = 0, .pieces = 0, .loss_rows = 0};
         int32_t deepest = -1;
         bool valid = true;
@@ -186,7 +187,7 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
     }
     const double optimum = BruteForce(request, costs, limit).run();
     if (std::isinf(optimum))
-      continue;  // a stretch longer than a pass: the brute force does not cut stretches
+      continue;  // a stretch is longer than a pass; the brute force does not cut stretches
     const double ratio = ours / optimum;
     sum += ratio;
     worst = std::max(worst, ratio);
@@ -198,7 +199,7 @@ TEST(BlocksPlan, IsNearTheOptimumByBruteForce) {
   EXPECT_LE(sum / count, 1.05);
 }
 
-// A trunk with short side branches, where one path at a time starves a device.
+// A trunk with short side branches. Running one path at a time would leave a device underused.
 TEST(BlocksPlan, FillsItsPassesFromAllAlongTheStack) {
   std::vector<std::vector<int32_t>> sequences;
   std::vector<int32_t> trunk;
@@ -211,7 +212,7 @@ TEST(BlocksPlan, FillsItsPassesFromAllAlongTheStack) {
   const auto spans = as_spans(sequences);
   const auto simulation = simulate(make_plan("blocks", {.sequences = spans, .max_tokens_per_pass = 256}));
   const auto path = simulate(make_plan("path", {.sequences = spans, .max_tokens_per_pass = 256}));
-  EXPECT_LE(simulation.num_passes, 12);  // 1,600 tokens, the trunk's first 1,350 twice
+  EXPECT_LE(simulation.num_passes, 12);  // 1,600 tokens; the trunk's first 1,350 tokens run twice
   EXPECT_GE(path.num_passes, 40);
 }
 

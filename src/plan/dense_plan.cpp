@@ -1,4 +1,5 @@
-// `dense`: no sharing. The sequences of a flat batch in micro-batches, a pass each; longer ones in chunks.
+// Strategy `dense`: no prefix sharing. Each micro-batch of the flat batch is one pass; longer sequences are
+// cut into chunks.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -14,7 +15,7 @@ namespace bough {
 
 namespace {
 
-// Says which positions of which sequence train, without an index.
+// Tells which positions of each sequence train, without an index.
 class Flags {
  public:
   explicit Flags(const PlanRequest& request) : request_(request), offsets_{0} {
@@ -32,7 +33,7 @@ class Flags {
   bool trains(size_t sequence, int64_t position) const {
     return position > 0 && (request_.trained.empty() || request_.trained[offsets_[sequence] + position] != 0);
   }
-  // How many of positions [begin, end) train.
+  // Number of positions in [begin, end) that train.
   int64_t count(size_t sequence, int64_t begin, int64_t end) const {
     begin = std::max<int64_t>(begin, 1);
     if (begin >= end) return 0;
@@ -40,7 +41,7 @@ class Flags {
     const auto* own = request_.trained.data() + offsets_[sequence];
     return std::count_if(own + begin, own + end, [](uint8_t flag) { return flag != 0; });
   }
-  // The position after the last that trains; 0 where none does.
+  // One past the last position that trains; 0 if none trains.
   int64_t trained_end(size_t sequence) const {
     int64_t end = length(sequence);
     while (end > 0 && !trains(sequence, end - 1)) --end;
@@ -88,7 +89,7 @@ class DenseWalk {
     return std::max<int64_t>(1, (flags_.length(s) + limit_ - 1) / limit_);
   }
   int64_t chunk_begin(size_t s, int64_t chunk) const { return flags_.length(s) * chunk / num_chunks(s); }
-  // Of the tree's tokens that come next.
+  // Offsets are relative to the tree's next token.
   TokenRange range(int64_t begin, int64_t end) const {
     return {static_cast<int32_t>(next_token_ + begin), static_cast<int32_t>(next_token_ + end)};
   }
@@ -148,11 +149,11 @@ class DenseWalk {
   int64_t limit_;
   BlockSink& sink_;
   LayerRecompute layers_;
-  int64_t room_ = 0;        // of a pass, where layers may be recomputed
-  int64_t next_token_ = 0;  // of the tree, in which the sequences stand in the layout's order
+  int64_t room_ = 0;        // bytes of one pass; used if layers may be recomputed
+  int64_t next_token_ = 0;  // of the tree, which holds the sequences in the layout's order
 };
 
-// Sequences that are not empty.
+// The sequences that are not empty.
 std::vector<int64_t> with_tokens(const PlanRequest& request) {
   std::vector<int64_t> sequences;
   for (size_t s = 0; s < request.sequences.size(); ++s)
@@ -160,15 +161,15 @@ std::vector<int64_t> with_tokens(const PlanRequest& request) {
   return sequences;
 }
 
-// Micro-batches by how many sequences they have, of those by their tokens: the one with the fewest sequences
-// that has room is found in O(different numbers of sequences), of which there are at most sqrt(2 S).
+// Micro-batches ordered by number of sequences, then by tokens. Finding the one with the fewest sequences
+// that has room takes O(number of different sequence counts), which is at most sqrt(2 S).
 class FewestSequences {
  public:
   void add(size_t index, size_t num_sequences, int64_t num_tokens) {
     by_count_[num_sequences].insert({num_tokens, index});
   }
-  // Takes it out. Of equally many sequences the one with the fewest tokens, then the first; nothing where
-  // none has room for `length` tokens below `capacity`.
+  // Removes and returns the micro-batch with the fewest sequences; ties go to the fewest tokens, then to the
+  // lowest index. Returns nullopt if no micro-batch has room for `length` tokens within `capacity`.
   std::optional<size_t> take(int64_t length, int64_t capacity) {
     for (auto it = by_count_.begin(); it != by_count_.end(); ++it) {
       const auto [num_tokens, index] = *it->second.begin();
@@ -184,8 +185,9 @@ class FewestSequences {
   std::map<size_t, std::set<std::pair<int64_t, size_t>>> by_count_;
 };
 
-// The dynamic allocation of AReaL (papers/areal-async.zh.txt, Algorithm 1): longest first; a new micro-batch
-// while there are fewer than `least` or none has room, else into the one with the fewest sequences.
+// AReaL's dynamic allocation (papers/areal-async.zh.txt, Algorithm 1): longest sequences first. A sequence
+// opens a new micro-batch if there are fewer than `least` or if none has room. Otherwise it goes into the
+// micro-batch with the fewest sequences.
 std::vector<std::vector<int64_t>> allocate(const PlanRequest& request, int64_t capacity, int64_t least) {
   std::vector<int64_t> order = with_tokens(request);
   const auto length = [&](int64_t s) { return std::ssize(request.sequences[static_cast<size_t>(s)]); };
@@ -208,7 +210,8 @@ std::vector<std::vector<int64_t>> allocate(const PlanRequest& request, int64_t c
   return micro_batches;
 }
 
-// As many sequences each, but for one, in the batch's order, whatever their lengths.
+// Splits the sequences in batch order into micro-batches of equal sequence counts (up to one), ignoring
+// lengths.
 std::vector<std::vector<int64_t>> split_evenly(const PlanRequest& request, int64_t count) {
   const std::vector<int64_t> order = with_tokens(request);
   count = std::min<int64_t>(count, std::ssize(order));

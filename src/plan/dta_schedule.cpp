@@ -9,8 +9,8 @@ namespace bough {
 
 namespace {
 
-// Algorithm 1, lines 1 to 12: children leaves first, then by the depth of the leaf that their own order
-// visits first.
+// Algorithm 1, lines 1 to 12: leaf children come first, then the others by the depth of the leaf that their
+// own order visits first.
 void sort_children(BranchTree& branches) {
   std::vector<int32_t> tail(branches.nodes.size());
   const auto order = [&](std::span<int32_t> children) {
@@ -26,7 +26,7 @@ void sort_children(BranchTree& branches) {
 
 struct Leaf {
   int64_t length;
-  int64_t shared_before, shared_after;  // with the leaf before it and after it; 0 at the ends
+  int64_t shared_before, shared_after;  // tokens shared with the previous and next leaf; 0 at the ends
 };
 
 std::vector<Leaf> order_leaves(const PrefixTree& tree, DtaOrder order) {
@@ -54,7 +54,7 @@ class Algorithm3 {
       const int64_t num_popped = leaf.length - leaf.shared_after;
       const int64_t num_chunks = (num_popped - 1) / options_.block_size + 1;
       const int64_t chunk = (num_popped + num_chunks - 1) / num_chunks;
-      const int64_t anchor = leaf.length - chunk;  // shared_after where one chunk is enough
+      const int64_t anchor = leaf.length - chunk;  // equals shared_after if one chunk is enough
       if (options_.variant != DtaVariant::kReleased)
         add(DtaPass::Kind::kForward, leaf.shared_before, leaf.length);
       if (options_.variant != DtaVariant::kWholeSuffix)

@@ -20,12 +20,13 @@ int64_t tokens_of(const DtaSchedule& schedule, Kind kind) {
 }
 
 TEST(DtaSchedule, GroupOfSamplesByHand) {
-  // A prompt of 3 tokens, samples of 2, 1 and 3.
+  // A prompt of 3 tokens with samples of 2, 1 and 3 tokens.
   const std::vector<std::vector<int32_t>> sequences = {
       {1, 2, 3, 4, 5}, {1, 2, 3, 6}, {1, 2, 3, 7, 8, 9}, {1, 2}};
   const auto tree = build_prefix_tree(as_spans(sequences));
   const auto schedule = simulate_dta(tree);
-  // Longest sample first; the prompt is cached under it, and goes with the shortest sample in one pass.
+  // The longest sample runs first. The prompt is cached below it and shares one pass with the shortest
+  // sample.
   struct Expected {
     Kind kind;
     int32_t leaf;
@@ -50,12 +51,13 @@ TEST(DtaSchedule, GroupOfSamplesByHand) {
   EXPECT_DOUBLE_EQ(schedule.effective_compression, 17.0 / 12);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kWholeSuffix}).tokens_forwarded, 18);
   EXPECT_EQ(simulate_dta(tree, {.variant = DtaVariant::kPrinted}).tokens_forwarded, 21);
-  // The pop goes in chunks of 2: the last of them is ceil(4 / 2), so that 2 of 4 need a cache.
+  // The popped tokens run in chunks of 2. The last chunk has ceil(4 / 2) tokens, so 2 of 4 tokens need a
+  // cache.
   EXPECT_EQ(simulate_dta(tree, {.block_size = 2}).peak_pass_tokens, 2);
 }
 
-// Passes as a machine sees them: a pass reads only what is cached, chunks come off the top of the stack, and
-// every token of the tree is backpropagated once.
+// Executes the schedule: each pass reads only cached tokens, chunks are popped from the top of the stack, and
+// every tree token is backpropagated once.
 TEST(DtaSchedule, EachPassFindsItsPrefixCached) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto sequences = random_sequences(seed, 500, seed % 2 ? 50 : 3);
@@ -93,9 +95,9 @@ TEST(DtaSchedule, EachPassFindsItsPrefixCached) {
   }
 }
 
-// The released code's statistics (areal/experimental/dta/trie.py, get_stats("backward", B)) of the same
-// batches: tokens without a graph and the sum of prefixes. It was compared on 1,995 random cases, equal in
-// all; these are twelve.
+// Expected values: statistics of the released code (areal/experimental/dta/trie.py, get_stats("backward", B))
+// for the same batches, namely tokens without a graph and the sum of prefixes. The full comparison covered
+// 1,995 random cases, all equal; the test keeps twelve.
 TEST(DtaSchedule, CountsAreThoseOfTheReleasedCode) {
   struct Case {
     uint64_t seed;
@@ -123,8 +125,7 @@ TEST(DtaSchedule, CountsAreThoseOfTheReleasedCode) {
   }
 }
 
-// What Algorithm 1 saves is passes: without a limit on chunks interior tokens are cached once in either
-// order.
+// Algorithm 1 saves passes: without a limit on chunks, interior tokens are cached once in either order.
 TEST(DtaSchedule, BackwardOrderCachesInFewerPasses) {
   int64_t passes[2] = {}, recomputed[2] = {};
   for (uint64_t seed = 0; seed < 200; ++seed) {
@@ -147,7 +148,7 @@ TEST(DtaSchedule, EmptyAndDeepBatches) {
   std::vector<TokenSpan> nested;
   for (size_t n = 1; n <= path.size(); ++n) nested.emplace_back(path.data(), n);
   const auto schedule = simulate_dta(build_prefix_tree(nested), {.block_size = 2048});
-  EXPECT_EQ(schedule.passes.size(), 6u);  // five chunks of 2,000, and the first four of them cached before
+  EXPECT_EQ(schedule.passes.size(), 6u);  // five chunks of 2,000 tokens; the first four are cached beforehand
   EXPECT_EQ(schedule.tokens_forwarded, 18'000);
 }
 

@@ -1,9 +1,9 @@
-// Batches that are meant to hurt: recursion as deep as a sequence, work by pairs of sequences, memory by
-// their product.
+// Adversarial batches: recursion as deep as a sequence, work per pair of sequences, memory per pair of
+// sequences.
 //
-// Work is counted (blocks, steps, ranges, passes) and held to what the tree has; time is not asserted, but at
-// these sizes anything quadratic takes minutes where the whole file takes seconds. Sequences are spans of one
-// array.
+// Work is counted (blocks, steps, ranges, passes) and bounded by the size of the tree. Time is not asserted.
+// At these sizes, anything quadratic takes minutes, while the whole file takes seconds. Sequences are spans
+// of one array.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -29,7 +29,7 @@ namespace bough {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
-constexpr int64_t kShrink = 10;  // slow builds: a tenth of everything
+constexpr int64_t kShrink = 10;  // slow builds: sizes are divided by 10
 constexpr bool kMeasureMemory = false;
 #else
 constexpr int64_t kShrink = 1;
@@ -61,7 +61,7 @@ std::vector<int32_t> counting(int64_t count) {
   return tokens;
 }
 
-// Every prefix of one sequence.
+// All prefixes of one sequence.
 Batch nested(int64_t count) {
   auto batch = std::make_unique<Hostile>(Hostile{"nested", counting(count), {}, count});
   for (int64_t n = 1; n <= count; ++n) batch->sequences.emplace_back(batch->tokens.data(), n);
@@ -80,7 +80,7 @@ Batch equal(int64_t count, int64_t length) {
   return batch;
 }
 
-// `count` sequences of a common token and `length` - 1 of their own.
+// `count` sequences that share one token and have `length` - 1 tokens of their own.
 Batch distinct(int64_t count, int64_t length) {
   const int64_t common = length > 1 ? 1 : 0;
   auto batch = std::make_unique<Hostile>(
@@ -92,7 +92,7 @@ Batch distinct(int64_t count, int64_t length) {
   return batch;
 }
 
-// A trunk with a leaf off each of its tokens: all the suffixes of 0 … 0 1.
+// A trunk with a leaf at each of its tokens: all suffixes of 0 … 0 1.
 Batch comb(int64_t depth) {
   auto batch = std::make_unique<Hostile>(Hostile{"comb", std::vector<int32_t>(depth + 1, 0), {}, 2 * depth});
   batch->tokens.back() = 1;
@@ -100,8 +100,8 @@ Batch comb(int64_t depth) {
   return batch;
 }
 
-// The most that the process held during `work` beyond what it held before, in bytes; nothing where the system
-// does not tell.
+// The peak of the process's memory during `work` beyond the memory before it, in bytes. nullopt if the system
+// does not report memory.
 std::optional<int64_t> peak_growth(const std::function<void()>& work) {
   const auto read = [](const std::string& key) -> int64_t {
     std::ifstream status("/proc/self/status");
@@ -132,8 +132,8 @@ Size size_of(const Plan& plan) {
   return size;
 }
 
-// A plan of the batch, of no more blocks than the tree and the pass size call for, in memory by what its
-// trees hold.
+// Makes a plan of the batch. Its number of blocks is bounded by the tree and the pass size, its memory by the
+// size of its trees.
 void expect_plan(const char* strategy, const Hostile& batch, int64_t bound, bool is_validated,
                  const std::vector<uint8_t>& trained = {}) {
   SCOPED_TRACE(str(batch.name, ", ", strategy, ", passes of ", bound));
@@ -178,12 +178,12 @@ struct Priced {
   std::vector<uint8_t> trained = {};
 };
 
-// What blocks and auto do where they may choose the pass size, and price dense and packed: within a few times
-// what the tree and the sequences' names take, though a flat batch of nested prefixes or a comb is thousands
-// of times the tree.
+// Lets `blocks` and `auto` choose the pass size, and prices `dense` and `packed`. Memory stays within a few
+// times the size of the tree and the sequence indices. The flat batch of nested prefixes or of a comb is
+// thousands of times the tree.
 void expect_priced(const Hostile& batch, int64_t bound, const Priced& options = {}) {
   SCOPED_TRACE(str(batch.name, ", passes of up to ", bound));
-  const TestCosts costs(7000);  // as of a GPU, where a pass costs as much as thousands of tokens
+  const TestCosts costs(7000);  // like a GPU, on which a pass costs as much as thousands of tokens
   PlanRequest request;
   request.sequences = batch.sequences;
   request.trained = options.trained;
@@ -220,7 +220,7 @@ void expect_priced(const Hostile& batch, int64_t bound, const Priced& options = 
   EXPECT_LE(best.seconds, kAsFast * blocks.seconds);
   if (best.num_passes == 0 || !options.has_budgets) return;
 
-  // Within a budget, or refused; what the refusal says would do does.
+  // Each plan fits its budget or is refused. The memory that the refusal names is sufficient.
   for (const int64_t budget : {best.peak_bytes, best.peak_bytes / 2, int64_t{1}}) {
     SCOPED_TRACE(str("budget ", budget));
     request.memory_bytes = budget;
@@ -249,7 +249,7 @@ void expect_packings(const Hostile& batch, const PrefixTree& tree, int64_t capac
       {"single path", pack_single_path}};
   std::vector<std::pair<std::string, Packing>> packings;
   for (const auto& [name, packer] : packers) packings.emplace_back(name, packer(tree, capacity));
-  // Exact gives up after bounded work; it must not crash before.
+  // The exact packer gives up after bounded work and must not crash before.
   if (auto exact = pack_exact(tree, capacity, 20)) packings.emplace_back("exact", std::move(*exact));
   for (const auto& [name, packing] : packings) {
     SCOPED_TRACE(str(batch.name, ", ", name, ", capacity ", capacity));
@@ -369,19 +369,19 @@ TEST(Hostile, OneTokenEach) {
   expect_all(*equal(100'000 / kShrink, 1));
 }
 
-// A branch point of 100,000 children; two of them fit into a packed tree of 16 tokens.
+// A branch point with 100,000 children; two of them fit into a packed tree of 16 tokens.
 TEST(Hostile, AHundredThousandChildren) {
   expect_all(*distinct(100'000 / kShrink, 8));
 }
 
 TEST(Hostile, ACombOfFiftyThousandTeeth) {
-  // 1.25 G tokens in the flat batch: not for `dense`, which holds them all, nor for `validate`, which spells
-  // each.
+  // The flat batch has 1.25 G tokens. `dense` would hold them all and `validate` would compare each, so both
+  // are skipped.
   expect_all(*comb(50'000 / kShrink), {.dense = false, .is_validated = false});
   expect_all(*comb(2'000 / kShrink));
 }
 
-// Flags of what trains, one a flat token: read once, not once a tree of the plan.
+// Training flags, one per flat token, are read once and not once per tree of the plan.
 TEST(Hostile, FlagsOverManyTrees) {
   const auto batch = distinct(20'000 / kShrink, 8);
   const std::vector<uint8_t> trained(batch->num_flat_tokens(), 1);
@@ -389,7 +389,7 @@ TEST(Hostile, FlagsOverManyTrees) {
     expect_plan(strategy, *batch, 16, true, trained);
 }
 
-// The plans below are made with a cost model.
+// The plans of the tests below are made with a cost model.
 
 TEST(Hostile, PricedNestedPrefixes) {
   const auto batch = nested(10'000 / kShrink);

@@ -8,7 +8,7 @@
 
 namespace bough {
 
-// How many sequences train each tree token.
+// For each tree token, the number of sequences that train it.
 std::vector<int32_t> IndexedTree::trained_counts() const {
   const auto& tree = *tree_;
   const auto& offsets = tree.sequence_offset;
@@ -17,7 +17,7 @@ std::vector<int32_t> IndexedTree::trained_counts() const {
   std::vector<int32_t> counts(tree.num_tokens(), 0);
   for (size_t s = 0; s < tree.sequence_end.size(); ++s) {
     const uint8_t* own = request_.trained.data() + offsets[s];
-    // The walk goes from the end to the root, a run of consecutive numbers at a time.
+    // Goes from the sequence's end to the root, one run of consecutive token numbers at a time.
     for (int32_t t = tree.sequence_end[s]; t >= 0;) {
       const int32_t begin = tree.chain_begin[t];
       const int32_t shift = tree.depth[begin] - begin;
@@ -61,7 +61,7 @@ std::vector<int64_t> IndexedTree::all_sequences() const {
 const std::vector<int64_t>& IndexedTree::by_end() {
   const auto& end = tree_->sequence_end;
   if (by_end_.size() == end.size()) return by_end_;
-  // One number holds token and sequence, so that they are sorted without a look at either.
+  // One number holds token and sequence, so the sort needs no lookup of either.
   std::vector<uint64_t> keys(end.size());
   for (size_t s = 0; s < end.size(); ++s) keys[s] = static_cast<uint64_t>(end[s] + 1) << 32 | s;
   std::sort(keys.begin(), keys.end());
@@ -93,11 +93,11 @@ std::vector<IndexedTree::Sums> IndexedTree::path_sums(const TreePart& part) {
   const auto& tree = *tree_;
   const auto& nodes = branches_.nodes;
   const int32_t length = nodes[part.path.back()].depth;
-  std::vector<int64_t> rows(length, 0);  // sequences that train each token
+  std::vector<int64_t> rows(length, 0);  // number of sequences that train each token
   if (request_.trained.empty()) {
     for (const int32_t node : part.nodes) rows.back() += tree.num_sequences[nodes[node].begin];
     for (const int32_t node : part.ends) {
-      // The sequences through a token that do not end below it, token by token.
+      // For each token, counts the sequences that pass through the token and do not end below it.
       const auto& n = nodes[node];
       int64_t below = 0;
       for (const int32_t child : branches_.children(node)) below += tree.num_sequences[nodes[child].begin];
@@ -156,7 +156,7 @@ void IndexedTree::renumber(const TreePart& roots, PlannedTree& planned) const {
   for (auto& block : planned.blocks) {
     std::vector<TokenRange> ranges;
     for (auto range : block.ranges) {
-      // One range may go over several roots, which stay neighbours.
+      // One range may cover several roots, which stay adjacent.
       const auto after = std::upper_bound(starts.begin(), starts.end(), range.begin);
       const int32_t shift = shifts[after - starts.begin() - 1];
       range = {range.begin + shift, range.end + shift};
@@ -171,7 +171,7 @@ TreeView::TreeView(IndexedTree& whole, const TreePart& part)
     : whole_(&whole), node_(part.nodes.front()), path_(whole.path_sums(part)) {
   const auto stretch = whole.subtree(node_);
   const auto &here = whole.before(stretch.begin), &after = whole.before(stretch.begin + 1);
-  // The node follows on from the path: no start.
+  // The node continues the path, so it adds no start.
   const auto last = path_.back();
   path_.push_back({last.pairs + after.pairs - here.pairs, last.rows + after.rows - here.rows,
                    last.trained + after.trained - here.trained, last.starts});

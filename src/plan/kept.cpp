@@ -9,13 +9,13 @@ namespace bough {
 
 namespace {
 
-// In order of time, the fastest first.
+// Ordered by time, fastest first.
 constexpr std::array kOfLeaf = {Keep::kActivations, Keep::kLayerInputsAndAttention, Keep::kLayerInputs,
                                 Keep::kLayerInputsOnHost};
 constexpr std::array kOfLeafWithHost = {Keep::kActivations, Keep::kLayerInputsOnHost};
 constexpr std::array kOfInterior = {Keep::kActivations, Keep::kAttention, Keep::kKeysValues};
 
-// All activations, then what layers are computed again from.
+// All activations first, then the choices from which layers can be recomputed.
 std::span<const Keep> all_of_leaf(ActivationOffload offload) {
   if (offload == ActivationOffload::kAlways) return kOfLeafWithHost;
   return offload == ActivationOffload::kNever ? std::span(kOfLeaf).first(3) : std::span(kOfLeaf);
@@ -31,14 +31,14 @@ std::span<const Keep> choices_of_leaf(const KeepRules& rules) {
   return rules.layers == LayerRecompute::kNever ? all.first(1) : all;
 }
 
-// What a block takes beside the chain above it, `held` of it with what hangs off it: with the block's exits,
-// which end with it.
+// Bytes of a block on top of the chain above it; `held` is the peak of its descendants. Includes the block's
+// boundary hidden states, which are freed with the block.
 int64_t bytes_with_below(const PassCosts& costs, const Block& block, Keep keep, int64_t held) {
   const int64_t own = block.interior ? block.num_tokens * costs.kept_bytes(keep) : 0;
   return own + std::max(held, pass_bytes(costs, block, keep)) + block.num_exits * costs.exit_bytes();
 }
 
-// The least peak: by layer or not, whatever takes less with what hangs off the block.
+// The least peak: each block recomputes by layer if that takes fewer bytes, descendants included.
 void choose_least(std::span<Block> blocks, const PassCosts& costs, ActivationOffload offload) {
   std::vector<int64_t> held(blocks.size() + 1, 0);  // by block + 1
   for (size_t i = blocks.size(); i-- > 0;) {
@@ -53,11 +53,11 @@ void choose_least(std::span<Block> blocks, const PassCosts& costs, ActivationOff
   }
 }
 
-// As choose_kept(), by these rules to the letter. Returns whether all fits; where not, and layers may be
-// computed again where that pays, what was chosen is good for nothing.
+// Like choose_kept(), but follows these rules exactly. Returns whether everything fits. If it returns false
+// and layers may be recomputed where that pays, the chosen values are unusable.
 bool choose_within(std::span<Block> blocks, const PassCosts& costs, int64_t room, const KeepRules& rules) {
-  // Indexed by block + 1, the root being 0: what the chain down to the block holds for certain; and what is
-  // held beside that while what hangs off it runs.
+  // Indexed by block + 1; the root is 0. `reserved`: bytes that the chain down to the block holds in every
+  // case. `held`: bytes held in addition while the block's descendants run.
   std::vector<int64_t> reserved(blocks.size() + 1, 0), held(blocks.size() + 1, 0);
   std::vector<bool> is_by_layer(blocks.size(), false);
   bool all_fit = true;

@@ -1,4 +1,5 @@
-// What blocks keep within a budget: only what fits, layers computed again only where nothing else is as fast.
+// Checkpointed activations within a budget: the plan fits, and layers are recomputed only if nothing else is
+// as fast.
 #include "plan/kept.h"
 
 #include <gtest/gtest.h>
@@ -48,8 +49,7 @@ std::vector<std::vector<int32_t>> group(int32_t num_samples, int32_t prompt, int
   return sequences;
 }
 
-// A device whose passes cost so much that few large ones with their layers computed twice beat many small
-// ones.
+// A device whose passes cost so much that a few large passes with recomputed layers beat many small ones.
 TEST(Kept, LargePassesThatComputeLayersAgainBeatManySmallOnes) {
   const TestCosts costs(/*overhead=*/3000);
   const auto sequences = group(64, 200, 100);
@@ -104,8 +104,8 @@ TEST(Kept, AlwaysIsEveryBlockWithAndWithoutCosts) {
     }
 }
 
-// Random trees and budgets: never more memory than there is, never slower than without the choice, and less
-// memory will do.
+// Random trees and budgets. A plan never exceeds the budget and is never slower than without the choice. Some
+// budgets are feasible only with the choice.
 TEST(Kept, IsWithinTheBudgetAndNoSlowerThanWithoutTheChoice) {
   int64_t num_faster = 0, num_only = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
@@ -141,8 +141,8 @@ TEST(Kept, IsWithinTheBudgetAndNoSlowerThanWithoutTheChoice) {
   EXPECT_GT(num_only, 100);
 }
 
-// Of a device beside a host: less memory will do, what fits without the host's does not take it, and what the
-// device itself counts is within the budget.
+// A device with separate host memory. Smaller budgets become feasible, plans that fit without host memory do
+// not use it, and the device's own bytes stay within the budget.
 TEST(Kept, LayersInputsAreOnTheHostWhereNothingElseFits) {
   int64_t num_only = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {

@@ -13,7 +13,7 @@ namespace bough {
 
 namespace {
 
-// Tokens of a path from depth `from` to depth `to`.
+// Cost of the tokens of one path from depth `from` to depth `to`.
 double path_cost(const BalanceWeights& weights, int64_t from, int64_t to) {
   const auto pairs = [](int64_t depth) {
     return static_cast<double>(depth) * (static_cast<double>(depth) + 1) / 2;
@@ -21,7 +21,7 @@ double path_cost(const BalanceWeights& weights, int64_t from, int64_t to) {
   return weights.per_token * static_cast<double>(to - from) + weights.per_pair * (pairs(to) - pairs(from));
 }
 
-// Leaves in lexicographic order and what they cost.
+// The leaves in lexicographic order with their costs.
 class Leaves {
  public:
   Leaves(const PrefixTree& tree, const BalanceWeights& weights) : weights_(weights), branches_(tree) {
@@ -34,11 +34,11 @@ class Leaves {
   int32_t size() const { return static_cast<int32_t>(visits_.size()); }
   const LeafVisit& operator[](int32_t i) const { return visits_[i]; }
 
-  // The cost of leaf i by itself, and behind the leaf before it.
+  // The cost of leaf i alone, and the cost it adds after the previous leaf.
   double whole_cost(int32_t i) const { return path_cost(weights_, 0, visits_[i].length); }
   double added_cost(int32_t i) const { return path_cost(weights_, visits_[i].lcp, visits_[i].length); }
 
-  // Gives each sequence to its leaf's rank.
+  // Assigns each sequence to the rank of its leaf.
   std::vector<RankShare> with_sequences(std::vector<RankShare> shares,
                                         const std::vector<int32_t>& rank_of) const {
     for (size_t s = 0; s < branches_.sequence_leaf.size(); ++s) {
@@ -52,7 +52,7 @@ class Leaves {
   BalanceWeights weights_;
   BranchTree branches_;
   std::vector<LeafVisit> visits_;
-  std::vector<int32_t> position_;  // of a leaf's node in visits_
+  std::vector<int32_t> position_;  // index in visits_ of each leaf node
 };
 
 struct Interval {
@@ -60,7 +60,7 @@ struct Interval {
   double cost;
 };
 
-// Costs alone, in the place of Leaves.
+// Costs only; stands in for Leaves.
 struct LeafCosts {
   std::span<const double> whole, added;
 
@@ -69,7 +69,7 @@ struct LeafCosts {
   double added_cost(int32_t i) const { return added[static_cast<size_t>(i)]; }
 };
 
-// Fills intervals up to `limit`, which no leaf may exceed by itself.
+// Fills intervals up to `limit`. No single leaf may exceed `limit`.
 template <class LeafList>
 std::vector<Interval> fill_greedily(const LeafList& leaves, double limit) {
   std::vector<Interval> intervals;
@@ -89,17 +89,17 @@ double largest(const std::vector<Interval>& intervals) {
   return std::ranges::max_element(intervals, {}, &Interval::cost)->cost;
 }
 
-// Finds at most K intervals of least largest cost.
+// Finds at most `num_ranks` intervals with the least largest cost.
 template <class LeafList>
 std::vector<Interval> search(const LeafList& leaves, int64_t num_ranks) {
   if (leaves.size() == 0) return {};
-  double low = 0;  // no less will do
+  double low = 0;  // lower bound: no smaller limit is feasible
   for (int32_t i = 0; i < leaves.size(); ++i) low = std::max(low, leaves.whole_cost(i));
   auto best = fill_greedily(leaves, low);
   if (std::ssize(best) <= num_ranks) return best;
   best = fill_greedily(leaves, std::numeric_limits<double>::infinity());
-  // Each success lowers the bound to a cost that is attained; a failure raises it. Costs are real numbers:
-  // stop where the rest is rounding.
+  // A success lowers the upper bound to a cost that is attained; a failure raises the lower bound. Costs are
+  // real numbers, so the search stops when only rounding remains.
   double high = largest(best);
   while (high - low > 1e-12 * high) {
     const double middle = low + (high - low) / 2;
@@ -114,10 +114,10 @@ std::vector<Interval> search(const LeafList& leaves, int64_t num_ranks) {
   return best;
 }
 
-// Cuts an interval in two of least larger cost.
+// Splits an interval in two such that the larger cost is least.
 std::pair<Interval, Interval> split(const Leaves& leaves, const Interval& interval) {
   double left = leaves.whole_cost(interval.begin),
-         behind = interval.cost - left;  // added by leaves after the cut
+         behind = interval.cost - left;  // added by the leaves after the cut
   std::pair<Interval, Interval> best;
   double least = std::numeric_limits<double>::infinity();
   for (int32_t cut = interval.begin + 1; cut < interval.end; ++cut) {
@@ -148,7 +148,7 @@ void check_ranks(int64_t num_ranks) {
   if (num_ranks < 1) throw UserError(str("ranks: got ", num_ranks, ", expected at least 1"));
 }
 
-// Ranks that take one leaf after another, in lexicographic order.
+// Ranks that receive one leaf after another, in lexicographic order.
 class GreedyRanks {
  public:
   GreedyRanks(const Leaves& leaves, int64_t num_ranks, const BalanceWeights& weights)
@@ -156,7 +156,7 @@ class GreedyRanks {
 
   const std::vector<RankShare>& shares() const { return shares_; }
 
-  // To be called before each leaf: updates what each rank's last leaf shares with the one to come.
+  // Call before each leaf: updates how many tokens each rank's last leaf shares with the next leaf.
   void approach(int32_t leaf) {
     for (auto& common : common_) common = std::min(common, leaves_[leaf].lcp);
   }
@@ -224,7 +224,7 @@ std::vector<RankShare> balance_by_length(const PrefixTree& tree, int64_t num_ran
     flat_tokens[rank] += length(s);
     shares[rank].sequences.push_back(s);
   }
-  std::vector<int64_t> computed_by(tree.num_tokens(), -1);  // the last rank that took the token
+  std::vector<int64_t> computed_by(tree.num_tokens(), -1);  // the last rank that computes the token
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     auto& share = shares[rank];
     std::ranges::sort(share.sequences);

@@ -31,7 +31,7 @@ double cost_of(const PrefixTree& tree, const BalanceWeights& weights) {
   return cost;
 }
 
-// Each sequence on one rank; counts and costs those of the rank's own prefix tree.
+// Each sequence is on one rank. Counts and costs are those of the rank's own prefix tree.
 void expect_valid(const std::vector<RankShare>& shares, const Sequences& sequences, int64_t num_ranks,
                   const BalanceWeights& weights, const std::string& what) {
   ASSERT_EQ(std::ssize(shares), num_ranks) << what;
@@ -78,12 +78,12 @@ TEST(LoadBalance, SharesAreWholeAndRepeatAtMostAPathARank) {
   }
 }
 
-// Compared with all ways to cut the leaves in lexicographic order into K intervals.
+// Compares with all ways to cut the lexicographically ordered leaves into K intervals.
 TEST(LoadBalance, LargestCostIsTheLeastOfAllIntervals) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const auto sequences = random_sequences(seed, 300);
     const auto tree = build_prefix_tree(as_spans(sequences));
-    auto leaves = sequences;  // in order, without prefixes of others and doubles
+    auto leaves = sequences;  // sorted, without prefixes of other sequences and without duplicates
     std::ranges::sort(leaves);
     std::erase_if(leaves, [&](const auto& leaf) {
       return leaf.empty() || (&leaf < &leaves.back() &&
@@ -92,7 +92,8 @@ TEST(LoadBalance, LargestCostIsTheLeastOfAllIntervals) {
     });
     const size_t count = leaves.size();
     for (const BalanceWeights weights : {BalanceWeights{}, BalanceWeights{1, 0.05}}) {
-      std::vector<double> least(count + 1, std::numeric_limits<double>::infinity());  // with the ranks so far
+      // by number of leaves, with the ranks so far
+      std::vector<double> least(count + 1, std::numeric_limits<double>::infinity());
       least[0] = 0;
       for (int64_t num_ranks = 1; num_ranks <= 5; ++num_ranks) {
         auto next = least;
@@ -127,8 +128,8 @@ TEST(LoadBalance, DoublesAndPrefixesStayTogetherAndRanksMayBeEmpty) {
   }
 }
 
-// One long leaf decides the bound, so that the greedy check fills the first rank with all the others: these
-// are then split where the larger part is least, 90 to 40 and 50, rather than leave ranks idle.
+// One long leaf sets the bound, so the greedy check puts all other leaves on the first rank. Those leaves are
+// then split such that the larger part is least (90 into 40 and 50), so no rank stays idle.
 TEST(LoadBalance, IntervalsAreSplitUntilEveryRankHasWork) {
   Sequences sequences = {std::vector<int32_t>(100, 99)};
   for (int32_t s = 0; s < 9; ++s) sequences.push_back(std::vector<int32_t>(10, s));
@@ -138,7 +139,8 @@ TEST(LoadBalance, IntervalsAreSplitUntilEveryRankHasWork) {
   EXPECT_EQ(tokens, (std::vector<int64_t>{40, 20, 30, 100}));
 }
 
-// Eight prompts of 512 tokens with 16 samples of about 256: by length each prompt is computed on all ranks.
+// Eight prompts of 512 tokens with 16 samples of about 256 tokens. Balancing by length computes each prompt
+// on all ranks.
 TEST(LoadBalance, GainOverBalancingByLength) {
   std::mt19937_64 random(4);
   Sequences sequences;

@@ -1,4 +1,5 @@
-// make_plan: the table of strategies, the pass size, what is kept, and the choice between strategies.
+// make_plan: the table of strategies, the choice of pass size and checkpointed activations, and the choice
+// between strategies.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -19,18 +20,18 @@ constexpr int64_t kSmallestPass = 16;
 
 constexpr int kWorseInARow = 2;
 
-// `auto` leaves out `dense` where the flat batch is more than so many times the tree: `blocks` fills passes
-// of the same size and repeats each token at most once, and a flat tree of nested prefixes would take
-// gigabytes, if memory for a few exits were short.
+// `auto` skips `dense` if the flat batch is more than this many times the tree. `blocks` fills passes of the
+// same size and repeats each token at most once. If memory for a few boundary hidden states were short, a
+// flat tree of nested prefixes would take gigabytes.
 constexpr int64_t kMostFlat = 16;
 
-// What is tried of a strategy: passes of at most so many tokens, which may keep this.
+// One choice to try for a strategy: passes of at most `size` tokens with this layer recomputation.
 struct PassChoice {
   int64_t size;
   LayerRecompute layers;
 };
 
-// What strategies read of a request, made when it is asked for and once for all pass sizes.
+// The data that strategies read from a request. Each part is built on first use and shared by all pass sizes.
 class Batch {
  public:
   explicit Batch(const PlanRequest& request) : request_(request) {}
@@ -41,8 +42,8 @@ class Batch {
     return *whole_;
   }
 
-  // Answers without packing: where there are several trees one is more than half full, or it would have taken
-  // another's sequences.
+  // Answers without packing. If there are several trees, one is more than half full; otherwise it would have
+  // taken another tree's sequences.
   bool is_packed_above(const PassChoice& passes, int64_t most_bytes);
 
  private:
@@ -52,7 +53,7 @@ class Batch {
   bool leaves_train_ = true;
 };
 
-// A candidate whose peak or time is beyond these is not looked at to its end.
+// A candidate whose peak or time exceeds these bounds is not evaluated to its end.
 struct Bounds {
   std::optional<int64_t> most_bytes;
   double most_seconds = std::numeric_limits<double>::infinity();
@@ -60,16 +61,18 @@ struct Bounds {
 
 struct Priced {
   Simulation simulation;
-  std::optional<BlocksDraft> draft;  // where it was made to be priced; its plan may be all there is to it
+  std::optional<BlocksDraft> draft;  // present if pricing made it; its plan may already be complete
 };
 
 struct Strategy {
   std::string_view name;
-  // What its plan with such passes would do. Nothing where its peak is above bounds.most_bytes; one that is
-  // merely slower is priced wrong, but as slower. UserError where there is no such plan.
+  // Predicts the strategy's plan with such passes. Returns nullopt if its peak exceeds bounds.most_bytes. The
+  // time of a plan beyond bounds.most_seconds is inexact, but still larger than the bound. Throws UserError
+  // if there is no such plan.
   std::optional<Priced> (*price)(Batch& batch, const PassChoice& passes, const Bounds& bounds);
   Plan (*make)(Batch& batch, const PassChoice& passes);
-  Plan (*finish)(Batch& batch, BlocksDraft draft);  // of a draft that was priced; null where there is none
+  // completes a draft that was priced; nullptr if the strategy has no drafts
+  Plan (*finish)(Batch& batch, BlocksDraft draft);
 };
 
 struct Candidate {
@@ -77,11 +80,10 @@ struct Candidate {
   PassChoice passes;
   Priced priced;
   double seconds;
-  std::optional<Plan> plan = {};  // where it was made to be timed
+  std::optional<Plan> plan = {};  // present if it was made to be timed
 };
 
-// B, three quarters of it (often as many passes, in less memory), and powers of two below B; the largest
-// first.
+// B, three quarters of B (often as many passes in less memory), and powers of two below B; largest first.
 std::vector<int64_t> pass_sizes(int64_t max_tokens_per_pass) {
   std::vector<int64_t> sizes = {max_tokens_per_pass};
   if (const int64_t smaller = max_tokens_per_pass * 3 / 4; smaller >= kSmallestPass) sizes.push_back(smaller);
@@ -103,7 +105,7 @@ bool Batch::is_packed_above(const PassChoice& passes, int64_t most_bytes) {
     for (const auto& node : whole().branches().nodes) {
       const bool trains = whole().num_trained({node.begin, node.end}) > 0;
       *least_packed_size_ = std::max<int64_t>(*least_packed_size_, node.depth);
-      if (node.is_leaf() && !trains) leaves_train_ = false;  // a tree that trains nothing takes nothing
+      if (node.is_leaf() && !trains) leaves_train_ = false;  // a tree that trains nothing takes no memory
     }
   }
   if (size < *least_packed_size_ || !leaves_train_) return false;
@@ -114,7 +116,7 @@ bool Batch::is_packed_above(const PassChoice& passes, int64_t most_bytes) {
          most_bytes;
 }
 
-// Bytes that the plan may hold: what was given, or what one pass of B tokens takes.
+// Bytes that the plan may hold: the given budget, or the bytes of one pass of B tokens.
 int64_t budget(const PlanRequest& request, const Plan& plan) {
   if (request.memory_bytes) return *request.memory_bytes;
   const auto& costs = *request.costs;
@@ -201,7 +203,7 @@ constexpr auto kNames = [] {
   return names;
 }();
 
-// As a row of the table; null where there is none.
+// The row of the table; nullptr if there is none.
 const Strategy* find_strategy(std::string_view name) {
   const auto found = std::ranges::find(kStrategies, name, &Strategy::name);
   return found == kStrategies.end() ? nullptr : &*found;
@@ -211,18 +213,18 @@ class Planner {
  public:
   explicit Planner(const PlanRequest& request) : request_(request), batch_(request) {}
 
-  // The plan of least predicted peak memory among those as fast as the one of least predicted time; without a
-  // cost model the one of B tokens a pass.
+  // Among the plans as fast as the one of least predicted time (within kAsFast), the one of least predicted
+  // peak memory. Without a cost model, the plan with passes of B tokens.
   Plan best(const std::vector<const Strategy*>& strategies) {
     if (!request_.costs) return without_costs(*strategies.front());
-    std::vector<Candidate> fastest;  // all as fast as the fastest yet
+    std::vector<Candidate> fastest;  // all as fast as the fastest so far
     std::optional<UserError> refused;
     bool any_too_large = false;
     for (const auto* strategy : strategies) {
       if (is_left_out(strategy, strategies)) continue;
       bool is_too_large = false;
       for (const LayerRecompute layers : ways()) {
-        // Where passes of every size that is worth it fit whole, nothing is won by computing layers again.
+        // If passes of every worthwhile size fit without recomputation, recomputing layers gains nothing.
         if (layers == LayerRecompute::kWherePays && !is_too_large) continue;
         is_too_large = try_sizes(*strategy, layers, fastest, refused);
         any_too_large |= is_too_large;
@@ -241,7 +243,7 @@ class Planner {
   }
 
  private:
-  // How passes may keep their layers, in the order in which it is tried.
+  // The layer recomputation choices in the order in which they are tried.
   std::vector<LayerRecompute> ways() const {
     if (request_.layers == LayerRecompute::kAlways) return {LayerRecompute::kAlways};
     if (request_.layers == LayerRecompute::kNever || !request_.memory_bytes) return {LayerRecompute::kNever};
@@ -258,8 +260,8 @@ class Planner {
     return plan;
   }
 
-  // Sizes are tried from large to small, until these only cost more: time by pass size has one minimum, but
-  // for small steps where the number of passes jumps. Returns whether some size did not fit.
+  // Tries sizes from large to small until they only cost more. Time as a function of pass size has one
+  // minimum, apart from small steps where the number of passes jumps. Returns whether some size did not fit.
   bool try_sizes(const Strategy& strategy, LayerRecompute layers, std::vector<Candidate>& fastest,
                  std::optional<UserError>& refused) {
     bool any_too_large = false;
@@ -281,9 +283,9 @@ class Planner {
         num_worse = candidate.seconds < least ? 0 : num_worse + 1;
         least = std::min(least, candidate.seconds);
         add_if_fast(fastest, std::move(candidate));
-      } catch (const UserError& error) {  // `packed`: a path longer than a pass of this size
+      } catch (const UserError& error) {  // `packed`: a path is longer than a pass of this size
         if (!refused) refused = error;
-        break;  // smaller passes hold no longer path
+        break;  // smaller passes cannot hold that path either
       }
     }
     return any_too_large;
@@ -305,7 +307,7 @@ class Planner {
     return !request_.memory_bytes || priced.simulation.peak_bytes <= *request_.memory_bytes;
   }
 
-  // Over all pass sizes, the small ones first: they leave the large ones little to try for.
+  // Searches all pass sizes, small sizes first: their low peak lets most large sizes be rejected early.
   int64_t smallest_memory(const std::vector<const Strategy*>& strategies) {
     int64_t smallest = std::numeric_limits<int64_t>::max();
     auto sizes = pass_sizes(request_.max_tokens_per_pass);
@@ -317,7 +319,7 @@ class Planner {
           try {
             if (const auto priced = strategy->price(batch_, {size, layers}, {smallest - 1}))
               smallest = std::min(smallest, priced->simulation.peak_bytes);
-          } catch (const UserError&) {  // a path longer than a pass
+          } catch (const UserError&) {  // a path is longer than a pass
           }
         }
     }

@@ -1,4 +1,4 @@
-// `packed`: trees of at most B tokens, one pass each (papers/tree-training.txt, section 2.2).
+// Strategy `packed`: trees of at most B tokens, one pass each (papers/tree-training.txt, section 2.2).
 #include <algorithm>
 
 #include "base/error.h"
@@ -10,7 +10,8 @@ namespace bough {
 
 namespace {
 
-// Tokens of a bin that train, each once, and once for each of the bin's sequences that trains it.
+// Counts the trained tokens of a bin: each token once (head rows), and once per sequence that trains it (loss
+// rows).
 class TrainedRows {
  public:
   explicit TrainedRows(const IndexedTree& whole)
@@ -26,7 +27,7 @@ class TrainedRows {
         continue;
       }
       const uint8_t* own = request_.trained.data() + begin;
-      for (int32_t t = tree_.sequence_end[s]; t >= 0;) {  // a run of consecutive numbers at a time
+      for (int32_t t = tree_.sequence_end[s]; t >= 0;) {  // one run of consecutive token numbers at a time
         const int32_t run = tree_.chain_begin[t], shift = tree_.depth[run] - run;
         for (; t >= run; --t) {
           if (own[t + shift] == 0 || tree_.parent[t] < 0) continue;
@@ -42,7 +43,7 @@ class TrainedRows {
  private:
   const PrefixTree& tree_;
   const PlanRequest& request_;
-  std::vector<int32_t> last_bin_;  // that trained the token
+  std::vector<int32_t> last_bin_;  // the last bin that trained the token
 };
 
 Packing packing_of(const IndexedTree& whole, int64_t max_tokens_per_pass) {

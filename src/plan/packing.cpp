@@ -29,7 +29,8 @@ void check_capacity(const PrefixTree& tree, int64_t capacity) {
 }
 
 Packing to_packing(const BranchTree& branches, std::vector<LeafBin> bins, int64_t capacity) {
-  for (auto& bin : bins) std::ranges::nth_element(bin.leaves, bin.leaves.begin());  // the first leaf in front
+  // moves the first leaf to the front
+  for (auto& bin : bins) std::ranges::nth_element(bin.leaves, bin.leaves.begin());
   std::ranges::sort(bins, {}, [](const LeafBin& bin) { return bin.leaves.front(); });
   Packing packing;
   packing.bins.resize(bins.size());
@@ -71,7 +72,7 @@ namespace {
 
 using internal::LeafBin;
 
-// Bins that grow bottom-up. A bin's leaves are a linked list, so that joining two is O(1).
+// Bins built bottom-up. A bin's leaves form a linked list, so joining two bins is O(1).
 class BestFit {
  public:
   BestFit(const BranchTree& branches, int64_t capacity)
@@ -97,7 +98,8 @@ class BestFit {
   }
 
  private:
-  // Tokens from the root on, and the bin, by its first leaf. By size, later leaves first of equal ones.
+  // A bin by its first leaf, with its token count from the root on. Ordered by size; at equal size, later
+  // leaves come first.
   struct Bin {
     int64_t size;
     int32_t leaf;
@@ -111,7 +113,8 @@ class BestFit {
     return branches_.nodes[node].is_leaf() ? 1 : bins_of_node_[node].size();
   }
 
-  // The bins below a node, those that fit joined. Two bins of sizes a and b become one of a + b - shared.
+  // The bins below a node after joining those that fit. Joining bins of sizes a and b gives one of a + b -
+  // shared.
   Bins join_children(int32_t node, int64_t shared) {
     const auto children = branches_.children(node);
     if (children.empty()) return {};
@@ -128,7 +131,7 @@ class BestFit {
     }
     std::sort(items.rbegin(), items.rend());
     for (const auto& item : items) {
-      // The fullest bin with room.
+      // Takes the fullest bin with room.
       auto found = bins.upper_bound({capacity_ + shared - item.size, -1});
       if (found == bins.begin()) {
         bins.insert(item);
@@ -146,12 +149,12 @@ class BestFit {
 
   const BranchTree& branches_;
   int64_t capacity_;
-  std::vector<Bins> bins_of_node_;  // of a leaf none: it is its own
-  std::vector<int32_t> last_;       // leaf of the bin, by its first
-  std::vector<int32_t> next_;       // the leaf after each leaf in its bin
+  std::vector<Bins> bins_of_node_;  // empty for a leaf, which is its own bin
+  std::vector<int32_t> last_;       // last leaf of each bin, by the bin's first leaf
+  std::vector<int32_t> next_;       // next leaf of the same bin, by leaf
 };
 
-// Children with the deepest leaf below them first.
+// Orders children by the deepest leaf below them, deepest first.
 void sort_deepest_first(BranchTree& branches) {
   std::vector<int32_t> deepest(branches.nodes.size());
   for (int32_t n = branches.size() - 1; n >= 0; --n) {
@@ -163,13 +166,14 @@ void sort_deepest_first(BranchTree& branches) {
     std::ranges::stable_sort(branches.children(n), std::greater(), [&](int32_t c) { return deepest[c]; });
 }
 
-// First-fit decreasing over sequences, as AReaL packs (areal-tree-training-docs.txt, "Tree Building
+// First-fit decreasing over sequences, like AReaL's packing (areal-tree-training-docs.txt, "Tree Building
 // Process").
 
-// Common prefixes of any two positions of a sorted list, from those of neighbours: minima over powers of two.
+// Longest common prefix of any two positions of a sorted list, computed from adjacent ones: a sparse table of
+// minima over powers of two.
 class CommonPrefixes {
  public:
-  // neighbours[i]: common prefix of positions i - 1 and i.
+  // neighbours[i]: length of the common prefix of positions i - 1 and i.
   explicit CommonPrefixes(std::vector<int32_t> neighbours) : levels_{std::move(neighbours)} {
     for (size_t width = 1; 2 * width <= levels_[0].size(); width *= 2) {
       const auto& narrow = levels_.back();
@@ -187,7 +191,8 @@ class CommonPrefixes {
   std::vector<std::vector<int32_t>> levels_;
 };
 
-// The first of a growing list of sizes, from `from` on, that is at most `limit`: a tree of minima.
+// Finds the first size at most `limit` in a growing list, starting at `from`. Implemented as a tree of
+// minima.
 class FirstFit {
  public:
   explicit FirstFit(size_t capacity) : width_(std::bit_ceil(std::max<size_t>(capacity, 1))) {
@@ -199,12 +204,12 @@ class FirstFit {
       minima_[i] = std::min(minima_[2 * i], minima_[2 * i + 1]);
   }
   int64_t get(size_t index) const { return minima_[index + width_]; }
-  // `width_` or more where there is none.
+  // Returns `width_` or more if there is none.
   size_t find(size_t from, int64_t limit) const {
     if (from >= width_) return width_;
     size_t i = from + width_;
     while (minima_[i] > limit) {
-      while (i & 1) i /= 2;  // a right child, or the root: what lies right of it hangs off a node above
+      while (i & 1) i /= 2;  // a right child or the root: the next nodes to the right hang off an ancestor
       if (i == 0) return width_;
       ++i;
     }
@@ -217,7 +222,7 @@ class FirstFit {
   std::vector<int64_t> minima_;
 };
 
-// Sequences in the tree's order, prefixes before what extends them, and the common prefixes of neighbours.
+// Sequences in tree order (prefixes before their extensions), with the common prefixes of adjacent sequences.
 struct SortedSequences {
   std::vector<int64_t> sequence, length;
   std::vector<int32_t> lcp;
@@ -232,8 +237,8 @@ SortedSequences sort_sequences(const PrefixTree& tree) {
   for (const int64_t s : sorted.sequence) {
     const int32_t token = tree.sequence_end[s];
     sorted.length.push_back(tree.depth[token] + 1);
-    // Up from the later one, chain by chain, to the first token that is not after the earlier one: in
-    // pre-order the subtree of that token holds both.
+    // Walks up from the later sequence, chain by chain, to the first token that is not after the earlier
+    // sequence. In pre-order, that token's subtree holds both.
     int32_t up = token;
     while (up > previous) up = tree.chain_begin[up] > previous ? tree.parent[tree.chain_begin[up]] : previous;
     sorted.lcp.push_back(up < 0 ? 0 : tree.depth[up] + 1);
@@ -256,7 +261,7 @@ Packing pack_single_path_as_trees(const PrefixTree& tree, const BranchTree& bran
 }
 
 Packing pack_exactly(const PrefixTree& tree, const BranchTree& branches, int64_t capacity) {
-  // Where nothing is computed twice no packing is better, however many states the program would need.
+  // If nothing is computed twice, no packing is better, however many states the exact program would need.
   Packing packing = pack(tree, branches, capacity);
   if (packing.num_tokens == tree.num_tokens()) return packing;
   auto exact = pack_exact(tree, capacity);

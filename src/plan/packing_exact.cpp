@@ -1,4 +1,4 @@
-// The dynamic programs of Tree Training, sections 2.2.1 (one shared path a bin) and 2.2.2 (exact).
+// The dynamic programs of Tree Training: section 2.2.1 (one shared path per bin) and section 2.2.2 (exact).
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -12,8 +12,8 @@ namespace {
 
 using internal::LeafBin;
 
-// What the leaves below a node come to if each bin shares one path: leaves, sum of their lengths, and the
-// tokens saved at most, DP(u), by sharing the path to the node itself or to nodes below it.
+// State of a node if each bin shares one path: its leaves, the sum of their lengths, and DP(u). DP(u) is the
+// largest number of tokens saved by sharing the path to the node or to nodes below it.
 struct SinglePath {
   int64_t num_leaves = 0;
   int64_t sum_lengths = 0;
@@ -29,8 +29,8 @@ std::vector<SinglePath> solve_single_path(const BranchTree& branches, int64_t ca
     if (node.is_leaf()) {
       state = {1, node.depth, 0, true};
     } else {
-      // Feasible: L(u) + R(u) <= C, where R(u) is the sum of the leaves' rests below u. Ties go to the node
-      // above: fewer bins.
+      // Feasible if L(u) + R(u) <= C. R(u) is the sum of the parts of the leaves' paths below u. Ties go to
+      // the upper node, which gives fewer bins.
       const int64_t saved = (state.num_leaves - 1) * node.depth;
       state.shared_here = state.sum_lengths - saved <= capacity && saved >= state.saved;
       if (state.shared_here) state.saved = saved;
@@ -44,8 +44,8 @@ std::vector<SinglePath> solve_single_path(const BranchTree& branches, int64_t ca
   return states;
 }
 
-// Sizes of the bins below a node in falling order, each from the root on, and their leaves. The tokens
-// computed are the sum of the sizes: what is saved above depends on the number of bins alone.
+// The bins below a node by falling size, with their leaves. Sizes count from the root. The computed tokens
+// are the sum of the sizes: savings above the node depend only on the number of bins.
 struct State {
   std::vector<LeafBin> bins;
 
@@ -57,7 +57,7 @@ struct State {
     for (const auto& bin : bins) sum += bin.num_tokens;
     return sum;
   }
-  // Whatever can be made of `other` above can be made of this at no more tokens.
+  // Everything that can be built above from `other` can be built from this state with no more tokens.
   bool dominates(const State& other) const {
     if (bins.size() > other.bins.size()) return false;
     for (size_t i = 0; i < bins.size(); ++i)
@@ -66,7 +66,7 @@ struct State {
   }
 };
 
-// Adds a state unless another dominates it; drops those that it dominates.
+// Adds a state unless another state dominates it, and removes the states that it dominates.
 void insert_undominated(std::vector<State>& states, State state) {
   state.sort();
   for (const auto& other : states)
@@ -80,7 +80,7 @@ class ExactProgram {
   ExactProgram(const BranchTree& branches, int64_t capacity, int64_t max_states)
       : branches_(branches), capacity_(capacity), max_states_(max_states), states_(branches.nodes.size()) {}
 
-  // Bins of least total tokens; nothing where there are too many states.
+  // Bins of least total tokens; nullopt if there are too many states.
   std::optional<std::vector<LeafBin>> run() {
     for (int32_t n = branches_.size() - 1; n >= 0; --n) {
       const auto& node = branches_.nodes[n];
@@ -91,8 +91,9 @@ class ExactProgram {
   }
 
  private:
-  // Bins compared. Enough for any tree within max_states_ that is met; bounds the time on others, and the
-  // depth of join_all: a state of k bins took k² / 2 of it.
+  // Limit on bin comparisons per state. Sufficient for every tree met in practice that stays within
+  // max_states_. Also limits the time for other trees, and the recursion depth of join_all: building a state
+  // of k bins costs k² / 2 comparisons.
   static constexpr int64_t kWorkPerState = 200'000;
 
   bool join_children(int32_t n) {
@@ -113,8 +114,9 @@ class ExactProgram {
     return true;
   }
 
-  // Tries all ways to join bins of `left` with bins of `right` from `next` on, at most one to one: two bins
-  // of one side would have been joined below, where it saves more. Undominated ones go to results_.
+  // Tries all ways to join bins of `left` with bins of `right` from `next` on, at most one to one. Two bins
+  // of the same side would have been joined at a lower node, where that saves more. Undominated states go to
+  // results_.
   bool join_all(const State& left, const State& right, size_t next) {
     if (next == right.bins.size()) {
       work_ += std::ssize(joined_.bins) * (1 + std::ssize(results_));
@@ -137,7 +139,7 @@ class ExactProgram {
     return true;
   }
 
-  // Below the virtual root nothing is shared: each child takes its least, and joining saves bins, not tokens.
+  // Roots share nothing: each child takes its state of fewest tokens. Joining saves bins, not tokens.
   std::vector<LeafBin> join_roots() {
     State all;
     for (const int32_t child : branches_.children(-1)) {
@@ -166,12 +168,12 @@ class ExactProgram {
 
   const BranchTree& branches_;
   int64_t capacity_, max_states_;
-  std::vector<std::vector<State>> states_;  // of each node
-  int64_t shared_ = 0;                      // L(u) of the node whose children are joined
+  std::vector<std::vector<State>> states_;  // by node
+  int64_t shared_ = 0;                      // L(u) of the node whose children are being joined
   int64_t work_ = 0;
   std::vector<State> results_;
   State joined_;
-  std::vector<bool> taken_;  // which bins of the left state are joined already
+  std::vector<bool> taken_;  // the bins of the left state that are already joined
 };
 
 }  // namespace
@@ -180,7 +182,8 @@ Packing pack_single_path(const PrefixTree& tree, int64_t capacity) {
   internal::check_capacity(tree, capacity);
   const BranchTree branches(tree);
   const auto states = solve_single_path(branches, capacity);
-  std::vector<int32_t> owner(branches.nodes.size());  // the highest node at or above that shares its path
+  // the highest node at or above this one that shares its path
+  std::vector<int32_t> owner(branches.nodes.size());
   std::map<int32_t, LeafBin> bins;
   for (int32_t n = 0; n < branches.size(); ++n) {
     const auto& node = branches.nodes[n];

@@ -25,8 +25,8 @@ constexpr std::pair<const char*, Packer> kPackers[] = {
     {"single path", pack_single_path},
 };
 
-// A tree of `num_nodes` nodes of 1 to max_length tokens, each below a random earlier one or the root, `bushy`
-// ones below one of the first third; a sequence for each leaf.
+// A tree of `num_nodes` nodes of 1 to max_length tokens. Each node hangs off a random earlier node or the
+// root; if `bushy`, off a node of the first third. One sequence per leaf.
 Sequences random_small_tree(std::mt19937_64& random, int num_nodes, int64_t max_length, bool bushy) {
   Sequences paths;
   std::vector<bool> is_leaf;
@@ -57,7 +57,7 @@ int64_t tree_tokens(const Sequences& sequences, const std::vector<int64_t>& whic
   return build_prefix_tree(spans).num_tokens();
 }
 
-// Each sequence in one bin, each bin as large as it says, none over the capacity.
+// Each sequence is in one bin, each bin's size is correct, and no bin exceeds the capacity.
 void expect_valid(const Packing& packing, const Sequences& sequences, int64_t capacity,
                   const std::string& what, bool single_path = false) {
   std::vector<int> seen(sequences.size(), 0);
@@ -75,8 +75,8 @@ void expect_valid(const Packing& packing, const Sequences& sequences, int64_t ca
   for (size_t s = 0; s < seen.size(); ++s) ASSERT_EQ(seen[s], 1) << what << " sequence " << s;
 }
 
-// Fewest tokens over all partitions, by trying them; `cost` of a set of sequences, negative where it does not
-// fit.
+// Fewest tokens over all partitions, by exhaustive search. `cost` of a set of sequences is negative if the
+// set does not fit.
 template <class Cost>
 int64_t brute_force(int64_t num_sequences, const Cost& cost) {
   std::vector<int64_t> cost_of_set(size_t{1} << num_sequences);
@@ -86,7 +86,8 @@ int64_t brute_force(int64_t num_sequences, const Cost& cost) {
       if (set >> s & 1) members.push_back(s);
     cost_of_set[set] = cost(members);
   }
-  // best[set]: of partitions of the set; the part with its lowest member runs over all subsets.
+  // best[set]: least cost over partitions of the set. The part that holds the set's lowest member runs over
+  // all subsets.
   std::vector<int64_t> best(cost_of_set.size(), INT64_MAX / 2);
   best[0] = 0;
   for (size_t set = 1; set < best.size(); ++set)
@@ -103,8 +104,8 @@ int64_t optimum(const Sequences& sequences, int64_t capacity) {
   });
 }
 
-// Fewest tokens over all partitions where a bin is all that begins with some prefix, which is all that it
-// shares.
+// Fewest tokens over all partitions in which a bin holds all sequences that begin with some prefix and shares
+// only this prefix.
 int64_t single_path_optimum(const Sequences& sequences, int64_t capacity) {
   return brute_force(static_cast<int64_t>(sequences.size()), [&](const std::vector<int64_t>& members) {
     size_t shared = sequences[members[0]].size();
@@ -137,8 +138,8 @@ TEST(Packing, EveryMethodIsValidOnRandomBatches) {
   }
 }
 
-// Random trees of up to 8 nodes, half of them bushy, in thirds of capacities: up to where everything fits, up
-// to half over the longest path, and just over it.
+// Random trees of up to 8 nodes, half of them bushy. Capacities lie between the longest path and one of three
+// limits: the whole tree, 1.5 times the longest path, or just over the longest path.
 TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
   std::mt19937_64 random(1);
   double sum[std::size(kPackers)] = {}, worst[std::size(kPackers)] = {};
@@ -172,8 +173,8 @@ TEST(Packing, ExactEqualsBruteForceAndPackIsNearIt) {
     RecordProperty(name + " mean", str(sum[i] / kTrees));
     RecordProperty(name + " worst", str(worst[i]));
   }
-  // Measured 1.0002, worst 1.15; with worst fit for best fit 1.0006 and 1.21, Tree Training's heuristic 1.009
-  // and 1.26.
+  // Measured: mean 1.0002, worst 1.15. With worst fit in place of best fit: 1.0006 and 1.21. Tree Training's
+  // heuristic: 1.009 and 1.26.
   EXPECT_LE(sum[0] / kTrees, 1.0004);
   EXPECT_LE(worst[0], 1.2);
 }
@@ -199,8 +200,8 @@ std::vector<int32_t> repeated(int64_t count, int32_t token, std::vector<int32_t>
   return prefix;
 }
 
-// Four prompts of 1,024 tokens, four samples of 1,024 tokens each, that finish in turn: first fit fills each
-// tree with one sample of each prompt, so that every prompt is computed four times.
+// Four prompts of 1,024 tokens with four samples of 1,024 tokens each, which finish in turn. First fit fills
+// each tree with one sample of each prompt, so every prompt is computed four times.
 TEST(Packing, SamplesOfAPromptStayTogetherWhereFirstFitSpreadsThem) {
   Sequences sequences;
   for (int32_t sample = 0; sample < 4; ++sample)
@@ -218,15 +219,15 @@ TEST(Packing, SamplesOfAPromptStayTogetherWhereFirstFitSpreadsThem) {
   EXPECT_DOUBLE_EQ(effective_reuse_ratio(pack_first_fit_decreasing(tree, 8192).num_tokens, 32'768), 0);
 }
 
-// Section 2.2.2: two branches below one prefix, each branching again; one path a bin repeats what lies above
-// it.
+// Section 2.2.2: two branches below one prefix, and each branches again. With one path per bin, the tokens
+// above that path's end are repeated.
 TEST(Packing, SeveralPathsShareMoreThanOne) {
   const auto stem = repeated(100, 0), left = repeated(50, 1, stem), right = repeated(50, 2, stem);
   const Sequences sequences = {repeated(10, 3, left), repeated(10, 4, left), repeated(10, 5, right),
                                repeated(10, 6, right)};
   const auto tree = build_prefix_tree(as_spans(sequences));
   EXPECT_EQ(pack_single_path(tree, 300).num_tokens,
-            340);  // 2 x (150 + 2 x 10); one path over all: 100 + 4 x 60
+            340);  // 2 x (150 + 2 x 10); one path for all: 100 + 4 x 60
   EXPECT_EQ(pack_single_path(tree, 340).num_tokens, 340);
   EXPECT_EQ(pack(tree, 300).num_tokens, 240);
   EXPECT_EQ(pack_exact(tree, 300)->num_tokens, 240);
@@ -243,44 +244,46 @@ Packing pack_named(std::string_view packer, const Sequences& sequences, int64_t 
   return pack_by(packer, tree, BranchTree(tree), capacity);
 }
 
-// Two prompts of 4 tokens: sequences 0 and 1 are of length 7, 2 and 3 of 6, and 4 extends the second prompt
-// alone.
+// Two prompts of 4 tokens. Sequences 0 and 1 have length 7, sequences 2 and 3 length 6. Sequence 4 extends
+// only the second prompt.
 const Sequences kTwoPrompts = {
     {1, 1, 1, 1, 2, 2, 2}, {5, 5, 5, 5, 6, 6, 6}, {1, 1, 1, 1, 3, 3}, {5, 5, 5, 5, 7, 7}, {5, 5, 5, 5, 8}};
 using Bins = std::vector<std::vector<int64_t>>;
 
-// Longest first into the first tree with room: 0 opens a tree of 7 tokens and 1, which shares nothing with
-// it, fills it to 14. 2 adds two tokens and 3 two, which is 18; 4 finds no room.
+// The longest sequence goes first, into the first tree with room. Sequence 0 opens a tree of 7 tokens.
+// Sequence 1 shares nothing with it and fills it to 14. Sequences 2 and 3 add two tokens each, which makes
+// 18. Sequence 4 finds no room.
 TEST(Packers, FirstFitDecreasingMixesPrompts) {
   const auto packing = pack_named("first_fit_decreasing", kTwoPrompts, 18);
   EXPECT_EQ(sequences_of(packing), (Bins{{0, 1, 2, 3}, {4}}));
   EXPECT_EQ(packing.num_tokens, 18 + 5);
 }
 
-// Depth first, deepest leaves first, from the second prompt, which has more sequences: 1, 3 and 4 are 10
-// tokens, 0 would make them 17.
+// Depth first, deepest leaves first, starting with the second prompt, which has more sequences. Sequences 1,
+// 3 and 4 are 10 tokens; sequence 0 would make 17.
 TEST(Packers, TheHeuristicOpensATreeWhenTheNextLeafDoesNotFit) {
   const auto packing = pack_named("heuristic", kTwoPrompts, 16);
   EXPECT_EQ(sequences_of(packing), (Bins{{1, 3, 4}, {0, 2}}));
   EXPECT_EQ(packing.num_tokens, 10 + 9);
-  // With room for 17 it joins them, and the first prompt is computed twice.
+  // A capacity of 17 admits sequence 0, so the first prompt is computed twice.
   const auto greedy = pack_named("heuristic", kTwoPrompts, 17);
   EXPECT_EQ(sequences_of(greedy), (Bins{{0, 1, 3, 4}, {2}}));
   EXPECT_EQ(greedy.num_tokens, 17 + 6);
 }
 
-// L(u) + R(u) of each prompt is 4 + 3 + 2 and 4 + 3 + 2 + 1; the program joins no roots. Below a common stem
-// its trees repeat what branches share: they are counted, but not computed, twice.
+// L(u) + R(u) of the two prompts is 4 + 3 + 2 and 4 + 3 + 2 + 1. The program does not join roots. Below a
+// common stem its trees repeat what branches share: those tokens are counted twice but computed once.
 TEST(Packers, SinglePathSharesOnePathATree) {
   const auto packing = pack_named("single_path", kTwoPrompts, 18);
   EXPECT_EQ(sequences_of(packing), (Bins{{1, 3, 4}, {0, 2}}));
   EXPECT_EQ(packing.num_tokens, 10 + 9);
-  const auto apart = pack_named("single_path", kTwoPrompts, 9);  // the second prompt's three are 10
+  // the second prompt's three sequences are 10 tokens
+  const auto apart = pack_named("single_path", kTwoPrompts, 9);
   EXPECT_EQ(sequences_of(apart), (Bins{{1}, {3}, {4}, {0, 2}}));
   const auto stem = repeated(10, 0), left = repeated(5, 1, stem);
   const Sequences nested = {repeated(2, 3, left), repeated(2, 4, left), repeated(2, 5, stem)};
   const auto tree = build_prefix_tree(as_spans(nested));
-  EXPECT_EQ(pack_single_path(tree, 26).num_tokens, 10 + 7 + 7 + 2);  // all below the stem
+  EXPECT_EQ(pack_single_path(tree, 26).num_tokens, 10 + 7 + 7 + 2);  // everything below the stem
   EXPECT_EQ(pack_named("single_path", nested, 26).num_tokens, 10 + 5 + 2 + 2 + 2);
 }
 
@@ -322,7 +325,8 @@ TEST(Packers, AreNamedWhereOneIsUnknownOrAsksTooMuch) {
               std::string::npos)
         << error.what();
   }
-  EXPECT_EQ(pack_named("exact", star, 10'000).bins.size(), 1u);  // where all fits there is nothing to search
+  // if everything fits, there is nothing to search
+  EXPECT_EQ(pack_named("exact", star, 10'000).bins.size(), 1u);
 }
 
 TEST(Packing, APathLongerThanTheCapacityIsNamed) {
@@ -346,7 +350,7 @@ TEST(Packing, APathLongerThanTheCapacityIsNamed) {
 }
 
 TEST(Packing, HostileBatches) {
-  // 1,100 and 10,000 nested prefixes: one path.
+  // 1,100 and 10,000 nested prefixes form one path.
   const auto longest_path = repeated(10'000, 7);
   for (const size_t count : {1100u, 10'000u}) {
     std::vector<TokenSpan> nested;
@@ -359,14 +363,14 @@ TEST(Packing, HostileBatches) {
     }
     EXPECT_EQ(pack_exact(tree, static_cast<int64_t>(count))->num_tokens, count);
   }
-  // A comb: 2,000 teeth, one below each token of a path; deep, and every node branches.
+  // A comb with 2,000 teeth, one below each token of a path: deep, and every node branches.
   Sequences comb;
   for (int32_t n = 1; n <= 2000; ++n) comb.push_back(repeated(2000 - n + 1, n, repeated(n, 0)));
   const auto comb_tree = build_prefix_tree(as_spans(comb));
   for (const auto& [name, packer] : kPackers)
     EXPECT_GE(packer(comb_tree, 4000).num_tokens, 2'000'000) << name;
   EXPECT_FALSE(pack_exact(comb_tree, 4000).has_value());
-  // 100,000 equal sequences, as many of one token each, and empty ones.
+  // 100,000 equal sequences, 100,000 sequences of one token each, and 1,000 empty ones.
   const std::vector<TokenSpan> equal(100'000, TokenSpan(longest_path).first(20));
   std::vector<int32_t> singles(100'000);
   std::iota(singles.begin(), singles.end(), 0);

@@ -1,4 +1,4 @@
-// `path`: DTA, one path at a time (papers/areal-dta.txt, Algorithms 1-3).
+// Strategy `path`: DTA, one path at a time (papers/areal-dta.txt, Algorithms 1-3).
 #include <algorithm>
 
 #include "plan/plan_builder.h"
@@ -8,9 +8,9 @@ namespace bough {
 
 namespace {
 
-// Children in the order of Algorithm 1 reversed: internal ones first, those of larger tail before, so that
-// short leaves come last, when nothing above needs to be forwarded again for them. A tail is the depth of the
-// leaf that is visited last.
+// Orders children by Algorithm 1 reversed: internal children first, larger tail first. Short leaves come
+// last, when nothing above needs another forward pass for them. A tail is the depth of the leaf that is
+// visited last.
 void order_for_backward(BranchTree& branches) {
   const auto& nodes = branches.nodes;
   std::vector<int64_t> tail(nodes.size());
@@ -32,7 +32,7 @@ Plan plan_path(const IndexedTree& whole, int64_t max_tokens_per_pass) {
   order_for_backward(branches);
   struct Visit {
     int32_t node;
-    size_t num_open;  // blocks open above it
+    size_t num_open;  // blocks open above this node
   };
   std::vector<Visit> todo = {{-1, 0}};
   while (!todo.empty()) {

@@ -30,14 +30,14 @@ int64_t passes_under_way(const Pipeline& pipeline, int64_t stage) {
 
 std::vector<StageStep> stage_steps(std::span<const WalkStep> steps, const Pipeline& pipeline, int64_t stage) {
   const int64_t most = passes_under_way(pipeline, stage);
-  // In the walk's order: forwards, each with how many backwards must be done before it; backwards.
+  // In plan order: each forward with the number of backwards that must be done before it; and the backwards.
   struct Forward {
     int64_t step, needs;
     bool leaf;
   };
   std::vector<Forward> forwards;
   std::vector<int64_t> backwards;
-  // By stack: how many backwards there are up to the last one of an interior block, and of a leaf.
+  // By stack: number of backwards up to and including the last one of an interior block, and of a leaf.
   std::vector<int64_t> interior_done(static_cast<size_t>(most)), leaf_done(static_cast<size_t>(most));
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto step = static_cast<int64_t>(i);
@@ -76,7 +76,7 @@ double pipeline_seconds(std::span<const WalkStep> steps, std::span<const double>
     std::vector<StageStep> order;
     size_t next = 0;
     double seconds = 0;
-    std::vector<double> forward_done, backward_done;  // by step; below 0: not yet
+    std::vector<double> forward_done, backward_done;  // by step; negative: not yet
   };
   std::vector<StageState> stages(num_stages);
   for (size_t s = 0; s < num_stages; ++s) {

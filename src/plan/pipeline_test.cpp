@@ -1,5 +1,5 @@
-// The order of a pipeline's stages on random plans: that it is a walk, that stages expect what is sent, and
-// how long they wait.
+// Schedules of pipeline stages on random plans: each is a valid plan execution, each stage receives what the
+// neighbor sends, and idle time is bounded.
 #include "plan/pipeline.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ std::vector<Pipeline> pipelines() {
   return all;
 }
 
-// Of one way between two stages, in turn.
+// The steps whose results are sent in one direction between two stages, in order.
 std::vector<int64_t> messages(const std::vector<StageStep>& order, bool backward) {
   std::vector<int64_t> steps;
   for (const StageStep& step : order)
@@ -62,9 +62,9 @@ TEST(PipelineOrder, OfOneStageIsThePlans) {
   }
 }
 
-// Every block is forwarded on the rows of its path and before its backward, which comes when nothing above it
-// is left; stacks are what they say; stages send in the order in which others receive, and none waits for
-// ever.
+// Every block is forwarded on the rows of its path. Its backward comes after its forward and after all
+// backwards of its descendants. Stacks have the stated contents. Stages send in the order in which their
+// neighbors receive, so there is no deadlock.
 TEST(PipelineOrder, IsAWalkOfEveryStageInWhichNobodyWaitsForEver) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     const Plan plan = random_plan(seed);
@@ -82,8 +82,8 @@ TEST(PipelineOrder, IsAWalkOfEveryStageInWhichNobodyWaitsForEver) {
         sent = messages(order, false);
         sent_back = messages(order, true);
         std::map<std::pair<int32_t, int32_t>, int> state;  // 1: forwarded, 2: done
-        std::map<int64_t, std::vector<int32_t>> stacks;    // by chain % most: blocks, each on top of the last
-        std::map<int64_t, std::vector<int32_t>> leaves;    // on stacks, under way
+        std::map<int64_t, std::vector<int32_t>> stacks;    // by chain % most: blocks from bottom to top
+        std::map<int64_t, std::vector<int32_t>> leaves;    // by chain % most: leaf blocks under way
         int64_t under_way = 0, largest = 0;
         for (const StageStep& next : order) {
           const WalkStep& step = steps[static_cast<size_t>(next.step)];
@@ -141,7 +141,7 @@ TEST(PipelineOrder, IsAWalkOfEveryStageInWhichNobodyWaitsForEver) {
   }
 }
 
-// With as many passes as there are, a pipeline is full but for its ends, and prompts follow each other.
+// With as many passes as possible, a pipeline idles only at its start and end, and prompts follow each other.
 TEST(PipelineOrder, KeepsStagesBusy) {
   constexpr int kPrompts = 6, kSamples = 8;
   std::mt19937_64 random(1);
@@ -160,11 +160,12 @@ TEST(PipelineOrder, KeepsStagesBusy) {
     }
   }
   for (const std::string strategy : {"dense", "blocks"}) {
-    const int64_t most = strategy == "dense" ? 128 : 64;  // whole sequences; their own parts
+    // fits whole sequences (dense), or only the samples' own tokens (blocks)
+    const int64_t most = strategy == "dense" ? 128 : 64;
     const Plan plan =
         make_plan(strategy, {.sequences = {sequences.begin(), sequences.end()}, .max_tokens_per_pass = most});
     const std::vector<WalkStep> steps = walk_steps(plan);
-    // A leaf is forward and backward; an interior block is forwarded once more before its backward.
+    // A leaf block runs forward and backward. An interior block runs forward once more before its backward.
     std::vector<double> forward(steps.size()), backward(steps.size());
     double all = 0;
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -177,16 +178,16 @@ TEST(PipelineOrder, KeepsStagesBusy) {
       std::cout << strategy << " on " << num_stages << " stages: " << 100 * (1 - all / seconds)
                 << "% of the time in bubbles" << std::endl;
       if (strategy == "dense") {
-        EXPECT_EQ(seconds, all + 3.0 * static_cast<double>(num_stages - 1));  // the ends alone
+        EXPECT_EQ(seconds, all + 3.0 * static_cast<double>(num_stages - 1));  // only start and end are idle
       }
       EXPECT_LT(seconds, 1.2 * all) << strategy << " on " << num_stages;
-      // One pass after the other would take as many times as long as there are stages.
+      // One pass after the other would take `num_stages` times as long.
       EXPECT_LT(seconds, 0.6 * static_cast<double>(num_stages) * all);
     }
   }
 }
 
-// Passes as large as one process takes would leave stages waiting for the first and the last of few.
+// Passes as large as for one process would be few, so stages would wait for the first and the last of them.
 TEST(PipelineOrder, PlansForStagesHavePassesThatFillThem) {
   std::vector<std::vector<int32_t>> sequences;
   std::mt19937_64 random(3);

@@ -51,7 +51,7 @@ void PlanBuilder::add_run(int32_t begin, int32_t end, bool is_leaf) {
     const bool needed = block.needed;
     const PassShape shape = block.shape();
     writer_.push(std::move(block));
-    if (needed) check_memory(shape);  // the stack with the block's own rows
+    if (needed) check_memory(shape);  // checks the stack including the block's own rows
   }
 }
 
@@ -93,22 +93,24 @@ Block PlanBuilder::measured(bool interior, std::vector<TokenRange> ranges) const
     block.num_head_rows += view_.num_trained(range);
     block.num_loss_rows += view_.num_rows(range);
     block.num_pieces += view_.num_pieces(range);
-    // Each subtree of the range hangs off the stack: its tokens see all rows down to there.
+    // Each subtree of the range hangs off the stack, so its tokens attend to all stack rows down to its
+    // parent.
     for (int32_t t = range.begin, end; t < range.end; t = end) {
       end = std::min(view_.subtree_end(t), range.end);
       block.num_stack_pairs += int64_t{end - t} * view_.depth(t);
     }
-    // All that can train of a leaf block lies in it; of an interior one it lies below its first token.
+    // The trainable tokens of a leaf block lie in the block. For an interior block, the whole subtree of its
+    // first token counts.
     const int32_t end = interior ? view_.subtree_end(range.begin) : range.end;
     block.needed |= view_.num_trained({range.begin, end}) > 0;
   }
   if (interior) {
-    // A token's hidden state leaves the block through each child that trains and lies elsewhere.
+    // A token's hidden state leaves the block through each trained child that lies in another block.
     const auto [begin, end] = ranges.front();
     for (int32_t t = begin; t < end; ++t) {
       bool leaves = false;
       int32_t child = t + 1;
-      if (child < end) child = view_.subtree_end(child);  // the block's own continuation
+      if (child < end) child = view_.subtree_end(child);  // skips the block's own continuation
       for (; child < view_.subtree_end(t) && !leaves; child = view_.subtree_end(child))
         leaves = view_.trains(child);
       block.num_exits += leaves;

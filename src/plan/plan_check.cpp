@@ -1,4 +1,4 @@
-// validate: what a plan must be.
+// validate(): the invariants of a plan.
 #include <algorithm>
 
 #include "base/error.h"
@@ -58,7 +58,7 @@ void validate_tree(const PlannedTree& planned, int64_t max_tokens_per_pass) {
       for (int32_t t = range.begin; t < range.end; ++t) {
         const int32_t p = tree.parent[t];
         if (p < 0 || block_of[p] == step.block) continue;
-        // A path's depth is its row: the stack is one path from the root.
+        // A token's depth is its stack row: the stack is one path from the root.
         BOUGH_CHECK(tree.depth[p] < static_cast<int32_t>(on_stack.size()) && on_stack[tree.depth[p]] == p,
                     "token ", t, " of block ", step.block, " hangs off token ", p,
                     ", which is not on the stack");

@@ -29,7 +29,7 @@ TEST(Plan, PathHoldsOnePathAndRecomputesOnlyInteriorTokens) {
     const auto statistics = compute_statistics(*plan.trees[0].tree);
     EXPECT_LE(result.peak_stack_tokens, statistics.longest_path);
     EXPECT_LE(result.peak_pass_tokens, 32);
-    // A sequence of one token that nothing hangs off trains nothing, and is not run.
+    // A sequence of one token without descendants trains nothing and is not run.
     EXPECT_LE(result.tokens_forwarded, statistics.num_tree_tokens);
     EXPECT_GE(result.tokens_forwarded, statistics.num_tree_tokens - statistics.num_sequences);
     EXPECT_LT(result.tokens_recomputed, std::max<int64_t>(1, statistics.num_tree_tokens));
@@ -43,17 +43,17 @@ TEST(Plan, GroupOfSamplesIsAPromptAndALeafEach) {
   ASSERT_EQ(plan.trees[0].blocks.size(), 4u);
   EXPECT_TRUE(plan.trees[0].blocks[0].interior);
   EXPECT_EQ(plan.trees[0].blocks[0].num_tokens, 3);
-  EXPECT_EQ(plan.trees[0].blocks[1].num_tokens, 3);  // longest tail first
+  EXPECT_EQ(plan.trees[0].blocks[1].num_tokens, 3);  // the longest tail is first
   EXPECT_EQ(plan.trees[0].steps.back().kind, Step::Kind::kBackward);
   EXPECT_EQ(simulate(plan).tokens_recomputed, 3);
   const auto dense = make_plan("dense", {.sequences = spans, .max_tokens_per_pass = 10});
-  ASSERT_EQ(dense.trees[0].blocks.size(), 2u);  // 6, then 5 + 4
+  ASSERT_EQ(dense.trees[0].blocks.size(), 2u);  // 6 tokens, then 5 + 4
   EXPECT_EQ(dense.trees[0].blocks[0].num_tokens, 6);
   EXPECT_EQ(dense.trees[0].blocks[1].num_tokens, 9);
   EXPECT_EQ(simulate(dense).tokens_recomputed, 0);
 }
 
-// Two prompts of 4 tokens; 31 flat tokens, and 4 + 3 + 2 and 4 + 3 + 2 + 1 in the tree.
+// Two prompts of 4 tokens. The flat batch has 31 tokens. The trees have 4 + 3 + 2 and 4 + 3 + 2 + 1 tokens.
 TEST(Plan, ReusedTokensAreThoseThatNoTreeRepeats) {
   const std::vector<std::vector<int32_t>> sequences = {
       {1, 1, 1, 1, 2, 2, 2}, {5, 5, 5, 5, 6, 6, 6}, {1, 1, 1, 1, 3, 3}, {5, 5, 5, 5, 7, 7}, {5, 5, 5, 5, 8}};
@@ -67,11 +67,11 @@ TEST(Plan, ReusedTokensAreThoseThatNoTreeRepeats) {
   const double por = compute_statistics(build_prefix_tree(spans)).potential_overlap_ratio;
   EXPECT_DOUBLE_EQ(por, 1 - 19.0 / 31);
   EXPECT_DOUBLE_EQ(reuse("dense", 100), 0);
-  EXPECT_DOUBLE_EQ(reuse("path", 3), por);  // whatever is forwarded again
+  EXPECT_DOUBLE_EQ(reuse("path", 3), por);  // tokens that are forwarded again do not count
   EXPECT_DOUBLE_EQ(reuse("blocks", 100), por);
   EXPECT_DOUBLE_EQ(reuse("packed", 100), por);
-  EXPECT_DOUBLE_EQ(reuse("packed", 10), por);                    // a tree a prompt
-  EXPECT_DOUBLE_EQ(reuse("packed", 9), 1 - (9.0 + 9 + 5) / 31);  // the second prompt twice
+  EXPECT_DOUBLE_EQ(reuse("packed", 10), por);                    // one tree per prompt
+  EXPECT_DOUBLE_EQ(reuse("packed", 9), 1 - (9.0 + 9 + 5) / 31);  // the second prompt is computed twice
   EXPECT_DOUBLE_EQ(reuse("packed", 18, "first_fit_decreasing"), 1 - (18.0 + 5) / 31);
   EXPECT_DOUBLE_EQ(reuse("packed", 17, "heuristic"), 1 - (17.0 + 6) / 31);
   EXPECT_DOUBLE_EQ(effective_reuse_ratio(0, 0), 0);

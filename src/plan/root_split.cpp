@@ -37,10 +37,10 @@ class RootSplitter {
   using Groups = std::vector<std::vector<int32_t>>;
   struct Root {
     int32_t node;
-    int64_t above;              // tokens of the path that the tree repeats
-    std::vector<int32_t> path;  // its nodes
-    std::vector<int32_t> ends;  // of these, those whose own sequences go where this one's go
-    Groups groups;              // of what hangs off it
+    int64_t above;              // path tokens that the tree repeats
+    std::vector<int32_t> path;  // the path's nodes
+    std::vector<int32_t> ends;  // nodes of `path` whose own sequences go to this root's parts
+    Groups groups;              // of the children
   };
 
   TokenRange subtree(const BranchNode& node) const { return {node.begin, tree_.subtree_end[node.begin]}; }
@@ -49,10 +49,11 @@ class RootSplitter {
   }
   bool is_big(const BranchNode& node, int64_t above) const { return above + subtree(node).size() > limit_; }
 
-  // What hangs off the node in as few groups as fit a pass together with the path; a big child is a group.
+  // Groups the node's children such that each group and the path fit one pass, in as few groups as best fit
+  // gives. A big child is a group of its own.
   Groups groups_of(const BranchNode& node, int64_t path) const {
     Groups groups;
-    std::multimap<int64_t, size_t> by_room;          // groups of small children; best fit
+    std::multimap<int64_t, size_t> by_room;          // groups of small children, for best fit
     for (const int32_t child : children_of(node)) {  // heaviest first
       const int64_t size = subtree(branches_.nodes[child]).size();
       size_t group = groups.size();
@@ -71,12 +72,12 @@ class RootSplitter {
     return groups;
   }
 
-  // What hangs off the node in groups, if the path down to its end costs less in each of them than in a pass
-  // of its own.
+  // The groups of groups_of() if the path down to the node's end costs less in each group than as a pass of
+  // its own. Otherwise nullopt.
   std::optional<Groups> groups_if_worth(const BranchNode& node, int64_t above) const {
     if (!is_big(node, above)) return std::nullopt;
     const int64_t path = above + node.end - node.begin;
-    // The most that repeating can save is two passes' fixed costs: a long path is not looked at more closely.
+    // Repeating can save at most the fixed costs of two passes, so long paths are rejected early.
     if (node.num_children < 2 || path * 4 > limit_) return std::nullopt;
     const auto shape = [&](int64_t tokens) { return PassShape{tokens, 0, tokens * (tokens + 1) / 2, 0}; };
     const double again = path + limit_ <= held_ ? 0 : costs_.forward_seconds(shape(path));
@@ -85,7 +86,8 @@ class RootSplitter {
     const auto both = [&](int64_t tokens) {
       return costs_.forward_seconds(shape(tokens)) + costs_.backward_seconds(shape(tokens));
     };
-    const double in_a_group = both(limit_) - both(limit_ - path);  // beside what is in the pass anyway
+    // cost of the path in a pass that runs anyway
+    const double in_a_group = both(limit_) - both(limit_ - path);
     if (in_a_group * 2 >= own_pass) return std::nullopt;
     auto groups = groups_of(node, path);
     if (in_a_group * static_cast<double>(groups.size()) >= own_pass) return std::nullopt;
@@ -104,7 +106,7 @@ class RootSplitter {
         opened.push_back({group.front(), path, root.path, {}, std::move(*groups)});
       else closed.push_back(std::move(group));
     }
-    // What ends on the path goes to the first group that stays together, if there is one.
+    // Sequences that end on the path go to the first group that stays together, if there is one.
     if (closed.empty()) opened.front().ends = std::exchange(root.ends, {});
     for (auto& group : closed) parts_.push_back({root.path, std::move(group), std::exchange(root.ends, {})});
     std::ranges::move(opened, std::back_inserter(open_));

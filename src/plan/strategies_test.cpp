@@ -25,7 +25,8 @@ void expect_same(const Simulation& ours, const Simulation& plans) {
   EXPECT_EQ(ours.peak_bytes, plans.peak_bytes);
 }
 
-// Flags by which all tokens train, a third of them, or a third of every second sequence's.
+// Random training flags: all tokens train, a third of them, or a third of the tokens in about half of the
+// sequences.
 std::vector<uint8_t> random_flags(uint64_t seed, const std::vector<TokenSpan>& sequences) {
   std::mt19937_64 random(seed);
   std::vector<uint8_t> flags;
@@ -37,13 +38,13 @@ std::vector<uint8_t> random_flags(uint64_t seed, const std::vector<TokenSpan>& s
   return flags;
 }
 
-// What a block says of itself, counted token by token.
+// Recounts a block's statistics token by token.
 void expect_counted(const Plan& plan, const PlanRequest& request) {
   std::vector<int64_t> offsets = {0};
   for (const auto& sequence : request.sequences) offsets.push_back(offsets.back() + std::ssize(sequence));
   for (const auto& planned : plan.trees) {
     const auto& tree = *planned.tree;
-    std::vector<int64_t> rows(tree.num_tokens(), 0);  // sequences that train the token
+    std::vector<int64_t> rows(tree.num_tokens(), 0);  // number of sequences that train the token
     for (size_t i = 0; i < planned.sequences.size(); ++i) {
       const auto path = tree.path(static_cast<int64_t>(i));
       for (size_t t = 1; t < path.size(); ++t)
@@ -55,7 +56,8 @@ void expect_counted(const Plan& plan, const PlanRequest& request) {
         std::fill(inside.begin() + range.begin, inside.begin() + range.end, 1);
       Block counted;
       std::vector<uint8_t> has_exit(tree.num_tokens(), 0);
-      std::vector<int32_t> keys_outside(tree.num_tokens(), 0);  // that the token sees
+      // keys outside the block that the token attends to
+      std::vector<int32_t> keys_outside(tree.num_tokens(), 0);
       bool below = false;
       for (int32_t t = 0; t < tree.num_tokens(); ++t) {
         const int32_t parent = tree.parent[t];
@@ -86,7 +88,7 @@ void expect_counted(const Plan& plan, const PlanRequest& request) {
   }
 }
 
-// Algorithm 1 of papers/areal-async.zh.txt as it is printed: lists of lengths, searched from end to end.
+// Algorithm 1 of papers/areal-async.zh.txt as printed: lists of lengths, with linear search.
 std::vector<std::vector<int64_t>> allocated_as_printed(std::vector<int64_t> lengths, int64_t capacity,
                                                        size_t least) {
   std::ranges::sort(lengths, std::greater{});
@@ -168,7 +170,7 @@ TEST(Strategies, PriceDenseAndPackedAsTheirPlansWhoseBlocksAreCounted) {
       if (seed < 60 && limit > 1) expect_counted(dense, request);
       expect_same(simulate_dense(request, limit), simulate(dense, &costs));
       for (const auto packer : packer_names()) {
-        // The exact program is for small trees; the others' bins differ on the first trees already.
+        // The exact program is for small trees. The packers' bins already differ on the first trees.
         if (packer != "auto" && (seed >= 100 || (packer == "exact" && sequences.size() > 10))) continue;
         SCOPED_TRACE(packer);
         request.packer = packer;

@@ -14,9 +14,9 @@
 namespace bough {
 namespace {
 
-// The picture's own units; the page scales it. Margins hold the labels.
+// In SVG user units; the page scales the picture. Margins hold the labels.
 constexpr double kWidth = 560, kHeight = 250, kLeft = 58, kRight = 14, kTop = 12, kBottom = 36;
-constexpr size_t kMostPoints = 600;   // more than one a unit cannot be seen
+constexpr size_t kMostPoints = 600;   // more than one point per unit is not visible
 constexpr size_t kSmoothedFrom = 30;  // with fewer points the line itself is readable
 
 std::string number(double value) {
@@ -39,7 +39,7 @@ std::string path_of(const Points& points, const Scale& x, const Scale& y) {
   return out;
 }
 
-// Mean of what is near: a window of a twelfth of the run, cut off at its ends.
+// Mean over a window of a twelfth of the run, truncated at its ends.
 Points running_mean(const Points& points) {
   const auto size = static_cast<ptrdiff_t>(points.size()), reach = std::max<ptrdiff_t>(2, size / 24);
   Points out;
@@ -52,7 +52,7 @@ Points running_mean(const Points& points) {
   return out;
 }
 
-// The range of the axis: that of the values, opened a little, never empty.
+// The axis range: the range of the values with a small margin, never empty.
 Scale value_scale(const Chart& chart) {
   double low = std::numeric_limits<double>::infinity(), high = -low;
   for (const ChartSeries& series : chart.series)
@@ -90,7 +90,7 @@ std::string axes(const Scale& x, const Scale& y) {
                number(kWidth - kRight), "\"/><text class=\"y\" x=\"", number(kLeft - 8), "\" y=\"",
                number(y(value) + 4), "\">", tick_label(value, y.high - y.low), "</text>");
   for (const double step : axis_ticks(x.low, x.high, 6))
-    if (step == std::floor(step))  // there is no step 2.5
+    if (step == std::floor(step))  // a fraction such as 2.5 is not a step
       out += str("<text class=\"x\" x=\"", number(x(step)), "\" y=\"", number(kHeight - kBottom + 17), "\">",
                  tick_label(step, x.high - x.low), "</text>");
   out += str("<path class=\"base\" d=\"M", number(kLeft), " ", number(kHeight - kBottom), "H",
@@ -99,7 +99,7 @@ std::string axes(const Scale& x, const Scale& y) {
   return out;
 }
 
-// What the script needs to find the point under the pointer and to say its values.
+// Data for the script, which finds the point under the pointer and shows its values.
 std::string hover_data(const Chart& chart, const std::vector<Points>& drawn, const Scale& x, const Scale& y) {
   Json data = {{"unit", chart.unit}, {"series", Json::array()}};
   for (size_t i = 0; i < drawn.size(); ++i) {
@@ -122,7 +122,7 @@ std::vector<double> axis_ticks(double low, double high, int most) {
     break;
   }
   std::vector<double> ticks;
-  // Multiples of an integer count: adding up would drift.
+  // Multiples of an integer count, because repeated addition would accumulate rounding errors.
   for (double k = std::ceil(low / unit - 1e-9); k * unit <= high + unit * 1e-9; ++k)
     ticks.push_back(k == 0 ? 0.0 : k * unit);  // never -0
   return ticks;

@@ -10,17 +10,17 @@ namespace bough {
 
 namespace {
 
-constexpr size_t kMostTalks = 8;          // of a group
-constexpr size_t kMostMessages = 64;      // of a conversation: its beginning and its end
-constexpr size_t kMostTextBytes = 4000;   // of a message
-constexpr size_t kMostBytes = 3'000'000;  // of the section
+constexpr size_t kMostTalks = 8;          // per group
+constexpr size_t kMostMessages = 64;      // per conversation: its beginning and its end
+constexpr size_t kMostTextBytes = 4000;   // per message
+constexpr size_t kMostBytes = 3'000'000;  // for the section
 
 std::string plural(int64_t count, const char* what) {
   return str(format_thousands(count), " ", what, count == 1 ? "" : "s");
 }
 
-// The row's tokens as a bar: what the model wrote and what it was shown; pale what it has in common with
-// the one that it forks from.
+// A conversation's tokens as a bar that separates tokens the model wrote from tokens it was shown. Tokens
+// shared with the conversation it forks from are pale.
 std::string bar(const Talk& talk) {
   int64_t total = 0;
   for (const Talk::Run& run : talk.runs) total += run.tokens;

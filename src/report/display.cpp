@@ -11,8 +11,9 @@
 namespace bough {
 namespace {
 
-constexpr size_t kNumRows = 8;            // of the table: it must not fill a small terminal
-constexpr size_t kStepsForEstimate = 20;  // recent steps say more than early ones: completions grow
+constexpr size_t kNumRows = 8;  // table rows; the table must not fill a small terminal
+// recent steps predict better than early ones, because completions grow
+constexpr size_t kStepsForEstimate = 20;
 constexpr int kBarColumns = 24;
 constexpr std::array<const char*, 8> kHeads = {"step",        "reward",   "accuracy", "length",
                                                "compression", "tokens/s", "time",     "left"};

@@ -22,7 +22,7 @@ TEST(LiveDisplay, ALineSaysWhatAStepHas) {
   EXPECT_EQ(display.line(12, kStep),
             "step 12/100  reward 0.412  accuracy 0.500  length 87.2  compression 3.10x  tokens/s 12.3k  time "
             "3.2 s  left 4:42");
-  // The accuracy is that of the last evaluation; a value that is not a number is not shown.
+  // The accuracy is from the last evaluation. NaN values are not shown.
   EXPECT_EQ(display.line(13, {{"reward/mean", NAN}}), "step 13/100  accuracy 0.500  left 4:38");
 }
 
@@ -37,7 +37,7 @@ TEST(LiveDisplay, PipedItSaysWhatGoesOnWhereItWasQuietForLong) {
   display.set_activity("rollout 1/9");  // a second too early
   clock.advance(seconds(1));
   display.set_activity("rollout 2/9");
-  display.set_activity("rollout 3/9");  // at once after a line
+  display.set_activity("rollout 3/9");  // directly after a line
   display.write(1, {{"reward/mean", 0.5}});
   clock.advance(seconds(LiveDisplay::kQuietSeconds));
   display.set_activity("");

@@ -18,9 +18,9 @@
 namespace bough {
 namespace {
 
-constexpr size_t kMostSamples = 60;       // of a table that somebody reads
-constexpr size_t kMostTextBytes = 6000;   // of one prompt or completion
-constexpr size_t kMostTokensShown = 400;  // where ids stand in for text
+constexpr size_t kMostSamples = 60;       // few enough to read in one table
+constexpr size_t kMostTextBytes = 6000;   // per prompt or completion
+constexpr size_t kMostTokensShown = 400;  // if token ids replace the text
 
 ChartSeries series_of(const std::vector<MetricRecord>& metrics, const std::string& metric, std::string name) {
   ChartSeries out{std::move(name), {}};
@@ -37,7 +37,7 @@ struct ChartPlan {
   std::vector<std::pair<const char*, const char*>> metrics;  // name in the file, name in the legend
 };
 
-// What everybody looks at first; every other metric gets a chart of its own below the fold.
+// The charts to read first. Every other metric gets a chart of its own below the fold.
 const std::vector<ChartPlan>& main_charts() {
   static const std::vector<ChartPlan> plans = {
       {"Reward, mean", "", false, {{"reward/mean", "reward"}}},
@@ -127,8 +127,8 @@ const std::vector<ChartPlan>& main_charts() {
   return plans;
 }
 
-// Metrics of one kind by a number at the end of their names: "oversampling/reward_8", "_12", "_16". The
-// smallest numbers, as many as a chart has room for.
+// Charts the metrics of one kind that end in a number: "oversampling/reward_8", "_12", "_16". If there are
+// too many for one chart, the smallest numbers are taken.
 Chart chart_by_number(const std::vector<MetricRecord>& metrics, const std::string& title,
                       const std::string& prefix, std::set<std::string>& drawn) {
   std::map<int64_t, std::string> names;
@@ -191,7 +191,7 @@ std::string tiles(const ReportInput& input) {
     out += tile("Accuracy (avg@k)", short_number(list.back().second),
                 list.size() > 1 ? "from " + short_number(list[0].second) : "");
   if (const auto list = points("reward/mean"); !list.empty()) {
-    // A tenth of the steps: single batches are too noisy to compare.
+    // A tenth of the steps, because single batches are too noisy to compare.
     const size_t window = std::max<size_t>(1, list.size() / 10);
     out += tile("Reward", short_number(mean(list, list.size() - window, list.size())),
                 list.size() > 1 ? str("from ", short_number(mean(list, 0, window)), ", means of ", window,
@@ -286,7 +286,7 @@ std::string html_report(const ReportInput& input) {
     for (const TreePicture& tree : input.trees) body += tree_figure(tree);
   }
   body += conversations_section(input.conversations);
-  // Conversations are rollouts that are better read as such.
+  // Conversations are rollouts in a more readable form, so they replace the samples.
   if (input.conversations.empty()) body += samples_section(input.samples);
   if (!input.settings.empty())
     body += str("<h2>Settings</h2>\n<div class=\"panel\"><pre class=\"settings\">",
@@ -307,7 +307,7 @@ std::filesystem::path write_html_report(const std::filesystem::path& folder, std
   if (!fs::is_directory(folder))
     throw UserError(
         str("cannot report on ", quoted(folder.string(), 300), ": not a folder; give a run's folder"));
-  const fs::path full = fs::canonical(folder);  // "." and a slash at the end have no name of their own
+  const fs::path full = fs::canonical(folder);  // "." and a trailing slash have no file name
   ReportInput input;
   input.title = str(full.parent_path().filename().string(), " / ", full.filename().string());
   if (fs::exists(folder / "config.yaml")) input.settings = read_file(folder / "config.yaml");

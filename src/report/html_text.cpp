@@ -5,7 +5,7 @@
 namespace bough {
 
 std::string html_escape(std::string_view text) {
-  // The JSON writer already knows how to replace what is not UTF-8; parsing its output gives the clean text.
+  // The JSON writer replaces invalid UTF-8; parsing its output gives clean text.
   const std::string clean = Json::parse(dump_line(std::string(text))).get<std::string>();
   std::string out;
   out.reserve(clean.size() + clean.size() / 8);
@@ -19,7 +19,7 @@ std::string html_escape(std::string_view text) {
       case '\'': out += "&#39;"; break;
       default:
         if ((byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F) {
-          // Control pictures: U+2400 + code, U+2421 for DEL.
+          // Unicode control pictures: U+2400 + code, and U+2421 for DEL.
           out += {'\xE2', '\x90', static_cast<char>(byte == 0x7F ? 0xA1 : 0x80 + byte)};
         } else {
           out += c;

@@ -11,7 +11,7 @@ namespace {
 
 struct Line {
   int64_t number;
-  size_t begin, end;  // bytes, the line break included
+  size_t begin, end;  // byte offsets; `end` is after the line break
   Json value;
 };
 

@@ -53,7 +53,7 @@ TEST_F(MetricsFiles, EveryDoubleReadsBackExactly) {
 }
 
 TEST_F(MetricsFiles, TruncatesAfterACheckpoint) {
-  truncate_metrics_after(path_, 3);  // nothing there: nothing to do
+  truncate_metrics_after(path_, 3);  // no file, so nothing to do
   EXPECT_FALSE(fs::exists(path_));
   JsonlMetrics sink(path_);
   for (int64_t step = 1; step <= 5; ++step) sink.write(step, {{"a", static_cast<double>(step)}});
@@ -111,7 +111,7 @@ TEST(Metrics, AFailingSinkDoesNotKeepTheOthersFromTheStep) {
   EXPECT_EQ(last, (std::vector<int64_t>{7}));
 }
 
-// ---- TensorBoard, read back by a parser of its own ----
+// ---- TensorBoard, read back by an independent parser ----
 
 uint64_t fixed(std::string_view bytes, size_t at, int num_bytes) {
   uint64_t value = 0;
@@ -129,7 +129,8 @@ uint64_t varint(std::string_view bytes, size_t& at) {
   }
 }
 
-// The fields of a message in order: number, and its raw value (fixed and length-delimited) or its varint.
+// The fields of a message in order. Each has its number, and a varint value or raw bytes (fixed and
+// length-delimited fields).
 struct Field {
   uint64_t number, varint_value;
   std::string_view bytes;
@@ -197,13 +198,13 @@ TEST_F(MetricsFiles, TensorboardFilesReadBack) {
   EXPECT_EQ(step.at(1).varint_value, 300u);
   EXPECT_EQ(step.at(2).number, 5u);
   const auto values = fields_of(step.at(2).bytes);
-  ASSERT_EQ(values.size(), 2u);  // neither NaN nor what overflows a float
+  ASSERT_EQ(values.size(), 2u);  // without NaN and without values that overflow a float
   const auto entry = fields_of(values[0].bytes);
   EXPECT_EQ(entry.at(0).bytes, "loss/policy");
   EXPECT_EQ(std::bit_cast<float>(static_cast<uint32_t>(fixed(entry.at(1).bytes, 0, 4))), -0.25f);
 }
 
-// TensorBoard's own reader, where it is installed for the python3 of the PATH.
+// Checks with TensorBoard's own reader if the python3 on the PATH has tensorboard installed.
 TEST_F(MetricsFiles, TensorboardItselfReadsThem) {
   if (std::system("python3 -c 'import tensorboard' 2>/dev/null") != 0)
     GTEST_SKIP() << "tensorboard is not installed";

@@ -2,9 +2,9 @@
 
 namespace bough {
 
-// Colours: one hue a series, told apart with red-green blindness too, each chosen for its own background;
-// text never wears them. The tree uses blue for what is trained and grey for what is not, strong for shared
-// and pale for single.
+// Colours: one hue per series, distinguishable with red-green blindness, each chosen for its own background.
+// Text does not use them. In the tree, blue marks trained tokens and grey untrained ones. Strong colours mark
+// shared nodes, pale colours nodes of a single sequence.
 const char* const kPageStyle = R"css(
 :root { color-scheme: light dark; --page: #f7f7f5; --card: #ffffff; --ink: #1d1d1b; --soft: #5d5c57;
   --faint: #8b8a84;

@@ -10,20 +10,21 @@
 namespace bough {
 namespace {
 
-// Pixels. A column is one drawn sequence; narrower ones are not told apart, and thinner outlines are noise.
+// Pixels. A column is one drawn sequence. Narrower columns cannot be distinguished, and thinner outlines are
+// noise.
 constexpr double kNarrowestColumn = 3, kNarrowestRectangle = 7, kLowestRectangle = 6;
-// A block is seen from this size on; smaller ones share a colour until together they are as large as the
-// second.
+// A block is visible from this width and height on. Smaller blocks share a colour until together they have
+// kSeenArea.
 constexpr double kSeenWidth = 7, kSeenHeight = 4, kSeenArea = 150;
 constexpr double kBandWidth = 14, kBandHeight = 8;
 constexpr double kTouching = 2.5;
 
-// A node, or a chain of nodes of one look, in columns [left, right).
+// A node, or a chain of nodes with the same look, in columns [left, right).
 struct Cell {
   int64_t tree, left, right, begin, end, block, num_tokens;
 };
 
-// What makes two places look the same.
+// Two cells look the same if these members are equal.
 struct Look {
   int64_t band;
   bool interior;
@@ -78,8 +79,8 @@ class Layout {
     first_of_tree_.push_back(result_.num_sequences);
   }
 
-  // Every sequence where each has room, else evenly spread ones; a small gap between trees while that costs
-  // little.
+  // Draws every sequence if each has room, otherwise evenly spread ones. Trees are separated by a small gap
+  // if that costs little.
   void choose_columns() {
     result_.trees.resize(plan_.trees.size());
     if (result_.num_sequences == 0) return;
@@ -119,7 +120,7 @@ class Layout {
     return {left_[static_cast<size_t>(cell.left)], right_of(cell.right - 1), y(cell.begin), y(cell.end)};
   }
 
-  int64_t column_of(int64_t sequence) const {  // the first column at or right of it
+  int64_t column_of(int64_t sequence) const {  // the first column at or right of the sequence
     return std::lower_bound(drawn_.begin(), drawn_.end(), sequence) - drawn_.begin();
   }
 
@@ -134,7 +135,7 @@ class Layout {
       }
   }
 
-  // The box around the largest part of each block whose pieces stand side by side.
+  // For each block, the bounding box of the largest part whose pieces stand side by side.
   std::vector<PlanBox> block_boxes() const {
     std::vector<std::vector<PlanBox>> pieces(plan_.blocks.size());
     for (const auto& cell : cells_) pieces[static_cast<size_t>(cell.block)].push_back(box(cell));
@@ -163,9 +164,9 @@ class Layout {
            b.top <= a.bottom + kTouching;
   }
 
-  // Blocks that are seen have a band each; small ones share theirs with those that run before and after them,
-  // as long as these are near. Blocks that are not drawn at all join the open band, so that numbers stay
-  // without holes.
+  // Each visible block has a band of its own. Small blocks share a band with the blocks that run before and
+  // after, as long as these are near. Blocks that are not drawn join the open band, so that numbers have no
+  // gaps.
   void make_bands() {
     const auto boxes = block_boxes();
     band_of_.assign(plan_.blocks.size(), -1);
@@ -227,8 +228,8 @@ class Layout {
             interior ? one.keep : PlanPictureBlock::Keep::kNothing};
   }
 
-  // Joins cells of the same columns that follow one another and look the same: nodes between which only
-  // sequences that are not drawn branch off, and small blocks of one band.
+  // Joins consecutive cells of the same columns that look the same: small blocks of one band, and nodes with
+  // only undrawn sequences branching off between them.
   void join_chains() {
     std::map<std::array<int64_t, 3>, size_t> ending;  // left, right, end -> joined cell
     std::vector<Cell> joined;
@@ -264,10 +265,10 @@ class Layout {
     join_columns(small);
   }
 
-  // Column by column: cells of one look that touch become one strip, strips that overlap the last column's go
-  // on with its shape.
+  // Goes column by column. Touching cells with the same look become one strip. A strip that overlaps a strip
+  // of the last column continues its shape.
   void join_columns(std::vector<std::vector<size_t>>& small) {
-    std::vector<int64_t> open;  // shapes that reached the last column
+    std::vector<int64_t> open;  // shapes that reach the last column
     for (size_t c = 0; c < small.size(); ++c) {
       auto& own = small[c];
       std::sort(own.begin(), own.end(),
@@ -324,7 +325,7 @@ class Layout {
   }
 
   void extend(int64_t index, size_t cell_index) {
-    if (last_cell_[static_cast<size_t>(index)] == cell_index) return;  // its next column
+    if (last_cell_[static_cast<size_t>(index)] == cell_index) return;  // the same cell in its next column
     last_cell_[static_cast<size_t>(index)] = cell_index;
     const Cell& cell = cells_[cell_index];
     PlanShape& shape = result_.shapes[static_cast<size_t>(index)];
@@ -335,7 +336,7 @@ class Layout {
     shape.last_tree = cell.tree;
   }
 
-  // The sequences a cell stands for: those up to half way to the next drawn one.
+  // The sequences that a cell represents: up to half way to the next drawn sequence.
   int64_t first_sequence(const Cell& cell) const {
     return std::max(cell.left * result_.num_sequences / result_.num_sequences_drawn,
                     first_of_tree_[static_cast<size_t>(cell.tree)]);
@@ -346,8 +347,8 @@ class Layout {
            1;
   }
 
-  // Of the colours that no neighbour of the same kind has, the one after the last band's: bands that run one
-  // after the other differ too.
+  // Each band takes the colour that the fewest neighbours of the same kind have. On a tie it takes the first
+  // colour after the last band's, so that bands that run one after the other also differ.
   void choose_colours() {
     for (const bool interior : {false, true}) {
       const auto neighbours = find_neighbours(interior);
@@ -402,14 +403,14 @@ class Layout {
   const PlanPicture& plan_;
   double width_, height_;
   PlanLayout result_;
-  std::vector<int64_t> first_of_tree_;  // [trees + 1]: sequences to the left of each
-  std::vector<int64_t> drawn_;          // [columns]: the sequence each draws
+  std::vector<int64_t> first_of_tree_;  // [trees + 1]: number of sequences left of each tree
+  std::vector<int64_t> drawn_;          // [columns]: the sequence that each column draws
   std::vector<double> left_;            // [columns]
   double column_ = 0, gap_ = 0;
   std::vector<Cell> cells_;
   std::vector<int64_t> band_of_;          // by block
-  std::vector<size_t> last_cell_;         // by shape: the cell that extended it last
-  std::array<std::vector<bool>, 2> has_;  // by interior, band: something is drawn
+  std::vector<size_t> last_cell_;         // by shape: the last cell that extended it
+  std::array<std::vector<bool>, 2> has_;  // by interior and band: whether anything is drawn
 };
 
 }  // namespace

@@ -21,8 +21,8 @@ using Keep = PlanPictureBlock::Keep;
 constexpr double kWidth = 1280, kMargin = 24, kLeft = 78, kPlotHeight = 560;  // pixels
 constexpr double kBetween = 1;  // the white line between two outlines
 
-// Told apart in pairs by everybody: chosen for the largest least distance (Oklab) as normal, protan, deutan
-// and tritan eyes see them, dark text readable on the first and white on the second.
+// Every pair is distinguishable: the colours maximize the least distance (Oklab) for normal, protan, deutan
+// and tritan vision. Dark text is readable on the leaf colours, white text on the interior colours.
 constexpr std::array<const char*, kNumLeafColours> kLeafColours = {"#8fdff3", "#bcb554", "#99adff",
                                                                    "#c6feda", "#ee90b1", "#fbd477"};
 constexpr std::array<const char*, kNumInteriorColours> kInteriorColours = {"#244eb5", "#a11d06", "#530004",
@@ -30,9 +30,9 @@ constexpr std::array<const char*, kNumInteriorColours> kInteriorColours = {"#244
 
 struct KeepText {
   const char *name, *legend, *tooltip;
-  const char* marks;  // over the interior colour
+  const char* marks;  // drawn over the interior colour
 };
-// The more a block keeps the more solid it looks.
+// The more activations a block keeps, the more solid it looks.
 constexpr std::array<KeepText, 4> kKeepTexts = {{
     {"n", "interior, keeps nothing but keys and values: backward recomputes all",
      "keeps keys and values only",
@@ -66,7 +66,7 @@ std::string range_text(int64_t first, int64_t last, const char* to) {
   return first == last ? format_thousands(first) : str(format_thousands(first), to, format_thousands(last));
 }
 
-// The text in lines of at most `columns`, broken at spaces.
+// Breaks the text at spaces into lines of at most `columns`.
 std::vector<std::string> wrapped(const std::string& text, int columns) {
   std::vector<std::string> lines(1);
   for (size_t at = 0; at <= text.size();) {
@@ -88,9 +88,9 @@ std::string text_element(double x, double y, const char* kind, std::string_view 
 
 // ---- Outlines ----
 
-// The outline around strips that touch goes along their tops to the right and along their bottoms back.
+// The outline around touching strips: along their tops to the right, then back along their bottoms.
 std::string outline(const std::vector<PlanBox>& strips) {
-  // The white line between neighbours, where there is room for one.
+  // The white line between neighbours, if there is room for one.
   const double whole = strips.back().right - strips.front().left;
   const double right_gap = whole > 4 * kBetween ? kBetween : whole / 6;
   const auto bottom = [](const PlanBox& strip) {
@@ -115,7 +115,7 @@ std::string outline(const std::vector<PlanBox>& strips) {
   return path + "Z";
 }
 
-// The largest box inside the outline.
+// The largest box that fits inside the outline.
 PlanBox inside(const std::vector<PlanBox>& strips) {
   PlanBox best;
   for (size_t i = 0; i < strips.size(); ++i) {
@@ -152,10 +152,11 @@ Label label_of(const PlanShape& shape, const PlanBand& band) {
   return label;
 }
 
-// The number and the tokens in one line or two, upright, or turned where the box is tall, as much as fits.
+// The number and the token count in one or two lines: upright, or turned if the box is tall. Shows as much as
+// fits.
 std::string label_text(const Label& label, const PlanBox& box, bool interior) {
   constexpr double kPerBold = 7.6, kPerLight = 6.3, kLine = 14, kPad = 7;  // of the upright text
-  constexpr double kSmall = 0.82;                                          // of the turned one in a slim box
+  constexpr double kSmall = 0.82;  // scale of turned text in a slim box
   if (label.number.empty()) return "";
   const double x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
   const double bold = kPerBold * display_width(label.number);
@@ -264,7 +265,7 @@ constexpr const char* kStyle =
 std::string depth_axis(int64_t depth, double top) {
   std::string out = text_element(kLeft - 10, top - 8, "y", "depth");
   for (const double tick : axis_ticks(0, static_cast<double>(depth), 8)) {
-    if (tick != std::floor(tick)) continue;  // there is no position 2.5
+    if (tick != std::floor(tick)) continue;  // a fraction such as 2.5 is not a position
     const double y = top + kPlotHeight * tick / static_cast<double>(depth);
     out += str("<path class=\"axis\" d=\"M", number(kLeft - 6), " ", number(y), "H", number(kWidth - kMargin),
                "\"/>", text_element(kLeft - 10, y + 4, "y", format_thousands(static_cast<int64_t>(tick))));
@@ -272,7 +273,7 @@ std::string depth_axis(int64_t depth, double top) {
   return out;
 }
 
-// Names stand above trees that are wide enough for them.
+// Tree names, above the trees that are wide enough.
 std::string tree_names(const PlanLayout& layout, double top) {
   if (layout.trees.size() < 2) return "";
   std::string out;
@@ -285,7 +286,7 @@ std::string tree_names(const PlanLayout& layout, double top) {
   return out;
 }
 
-// Moves y to its last row.
+// Draws the legend and moves y to its last row.
 std::string legend(const PlanLayout& layout, double& y) {
   bool leaf = false;
   std::set<Keep> keeps;

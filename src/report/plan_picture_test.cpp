@@ -20,7 +20,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// Every opened element is closed in the right order; returns the first that is not, or "".
+// Checks that every opened element is closed in the right order. Returns the first wrong tag, or "".
 std::string unbalanced(const std::string& svg) {
   static const std::regex tag("<(/?)([a-z]+)([^<>]*)>");
   std::vector<std::string> open;
@@ -34,7 +34,7 @@ std::string unbalanced(const std::string& svg) {
   return open.empty() ? "" : "<" + open.back() + ">";
 }
 
-// A prompt that all samples share, as one interior block, and `per_block` samples a leaf block.
+// A prompt shared by all samples as one interior block, and `per_block` samples per leaf block.
 PlanPicture group(int64_t num_samples, int64_t per_block, Keep keep = Keep::kNothing) {
   PlanPicture plan{.headline = "blocks", .trees = {{}}};
   auto& nodes = plan.trees[0].nodes;
@@ -59,8 +59,8 @@ PlanPicture group(int64_t num_samples, int64_t per_block, Keep keep = Keep::kNot
   return plan;
 }
 
-// Trees of random runs of at most `length` tokens, in random blocks; some never run, some sequences end
-// inside.
+// Trees of random runs of at most `length` tokens, in random blocks. Some blocks never run, and some
+// sequences end inside a run.
 PlanPicture random_plan(uint64_t seed, int64_t num_trees, int64_t num_sequences, int64_t length) {
   std::mt19937_64 random(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
@@ -93,7 +93,7 @@ PlanPicture random_plan(uint64_t seed, int64_t num_trees, int64_t num_sequences,
   return plan;
 }
 
-// Tokens of the path that ends at each sequence, trees after one another.
+// Number of tokens on the path of each sequence, tree after tree.
 std::vector<int64_t> path_lengths(const PlanPicture& plan) {
   std::vector<int64_t> lengths;
   for (const auto& tree : plan.trees) {
@@ -145,7 +145,7 @@ TEST(PlanLayout, EveryTokenOfEveryDrawnSequenceIsDrawnOnce) {
 
 TEST(PlanLayout, NeighboursDifferInColour) {
   auto plan = group(8, 1);
-  // The seventh leaf block would take the first's colour again; draw it beside it.
+  // The seventh leaf block would get the first block's colour again, so it is drawn next to the first.
   for (const auto& [node, block] : {std::pair(2, 7), {3, 2}, {4, 3}, {5, 4}, {6, 5}, {7, 6}})
     plan.trees[0].nodes[static_cast<size_t>(node)].block = block;
   const auto layout = lay_out(plan, 1000, 500);
@@ -170,7 +170,7 @@ TEST(PlanLayout, BlocksTooSmallToBeSeenShareAColour) {
   EXPECT_LT(layout.bands.size(), 90u);
   EXPECT_GT(layout.bands.size(), 50u);
   int64_t next = 1, tokens = 0;
-  for (const auto& band : layout.bands) {  // each block in one band, in order
+  for (const auto& band : layout.bands) {  // each block is in one band, in order
     EXPECT_EQ(band.first_number, next);
     EXPECT_EQ(band.num_blocks, band.last_number - band.first_number + 1);
     next = band.last_number + 1;
@@ -209,8 +209,8 @@ TEST(PlanPicture, WhatIsThinnedAndMergedIsSaid) {
 }
 
 TEST(PlanPicture, StaysSmall) {
-  // The most outlines: as many columns as are drawn one by one, each of many blocks that are just large
-  // enough.
+  // The largest number of outlines: as many columns as are drawn individually, each with many blocks that are
+  // just large enough.
   PlanPicture chunks{.headline = "path", .trees = {{}}};
   for (int64_t s = 0; s < 160; ++s)
     for (int64_t i = 0; i < 1000; ++i) {
@@ -237,7 +237,7 @@ TEST(PlanPicture, LoadsNothingAndEscapesItsHeadline) {
   const std::string svg = plan_svg(plan);
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_EQ(svg.find("<script"), std::string::npos);
-  EXPECT_EQ(count(svg, "http"), 1u);  // the namespace
+  EXPECT_EQ(count(svg, "http"), 1u);  // the namespace URI
   EXPECT_EQ(svg.find("href"), std::string::npos);
   EXPECT_NE(svg.find("4 blocks and 1 that never run."), std::string::npos);
   EXPECT_EQ(unbalanced(plan_svg({.headline = "nothing"})), "");

@@ -31,7 +31,7 @@ void append_fixed(std::string& out, uint64_t value, int num_bytes) {
   for (int i = 0; i < num_bytes; ++i) out += static_cast<char>(value >> (8 * i) & 0xFF);
 }
 
-// Protocol buffers: a field is (number << 3 | wire type), then its value.
+// Protocol buffers: a field is (number << 3 | wire type), followed by its value.
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void append_varint(std::string& out, uint64_t value) {
@@ -71,7 +71,7 @@ double system_time() {
 }
 
 std::string new_file_name(double wall_time) {
-  static std::atomic<int> counter{0};  // two writers of one process in one second
+  static std::atomic<int> counter{0};  // distinguishes writers created by one process in the same second
   char host[HOST_NAME_MAX + 1] = {};
   ::gethostname(host, HOST_NAME_MAX);
   return str("events.out.tfevents.", static_cast<int64_t>(wall_time), ".", host, ".", ::getpid(), ".",
@@ -90,7 +90,7 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-// TFRecord's masking: a crc stored inside data that is itself summed would degrade the sum.
+// TFRecord's masking: a CRC stored in data that is itself checksummed would weaken the checksum.
 uint32_t masked_crc32c(std::string_view bytes) {
   return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u;
 }

@@ -43,14 +43,14 @@ std::string number(double value) {
   return buffer;
 }
 
-// What a lane waits for where it does nothing; "" where nobody asks.
+// The text for a lane's idle time; "" if the lane has none.
 std::string idle_name(const std::string& lane) {
   if (lane == "engine") return "idle: the gate is shut until the next weights";
   if (lane == "trainer") return "idle: waits for samples";
   return "";
 }
 
-// Colours by what is done: four that stay apart, in the order of the time that they take.
+// A colour for each activity. Four colours are distinct, assigned in order of total time.
 std::map<std::string, int> colours_of(const std::vector<TimelineSpan>& spans) {
   std::map<std::string, double> seconds;
   for (const TimelineSpan& span : spans) seconds[span.what] += span.end - span.begin;
@@ -63,7 +63,7 @@ std::map<std::string, int> colours_of(const std::vector<TimelineSpan>& spans) {
   return colours;
 }
 
-// What each colour stands for; the last one is shared by all that takes less time.
+// The legend of the colours. Activities with less time share the last colour.
 std::string legend(const std::map<std::string, int>& colours) {
   std::array<std::string, 4> names;
   for (const auto& [what, colour] : colours) {
@@ -81,7 +81,7 @@ std::string share(double part, double whole) {
   return number(100 * part / std::max(1e-9, whole)) + "%";
 }
 
-// The shortest of a clock's marks, powers of ten below a second, that is no shorter than `seconds`.
+// The smallest round clock interval of at least `seconds`. Below a second, powers of ten.
 double round_step(double seconds) {
   if (seconds < 1) return std::pow(10., std::ceil(std::log10(std::max(seconds, 1e-6))));
   for (const double step :
@@ -98,8 +98,8 @@ std::string timeline_figure(const std::vector<TimelineSpan>& spans) {
   const std::map<std::string, int> colours = colours_of(spans);
   double end = 0;
   for (const TimelineSpan& span : spans) end = std::max(end, span.end);
-  // The last spans, from where the first of them alone would leave others out: a long one is cut there, so
-  // that what is empty was idle.
+  // Shows the last spans, beginning where the last omitted span ends. Longer spans are cut there, so empty
+  // parts of the picture are idle time.
   std::vector<TimelineSpan> shown = spans;
   std::ranges::stable_sort(shown, {}, &TimelineSpan::end);
   double begin = 0;

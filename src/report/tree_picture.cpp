@@ -12,10 +12,10 @@
 namespace bough {
 namespace {
 
-constexpr double kWidth = 1100, kHeight = 380, kLeft = 58, kTop = 6;  // the picture's own units
-constexpr double kGap = 1.5;  // between siblings that are wide enough to spare it
+constexpr double kWidth = 1100, kHeight = 380, kLeft = 58, kTop = 6;  // SVG user units
+constexpr double kGap = 1.5;                                          // between siblings that are wide enough
 constexpr double kNarrowest = 0.02;
-constexpr size_t kMostNodes = 20'000;  // about 2 MB of page
+constexpr size_t kMostNodes = 20'000;  // about 2 MB of HTML
 
 std::string number(double value, int decimals = 2) {
   std::array<char, 32> buffer;
@@ -25,13 +25,15 @@ std::string number(double value, int decimals = 2) {
 
 struct Placed {
   size_t node;
-  double first;  // sequences to the left of it
+  double first;  // number of sequences to its left
 };
 
-// Checks the forest and gives every node its place: children follow each other from their parent's left edge.
+// Checks the forest and places every node: children are placed one after the other from their parent's left
+// edge.
 std::vector<Placed> place(const TreePicture& tree, int64_t& num_sequences, int64_t& depth) {
   std::vector<Placed> placed;
-  std::vector<int64_t> next(tree.nodes.size(), 0);  // sequences of a node's children placed so far
+  // number of sequences of each node's children placed so far
+  std::vector<int64_t> next(tree.nodes.size(), 0);
   num_sequences = 0;
   depth = 1;
   for (size_t i = 0; i < tree.nodes.size(); ++i) {
@@ -63,7 +65,7 @@ std::string rectangle(const char* kind, double x, double y, double width, double
              "\" height=\"", number(height), "\"/>");
 }
 
-// A node is drawn as a rectangle for all of it, and one for each trained range on top.
+// Draws a rectangle for the whole node, and one for each trained range on top.
 std::string node_group(const TreePictureNode& node, double first, double per_sequence, double per_token) {
   const double whole = static_cast<double>(node.num_sequences) * per_sequence;
   const double gap = whole > 4 * kGap ? kGap : whole / 5;

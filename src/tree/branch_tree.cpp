@@ -7,9 +7,11 @@ namespace bough {
 
 namespace {
 
-// The token after the last of the stretch that begins at t. A later token e belongs to it iff the numbers
-// between are a chain (depths grow with them) and none has another child (subtrees end together); both then
-// hold for all tokens before e, so that the end is found by doubling and halving.
+// Returns one past the last token of the stretch that begins at t. A later token e belongs to the stretch if
+// and only if two conditions hold:
+// - The tokens from t to e form a chain (depth grows with the token number).
+// - None of them has another child (their subtrees end together).
+// If both hold for e, they hold for all tokens before e. So the end is found by doubling, then binary search.
 int32_t stretch_end(const PrefixTree& tree, int32_t t) {
   const int32_t limit = tree.subtree_end[t];
   const auto belongs = [&](int32_t e) {
@@ -46,7 +48,8 @@ BranchTree::BranchTree(const PrefixTree& tree) {
 
   std::vector<int32_t> first_leaf(nodes.size());
   for (int32_t n = size() - 1; n >= 0; --n) first_leaf[n] = nodes[n].is_leaf() ? n : first_leaf[n + 1];
-  // The node of each kStride-th token, to look for a sequence's from there: it ends anywhere.
+  // The node of every kStride-th token: starting points for finding a sequence's end node, which may be
+  // anywhere.
   constexpr int32_t kStride = 16;
   std::vector<int32_t> near;
   near.reserve(tree.num_tokens() / kStride + 1);

@@ -14,7 +14,7 @@ namespace {
 int64_t common_prefix(TokenSpan a, TokenSpan b, int64_t from) {
   const int64_t limit = static_cast<int64_t>(std::min(a.size(), b.size()));
   int64_t length = from;
-  // Whole runs at a time: memcmp reads 64 bytes where a loop over tokens reads 4.
+  // Compares whole runs: memcmp reads 64 bytes at a time, a loop over tokens only 4.
   constexpr int64_t kRun = 64;
   while (length + kRun <= limit && std::memcmp(&a[length], &b[length], kRun * sizeof(int32_t)) == 0)
     length += kRun;
@@ -22,15 +22,18 @@ int64_t common_prefix(TokenSpan a, TokenSpan b, int64_t from) {
   return length;
 }
 
-// Sorts indices of sequences lexicographically and finds the common prefix of neighbours, by a merge sort
-// that carries common prefixes along (Ng and Kakehi 2008), with the first token after each (Bingmann, Eberle
-// and Sanders 2017): no token is compared twice along a merge, where plain comparison sorting reads shared
-// prefixes again and again, and most steps need no token at all, which would be a cache miss each. Stable.
+// Sorts sequence indices lexicographically and finds the longest common prefix (LCP) of adjacent sequences.
+// Stable.
+// - Method: a merge sort that carries LCPs along (Ng and Kakehi 2008), with the first token after each LCP
+//   (Bingmann, Eberle and Sanders 2017).
+// - No token is compared twice in a merge. Plain comparison sorting would read shared prefixes again and
+//   again.
+// - Most steps read no token at all, which avoids a cache miss each.
 struct LcpSorter {
   struct Entry {
     int32_t sequence;
-    int32_t lcp;   // with the entry before it; at a run's start 0
-    int64_t next;  // the sequence's token at position `lcp`; kEnd where it has none: a prefix comes first
+    int32_t lcp;   // with the previous entry; 0 at the start of a run
+    int64_t next;  // the sequence's token at position `lcp`; kEnd if it has none, so a prefix sorts first
   };
   static constexpr int64_t kEnd = INT64_MIN;
 
@@ -51,10 +54,10 @@ struct LcpSorter {
     return position < static_cast<int64_t>(tokens.size()) ? tokens[position] : kEnd;
   }
 
-  // Merges sorted[begin, middle) and sorted[middle, end) into the buffer. `lcp` of each side's head is with
-  // the last output: the longer one is the smaller sequence, and of equal ones that with the smaller next
-  // token. After an output, the next on its own side brings its own common prefix with it; the other head
-  // keeps the shorter.
+  // Merges sorted[begin, middle) and sorted[middle, end) into the buffer. `lcp` of each side's head is
+  // relative to the last output. The head with the longer `lcp` is the smaller sequence; on a tie, the head
+  // with the smaller next token. After an output, the next entry of the same side already has its own `lcp`.
+  // The other head keeps the shorter `lcp`.
   void merge(size_t begin, size_t middle, size_t end) {
     size_t left = begin, right = middle, out = begin;
     while (left < middle && right < end) {
@@ -78,19 +81,19 @@ struct LcpSorter {
   }
 };
 
-// A node of the compressed trie: a run of tokens, of sequence `source` at depths [begin, end).
+// A node of the compressed trie: the tokens of sequence `source` at depths [begin, end).
 struct Node {
   int32_t source;
   int64_t begin, end;
   int32_t parent;
-  int64_t weight = 0;         // tokens of its subtree
-  int32_t num_sequences = 0;  // through it
+  int64_t weight = 0;         // tokens in its subtree
+  int32_t num_sequences = 0;  // sequences that pass through it
   int64_t first_token = 0;    // in pre-order
 };
 
 struct CompressedTrie {
-  std::vector<Node> nodes;        // a parent may stand after its children (a node is split from above)
-  std::vector<int32_t> end_node;  // of each sequence; -1 for an empty one
+  std::vector<Node> nodes;  // a parent may come after its children, since a split inserts the upper part
+  std::vector<int32_t> end_node;  // by sequence; -1 for an empty one
 };
 
 CompressedTrie build_trie(const std::vector<TokenSpan>& sequences, const LcpSorter& sorter) {
@@ -103,8 +106,8 @@ CompressedTrie build_trie(const std::vector<TokenSpan>& sequences, const LcpSort
     const int64_t shared = entry.lcp;
     while (!path.empty() && trie.nodes[path.back()].begin >= shared) path.pop_back();
     if (!path.empty() && trie.nodes[path.back()].end > shared) {
-      // The shared prefix ends inside a node: what lies above becomes a node of its own, and everything that
-      // knew the old one as its end keeps it as the lower part.
+      // The shared prefix ends inside a node. The upper part becomes a new node. The old node keeps its index
+      // as the lower part, so sequences that end there stay valid.
       const int32_t lower = path.back();
       const int32_t upper = static_cast<int32_t>(trie.nodes.size());
       trie.nodes.push_back(
@@ -133,7 +136,7 @@ CompressedTrie build_flat_trie(const std::vector<TokenSpan>& sequences) {
   return trie;
 }
 
-// Nodes in pre-order, the children of each sorted by `heaviest_first` or left in the order they were made.
+// Nodes in pre-order. The children of each node are sorted by `heaviest_first`, or stay in creation order.
 std::vector<int32_t> preorder(CompressedTrie& trie, bool heaviest_first) {
   auto& nodes = trie.nodes;
   const int32_t count = static_cast<int32_t>(nodes.size());
@@ -145,7 +148,7 @@ std::vector<int32_t> preorder(CompressedTrie& trie, bool heaviest_first) {
   const auto children = [&](int32_t n) {
     return std::span(child_list).subspan(child_begin[n + 1], child_begin[n + 2] - child_begin[n + 1]);
   };
-  // A first walk, parents before children; backwards it sums weights.
+  // First traversal, parents before children. Weights are summed in its reverse order.
   std::vector<int32_t> walk;
   walk.reserve(count);
   std::vector<int32_t> open(children(-1).rbegin(), children(-1).rend());
@@ -197,8 +200,8 @@ PrefixTree expand(const std::vector<TokenSpan>& sequences, CompressedTrie& trie,
   const auto last_token = [&](int32_t n) {
     return static_cast<int32_t>(nodes[n].first_token + nodes[n].end - nodes[n].begin - 1);
   };
-  // Node by node, so that memory is first touched where it is written: zeros over all of it first would cost
-  // a second way through memory, half of the time of a large batch.
+  // Goes node by node, so memory is first touched when it is written. Zeroing everything first would be a
+  // second pass over memory, half of the time of a large batch.
   for (const int32_t n : walk) {
     const auto& node = nodes[n];
     const int32_t begin = static_cast<int32_t>(node.first_token);

@@ -31,7 +31,7 @@ TEST(PrefixTree, RandomTreesKeepTheirInvariants) {
     const auto spans = as_spans(sequences);
     const auto tree = build_prefix_tree(spans);
     tree.check_integrity(spans);
-    // As many tokens as there are distinct prefixes.
+    // The tree has as many tokens as there are distinct prefixes.
     std::set<std::vector<int32_t>> prefixes;
     for (const auto& s : sequences)
       for (size_t n = 1; n <= s.size(); ++n) prefixes.insert({s.begin(), s.begin() + n});
@@ -85,7 +85,7 @@ TEST(PrefixTree, OrderOfTheBatchDoesNotMatter) {
   }
 }
 
-// Prefixes that end around the runs of tokens that are compared at once.
+// Prefixes that end near the borders of the runs that memcmp compares.
 TEST(PrefixTree, PrefixesOfEveryLengthAroundARunAreFound) {
   for (const int32_t length : {1, 2, 63, 64, 65, 66, 127, 128, 129, 193})
     for (const int32_t fork : {0, 1, 62, 63, 64, 65, 66, 127, 128, 129, 192}) {
@@ -145,11 +145,12 @@ TEST(TreeStatistics, CountsBySmallExample) {
   EXPECT_EQ(s.num_flat_tokens, 6);
   EXPECT_EQ(s.num_tree_tokens, 4);
   EXPECT_DOUBLE_EQ(s.compression, 1.5);
-  EXPECT_DOUBLE_EQ(s.attention_compression, 12.0 / 9.0);  // pairs: 2·(1+2+3) against 1+2+3+3
+  // pairs: 2·(1+2+3) in the flat batch, 1+2+3+3 in the tree
+  EXPECT_DOUBLE_EQ(s.attention_compression, 12.0 / 9.0);
   EXPECT_EQ(s.num_leaves, 2);
   EXPECT_EQ(s.num_branch_points, 1);
   EXPECT_EQ(s.longest_path, 3);
-  // With both last tokens trained W = (6·10 + 12·1 + 2·5) / (4·10 + 9·1 + 2·5).
+  // If both last tokens are trained, W = (6·10 + 12·1 + 2·5) / (4·10 + 9·1 + 2·5).
   EXPECT_DOUBLE_EQ(count_work(tree, {1, 0, 1, 0, 0, 1}, {10, 5, 1}).ratio(), 82.0 / 59.0);
 }
 
