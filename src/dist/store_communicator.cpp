@@ -122,7 +122,7 @@ class Members {
     do {
       if (!look().empty()) return;
       const int64_t gone = std::ranges::count_if(others_, is_gone);
-      if (gone == rank_.size) return;  // this rank is not in others_
+      if (gone == rank_.size) return;  // this rank's own entry has no `since`, so it counts as gone
       std::this_thread::sleep_for(kLongestPause);
     } while (seconds_since(start) < kGoodbyeSeconds);
   }

@@ -148,8 +148,8 @@ class DeviceDraws {
     return changed_SV;
   }
 
-  // What the requests' cuts keep, the rest at minus infinity: of those with top_k in order_SV_'s order, which
-  // by_rank_S1_ says.
+  // Sets the tokens that a request's cuts do not keep to minus infinity. Rows with top_k, marked in
+  // by_rank_S1_, are returned in the order of order_SV_.
   at::Tensor cut(const at::Tensor& x_SV) {
     at::Tensor values_SV;
     std::tie(values_SV, order_SV_) =

@@ -42,7 +42,7 @@ Json parsed(const std::string& text) {
   try {
     return parse_json(text, "the server's answer");
   } catch (const UserError&) {
-    return nullptr;  // such as SGLang's "Cache flushed."
+    return nullptr;  // for example SGLang's "Cache flushed."
   }
 }
 
