@@ -18,7 +18,7 @@ struct Case {
   std::string reasoning_parser, tool_call_parser, text;
   std::string reasoning, content;
   std::vector<std::string>
-      calls;  // "name arguments", "#id " in front where there is one, "!" for a malformed one
+      calls;  // "name arguments"; "#id " in front if the call has an id; "!" if malformed
 };
 
 OutputParser parser_of(const Case& c) {

@@ -12,7 +12,7 @@
 
 namespace bough {
 
-// Adapters are part of the trained parameters only.
+// Adapters are in trained_parameters() but not in parameters().
 std::vector<Parameter*> changing_parameters(Model& model, Changing changing) {
   std::vector<Parameter*> parameters = model.trained_parameters();
   if (changing == Changing::kTrained) return parameters;

@@ -20,9 +20,9 @@ int64_t rounded_decode_size(int64_t num_tokens) {
   return size >= num_tokens ? size : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
 }
 
-// The capacity is twice the number of sequences, since a tree with that many leaves has as many pieces, plus
-// a number of cuts of long sequences. An unused entry costs one thread block that ends at once. The numbers
-// of rows and parts suit groups of samples with prompts of thousands of tokens.
+// The capacity is twice the number of sequences, plus a number of cuts of long sequences. A tree with that
+// many leaves has up to twice as many pieces. An unused entry costs one thread block that ends at once. The
+// numbers of rows and parts suit groups of samples with prompts of thousands of tokens.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges) {
   const int64_t cuts = 1024 / num_groups;
   return {.max_large = has_large ? num_tokens + cuts : 0,

@@ -230,7 +230,7 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
 }
 
 // Requests sampled on the device stand beside requests that are not. The same random numbers give the same
-// tokens, unless a uniform number falls on the border between two tokens, within the rounding of the sums.
+// tokens. The exception is a uniform number on the border between two tokens, within the sums' rounding.
 class SamplerOn : public OnDevice {};
 BOUGH_ON_DEVICES(SamplerOn);
 
