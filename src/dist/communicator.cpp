@@ -81,7 +81,7 @@ void Communicator::run(const Collective& collective) {
 void Communicator::finish(PendingCollective& pending, const Collective& collective) {
   bytes_sent_ += bytes_of(collective, static_cast<double>(size()));
   const auto start = std::chrono::steady_clock::now();
-  // Short collectives end while it spins; who waits long leaves the core to those it waits for.
+  // Short collectives end while the loop spins. A longer wait yields the core to the ranks that it waits for.
   for (int64_t polls = 0; !pending.is_done(); ++polls) {
     if (polls < 1000) continue;
     look();
@@ -157,8 +157,8 @@ std::vector<std::string> Communicator::all_gather(const std::string& text) {
 
 namespace {
 
-// What the threads of a group share: of each collective, by its number, what every rank gave. The last to
-// arrive computes it for all, in rank order.
+// State shared by the threads of a group. Each collective, identified by its number, stores the input of
+// every rank. The last rank to arrive computes the result for all ranks, in rank order.
 class Meeting {
  public:
   explicit Meeting(int64_t size) : size_(size) {}
@@ -189,7 +189,7 @@ class Meeting {
     if (++calls_.at(number).num_left == size_) calls_.erase(number);
   }
 
-  // A message, from the rank that gives it or to it: done when both have said so.
+  // A point-to-point message. It is done when both the sender and the receiver have posted it.
   struct Message {
     Collective given;
     bool is_done = false;
@@ -221,7 +221,7 @@ class Meeting {
     return message.is_done;
   }
 
-  // The group of a color, made by the first of its ranks that asks.
+  // Returns the subgroup of a color. The first of its ranks to ask creates the subgroup.
   std::shared_ptr<Meeting> part(uint64_t number, int64_t color, int64_t size) {
     const MutexLock lock(mutex_);
     std::shared_ptr<Meeting>& found = parts_[{number, color}];
@@ -230,7 +230,7 @@ class Meeting {
   }
 
  private:
-  // Of what all send, from an element on.
+  // Sums all ranks' send buffers, starting at element `offset`.
   static void sum(const std::vector<Collective>& given, int64_t offset, void* into) {
     const Collective& first = given[0];
     std::vector<const void*> parts;
@@ -287,7 +287,7 @@ class Meeting {
     }
   }
 
-  // Of two ranks: what was begun on one side only.
+  // Messages of a pair of ranks that only one side has posted.
   struct Waiting {
     std::deque<std::shared_ptr<Message>> sent, expected;
   };
@@ -295,7 +295,7 @@ class Meeting {
   const int64_t size_;
   Mutex mutex_;
   std::map<uint64_t, Call> calls_ GUARDED_BY(mutex_);
-  std::map<std::pair<int64_t, int64_t>, Waiting> messages_ GUARDED_BY(mutex_);  // by sender and receiver
+  std::map<std::pair<int64_t, int64_t>, Waiting> messages_ GUARDED_BY(mutex_);  // key: (sender, receiver)
   std::map<std::pair<uint64_t, int64_t>, std::shared_ptr<Meeting>> parts_ GUARDED_BY(mutex_);
 };
 
@@ -374,7 +374,8 @@ bool is_mpi_rank() {
 }
 
 namespace {
-// Beside the program, or in the folder lib beside its own; empty: there is none.
+// Searches the program's folder, then the folder lib beside it. Returns an empty path if there is no such
+// file.
 std::filesystem::path find_library(const char* name) {
   namespace fs = std::filesystem;
   std::error_code ignored;
@@ -386,7 +387,8 @@ std::filesystem::path find_library(const char* name) {
 
 constexpr const char* kMpiLibrary = "libbough_mpi.so";
 
-// For all of the process: MPI's own plug-ins look for libmpi's names there. Never closed.
+// RTLD_GLOBAL, because MPI's own plug-ins look up libmpi's symbols in the process. The library is never
+// closed.
 void* open_library(const std::filesystem::path& path, const char* remedy) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library) return library;

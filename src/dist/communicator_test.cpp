@@ -9,7 +9,7 @@
 namespace bough {
 namespace {
 
-// A store of this process.
+// An in-process store.
 class MemoryStore final : public KeyValueStore {
  public:
   struct Shared {
@@ -105,7 +105,7 @@ std::string failure_of(Communicator& rank) {
 
 TEST_F(StoreCommunicatorTest, NoticesARankThatDiesOrFails) {
   const auto shared = std::make_shared<MemoryStore::Shared>();
-  MemoryStore(shared).set("alive/1", "17");  // and nothing more
+  MemoryStore(shared).set("alive/1", "17");  // rank 1 says nothing after this
   Groups ranks = ranks_of(shared, 1);
   ranks[0] = store_communicator(std::make_unique<MemoryStore>(shared),
                                 {.rank = 0, .size = 2, .silence_seconds = 1.5});

@@ -1,6 +1,6 @@
-// libbough_mpi.so: the ranks that mpirun or srun started (communicator.h). Opened at run time, so that
-// nothing else needs MPI.
-#define OMPI_SKIP_MPICXX 1  // the C++ bindings of old would have to be linked
+// libbough_mpi.so: the ranks that mpirun or srun started (communicator.h). The library is opened at run time,
+// so nothing else depends on MPI.
+#define OMPI_SKIP_MPICXX 1  // the deprecated C++ bindings would have to be linked
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
@@ -25,11 +25,11 @@ MPI_Datatype type_of(Element element) {
   return MPI_BYTE;
 }
 
-// Each communicator has its thread, but MPI is entered by one at a time (MPI_THREAD_SERIALIZED). No call
-// that is made under it waits for another rank but those that make and free communicators.
+// Each communicator has its own thread, but only one thread at a time calls MPI (MPI_THREAD_SERIALIZED).
+// Under this mutex, only the calls that create and free communicators wait for other ranks.
 Mutex mpi_mutex;
 
-// MPI counts in int: what is longer goes in pieces of so many elements.
+// MPI counts are int. Longer buffers are sent in pieces of at most this many elements.
 constexpr int64_t kMostElements = int64_t{1} << 28;
 
 class MpiPending final : public PendingCollective {
@@ -53,7 +53,7 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_size(comm, &size_);
   }
   ~MpiCommunicator() override {
-    if (std::uncaught_exceptions() > 0) return;  // the others may wait for this rank: it must look dead
+    if (std::uncaught_exceptions() > 0) return;  // other ranks may wait for this rank, so it must look dead
     if (comm_ == MPI_COMM_WORLD) MPI_Finalize();
     else MPI_Comm_free(&comm_);
   }

@@ -1,12 +1,17 @@
-// libbough_nccl.so: collectives between GPUs, through NCCL (communicator.h). Opened at run time, after the
-// CUDA library, whose CUDA runtime and NCCL are the process's.
+// libbough_nccl.so: collectives between GPUs through NCCL (communicator.h). The library is opened at run
+// time, after the CUDA library. It uses the CUDA runtime and the NCCL of the process. Each rank has one GPU,
+// its current device.
 //
-// Buffers of the host go to the group that this one was made of, by which the ranks also find each other.
-// Those of the device are computed with on the legacy default stream, where PyTorch computes, so that a
-// collective begins when what fills its buffers is done, and what reads them afterwards waits for it.
-// Messages have a stream of their own, so that a rank computes while what it sends waits for its receiver;
-// they begin when what was enqueued before them is done, and who waits for one on the host may compute with
-// it at once. Each rank has one GPU, its current one.
+// Host buffers go to the group from which this one was made. The ranks also find each other through that
+// group.
+//
+// Collectives on device buffers run on the legacy default stream, where PyTorch computes. A collective
+// therefore starts after the kernels that fill its buffers. Kernels that read the buffers later wait for the
+// collective.
+//
+// Messages have a stream of their own, so a rank can compute while its message waits for the receiver. A
+// message starts after the work enqueued before it. After a host wait for a message, its data can be used at
+// once.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -50,7 +55,7 @@ class NcclCommunicator final : public Communicator {
     BOUGH_CHECK(text.size() == sizeof id, "an id of ", text.size(), " bytes");
     std::memcpy(&id, text.data(), sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;  // a rank that died would hold the others in a call for ever
+    config.blocking = 0;  // in blocking mode, a dead rank would hold the other ranks in a call forever
     expect(ncclCommInitRankConfig(&comm_, static_cast<int>(size()), id, static_cast<int>(rank()), &config),
            "making a group");
     settle("making a group");
@@ -58,7 +63,7 @@ class NcclCommunicator final : public Communicator {
   ~NcclCommunicator() override {
     if (messages_) cudaStreamDestroy(messages_);
     if (!comm_) return;
-    // Destroying waits for the others, which a group that failed has no more.
+    // Destroying waits for the other ranks. In a group that failed, they no longer answer.
     if (is_broken_ || std::uncaught_exceptions() > 0) ncclCommAbort(comm_);
     else ncclCommDestroy(comm_);
   }
@@ -87,7 +92,7 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  static constexpr cudaStream_t kStream = nullptr;  // the legacy default one
+  static constexpr cudaStream_t kStream = nullptr;  // the legacy default stream
 
   class Pending final : public PendingCollective {
    public:
@@ -109,13 +114,13 @@ class NcclCommunicator final : public Communicator {
     cudaEvent_t event_ = nullptr;
   };
 
-  // What is enqueued on `later` from now on begins after what `earlier` has.
+  // Work enqueued on `later` from now on starts after the work already enqueued on `earlier`.
   static void follow(cudaStream_t earlier, cudaStream_t later) {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
     check(cudaEventRecord(event, earlier), "an event");
     check(cudaStreamWaitEvent(later, event, 0), "an event");
-    cudaEventDestroy(event);  // when it is over
+    cudaEventDestroy(event);  // CUDA frees the event when it completes
   }
 
   ncclResult_t enqueue(const Collective& c, cudaStream_t stream) {
@@ -164,7 +169,7 @@ class NcclCommunicator final : public Communicator {
     expect(state, what);
     return state;
   }
-  // A call that NCCL goes on with by itself is over.
+  // Waits until a nonblocking NCCL call has finished.
   void settle(const char* what) {
     const auto start = std::chrono::steady_clock::now();
     while (look_for_errors(what) == ncclInProgress) {

@@ -18,20 +18,20 @@ namespace {
 
 using Time = std::chrono::steady_clock::time_point;
 
-// Of a value: stores refuse larger ones (TCPStore beyond 8 MiB).
+// Maximum size of a value. Stores refuse larger values (TCPStore: above 8 MiB).
 constexpr int64_t kMostBytes = int64_t{4} << 20;
 constexpr auto kHeartbeat = std::chrono::milliseconds(500);
-// The store is asked again after this part of the time that was waited, so that it is not asked for ever more
-// than that costs; and at least so often.
+// The pause between two polls of the store is the time waited so far divided by kWaitedOverPause. This bounds
+// the cost of polling. The pause is at most kLongestPause.
 constexpr int64_t kWaitedOverPause = 16;
 constexpr auto kLongestPause = std::chrono::milliseconds(10);
-// That the rank with the store waits for others that live: they may be reading what it said last.
+// The rank with the store waits this long for live ranks, because they may still read its last values.
 constexpr double kGoodbyeSeconds = 60;
 
 constexpr const char* kGone = "gone";
 constexpr const char* kFailed = "failed";
 
-// The store, and who of all ranks lives. Every group of a process has it.
+// Owns the store and tracks which ranks are alive. All groups of a process share one Members.
 class Members {
  public:
   Members(std::unique_ptr<KeyValueStore> store, const StoreRank& rank)
@@ -50,7 +50,7 @@ class Members {
     try {
       store_->set(key_of(rank_.rank), std::uncaught_exceptions() > 0 ? kFailed : kGone);
       if (rank_.holds_store && std::uncaught_exceptions() == 0) await_others();
-    } catch (const std::exception&) {  // the others may have taken the store with them
+    } catch (const std::exception&) {  // the store may be gone together with other ranks
     }
   }
   Members(const Members&) = delete;
@@ -58,7 +58,7 @@ class Members {
 
   KeyValueStore& store() { return *store_; }
 
-  // Throws where somebody is dead.
+  // Throws if a rank is dead.
   void check() const {
     const MutexLock lock(mutex_);
     if (!failure_.empty()) throw IoError(failure_);
@@ -67,7 +67,7 @@ class Members {
  private:
   struct Other {
     std::string said;
-    std::optional<Time> since;  // none: it has said nothing yet
+    std::optional<Time> since;  // nullopt if the rank has said nothing yet
   };
 
   static std::string key_of(int64_t rank) { return str("alive/", rank); }
@@ -91,7 +91,7 @@ class Members {
     }
   }
 
-  // What is wrong with the others, or "".
+  // Returns what is wrong with the other ranks, or "".
   std::string look() {
     std::vector<int64_t> ranks;
     std::vector<std::string> keys;
@@ -122,19 +122,19 @@ class Members {
     do {
       if (!look().empty()) return;
       const int64_t gone = std::ranges::count_if(others_, is_gone);
-      if (gone == rank_.size) return;  // itself has no place among them
+      if (gone == rank_.size) return;  // this rank's own entry has no `since`, so it counts as gone
       std::this_thread::sleep_for(kLongestPause);
     } while (seconds_since(start) < kGoodbyeSeconds);
   }
 
   const StoreRank rank_;
   const std::unique_ptr<KeyValueStore> store_;
-  std::vector<Other> others_;  // by rank; the thread's, then the destructor's
+  std::vector<Other> others_;  // by rank; used by thread_, then by the destructor
   mutable Mutex mutex_;
   CondVar changed_;
   std::string failure_ GUARDED_BY(mutex_);
   bool is_ending_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last member, because it uses the members above
 };
 
 class StoreCommunicator final : public Communicator {
@@ -166,7 +166,7 @@ class StoreCommunicator final : public Communicator {
  private:
   using Kind = Collective::Kind;
 
-  // What is said, or heard, under one key and its pieces.
+  // Data written to the store, or read from it, under one key and the keys of its pieces.
   struct Message {
     std::string key;
     const char* from = nullptr;
@@ -174,7 +174,8 @@ class StoreCommunicator final : public Communicator {
     int64_t bytes = 0;
   };
 
-  // Calls of the group have a number; messages one of their own for each pair, since others do not see them.
+  // Collectives are numbered per group. Messages are numbered per pair of ranks, since other ranks do not see
+  // them.
   std::string prefix_of(const Collective& collective) {
     const int64_t other = collective.root;
     if (collective.kind == Kind::kSend) return str(prefix_, "/m/", other, ".", num_sent_[other]++, "/");
@@ -227,7 +228,7 @@ class StoreCommunicator final : public Communicator {
     const char* sent(int64_t part) const { return static_cast<const char*>(c_.send) + part * bytes_; }
     char* received(int64_t part) const { return static_cast<char*>(c_.receive) + part * bytes_; }
 
-    // What goes between this rank and another.
+    // Lists the messages between this rank and another rank.
     void list(int64_t other) {
       if (bytes_ == 0 || other == group_.rank_) return;
       const bool is_root = group_.rank_ == c_.root;
@@ -268,7 +269,7 @@ class StoreCommunicator final : public Communicator {
       }
     }
 
-    // What this rank says to itself.
+    // Copies the data that this rank sends to itself.
     void copy_own() {
       if (bytes_ == 0) return;
       const auto copy = [&](char* into, const char* from) {
@@ -281,7 +282,7 @@ class StoreCommunicator final : public Communicator {
       if (c_.kind == Kind::kAllToAll) copy(received(rank), sent(rank));
     }
 
-    // The next pieces of it; whether all are there.
+    // Reads the next pieces of the message. Returns whether all pieces are there.
     bool hear(Message& message) {
       for (; message.bytes > 0; message.bytes -= std::min(kMostBytes, message.bytes)) {
         const int64_t at = bytes_ - message.bytes;
@@ -318,9 +319,9 @@ class StoreCommunicator final : public Communicator {
     StoreCommunicator& group_;
     const std::string prefix_;
     const Collective c_;
-    int64_t bytes_ = 0;  // of each message
+    int64_t bytes_ = 0;  // size of each message
     std::vector<Message> said_, wanted_;
-    std::vector<char> heard_;  // [size, bytes_] of what is summed
+    std::vector<char> heard_;  // [size, bytes_], the inputs of a sum
     char mark_ = 0;
     bool done_ = false;
     const Time start_ = std::chrono::steady_clock::now();
@@ -331,7 +332,7 @@ class StoreCommunicator final : public Communicator {
   const std::string prefix_;
   const int64_t rank_, size_;
   uint64_t num_calls_ = 0;
-  std::map<int64_t, uint64_t> num_sent_, num_received_;  // messages, by the other rank
+  std::map<int64_t, uint64_t> num_sent_, num_received_;  // messages by peer rank
 };
 
 }  // namespace

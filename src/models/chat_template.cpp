@@ -7,8 +7,8 @@
 namespace bough {
 namespace {
 
-// Special tokens that a template may name, as transformers passes them: those of every tokenizer, and the
-// model's own by name.
+// Special tokens that a template may name, as transformers passes them: the standard names, and the model's
+// own named tokens.
 OrderedJson special_tokens(const Json& config) {
   OrderedJson variables = OrderedJson::object();
   const auto add = [&](const std::string& name, const Json& token) {
@@ -25,8 +25,8 @@ OrderedJson special_tokens(const Json& config) {
   return variables;
 }
 
-// The template named `name` in the `chat_template` of tokenizer_config.json, which is a text (the default) or
-// a list of named ones.
+// Returns the template named `name` in `chat_template` of tokenizer_config.json. The value is a text (the
+// default template) or a list of named templates.
 std::optional<std::string> template_of(const Json& config, std::string_view name) {
   const Json value = config.value("chat_template", Json());
   if (value.is_string() && name == "default") return value;
@@ -38,7 +38,8 @@ std::optional<std::string> template_of(const Json& config, std::string_view name
   return std::nullopt;
 }
 
-// Builds the value from the parser's events: duplicate keys, depth and wide numbers are seen here.
+// Builds the value from the parser's events, because only the events show duplicate keys, depth and wide
+// numbers.
 class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
  public:
   explicit OrderedBuilder(std::string source) : source_(std::move(source)) {}
@@ -90,7 +91,7 @@ class OrderedBuilder final : public nlohmann::json_sax<OrderedJson> {
   std::string source_;
   OrderedJson root_;
   OrderedJson* last_ = nullptr;
-  std::vector<OrderedJson*> stack_;  // open ones; only the innermost grows, so the pointers stay
+  std::vector<OrderedJson*> stack_;  // open containers; only the innermost grows, so the pointers stay valid
   std::string key_;
 };
 
@@ -130,7 +131,7 @@ ChatTemplate ChatTemplate::from_directory(const std::filesystem::path& directory
   const std::filesystem::path config_file = directory / "tokenizer_config.json";
   const Json config = std::filesystem::exists(config_file) ? read_json(config_file) : Json::object();
   if (!config.is_object()) throw UserError(str(config_file.string(), ": expected a JSON object"));
-  // A template of its own file comes before one of the configuration's.
+  // A template in a file of its own takes precedence over the configuration's.
   const auto read = [&](const std::filesystem::path& file,
                         std::string_view name) -> std::shared_ptr<const Program> {
     if (std::filesystem::exists(directory / file))

@@ -1,5 +1,5 @@
-// What Python has built in: attributes and subscripts, functions and methods, as far as templates use them.
-// The rest is refused by name when it is reached.
+// Python's builtins: attributes and subscripts, functions and methods, as far as templates use them. Anything
+// else is refused by name when it is reached.
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace bough::jinja {
 namespace {
 
-// What the sandbox hides, since it would change the list or dict, does not exist for a template.
+// The sandbox hides methods that would change the list or dict. They do not exist for a template.
 const Names kDictMethods = {"get", "items", "keys", "values", "copy", "fromkeys"};
 const Names kListMethods = {"index", "count", "copy"};
 const Names kTupleMethods = {"index", "count"};
@@ -462,7 +462,7 @@ Value Machine::text_method(const Value& self, const std::string& name, const Arg
       fail("zfill of a signed number is not supported");
     const std::string fill = name == "zfill" ? "0" : given[1].is_undefined() ? " " : text_of(given[1], name);
     const int64_t missing = std::max<int64_t>(0, width - num_characters(s));
-    // Python's center puts the odd blank to the left where the width is odd.
+    // If the width is odd, Python's center puts the odd blank to the left.
     int64_t left = name == "ljust" ? 0 : missing;
     if (name == "center") left = missing / 2 + (missing & width & 1);
     std::string out;

@@ -11,7 +11,7 @@ namespace bough::jinja {
 namespace {
 
 constexpr int64_t kMostSteps = 10'000'000;
-constexpr size_t kBytesOfAStep = 32;              // texts made cost steps
+constexpr size_t kBytesOfAStep = 32;              // bytes of produced text that cost one step
 constexpr size_t kLongestText = size_t{1} << 26;  // bytes
 constexpr int kDeepest = 1500;                    // levels of recursion, each less than 1 kB of stack
 
@@ -263,7 +263,7 @@ Value Machine::call_macro(const Macro& macro, Arguments arguments) {
   for (size_t i = 0; i < num_names; ++i) {
     const std::string& name = definition.names[i];
     if (has(name)) continue;
-    // A default is evaluated when the macro is called, and sees the parameters before it.
+    // A default is evaluated when the macro is called. It sees the parameters before it.
     frame.set(name, i < num_required ? Value::undefined(name)
                                      : evaluate(definition.expressions[i - num_required], frame));
   }
@@ -284,7 +284,7 @@ Arguments Machine::arguments_of(const Expression& expression, Frame& frame) {
 }
 
 Value Machine::evaluate_filter(const Expression& expression, const Value& value, Frame& frame) {
-  // The innermost filter of a block's chain has a literal in the place of the block's text.
+  // The innermost filter of a block's chain has a literal as placeholder for the block's text.
   const Value input = expression.operands[0].kind == Expression::Kind::kFilter
                           ? evaluate_filter(expression.operands[0], value, frame)
                           : value;
@@ -452,12 +452,12 @@ Value Machine::arithmetic(const std::string& operation, const Value& a, const Va
     else if (operation == "**") {
       result = 1;
       if (y > 64 && (x > 1 || x < -1)) overflow = true;
-      const int64_t count = y > 64 ? y % 2 + 2 : y;  // of 0, 1 and -1 only the parity matters
+      const int64_t count = y > 64 ? y % 2 + 2 : y;  // for 0, 1 and -1 only the parity matters
       for (int64_t i = 0; i < count && !overflow; ++i) overflow = __builtin_mul_overflow(result, x, &result);
     } else if (y == -1) {
       if (operation == "//") overflow = __builtin_sub_overflow(int64_t{0}, x, &result);
     } else {
-      const int64_t remainder = (x % y + y) % y;  // division rounds down, as Python's
+      const int64_t remainder = (x % y + y) % y;  // division rounds down, as in Python
       result = operation == "%" ? remainder : (x - remainder) / y;
     }
     if (overflow) fail("a whole number beyond 64 bits is not supported");

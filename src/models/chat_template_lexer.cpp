@@ -29,7 +29,7 @@ class Lexer {
       if (given[i] == '\r' && i + 1 < given.size() && given[i + 1] == '\n') continue;
       source_ += given[i] == '\r' ? '\n' : given[i];
     }
-    if (source_.ends_with('\n')) source_.pop_back();  // Jinja drops the last line's end
+    if (source_.ends_with('\n')) source_.pop_back();  // Jinja drops the last line break
   }
 
   std::vector<Token> run() {
@@ -54,7 +54,7 @@ class Lexer {
       if (kind == '#') {
         skip_comment();
       } else if (kind == '%' && take_raw()) {
-        // Its text is a token already.
+        // take_raw() has added the text as a token.
       } else {
         tokens_.push_back({kind == '{' ? Token::Kind::kOutputBegin : Token::Kind::kBlockBegin, "", line_});
         read_tag(kind == '{' ? "}}" : "%}");
@@ -79,8 +79,8 @@ class Lexer {
     if (!text.empty()) tokens_.push_back({Token::Kind::kText, std::move(text), line_});
   }
 
-  // Removes what the tag that follows `text` takes from its end: all white space for '-', blanks on the tag's
-  // line for blocks and comments (lstrip_blocks).
+  // Removes from the end of `text` what the following tag strips. '-' strips all white space. Blocks and
+  // comments strip blanks on the tag's line (lstrip_blocks).
   void trim_before_tag(std::string& text, char mark, bool is_output) const {
     if (mark == '-') {
       size_t end = text.size();
@@ -106,8 +106,8 @@ class Lexer {
     }
   }
 
-  // Passes the end of a tag, which begins here with an optional mark: '-' takes all white space that follows,
-  // and a block or comment without a mark one line break (trim_blocks).
+  // If a tag ends here, with an optional mark, moves past its end. '-' also skips all white space that
+  // follows. A block or comment without a mark also skips one line break (trim_blocks).
   bool take_end(std::string_view close) {
     const bool output = close == "}}";
     const char mark = source_[position_];
@@ -133,7 +133,7 @@ class Lexer {
     refuse(name_, begin, "a comment is not closed");
   }
 
-  // {% raw %}...{% endraw %}, the first of which has been read up to its mark.
+  // Reads {% raw %}...{% endraw %}. The first tag has been read up to its mark.
   bool take_raw() {
     const size_t begin = position_;
     const int begin_line = line_;
@@ -181,7 +181,7 @@ class Lexer {
 
   void read_tag(std::string_view close) {
     const int begin = line_;
-    std::string open;  // brackets
+    std::string open;  // open brackets
     while (position_ < source_.size()) {
       const char c = source_[position_];
       if (open.empty() && take_end(close)) {
@@ -255,7 +255,7 @@ class Lexer {
     text.erase(std::remove(text.begin(), text.end(), '_'), text.end());
   }
 
-  // Python's escapes; an unknown one stays as it is.
+  // Reads a string with Python's escapes. An unknown escape stays as it is.
   void read_string(char quote) {
     const int begin = line_;
     std::string out;

@@ -1,4 +1,5 @@
-// The parser from tokens to statements: a recursive descent, each method a rule of jinja2's grammar.
+// The parser from tokens to statements: a recursive descent, in which each method is a rule of jinja2's
+// grammar.
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -11,9 +12,9 @@
 namespace bough::jinja {
 namespace {
 
-constexpr int kDeepest = 200;                 // nesting of blocks, and of parentheses, which count thrice
+constexpr int kDeepest = 200;                 // nesting of blocks and of parentheses, which count three times
 constexpr int kDeepestExpression = 300;       // a chain of operators is as deep as it is long
-constexpr size_t kLongestTemplate = 1 << 20;  // bytes; those of today's models have 1-30 kB
+constexpr size_t kLongestTemplate = 1 << 20;  // bytes; templates of today's models have 1-30 kB
 
 class Parser {
  public:
@@ -90,7 +91,7 @@ class Parser {
     return result;
   }
 
-  // a if b else c; without the inline if where a statement has an `if` of its own.
+  // a if b else c. The inline if is off inside a statement that has its own `if`.
   Expression expression(bool with_inline_if = true) {
     const Level level(*this);
     Expression result = disjunction();
@@ -146,7 +147,7 @@ class Parser {
     Expression left = (this->*operand)();
     while (is_any(operators)) {
       const std::string operation = tokens_[position_++].text;
-      // jinja2 folds the sign into the constant and Python then binds the power tighter: -(3 ** 2).
+      // jinja2 folds the sign into the constant, then Python binds the power tighter: -(3 ** 2).
       if (operation == "**" && left.kind == Kind::kUnary) fail("a power of a signed value is not supported");
       left = node(Kind::kBinary, operation, std::move(left), (this->*operand)());
     }
@@ -220,7 +221,7 @@ class Parser {
     return result;
   }
 
-  // One expression, or several with commas between them: a tuple.
+  // Parses one expression, or several separated by commas: a tuple.
   Expression tuple(bool with_inline_if, bool may_be_empty) {
     std::vector<Expression> items;
     bool is_tuple = false;
@@ -277,7 +278,7 @@ class Parser {
     return node(is_slice ? Kind::kSlice : Kind::kSubscript, "", std::move(parts));
   }
 
-  // Adds the arguments behind a '(' to `target`.
+  // Adds the arguments after a '(' to `target`.
   Expression arguments(Expression target) {
     while (!take(")")) {
       if (is_any({"*", "**"})) fail("a call with * or ** is not supported");
@@ -329,7 +330,7 @@ class Parser {
 
   // Statements ---------------------------------------------------------------------------------------------
 
-  // Reads up to one of the statements `ends`, whose keyword is taken and left in ending_.
+  // Parses up to one of the statements `ends`. That statement's keyword is consumed and left in ending_.
   Block block(Words ends) {
     const Level level(*this);
     Block statements;
@@ -353,7 +354,7 @@ class Parser {
     if (ends.size() > 0) fail(str("expected ", bough::quoted(*(ends.end() - 1))));
     return statements;
   }
-  // The body up to the statement `end`, behind the end of the tag that opens it.
+  // Parses the body after the opening tag, up to the statement `end`.
   Block body(std::string_view end) {
     end_tag();
     Block result = block({end});
@@ -463,7 +464,7 @@ class Parser {
     return result;
   }
 
-  // A name, an attribute of a namespace, or several names.
+  // Parses a name, an attribute of a namespace, or several names.
   Expression target(bool may_be_attribute) {
     std::vector<Expression> names;
     bool is_tuple = false;
@@ -483,7 +484,7 @@ class Parser {
     return node(Kind::kTuple, "", std::move(names));
   }
 
-  // Parameters and body of a macro, or of the caller that a call block hands to one.
+  // Parses the parameters and body of a macro, or of the caller that a call block passes to a macro.
   Statement macro(Statement result, std::string_view end) {
     if (std::exchange(has_parameters_, true)) {
       while (!take(")")) {

@@ -1,5 +1,5 @@
-// What transformers makes of templates is compared in tests/parity/test_chat_template.py; here are the
-// contract and the interpreter's corners.
+// tests/parity/test_chat_template.py compares templates with transformers. This file tests the contract and
+// the interpreter's corner cases.
 #include "models/chat_template.h"
 
 #include <gtest/gtest.h>
@@ -133,7 +133,7 @@ TEST(Jinja, MacrosAndBlocks) {
   EXPECT_EQ(
       run("{% raw %}{{ x }}{% endraw %}{% generation %}{% set y = 1 %}{{ y }}{% endgeneration %}{{ y }}"),
       "{{ x }}1");
-  // A macro that outlives the loop which made it sees that loop's names.
+  // A macro that outlives the loop that defined it sees that loop's names.
   EXPECT_EQ(
       run("{% set n = namespace() %}{% for i in [7] %}{% macro m() %}{{ i }}{% endmacro %}{% set n.m = m %}"
           "{% endfor %}{{ n.m() }}"),
@@ -216,7 +216,7 @@ TEST(Jinja, WhatIsNotSupportedIsNamedWithItsLine) {
             "test:2: chat template: the statement 'include' is not supported");
   EXPECT_EQ(error_of("{{ 1 is filter }}"), "test:1: chat template: the test 'filter' is not supported");
   EXPECT_EQ(error_of("{{ lipsum() }}"), "test:1: chat template: the function 'lipsum' is not supported");
-  // It is no matter where it is not reached.
+  // A function that is never reached is not refused.
   EXPECT_EQ(run("{% if false %}{{ 'x' | urlize }}{% endif %}ok"), "ok");
 }
 
@@ -260,11 +260,11 @@ TEST(Jinja, HostileTemplatesEnd) {
       run("{% for i in range(99999) %}{% for j in range(99999) %}{% macro m() %}{% endmacro %}{% endfor %}"
           "{% endfor %}"),
       UserError);
-  // A namespace in itself is no leak (the address sanitizer looks).
+  // A namespace that contains itself does not leak (the address sanitizer checks).
   EXPECT_EQ(run("{% set n = namespace() %}{% set n.n = n %}{% set n.l = [n] %}ok"), "ok");
 }
 
-// Templates cut and mixed at random neither crash nor hang: each gives a text or a UserError.
+// Templates that are cut and mixed at random neither crash nor hang. Each gives a text or a UserError.
 TEST(Jinja, RandomTemplatesEnd) {
   const std::vector<std::string> words = {
       "{{",        "}}",     "{%",        "%}",    "{%-",    "-%}",       "{#",    "#}",     "if",

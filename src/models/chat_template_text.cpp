@@ -30,7 +30,7 @@ int64_t num_characters(std::string_view text) {
 
 namespace {
 
-// Characters that Python maps to several ones, or by what stands around them.
+// Returns true for characters that Python maps to several characters, or depending on their context.
 bool has_special_case(char32_t c) {
   return c == 0xDF || c == 0x130 || c == 0x149 || (c >= 0x1C4 && c <= 0x1CC) || c == 0x1F0 ||
          (c >= 0x1F1 && c <= 0x1F3) || c == 0x345 || c == 0x390 || c == 0x3A3 || c == 0x3B0 || c == 0x587 ||
@@ -65,7 +65,7 @@ std::string with_case(std::string_view text, Case wanted, const std::function<bo
 std::string replaced(const std::string& text, const std::string& old, const std::string& by, int64_t most) {
   std::string out;
   size_t begin = 0;
-  if (old.empty()) {  // between all characters
+  if (old.empty()) {  // insert between all characters
     for (const auto& [c, bytes] : characters_of(text)) {
       if (most-- > 0 || most < -1) out += by;
       out += bytes;

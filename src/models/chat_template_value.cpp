@@ -15,7 +15,7 @@ constexpr int kDeepest = 250;  // levels of sequences and dicts; JSON files have
 constexpr int64_t kHeaviest = int64_t{1} << 24;
 constexpr size_t kBytesOfAWeight = 8;
 
-// The code points of `text`, one after the other.
+// Calls `use` for each code point of `text`, in order.
 template <class Use>
 void for_each_character(std::string_view text, const Use& use) {
   for (size_t i = 0; i < text.size();) {
@@ -25,7 +25,7 @@ void for_each_character(std::string_view text, const Use& use) {
   }
 }
 
-// Python's str.isprintable of one character.
+// Python's str.isprintable for one character.
 bool is_printable(char32_t c) {
   if (c == ' ') return true;
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
@@ -80,8 +80,8 @@ std::string text_json(std::string_view text, bool ensure_ascii) {
   return out + '"';
 }
 
-// Python's repr of a float: the fewest digits that give the number back, with an exponent below 1e-4 and from
-// 1e16 on.
+// Python's repr of a float: the fewest digits that give the number back. An exponent is written below 1e-4
+// and from 1e16 on.
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
@@ -108,7 +108,8 @@ std::string float_repr(double value) {
          digits.substr(static_cast<size_t>(exponent + 1));
 }
 
-// What holds a value is one level deeper and as heavy as all that it holds.
+// Depth and weight of a container. It is one level deeper than its deepest child, and as heavy as all its
+// children.
 class Measure {
  public:
   void add(const Value& child) {
@@ -403,7 +404,7 @@ int compare(const Value& a, const Value& b) {
     if (std::isnan(a.as_float()) || std::isnan(b.as_float())) fail("an order of NaN is not supported");
     return a.as_float() < b.as_float() ? -1 : a.as_float() > b.as_float();
   }
-  // Bytes of UTF-8 have the order of code points.
+  // UTF-8 bytes sort like code points.
   if (a.is_text() && b.is_text()) return a.as_text().compare(b.as_text());
   if (a.is_sequence() && b.is_sequence() && a.as_sequence().flavour == b.as_sequence().flavour &&
       (a.is(Sequence::Flavour::kList) || a.is(Sequence::Flavour::kTuple))) {

@@ -30,7 +30,7 @@ constexpr const char* kGenerationConfig = "generation_config.json";
 
 // ---- loading ----
 
-// The tensors of a directory, wherever they are.
+// The tensors of a directory, in one file or in several.
 struct StoredWeights {
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   std::map<std::string, const SafetensorsFile*> where;  // tensor name -> its file
@@ -82,7 +82,7 @@ StoredWeights open_shards(const fs::path& directory) {
   return weights;
 }
 
-// Chooses as transformers does: the single file where there is one, else the index.
+// Chooses as transformers does: the single file if it exists, otherwise the index.
 StoredWeights open_weights(const fs::path& directory) {
   StoredWeights weights;
   if (fs::exists(directory / kSingle)) add_file(weights, directory / kSingle);
@@ -112,7 +112,7 @@ bool may_be_ignored(const std::string& name, const SafetensorsEntry& entry, cons
          entry.shape == std::vector<int64_t>{config.vocab_size, config.hidden_size};
 }
 
-// Names a few of many, so that a wrong model does not print thousands of names.
+// Adds a few of many names, so that a wrong model does not print thousands of names.
 void append_some(std::string& message, const char* what, const std::vector<std::string>& items) {
   constexpr size_t kShown = 5;
   if (items.empty()) return;
@@ -121,7 +121,8 @@ void append_some(std::string& message, const char* what, const std::vector<std::
   if (items.size() > kShown) message += ", …";
 }
 
-// Compares what is stored with what the model has. Reads no tensor: it can run before memory is taken.
+// Compares the stored tensors with the model's. Reads no tensor data, so it can run before memory is
+// allocated.
 void check_weights(const fs::path& directory, const StoredWeights& weights, Model& model) {
   std::vector<std::string> missing, extra, wrong;
   std::set<std::string> expected_names;
@@ -143,7 +144,7 @@ void check_weights(const fs::path& directory, const StoredWeights& weights, Mode
             str(part.name, " (got ", c10::toString(entry.dtype), ", expected a floating-point type)"));
     }
   }
-  if (model.ranks().stages) {  // the other stages' are there, too
+  if (model.ranks().stages) {  // the files also hold the other stages' tensors
     const auto all = make_model(model.whole_config(), model.dtype(), at::kMeta);
     for (const Parameter* parameter : all->parameters())
       for (const Parameter::Part& part : parameter->parts) expected_names.insert(part.name);
@@ -180,7 +181,7 @@ const char* dtype_text(at::ScalarType type) {
   }
 }
 
-// Returns config.json as it was read, but for what saving decides.
+// Returns config.json as it was read, except for the keys that saving sets.
 Json saved_config(const ModelConfig& config, at::ScalarType dtype) {
   Json json =
       config.source.is_object() && !config.source.empty() ? config.source : write_model_config(config);
@@ -225,8 +226,8 @@ Json make_index(const std::vector<NamedTensors>& shards, const SaveOptions& opti
           {"weight_map", weight_map}};
 }
 
-// Removes what an earlier save in another number of shards left: it would be read instead, or lie there
-// unused.
+// Removes weight files of an earlier save with another number of shards. They would be loaded instead of the
+// new files, or stay unused.
 void remove_stale_weights(const fs::path& directory, const std::set<std::string>& written) {
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(directory)) {
@@ -238,7 +239,7 @@ void remove_stale_weights(const fs::path& directory, const std::set<std::string>
   for (const fs::path& path : stale) fs::remove(path);
 }
 
-// Config and weights are all written aside before anything is renamed.
+// Config and weights are all written to temporary files before any file is renamed.
 void write_config_and_weights(const fs::path& directory, const Json& config, const NamedTensors& weights,
                               const SaveOptions& options) {
   const std::vector<NamedTensors> shards = split_into_shards(weights, options);
@@ -290,8 +291,8 @@ std::unique_ptr<Model> load_model(const fs::path& directory, at::ScalarType dtyp
                                   const ModelRanks& ranks) {
   const ModelConfig config = load_model_config(directory);
   const StoredWeights weights = open_weights(directory);
-  // On the meta device a model has shapes and no memory: a config of a model a thousand times larger than its
-  // weights is an error, not an allocation.
+  // A model on the meta device has shapes and no memory. If a config describes a model a thousand times
+  // larger than its weights, this is an error, not an allocation.
   check_weights(directory, weights, *make_model(config, dtype, at::kMeta, ranks));
   std::unique_ptr<Model> model = make_model(config, dtype, device, ranks);
   copy_weights(weights, *model);
@@ -326,7 +327,7 @@ void save_model(const fs::path& directory, Model& model, const SaveOptions& opti
 }
 
 namespace {
-// Writes what a family's class has beside what all have.
+// Writes the family's keys in addition to the common keys.
 void write_family_keys(const ModelConfig& config, Json& json) {
   const auto layers = static_cast<size_t>(config.num_layers);
   const Json all_full = std::vector<std::string>(layers, "full_attention");

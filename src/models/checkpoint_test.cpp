@@ -64,7 +64,7 @@ class Checkpoint : public ::testing::Test {
     }
     return "(accepted)";
   }
-  // Saves `config`'s model with its tensors changed.
+  // Saves a model of `config` after `change` has changed its tensors.
   template <class Change>
   void save_changed(const ModelConfig& config, Change change) const {
     auto model = random_model(config);
@@ -114,7 +114,7 @@ TEST_F(Checkpoint, ConvertsDtypes) {
       }
 }
 
-// Whatever number of shards was there before, only the new ones remain.
+// Only the new shards remain, for any previous number of shards.
 TEST_F(Checkpoint, ShardsReplaceEachOther) {
   const ModelConfig config = small_config(Architecture::kLlama, false);
   for (const int64_t bytes : {int64_t{5000}, int64_t{1} << 40, int64_t{1}, int64_t{9000}, int64_t{5000}}) {
@@ -161,7 +161,7 @@ TEST_F(Checkpoint, KeepsConfigAndOtherFiles) {
   EXPECT_EQ(load_stop_tokens(saved), std::vector<int32_t>{5});
   save_model(saved, *model, {.copy_from = base, .generation_config = {{"eos_token_id", 9}}});
   EXPECT_EQ(load_stop_tokens(saved), std::vector<int32_t>{9});
-  save_model(saved, *model, {.copy_from = saved});  // onto itself
+  save_model(saved, *model, {.copy_from = saved});  // saves onto itself
   EXPECT_EQ(load_stop_tokens(saved), std::vector<int32_t>{9});
 }
 
@@ -236,7 +236,7 @@ TEST_F(Checkpoint, RefusesBrokenDirectories) {
   expect_names(refusal(), {"model.safetensors", "neither"});
 }
 
-// The config of a model of 10^17 bytes over the weights of a small one is an error, not an allocation.
+// A config of a model of 10^17 bytes over the weights of a small model is an error, not an allocation.
 TEST_F(Checkpoint, RefusesHugeConfigWithoutAllocating) {
   save_model(folder_, *random_model(small_config(Architecture::kQwen3, true)));
   Json json = read_json(folder_ / "config.json");
@@ -249,7 +249,7 @@ TEST_F(Checkpoint, RefusesHugeConfigWithoutAllocating) {
 TEST_F(Checkpoint, FullDiskLeavesTheWeightsThatWereThere) {
   ModelConfig config = small_config(Architecture::kQwen3, true);
   config.hidden_size = 512;
-  config.intermediate_size = 60;  // 123 kB, over the limit, after shards that fit
+  config.intermediate_size = 60;  // 123 kB, over the limit, after shards that are below it
   config.source = Json();
   auto model = random_model(config);
   save_model(folder_, *model);

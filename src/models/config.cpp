@@ -11,8 +11,8 @@ namespace bough {
 
 namespace {
 
-// Bounds that no decoder of this kind comes near: beyond them a file is damaged, and products of two sizes
-// still fit 64 bits.
+// Bounds far above any decoder of this kind. Beyond them a file is damaged. Within them, products of two
+// sizes fit 64 bits.
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 constexpr int64_t kMaxLayers = 10'000;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
@@ -20,9 +20,9 @@ constexpr int64_t kMaxVocabulary = std::numeric_limits<int32_t>::max();  // toke
 
 struct Family {
   Architecture architecture;
-  const char* class_name;  // what `architectures` says
+  const char* class_name;  // value of `architectures`
   const char* model_type;
-  // transformers' defaults of the family, where a config.json may leave a key out.
+  // The family's defaults in transformers, for keys that a config.json may omit.
   int64_t max_positions;
   double rms_norm_eps;
   double rope_theta;
@@ -56,8 +56,8 @@ const Family& family_of(Architecture architecture) {
   BOUGH_CHECK(false, "architecture ", static_cast<int>(architecture));
 }
 
-// Finds the family by `architectures`, which names the class; that of a config without it (a base class's) by
-// `model_type`.
+// Finds the family by `architectures`, which names the class. A config without the key (a base class's
+// config) is found by `model_type`.
 const Family& read_family(const ConfigKeys& keys) {
   const std::string model_type = keys.text_or("model_type", "");
   const Family* found = nullptr;
@@ -100,8 +100,8 @@ void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& confi
   config.num_heads = keys.integer("num_attention_heads", kMaxWidth);
   config.max_position_embeddings =
       keys.integer_or("max_position_embeddings", kMaxPositions, family.max_positions);
-  // Where num_key_value_heads is absent, these classes take the query heads and others a number of their own;
-  // null is the query heads for all.
+  // If num_key_value_heads is absent, these classes use the number of query heads. Other classes have a
+  // default of their own. For all classes, null means the number of query heads.
   const bool defaults_to_heads = architecture == Architecture::kLlama ||
                                  architecture == Architecture::kPhi3 || architecture == Architecture::kOlmo2;
   if (!keys.object().contains("num_key_value_heads") && !defaults_to_heads)
@@ -111,7 +111,7 @@ void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& confi
   if (config.num_heads % config.num_kv_heads != 0)
     keys.fail("num_key_value_heads", str(config.num_kv_heads),
               str("a divisor of num_attention_heads, ", config.num_heads));
-  // Qwen3's and Gemma's classes have a default of their own; the others divide the width.
+  // Qwen3's and Gemma's classes have a default of their own. The others divide the width.
   const int64_t default_head = architecture == Architecture::kQwen3 ? 128 : is_gemma(architecture) ? 256 : 0;
   if (!keys.has("head_dim") && default_head == 0 && config.hidden_size % config.num_heads != 0)
     keys.fail("num_attention_heads", str(config.num_heads),
@@ -126,7 +126,7 @@ void read_sizes(const ConfigKeys& keys, const Family& family, ModelConfig& confi
               str("at most ", kMaxWidth, " / head_dim ", config.head_dim));
 }
 
-// Reads what a layer of the family has.
+// Reads the layer options of the family.
 void read_layer(const ConfigKeys& keys, ModelConfig& config) {
   const Architecture architecture = config.architecture;
   const bool has_attention_bias = architecture != Architecture::kQwen2 &&
@@ -164,7 +164,7 @@ void refuse_what_changes_the_result(const ConfigKeys& keys, Architecture archite
   if (keys.flag_or("use_bidirectional_attention", false))
     keys.refuse("use_bidirectional_attention", "attention to later tokens");
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
-    // Gemma 2's class caps logits where the key is absent.
+    // Gemma 2's class caps logits if the key is absent.
     if (architecture == Architecture::kGemma2 && !keys.object().contains(key))
       keys.refuse(key, "soft-capping of logits, which Gemma 2 does where the key is absent,");
     if (keys.has(key))
@@ -185,7 +185,7 @@ bool slides_by_default(const ConfigKeys& keys, Architecture architecture, int64_
   }
 }
 
-// Finds which layers see a window of tokens. Up to its length that is the whole sequence.
+// Finds the layers with a sliding window. A sequence up to the window's length is seen whole.
 std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& config) {
   const Architecture architecture = config.architecture;
   const bool asks = is_qwen(architecture) || architecture == Architecture::kSmolLM3;
@@ -223,8 +223,8 @@ std::vector<bool> read_sliding_layers(const ConfigKeys& keys, ModelConfig& confi
   return slides;
 }
 
-// transformers before 5 writes rope_theta beside rope_scaling (null, or what stretches the positions); from 5
-// on rope_parameters holds both, in Gemma 3 for each type of layer.
+// transformers before 5 writes rope_theta beside rope_scaling, which is null or describes the scaling of
+// positions. From 5 on, rope_parameters holds both. In Gemma 3 it has an entry for each type of layer.
 const char* rope_key(const ConfigKeys& keys) {
   for (const char* key : {"rope_scaling", "rope_parameters"})
     if (keys.has(key) && !keys.get(key).is_object())
@@ -291,7 +291,7 @@ void read_ropes(const ConfigKeys& keys, const Family& family, const std::vector<
   }
 }
 
-// Finds the layers without positions, which SmolLM3 has.
+// Finds the layers without positions (SmolLM3).
 void read_layers_without_rope(const ConfigKeys& keys, ModelConfig& config) {
   const int64_t interval = keys.integer_or("no_rope_layer_interval", kMaxLayers, 4);
   const bool listed = keys.has("no_rope_layers");

@@ -26,7 +26,7 @@ Json qwen3() {
     "sliding_window": null, "tie_word_embeddings": true, "use_cache": true, "use_sliding_window": false,
     "vocab_size": 64, "eos_token_id": 3})");
 }
-// A Llama config as transformers before 5 wrote it, without what may be missing.
+// A Llama config as transformers before 5 wrote it, without the optional keys.
 Json llama() {
   return Json::parse(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16",
@@ -41,7 +41,7 @@ Json qwen2() {
   json["architectures"] = {"Qwen2ForCausalLM"};
   json["model_type"] = "qwen2";
   json["num_key_value_heads"] = 1;
-  json["sliding_window"] = 131072;  // Qwen2.5 names a window and does not use it
+  json["sliding_window"] = 131072;  // Qwen2.5 names a window but does not use it
   json["use_sliding_window"] = false;
   json.erase("attention_bias");
   return json;
@@ -125,7 +125,7 @@ TEST(ModelConfig, TakesTransformersDefaults) {
        {"head_dim", "rope_parameters", "rms_norm_eps", "tie_word_embeddings", "architectures", "dtype"})
     json.erase(key);
   const ModelConfig config = parse_model_config(json, "x");
-  EXPECT_EQ(config.architecture, Architecture::kQwen3);  // by model_type
+  EXPECT_EQ(config.architecture, Architecture::kQwen3);  // found by model_type
   EXPECT_EQ(config.head_dim, 128);                       // Qwen3's, not width / heads
   EXPECT_EQ(config.rope.theta, 1e4);
   EXPECT_EQ(config.rms_norm_eps, 1e-6);
@@ -135,7 +135,7 @@ TEST(ModelConfig, TakesTransformersDefaults) {
   EXPECT_EQ(parse_model_config(json, "x").num_kv_heads, 4);
 }
 
-// What would change the result is refused by its name.
+// Options that would change the result are refused by name.
 TEST(ModelConfig, RefusesByName) {
   expect_names(refusal_with(qwen3(), "architectures", {"Qwen3MoeForCausalLM"}),
                {"dir/config.json", "architectures", "Qwen3MoeForCausalLM", "Qwen3ForCausalLM"});
@@ -209,8 +209,7 @@ TEST(ModelConfig, RefusesImpossibleValues) {
   EXPECT_LT(refusal_with(qwen3(), "hidden_size", std::string(100000, 'x')).size(), 400u);
 }
 
-// Windows are those of Mistral's, Gemma's and Phi-3's classes, and of Qwen's layers from max_window_layers
-// on.
+// Windows exist in Mistral's, Gemma's and Phi-3's classes, and in Qwen's layers from max_window_layers on.
 TEST(ModelConfig, IsExactUpToTheWindow) {
   const auto longest = [](Json json, const Json& changes) {
     json.update(changes);
@@ -219,7 +218,7 @@ TEST(ModelConfig, IsExactUpToTheWindow) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(longest(llama(), Json::object()), kAll);
   EXPECT_EQ(longest(qwen2(), Json::object()), kAll);
-  EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}}), kAll);  // from layer 28 on
+  EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}}), kAll);  // in layers from 28 on
   EXPECT_EQ(longest(qwen2(), {{"use_sliding_window", true}, {"max_window_layers", 1}}), 131072);
   EXPECT_EQ(longest(gemma2(), Json::object()), 100);
   EXPECT_EQ(longest(gemma2(), {{"layer_types", {"full_attention", "full_attention"}}}), kAll);
@@ -282,7 +281,7 @@ TEST(ModelConfig, LoadsFromDirectory) {
   EXPECT_THROW(load_model_config(folder), UserError);
   write("config.json", qwen3().dump());
   EXPECT_EQ(load_model_config(folder).vocab_size, 64);
-  EXPECT_THROW(load_model_config(folder / "config.json"), UserError);  // a file for a directory
+  EXPECT_THROW(load_model_config(folder / "config.json"), UserError);  // a file in place of a directory
 
   EXPECT_EQ(load_stop_tokens(folder), std::vector<int32_t>{3});
   write("generation_config.json", R"({"eos_token_id": [7, 8]})");

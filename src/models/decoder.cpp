@@ -1,5 +1,5 @@
-// The decoder that all families share: blocks of grouped-head attention and a gated feed-forward layer. What
-// differs is in ModelConfig: which norms and biases a layer has, its rotary embedding, its activation.
+// The decoder that all families share: blocks of grouped-query attention and a gated feed-forward layer.
+// ModelConfig describes the differences: a layer's norms and biases, its rotary embedding, its activation.
 #include "models/decoder.h"
 
 #include <ATen/ATen.h>
@@ -17,8 +17,8 @@
 namespace bough {
 
 namespace {
-// Rows of a parameter: `count` of the tensor of this name, which has more of them, or of its columns, where
-// ranks share it.
+// Rows of a parameter: `count` rows of the tensor `name`. If ranks share the tensor, `count` is this rank's
+// part of its rows or columns.
 struct Rows {
   std::string name;
   int64_t count = 0;
@@ -53,7 +53,7 @@ class Decoder : public Model {
   std::vector<Parameter*> layer_matrices() override;
 
  private:
-  // Parameters that the model does not have, or another stage, are undefined.
+  // Parameters that the model lacks, or that another stage has, are undefined.
   struct Layer {
     Parameter attention_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, attention_post_norm;
     Parameter mlp_norm, gate_up, gate_up_bias, down, down_bias, mlp_post_norm;
@@ -64,36 +64,37 @@ class Decoder : public Model {
     }
   };
   Layer make_layer(int64_t index, const at::TensorOptions& options) const;
-  // Rows that every rank has. `whole_gradient`: and whose gradient each computes whole.
+  // Rows that every rank has. `whole_gradient`: each rank computes their whole gradient.
   Rows copied(const std::string& name, int64_t count, bool whole_gradient = false) const {
     return {.name = name, .count = count, .copies = num_ranks(), .sums_copies = !whole_gradient};
   }
   int64_t num_ranks() const { return ranks_.tensor ? ranks_.tensor->size() : 1; }
   int64_t rank() const { return ranks_.tensor ? ranks_.tensor->rank() : 0; }
-  // What enters a layer and what leaves it (tensor_parallel.h).
+  // Communication at the input and the output of a layer (tensor_parallel.h).
   at::Tensor into_layer(const at::Tensor& x_TD) const {
     return ranks_.tensor ? copy_to_ranks(x_TD, *ranks_.tensor) : x_TD;
   }
   at::Tensor out_of_layer(const at::Tensor& y_TD) const {
     return ranks_.tensor ? sum_over_ranks(y_TD, *ranks_.tensor) : y_TD;
   }
-  // A bias of a sum over ranks: the first one adds it.
+  // Returns the bias of a product that is summed over ranks: only rank 0 adds the bias, other ranks get
+  // nullptr.
   const Parameter* bias_of_sum(const Parameter& bias) const;
   at::Tensor embed(const at::Tensor& tokens_T) const;
 
-  // Blocks compute attention and the feed-forward layer, each with its norms and residual.
+  // Each block computes attention or the feed-forward layer, with its norms and residual.
   at::Tensor attention_block(const Layer& layer, int64_t index, const at::Tensor& x_TD,
                              const RotaryTable& rotary, AttentionContext& attention) const;
   at::Tensor mlp_block(const Layer& layer, const at::Tensor& x_TD, bool output_is_read) const;
 
-  // The table of each LayerRope that the model has, by its number.
+  // Returns the table of each LayerRope that the model uses, indexed by the enum's value.
   std::array<RotaryTable, 3> rotary_tables(const at::Tensor& positions_T) const;
 
   Parameter embedding_;
   std::vector<Layer> layers_;
   Parameter final_norm_;
-  Parameter head_;                                     // undefined where tied
-  at::Tensor global_frequencies_, local_frequencies_;  // of angles; undefined where no layer has them
+  Parameter head_;                                     // undefined if tied
+  at::Tensor global_frequencies_, local_frequencies_;  // of rotary angles; undefined if no layer uses them
 };
 
 bool has_rope(const ModelConfig& config, LayerRope rope) {
@@ -130,12 +131,13 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
   const int64_t width = config.hidden_size, inner = config.intermediate_size;
   const int64_t q_rows = config.query_width(), kv_rows = config.key_width();
   const int64_t all_q = whole_config_.query_width(), all_kv = whole_config_.key_width();
-  // Of key heads fewer than ranks several ranks have the same one.
+  // If there are fewer key heads than ranks, several ranks have the same key head.
   const int64_t copies = num_ranks() * kv_rows / all_kv;
   const int64_t first_q = rank() * q_rows, first_kv = rank() / copies * kv_rows;
   const std::string prefix = str("model.layers.", index, ".");
   const std::string attn = prefix + "self_attn.", mlp = prefix + "mlp.";
-  // of_sum: it norms what the ranks have summed, else what each computes from.
+  // of_sum: the norm's input is a sum over ranks, so each rank computes the whole gradient. Otherwise each
+  // rank computes a part.
   const auto norm = [&](const std::string& name, int64_t size, bool of_sum = false) {
     return make_parameter({copied(name + ".weight", size, of_sum)}, {}, options);
   };
@@ -162,7 +164,7 @@ Decoder::Layer Decoder::make_layer(int64_t index, const at::TensorOptions& optio
             {mlp + "gate_up_proj" + kind, inner, 0, all + first, 2 * all}};
   };
   Layer layer;
-  // In a model with norms on one side post_attention_layernorm is the feed-forward layer's own.
+  // In a model with norms on one side, post_attention_layernorm is the feed-forward layer's norm.
   if (config.pre_norms) {
     layer.attention_norm = norm(prefix + "input_layernorm", width);
     layer.mlp_norm =
@@ -222,8 +224,9 @@ const Parameter* Decoder::bias_of_sum(const Parameter& bias) const {
   return rank() == 0 ? if_defined(bias) : nullptr;
 }
 
-// Norm over elements that ranks share: by the own ones' mean square, times what that is off by. The sum of
-// squares is one over ranks, and so is its gradient, since every rank's output depends on it.
+// RMSNorm over elements that are split across ranks: the norm by the local mean square, times a correction
+// factor. The squares are summed over ranks. The gradient of the sum is also summed over ranks, since every
+// rank's output depends on it.
 at::Tensor norm_over_ranks(const at::Tensor& x, const Parameter& weight, const NormSettings& norm,
                            Communicator* ranks) {
   const at::Tensor by_own = rms_norm(x.contiguous(), weight, norm);
@@ -237,7 +240,7 @@ at::Tensor norm_over_ranks(const at::Tensor& x, const Parameter& weight, const N
   return (by_own * factor_T1).to(x.scalar_type());
 }
 
-// Norms q and k over all their heads together; v stays as it is.
+// Norms q over all its heads together, and k likewise. v is unchanged.
 at::Tensor norm_qk_over_width(const at::Tensor& qkv, const QkvLayout& layout, const Parameter& q_norm,
                               const Parameter& k_norm, const NormSettings& norm, Communicator* ranks) {
   const int64_t q_width = layout.num_heads * layout.head_dim, k_width = layout.num_kv_heads * layout.head_dim;
@@ -297,7 +300,7 @@ std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T)
   if (local_frequencies_.defined())
     table(LayerRope::kLocal) =
         make_rotary_table(positions_T, local_frequencies_, config_.local_rope.attention_factor);
-  // LayerRope::kNone turns no pair.
+  // LayerRope::kNone rotates no pair.
   const auto none =
       at::empty({positions_T.size(0), 0}, at::TensorOptions(device()).dtype(accumulator_type(dtype())));
   table(LayerRope::kNone) = {none, none};
@@ -307,7 +310,7 @@ std::array<RotaryTable, 3> Decoder::rotary_tables(const at::Tensor& positions_T)
 at::Tensor Decoder::embed(const at::Tensor& tokens_T) const {
   const double scale = config_.scale_embedding ? std::sqrt(static_cast<double>(config_.hidden_size)) : 1;
   if (!ranks_.tensor) return bough::embedding(tokens_T, embedding_, scale);
-  // Of another rank's tokens the row is 0 here; so is its gradient, which goes to some row.
+  // For tokens of another rank the row is 0 here. The gradient is 0, too, so it may go to any row.
   const at::Tensor own_T = tokens_T - embedding_.parts[0].first;
   const at::Tensor is_other_T = (own_T < 0) | (own_T >= embedding_.value.size(0));
   const at::Tensor x_TD = bough::embedding(own_T.masked_fill(is_other_T, 0), embedding_, scale);

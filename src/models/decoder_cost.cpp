@@ -43,7 +43,7 @@ double ModelShape::last_flops_per_token() const {
 double ModelShape::trained_linear_flops_per_token() const {
   if (!is_frozen()) return linear_flops_per_token();
   const auto adapters = static_cast<double>(2 * adapter_elements);
-  // Three products of an adapter's matrix in place of two: half of its forward is computed again.
+  // Half of an adapter's forward is recomputed. For that half, backward takes three products instead of two.
   return (linear_flops_per_token() - adapters) / 2 + 1.25 * adapters;
 }
 
@@ -60,11 +60,11 @@ double ModelShape::flops_per_head_row() const {
 }
 
 double ModelShape::elements_per_token() const {
-  // A layer's elements are what norms, two residual sums, q/k norm with rotary embedding, and the activation
-  // read and write. Beside the layers there are the embedding's row and the final norm.
+  // A layer's elements are those that norms, two residual sums, q/k norm with rotary embedding, and the
+  // activation read and write. The embedding's row and the final norm are added to the layers.
   const int64_t norms = (pre_norms ? 2 : 0) + (post_norms ? 2 : 0);
   const int64_t qkv = query_width() + 2 * key_width();
-  // Norms over the width of q and k split, norm and join them.
+  // Norms over the width of q and k split, norm and concatenate them.
   const int64_t over_width = qk_norm_over_width ? 6 * qkv : 0;
   const int64_t layer =
       norms * 2 * hidden_size + 2 * 3 * hidden_size + 2 * qkv + over_width + 3 * intermediate_size;
@@ -72,7 +72,7 @@ double ModelShape::elements_per_token() const {
 }
 
 WorkModel work_model(const ModelShape& shape) {
-  // A step counts as three forward passes, of a frozen matrix as two.
+  // A training step counts as three forward passes, or as two for a frozen matrix.
   const double part = shape.is_frozen() ? 2.0 / 3 : 1.0;
   return {.flops_per_token = part * shape.linear_flops_per_token(),
           .flops_per_head_row = part * shape.flops_per_head_row(),
@@ -133,8 +133,8 @@ int64_t DecoderBytes::of_attention() const {
 int64_t DecoderBytes::of_layer() const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t projection = shape_.query_width() + 2 * shape_.key_width();
-  // A layer keeps both residuals; q, k, v before and after norm and rotary embedding; gate and up; the norms'
-  // scales; what is normed before it is added.
+  // A layer stores both residuals; q, k, v before and after norm and rotary embedding; gate and up; the
+  // norms' scales; and the inputs of post-norms.
   int64_t layer = (2 * shape_.hidden_size + 2 * projection + 2 * shape_.intermediate_size) * element;
   if (shape_.pre_norms) layer += 2 * accumulator;
   if (shape_.post_norms) layer += 2 * (shape_.hidden_size * element + accumulator);
@@ -144,7 +144,7 @@ int64_t DecoderBytes::of_layer() const {
 }
 
 int64_t DecoderBytes::of_pass() const {
-  // The last residual, its norm and scale, rotary angles, token and position, its end.
+  // The last residual, its norm and scale, rotary angles, and the token, position and end of each token.
   const bool has_local = std::find(shape_.layer_ropes.begin(), shape_.layer_ropes.end(), LayerRope::kLocal) !=
                          shape_.layer_ropes.end();
   const int64_t angles = (has_local ? 2 : 1) * shape_.turned_elements();
@@ -175,7 +175,8 @@ int64_t DecoderBytes::of_exit() const {
 }
 
 int64_t DecoderBytes::of_loss_row() const {
-  // A row has advantage, two old log-probabilities, weight, log-probability, entropy; the sequence's number.
+  // A row has the advantage, two old log-probabilities, weight, log-probability, entropy, and the sequence
+  // index.
   return 6 * shape_.accumulator_bytes + 8;
 }
 
@@ -193,11 +194,11 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
   const int64_t width = shape_.hidden_size, vocab = shape_.vocab_size;
   const int64_t rows = std::min(pass.head_rows, head_chunk_rows(vocab, kernels_.on_gpu()));
   if (rows == 0) return 0;
-  // The hidden states are there again where others are appended to them.
+  // If other hidden states are appended, the concatenation holds the pass's hidden states a second time.
   const int64_t sources = pass.stack_rows > 0 ? pass.tokens * width * element : 0;
   const int64_t logits = log_prob_bytes(shape_.element_sizes(), rows, vocab) + rows * width * element;
-  // The loss and its graph hold tens of tensors of loss rows; then come the weight's gradient and the rows'
-  // own.
+  // The loss and its graph hold tens of tensors of loss rows. The gradients of the weight and of the rows
+  // follow.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
   const int64_t chunk_loss_rows = (loss_rows * rows + pass.head_rows - 1) / pass.head_rows;
   const int64_t loss = chunk_loss_rows * (24 * accumulator + 24);
@@ -211,14 +212,15 @@ int64_t DecoderBytes::of_head(const PassShape& pass) const {
 int64_t DecoderBytes::of_mlp(int64_t tokens) const {
   const int64_t element = shape_.element_bytes;
   const int64_t width = shape_.hidden_size, inner = shape_.intermediate_size;
-  // Beside the residual's gradient there are SwiGLU's output with `down`, and the norm's output with gate and
-  // up, whose weight's gradient waits for the gradient of the input.
+  // The residual's gradient is held throughout. `down` needs SwiGLU's output; gate and up need the norm's
+  // output. The weight gradient of gate and up is computed after their input's gradient, which is held
+  // meanwhile.
   const int64_t down = tokens * inner * element +
                        std::max(product(tokens, width, inner), weight_gradient(tokens, width, inner));
   const int64_t gate_up = tokens * width * element +
                           std::max(product(tokens, 2 * inner, width),
                                    tokens * width * element + weight_gradient(tokens, 2 * inner, width));
-  // An adapter's term, beside what it is added to, and the gradients of its slices.
+  // The adapter's term beside the tensor that it is added to, and the gradients of the adapter's slices.
   const int64_t adapters = shape_.is_frozen() ? tokens * (4 * inner + width) * element : 0;
   return tokens * width * element + std::max(down, gate_up) + adapters;
 }
@@ -227,7 +229,7 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
   const int64_t width = shape_.hidden_size, query = shape_.query_width(), key = shape_.key_width();
   const int64_t tokens = pass.tokens;
-  // The MLP's activations are freed by then. The gradients are those of the residual, the output, q, k and v.
+  // The MLP's activations are freed before. The gradients are those of the residual, the output, q, k and v.
   const int64_t freed = tokens * ((2 * shape_.intermediate_size + width) * element +
                                   (shape_.post_norms ? width * element + accumulator : 0));
   const int64_t gradients = tokens * ((width + 2 * query) * element + 2 * key * accumulator +
@@ -240,19 +242,19 @@ int64_t DecoderBytes::of_attention_backward(const PassShape& pass) const {
 
 int64_t DecoderBytes::of_temporaries(const PassShape& pass, Keep keep) const {
   const int64_t element = shape_.element_bytes, accumulator = shape_.accumulator_bytes;
-  // The gradient of the hidden states is summed by the head, and lives, in bf16 rounded, until backward is
-  // done.
+  // The lm_head sums the gradient of the hidden states in the accumulator type. The gradient, rounded to the
+  // model's type, lives until backward is done.
   const int64_t summed = pass.tokens * shape_.hidden_size * accumulator;
   const int64_t held = pass.tokens * shape_.hidden_size * element;
   int64_t mlp = of_mlp(pass.tokens), attention = of_attention_backward(pass);
   if (recomputes_layers(keep)) {
-    // The layer that is computed again, beside its input; its output's gradient lives as long.
+    // The recomputed layer, in addition to its input. The gradient of the layer's output lives as long.
     int64_t layer = of_layer() - of_layer_input();
     if (keep != Keep::kLayerInputsAndAttention) layer += of_attention();
     mlp += pass.tokens * layer;
     attention += pass.tokens * (layer + shape_.hidden_size * element);
   }
-  // Labels and sources of the head's rows; of the loss's, their head rows and their places in the batch.
+  // Labels and sources of the head's rows. For each loss row, its head row and its position in the batch.
   const int64_t loss_rows = pass.loss_rows >= 0 ? pass.loss_rows : pass.head_rows;
   const int64_t numbers = 4 * pass.stack_rows + 16 * (pass.head_rows + loss_rows);
   return std::max(summed + of_head(pass), held + std::max(mlp, attention)) + numbers;

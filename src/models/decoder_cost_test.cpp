@@ -55,7 +55,7 @@ TEST(ModelShape, KnowsElementsAndAccumulators) {
 }
 
 TEST(ModelShape, NamedShapesHaveTheParametersOfTheirCheckpoints) {
-  // The numbers are those that the safetensors files on the Hub count; tied weights once.
+  // The numbers are those of the safetensors files on the Hub. Tied weights count once.
   const auto parameters = [](const char* name) { return named_model_shape(name, "bf16").num_parameters(); };
   EXPECT_EQ(parameters("qwen3-0.6b"), 596'049'920);
   EXPECT_EQ(parameters("qwen3-1.7b"), 1'720'574'976);

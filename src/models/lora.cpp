@@ -27,7 +27,7 @@ constexpr const char* kConfigFile = "adapter_config.json";
 constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kWeight = ".weight";
 
-// model.layers.0.self_attn.q_proj.weight: the module is all before .weight, its last part q_proj.
+// In model.layers.0.self_attn.q_proj.weight, the module is the text before .weight. Its last part is q_proj.
 std::string module_of(const Parameter::Part& part) {
   BOUGH_CHECK(part.name.ends_with(kWeight), part.name);
   return part.name.substr(0, part.name.size() - kWeight.size());
@@ -39,8 +39,9 @@ std::string file_name(const std::string& module, const char* which) {
   return "base_model.model." + module + ".lora_" + which + ".weight";
 }
 
-// Gives the matrix adapters on the modules that `is_wanted`, uninitialised.
-// `num_ranks`: that share it. A of rows that they share is every rank's, B of columns that they share is.
+// Adds uninitialised adapters to those modules of the matrix for which `is_wanted` is true. `num_ranks`:
+// ranks that share the matrix. If they share its rows, every rank has all of A. If they share its columns,
+// every rank has all of B.
 void attach(Parameter& matrix, int64_t rank, double scale, int64_t num_ranks,
             const std::function<bool(const std::string& module)>& is_wanted) {
   matrix.adapter.clear();
@@ -75,7 +76,7 @@ void attach(Parameter& matrix, int64_t rank, double scale, int64_t num_ranks,
   matrix.adapter_scale = scale;
 }
 
-// Returns how many elements they have.
+// Returns the number of elements of the adapters.
 int64_t attach_to(Model& model, int64_t rank, double scale,
                   const std::function<bool(const std::string& module)>& is_wanted) {
   const int64_t num_ranks = model.tensor_ranks() ? model.tensor_ranks()->size() : 1;
@@ -95,7 +96,7 @@ int64_t attach_to(Model& model, int64_t rank, double scale,
   return elements;
 }
 
-// `all`: the model itself, or of a stage all layers.
+// `all`: the model itself, or for a pipeline stage a model with all layers.
 void attach_all(Model& model, Model& all, int64_t rank, double scale,
                 const std::function<bool(const std::string& module)>& is_wanted) {
   int64_t elements = attach_to(model, rank, scale, is_wanted);
@@ -103,7 +104,8 @@ void attach_all(Model& model, Model& all, int64_t rank, double scale,
   model.set_adapter_elements(elements);
 }
 
-// Of a stage (pipeline.h): the whole model's layers, as pieces where ranks share them, without memory.
+// For a pipeline stage (pipeline.h): returns the unsharded model's layers, without memory. If tensor ranks
+// share the layers, they are this rank's pieces.
 std::unique_ptr<Model> all_layers(const Model& model) {
   return make_model(model.whole_config(), model.dtype(), at::kMeta, {.tensor = model.tensor_ranks()});
 }
@@ -115,12 +117,13 @@ std::set<std::string> modules_of(Model& model) {
   return modules;
 }
 
-// A module is named by its last parts, as PEFT has it.
+// As in PEFT, a target names a module by its last parts.
 bool is_named(const std::string& module, const std::string& target) {
   return module == target || module.ends_with("." + target);
 }
 
-// `all`: the model itself, or of a stage all layers, whose draws it passes over.
+// `all`: the model itself, or for a pipeline stage all layers. Random numbers are generated for all layers,
+// so that a stage's values equal the unsharded model's.
 void initialise_adapter(Model& model, Model& all, uint64_t seed) {
   std::map<std::string, Parameter*> own;
   for (Parameter* matrix : model.layer_matrices())
@@ -129,7 +132,7 @@ void initialise_adapter(Model& model, Model& all, uint64_t seed) {
   for (Parameter* matrix : all.layer_matrices()) {
     if (matrix->adapter.empty()) continue;
     const Parameter& a = matrix->adapter[0];
-    // Of ranks that share the columns each takes its own of the same draw.
+    // If ranks share the columns, each rank takes its columns of the same random matrix.
     const Parameter::Part& part = a.parts[0];
     const int64_t columns = whole_sizes(a, part)[1];
     const double bound = 1 / std::sqrt(static_cast<double>(columns));
@@ -167,7 +170,7 @@ AdapterFile read_config(const fs::path& path) {
       refuse(path, key, config.value(key, Json()), "a number above 0");
     return found->get<double>();
   };
-  // What would be computed otherwise. Absent, null, false and empty mean that it is not used.
+  // Options that would change the computation. Absent, null, false and empty mean that the option is off.
   for (const char* key : {"use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out",
                           "lora_bias", "target_parameters", "layer_replication", "trainable_token_indices",
                           "use_qalora", "alora_invocation_tokens", "arrow_config"}) {
@@ -305,13 +308,13 @@ void save_adapter(const fs::path& directory, Model& model, const std::string& ba
   }
   BOUGH_CHECK(rank > 0, "a model without an adapter");
   for (const std::string& module : modules) targets.insert(last_part(module));
-  // Where only some layers' have one, every module is named in full.
+  // If only some layers have an adapter on the module, every module is named in full.
   for (const std::string& module : modules_of(model))
     if (targets.contains(last_part(module)) && !modules.contains(module)) {
       targets = modules;
       break;
     }
-  // A whole number, as people write it, is one again after it was divided by the rank.
+  // alpha was divided by the rank. If it was a whole number before, this restores the whole number.
   double alpha = scale * static_cast<double>(rank);
   if (std::abs(alpha - std::round(alpha)) < 1e-9 * std::abs(alpha)) alpha = std::round(alpha);
   const auto whole = static_cast<int64_t>(std::llround(alpha));
@@ -343,7 +346,7 @@ void load_adapter(const fs::path& directory, Model& model) {
   const at::NoGradGuard no_grad;
   const AdapterFile config = read_config(directory / kConfigFile);
   const SafetensorsFile file(directory / kWeightsFile);
-  // The tensors say which modules have an adapter: target_modules may be a pattern.
+  // The tensors say which modules have an adapter, because target_modules may be a pattern.
   std::map<std::string, std::vector<int64_t>> sizes;
   const std::unique_ptr<Model> of_all = model.ranks().stages ? all_layers(model) : nullptr;
   Model& all_of_them = of_all ? *of_all : model;

@@ -1,4 +1,4 @@
-// The formats of tool calls and reasoning that models are trained on, and what their calls look like inside.
+// The formats of tool calls and reasoning that models are trained on, and the syntax inside the calls.
 #include <algorithm>
 #include <cctype>
 #include <optional>
@@ -32,7 +32,7 @@ std::string dumped(const OrderedJson& value) {
   return jinja::to_json(jinja::Value::from_json(value), {});
 }
 
-// Arguments as an object, or as a text that holds one.
+// Returns the arguments, given as an object or as a text that contains an object.
 std::string arguments_of(const OrderedJson& given) {
   if (given.is_string()) {
     const OrderedJson inner = read_json_text(given.get_ref<const std::string&>());
@@ -56,7 +56,7 @@ ToolCall call_of(const OrderedJson& object) {
   return {name->get<std::string>(), "{}", "", "", ""};
 }
 
-// {"name": ..., "arguments": {...}} or a list of these.
+// Reads {"name": ..., "arguments": {...}} or a list of such objects.
 Calls read_objects(std::string_view body, const OrderedJson&) {
   const OrderedJson value = read_json_text(body);
   Calls calls;
@@ -67,14 +67,14 @@ Calls read_objects(std::string_view body, const OrderedJson&) {
   return calls;
 }
 
-// A call without a marker is one only if it names its arguments: else a model could not answer in JSON.
+// A call without a marker must name its arguments. Otherwise a model could not answer in JSON.
 Calls read_bare_object(std::string_view body, const OrderedJson& tools) {
   const OrderedJson value = read_json_text(body);
   if (!value.is_object() || (!value.contains("arguments") && !value.contains("parameters"))) fail("no call");
   return {call_of(value)};
 }
 
-// The schema of an argument, or null.
+// Returns the schema of an argument, or a null value.
 OrderedJson schema_of(const OrderedJson& tools, const std::string& name, const std::string& key) {
   if (!tools.is_array()) return {};
   for (const OrderedJson& tool : tools) {
@@ -101,8 +101,8 @@ bool may_be(const OrderedJson& schema, std::string_view type) {
   return false;
 }
 
-// An argument that is written as plain text: a string stays as it is, another type is read as JSON or as
-// Python's literals. Without a type, `otherwise_json` says whether it may be JSON.
+// Converts an argument that is written as plain text. A string stays as it is. Another type is read as JSON
+// or as a Python literal. Without a type, `otherwise_json` says whether the text may be JSON.
 OrderedJson typed(const std::string& text, const OrderedJson& schema, bool otherwise_json) {
   const bool known =
       schema.is_object() && (schema.contains("type") || schema.contains("anyOf") || schema.contains("oneOf"));
@@ -118,8 +118,8 @@ OrderedJson typed(const std::string& text, const OrderedJson& schema, bool other
   }
 }
 
-// The text between `begin` and `end` at or behind `position`, which moves behind it; nothing if there is
-// none.
+// Returns the text between `begin` and `end` at or after `position`, and moves `position` behind it. Returns
+// nullopt if there is none.
 std::optional<std::string_view> next_between(std::string_view text, size_t& position, std::string_view begin,
                                              std::string_view end) {
   const size_t from = text.find(begin, position);
@@ -215,7 +215,7 @@ Calls read_glm(std::string_view body, const OrderedJson& tools) {
 
 constexpr std::string_view kDeepSeekSeparator = "<｜tool▁sep｜>";
 
-// name, the separator, arguments; in V3 and R1 with a type in front and the arguments in a block of code.
+// Reads name, separator, arguments. V3 and R1 put a type in front and the arguments in a code block.
 Calls read_deepseek(std::string_view body, const OrderedJson&) {
   const size_t split = body.find(kDeepSeekSeparator);
   if (split == std::string_view::npos) fail("it has no ", kDeepSeekSeparator);
@@ -232,7 +232,7 @@ Calls read_deepseek(std::string_view body, const OrderedJson&) {
   return {{call_name(name), arguments_of(read_json_text(arguments)), "", "", ""}};
 }
 
-// functions.name:0, the marker of arguments, arguments.
+// Reads functions.name:0, the arguments' marker, arguments.
 Calls read_kimi(std::string_view body, const OrderedJson&) {
   constexpr std::string_view kMarker = "<|tool_call_argument_begin|>";
   const size_t split = body.find(kMarker);
@@ -244,7 +244,7 @@ Calls read_kimi(std::string_view body, const OrderedJson&) {
   return {{call_name(name), arguments_of(read_json_text(body.substr(split + kMarker.size()))), id, "", ""}};
 }
 
-// A list of objects, or name{...}, name[ARGS]{...}, name[CALL_ID]id[ARGS]{...}.
+// Reads a list of objects, or name{...}, name[ARGS]{...}, name[CALL_ID]id[ARGS]{...}.
 Calls read_mistral(std::string_view body, const OrderedJson& tools) {
   body = trimmed(body);
   if (body.starts_with('[') || body.starts_with('{')) return read_objects(body, tools);
@@ -260,13 +260,13 @@ Calls read_mistral(std::string_view body, const OrderedJson& tools) {
   return {{call_name(head), arguments_of(read_json_text(body.substr(begin))), std::string(id), "", ""}};
 }
 
-// InternLM writes a thought's kind in front of the object.
+// InternLM writes the kind of thought in front of the object.
 Calls read_internlm(std::string_view body, const OrderedJson& tools) {
   const size_t begin = body.find('{');
   return read_objects(begin == std::string_view::npos ? body : body.substr(begin), tools);
 }
 
-// Python: calls with named arguments that are literals.
+// Reads Python calls with named arguments that are literals.
 class PythonReader {
  public:
   explicit PythonReader(std::string_view text) : text_(text) {}
@@ -437,7 +437,7 @@ const std::vector<ReasoningFormat>& reasoning_formats() {
   return formats;
 }
 
-// Names of one format, vLLM's first, then SGLang's and others.
+// Other names of a format: vLLM's first, then SGLang's and others.
 struct Alias {
   std::string_view other, name;
 };

@@ -20,7 +20,7 @@ size_t skip_blanks(std::string_view text, size_t from = 0) {
   return from;
 }
 
-// Whether `text` begins with `marker`, or may do so when more of it comes.
+// Says whether `text` begins with `marker`, or may do so when more text arrives.
 enum class Begins { kNo, kPerhaps, kYes };
 Begins begins_with(std::string_view text, std::string_view marker) {
   if (text.starts_with(marker)) return Begins::kYes;
@@ -40,7 +40,7 @@ Found find_first(std::string_view text, const Markers& markers) {
   return found;
 }
 
-// How much of `text` cannot be the beginning of a marker.
+// Returns how many bytes of `text` cannot be part of a marker that is still incomplete.
 size_t decided(std::string_view text, const Markers& markers) {
   size_t held = 0;
   for (const std::string_view marker : markers)
@@ -76,7 +76,7 @@ OutputParser::OutputParser(const std::string& reasoning_parser, const std::strin
     throw unknown("reasoning_parser", reasoning_parser, reasoning_parser_names());
   if (!tool_call_parser.empty() && !(format_ = find_tool_format(tool_call_parser)))
     throw unknown("tool_call_parser", tool_call_parser, tool_call_parser_names());
-  // gpt-oss writes reasoning, content and calls in one format: either name turns it on.
+  // gpt-oss writes reasoning, content and calls in one format. Either name turns the format on.
   const bool harmony = (reasoning_ && reasoning_->begin.empty()) || (format_ && format_->is_harmony);
   if (harmony) state_ = State::kHeader;
 }
@@ -102,8 +102,8 @@ OutputParts OutputParser::finish() {
   return out;
 }
 
-// One decision; false where nothing more can be decided. Without `final` it may depend on no more than what
-// has come, so that every split gives the same.
+// Makes one decision. Returns false if nothing more can be decided. Without `final`, a decision must hold for
+// any text that may follow, so that every split gives the same result.
 bool OutputParser::step(bool final, OutputParts& out) {
   switch (state_) {
     case State::kStart: return start(final);
@@ -122,7 +122,7 @@ void OutputParser::enter_content() {
   state_ = format_ && !format_->bare.empty() ? State::kContentStart : State::kContent;
 }
 
-// Reasoning begins with its marker, if not the prompt has begun it.
+// Reasoning begins with its marker, unless the prompt already began it.
 bool OutputParser::start(bool final) {
   if (!reasoning_) return enter_content(), true;
   const bool inside = in_reasoning_ || reasoning_->starts_inside;
@@ -149,7 +149,7 @@ bool OutputParser::reasoning(bool final, OutputParts& out) {
   return true;
 }
 
-// An output that may begin with a call without a marker.
+// Handles an output that may begin with a call without a marker.
 bool OutputParser::content_start(bool final) {
   const size_t blanks = skip_blanks(buffer_);
   if (blanks == buffer_.size() && !final) return false;
@@ -181,11 +181,11 @@ bool OutputParser::content(bool final, OutputParts& out) {
     return true;
   }
   state_ = State::kCall;
-  marker_ = scanned_ = found.marker.size() - found.marker.ends_with("s[");  // a bracket belongs to the call
+  marker_ = scanned_ = found.marker.size() - found.marker.ends_with("s[");  // a bracket is part of the call
   return true;
 }
 
-// Looks for the end of the call that the buffer begins with.
+// Looks for the end of the call at the start of the buffer.
 bool OutputParser::call(bool final, OutputParts& out) {
   using End = ToolFormat::End;
   const std::string_view view = buffer_;
@@ -207,7 +207,7 @@ bool OutputParser::call(bool final, OutputParts& out) {
     if (c == '"' || (bracket && c == '\'' && format_->bare == "[")) {
       if (!bracket || !open_.empty()) quote_ = c;
     } else if (bracket && (c == '{' || c == '[' || c == '(')) {
-      // Mistral's [ARGS] and [CALL_ID] open nothing.
+      // Mistral's [ARGS] and [CALL_ID] open no bracket.
       if (open_.empty() && (view.substr(scanned_, 6) == "[ARGS]" || view.substr(scanned_, 9) == "[CALL_ID]"))
         continue;
       if (open_.empty() && !final && c == '[' && view.size() - scanned_ < 9 &&
@@ -221,7 +221,8 @@ bool OutputParser::call(bool final, OutputParts& out) {
     }
   }
   if (!final) return false;
-  // A string that is never closed hides the end: then the first one counts, and what follows is read again.
+  // An unclosed string hides the end marker. Then the first end marker counts, and the text after it is
+  // parsed again.
   const size_t end = bracket ? std::string::npos : buffer_.find(format_->end, marker_);
   close_call(end == std::string::npos ? buffer_.size() : end + format_->end.size(), out);
   return true;
@@ -253,7 +254,7 @@ void OutputParser::close_call(size_t end, OutputParts& out) {
   }
 }
 
-// White space and separators behind a call are dropped, and so is its end marker if it comes twice.
+// Drops white space and separators after a call, and a repeated end marker.
 bool OutputParser::after_call(bool final, OutputParts& out) {
   size_t length = 0;
   while (length < buffer_.size() &&
@@ -270,12 +271,12 @@ bool OutputParser::after_call(bool final, OutputParts& out) {
   return true;
 }
 
-// gpt-oss: <|start|>role<|channel|>name to=recipient <|constrain|>json<|message|>text<|end|>.
+// Reads gpt-oss: <|start|>role<|channel|>name to=recipient <|constrain|>json<|message|>text<|end|>.
 bool OutputParser::header(bool final, OutputParts& out) {
   const size_t end = buffer_.find("<|message|>");
   if (end == std::string::npos) {
     if (final && !buffer_.empty()) {
-      // A text that is no message; a header without its message says nothing.
+      // Text that is no message is content. A header without its message is dropped.
       if (buffer_.find("<|channel|>") == std::string::npos && !buffer_.starts_with("<|start|>"))
         out.content += buffer_;
       buffer_.clear();

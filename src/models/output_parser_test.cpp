@@ -1,4 +1,4 @@
-// Every case is parsed whole, split in two at every byte, and byte by byte: all must be equal.
+// Every case is parsed whole, split in two at every byte, and byte by byte. All results must be equal.
 #include "models/output_parser.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ struct Case {
   std::string reasoning_parser, tool_call_parser, text;
   std::string reasoning, content;
   std::vector<std::string>
-      calls;  // "name arguments", "#id " in front where there is one, "!" for a malformed one
+      calls;  // "name arguments"; "#id " in front if the call has an id; "!" if malformed
 };
 
 OutputParser parser_of(const Case& c) {
@@ -85,7 +85,7 @@ TEST(OutputParser, Hermes) {
          "\n\n",
          {"f {\"b\": 1, \"a\": \"é\"}", "f {\"b\": 1, \"a\": \"é\"}"}});
   check({"", "hermes", call + "\nand more", "", "and more", {"f {\"b\": 1, \"a\": \"é\"}"}});
-  // The marker inside a string, no end, arguments as a text or none.
+  // The end marker inside a string, no end marker, arguments as a text, no arguments.
   check({"",
          "hermes",
          R"(<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\""}}</tool_call>)",
@@ -106,7 +106,7 @@ TEST(OutputParser, MalformedCallsAreGivenOutAsSuch) {
     const std::string text = "<tool_call>" + body + "</tool_call>";
     check({"", "hermes", text + "\nrest", "", "rest", {"!" + text}});
   }
-  // A string that is not closed hides the end of its call, but not the next call.
+  // An unclosed string hides the end of its call, but not the next call.
   const std::string open = "<tool_call>{\"name\": \"f}</tool_call>";
   check({"", "hermes", open + "<tool_call>{\"name\": \"g\"}</tool_call>", "", "", {"!" + open, "g {}"}});
   check({"", "hermes", "<tool_call>{\"name\": \"f\", ", "", "", {"!<tool_call>{\"name\": \"f\", "}});
@@ -121,7 +121,7 @@ TEST(OutputParser, MalformedCallsAreGivenOutAsSuch) {
   }
 }
 
-// An output of which a prompt holds the beginning is the output without that.
+// Parsing the rest after a forced beginning gives the same parts as parsing the whole output.
 TEST(OutputParser, ACallMayBeForced) {
   const auto parse_forced = [](const std::string& reasoning, const std::string& name, bool in_reasoning,
                                const std::string& rest) {
@@ -139,7 +139,8 @@ TEST(OutputParser, ACallMayBeForced) {
       continue;
     }
     const OutputParts parts = parse_forced("", name, false, "(no call" + std::string(format->end));
-    const bool is_plain = !format->bare.empty();  // what only looks like a call is content there
+    // text that only resembles a call is content in these formats
+    const bool is_plain = !format->bare.empty();
     EXPECT_EQ(parts.calls.size(), is_plain ? 0u : 1u) << name;
     EXPECT_EQ(parts.content.empty(), !is_plain) << name;
   }
@@ -364,7 +365,8 @@ TEST(OutputParser, NamesAreKnownOrListed) {
   }
 }
 
-// Pieces of every format, mixed at random: nothing crashes, no text is lost, every split gives the same.
+// Pieces of every format are mixed at random. Nothing crashes, no text is lost, and every split gives the
+// same result.
 TEST(OutputParser, RandomOutputs) {
   uint64_t state = 7;
   const auto draw = [&](size_t n) {

@@ -24,12 +24,13 @@ std::vector<int64_t> cut_layers(const ModelConfig& whole, int64_t num_stages) {
                        4 * query * static_cast<double>(kCutContext);
   const double head = whole.computes_logits ? 2 * width * static_cast<double>(whole.vocab_size) : 0;
   const double embedding = 2 * width;
-  // Of a stage that has the layers [begin, end).
+  // Returns the work of a stage with the layers [begin, end).
   const auto work = [&](int64_t begin, int64_t end) {
     return static_cast<double>(end - begin) * layer + (begin == 0 ? embedding : 0) +
            (end == num_layers ? head : 0);
   };
-  // By stages and layers so far: the least of the largest work; then, within that, of the sum of squares.
+  // Dynamic programming over stages and layers. The first round minimizes the largest work of a stage. The
+  // second round keeps that maximum and minimizes the sum of squares.
   const double infinity = std::numeric_limits<double>::infinity();
   double most = infinity;
   std::vector<int64_t> cut;

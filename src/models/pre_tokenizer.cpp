@@ -10,11 +10,11 @@
 namespace bough {
 namespace {
 
-// What ByteLevel with use_regex stands for: OpenAI's GPT-2 pattern.
+// OpenAI's GPT-2 pattern, which ByteLevel uses with use_regex.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// A character that Digits takes for a number: its Unicode is version 17, that of regular expressions is 16.
+// A character that Digits accepts as a number. Digits uses Unicode 17, regular expressions use Unicode 16.
 constexpr std::string_view kDigit = R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
 
 }  // namespace
@@ -77,7 +77,7 @@ void PreTokenizer::add_split(const Json& description, const std::string& where) 
           tokenizer_json::flag(description, "invert", false, where));
 }
 
-// A text as far as it is cut.
+// A text and the pieces that it has been cut into so far.
 class PreTokenizer::Cutting {
  public:
   Cutting(std::string_view text, const TextStart& start)
@@ -108,7 +108,7 @@ class PreTokenizer::Cutting {
  private:
   using Prepend = tokenizer_json::Metaspace::Prepend;
 
-  // What regular expressions search: the text with stand-ins, found once for all steps.
+  // Returns the text that regular expressions search: the text with stand-ins, computed once for all steps.
   std::string_view subject(const Step& step) {
     if (!step.regex->wants_stand_ins()) return text_;
     if (!has_stand_ins_) stand_ins_ = unicode::with_stand_ins(text_);
@@ -135,8 +135,8 @@ class PreTokenizer::Cutting {
     });
   }
 
-  // Replaces each piece by `map` of it, with `prefix` in front if `prepend` wants it and the piece does not
-  // begin so. `map` works on each character by itself.
+  // Replaces each piece by `map` of the piece. If `prepend` asks for it and a piece does not begin with
+  // `prefix`, the prefix is added. `map` works on each character separately.
   template <class Map>
   void rewrite(std::string_view prefix, Prepend prepend, const Map& map) {
     std::string rewritten;
@@ -163,7 +163,7 @@ class PreTokenizer::Cutting {
     start_ = start;
   }
 
-  std::string_view text_;  // of the caller, or owned_
+  std::string_view text_;  // owned by the caller, or owned_
   std::string owned_;
   std::string stand_ins_;  // empty if the text needs none
   bool has_stand_ins_ = false;
@@ -171,7 +171,7 @@ class PreTokenizer::Cutting {
   std::vector<Piece> pieces_;
 };
 
-// Cuts `piece` into matches and what lies between, as `invert` and `behavior` want them.
+// Cuts `piece` into matches and the text between them, by `invert` and `behavior`.
 void PreTokenizer::Cutting::cut_piece(const Step& step, std::string_view subject, Piece piece,
                                       std::vector<Piece>& out) {
   struct Part {
@@ -189,7 +189,7 @@ void PreTokenizer::Cutting::cut_piece(const Step& step, std::string_view subject
   }
   if (previous != piece.end) parts.push_back({{previous, piece.end}, step.invert});
 
-  // Whether part i joins the part before it.
+  // Returns whether part i joins the part before it.
   const auto joins = [&](size_t i) {
     const bool match = parts[i].match;
     const bool before = parts[i - 1].match;

@@ -46,7 +46,7 @@ Texts split(const char* kind, const char* pattern, const char* behavior, bool in
   return words({{"type", "Sequence"}, {"pretokenizers", {step, byte_level(false)}}}, text);
 }
 
-// The examples are those of the documentation of SplitDelimiterBehavior in `tokenizers`.
+// The examples are those in the documentation of SplitDelimiterBehavior in `tokenizers`.
 TEST(PreTokenizer, Behaviors) {
   const char* text = "the-final--countdown";
   const auto by = [&](const char* behavior) { return split("String", "-", behavior, false, text); };
@@ -83,7 +83,7 @@ TEST(PreTokenizer, DigitsTogetherOrAlone) {
   EXPECT_EQ(by(true), (Texts{"a", "1", "2", "Ⅷ", "b"}));
 }
 
-// U+1C89 and U+105C0 are letters since Unicode 16, U+180E is no space since Unicode 6.3.
+// U+1C89 and U+105C0 are letters since Unicode 16. U+180E is no space since Unicode 6.3.
 TEST(PreTokenizer, ClassesFollowTheNewerUnicode) {
   EXPECT_EQ(words(byte_level(true), "a\u1C89\U000105C0 b"), (Texts{"a\u1C89\U000105C0", " b"}));
   EXPECT_EQ(split("Regex", R"(\s)", "Isolated", false, "a\u180Eb"), (Texts{"a\u180Eb"}));
@@ -116,8 +116,8 @@ TEST(PreTokenizer, MetaspaceFirstIsForTheTrueBeginning) {
   EXPECT_EQ(from({0, false}), (Texts{"ab"})) << "the stretch begins later";
 }
 
-// The text is normalized, cut by `pattern`, and with Metaspace "first": what stands at the beginning of the
-// given text gets a ▁ in front, even if normalization has made several pieces of it, as in `tokenizers` 0.23.
+// The text is normalized and cut by `pattern`, with Metaspace "first". The start of the given text gets a ▁
+// in front, even if normalization has made several pieces of the text, as in `tokenizers` 0.23.
 std::string marked(const Json& normalizer, const std::string& text, const std::string& pattern) {
   TextStart start{unicode::decode(text).length, false};
   const std::string normalized = Normalizer::from_json(normalizer, "test").normalize(text, start);

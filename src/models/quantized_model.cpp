@@ -23,9 +23,9 @@ QuantizedModel::QuantizedModel(const Model& source) : source_(source), model_(so
 }
 
 void QuantizedModel::update() {
-  const auto now = source_.share();  // for its parameters, which a constant model does not show
+  const auto now = source_.share();  // gives access to the parameters, which a const model does not
   const auto matrices = model_->layer_matrices(), sources = now->layer_matrices();
-  if (now->adapter_elements() > 0) return;  // the adapters' tensors are shared
+  if (now->adapter_elements() > 0) return;  // the adapters' tensors are shared, and only they change
   for (size_t i = 0; i < matrices.size(); ++i)
     quantize_rows_(matrices[i]->value, matrices[i]->scale, sources[i]->value);
 }

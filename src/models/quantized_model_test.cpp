@@ -9,7 +9,7 @@
 namespace bough {
 namespace {
 
-// `with_all` adds what only some families have.
+// `with_all` adds the options that only some families have.
 ModelConfig tiny_config(bool with_all = false) {
   ModelConfig config;
   config.vocab_size = 31;
@@ -37,7 +37,7 @@ std::unique_ptr<Model> tiny_model(at::ScalarType dtype, bool with_all = false) {
   return model;
 }
 
-// Attention in which each token sees itself alone.
+// Attention in which each token attends to itself only.
 struct OwnValue : AttentionContext {
   at::Tensor attend(int64_t, const at::Tensor& q_TNH, const at::Tensor&, const at::Tensor& v_TGH) override {
     return v_TGH.repeat_interleave(q_TNH.size(1) / v_TGH.size(1), 1);

@@ -1,4 +1,5 @@
-// Which class computes an architecture. A new one is a file beside decoder.cpp and a line here.
+// Selects the class that computes an architecture. A new architecture is a file beside decoder.cpp and a line
+// here.
 #include "models/decoder.h"
 
 #include "base/error.h"

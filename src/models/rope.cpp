@@ -15,7 +15,7 @@ constexpr int64_t kMaxPositions = int64_t{1} << 31;
 struct KnownType {
   const char* name;
   RopeType type;
-  std::set<std::string> keys;  // beside those that all have
+  std::set<std::string> keys;  // in addition to the common keys
 };
 const std::vector<KnownType> kTypes = {
     {"default", RopeType::kDefault, {"original_max_position_embeddings"}},
@@ -50,7 +50,7 @@ void refuse_unknown_keys(const ConfigKeys& keys, const KnownType& type) {
                             quoted(std::string_view(type.name))));
 }
 
-// Returns YaRN's scale of the scores, as cos and sin take it.
+// Returns YaRN's attention scale, as a factor on cos and sin.
 double yarn_scale(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
@@ -79,7 +79,8 @@ Rope read_rope(const ConfigKeys& keys, const RopeContext& context) {
   rope.source = keys.object();
   rope.theta = keys.positive_or("rope_theta", kMaxTheta, context.default_theta);
   if (rope.type == RopeType::kDefault) return rope;
-  // original_max_position_embeddings beside rope_parameters wins over the one in them, as in transformers.
+  // As in transformers, original_max_position_embeddings beside rope_parameters takes precedence over the key
+  // inside.
   rope.original_positions =
       context.original_positions
           ? context.original_positions

@@ -18,9 +18,9 @@ static_assert(std::endian::native == std::endian::little, "tensors are stored as
 namespace {
 
 constexpr size_t kLengthBytes = 8;
-// The format's own limit; the header of a model of 10,000 tensors is 1 MB.
+// The format's own limit. The header of a model with 10,000 tensors has 1 MB.
 constexpr uint64_t kMaxHeader = 100'000'000;
-// torch's limit on dimensions is of its own making; no weight has more than a few.
+// torch's own limit on dimensions. No weight has more than a few.
 constexpr size_t kMaxDimensions = 64;
 constexpr const char* kMetadataKey = "__metadata__";
 
@@ -49,7 +49,7 @@ const char* dtype_name(at::ScalarType type) {
   BOUGH_CHECK(false, "safetensors has no name for dtype ", c10::toString(type));
 }
 
-// A JSON number that is an integer from 0 to 2^63 - 1.
+// Returns a JSON number that is an integer from 0 to 2^63 - 1, or nullopt.
 std::optional<int64_t> natural(const Json& value) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t(INT64_MAX)) return {};
   return value.get<int64_t>();
@@ -122,7 +122,7 @@ SafetensorsEntry SafetensorsFile::parse_entry(const std::string& name, const Jso
     if (!number) fail(str(where, "size ", shown(size), " in its shape; expected an integer from 0"));
     entry.shape.push_back(*number);
   }
-  // A size of 0 makes the product 0 whatever the others are, so it must not be reached after an overflow.
+  // A size of 0 makes the product 0 for any other sizes, so it must not be reached after an overflow.
   const bool is_empty = std::count(entry.shape.begin(), entry.shape.end(), 0) > 0;
   for (const int64_t size : entry.shape)
     if (!is_empty && __builtin_mul_overflow(bytes, size, &bytes))
@@ -145,7 +145,7 @@ SafetensorsEntry SafetensorsFile::parse_entry(const std::string& name, const Jso
   return entry;
 }
 
-// Tensors in order of their bytes follow one another from the header's end to the file's.
+// Checks that the tensors, in byte order, are contiguous from the end of the header to the end of the file.
 void SafetensorsFile::check_layout() const {
   std::vector<std::pair<const SafetensorsEntry*, const std::string*>> order;
   for (const auto& [name, entry] : entries_) order.emplace_back(&entry, &name);
@@ -178,7 +178,8 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
     if (entry.begin != entry.end) std::memcpy(copy.data_ptr(), bytes, entry.end - entry.begin);
     return copy;
   }
-  // from_blob takes a mutable pointer; the mapping is read-only, so a write would fault rather than corrupt.
+  // from_blob takes a mutable pointer. The mapping is read-only, so a write would fault instead of corrupting
+  // the file.
   return at::from_blob(
       const_cast<std::byte*>(bytes), entry.shape, [file = file_](void*) {}, options);
 }

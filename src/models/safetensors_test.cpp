@@ -32,7 +32,7 @@ class Safetensors : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
 
-  // The message of the UserError that a file of these bytes causes.
+  // Returns the message of the UserError that a file with these bytes causes.
   std::string refusal(const std::string& bytes) const {
     const fs::path path = folder_ / "bad.safetensors";
     std::ofstream(path, std::ios::binary) << bytes;
@@ -94,7 +94,7 @@ TEST_F(Safetensors, ConvertsOnTheWay) {
   EXPECT_EQ(stored_bytes(tensor, {}), 400);
 }
 
-// Tensors at odd addresses (no writer of ours makes them) are copied, not read in place.
+// Tensors at odd addresses (Bough's writer makes none) are copied, not read in place.
 TEST_F(Safetensors, ReadsUnalignedTensors) {
   std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                        R"("b":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})";
@@ -161,7 +161,7 @@ TEST_F(Safetensors, RefusesOverlapsHolesAndDuplicates) {
   expect_names(refusal(file_of(two("[8,16]", "a"), 16)), {"header"});
 }
 
-// Cut anywhere, a file is refused; damaged anywhere in its header, it is refused or read, and nothing else.
+// A file cut anywhere is refused. A file with a damaged header is refused or read, without any other effect.
 TEST_F(Safetensors, SurvivesEveryTruncationAndRandomDamage) {
   write_safetensors(folder_ / "a.safetensors", {{"x", at::randn({3})}, {"y", at::arange(6).view({2, 3})}});
   const std::string good = read_file(folder_ / "a.safetensors");
@@ -192,7 +192,7 @@ TEST_F(Safetensors, WritingTwiceTheSameNameIsOurMistake) {
   EXPECT_FALSE(fs::exists(folder_ / "a"));
 }
 
-// A disk that is full, as far as a process can be made to see one: files may not grow beyond a limit.
+// Simulates a full disk by a limit on the file size.
 TEST_F(Safetensors, FullDiskLeavesWhatWasThere) {
   const fs::path path = folder_ / "a.safetensors";
   write_safetensors(path, {{"x", at::ones({10})}});

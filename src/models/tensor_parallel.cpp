@@ -127,13 +127,14 @@ at::Tensor own_piece(const at::Tensor& whole, const Parameter& parameter, const 
 at::Tensor gather_pieces(const at::Tensor& own, const Parameter& parameter, const Parameter::Part& part,
                          Communicator& ranks) {
   if (part.whole == 0 || ranks.size() == 1) return own;
-  // Pieces may differ in size, and several ranks may have the same.
+  // Pieces may differ in size, and several ranks may have the same piece.
   const int64_t count = own.size(part.dimension);
   const at::Tensor sizes = all_gather_stacked(at::tensor({part.first, count}, at::kLong), ranks);
   const int64_t most = sizes.select(1, 1).max().item<int64_t>();
   std::vector<int64_t> padded_sizes = own.sizes().vec();
   padded_sizes[static_cast<size_t>(part.dimension)] = most;
-  at::Tensor padded = own.to(at::kCPU);  // whole tensors are gathered to be written, or sent on
+  // on the CPU: unsharded tensors are gathered to be written or sent on
+  at::Tensor padded = own.to(at::kCPU);
   if (count < most) {
     padded = at::zeros(padded_sizes, padded.options());
     padded.narrow(part.dimension, 0, count).copy_(own);
@@ -159,7 +160,7 @@ void gather_weights(Model& own, Model* whole) {
   if (whole)
     for (Parameter* parameter : whole->trained_parameters())
       for (const Parameter::Part& part : parameter->parts) to[part.name] = parameter->part_value(part);
-  NamedTensors gathered;  // of own layers
+  NamedTensors gathered;  // tensors of the local layers
   for (const Parameter* parameter : own.trained_parameters())
     for (const Parameter::Part& part : parameter->parts) {
       const at::Tensor value = parameter->part_value(part);
@@ -192,8 +193,8 @@ std::shared_ptr<Model> snapshot_of(const Model& model, bool copies) {
 }
 
 void sum_copied_gradients(const std::vector<Parameter*>& parameters, Communicator& ranks) {
-  // One sum over all of it: of each copied piece its place in the whole tensor, which ranks without it leave
-  // 0.
+  // One all-reduce for all copied pieces. Each rank writes its piece to its place in the whole tensor, and
+  // leaves the rest 0.
   std::vector<at::Tensor> flat;
   const auto each = [&](const auto& use) {
     for (const Parameter* parameter : parameters)

@@ -19,7 +19,7 @@ namespace {
 
 using tokenizer_json::shown;
 
-// What a template puts around the text.
+// Tokens that a template puts around the text.
 struct Template {
   std::vector<int32_t> before, after;
 };
@@ -95,18 +95,18 @@ AddedToken read_added_token(const Json& entry, const std::string& where) {
 struct Tokenizer::Data {
   explicit Data(BytePairEncoder encoder) : encoder(std::move(encoder)) {}
 
-  // Texts are looked up by id when decoding; ids are dense, a few holes apart.
+  // Decoding looks up texts by id. Ids are dense, with a few holes.
   struct Token {
-    std::string prepared;  // for the decoder
-    std::string bytes;     // inside a text
+    std::string prepared;  // input of the decoder
+    std::string bytes;     // bytes inside a text
     bool special = false;
-    bool exists = false;  // ids have holes
+    bool exists = false;  // false for holes
   };
 
   void read_added_tokens(const Json& list, const std::string& where);
   void set_token(int32_t id, std::string_view spelling, bool special);
   void encode_text(std::string_view text, bool continues, std::vector<int32_t>& ids) const;
-  // The token to decode, or nullptr if there is none or it is left out.
+  // Returns the token to decode. nullptr if there is no such token or if it is skipped.
   const Token* decodable(int32_t id, bool skip_special) const {
     if (id < 0 || static_cast<size_t>(id) >= tokens.size()) return nullptr;
     const Token& token = tokens[static_cast<size_t>(id)];
@@ -135,7 +135,7 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
   const auto& vocabulary = encoder.vocabulary();
   std::unordered_map<std::string, bool> patterns[2];
   int64_t next_id = static_cast<int64_t>(vocabulary.size());
-  std::vector<std::pair<AddedToken, std::string>> added;  // with what is searched for
+  std::vector<std::pair<AddedToken, std::string>> added;  // each with the pattern that is searched for
   std::unordered_set<std::string> special;
   for (const Json& entry : list) {
     const AddedToken token = read_added_token(entry, where);
@@ -151,7 +151,7 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
       throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " is there twice"));
     const auto known = vocabulary.find(token.content);
     const int64_t id = known != vocabulary.end() ? known->second : next_id++;
-    // `tokenizers` numbers added tokens itself; a file that says otherwise would give other ids there.
+    // `tokenizers` numbers added tokens itself. A file with other numbers would give other ids there.
     if (token.id != id)
       throw UserError(str(where, ": added_tokens: ", bough::quoted(token.content), " has id ", token.id,
                           ", but ",
@@ -165,7 +165,8 @@ void Tokenizer::Data::read_added_tokens(const Json& list, const std::string& whe
         tokens[token.id].exists)
       throw UserError(
           str(where, ": added_tokens: the id ", token.id, " of ", bough::quoted(token.content), " is taken"));
-    // `tokenizers` knows a special token by its content when decoding, but decodes the normalized one.
+    // `tokenizers` recognises a special token by its content when decoding, but decodes the normalized
+    // content.
     set_token(token.id, pattern, special.contains(pattern));
   }
 }
@@ -182,7 +183,7 @@ Tokenizer Tokenizer::from_json(std::string_view json_text, const std::string& na
   data->normalizer = Normalizer::from_json(file.value("normalizer", Json()), name);
   read_post_processor(file.value("post_processor", Json()), name, data->around);
   data->decoder = TokenDecoder::from_json(file.value("decoder", Json()), name);
-  // A vocabulary with one huge id must not make a table of that size.
+  // A vocabulary with one huge id must not allocate a table of that size.
   const int64_t most_ids = 16 * static_cast<int64_t>(data->encoder.vocabulary().size()) + 65536;
   for (const auto& [spelling, id] : data->encoder.vocabulary()) {
     if (id >= most_ids)

@@ -9,7 +9,7 @@
 namespace bough {
 namespace {
 
-// \w of Unicode Technical Standard 18. PCRE2's own \w is narrower (no marks).
+// \w of Unicode Technical Standard 18. PCRE2's own \w is narrower (it lacks marks).
 bool is_word_character(std::string_view character) {
   static const unicode::Regex regex =
       unicode::Regex::trusted(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}])");
@@ -58,7 +58,7 @@ const AddedToken* AddedTokenFinder::find_at(std::string_view text, size_t positi
 
 void AddedTokenFinder::split(std::string_view text, const std::function<void(std::string_view)>& between,
                              const std::function<void(const AddedToken&)>& found) const {
-  size_t done = 0;  // text before it was given out
+  size_t done = 0;  // the text before it has been passed on
   size_t position = empty() ? text.size() : 0;
   while (position < text.size()) {
     size_t length = 0;
@@ -68,8 +68,8 @@ void AddedTokenFinder::split(std::string_view text, const std::function<void(std
       ++position;
       continue;
     }
-    // A match that flags discard or widen still hides those that overlap it, as in `tokenizers`: the search
-    // goes on behind the pattern itself, so that what `rstrip` took may be searched again.
+    // As in `tokenizers`, a match that flags discard or widen still hides overlapping matches. The search
+    // continues after the pattern itself, so text that `rstrip` took may be searched again.
     size_t begin = position;
     size_t end = position += length;
     if (token->single_word && !stands_alone(text, begin, end)) continue;

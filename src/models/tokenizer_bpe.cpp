@@ -19,7 +19,7 @@ using tokenizer_json::shown;
 constexpr std::string_view kMark = "\u2581";
 constexpr char32_t kMarkCharacter = 0x2581;
 
-constexpr size_t kCommonCharacters = 0x10000;  // what a table holds; rarer ones are in a map
+constexpr size_t kCommonCharacters = 0x10000;  // characters in a table; rarer ones are in a map
 
 }  // namespace
 
@@ -57,8 +57,8 @@ std::string byte_level_decode(std::string_view spelling, bool* exact) {
   return out;
 }
 
-// Maps (left id, right id) to (rank, id of the product). Open addressing: this lookup is what encoding spends
-// its time on.
+// Maps (left id, right id) to (rank, id of the product). Open addressing, because encoding spends its time on
+// this lookup.
 class BytePairEncoder::MergeTable {
  public:
   struct Merge {
@@ -98,12 +98,12 @@ class BytePairEncoder::MergeTable {
   std::vector<Slot> slots_;
 };
 
-// Words seen, with their ids. Texts repeat their words, so most lookups end here. The cache is bounded: a
-// shard that is full takes no more, which keeps what came first, the frequent words. It is sharded by the
+// Caches words with their ids. Texts repeat their words, so most lookups end here. The cache is bounded: a
+// full shard takes no more words, which keeps the first words, the frequent ones. The cache is sharded by the
 // word's hash, so that threads seldom wait for each other.
 class BytePairEncoder::Cache {
  public:
-  static constexpr size_t kLongestWord = 64;  // bytes; longer ones hardly ever come twice
+  static constexpr size_t kLongestWord = 64;  // bytes; longer words hardly ever repeat
 
   bool find(std::string_view word, std::vector<int32_t>& ids) {
     Shard& shard = shard_of(word);
@@ -182,7 +182,7 @@ void BytePairEncoder::read_vocabulary(const Json& vocabulary, const std::string&
   }
 }
 
-// Reads the tokens that words begin as, and what stands in for those that the vocabulary lacks.
+// Reads the initial tokens of words, and the substitutes for characters that the vocabulary lacks.
 void BytePairEncoder::read_units() {
   constexpr std::string_view kHexadecimal = "0123456789ABCDEF";
   const auto id_of = [&](const std::string& spelling) {
@@ -268,7 +268,7 @@ void BytePairEncoder::encode(std::string_view word, std::vector<int32_t>& ids) c
     for (size_t mark = word.find(kMark, 1); mark != std::string_view::npos;
          mark = word.find(kMark, mark + 1)) {
       const char32_t before = unicode::decode(word.substr(unicode::character_before(word, mark))).code_point;
-      // A character without a token may be another token at its end, and may be waiting to be fused.
+      // A character without a token may become another token at its end, and may still wait to be fused.
       if (character_id(before) < 0 || before_mark_.contains(before)) continue;
       encode_part(word.substr(begin, mark - begin), ids);
       begin = mark;
@@ -285,7 +285,7 @@ void BytePairEncoder::encode_part(std::string_view part, std::vector<int32_t>& i
   if (cached) cache_->insert(part, merged);
 }
 
-// The tokens of a word, linked, with those removed that a merge has taken into the one before.
+// The tokens of a word as a linked list. If a merge takes a token into the one before, the token is removed.
 class BytePairEncoder::Symbols {
  public:
   struct Symbol {
@@ -295,8 +295,8 @@ class BytePairEncoder::Symbols {
 
   explicit Symbols(size_t most) { list_.reserve(most); }
 
-  // What has no token waits until something is added that has one; `tokenizers` lets bytes that stand in for
-  // a character overtake it, which add_fallback() does.
+  // An unk_token waits until a token is added. In `tokenizers`, byte tokens that stand in for a character
+  // overtake the waiting unk_token. add_fallback() reproduces this.
   void add(int32_t id) {
     if (waiting_ >= 0) add_fallback(std::exchange(waiting_, -1));
     add_fallback(id);
@@ -317,7 +317,7 @@ class BytePairEncoder::Symbols {
 
  private:
   std::vector<Symbol> list_;
-  int32_t waiting_ = -1;  // an unk_token
+  int32_t waiting_ = -1;  // an unk_token, or -1
 };
 
 void BytePairEncoder::add_unknown(std::string_view character, Symbols& symbols) const {
@@ -336,10 +336,10 @@ void BytePairEncoder::add_unknown(std::string_view character, Symbols& symbols) 
   symbols.add_unknown(unknown_id_, fuse_unknown_);
 }
 
-// A list of symbols linked over the word's bytes, and a heap of the merges that may apply. A merge does not
-// remove outdated heap entries; they are recognised when they come up. `tokenizers` recognises them by the
-// product's id, not by the pair, which lets an outdated entry stand in for another pair with the same
-// product: so does this.
+// Uses a list of symbols linked over the word's bytes, and a heap of candidate merges. A merge leaves
+// outdated entries in the heap. They are recognised when they are popped. `tokenizers` recognises them by the
+// product's id instead of the pair, so an outdated entry can stand in for another pair with the same product.
+// This code reproduces that.
 std::vector<int32_t> BytePairEncoder::merge(std::string_view word) const {
   struct Candidate {
     int32_t rank, position, id;

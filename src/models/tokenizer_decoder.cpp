@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\uFFFD";
 
-// Returns how many bytes of `text` are not the begin of a character that more bytes could complete. A
-// character has at most four bytes: one that is not complete begins in the last three.
+// Returns how many bytes of `text` do not belong to an incomplete character at its end. A character has at
+// most four bytes, so an incomplete one begins in the last three.
 size_t complete_bytes(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const size_t begin = text.size() - back;
@@ -23,7 +23,7 @@ size_t complete_bytes(std::string_view text) {
   return text.size();
 }
 
-// The byte that "<0xNN>" stands for. As in `tokenizers`, one digit after a '+' will do.
+// Returns the byte that "<0xNN>" stands for. As in `tokenizers`, one digit after a '+' is enough.
 std::optional<char> byte_of(std::string_view text) {
   if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return std::nullopt;
   int value = 0;
@@ -63,7 +63,8 @@ TokenDecoder TokenDecoder::from_json(const Json& description, const std::string&
   result.add(description, here);
   const std::vector<Step>& steps = result.steps_;
   if (steps.empty()) throw UserError(str(here, ": a Sequence without a decoder"));
-  // Replacements that come first, or a first ByteLevel's table, need a token alone.
+  // Leading replacements, or the table of a leading ByteLevel, depend on one token only. They are applied in
+  // advance.
   if (steps[0].kind == Kind::kByteLevel) result.num_prepared_ = 1;
   else
     while (result.num_prepared_ < steps.size() && steps[result.num_prepared_].kind == Kind::kReplace)
@@ -160,7 +161,7 @@ std::string TokenDecoder::bytes_inside(std::string_view prepared) const {
         break;
       case Kind::kFuse: break;
       case Kind::kStrip:
-        if (step.in_parts) break;  // the begin of the whole text only
+        if (step.in_parts) break;  // only at the start of the whole text
         for (size_t left = step.start; left > 0 && text.starts_with(step.text); --left)
           text.erase(0, step.text.size());
         break;

@@ -61,7 +61,7 @@ std::string Normalizer::normalize(std::string_view text, TextStart& start) const
   return result;
 }
 
-// What stood at the beginning still does, together with what has composed with its end.
+// start.bytes still covers the text at the start, together with characters that composed with its end.
 std::string Normalizer::nfc(std::string text, TextStart& start) {
   std::string result = unicode::nfc(text);
   if (start.bytes > 0) {
@@ -82,7 +82,7 @@ std::string Normalizer::prepend(const Step& step, std::string text, TextStart& s
   return step.content + text;
 }
 
-// What is put in place of a match stands where the match's last character stood.
+// A replacement takes the position of the match's last character.
 std::string Normalizer::replace(const Step& step, std::string text, TextStart& start) {
   const std::string stand_ins = step.regex->wants_stand_ins() ? unicode::with_stand_ins(text) : "";
   const std::vector<unicode::Match> matches = step.regex->find_all(stand_ins.empty() ? text : stand_ins);

@@ -12,7 +12,7 @@
 namespace bough {
 namespace {
 
-// The byte-level tokenizer with more tokens, merges and added tokens; ids as `tokenizers` gives them.
+// The byte-level tokenizer with more tokens, merges and added tokens. Ids are those that `tokenizers` gives.
 Json description(const std::vector<std::pair<std::string, std::string>>& merges, const Json& added = {}) {
   Json file = Json::parse(byte_level_tokenizer_json());
   file["added_tokens"] = Json::array();
@@ -77,7 +77,7 @@ TEST(Tokenizer, MergesByRankThenFromTheLeft) {
   EXPECT_EQ(tokenizer.encode("aaab"), (std::vector<int32_t>{258, 257}));
 }
 
-// The merge of "ab" is queued first but outdated when its turn comes: "b" is part of "bc" by then.
+// The merge of "ab" is queued first, but is outdated when it is popped: "b" is part of "bc" by then.
 TEST(Tokenizer, OutdatedMergesAreNotApplied) {
   const Tokenizer tokenizer = tokenizer_of(description({{"b", "c"}, {"a", "b"}, {"a", "bc"}}));
   EXPECT_EQ(tokenizer.encode("abc"), (std::vector<int32_t>{258}));
@@ -203,7 +203,7 @@ TEST(Tokenizer, BytesWithoutATokenAreDroppedOrUnknown) {
   EXPECT_THROW(unfit.encode("z"), UserError);
 }
 
-// What byte tokens stand for overtakes an unk_token that waits to be fused: a quirk of `tokenizers`.
+// Byte tokens overtake an unk_token that waits to be fused, a quirk of `tokenizers`.
 TEST(Tokenizer, ByteFallback) {
   Json file = description({});
   for (const char* gone : {"x", "y", "z"}) file["model"]["vocab"].erase(gone);
@@ -214,7 +214,7 @@ TEST(Tokenizer, ByteFallback) {
   EXPECT_EQ(tokenizer_of(file).encode("axzb"), bytes_of("azqb"));
 }
 
-// A tokenizer over characters: ▁ for spaces, byte tokens, merges as given; ids from 300 on.
+// A tokenizer over characters: ▁ for spaces, byte tokens, the given merges, ids from 300 on.
 Json sentencepiece(const std::vector<std::pair<std::string, std::string>>& merges) {
   Json file = Json::parse(byte_level_tokenizer_json());
   file["added_tokens"] = Json::array();
@@ -262,14 +262,14 @@ TEST(Tokenizer, AContinuationHasNoSpaceInFront) {
   EXPECT_EQ(tokenizer.encode_continuation("ab a"), (std::vector<int32_t>{301, 302, 304}));
 }
 
-// The text is cut before a ▁ only where no merge crosses it: here one does, after "b".
+// The text is cut before a ▁ only if no merge crosses the cut. Here a merge does, after "b".
 TEST(Tokenizer, MergesAcrossSpaces) {
   const Tokenizer tokenizer = tokenizer_of(sentencepiece({{"b", "▁"}, {"▁", "c"}}));
   EXPECT_EQ(tokenizer.encode_continuation("b c"), (std::vector<int32_t>{304, 303}));
   EXPECT_EQ(tokenizer.encode_continuation("a c"), (std::vector<int32_t>{301, 305}));
 }
 
-// A pair's merge is found again for every neighbour: quadratic time would take minutes.
+// The merge of a pair is found again for every neighbour. Quadratic time would take minutes.
 TEST(Tokenizer, LongWordsTakeLinearTime) {
   const Tokenizer tokenizer = tokenizer_of(description({{"a", "a"}, {"aa", "aa"}, {"aaaa", "aaaa"}}));
   EXPECT_EQ(tokenizer.encode(std::string(1 << 20, 'a')), std::vector<int32_t>((1 << 20) / 8, 258));

@@ -19,8 +19,8 @@ struct MatchData {
   MatchData& operator=(const MatchData&) = delete;
 };
 
-// The limits are there against patterns of unknown origin that explode; a tokenizer's pattern on a long run
-// of spaces needs a few steps per byte, far more than the default of ten million in all.
+// PCRE2's limits guard against patterns of unknown origin that take exponential time. On a long run of
+// spaces, a tokenizer's pattern needs a few steps per byte, far more than the default total of ten million.
 struct MatchContext {
   pcre2_match_context* context;
   MatchContext() : context(pcre2_match_context_create(nullptr)) {

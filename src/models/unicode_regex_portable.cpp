@@ -1,5 +1,5 @@
-// Which patterns mean the same to PCRE2 and to Oniguruma: a walk over the pattern that knows the constructs
-// accepted and refuses all others.
+// Checks whether a pattern means the same to PCRE2 and to Oniguruma. A parser knows the accepted constructs
+// and refuses all others.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -12,8 +12,8 @@
 namespace bough::unicode {
 namespace {
 
-// General categories and their groups; scripts and binary properties follow the Unicode version and are not
-// here.
+// General categories and their groups. Scripts and binary properties are not included, because they follow
+// the Unicode version.
 constexpr std::array kProperties = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N", "Nd",
                                     "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S", "Sm",
                                     "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
@@ -60,9 +60,9 @@ class Walk {
             "groups, (?i:...), look-ahead, alternatives and quantifiers"));
   }
 
-  // Takes a literal, which may not be a code point on which the libraries' Unicode versions differ, since
-  // subjects have another one in its place. Under (?i:...) it may only be ASCII, and form no pair that folds
-  // from one character (ß, ﬁ, ﬆ).
+  // Reads a literal. A code point on which the libraries' Unicode versions differ is refused, since subjects
+  // have a stand-in for it. Under (?i:...), a literal must be ASCII and must not form a pair that folds from
+  // one character (ß, ﬁ, ﬆ).
   void literal(char32_t c) {
     check_range(c, c);
     if (ignore_case_depth_ == 0) return;
@@ -84,7 +84,7 @@ class Walk {
     }
   }
 
-  // Reads what follows a backslash. Returns the code point of an escaped literal, or 0 for a class such as
+  // Reads the text after a backslash. Returns the code point of an escaped literal, or 0 for a class such as
   // \s.
   char32_t escape(bool in_class) {
     const size_t begin = position_;
@@ -140,7 +140,7 @@ class Walk {
       value =
           value * 16 + static_cast<char32_t>(std::stoi(std::string(1, pattern_[position_++]), nullptr, 16));
     const bool closed = !braces || (peek() == '}' && take());
-    const bool good = braces ? digits > 0 : digits == 2 && value < 0x80;  // \x80: a byte for Oniguruma
+    const bool good = braces ? digits > 0 : digits == 2 && value < 0x80;  // \x80 is a byte for Oniguruma
     if (!closed || !good) {
       position_ = begin;
       refuse(4, "a hexadecimal escape");
@@ -156,7 +156,7 @@ class Walk {
       take();
     }
     if (peek() == ']') refuse(1, "']' at the start of a class");
-    char32_t previous = 0;  // the literal before, which a '-' makes the begin of a range
+    char32_t previous = 0;  // the previous literal, which a '-' makes the start of a range
     while (peek() != ']') {
       if (position_ >= pattern_.size()) refuse(1, "a class that is not closed");
       if (peek() == '[') refuse(2, "a class inside a class");
@@ -201,7 +201,7 @@ class Walk {
     take();
   }
 
-  // Reads {n}, {n,} and {n,m}. A '+' or '?' behind one means different things to the two libraries.
+  // Reads {n}, {n,} and {n,m}. A '+' or '?' after it means different things to the two libraries.
   void interval() {
     const size_t begin = position_;
     take();
@@ -220,7 +220,7 @@ class Walk {
   std::string_view pattern_;
   const std::string& where_;
   size_t position_ = 0;
-  std::string groups_;  // open groups, 'i' where case is ignored
+  std::string groups_;  // open groups; 'i' if case is ignored
   int ignore_case_depth_ = 0;
   char last_literal_ = 0;
   size_t last_literal_end_ = 0;

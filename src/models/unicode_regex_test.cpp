@@ -23,7 +23,7 @@ TEST(UnicodeRegex, FindsAll) {
   EXPECT_EQ(matches("x", ""), Texts{});
 }
 
-// No empty match lies directly behind another match, as in Oniguruma.
+// As in Oniguruma, no empty match lies directly after another match.
 TEST(UnicodeRegex, EmptyMatches) {
   EXPECT_EQ(matches("b*", "abbé"), (Texts{"", "bb", ""}));
   EXPECT_EQ(matches("b*", "é"), (Texts{"", ""}));
@@ -34,7 +34,7 @@ TEST(UnicodeRegex, LiteralsAreNotPatterns) {
   EXPECT_EQ(Regex::literal("\u1C89").find_all("x\u1C89").size(), 1u);
 }
 
-// Backtracking over a long run must hit no limit of the library.
+// Backtracking over a long run must not hit a limit of the library.
 TEST(UnicodeRegex, LongSubjects) {
   const std::string spaces(1 << 20, ' ');
   EXPECT_EQ(Regex::compile(R"(\s*[\r\n]+|\s+(?!\S)|\s+)", "test").find_all(spaces + "a").size(), 2u);

@@ -1,4 +1,4 @@
-// A sample has the same bits whatever is computed beside it.
+// The bits of a sample do not depend on what else is in the batch.
 #include <map>
 
 #include "rollout/rollout_test_util.h"
@@ -45,7 +45,7 @@ TEST(EmbeddedEngine, BatchInvariantSamplesDoNotDependOnWhatIsComputedBesideThem)
     EXPECT_EQ(drawn(small_engine.generate(mixed_requests())), together) << "little memory";
     EXPECT_GT(small_engine.statistics().preemptions, 0);
 
-    // Samples interrupted again and again, under the same weights, have the same bits.
+    // Samples that are interrupted many times under the same weights have the same bits.
     EmbeddedEngine interrupted(*model, engine_options(16, 24));
     for (GenerationRequest& request : mixed_requests()) interrupted.submit(std::move(request));
     std::map<uint64_t, GenerationResult> results;

@@ -12,7 +12,7 @@
 
 namespace bough {
 
-// Adapters are among the trained parameters alone.
+// Adapters are in trained_parameters() but not in parameters().
 std::vector<Parameter*> changing_parameters(Model& model, Changing changing) {
   std::vector<Parameter*> parameters = model.trained_parameters();
   if (changing == Changing::kTrained) return parameters;
@@ -34,17 +34,17 @@ std::unique_ptr<Model> copy_of(const Model& model, Changing changing) {
 
 uint64_t checksum_of(const at::Tensor& tensor) {
   const at::Tensor whole = tensor.contiguous();
-  if (!whole.is_cpu())  // sums of the bits, on the device: a transfer would take longer than the copy
+  if (!whole.is_cpu())  // sum the bits on the device; a transfer would take longer than the copy
     return static_cast<uint64_t>(
         whole.view(whole.element_size() == 2   ? at::kShort
                    : whole.element_size() == 4 ? at::kInt
                                                : at::kLong)
             .sum(at::kLong)
             .item<int64_t>());
-  // Four lanes of multiply and add, so that memory is what bounds it.
+  // Four independent multiply-add chains, so that memory bandwidth is the limit.
   const auto* words = static_cast<const unsigned char*>(whole.const_data_ptr());
   const size_t size = whole.nbytes();
-  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // odd, of the golden ratio
+  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15;  // odd, from the golden ratio
   uint64_t lanes[4] = {1, 2, 3, 4};
   size_t i = 0;
   for (; i + 32 <= size; i += 32)

@@ -17,9 +17,10 @@ namespace bough {
 
 namespace {
 
-constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // what `kv_memory: auto` means on a CPU
-constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // logits computed at once
-constexpr int kSampleBits = 20;  // a draw's sequence number: request id, then sample (below 2^20)
+constexpr int64_t kAutoKvBytes = int64_t{4} << 30;   // meaning of `kv_memory: auto` on a CPU
+constexpr int64_t kLogitsBytes = int64_t{64} << 20;  // maximum size of the logits computed at once
+// random sequence number of a sample: request id, then sample index (below 2^20)
+constexpr int kSampleBits = 20;
 
 int64_t auto_kv_bytes(at::Device device, double share) {
   if (device.is_cpu()) return kAutoKvBytes;
@@ -91,7 +92,7 @@ EmbeddedEngine::EmbeddedEngine(const Model& model, EmbeddedEngineOptions options
         "rollout.sparse.budget is ", options_.settings.sparse.budget_text(), ", and on ",
         model.device().str(), " pages are chosen in fp32 and bf16, by heads of at most 256; got ",
         c10::toString(model.dtype()), " and ", model.config().head_dim, "; expected none, or device cpu"));
-  constexpr int64_t kMostPages = int64_t{1} << 16;  // that two bytes number
+  constexpr int64_t kMostPages = int64_t{1} << 16;  // page numbers that fit two bytes
   if (sparse_.keeps_choices && pages_for(model.config().max_length()) > kMostPages)
     throw UserError(str("rollout.sparse.replay: the model takes ", model.config().max_length(),
                         " positions, and pages are kept of contexts of up to ", kMostPages * kPageTokens,
@@ -117,15 +118,14 @@ void EmbeddedEngine::submit(GenerationRequest request) {
   const auto prompt_length = static_cast<int64_t>(request.prompt_ids.size());
   const int64_t longest =
       std::min(prompt_length + request.sampling.max_new_tokens, model_.config().max_length());
-  const int64_t needed =
-      pages_for(longest) + 1;  // the prompt's last page, which the sample copies, is one more
+  const int64_t needed = pages_for(longest) + 1;  // one more: each sample copies the prompt's last page
   if (needed > scheduler_.pool().max_pages()) {
     throw UserError(str("request ", request.id, ": a sample of up to ", longest, " tokens needs ",
                         needed * KvStorage::bytes_per_page(model_.config(), model_.dtype(), sparse_),
                         " bytes of keys and values; raise rollout.kv_memory (now ",
                         options_.settings.kv_memory.to_string(), ") or lower max_new_tokens"));
   }
-  // check_request made sure that these are inside the vocabulary.
+  // check_request has checked that these ids are inside the vocabulary.
   std::vector<int32_t> stop_tokens(request.sampling.stop_token_ids.begin(),
                                    request.sampling.stop_token_ids.end());
   if (!request.sampling.ignore_eos) {
@@ -202,8 +202,9 @@ PassWork EmbeddedEngine::work_of(const Pass& pass) const {
   return work;
 }
 
-// Samples whose prompt was computed in an earlier step draw from its kept logits. Returns the others, whose
-// prompt ended in this pass; those that have drawn may be gone with their request.
+// If a sample's prompt was computed in an earlier step, the sample's first token is sampled from the stored
+// prompt logits. Returns the remaining samples, whose prompt ended in this pass. The samples that got a token
+// may have been destroyed with their request.
 std::vector<ActiveSample*> EmbeddedEngine::draw_from_prompts(const std::vector<ActiveSample*>& started) {
   std::vector<ActiveSample*> waiting;
   for (size_t i = 0; i < started.size();) {
@@ -224,7 +225,7 @@ std::vector<ActiveSample*> EmbeddedEngine::draw_from_prompts(const std::vector<A
 void EmbeddedEngine::draw_from_pass(const Pass& pass, const at::Tensor& hidden_TD,
                                     const std::vector<ActiveSample*>& waiting) {
   struct Row {
-    int64_t token;  // of the pass
+    int64_t token;  // token index in the pass
     const PassEntry* entry;
   };
   std::unordered_map<const ActiveRequest*, std::vector<ActiveSample*>> waiting_of;
@@ -306,7 +307,7 @@ void EmbeddedEngine::append(ActiveSample& sample, const Draw& draw) {
 
   const auto num_new = static_cast<int64_t>(result.token_ids.size());
   const bool is_stop = std::binary_search(active.stop_tokens.begin(), active.stop_tokens.end(), token);
-  // The bytes are pushed before min_new_tokens too: a stop string may begin there.
+  // The bytes are pushed before min_new_tokens is reached, because a stop string may begin there.
   const bool ends_stop_string = sample.stop_matcher &&
                                 sample.stop_matcher->push(options_.token_bytes(token)) &&
                                 num_new >= request.sampling.min_new_tokens;

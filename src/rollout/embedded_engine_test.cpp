@@ -8,9 +8,8 @@
 namespace bough {
 namespace {
 
-// A model that needs no weights: the next token is a function of the last one, whatever came before.
-// Attention is called all the same. Token t is followed by t + 1 (modulo the vocabulary) with probability 1 -
-// 1e-6 or so.
+// A model that needs no weights. The next token depends on the last token only, but attention is still
+// called. Token t is followed by t + 1 (modulo the vocabulary) with a probability of about 1 - 1e-6.
 class CountingModel : public Model {
  public:
   explicit CountingModel(ModelConfig config) : Model(std::move(config)) {
@@ -114,7 +113,7 @@ TEST(EmbeddedEngine, TokensDoNotDependOnConcurrencyOrderThreadsOrMemory) {
   std::reverse(results.begin(), results.end());
   EXPECT_EQ(all_tokens(results), reference) << "reversed";
 
-  // There is room for about three sequences: samples are set back and recomputed.
+  // The memory holds about three sequences, so samples are preempted and recomputed.
   auto options = engine_options(16, 40);
   options.settings.kv_memory.count = 26 * KvStorage::bytes_per_page(model->config(), at::kDouble);
   EmbeddedEngine small_engine(*model, options);
@@ -189,7 +188,7 @@ TEST(EmbeddedEngine, StopsAtStopTokensAndLengths) {
   EXPECT_EQ(results[2].samples[0].token_ids.size(), 10u);
   EXPECT_EQ(results[2].samples[0].finish_reason, FinishReason::kLength);
   EXPECT_EQ(results[3].samples[0].token_ids.back(), 22);
-  // After 18 and 19 token 20 would come, which stops: it may not be drawn before three tokens are there.
+  // After 18 and 19 comes 20, a stop token. It must not be sampled before there are three tokens.
   EXPECT_EQ(results[4].samples[0].token_ids[1], 19);
   EXPECT_NE(results[4].samples[0].token_ids[2], 20);
   EXPECT_GT(results[4].samples[0].token_ids.size(), 3u);
@@ -297,12 +296,12 @@ TEST(EmbeddedEngine, NewWeightsApplyFromTheNextTokenAndOldOnesAreKept) {
                   log_probs[36 + static_cast<int64_t>(i)][sample.token_ids[i]].item<double>(), 1e-9);
     }
   }
-  // Recomputed are the prompt once, and of each sample what it had drawn.
+  // The prompt is recomputed once, and each sample's generated tokens are recomputed.
   EXPECT_LE(engine.statistics().prefill_tokens - computed, 37 + 3 * 10);
 }
 
-// Stopped after any number of passes and begun again in another engine: the same tokens, as if nothing had
-// happened. fp64, so that no draw hangs on rounding.
+// A run that is stopped after any number of passes and continued in another engine gives the same tokens.
+// fp64, so that rounding changes no sampled token.
 TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
   const auto model = small_model(at::kDouble, 6);
   EmbeddedEngine whole(*model, engine_options(8, 24));
@@ -345,10 +344,10 @@ TEST(EmbeddedEngine, WhatIsRunningGoesOnInAnotherEngine) {
   EXPECT_THROW(whole.submit(damaged), UserError) << "without log-probabilities";
 }
 
-// New weights at every pass: each sample draws a token between two of them.
+// The weights change at every pass. Each sample gets a new token between two updates.
 TEST(EmbeddedEngine, ASampleThatWasInterruptedDrawsBeforeItIsInterruptedAgain) {
   const auto model = small_model(at::kFloat, 6);
-  EmbeddedEngine engine(*model, engine_options(4, 8));  // 8 tokens a pass: recomputing takes several
+  EmbeddedEngine engine(*model, engine_options(4, 8));  // 8 tokens a pass: recomputing takes several passes
   for (uint64_t id = 0; id < 3; ++id) engine.submit(request_of(id, random_tokens(id, 40, 97), 2, 20));
   int32_t version = 0;
   int64_t passes = 0, refused = 0;
@@ -442,7 +441,7 @@ TEST(EmbeddedEngine, RandomOperationsKeepItsInvariantsAndEveryRequestReturns) {
   options.stop_tokens = {7};
   EmbeddedEngine engine(model, options);
   uint64_t next_id = 0;
-  std::map<uint64_t, int64_t> expected;  // id -> samples
+  std::map<uint64_t, int64_t> expected;  // request id -> number of samples
   const auto check = [&](const std::vector<GenerationResult>& results) {
     for (const GenerationResult& result : results) {
       ASSERT_EQ(expected.count(result.id), 1u);
@@ -482,7 +481,8 @@ TEST(EmbeddedEngine, Bf16ServesAndItsLogProbabilitiesAreClose) {
   const auto model = small_model(at::kBFloat16, 3);
   EmbeddedEngine engine(*model, engine_options());
   for (const GenerationResult& result : engine.generate(mixed_requests())) {
-    // Logits of order 10 have steps of 2^-5 in bf16; the engine and the full forward round at other places.
+    // Logits of order 10 are spaced by 2^-5 in bf16. The engine and the full forward round at different
+    // places.
     EXPECT_LT(largest_log_prob_error(*model, result, 1.0), 0.5) << "request " << result.id;
   }
 }

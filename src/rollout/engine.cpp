@@ -11,7 +11,7 @@ namespace bough {
 
 namespace {
 
-// A number of at most 2^40, or -1.
+// Returns the number, at most 2^40, or -1 if the text is no such number.
 int64_t number_of(std::string_view digits) {
   int64_t value = -1;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
@@ -20,7 +20,7 @@ int64_t number_of(std::string_view digits) {
 }
 
 int64_t pages_of_budget(std::string_view text) {
-  constexpr int64_t kPage = 16, kLeast = 4;  // tokens of a page; pages
+  constexpr int64_t kPage = 16, kLeast = 4;  // tokens a page; minimum number of pages
   const bool in_pages = text.starts_with("16x");
   const int64_t count = number_of(in_pages ? text.substr(3) : text);
   if (count < 0)
@@ -115,7 +115,7 @@ std::vector<GenerationResult> Engine::generate(std::vector<GenerationRequest> re
       submit(std::move(request));
       submitted.push_back(id);
     }
-  } catch (...) {  // all or none: what was queued before the bad one must not run later
+  } catch (...) {  // all or none: requests queued before the invalid one must not run later
     for (const uint64_t id : submitted) cancel(id);
     drain();
     throw;

@@ -20,9 +20,9 @@ int64_t rounded_decode_size(int64_t num_tokens) {
   return size >= num_tokens ? size : (num_tokens + kSizeStep - 1) / kSizeStep * kSizeStep;
 }
 
-// There is room for twice the sequences, which a tree with so many leaves has as pieces, and for a number of
-// cuts of long ones; an unused place costs a block that ends at once. Rows and parts are what groups of
-// samples with prompts of thousands of tokens need.
+// The capacity is twice the number of sequences, plus a number of cuts of long sequences. A tree with that
+// many leaves has up to twice as many pieces. An unused entry costs one thread block that ends at once. The
+// numbers of rows and parts suit groups of samples with prompts of thousands of tokens.
 PagedLayout decode_capacities(int64_t num_tokens, int64_t num_groups, bool has_large, bool has_merges) {
   const int64_t cuts = 1024 / num_groups;
   return {.max_large = has_large ? num_tokens + cuts : 0,
@@ -43,7 +43,7 @@ at::Tensor PagedContext::attend(int64_t layer, const at::Tensor& q_TNH, const at
                           .scale = scale_});
 }
 
-// The pages whose last token is among the segments' tokens.
+// Returns the pages whose last token is among the segments' tokens.
 static std::vector<int32_t> completed_pages(std::span<const PagedSegment> segments) {
   std::vector<int32_t> complete;
   for (const PagedSegment& segment : segments)
@@ -52,7 +52,7 @@ static std::vector<int32_t> completed_pages(std::span<const PagedSegment> segmen
   return complete;
 }
 
-// Of each query, in each key/value head, the page that it is in.
+// Returns, for each query and key/value head, the page that contains the query.
 static PageChooser::Lists own_pages(const PageChooser& chooser, int64_t num_kv_heads) {
   PageChooser::Lists lists;
   for (const ChoosingQuery& query : chooser.queries())
@@ -70,7 +70,7 @@ SparseContext::SparseContext(KvStorage& storage, const PagedShape& shape, Attent
       all_(segments, shape, nullptr, path),
       chooser_(segments, is_drawn, storage.sparse(), shape.num_kv_heads),
       complete_(completed_pages(segments)) {
-  // Of the tokens of a page that of its first place comes first: a page's tokens are one sequence's.
+  // Within a page the tokens are listed in slot order, because a page's tokens belong to one sequence.
   int64_t token = 0;
   for (const PagedSegment& segment : segments)
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i, ++token)
@@ -84,7 +84,7 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
   const at::Tensor& pages = storage_.pages(layer);
   const SparsePolicy& sparse = storage_.sparse();
   const auto attend_by = [&](const PagedPlan& plan, bool stores) {
-    stores |= q_TNH.is_cuda();  // whose kernel always stores, what is stored already again
+    stores |= q_TNH.is_cuda();  // the CUDA kernel always stores k and v, even if they are already stored
     return paged_attention({.q_TNH = q_TNH,
                             .k_TGH = stores ? k_TGH : at::Tensor(),
                             .v_TGH = stores ? v_TGH : at::Tensor(),
@@ -103,10 +103,11 @@ at::Tensor SparseContext::attend(int64_t layer, const at::Tensor& q_TNH, const a
     summarise();
     return o_TNH;
   }
-  // A page that this pass completes may be chosen by a later token of the same pass.
+  // A later token of this pass may choose a page that this pass completes.
   store_in_pages(pages, k_TGH, v_TGH, slots_);
   summarise();
-  // By single keys the least that can be selected: what comes of it is overwritten.
+  // If single keys are selected, only the query's own page is chosen, the smallest valid selection.
+  // attend_to_top_keys overwrites the output.
   const PageChooser::Lists chosen =
       by_keys ? own_pages(chooser_, shape_.num_kv_heads) : chooser_.choose(q_TNH, storage_.summaries(layer));
   if (!by_keys) storage_.keep_choices(layer, chooser_, chosen);
@@ -163,7 +164,8 @@ at::Tensor ForwardPass::run_sparse(const at::Tensor& tokens_T, const at::Tensor&
   return model_.forward(tokens_T, positions_T, attention);
 }
 
-// Returns the graph of these sizes, with `work` as its next; null if it has no room for it.
+// Returns the graph of these sizes with `work` set for its next replay. nullptr if `work` exceeds its
+// capacity.
 ForwardPass::Captured* ForwardPass::captured(const Key& key, const PagedWork& work) {
   const auto [size, has_large, has_merges] = key;
   Captured& pass = graphs_[key];

@@ -38,9 +38,8 @@ ModelConfig wide_heads() {
   return config;
 }
 
-// Sequences grow by a token a pass, some of them with a common prompt; the reference makes the same passes on
-// other pages. On CUDA the sizes come again, so that graphs are replayed with other lengths and other
-// sequences.
+// Sequences grow by one token a pass, and some share a prompt. The reference runs the same passes on other
+// pages. On CUDA the sizes repeat, so graphs are replayed with other lengths and other sequences.
 TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
   const at::NoGradGuard no_grad;
   for (const auto dtype : {at::kFloat, at::kBFloat16})
@@ -49,7 +48,7 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
       KvStorage pages(config, dtype, device(), 300), reference_pages(config, dtype, device(), 300);
       ForwardPass pass(*model, pages, AttentionPath::kFastest, 24);
       ForwardPass reference(*model, reference_pages, AttentionPath::kReference, 24);
-      // There are 24 sequences: the first has a prompt of 80 tokens, whose pages the next eleven share.
+      // There are 24 sequences. The first has a prompt of 80 tokens, and the next eleven share its pages.
       std::vector<std::vector<int32_t>> tables(24);
       std::vector<int64_t> lengths(24);
       int32_t next_page = 7;
@@ -88,7 +87,7 @@ TEST_P(ForwardPassOn, PassesOfAnySizeEqualTheReference) {
     }
 }
 
-// The engine has prompts in groups, chunks of prefill beside decode, samples that join and leave.
+// The engine mixes grouped prompts, prefill chunks beside decode, and samples that join and leave.
 TEST_P(ForwardPassOn, GeneratedLogProbabilitiesEqualAFullForward) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_model(dtype, 6, wide_heads(), device());
@@ -97,7 +96,8 @@ TEST_P(ForwardPassOn, GeneratedLogProbabilitiesEqualAFullForward) {
     for (uint64_t id = 0; id < 5; ++id)
       requests.push_back(request_of(id, random_tokens(id, 5 + static_cast<int64_t>(id) * 21, 97), 3, 20));
     for (const GenerationResult& result : engine.generate(requests)) {
-      // Logits of order 10 have steps of 2^-5 in bf16; the engine and the full forward round at other places.
+      // Logits of order 10 are spaced by 2^-5 in bf16. The engine and the full forward round at different
+      // places.
       EXPECT_LT(largest_log_prob_error(*model, result, 1.0), dtype == at::kFloat ? 1e-4 : 0.5)
           << "request " << result.id << ", " << dtype;
     }

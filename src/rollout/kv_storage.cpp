@@ -16,7 +16,7 @@
 namespace bough {
 
 namespace {
-// Maps addresses without memory: the system gives pages, large ones where it can, as they are first written.
+// Reserves address space only. The system supplies pages on first write, large pages if it can.
 at::Tensor map_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const size_t num_bytes = c10::multiply_integers(sizes) * options.dtype().itemsize();
   void* memory =

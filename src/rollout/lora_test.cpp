@@ -1,4 +1,5 @@
-// Adapters in generation: the engine draws by the trainer's present adapter, whichever way weights reach it.
+// Adapters in generation: the engine samples with the trainer's current adapter, for every way of weight
+// transfer.
 #include "models/lora.h"
 
 #include <unistd.h>
@@ -20,7 +21,7 @@ LoraSettings lora_settings() {
   return settings;
 }
 
-// As a step of training changes them; B is 0 before the first.
+// Changes the adapter as a training step does. B is 0 before the first step.
 void change_adapter(Model& model, uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);
   for (Parameter* parameter : model.trained_parameters()) {
@@ -33,7 +34,7 @@ double limit_of(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-9 : dtype == at::kFloat ? 1e-4 : 0.3;
 }
 
-// The log-probabilities of what the engine returns are `now`'s, and not `before`'s.
+// Expects that the engine's log-probabilities are those of `now`, and not those of `before`.
 void expect_engine_follows(EmbeddedEngine& engine, const Model& now, const Model& before) {
   double worst = 0, from_before = 0;
   for (const GenerationResult& result : engine.generate(mixed_requests())) {
@@ -92,7 +93,7 @@ TEST(LoraGeneration, PublishedAdaptersReachAnEngineOfItsOwn) {
           expect_engine_follows(engine, *model, *before);
         }
       }
-      // The base is the same memory: only adapters are copied.
+      // The base weights share memory. Only adapters are copied.
       EXPECT_EQ(model->embedding().value.data_ptr(), generating->embedding().value.data_ptr());
     }
 }

@@ -44,7 +44,7 @@ TEST(PagePool, OtherTokensBeforeAPageAreAnotherPrefix) {
   auto tokens = tokens_of(32);
   PageTable table, other;
   compute(pool, tokens, table);
-  tokens[3] += 1;  // the second page's tokens are the same
+  tokens[3] += 1;  // the second page's tokens do not change
   EXPECT_EQ(pool.match_length(tokens, 32), 0);
   compute(pool, {tokens.begin(), tokens.begin() + kPageTokens}, other);
   EXPECT_EQ(pool.match_length(tokens, 32), 16) << "though a page with the second page's tokens is published";
@@ -55,7 +55,7 @@ TEST(PagePool, APageBehindAnEvictedOneIsNotFound) {
   const auto tokens = tokens_of(32);
   PageTable table, other;
   compute(pool, tokens, table);
-  pool.release(table);  // the end first: the second page is the older
+  pool.release(table);  // the last page is released first, so the second page is the older one
   ASSERT_TRUE(pool.append_page(other));
   EXPECT_EQ(pool.match_length(tokens, 32), 16) << "the end is evicted before the beginning";
   ASSERT_TRUE(pool.append_page(other));
@@ -86,7 +86,7 @@ TEST(PagePool, RandomOperationsKeepItsInvariants) {
   std::deque<std::vector<int32_t>> texts;
   for (uint64_t step = 0; step < 4000; ++step) {
     const uint64_t choice = random.below(10, 0, step);
-    if (choice < 5 && tables.size() < 12) {  // few different prefixes, so that many are shared
+    if (choice < 5 && tables.size() < 12) {  // few different prefixes, so that many pages are shared
       std::vector<int32_t> tokens;
       const uint64_t length = 1 + random.below(90, 1, step);
       for (uint64_t i = 0; i < length; ++i) {

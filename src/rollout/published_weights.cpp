@@ -26,7 +26,7 @@ namespace bough {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // a cache line
-// Two on their way at once: one travels while both sides prepare the next.
+// Two buckets in transfer at once: one travels while both sides prepare the next.
 constexpr size_t kBucketsOnTheirWay = 2;
 constexpr auto kPoll = std::chrono::microseconds(20);
 
@@ -63,7 +63,7 @@ int64_t FlatTensors::end_of(size_t view) const {
 }
 
 namespace {
-// Where each begins, and at last where all end.
+// Returns the byte offset of each parameter, then the total size.
 std::vector<int64_t> begins_of(const std::vector<Parameter*>& parameters) {
   std::vector<int64_t> begins = {0};
   for (const Parameter* parameter : parameters)
@@ -136,7 +136,7 @@ PublicationRanks::PublicationRanks(std::unique_ptr<Communicator> group, const st
   leaders = all->split(leads() ? 0 : 1);
 }
 
-// ---- Rank 0.
+// ---- Rank 0
 
 PublishedWeights::PublishedWeights(const Model& trained, PublicationRanks& ranks, bool waits,
                                    Changing changing)
@@ -242,7 +242,7 @@ void PublishedWeights::run() {
       const std::string header = str(sending_, " ", taken_);
       lock.unlock();
       all.broadcast(header);
-      all.barrier();  // the engines have what was taken
+      all.barrier();  // every engine now has the version that was taken, so the spare buffer is free
       lock.lock();
       may_copy_ = true;
       const at::Tensor bytes = buffers_[spare_].bytes();
@@ -265,7 +265,8 @@ void PublishedWeights::run() {
   }
 }
 
-// To the other hosts, as far as it has been copied; returns when all has.
+// Sends the bytes to the other hosts as they are copied into the buffer. Returns when all bytes are copied
+// and sent.
 void PublishedWeights::send(const at::Tensor& bytes) {
   Communicator& hosts = *ranks_.leaders;
   const auto await_copied = [&](int64_t end) {
@@ -293,7 +294,7 @@ void PublishedWeights::send(const at::Tensor& bytes) {
   broadcast(std::move(sums), hosts);
 }
 
-// ---- Engine ranks.
+// ---- Engine ranks
 
 ReceivedWeights::ReceivedWeights(PublicationRanks& ranks, int64_t bytes)
     : ranks_(ranks), buffers_(ranks.leads() ? std::make_unique<HostBuffers>(bytes) : nullptr) {
@@ -352,7 +353,7 @@ void ReceivedWeights::receive() {
       const MutexLock lock(mutex_);
       arrived_ = {version, spare};
     }
-    all.barrier();  // last: what rank 0 has been told of is there to take
+    all.barrier();  // comes last: after it rank 0 counts on arrived_
   }
 }
 
@@ -374,7 +375,7 @@ void ReceivedWeights::receive_buckets(int32_t version, const at::Tensor& bytes) 
                 " is not what rank 0 sent");
 }
 
-// ---- The engine's process.
+// ---- The engine's process
 
 MappedWeights::MappedWeights(Model& generating, bool in_place, Changing changing)
     : generating_(generating), in_place_(in_place), parameters_(changing_parameters(generating, changing)) {}

@@ -1,4 +1,4 @@
-// Publication of weights to other ranks, threads here: what arrives, what it takes, and when.
+// Publication of weights to other ranks (threads here): what arrives, its cost, and its timing.
 #include "rollout/published_weights.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace bough {
 namespace {
 
-// Several buckets, the last one not full.
+// Several buckets. The last one is not full.
 ModelConfig wide_config() {
   ModelConfig config = small_config(80'000);
   config.hidden_size = 128;
@@ -33,7 +33,7 @@ bool equal(Model& a, Model& b) {
   return true;
 }
 
-// Of what is trained, each tensor in whole cache lines of 64 bytes.
+// Size of the trained parameters. Each tensor is padded to whole cache lines of 64 bytes.
 int64_t bytes_of(Model& model) {
   int64_t bytes = 0;
   for (const Parameter* parameter : model.trained_parameters())
@@ -41,7 +41,7 @@ int64_t bytes_of(Model& model) {
   return bytes;
 }
 
-// Rank 0 publishes from `trained`, rank 1 receives, on another host or on the same.
+// Rank 0 publishes from `trained`. Rank 1 receives, on another host or on the same host.
 struct Pair {
   explicit Pair(const std::function<std::unique_ptr<Model>()>& make, bool waits, bool apart = true,
                 bool in_place = false)
@@ -60,7 +60,7 @@ struct Pair {
     published->end();
     receiving.join();
   }
-  // As the engines do: rank 0 first.
+  // Takes in the engines' order: rank 0 first.
   int32_t take() {
     std::optional<WeightUpdate> update;
     while (!(update = published->take())) std::this_thread::yield();
@@ -101,8 +101,8 @@ TEST(PublishedWeights, AreTheTrainersBitForBitInSeveralBuckets) {
     EXPECT_EQ(report.publications, 4);
     EXPECT_EQ(report.bytes, 4.0 * static_cast<double>(bytes_of(*pair.trained)));
     EXPECT_GT(report.seconds, 0);
-    // What went to another host by the communicator's own count: half of a broadcast's bytes on two ranks;
-    // checksums are little.
+    // Bytes sent to another host by the communicator's own count. On two ranks this is half of a broadcast's
+    // bytes. The checksums add little.
     EXPECT_NEAR(pair.of_trainer->leaders->bytes_sent() / (report.bytes / 2), apart ? 1 : 0, 1e-3);
     EXPECT_LT(pair.of_trainer->all->bytes_sent(), 10'000);
     EXPECT_EQ(pair.published->take_report().publications, 0);
@@ -127,7 +127,7 @@ TEST(PublishedWeights, OfAdaptersAreAllThatIsSent) {
   EXPECT_LT(pair.published->take_report().bytes, 0.5 * static_cast<double>(all));
 }
 
-// The trainer changes its weights at once after publish(), and publishes faster than anybody takes.
+// The trainer changes its weights right after publish(), and publishes faster than versions are taken.
 TEST(PublishedWeights, AreThoseOfTheirVersionWhateverTheTrainerDoesMeanwhile) {
   for (const bool apart : {true, false}) {
     Pair pair([] { return small_model(at::kFloat, 5, wide_config()); }, /*waits=*/false, apart);
@@ -139,13 +139,13 @@ TEST(PublishedWeights, AreThoseOfTheirVersionWhateverTheTrainerDoesMeanwhile) {
         add_to_all(*pair.trained, 1);
         sums[++version] = sum(*pair.trained);
         pair.published->publish(version);
-        add_to_all(*pair.trained, 1);  // while it is on its way
+        add_to_all(*pair.trained, 1);  // while the publication is in transfer
       }
       const int32_t got = pair.take();
       EXPECT_GT(got, taken);
       taken = got;
       EXPECT_EQ(sum(*pair.generating), sums.at(got)) << "version " << got;
-      // What is published from now on goes into the other buffer until it is taken.
+      // Versions published from now on go into the spare buffer until one is taken.
       pair.published->publish(++version);
       sums[version] = sum(*pair.trained);
       EXPECT_EQ(sum(*pair.generating), sums.at(got));

@@ -1,5 +1,5 @@
-// Generation with 8-bit weights: what it returns is the quantized model's, near the model's own, and follows
-// its updates.
+// Generation with 8-bit weights: the results are those of the quantized model, are close to the source
+// model's, and follow its weight updates.
 #include "models/quantized_model.h"
 #include "rollout/rollout_test_util.h"
 
@@ -22,7 +22,8 @@ std::vector<std::vector<int32_t>> tokens_of(const std::vector<GenerationResult>&
   return tokens;
 }
 
-// Log-probabilities are of the policy that draws, the quantized one; training's differ, by little.
+// Log-probabilities are those of the behavior policy, which is quantized. The training policy's differ
+// slightly.
 TEST_P(Quantization, LogProbabilitiesAreTheQuantizedModels) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const auto model = small_model(dtype, 3, small_config(), device());
@@ -40,7 +41,8 @@ TEST_P(Quantization, LogProbabilitiesAreTheQuantizedModels) {
   }
 }
 
-// Greedy tokens are the model's own but where two logits lie within what rounding weights moves them.
+// Greedy tokens are the source model's own, except if two logits are closer than the rounding of weights
+// moves them.
 TEST_P(Quantization, GreedyIsTheArgmaxButWhereTwoAreNear) {
   const auto model = small_model(at::kFloat, 4, small_config(), device());
   EmbeddedEngine engine(*model, int8_options());
@@ -77,7 +79,8 @@ TEST_P(Quantization, AnUpdateQuantizesAnew) {
   double before = 0, after = 0;
   int64_t drawn_after = 0;
   for (const GenerationResult& result : engine.drain()) {
-    // Tokens of the new version have the new weights' log-probabilities, the others had the old ones'.
+    // Tokens of the new version have the new weights' log-probabilities. Earlier tokens have the old
+    // weights'.
     for (const GeneratedSample& sample : result.samples) {
       std::vector<int32_t> tokens = result.prompt_ids;
       tokens.insert(tokens.end(), sample.token_ids.begin(), sample.token_ids.end());
@@ -109,7 +112,7 @@ TEST_P(Quantization, AModelQuantizedInPlaceGeneratesTheSame) {
   EXPECT_EQ(tokens_of(engine.generate(mixed_requests())), expected);
 }
 
-// A quantized model is as batch-invariant as another: each row's sum has an order of its own.
+// A quantized model is batch-invariant too: each row's sum has its own fixed order.
 TEST(QuantizationBatchInvariant, TokensDoNotDependOnTheirNeighbours) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto model = small_model(dtype, 7);

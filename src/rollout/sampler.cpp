@@ -19,10 +19,10 @@ namespace bough {
 
 namespace {
 
-// Buckets of logits between the largest and the smallest that top_p can keep.
+// Number of histogram buckets from the largest logit down to the smallest that top_p can keep.
 constexpr int64_t kBuckets = 1024;
 
-// Draws from one row; buffers are reused from draw to draw.
+// Samples from one row. Buffers are reused between calls.
 template <class T>
 class RowSampler {
  public:
@@ -46,7 +46,7 @@ class RowSampler {
       log_sum_at_temperature = log_sum();
     }
     Draw draw;
-    Draw top;  // draw_penalised makes a draw of its own
+    Draw top;  // draw_penalised makes a Draw of its own
     if (request.top_logprobs > 0) find_top(top, temperature, log_sum_at_temperature);
     if (request.repetition_penalty != 1 || request.presence_penalty != 0 || request.frequency_penalty != 0)
       draw = draw_penalised();
@@ -63,7 +63,7 @@ class RowSampler {
   struct Candidate {
     Acc logit;
     int32_t token;
-    bool operator<(const Candidate& other) const {  // the more likely first
+    bool operator<(const Candidate& other) const {  // the more likely token comes first
       return logit != other.logit ? logit > other.logit : token < other.token;
     }
   };
@@ -84,7 +84,7 @@ class RowSampler {
     return log_of_sum(static_cast<double>(maximum_), sum);
   }
 
-  // Of the whole distribution: before anything is excluded.
+  // Uses the whole distribution, before tokens are excluded.
   void find_top(Draw& draw, double temperature, double log_sum_at_temperature) {
     const auto count = static_cast<size_t>(std::min(request_->top_logprobs, size_));
     const Acc bound = largest_block_bound(count);
@@ -122,7 +122,7 @@ class RowSampler {
         std::min(0.0, below_maximum * static_cast<double>(inverse_temperature_) - std::log(kept_mass_));
   }
 
-  // Draws from a copy of the row in the accumulator type.
+  // Samples from a copy of the row in the accumulator type.
   Draw draw_penalised() {
     if (!penalised_) penalised_ = std::make_unique<RowSampler<Acc>>(size_);
     auto& logits = penalised_row_;
@@ -149,18 +149,18 @@ class RowSampler {
     DrawRequest request = *request_;
     request.repetition_penalty = 1;
     request.presence_penalty = request.frequency_penalty = 0;
-    request.top_logprobs = 0;  // of the distribution before penalties, and found already
+    request.top_logprobs = 0;  // they use the distribution before penalties, and are already found
     return penalised_->draw(logits.data(), request);
   }
 
-  // Returns the logit of tokens that are min_p times as likely as the most likely one.
+  // Returns the logit of a token that is min_p times as likely as the most likely token.
   Acc min_p_bound() const {
     if (request_->min_p <= 0) return -std::numeric_limits<Acc>::infinity();
     return static_cast<Acc>(static_cast<double>(draw_maximum_) +
                             std::log(request_->min_p) / static_cast<double>(inverse_temperature_));
   }
 
-  // Puts the weights of one block, 0 where excluded, in weights_; returns their number.
+  // Writes the weights of one block to weights_, 0 for excluded tokens. Returns their number.
   int64_t fill_weights(int64_t block) {
     const int64_t begin = block * kSoftmaxBlock, count = std::min(kSoftmaxBlock, size_ - begin);
     softmax_weights(row_ + begin, count, draw_maximum_, inverse_temperature_, weights_.data());
@@ -172,8 +172,8 @@ class RowSampler {
     return count;
   }
 
-  // Takes maxima and sums without the excluded tokens, measured from the largest logit that is left: the
-  // others may lie so far below an excluded one that their exponentials would vanish.
+  // Recomputes maxima and sums without the excluded tokens, relative to the largest remaining logit. Relative
+  // to a far larger excluded logit, the remaining exponentials would underflow.
   void exclude() {
     draw_maximum_ = maximum_;
     const auto& excluded = request_->excluded;
@@ -210,7 +210,7 @@ class RowSampler {
     }
   }
 
-  // Draws from the tokens with a logit of at least `bound`, in order of id.
+  // Samples from the tokens with a logit of at least `bound`, in order of id.
   int32_t draw_above(Acc bound) {
     kept_mass_ = 0;
     for_each_above(bound, [&](const Candidate&, Acc weight) {
@@ -220,8 +220,8 @@ class RowSampler {
     return token_at_uniform(bound, [](const Candidate&) { return true; });
   }
 
-  // Finds the token on which the uniform number falls in the mass kept, of the tokens with a logit of at
-  // least `bound` that are kept, in order of id.
+  // Returns the token at which the uniform number falls within the kept mass. Covers the kept tokens with a
+  // logit of at least `bound`, in order of id.
   template <class IsKept>
   int32_t token_at_uniform(Acc bound, IsKept&& is_kept) {
     double target = request_->uniform * kept_mass_;
@@ -245,7 +245,7 @@ class RowSampler {
       if (target < sums_[block]) break;
       target -= sums_[block];
     }
-    if (block == sums_.size()) block = last_possible;  // rounding: uniform is below 1
+    if (block == sums_.size()) block = last_possible;  // only after rounding, since uniform is below 1
     const int64_t count = fill_weights(static_cast<int64_t>(block));
     int64_t last = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -257,7 +257,8 @@ class RowSampler {
     return static_cast<int32_t>(static_cast<int64_t>(block) * kSoftmaxBlock + last);
   }
 
-  // Returns a logit that the `count` largest reach: as many blocks have a maximum of at least this.
+  // Returns a logit bound that the `count` largest logits reach, since `count` blocks have a maximum of at
+  // least the bound.
   Acc largest_block_bound(size_t count) const {
     if (count > maxima_.size()) return -std::numeric_limits<Acc>::infinity();
     std::vector<Acc> maxima = maxima_;
@@ -267,7 +268,7 @@ class RowSampler {
   }
 
   // Calls use(candidate, weight) for the tokens with a logit of at least `bound`, in order of id, until it
-  // returns true. Weights are 0 where excluded.
+  // returns true. Weights of excluded tokens are 0.
   template <class Use>
   void for_each_above(Acc bound, Use&& use) {
     for (size_t block = 0; block < maxima_.size(); ++block) {
@@ -282,7 +283,7 @@ class RowSampler {
     }
   }
 
-  // top_k leaves few tokens: they are sorted, and drawn in order of probability.
+  // top_k leaves few tokens. They are sorted, and the token is sampled in order of probability.
   int32_t draw_from_top_k() {
     candidates_.clear();
     for_each_above(largest_block_bound(static_cast<size_t>(request_->top_k)),
@@ -315,12 +316,12 @@ class RowSampler {
     return candidates_[i].candidate.token;
   }
 
-  // top_p may leave many tokens: a histogram of mass over the logits says in which narrow bucket the cut
-  // falls; only that bucket is sorted. Tokens are drawn in order of id.
+  // top_p may leave many tokens. A histogram of mass over the logits finds the narrow bucket with the cut,
+  // and only that bucket is sorted. The token is sampled in order of id.
   int32_t draw_from_top_p() {
     const double total = std::accumulate(sums_.begin(), sums_.end(), 0.0);
-    // All tokens below weight w have less than V w: if that is 1 - top_p of the total, they are outside. The
-    // bound is a little lower, since sums are rounded.
+    // All tokens below weight w together have less than V w. If V w is 1 - top_p of the total, they are
+    // outside the kept mass. The bound is slightly lower, since sums are rounded.
     const double weight_bound = 0.99 * (1 - request_->top_p) * total / static_cast<double>(size_);
     const Acc bound = std::min(
         draw_maximum_, static_cast<Acc>(static_cast<double>(draw_maximum_) +
@@ -335,9 +336,10 @@ class RowSampler {
       return false;
     });
     const double wanted = request_->top_p * total;
-    double mass = 0;  // of the buckets above the one with the cut
+    double mass = 0;  // mass of the buckets above the bucket with the cut
     int64_t cut = 0;
-    while (masses_[static_cast<size_t>(cut)] == 0) ++cut;  // the first holds the most likely token
+    // the first nonempty bucket holds the most likely token
+    while (masses_[static_cast<size_t>(cut)] == 0) ++cut;
     for (int64_t next = cut; next < kBuckets && mass + masses_[static_cast<size_t>(cut)] < wanted; ++next) {
       if (next == cut || masses_[static_cast<size_t>(next)] == 0) continue;
       mass += masses_[static_cast<size_t>(cut)];
@@ -361,15 +363,15 @@ class RowSampler {
   }
 
   int64_t size_;
-  std::vector<Acc> maxima_;   // of blocks
-  std::vector<double> sums_;  // of blocks
-  std::vector<Acc> weights_;  // of one block
+  std::vector<Acc> maxima_;   // per block
+  std::vector<double> sums_;  // per block
+  std::vector<Acc> weights_;  // weights of one block
   std::vector<Weighted> candidates_;
-  std::vector<double> masses_;  // of buckets of logits, the largest first
+  std::vector<double> masses_;  // mass per bucket of logits, largest logits first
   const T* row_ = nullptr;
   const DrawRequest* request_ = nullptr;
   Acc inverse_temperature_ = 1, maximum_ = 0, draw_maximum_ = 0;
-  double kept_mass_ = 0;  // of the tokens drawn from, in weights
+  double kept_mass_ = 0;  // total weight of the tokens sampled from
   std::unique_ptr<RowSampler<Acc>> penalised_;
   std::vector<Acc> penalised_row_;
 };

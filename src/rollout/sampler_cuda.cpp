@@ -48,8 +48,8 @@ bool changes(const DrawRequest& request) {
   return penalises(request) || !request.excluded.empty();
 }
 
-// The draws of up to kDrawnTogether requests: S of them, rows [S, V] of their own where something is done to
-// the logits.
+// Samples for up to kDrawnTogether requests, S of them. If a request changes, cuts or lists logits, the rows
+// are copied to [S, V].
 class DeviceDraws {
  public:
   DeviceDraws(const at::Tensor& logits_RV, std::span<const DrawRequest> requests)
@@ -91,12 +91,12 @@ class DeviceDraws {
  private:
   static at::Tensor column(const at::Tensor& drawn, DrawnNumber which) { return drawn.narrow(1, which, 1); }
 
-  // Ordered by logit, of equal ones the lower id first.
+  // Sorted by descending logit. Among equal logits, the lower id comes first.
   static std::tuple<at::Tensor, at::Tensor> sorted(const at::Tensor& x_SV) {
     return at::sort(x_SV, /*stable=*/true, /*dim=*/1, /*descending=*/true);
   }
 
-  // [S, 1] of a number of each request.
+  // Uploads one number per request as [S, 1].
   template <class Number>
   at::Tensor upload_numbers(Number&& number) const {
     std::vector<decltype(number(requests_[0]))> values;
@@ -104,7 +104,7 @@ class DeviceDraws {
     return upload(values, logits_RV_.device()).unsqueeze(1);
   }
 
-  // What draw_token asks for.
+  // The per-request numbers that draw_token reads.
   at::Tensor numbers(bool own_rows) const {
     std::vector<double> values;
     for (size_t i = 0; i < requests_.size(); ++i) {
@@ -115,7 +115,7 @@ class DeviceDraws {
     return upload(values, logits_RV_.device()).view({-1, kDrawNumbers});
   }
 
-  // The rows with penalties, and excluded tokens at minus infinity.
+  // Returns the rows with penalties applied and excluded tokens set to minus infinity.
   at::Tensor changed() const {
     std::vector<int64_t> penalised, excluded;
     std::vector<double> factors, terms;
@@ -124,7 +124,7 @@ class DeviceDraws {
       const int64_t row = static_cast<int64_t>(i) * vocabulary_;
       for (const int32_t token : request.excluded) excluded.push_back(row + token);
       if (!penalises(request)) continue;
-      std::unordered_map<int32_t, int64_t> times;  // in the response
+      std::unordered_map<int32_t, int64_t> times;  // token -> occurrences in the response
       for (const int32_t token : request.prompt) times.try_emplace(token, 0);
       for (const int32_t token : request.response) ++times[token];
       for (const auto& [token, count] : times) {
@@ -148,8 +148,8 @@ class DeviceDraws {
     return changed_SV;
   }
 
-  // What the requests' cuts keep, the rest at minus infinity: of those with top_k in order_SV_'s order, which
-  // by_rank_S1_ says.
+  // Sets the tokens that a request's cuts do not keep to minus infinity. Rows with top_k, marked in
+  // by_rank_S1_, are returned in the order of order_SV_.
   at::Tensor cut(const at::Tensor& x_SV) {
     at::Tensor values_SV;
     std::tie(values_SV, order_SV_) =
@@ -164,7 +164,7 @@ class DeviceDraws {
         upload_numbers([](const DrawRequest& r) { return is_greedy(r) ? 0.0 : r.min_p; });
     by_rank_S1_ = top_k_S1.lt(vocabulary_);
     const at::Tensor rank_V = at::arange(vocabulary_, top_k_S1.options());
-    const at::Tensor weights_SV =  // of the most likely token 1
+    const at::Tensor weights_SV =  // the most likely token has weight 1
         (values_SV - values_SV.narrow(1, 0, 1))
             .div_(temperature_S1.to(x_SV.scalar_type()))
             .exp_()
@@ -180,7 +180,7 @@ class DeviceDraws {
         .contiguous();
   }
 
-  // [S, what run() put beside each other], fp64 on the CPU.
+  // Reads `results` in fp64 on the CPU: one row per request, the columns that run() concatenated.
   void read(const at::Tensor& results, std::span<Draw> draws) const {
     for (size_t i = 0; i < requests_.size(); ++i) {
       const double* whole =
@@ -212,15 +212,15 @@ class DeviceDraws {
   std::span<const DrawRequest> requests_;
   const int64_t vocabulary_;
   bool cuts_ = false, changes_ = false;
-  int64_t num_top_ = 0;               // most top_logprobs of the requests
+  int64_t num_top_ = 0;               // maximum top_logprobs of the requests
   at::Tensor rows_SV_;                // the requests' logits, accumulator type
-  at::Tensor values_SV_, ids_SV_;     // these in order, where top_logprobs are asked for
-  at::Tensor order_SV_, by_rank_S1_;  // of cut()
+  at::Tensor values_SV_, ids_SV_;     // rows_SV_ sorted; defined only if top_logprobs are requested
+  at::Tensor order_SV_, by_rank_S1_;  // set by cut()
 };
 
 }  // namespace
 
-// Requests that leave the logits as they are go by themselves: nothing of theirs is copied.
+// Requests that leave the logits unchanged run separately, so that their logits are not copied.
 void draw_from_device(const at::Tensor& logits_RV, std::span<const DrawRequest> requests,
                       std::span<Draw> draws) {
   std::vector<size_t> plain, others;

@@ -21,7 +21,7 @@ Draw draw_one(const at::Tensor& logits, const DrawRequest& request) {
   return draw;
 }
 
-// Probabilities that the draws should follow, by the definition in sampler.h, found by sorting everything.
+// The expected distribution by the definition in sampler.h, found by sorting all tokens.
 std::vector<double> expected_distribution(const at::Tensor& logits_V, const DrawRequest& request) {
   const auto V = static_cast<size_t>(logits_V.size(0));
   const double temperature = request.temperature;
@@ -57,7 +57,7 @@ std::vector<double> expected_distribution(const at::Tensor& logits_V, const Draw
   return weights;
 }
 
-// Tests Pearson's statistic over 100,000 draws; tokens expected fewer than 5 times are pooled.
+// Tests Pearson's statistic over 100,000 sampled tokens. Tokens expected fewer than 5 times are pooled.
 void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char* what) {
   const int kDraws = 100000;
   const CounterRandom random(17, Purpose::test);
@@ -90,8 +90,9 @@ void expect_follows(const at::Tensor& logits_1V, DrawRequest request, const char
     statistic += std::pow(pooled_count - pooled_expected, 2) / pooled_expected;
     ++cells;
   }
-  if (cells < 2) return;  // one token is left: it was drawn, since no other was
-  // Chi-square with n degrees of freedom has mean n and deviation sqrt(2 n); 4.5 deviations are allowed.
+  if (cells < 2) return;  // only one token is possible, and no other token was sampled
+  // Chi-square with n degrees of freedom has mean n and standard deviation sqrt(2 n). 4.5 deviations are
+  // allowed.
   const double freedom = cells - 1;
   EXPECT_LT(statistic, freedom + 4.5 * std::sqrt(2 * freedom)) << what << ", " << cells << " cells";
 }
@@ -118,7 +119,8 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   }
 }
 
-// Whatever shapes the draw: they are of the whole distribution at the temperature.
+// The top log-probabilities are those of the whole distribution at the temperature, whatever restricts the
+// sampling.
 TEST(Sampler, MostLikelyTokensComeInOrderWithTheirLogProbabilities) {
   const std::vector<int32_t> response = {2, 5, 9}, excluded = {0, 3};
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16})
@@ -227,15 +229,15 @@ TEST(Sampler, LogProbabilitiesAreOfTheWholeDistribution) {
   }
 }
 
-// Draws are made on the device, among others that are not: the same tokens from the same numbers, but where a
-// uniform number falls on the border between two (a rounding of the sums wide).
+// Requests sampled on the device stand beside requests that are not. The same random numbers give the same
+// tokens. The exception is a uniform number on the border between two tokens, within the sums' rounding.
 class SamplerOn : public OnDevice {};
 BOUGH_ON_DEVICES(SamplerOn);
 
 TEST_P(SamplerOn, DrawsAreThoseOfTheCpuInFp64) {
   const CounterRandom random(23, Purpose::test);
   const std::vector<int32_t> excluded = {2, 5}, response = {1, 1, 4};
-  // The device's way is of tensor ops, but for the draw itself: they are tried on the CPU, too.
+  // The device path uses tensor ops, except for draw_token. The path is therefore tested on the CPU, too.
   for (const auto way : {draw_tokens, draw_from_device})
     for (const int64_t vocabulary : {9, 256, 1000, 50001})
       for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -347,13 +349,13 @@ TEST(Sampler, ACutKeepsTheMostLikely) {
   request.top_p = 0;
   EXPECT_EQ(reachable(request), (std::vector<int32_t>{1}));
   request.top_k = 2;
-  request.top_p = 0.6;  // 0.4 / 0.65 of what top_k leaves
+  request.top_p = 0.6;  // 0.4 / 0.65 of the mass that top_k leaves
   EXPECT_EQ(reachable(request), (std::vector<int32_t>{1}));
 }
 
 TEST(Sampler, TopPCutsAmongNearlyEqualLogits) {
-  // All tokens lie in one bucket of the histogram; the 33 largest of 64 are the fewest with more than half of
-  // the mass.
+  // All tokens lie in one bucket of the histogram. The 33 largest of the 64 tokens are the fewest with more
+  // than half of the mass.
   const auto logits = at::arange(64, at::TensorOptions().dtype(at::kDouble)).mul_(1e-6).unsqueeze(0);
   std::map<int32_t, int> tokens;
   for (int i = 0; i < 1000; ++i) {

@@ -75,7 +75,8 @@ bool Scheduler::ensure_pages(PageTable& table, int64_t num_tokens) {
   return true;
 }
 
-// Gives the prompt's pages back; it is computed again (or found in the index) when a sample needs it.
+// Releases the prompt's pages. The prompt is recomputed, or found in the prefix index, when a sample needs
+// it.
 void Scheduler::drop_prompt(ActiveRequest& request) {
   pool_.release(request.prompt_table);
   request.num_computed = 0;
@@ -119,8 +120,8 @@ void Scheduler::set_back(ActiveSample& sample) {
   set_back_.push_front(&sample);
 }
 
-// Gives the sample the prompt's pages, or, if the index knows more of its own past, those. False if no page
-// is left.
+// Gives the sample the prompt's pages. If the index knows a longer prefix of the sample, it gives those
+// pages. Returns false if no page is free.
 bool Scheduler::fork(ActiveSample& sample, std::vector<std::pair<int32_t, int32_t>>& page_copies) {
   ActiveRequest& request = *sample.request;
   const int64_t prompt_length = request.prompt_length();
@@ -186,7 +187,7 @@ bool Scheduler::add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& bu
   const int64_t count = std::min(request.prompt_length() - request.num_computed, budget);
   if (count == 0) return true;
   while (!ensure_pages(request.prompt_table, request.num_computed + count)) {
-    // Prompts are reclaimed only while the pass is empty: one that is part of it must keep its pages.
+    // Prompts are reclaimed only while the pass is empty, because a prompt in the pass must keep its pages.
     if (pass.entries.empty() && reclaim_prompt(&request)) continue;
     return false;
   }
@@ -198,12 +199,12 @@ bool Scheduler::add_prompt_chunk(ActiveRequest& request, Pass& pass, int64_t& bu
 void Scheduler::plan_prefill(Pass& pass, int64_t& budget) {
   const std::vector<ActiveRequest*> prompts(prefilling_.begin(), prefilling_.end());
   for (ActiveRequest* request : prompts) {
-    if (request->prompt_state != ActiveRequest::PromptState::kPrefilling) continue;  // reclaimed meanwhile
+    if (request->prompt_state != ActiveRequest::PromptState::kPrefilling) continue;  // reclaimed in this loop
     if (!add_prompt_chunk(*request, pass, budget)) drop_prompt(*request);
   }
 }
 
-// Begins to compute a prompt. False if it should not begin now.
+// Starts to compute a prompt. Returns false if the prompt must not start now.
 bool Scheduler::admit_prompt(ActiveRequest& request) {
   if (should_wait_for_prefix(request)) return false;
   const bool alone = running_.empty() && prefilling_.empty();
@@ -228,7 +229,8 @@ void Scheduler::admit_set_back(Pass& pass, int64_t& budget) {
     }
     if (request.prompt_state != ActiveRequest::PromptState::kReady || !has_slot()) continue;
     const auto size = static_cast<int64_t>(sample->tokens.size());
-    // A sample needs room for all its tokens and a page to go on with, or it would be set back again at once.
+    // A sample needs space for all its tokens and one more page. Otherwise it would be preempted again at
+    // once.
     const int64_t needed = pages_for(size + kPageTokens) - request.prompt_table.num_published;
     const bool alone = running_.empty() && prefilling_.empty();
     if (!alone && pool_.max_pages() - pool_.num_held() < needed) return;
@@ -268,7 +270,8 @@ Pass Scheduler::plan() {
   plan_running(pass, budget);
   plan_prefill(pass, budget);
   admit_set_back(pass, budget);
-  // Samples of ready prompts start before further prompts are computed: those would only hold pages.
+  // Samples of ready prompts start before more prompts are computed, because those prompts would only hold
+  // pages.
   if (starting_.empty()) admit_prompts(pass, budget);
   return pass;
 }
@@ -348,7 +351,8 @@ bool Scheduler::cancel(uint64_t id) {
 }
 
 void Scheduler::release_everything() {
-  while (!running_.empty()) set_back(*running_.back());  // the first started is the first in the queue
+  // reverse order, so that the first started sample is first in the queue
+  while (!running_.empty()) set_back(*running_.back());
   while (!starting_.empty()) drop_prompt(*starting_.back());
   while (!prefilling_.empty()) drop_prompt(*prefilling_.back());
   for (auto& [id, request] : requests_) drop_prompt(*request);
@@ -377,10 +381,11 @@ std::vector<RunningRequest> Scheduler::running_requests() const {
   std::vector<RunningRequest> running;
   for (const auto& [id, request] : requests_) {
     RunningRequest& saved = running.emplace_back(RunningRequest{.id = id, .samples = {}});
-    // Samples begin in order, so that those that have not begun are the last.
+    // Samples start in order, so the samples that have not started come last.
     for (int64_t i = 0; i < request->request.sampling.n_samples - request->num_fresh; ++i) {
       const ActiveSample& sample = request->samples[static_cast<size_t>(i)];
-      if (sample.result.token_ids.empty()) break;  // it has its pages, and draws in the pass that comes
+      // it has its pages, and gets its first token in the next pass
+      if (sample.result.token_ids.empty()) break;
       saved.samples.push_back({sample.result, sample.state == ActiveSample::State::kDone});
     }
   }

@@ -14,7 +14,7 @@ namespace {
   throw UserError(str("the server's stream has ", quoted(dump_line(event), 200), ", expected ", expected));
 }
 
-// By falling log-probability, at most `count`.
+// Sets the top entries by descending log-probability, at most `count`.
 void set_top(ServerToken& token, std::vector<std::pair<double, int32_t>> entries, int64_t count) {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -36,7 +36,7 @@ class VllmApi final : public ServerApi {
   }
 
   ServerCall generate(const ServerRequest& request, const std::string& model) const override {
-    // Every parameter that the model's generation_config.json could set otherwise.
+    // Sends every parameter that the model's generation_config.json could otherwise set.
     return {.target = "/v1/completions",
             .body = {{"model", model},
                      {"request_id", request.id},
@@ -73,7 +73,7 @@ class VllmApi final : public ServerApi {
       token.id = ids[i].get<int32_t>();
       token.logprob = of_tokens[i].get<double>();
       if (top_logprobs == 0) continue;
-      // The most likely ones, and the one drawn, which may be another.
+      // The most likely tokens, and the sampled token, which may not be among them.
       std::vector<std::pair<double, int32_t>> entries;
       for (const auto& [name, logprob] : logprobs.at("top_logprobs").at(i).items())
         entries.emplace_back(logprob.get<double>(), id_of(name, event));
@@ -137,8 +137,8 @@ class SglangApi final : public ServerApi {
                      {"stream", true}}};
   }
 
-  // Lists are of all tokens so far or, with --incremental-streaming-output, of the event's: the count of
-  // tokens tells which.
+  // Lists cover all tokens so far or, with --incremental-streaming-output, the event's tokens. The token
+  // count tells which.
   ServerEvent event(const Json& event, size_t seen, int64_t top_logprobs) const override {
     const Json& meta = event.at("meta_info");
     ServerEvent out;

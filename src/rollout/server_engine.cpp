@@ -22,16 +22,17 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 using Steady = std::chrono::steady_clock;
 
-constexpr size_t kPrefixBlock = 64;                      // tokens between two places where prefixes are known
-constexpr int kWaitMilliseconds = 5;                     // of a step without news
-constexpr int64_t kMostFailures = 5;                     // of a sample in turn
-constexpr uint64_t kStreamBytes = uint64_t{1} << 32;     // of one sample's events
-constexpr double kFirstPause = 0.2, kLongestPause = 10;  // seconds before a lost server is tried again
+// tokens between two positions where prefixes are indexed
+constexpr size_t kPrefixBlock = 64;
+constexpr int kWaitMilliseconds = 5;                     // wait of a step without events
+constexpr int64_t kMostFailures = 5;                     // consecutive failures of a sample
+constexpr uint64_t kStreamBytes = uint64_t{1} << 32;     // bytes of one sample's event stream
+constexpr double kFirstPause = 0.2, kLongestPause = 10;  // seconds before a lost server is retried
 constexpr milliseconds kRepeatPause{50}, kConnectPause{500};
-constexpr double kLargestLoadRatio = 1.5;  // of the server with a prefix, over the one with least to do
+constexpr double kLargestLoadRatio = 1.5;  // load of the server with the prefix over the smallest load
 constexpr int64_t kComparedTokens = 16;
-constexpr double kRawRatio = 4;             // so much nearer, they are those of temperature 1
-constexpr double kComparedTemperature = 2;  // at 1 the two kinds of log-probability are the same
+constexpr double kRawRatio = 4;             // log-probabilities this much closer to temperature 1 are raw
+constexpr double kComparedTemperature = 2;  // at temperature 1 the two kinds of log-probability are equal
 
 Steady::duration seconds(double count) {
   return duration_cast<Steady::duration>(std::chrono::duration<double>(count));
@@ -41,7 +42,7 @@ Json parsed(const std::string& text) {
   try {
     return parse_json(text, "the server's answer");
   } catch (const UserError&) {
-    return nullptr;  // such as SGLang's "Cache flushed."
+    return nullptr;  // for example SGLang's "Cache flushed."
   }
 }
 
@@ -57,8 +58,8 @@ class ServerSteps {
   int descriptor() const { return call_->descriptor(); }
   bool wants_to_send() const { return call_->wants_to_send(); }
   bool is_done() const { return next_ == calls_.size() || !error_.empty(); }
-  const std::string& error() const { return error_; }  // empty: all went well
-  bool is_refused() const { return is_refused_; }      // and asking again would not help
+  const std::string& error() const { return error_; }  // empty if there was no error
+  bool is_refused() const { return is_refused_; }      // asking again would not help
   const Json& last_answer() const { return answer_; }
 
   void advance() {
@@ -120,7 +121,7 @@ class ServerSteps {
 
 namespace {
 
-// Until each is done: they have deadlines.
+// Runs the steps until all are done. They end, because each has a deadline.
 void finish(const std::vector<ServerSteps*>& all) {
   for (;;) {
     std::vector<pollfd> watched;
@@ -147,7 +148,7 @@ ServerEngine::ServerEngine(ServerEngineOptions options)
                         api_.how_to_start()));
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(options_.weights_folder, missing)) {
-    const std::string name = entry.path().filename().string();  // of a run that was killed
+    const std::string name = entry.path().filename().string();  // weights left by a run that was killed
     if (name.size() > 1 && name[0] == 'v' && name.find_first_not_of("0123456789", 1) == std::string::npos)
       std::filesystem::remove_all(entry.path());
   }
@@ -162,16 +163,16 @@ ServerEngine::ServerEngine(ServerEngineOptions options)
 }
 
 ServerEngine::~ServerEngine() {
-  std::error_code ignored;  // nobody asks for them any more
+  std::error_code ignored;  // a failed removal is harmless: nobody reads the weights any more
   if (!weights_.empty()) std::filesystem::remove_all(weights_, ignored);
-  std::filesystem::remove(options_.weights_folder, ignored);  // where nothing else is in it
+  std::filesystem::remove(options_.weights_folder, ignored);  // removes the folder only if it is empty
 }
 
 std::unique_ptr<HttpCall> ServerEngine::call_of(const Server& server) const {
   return std::make_unique<HttpCall>(server.url, server.address, options_.api_key, kStreamBytes);
 }
 
-// A server listens before it has loaded its model, and may answer 503 until then.
+// A server listens before it has loaded its model. Until then it may answer 503.
 void ServerEngine::connect(Server& server) {
   const auto deadline = Steady::now() + seconds(options_.settings.timeout_seconds);
   for (;;) {
@@ -197,7 +198,7 @@ void ServerEngine::connect(Server& server) {
   }
 }
 
-// ---- Requests.
+// ---- Requests
 
 void ServerEngine::submit(GenerationRequest request) {
   check_request(request, options_.config);
@@ -256,7 +257,7 @@ bool ServerEngine::cancel(uint64_t id) {
   const size_t count = found->second.samples.size();
   for (size_t i = 0; i < count; ++i) {
     const auto entry = requests_.find(id);
-    if (entry == requests_.end()) break;  // the last one ended the request
+    if (entry == requests_.end()) break;  // the last sample ended the request
     if (!entry->second.samples[i].is_ended) end({id, i}, FinishReason::kCancelled);
   }
   const auto is_gone = [id](const Place& place) { return place.request == id; };
@@ -271,14 +272,14 @@ std::vector<RunningRequest> ServerEngine::running() const {
     RunningRequest& entry = out.emplace_back();
     entry.id = id;
     for (const Sample& sample : request.samples) entry.samples.push_back({sample.result, sample.is_ended});
-    // Those that have begun are the first ones: what comes after has drawn nothing.
+    // Samples start in order. The trailing samples without tokens have not started.
     while (!entry.samples.empty() && entry.samples.back().sample.token_ids.empty()) entry.samples.pop_back();
   }
   std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
   return out;
 }
 
-// ---- Samples and their servers.
+// ---- Samples and their servers
 
 std::optional<size_t> ServerEngine::server_for(const std::vector<int32_t>& ids) {
   std::optional<size_t> least, known;
@@ -354,7 +355,7 @@ void ServerEngine::begin(const Place& place, size_t index) {
 
 void ServerEngine::leave_server(Sample& sample) {
   if (!sample.call) return;
-  sample.call.reset();  // which hangs up: the server ends what it generates for nobody
+  sample.call.reset();  // closes the connection, so the server stops generating
   servers_[sample.server].load -= sample.load;
 }
 
@@ -409,7 +410,7 @@ bool ServerEngine::hear(const Place& place) {
     fail(place, answer->message);
     return false;
   }
-  if (answer) {  // its stream is over, and the sample is not
+  if (answer) {  // the stream ended before the sample did
     fail(place, sample.finish_reason.empty()
                     ? "its stream ended before the sample did"
                     : str("it ended a sample by ", quoted(sample.finish_reason), " that goes on"));
@@ -423,7 +424,7 @@ bool ServerEngine::hear(const Place& place) {
   return true;
 }
 
-// Events of the stream: lines "data: {...}".
+// Reads the events of the stream: lines "data: {...}".
 void ServerEngine::take_lines(const Place& place, const std::string& text) {
   static constexpr std::string_view kData = "data:";
   const uint64_t id = place.request;
@@ -505,7 +506,7 @@ void ServerEngine::append(const Place& place, const ServerToken& token) {
   if (reason) end(place, *reason);
 }
 
-// Also of a request all of whose samples had ended before it came.
+// Ends a sample. Also called for a request whose samples had all ended before it was submitted.
 void ServerEngine::end(const Place& place, FinishReason reason) {
   Request& request = requests_.at(place.request);
   Sample& sample = request.samples[place.sample];
@@ -527,10 +528,10 @@ void ServerEngine::end(const Place& place, FinishReason reason) {
   requests_.erase(place.request);
 }
 
-// ---- What goes wrong.
+// ---- Errors
 
-// A broken connection says nothing of the next one: the server is asked whether it is there before it gets
-// another sample, and has the weights given again, since it may be another process.
+// A broken connection says nothing about the server. Before the server gets another sample, it is checked
+// again. It also gets the weights again, since it may be another process.
 void ServerEngine::fail(const Place& place, const std::string& message) {
   Sample& sample = at(place);
   Server& server = servers_[sample.server];
@@ -600,9 +601,10 @@ void ServerEngine::bring_back() {
                       " s (rollout.servers.timeout_seconds): ", troubles()));
 }
 
-// ---- Weights.
+// ---- Weights
 
-// What has come is taken with the version it was drawn by; the rest of each sample is drawn by the next one.
+// Tokens that have arrived keep the version that sampled them. The rest of each sample comes from the next
+// version.
 void ServerEngine::interrupt() {
   if (!running_.empty()) listen(0);
   for (auto place = running_.rbegin(); place != running_.rend(); ++place) {
@@ -616,15 +618,15 @@ void ServerEngine::interrupt() {
 
 void ServerEngine::update_weights(const WeightUpdate& update) {
   BOUGH_CHECK(update.model != nullptr, "servers load weights, and the update has none");
-  if (!weights_.empty() && update.version == version_) return;  // they have these
+  if (!weights_.empty() && update.version == version_) return;  // the servers have this version
   const std::filesystem::path directory = options_.weights_folder / str("v", update.version);
-  options_.write_weights(directory, *update.model);  // while the servers go on
+  options_.write_weights(directory, *update.model);  // the servers keep generating meanwhile
   interrupt();
   const std::filesystem::path old = std::exchange(weights_, directory);
   version_ = update.version;
   publish(*update.model);
   if (old.empty() || old == directory) return;
-  std::error_code ignored;  // of what is in nobody's way
+  std::error_code ignored;  // a failed removal is harmless
   std::filesystem::remove_all(old, ignored);
 }
 
@@ -650,8 +652,9 @@ void ServerEngine::publish(const Model& model) {
                       "; they must see this path, and be started by ", api_.how_to_start()));
 }
 
-// A few tokens from the start of the vocabulary, at a temperature at which it shows whether log-probabilities
-// are those of the temperature.
+// Compares the server's log-probabilities with the model's own. The prompt is the first few ids of the
+// vocabulary. The temperature is not 1, to show whether the server's log-probabilities depend on the
+// temperature.
 void ServerEngine::compare(Server& server, const Model& model) {
   ServerRequest asked{.id = str("bough-compare-", ++num_calls_),
                       .input_ids = {},
@@ -698,7 +701,7 @@ void ServerEngine::compare(Server& server, const Model& model) {
   };
   const double found = difference(kComparedTemperature), at_one = difference(1);
   const double most = options_.settings.max_logprob_difference;
-  // Where the model is nearly uniform, both differences are small.
+  // If the model is nearly uniform, both differences are small.
   const bool is_raw = kRawRatio * at_one < found;
   if (found <= most && !is_raw) return;
   throw UserError(str("rollout server ", server.name, ": its log-probabilities at temperature ",
@@ -710,7 +713,7 @@ void ServerEngine::compare(Server& server, const Model& model) {
                       api_.how_to_start()));
 }
 
-// ---- Parking.
+// ---- Parking
 
 void ServerEngine::park() {
   BOUGH_CHECK(parked_.empty() && parked_finished_.empty(), "parked twice");

@@ -17,7 +17,7 @@ namespace {
 
 using Connection = Endpoint::Connection;
 
-// A server of vLLM's API without a model: the token after t, in a stream of `version`, is t + 1 + version,
+// A server with vLLM's API and no model. In a stream of `version`, token t is followed by t + 1 + version,
 // with the log-probability -1 / 8.
 class FakeServer {
  public:
@@ -37,11 +37,11 @@ class FakeServer {
     return targets_;
   }
 
-  std::atomic<int> pause_microseconds = 0;  // between two tokens
-  std::atomic<int> break_after = 0;         // tokens of a stream; 0: never
+  std::atomic<int> pause_microseconds = 0;  // pause between two tokens
+  std::atomic<int> break_after = 0;         // tokens before a stream breaks; 0: never
   std::atomic<int> version = 0;
-  std::atomic<int> busy_resets = 0;  // of the prefix cache that come to nothing
-  std::atomic<bool> is_raw = false;  // log-probabilities do not know the temperature
+  std::atomic<int> busy_resets = 0;  // resets of the prefix cache that fail
+  std::atomic<bool> is_raw = false;  // log-probabilities ignore the temperature
   std::atomic<bool> is_dev = true;
   std::atomic<int> streams = 0, most_streams = 0;
 
@@ -132,7 +132,7 @@ class ServerEngineTest : public testing::Test {
     };
     return out;
   }
-  // No test looks into the model.
+  // No test reads the model.
   static const Model& no_model() { return *reinterpret_cast<const Model*>(&kNothing); }
   static void update(ServerEngine& engine, int32_t version) {
     engine.update_weights({.version = version, .model = &no_model()});
@@ -188,20 +188,20 @@ TEST_F(ServerEngineTest, AStopStringEndsASampleWithTheTokenThatCompletesIt) {
   FakeServer server;
   ServerEngine engine(options({server.url()}));
   update(engine, 0);
-  GenerationRequest asked = request(1, 1, 100, 25);  // a, b, c, d, ...
+  GenerationRequest asked = request(1, 1, 100, 25);  // generates a, b, c, d, ...
   asked.sampling.stop = {"cd"};
   const auto results = engine.generate({asked});
   EXPECT_EQ(results[0].samples[0].token_ids, (std::vector<int32_t>{26, 27, 28, 29}));
   EXPECT_EQ(results[0].samples[0].finish_reason, FinishReason::kStopString);
 }
 
-// Tokens before and after an update are of the two versions, none is lost or drawn twice, and the server
-// stops what it had before it loads.
+// Tokens before and after an update have the two versions. No token is lost or sampled twice. The server
+// stops its requests before it loads the weights.
 TEST_F(ServerEngineTest, AnUpdateInterruptsAndEachTokenHasItsVersion) {
   FakeServer server;
   server.pause_microseconds = 2000;
   ServerEngine engine(options({server.url()}));
-  update(engine, 1);  // tokens are two apart
+  update(engine, 1);  // version 1: tokens increase by two
   engine.submit(request(1, 8, 60));
   while (engine.statistics().new_tokens < 100) engine.step();
   server.busy_resets = 2;
@@ -247,7 +247,8 @@ TEST_F(ServerEngineTest, ABrokenStreamGoesOnWhereItWas) {
   }
 }
 
-// The port is another process's when it is back, with other weights until it has loaded ours.
+// The port belongs to another process when the server is back. That process has other weights until it loads
+// ours.
 TEST_F(ServerEngineTest, AServerThatDiesCostsARetryAndGetsTheWeightsWhenItIsBack) {
   FakeServer other;
   auto dying = std::make_unique<FakeServer>();
@@ -303,7 +304,7 @@ TEST_F(ServerEngineTest, WhenNoServerIsLeftItSaysWhichAndWhy) {
   EXPECT_NE(message.find("rollout.servers.timeout_seconds"), std::string::npos) << message;
 }
 
-// Requests with a common beginning go where it is known; a server that has much to do gets no more.
+// Requests with a shared prefix go to the server that has the prefix. A busy server gets no more of them.
 TEST_F(ServerEngineTest, RequestsFollowTheirPrefixUnlessItsServerIsFull) {
   FakeServer one, two;
   one.pause_microseconds = two.pause_microseconds = 500;
@@ -326,7 +327,7 @@ TEST_F(ServerEngineTest, RequestsFollowTheirPrefixUnlessItsServerIsFull) {
     for (const Json& sent : server->requests()) servers_of[sent.at("prompt").at(0)].insert(number);
   }
   for (const auto& [conversation, servers] : servers_of) EXPECT_EQ(servers.size(), 1u) << conversation;
-  // One prompt, many samples: all of them at its server would leave the other idle.
+  // One prompt with many samples: if all went to the prompt's server, the other server would be idle.
   const size_t before_one = one.requests().size(), before_two = two.requests().size();
   engine.submit(request(99, 40, 30));
   engine.drain();
@@ -359,7 +360,7 @@ TEST_F(ServerEngineTest, ParkedRequestsGoOnAndCancelledOnesEnd) {
       for (size_t i = 0; i < sample.token_ids.size(); ++i)
         EXPECT_EQ(sample.token_ids[i], 11 + static_cast<int32_t>(i));
     }
-  // What another process began goes on from there.
+  // A partial rollout of another process is continued.
   GenerationRequest taken_up = request(3, 2, 10);
   BegunSample begun;
   begun.sample.token_ids = {11, 12};

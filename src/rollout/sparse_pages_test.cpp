@@ -1,10 +1,10 @@
-// Page summaries and choices through everything that happens to pages: random requests of several turns go
-// through the engine's scheduler, pool and storage with made-up queries and keys in the model's place, and
-// each choice is compared with that of a plain reference that knows nothing of pages' whereabouts.
+// Page summaries and page choices through everything that happens to pages. Random requests of several turns
+// go through the engine's scheduler, pool and storage. Made-up queries and keys replace the model. Each
+// choice is compared with a plain reference that does not know where pages lie.
 //
-// Keys are small numbers, so that sums are exact in any order and many scores are equal; a token's keys
-// and its query depend on all tokens of its path, on which of them were drawn, and on the version of the
-// weights. What samples that end are given as their tokens' choices is compared, too.
+// Keys are small numbers, so that sums are exact in any order and many scores are equal. A token's keys and
+// query depend on all tokens of its path, on which of them were sampled, and on the weight version. The
+// choices returned with finished samples are compared, too.
 #include <cstdlib>
 #include <map>
 #include <span>
@@ -20,7 +20,7 @@ constexpr int64_t kHeads = 4, kGroups = 2, kHeadDim = 8, kBudgetPages = 5, kMaxP
 struct Case {
   at::ScalarType dtype;
   PageSummary summary;
-  int32_t range;  // keys are -range ... range quarters
+  int32_t range;  // keys are -range ... range, in quarters
 };
 
 uint64_t mix(uint64_t a, uint64_t b) {
@@ -76,7 +76,7 @@ class Machine {
   }
   int64_t below(uint64_t n) { return static_cast<int64_t>(random_.below(n, 0, draws_++)); }
 
-  // New prompts share headers; later turns go on from what was generated, marked as drawn or quoted.
+  // New prompts share headers. Later turns continue generated text, marked as sampled or as quoted.
   void submit() {
     GenerationRequest request = request_of(next_id_++, {}, 1 + below(3), 20 + below(90));
     auto& prompt = request.prompt_ids;
@@ -163,7 +163,7 @@ class Machine {
     in_flight_.erase(id);
   }
 
-  // Of the last token of a path: a hash of all that its keys depend on.
+  // Returns one hash per token of the path: a hash of everything that the token's keys depend on.
   std::vector<uint64_t> path_hashes(const PassEntry& entry, int64_t end) const {
     std::vector<uint64_t> hashes;
     uint64_t hash = static_cast<uint64_t>(version_);
@@ -185,11 +185,11 @@ class Machine {
       q.push_back(static_cast<float>(static_cast<int32_t>(mix(hash + 1, n) % 3) - 1));
     return q;
   }
-  // As the cache's type holds it.
+  // Rounds to the cache's dtype.
   double rounded(double x) const {
     return case_.dtype == at::kBFloat16 ? static_cast<double>(at::BFloat16(static_cast<float>(x))) : x;
   }
-  // One vector or two of a complete page, by the hashes of its tokens.
+  // Returns one or two vectors of a complete page, from the hashes of its tokens.
   std::vector<double> summary(std::span<const uint64_t> hashes, int64_t g) const {
     std::vector<double> mean(kHeadDim, 0), least(kHeadDim, INFINITY), most(kHeadDim, -INFINITY);
     for (int64_t h = 0; h < kHeadDim; ++h) {
@@ -271,7 +271,7 @@ class Machine {
   std::vector<int32_t> expected_choice(const std::vector<uint64_t>& hashes, int64_t position, int64_t g,
                                        const float* q) {
     const int64_t pages = position / kPageTokens + 1, heads = kHeads / kGroups;
-    std::vector<std::pair<double, int32_t>> ranked;  // the score's negative, the page
+    std::vector<std::pair<double, int32_t>> ranked;  // (negative score, page)
     for (int64_t page = 1; page < pages - 2; ++page) {
       const std::vector<double> s =
           summary(std::span(hashes).subspan(static_cast<size_t>(page * kPageTokens), kPageTokens), g);
@@ -300,12 +300,12 @@ class Machine {
   int64_t version_ = 0;
   Scheduler scheduler_;
   KvStorage storage_;
-  std::map<uint64_t, std::vector<uint8_t>> in_flight_;  // marks of drawn tokens by id
+  std::map<uint64_t, std::vector<uint8_t>> in_flight_;  // request id -> which tokens are marked as sampled
   std::vector<std::pair<std::vector<int32_t>, std::vector<uint8_t>>> finished_;
   Counts counts_;
 };
 
-// Together 100,000 operations: passes' parts of sequences, forks, copies, releases, new weights.
+// About 100,000 operations in total: sequence segments in passes, forks, copies, releases, new weights.
 TEST(SparsePages, SummariesAndChoicesAreThoseOfAPlainReference) {
   const Case cases[] = {{at::kFloat, PageSummary::kMean, 1},
                         {at::kFloat, PageSummary::kMinMax, 1},

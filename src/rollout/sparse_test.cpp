@@ -1,4 +1,5 @@
-// Sparse attention in the engine: what a drawn token attends to, whatever happened to its sample meanwhile.
+// Sparse attention in the engine: which keys a sampled token attends to, whatever happened to its sample
+// before.
 #include <map>
 
 #include "rollout/rollout_test_util.h"
@@ -6,7 +7,7 @@
 namespace bough {
 namespace {
 
-constexpr int64_t kBudget = 5;  // pages, of most tests
+constexpr int64_t kBudget = 5;  // pages, in most tests
 
 ModelConfig deep_config() {
   ModelConfig config = small_config();
@@ -23,7 +24,7 @@ EmbeddedEngineOptions sparse_options(const std::string& budget, int64_t max_runn
   return options;
 }
 
-// Requests whose responses go far beyond the budget; two share a header.
+// Requests whose responses go far beyond the budget. Two requests share a header.
 std::vector<GenerationRequest> long_requests() {
   std::vector<GenerationRequest> requests;
   const auto header = random_tokens(1, 90, 97);
@@ -41,7 +42,7 @@ std::vector<GenerationRequest> long_requests() {
   return requests;
 }
 
-// Attention of one sequence by the definition in page_choice.h, token by token, in tensor operations.
+// Attention of one sequence by the definition in page_choice.h, token by token, in tensor ops.
 class ChosenAttention : public AttentionContext {
  public:
   ChosenAttention(std::vector<uint8_t> is_drawn, const SparseSettings& settings)
@@ -96,7 +97,7 @@ class ChosenAttention : public AttentionContext {
   const SparseSettings& settings_;
 };
 
-// Differences between the log-probabilities that the engine gave and those of the definition.
+// Differences between the engine's log-probabilities and those of the definition.
 std::vector<double> log_prob_errors(const Model& model, const GenerationResult& result,
                                     std::vector<uint8_t> drawn_before, const SparseSettings& settings) {
   const at::NoGradGuard no_grad;
@@ -165,7 +166,7 @@ TEST(SparseEngine, DrawnTokensAttendToTheirChosenPages) {
   }
 }
 
-// In fp32 a near tie may be another choice than the reference's.
+// In fp32 a near tie may give another choice than the reference's.
 TEST(SparseEngine, OnCudaDrawnTokensAttendToTheirChosenPages) {
   if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
   const auto model = small_model(at::kDouble, 5, deep_config());
@@ -245,7 +246,7 @@ TEST(SparseEngine, ALaterTurnFindsDrawnTokensAsTheyWereDrawn) {
   EmbeddedEngine engine(*model, options);
   const GenerationResult before = run(engine, {first}).at(1);
   EXPECT_GE(turn(engine, before, /*marked=*/true), 144) << "earlier pages are found";
-  // Text that somebody else wrote is computed densely, and shares the prompt's pages alone.
+  // Text that is not marked as sampled is computed densely, and shares only the prompt's pages.
   EXPECT_LE(turn(engine, before, /*marked=*/false), 64);
   EmbeddedEngine fresh(*model, options);
   EXPECT_EQ(turn(fresh, before, /*marked=*/true), 0);
