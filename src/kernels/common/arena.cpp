@@ -20,8 +20,7 @@ namespace bough {
 namespace {
 constexpr size_t kLargePage = size_t{2} << 20;
 constexpr size_t kLeastReserved = size_t{64} << 20;
-constexpr size_t kStep =
-    size_t{64} << 20;  // bytes made usable at a time; they take no memory until they are written
+constexpr size_t kStep = size_t{64} << 20;  // bytes per extension; no memory until written
 
 size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;

@@ -49,7 +49,8 @@ void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows,
   rows(y, rstd, x, weight, num_rows, width, norm);
 }
 
-// Forward: y = x · rstd · w. Backward, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)).
+// Forward: y = x · rstd · w.
+// Backward, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)).
 template <bool kOffset, bool kResidual, bool kAgain, class T, class A>
 static inline void backward_row(T* d_x, T* y, A* d_weight, const T* d_y, const T* x, const T* weight,
                                 const T* residual, A scale, int64_t width, A offset) {
@@ -99,8 +100,9 @@ INSTANTIATE(double, double)
 
 // swiglu.h
 
-// silu(g) = g · sigmoid(g). GeLU by tanh: gelu(g) = g · (1 + tanh(u)) / 2 = g · sigmoid(2u), u = sqrt(2 / pi)
-// · (g + 0.044715 · g³).
+// silu(g) = g · sigmoid(g). GeLU by tanh:
+// gelu(g) = g · (1 + tanh(u)) / 2 = g · sigmoid(2u),
+// u = sqrt(2 / pi) · (g + 0.044715 · g³).
 constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
 
 // gate_argument returns p(g), the argument of the sigmoid. gate_steepness returns g · p'(g).
@@ -136,8 +138,9 @@ void gated_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
   }
 }
 
-// Forward: y = g · s · u with s = sigmoid(p(g)). Backward: d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)), d_u
-// = d_y · g · s.
+// Forward: y = g · s · u with s = sigmoid(p(g)).
+// Backward: d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)),
+// d_u = d_y · g · s.
 template <GateActivation kActivation, class T>
 void gated_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,
                          int64_t width) {
@@ -223,8 +226,8 @@ static inline void rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, c
   }
 }
 
-// Forward: y = rotate(x · rstd · w). Backward first inverts the rotation into `g` = d(x · rstd · w). Then d_x
-// = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
+// Forward: y = rotate(x · rstd · w). Backward first inverts the rotation into `g` = d(x · rstd · w). Then
+// d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
 template <bool kOffset, class T, class A>
 static inline void rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
                                         const A* sin, const T* weight, const NormSettings& norm,

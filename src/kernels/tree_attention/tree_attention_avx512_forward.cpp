@@ -10,8 +10,7 @@ namespace bough {
 
 namespace avx512 {
 namespace {
-constexpr int64_t kForwardUnits =
-    4;  // units of keys in flight; their scores and a head's sums stay in the cache
+constexpr int64_t kForwardUnits = 4;  // key units in flight; their scores and a head's sums stay in cache
 
 // Returns runs of consecutive units that the block can see in part or in full, of at most kForwardUnits units
 // each.

@@ -12,8 +12,7 @@ namespace bough {
 
 namespace bf16 {
 namespace {
-constexpr int64_t kForwardUnits =
-    8;  // units of keys in flight; their scores and a head's sums stay in the cache
+constexpr int64_t kForwardUnits = 8;  // key units in flight; their scores and a head's sums stay in cache
 
 // The keys [32, H] and transposed values [H, 32] of one group as left factors, for all its blocks of queries.
 class PackedKeys {
