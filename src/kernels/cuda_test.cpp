@@ -482,7 +482,8 @@ TEST_F(Cuda, GraphsAreRecordedAfterAnotherOwnersAreGone) {
   }
 }
 
-// If a tensor was left on the host, the op reports an error and the device does not read the tensor.
+// If a tensor was left on the host, the op throws an error that names the tensor. The device does not read
+// the tensor.
 TEST_F(Cuda, TensorsOfTwoDevicesAreRefused) {
   const auto x = on_gpu(random_tensor({4, 8}, at::kFloat, 1));
   EXPECT_THROW(rms_norm(x, random_parameter({8}, at::kFloat, 2), 1e-6), InternalError);

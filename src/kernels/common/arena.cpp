@@ -39,7 +39,7 @@ Arena::Arena(size_t bytes) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
     const size_t before = round_up(address, kLargePage) - address;
     base_ = static_cast<char*>(memory) + before;
-    // If the address space is limited (ulimit -v), the arena keeps half of what it got, because other code
+    // If the address space is limited (ulimit -v), the arena keeps half of the addresses, because other code
     // needs addresses, too.
     reserved_ = asked == wanted ? asked : asked / 2 / kLargePage * kLargePage;
     if (before > 0) munmap(memory, before);

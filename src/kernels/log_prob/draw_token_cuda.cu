@@ -44,9 +44,9 @@ __device__ inline A warp_max(A x) {
   return x;
 }
 
-// Lays `count` weights end to end, returns the weight in which `target` falls, and subtracts the weights
-// before it from the target. Rounding may leave the target beyond all weights. Then the last positive weight
-// is returned.
+// Lays `count` weights end to end, returns the index of the weight in which `target` falls, and subtracts the
+// weights before it from the target. Rounding may leave the target beyond all weights. Then the index of the
+// last positive weight is returned.
 template <class Weight>
 __device__ inline int find(int count, double& target, Weight&& weight) {
   int last = 0;

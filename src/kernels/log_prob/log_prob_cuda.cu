@@ -17,9 +17,9 @@ struct SoftmaxSums {
   A dot;  // of e · z
 };
 
-// Merges the sums of two parts. The part with the smaller maximum is rescaled by s = exp(δ), δ = (smaller -
-// larger) / temperature. Its sum becomes s · sum. All its z shift by δ, so its dot becomes s · (dot + δ ·
-// sum).
+// Merges the sums of two parts. The part with the smaller maximum is rescaled by
+// s = exp(δ), δ = (smaller - larger) / temperature.
+// Its sum becomes s · sum. All its z shift by δ, so its dot becomes s · (dot + δ · sum).
 template <class A>
 __device__ SoftmaxSums<A> merge(SoftmaxSums<A> a, SoftmaxSums<A> b, A inverse_temperature) {
   if (a.sum == 0) return b;

@@ -14,8 +14,8 @@ inline __mmask32 first(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
 }
 
-// Loads a 16 x 16 matrix of dwords. A dword has two neighbouring elements of a row: row i = source[i * stride
-// .. + 31].
+// Loads a 16 x 16 matrix of dwords. A dword has two neighbouring elements of a row:
+// row i = source[i * stride .. + 31].
 inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride, int64_t rows,
                       __mmask32 columns) {
   for (int64_t i = 0; i < kTileRows; ++i)

@@ -59,7 +59,7 @@ void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padde
 // One query of one key/value head, and the summaries of the pages to score.
 template <class T>
 struct Scoring {
-  const AccOf<T>* q;   // zeros from H on
+  const AccOf<T>* q;   // [padded H], zeros from H on
   const T* summaries;  // of page 0 of the head
   int64_t page_stride;
   const int32_t* pages;

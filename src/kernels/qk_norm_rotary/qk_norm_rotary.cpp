@@ -33,7 +33,7 @@ using BackwardOp = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Te
 OptionalTensor value_of(const Parameter* parameter) {
   return parameter ? OptionalTensor(parameter->value) : std::nullopt;
 }
-// The kernels sum a norm's gradient and the input's gradient in one loop. The gradient of a frozen norm is
+// The kernels compute a norm's gradient together with the input's gradient. The gradient of a frozen norm is
 // discarded.
 OptionalTensor gradient_of(const Parameter* parameter) {
   if (!parameter) return std::nullopt;

@@ -1,6 +1,7 @@
 // One warp processes one head of one token at a time. A head's elements are contiguous in qkv. A lane holds
 // the same places of both halves, so the rotation needs no exchange between lanes. Backward sums the norms'
-// gradients in order: each warp over its heads, then the warps of a block, then all blocks.
+// gradients in two stages, both in a fixed order: each warp over its heads and the warps of a block, then all
+// blocks.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 

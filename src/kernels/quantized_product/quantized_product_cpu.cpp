@@ -166,8 +166,8 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
 // other.
 constexpr int64_t kDotRows = 4, kDotPart = 1024;
 
-// sums[row][i] += x[row] · weight[i] over `depth`, i < count <= 4. `widened` is scratch of kDotRows *
-// kDotPart elements.
+// sums[row][i] += x[row] · weight[i] over `depth`, i < count <= 4.
+// `widened` is scratch of kDotRows * kDotPart elements.
 BOUGH_INLINE void add_dots_of(float* sums, const float* x, int64_t x_stride, int64_t rows,
                               const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
                               float* widened) {

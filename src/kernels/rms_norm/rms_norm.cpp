@@ -74,7 +74,7 @@ at::Tensor rms_norm_backward(const RmsNormGradient& in) {
   static const auto op =
       find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, Optional,
                          const at::Tensor&, Optional, double)>("bough::rms_norm_backward");
-  // The kernels sum the weight's gradient and the input's gradient in one loop. The gradient of a frozen
+  // The kernels compute the weight's gradient together with the input's gradient. The gradient of a frozen
   // weight is discarded.
   const auto d_weight_D =
       in.d_weight_D.defined()

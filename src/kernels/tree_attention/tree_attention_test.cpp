@@ -32,8 +32,8 @@ TEST(TreeAttention, MatchesReferenceInEveryDtype) {
     }
 }
 
-// Later keys have scores far above those of the first keys, so the maxima rise. The queries of one block see
-// the large keys from different positions on.
+// Later keys have scores far above those of the first keys, so the maxima rise. The first visible key differs
+// between the queries of one block.
 TEST(TreeAttention, ScoresThatGrowAlongThePath) {
   for (const auto type : kFloatTypes) {
     auto r = random_attention_case({300, 400, 4, 2, 64}, type, 31);
