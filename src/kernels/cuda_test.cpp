@@ -1,6 +1,6 @@
-// Every op of libbough_cuda.so against its reference, in every dtype, on a GPU; skipped where there is none.
-// Ops of generation are tested in page_choice_test.cpp, paged_attention_test.cpp and
-// rollout/sampler_test.cpp.
+// Compares every op of libbough_cuda.so with its reference, in every dtype, on a GPU. The tests are skipped
+// if there is no GPU. page_choice_test.cpp, paged_attention_test.cpp and rollout/sampler_test.cpp test the
+// ops of generation.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,7 +24,7 @@
 namespace bough {
 namespace {
 
-// Two runs on the same input give the same bits: sums have a fixed order.
+// Two runs on the same input must give the same bits, because sums have a fixed order.
 #define EXPECT_SAME_BITS(a, b) EXPECT_TRUE((a).equal(b))
 
 class Cuda : public testing::Test {
@@ -42,15 +42,15 @@ Parameter on_gpu(const Parameter& parameter) {
   return {.value = on_gpu(parameter.value), .main_grad = on_gpu(parameter.main_grad), .parts = {}};
 }
 
-// Widths are with and without 16-byte packs, rows fewer and more than a first stage's parts, and one row's
-// sums do not fit shared memory.
+// Some widths allow 16-byte packs, others do not. Some shapes have fewer rows than the first stage has parts,
+// others more. In one shape, the sums of one row do not fit in shared memory.
 const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 5},     {3, 7},     {65, 64},  {130, 512},
                                                           {9000, 48}, {70, 1023}, {3, 16384}};
 
 TEST_F(Cuda, RmsNorm) {
   for (const auto type : kFloatTypes)
     for (const auto& [rows, width] : kShapes) {
-      const double offset = width % 2;  // of the weight
+      const double offset = width % 2;  // weight_offset
       const NormSettings norm{1e-6, offset};
       const auto x = random_tensor({rows, width}, type, 1), d_y = random_tensor({rows, width}, type, 3);
       const Parameter weight = random_parameter({width}, type, 2);
@@ -69,7 +69,7 @@ TEST_F(Cuda, RmsNorm) {
         gradients.push_back(weight_gpu.main_grad);
       }
       EXPECT_SAME_BITS(gradients[0], gradients[1]);
-      // Backward with a residual also writes the output again in d_y's memory.
+      // Backward with a residual also recomputes the output, in d_y's memory.
       const auto residual = random_tensor({rows, width}, type, 4);
       const auto again = on_gpu(d_y);
       const auto d_x_gpu = rms_norm_backward({again, on_gpu(x), on_gpu(weight.value), on_gpu(rstd),
@@ -133,10 +133,10 @@ TEST_F(Cuda, QkNormRotary) {
   for (const auto type : kFloatTypes)
     for (const bool with_norm : {false, true}) {
       check_qk_norm_rotary(type, {4, 2, 16}, 70, with_norm);
-      check_qk_norm_rotary(type, {3, 1, 6}, 5, with_norm);       // halves of odd length
+      check_qk_norm_rotary(type, {3, 1, 6}, 5, with_norm);       // halves of odd size
       check_qk_norm_rotary(type, {16, 8, 128}, 600, with_norm);  // all parts of the first stage
-      check_qk_norm_rotary(type, {2, 1, 1024}, 33, with_norm);   // fewer warps a block
-      for (const int64_t turned : {96, 94, 0})                   // a part of each head, or none
+      check_qk_norm_rotary(type, {2, 1, 1024}, 33, with_norm);   // fewer warps per block
+      for (const int64_t turned : {96, 94, 0})  // only a part of each head is rotated, or none
         check_qk_norm_rotary(type, {4, 2, 128}, 70, with_norm, turned);
     }
 }
@@ -178,7 +178,7 @@ TEST_F(Cuda, ConfidentAndHopelessRowsStayFinite) {
 TEST_F(Cuda, EmbeddingGradient) {
   for (const auto type : kFloatTypes)
     for (const auto& [rows, width] : kShapes) {
-      // There are few tokens, so that many occur often.
+      // There are few distinct tokens, so many occur often.
       const auto tokens = at::randint(11, {rows}, at::kLong);
       const auto d_y = random_tensor({rows, width}, type, 1);
       const auto start = random_tensor({11, width}, accumulator_type(type), 2), expected = start.clone();
@@ -236,14 +236,15 @@ TEST_F(Cuda, Adamw) {
     }
 }
 
-// d_q and d_k sum p (d_o·v - D) · scale times a key or query: factors of order 1 with errors of their own,
-// though the difference and so the sum may be small, and is 0 where a query sees a single key.
+// d_q and d_k sum p (d_o·v - D) · scale times a key or a query. The terms d_o·v and D are of order 1 with
+// rounding errors. Their difference may be small, and is 0 if a query sees a single key. The tolerance is
+// therefore relative to at least 1.
 void expect_score_gradient(const at::Tensor& got, const at::Tensor& expected, at::ScalarType type) {
   const double largest = std::max(1.0, expected.abs().max().item<double>());
   EXPECT_LE((got.to(at::kDouble) - expected).abs().max().item<double>(), tolerance(type) * largest);
 }
 
-// Compares attention with the reference's dense softmax on the device, in fp64.
+// Compares attention with the reference's dense softmax in fp64, on the device.
 void check_tree_attention(const AttentionCase& c, at::ScalarType type, unsigned seed) {
   SCOPED_TRACE(testing::Message() << c.num_stack << " + " << c.num_tokens << " tokens, " << c.num_heads
                                   << " heads of " << c.head_dim << " in " << c.num_groups << " groups, "
@@ -297,26 +298,26 @@ TEST_F(Cuda, TreeAttention) {
          {AttentionCase{0, 1, 2, 1, 8}, AttentionCase{1, 1, 2, 1, 8}, AttentionCase{5, 1, 4, 2, 16},
           AttentionCase{0, 70, 4, 4, 32}, AttentionCase{300, 40, 4, 2, 64}, AttentionCase{130, 300, 6, 2, 64},
           AttentionCase{17, 129, 8, 1, 128}, AttentionCase{64, 64, 2, 2, 128},  // whole tiles
-          AttentionCase{63, 65, 2, 1, 64},                                      // one row less, one more
+          AttentionCase{63, 65, 2, 1, 64},                                      // one row less, one row more
           AttentionCase{200, 1000, 4, 2, 128},
           AttentionCase{90, 77, 4, 2, 80},  // narrower than a tile's rows
-          AttentionCase{90, 77, 3, 1, 5},   // no packs of 16 bytes
-          AttentionCase{40, 100, 2, 1, 256}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for a kernel
+          AttentionCase{90, 77, 3, 1, 5},   // no 16-byte packs
+          AttentionCase{40, 100, 2, 1, 256}, AttentionCase{10, 20, 2, 1, 260}})  // too wide for the kernels
       check_tree_attention(c, type, ++seed);
-  // There are enough queries for the wider blocks of the forward kernel on every GPU there is.
+  // The queries are enough for the wider blocks of the forward kernel on every existing GPU.
   for (const int64_t head_dim : {64, 128})
     check_tree_attention({200, 2300, 16, 4, head_dim}, at::kBFloat16, 99);
 }
 
-// Runs by the vendor's kernel, what is between them by ours: as near to fp64 as ours alone, to which 1.5
-// times its error is granted.
+// The vendor's kernel computes runs, and our kernel computes the queries between them. The error against fp64
+// may be at most 1.5 times that of our kernel alone.
 TEST_F(Cuda, TreeAttentionBySegments) {
   unsigned seed = 900;
   for (const AttentionCase& c : {AttentionCase{0, 600, 4, 2, 128}, AttentionCase{700, 1300, 8, 2, 128},
                                  AttentionCase{33, 900, 4, 4, 64}, AttentionCase{512, 1024, 4, 1, 80}}) {
     ++seed;
     const auto host = random_attention_case(c, at::kBFloat16, seed);
-    // Long chains: every end is put at the end of a third of the pass at least.
+    // Long chains: every end lies in the last part of the pass.
     std::vector<int32_t> ends(static_cast<size_t>(c.num_stack + c.num_tokens));
     for (int64_t j = 0; j < c.num_stack; ++j)
       ends[static_cast<size_t>(j)] =
@@ -364,7 +365,7 @@ TEST_F(Cuda, TreeAttentionBySegments) {
     no_worse(out[0].o_TNH, own.o_TNH, expected.o_TNH);
     EXPECT_CLOSE(out[0].lse_TN, expected.lse_TN, at::kFloat);
     no_worse(d[0].d_q_TNH, d_own.d_q_TNH, d_expected.d_q_TNH);
-    // A run's gradients of keys are rounded once more than ours are.
+    // A run's gradients of keys are rounded one time more than those of our kernel.
     EXPECT_CLOSE(d[0].d_k_TGH, d_expected.d_k_TGH, at::kBFloat16);
     EXPECT_CLOSE(d[0].d_v_TGH, d_expected.d_v_TGH, at::kBFloat16);
     EXPECT_CLOSE(d_k[0], d_k_expected, at::kBFloat16);
@@ -412,8 +413,8 @@ TEST_F(Cuda, MatrixProduct) {
         }
 }
 
-// Shapes have rows fewer and more than the kernel takes, depths that its warps share unevenly, and widths
-// that it does not take.
+// The shapes have fewer and more rows than the kernel accepts, depths that its warps share unevenly, and
+// widths that it does not accept.
 TEST_F(Cuda, QuantizedProduct) {
   struct Shape {
     int64_t rows, outputs, inputs;
@@ -445,7 +446,7 @@ TEST_F(Cuda, QuantizedProduct) {
     }
 }
 
-// One row is of zeros, one has an infinity and one a NaN.
+// One row is all zeros, one has an infinity, and one has a NaN.
 TEST_F(Cuda, QuantizedRowsWithoutAScale) {
   auto w = random_tensor({4, 40}, at::kBFloat16, 1);
   w[1].zero_();
@@ -470,7 +471,7 @@ TEST_F(Cuda, AGraphRunsItsWorkAgainAtEachReplay) {
   EXPECT_EQ(x[999].item<float>(), 21);
 }
 
-// As engines come and go in a process.
+// Engines are created and destroyed like this in one process.
 TEST_F(Cuda, GraphsAreRecordedAfterAnotherOwnersAreGone) {
   for (int owner = 0; owner < 3; ++owner) {
     const auto x = on_gpu(at::zeros({1000}));
@@ -481,13 +482,14 @@ TEST_F(Cuda, GraphsAreRecordedAfterAnotherOwnersAreGone) {
   }
 }
 
-// A tensor left on the host is named, not read by the device.
+// If a tensor was left on the host, the op throws an error that names the tensor. The device does not read
+// the tensor.
 TEST_F(Cuda, TensorsOfTwoDevicesAreRefused) {
   const auto x = on_gpu(random_tensor({4, 8}, at::kFloat, 1));
   EXPECT_THROW(rms_norm(x, random_parameter({8}, at::kFloat, 2), 1e-6), InternalError);
 }
 
-// The test needs no GPU: the library opens, registers its kernels, and says what is missing.
+// The test needs no GPU: the library opens, registers its kernels, and reports the missing GPU.
 TEST(CudaLibrary, OpensWithoutAGpu) {
   if (find_cuda_library().empty()) GTEST_SKIP() << "libbough_cuda.so was not built";
   try {

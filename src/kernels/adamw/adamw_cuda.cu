@@ -1,4 +1,4 @@
-// AdamW goes element by element: bound by memory, so all five arrays are read and written once.
+// AdamW is elementwise and memory-bound, so each of the five arrays is read and written once.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -41,9 +41,9 @@ __global__ void adamw_kernel(AdamwArrays<T, A> a, AdamwScalars<A> s) {
 template <class T, class A>
 void adamw_cuda(const AdamwArrays<T, A>& a, const AdamwScalars<A>& scalars, CudaStream stream) {
   if (a.size == 0) return;
-  constexpr int kArrayPack = kFullPack<A>;  // the accumulators' arrays are the wide ones
+  constexpr int kArrayPack = kFullPack<A>;  // the arrays of the accumulator type are the widest
   const bool packs = fits_packs(a.size, kArrayPack, a.value, a.master, a.exp_avg, a.exp_avg_sq,
-                                a.gradient);  // null is aligned
+                                a.gradient);  // nullptr counts as aligned
   with_pack<kArrayPack>(packs, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const int64_t blocks = std::min(divide_up(a.size, kThreads * kPack), kMaxBlocks);

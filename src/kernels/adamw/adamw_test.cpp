@@ -56,7 +56,7 @@ TEST(Adamw, MatchesReferenceInEveryDtype) {
     }
 }
 
-// The expected values are the formula of the header in plain fp64, element by element.
+// The expected values follow the header's formula in plain fp64, element by element.
 TEST(Adamw, ReferenceFollowsTheFormula) {
   auto state = random_state({64}, at::kDouble, 5);
   const auto before = copy(state);
@@ -73,7 +73,8 @@ TEST(Adamw, ReferenceFollowsTheFormula) {
   }
 }
 
-// Second moments go from nothing to denormal to huge: estimated square roots (-mrecip) fail on some of these.
+// Second moments range from zero over denormal to huge. Estimated square roots (-mrecip) fail on some of
+// them.
 TEST(Adamw, EveryMagnitudeOfGradientStaysFinite) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     std::vector<double> gradients = {0};

@@ -1,5 +1,5 @@
-// The sum has two stages: blocks of kPartElements elements, each summed by itself, then one block of threads
-// over the parts.
+// The sum has two stages. First each block of kPartElements elements is summed separately. Then one thread
+// block sums the parts.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -8,7 +8,7 @@ namespace bough {
 namespace {
 constexpr int kThreads = 256;
 constexpr int kLastThreads = 1024;
-// A thread takes 64 elements: enough loads to hide the reduction, and few enough parts for one last block.
+// A thread sums 64 elements: enough loads to hide the reduction, and few enough parts for one last block.
 constexpr int64_t kPartElements = 64 * kThreads;
 
 template <class T, int kPack>

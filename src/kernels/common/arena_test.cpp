@@ -52,7 +52,7 @@ TEST(Arena, HasNoMoreThanItReserved) {
 }
 
 TEST(Arena, ReservesLessWhereTheSystemRefuses) {
-  Arena arena(size_t{1} << 60);  // more than any processor's addresses
+  Arena arena(size_t{1} << 60);  // more than the address space of any processor
   void* const block = arena.take(kMiB);
   ASSERT_NE(block, nullptr);
   std::memset(block, 1, kMiB);
@@ -73,7 +73,7 @@ TEST(Arena, DiscardedPagesAreZeroAndLiveOnesKept) {
   EXPECT_EQ(again[kMiB / 2], 0) << "the system gives pages of zeros";
 }
 
-// Blocks hold a pattern of their own until they are given back: none overlaps another.
+// Each block holds its own pattern until it is given back, so an overlap of two blocks shows.
 TEST(Arena, RandomBlocksKeepTheirContents) {
   struct Block {
     unsigned char* memory;

@@ -15,16 +15,16 @@
 namespace bough {
 
 namespace {
-constexpr size_t kHeader = Arena::kAlignment;  // before each block; keeps the alignment
-constexpr size_t kSmallest = 64 << 10;         // smaller blocks are malloc's
-// Bytes from which malloc maps each block by itself, and unmaps it when it is freed.
+constexpr size_t kHeader = Arena::kAlignment;  // before each block; it keeps the alignment
+constexpr size_t kSmallest = 64 << 10;         // malloc serves smaller blocks
+// malloc maps each block of at least this many bytes separately, and unmaps the block when it is freed.
 constexpr int kMapped = 1 << 20;
 
 struct Header {
   size_t asked;
 };
 
-// Free parts between blocks may be of no use: addresses for twice the memory.
+// The address space is twice the memory, because free parts between blocks may be too small to use.
 size_t address_bytes() {
   return 2 * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
@@ -58,7 +58,7 @@ class ArenaAllocator final : public c10::Allocator {
   }
 
   static ArenaAllocator& instance() {
-    // Tensors of static duration are freed after main: never destroyed.
+    // The allocator is never destroyed, because tensors of static duration are freed after main.
     static auto* allocator = new ArenaAllocator;
     return *allocator;
   }

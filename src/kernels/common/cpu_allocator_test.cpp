@@ -22,7 +22,7 @@ TEST(CpuAllocator, CountsWhatLivesAndItsPeakAndReusesBlocks) {
   EXPECT_EQ(cpu_peak_bytes() - before, 400080);
   reset_cpu_peak_bytes();
   EXPECT_EQ(cpu_peak_bytes(), before);
-  const auto again = at::empty({99999}, at::kFloat);  // where a's block was
+  const auto again = at::empty({99999}, at::kFloat);  // reuses the memory of a
   EXPECT_EQ(again.data_ptr(), address);
   release_freed_cpu_memory();
   EXPECT_EQ(at::empty({0}).numel(), 0);

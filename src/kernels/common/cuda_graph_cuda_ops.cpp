@@ -1,6 +1,6 @@
-// What cuda_library.h and device.h call by name. CUDA graphs are recorded on one stream of their own; those
-// of one owner share a pool of memory: they run one after the other, so their temporaries may lie in the same
-// place.
+// Functions that cuda_library.h and device.h find by name, and CUDA graphs. All graphs are recorded on one
+// separate stream. The graphs of one owner run one after the other, so they share a memory pool, and their
+// temporaries may use the same addresses.
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -27,7 +27,7 @@ class CudaGraph : public DeviceGraph {
     {
       const c10::cuda::CUDAStreamGuard guard(stream);
       work();
-      // Other threads may allocate meanwhile.
+      // Other threads may allocate during the capture.
       graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
       work();
       graph_.capture_end();
@@ -46,7 +46,8 @@ class CudaGraph : public DeviceGraph {
   at::cuda::CUDAGraph graph_;
 };
 
-// A pool ends with its last graph: one that outlived its owner's graphs could not be recorded into again.
+// A memory pool ends with its last graph. If the pool outlived its owner's graphs, no graph could be recorded
+// into it again.
 class CudaGraphs : public DeviceGraphs {
  public:
   std::unique_ptr<DeviceGraph> capture(const std::function<void()>& work) override {

@@ -35,8 +35,8 @@ void open_cuda_library() {
     throw UserError(str("device cuda: ", kName, " is neither in ", quoted(program_folder().string()),
                         " nor in ", quoted((program_folder().parent_path() / "lib").string()),
                         "; it is built where nvcc is installed. Build it there, or use device cpu"));
-  // The library is opened for all of the process, so that what is opened after it finds the same
-  // libtorch_cuda; never closed.
+  // The library is opened with RTLD_GLOBAL, so that libraries opened later find the same libtorch_cuda. The
+  // library is never closed.
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     const char* reason = dlerror();
     throw UserError(str("device cuda: cannot open ", quoted(path.string()), ": ",
@@ -52,7 +52,8 @@ void open_cuda_library() {
 std::unique_ptr<DeviceGraphs> make_device_graphs() {
   const char* const wanted = std::getenv("BOUGH_CUDA_GRAPHS");
   if (wanted && std::string_view(wanted) == "0") return nullptr;
-  // The function is in cuda_graph_cuda_ops.cpp; the library was opened for all of the process.
+  // The function is defined in cuda_graph_cuda_ops.cpp. RTLD_DEFAULT finds the function, because the library
+  // was opened with RTLD_GLOBAL.
   auto* const make = reinterpret_cast<DeviceGraphs* (*)()>(dlsym(RTLD_DEFAULT, "bough_cuda_graphs"));
   return std::unique_ptr<DeviceGraphs>(make ? make() : nullptr);
 }

@@ -1,8 +1,8 @@
-// libbough_cuda.so: the CUDA kernels as torch ops. It links libtorch_cuda and is opened at run time
-// (cuda_library.h); ops without a kernel here run their reference, written in tensor ops, on the device. Ops
-// of more than one kernel have a file of their own, x_cuda_ops.cpp.
+// libbough_cuda.so: the CUDA kernels as torch ops. The library links libtorch_cuda and is opened at run time
+// (cuda_library.h). Ops without a kernel here run their reference, written in tensor ops, on the device. Ops
+// with more than one kernel have their own file, x_cuda_ops.cpp.
 //
-// Every op runs on the current stream of its tensors' device, and nothing waits for the device.
+// Every op runs on the current stream of its tensors' device. No op waits for the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -287,10 +287,10 @@ at::Tensor draw_token_op(const at::Tensor& logits_RV, const at::Tensor& requests
   return drawn;
 }
 
-// Most rows of quantized_product's kernel, which is for bf16 and decoding's few rows: so many as read the
-// weight once. Of more rows each block reads its 64 from the L2 cache for 16 outputs, which at an H100's
-// rates (5.5 TB/s) takes as long as to widen the weight, exactly, for cuBLAS (5 bytes an element at 3.35
-// TB/s) from about 65 rows on.
+// Most rows for the kernel of quantized_product, which serves bf16 and the few rows of decoding. Up to this
+// many rows, the kernel reads the weight once. With more rows, each block reads its 64 rows from the L2 cache
+// for 16 outputs. At an H100's rate (5.5 TB/s) this takes, from about 65 rows on, as long as widening the
+// weight exactly for cuBLAS (5 bytes an element at 3.35 TB/s).
 constexpr int64_t kFewRows = 64;
 
 void quantize_rows_op(Tensor quantized_OK, Tensor scale_O, Tensor weight_OK) {

@@ -14,7 +14,7 @@ namespace bough {
 
 namespace {
 
-// The present device where none is named.
+// Returns the current device if `device` has no index.
 c10::DeviceIndex index_of(c10::Device device) {
   return device.has_index() ? device.index()
                             : c10::impl::getDeviceGuardImpl(device.type())->getDevice().index();
@@ -66,7 +66,8 @@ int64_t PeakBytes::bytes() const {
 
 std::string device_name(c10::Device device) {
   if (device.is_cpu()) return "cpu";
-  // The function is in cuda_graph_cuda_ops.cpp; the library was opened for all of the process.
+  // The function is defined in cuda_graph_cuda_ops.cpp. RTLD_DEFAULT finds the function, because the library
+  // was opened with RTLD_GLOBAL.
   using Name = void(int, char*, size_t);
   auto* const name = reinterpret_cast<Name*>(dlsym(RTLD_DEFAULT, "bough_cuda_device_name"));
   BOUGH_CHECK(name, "the name of ", device.str(), " is asked for, and the CUDA library is not open");

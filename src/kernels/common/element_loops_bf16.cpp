@@ -1,4 +1,5 @@
-// Rows of bf16 by AVX512-BF16, 32 neighbours at a time. The equations: element_loops_isa.cpp.
+// Row loops in bf16 by AVX512-BF16, 32 neighbouring elements at a time. element_loops_isa.cpp has the
+// equations.
 #include "kernels/common/bf16_lanes.h"
 #include "kernels/common/element_loops.h"
 #include "kernels/common/exp2_avx512.h"
@@ -6,14 +7,13 @@
 namespace bough::bf16 {
 
 namespace {
-constexpr int64_t kTogether = 4;  // rows or heads whose roots are taken at once
+constexpr int64_t kTogether = 4;  // rows or heads whose square roots are computed in one vector
 }  // namespace
 
 // rms_norm.h
 
 namespace {
-// RMSNorm takes one row after the other: rows in turn, a line of each at a time, come from memory at half the
-// rate.
+// RMSNorm reads one row after the other. Reading a line of each row in turn would halve the memory rate.
 template <int64_t kRows>
 void forward_rows(BFloat16Bits* y, float* rstd, const BFloat16Bits* x, const BFloat16Bits* weight,
                   int64_t width, const NormSettings& norm) {
@@ -85,7 +85,7 @@ void rms_norm_backward_rows(BFloat16Bits* d_x, BFloat16Bits* y, float* d_weight,
 // swiglu.h
 
 namespace {
-// 1 / (1 + exp(-x)) within 1.4e-4, where bf16 keeps 4e-3; NaN stays NaN.
+// Returns 1 / (1 + exp(-x)) with an error of at most 1.4e-4; bf16's precision is 4e-3. NaN stays NaN.
 inline __m512 sigmoid(__m512 x) {
   const __m512 power = exp2_rough(_mm512_mul_ps(x, _mm512_set1_ps(-kLog2E)));
   return _mm512_rcp14_ps(_mm512_add_ps(power, _mm512_set1_ps(1)));
@@ -94,7 +94,7 @@ inline Lanes sigmoid(const Lanes& x) {
   return {sigmoid(x.even), sigmoid(x.odd)};
 }
 
-// Constants of gate_argument and gate_steepness of element_loops_isa.cpp.
+// These are the constants of gate_argument and gate_steepness in element_loops_isa.cpp.
 constexpr float kGelu = 1.5957691216f, kGeluCube = kGelu * 0.044715f;
 inline Lanes cubic(const Lanes& g, float linear, float cube) {
   const __m512 a = _mm512_set1_ps(linear), b = _mm512_set1_ps(cube);
@@ -153,8 +153,8 @@ void swiglu_backward_rows(BFloat16Bits* d_gate_up, BFloat16Bits* y, const BFloat
 
 // qk_norm_rotary.h
 //
-// Forward takes the roots of up to kMostHeads heads first, kTogether in one vector: that brings their lines
-// near in their order, in another they come from memory at half the rate.
+// Forward first computes the inverse RMS of up to kMostHeads heads, kTogether of them in one vector. This
+// first loop brings the heads' lines into the cache in order. Another order would halve the memory rate.
 
 namespace {
 constexpr int64_t kMostHeads = 8;
@@ -170,7 +170,7 @@ inline __m512 broadcast_inverse_rms(__m512 squares, int64_t width, double eps) {
   return _mm512_set1_ps(1 / __builtin_sqrtf(mean + static_cast<float>(eps)));
 }
 
-// Writes the inverse roots of `count` heads beside each other.
+// Writes the inverse RMS of `count` heads next to each other.
 template <int64_t kWidth>
 inline void inverse_rms_of_heads(float* scales, const BFloat16Bits* x, int64_t count, double eps) {
   for (int64_t h = 0; h < count; h += kTogether) {
@@ -185,7 +185,7 @@ inline void inverse_rms_of_heads(float* scales, const BFloat16Bits* x, int64_t c
   }
 }
 
-// A token's angles. kBlocks of 32 are half a head.
+// The cosines and sines of one token. kBlocks blocks of 32 elements are half a head.
 template <int kBlocks>
 struct Angles {
   Lanes cos[kBlocks], sin[kBlocks];
@@ -238,7 +238,7 @@ void forward_heads(BFloat16Bits* y, const BFloat16Bits* qkv, const float* cos, c
   }
 }
 
-// A head's gradient before it was turned.
+// The gradient of one head with the rotation inverted.
 template <int kBlocks>
 struct TurnedBack {
   Lanes g[2 * kBlocks];

@@ -1,4 +1,5 @@
-// Loops over elements and rows, each vectorised by the compiler (isa.h). What the ops compute: their headers.
+// Loops over elements and rows, vectorised by the compiler (isa.h). The headers of the ops define what the
+// loops compute.
 #include "kernels/common/element.h"
 #include "kernels/common/element_loops.h"
 #include "kernels/common/exp.h"
@@ -7,16 +8,17 @@ namespace bough::BOUGH_ISA {
 
 // rms_norm.h
 
-// Returns weight + offset. Without an offset nothing is added: the compiler would put the factors in another
-// order.
+// Returns weight + offset. Without an offset nothing is added, because an addition would make the compiler
+// reorder the factors.
 template <bool kOffset, class A, class T>
 static inline A factor_of(const T* weight, A offset) {
   if constexpr (kOffset) return load(weight) + offset;
   else return load(weight);
 }
 
-// The normed element. Forward and backward, which computes it again, must agree to the last bit; with an
-// offset the compiler would join its sum to other factors in each.
+// Returns the normalised element. Forward and backward, which computes the element again, must agree to the
+// last bit. With an offset, the compiler would otherwise combine the sum with different factors in each of
+// them.
 template <bool kOffset, class A>
 static inline A normed(A x, A scale, A factor) {
   if constexpr (kOffset) return __builtin_assoc_barrier(x * scale) * __builtin_assoc_barrier(factor);
@@ -47,7 +49,8 @@ void rms_norm_rows(T* y, A* rstd, const T* x, const T* weight, int64_t num_rows,
   rows(y, rstd, x, weight, num_rows, width, norm);
 }
 
-// Forward was y = x · rstd · w; now, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)).
+// Forward: y = x · rstd · w.
+// Backward, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)).
 template <bool kOffset, bool kResidual, bool kAgain, class T, class A>
 static inline void backward_row(T* d_x, T* y, A* d_weight, const T* d_y, const T* x, const T* weight,
                                 const T* residual, A scale, int64_t width, A offset) {
@@ -97,11 +100,12 @@ INSTANTIATE(double, double)
 
 // swiglu.h
 
-// silu(g) = g · sigmoid(g); gelu by tanh is g · (1 + tanh(u)) / 2 = g · sigmoid(2u),
+// silu(g) = g · sigmoid(g). GeLU by tanh:
+// gelu(g) = g · (1 + tanh(u)) / 2 = g · sigmoid(2u),
 // u = sqrt(2 / pi) · (g + 0.044715 · g³).
 constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
 
-// Computes what the sigmoid is taken of, p(g), and g · p'(g).
+// gate_argument returns p(g), the argument of the sigmoid. gate_steepness returns g · p'(g).
 template <GateActivation kActivation, class A>
 static inline A gate_argument(A g) {
   if constexpr (kActivation == GateActivation::kSilu) return g;
@@ -114,8 +118,8 @@ static inline A gate_steepness(A g) {
 }
 
 namespace {
-// Of what is rounded to bf16 a rough one is enough for SiLU. GeLU's steepness grows with the cube of the
-// gate, and with it what an error of 1 - s costs.
+// A rough sigmoid is precise enough for SiLU if the result is rounded to bf16. GeLU's steepness grows with
+// the cube of the gate and multiplies the error of 1 - s, so GeLU needs the precise sigmoid.
 template <GateActivation kActivation, class T>
 Acc<T> sigmoid(Acc<T> x) {
   if constexpr (sizeof(T) == 2 && kActivation == GateActivation::kSilu) return rough_sigmoid(x);
@@ -134,7 +138,8 @@ void gated_rows(T* y, const T* gate_up, int64_t num_rows, int64_t width) {
   }
 }
 
-// Forward was y = g · s · u with s = sigmoid(p(g)); now d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)),
+// Forward: y = g · s · u with s = sigmoid(p(g)).
+// Backward: d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)),
 // d_u = d_y · g · s.
 template <GateActivation kActivation, class T>
 void gated_backward_rows(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,
@@ -221,8 +226,8 @@ static inline void rotate_rows(T* y, const T* qkv, const A* cos, const A* sin, c
   }
 }
 
-// Forward was y = rotate(x · rstd · w); now the rotation is turned around into `g` = d(x · rstd · w), and
-// then d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
+// Forward: y = rotate(x · rstd · w). Backward first inverts the rotation into `g` = d(x · rstd · w). Then
+// d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
 template <bool kOffset, class T, class A>
 static inline void rotate_backward_rows(T* d_qkv, A* d_weight, A* g, const T* d_y, const T* qkv, const A* cos,
                                         const A* sin, const T* weight, const NormSettings& norm,
@@ -310,7 +315,7 @@ INSTANTIATE(double, double)
 template <class T, class A>
 void add_rows_of_tokens(A* sums, const int64_t* tokens, const T* rows, int64_t num_rows, int64_t width,
                         int64_t begin, int64_t end) {
-  constexpr int64_t kAhead = 4;  // rows: sums lie anywhere in memory
+  constexpr int64_t kAhead = 4;  // rows to prefetch ahead, because sums lie anywhere in memory
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(A));
   for (int64_t t = 0; t < num_rows; ++t) {
     if (t + kAhead < num_rows) {
@@ -340,7 +345,7 @@ static inline double square_root(double x) {
   return __builtin_sqrt(x);
 }
 
-// Updates one element; returns the new weight.
+// Updates one element and returns the new weight.
 template <class A>
 static inline A update(A weight, A* exp_avg, A* exp_avg_sq, A* gradient, const AdamwScalars<A>& s) {
   const A g = *gradient * s.gradient_scale;
@@ -356,7 +361,7 @@ template <class T, class A>
 void adamw_elements(T* __restrict__ value, A* __restrict__ master, A* __restrict__ exp_avg,
                     A* __restrict__ exp_avg_sq, A* __restrict__ gradient, int64_t size,
                     const AdamwScalars<A>& scalars) {
-  const AdamwScalars<A> s = scalars;  // a copy: stores cannot change it, so it stays in registers
+  const AdamwScalars<A> s = scalars;  // a local copy: stores cannot alias it, so it stays in registers
   if (master == nullptr) {
     for (int64_t i = 0; i < size; ++i)
       store(value + i, update<A>(load(value + i), exp_avg + i, exp_avg_sq + i, gradient + i, s));

@@ -12,7 +12,8 @@ namespace bough {
 
 namespace {
 
-// What BOUGH_MAX_ISA may say, each beyond the one before it; unset or empty, the last.
+// The values of BOUGH_MAX_ISA. Each value includes all before it. If the variable is unset or empty, the last
+// one holds.
 constexpr std::array<std::string_view, 5> kLimits = {"baseline", "avx2", "avx512", "avx512_bf16", "amx"};
 constexpr size_t kAvx512 = 2, kAvx512Bf16 = 3, kAmx = 4;
 
@@ -61,8 +62,8 @@ bool has_amx() {
 }
 
 namespace {
-// The workarounds are applied when this library is loaded, by the bough program, a test or Python alike:
-// before libtorch multiplies its first bf16 matrices.
+// The workarounds are applied when this library is loaded by the bough program, a test or Python. They must
+// take effect before libtorch multiplies its first bf16 matrices.
 [[maybe_unused]] const bool workarounds_applied = (apply_cpu_workarounds(), true);
 }  // namespace
 

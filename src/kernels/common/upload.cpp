@@ -5,7 +5,7 @@
 namespace bough {
 
 namespace {
-// Where each tensor begins: any kernel may read it by its widest loads.
+// Each tensor begins at a multiple of this many bytes, so that any kernel may use its widest loads.
 constexpr size_t kAlignment = 64;
 }  // namespace
 

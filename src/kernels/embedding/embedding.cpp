@@ -27,7 +27,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto main_grad = context->saved_data["main_grad"].toTensor();
-    if (!main_grad.defined()) return {{}, {}, {}, {}};  // frozen
+    if (!main_grad.defined()) return {{}, {}, {}, {}};  // the weight is frozen
     const double scale = context->saved_data["scale"].toDouble();
     auto rows_TD = d_outputs[0].contiguous();
     if (scale != 1) rows_TD = rows_TD.to(main_grad.scalar_type()) * scale;
@@ -66,10 +66,9 @@ void add_embedding_gradient_reference_(const at::Tensor& sums_VD, const at::Tens
 }
 
 namespace {
-constexpr int64_t kColumns = 64;  // a thread's are a multiple: whole cache lines
+constexpr int64_t kColumns = 64;  // a thread's columns are a multiple of this: whole cache lines
 
-// Each thread takes some columns of all rows, so that a token's rows are added in their order without
-// atomics.
+// Each thread processes some columns of all rows, so that a token's rows are added in order without atomics.
 void add_embedding_gradient_cpu_(const at::Tensor& sums_VD, const at::Tensor& tokens_T,
                                  const at::Tensor& rows_TD) {
   const int64_t width = rows_TD.size(1), num_rows = rows_TD.size(0);

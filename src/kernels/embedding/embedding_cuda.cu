@@ -1,5 +1,5 @@
-// Blocks go in x over the columns, in y over the sorted tokens. Where a token begins, its rows are added one
-// after the other, so that their order is fixed without atomics.
+// Grid x covers the columns, grid y the sorted tokens. The thread at a token's first row adds all rows of
+// this token one after the other, so that their order is fixed without atomics.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 namespace bough {

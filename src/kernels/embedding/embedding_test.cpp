@@ -12,7 +12,7 @@ TEST(EmbeddingGradient, MatchesReferenceInEveryDtype) {
     for (const int64_t width : {1, 63, 64, 200})
       for (const int64_t num_tokens : {0, 1, 77}) {
         SCOPED_TRACE(testing::Message() << width << " wide, " << num_tokens << " tokens");
-        // There are few tokens, so that many occur often.
+        // There are few distinct tokens, so many occur often.
         const auto tokens = at::randint(11, {num_tokens}, at::kLong);
         const auto rows = random_tensor({num_tokens, width}, type, 1);
         const auto sums = random_tensor({11, width}, accumulator_type(type), 2), expected = sums.clone();
@@ -53,7 +53,7 @@ TEST(Embedding, IsScaled) {
     Parameter weight = random_parameter({6, 64}, type, 1);
     const auto tokens = at::tensor({4, 1, 4}, at::kLong);
     const auto d_y = random_tensor({3, 64}, type, 2);
-    const double root = std::sqrt(3072.0);  // in bf16 it is 55.5
+    const double root = std::sqrt(3072.0);  // 55.5 in bf16
     const auto scale = at::scalar_tensor(root, at::TensorOptions().dtype(type));
     const auto y = embedding(tokens, weight, root);
     EXPECT_TRUE(at::equal(y, weight.value.index_select(0, tokens) * scale));

@@ -17,14 +17,14 @@ at::Tensor slice_columns(const at::Tensor& x_RO, const Parameter::AdapterSlice& 
   return x_RO.narrow(1, slice.begin, slice.end - slice.begin);
 }
 
-// u of all slices side by side: [R, slices · rank].
+// Returns u of all slices next to each other: [R, slices · rank].
 at::Tensor adapter_inner(const at::Tensor& x_RK, const Parameter& weight, bool batch_invariant) {
   const auto product = batch_invariant ? batch_invariant_product : matrix_product;
   auto u = product(x_RK, weight.adapter[0].value.t(), std::nullopt, std::nullopt);
   return weight.adapter_scale == 1 ? u : u.mul_(weight.adapter_scale);
 }
 
-// The columns of u that belong to a slice.
+// Returns the columns of u that belong to one slice.
 at::Tensor inner_columns(const at::Tensor& u, const Parameter& weight, size_t slice) {
   const int64_t rank = weight.adapter[1].value.size(1);
   return u.narrow(1, static_cast<int64_t>(slice) * rank, rank);
@@ -39,8 +39,8 @@ void add_adapter_(const at::Tensor& y_RO, const at::Tensor& x_RK, const Paramete
                         up.part_value(up.parts[i]).t(), batch_invariant);
 }
 
-// The backward of a weight's adapter, in two halves because a layer may have its input again only after the
-// input's gradient; nothing where the weight has none.
+// The backward of a weight's adapter, in two halves, because a layer may have its input again only after the
+// gradient of the input. Does nothing if the weight has no adapter.
 class AdapterBackward {
  public:
   AdapterBackward(const c10::IValue& weight, const at::Tensor& d_y_RO)
@@ -76,7 +76,8 @@ class AdapterBackward {
   std::vector<at::Tensor> d_y_slices_;
 };
 
-// What AdapterBackward takes: autograd's functions keep numbers and tensors.
+// Returns the argument of AdapterBackward, or 0 if there is no adapter. A pointer is passed as an integer,
+// because autograd functions can save only numbers and tensors.
 int64_t adapted(const Parameter& weight) {
   return weight.adapter.empty() ? 0 : reinterpret_cast<int64_t>(&weight);
 }
@@ -122,7 +123,7 @@ at::Tensor linear_forward(const at::Tensor& x_RK, const Parameter& weight, const
                           bool batch_invariant, const std::optional<at::Tensor>& residual_RO) {
   const auto bias_O = bias ? std::optional(bias->value) : std::nullopt;
   const auto product = batch_invariant ? batch_invariant_product : matrix_product;
-  const auto y_RO = weight.quantized()  // batch-invariant as it is
+  const auto y_RO = weight.quantized()  // quantized_product is always batch-invariant
                         ? quantized_product(x_RK, weight.value, weight.scale, bias_O, residual_RO)
                         : product(x_RK, weight.value.t(), bias_O, residual_RO);
   if (!weight.adapter.empty()) add_adapter_(y_RO, x_RK, weight, batch_invariant);
@@ -163,7 +164,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list d_outputs) {
     const auto& d_residual = d_outputs[1];
-    // Where no gradient came through y, d_x is the residual's alone.
+    // If y received no gradient, d_x is only the residual's gradient.
     if (!d_outputs[0].defined()) return {d_residual, {}, {}, {}, {}, {}};
     const auto d_y = d_outputs[0].contiguous();
     const auto saved = context->get_saved_variables();
@@ -180,7 +181,7 @@ struct NormLinearFunction : torch::autograd::Function<NormLinearFunction> {
          .d_weight_D = data["norm_grad"].toTensor(),
          .y = d_h,
          .weight_offset = data["weight_offset"].toDouble()});
-    const auto& h = d_h;  // overwritten
+    const auto& h = d_h;  // rms_norm_backward has written h here
     add_linear_gradients(data["weight_grad"].toTensor(), data["bias_grad"].toTensor(), d_y, h);
     adapter.add_gradients_(h);
     return {d_x, {}, {}, {}, {}, {}};
@@ -240,7 +241,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
       adapter.add_to_input_(d_a_TF);
       swiglu_backward(d_a_TF, gate_up_TF2, /*y_TF=*/d_a_TF, /*d_gate_up_TF2=*/gate_up_TF2,
                       static_cast<GateActivation>(data["activation"].toInt()));
-      gate_up_TF2.unsafeGetTensorImpl()->bump_version();  // what was saved is no more
+      gate_up_TF2.unsafeGetTensorImpl()->bump_version();  // marks the saved tensor as overwritten
       const auto& a_TF = d_a_TF;
       add_linear_gradients(gradient("down_grad"), gradient("down_bias_grad"), d_y_TD, a_TF);
       adapter.add_gradients_(a_TF);

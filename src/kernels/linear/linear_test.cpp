@@ -23,7 +23,8 @@ TEST(Linear, AddsAResidualAndPassesItsGradientOn) {
   check_gradient([&](const at::Tensor& residual) { return linear(x, weight, &bias, false, residual); }, r);
 }
 
-// A frozen weight of `rows` rows with adapters of rank 2 on its first two rows and on all but three.
+// Returns a frozen weight of `rows` rows with two rank-2 adapters: one on the first two rows, one on all rows
+// from the fourth on.
 Parameter adapted_weight(int64_t rows, int64_t columns, at::ScalarType type, uint64_t seed) {
   Parameter weight = random_parameter({rows, columns}, type, seed);
   weight.main_grad.reset();
@@ -37,7 +38,7 @@ Parameter adapted_weight(int64_t rows, int64_t columns, at::ScalarType type, uin
   return weight;
 }
 
-// W with the adapter added, as a plain weight.
+// Returns W with the adapters added, as a plain weight.
 Parameter merged_weight(const Parameter& weight) {
   Parameter merged{weight.value.clone()};
   const Parameter &a = weight.adapter[0], &b = weight.adapter[1];
@@ -51,7 +52,7 @@ Parameter merged_weight(const Parameter& weight) {
 
 TEST(Linear, AnAdapterIsATermOfTheProduct) {
   Parameter weight = adapted_weight(5, 4, at::kDouble, 1), bias = random_parameter({5}, at::kDouble, 2);
-  bias.main_grad.reset();  // frozen, too
+  bias.main_grad.reset();  // also frozen
   const auto x = random_tensor({3, 4}, at::kDouble, 3);
   EXPECT_CLOSE(linear(x, weight, &bias), linear(x, merged_weight(weight), &bias), at::kDouble);
   check_gradient([&](const at::Tensor& input) { return linear(input, weight, &bias); }, x);
@@ -88,7 +89,7 @@ TEST(Mlp, AdaptersAreTermsOfTheProducts) {
   }
 }
 
-// Sixty-four additions of 1/256 of the first one: a bf16 sum would stay where it was.
+// Each of the 64 additions is 1/256 of the first one. A bf16 sum would not change.
 TEST(Linear, Bf16GradientsAccumulateInFp32) {
   Parameter weight = random_parameter({1, 1}, at::kBFloat16, 1);
   const auto backward = [&](double d_y) {
@@ -153,14 +154,14 @@ struct Mlp {
       : norm(random_parameter({width}, type, 1)),
         gate_up(random_parameter({2 * inner, width}, type, 2)),
         down(random_parameter({width, inner}, type, 3)) {
-    // Weights are scaled so that gate and up are of order 1, and y is.
+    // Weights are scaled so that gate, up and y are of order 1.
     gate_up.value.mul_(1 / std::sqrt(static_cast<double>(width)));
     down.value.mul_(1 / std::sqrt(static_cast<double>(inner)));
   }
   at::Tensor operator()(const at::Tensor& x) const { return mlp(x, {&norm, gate_up, down, kEps}); }
 };
 
-// Expected results of the sublayer in tensor ops under libtorch's own autograd, in fp64.
+// The expected results of the sublayer, computed in fp64 with tensor ops and libtorch's autograd.
 struct Expected {
   at::Tensor y, d_x, d_norm, d_gate_up, d_down;
   Expected(const Mlp& f, const at::Tensor& x, const at::Tensor& d_y) {
@@ -181,8 +182,8 @@ struct Expected {
   }
 };
 
-// A bf16 result passes through h, gate and up, and the activation, each rounded: errors of four roundings and
-// more add up.
+// h, gate and up, and the activation are rounded to bf16 on the way to the result. The errors of four and
+// more roundings add up.
 double bound(at::ScalarType type) {
   return type == at::kBFloat16 ? 8 * 3.9e-3 : tolerance(type);
 }
@@ -215,8 +216,8 @@ TEST(Mlp, BackwardIsTheDerivative) {
     check_parameter_gradient([&] { return f(x.detach().requires_grad_(true)); }, *parameter);
 }
 
-// A variant has what families have in other places: no norm before, no residual, biases, GeGLU, norms around
-// 1.
+// A variant has features of other model families: no norm before, no residual, biases, GeGLU, norm weights
+// around 1.
 struct MlpVariant {
   bool norm, residual, bias, gelu;
 };
@@ -282,7 +283,7 @@ TEST(Mlp, WithoutAGraphTheSameBits) {
   }
 }
 
-// Backward works in the memory of what was kept.
+// Backward overwrites the saved tensors, so a second backward is refused.
 TEST(Mlp, ASecondBackwardIsRefused) {
   const Mlp f(8, 4, at::kFloat);
   const auto y = f(random_tensor({3, 8}, at::kFloat, 4).requires_grad_(true));

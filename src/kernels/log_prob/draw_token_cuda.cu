@@ -1,6 +1,6 @@
-// A block makes a draw. It reads the row twice: for the largest logit, then for the sums of exponentials by
-// blocks of 256 tokens, one warp each. The first warp then finds the block that the uniform number falls in,
-// and the token in it.
+// One block samples one token. It reads the row twice: first for the largest logit, then for the sums of
+// exponentials. Each sum covers a block of 256 tokens and is computed by one warp. The first warp then finds
+// the block that the uniform number falls in, and the token in this block.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 #include "kernels/common/cuda_mma.cuh"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 template <class A>
-constexpr int kDrawThreads = sizeof(A) == 8 ? 512 : 1024;  // exp in fp64 takes twice the registers
+constexpr int kDrawThreads = sizeof(A) == 8 ? 512 : 1024;  // exp in fp64 needs twice the registers
 constexpr int kLaneTokens = 8;
 constexpr int kBlockTokens = kWarp * kLaneTokens;
 
@@ -22,7 +22,7 @@ __device__ inline double exponential(double x) {
   return exp(x);
 }
 
-// Loads this lane's eight tokens of a block of 256; minus infinity beyond the row.
+// Loads this lane's eight tokens of a block of 256, with -infinity beyond the row.
 template <class T, class A, int kPack>
 __device__ inline void read_tokens(A (&x)[kLaneTokens], const T* row, int64_t begin, int64_t width) {
 #pragma unroll
@@ -44,8 +44,9 @@ __device__ inline A warp_max(A x) {
   return x;
 }
 
-// Finds of `count` weights the one where `target` falls when they are laid end to end; takes those before it
-// off the target. Rounding may leave the target beyond them all: then it is the last that is not 0.
+// Lays `count` weights end to end, returns the index of the weight in which `target` falls, and subtracts the
+// weights before it from the target. Rounding may leave the target beyond all weights. Then the index of the
+// last positive weight is returned.
 template <class Weight>
 __device__ inline int find(int count, double& target, Weight&& weight) {
   int last = 0;
@@ -71,10 +72,10 @@ __global__ void __launch_bounds__(kDrawThreads<A>) draw_token_kernel(const DrawT
   const A inverse_temperature = static_cast<A>(1 / request[1]);
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   const int num_blocks = static_cast<int>((in.width + kBlockTokens - 1) / kBlockTokens);
-  double* const sums = reinterpret_cast<double*>(dynamic_shared_memory());  // of the blocks
-  double* const raw_sums = sums + num_blocks;                               // of the warps
+  double* const sums = reinterpret_cast<double*>(dynamic_shared_memory());  // of each block
+  double* const raw_sums = sums + num_blocks;                               // of each warp
   A* const maxima = reinterpret_cast<A*>(raw_sums + kDrawWarps);
-  int64_t* const firsts = reinterpret_cast<int64_t*>(raw_sums + 2 * kDrawWarps);  // with the largest logit
+  int64_t* const firsts = reinterpret_cast<int64_t*>(raw_sums + 2 * kDrawWarps);  // first argmax of each warp
 
   A largest = -INFINITY;
 #pragma unroll 2
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kDrawThreads<A>) draw_token_kernel(const DrawT
     read_tokens<T, A, kPack>(x, row, static_cast<int64_t>(block) * kBlockTokens + lane * kLaneTokens,
                              in.width);
 #pragma unroll
-    for (const A logit : x) largest = logit > largest ? logit : largest;  // a NaN is found in the sums
+    for (const A logit : x) largest = logit > largest ? logit : largest;  // a NaN shows in the sums
   }
   largest = warp_max(largest);
   if (lane == 0) maxima[warp] = largest;
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kDrawThreads<A>) draw_token_kernel(const DrawT
   __syncthreads();
   if (warp != 0) return;
 
-  // Each lane has some consecutive blocks.
+  // Each lane has a few consecutive blocks.
   const int lane_blocks = (num_blocks + kWarp - 1) / kWarp, first_block = lane * lane_blocks;
   double lane_sum = 0, total = 0;
   for (int i = 0; i < lane_blocks; ++i)
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kDrawThreads<A>) draw_token_kernel(const DrawT
     token = firsts[0];
     for (int w = 1; w < kDrawWarps; ++w) token = firsts[w] < token ? firsts[w] : token;
   }
-  token = token < in.width ? token : 0;  // of a row that is not finite
+  token = token < in.width ? token : 0;  // if the row is not finite
   double* const drawn = in.drawn + static_cast<int64_t>(blockIdx.x) * 5;
   drawn[0] = static_cast<double>(token);
   drawn[1] = static_cast<double>(widen(row[token]));

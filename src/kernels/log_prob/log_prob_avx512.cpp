@@ -7,15 +7,15 @@
 namespace bough::avx512 {
 
 namespace {
-constexpr int64_t kBlock = 256;  // kSoftmaxBlock, whose header is not for files of intrinsics
+constexpr int64_t kBlock = 256;  // equals kSoftmaxBlock, whose header is not for files with intrinsics
 constexpr int64_t kTogether = 32;
 
 inline __mmask16 first(int64_t count) {
   return count >= 16 ? ~__mmask16{0} : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
 }
 
-// 32 elements, or `count` of them and zeros, in an order that suits the type: 16 and 16 of fp32; of bf16
-// those at even places, then those at odd ones.
+// Holds 32 elements, or `count` elements and zeros, in an order that suits the type. For fp32, a and b hold
+// 16 consecutive elements each. For bf16, a holds the elements at even places and b those at odd places.
 struct Two {
   __m512 a, b;
 };
@@ -44,7 +44,7 @@ inline Two load(const BFloat16Bits* p, int64_t count) {
           _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
 }
 
-// Rounds to bf16's bits in the upper half, to nearest even; NaN stays NaN.
+// Rounds to bf16 in the upper half, to nearest even. NaN stays NaN.
 inline __m512i round_up_half(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -62,7 +62,7 @@ inline void store(BFloat16Bits* p, const Two& x, int64_t count) {
                            _mm512_mask_blend_epi16(0xAAAAAAAAu, a, round_up_half(x.b)));
 }
 
-// Loads 16 elements in their order.
+// Loads 16 elements in order.
 inline __m512 load_in_order(const float* p, __mmask16 lanes) {
   return _mm512_maskz_loadu_ps(lanes, p);
 }
@@ -71,7 +71,7 @@ inline __m512 load_in_order(const BFloat16Bits* p, __mmask16 lanes) {
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p)), 16));
 }
 
-// Turns logits into exponents of base 2.
+// Converts logits to exponents of base 2.
 struct Exponent {
   __m512 maximum, factor;
   Exponent(float maximum, float inverse_temperature)
@@ -79,7 +79,7 @@ struct Exponent {
   __m512 operator()(__m512 logits) const { return _mm512_mul_ps(_mm512_sub_ps(logits, maximum), factor); }
 };
 
-// Bounds exponents so that a weight of 0 adds 0 to the dots, not NaN.
+// Bounds exponents from below, so that a weight of 0 adds 0 to the dots, not NaN.
 inline __m512 bounded(__m512 exponent) {
   return _mm512_max_ps(exponent, _mm512_set1_ps(-1443.0f));
 }

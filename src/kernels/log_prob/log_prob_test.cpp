@@ -63,8 +63,8 @@ TEST(LogProb, ConfidentAndHopelessRowsStayFinite) {
   EXPECT_FLOAT_EQ(d[1][0].item<float>(), 1.0f);
 }
 
-// Columns cut in three, as ranks of a tensor-parallel group have them: each part's gradient is its columns of
-// the whole one's.
+// The columns are cut into three parts, as in a tensor-parallel group. The gradient of each part equals the
+// same columns of the whole gradient.
 TEST(LogProb, ColumnsInPartsAreThoseOfTheWhole) {
   for (const auto type : kFloatTypes) {
     const auto logits = random_tensor({9, 50}, type, 5);

@@ -38,7 +38,7 @@ BOUGH_INLINE void block_maxima(const T* row, int64_t size, typename simd::Types<
   }
 }
 
-// Sums of one block; kUse: what is wanted beside the sum.
+// Sums one block. kUse selects the output in addition to the sum.
 enum class Use { kSum, kDot, kWeights };
 template <Use kUse, class T>
 BOUGH_INLINE void block_sum(const T* row, int64_t count, typename simd::Types<T>::Acc maximum,
@@ -100,7 +100,7 @@ BOUGH_SOFTMAX_LOOPS(double, double)
 
 }  // namespace
 
-// fp64 takes the loops above, as all types do on CPUs without AVX-512.
+// fp64 uses the loops above. On CPUs without AVX-512, all types use them.
 
 template <class T>
 void softmax_maxima(const T* logits, int64_t width, typename simd::Types<T>::Acc* maxima) {

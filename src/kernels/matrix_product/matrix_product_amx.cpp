@@ -8,8 +8,8 @@
 namespace bough::amx {
 
 namespace {
-// The compiler does not know that the tile intrinsics read memory: what they read is constant or was written
-// by the caller, in another file.
+// The compiler does not know that tile intrinsics read memory. This is safe here, because the memory is
+// constant or was written by the caller in another file.
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {kTileStride, kTileStride, kTileStride, kTileStride,
@@ -19,8 +19,8 @@ struct TileConfig {
 constexpr TileConfig kEightFullTiles;
 static_assert(sizeof(TileConfig) == 64);
 
-// Adds the products of two tiles of rows and two tiles of columns, of depth 32, to the sums. Columns are read
-// past the nearest cache, where the rows that meet the next columns then stay.
+// Adds the products of two tiles of rows and two tiles of columns, of depth 32, to the sums. Columns bypass
+// the nearest cache, so that the rows, which the next columns need again, stay there.
 inline void multiply_step(const char* a_low, const char* a_high, int64_t a_stride, const char* b) {
   _tile_stream_loadd(6, b, kTileStride);
   _tile_loadd(4, a_low, a_stride);

@@ -13,19 +13,20 @@ inline __mmask16 first(int64_t count) {
                      : static_cast<__mmask16>((1u << (count < 0 ? 0 : count)) - 1);
 }
 
-constexpr int64_t kStep = 8;  // of the depth, between lines that are brought near
+constexpr int64_t kStep = 8;  // depth steps between two prefetches
 
-// How many columns of b there are: at most 16, half the work; more; all 32, whose loads need no mask.
+// The number of columns of b: kHalf is at most 16 and half the work, kSome is 17 to 31, kAll is 32 and needs
+// no load masks.
 enum class Columns { kHalf, kSome, kAll };
 
-// Where kTurned, a[i][k] = a[k * a_stride + i].
+// If kTurned, a[i][k] = a[k * a_stride + i].
 template <Columns kColumns, int kRows, bool kTurned>
 void multiply_rows(float* c, int64_t c_stride, bool accumulate, const float* a, int64_t a_stride,
                    const float* b, int64_t b_stride, int64_t columns, int64_t depth, const Upcoming& read) {
   constexpr bool kTwo = kColumns != Columns::kHalf, kAll = kColumns == Columns::kAll;
   __m512 sum[kRows][2];
   const __mmask16 low = first(columns), high = first(columns - 16);
-  // All loops over sums are unrolled, so that these lie in registers.
+  // All loops over sums are unrolled, so that the sums stay in registers.
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
     sum[i][0] = accumulate ? _mm512_maskz_loadu_ps(low, c + i * c_stride) : _mm512_setzero_ps();

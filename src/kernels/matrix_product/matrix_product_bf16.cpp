@@ -1,4 +1,4 @@
-// bf16 factors in the form that products read (matrix_product_tiles.h), and sums rounded to bf16.
+// Packs bf16 factors into the layout that products read (matrix_product_tiles.h), and rounds sums to bf16.
 #include <immintrin.h>
 
 #include <cstring>
@@ -14,15 +14,16 @@ inline __mmask32 first(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
 }
 
-// Loads one 16 x 16 matrix of dwords, each two neighbours of a row: row i = source[i * stride .. + 31].
+// Loads a 16 x 16 matrix of dwords. A dword has two neighbouring elements of a row:
+// row i = source[i * stride .. + 31].
 inline void load_rows(__m512i r[16], const BFloat16Bits* source, int64_t stride, int64_t rows,
                       __mmask32 columns) {
   for (int64_t i = 0; i < kTileRows; ++i)
     r[i] = i < rows ? _mm512_maskz_loadu_epi16(columns, source + i * stride) : _mm512_setzero_si512();
 }
 
-// Loads four 128-bit lanes from rows `step` apart: one load each, where a shuffle between lanes would cost
-// the one port that shuffles.
+// Loads four 128-bit lanes from rows `step` apart, with one load each. Shuffles between lanes would all need
+// the only shuffle port.
 inline __m512i lanes_of_rows(const BFloat16Bits* source, int64_t step) {
   const auto lane = [&](int64_t i) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * step));
@@ -50,8 +51,8 @@ inline void transpose_dwords(char* out, const BFloat16Bits* source, int64_t stri
   }
 }
 
-// out[i][j] = source[j * stride + i] of 32 x 32 elements. Lines far apart may share a set of the nearest
-// cache, and each is read four times: they are copied first.
+// out[i][j] = source[j * stride + i] of 32 x 32 elements. Lines far apart may map to one set of the nearest
+// cache, and each line is read four times. The lines are therefore copied first.
 inline void transpose_elements(char* out, const BFloat16Bits* far_source, int64_t far_stride) {
   constexpr int64_t stride = 32;
   alignas(64) BFloat16Bits source[32 * stride];
@@ -77,7 +78,7 @@ inline void transpose_elements(char* out, const BFloat16Bits* far_source, int64_
   }
 }
 
-// Interleaves two rows of 32: low holds (a0 b0 a1 b1 ... a15 b15), high the rest.
+// Interleaves two rows of 32: low has (a0 b0 a1 b1 ... a15 b15), high has the rest.
 inline void interleave(__m512i a, __m512i b, __m512i& low, __m512i& high) {
   const __m512i first_half = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                               39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -165,7 +166,7 @@ void copy_rows(BFloat16Bits* dst, int64_t dst_stride, const BFloat16Bits* source
     }
 }
 
-// c[0..31] of `columns` = low, high (+ residual), rounded.
+// Stores low and high (plus the residual), rounded, to c[0..31], masked by `columns`.
 inline void store_row(BFloat16Bits* c, __m512 low, __m512 high, __mmask32 columns,
                       const BFloat16Bits* residual) {
   if (residual) {

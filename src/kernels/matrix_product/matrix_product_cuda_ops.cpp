@@ -1,8 +1,10 @@
-// bf16 products on CUDA by cuBLAS, summed in fp32: added to fp32 in place, without fp32 copies of the
-// factors, or rounded once, a bias and a residual with it (cuBLASLt). libtorch's own may round partial sums
-// to bf16, and with an fp32 result make a new tensor. fp32 and fp64 are libtorch's.
+// bf16 products on CUDA by cuBLAS, summed in fp32. A product is either added in place to an fp32 tensor,
+// without fp32 copies of the factors, or rounded once together with a bias and a residual (cuBLASLt).
+// libtorch's products may round partial sums to bf16, and with an fp32 result they allocate a new tensor.
+// libtorch computes fp32 and fp64 products.
 //
-// cuBLAS is not linked: as CUDA's runtime, it is the one that libtorch_cuda brings (cmake/cuda.cmake).
+// This library does not link cuBLAS. It uses the cuBLAS and the CUDA runtime that libtorch_cuda brings
+// (cmake/cuda.cmake).
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/Exceptions.h>
@@ -26,8 +28,8 @@ namespace bough {
 namespace {
 using Tensor = const at::Tensor&;
 
-// A matrix whose rows or columns are contiguous, as cuBLAS sees it: by columns, so rows as they lie are the
-// transposed matrix, which is what a product by rows wants: c = a b is cT = bT aT.
+// A matrix with contiguous rows or columns, as cuBLAS sees it. cuBLAS is column-major, so a row-major matrix
+// is its transpose. The row-major product c = a b is therefore computed as cT = bT aT.
 struct Factor {
   at::Tensor owner;
   cublasOperation_t operation;
@@ -39,12 +41,12 @@ struct Factor {
     owner = rows || columns ? x : x.contiguous();
     const bool by_rows = rows || !columns;
     operation = by_rows ? CUBLAS_OP_N : CUBLAS_OP_T;
-    // A single row or column may have any stride: cuBLAS wants it to be at least the length.
+    // A single row or column may have any stride, but cuBLAS requires a stride of at least the length.
     stride = by_rows ? std::max(owner.stride(0), owner.size(1)) : std::max(owner.stride(1), owner.size(0));
   }
 };
 
-// Sums are fp32 to the end also where the device splits them among blocks.
+// Keeps sums in fp32 even if the device splits them among blocks.
 class Fp32Sums {
  public:
   explicit Fp32Sums(cublasHandle_t handle) : handle_(handle) {
@@ -60,7 +62,7 @@ class Fp32Sums {
   cublasMath_t before_ = CUBLAS_DEFAULT_MATH;
 };
 
-// c = a b + beta c; c bf16 or fp32, its rows may be apart.
+// c = a b + beta c. c is bf16 or fp32, and its rows need not be contiguous.
 void multiply(Tensor c_RO, Tensor a_RK, Tensor b_KO, float beta) {
   const c10::cuda::CUDAGuard device(c_RO.device());
   BOUGH_CHECK(a_RK.device() == c_RO.device() && b_KO.device() == c_RO.device(), "matrix_product: c on ",
@@ -85,9 +87,9 @@ using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-// c = a b + residual + bias, what is given of the two, in one pass: the residual is read where it lies, where
-// multiply() would need a copy of it. All bf16; c, residual and bias contiguous. False where cuBLASLt has no
-// way for the shape.
+// c = a b + residual + bias in one pass; both are optional. The residual is read in place, while multiply()
+// would need a copy of it. All tensors are bf16; c, residual and bias are contiguous. Returns false if
+// cuBLASLt has no algorithm for the shape.
 bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Tensor* residual_RO,
                             const at::Tensor* bias_O) {
   const Launch launch("matrix_product", {c_RO});
@@ -101,7 +103,7 @@ bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Ten
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, b.operation);
   set(CUBLASLT_MATMUL_DESC_TRANSB, a.operation);
-  if (bias_O) {  // by columns c is [O, R]: one number a row
+  if (bias_O) {  // column-major c is [O, R]: one bias value per row
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_O->const_data_ptr());
   }
@@ -121,7 +123,7 @@ bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Ten
   };
   const size_t workspace_bytes = at::cuda::getCUDABlasLtWorkspaceSize();
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-  // Sums are fp32 to the end also where the depth is split.
+  // Keeps sums in fp32 even if the depth is split.
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   const void* const added = residual_RO ? residual_RO->const_data_ptr() : c_RO.const_data_ptr();
@@ -129,7 +131,7 @@ bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Ten
     const auto address = reinterpret_cast<uintptr_t>(data);
     return static_cast<uint32_t>(std::min<uintptr_t>(256, address & -address));
   };
-  // Of b, a, residual, c.
+  // Alignments of b, a, residual, c.
   const std::array<uint32_t, 4> alignments = {alignment(b.owner.const_data_ptr()),
                                               alignment(a.owner.const_data_ptr()), alignment(added),
                                               alignment(c_RO.const_data_ptr())};
@@ -137,7 +139,7 @@ bool multiply_with_epilogue(Tensor c_RO, Tensor a_RK, Tensor b_KO, const at::Ten
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
-  // What was found for a shape holds for it again: asking takes longer than a small product.
+  // The algorithm found for a shape is cached, because the heuristic takes longer than a small product.
   using Shape = std::tuple<int, uint64_t, uint64_t, uint64_t, int64_t, int64_t, int, int, bool, bool,
                            std::array<uint32_t, 4>>;
   const Shape shape{c_RO.device().index(),

@@ -1,4 +1,4 @@
-// bf16 products by AVX-512's dot products of pairs.
+// bf16 products by the AVX512-BF16 dot products of pairs.
 #include "kernels/matrix_product/bf16_products.h"
 #include "kernels/matrix_product/dot_products.h"
 #include "kernels/matrix_product/upcoming_lines.h"

@@ -33,7 +33,7 @@ int64_t vectors_of(PageSummary summary) {
   return summary == PageSummary::kMean ? 1 : 2;
 }
 
-// keys: of a page's head, [padded H / P][16][P].
+// keys: one head of one page, [padded H / P][16][P].
 template <class T>
 void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padded_H, T* to) {
   constexpr int64_t kPair = sizeof(T) == 2 ? 2 : 1;
@@ -56,7 +56,7 @@ void summarise_head(const T* keys, PageSummary summary, int64_t H, int64_t padde
   }
 }
 
-// A query of a key/value head, and the summaries of the pages that it scores.
+// One query of one key/value head, and the summaries of the pages to score.
 template <class T>
 struct Scoring {
   const AccOf<T>* q;   // [padded H], zeros from H on
@@ -68,12 +68,13 @@ struct Scoring {
   AccOf<T>* scores;  // [count]
 };
 
-// The sums of products with `kCount` pages' summaries from page i on, each in an order of its own.
+// Scores `kCount` pages from page i on: products of the query with the pages' summaries, each summed
+// separately.
 template <int kCount, class T>
 BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
   using Vector = typename simd::Types<T>::Vector;
   const T* summaries[kCount];
-  Vector even[kCount] = {}, odd[kCount] = {};  // chains that hide the latency of the additions
+  Vector even[kCount] = {}, odd[kCount] = {};  // two chains hide the latency of the additions
 #pragma GCC unroll 4
   for (int p = 0; p < kCount; ++p) summaries[p] = s.summaries + s.pages[i + p] * s.page_stride;
   for (int64_t h = 0; h < s.padded_H; h += 2 * kLanes) {
@@ -101,7 +102,7 @@ BOUGH_INLINE void score_some(const Scoring<T>& s, int64_t i) {
   for (int p = 0; p < kCount; ++p) {
     even[p] += odd[p];
     const AccOf<T> score = simd::sum_of(even[p]);
-    // What is no number has no order.
+    // NaN has no order, so it becomes -infinity.
     s.scores[i + p] = score == score ? score : -std::numeric_limits<AccOf<T>>::infinity();
   }
 }
@@ -119,20 +120,20 @@ BOUGH_SCORE_PAGES(float)
 BOUGH_SCORE_PAGES(double)
 BOUGH_SCORE_PAGES(BFloat16Bits)
 
-// Room for one thread.
+// The scratch of one thread.
 template <class T>
 struct Room {
   std::vector<AccOf<T>> q, scores, highest;
   std::vector<int32_t> order;
 };
 
-// The first `count` of room.order become the indices of the highest scores, ascending. As many runs of scores
-// as are to be kept have their highest no lower than some bound, so that the scores to be kept are none below
-// it: what is ordered are few more than those.
+// Writes the indices of the `count` highest scores, ascending, to the beginning of room.order. The scores are
+// divided into runs. If the maxima of `count` runs reach a bound, no score to be kept is below the bound.
+// Only the scores that reach the bound are ordered, which are few more than `count`.
 template <class T>
 void find_highest(Room<T>& room, size_t count) {
   const auto& scores = room.scores;
-  // At least four runs for each score to be kept: few more scores than those then reach the bound.
+  // With at least four runs per score to be kept, few more scores than `count` reach the bound.
   const size_t run = std::min<size_t>(scores.size() / (4 * count), 16);
   auto bound = -std::numeric_limits<AccOf<T>>::infinity();
   if (run > 1) {
@@ -205,10 +206,10 @@ void summarise_on_cuda(const at::Tensor& pages, std::span<const int32_t> complet
   op.call(pages, complete_B, summary == PageSummary::kMinMax, head_dim, summaries);
 }
 
-// Queries that see no more than their budget are not asked of the device.
+// Queries that see no more pages than their budget are not sent to the device.
 void choose_on_cuda(const at::Tensor& q_TNH, const at::Tensor& summaries, PageSummary summary,
                     std::span<const ChoosingQuery> queries, std::span<std::vector<int32_t>> lists) {
-  std::vector<int32_t> asked, pages;  // asked: PageChoiceQuery
+  std::vector<int32_t> asked, pages;  // asked: PageChoiceQuery records
   int64_t most_pages = 0, most_kept = 0;
   const auto is_asked = [](const ChoosingQuery& query) {
     return static_cast<int64_t>(query.pages.size()) > query.budget;
@@ -333,7 +334,7 @@ PageChooser::PageChooser(std::span<const PagedSegment> segments, std::span<const
     : policy_(policy), num_kv_heads_(static_cast<size_t>(num_kv_heads)) {
   size_t token = 0;
   for (const PagedSegment& segment : segments) {
-    PagedSegment open = segment;  // what is not cut off yet
+    PagedSegment open = segment;  // the part of the segment that is not closed yet
     open.count = 0;
     const auto close = [&] {
       if (open.count > 0) segments_.push_back(open);

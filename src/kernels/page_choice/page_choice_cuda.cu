@@ -31,17 +31,18 @@ __global__ void __launch_bounds__(kThreads) summarise_kernel(const SummarisePage
   }
 }
 
-// Larger scores have larger bits; what is no number has the smallest.
+// Maps a larger score to larger bits. NaN gets the smallest bits.
 __device__ inline unsigned ordered(float score) {
-  const unsigned bits = __float_as_uint(score + 0.0f);  // of both zeros the same
+  const unsigned bits = __float_as_uint(score + 0.0f);  // maps both zeros to the same bits
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// How many threads before this one have the flag, and how many of the block; all threads call it.
+// Returns the number of threads before this one that have the flag, and sets `total` to that of the block.
+// All threads must call it.
 __device__ inline int count_before(bool flag, int* counts, int& total) {
   const unsigned votes = __ballot_sync(kAll, flag);
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
-  __syncthreads();  // the former counts have been read
+  __syncthreads();  // the previous counts have been read
   if (lane == 0) counts[warp] = __popc(votes);
   __syncthreads();
   int before = __popc(votes & ((1u << lane) - 1));
@@ -87,7 +88,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChoosePagesCuda<
   }
   __syncthreads();
 
-  // The bits of the last score that is kept, eight at a time, and how many of those that equal it are.
+  // A radix search, eight bits at a time, for the bits of the lowest score that is kept. `remaining` becomes
+  // the number of scores to keep that equal this score.
   unsigned mask = 0;
   if (tid == 0) {
     threshold = 0;

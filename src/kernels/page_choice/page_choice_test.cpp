@@ -18,7 +18,7 @@ struct Case {
   PageSummary summary;
 };
 
-// Pages of random keys, with NaN where no key was stored, and summaries that are NaN until they are made.
+// Pages of random keys, with NaN in slots that have no key. Summaries are NaN until they are computed.
 struct Layer {
   Layer(const Case& c, int64_t num_pages) {
     const auto options = at::TensorOptions().dtype(c.dtype);
@@ -33,7 +33,7 @@ struct Layer {
   at::Tensor pages, keys_BTGH, summaries;
 };
 
-// Scores of the pages, in fp64, from the keys: [B].
+// Returns the scores of the pages, computed in fp64 from the keys: [B].
 at::Tensor reference_scores(const Case& c, const Layer& layer, const at::Tensor& q_NH, int64_t g) {
   const int64_t heads = c.N / c.G;
   const at::Tensor q_H = q_NH.narrow(0, g * heads, heads).to(at::kDouble).mean(0);
@@ -53,7 +53,7 @@ TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
   for (int32_t i = 0; i < num_pages; ++i) all.push_back(i);
   summarise_pages(layer.pages, all, c.summary, c.H, layer.summaries);
   const at::Tensor q_TNH = at::randn({3, c.N, c.H}, layer.keys_BTGH.options());
-  // Pages of a context lie anywhere: here backwards.
+  // The pages of a context may have any ids. Here the ids descend.
   const std::vector<int32_t> backwards(all.rbegin(), all.rend());
   const std::vector<ChoosingQuery> queries{{.token = 2, .pages = all, .budget = budget},
                                            {.token = 0, .pages = backwards, .budget = budget},
@@ -74,7 +74,7 @@ TEST_P(PageChoice, KeepsTheEndsAndThePagesWithTheHighestScores) {
     const auto score = [&](int32_t index) {
       return scores.const_data_ptr<double>()[query.pages[static_cast<size_t>(index)]];
     };
-    double least = INFINITY, most = -INFINITY;  // of what was chosen by its score, and of what was not
+    double least = INFINITY, most = -INFINITY;  // lowest selected score, highest score that was not selected
     for (int32_t index = 1; index < count - 2; ++index) {
       const bool chosen = std::binary_search(lists[i].begin(), lists[i].end(), index);
       if (chosen) least = std::min(least, score(index));
@@ -105,12 +105,12 @@ TEST(PageChoice, OfEqualScoresTheLowerPageIsKept) {
   std::vector<std::vector<int32_t>> lists(1);
   choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 12, 18, 19}));
-  q_TNH[0][0][0] = NAN;  // of a model that has diverged: no order, and no harm
+  q_TNH[0][0][0] = NAN;  // as from a diverged model: NaN has no order and must do no harm
   choose_pages(q_TNH, layer.summaries, c.summary, queries, lists);
   EXPECT_EQ(lists[0], (std::vector<int32_t>{0, 1, 2, 3, 18, 19}));
 }
 
-// Few different scores, so that many are equal, over contexts and budgets of all proportions.
+// There are few distinct scores, so many are equal. Contexts and budgets have all proportions.
 TEST(PageChoice, IsThatOfSortedScores) {
   const Case c{1, 1, 32, at::kFloat, PageSummary::kMean};
   for (const int32_t num_pages : {10, 37, 200, 701, 1500})
@@ -139,7 +139,7 @@ TEST(PageChoice, IsThatOfSortedScores) {
       }
 }
 
-// Small whole numbers: sums are exact in any order, and many scores are equal.
+// The inputs are small integers: sums are exact in any order, and many scores are equal.
 TEST(PageChoice, OnCudaItIsThatOfTheCpu) {
   if (!kCuda->reason().empty()) GTEST_SKIP() << kCuda->reason();
   const int64_t num_pages = 900;

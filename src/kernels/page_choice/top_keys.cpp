@@ -16,7 +16,7 @@ namespace bough {
 
 namespace {
 
-// A head's keys and values where they lie (kernels/paged_attention/pages.h).
+// The keys and values of one head, read in place (kernels/paged_attention/pages.h).
 template <class T>
 struct HeadOfPages {
   static constexpr int64_t kPair = sizeof(T) == 2 ? 2 : 1;
@@ -26,7 +26,7 @@ struct HeadOfPages {
   AccOf<T> key(int32_t page, int64_t j, int64_t h) const {
     return simd::widen(head[page * page_stride + (h / kPair) * kPageTokens * kPair + j * kPair + h % kPair]);
   }
-  // q [H] times each key of the page; a page's keys lie side by side, element by element.
+  // Multiplies q [H] by each key of the page. The keys of a page are interleaved, element by element.
   void scores_of(int32_t page, const T* q, int64_t H, AccOf<T>* scores) const {
     AccOf<T> sums[kPageTokens] = {};
     const T* keys = head + page * page_stride;
@@ -51,7 +51,7 @@ HeadOfPages<T> head_of(const at::Tensor& pages, int64_t g, int64_t H) {
 // The keys that a query head attends to, ascending, and their scores.
 template <class T>
 struct TopKeys {
-  std::vector<AccOf<T>> scores;  // of all keys of the context
+  std::vector<AccOf<T>> scores;  // scores of all keys of the context
   std::vector<AccOf<T>> ordered;
   std::vector<int32_t> kept;
 
@@ -61,14 +61,14 @@ struct TopKeys {
     scores.resize(query.pages.size() * kPageTokens);
     for (size_t i = 0; i < query.pages.size(); ++i)
       head.scores_of(query.pages[i], q, H, scores.data() + i * kPageTokens);
-    scores.resize(static_cast<size_t>(count));  // of a page that is not full, the keys that are there
+    scores.resize(static_cast<size_t>(count));  // drops the unused slots of the last page
     for (Acc& score : scores) {
       score *= static_cast<Acc>(scale);
       if (score != score) score = -std::numeric_limits<Acc>::infinity();
     }
     const auto most = static_cast<size_t>(std::min(count, query.budget * kPageTokens));
     ordered.assign(scores.begin(), scores.end());
-    const auto least = ordered.begin() + static_cast<int64_t>(most) - 1;  // of those that are kept
+    const auto least = ordered.begin() + static_cast<int64_t>(most) - 1;  // the lowest score that is kept
     std::nth_element(ordered.begin(), least, ordered.end(), std::greater());
     auto ties = std::count(ordered.begin(), least + 1, *least);
     kept.clear();

@@ -16,7 +16,7 @@ TORCH_LIBRARY_FRAGMENT(bough, m) {
 namespace bough {
 
 namespace {
-constexpr int64_t kMaxCudaHeadDim = 256;  // of the kernels
+constexpr int64_t kMaxCudaHeadDim = 256;  // limit of the CUDA kernels
 
 std::optional<at::Tensor> some(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
@@ -79,7 +79,7 @@ bool PagedPlan::on_cuda(const PagedShape& shape) {
 }
 
 at::Tensor PagedPlan::make_parts(const PagedShape& shape, int64_t num_parts) {
-  // A part has for each head its sums, the largest score and the sum of weights.
+  // A part has for each head H sums, the largest score, and the sum of weights.
   return at::empty({num_parts * shape.num_heads * (shape.head_dim + 2)},
                    at::TensorOptions().dtype(at::kFloat).device(shape.device));
 }
@@ -112,7 +112,7 @@ bool PagedPlan::set_work(const PagedWork& work) {
   const auto num_pages = static_cast<int64_t>(work.pages.size());
   if (!work.fits(layout_) || num_pages > max_pages_) return false;
   const int64_t size = layout_.pages() + num_pages;
-  // Memory is pinned, so that nothing waits; libtorch keeps it until the copy is done.
+  // The memory is pinned, so that the copy does not block. libtorch keeps the memory until the copy is done.
   const at::Tensor host = at::empty({size}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
   work.write(static_cast<int32_t*>(host.mutable_data_ptr()), layout_);
   work_.narrow(0, 0, size).copy_(host, /*non_blocking=*/true);

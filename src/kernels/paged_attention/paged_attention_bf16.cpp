@@ -1,11 +1,12 @@
-// Paged attention in bf16. Up to 16 entries go through a run of pages together, a batch of pages at a time:
+// Paged attention in bf16. Up to 16 entries go through a run of pages together, one batch of pages at a time:
 //
 //   S = Q·Kᵀ of every page of the batch;  P = 2^(scale·S - max), page by page;  O += P·V, page by page
 //
-// An entry is a row of the products (paged_attention_products.h), whose products and sums do not depend on
-// the other rows. Its maximum is raised, and its sum and output rescaled, only at a page with a score that is
-// kSlack above it: a rule of the entry and the page, so that batches, neighbours and the borders of runs
-// change nothing. Weights then reach 2^kSlack, which costs no precision and spares nearly all rescaling.
+// An entry is one row of the products (paged_attention_products.h). Its products and sums do not depend on
+// the other rows. Its maximum is raised, and its sum and output rescaled, only at a page with a score more
+// than kSlack above the maximum. This rule depends only on the entry and the page, so batches, neighbours and
+// the borders of runs do not change the result. Weights may reach 2^kSlack, which costs no precision and
+// avoids nearly all rescaling.
 #include <immintrin.h>
 
 #include <cstring>
@@ -22,20 +23,21 @@ using Element = BFloat16Bits;
 using Layer = LayerView<Element, float>;
 constexpr int64_t kRows = kEntriesTogether;
 constexpr int64_t kPage = kPageTokens;
-constexpr int64_t kBatch = kMostPages;  // their scores stay near
-constexpr int64_t kAhead = 8;           // pages between the one computed and the one brought near
+constexpr int64_t kBatch = kMostPages;  // their scores stay in the cache
+constexpr int64_t kAhead = 8;           // pages between the page being computed and the page being prefetched
 constexpr float kSlack = 8;             // in powers of two
 constexpr double kLog2E = 1.4426950408889634;
 
-// The pages that a task visits, in order, kAhead of them before they are computed: pages lie anywhere in a
-// memory far larger than the caches.
+// Iterates over the pages of a task in order, to prefetch them kAhead pages before they are computed. The
+// pages are scattered over memory far larger than the caches.
 class Ahead {
  public:
   Ahead(const Layer& layer, const TaskView<float>& task) : layer_(layer), task_(task) {
     if (task.num_runs > 0) page_ = task.runs[0].page_begin;
     for (int64_t i = 0; i < kAhead; ++i) next();
   }
-  // Returns the offset of the next page's keys, and of its values; at the end that of the last page.
+  // Returns the offset of the next page's keys and values. After the end, returns the offset of the last
+  // page.
   int64_t next() {
     if (run_ == task_.num_runs) return offset_;
     const AttentionRun& run = task_.runs[run_];
@@ -50,7 +52,7 @@ class Ahead {
   int64_t run_ = 0, page_ = 0, offset_ = 0;
 };
 
-// Entries [first, first + count) of a task on their way through a run.
+// Entries [first, first + count) of a task during one run.
 struct Block {
   const Layer& layer;
   const TaskView<float>& task;
@@ -60,8 +62,7 @@ struct Block {
   float* o;          // [count][padded H]
 };
 
-// Pages of a run whose scores are in flight: their keys and values, and those that are brought near
-// meanwhile.
+// Pages of a run in flight: their keys and values, and those that are prefetched meanwhile.
 struct Batch {
   int64_t count;
   const Element* keys[kBatch];
@@ -90,7 +91,7 @@ void add_values(const Block& block, const Batch& batch, int64_t begin, int64_t e
   add(block.o, block.count, block.layer.padded_H, weights + begin * kRows * kPage, values);
 }
 
-// Raises the entry's maximum to that of these scores, and rescales its sum and output.
+// Raises the entry's maximum to the largest visible score, and rescales its sum and output.
 void raise_maximum(const Block& block, int64_t entry, __m512 scores, __mmask16 visible) {
   float& maximum = block.task.maximum[block.first + entry];
   const float raised = _mm512_mask_reduce_max_ps(visible, scores);
@@ -105,7 +106,7 @@ void raise_maximum(const Block& block, int64_t entry, __m512 scores, __mmask16 v
 
 void run_block(const Block& block, Ahead* ahead, float* scores, Element* weights, float scale) {
   const __m512 factor = _mm512_set1_ps(scale), slack = _mm512_set1_ps(kSlack);
-  // Lanes of the run's last page that an entry sees; it sees all of the others.
+  // The lanes of the run's last page that each entry sees. An entry sees all lanes of the other pages.
   __mmask16 seen_of_last[kRows];
   for (int64_t entry = 0; entry < block.count; ++entry) {
     const int64_t left =
@@ -118,7 +119,7 @@ void run_block(const Block& block, Ahead* ahead, float* scores, Element* weights
     find_pages(block, page, left < kBatch ? left : kBatch, ahead, batch);
     const auto multiply = has_amx() ? amx::multiply_keys : dots::multiply_keys;
     multiply(scores, block.q, block.count, block.layer.padded_H, {batch.keys, batch.keys_ahead, batch.count});
-    int64_t added = 0;  // pages of the batch that the outputs hold
+    int64_t added = 0;  // pages of the batch that are already added to the outputs
     for (int64_t i = 0; i < batch.count; ++i) {
       const bool is_last = page + i + 1 == block.run.page_end;
       for (int64_t entry = 0; entry < block.count; ++entry) {
@@ -189,7 +190,7 @@ void run_attention_task(const Layer& layer, const TaskView<float>& task) {
       count = run.row_end * heads - first < kRows ? run.row_end * heads - first : kRows;
       if (count != configured && has_amx()) amx::begin_rows(count);
       configured = count;
-      // Only the first entries bring pages near: further ones find the run's pages there.
+      // Only the first entries prefetch pages. Later entries find the run's pages in the cache.
       run_block(
           {layer, task, run, first, count, q + first * layer.padded_H, task.output + first * layer.padded_H},
           first == run.row_begin * heads ? &ahead : nullptr, scores, weights, scale);

@@ -1,7 +1,7 @@
-// Loops of paged attention on the CPU, but bf16 on one with AVX512-BF16 (paged_attention_bf16.cpp). An entry
-// has a running maximum, a running sum (a vector, folded at the end) and a running output. Four entries go
-// through a page together, so that each load of the page serves four products; an entry's operations and
-// their order are the same however many neighbours it has.
+// Loops of paged attention on the CPU, except bf16 on CPUs with AVX512-BF16 (paged_attention_bf16.cpp). An
+// entry has a running maximum, a running sum (a vector, reduced at the end) and a running output. Four
+// entries go through a page together, so that each load of the page serves four products. The operations of
+// an entry and their order do not depend on the number of its neighbours.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -29,10 +29,11 @@ static_assert(kLanes == kPageTokens);
 template <class T>
 constexpr int64_t kPairSize = sizeof(T) == 2 ? 2 : 1;
 
-// Starting threads costs some 5 microseconds, in which one thread does about this many multiply-adds.
+// Starting threads costs about 5 microseconds. One thread does about this many multiply-adds in that time.
 constexpr int64_t kProductsWorthThreads = 200000;
 
-// Loads elements of a page that lie in pairs (pages.h): 16 pairs as two vectors, or two rows of 16.
+// Loads elements of a page. If elements are stored in pairs (pages.h), loads 16 pairs as two vectors.
+// Otherwise loads two rows of 16.
 BOUGH_INLINE void load_two(simd::Float16& even, simd::Float16& odd, const BFloat16Bits* pairs, int64_t) {
   simd::UInt16 bits;
   std::memcpy(&bits, pairs, sizeof bits);
@@ -46,7 +47,7 @@ BOUGH_INLINE void load_two(Vector& even, Vector& odd, const A* rows, int64_t str
   simd::load(odd, rows + stride);
 }
 
-// Takes B entries through one page: scores, running maximum and sum, weighted values.
+// Processes one page for B entries: scores, running maximum and sum, weighted values.
 template <int B, class T>
 BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& task, int64_t entry,
                              const int64_t* counts, const T* keys, const T* values) {
@@ -55,7 +56,7 @@ BOUGH_INLINE void visit_page(const Layer<T>& layer, const TaskView<AccOf<T>>& ta
   using Integers = typename simd::Types<T>::Integers;
   const int64_t H = layer.H, padded_H = layer.padded_H;
   const Acc* q = task.q + entry * padded_H;
-  Vector even[B] = {}, odd[B] = {};  // two chains an entry hide the latency of the additions
+  Vector even[B] = {}, odd[B] = {};  // two chains per entry hide the latency of the additions
   int64_t h = 0;
   for (; h + 1 < H; h += 2) {
     Vector k0, k1;
@@ -179,8 +180,8 @@ BOUGH_RUN_TASK(float)
 BOUGH_RUN_TASK(BFloat16Bits)
 BOUGH_RUN_TASK(double)
 
-// Stores one token's key and value of one head. The first token of a page clears its values: the others'
-// slots are read, with weight 0.
+// Stores the key and value of one token of one head. The first token of a page clears the page's values,
+// because unused slots are read with weight 0.
 template <class T>
 void store_token(T* key, T* value, const T* k, const T* v, int64_t place, int64_t H, int64_t padded_H) {
   for (int64_t h = 0; h < padded_H; ++h) key[h * kPageTokens + place] = h < H ? k[h] : T{};
@@ -199,7 +200,7 @@ void store_token(BFloat16Bits* key, BFloat16Bits* value, const BFloat16Bits* k, 
   for (int64_t h = 0; h < H; ++h) to[2 * h] = v[h];
 }
 
-// Keys and values of tokens on their way into pages.
+// Keys and values of tokens that are to be stored in pages.
 template <class T>
 struct Tokens {
   const T* k;  // token t, head g at k + t * k_stride_t + g * k_stride_g
@@ -230,8 +231,8 @@ struct Tokens {
                 v + t * v_stride_t + g * v_stride_g, slot % kPageTokens, H, padded_H);
   }
 
-  // Brings near what store() writes, a part of every line of the page's keys: to be called a few tokens
-  // before.
+  // Prefetches the lines that store() will write, because store() writes a part of every line of the page's
+  // keys. Call this function a few tokens before store().
   void bring_near(int64_t g, int64_t slot) const {
     const int64_t padded_H = padded_head_dim(H), lines = kPageTokens * padded_H * int64_t{sizeof(T)} / 64;
     const auto* keys = reinterpret_cast<const char*>(page(g, slot));
@@ -242,10 +243,10 @@ struct Tokens {
   }
 };
 
-// Stores the tokens of a task's rows to one head's pages.
+// Stores the tokens of a task's rows in the pages of one head.
 template <class T>
 void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::span<const int32_t> slots) {
-  constexpr int64_t kAhead = 4;  // rows between the one stored and the one brought near
+  constexpr int64_t kAhead = 4;  // rows between the row being stored and the row being prefetched
   const auto slot = [&](int64_t row) { return slots[static_cast<size_t>(task.rows[row].token)]; };
   for (int64_t row = -kAhead; row < task.num_rows; ++row) {
     if (row + kAhead < task.num_rows) tokens.bring_near(task.g, slot(row + kAhead));
@@ -253,8 +254,8 @@ void store_rows(const Tokens<T>& tokens, const TaskView<AccOf<T>>& task, std::sp
   }
 }
 
-// Whether tiles compute that type. The choice depends on the type alone: a token's result must not depend on
-// more.
+// Returns true if tiles compute this type. The choice depends only on the type, because nothing else may
+// change a token's result.
 template <class T>
 bool by_tiles() {
   return std::is_same_v<T, BFloat16Bits> && has_tiles(at::kBFloat16);
@@ -264,8 +265,8 @@ template <class T>
 void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
                   const ScheduleView& schedule) {
   using Acc = typename simd::Types<T>::Acc;
-  // Tokens of prompts are stored before any task runs: other tasks read them. A head's pages are one
-  // thread's: tokens of a page share its lines.
+  // Prompt tokens are stored before any task runs, because other tasks read them. One thread stores all
+  // tokens of a head, because tokens of a page share cache lines.
   int64_t max_rows = 0;
   bool has_prompts = false;
   for (const AttentionTask& task : schedule.tasks) {
@@ -287,7 +288,7 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
   const bool per_head = !schedule.tasks.empty() && schedule.tasks[0].head >= 0;
   const int64_t heads_a_task = per_head ? 1 : layer.G;
   const int64_t num_units = static_cast<int64_t>(schedule.tasks.size()) * heads_a_task;
-  int64_t products = 0;  // multiply-adds of the scores; the values take as many
+  int64_t products = 0;  // multiply-adds of the scores; the values need as many
   for (const AttentionTask& task : schedule.tasks) {
     for (int32_t r = task.run_begin; r < task.run_end; ++r) {
       const AttentionRun& run = schedule.runs[static_cast<size_t>(r)];
@@ -297,7 +298,7 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
   }
   const int64_t num_threads =
       products < kProductsWorthThreads ? 1 : std::min<int64_t>(at::get_num_threads(), num_units);
-  std::atomic<int64_t> next = 0;  // tasks differ in length: threads take the next one when they are free
+  std::atomic<int64_t> next = 0;  // tasks differ in length, so an idle thread takes the next one
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
     const AlignedBuffer<Acc> scratch(max_entries * (2 * layer.padded_H + kLanes + 1));
     for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < num_units;) {
@@ -313,7 +314,7 @@ void run_schedule(const Layer<T>& layer, const std::optional<Tokens<T>>& tokens,
       view.q = view.output + max_entries * layer.padded_H;
       view.sum = view.q + max_entries * layer.padded_H;
       view.maximum = view.sum + max_entries * kLanes;
-      if (tokens && task.decodes) store_rows(*tokens, view, schedule.slots);  // nobody else reads their pages
+      if (tokens && task.decodes) store_rows(*tokens, view, schedule.slots);  // no other task reads them
       if constexpr (std::is_same_v<T, BFloat16Bits>) {
         if (by_tiles<T>()) {
           bf16::run_attention_task(layer, view);

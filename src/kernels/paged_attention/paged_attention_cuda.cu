@@ -1,4 +1,5 @@
-// Which kernel computes what, and the plain ones: storing keys and values, attention in fp32, joining parts.
+// Selects the kernels of paged attention, and has the plain kernels: storing keys and values, attention in
+// fp32, merging parts.
 #include "kernels/paged_attention/paged_attention_cuda.h"
 
 #include "kernels/paged_attention/paged_attention_tensor_cuda.cuh"
@@ -23,7 +24,7 @@ __global__ void store_tokens_kernel(const PagedAttentionCuda<T> in) {
   *reinterpret_cast<P*>(in.values + to) = *reinterpret_cast<const P*>(in.v + from);
 }
 
-// A warp has an entry: lanes are keys for the scores, dimensions for the sums.
+// Each warp processes one entry. Lanes are keys for the scores, and dimensions for the sums.
 template <class T, int kPack>
 __global__ void __launch_bounds__(kPagedThreads)
     paged_attention_plain_kernel(const PagedAttentionCuda<T> in, bool large) {
@@ -41,14 +42,14 @@ __global__ void __launch_bounds__(kPagedThreads)
   for (int e = warp; e < item.num_rows * heads; e += kPagedWarps) {
     const PagedEntry entry(item, work.rows, e, group, heads);
     const T* from = in.q + (static_cast<int64_t>(entry.token) * in.num_heads + entry.head) * head_dim;
-    __syncwarp();  // the former entry's q has been read
+    __syncwarp();  // the previous entry's q has been read
     for (int d = lane; d < head_dim; d += kWarp) q[d] = widen(from[d]) * scale;
     __syncwarp();
     float sums[kColumns] = {}, row_max = -INFINITY, row_sum = 0;
     const int end = min(item.key_end, entry.limit);
     for (int first = item.first_key; first < end; first += kWarp) {
       const int key = first + lane;
-      int64_t offset = 0;  // of this lane's key
+      int64_t offset = 0;  // offset of this lane's key
       float score = -INFINITY;
       if (key < end) {
         const int64_t page =
@@ -93,7 +94,8 @@ __global__ void __launch_bounds__(kPagedThreads)
   }
 }
 
-// A warp has a row and head, whose parts it joins in the order of their keys. Some part has a visible key.
+// Each warp merges the parts of one row and head in the order of their keys. At least one part has a visible
+// key.
 template <class T>
 __global__ void __launch_bounds__(kPagedThreads) merge_parts_kernel(const PagedAttentionCuda<T> in) {
   constexpr int kColumns = static_cast<int>(kPagedAttentionMaxHeadDim) / kWarp;

@@ -7,7 +7,7 @@ namespace bough::amx {
 namespace {
 using Element = BFloat16Bits;
 constexpr int64_t kRows = kEntriesTogether, kPage = kPageTokens;
-constexpr int64_t kDepth = 32;        // of a tile of queries or keys
+constexpr int64_t kDepth = 32;        // depth of a tile of queries or keys
 constexpr int64_t kLineBytes = 64;    // a tile's row: 16 sums, 32 elements, or 16 pairs
 constexpr int64_t kWeightBytes = 32;  // a row of weights: 16 elements
 
@@ -17,7 +17,7 @@ inline void bring_near(const Element* tile, int64_t stride) {
     _mm_prefetch(reinterpret_cast<const char*>(tile) + i * stride, _MM_HINT_T1);
 }
 
-// Multiplies the keys of up to 4 pages.
+// Multiplies the queries with the keys of up to 4 pages.
 void multiply_four(float* scores, const Element* q, int64_t padded_H, const PageFactors& k) {
   const int64_t q_stride = padded_H * static_cast<int64_t>(sizeof(Element));
   _tile_zero(0);

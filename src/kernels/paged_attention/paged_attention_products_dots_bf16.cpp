@@ -1,5 +1,6 @@
-// Products by AVX-512's dot products of pairs: of keys 16 tokens in a register, of values 16 columns. Few
-// entries take several pages, or columns, at once, since a dot product's result is ready some cycles later.
+// Products by the AVX512-BF16 dot products of pairs. A register holds 16 tokens of keys or 16 columns of
+// values. With few entries, several pages or columns are computed at once to hide the latency of dot
+// products.
 #include <immintrin.h>
 
 #include <cstring>
@@ -17,7 +18,7 @@ inline __m512bh pair_of(const Element* pair) {
   std::memcpy(&bits, pair, sizeof bits);
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
 }
-// Loads a line of a page, and brings near the line as far on in a later page.
+// Loads a line of a page, and prefetches the line at the same position of a later page.
 inline __m512bh line_of(const Element* line, const Element* ahead) {
   _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
   return reinterpret_cast<__m512bh>(_mm512_loadu_si512(line));
@@ -27,7 +28,7 @@ template <int kEntries, int kPages>
 void multiply_pages(float* scores, const Element* q, int64_t padded_H, const Element* const* keys,
                     const Element* const* ahead) {
   __m512 sum[kPages][kEntries];
-  // All loops over sums are unrolled, so that these lie in registers.
+  // All loops over sums are unrolled, so that the sums stay in registers.
 #pragma GCC unroll 4
   for (int p = 0; p < kPages; ++p)
 #pragma GCC unroll 16

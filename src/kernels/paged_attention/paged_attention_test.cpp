@@ -12,8 +12,8 @@ struct Shape {
   int64_t N, G, H;
 };
 
-// Sequences with shared pages, each with the keys and values of all its tokens; checks attention against a
-// plain softmax in fp64.
+// Sequences with shared pages, and the keys and values of all their tokens. Compares attention with a plain
+// softmax in fp64.
 class Fixture {
  public:
   Fixture(Shape shape, at::ScalarType dtype, at::Device device = at::kCPU)
@@ -21,7 +21,7 @@ class Fixture {
         dtype_(dtype),
         device_(device),
         paged_shape_{shape.N, shape.G, shape.H, dtype, device},
-        // Slots nobody has written hold NaN.
+        // Slots that were never written hold NaN.
         pages_(
             at::full(page_sizes(paged_shape_, 400), NAN, at::TensorOptions().dtype(dtype).device(device))) {}
 
@@ -42,7 +42,7 @@ class Fixture {
     return static_cast<int64_t>(sequences_.size()) - 1;
   }
 
-  // Takes all but these pages of a sequence out of its list.
+  // Removes all but these pages from a sequence's page list.
   void keep_pages(int64_t s, const std::vector<int32_t>& kept) {
     Sequence& sequence = sequences_[static_cast<size_t>(s)];
     std::vector<int32_t> pages;
@@ -56,7 +56,7 @@ class Fixture {
   struct Part {
     int64_t sequence, begin, count;
   };
-  // Returns the output of one pass, on the CPU.
+  // Runs one pass and returns its output on the CPU.
   at::Tensor run(const std::vector<Part>& parts, AttentionPath path,
                  const PageSelection* selection = nullptr) {
     std::vector<PagedSegment> segments;
@@ -68,7 +68,7 @@ class Fixture {
       v.push_back(sequence.v.narrow(0, part.begin, part.count));
       q.push_back(query(part));
     }
-    // q, k and v are strided views, as a model hands them over.
+    // q, k and v are strided views, as in a model.
     const auto qkv = at::cat({at::cat(q), at::cat(k), at::cat(v)}, 1).to(device_);
     const PagedPlan plan(segments, paged_shape_, selection, path);
     return paged_attention({.q_TNH = qkv.narrow(1, 0, shape_.N),
@@ -79,7 +79,7 @@ class Fixture {
                             .scale = 1 / std::sqrt(static_cast<double>(shape_.H))})
         .cpu();
   }
-  // Returns what a pass should give: dense attention over just the keys of the selected pages.
+  // Returns the expected output of a pass: dense attention over the keys of the selected pages.
   at::Tensor expected(const std::vector<Part>& parts, const PageSelection* selection = nullptr) {
     std::vector<at::Tensor> o;
     for (size_t s = 0; s < parts.size(); ++s) {
@@ -110,7 +110,7 @@ class Fixture {
  private:
   struct Sequence {
     at::Tensor k, v;
-    std::vector<int32_t> pages, first_keys;  // first_keys: empty where pages follow each other
+    std::vector<int32_t> pages, first_keys;  // first_keys: empty if the pages are consecutive
   };
   at::Tensor random(at::IntArrayRef sizes, int64_t seed = -1) {
     auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed >= 0 ? seed : 1000 + seed_++));
@@ -133,16 +133,16 @@ class Fixture {
   int64_t seed_ = 0;
 };
 
-// Tolerance of sums of up to 100 products of order 10, in the accumulator type. In bf16 the output is
-// rounded, and so may weights be: 2^-8 of the largest element each.
+// Tolerance for sums of up to 100 products of order 10, in the accumulator type. In bf16 the output is
+// rounded, and the weights may be rounded: each adds 2^-8 of the largest element.
 double paged_tolerance(const at::Tensor& expected, at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return 2.1 * expected.abs().max().item<double>() / 256;
   return dtype == at::kDouble ? 1e-13 : 3e-5;
 }
 
 std::vector<Fixture::Part> fill(Fixture& fixture, AttentionPath path) {
-  // The sequences' pages form a tree: 0 is the root, 1-3 hang off it, 4-5 off 1; chunks of prefill stand
-  // beside decode.
+  // The sequences' pages form a tree: 0 is the root, 1 to 3 branch off 0, 4 and 5 branch off 1. The pass
+  // mixes prefill chunks and decode.
   const int64_t lengths[] = {70, 55, 90, 33, 81, 17};
   fixture.add_sequence(70);
   fixture.add_sequence(55, 0, 2);
@@ -178,8 +178,8 @@ TEST_P(PagedAttentionOn, EqualsSoftmaxOverTheSequence) {
   }
 }
 
-// The pass has 40 samples of one long prompt, each with a tail of its own: on CUDA shared items of several
-// rows, cut and joined.
+// The pass has 40 samples of one long prompt, each with its own tail. On CUDA this gives shared items of
+// several rows, which are cut and merged.
 TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     Fixture fixture({4, 2, 64}, dtype, device());
@@ -200,7 +200,7 @@ TEST_P(PagedAttentionOn, SamplesOfOnePromptEqualSoftmaxOverTheSequence) {
 }
 
 TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
-  // A page has 2 to 40 entries, with scores far enough apart that maxima rise in the middle of a run.
+  // A page has 2 to 40 entries. The scores differ enough for maxima to rise in the middle of a run.
   for (const Shape shape : {Shape{4, 2, 12}, Shape{8, 1, 64}, Shape{40, 1, 32}}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       Fixture fixture(shape, dtype);
@@ -219,7 +219,7 @@ TEST(PagedAttention, ATokensResultDoesNotDependOnItsNeighbours) {
 }
 
 TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
-  // The pass has 8 samples of one prompt of 4 full pages, each with two pages of its own.
+  // The pass has 8 samples of one prompt of 4 full pages. Each sample has two more pages.
   std::vector<std::vector<int32_t>> tables;
   for (int32_t s = 0; s < 8; ++s) tables.push_back({10, 11, 12, 13, 20 + 2 * s, 21 + 2 * s});
   std::vector<PagedSegment> segments;
@@ -235,7 +235,8 @@ TEST(PagedAttention, SharedPagesAreVisitedOncePerTask) {
   EXPECT_EQ(rows_times_pages, 8 * 6);
 }
 
-// Selects of each segment's list the first page, the last ones that its tokens lie in, and some between.
+// Selects from each segment's list the first page, the last pages, which hold the segment's tokens, and some
+// between.
 std::vector<std::vector<int32_t>> selected_pages(const std::vector<Fixture::Part>& parts, int64_t heads,
                                                  bool all) {
   std::vector<std::vector<int32_t>> lists;
@@ -265,14 +266,14 @@ TEST_P(PagedAttentionOn, SelectedPagesEqualDenseAttentionOverTheirKeys) {
               << "N " << shape.N << " H " << shape.H << " " << dtype << " path " << int(path) << ", per head "
               << per_head;
           EXPECT_GT((got - whole.to(at::kDouble)).abs().max().item<double>(), 0.1) << "something is left out";
-          if (device().is_cuda() && per_head) continue;  // other items: other sums
+          if (device().is_cuda() && per_head) continue;  // other items give other sums
           const auto all_lists = selected_pages(parts, per_head ? shape.G : 1, true);
           const PageSelection all{all_lists, per_head};
           EXPECT_TRUE(at::equal(fixture.run(parts, path, &all), whole)) << "all are selected, " << dtype;
         }
 }
 
-// Lists lack some of the sequence's pages: positions come from the first keys.
+// Lists lack some pages of the sequence. The first keys give the positions.
 TEST_P(PagedAttentionOn, ListsWithGapsEqualASelection) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const auto path : {AttentionPath::kFastest, AttentionPath::kReference}) {

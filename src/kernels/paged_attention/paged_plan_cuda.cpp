@@ -12,29 +12,29 @@ namespace {
 
 static_assert(kPagedPageTokens == kPageTokens);
 
-// Blocks wanted of a launch: some for each multiprocessor of the largest GPUs. A constant, so that results
-// are the same on all.
+// Wanted blocks per launch: several for each multiprocessor of the largest GPUs. The number is constant, so
+// that results are the same on all GPUs.
 constexpr int64_t kWantedBlocks = 1024;
-constexpr int64_t kTilePages = 4;  // what a block reads at once
-// Least pages of an item that was cut, for each fragment of query vectors: its parts are then at most a
-// quarter of what it reads.
+constexpr int64_t kTilePages = 4;  // pages that a block reads at once
+// Least pages of an item after a cut, per fragment of query vectors. The parts of an item are then at most a
+// quarter of the data that it reads.
 constexpr int64_t kLeastPages = 2 * kTilePages;
-// Sharing p pages among r rows saves reading (r - 1) p; the parts of each row, written and read, cost about
-// as much as two pages.
+// Sharing p pages among r rows saves (r - 1) p page reads. Writing and reading the parts of one row costs
+// about two page reads.
 constexpr int64_t kPagesOfAPart = 2;
 
 struct Row {
-  int32_t token, limit;  // limit: of keys by their place in `pages`
+  int32_t token, limit;  // limit: visible keys, by their place in `pages`
   std::span<const int32_t> pages;
 };
-struct Piece {  // rows that attend to pages [page_begin, page_end) of the first one's
+struct Piece {  // rows that attend to pages [page_begin, page_end) of the first row's list
   std::vector<Row> rows;
   int64_t page_begin, page_end;
-  int32_t group;  // key/value head; -1: all
+  int32_t group;  // key/value head, or -1 for all
 };
 
-// How many leading pages two lists have in common, of which the first `agreed` are known to be. Lists of
-// thousands of tokens agree in hundreds of pages, which memcmp passes over faster than a loop.
+// Returns the number of leading pages that two lists have in common. The first `agreed` pages are known to be
+// equal. Lists of thousands of tokens share hundreds of pages, which memcmp compares faster than a loop.
 int64_t common_pages(std::span<const int32_t> a, std::span<const int32_t> b, int64_t agreed) {
   constexpr int64_t kBlock = 32;
   const auto size = static_cast<int64_t>(std::min(a.size(), b.size()));
@@ -53,7 +53,7 @@ class Planner {
         num_groups_(num_groups),
         max_rows_(std::max<int64_t>(1, kPagedLargeEntries / heads_)) {}
 
-  // Adds all segments as head `group` sees them, or as all heads do.
+  // Adds all segments as seen by head `group`, or by all heads if `group` is -1.
   void add_segments(std::span<const PagedSegment> segments, const PageSelection* selection, size_t lists,
                     int32_t group) {
     group_ = group;
@@ -102,8 +102,8 @@ class Planner {
   }
 
  private:
-  // Rows equal below page `agreed`, which are put in the order of their tables; `from`: their first page that
-  // no piece has yet.
+  // Divides decode rows into pieces. The rows are equal below page `agreed`. Sorts the rows by their tables.
+  // `from` is their first page that no piece covers yet.
   void share(std::span<Row> rows, int64_t from, int64_t agreed) {
     if (rows.empty()) return;
     const auto size_of = [](const Row& row) { return static_cast<int64_t>(row.pages.size()); };
@@ -112,7 +112,7 @@ class Planner {
     for (const Row& row : rows.subspan(1))
       common =
           std::min(common, common_pages(rows[0].pages.first(static_cast<size_t>(common)), row.pages, agreed));
-    // The page that comes next; those that end here come first.
+    // Returns the next page after the common ones. Rows without a next page come first.
     const auto next_page = [&](const Row& row) {
       return size_of(row) == common ? -1 : row.pages[static_cast<size_t>(common)];
     };
@@ -139,13 +139,13 @@ class Planner {
   void add_pieces(std::span<const Row> rows, int64_t page_begin, int64_t page_end) {
     for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(max_rows_)) {
       const auto part = rows.subspan(begin, std::min(static_cast<size_t>(max_rows_), rows.size() - begin));
-      int64_t end = 0;  // of a prefill's rows the later see more pages
+      int64_t end = 0;  // in a prefill, later rows see more pages
       for (const Row& row : part) end = std::max(end, static_cast<int64_t>(row.pages.size()));
       pieces_.push_back({{part.begin(), part.end()}, page_begin, std::min(page_end, end), group_});
     }
   }
 
-  // Cuts a piece into equal items of at most `most` pages, of whole tiles.
+  // Cuts a piece into equal items of at most `most` pages. An item has whole tiles.
   void add_items(const Piece& piece, int64_t most) {
     const int64_t num_pages = piece.page_end - piece.page_begin, cuts = (num_pages + most - 1) / most;
     const int64_t tiles = (num_pages + cuts * kTilePages - 1) / (cuts * kTilePages);
@@ -159,7 +159,7 @@ class Planner {
       PagedItem item;
       item.row_begin = static_cast<int32_t>(work_.rows.size());
       for (const Row& row : piece.rows) {
-        if (row.limit <= begin * kPageTokens) continue;  // of a prefill: sees none of these keys
+        if (row.limit <= begin * kPageTokens) continue;  // a prefill row that sees none of these keys
         least = std::min(least, row.limit);
         largest = std::max(largest, row.limit);
         work_.rows.push_back({.token = row.token, .limit = row.limit});
@@ -175,14 +175,14 @@ class Planner {
     }
   }
 
-  // Rows of several items get parts, numbered in the order of their keys: that in which a row's pieces were
-  // found, and their items added.
+  // Rows in several items get parts. The parts are numbered in the order of their keys, which is the order in
+  // which the row's pieces were found and their items added.
   void add_merges() {
     const int64_t lists = work_.per_head ? num_groups_ : 1;
     const auto owner_of = [&](size_t row) {
       return static_cast<size_t>(work_.rows[row].token * lists + std::max(groups_[row], 0));
     };
-    std::vector<int32_t> begin_of(work_.slots.size() * static_cast<size_t>(lists) + 1);  // of each owner
+    std::vector<int32_t> begin_of(work_.slots.size() * static_cast<size_t>(lists) + 1);  // for each owner
     for (size_t i = 0; i < work_.rows.size(); ++i) ++begin_of[owner_of(i) + 1];
     std::partial_sum(begin_of.begin(), begin_of.end(), begin_of.begin());
     std::vector<int32_t> order(work_.rows.size()), next = begin_of;
@@ -203,10 +203,10 @@ class Planner {
   }
 
   int64_t heads_, num_groups_, max_rows_;
-  int32_t group_ = -1;                         // that is being added
-  std::deque<std::vector<int32_t>> selected_;  // lists of rows
+  int32_t group_ = -1;                         // the group that is being added
+  std::deque<std::vector<int32_t>> selected_;  // page lists of rows
   std::vector<Piece> pieces_;
-  std::vector<int32_t> groups_;  // of the items of work_.rows
+  std::vector<int32_t> groups_;  // the group of each row of work_.rows
   PagedWork work_;
 };
 

@@ -15,10 +15,10 @@ struct Sequence {
   int64_t length;
 };
 
-// What each token of the pass attends to: its keys as (page, place), and how often.
+// The keys that a token of the pass attends to, as (page, place), and the count of each.
 using Keys = std::map<std::pair<int32_t, int32_t>, int>;
 
-// Goes through the work as the kernels do, from the integers that the device gets.
+// Reads the work as the kernels do, from the integers that the device gets.
 std::map<int32_t, Keys> keys_of(const PagedWork& work, const PagedLayout& layout) {
   std::vector<int32_t> numbers(static_cast<size_t>(layout.pages()) + work.pages.size(), -7);
   work.write(numbers.data(), layout);
@@ -121,8 +121,8 @@ int64_t pages_read(const PagedWork& work) {
   return pages;
 }
 
-// With first keys anywhere and a selection of pages for each head, a token sees the selected keys up to its
-// own position.
+// The first keys are arbitrary and each head has its own selection of pages. A token sees the selected keys
+// up to its own position.
 TEST(PagedWork, HeadsSeeTheirSelectedPages) {
   const std::vector<int32_t> pages = {9, 4, 7, 2, 5}, first_keys = {0, 16, 48, 100, 130};
   const std::vector<PagedSegment> segments = {{pages, 135, 1, first_keys}, {pages, 100, 5, first_keys}};
@@ -156,7 +156,7 @@ TEST(PagedWork, SharedPagesAreReadOnceForAllSamples) {
   const auto tables = group_tables(16, 8, 64, 4);
   const PagedWork work = plan_paged_work(last_tokens(tables), 16, 8);
   EXPECT_EQ(pages_read(work), 16 * (64 + 8 * 4));
-  // There is too little to share: the parts would cost more than is saved.
+  // There is too little to share: the parts would cost more than sharing saves.
   EXPECT_EQ(pages_read(plan_paged_work(last_tokens(group_tables(16, 8, 1, 4)), 16, 8)), 16 * 8 * 5);
 }
 
@@ -166,7 +166,7 @@ TEST(PagedWork, LongContextsOfFewRowsAreCutForTheWholeDevice) {
   EXPECT_EQ(work.small.size(), 128u);
   EXPECT_EQ(pages_read(work), 2048);
   EXPECT_EQ(work.num_parts, 128);
-  // Many rows of usual length stay whole: there is nothing to join.
+  // Many rows of usual length are not cut, so nothing is merged.
   EXPECT_EQ(plan_paged_work(last_tokens(group_tables(256, 1, 0, 64)), 16, 8).merges.size(), 0u);
 }
 

@@ -33,7 +33,8 @@ using BackwardOp = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Te
 OptionalTensor value_of(const Parameter* parameter) {
   return parameter ? OptionalTensor(parameter->value) : std::nullopt;
 }
-// The kernels sum a norm's gradient beside the input's; a frozen norm's goes nowhere.
+// The kernels compute a norm's gradient together with the input's gradient. The gradient of a frozen norm is
+// discarded.
 OptionalTensor gradient_of(const Parameter* parameter) {
   if (!parameter) return std::nullopt;
   if (parameter->main_grad.defined()) return parameter->main_grad;
@@ -113,7 +114,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary(const at::Tensor& 
 }
 
 namespace {
-// Rotates x: [T, heads, H]; cos, sin: [T, r]. sign -1 turns the rotation around.
+// Rotates x: [T, heads, H]; cos, sin: [T, r]. sign = -1 inverts the rotation.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
   const int64_t pairs = cos.size(1);
   const auto parts = x.split_with_sizes({pairs, pairs, x.size(-1) - 2 * pairs}, -1);

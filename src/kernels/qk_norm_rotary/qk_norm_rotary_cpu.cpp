@@ -10,8 +10,8 @@ namespace bough {
 namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
-// The CPU fetches what follows by itself where rows are read without a gap: backward reads v, too, which it
-// does not need.
+// Prefetches elements. The CPU's own prefetcher works if rows are read without gaps. Backward therefore also
+// reads v, which it does not need.
 template <class T>
 void bring_near(const T* elements, int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(T);
@@ -32,8 +32,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> qk_norm_rotary_forward_cpu(
   dispatch_float_types(qkv.scalar_type(), "qk_norm_rotary", [&]<class T>() {
     using A = AccOf<T>;
     T *q_data = mutable_data<T>(q), *k_data = mutable_data<T>(k), *v_data = mutable_data<T>(v);
-    // A thread takes a token's q, k and v after each other: its row comes from memory once, from its
-    // beginning to its end.
+    // A thread processes q, k and v of a token one after the other, so that the token's row is read from
+    // memory once, in order.
     at::parallel_for(0, num_tokens, grain(stride), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const T* row = data<T>(qkv) + t * stride;

@@ -1,22 +1,23 @@
-// One warp takes a head of a token at a time: a head's elements are next to each other in qkv, and a lane
-// holds the same places of both halves, so the rotation needs no exchange. Backward sums the norms' gradients
-// in two stages: each warp over its heads, the warps of a block in order, then all blocks in order.
+// One warp processes one head of one token at a time. A head's elements are contiguous in qkv. A lane holds
+// the same places of both halves, so the rotation needs no exchange between lanes. Backward sums the norms'
+// gradients in two stages, both in a fixed order: each warp over its heads and the warps of a block, then all
+// blocks.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
 namespace bough {
 
 namespace {
-constexpr int kWarps = 8;  // of a block, fewer where heads are so wide that their sums would not fit
+constexpr int kWarps = 8;  // warps per block; fewer if heads are so wide that their sums would not fit
 constexpr int64_t kSharedBytes = 48 * 1024;
-constexpr int kPairPack = 2;  // heads are short: with longer packs half of a warp would idle
+constexpr int kPairPack = 2;  // heads are short: with longer packs, half of a warp would be idle
 
 // Item i is head i % (N + 2G) of token i / (N + 2G).
 template <class T, class A>
 struct Head {
   int64_t token;
   int64_t kind;         // 0: q, 1: k, 2: v
-  int64_t destination;  // element of q, k or v where it begins
+  int64_t destination;  // index of its first element in q, k or v
 };
 
 template <class T, class A>
@@ -108,7 +109,7 @@ __global__ void forward_kernel(QkNormRotaryInput<T, A> in, T* q, T* k, T* v) {
   }
 }
 
-// Turns the rotation around, at places d and half + d of a head.
+// Inverts the rotation at places d and half + d of a head.
 template <class T, class A, int kPack>
 __device__ void unrotate(A (&first)[kPack], A (&second)[kPack], const T* d_y, const A* cos, const A* sin,
                          int64_t half, int64_t d) {
@@ -137,8 +138,8 @@ __device__ void unrotate_head(T* d_x, const T* d_y, const A* cos, const A* sin, 
   copy_head<T, kPack>(d_x + 2 * half, d_y + 2 * half, head_dim - 2 * half);
 }
 
-// The norm's backward at places `at`, with g of the unrotated gradient: d_x = rstd · (g·w - x · mean), d_w +=
-// g · x · rstd.
+// The backward of the norm at places `at`. g is the gradient with the rotation inverted:
+// d_x = rstd · (g·w - x · mean), d_w += g · x · rstd, with mean = rstd² · mean(g·w·x).
 template <class T, class A, int kPack>
 __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, const T* weight, int64_t at,
                               A scale, A mean, A offset) {
@@ -155,7 +156,7 @@ __device__ void norm_backward(T* d_x, A* sums, const A (&g)[kPack], const T* x, 
   store(d_x + at, x_d);
 }
 
-// Forward was y = rotate(x · rstd · w); now g is the unrotated d_y, and
+// Forward: y = rotate(x · rstd · w). Backward, with g = d_y with the rotation inverted:
 // d_x = rstd · (g·w - x · rstd² · mean(g·w·x)), d_w += g · x · rstd.
 template <class T, class A, int kPack>
 __device__ void norm_unrotate_head(T* d_x, A* sums, const T* d_y, const T* x, const A* cos, const A* sin,
@@ -206,7 +207,7 @@ __device__ void norm_unrotate_head(T* d_x, A* sums, const T* d_y, const T* x, co
   }
 }
 
-// Shared memory holds [warps][2][head_dim], sums of d_q_norm and d_k_norm; none without norms.
+// Shared memory holds the sums of d_q_norm and d_k_norm, [warps][2][head_dim]. Without norms it is empty.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(QkNormRotaryInput<T, A> in, QkNormRotaryGradient<T, A> out) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -252,8 +253,8 @@ int64_t num_items(const QkNormRotaryInput<T, A>& in) {
 }
 }  // namespace
 
-// A part has at least 64 heads, or the second stage costs as much as the first; 1024 parts fill the largest
-// devices.
+// A part has at least 64 heads, because otherwise the second stage costs as much as the first. 1024 parts
+// fill the largest devices.
 int64_t qk_norm_rotary_num_parts(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
   return std::clamp<int64_t>(divide_up(num_tokens * (num_heads + 2 * num_kv_heads), 64), 1, 1024);
 }

@@ -1,5 +1,5 @@
-// 8-bit weights to packed blocks of bf16, and the same while AMX tiles multiply. What namespace bf16 has
-// needs AVX512-BF16 only: a compiler makes no tiles by itself.
+// Widens 8-bit weights to packed blocks of bf16, either alone or while AMX tiles multiply. The functions of
+// namespace bf16 need only AVX512-BF16, because a compiler emits no tile instructions by itself.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/amx_sums.h"
@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kLine = 64;         // bytes
 constexpr int64_t kBlockStep = 1024;  // elements of a packed block for each kDepth
 
-// Turns int8 into bf16, exactly: an int8 in the upper half of a dword becomes an fp32 whose lower half is
-// zero, so that the upper halves of two of them are a pair of bf16.
+// Converts int8 to bf16, exactly. An int8 in the upper half of a dword is converted to fp32. The lower half
+// of this fp32 is zero, so the upper halves of two of them are a pair of bf16.
 inline __m512i widen(__m256i weights) {
   const __m512i words = _mm512_cvtepi8_epi16(weights);
   const __m512 even = _mm512_cvtepi32_ps(_mm512_slli_epi32(words, 16));
@@ -87,7 +87,7 @@ void multiply_widened(float* sums, const int8_t* weights, int64_t stride, int64_
         _mm512_store_si512(out, widen(_mm256_maskz_loadu_epi8(mask, row)));
       }
     }
-    asm volatile("" ::: "memory");  // tile loads read what was stored
+    asm volatile("" ::: "memory");  // tile loads read the stored data
     const int64_t done = step - kAhead;
     if (done < 0) continue;
     const auto* a = reinterpret_cast<const char*>(ring + done % kSlots * kBlockStep);

@@ -1,4 +1,4 @@
-// 8-bit weights to blocks of fp32, by AVX-512.
+// Widens 8-bit weights to blocks of fp32 by AVX-512.
 #include <immintrin.h>
 
 #include "kernels/matrix_product/matrix_product_tiles.h"

@@ -1,13 +1,13 @@
-// Rows of x in panels of 32, packed once; each thread takes blocks of rows of the weight, widens a part of
-// their depth to where the tiles of matrix_product read it, and multiplies it with every panel, sums in fp32
-// beside it:
+// Rows of x are packed once, in panels of 32. Each thread processes blocks of rows of the weight. It widens
+// one part of their depth to a buffer that the tiles of matrix_product read, and multiplies this part with
+// every panel. The fp32 sums lie beside the buffer:
 //
-//   for each group of panels that fits the nearer cache:
+//   for each group of panels that fits the L2 cache:
 //     for each block of this thread's rows of the weight:
 //       for each part of the depth:   widen it;  for each panel: sums = or += block · panel
-//       scale the sums, turn and store them
+//       scale the sums, transpose and store them
 //
-// Blocks are those of matrix_product_tiles.h. Other CPUs take dot products of vectors, in fp32.
+// Blocks are those of matrix_product_tiles.h. Other CPUs compute dot products of vectors in fp32.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -36,12 +36,12 @@ struct Int8Product {
   const T* x;
   const int8_t* weight;
   const float* scale;
-  const T* bias;      // or null
-  const T* residual;  // or null
+  const T* bias;      // nullptr if there is none
+  const T* residual;  // nullptr if there is none
   T* y;
 };
 
-constexpr int64_t kPanelBytes = 1 << 20;  // of panels that all blocks meet before the next ones
+constexpr int64_t kPanelBytes = 1 << 20;  // bytes of the panels that all blocks use before the next panels
 constexpr int64_t kGrainMultiplies = 256 << 10;
 
 struct Bf16Int8 {
@@ -56,7 +56,7 @@ struct Bf16Int8 {
                     bool rows_follow) {
     bf16::widen_block(block, weights, stride, rows, depth, rows_follow);
   }
-  // Multiplies by one panel alone; false on a CPU that has no way of its own for that.
+  // Multiplies by one panel only. Returns false if the CPU has no special code for this case.
   static bool multiply_one(float* sums, const Int8Product<Element>& p, int64_t output, int64_t outputs,
                            const Element* panel, int64_t rows, bool rows_follow, Element* scratch) {
     static_assert(kRows * kPart >= amx::kRingElements);
@@ -162,11 +162,12 @@ void multiply_tiles(const Int8Product<typename Tiles::Element>& p) {
   });
 }
 
-// The portable way takes four rows of the weight, widened a part at a time, with one row of x after the
+// The portable code multiplies four rows of the weight, widened one part at a time, by one row of x after the
 // other.
 constexpr int64_t kDotRows = 4, kDotPart = 1024;
 
-// sums[row][i] += x[row] · weight[i] of `depth`, i < count <= 4; `widened` is scratch of kDotRows * kDotPart.
+// sums[row][i] += x[row] · weight[i] over `depth`, i < count <= 4.
+// `widened` is scratch of kDotRows * kDotPart elements.
 BOUGH_INLINE void add_dots_of(float* sums, const float* x, int64_t x_stride, int64_t rows,
                               const int8_t* weight, int64_t stride, int64_t count, int64_t depth,
                               float* widened) {
@@ -221,14 +222,15 @@ void multiply_portable(const Int8Product<T>& p, const float* x) {
   });
 }
 
-// Bits of |w|: as integers they are ordered as the numbers are, NaN above infinity.
+// Returns the bits of |w|. As integers, these bits have the same order as the numbers, with NaN above
+// infinity.
 BOUGH_INLINE int32_t magnitude_bits(float w) {
   int32_t bits;
   std::memcpy(&bits, &w, sizeof bits);
   return bits & 0x7FFFFFFF;
 }
 
-// Quantizes rows of `width`: each one's scale, its integers.
+// Quantizes rows of `width`. Writes each row's scale and integers.
 template <class T>
 BOUGH_INLINE void quantize_rows_of(int8_t* quantized, float* scale, const T* weight, int64_t rows,
                                    int64_t width) {

@@ -21,8 +21,8 @@ Quantized quantize(const at::Tensor& w_OK) {
   return q;
 }
 
-// Shapes have rows of panels and of bf16 and fp32 blocks less, whole and more; depths of parts and of no
-// whole tile; few and many rows.
+// The shapes have rows for less than one, one and several panels, and for bf16 and fp32 blocks. The depths
+// have several parts, or are no multiple of a tile. There are shapes with few and with many rows.
 struct Shape {
   int64_t rows, outputs, inputs;
 };
@@ -46,8 +46,8 @@ TEST(QuantizedProduct, WeightsAreWithinHalfAStep) {
       const Quantized expected{at::empty_like(q.weight_OK), at::empty_like(q.scale_O)};
       quantize_rows_reference_(expected.weight_OK, expected.scale_O, w);
       EXPECT_TRUE(at::equal(q.scale_O, expected.scale_O));
-      // A multiply-add rounds once where a product and a sum round twice: ties, of which bf16 has many, may
-      // differ.
+      // A multiply-add rounds once, while a product and a sum round twice. Ties, which are common in bf16,
+      // may therefore differ.
       const auto differs = (q.weight_OK.to(at::kLong) - expected.weight_OK.to(at::kLong)).abs();
       EXPECT_LE(differs.max().item<int64_t>(), 1);
       EXPECT_LE(differs.sum().item<int64_t>(), 1 + outputs * inputs / 100);
@@ -60,7 +60,7 @@ TEST(QuantizedProduct, RowsOfZerosAndOfNoNumbers) {
     w[1].zero_();
     w[2][17] = std::numeric_limits<double>::infinity();
     w[3][39] = std::numeric_limits<double>::quiet_NaN();
-    w[4].fill_(1e-38);  // 127 / 1e-38 is no number of fp32
+    w[4].fill_(1e-38);  // 127 / 1e-38 overflows fp32
     const auto q = quantize(w);
     EXPECT_EQ(q.scale_O[1].item<float>(), 0);
     EXPECT_TRUE(std::isnan(q.scale_O[2].item<float>()) && std::isnan(q.scale_O[3].item<float>()));

@@ -74,7 +74,8 @@ at::Tensor rms_norm_backward(const RmsNormGradient& in) {
   static const auto op =
       find_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, Optional,
                          const at::Tensor&, Optional, double)>("bough::rms_norm_backward");
-  // The kernels sum a weight's gradient beside the input's; a frozen weight's goes nowhere.
+  // The kernels compute the weight's gradient together with the input's gradient. The gradient of a frozen
+  // weight is discarded.
   const auto d_weight_D =
       in.d_weight_D.defined()
           ? in.d_weight_D

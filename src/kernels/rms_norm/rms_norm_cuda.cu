@@ -1,5 +1,5 @@
-// One block takes a row at a time. Backward sums the weight's gradient in two stages: each block over its
-// rows, in shared memory where a row fits, then all blocks in order.
+// One block processes one row at a time. Backward sums the weight's gradient in two stages. First each block
+// sums over its rows, in shared memory if a row fits. Then the sums of all blocks are added in order.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -7,7 +7,7 @@ namespace bough {
 
 namespace {
 constexpr int kThreads = 256;
-// What every device gives a block without being asked, less the scratch of block_sum.
+// The shared memory that every device gives a block by default, minus the scratch of block_sum.
 constexpr int64_t kSharedBytes = 47 * 1024;
 
 template <class T, class A, int kPack>
@@ -37,8 +37,9 @@ __global__ void forward_kernel(T* y, A* rstd, const T* x, const T* weight, int64
   }
 }
 
-// Forward was y = x · rstd · w; now, with g = d_y · w: d_x = rstd · (g - x · rstd² · mean(g · x)), and each
-// thread adds d_y · x · rstd to the sums of its own columns.
+// Forward: y = x · rstd · w. Backward, with g = d_y · w:
+// d_x = rstd · (g - x · rstd² · mean(g · x)), and each thread adds d_y · x · rstd to the sums of its own
+// columns.
 template <class T, class A, int kPack>
 __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -83,7 +84,7 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
     }
   }
   if (!in_shared) return;
-  for (int64_t d = first; d < in.width; d += step) {  // a thread reads only what it wrote
+  for (int64_t d = first; d < in.width; d += step) {  // a thread reads only elements that it wrote itself
     A sum_d[kPack];
     load(sum_d, sums + d);
     store(part + d, sum_d);
@@ -91,8 +92,8 @@ __global__ void backward_kernel(RmsNormBackward<T, A> in, bool in_shared) {
 }
 }  // namespace
 
-// A part has at least 8 rows, or the second stage costs as much as the first; 512 parts fill the largest
-// devices.
+// A part has at least 8 rows, because otherwise the second stage costs as much as the first. 512 parts fill
+// the largest devices.
 int64_t rms_norm_num_parts(int64_t num_rows) {
   return std::clamp<int64_t>(divide_up(num_rows, 8), 1, 512);
 }

@@ -26,7 +26,7 @@ TEST(RmsNorm, MatchesReferenceInEveryDtype) {
     }
 }
 
-// The output is computed again in d_y's memory, as sublayers ask for it.
+// Backward recomputes the output in d_y's memory, as sublayers request it.
 TEST(RmsNorm, BackwardAddsTheResidualsAndComputesTheOutputAgain) {
   for (const auto type : kFloatTypes)
     for (const int64_t width : {5, 64, 130}) {

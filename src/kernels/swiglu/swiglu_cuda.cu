@@ -1,5 +1,4 @@
-// SwiGLU goes element by element: blocks in x over the columns, in y over the rows, so that no thread
-// divides.
+// SwiGLU is elementwise. Grid x covers the columns, grid y the rows, so that no thread divides.
 #include "kernels/common/cuda_kernel.cuh"
 #include "kernels/common/cuda_launchers.h"
 
@@ -11,7 +10,7 @@ constexpr int kThreads = 256;
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Constants of p(g) and g · p'(g) of swiglu.h.
+// The constants of p(g) and g · p'(g) in swiglu.h.
 constexpr double kGelu = 1.5957691216057308, kGeluCube = kGelu * 0.044715;
 template <GateActivation kActivation, class A>
 __device__ A gate_argument(A g) {
@@ -40,7 +39,8 @@ __global__ void forward_kernel(T* y, const T* gate_up, int64_t num_rows, int64_t
   }
 }
 
-// Forward was y = g · s · u with s = sigmoid(p(g)); now d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)),
+// Forward: y = g · s · u with s = sigmoid(p(g)).
+// Backward: d_g = d_y · u · s · (1 + g · p'(g) · (1 - s)),
 // d_u = d_y · g · s.
 template <GateActivation kActivation, class T, int kPack>
 __global__ void backward_kernel(T* d_gate_up, T* y, const T* d_y, const T* gate_up, int64_t num_rows,

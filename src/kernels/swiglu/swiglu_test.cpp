@@ -38,7 +38,7 @@ TEST(Swiglu, IsLibtorchsSiluAndGelu) {
 TEST(Swiglu, GatesFarFromZero) {
   for (const auto activation : kActivations)
     for (const auto type : kFloatTypes) {
-      // Gates are repeated until they are as wide as the vectors of every way to compute them.
+      // The gates are repeated to fill the vectors of every implementation.
       const auto gate = at::tensor({-300.0, -90.0, -87.0, -30.0, -1e-30, 0.0, 30.0, 87.0, 90.0, 300.0})
                             .to(type)
                             .repeat({16});
@@ -68,7 +68,7 @@ TEST(Swiglu, BackwardInTheMemoryOfItsInputs) {
     }
 }
 
-// Backward's d_gate_up of random weights of y is compared with central differences.
+// Backward's d_gate_up for random weights of y is compared with central differences.
 TEST(Swiglu, BackwardIsTheDerivative) {
   struct Function : torch::autograd::Function<Function> {
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,

@@ -1,6 +1,6 @@
 // For each 8 units of keys and each head of the group, 2 blocks of queries times 2 units at a time:
-//   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ in their places, dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
-// Keys are in rows; dS is read turned.
+//   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ in place, dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
+// Each row holds one key. dS is read transposed.
 #include <array>
 #include <limits>
 
@@ -11,11 +11,11 @@ namespace bough {
 namespace avx512 {
 namespace {
 constexpr int64_t kBackwardUnits = kFp32BackwardUnits;
-// Units and blocks of a step, whose scores stay in the nearest cache.
+// Units and blocks of one step. The scores of a step stay in the L1 cache.
 constexpr int64_t kStepUnits = 2, kStepBlocks = 2;
 constexpr int64_t kScoreStride = kStepBlocks * kUnit;
 
-// Every head's queries and gradients of outputs, as the backward products read them.
+// The queries and output gradients of every head, in the layouts that the backward products read.
 template <class T>
 class QueryBlocks {
  public:
@@ -25,8 +25,8 @@ class QueryBlocks {
         factors_(kQueryLayouts * x.shape.num_heads * per_head_ * elements_),
         scalars_(kQueryScalars * x.shape.num_heads * per_head_ * kUnit) {}
 
-  // Factors of a head's blocks from `block` on, all [blocks]: rows [32][width], and turned [width][32]; lse
-  // (base 2) and dots [32].
+  // Factors of a head's blocks from `block` on, all [blocks]: rows [32][width] and their transposes
+  // [width][32]; lse (base 2) and dots [32].
   float* q(int64_t head, int64_t block) const { return factor(0, head, block); }
   float* d_o(int64_t head, int64_t block) const { return factor(1, head, block); }
   float* q_turned(int64_t head, int64_t block) const { return factor(2, head, block); }
@@ -49,7 +49,7 @@ class QueryBlocks {
                    shape.q_stride());
     for (int64_t i = 0; i < count; ++i)
       block_lse[i] = lse_data[(queries.begin + i) * shape.num_heads + head] * kLog2E;
-    // Padding has probabilities of 0.
+    // Padding rows get probabilities of 0.
     std::fill(block_lse + count, block_lse + kUnit, std::numeric_limits<float>::max());
     std::fill(block_dots + count, block_dots + kUnit, 0.0f);
   }
@@ -63,7 +63,7 @@ class QueryBlocks {
   Workspace<float> factors_, scalars_;
 };
 
-// A thread's scratch for up to kBackwardUnits of keys.
+// The scratch of one thread for up to kBackwardUnits units of keys.
 struct BackwardScratch {
   explicit BackwardScratch(int64_t elements)
       : memory(kBackwardUnits * 4 * elements + 2 * kStepUnits * kUnit * kScoreStride),
@@ -84,14 +84,14 @@ void clear_unit(const BackwardScratch& s, int64_t at) {
     for (int64_t j = 0; j < kUnit; ++j) std::fill_n(scores + j * kScoreStride, kUnit, 0.0f);
 }
 
-// Keys and queries of one step; the units' numbers count from the scratch's first.
+// The keys and queries of one step. Units are numbered from the first unit in the scratch.
 struct Step {
   Range units, blocks;
   int64_t head;
 };
 
-// Rows of keys times columns of queries that compute_scores computes of a step: scores of its units and
-// blocks become P and dS, zeros where nothing is visible.
+// compute_scores turns the scores of a step's units and blocks into P and dS, with zeros for invisible pairs.
+// It returns the rows of keys and columns of queries that it computed.
 struct Computed {
   Range rows, columns;
 };
@@ -127,7 +127,7 @@ Computed compute_scores(const UnitInputs<T>& x, int64_t first_unit, const Step& 
   return computed;
 }
 
-// Adds what a step gives to the sums; d_q: of the group's heads, [32][width] a block.
+// Adds the contribution of one step to the sums. d_q holds the heads of the group, [32][width] per block.
 template <class T>
 void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
                    const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {
@@ -147,7 +147,7 @@ void backward_step(const UnitInputs<T>& x, int64_t first_unit, const Step& step,
            {num_queries, width, num_keys});
 }
 
-// Takes units [first_unit, first_unit + count) of keys of one group.
+// Processes units [first_unit, first_unit + count) of keys of one group.
 template <class T>
 void backward_units(const UnitInputs<T>& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks<T>& queries, const BackwardScratch& s, const QuerySums& d_q) {

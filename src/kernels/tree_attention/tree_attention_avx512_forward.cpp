@@ -1,6 +1,6 @@
 // For each block of queries, up to 4 units of keys at a time, for each head of the group:
-//   Sᵀ = K·Qᵀ, Pᵀ = softmax(Sᵀ) in the place of Sᵀ, O += P·V
-// Keys are in rows, so that maxima and sums of queries are vectors; P is read turned.
+//   Sᵀ = K·Qᵀ, Pᵀ = softmax(Sᵀ) in place, O += P·V
+// Each row holds one key, so maxima and sums over keys are vectors of queries. P is read transposed.
 #include <array>
 #include <cmath>
 
@@ -10,9 +10,10 @@ namespace bough {
 
 namespace avx512 {
 namespace {
-constexpr int64_t kForwardUnits = 4;  // of keys whose scores are in flight: with a head's sums they stay near
+constexpr int64_t kForwardUnits = 4;  // key units in flight; their scores and a head's sums stay in cache
 
-// Runs of consecutive units of which the block sees some, kForwardUnits at most.
+// Returns runs of consecutive units that the block can see in part or in full, of at most kForwardUnits units
+// each.
 template <class T>
 std::vector<Range> visible_runs(const UnitInputs<T>& x, const Range& queries) {
   std::vector<Range> runs;

@@ -1,7 +1,7 @@
 // For each 4 units of keys and each head of the group, 8 blocks of queries at a time:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ += Kᵀ·dSᵀ
-// Scores are transposed, so that Pᵀ and dSᵀ are written as the left factors that dV and dK read; dSᵀ also as
-// the right factor that dQᵀ reads.
+// Scores are transposed, so that Pᵀ and dSᵀ are written as the left factors that dV and dK read. dSᵀ is also
+// written as the right factor that dQᵀ reads.
 #include <array>
 #include <limits>
 
@@ -12,11 +12,11 @@ namespace bough {
 namespace bf16 {
 namespace {
 constexpr int64_t kBackwardUnits = kBf16BackwardUnits;
-constexpr int64_t kBackwardBlocks = 8;  // of queries between two writes of those sums
+constexpr int64_t kBackwardBlocks = 8;  // blocks of queries between two updates of dV and dK
 
-// Blocks of queries of every head in the forms that the backward products read.
+// A block of queries of one head, in the layouts that the backward products read.
 struct QueryBlock {
-  Element *q, *q_turned, *d_o, *d_o_turned;  // right factors: [32, H], [H, 32], the same of d_o
+  Element *q, *q_turned, *d_o, *d_o_turned;  // right factors: [32, H] and [H, 32] of q, then of d_o
   float *lse, *dots;                         // [32]; lse to base 2
 };
 
@@ -49,7 +49,7 @@ class QueryBlocks {
     pack_panel(b.d_o_turned, d_o + offset, stride, true, shape.head_dim, count);
     row_dots(b.dots, d_o + offset, o + offset, count, stride, shape.head_dim);
     for (int64_t i = 0; i < count; ++i) b.lse[i] = lse[(queries.begin + i) * shape.num_heads + head] * kLog2E;
-    // Padding has probabilities of 0.
+    // Padding rows get probabilities of 0.
     std::fill(b.lse + count, b.lse + kUnit, std::numeric_limits<float>::max());
     std::fill(b.dots + count, b.dots + kUnit, 0.0f);
   }
@@ -60,7 +60,7 @@ class QueryBlocks {
   Workspace<float> scalars_;
 };
 
-// A thread's scratch for up to kBackwardUnits of keys.
+// The scratch of one thread for up to kBackwardUnits units of keys.
 struct BackwardScratch {
   explicit BackwardScratch(int64_t elements)
       : sums(2 * kBackwardUnits * elements + 2 * kUnitElements),
@@ -86,8 +86,8 @@ struct BackwardScratch {
   Element* d_s_right;   // right factors [blocks][units][32 keys, 32 queries]
 };
 
-// Takes up to kBackwardUnits units of keys, from `first_unit`, of one group. d_q: of its heads, [width][32] a
-// block.
+// Processes up to kBackwardUnits units of keys of one group, from `first_unit` on. d_q holds the heads of the
+// group, [width][32] per block.
 void backward_units(const Inputs& x, int64_t group, int64_t first_unit, int64_t count,
                     const QueryBlocks& query_blocks, const BackwardScratch& s, const QuerySums& d_q) {
   const auto& shape = x.shape;

@@ -1,6 +1,7 @@
 // For each block of queries, 8 units of keys at a time, for each head of the group:
-//   Sᵀ = K·Qᵀ, Pᵀ = softmax(Sᵀ) in the place of Sᵀ, Oᵀ += Vᵀ·Pᵀ
-// Transposed, queries are lanes: maxima and sums are vectors, and Pᵀ is written as the factor that Oᵀ reads.
+//   Sᵀ = K·Qᵀ, Pᵀ = softmax(Sᵀ) in place, Oᵀ += Vᵀ·Pᵀ
+// Scores are transposed, so queries are lanes, maxima and sums are vectors, and Pᵀ is written as the factor
+// that Oᵀ reads.
 #include <array>
 
 #include "kernels/matrix_product/bf16_products.h"
@@ -11,9 +12,9 @@ namespace bough {
 
 namespace bf16 {
 namespace {
-constexpr int64_t kForwardUnits = 8;  // of keys whose scores are in flight: with a head's sums they stay near
+constexpr int64_t kForwardUnits = 8;  // key units in flight; their scores and a head's sums stay in cache
 
-// One group's keys [32, H] and transposed values [H, 32] as left factors, for all its blocks of queries.
+// The keys [32, H] and transposed values [H, 32] of one group as left factors, for all its blocks of queries.
 class PackedKeys {
  public:
   PackedKeys(const Inputs& x, int64_t group)

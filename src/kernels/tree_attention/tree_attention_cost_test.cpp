@@ -23,14 +23,13 @@ int64_t pad(int64_t rows) {
   return (rows + 31) / 32 * 32;
 }
 
-// Walks the kernel's loops, share by share, for one path over a stack: pairs that all threads take that wait
-// for the busiest.
+// Follows the kernel's loops, share by share, for one path over a stack. Returns the query-key pairs that all
+// threads would process in the time of the busiest thread.
 double computed(int64_t threads, int64_t queries, int64_t stack, int64_t groups) {
   double pairs = 0;
   for (int64_t first = 0; first < queries; first += 32)
     pairs += static_cast<double>(32 * (pad(stack) + pad(std::min(queries, first + 32))));
-  // A group has as many shares as make all groups' a multiple of the threads, while there are blocks of
-  // queries for them.
+  // The number of shares over all groups is a multiple of the threads, if there are enough blocks of queries.
   int64_t shares = 1;
   while (shares * groups % threads != 0) ++shares;
   shares = std::min(shares, pad(queries) / 32);
@@ -76,7 +75,7 @@ TEST(AttentionWork, ReferenceAndFused) {
   EXPECT_EQ(attention_rows(Kind::kFused, 130), 130);
 }
 
-// What backward is said to work in is compared with what the allocator counted, beside its gradients.
+// The estimate for backward is compared with the allocator's peak, without the returned gradients.
 TEST(AttentionBytes, AreWhatBackwardHolds) {
   install_cpu_allocator();
   for (const auto type : {at::kFloat, at::kBFloat16}) {

@@ -1,4 +1,4 @@
-// Which kernel computes what, and the small one that prepares: D of each query.
+// Selects the kernels of tree attention, and has the small kernel that computes D of each query.
 #include "kernels/tree_attention/tree_attention_cuda.h"
 
 #include "kernels/tree_attention/tree_attention_backward_cuda.cuh"
@@ -10,7 +10,7 @@ namespace {
 constexpr int kRowWarps = 8;
 constexpr int64_t kWantedKeyBlocks = 512;  // three for each multiprocessor of the largest GPUs
 
-// The input of kernels that walk over tiles of this size.
+// Returns the input for kernels that use tiles of this size.
 template <class T>
 TreeAttentionCuda<T> by_tiles(const TreeAttentionCuda<T>& in, int tile_size) {
   TreeAttentionCuda<T> tiled = in;
@@ -18,7 +18,7 @@ TreeAttentionCuda<T> by_tiles(const TreeAttentionCuda<T>& in, int tile_size) {
   return tiled;
 }
 
-// A warp multiplies a row of d_o and o.
+// Each warp computes the dot product of one row of d_o and o.
 template <class T>
 __global__ void row_dots_kernel(const TreeAttentionCuda<T> in, const TreeAttentionCudaGradient<T> gradient) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
@@ -44,8 +44,9 @@ dim3 key_blocks(const TreeAttentionCuda<T>& in, int keys) {
           static_cast<unsigned>(KeyTiles(in.num_stack, in.num_tokens, keys).count())};
 }
 
-// Calls function with the number of warps a block: eight read keys and values half as often as four, where
-// that still gives every multiprocessor two blocks. The results do not depend on it.
+// Calls `function` with the number of warps per block. Eight warps read keys and values half as often as
+// four. Eight are used if every multiprocessor still gets two blocks. The results do not depend on the
+// choice.
 template <class Function>
 void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) {
   int device = 0, multiprocessors = 1;
@@ -56,7 +57,7 @@ void with_warps(const TreeAttentionCuda<BFloat16Bits>& in, Function&& function) 
   else function(std::integral_constant<int, 4>());
 }
 
-// Tensor cores take packs of 16 bytes in rows of up to 128 elements.
+// The tensor-core kernels read packs of 16 bytes in rows of up to 128 elements.
 bool suits_tensor_cores(const TreeAttentionCuda<BFloat16Bits>& in) {
   return in.head_dim <= 128 && fits_packs(in.head_dim, 8, in.q, in.k, in.v, in.k_stack, in.v_stack);
 }

@@ -20,7 +20,7 @@ void multiply_keys(float* scores, const BFloat16Bits* const* k, int64_t count, c
                    int64_t depth) {
   const char* b = bytes(q);
   if (depth == 2 * kUnit) {
-    // All queries stay in tiles 4 to 7, and each tile of keys is read once.
+    // All queries stay in tiles 4 to 7. Each tile of keys is read once.
     _tile_loadd(4, b, kTileStride);
     _tile_loadd(5, b + kTileBytes, kTileStride);
     _tile_loadd(6, b + 2 * kTileBytes, kTileStride);

@@ -7,8 +7,8 @@
 namespace bough {
 
 namespace {
-// Operands with heads first, keys of stack and pass together, key/value heads repeated for their query heads.
-// All [N, ·, H].
+// The operands with heads first: keys of the stack and the pass together, key/value heads repeated for their
+// query heads. All are [N, ·, H].
 struct Dense {
   at::Tensor q, k, v;
   at::Tensor probabilities;  // [N, T, P + T]
@@ -72,7 +72,8 @@ TreeAttentionGradient tree_attention_backward_reference(const TreeAttentionInput
   const auto acc = accumulator_type(in.q_TNH.scalar_type());
   const auto dense = compute(in);
   const auto d_o = heads_first(d_o_TNH, acc);
-  // D = d_o · o, as sum_j p_ij (d_o[i] · v[j]): a query that sees one key then gets a gradient of exactly 0.
+  // D = d_o · o is computed as sum_j p_ij (d_o[i] · v[j]), so that a query with a single visible key gets a
+  // gradient of exactly 0.
   const auto d_probabilities = at::bmm(d_o, dense.v.transpose(1, 2));
   const auto d = (dense.probabilities * d_probabilities).sum(-1, true);
   const auto d_scores = dense.probabilities * (d_probabilities - d) * in.scale;

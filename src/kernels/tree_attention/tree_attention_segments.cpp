@@ -19,12 +19,14 @@
 namespace bough {
 
 namespace {
-// A run whose path lies in more ranges than this is left to the tree's kernel: gathering would be slow.
+// A run whose path lies in more ranges than this is computed by the tree attention kernel, because gathering
+// would be slow.
 constexpr size_t kMostRanges = 32;
-// Keys that no query of a segment sees are gathered with the others rather than cut out where they are fewer.
+// A gap of fewer keys than this is gathered with the visible keys, although no query of the segment sees it.
 constexpr int64_t kLeastGap = 512;
 
-// The keys below P + begin that queries [begin, end) see, or, with gaps, a few more.
+// Returns the keys below P + begin that queries [begin, end) see. With gaps allowed, the ranges may include a
+// few more keys.
 std::vector<KeyRange> visible_keys(std::span<const int32_t> end_local, int64_t num_stack, int64_t begin,
                                    int64_t least_gap) {
   std::vector<KeyRange> ranges;
@@ -36,7 +38,7 @@ std::vector<KeyRange> visible_keys(std::span<const int32_t> end_local, int64_t n
   return ranges;
 }
 
-// Calls function(rows of the stack's tensor or of the pass's, first row among the gathered).
+// Calls function(rows of the stack tensor or of the pass tensor, index of the first gathered row).
 template <class Function>
 void for_each_part(const std::vector<KeyRange>& ranges, const at::Tensor& stack, const at::Tensor& own,
                    Function&& function) {
@@ -58,14 +60,14 @@ at::Tensor gather(const std::vector<KeyRange>& ranges, const at::Tensor& stack, 
   return parts.size() == 1 ? parts[0] : at::cat(parts);
 }
 
-// Adds rows to where they were gathered from.
+// Adds each row to the position from which it was gathered.
 void scatter(const std::vector<KeyRange>& ranges, const at::Tensor& stack, const at::Tensor& own,
              const at::Tensor& rows) {
   for_each_part(ranges, stack, own,
                 [&](const at::Tensor& part, int64_t at) { part.add_(rows.narrow(0, at, part.size(0))); });
 }
 
-// A segment as a pass of its own.
+// Returns the segment as a separate pass.
 TreeAttentionInput segment_input(const TreeAttentionInput& in, const QuerySegment& segment) {
   const int64_t size = segment.end - segment.begin;
   const auto own = [&](const at::Tensor& x) { return x.narrow(0, segment.begin, size); };
@@ -79,13 +81,13 @@ TreeAttentionInput segment_input(const TreeAttentionInput& in, const QuerySegmen
           segment.ends.spans};
 }
 
-// Keys or values of a run's path and of the run itself.
+// Returns the keys or values of a run's path followed by those of the run itself.
 at::Tensor with_own(const at::Tensor& earlier, const at::Tensor& own) {
   return (earlier.size(0) == 0 ? own : at::cat({earlier, own})).unsqueeze(0);
 }
 
-// FlashAttention-2 takes [batch, tokens, heads, head size]; its causal mask is aligned to the last query and
-// key, and its log-sum-exp is [batch, heads, tokens].
+// FlashAttention-2 takes [batch, tokens, heads, head size]. Its causal mask is aligned to the last query and
+// key. Its log-sum-exp is [batch, heads, tokens].
 TreeAttentionOutput run_forward(const TreeAttentionInput& in) {
   if (!in.q_TNH.is_cuda()) return tree_attention_forward(in);
   const at::Tensor k = with_own(in.k_stack_PGH, in.k_TGH), v = with_own(in.v_stack_PGH, in.v_TGH);
@@ -111,14 +113,14 @@ class DeterministicGuard {
   const bool before_, warns_;
 };
 
-// d_k and d_v of the earlier keys are added to d_k_earlier and d_v_earlier.
+// Adds the gradients d_k and d_v of the earlier keys to d_k_earlier and d_v_earlier.
 TreeAttentionGradient run_backward(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                    const at::Tensor& d_o, const at::Tensor& d_k_earlier,
                                    const at::Tensor& d_v_earlier, bool same_bits) {
   if (!in.q_TNH.is_cuda()) return tree_attention_backward(in, out, d_o, d_k_earlier, d_v_earlier);
   const DeterministicGuard guard(same_bits);
   const at::Tensor k = with_own(in.k_stack_PGH, in.k_TGH), v = with_own(in.v_stack_PGH, in.v_TGH);
-  const at::Tensor no_dropout = at::empty({2}, in.q_TNH.options().dtype(at::kLong));  // is not read
+  const at::Tensor no_dropout = at::empty({2}, in.q_TNH.options().dtype(at::kLong));  // is never read
   auto [d_q, d_k, d_v] = at::_flash_attention_backward(
       d_o.unsqueeze(0), in.q_TNH.unsqueeze(0), k, v, out.o_TNH.unsqueeze(0),
       out.lse_TN.t().contiguous().unsqueeze(0), {}, {}, in.q_TNH.size(0), k.size(1), /*dropout_p=*/0,
@@ -137,7 +139,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
                                             int64_t least_run) {
   const int64_t num_tokens = std::ssize(end_local) - num_stack;
   std::vector<QuerySegment> segments;
-  int64_t rest = 0;  // the first query that no segment has
+  int64_t rest = 0;  // the first query that no segment has yet
   const auto add = [&](int64_t begin, int64_t end, bool is_run, std::vector<KeyRange> earlier) {
     std::vector<int32_t> ends;
     const auto append = [&](const KeyRange& keys) {
@@ -153,7 +155,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
     if (rest < end) add(rest, end, false, visible_keys(end_local, num_stack, rest, kLeastGap));
   };
   for (int64_t begin = 0, end = 0; begin < num_tokens; begin = end) {
-    // The next query hangs off this one where it sees it.
+    // The next query continues the run if it sees this query.
     for (end = begin + 1; end < num_tokens && end_local[static_cast<size_t>(num_stack + end - 1)] > end;)
       ++end;
     if (end - begin < least_run) continue;
@@ -169,7 +171,7 @@ std::vector<QuerySegment> cut_into_segments(std::span<const int32_t> end_local, 
 
 void add_segments(Upload& upload, std::vector<QuerySegment>& segments) {
   for (QuerySegment& segment : segments) {
-    if (segment.is_run && upload.device().is_cuda()) continue;  // the vendor's kernel takes none
+    if (segment.is_run && upload.device().is_cuda()) continue;  // the vendor's kernel takes no ends
     const int64_t num_own = segment.end - segment.begin;
     add_key_ends(upload, segment.end_local, std::ssize(segment.end_local) - num_own, &segment.ends);
   }

@@ -8,8 +8,8 @@
 namespace bough::avx512 {
 
 namespace {
-constexpr int kChains = 4;   // of maxima and of sums, for each half of the queries
-constexpr float kSlack = 8;  // in powers of two: spares rescaling and costs no precision
+constexpr int kChains = 4;   // independent chains of maxima and of sums, for each half of the queries
+constexpr float kSlack = 8;  // in powers of two; avoids most rescaling and costs no precision
 
 void mask_scores(float* scores, const UnitMask& mask) {
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
@@ -20,7 +20,7 @@ void mask_scores(float* scores, const UnitMask& mask) {
     }
 }
 
-// Returns the largest of each lane of [keys][32], keys a multiple of kChains.
+// Returns the maximum of each lane of [keys][32]. The number of keys is a multiple of kChains.
 inline __m512 largest(const float* scores, int64_t keys) {
   __m512 most[kChains];
   for (auto& chain : most) chain = _mm512_set1_ps(kLowest);
@@ -62,7 +62,7 @@ void online_softmax(float* scores, const UnitMask* masks, int64_t units, float s
     if (masks[u].end) mask_scores(scores + u * kUnitElements, masks[u]);
   const __m512 factor = _mm512_set1_ps(scale);
   for (int64_t half = 0; half < 2; ++half, scores += kLanes) {
-    // The largest is finite where nothing is visible, so that nothing becomes NaN.
+    // The maximum is finite even if no key is visible, so that nothing becomes NaN.
     const __m512 most =
         _mm512_max_ps(_mm512_mul_ps(largest(scores, units * kUnit), factor), _mm512_set1_ps(kLowest));
     const __m512 above = _mm512_sub_ps(most, _mm512_load_ps(rows.max + half * kLanes));

@@ -9,12 +9,12 @@
 namespace bough::bf16 {
 
 namespace {
-// Rounds two vectors to one of bf16: `low` first.
+// Rounds two vectors to one vector of bf16, `low` first.
 inline __m512i round_pair(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// Rounds two vectors to pairs of bf16, `low` first and half up.
+// Rounds two vectors to pairs of bf16, `low` first. Halves are rounded up.
 inline __m512i round_to_pairs(__m512 low, __m512 high) {
   const __m512i half = _mm512_set1_epi32(0x8000);
   const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);
@@ -23,7 +23,7 @@ inline __m512i round_to_pairs(__m512 low, __m512 high) {
 
 constexpr int64_t kHalf = kUnit * kLanes;  // scores of half of the queries
 
-// Sets scores [32 keys][16 queries] that are not visible to -infinity.
+// Sets invisible scores of [32 keys][16 queries] to -infinity.
 inline void mask_scores(float* scores, const UnitMask& mask, int64_t half) {
   if (!mask.end) return;
   const __m512 invisible = _mm512_set1_ps(-__builtin_huge_valf());
@@ -47,7 +47,7 @@ void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float sca
         largest_1 = _mm512_max_ps(_mm512_load_ps(s + j + kLanes), largest_1);
       }
     }
-    // The largest is finite where nothing is visible, so that nothing becomes NaN.
+    // The maximum is finite even if no key is visible, so that nothing becomes NaN.
     const __m512 largest = _mm512_max_ps(
         _mm512_mul_ps(_mm512_max_ps(largest_0, largest_1), _mm512_set1_ps(scale)), _mm512_set1_ps(kLowest));
     float* const row_max = rows.max + half * kLanes;
@@ -69,7 +69,7 @@ void raise_maxima(float* scores, const UnitMask* masks, int64_t count, float sca
 bool softmax_units(float* scores, const UnitMask* masks, int64_t count, float scale,
                    const OnlineSoftmax& rows) {
   const __m512 factor = _mm512_set1_ps(scale);
-  __m512i largest = _mm512_setzero_si512();  // of bf16: the bits of positive numbers are in their order
+  __m512i largest = _mm512_setzero_si512();  // in bf16: positive numbers and their bits have the same order
   __m512 row_sums[2];
   for (int64_t half = 0; half < 2; ++half, scores += kHalf) {
     const __m512 max = _mm512_load_ps(rows.max + half * kLanes);

@@ -24,8 +24,8 @@ namespace {
 using simd::kLanes;
 static_assert(kLanes == kPageTokens);
 
-// The keys and values of one key/value head, page by page, and their gradients. padded H: a multiple of 16,
-// zeros from H on.
+// The keys and values of one key/value head, page by page, and their gradients. padded H is a multiple of 16,
+// with zeros from H on.
 template <class Acc>
 struct Head {
   int64_t padded_H = 0;
@@ -33,15 +33,15 @@ struct Head {
   std::vector<Acc> k, d_k, d_v;         // [pages][16][padded H]
 };
 
-// A query of one head. d_q is written.
+// A query of one head. d_q is an output.
 template <class Acc>
 struct Query {
   const Acc* q;    // [padded H]
   const Acc* d_o;  // [padded H]
   Acc lse, d, scale;
-  const int32_t* pages;  // of its list
+  const int32_t* pages;  // the page list of the query
   int64_t num_pages;
-  int64_t last_keys;  // that it sees of the last page
+  int64_t last_keys;  // visible keys of the last page
   Acc* d_q;           // [padded H]
 };
 
@@ -64,7 +64,7 @@ BOUGH_INLINE void visit_pages(Head<Acc>* head, const Query<Acc>* query) {
     alignas(64) Acc weights[kLanes], d_scores[kLanes];
     simd::store(weights, scores);
     const int64_t num_keys = i + 1 < query->num_pages ? kLanes : query->last_keys;
-    for (int64_t j = 0; j < kLanes; ++j)  // what is not seen may be anything
+    for (int64_t j = 0; j < kLanes; ++j)  // invisible scores may have any value
       weights[j] = j < num_keys && weights[j] < 0 ? weights[j] : 0;
     simd::load(scores, weights);
     simd::exp_nonpositive(scores);
@@ -97,7 +97,7 @@ BOUGH_INLINE void visit_pages(Head<Acc>* head, const Query<Acc>* query) {
 BOUGH_VISIT_PAGES(float)
 BOUGH_VISIT_PAGES(double)
 
-// The rows of k and v of one head, in their pages.
+// Loads the rows of k and v of one head into their pages.
 template <class T, class Acc>
 void load_rows(const at::Tensor& k_TGH, const at::Tensor& v_TGH, std::span<const TokenSlot> slots, int64_t g,
                Head<Acc>& head) {
@@ -158,7 +158,8 @@ void backward_head(const SparseBackward& of, int64_t g) {
   }
 }
 
-// Queries that attend to everything by the dense kernel, to which the others' d_o is 0; these by themselves.
+// The dense kernel computes the queries that attend to all keys, with d_o set to 0 for the choosing queries.
+// top_keys_backward computes the choosing queries.
 TreeAttentionGradient backward_of_top_keys(const TreeAttentionInput& in, const TreeAttentionOutput& out,
                                            const at::Tensor& d_o_TNH, const at::Tensor& d_k_stack_PGH,
                                            const at::Tensor& d_v_stack_PGH, const SparseTreePass& pass) {

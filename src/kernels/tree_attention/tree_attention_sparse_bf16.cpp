@@ -1,8 +1,9 @@
-// Backward over chosen pages by blocks of bf16, one key/value head. Any queries may attend to a page, so that
-// their rows are gathered; for each page and 32 of them, heads of the group beside each other:
+// Backward over selected pages by blocks of bf16, for one key/value head. Any queries may attend to a page,
+// so query rows are gathered. For each page and 32 query rows, with the heads of the group next to each
+// other:
 //   Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ, Pᵀ and dSᵀ, dV += Pᵀ·dO, dK += dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ, added to the queries' rows
-// A page has half of a block's keys: the other half is computed and masked. Precision is that of
-// tree_attention_bf16_backward.cpp.
+// A page has half as many keys as a block. The other half of the block is computed and masked. The precision
+// equals that of tree_attention_bf16_backward.cpp.
 #include <array>
 #include <cstring>
 #include <limits>
@@ -18,10 +19,10 @@ namespace bough {
 namespace bf16 {
 namespace {
 static_assert(kUnit == 2 * kPageTokens);
-constexpr int64_t kBlocks = 8;  // of queries between two writes of a page's sums
+constexpr int64_t kBlocks = 8;  // blocks of queries between two updates of a page's sums
 constexpr int32_t kEver = std::numeric_limits<int32_t>::max();
 
-// Keys of a page, and none of what stands where a block has more.
+// Ends of a block's keys: the keys of the page are visible, the unused second half is not.
 constexpr std::array<int32_t, kUnit> ends_of_page() {
   std::array<int32_t, kUnit> ends{};
   for (int64_t j = 0; j < kPageTokens; ++j) ends[static_cast<size_t>(j)] = kEver;
@@ -29,14 +30,16 @@ constexpr std::array<int32_t, kUnit> ends_of_page() {
 }
 alignas(64) constexpr std::array<int32_t, kUnit> kEnds = ends_of_page();
 
-// Up to 32 rows of queries, each a token and a head of the group: token · heads + head, -1: none.
+// Up to 32 rows of queries. A row is one token and one head of the group: token · heads + head, or -1 for
+// none.
 using QueryRows = std::array<int64_t, kUnit>;
 
-// Rows of the pass that see all of a page, and those that lie in it themselves.
+// `rows` and `begin` list the rows that see a whole page. `own` lists the queries that lie in a page
+// themselves.
 struct Visits {
   std::vector<int64_t> begin;  // [pages + 1], into rows
   std::vector<int64_t> rows;   // by page, ascending
-  std::vector<int64_t> own;    // [pages][16]: the token at this place that is a query of the pass, or -1
+  std::vector<int64_t> own;    // [pages][16]: the query token of the pass at this place, or -1
 };
 
 Visits visits_of(const SparseBackward& of, int64_t g, int64_t heads) {
@@ -100,11 +103,11 @@ class HeadBackward {
   }
 
  private:
-  // A thread's scratch, in the order of `sums_` and `factors_`.
+  // The scratch of one thread, in the order of `sums_` and `factors_`.
   float* d_k_unit() const { return sums_.get(); }              // [32][width]
   float* d_v_unit() const { return d_k_unit() + elements_; }   // [32][width]
   float* scores() const { return d_v_unit() + elements_; }     // [32 keys][32 queries]
-  float* d_p() const { return scores() + kUnitElements; }      // the same
+  float* d_p() const { return scores() + kUnitElements; }      // same shape
   float* d_q_turned() const { return d_p() + kUnitElements; }  // [width][32 queries]
   float* lse_block() const { return d_q_turned() + elements_; }
   float* dots_block() const { return lse_block() + kUnit; }
@@ -121,7 +124,7 @@ class HeadBackward {
   Element* d_s_right() const { return d_s() + kBlocks * kUnitElements; }  // a right factor [32, 32]
   Element* gathered() const { return d_s_right() + kUnitElements; }       // [32][q, d_o][width]
 
-  int64_t offset_of(int64_t row) const {  // in q, o and d_o
+  int64_t offset_of(int64_t row) const {  // in elements of q, o and d_o
     return ((row / heads_) * of_.in.q_TNH.size(1) + g_ * heads_ + row % heads_) * head_dim_;
   }
 
@@ -134,7 +137,7 @@ class HeadBackward {
     }
   }
 
-  // What is gathered of a query lies in one place.
+  // All data that is gathered for one query lies next to each other.
   void load_queries() const {
     std::fill_n(queries_.get(), num_rows_ * 2 * width_, Element{});
     for (int64_t row = 0; row < num_rows_; ++row) {
@@ -194,7 +197,8 @@ class HeadBackward {
     std::copy_n(d_v_unit(), kPageTokens * width_, d_v_ + page * kPageTokens * width_);
   }
 
-  // Probabilities and gradients of scores of 32 queries and the page, and what these give the queries.
+  // Computes probabilities and score gradients of 32 queries and the page, and adds their contributions to
+  // d_q.
   void block(const QueryRows& rows, const UnitMask& mask, int64_t slot) const {
     Element *const q = gathered(), *const d_o = q + width_;
     const int64_t stride = 2 * width_;
@@ -261,21 +265,21 @@ class HeadBackward {
   }
 
   const SparseBackward& of_;
-  const int64_t g_, heads_, head_dim_, width_;  // width: head_dim, padded
-  const int64_t elements_;                      // of a factor of 32 rows
+  const int64_t g_, heads_, head_dim_, width_;  // width_: head_dim_, padded
+  const int64_t elements_;                      // elements of a factor of 32 rows
   const int64_t num_rows_, num_keys_;
   const float scale_;
   const AlignedBuffer<Element> keys_;
   Element *const k_, *const v_;  // [pages · 16][width]
   const AlignedBuffer<float> key_sums_;
-  float *const d_k_, *const d_v_;         // the same
+  float *const d_k_, *const d_v_;         // same shape
   const AlignedBuffer<Element> queries_;  // [rows][q, d_o][width]
   const AlignedBuffer<float> d_q_;        // [rows][width]
   const AlignedBuffer<float> of_rows_;
   float *const lse_, *const dots_;  // [rows]; lse to base 2
   const AlignedBuffer<float> sums_;
   const AlignedBuffer<Element> factors_;
-  const AlignedBuffer<float> unused_{width_};  // where padding's gradients go
+  const AlignedBuffer<float> unused_{width_};  // receives the gradients of padding rows
 };
 
 }  // namespace

@@ -13,8 +13,7 @@ namespace {
 
 constexpr int64_t kBudget = 5;
 
-// [T, P + T] of each key/value head: whether query i sees key j, by the definition, and whether any key was
-// left out.
+// Returns [T, P + T] for one key/value head: true if query i sees key j by the definition of the selection.
 at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>& is_drawn, int64_t g,
                         PageSummary summary) {
   const int64_t P = in.k_stack_PGH.size(0), T = in.q_TNH.size(0), heads = in.q_TNH.size(1) / in.k_TGH.size(1);
@@ -51,7 +50,7 @@ at::Tensor visible_keys(const TreeAttentionInput& in, const std::vector<uint8_t>
 
 struct Reference {
   at::Tensor o_TNH, d_q, d_k, d_v, d_k_stack, d_v_stack;
-  int64_t hidden = 0;  // keys that dense attention sees
+  int64_t hidden = 0;  // keys that dense attention sees and the selection hides
 };
 
 Reference reference_of(const RandomAttention& r, const std::vector<uint8_t>& is_drawn, PageSummary summary) {
@@ -117,7 +116,7 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
       const at::Tensor d_k_stack = r.d_k_stack.clone(), d_v_stack = r.d_v_stack.clone();
       const TreeAttentionGradient d =
           tree_attention_backward_sparse(r.in, out, r.d_o, d_k_stack, d_v_stack, pass, chosen);
-      if (type == at::kBFloat16) {  // other pages may be chosen where scores are close
+      if (type == at::kBFloat16) {  // other pages may be selected if scores are close
         EXPECT_TRUE(d.d_q_TNH.isfinite().all().item<bool>() && d_k_stack.isfinite().all().item<bool>());
         continue;
       }
@@ -134,7 +133,7 @@ TEST(SparseTreeAttention, IsSoftmaxOverTheChosenPagesAndItsDerivative) {
     }
 }
 
-// Of one choice, in bf16 and in fp64 of the same numbers.
+// Compares bf16 with fp64 for the same inputs and the same selection.
 TEST(SparseTreeAttention, InBf16ItIsThatOfTheSameChoice) {
   const AttentionCase cases[] = {
       {120, 90, 4, 2, 24}, {0, 300, 3, 3, 64}, {201, 170, 6, 2, 40}, {37, 400, 8, 1, 96}};
