@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <new>
+#include <optional>
 
 #include "base/error.h"
 #include "base/format.h"
@@ -121,6 +122,18 @@ CommandOption Command::add_option(const std::string& names, T& value, const std:
 }
 
 template CommandOption Command::add_option(const std::string&, std::string&, const std::string&);
+template CommandOption Command::add_option(const std::string&, int&, const std::string&);
+template CommandOption Command::add_option(const std::string&, int64_t&, const std::string&);
+template CommandOption Command::add_option(const std::string&, uint64_t&, const std::string&);
+template CommandOption Command::add_option(const std::string&, double&, const std::string&);
+template CommandOption Command::add_option(const std::string&, std::optional<std::string>&,
+                                           const std::string&);
+template CommandOption Command::add_option(const std::string&, std::optional<int64_t>&, const std::string&);
+template CommandOption Command::add_option(const std::string&, std::optional<uint64_t>&, const std::string&);
+template CommandOption Command::add_option(const std::string&, std::optional<double>&, const std::string&);
+template CommandOption Command::add_option(const std::string&, std::vector<std::string>&, const std::string&);
+template CommandOption Command::add_option(const std::string&, std::vector<int64_t>&, const std::string&);
+template CommandOption Command::add_option(const std::string&, std::vector<double>&, const std::string&);
 
 CommandOption Command::add_option_function(const std::string& names,
                                            std::function<void(const std::vector<std::string>&)> take,
