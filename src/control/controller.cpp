@@ -299,8 +299,8 @@ void Controller::handle(StopRequested&) {
   if (evaluation_ == Evaluation::kRunning) workers_.cancel_evaluation();
 }
 
-// If the run waits for agents, the status line says so and for how long. The deadlines are those of the
-// agents' leases.
+// While the run waits for agents there is no stall error, only a warning that says how long nothing has
+// happened. The agents' leases are the deadlines.
 void Controller::handle(TimePassed&) {
   const Clock::Time now = clock_.now();
   const double quiet = seconds_between(std::max(last_event_, workers_.last_progress()), now);
