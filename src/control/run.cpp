@@ -90,7 +90,7 @@ struct RankGroups {
   }
 
   Communicator* const all;  // nullptr: one process
-  Communicator* trainers;  // of the ranks that train; nullptr if this process trains alone or does not train
+  Communicator* trainers;   // of the ranks that train; nullptr if this process trains alone or does not train
   bool is_engine = false;
   // Rank 0 and the ranks that generate for it: requests, and weights if some ranks only generate. A trainer
   // without an engine does not use them. They carry host memory, whatever the device.
@@ -261,16 +261,16 @@ class Run {
 
   Mutex order_mutex_;
   ProblemOrder order_ GUARDED_BY(order_mutex_);  // caches the last requested epoch
-  TrainingSnapshot snapshot_;  // the source of a checkpoint while training continues
+  TrainingSnapshot snapshot_;                    // the source of a checkpoint while training continues
 
-  std::unique_ptr<RanksEngine> ranks_engine_;  // nullptr: one rank, or servers generate
-  std::unique_ptr<RanksWeights> ranks_weights_;  // if every rank has an engine
+  std::unique_ptr<RanksEngine> ranks_engine_;            // nullptr: one rank, or servers generate
+  std::unique_ptr<RanksWeights> ranks_weights_;          // if every rank has an engine
   std::unique_ptr<PublishedWeights> published_weights_;  // if some ranks only generate
-  std::unique_ptr<WholeWeights> whole_weights_;  // if ranks share the trained model's layers
+  std::unique_ptr<WholeWeights> whole_weights_;          // if ranks share the trained model's layers
   EventQueue events_;
   Timeline timeline_;
   std::unique_ptr<OutsideGroups> outside_;  // nullptr: the run itself holds the conversations
-  RunWorkers workers_;  // its threads use the members above
+  RunWorkers workers_;                      // its threads use the members above
   Controller controller_;
 };
 

@@ -35,7 +35,7 @@ Moments moments(const std::vector<double>& values) {
 }
 
 void add_reward_metrics(const TrainOrder& order, MetricValues& metrics) {
-  std::vector<double> rewards;  // of the samples that have one
+  std::vector<double> rewards;    // of the samples that have one
   std::vector<double> baselines;  // of the groups' most likely responses
   std::map<std::string, std::vector<double>> named;
   std::vector<const std::string*> failures;
