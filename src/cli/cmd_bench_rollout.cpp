@@ -117,7 +117,7 @@ struct Mismatch {
 };
 
 Mismatch mismatch_of(Model& model, const Run& run) {
-  // one of each prompt first, then the others; some thousand tokens are enough
+  // One of each prompt first, then the others; some thousand tokens are enough.
   constexpr size_t kSequences = 32;
   std::vector<Trajectory> sampled;
   for (size_t sample = 0; sample < run.results.front().samples.size(); ++sample)

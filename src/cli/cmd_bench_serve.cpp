@@ -1,5 +1,5 @@
-// `bough bench serve`: the cost of the HTTP server beside the engine that it serves, in one process. Three modes
-// take turns, with the same number of requests of random tokens, of the same lengths:
+// `bough bench serve`: the cost of the HTTP server beside the engine that it serves, in one process. Three
+// modes take turns, with the same number of requests of random tokens, of the same lengths:
 //
 //   the engine alone, without a server;
 //   unstreamed, over as many connections at once: tokens per second, against the engine's;

@@ -197,7 +197,7 @@ IterationCost iteration_cost(const std::vector<SampledGroup>& groups, const Plan
   const ForwardCosts forward(costs);
   cost.recompute_seconds = simulate(plan, &forward, pipeline).seconds;
   cost.update_seconds = simulate(plan, &costs, pipeline).seconds;
-  // pipeline stages do not support training with page selection
+  // Pipeline stages do not support training with page selection.
   if (sparse.is_sparse() && pipeline.num_stages == 1) {
     const CostModel frozen(costs.device(), adapted(costs.shape()));
     cost.sparse_step_seconds = simulate(plan, &frozen).seconds;

@@ -85,9 +85,8 @@ std::vector<Trajectory> answer_prompts(Engine& engine, const RolloutOptions& opt
   std::vector<Trajectory> rollouts;
   for (FinishedGroup& group : generate({.engine = engine}, options, next_task, prompts.size()))
     for (Trajectory& rollout : group.samples) {
-      rollout.fields =
-          // a prompt's other fields (for example an answer) are copied to its rollouts
-          prompts[group.id].extra;
+      // A prompt's other fields (for example an answer) are copied to its rollouts.
+      rollout.fields = prompts[group.id].extra;
       rollouts.push_back(std::move(rollout));
     }
   return rollouts;

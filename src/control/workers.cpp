@@ -327,7 +327,7 @@ bool RunWorkers::run_some() {
 void drive(Controller& controller, RunWorkers& workers, EventQueue& events, const DriveOptions& options) {
   constexpr auto kPoll = std::chrono::milliseconds(50);
   std::string shown;
-  // true while the control thread may have work of its own: events, or work of parts without a thread
+  // True while the control thread may have work of its own: events, or work of parts without a thread.
   bool works_here = true;
   while (!controller.is_finished()) {
     if (options.stop && options.stop() && !controller.is_stopping()) controller.on(StopRequested{});

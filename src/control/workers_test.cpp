@@ -222,7 +222,7 @@ TEST(Workers, RandomRunsTrainEveryGroupOnceOnAllTheirThreads) {
 TEST(Workers, RunningSamplesGoOnUnderNewWeightsOnlyWhereTheyMayBeInterrupted) {
   for (const bool interruptible : {true, false}) {
     Harness run({.batch_groups = 2, .eta = 8, .longest = 400, .total = 40, .interruptible = interruptible});
-    // the trainer waits for samples, not samples for the trainer
+    // The trainer waits for samples, not samples for the trainer.
     run.engine.step_time = std::chrono::microseconds(20);
     run.run();
     EXPECT_EQ(run.num_mixed > 0, interruptible);
@@ -231,7 +231,7 @@ TEST(Workers, RunningSamplesGoOnUnderNewWeightsOnlyWhereTheyMayBeInterrupted) {
 
 TEST(Workers, ARunStoppedAnywhereGoesOnWithTheTokensThatItHad) {
   Harness first({.batch_groups = 2, .eta = 4, .longest = 500, .total = 20});
-  // the trainer waits for samples, not samples for the trainer
+  // The trainer waits for samples, not samples for the trainer.
   first.engine.step_time = std::chrono::microseconds(20);
   first.run([&] { return first.controller.num_steps() >= 5; });
   EXPECT_TRUE(first.controller.is_stopping());

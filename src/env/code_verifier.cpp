@@ -317,9 +317,8 @@ class CodeReward : public RewardFunction {
         } catch (const std::exception& error) {
           servant_error = error.what();
         }
-        shutdown(ends[0],
-                 // also if the program handed the socket to another process, so that the tester stops waiting
-                 SHUT_RDWR);
+        // Also if the program handed the socket to another process, so that the tester stops waiting.
+        shutdown(ends[0], SHUT_RDWR);
       });
       try {
         // The tester has its own limit per call. It must not be ended before its verdict.

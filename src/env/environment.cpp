@@ -133,7 +133,7 @@ void ThreadedEnvironment::run() {
 std::unique_ptr<Environment> make_environment(const EnvironmentSettings& settings) {
   settings.check();
   const auto threaded = [](ThreadedEnvironment::Make make) {
-    // one thread is enough: a turn takes microseconds
+    // One thread is enough: a turn takes microseconds.
     return std::make_unique<ThreadedEnvironment>(std::move(make), 1);
   };
   if (settings.type == "calculator") return threaded(make_calculator);

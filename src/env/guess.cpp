@@ -104,7 +104,7 @@ std::vector<Json> make_guess_problems(int64_t n, Split split, uint64_t seed, con
 }
 
 std::vector<Json> make_guess_traces(int64_t n, Split split, uint64_t seed, const GuessSettings& settings) {
-  // random numbers of their own, so that the games do not depend on slips
+  // Random numbers of their own, so that the games do not depend on slips.
   constexpr uint64_t kOwn = uint64_t{1} << 61;
   const CounterRandom random(seed, Purpose::environment);
   std::vector<Json> traces;

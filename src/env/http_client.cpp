@@ -189,7 +189,7 @@ std::optional<HttpAnswer> HttpCall::advance() {
   const bool is_open = receive_what_is_there(descriptor_, incoming_);
   boost::system::error_code error = parse();
   if (!error && !parser_->is_done() && !is_open) {
-    // without any byte, the parser would take an empty answer for a complete one
+    // Without any byte, the parser would take an empty answer for a complete one.
     if (parser_->got_some()) parser_->put_eof(error);
     if (!error && !parser_->is_done()) error = http::error::end_of_stream;
   }

@@ -152,14 +152,14 @@ struct Launch {
     else check(dup2(moved[i], i) == i);  // the copy stays open across exec
   }
   check(close_range(static_cast<unsigned>(num), ~0u, CLOSE_RANGE_CLOEXEC) == 0);
-  // raw system calls: glibc's versions would signal threads that do not exist in the child
+  // Raw system calls: glibc's versions would signal threads that do not exist in the child.
   if (launch.user) {
     const uid_t user = *launch.user;
     check(syscall(SYS_setgroups, 0, nullptr) == 0);
     check(syscall(SYS_setresgid, user, user, user) == 0);
     check(syscall(SYS_setresuid, user, user, user) == 0);
   }
-  // hides this session's keys; the call may be missing
+  // Hides this session's keys; the call may be missing.
   syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);
   check(chdir(launch.folder.c_str()) == 0);
   // After the change of user, which resets the setting.

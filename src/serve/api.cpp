@@ -213,7 +213,7 @@ ToolChoice read_tool_choice(Fields& fields) {
   if (!choice->is_object()) fields.wrong("tool_choice", expected);
   Fields inner(*choice, "tool_choice");
   if (inner.required_text("type") != "function") fields.wrong("tool_choice", expected);
-  // the form of chat completions; responses have the fields at the top level
+  // The form of chat completions; responses have the fields at the top level.
   const OrderedJson* function = inner.object("function");
   return {Kind::kForced, function ? Fields(*function, "tool_choice.function").required_text("name")
                                   : inner.required_text("name")};

@@ -499,7 +499,7 @@ HttpServer::HttpServer(HttpServerOptions options, Handler handler)
       try {
         state->context.run();
         return;
-        // an error of one connection, such as no memory: the others go on
+        // An error of one connection, such as no memory: the others go on.
       } catch (const std::exception& error) {
         log_error(str("serve: ", error.what()));
       }

@@ -24,7 +24,7 @@ class ResponseAnswer final : public Answer {
 
   std::string begin() override {
     Json response = frame("in_progress");
-    // events are numbered in this order
+    // Events are numbered in this order.
     std::string text = event("response.created", {{"response", response}});
     text += event("response.in_progress", {{"response", std::move(response)}});
     return text;

@@ -758,7 +758,7 @@ void check_serving(const ServeSettings& settings, const std::string& api_key) {
     throw UserError(str("host: ", settings.host,
                         " can be reached from other machines, and there is no key; set BOUGH_API_KEY or "
                         "api_key_file, or listen at 127.0.0.1"));
-  // throws an error that lists the known parsers
+  // Throws an error that lists the known parsers.
   const OutputParser names(settings.reasoning_parser, settings.tool_call_parser);
 }
 
